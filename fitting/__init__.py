@@ -1,0 +1,1 @@
+"""Laws of memory and time, fitted to observations."""

@@ -1,0 +1,214 @@
+"""The points a law is fitted to, drawn from observations that may be compared with each other."""
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fitting.laws import FloatArray
+from trials.observation import Basis, Environment, Observation, Outcome, largest_batch
+from trials.workload import Cell, PositiveInt, Recipe, Record
+
+# A batch that times out or exhausts the host says nothing of the device's memory.
+MEMORY_MISSES = (Outcome.OUT_OF_MEMORY, Outcome.THRASHING)
+
+
+class FitGroup(Record):
+    """What one set of coefficients speaks of.
+
+    Attributes:
+        gpu: key of the GPU; absent when the law holds across GPUs.
+        model: name of the model preset.
+        recipe: how it is fine-tuned.
+        seq_len: tokens per query; absent when the law holds across lengths.
+    """
+
+    gpu: str | None = None
+    model: str
+    recipe: Recipe
+    seq_len: PositiveInt | None = None
+
+    @property
+    def key(self) -> str:
+        """A stable name, for example ``a40/mixtral-8x7b/qlora-r16-bf16/seq128``."""
+        length = None if self.seq_len is None else f"seq{self.seq_len}"
+        parts = (self.gpu, self.model, self.recipe.key, length)
+        return "/".join(part for part in parts if part is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where points come from; two sources are never fitted together.
+
+    Attributes:
+        group: what their coefficients speak of.
+        basis: measured or simulated.
+        stack: fingerprint of what they share; absent when no observation said where it ran.
+        has_experts: whether sparsity can be varied.
+    """
+
+    group: FitGroup
+    basis: Basis
+    stack: str | None
+    has_experts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Step times on the batch ladder of one GPU, model, recipe and length: a row per visit."""
+
+    source: Source
+    batch_size: FloatArray
+    sparsity: FloatArray
+    step_seconds: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Largest batches of one model and recipe: one row per cell and memory size.
+
+    ``gpus`` are those the rows come from. ``cells_seen`` counts the rows there would be if every
+    largest batch were known, at least 1, and set by device memory.
+    """
+
+    source: Source
+    gpus: tuple[str, ...]
+    cells_seen: int
+    memory_gb: FloatArray
+    model_memory_gb: FloatArray
+    seq_len: FloatArray
+    sparsity: FloatArray
+    largest_batch: FloatArray
+
+
+def timings(observations: Sequence[Observation]) -> list[Timings]:
+    """The ladder, by (GPU, model, recipe, length), basis and stack: a point per observation."""
+    return [
+        _timings(source, members)
+        for source, members in _sources(observations, _group_of_times, _stack)
+    ]
+
+
+def limits(observations: Sequence[Observation]) -> list[Limits]:
+    """Largest batches, by (model, recipe), basis and software.
+
+    A stack names its device, so points across GPUs share only the rest of it: their fingerprint is
+    that of the software versions alone.
+    """
+    return [
+        _limits(source, members)
+        for source, members in _sources(observations, _group_of_limits, _software)
+    ]
+
+
+def _group_of_times(cell: Cell) -> FitGroup:
+    return FitGroup(gpu=cell.gpu, model=cell.model, recipe=cell.recipe, seq_len=cell.seq_len)
+
+
+def _group_of_limits(cell: Cell) -> FitGroup:
+    return FitGroup(model=cell.model, recipe=cell.recipe)
+
+
+def _stack(environment: Environment) -> str:
+    return environment.stack
+
+
+def _software(environment: Environment) -> str:
+    return environment.model_copy(update={"device_name": "any", "threads": 0}).stack
+
+
+def _sources(
+    observations: Sequence[Observation],
+    group_of: Callable[[Cell], FitGroup],
+    stack_of: Callable[[Environment], str],
+) -> Iterator[tuple[Source, list[Observation]]]:
+    """Splits what must not be mixed, in an order that does not depend on that of the log."""
+    pools: defaultdict[tuple[FitGroup, Basis], list[Observation]] = defaultdict(list)
+    for o in observations:
+        pools[group_of(o.cell), o.basis].append(o)
+    for (group, basis), pool in sorted(
+        pools.items(), key=lambda item: (item[0][0].key, item[0][1])
+    ):
+        has_experts = any(o.cell.experts is not None for o in pool)
+        for stack, members in _by_stack(pool, stack_of):
+            yield Source(group, basis, stack, has_experts), members
+
+
+def _by_stack(
+    pool: Sequence[Observation], stack_of: Callable[[Environment], str]
+) -> list[tuple[str | None, list[Observation]]]:
+    """Splits a pool by stack.
+
+    A child killed by the host does not say where it ran. Such a probe belongs to the pool's only
+    stack; where there are several, nobody knows to which, and it is left out.
+    """
+    stacks = sorted({stack_of(o.environment) for o in pool if o.environment is not None})
+    if not stacks:
+        return [(None, list(pool))]
+    return [
+        (
+            stack,
+            [
+                o
+                for o in pool
+                if (len(stacks) == 1 if o.environment is None else stack_of(o.environment) == stack)
+            ],
+        )
+        for stack in stacks
+    ]
+
+
+def _timings(source: Source, members: Sequence[Observation]) -> Timings:
+    rows = [
+        (o.batch_size, o.cell.sparsity, _median_seconds(o, o.measurement.step_seconds))
+        for o in members
+        if o.purpose == "ladder"
+        and o.outcome is Outcome.FITS
+        and o.environment is not None
+        and o.measurement is not None
+        and o.measurement.step_seconds
+    ]
+    table = np.array(sorted(rows), dtype=float).reshape(-1, 3)
+    return Timings(source, *table.T)
+
+
+def _median_seconds(observation: Observation, step_seconds: tuple[float, ...]) -> float:
+    median = statistics.median(step_seconds)
+    if not 0 < median < math.inf:
+        raise ValueError(
+            f"{observation.key}: the median step time is {median} s, which no step takes: "
+            "remove the observation and measure it again"
+        )
+    return median
+
+
+def _limits(source: Source, members: Sequence[Observation]) -> Limits:
+    cells: defaultdict[tuple[Cell, int], list[Observation]] = defaultdict(list)
+    for o in members:
+        cells[o.cell, o.memory_limit_bytes].append(o)
+    known = {key: row for key, of in cells.items() if (row := _limit(*key, of)) is not None}
+    table = np.array(sorted(known.values()), dtype=float).reshape(-1, 5)
+    gpus = tuple(sorted({cell.gpu for cell, _ in known}))
+    return Limits(source, gpus, len(cells), *table.T)
+
+
+def _limit(
+    cell: Cell, memory_limit_bytes: int, observations: list[Observation]
+) -> tuple[float, ...] | None:
+    """One cell's row of Limits, or None when device memory did not show its limit."""
+    found = largest_batch(observations)
+    if found is None:
+        return None
+    largest, miss = found
+    if largest < 1 or miss is None or miss.outcome not in MEMORY_MISSES:
+        return None
+    model_bytes = max(o.measurement.model_memory_bytes for o in observations if o.measurement)
+    if model_bytes >= memory_limit_bytes:
+        raise ValueError(
+            f"{cell.key}: {largest} queries are said to fit in {memory_limit_bytes} bytes, yet the "
+            f"model alone takes {model_bytes}: remove these observations and measure them again"
+        )
+    return memory_limit_bytes / 1e9, model_bytes / 1e9, cell.seq_len, cell.sparsity, largest

@@ -1,0 +1,72 @@
+"""Why points did not give a fit, and what to measure so that they do, in plain words."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fitting.points import Limits, Timings
+from fitting.solve import Solution, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The reason there is no fit, and the remedy."""
+
+    reason: str
+    remedy: str
+
+
+def refusal_of_times(points: Timings, solution: Solution) -> Refusal:
+    """What keeps a law of time from being fitted to the ladder of one group."""
+    count, parameters = len(points.batch_size), solution.parameter_count
+    if solution.status is Status.NO_DATA:
+        return Refusal(
+            "no ladder probe that fits was timed",
+            f"time at least {parameters + 1} ladder probes over two batch sizes; if not even one "
+            "query fits, shorten it, lighten the recipe or take a GPU with more memory",
+        )
+    if solution.status is Status.TOO_FEW_POINTS:
+        sizes = len(np.unique(points.batch_size))
+        return Refusal(
+            f"{_counted(count, 'point')} over {_counted(sizes, 'batch size')} cannot carry "
+            f"{parameters} parameters and show their error",
+            f"measure at least {parameters + 1} points, among them two batch sizes",
+        )
+    return Refusal(
+        f"the batch sizes and sparsities measured tell only {solution.rank} of {parameters} "
+        "parameters apart",
+        "measure two different batch sizes at the same sparsity",
+    )
+
+
+def refusal_of_limits(points: Limits, solution: Solution) -> Refusal:
+    """What keeps Eq. 1 from being fitted to the largest batches of one group."""
+    count, parameters = len(points.largest_batch), solution.parameter_count
+    second = ", and over two sparsities" if parameters > 1 else ""
+    if solution.status is Status.NO_DATA:
+        return Refusal(
+            f"none of {_counted(points.cells_seen, 'cell')} has a largest batch, of at least 1, "
+            "that device memory set",
+            "let the search finish, with a batch limit high enough for memory to run out first",
+        )
+    if solution.status is Status.TOO_FEW_POINTS:
+        return Refusal(
+            f"each cell gives one point, and {_counted(count, 'point')} cannot carry "
+            f"{_counted(parameters, 'parameter')} and show the error",
+            f"find the largest batch of at least {parameters + 1} cells: two sequence lengths or "
+            f"GPUs are needed{second}",
+        )
+    if solution.status is Status.RANK_DEFICIENT:
+        return Refusal(
+            f"every cell has sparsity {points.sparsity[0]:g}, and at one sparsity c0 and c1 cannot "
+            "be told apart",
+            "measure a second sparsity: the same model with another number of active experts",
+        )
+    return Refusal(
+        "the iteration stopped before a minimum",
+        "find the largest batch of more cells, farther apart in sequence length and sparsity",
+    )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

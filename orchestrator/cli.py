@@ -1,0 +1,86 @@
+"""The command line. Parses, calls the one function of the command, and says errors in one line.
+
+What a command needs is imported when it runs: ``--help`` answers at once.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+EPILOG = """\
+examples:
+  python -m orchestrator sweep                       small models on this machine, in minutes
+  python -m orchestrator sweep my.yaml --dry-run     what would be measured, what skipped and why
+  ray job submit --working-dir . -- python -m orchestrator sweep my.yaml
+  python -m orchestrator rank runs/laptop --queries 50000 --epochs 3
+"""
+
+
+def _positive(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}") from None
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of every command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m orchestrator",
+        description="Measures fine-tuning on the GPUs you could rent and ranks them by cost.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    sweep = commands.add_parser("sweep", help="measure the cells of a specification and rank them")
+    sweep.add_argument("spec", nargs="?", type=Path, metavar="SPEC.yaml")
+    sweep.add_argument("--out", metavar="DIR", help="the run folder (default: runs/NAME)")
+    sweep.add_argument(
+        "--resume", action="store_true", help="go on with the run in --out, by its own specification"
+    )
+    sweep.add_argument("--dry-run", action="store_true", help="print the plan and start nothing")
+    for name, text in (
+        ("fit", "fit the laws to a run's observations and write fits.json"),
+        ("rank", "price a job on every offer and write ranking.csv and ranking.json"),
+        ("report", "write report.md and print it"),
+        ("status", "how far a run is"),
+    ):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("run", type=Path, metavar="RUN", help="the run folder")
+        if name == "rank":
+            command.add_argument("--queries", type=_positive, help="training examples")
+            command.add_argument("--epochs", type=_positive, help="how often each is seen")
+            command.add_argument(
+                "--batch-size", type=_positive, help="price at this size (default: the fastest)"
+            )
+    catalog = commands.add_parser("catalog", help="the GPUs and prices that are known")
+    catalog.add_argument("what", choices=("gpus", "prices"))
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs one command.
+
+    Returns:
+        0 done, 1 a known error (said in a line on stderr), 2 usage, 130 interrupted.
+    """
+    options = build_parser().parse_args(arguments)
+    from orchestrator import commands  # noqa: PLC0415 - --help needs none of it
+
+    try:
+        return commands.run(options)
+    except commands.KNOWN_ERRORS as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped: run the same command again, it continues where this stopped\n")
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has had enough (`| head`); Python must not complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

@@ -1,0 +1,303 @@
+"""One short function per command. Results go to stdout, progress and remarks to stderr."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fitting.fit import Fits, fit_observations
+from gpu_catalog.catalog import Catalog, CatalogError, load_catalog
+from orchestrator.cluster import (
+    ClusterError,
+    cluster_address,
+    connected_cluster,
+    this_machine,
+)
+from orchestrator.plan import ClusterResources, Plan, make_plan, trial_task
+from orchestrator.progress import Progress, fastest
+from orchestrator.ranking import Ranking, rank, ranking_csv
+from orchestrator.report import headline, markdown, ranking_section, table
+from orchestrator.runner import run_trials
+from orchestrator.store import PLAN, ObservationWriter, RunFolder, StoreError, open_run
+from orchestrator.sweep import (
+    SpecError,
+    SweepSpec,
+    Workload,
+    default_spec_text,
+    parse_spec,
+    read_spec_text,
+)
+from trials.observation import Observation, largest_batch
+from trials.workload import Cell
+
+KNOWN_ERRORS = (CatalogError, ClusterError, SpecError, StoreError)
+ROUNDS = 3  # a trial that died with its node or worker is placed again, this often in all
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command that was parsed."""
+    match options.command:
+        case "sweep":
+            return sweep(options.spec, options.out, resume=options.resume, dry=options.dry_run)
+        case "fit":
+            return fit(RunFolder.existing(options.run))
+        case "rank":
+            return rank_run(RunFolder.existing(options.run), options)
+        case "report":
+            return report(RunFolder.existing(options.run))
+        case "status":
+            return status(RunFolder.existing(options.run))
+        case _:
+            return catalog_gpus() if options.what == "gpus" else catalog_prices()
+
+
+def sweep(spec_path: Path | None, out: str | None, *, resume: bool, dry: bool) -> int:
+    """Measures what a specification asks for and is not known yet, then fits and ranks."""
+    text, name = _spec_text(spec_path, out, resume=resume)
+    spec = parse_spec(text, name)
+    folder = _run_path(out, spec.name)
+    catalog = spec.merged_catalog()
+    if dry:
+        known = RunFolder(folder).observations() if folder.exists() else []
+        _print_plan(_plan_without_starting(spec, catalog, known), folder)
+        return 0
+    folder_run = open_run(folder, text, spec)
+    with ObservationWriter(folder_run) as writer:
+        plan = _measure(folder_run, writer, spec, catalog)
+    ranking = _derive(folder_run, spec, catalog, plan)
+    _say(f"{headline(ranking)}\n\n{ranking_section(ranking)}\n\nAll of it: {folder_run.path}/report.md")
+    if plan.pending:
+        keys = ", ".join(cell.key for cell in plan.pending)
+        _remark(f"{len(plan.pending)} trials did not finish: {keys}: the reasons stand under Left out")
+        return 1
+    return 0 if plan.complete else 1
+
+
+def fit(folder: RunFolder) -> int:
+    """Fits the laws to a run's observations."""
+    fits = Fits(fits=tuple(fit_observations(folder.observations())))
+    path = folder.write("fits.json", fits)
+    usable = sum(f.status.is_usable for f in fits.fits)
+    _say(f"{path}: {usable} of {len(fits.fits)} fits usable")
+    return 0
+
+
+def rank_run(folder: RunFolder, options: argparse.Namespace) -> int:
+    """Prices a job on every offer, the specification's own unless told otherwise."""
+    spec = folder.spec()
+    wish = {"queries": options.queries, "epochs": options.epochs, "batch_size": options.batch_size}
+    given = {name: value for name, value in wish.items() if value is not None}
+    workload = spec.workload.model_copy(update=given)
+    observations = folder.observations()
+    fits = fit_observations(observations)
+    ranking = rank(workload, spec.merged_catalog(), _plan_of(folder, spec), observations, fits)
+    _write_ranking(folder, ranking)
+    _say(f"{headline(ranking)}\n\n{ranking_section(ranking)}")
+    return 0
+
+
+def report(folder: RunFolder) -> int:
+    """Writes the report anew from the observations."""
+    spec = folder.spec()
+    _derive(folder, spec, spec.merged_catalog(), _plan_of(folder, spec))
+    _say((folder.path / "report.md").read_text(encoding="utf-8").rstrip())
+    return 0
+
+
+def status(folder: RunFolder) -> int:
+    """Tells how far a run is, from its files alone."""
+    spec, observations = folder.spec(), folder.observations()
+    plan = make_plan(spec, spec.merged_catalog(), ClusterResources({}), observations)
+    left_out = _plan_of(folder, spec).skipped
+    rows = []
+    for cell in spec.all_cells():
+        seen = [o for o in observations if o.cell == cell]
+        state = _state(cell, plan, seen, skipped=[skip.cell for skip in left_out])
+        known = largest_batch(seen)
+        rows.append((cell.key, state, "" if known is None else known[0], fastest(seen) or "", len(seen)))
+    _say(table(("trial", "state", "largest batch", "fastest", "observations"), rows))
+    running = "a sweep is running" if folder.is_running() else "no sweep is running"
+    _say(f"\n{len(plan.complete)} of {len(rows)} trials done; {running}")
+    return 0
+
+
+def catalog_gpus() -> int:
+    """Lists the GPUs the catalog knows."""
+    headers = ("key", "reports itself as", "usable GiB", "GB/s", "bf16 TFLOPS", "recorded", "source")
+    rows = [
+        (
+            gpu.key,
+            ", ".join(gpu.device_names),
+            "" if gpu.usable_memory_bytes is None else f"{gpu.usable_memory_bytes / 2**30:.2f}",
+            gpu.memory_bandwidth_gb_per_second or "",
+            gpu.bf16_dense_tflops or "",
+            gpu.recorded,
+            gpu.source,
+        )
+        for gpu in load_catalog().gpus
+    ]
+    _say(table(headers, rows))
+    return 0
+
+
+def catalog_prices() -> int:
+    """Lists the offers the catalog knows, cheapest first for each GPU."""
+    catalog = load_catalog()
+    headers = ("GPU", "provider", "instance", "GPUs", "region", "market", "$/h", "as of", "recorded")
+    rows = [
+        (
+            gpu.key,
+            offer.provider,
+            offer.instance,
+            offer.gpus_per_instance,
+            offer.region,
+            offer.market,
+            f"{offer.usd_per_hour:.4g}",
+            offer.as_of or "not said",
+            offer.recorded,
+        )
+        for gpu in catalog.gpus
+        for offer in catalog.offers(gpu.key)
+    ]
+    _say(table(headers, rows))
+    return 0
+
+
+class _Driver:
+    """Keeps what the trials report, and shows it."""
+
+    def __init__(self, writer: ObservationWriter, progress: Progress) -> None:
+        self._writer = writer
+        self._progress = progress
+        self.died: set[Cell] = set()
+
+    def started(self, cell: Cell) -> None:
+        self._progress.started(cell)
+
+    def observed(self, observation: Observation) -> None:
+        if self._writer.append(observation):
+            self._progress.observed(observation)
+
+    def ended(self, cell: Cell, error: str | None) -> None:
+        if error is not None:
+            self.died.add(cell)
+        self._progress.ended(cell, error)
+
+
+def _measure(
+    folder: RunFolder, writer: ObservationWriter, spec: SweepSpec, catalog: Catalog
+) -> Plan:
+    """Runs what is not known yet, and tells what is known in the end."""
+    known = folder.observations()
+    plan = make_plan(spec, catalog, this_machine(), known)
+    if cluster_address() is None and not plan.pending:
+        folder.write(PLAN, plan)
+        _remark(f"{folder.path}: nothing left to measure; another --out measures anew")
+        return plan
+    _remark(f"{folder.path}: starting Ray" if cluster_address() is None else f"{folder.path}: on Ray")
+    with connected_cluster() as cluster:
+        plan = make_plan(spec, catalog, cluster, known)
+        folder.write(PLAN, plan)
+        for skip in plan.skipped:
+            _remark(f"skipped {skip.cell.key}: {skip.reason}")
+        cells = plan.pending
+        for _ in range(ROUNDS):
+            if not cells:
+                break
+            tasks = [trial_task(spec, catalog, cell, folder.observations()) for cell in cells]
+            with Progress(cells, complete=len(plan.complete)) as progress:
+                driver = _Driver(writer, progress)
+                run_trials(tasks, cluster, driver)
+            plan = make_plan(spec, catalog, cluster, folder.observations())
+            folder.write(PLAN, plan)
+            cells = tuple(cell for cell in plan.pending if cell in driver.died)
+    return plan
+
+
+def _derive(folder: RunFolder, spec: SweepSpec, catalog: Catalog, plan: Plan) -> Ranking:
+    """Fits, ranking and report, written from the observations."""
+    observations = folder.observations()
+    fits = Fits(fits=tuple(fit_observations(observations)))
+    folder.write("fits.json", fits)
+    ranking = rank(spec.workload, catalog, plan, observations, fits.fits)
+    _write_ranking(folder, ranking)
+    folder.write("report.md", markdown(spec, plan, observations, fits.fits, ranking))
+    return ranking
+
+
+def _write_ranking(folder: RunFolder, ranking: Ranking) -> None:
+    folder.write("ranking.csv", ranking_csv(ranking))
+    folder.write("ranking.json", ranking)
+
+
+def _plan_of(folder: RunFolder, spec: SweepSpec) -> Plan:
+    """The latest driver's plan, brought up to date by the observations."""
+    planned = folder.plan()
+    skipped = {skip.cell: skip for skip in planned.skipped} if planned else {}
+    plan = make_plan(spec, spec.merged_catalog(), ClusterResources({}), folder.observations())
+    skipped |= {skip.cell: skip for skip in plan.skipped if skip.cell not in skipped}
+    return Plan(
+        complete=plan.complete,
+        pending=tuple(cell for cell in plan.pending if cell not in skipped),
+        skipped=tuple(skip for cell, skip in skipped.items() if cell not in plan.complete),
+    )
+
+
+def _plan_without_starting(
+    spec: SweepSpec, catalog: Catalog, known: Sequence[Observation]
+) -> Plan:
+    if cluster_address() is None:
+        return make_plan(spec, catalog, this_machine(), known)
+    with connected_cluster() as cluster:
+        return make_plan(spec, catalog, cluster, known)
+
+
+def _print_plan(plan: Plan, folder: Path) -> None:
+    rows = [
+        *((cell.key, "to measure", "") for cell in plan.pending),
+        *((cell.key, "done", f"in {folder}") for cell in plan.complete),
+        *((skip.cell.key, "skipped", skip.reason) for skip in plan.skipped),
+    ]
+    _say(table(("trial", "plan", "why"), rows))
+    counts = f"{len(plan.pending)} to measure, {len(plan.complete)} done, {len(plan.skipped)} skipped"
+    _say(f"\n{counts}; nothing was started")
+
+
+def _state(cell: Cell, plan: Plan, seen: Sequence[Observation], skipped: Sequence[Cell]) -> str:
+    if cell in plan.complete:
+        return "done"
+    if cell in skipped:
+        return "skipped"
+    return "begun" if seen else "waiting"
+
+
+def _spec_text(spec_path: Path | None, out: str | None, *, resume: bool) -> tuple[str, str]:
+    if resume:
+        if out is None or spec_path is not None:
+            raise SpecError("--resume takes the run folder and no specification: sweep --resume --out DIR")
+        folder = RunFolder.existing(_run_path(out, ""))
+        return read_spec_text(folder.path / "sweep.yaml"), str(folder.path / "sweep.yaml")
+    if spec_path is None:
+        return default_spec_text(), "the default sweep"
+    return read_spec_text(spec_path), str(spec_path)
+
+
+def _run_path(out: str | None, name: str) -> Path:
+    """Where the run folder is.
+
+    A Ray job runs in a copy of the working directory that goes away with the job, and would take
+    the results along: there, a relative path starts at the home directory.
+    """
+    if out is not None and "://" in out:
+        raise StoreError(f"{out}: is no local folder; this version writes to local folders only")
+    path = Path(out) if out is not None else Path("runs") / name
+    in_ray_job = "runtime_resources" in Path.cwd().parts
+    return Path.home() / path if in_ray_job else path
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+def _remark(text: str) -> None:
+    sys.stderr.write(text + "\n")

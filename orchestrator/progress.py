@@ -1,0 +1,143 @@
+"""What a sweep is doing, for a person: a live table on a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from trials.observation import Observation, Outcome, largest_batch
+from trials.workload import Cell
+
+
+@dataclass(slots=True)
+class _Trial:
+    """What is known of one trial so far."""
+
+    state: str = "waiting"
+    seen: list[Observation] = field(default_factory=list)
+    largest: int | None = None
+
+    def finding(self) -> str:
+        if not self.seen:
+            return ""
+        last = self.seen[-1]
+        tried = f"{last.purpose} {last.batch_size} {last.outcome}"
+        if self.largest is None:
+            return tried
+        return f"largest batch {self.largest}; {fastest(self.seen) or tried}"
+
+
+def fastest(seen: Sequence[Observation]) -> str | None:
+    """The best throughput of a cell's probes, as text."""
+    best = max(
+        (
+            o.batch_size / sorted(steps)[len(steps) // 2]
+            for o in seen
+            if o.measurement is not None and (steps := o.measurement.step_seconds)
+        ),
+        default=None,
+    )
+    return None if best is None else f"{best:.3g} queries/s"
+
+
+class Progress:
+    """Follows a sweep's trials. A context manager; told of starts, observations and ends.
+
+    Args:
+        cells: the trials to run.
+        complete: how many trials of the sweep were done before.
+        stream: where to write; a live table when it is a terminal.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        cells: Sequence[Cell],
+        *,
+        complete: int,
+        stream: TextIO = sys.stderr,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._trials = {cell.key: _Trial() for cell in cells}
+        self._complete = complete
+        self._clock = clock
+        self._started = clock()
+        self._console = Console(file=stream, highlight=False, soft_wrap=True)
+        self._live = (
+            Live(console=self._console, get_renderable=self._table, refresh_per_second=2)
+            if self._console.is_terminal
+            else None
+        )
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def started(self, cell: Cell) -> None:
+        """A trial runs."""
+        self._trials[cell.key].state = "running"
+        self._line(cell, "started")
+
+    def observed(self, observation: Observation) -> None:
+        """A probe ended."""
+        trial = self._trials[observation.cell.key]
+        trial.seen.append(observation)
+        if observation.outcome is Outcome.FAILED:
+            detail = f"batch {observation.batch_size} FAILED: {observation.detail}"
+            self._line(observation.cell, detail)
+        known = largest_batch(trial.seen)
+        if known is not None and known[0] != trial.largest:
+            trial.largest = known[0]
+            self._line(observation.cell, f"largest batch {known[0]}")
+
+    def ended(self, cell: Cell, error: str | None) -> None:
+        """A trial is over."""
+        trial = self._trials[cell.key]
+        trial.state = "done" if error is None else "died"
+        self._line(cell, f"done, {trial.finding()}" if error is None else f"died: {error}")
+
+    def summary(self) -> str:
+        """Trials done, running and waiting, and the time left, on one line."""
+        states = [trial.state for trial in self._trials.values()]
+        done = states.count("done") + states.count("died")
+        parts = [
+            f"{self._complete + done}/{self._complete + len(states)} done",
+            f"{states.count('running')} running",
+            f"{states.count('waiting')} waiting",
+            self._time_left(done, len(states)),
+        ]
+        return ", ".join(part for part in parts if part)
+
+    def _time_left(self, done: int, total: int) -> str:
+        if done == 0 or done == total:
+            return ""
+        seconds = (self._clock() - self._started) * (total - done) / done
+        return f"about {seconds:.0f} s left" if seconds < 90 else f"about {seconds / 60:.0f} min left"
+
+    def _line(self, cell: Cell, text: str) -> None:
+        if self._live is None:
+            self._console.print(f"[{self.summary()}] {cell.key}: {text}", markup=False)
+
+    def _table(self) -> Group:
+        table = Table("trial", "state", "found so far", box=None, pad_edge=False)
+        colours = {"waiting": "dim", "running": "bold", "died": "red"}
+        for key, trial in self._trials.items():
+            table.add_row(key, trial.state, trial.finding(), style=colours.get(trial.state, ""))
+        return Group(table, Text(self.summary()))

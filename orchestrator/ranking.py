@@ -1,0 +1,290 @@
+"""Hours and money of a job on every offer, from what was measured. Pure."""
+
+import csv
+import io
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import Literal
+
+from fitting.fit import Fit, Law, Prediction, predict_step_seconds
+from gpu_catalog.catalog import Catalog
+from gpu_catalog.offer import Offer
+from orchestrator.plan import Plan
+from orchestrator.sweep import Workload
+from trials.observation import Basis, Observation, Outcome, largest_batch
+from trials.timing import median_interval
+from trials.workload import Cell, Record
+
+SECONDS_PER_HOUR = 3600.0
+
+Source = Literal["measured steps", "affine law"]
+
+
+class RankedOffer(Record):
+    """One cell's job on one offer.
+
+    Attributes:
+        rank: 1 is the cheapest for this model, recipe, sparsity and sequence length.
+        cell: what runs.
+        stack: fingerprint of the software it was measured with.
+        provider, instance, region, market, gpus_per_instance, usd_per_hour: the offer; the price
+            is that of the whole instance, which is what must be rented.
+        price_as_of: when the price held; absent where its source does not say.
+        price_recorded: when it was written into the catalog.
+        batch_size: queries per step.
+        largest_batch: the largest that fits; absent while the search has not closed in on it.
+        limited_by: what the next larger batch size ended in, or that the search's limit was reached.
+        queries_per_second: throughput at ``batch_size``.
+        hours, hours_low, hours_high: duration of the job, with a 95 % interval.
+        usd, usd_low, usd_high: its price.
+        basis: whether a device was measured or simulated.
+        source: where the step time comes from.
+        extrapolated: the law was asked beyond what it was fitted on.
+    """
+
+    rank: int
+    cell: Cell
+    stack: str
+    provider: str
+    instance: str
+    region: str
+    market: str
+    gpus_per_instance: int
+    usd_per_hour: float
+    price_as_of: date | None
+    price_recorded: date
+    batch_size: int
+    largest_batch: int | None
+    limited_by: str | None
+    queries_per_second: float
+    hours: float
+    hours_low: float
+    hours_high: float
+    usd: float
+    usd_low: float
+    usd_high: float
+    basis: Basis
+    source: Source
+    extrapolated: bool
+
+
+class Excluded(Record):
+    """A cell that is not ranked, and why."""
+
+    cell: Cell
+    reason: str
+
+
+class Ranking(Record):
+    """Every cell of a sweep on every offer of its GPU, cheapest first within comparable cells."""
+
+    workload: Workload
+    offers: tuple[RankedOffer, ...]
+    excluded: tuple[Excluded, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """How long a step of a cell takes at one batch size, and where that is known from."""
+
+    batch_size: int
+    seconds: Prediction
+    source: Source
+
+
+def job_hours(workload: Workload, batch_size: int, step_seconds: float) -> float:
+    """Hours of a job: ``ceil(queries / batch) * epochs`` steps. The last batch may be smaller."""
+    steps = -(-workload.queries // batch_size) * workload.epochs
+    return steps * step_seconds / SECONDS_PER_HOUR
+
+
+def rank(
+    workload: Workload,
+    catalog: Catalog,
+    plan: Plan,
+    observations: Sequence[Observation],
+    fits: Iterable[Fit],
+) -> Ranking:
+    """Prices a job on every offer of every measured cell's GPU.
+
+    Coefficients belong to a stack: a cell measured with two is ranked once for each.
+    """
+    usable = [f for f in fits if f.law is Law.STEP_SECONDS_AFFINE and f.status.is_usable]
+    skipped = {skip.cell: skip.reason for skip in plan.skipped}
+    ranked: list[RankedOffer] = []
+    excluded: list[Excluded] = []
+    for cell in (*plan.complete, *plan.pending, *skipped):
+        seen = [o for o in observations if o.cell == cell]
+        offers = catalog.offers(cell.gpu)
+        times = _step_times(workload, cell, seen, usable)
+        for stack, step_time in times.items():
+            ranked += [_row(workload, offer, cell, stack, step_time, seen) for offer in offers]
+        if not (times and offers):
+            reason = _why_not(workload, cell, seen, priced=bool(offers))
+            excluded.append(Excluded(cell=cell, reason=skipped.get(cell) or reason))
+    return Ranking(workload=workload, offers=tuple(_in_order(ranked)), excluded=tuple(excluded))
+
+
+def _step_times(
+    workload: Workload, cell: Cell, seen: Sequence[Observation], fits: Sequence[Fit]
+) -> dict[str, StepTime]:
+    """The step time to price a cell with, by stack.
+
+    What was measured at the very batch size is better than any law through it; the law serves for a
+    batch size nobody measured. Without a wish, the fastest measured batch size is taken, which on
+    any one offer is the cheapest.
+    """
+    visits: dict[str, dict[int, list[Observation]]] = defaultdict(lambda: defaultdict(list))
+    for observation in seen:
+        timed = observation.measurement is not None and observation.measurement.step_seconds
+        if timed and observation.environment is not None:
+            visits[observation.environment.stack][observation.batch_size].append(observation)
+    times = {}
+    for stack, by_batch in visits.items():
+        measured = {batch: _measured(batch, seen_there) for batch, seen_there in by_batch.items()}
+        wish = workload.batch_size
+        if wish is None:
+            times[stack] = max(measured.values(), key=lambda t: t.batch_size / t.seconds.value)
+        elif wish in measured:
+            times[stack] = measured[wish]
+        elif _fits_in_memory(wish, seen):
+            fit = next((f for f in fits if f.stack == stack and _speaks_of(f, cell)), None)
+            if fit is not None:
+                prediction = predict_step_seconds(fit, wish, cell.sparsity)
+                times[stack] = StepTime(wish, prediction, "affine law")
+    return times
+
+
+def _measured(batch_size: int, visits: Sequence[Observation]) -> StepTime:
+    """The median step over all visits; the interval spans those of each visit on its own.
+
+    Two visits minutes apart differ by more than the steps of one do: the span shows it.
+    """
+    steps = [v.measurement.step_seconds for v in visits if v.measurement is not None]
+    intervals = [median_interval(s) or (min(s), max(s)) for s in steps]
+    prediction = Prediction(
+        value=statistics.median([second for visit in steps for second in visit]),
+        low=min(low for low, _ in intervals),
+        high=max(high for _, high in intervals),
+        extrapolated=False,
+    )
+    return StepTime(batch_size, prediction, "measured steps")
+
+
+def _fits_in_memory(batch_size: int, seen: Sequence[Observation]) -> bool:
+    known = largest_batch(list(seen))
+    return known is not None and batch_size <= known[0]
+
+
+def _speaks_of(fit: Fit, cell: Cell) -> bool:
+    group = fit.group
+    return (group.gpu, group.model, group.recipe, group.seq_len) == (
+        cell.gpu,
+        cell.model,
+        cell.recipe,
+        cell.seq_len,
+    )
+
+
+def _row(
+    workload: Workload,
+    offer: Offer,
+    cell: Cell,
+    stack: str,
+    step_time: StepTime,
+    seen: Sequence[Observation],
+) -> RankedOffer:
+    batch, seconds = step_time.batch_size, step_time.seconds
+    hours, low, high = (
+        job_hours(workload, batch, s) for s in (seconds.value, seconds.low, seconds.high)
+    )
+    known = largest_batch(list(seen))
+    return RankedOffer(
+        rank=0,
+        cell=cell,
+        stack=stack,
+        provider=offer.provider,
+        instance=offer.instance,
+        region=offer.region,
+        market=offer.market,
+        gpus_per_instance=offer.gpus_per_instance,
+        usd_per_hour=offer.usd_per_hour,
+        price_as_of=offer.as_of,
+        price_recorded=offer.recorded,
+        batch_size=batch,
+        largest_batch=None if known is None else known[0],
+        limited_by=None if known is None else _limit_reason(known[1]),
+        queries_per_second=batch / seconds.value,
+        hours=hours,
+        hours_low=low,
+        hours_high=high,
+        usd=hours * offer.usd_per_hour,
+        usd_low=low * offer.usd_per_hour,
+        usd_high=high * offer.usd_per_hour,
+        basis=seen[0].basis,
+        source=step_time.source,
+        extrapolated=seconds.extrapolated,
+    )
+
+
+def _limit_reason(miss: Observation | None) -> str:
+    if miss is None:
+        return "the search's limit"
+    return f"{miss.outcome} at {miss.batch_size}"
+
+
+def _why_not(
+    workload: Workload, cell: Cell, seen: Sequence[Observation], *, priced: bool
+) -> str:
+    if not priced:
+        return f"the catalog has no offer for {cell.gpu}: add one under catalog.offers"
+    known = largest_batch(list(seen))
+    if known is not None and known[0] == 0 and known[1] is not None:
+        return f"not even one query fits: {known[1].outcome} at batch size 1 ({known[1].detail})"
+    if workload.batch_size is not None and known is not None and workload.batch_size > known[0]:
+        return f"batch size {workload.batch_size} does not fit: the largest is {known[0]}"
+    if workload.batch_size is not None and known is not None:
+        return f"batch size {workload.batch_size} was not measured, and no law predicts it"
+    failures = [o for o in seen if o.outcome is Outcome.FAILED]
+    if failures:
+        last = failures[-1]
+        return f"batch size {last.batch_size} FAILED {len(failures)} times: {last.detail}"
+    return "not measured yet: run the sweep again to go on" if seen else "not measured"
+
+
+def _in_order(rows: Iterable[RankedOffer]) -> list[RankedOffer]:
+    """Comparable cells together (all but the GPU alike), each group cheapest first and numbered."""
+    groups: dict[tuple[object, ...], list[RankedOffer]] = defaultdict(list)
+    for row in rows:
+        groups[comparable(row.cell)].append(row)
+    return [
+        row.model_copy(update={"rank": number})
+        for group in groups.values()
+        for number, row in enumerate(sorted(group, key=lambda r: (r.usd, r.hours)), start=1)
+    ]
+
+
+def comparable(cell: Cell) -> tuple[object, ...]:
+    """What two cells must share for the cheaper one to be the better choice."""
+    return (cell.model, cell.recipe, cell.active_experts, cell.seq_len)
+
+
+def ranking_csv(ranking: Ranking) -> str:
+    """The ranking as CSV: a row per offer, the cell's parts as columns of their own."""
+    buffer = io.StringIO()
+    fields = [name for name in RankedOffer.model_fields if name != "cell"]
+    parts = ["gpu", "model", "recipe", "sparsity", "active_experts", "seq_len"]
+    job = ["queries", "epochs"]
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow([*parts, *fields, *job])
+    for row in ranking.offers:
+        cell = row.cell
+        writer.writerow(
+            [cell.gpu, cell.model, cell.recipe.key, cell.sparsity, cell.active_experts, cell.seq_len]
+            + [getattr(row, name) for name in fields]
+            + [ranking.workload.queries, ranking.workload.epochs]
+        )
+    return buffer.getvalue()

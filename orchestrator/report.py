@@ -1,0 +1,177 @@
+"""A run in words and tables: Markdown from what the run folder holds. Pure."""
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from fitting.fit import Fit
+from orchestrator.plan import Plan
+from orchestrator.ranking import RankedOffer, Ranking, comparable
+from orchestrator.sweep import SweepSpec
+from trials.observation import Observation, Outcome, largest_batch
+from trials.workload import Cell
+
+STEADY = 0.10  # an interval wider than this part of its value is called unsteady
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table, its columns padded so that it reads well as plain text too."""
+    cells = [[str(value).replace("|", "\\|") for value in row] for row in (headers, *rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(headers))]
+    lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(lines)
+
+
+def markdown(
+    spec: SweepSpec,
+    plan: Plan,
+    observations: Sequence[Observation],
+    fits: Sequence[Fit],
+    ranking: Ranking,
+) -> str:
+    """The whole report."""
+    parts = [
+        f"# {spec.name}",
+        headline(ranking),
+        ranking_section(ranking),
+        _limits_section([*plan.complete, *plan.pending], observations),
+        _fits_section(fits),
+        _stack_section(observations),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def headline(ranking: Ranking) -> str:
+    """What was priced, on what basis."""
+    job = ranking.workload
+    text = f"The job: {job.queries:,} queries x {job.epochs} epochs."
+    bases = sorted({row.basis for row in ranking.offers})
+    if bases:
+        text += f" Step times are {' and '.join(bases)}, at full sequence length."
+    if any(row.cell.gpu == "cpu" for row in ranking.offers):
+        text += (
+            "\n`cpu` is the machine that ran the sweep; the offers beside it are CPU instances that "
+            "stand in for it and were not measured."
+        )
+    return text
+
+
+def ranking_section(ranking: Ranking) -> str:
+    """A table of offers for each model, recipe, sparsity and length, then what is left out."""
+    parts = ["## Ranking"]
+    for _, group in groupby(ranking.offers, key=lambda row: comparable(row.cell)):
+        rows = list(group)
+        cell = rows[0].cell
+        parts.append(
+            f"**{cell.model}**, {cell.recipe.key}, {_routing(cell)}, {cell.seq_len} tokens a query"
+        )
+        headers = ("", "GPU", "offer", "$/h", "batch", "queries/s", "hours", "$", "from")
+        parts.append(table(headers, [_offer_row(row) for row in rows]))
+    if not ranking.offers:
+        parts.append("Nothing can be ranked yet.")
+    if any(_unsteady(row) for row in ranking.offers):
+        parts.append(
+            f"~ the 95 % interval of the hours is wider than {STEADY:.0%}: measure on a quieter "
+            "machine, or longer (`timing` in the specification)."
+        )
+    if any(row.gpus_per_instance > 1 for row in ranking.offers):
+        parts.append("$/h is that of the whole instance, which must be rented; the job uses one GPU.")
+    if ranking.excluded:
+        parts.append("Left out:")
+        parts.append("\n".join(f"- {e.cell.key}: {e.reason}" for e in ranking.excluded))
+    return "\n\n".join(parts)
+
+
+def _offer_row(row: RankedOffer) -> tuple[object, ...]:
+    instance = row.instance if row.gpus_per_instance == 1 else (
+        f"{row.instance} ({row.gpus_per_instance} GPUs)"
+    )
+    source = f"{row.basis}, {row.source}" + (", extrapolated" if row.extrapolated else "")
+    return (
+        row.rank,
+        row.cell.gpu,
+        f"{row.provider} {instance} {row.market} ({row.price_as_of or row.price_recorded})",
+        f"{row.usd_per_hour:.3g}",
+        f"{row.batch_size} of {row.largest_batch or '?'}",
+        f"{row.queries_per_second:.3g}",
+        f"{row.hours:.3g} ({row.hours_low:.3g} to {row.hours_high:.3g})"
+        + (" ~" if _unsteady(row) else ""),
+        f"{row.usd:.3g} ({row.usd_low:.3g} to {row.usd_high:.3g})",
+        source,
+    )
+
+
+def _unsteady(row: RankedOffer) -> bool:
+    return row.hours_high - row.hours_low > STEADY * row.hours
+
+
+def _routing(cell: Cell) -> str:
+    if cell.experts is None:
+        return "no experts"
+    return f"{cell.active_experts} of {cell.experts} experts (sparsity {cell.sparsity:g})"
+
+
+def _limits_section(cells: Sequence[Cell], observations: Sequence[Observation]) -> str:
+    rows = []
+    for cell in cells:
+        seen = [o for o in observations if o.cell == cell]
+        if seen:
+            rows.append((cell.key, *_limit(seen)))
+    if not rows:
+        return ""
+    headers = ("cell", "largest batch", "peak at it", "the next one", "probes", "out of memory")
+    return "## Largest batch that fits\n\n" + table(headers, rows)
+
+
+def _limit(seen: Sequence[Observation]) -> tuple[object, ...]:
+    misses = sum(o.outcome in {Outcome.OUT_OF_MEMORY, Outcome.THRASHING} for o in seen)
+    searched = sum(o.purpose == "search" for o in seen)
+    known = largest_batch(list(seen))
+    if known is None:
+        return ("not known yet", "", "", searched, misses)
+    largest, miss = known
+    peaks = [
+        o.measurement.peak_memory_bytes / 2**20
+        for o in seen
+        if o.measurement is not None and o.batch_size == largest
+    ]
+    limit_mib = seen[0].memory_limit_bytes / 2**20
+    peak = f"{max(peaks):.1f} of {limit_mib:.1f} MiB" if peaks else ""
+    above = f"{miss.batch_size}: {miss.outcome}" if miss else f"search limit {largest} reached"
+    return (largest, peak, above, searched, misses)
+
+
+def _fits_section(fits: Sequence[Fit]) -> str:
+    if not fits:
+        return ""
+    rows = []
+    for fit in fits:
+        values = "; ".join(
+            f"{p.name} = {p.value:.4g}"
+            + (f" ± {p.standard_error:.2g}" if p.standard_error is not None else "")
+            + f" {p.unit}"
+            for p in fit.parameters
+        )
+        error = "" if fit.rmse is None else f"{fit.rmse:.3g} {fit.rmse_unit}"
+        status = fit.status if fit.remedy is None else f"{fit.status}: {fit.remedy}"
+        rank = f"{fit.rank} of {fit.parameter_count}"
+        rows.append((fit.law, fit.group.key, values or fit.note, rank, error, fit.points, status))
+    headers = ("law", "group", "parameters ± standard error", "rank", "rmse", "points", "status")
+    notes = sorted({fit.note for fit in fits if fit.note is not None and fit.parameters})
+    text = "## Fits\n\n" + table(headers, rows)
+    return text + "".join(f"\n\n- {note}" for note in notes)
+
+
+def _stack_section(observations: Sequence[Observation]) -> str:
+    stacks = {o.environment.stack: o.environment for o in observations if o.environment is not None}
+    if not stacks:
+        return ""
+    lines = []
+    for name, environment in sorted(stacks.items()):
+        hosts = {o.environment.host for o in observations if o.environment is not None}
+        versions = ", ".join(f"{package} {v}" for package, v in environment.versions)
+        lines.append(
+            f"- {name}: {environment.device_name}, {environment.threads} thread a trial, "
+            f"{versions}; hosts {', '.join(sorted(hosts))}"
+        )
+    return "## Measured on\n\n" + "\n".join(lines)

@@ -1,0 +1,166 @@
+"""The plan through Ray Tune: the one place that knows Tune.
+
+A trial is placed by the resources its cell asks for and reports each observation as its probe ends.
+Nothing of Tune's own is kept: what is done is told by the observations, so its experiment folder is
+a temporary one and a trial that died is simply planned again.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from orchestrator.plan import ClusterResources
+from trials.child import ChildProber
+from trials.observation import Observation
+from trials.probe import Setup
+from trials.trial import TrialTask, run_trial
+from trials.workload import Cell
+
+CPU_THREADS = 1  # a trial holds one core: the others measure too
+
+
+class Listener(Protocol):
+    """Is told what happens, in the driver."""
+
+    def started(self, cell: Cell) -> None:
+        """A trial was placed and runs."""
+
+    def observed(self, observation: Observation) -> None:
+        """A probe ended. Must keep the observation before it returns."""
+
+    def ended(self, cell: Cell, error: str | None) -> None:
+        """A trial ended, or died of an error."""
+
+
+def run_trials(tasks: Sequence[TrialTask], cluster: ClusterResources, listener: Listener) -> None:
+    """Runs trials until each has ended. The cluster must be able to hold every one of them.
+
+    Args:
+        tasks: the trials, in the order to place them.
+        cluster: what there is.
+        listener: hears of every start, observation and end, in the driver's main thread.
+
+    Raises:
+        Exception: whatever the listener raised; trials that still run are stopped.
+    """
+    # Tune writes result files and starts loggers of its own unless told not to.
+    os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
+    # Ctrl-C is the driver's to handle.
+    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
+    # Tune holds trials back beyond 200: those of a free GPU would wait behind those of a busy one.
+    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(len(tasks) + 1)
+    from ray import tune  # noqa: PLC0415 - seconds to import, and only a sweep needs it
+
+    resources = {task.cell.key: cluster.trial_resources(task.gpu) for task in tasks}
+    relay = _Relay(listener, {task.cell.key: task.cell for task in tasks})
+    with tempfile.TemporaryDirectory(prefix="sweep-") as scratch:
+        tuner = tune.Tuner(
+            tune.with_resources(
+                _trial_on_node,
+                lambda config: tune.PlacementGroupFactory([resources[config["trial"]["cell"]]]),
+            ),
+            param_space={
+                "trial": tune.grid_search(
+                    [{"cell": t.cell.key, "task": t.model_dump_json()} for t in tasks]
+                )
+            },
+            tune_config=tune.TuneConfig(trial_dirname_creator=lambda trial: trial.trial_id),
+            run_config=tune.RunConfig(
+                name="trials",
+                storage_path=scratch,
+                callbacks=[_tune_callback(relay)],
+                failure_config=tune.FailureConfig(max_failures=0),
+                verbose=0,
+            ),
+        )
+        try:
+            tuner.fit()
+        except tune.TuneError:
+            if relay.raised is None:
+                raise
+        if relay.raised is not None:
+            raise relay.raised
+
+
+def _trial_on_node(config: dict[str, dict[str, str]]) -> None:
+    """A trial, in a Ray worker on the node that was found for it."""
+    import ray  # noqa: PLC0415 - this runs in the worker
+    from ray import tune  # noqa: PLC0415
+
+    task = TrialTask.model_validate_json(config["trial"]["task"])
+    setup = Setup(cell=task.cell, gpu=task.gpu, seed=task.seed, threads=CPU_THREADS)
+    with ChildProber(
+        setup,
+        build_timeout_seconds=task.build_timeout_seconds,
+        probe_timeout_seconds=task.probe_timeout_seconds,
+    ) as prober:
+        run_trial(
+            task,
+            prober,
+            # Returns once the driver has taken it: an observation is never in flight for long.
+            lambda observation: tune.report({"observation": observation.model_dump_json()}),
+            node_id=ray.get_runtime_context().get_node_id(),
+        )
+
+
+class _Relay:
+    """Passes Tune's events on. What the listener raises is kept: Tune would wrap or lose it."""
+
+    def __init__(self, listener: Listener, cells: Mapping[str, Cell]) -> None:
+        self._listener = listener
+        self._cells = cells
+        self.raised: Exception | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing: Tune pickles its callbacks to restore an experiment, which is never done here."""
+        return {}
+
+    def started(self, trial: Any) -> None:
+        self._pass_on(lambda: self._listener.started(self._cell(trial)))
+
+    def reported(self, result: dict[str, Any]) -> None:
+        if "observation" in result:
+            observation = Observation.model_validate_json(result["observation"])
+            self._pass_on(lambda: self._listener.observed(observation))
+
+    def ended(self, trial: Any, error: str | None) -> None:
+        self._pass_on(lambda: self._listener.ended(self._cell(trial), error))
+
+    def _cell(self, trial: Any) -> Cell:
+        return self._cells[trial.config["trial"]["cell"]]
+
+    def _pass_on(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:
+            self.raised = self.raised or error
+            raise
+
+
+def _tune_callback(relay: _Relay) -> Any:
+    from ray import tune  # noqa: PLC0415 - seconds to import, and only a sweep needs it
+
+    class Callback(tune.Callback):  # type: ignore[misc]
+        def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+            relay.started(trial)
+
+        def on_trial_result(
+            self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
+        ) -> None:
+            relay.reported(result)
+
+        def on_trial_complete(
+            self, iteration: int, trials: list[Any], trial: Any, **_: Any
+        ) -> None:
+            relay.ended(trial, None)
+
+        def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+            relay.ended(trial, _last_line(trial))
+
+    return Callback()
+
+
+def _last_line(trial: Any) -> str:
+    text = str(trial.get_pickled_error() or "the trial died without a word").strip()
+    return text.splitlines()[-1]

@@ -1,0 +1,226 @@
+"""The run folder: everything one sweep produced. Observations are appended by one writer, durably."""
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pydantic import BaseModel, ValidationError
+
+from orchestrator.plan import Plan
+from orchestrator.sweep import SpecError, SweepSpec, parse_spec
+from trials.observation import Observation
+
+SPEC = "sweep.yaml"
+PLAN = "plan.json"
+OBSERVATIONS = "observations.jsonl"
+
+
+class StoreError(RuntimeError):
+    """A run folder that cannot be used; one line on why and what to do."""
+
+
+class RunFolder:
+    """A run folder to read from. Reading never changes it, and a running sweep does not mind."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def existing(cls, path: Path) -> Self:
+        """A folder that holds a run.
+
+        Raises:
+            StoreError: it does not.
+        """
+        if not path.is_dir():
+            raise StoreError(f"{path}: no such run folder ('sweep --out {path}' makes one)")
+        if not (path / SPEC).exists():
+            raise StoreError(f"{path}: not a run folder: it has no {SPEC}")
+        return cls(path)
+
+    def spec(self) -> SweepSpec:
+        """The specification of this run."""
+        return parse_spec((self.path / SPEC).read_text(encoding="utf-8"), str(self.path / SPEC))
+
+    def plan(self) -> Plan | None:
+        """What the latest driver planned; None before it did."""
+        file = self.path / PLAN
+        if not file.exists():
+            return None
+        try:
+            return Plan.model_validate_json(file.read_bytes())
+        except ValidationError as error:
+            raise StoreError(f"{file}: not a plan: {error.errors()[0]['msg']}") from None
+
+    def observations(self) -> list[Observation]:
+        """Every observation, in the order written. A torn last line is not one.
+
+        Raises:
+            StoreError: a line before the last cannot be read.
+        """
+        file = self.path / OBSERVATIONS
+        if not file.exists():
+            return []
+        whole, _, _torn = file.read_bytes().rpartition(b"\n")
+        found = []
+        for number, line in enumerate(whole.split(b"\n") if whole else [], start=1):
+            try:
+                found.append(Observation.model_validate_json(line))
+            except ValidationError as error:
+                reason = error.errors()[0]["msg"]
+                raise StoreError(
+                    f"{file}:{number}: not an observation ({reason}): restore the line or delete it"
+                ) from None
+        return found
+
+    def is_running(self) -> bool:
+        """Whether a driver is writing to it now."""
+        try:
+            with (self.path / OBSERVATIONS).open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+    def write(self, name: str, content: str | BaseModel) -> Path:
+        """Replaces one file of the run as a whole: whoever reads it sees the old or the new one.
+
+        Raises:
+            StoreError: it could not be written; the old one is still there.
+        """
+        text = content if isinstance(content, str) else content.model_dump_json(indent=1) + "\n"
+        target, part = self.path / name, self.path / f".{name}.part"
+        try:
+            with part.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(target)
+            _sync_folder(self.path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise StoreError(f"{target}: cannot be written: {error.strerror}") from None
+        return target
+
+
+def open_run(path: Path, spec_text: str, spec: SweepSpec) -> RunFolder:
+    """The run folder of a sweep: a new one, or the one where this very sweep stopped.
+
+    Raises:
+        StoreError: the folder belongs to something else. Nothing in it was changed.
+    """
+    run = RunFolder(path)
+    try:
+        entries = sorted(entry.name for entry in path.iterdir() if entry.name != f".{SPEC}.part")
+    except FileNotFoundError:
+        entries = []
+    except NotADirectoryError:
+        raise StoreError(f"{path}: is a file; choose another --out") from None
+    if SPEC in entries:
+        _check_same_sweep(run, spec)
+        return run
+    if entries:
+        raise StoreError(f"{path}: holds {entries[0]!r} but no run: choose another --out")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be made: {error.strerror}") from None
+    run.write(SPEC, spec_text)
+    return run
+
+
+def _check_same_sweep(run: RunFolder, spec: SweepSpec) -> None:
+    try:
+        there = run.spec()
+    except SpecError as error:
+        raise StoreError(f"{run.path}: its own specification cannot be read:\n{error}") from None
+    differing = [
+        name for name in SweepSpec.model_fields if getattr(there, name) != getattr(spec, name)
+    ]
+    if differing:
+        raise StoreError(
+            f"{run.path}: is another sweep's run ({', '.join(differing)} differ): "
+            "choose another --out, or run its own specification"
+        )
+
+
+class ObservationWriter:
+    """The one writer of a run's observations. A context manager; a second one is refused.
+
+    Raises:
+        StoreError: on entering, when another driver is writing.
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        self._path = run.path / OBSERVATIONS
+        self._run = run
+        self._written: set[str] = set()
+        self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._descriptor)
+            raise StoreError(
+                f"{self._run.path}: another sweep is writing to it: wait for it, or stop it"
+            ) from None
+        self._drop_torn_line()
+        self._written = {o.key for o in self._run.observations()}
+        _sync_folder(self._run.path)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        os.close(self._descriptor)
+
+    def append(self, observation: Observation) -> bool:
+        """Writes one observation so that no crash can lose it.
+
+        Returns:
+            Whether it was new: one that is there already is not written again.
+
+        Raises:
+            StoreError: the disk would not take it; what was there before is untouched.
+        """
+        if observation.key in self._written:
+            return False
+        line = observation.model_dump_json().encode() + b"\n"
+        size = os.fstat(self._descriptor).st_size
+        try:
+            written = 0
+            while written < len(line):
+                written += os.write(self._descriptor, line[written:])
+            os.fsync(self._descriptor)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, size)
+            raise StoreError(
+                f"{self._path}: cannot be written: {error.strerror}: make room and run the same "
+                "command again, it continues where this stopped"
+            ) from None
+        self._written.add(observation.key)
+        return True
+
+    def _drop_torn_line(self) -> None:
+        """A driver that was killed may have left half a line; its probe is simply made again."""
+        content = self._path.read_bytes()
+        os.ftruncate(self._descriptor, len(content) - len(content.rpartition(b"\n")[2]))
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,300 @@
+"""How many probes finding the largest batch takes: ours beside Accelerate's and Lightning's.
+
+Run with ``python tests/benchmarks/search_probes.py`` in the environment of the ``bench`` extra.
+"""
+
+import gc
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING, Literal
+
+from trials.search import (
+    Reading,
+    Search,
+    doubling_and_bisection,
+    drive,
+    search_largest_batch,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from lightning.pytorch import LightningModule
+
+SEED = 20240804
+LAWS = 200
+LARGEST_LIMIT = 256
+OUR_LIMIT = 8192  # Lightning's default max_val; ours is not told that limits end at 256.
+GIB = 2**30
+OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 1.00 GiB."  # both libraries recognise it
+
+Kind = Literal["affine", "nearly affine", "convex", "concave", "adversarial"]
+KINDS: dict[Kind, str] = {
+    "affine": "affine",
+    "nearly affine": "nearly affine: noise 0.3 % (standard deviation), batch 1 1.7 % high",
+    "convex": "convex: grows with batch^1.3",
+    "concave": "concave: grows with batch^0.7",
+    "adversarial": "adversarial: every peak drawn at random, whatever the batch",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """Memory of one made-up fine-tuning: ``fixed + (limit - fixed) * (batch / edge) ** power``.
+
+    Noise is in the peak that is read, not in what fits, so each kind has the limits it was given.
+
+    Attributes:
+        name: what the noise is drawn from.
+        largest: the largest batch that fits.
+        edge: where the memory limit is reached, less than one above the largest batch.
+        fixed_share: share of the memory limit taken before any batch.
+    """
+
+    kind: Kind
+    name: str
+    largest: int
+    edge: float
+    fixed_share: float
+    memory_limit_bytes: int
+
+    def probe(self, batch: int) -> Reading:
+        if batch > self.largest:
+            return Reading(fits=False, peak_memory_bytes=None)
+        # What was reported cannot exceed the memory there is.
+        peak_bytes = min(int(self._peak_bytes(batch)), self.memory_limit_bytes)
+        return Reading(fits=True, peak_memory_bytes=peak_bytes)
+
+    def _peak_bytes(self, batch: int) -> float:
+        random = Random(f"{self.name}/{batch}")  # asked again, a batch answers the same
+        if self.kind == "adversarial":
+            return self.memory_limit_bytes * 10 ** random.uniform(-6, 0)
+        power = {"convex": 1.3, "concave": 0.7}.get(self.kind, 1.0)
+        share = self.fixed_share + (1 - self.fixed_share) * (batch / self.edge) ** power
+        if self.kind == "nearly affine":
+            share *= (1 + random.gauss(0, 0.003)) * (1.017 if batch == 1 else 1)
+        return self.memory_limit_bytes * share
+
+
+def draw_laws(
+    kind: Kind, *, number: int = LAWS, seed: int = SEED, largest: int = LARGEST_LIMIT
+) -> list[Law]:
+    """Laws with limits drawn evenly from 1 to ``largest`` and 5 to 90 % of the memory fixed."""
+    random = Random(seed)
+    laws = []
+    for index in range(number):
+        limit = random.randint(1, largest)
+        laws.append(
+            Law(
+                kind=kind,
+                name=f"{seed}/{index}",
+                largest=limit,
+                edge=limit + random.uniform(0.001, 0.999),
+                fixed_share=random.uniform(0.05, 0.9),
+                memory_limit_bytes=random.choice([24, 40, 48, 80]) * GIB,
+            )
+        )
+    return laws
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one contender spent on one law, counted where the probe is answered."""
+
+    law: Law
+    found: int = 0
+    probes: int = 0
+    misses: int = 0
+
+    def probe(self, batch: int) -> Reading:
+        reading = self.law.probe(batch)
+        self.probes += 1
+        self.misses += not reading.fits
+        return reading
+
+
+@dataclass(slots=True)
+class Score:
+    """What one contender spent on many laws."""
+
+    tallies: list[Tally] = field(default_factory=list)
+
+    def mean(self, value: Callable[[Tally], float]) -> float:
+        return sum(map(value, self.tallies)) / len(self.tallies)
+
+    @property
+    def probes(self) -> float:
+        return self.mean(lambda tally: tally.probes)
+
+    @property
+    def misses(self) -> float:
+        return self.mean(lambda tally: tally.misses)
+
+    @property
+    def exact(self) -> float:
+        return self.mean(lambda tally: tally.found == tally.law.largest)
+
+    @property
+    def found_share(self) -> float:
+        return self.mean(lambda tally: tally.found / tally.law.largest)
+
+
+def score(contender: Callable[[Tally], int], laws: list[Law]) -> Score:
+    """Let one contender find every law's limit."""
+    result = Score()
+    for law in laws:
+        tally = Tally(law)
+        tally.found = contender(tally)
+        result.tallies.append(tally)
+    return result
+
+
+def our_search(law: Law) -> Search:
+    """The search under test, as a trial would start it."""
+    return search_largest_batch(limit=OUR_LIMIT, memory_limit_bytes=law.memory_limit_bytes)
+
+
+def ours(tally: Tally) -> int:
+    """Find the limit with the guided search."""
+    return drive(our_search(tally.law), tally.probe)
+
+
+def plain(tally: Tally) -> int:
+    """Find the limit by doubling and bisection."""
+    return drive(doubling_and_bisection(limit=OUR_LIMIT), tally.probe)
+
+
+def accelerate(tally: Tally) -> int:
+    """Find the limit with Accelerate's decorator, started at the largest limit there is."""
+    import torch  # noqa: PLC0415 - only a run of the benchmark needs the contenders
+    from accelerate.utils import find_executable_batch_size  # noqa: PLC0415 - as above
+
+    @find_executable_batch_size(starting_batch_size=LARGEST_LIMIT)
+    def train(batch_size: int) -> int:
+        if not tally.probe(batch_size).fits:
+            raise torch.OutOfMemoryError(OUT_OF_MEMORY)
+        return batch_size
+
+    return train()
+
+
+def lightning_module(tally: Tally) -> "LightningModule":
+    """Make a real model of five weights that runs out of memory as the law says."""
+    import torch  # noqa: PLC0415 - only a run of the benchmark needs the contenders
+    from lightning.pytorch import LightningModule  # noqa: PLC0415 - as above
+
+    # Long enough that the finder never meets its end: it tries at most 2 * 256, three steps each.
+    dataset = torch.utils.data.TensorDataset(torch.zeros(8 * LARGEST_LIMIT, 4))
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.batch_size = 1  # the finder writes here what it tries
+            self.linear = torch.nn.Linear(4, 1)
+
+        def train_dataloader(self) -> object:
+            return torch.utils.data.DataLoader(dataset, batch_size=self.batch_size)
+
+        def configure_optimizers(self) -> object:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        def training_step(self, batch: list["torch.Tensor"], batch_idx: int) -> "torch.Tensor":
+            # A probe is one batch size tried, however many steps the finder runs with it.
+            if batch_idx == 0 and not tally.probe(len(batch[0])).fits:
+                raise RuntimeError(OUT_OF_MEMORY)
+            return self.linear(batch[0]).mean()
+
+    return Module()
+
+
+def lightning(tally: Tally, *, mode: Literal["power", "binsearch"], margin: float = 0.05) -> int:
+    """Find the limit with Lightning's BatchSizeFinder.
+
+    What is not an argument stays at its default: init_val 2, at most 25 trials of 3 steps each. The
+    default margin is the share taken off what binsearch finds.
+    """
+    from lightning.pytorch import Trainer  # noqa: PLC0415 - only a run needs the contenders
+    from lightning.pytorch.tuner import Tuner  # noqa: PLC0415 - as above
+
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(
+            accelerator="cpu",
+            default_root_dir=folder,
+            enable_checkpointing=False,
+            enable_model_summary=False,
+            enable_progress_bar=False,
+            logger=False,
+            max_epochs=1,
+        )
+        # The Tuner runs the BatchSizeFinder callback and stops before the training after it.
+        tuner, module = Tuner(trainer), lightning_module(tally)
+        found = tuner.scale_batch_size(module, mode=mode, margin=margin)
+    assert found is not None
+    return found
+
+
+CONTENDERS: dict[str, Callable[[Tally], int]] = {
+    "ours": ours,
+    "doubling and bisection": plain,
+    "Accelerate `find_executable_batch_size`": accelerate,
+    "Lightning `BatchSizeFinder`, power": partial(lightning, mode="power"),
+    "Lightning `BatchSizeFinder`, binsearch": partial(lightning, mode="binsearch"),
+    "Lightning `BatchSizeFinder`, binsearch, margin 0": partial(
+        lightning, mode="binsearch", margin=0.0
+    ),
+}
+
+
+def contender_rows() -> Iterator[str]:
+    """Lines of the first table: every contender on the same laws."""
+    laws = draw_laws("affine")
+    yield "| method | probes | of them out of memory | exact | found / limit |"
+    yield "|---|---:|---:|---:|---:|"
+    for name, contender in CONTENDERS.items():
+        result = score(contender, laws)
+        yield (
+            f"| {name} | {result.probes:.1f} | {result.misses:.1f} "
+            f"| {result.exact:.0%} | {result.found_share:.0%} |"
+        )
+
+
+def kind_rows() -> Iterator[str]:
+    """Lines of the second table: ours and the plain search, kind of law by kind of law."""
+    yield (
+        "| law | limits | probes, ours | plain | out of memory, ours | plain "
+        "| exact, ours | worst, ours - plain |"
+    )
+    yield "|---|---|---:|---:|---:|---:|---:|---:|"
+    for kind, description in KINDS.items():
+        for largest in (LARGEST_LIMIT, 32):
+            laws = draw_laws(kind, largest=largest)
+            guided, bisected = score(ours, laws), score(plain, laws)
+            pairs = zip(guided.tallies, bisected.tallies, strict=True)
+            worst = max(mine.probes - its.probes for mine, its in pairs)
+            yield (
+                f"| {description} | 1 to {largest} | {guided.probes:.1f} | {bisected.probes:.1f} "
+                f"| {guided.misses:.1f} | {bisected.misses:.1f} "
+                f"| {guided.exact:.0%} | {worst:+d} |"
+            )
+
+
+def main() -> None:
+    """Print both tables as Markdown."""
+    # Both libraries narrate, and collect garbage before every trial: over all of torch, unless what
+    # is imported by then is set aside. Neither changes what is counted.
+    import accelerate  # noqa: F401, PLC0415 - see above
+    import lightning.pytorch  # noqa: F401, PLC0415 - see above
+
+    gc.freeze()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    for row in (*contender_rows(), "", *kind_rows()):
+        print(row)  # noqa: T201 - the tables are the output
+
+
+if __name__ == "__main__":
+    main()

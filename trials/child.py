@@ -1,0 +1,254 @@
+"""The trial's side of its child process: start it, ask it, kill it. Every ending is an outcome."""
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Protocol, Self
+
+from pydantic import ValidationError
+
+from trials.observation import Environment, Measurement, Outcome
+from trials.probe import START, Born, Ended, ProbeReply, ProbeRequest, Ready, Refused, Setup
+
+NURSERY_TIMEOUT_SECONDS = 10.0  # it has nothing to do but wait for its child
+# Left alone, BLAS and OpenMP take every core of the machine, whatever torch is told later.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeEnd:
+    """How a probe ended, as the trial saw it."""
+
+    outcome: Outcome
+    detail: str | None
+    measurement: Measurement | None
+    environment: Environment | None
+
+
+class Prober(Protocol):
+    """Answers probes; a hand-written fake does so in tests."""
+
+    def probe(self, request: ProbeRequest) -> ProbeEnd:
+        """Tries one batch size. Never raises for what a probe can do: that is its outcome."""
+
+
+class ChildGoneError(RuntimeError):
+    """The child ended, or was silent too long. Carries the outcome that stands for."""
+
+    def __init__(self, end: ProbeEnd) -> None:
+        super().__init__(end)
+        self.end = end
+
+
+class ChildProber:
+    """Answers probes through a child process, a fresh one after anything but FITS.
+
+    Args:
+        setup: what the child builds.
+        build_timeout_seconds: how long it may take until it is ready.
+        probe_timeout_seconds: how long one probe may take.
+    """
+
+    def __init__(
+        self, setup: Setup, *, build_timeout_seconds: float, probe_timeout_seconds: float
+    ) -> None:
+        self._setup = setup
+        self._build_timeout_seconds = build_timeout_seconds
+        self._probe_timeout_seconds = probe_timeout_seconds
+        self._nursery: _Nursery | None = None
+        self._environment: Environment | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def child_pid(self) -> int | None:
+        """Process id of the living child."""
+        return None if self._nursery is None else self._nursery.child_pid
+
+    def close(self) -> None:
+        """Kills the child and its nursery, if there are any."""
+        if self._nursery is not None:
+            self._nursery.close()
+            self._nursery = None
+
+    def probe(self, request: ProbeRequest) -> ProbeEnd:
+        """Tries one batch size, in the living child or a fresh one."""
+        try:
+            nursery = self._nursery_with_child()
+            nursery.tell(request.model_dump_json() + "\n")
+            line = nursery.answer(self._probe_timeout_seconds, f"batch {request.batch_size}")
+            reply = ProbeReply.model_validate_json(line)
+            end = ProbeEnd(reply.outcome, reply.detail, reply.measurement, self._environment)
+        except ChildGoneError as gone:
+            end = replace(gone.end, environment=self._environment)
+        except ValidationError as error:
+            end = failed(f"the child's answer is not one: {error.errors()[0]['msg']}")
+        if end.outcome is not Outcome.FITS and self._nursery is not None:
+            self._environment = None
+            if not self._nursery.end_child():
+                self.close()
+        return end
+
+    def _nursery_with_child(self) -> "_Nursery":
+        if self._nursery is None:
+            self._nursery = _Nursery(self._setup)
+        if self._nursery.child_pid is None:
+            line = self._nursery.start_child(self._build_timeout_seconds)
+            with contextlib.suppress(ValidationError):
+                refused = Refused.model_validate_json(line)
+                raise ChildGoneError(ProbeEnd(refused.outcome, refused.detail, None, None))
+            self._environment = Ready.model_validate_json(line).environment
+        return self._nursery
+
+
+def failed(detail: str) -> ProbeEnd:
+    """A probe that says nothing about memory."""
+    return ProbeEnd(Outcome.FAILED, detail, None, None)
+
+
+class _Nursery:
+    """The process that forks children, its child, and the pipes that reach both."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "trials.worker", str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=_child_environment(setup.threads),
+        )
+        self._received = b""
+        self._oom_kills_before = 0
+        self.child_pid: int | None = None
+        self.tell(setup.model_dump_json() + "\n")
+
+    def start_child(self, timeout_seconds: float) -> str:
+        """Forks a child.
+
+        Returns:
+            Its first word.
+
+        Raises:
+            ChildGoneError: it ended, or said nothing for so long.
+        """
+        self._oom_kills_before = _host_oom_kills()
+        self.tell(START)
+        started = time.monotonic()
+        born = Born.model_validate_json(self.answer(timeout_seconds, "importing the libraries"))
+        self.child_pid = born.pid
+        left = timeout_seconds - (time.monotonic() - started)
+        return self.answer(left, "building the model")
+
+    def tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line.encode())
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise ChildGoneError(self._ending(self._process.wait())) from None
+
+    def answer(self, timeout_seconds: float, doing: str) -> str:
+        """The next line the child says.
+
+        Raises:
+            ChildGoneError: it ended, or said nothing for so long.
+        """
+        line = self._next_line(timeout_seconds)
+        if line is None:
+            text = f"no answer within {timeout_seconds:g} s, {doing}"
+            raise ChildGoneError(ProbeEnd(Outcome.TIMED_OUT, text, None, None))
+        with contextlib.suppress(ValidationError):
+            ended = Ended.model_validate_json(line)
+            self.child_pid = None
+            raise ChildGoneError(self._ending(ended.exit_code))
+        return line
+
+    def end_child(self) -> bool:
+        """Kills the child.
+
+        Returns:
+            Whether the nursery can go on without it.
+        """
+        if self.child_pid is None:
+            return self._process.poll() is None
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.child_pid, signal.SIGKILL)
+        self.child_pid = None
+        # What it said before it died is dropped; the nursery's word that it ended comes last.
+        with contextlib.suppress(ChildGoneError):
+            while line := self._next_line(NURSERY_TIMEOUT_SECONDS):
+                with contextlib.suppress(ValidationError):
+                    Ended.model_validate_json(line)
+                    return True
+        return False
+
+    def close(self) -> None:
+        """Kills the nursery; its child goes with it."""
+        if self.child_pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.child_pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        # What was still in the pipe has no reader any more.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.stdout.close()
+        self._errors.close()
+
+    def _next_line(self, timeout_seconds: float) -> str | None:
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + timeout_seconds
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._received:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    return None
+                chunk = os.read(self._process.stdout.fileno(), 65536)
+                if not chunk:
+                    raise ChildGoneError(self._ending(self._process.wait()))
+                self._received += chunk
+        line, _, self._received = self._received.partition(b"\n")
+        return line.decode()
+
+    def _ending(self, code: int) -> ProbeEnd:
+        if code == -signal.SIGKILL and _host_oom_kills() > self._oom_kills_before:
+            text = "the host ran out of memory and killed the child"
+            return ProbeEnd(Outcome.HOST_OUT_OF_MEMORY, text, None, None)
+        if code < 0:
+            return failed(f"the child was killed by {signal.Signals(-code).name}")
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        last = f": {lines[-1][:300]}" if lines else ""
+        return failed(f"the child ended with exit code {code}{last}")
+
+
+def _child_environment(threads: int) -> dict[str, str]:
+    # The packages may come from a Ray job's working directory, which only sys.path knows of.
+    packages = str(Path(__file__).resolve().parent.parent)
+    path = os.pathsep.join(filter(None, (packages, os.environ.get("PYTHONPATH"))))
+    counts = dict.fromkeys(THREAD_VARIABLES, str(threads))
+    return os.environ | {"PYTHONPATH": path} | counts
+
+
+def _host_oom_kills() -> int:
+    """Processes the kernel has killed for lack of memory since it booted; 0 where it does not say."""
+    vmstat = Path("/proc/vmstat")
+    if vmstat.exists():
+        for line in vmstat.read_text(encoding="ascii").splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0

@@ -1,0 +1,1 @@
+"""The memory, clock and limits of one device."""

@@ -1,0 +1,62 @@
+"""When enough steps have been timed, and how sure their median is. Pure."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from trials.observation import StopReason
+from trials.workload import PositiveInt, Record
+
+CONFIDENCE = 0.95
+
+
+class TimingRule(Record):
+    """When to stop timing steps.
+
+    Attributes:
+        min_steps: never fewer; six is the least that gives the median a 95 % interval.
+        max_steps: never more.
+        max_seconds: no further step once this much time was spent on timed steps.
+        relative_half_width: stop when half the 95 % interval is this part of the median.
+    """
+
+    min_steps: Annotated[int, Field(strict=True, ge=6)] = 6
+    max_steps: PositiveInt = 20
+    max_seconds: Annotated[float, Field(gt=0)] = 3.0
+    relative_half_width: Annotated[float, Field(gt=0)] = 0.03
+
+    def stop_reason(self, step_seconds: Sequence[float]) -> StopReason | None:
+        """Why to stop after these steps, or None to time another."""
+        if len(step_seconds) < self.min_steps:
+            return None
+        interval = median_interval(step_seconds)
+        assert interval is not None
+        low, high = interval
+        if (high - low) / 2 <= self.relative_half_width * statistics.median(step_seconds):
+            return "precise"
+        if len(step_seconds) >= self.max_steps:
+            return "step cap"
+        return "time cap" if sum(step_seconds) >= self.max_seconds else None
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """An interval that holds the median with at least 95 % confidence, whatever the distribution.
+
+    The order statistics x(k) and x(n+1-k) enclose the median with probability
+    ``1 - 2 P(Binomial(n, 1/2) < k)``; the largest k that keeps it at 95 % is taken.
+
+    Returns:
+        (low, high), or None for fewer than six values, which allow no such interval.
+    """
+    ordered = sorted(values)
+    count = len(ordered)
+    tail, rank = 0.0, 0
+    while rank < count // 2:
+        tail += math.comb(count, rank) / 2**count
+        if 1 - 2 * tail < CONFIDENCE:
+            break
+        rank += 1
+    return None if rank == 0 else (ordered[rank - 1], ordered[count - rank])
