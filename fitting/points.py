@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fitting.laws import FloatArray
+from gpu_catalog.record import Record
 from trials.observation import Basis, Environment, Observation, Outcome, largest_batch
-from trials.workload import Cell, PositiveInt, Recipe, Record
+from trials.workload import Cell, PositiveInt, Recipe
 
 # A batch that times out or exhausts the host says nothing of the device's memory.
 MEMORY_MISSES = (Outcome.OUT_OF_MEMORY, Outcome.THRASHING)

@@ -7,8 +7,8 @@ from pydantic import model_validator
 
 from fitting.points import FitGroup
 from fitting.solve import Status
+from gpu_catalog.record import Record
 from trials.observation import Basis
-from trials.workload import Record
 
 
 class Law(StrEnum):

@@ -41,7 +41,9 @@ def build_parser() -> argparse.ArgumentParser:
     sweep.add_argument("spec", nargs="?", type=Path, metavar="SPEC.yaml")
     sweep.add_argument("--out", metavar="DIR", help="the run folder (default: runs/NAME)")
     sweep.add_argument(
-        "--resume", action="store_true", help="go on with the run in --out, by its own specification"
+        "--resume",
+        action="store_true",
+        help="go on with the run in --out, by its own specification",
     )
     sweep.add_argument("--dry-run", action="store_true", help="print the plan and start nothing")
     for name, text in (

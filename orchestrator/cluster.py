@@ -1,4 +1,4 @@
-"""The Ray cluster a sweep runs on: the one RAY_ADDRESS names, else one of its own on this machine."""
+"""The Ray cluster a sweep runs on: the one RAY_ADDRESS names, else one of its own here."""
 
 import contextlib
 import logging

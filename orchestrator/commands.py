@@ -16,13 +16,12 @@ from orchestrator.cluster import (
 from orchestrator.plan import ClusterResources, Plan, make_plan, trial_task
 from orchestrator.progress import Progress, fastest
 from orchestrator.ranking import Ranking, rank, ranking_csv
-from orchestrator.report import headline, markdown, ranking_section, table
+from orchestrator.report import cheapest_section, headline, markdown, table
 from orchestrator.runner import run_trials
 from orchestrator.store import PLAN, ObservationWriter, RunFolder, StoreError, open_run
 from orchestrator.sweep import (
     SpecError,
     SweepSpec,
-    Workload,
     default_spec_text,
     parse_spec,
     read_spec_text,
@@ -65,10 +64,13 @@ def sweep(spec_path: Path | None, out: str | None, *, resume: bool, dry: bool) -
     with ObservationWriter(folder_run) as writer:
         plan = _measure(folder_run, writer, spec, catalog)
     ranking = _derive(folder_run, spec, catalog, plan)
-    _say(f"{headline(ranking)}\n\n{ranking_section(ranking)}\n\nAll of it: {folder_run.path}/report.md")
+    _say(f"{headline(ranking)}\n\n{cheapest_section(ranking)}")
+    _say(f"\nEvery offer, the fits and the limits: {folder_run.path}/report.md")
     if plan.pending:
         keys = ", ".join(cell.key for cell in plan.pending)
-        _remark(f"{len(plan.pending)} trials did not finish: {keys}: the reasons stand under Left out")
+        _remark(
+            f"{len(plan.pending)} trials did not finish: {keys}: the reasons stand under Left out"
+        )
         return 1
     return 0 if plan.complete else 1
 
@@ -92,7 +94,7 @@ def rank_run(folder: RunFolder, options: argparse.Namespace) -> int:
     fits = fit_observations(observations)
     ranking = rank(workload, spec.merged_catalog(), _plan_of(folder, spec), observations, fits)
     _write_ranking(folder, ranking)
-    _say(f"{headline(ranking)}\n\n{ranking_section(ranking)}")
+    _say(f"{headline(ranking)}\n\n{cheapest_section(ranking)}")
     return 0
 
 
@@ -114,7 +116,9 @@ def status(folder: RunFolder) -> int:
         seen = [o for o in observations if o.cell == cell]
         state = _state(cell, plan, seen, skipped=[skip.cell for skip in left_out])
         known = largest_batch(seen)
-        rows.append((cell.key, state, "" if known is None else known[0], fastest(seen) or "", len(seen)))
+        rows.append(
+            (cell.key, state, "" if known is None else known[0], fastest(seen) or "", len(seen))
+        )
     _say(table(("trial", "state", "largest batch", "fastest", "observations"), rows))
     running = "a sweep is running" if folder.is_running() else "no sweep is running"
     _say(f"\n{len(plan.complete)} of {len(rows)} trials done; {running}")
@@ -123,7 +127,15 @@ def status(folder: RunFolder) -> int:
 
 def catalog_gpus() -> int:
     """Lists the GPUs the catalog knows."""
-    headers = ("key", "reports itself as", "usable GiB", "GB/s", "bf16 TFLOPS", "recorded", "source")
+    headers = (
+        "key",
+        "reports itself as",
+        "usable GiB",
+        "GB/s",
+        "bf16 TFLOPS",
+        "recorded",
+        "source",
+    )
     rows = [
         (
             gpu.key,
@@ -143,7 +155,17 @@ def catalog_gpus() -> int:
 def catalog_prices() -> int:
     """Lists the offers the catalog knows, cheapest first for each GPU."""
     catalog = load_catalog()
-    headers = ("GPU", "provider", "instance", "GPUs", "region", "market", "$/h", "as of", "recorded")
+    headers = (
+        "GPU",
+        "provider",
+        "instance",
+        "GPUs",
+        "region",
+        "market",
+        "$/h",
+        "as of",
+        "recorded",
+    )
     rows = [
         (
             gpu.key,
@@ -194,7 +216,9 @@ def _measure(
         folder.write(PLAN, plan)
         _remark(f"{folder.path}: nothing left to measure; another --out measures anew")
         return plan
-    _remark(f"{folder.path}: starting Ray" if cluster_address() is None else f"{folder.path}: on Ray")
+    _remark(
+        f"{folder.path}: starting Ray" if cluster_address() is None else f"{folder.path}: on Ray"
+    )
     with connected_cluster() as cluster:
         plan = make_plan(spec, catalog, cluster, known)
         folder.write(PLAN, plan)
@@ -243,9 +267,7 @@ def _plan_of(folder: RunFolder, spec: SweepSpec) -> Plan:
     )
 
 
-def _plan_without_starting(
-    spec: SweepSpec, catalog: Catalog, known: Sequence[Observation]
-) -> Plan:
+def _plan_without_starting(spec: SweepSpec, catalog: Catalog, known: Sequence[Observation]) -> Plan:
     if cluster_address() is None:
         return make_plan(spec, catalog, this_machine(), known)
     with connected_cluster() as cluster:
@@ -259,7 +281,9 @@ def _print_plan(plan: Plan, folder: Path) -> None:
         *((skip.cell.key, "skipped", skip.reason) for skip in plan.skipped),
     ]
     _say(table(("trial", "plan", "why"), rows))
-    counts = f"{len(plan.pending)} to measure, {len(plan.complete)} done, {len(plan.skipped)} skipped"
+    counts = (
+        f"{len(plan.pending)} to measure, {len(plan.complete)} done, {len(plan.skipped)} skipped"
+    )
     _say(f"\n{counts}; nothing was started")
 
 
@@ -274,7 +298,9 @@ def _state(cell: Cell, plan: Plan, seen: Sequence[Observation], skipped: Sequenc
 def _spec_text(spec_path: Path | None, out: str | None, *, resume: bool) -> tuple[str, str]:
     if resume:
         if out is None or spec_path is not None:
-            raise SpecError("--resume takes the run folder and no specification: sweep --resume --out DIR")
+            raise SpecError(
+                "--resume takes the run folder and no specification: sweep --resume --out DIR"
+            )
         folder = RunFolder.existing(_run_path(out, ""))
         return read_spec_text(folder.path / "sweep.yaml"), str(folder.path / "sweep.yaml")
     if spec_path is None:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.gpu import Gpu
+from gpu_catalog.record import Record
 from orchestrator.sweep import SweepSpec
 from trials.observation import Observation
 from trials.trial import TrialTask, next_ask
-from trials.workload import Cell, Record
+from trials.workload import Cell
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,10 +126,12 @@ class Progress:
         return ", ".join(part for part in parts if part)
 
     def _time_left(self, done: int, total: int) -> str:
-        if done == 0 or done == total:
+        if done in {0, total}:
             return ""
         seconds = (self._clock() - self._started) * (total - done) / done
-        return f"about {seconds:.0f} s left" if seconds < 90 else f"about {seconds / 60:.0f} min left"
+        return (
+            f"about {seconds:.0f} s left" if seconds < 90 else f"about {seconds / 60:.0f} min left"
+        )
 
     def _line(self, cell: Cell, text: str) -> None:
         if self._live is None:

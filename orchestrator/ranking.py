@@ -12,11 +12,12 @@ from typing import Literal
 from fitting.fit import Fit, Law, Prediction, predict_step_seconds
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.offer import Offer
+from gpu_catalog.record import Record
 from orchestrator.plan import Plan
 from orchestrator.sweep import Workload
 from trials.observation import Basis, Observation, Outcome, largest_batch
 from trials.timing import median_interval
-from trials.workload import Cell, Record
+from trials.workload import Cell
 
 SECONDS_PER_HOUR = 3600.0
 
@@ -36,7 +37,7 @@ class RankedOffer(Record):
         price_recorded: when it was written into the catalog.
         batch_size: queries per step.
         largest_batch: the largest that fits; absent while the search has not closed in on it.
-        limited_by: what the next larger batch size ended in, or that the search's limit was reached.
+        limited_by: what the next larger batch size ended in, or the search's limit.
         queries_per_second: throughput at ``batch_size``.
         hours, hours_low, hours_high: duration of the job, with a 95 % interval.
         usd, usd_low, usd_high: its price.
@@ -121,7 +122,8 @@ def rank(
         offers = catalog.offers(cell.gpu)
         times = _step_times(workload, cell, seen, usable)
         for stack, step_time in times.items():
-            ranked += [_row(workload, offer, cell, stack, step_time, seen) for offer in offers]
+            job = _Job(workload, cell, stack, step_time, seen)
+            ranked += [job.on(offer) for offer in offers]
         if not (times and offers):
             reason = _why_not(workload, cell, seen, priced=bool(offers))
             excluded.append(Excluded(cell=cell, reason=skipped.get(cell) or reason))
@@ -189,45 +191,49 @@ def _speaks_of(fit: Fit, cell: Cell) -> bool:
     )
 
 
-def _row(
-    workload: Workload,
-    offer: Offer,
-    cell: Cell,
-    stack: str,
-    step_time: StepTime,
-    seen: Sequence[Observation],
-) -> RankedOffer:
-    batch, seconds = step_time.batch_size, step_time.seconds
-    hours, low, high = (
-        job_hours(workload, batch, s) for s in (seconds.value, seconds.low, seconds.high)
-    )
-    known = largest_batch(list(seen))
-    return RankedOffer(
-        rank=0,
-        cell=cell,
-        stack=stack,
-        provider=offer.provider,
-        instance=offer.instance,
-        region=offer.region,
-        market=offer.market,
-        gpus_per_instance=offer.gpus_per_instance,
-        usd_per_hour=offer.usd_per_hour,
-        price_as_of=offer.as_of,
-        price_recorded=offer.recorded,
-        batch_size=batch,
-        largest_batch=None if known is None else known[0],
-        limited_by=None if known is None else _limit_reason(known[1]),
-        queries_per_second=batch / seconds.value,
-        hours=hours,
-        hours_low=low,
-        hours_high=high,
-        usd=hours * offer.usd_per_hour,
-        usd_low=low * offer.usd_per_hour,
-        usd_high=high * offer.usd_per_hour,
-        basis=seen[0].basis,
-        source=step_time.source,
-        extrapolated=seconds.extrapolated,
-    )
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A workload as one cell, whose step time is known."""
+
+    workload: Workload
+    cell: Cell
+    stack: str
+    step_time: StepTime
+    seen: Sequence[Observation]
+
+    def on(self, offer: Offer) -> RankedOffer:
+        """The job on one offer; ranks are given when all are known."""
+        batch, seconds = self.step_time.batch_size, self.step_time.seconds
+        hours, low, high = (
+            job_hours(self.workload, batch, s) for s in (seconds.value, seconds.low, seconds.high)
+        )
+        known = largest_batch(list(self.seen))
+        return RankedOffer(
+            rank=0,
+            cell=self.cell,
+            stack=self.stack,
+            provider=offer.provider,
+            instance=offer.instance,
+            region=offer.region,
+            market=offer.market,
+            gpus_per_instance=offer.gpus_per_instance,
+            usd_per_hour=offer.usd_per_hour,
+            price_as_of=offer.as_of,
+            price_recorded=offer.recorded,
+            batch_size=batch,
+            largest_batch=None if known is None else known[0],
+            limited_by=None if known is None else _limit_reason(known[1]),
+            queries_per_second=batch / seconds.value,
+            hours=hours,
+            hours_low=low,
+            hours_high=high,
+            usd=hours * offer.usd_per_hour,
+            usd_low=low * offer.usd_per_hour,
+            usd_high=high * offer.usd_per_hour,
+            basis=self.seen[0].basis,
+            source=self.step_time.source,
+            extrapolated=seconds.extrapolated,
+        )
 
 
 def _limit_reason(miss: Observation | None) -> str:
@@ -236,9 +242,7 @@ def _limit_reason(miss: Observation | None) -> str:
     return f"{miss.outcome} at {miss.batch_size}"
 
 
-def _why_not(
-    workload: Workload, cell: Cell, seen: Sequence[Observation], *, priced: bool
-) -> str:
+def _why_not(workload: Workload, cell: Cell, seen: Sequence[Observation], *, priced: bool) -> str:
     if not priced:
         return f"the catalog has no offer for {cell.gpu}: add one under catalog.offers"
     known = largest_batch(list(seen))
@@ -283,7 +287,14 @@ def ranking_csv(ranking: Ranking) -> str:
     for row in ranking.offers:
         cell = row.cell
         writer.writerow(
-            [cell.gpu, cell.model, cell.recipe.key, cell.sparsity, cell.active_experts, cell.seq_len]
+            [
+                cell.gpu,
+                cell.model,
+                cell.recipe.key,
+                cell.sparsity,
+                cell.active_experts,
+                cell.seq_len,
+            ]
             + [getattr(row, name) for name in fields]
             + [ranking.workload.queries, ranking.workload.epochs]
         )

@@ -11,6 +11,7 @@ from trials.observation import Observation, Outcome, largest_batch
 from trials.workload import Cell
 
 STEADY = 0.10  # an interval wider than this part of its value is called unsteady
+OFFER_HEADERS = ("GPU", "offer", "$/h", "batch", "queries/s", "hours", "$", "basis")
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -33,7 +34,8 @@ def markdown(
     parts = [
         f"# {spec.name}",
         headline(ranking),
-        ranking_section(ranking),
+        cheapest_section(ranking),
+        _ranking_section(ranking),
         _limits_section([*plan.complete, *plan.pending], observations),
         _fits_section(fits),
         _stack_section(observations),
@@ -50,65 +52,87 @@ def headline(ranking: Ranking) -> str:
         text += f" Step times are {' and '.join(bases)}, at full sequence length."
     if any(row.cell.gpu == "cpu" for row in ranking.offers):
         text += (
-            "\n`cpu` is the machine that ran the sweep; the offers beside it are CPU instances that "
-            "stand in for it and were not measured."
+            "\n`cpu` is the machine that ran the sweep; the offers beside it are CPU "
+            "instances that stand in for it\nand were not measured."
         )
     return text
 
 
-def ranking_section(ranking: Ranking) -> str:
-    """A table of offers for each model, recipe, sparsity and length, then what is left out."""
-    parts = ["## Ranking"]
-    for _, group in groupby(ranking.offers, key=lambda row: comparable(row.cell)):
-        rows = list(group)
-        cell = rows[0].cell
+def cheapest_section(ranking: Ranking) -> str:
+    """The cheapest offer of each model, recipe, sparsity and length, then what is left out."""
+    parts = ["## Cheapest"]
+    winners = [row for row in ranking.offers if row.rank == 1]
+    if winners:
+        headers = ("model", "recipe", "experts", "tokens", *OFFER_HEADERS)
         parts.append(
-            f"**{cell.model}**, {cell.recipe.key}, {_routing(cell)}, {cell.seq_len} tokens a query"
+            table(headers, [(*_workload_columns(row.cell), *_offer_row(row)) for row in winners])
         )
-        headers = ("", "GPU", "offer", "$/h", "batch", "queries/s", "hours", "$", "from")
-        parts.append(table(headers, [_offer_row(row) for row in rows]))
-    if not ranking.offers:
+        parts.append(_remarks(winners))
+    else:
         parts.append("Nothing can be ranked yet.")
-    if any(_unsteady(row) for row in ranking.offers):
-        parts.append(
-            f"~ the 95 % interval of the hours is wider than {STEADY:.0%}: measure on a quieter "
-            "machine, or longer (`timing` in the specification)."
-        )
-    if any(row.gpus_per_instance > 1 for row in ranking.offers):
-        parts.append("$/h is that of the whole instance, which must be rented; the job uses one GPU.")
     if ranking.excluded:
         parts.append("Left out:")
         parts.append("\n".join(f"- {e.cell.key}: {e.reason}" for e in ranking.excluded))
-    return "\n\n".join(parts)
+    return "\n\n".join(part for part in parts if part)
+
+
+def _ranking_section(ranking: Ranking) -> str:
+    """Every offer: a table for each model, recipe, sparsity and length."""
+    parts = []
+    for _, group in groupby(ranking.offers, key=lambda row: comparable(row.cell)):
+        rows = list(group)
+        model, recipe, experts, tokens = _workload_columns(rows[0].cell)
+        parts.append(f"**{model}**, {recipe}, experts: {experts}, {tokens} tokens a query")
+        numbered = [(row.rank, *_offer_row(row)) for row in rows]
+        parts.append(table(("", *OFFER_HEADERS), numbered))
+    return "\n\n".join(["## Every offer", *parts]) if parts else ""
+
+
+def _workload_columns(cell: Cell) -> tuple[object, ...]:
+    routing = "none" if cell.experts is None else f"{cell.active_experts} of {cell.experts}"
+    return (cell.model, cell.recipe.key, routing, cell.seq_len)
 
 
 def _offer_row(row: RankedOffer) -> tuple[object, ...]:
-    instance = row.instance if row.gpus_per_instance == 1 else (
-        f"{row.instance} ({row.gpus_per_instance} GPUs)"
-    )
-    source = f"{row.basis}, {row.source}" + (", extrapolated" if row.extrapolated else "")
+    several = f" ({row.gpus_per_instance} GPUs)" if row.gpus_per_instance > 1 else ""
+    law = ", by the affine law" if row.source == "affine law" else ""
     return (
-        row.rank,
         row.cell.gpu,
-        f"{row.provider} {instance} {row.market} ({row.price_as_of or row.price_recorded})",
+        f"{row.provider} {row.instance}{several} {row.market}",
         f"{row.usd_per_hour:.3g}",
-        f"{row.batch_size} of {row.largest_batch or '?'}",
+        f"{row.batch_size} of {'?' if row.largest_batch is None else row.largest_batch}",
         f"{row.queries_per_second:.3g}",
         f"{row.hours:.3g} ({row.hours_low:.3g} to {row.hours_high:.3g})"
         + (" ~" if _unsteady(row) else ""),
-        f"{row.usd:.3g} ({row.usd_low:.3g} to {row.usd_high:.3g})",
-        source,
+        f"{row.usd:.2g} ({row.usd_low:.2g} to {row.usd_high:.2g})",
+        f"{row.basis}{law}{', extrapolated' if row.extrapolated else ''}",
     )
+
+
+def _remarks(rows: Sequence[RankedOffer]) -> str:
+    """What a reader must know beside the numbers."""
+    undated = any(row.price_as_of is None for row in rows)
+    dates = sorted(str(row.price_as_of or row.price_recorded) for row in rows)
+    remarks = [
+        f"Prices are of {dates[0]}"
+        + (f" to {dates[-1]}" if dates[-1] != dates[0] else "")
+        + (", the day they were written down where the source gives none." if undated else "."),
+        "batch: the fastest measured of the largest that fits."
+        if all(row.source == "measured steps" for row in rows)
+        else "batch: as asked, of the largest that fits.",
+    ]
+    if any(_unsteady(row) for row in rows):
+        remarks.append(
+            f"~ the 95 % interval of the hours spans more than {STEADY:.0%} of them: measure "
+            "longer (`timing` in the specification) or on a quieter machine."
+        )
+    if any(row.gpus_per_instance > 1 for row in rows):
+        remarks.append("$/h is that of the whole instance; the job uses one of its GPUs.")
+    return "\n".join(remarks)
 
 
 def _unsteady(row: RankedOffer) -> bool:
     return row.hours_high - row.hours_low > STEADY * row.hours
-
-
-def _routing(cell: Cell) -> str:
-    if cell.experts is None:
-        return "no experts"
-    return f"{cell.active_experts} of {cell.experts} experts (sparsity {cell.sparsity:g})"
 
 
 def _limits_section(cells: Sequence[Cell], observations: Sequence[Observation]) -> str:

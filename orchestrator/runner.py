@@ -113,7 +113,7 @@ class _Relay:
         self.raised: Exception | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Nothing: Tune pickles its callbacks to restore an experiment, which is never done here."""
+        """Nothing: Tune pickles callbacks to restore an experiment, which is never done here."""
         return {}
 
     def started(self, trial: Any) -> None:
@@ -142,21 +142,17 @@ def _tune_callback(relay: _Relay) -> Any:
     from ray import tune  # noqa: PLC0415 - seconds to import, and only a sweep needs it
 
     class Callback(tune.Callback):  # type: ignore[misc]
-        def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-            relay.started(trial)
+        def on_trial_start(self, **info: Any) -> None:
+            relay.started(info["trial"])
 
-        def on_trial_result(
-            self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
-        ) -> None:
-            relay.reported(result)
+        def on_trial_result(self, **info: Any) -> None:
+            relay.reported(info["result"])
 
-        def on_trial_complete(
-            self, iteration: int, trials: list[Any], trial: Any, **_: Any
-        ) -> None:
-            relay.ended(trial, None)
+        def on_trial_complete(self, **info: Any) -> None:
+            relay.ended(info["trial"], None)
 
-        def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-            relay.ended(trial, _last_line(trial))
+        def on_trial_error(self, **info: Any) -> None:
+            relay.ended(info["trial"], _last_line(info["trial"]))
 
     return Callback()
 

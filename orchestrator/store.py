@@ -1,4 +1,4 @@
-"""The run folder: everything one sweep produced. Observations are appended by one writer, durably."""
+"""The run folder: everything one sweep produced. One writer appends observations, durably."""
 
 import contextlib
 import fcntl

@@ -11,11 +11,12 @@ from pydantic import AfterValidator, Field, ValidationError, ValidationInfo
 from gpu_catalog.catalog import Catalog, CatalogError, UnknownGpuError, load_catalog
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.offer import Offer
+from gpu_catalog.record import Record
 from orchestrator.located_yaml import LocatedYaml, Location, Problem, read_yaml
 from orchestrator.wording import say, shown
 from trials.models.preset import Preset, UnknownModelError, preset_by_name, presets
 from trials.timing import TimingRule
-from trials.workload import Cell, PositiveInt, Recipe, Record
+from trials.workload import Cell, PositiveInt, Recipe
 
 DEFAULT_SPEC = "laptop.yaml"
 
@@ -34,8 +35,10 @@ def _unique(values: tuple[Item, ...]) -> tuple[Item, ...]:
 
 
 def _known_gpu(key: str, info: ValidationInfo) -> str:
+    assert info.context is not None  # parse_spec gives it
+    catalog: Catalog = info.context["catalog"]
     try:
-        return info.context["catalog"].gpu(key).key  # type: ignore[index]
+        return catalog.gpu(key).key
     except UnknownGpuError as error:
         raise ValueError(str(error)) from None
 
@@ -213,7 +216,9 @@ def _own_catalog(located: LocatedYaml) -> tuple[Catalog, list[Problem]]:
         return load_catalog(), []  # told where the whole file is validated
     except CatalogError as error:
         line = located.line(("catalog",))
-        return load_catalog(), [Problem(line, f"catalog: {text}") for text in str(error).split("\n")]
+        return load_catalog(), [
+            Problem(line, f"catalog: {text}") for text in str(error).split("\n")
+        ]
 
 
 def _cell_problems(located: LocatedYaml) -> list[Problem]:

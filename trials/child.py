@@ -245,7 +245,7 @@ def _child_environment(threads: int) -> dict[str, str]:
 
 
 def _host_oom_kills() -> int:
-    """Processes the kernel has killed for lack of memory since it booted; 0 where it does not say."""
+    """Processes the kernel killed for lack of memory since it booted; 0 where it does not say."""
     vmstat = Path("/proc/vmstat")
     if vmstat.exists():
         for line in vmstat.read_text(encoding="ascii").splitlines():

@@ -50,7 +50,7 @@ class FineTuning:
         self.model = _under_recipe(model, cell.recipe, has_experts=cell.experts is not None)
         self.model.train()
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
-        # Every probe starts from the same weights: routing follows them, and memory follows routing.
+        # Every probe starts from the same weights: routing follows them, memory follows routing.
         self._initial = [p.detach().clone() for p in self.trainable]
         self.start_over()
 

@@ -4,7 +4,8 @@ import hashlib
 from enum import StrEnum
 from typing import Literal
 
-from trials.workload import Cell, Record
+from gpu_catalog.record import Record
+from trials.workload import Cell
 
 
 class Outcome(StrEnum):
@@ -59,7 +60,7 @@ class Environment(Record):
 
     @property
     def stack(self) -> str:
-        """Fingerprint of what makes two measurements comparable. Host and node are not part of it."""
+        """Fingerprint of what makes measurements comparable. Host and node are not part of it."""
         text = repr((self.versions, self.device_name, self.threads))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -132,9 +133,7 @@ class Observation(Record):
     @property
     def key(self) -> str:
         """What makes this observation one of a kind within a run."""
-        return (
-            f"{self.cell.key}/{self.purpose}/b{self.batch_size}/r{self.repeat}/t{self.attempt}"
-        )
+        return f"{self.cell.key}/{self.purpose}/b{self.batch_size}/r{self.repeat}/t{self.attempt}"
 
 
 def largest_batch(observations: list[Observation]) -> tuple[int, Observation | None] | None:

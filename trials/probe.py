@@ -1,9 +1,10 @@
 """What a trial and its processes say to each other, a line of JSON each. No torch here."""
 
 from gpu_catalog.gpu import Gpu
+from gpu_catalog.record import Record
 from trials.observation import Environment, Measurement, Outcome, ParameterCounts
 from trials.timing import TimingRule
-from trials.workload import Cell, Record
+from trials.workload import Cell
 
 START = "start\n"  # asks the nursery for a child
 

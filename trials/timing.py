@@ -7,8 +7,9 @@ from typing import Annotated
 
 from pydantic import Field
 
+from gpu_catalog.record import Record
 from trials.observation import StopReason
-from trials.workload import PositiveInt, Record
+from trials.workload import PositiveInt
 
 CONFIDENCE = 0.95
 

@@ -1,19 +1,23 @@
-"""One trial: asks for probe after probe until the cell is known. What is next follows from what
-was observed, and from nothing else, so a trial that died goes on where its observations end."""
+"""One trial: asks for probe after probe until the cell is known.
 
-import datetime
+What is next follows from what was observed, and from nothing else, so a trial that died goes on
+where its observations end.
+"""
+
+import datetime as dt
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpu_catalog.gpu import Gpu
+from gpu_catalog.record import Record
 from trials.child import Prober
 from trials.ladder import batch_ladder
 from trials.observation import Basis, Observation, Outcome, Purpose
 from trials.probe import ProbeRequest
 from trials.search import Reading, search_largest_batch
 from trials.timing import TimingRule
-from trials.workload import Cell, Record
+from trials.workload import Cell
 
 ATTEMPTS = 3  # a probe that FAILED is tried again in a fresh child; then the trial gives up
 
@@ -131,7 +135,7 @@ def _observe(
     node_id: str | None,
 ) -> Observation:
     timing = task.timing if ask.purpose == "ladder" else None
-    started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    started_at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     started = time.monotonic()
     end = prober.probe(ProbeRequest(batch_size=ask.batch_size, timing=timing))
     environment = end.environment

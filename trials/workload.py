@@ -2,25 +2,21 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from gpu_catalog.record import Record
 
 Method = Literal["full", "lora", "qlora"]
 Precision = Literal["fp32", "bf16"]
 PositiveInt = Annotated[int, Field(strict=True, ge=1)]
 
 
-class Record(BaseModel):
-    """Base of everything written to or read from disk: immutable, and closed to unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
 class Recipe(Record):
     """How the model is fine-tuned. Each field is checked to have taken hold before measuring.
 
     Attributes:
-        method: ``full`` trains every weight, ``lora`` adapters on frozen weights, ``qlora`` adapters
-            on frozen 4-bit NF4 weights.
+        method: ``full`` trains every weight, ``lora`` adapters on frozen weights, ``qlora``
+            adapters on frozen 4-bit NF4 weights.
         lora_rank: rank of the adapters; absent for ``full``.
         precision: dtype of weights and activations (4-bit weights are dequantised to it).
         gradient_checkpointing: recompute each layer's activations in the backward pass.

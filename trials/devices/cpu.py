@@ -1,4 +1,4 @@
-"""The CPU as a device: a stated memory budget, live tensors counted against it, a monotonic clock."""
+"""The CPU as a device: a memory budget, live tensors counted against it, a monotonic clock."""
 
 import platform
 import time

@@ -3,7 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,7 +14,7 @@ class DeviceOutOfMemoryError(RuntimeError):
     """The device's memory budget was exceeded."""
 
 
-class LiveTensorCounter(TorchDispatchMode):  # type: ignore[misc]
+class LiveTensorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While active, knows how many bytes live tensors occupy, and the most they ever did.
 
     Every storage an operation returns is counted once, however many tensors share it, from the
@@ -28,7 +28,7 @@ class LiveTensorCounter(TorchDispatchMode):  # type: ignore[misc]
     """
 
     def __init__(self, already_live: Iterable[torch.Tensor], budget_bytes: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.budget_bytes = budget_bytes
         self.current_bytes = 0
         self.peak_bytes = 0
@@ -37,16 +37,16 @@ class LiveTensorCounter(TorchDispatchMode):  # type: ignore[misc]
         for tensor in already_live:
             self._count(tensor)
 
-    def __enter__(self) -> "LiveTensorCounter":
+    def __enter__(self) -> Self:
         # A collection at a moment of Python's choosing would make the peak differ between runs.
         gc.collect()
         self._collected_automatically = gc.isenabled()
         gc.disable()
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exception: object) -> None:
-        super().__exit__(*exception)
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
         if self._collected_automatically:
             gc.enable()
         for finalizer in self._finalizers.values():
@@ -55,7 +55,7 @@ class LiveTensorCounter(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(
         self,
         func: Callable[..., Any],
-        types: Sequence[type],  # noqa: ARG002 - the signature is torch's
+        types: Sequence[type],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
@@ -77,8 +77,7 @@ class LiveTensorCounter(TorchDispatchMode):  # type: ignore[misc]
             self._finalizers[identity] = weakref.finalize(storage, self._forget, identity)
         self._sizes[identity] = size
         self.current_bytes += size - (known or 0)
-        if self.current_bytes > self.peak_bytes:
-            self.peak_bytes = self.current_bytes
+        self.peak_bytes = max(self.peak_bytes, self.current_bytes)
         if self.current_bytes > self.budget_bytes:
             raise DeviceOutOfMemoryError(
                 f"{self.current_bytes} bytes of live tensors exceed the budget of "

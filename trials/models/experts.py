@@ -28,8 +28,8 @@ class GatedExpert(nn.Module):
 class LoopedExperts(nn.Module):
     """A router and a loop over its experts, as the paper ran it.
 
-    Equal to transformers' ``MixtralSparseMoeBlock`` on the same weights: softmax over all experts in
-    fp32, the best ``active_experts`` taken, their weights scaled to sum to one.
+    Equal to transformers' ``MixtralSparseMoeBlock`` on the same weights: softmax over all experts
+    in fp32, the best ``active_experts`` taken, their weights scaled to sum to one.
     """
 
     def __init__(self, hidden_size: int, width: int, experts: int, active_experts: int) -> None:

@@ -5,7 +5,7 @@ a trial compares them with what it built, so that a recipe that silently did som
 found out before anything is measured.
 """
 
-import datetime
+import datetime as dt
 import tomllib
 from functools import cache
 from importlib import resources
@@ -14,8 +14,9 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from gpu_catalog.near import did_you_mean
+from gpu_catalog.record import Record
 from trials.observation import ParameterCounts
-from trials.workload import Method, PositiveInt, Recipe, Record
+from trials.workload import Method, PositiveInt, Recipe
 
 
 class UnknownModelError(LookupError):
@@ -80,7 +81,7 @@ class MixtralArchitecture(Record):
 
 
 class BlackMambaArchitecture(Record):
-    """Alternating Mamba and expert layers; half of ``layers`` each. Fine-tuned whole (2408.04693)."""
+    """Alternating Mamba and expert layers, half of ``layers`` each. Trained whole (2408.04693)."""
 
     family: Literal["blackmamba"]
     vocab_size: PositiveInt
@@ -199,7 +200,7 @@ class Preset(Record):
 
     name: str
     source: str
-    recorded: datetime.date
+    recorded: dt.date
     architecture: Annotated[Architecture, Field(discriminator="family")]
 
     def parameters(self, recipe: Recipe) -> ParameterCounts:
