@@ -3,21 +3,23 @@
 import difflib
 from collections.abc import Iterable
 
-MOST = 3
+MOST = 4  # as many as the forms one GPU comes in: A100 has four
+SHORTEST_PART = 3  # a shorter part is in too many words to mean anything
 
 
 def near_matches(word: str, candidates: Iterable[str]) -> list[str]:
-    """The candidates a person may have meant, best first: by beginning or spelling.
+    """The candidates a person may have meant, best first, at most ``MOST``.
 
-    Case does not count: ``a100`` is near every A100.
+    Case does not count. A beginning is meant as one: ``a100-80`` is near the 80 GB A100s and no
+    other GPU. Else spelling counts, then a candidate that begins the word or has it inside.
     """
     by_folded = {candidate.casefold(): candidate for candidate in candidates}
     folded = word.casefold()
-    begins = [name for name in by_folded if folded and name.startswith(folded)]
-    alike = difflib.get_close_matches(folded, by_folded, n=MOST, cutoff=0.6)
-    holds = [name for name in by_folded if len(name) > 2 and folded.startswith(name)]
-    ordered = dict.fromkeys([*begins, *holds, *alike] if begins else [*alike, *holds])
-    return [by_folded[name] for name in ordered][:MOST]
+    near = [name for name in by_folded if folded and name.startswith(folded)]
+    if not near:
+        alike = difflib.get_close_matches(folded, by_folded, n=MOST, cutoff=0.6)
+        near = [*alike, *(name for name in by_folded if _is_part(folded, name))]
+    return [by_folded[name] for name in dict.fromkeys(near)][:MOST]
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
@@ -27,3 +29,9 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str:
         return ""
     *others, last = near
     return f": did you mean {', '.join(others)} or {last}?" if others else f": did you mean {last}?"
+
+
+def _is_part(word: str, candidate: str) -> bool:
+    if min(len(word), len(candidate)) < SHORTEST_PART:
+        return False
+    return word in candidate or word.startswith(candidate)

@@ -1,6 +1,7 @@
 """One short function per command. Results go to stdout, progress and remarks to stderr."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -219,6 +220,9 @@ def _measure(
     _remark(
         f"{folder.path}: starting Ray" if cluster_address() is None else f"{folder.path}: on Ray"
     )
+    # A Ray job starts in a copy of its working directory, which Ray may take away under it: nodes
+    # that share a machine share the copy, and the first to be done with it removes it.
+    os.chdir(folder.path)
     with connected_cluster() as cluster:
         plan = make_plan(spec, catalog, cluster, known)
         folder.write(PLAN, plan)
@@ -318,7 +322,7 @@ def _run_path(out: str | None, name: str) -> Path:
         raise StoreError(f"{out}: is no local folder; this version writes to local folders only")
     path = Path(out) if out is not None else Path("runs") / name
     in_ray_job = "runtime_resources" in Path.cwd().parts
-    return Path.home() / path if in_ray_job else path
+    return Path.home() / path if in_ray_job else path.absolute()
 
 
 def _say(text: str) -> None:

@@ -1,5 +1,6 @@
 """What a sweep is doing, for a person: a live table on a terminal, plain lines elsewhere."""
 
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,8 +24,11 @@ class _Trial:
     state: str = "waiting"
     seen: list[Observation] = field(default_factory=list)
     largest: int | None = None
+    error: str | None = None
 
     def finding(self) -> str:
+        if self.error is not None:
+            return self.error
         if not self.seen:
             return ""
         last = self.seen[-1]
@@ -38,7 +42,7 @@ def fastest(seen: Sequence[Observation]) -> str | None:
     """The best throughput of a cell's probes, as text."""
     best = max(
         (
-            o.batch_size / sorted(steps)[len(steps) // 2]
+            o.batch_size / statistics.median(steps)
             for o in seen
             if o.measurement is not None and (steps := o.measurement.step_seconds)
         ),
@@ -69,10 +73,18 @@ class Progress:
         self._complete = complete
         self._clock = clock
         self._started = clock()
-        self._console = Console(file=stream, highlight=False, soft_wrap=True)
+        # The environment can make rich take a log file for a terminal; the stream knows.
+        self._console = Console(
+            file=stream,
+            force_terminal=stream.isatty(),
+            highlight=False,
+            soft_wrap=True,
+            markup=False,
+            emoji=False,
+        )
         self._live = (
             Live(console=self._console, get_renderable=self._table, refresh_per_second=2)
-            if self._console.is_terminal
+            if self._console.is_terminal and not self._console.is_dumb_terminal
             else None
         )
 
@@ -110,36 +122,38 @@ class Progress:
     def ended(self, cell: Cell, error: str | None) -> None:
         """A trial is over."""
         trial = self._trials[cell.key]
-        trial.state = "done" if error is None else "died"
+        trial.state, trial.error = ("done" if error is None else "died"), error
         self._line(cell, f"done, {trial.finding()}" if error is None else f"died: {error}")
 
     def summary(self) -> str:
-        """Trials done, running and waiting, and the time left, on one line."""
+        """Trials done, died, running and waiting, and the time left, on one line."""
         states = [trial.state for trial in self._trials.values()]
-        done = states.count("done") + states.count("died")
+        done, died = states.count("done"), states.count("died")
         parts = [
             f"{self._complete + done}/{self._complete + len(states)} done",
+            f"{died} died" if died else "",
             f"{states.count('running')} running",
             f"{states.count('waiting')} waiting",
-            self._time_left(done, len(states)),
+            self._time_left(done + died, len(states)),
         ]
         return ", ".join(part for part in parts if part)
 
-    def _time_left(self, done: int, total: int) -> str:
-        if done in {0, total}:
+    def _time_left(self, ended: int, total: int) -> str:
+        if ended in {0, total}:
             return ""
-        seconds = (self._clock() - self._started) * (total - done) / done
+        seconds = (self._clock() - self._started) * (total - ended) / ended
         return (
             f"about {seconds:.0f} s left" if seconds < 90 else f"about {seconds / 60:.0f} min left"
         )
 
     def _line(self, cell: Cell, text: str) -> None:
         if self._live is None:
-            self._console.print(f"[{self.summary()}] {cell.key}: {text}", markup=False)
+            self._console.print(f"[{self.summary()}] {cell.key}: {text}")
 
     def _table(self) -> Group:
         table = Table("trial", "state", "found so far", box=None, pad_edge=False)
         colours = {"waiting": "dim", "running": "bold", "died": "red"}
         for key, trial in self._trials.items():
             table.add_row(key, trial.state, trial.finding(), style=colours.get(trial.state, ""))
-        return Group(table, Text(self.summary()))
+        # A terminal lower than the table shows its beginning.
+        return Group(Text(self.summary()), table)

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -111,7 +112,8 @@ def rank(
 ) -> Ranking:
     """Prices a job on every offer of every measured cell's GPU.
 
-    Coefficients belong to a stack: a cell measured with two is ranked once for each.
+    Coefficients belong to a stack: a cell measured with two is ranked once for each. So is one that
+    was both measured and simulated.
     """
     usable = [f for f in fits if f.law is Law.STEP_SECONDS_AFFINE and f.status.is_usable]
     skipped = {skip.cell: skip.reason for skip in plan.skipped}
@@ -121,8 +123,8 @@ def rank(
         seen = [o for o in observations if o.cell == cell]
         offers = catalog.offers(cell.gpu)
         times = _step_times(workload, cell, seen, usable)
-        for stack, step_time in times.items():
-            job = _Job(workload, cell, stack, step_time, seen)
+        for (stack, basis), step_time in times.items():
+            job = _Job(workload, cell, stack, basis, step_time, seen)
             ranked += [job.on(offer) for offer in offers]
         if not (times and offers):
             reason = _why_not(workload, cell, seen, priced=bool(offers))
@@ -132,32 +134,46 @@ def rank(
 
 def _step_times(
     workload: Workload, cell: Cell, seen: Sequence[Observation], fits: Sequence[Fit]
-) -> dict[str, StepTime]:
-    """The step time to price a cell with, by stack.
+) -> dict[tuple[str, Basis], StepTime]:
+    """The step time to price a cell with, by stack and basis.
 
     What was measured at the very batch size is better than any law through it; the law serves for a
     batch size nobody measured. Without a wish, the fastest measured batch size is taken, which on
     any one offer is the cheapest.
     """
-    visits: dict[str, dict[int, list[Observation]]] = defaultdict(lambda: defaultdict(list))
-    for observation in seen:
-        timed = observation.measurement is not None and observation.measurement.step_seconds
-        if timed and observation.environment is not None:
-            visits[observation.environment.stack][observation.batch_size].append(observation)
     times = {}
-    for stack, by_batch in visits.items():
-        measured = {batch: _measured(batch, seen_there) for batch, seen_there in by_batch.items()}
+    for (stack, basis), by_batch in _timed_visits(seen).items():
+        measured = {batch: _measured(batch, visits) for batch, visits in by_batch.items()}
         wish = workload.batch_size
         if wish is None:
-            times[stack] = max(measured.values(), key=lambda t: t.batch_size / t.seconds.value)
+            times[stack, basis] = max(
+                measured.values(), key=lambda t: t.batch_size / t.seconds.value
+            )
         elif wish in measured:
-            times[stack] = measured[wish]
+            times[stack, basis] = measured[wish]
         elif _fits_in_memory(wish, seen):
-            fit = next((f for f in fits if f.stack == stack and _speaks_of(f, cell)), None)
+            mine = (f for f in fits if (f.stack, f.basis) == (stack, basis))
+            fit = next((f for f in mine if _speaks_of(f, cell)), None)
             if fit is not None:
                 prediction = predict_step_seconds(fit, wish, cell.sparsity)
-                times[stack] = StepTime(wish, prediction, "affine law")
+                times[stack, basis] = StepTime(wish, prediction, "affine law")
     return times
+
+
+def _timed_visits(
+    seen: Sequence[Observation],
+) -> dict[tuple[str, Basis], dict[int, list[Observation]]]:
+    """Timed probes by stack and basis, then by batch size, of sizes that never failed to fit."""
+    misses = (o.batch_size for o in seen if o.outcome.is_verdict and o.outcome is not Outcome.FITS)
+    lowest_miss = min(misses, default=math.inf)
+    visits: dict[tuple[str, Basis], dict[int, list[Observation]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for o in seen:
+        timed = o.measurement is not None and o.measurement.step_seconds
+        if timed and o.environment is not None and o.batch_size < lowest_miss:
+            visits[o.environment.stack, o.basis][o.batch_size].append(o)
+    return visits
 
 
 def _measured(batch_size: int, visits: Sequence[Observation]) -> StepTime:
@@ -198,6 +214,7 @@ class _Job:
     workload: Workload
     cell: Cell
     stack: str
+    basis: Basis
     step_time: StepTime
     seen: Sequence[Observation]
 
@@ -230,7 +247,7 @@ class _Job:
             usd=hours * offer.usd_per_hour,
             usd_low=low * offer.usd_per_hour,
             usd_high=high * offer.usd_per_hour,
-            basis=self.seen[0].basis,
+            basis=self.basis,
             source=self.step_time.source,
             extrapolated=seconds.extrapolated,
         )

@@ -44,8 +44,9 @@ def run_trials(tasks: Sequence[TrialTask], cluster: ClusterResources, listener: 
     Raises:
         Exception: whatever the listener raised; trials that still run are stopped.
     """
-    # Tune writes result files and starts loggers of its own unless told not to.
+    # Tune writes result files and banners of its own unless told not to.
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
+    os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
     # Ctrl-C is the driver's to handle.
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
     # Tune holds trials back beyond 200: those of a free GPU would wait behind those of a busy one.
@@ -65,7 +66,11 @@ def run_trials(tasks: Sequence[TrialTask], cluster: ClusterResources, listener: 
                     [{"cell": t.cell.key, "task": t.model_dump_json()} for t in tasks]
                 )
             },
-            tune_config=tune.TuneConfig(trial_dirname_creator=lambda trial: trial.trial_id),
+            tune_config=tune.TuneConfig(
+                trial_dirname_creator=lambda trial: trial.trial_id,
+                # A worker takes seconds to start and holds nothing of a trial: its child did.
+                reuse_actors=True,
+            ),
             run_config=tune.RunConfig(
                 name="trials",
                 storage_path=scratch,

@@ -10,7 +10,8 @@ from typing import Self
 from pydantic import BaseModel, ValidationError
 
 from orchestrator.plan import Plan
-from orchestrator.sweep import SpecError, SweepSpec, parse_spec
+from orchestrator.sweep import SpecError, SweepSpec, parse_spec, read_spec_text
+from orchestrator.wording import dotted
 from trials.observation import Observation
 
 SPEC = "sweep.yaml"
@@ -35,25 +36,29 @@ class RunFolder:
         Raises:
             StoreError: it does not.
         """
-        if not path.is_dir():
+        names = _names(path)
+        if names is None:
             raise StoreError(f"{path}: no such run folder ('sweep --out {path}' makes one)")
-        if not (path / SPEC).exists():
+        if SPEC not in names:
             raise StoreError(f"{path}: not a run folder: it has no {SPEC}")
         return cls(path)
 
     def spec(self) -> SweepSpec:
         """The specification of this run."""
-        return parse_spec((self.path / SPEC).read_text(encoding="utf-8"), str(self.path / SPEC))
+        return parse_spec(read_spec_text(self.path / SPEC), str(self.path / SPEC))
 
     def plan(self) -> Plan | None:
         """What the latest driver planned; None before it did."""
         file = self.path / PLAN
-        if not file.exists():
+        content = _content(file)
+        if content is None:
             return None
         try:
-            return Plan.model_validate_json(file.read_bytes())
+            return Plan.model_validate_json(content)
         except ValidationError as error:
-            raise StoreError(f"{file}: not a plan: {error.errors()[0]['msg']}") from None
+            raise StoreError(
+                f"{file}: not a plan ({_mistake(error)}): delete it, the next sweep writes it anew"
+            ) from None
 
     def observations(self) -> list[Observation]:
         """Every observation, in the order written. A torn last line is not one.
@@ -62,15 +67,13 @@ class RunFolder:
             StoreError: a line before the last cannot be read.
         """
         file = self.path / OBSERVATIONS
-        if not file.exists():
-            return []
-        whole, _, _torn = file.read_bytes().rpartition(b"\n")
+        whole, _, _torn = (_content(file) or b"").rpartition(b"\n")
         found = []
         for number, line in enumerate(whole.split(b"\n") if whole else [], start=1):
             try:
                 found.append(Observation.model_validate_json(line))
             except ValidationError as error:
-                reason = error.errors()[0]["msg"]
+                reason = _mistake(error)
                 raise StoreError(
                     f"{file}:{number}: not an observation ({reason}): restore the line or delete it"
                 ) from None
@@ -85,6 +88,8 @@ class RunFolder:
             return False
         except BlockingIOError:
             return True
+        except OSError as error:
+            raise _unusable(self.path / OBSERVATIONS, "looked at", error) from None
         return False
 
     def write(self, name: str, content: str | BaseModel) -> Path:
@@ -103,8 +108,9 @@ class RunFolder:
             part.replace(target)
             _sync_folder(self.path)
         except OSError as error:
-            part.unlink(missing_ok=True)
-            raise StoreError(f"{target}: cannot be written: {error.strerror}") from None
+            with contextlib.suppress(OSError):
+                part.unlink()
+            raise _unusable(target, "written", error) from None
         return target
 
 
@@ -115,21 +121,16 @@ def open_run(path: Path, spec_text: str, spec: SweepSpec) -> RunFolder:
         StoreError: the folder belongs to something else. Nothing in it was changed.
     """
     run = RunFolder(path)
-    try:
-        entries = sorted(entry.name for entry in path.iterdir() if entry.name != f".{SPEC}.part")
-    except FileNotFoundError:
-        entries = []
-    except NotADirectoryError:
-        raise StoreError(f"{path}: is a file; choose another --out") from None
-    if SPEC in entries:
+    names = (_names(path) or set()) - {f".{SPEC}.part"}
+    if SPEC in names:
         _check_same_sweep(run, spec)
         return run
-    if entries:
-        raise StoreError(f"{path}: holds {entries[0]!r} but no run: choose another --out")
+    if names:
+        raise StoreError(f"{path}: holds {min(names)!r} but no run: choose another --out")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError(f"{path}: cannot be made: {error.strerror}") from None
+        raise _unusable(path, "made", error) from None
     run.write(SPEC, spec_text)
     return run
 
@@ -163,18 +164,29 @@ class ObservationWriter:
         self._descriptor = -1
 
     def __enter__(self) -> Self:
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise _unusable(self._path, "written", error) from None
+        try:
+            self._begin()
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        return self
+
+    def _begin(self) -> None:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._drop_torn_line()
+            _sync_folder(self._run.path)
         except BlockingIOError:
-            os.close(self._descriptor)
             raise StoreError(
                 f"{self._run.path}: another sweep is writing to it: wait for it, or stop it"
             ) from None
-        self._drop_torn_line()
+        except OSError as error:
+            raise _unusable(self._path, "written", error) from None
         self._written = {o.key for o in self._run.observations()}
-        _sync_folder(self._run.path)
-        return self
 
     def __exit__(
         self,
@@ -216,6 +228,38 @@ class ObservationWriter:
         """A driver that was killed may have left half a line; its probe is simply made again."""
         content = self._path.read_bytes()
         os.ftruncate(self._descriptor, len(content) - len(content.rpartition(b"\n")[2]))
+
+
+def _names(path: Path) -> set[str] | None:
+    """What a folder holds; None when there is no such folder."""
+    try:
+        return {entry.name for entry in path.iterdir()}
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError:
+        raise StoreError(f"{path}: is a file, or below one: name a folder") from None
+    except OSError as error:
+        raise _unusable(path, "read", error) from None
+
+
+def _content(file: Path) -> bytes | None:
+    """What a file holds; None when there is no such file."""
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unusable(file, "read", error) from None
+
+
+def _mistake(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    where = dotted(first["loc"])
+    return f"{where}: {first['msg']}" if where else first["msg"]
+
+
+def _unusable(path: Path, done: str, error: OSError) -> StoreError:
+    return StoreError(f"{path}: cannot be {done}: {error.strerror}")
 
 
 def _sync_folder(path: Path) -> None:

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo
 
@@ -13,30 +13,23 @@ from gpu_catalog.gpu import Gpu
 from gpu_catalog.offer import Offer
 from gpu_catalog.record import Record
 from orchestrator.located_yaml import LocatedYaml, Location, Problem, read_yaml
-from orchestrator.wording import say, shown
+from orchestrator.wording import dotted, say, shown
 from trials.models.preset import Preset, UnknownModelError, preset_by_name, presets
 from trials.timing import TimingRule
 from trials.workload import Cell, PositiveInt, Recipe
 
 DEFAULT_SPEC = "laptop.yaml"
 
-Item = TypeVar("Item")
-
 
 class SpecError(ValueError):
     """A specification that cannot be run; the message has one line per mistake."""
 
 
-def _unique(values: tuple[Item, ...]) -> tuple[Item, ...]:
-    for index, value in enumerate(values):
-        if value in values[:index]:
-            raise ValueError(f"{shown(value)} is listed twice: keep one")
-    return values
-
-
 def _known_gpu(key: str, info: ValidationInfo) -> str:
     assert info.context is not None  # parse_spec gives it
     catalog: Catalog = info.context["catalog"]
+    if key in info.context["own"]:
+        return key  # what is wrong with its row, if anything, is told there
     try:
         return catalog.gpu(key).key
     except UnknownGpuError as error:
@@ -50,14 +43,14 @@ def _known_model(name: str) -> str:
         raise ValueError(str(error)) from None
 
 
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 KnownGpu = Annotated[str, AfterValidator(_known_gpu)]
 KnownModel = Annotated[str, AfterValidator(_known_model)]
-# An axis of a sweep: at least one value, none twice.
-GpuAxis = Annotated[tuple[KnownGpu, ...], Field(min_length=1), AfterValidator(_unique)]
-ModelAxis = Annotated[tuple[KnownModel, ...], Field(min_length=1), AfterValidator(_unique)]
-RecipeAxis = Annotated[tuple[Recipe, ...], Field(min_length=1), AfterValidator(_unique)]
-IntAxis = Annotated[tuple[PositiveInt, ...], Field(min_length=1), AfterValidator(_unique)]
+# An axis of a sweep: at least one value. That none stands there twice is seen by parse_spec.
+GpuAxis = Annotated[tuple[KnownGpu, ...], Field(min_length=1)]
+ModelAxis = Annotated[tuple[KnownModel, ...], Field(min_length=1)]
+RecipeAxis = Annotated[tuple[Recipe, ...], Field(min_length=1)]
+IntAxis = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 
 
 class Workload(Record):
@@ -109,7 +102,7 @@ class SweepSpec(Record):
         catalog: GPUs and prices the shipped catalog does not have.
     """
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
     gpus: GpuAxis
     cells: Annotated[tuple[CellBlock, ...], Field(min_length=1)]
     workload: Workload
@@ -193,14 +186,15 @@ def parse_spec(text: str, name: str) -> SweepSpec:
     elif located.data is not None:
         catalog, catalog_problems = _own_catalog(located)
         problems += catalog_problems
+        context = {"catalog": catalog, "own": _own_keys(located.data)}
         try:
-            spec = SweepSpec.model_validate(located.data, context={"catalog": catalog})
+            spec = SweepSpec.model_validate(located.data, context=context)
         except ValidationError as error:
             problems += say(error, located, SweepSpec)
-        problems += _cell_problems(located)
+        problems += [*_repetitions(located), *_cell_problems(located)]
     if problems:
         # Parts are checked more than once; a mistake is told once.
-        ordered = sorted(set(problems), key=lambda p: (p.line, p.text))
+        ordered = sorted(dict.fromkeys(problems), key=lambda problem: problem.line)
         raise SpecError("\n".join(f"{name}:{p.line}: {p.text}" for p in ordered))
     assert spec is not None
     return spec
@@ -219,6 +213,42 @@ def _own_catalog(located: LocatedYaml) -> tuple[Catalog, list[Problem]]:
         return load_catalog(), [
             Problem(line, f"catalog: {text}") for text in str(error).split("\n")
         ]
+
+
+def _own_keys(data: object) -> set[str]:
+    """Keys of the file's own GPUs, be their rows right or wrong."""
+    rows = _items(data.get("catalog") if isinstance(data, dict) else None, "gpus")
+    keys = (row.get("key") for row in rows if isinstance(row, dict))
+    return {key for key in keys if isinstance(key, str)}
+
+
+def _repetitions(located: LocatedYaml) -> Iterator[Problem]:
+    """Values that an axis lists twice."""
+    for axis, values in _axes(located.data):
+        seen: set[object] = set()
+        for index, raw in enumerate(values):
+            value = _recipe(raw) if isinstance(raw, dict) else raw
+            if type(value) not in {str, int, Recipe}:
+                continue  # told where the whole file is validated
+            if value in seen:
+                where = (*axis, index)
+                text = f"{dotted(where)}: {shown(raw)} is listed twice: keep one"
+                yield Problem(located.line(where), text)
+            seen.add(value)
+
+
+def _axes(data: object) -> Iterator[tuple[Location, list[Any]]]:
+    yield ("gpus",), _items(data, "gpus")
+    for index, block in enumerate(_items(data, "cells")):
+        for name in ("models", "recipes", "active_experts", "seq_lens"):
+            yield ("cells", index, name), _items(block, name)
+
+
+def _recipe(raw: object) -> Recipe | None:
+    try:
+        return Recipe.model_validate(raw)
+    except ValidationError:
+        return None  # told where the whole file is validated
 
 
 def _cell_problems(located: LocatedYaml) -> list[Problem]:
@@ -256,10 +286,9 @@ def _presets_of(block: object) -> list[Preset]:
 
 def _recipes_of(block: object) -> Iterator[tuple[int, Recipe]]:
     for index, raw in enumerate(_items(block, "recipes")):
-        try:
-            yield index, Recipe.model_validate(raw)
-        except ValidationError:
-            continue  # told where the whole file is validated
+        recipe = _recipe(raw)
+        if recipe is not None:
+            yield index, recipe
 
 
 def _model_problems(
@@ -290,8 +319,9 @@ def _whole_numbers(block: object, key: str) -> list[int]:
 def _signatures(preset: Preset, block: object) -> Iterator[tuple[object, ...]]:
     """What makes the cells of a block one of a kind, on any GPU."""
     recipes = [recipe.key for _, recipe in _recipes_of(block)]
-    active: Sequence[int | None] = _whole_numbers(block, "active_experts") or [
-        preset.architecture.active_experts
-    ]
+    listed = isinstance(block, dict) and block.get("active_experts") is not None
+    active: Sequence[int | None] = (
+        _whole_numbers(block, "active_experts") if listed else [preset.architecture.active_experts]
+    )
     seq_lens = _whole_numbers(block, "seq_lens")
     yield from set(itertools.product([preset.name], recipes, active, seq_lens))

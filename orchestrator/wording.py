@@ -1,12 +1,15 @@
 """pydantic's errors in plain words, each with its line, the value, and what to do."""
 
+import datetime as dt
+import re
 import types
 import typing
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from gpu_catalog.near import did_you_mean
+from gpu_catalog.near import did_you_mean, near_matches
 from orchestrator.located_yaml import LocatedYaml, Location, Problem
 
 # pydantic's error types, and what to say instead. {…} are filled from the error's own context.
@@ -18,35 +21,72 @@ WORDS = {
     "finite_number": "must be a finite number",
     "bool_type": "must be true or false",
     "string_type": "must be text",
-    "greater_than": "must be greater than {gt}",
+    "string_unicode": "must be text of whole characters",
+    "string_too_short": "must not be empty",
+    "string_too_long": "must have at most {max_length} characters",
+    "greater_than": "must be greater than {gt:g}",
     "greater_than_equal": "must be at least {ge}",
     "less_than_equal": "must be at most {le}",
     "too_short": "must have at least {min_length} entry",
-    "tuple_type": "must be a list, for example [{example}]",
+    "tuple_type": "must be a list, as in [a, b]",
     "model_type": "must be a mapping of keys to values",
-    "string_pattern_mismatch": "may hold letters, digits, '.', '_' and '-' only",
+    "string_pattern_mismatch": "must be letters, digits, {signs}, the first a letter or digit",
+    "date_type": "must be a date, as in 2026-01-31",
+    "date_parsing": "must be a date, as in 2026-01-31",
+    "date_from_datetime_parsing": "must be a date, as in 2026-01-31",
+    "date_from_datetime_inexact": "must be a date, as in 2026-01-31",
 }
+NUMBERS = {"int_type", "float_type"}
+MOST_CHARACTERS = 60
 
 
 def shown(value: object) -> str:
-    """A value as it is quoted in a message: short, on one line."""
-    text = f"'{value.key}'" if hasattr(value, "key") else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    """A value as it is quoted in a message: as YAML has it, short, on one line."""
+    text = _as_yaml(value)
+    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 3] + "..."
+
+
+def _as_yaml(value: object) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_key(k)}: {_as_yaml(part)}' for k, part in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_as_yaml, value))}]"
+    return str(value) if isinstance(value, dt.date) else repr(value)
 
 
 def say(error: ValidationError, located: LocatedYaml, model: type[BaseModel]) -> list[Problem]:
-    """One problem for each error of a validation."""
+    """One problem for each mistake."""
+    details: list[dict[str, Any]] = [dict(d) for d in error.errors(include_url=False)]
+    misspelt = _misspelt(details, model)
     problems = []
-    for detail in error.errors(include_url=False):
-        location = tuple(detail["loc"])
-        text = _text(dict(detail), location, model)
-        where = _dotted(location)
+    for detail in details:
+        location = detail["loc"]
+        if detail["type"] == "missing" and location in misspelt:
+            continue  # told where it is misspelt
+        if detail["type"] == "too_short" and detail["input"]:
+            continue  # what is in it is wrong, which is told by itself
+        where, text = dotted(location), _text(detail, model)
         problems.append(Problem(located.line(location), f"{where}: {text}" if where else text))
     return problems
 
 
-def _text(detail: dict[str, Any], location: Location, model: type[BaseModel]) -> str:
-    kind, value = detail["type"], detail["input"]
+def _misspelt(details: Sequence[dict[str, Any]], model: type[BaseModel]) -> set[Location]:
+    """Where a key is most likely missing because an unknown one beside it was meant."""
+    meant: set[Location] = set()
+    for detail in details:
+        if detail["type"] == "extra_forbidden":
+            *holder, key = detail["loc"]
+            nearest = near_matches(str(key), _fields(model, tuple(holder)))[:1]
+            meant.update((*holder, name) for name in nearest)
+    return meant
+
+
+def _text(detail: dict[str, Any], model: type[BaseModel]) -> str:
+    kind, value, location = detail["type"], detail["input"], detail["loc"]
     if kind == "missing":
         return "is missing: add it"
     if kind == "extra_forbidden":
@@ -54,23 +94,41 @@ def _text(detail: dict[str, Any], location: Location, model: type[BaseModel]) ->
         near = did_you_mean(str(location[-1]), keys)
         return f"unknown key{near or '; known here: ' + ', '.join(keys)}"
     if kind == "literal_error":
-        near = did_you_mean(str(value), detail["ctx"]["expected"].replace("'", "").split(", "))
-        return f"must be {detail['ctx']['expected']}, not {shown(value)}{near}"
+        allowed = detail["ctx"]["expected"]
+        near = did_you_mean(value, re.findall("'(.*?)'", allowed)) if type(value) is str else ""
+        return f"must be {allowed}, not {shown(value)}{near}"
     if kind == "value_error":
         return str(detail["ctx"]["error"])
     if kind in WORDS:
-        context = {"example": value} | detail.get("ctx", {})
-        return f"{WORDS[kind].format(**context)}, not {shown(value)}"
+        hint = ": write it out, without quotes" if kind in NUMBERS and _is_number(value) else ""
+        context = detail.get("ctx", {})
+        signs = "'.', '_' or '-'" if "_" in context.get("pattern", "") else "'.' or '-'"
+        return f"{WORDS[kind].format(signs=signs, **context)}, not {shown(value)}{hint}"
     message = str(detail["msg"])
     return f"{message[0].lower()}{message[1:]}, not {shown(value)}"
 
 
-def _dotted(location: Location) -> str:
+def _is_number(value: object) -> bool:
+    """Whether a text is one: quoted, or as ``1e3``, which YAML takes for text."""
+    try:
+        return isinstance(value, str) and float(value) >= 0
+    except ValueError:
+        return False
+
+
+def dotted(location: Location) -> str:
     """``("cells", 0, "seq_lens", 1)`` as ``cells[0].seq_lens[1]``."""
     text = ""
     for part in location:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return text.lstrip(".")
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += f".{_key(part)}"
+    return text.removeprefix(".")
+
+
+def _key(text: str) -> str:
+    return text if text.isprintable() and 0 < len(text) <= MOST_CHARACTERS else shown(text)
 
 
 def _fields(model: type[BaseModel], location: Location) -> list[str]:

@@ -81,6 +81,7 @@ class ChildProber:
         if self._nursery is not None:
             self._nursery.close()
             self._nursery = None
+            self._environment = None
 
     def probe(self, request: ProbeRequest) -> ProbeEnd:
         """Tries one batch size, in the living child or a fresh one."""
@@ -131,6 +132,7 @@ class _Nursery:
         )
         self._received = b""
         self._oom_kills_before = 0
+        self._owes_child = False
         self.child_pid: int | None = None
         self.tell(setup.model_dump_json() + "\n")
 
@@ -144,9 +146,11 @@ class _Nursery:
             ChildGoneError: it ended, or said nothing for so long.
         """
         self._oom_kills_before = _host_oom_kills()
+        self._owes_child = True
         self.tell(START)
         started = time.monotonic()
         born = Born.model_validate_json(self.answer(timeout_seconds, "importing the libraries"))
+        self._owes_child = False
         self.child_pid = born.pid
         left = timeout_seconds - (time.monotonic() - started)
         return self.answer(left, "building the model")
@@ -182,7 +186,8 @@ class _Nursery:
             Whether the nursery can go on without it.
         """
         if self.child_pid is None:
-            return self._process.poll() is None
+            # One that is still importing would have its child take the next START for a probe.
+            return not self._owes_child and self._process.poll() is None
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.child_pid, signal.SIGKILL)
         self.child_pid = None

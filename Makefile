@@ -1,0 +1,34 @@
+# Everything a user or developer runs. Each target sets up what it needs first.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+RUN := $(VENV)/bin/python
+
+.PHONY: help setup sweep test check bench
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.ready  ## the virtual environment, with pinned versions
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; name one with make PYTHON=...") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+sweep: setup  ## small models on this machine: measures, fits, ranks (SPEC=my.yaml for your own)
+	$(RUN) -m orchestrator sweep $(SPEC)
+
+test: setup  ## all tests, a Ray cluster on this machine among them
+	$(RUN) -m pytest
+
+check: setup  ## format, lint, types, layers, README commands
+	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports
+	$(RUN) tests/readme_commands.py
+
+bench: setup  ## side by side with what a user would otherwise use
+	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	$(RUN) tests/benchmarks/search_probes.py

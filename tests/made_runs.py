@@ -1,0 +1,80 @@
+"""Made-up sweeps: specifications, and the trials of a device whose memory and speed are a line."""
+
+from pathlib import Path
+
+from observations import MIB, environment, measurement
+
+from gpu_catalog.gpu import Gpu
+from orchestrator.plan import trial_task
+from orchestrator.store import ObservationWriter, RunFolder, open_run
+from orchestrator.sweep import SweepSpec, parse_spec
+from trials.child import ProbeEnd
+from trials.observation import Environment, Observation, Outcome
+from trials.probe import ProbeRequest
+from trials.trial import run_trial
+from trials.workload import Cell
+
+# One cell, on a line of its own each, so that a test can spoil any of them.
+ONE_CELL = """\
+name: made
+gpus: [cpu]
+cells:
+  - models: [llama-tiny]
+    recipes: [{method: full}]
+    seq_lens: [16]
+workload: {queries: 1000, epochs: 3}
+max_batch_size: 64
+"""
+TWO_CELLS = ONE_CELL.replace("[16]", "[16, 32]")
+ROUTED = ONE_CELL.replace("llama-tiny", "mixtral-tiny").replace(
+    "    seq_lens", "    active_experts: [2]\n    seq_lens"
+)
+
+
+class LineDevice:
+    """A prober: 1 MiB a query, 10 ms a step and 1 ms a query; so many queries fit."""
+
+    def __init__(self, largest: int, where: Environment) -> None:
+        self._largest = largest
+        self._where = where
+
+    def probe(self, request: ProbeRequest) -> ProbeEnd:
+        batch = request.batch_size
+        if batch > self._largest:
+            return ProbeEnd(Outcome.OUT_OF_MEMORY, "too much", None, self._where)
+        seconds = 0.010 + 0.001 * batch
+        steps = () if request.timing is None else (seconds,) * 6
+        return ProbeEnd(Outcome.FITS, None, measurement(batch * MIB, steps), self._where)
+
+
+def spec_of(text: str = ONE_CELL) -> SweepSpec:
+    """A specification that is right."""
+    return parse_spec(text, "made.yaml")
+
+
+def whole_trial(
+    cell: Cell,
+    spec: SweepSpec,
+    *,
+    largest: int = 40,
+    gpu: Gpu | None = None,
+    where: Environment | None = None,
+) -> list[Observation]:
+    """All that a trial of this cell observes on a device that holds ``largest`` queries."""
+    task = trial_task(spec, spec.merged_catalog(), cell, [])
+    if gpu is not None:
+        task = task.model_copy(update={"gpu": gpu})
+    seen: list[Observation] = []
+    run_trial(task, LineDevice(largest, where or environment()), seen.append)
+    return seen
+
+
+def made_run(folder: Path, text: str = ONE_CELL, *, measured: int = 1) -> RunFolder:
+    """A run folder whose first cells were measured."""
+    spec = spec_of(text)
+    run = open_run(folder, text, spec)
+    with ObservationWriter(run) as writer:
+        for cell in spec.all_cells()[:measured]:
+            for observation in whole_trial(cell, spec):
+                writer.append(observation)
+    return run

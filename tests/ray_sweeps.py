@@ -1,0 +1,57 @@
+"""Small sweeps on a real Ray, started as a user starts them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from orchestrator.store import RunFolder
+from trials.observation import Observation
+
+# The smallest models and lengths: what these tests look at is what happens around the trials.
+SPEC = """\
+name: small
+gpus: [cpu-small]
+cells:
+  - models: [llama-tiny]
+    recipes: [{method: full}, {method: full, gradient_checkpointing: true}]
+    seq_lens: [24, 32]
+workload: {queries: 100, epochs: 1}
+seed: 3
+max_batch_size: 32
+timing: {max_steps: 6, max_seconds: 0.2}
+catalog:
+  gpus:
+    - key: cpu-small
+      kind: cpu
+      usable_memory_bytes: 14000000
+      source: made for this test
+      recorded: 2026-11-20
+  offers:
+    - {gpu: cpu-small, provider: own, region: here, instance: desk, usd_per_hour: 0.10,
+       source: made for this test, recorded: 2026-11-20}
+"""
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    """A user's environment with a home of their own, and this interpreter first on the path."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    return kept | {"HOME": str(home), "PATH": path, "RAY_ADDRESS": "local"} | more
+
+
+def start_sweep(spec: Path, out: Path, home: Path) -> subprocess.Popen[bytes]:
+    """A sweep in the background, on a Ray of its own, its words in a file beside the run."""
+    with out.with_suffix(".log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "orchestrator", "sweep", str(spec), "--out", str(out)],
+            env=environment(home),
+            cwd=home,
+            stdout=log,
+            stderr=log,
+        )
+
+
+def observations(out: Path) -> list[Observation]:
+    """What is on disk by now."""
+    return RunFolder(out).observations()

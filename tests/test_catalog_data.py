@@ -1,0 +1,184 @@
+"""The shipped figures themselves: public catalogs lie, so ours is checked against itself."""
+
+from collections import defaultdict
+from itertools import groupby
+from statistics import median
+
+import pytest
+
+from gpu_catalog.catalog import load_catalog
+from gpu_catalog.gpu import Gpu
+from gpu_catalog.offer import Offer
+
+CATALOG = load_catalog()
+CUDA = [gpu for gpu in CATALOG.gpus if gpu.kind == "cuda"]
+OFFERS = [offer for gpu in CATALOG.gpus for offer in CATALOG.offers(gpu.key)]
+GIB = 2**30
+
+
+def per_gpu(offer: Offer) -> float:
+    """US dollars per hour for one GPU of the instance."""
+    return offer.usd_per_hour / offer.gpus_per_instance
+
+
+each_gpu = pytest.mark.parametrize("gpu", CUDA, ids=lambda gpu: gpu.key)
+
+
+def test_the_catalog_has_the_gpus_it_promises() -> None:
+    """Exact forms: sizes and sockets of one name are different GPUs."""
+    assert {gpu.key for gpu in CATALOG.gpus} == {
+        *("A40", "A10", "A10G", "L4", "L40S", "T4", "H200-SXM", "B200", "GH200-96GB", "cpu"),
+        *("A100-40GB-SXM", "A100-40GB-PCIe", "A100-80GB-SXM", "A100-80GB-PCIe"),
+        *("H100-SXM", "H100-PCIe", "H100-NVL", "V100-16GB-SXM", "V100-32GB-SXM"),
+        *("RTX-3090", "RTX-4090", "RTX-5090", "RTX-A6000", "RTX-6000-Ada"),
+    }
+
+
+@pytest.mark.parametrize("row", [*CATALOG.gpus, *OFFERS], ids=lambda row: row.source[:20])
+def test_every_row_has_a_public_source_and_a_date(row: Gpu | Offer) -> None:
+    """A figure without either cannot be checked or go stale."""
+    assert row.source.strip()
+    assert row.recorded.year >= 2026
+    assert "/work" not in row.model_dump_json()
+    if isinstance(row, Offer) and row.as_of is not None:
+        assert row.as_of <= row.recorded
+
+
+@each_gpu
+def test_usable_memory_is_a_little_less_than_the_number_on_the_box(gpu: Gpu) -> None:
+    """The box says GB and means nearly GiB: the total never exceeds it counted in GiB.
+
+    ECC on GDDR6 takes a sixteenth and the driver about a hundredth, so a tenth is the most missing.
+    """
+    if gpu.usable_memory_bytes is None:
+        return
+    assert gpu.marketed_memory_gb is not None
+    assert 0.9 < gpu.usable_memory_bytes / (gpu.marketed_memory_gb * GIB) < 1.0
+
+
+def test_usable_memory_is_what_cuda_reported_and_not_filled_in_from_a_neighbour() -> None:
+    """The A40 has its ECC total; where no total was ever seen, there is none."""
+    assert CATALOG.gpu("A40").usable_memory_bytes == 45416 * 2**20
+    assert CATALOG.gpu("A100-40GB-SXM").usable_memory_bytes == 42405855232
+    assert [gpu.key for gpu in CUDA if gpu.usable_memory_bytes is None] == [
+        *("A100-40GB-PCIe", "H100-NVL", "A10", "V100-32GB-SXM", "GH200-96GB")
+    ]
+
+
+@each_gpu
+def test_rates_are_dense_and_in_the_units_their_names_say(gpu: Gpu) -> None:
+    """Half precision is as fast in both forms, faster than fp32, and within what exists."""
+    assert gpu.fp16_dense_tflops is not None
+    assert gpu.fp32_tflops is not None
+    assert gpu.fp32_tflops < gpu.fp16_dense_tflops < 2500
+    assert gpu.bf16_dense_tflops in (None, gpu.fp16_dense_tflops)
+    assert 300 <= (gpu.memory_bandwidth_gb_per_second or 0) <= 8000
+    assert 70 <= (gpu.tdp_watts or 0) <= 1000
+
+
+@each_gpu
+def test_the_generation_and_the_compute_capability_agree(gpu: Gpu) -> None:
+    """bf16 tensor cores exist from 8.0 on: an older GPU must not have a bf16 rate."""
+    capabilities = {
+        "Volta": {"7.0"},
+        "Turing": {"7.5"},
+        "Ampere": {"8.0", "8.6"},
+        "Ada": {"8.9"},
+        "Hopper": {"9.0"},
+        "Blackwell": {"10.0", "12.0"},
+    }
+    assert gpu.compute_capability in capabilities[gpu.architecture or ""]
+    assert (gpu.bf16_dense_tflops is None) == (gpu.architecture in {"Volta", "Turing"})
+
+
+def test_the_cpu_has_a_stated_budget_and_no_invented_rates() -> None:
+    """It is a budget the trials count tensors against, and its row says so."""
+    cpu = CATALOG.gpu("cpu")
+    assert cpu.kind == "cpu"
+    assert cpu.usable_memory_bytes is not None
+    assert cpu.usable_memory_bytes % 2**20 == 0
+    assert f"{cpu.usable_memory_bytes // 2**20} MiB" in (cpu.note or "")
+    assert cpu.bf16_dense_tflops is None
+    assert cpu.device_names == ()
+
+
+@pytest.mark.parametrize("key", ["A40", "A100-40GB-SXM", "A100-80GB-SXM", "H100-SXM", "cpu"])
+def test_the_gpus_of_the_paper_can_be_rented_on_demand(key: str) -> None:
+    """The paper's cost tables can be redone at each of them, and the demonstration costed."""
+    assert any(offer.market == "on-demand" for offer in CATALOG.offers(key))
+
+
+def test_no_offer_is_listed_twice() -> None:
+    """One price of one instance in one region and market."""
+    seen = [(o.gpu, o.provider, o.region, o.instance, o.market) for o in OFFERS]
+    assert len(set(seen)) == len(seen)
+
+
+def test_a_spot_price_is_below_every_on_demand_price_of_its_instance() -> None:
+    """Equal ones mean that there is no spot market; higher ones that a row is wrong."""
+    on_demand = {(o.provider, o.instance): o for o in OFFERS if o.market == "on-demand"}
+    pairs = [
+        (offer, on_demand[offer.provider, offer.instance])
+        for offer in OFFERS
+        if offer.market == "spot" and (offer.provider, offer.instance) in on_demand
+    ]
+    assert pairs
+    for spot, full in pairs:
+        assert spot.gpus_per_instance == full.gpus_per_instance
+        # A tenth is where AWS puts a floor under spot: nothing is to be had there.
+        assert 0.11 * full.usd_per_hour < spot.usd_per_hour < full.usd_per_hour
+
+
+def test_a_spot_price_per_gpu_is_below_what_the_provider_asks_on_demand() -> None:
+    """Also where the two are listed for instances of different size."""
+    for spot in (offer for offer in OFFERS if offer.market == "spot"):
+        same = [
+            per_gpu(offer)
+            for offer in CATALOG.offers(spot.gpu)
+            if offer.provider == spot.provider and offer.market == "on-demand"
+        ]
+        assert same, f"{spot.instance}: no on-demand price to judge it by"
+        assert per_gpu(spot) < min(same)
+
+
+def test_a_price_far_under_those_elsewhere_carries_a_note() -> None:
+    """The known trap: 8 GPUs for the price of one, or a GPU without its host."""
+    markets: dict[tuple[str, str], list[Offer]] = defaultdict(list)
+    for offer in OFFERS:
+        markets[offer.gpu, offer.market].append(offer)
+    suspects = [
+        f"{offer.gpu} {offer.provider} {offer.instance}"
+        for offers in markets.values()
+        for offer in offers
+        if per_gpu(offer) < 0.6 * median(map(per_gpu, offers)) and not offer.note
+    ]
+    assert suspects == []
+
+
+def test_a_gpu_costs_between_cents_and_a_score_of_dollars_an_hour() -> None:
+    """Per GPU: a price of the whole instance listed as that of one GPU would leave this."""
+    assert all(0.1 < per_gpu(offer) < 20 for offer in OFFERS)
+    assert all(1 <= offer.gpus_per_instance <= 8 for offer in OFFERS)
+
+
+def test_bigger_instances_of_a_provider_cost_about_the_same_for_each_gpu() -> None:
+    """The price is of the whole instance: one GPU's price on an 8-GPU row would be 8 times off."""
+
+    def of_provider(offer: Offer) -> tuple[str, str, str]:
+        return offer.gpu, offer.provider, offer.market
+
+    for key, group in groupby(sorted(OFFERS, key=of_provider), key=of_provider):
+        prices = [per_gpu(offer) for offer in group]
+        assert max(prices) < 2 * min(prices), key
+
+
+def test_a_price_whose_date_is_not_known_has_none() -> None:
+    """The sources are undated: inferred dates stand in the note, marked as inferred."""
+    assert all(offer.as_of is None for offer in OFFERS)
+    assert all("(inferred)" in (o.note or "") for o in OFFERS if o.provider == "aws")
+
+
+def test_a_stand_in_for_the_cpu_says_that_it_is_one() -> None:
+    """Nothing was measured on the instance whose price is used."""
+    for offer in CATALOG.offers("cpu"):
+        assert "stands in for the machine that ran the sweep" in (offer.note or "")

@@ -1,0 +1,136 @@
+"""Sweeps on a real Ray on this machine: whole, killed and resumed, and with a killed child."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from ray_sweeps import SPEC, observations, start_sweep
+
+from orchestrator.store import RunFolder
+from trials.observation import Outcome, largest_batch
+
+KILLS = 10
+
+
+def wait_until(true: Callable[[], bool], *, seconds: float) -> bool:
+    """Whether it came true in time."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home directory of its own, with the specification in it."""
+    folder = tmp_path_factory.mktemp("home")
+    (folder / "small.yaml").write_text(SPEC, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(home: Path) -> Iterator[Path]:
+    """A sweep nobody disturbed, but for one child that was killed in the middle of a probe."""
+    out = home / "undisturbed"
+    sweep = start_sweep(home / "small.yaml", out, home)
+    killed = kill_a_child(sweep.pid)
+    assert sweep.wait(timeout=180) == 0, out.with_suffix(".log").read_text()
+    assert killed
+    yield out
+
+
+def kill_a_child(driver: int) -> bool:
+    """Kills the first trial's child that is at work on a probe."""
+    found: list[psutil.Process] = []
+
+    def child_appears() -> bool:
+        nurseries = [
+            process
+            for process in psutil.Process(driver).children(recursive=True)
+            if "trials.worker" in " ".join(_command(process))
+        ]
+        found[:] = [p for p in nurseries if "trials.worker" in " ".join(_command(p.parent()))]
+        return bool(found)
+
+    if not wait_until(child_appears, seconds=60):
+        return False
+    found[0].kill()
+    return True
+
+
+def _command(process: psutil.Process | None) -> list[str]:
+    try:
+        return [] if process is None else process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def test_every_cell_is_closed_from_both_sides_and_the_files_are_there(undisturbed: Path) -> None:
+    """A fit at b and a miss at b+1 (or the stated limit) for each cell, then fits and a ranking."""
+    seen = observations(undisturbed)
+    cells = RunFolder(undisturbed).spec().all_cells()
+    for cell in cells:
+        known = largest_batch([o for o in seen if o.cell == cell])
+        assert known is not None
+        largest, miss = known
+        assert largest >= 1
+        assert miss is not None
+        assert (miss.batch_size, miss.outcome) == (largest + 1, Outcome.OUT_OF_MEMORY)
+    names = {path.name for path in undisturbed.iterdir()}
+    assert {"fits.json", "ranking.csv", "ranking.json", "report.md", "sweep.yaml"} <= names
+    ranking = (undisturbed / "ranking.csv").read_text(encoding="utf-8").splitlines()
+    assert len(ranking) == 1 + len(cells)
+
+
+def test_a_child_killed_in_a_sweep_is_recorded_and_its_probe_made_again(undisturbed: Path) -> None:
+    """The kill is a FAILED observation; the same probe then ended in a verdict."""
+    seen = observations(undisturbed)
+    (failed,) = [o for o in seen if o.outcome is Outcome.FAILED]
+    assert "SIGKILL" in (failed.detail or "")
+    again = [
+        o
+        for o in seen
+        if (o.cell, o.purpose, o.batch_size, o.repeat)
+        == (failed.cell, failed.purpose, failed.batch_size, failed.repeat)
+    ]
+    assert [o.attempt for o in again] == [1, 2]
+    assert again[1].outcome.is_verdict
+
+
+def test_a_driver_killed_ten_times_loses_and_repeats_nothing(undisturbed: Path, home: Path) -> None:
+    """kill -9 at random moments, resumed each time: the same keys as an undisturbed run's."""
+    out, chance = home / "killed", random.Random(11)
+    log = out.with_suffix(".log")
+    for kill in range(KILLS):
+        before = len(observations(out)) if out.exists() else 0
+        sweep = start_sweep(home / "small.yaml", out, home)
+        if kill % 5 == 0:  # while everything starts
+            time.sleep(chance.uniform(0, 6))
+        else:  # while probes end
+            target = before + chance.randint(1, 4)
+            wait_until(lambda: len(observations(out)) >= target, seconds=90)  # noqa: B023 - used at once
+            time.sleep(chance.uniform(0, 0.5))
+        assert sweep.poll() is None, f"over before kill {kill}: {log.read_text()}"
+        family = psutil.Process(sweep.pid).children(recursive=True)
+        os.kill(sweep.pid, signal.SIGKILL)
+        sweep.wait()
+        gone, alive = psutil.wait_procs(family, timeout=20)
+        assert not [p for p in alive if "trials.worker" in " ".join(_command(p))]
+        del gone
+    last = start_sweep(home / "small.yaml", out, home)
+    assert last.wait(timeout=180) == 0, log.read_text()
+    keys = [o.key for o in observations(out)]
+    assert len(keys) == len(set(keys))
+    # The undisturbed run had one child killed: its second attempt stands for the first.
+    expected = {
+        o.key.rpartition("/t")[0] for o in observations(undisturbed) if o.outcome.is_verdict
+    }
+    assert {key.rpartition("/t")[0] for key in keys} == expected
+    assert all(o.outcome.is_verdict for o in observations(out))

@@ -1,0 +1,116 @@
+import math
+import statistics
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from trials.timing import TimingRule, median_interval
+
+SECONDS = st.floats(1e-6, 1e6)
+
+
+def shuffled(count: int) -> list[float]:
+    """The whole numbers from 1, so that a value is its own rank, in no order."""
+    values = [float(rank) for rank in range(1, count + 1)]
+    Random(count).shuffle(values)
+    return values
+
+
+@pytest.mark.parametrize(
+    ("count", "low", "high"),
+    [
+        (6, 1, 6),
+        (7, 1, 7),
+        (8, 1, 8),
+        (9, 2, 8),
+        (10, 2, 9),
+        (11, 2, 10),
+        (12, 3, 10),
+        (15, 4, 12),
+        (17, 5, 13),
+        (20, 6, 15),
+        (25, 8, 18),
+        (50, 18, 33),
+        (100, 40, 61),
+    ],
+)
+def test_the_interval_has_the_ranks_of_the_published_tables(
+    count: int, low: float, high: float
+) -> None:
+    """The 95 % ranks of the sign test's interval for a median, as every table has them."""
+    assert median_interval(shuffled(count)) == (low, high)
+
+
+@pytest.mark.parametrize("count", range(6))
+def test_fewer_than_six_values_have_no_interval(count: int) -> None:
+    """The whole range of five values holds the median with 93.75 % only."""
+    assert median_interval(shuffled(count)) is None
+
+
+@pytest.mark.parametrize("count", range(6, 60))
+def test_the_ranks_are_the_narrowest_that_hold_the_median_at_95_percent(count: int) -> None:
+    """Counted over every way n values can fall on the two sides of their median."""
+    interval = median_interval(shuffled(count))
+    assert interval is not None
+    rank = int(interval[0])
+    # The median is below x(k), or above x(n+1-k), when fewer than k values are on one side of it.
+    missed = [2 * sum(math.comb(count, i) for i in range(k)) for k in (rank, rank + 1)]
+    assert missed[0] / 2**count <= 0.05 < missed[1] / 2**count
+
+
+@given(st.lists(SECONDS, min_size=6, max_size=40))
+def test_the_interval_holds_the_median_of_its_values(values: list[float]) -> None:
+    """Whatever the values, and however many of them are equal."""
+    interval = median_interval(values)
+    assert interval is not None
+    assert interval[0] <= statistics.median(values) <= interval[1]
+
+
+def test_no_rule_stops_before_its_fewest_steps() -> None:
+    """Five equal steps look precise and took far too long, and still allow no interval."""
+    assert TimingRule().stop_reason([100.0] * 5) is None
+
+
+def test_equal_steps_are_precise_at_once() -> None:
+    """Six is the least that gives an interval, and it has no width."""
+    assert TimingRule().stop_reason([0.1] * 6) == "precise"
+
+
+@pytest.mark.parametrize(("spread", "reason"), [(0.25, "precise"), (0.26, None)])
+def test_precise_is_half_the_interval_against_the_median(spread: float, reason: str | None) -> None:
+    """With six values the interval is their range: at the stated part of the median it stops."""
+    steps = [1 - spread, 1.0, 1.0, 1.0, 1.0, 1 + spread]
+    rule = TimingRule(relative_half_width=0.25, max_seconds=1000)
+    assert rule.stop_reason(steps) == reason
+
+
+def test_the_step_cap_ends_what_never_grows_precise() -> None:
+    """One step less goes on."""
+    wild = [1.0, 2.0] * 10
+    rule = TimingRule(max_steps=20, max_seconds=1000)
+    assert rule.stop_reason(wild) == "step cap"
+    assert rule.stop_reason(wild[:-1]) is None
+
+
+def test_the_time_cap_ends_what_takes_too_long() -> None:
+    """The time of the timed steps counts, and a moment less goes on."""
+    wild = [1.0, 2.0] * 4
+    assert TimingRule(max_seconds=12.0).stop_reason(wild) == "time cap"
+    assert TimingRule(max_seconds=12.1).stop_reason(wild) is None
+
+
+def test_precise_comes_before_both_caps() -> None:
+    """A median that is known well enough is not called cut short."""
+    assert TimingRule(max_steps=6, max_seconds=0.1).stop_reason([1.0] * 6) == "precise"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"min_steps": 5}, {"max_steps": 0}, {"max_seconds": 0}, {"relative_half_width": 0}]
+)
+def test_a_rule_that_can_give_no_interval_is_refused(wrong: dict[str, float]) -> None:
+    """Fewer than six steps, and caps of nothing, are mistakes in a specification."""
+    with pytest.raises(ValidationError):
+        TimingRule.model_validate(wrong)
