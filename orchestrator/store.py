@@ -227,7 +227,9 @@ class ObservationWriter:
     def _drop_torn_line(self) -> None:
         """A driver that was killed may have left half a line; its probe is simply made again."""
         content = self._path.read_bytes()
-        os.ftruncate(self._descriptor, len(content) - len(content.rpartition(b"\n")[2]))
+        torn = content.rpartition(b"\n")[2]
+        if torn:
+            os.ftruncate(self._descriptor, len(content) - len(torn))
 
 
 def _names(path: Path) -> set[str] | None:

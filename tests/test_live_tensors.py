@@ -11,6 +11,7 @@ import pytest
 import torch
 from observations import cpu
 from torch import nn
+from torch_process import small_steps
 
 from trials.devices.cpu import CpuDevice
 from trials.devices.live_tensors import DeviceOutOfMemoryError, LiveTensorCounter
@@ -20,11 +21,10 @@ ENOUGH = 2**40
 
 
 @pytest.fixture(scope="module", autouse=True)
-def only_garbage_of_these_tests() -> Iterator[None]:
-    """Each counter collects garbage first; what pytest and torch hold would take it 0.3 s."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
+def made_for_small_steps() -> Iterator[None]:
+    """All of this file."""
+    with small_steps():
+        yield
 
 
 def counter(*already_live: torch.Tensor, budget_bytes: int = ENOUGH) -> LiveTensorCounter:
@@ -131,7 +131,7 @@ def test_a_storage_that_grows_counts_at_its_new_size() -> None:
 
 
 def test_what_autograd_saves_for_backward_counts() -> None:
-    """exp keeps its result for its gradient although Python let go of it; adding 1 keeps none."""
+    """The result of exp, though Python let go of it, for its gradient; adding 1 keeps nothing."""
     weight = torch.ones(100, requires_grad=True)
     with counter(weight) as count:
         loss = weight.exp().sum()

@@ -1,12 +1,14 @@
 """Parameter counts worked out from an architecture, held against models built from it."""
 
 import datetime as dt
+from collections.abc import Iterator
 from itertools import product
 
 import pytest
 import torch
 from observations import recipe, tiny_cell
 from pydantic import ValidationError
+from torch_process import small_steps
 
 from trials.finetune import FineTuning
 from trials.models.build import build_model
@@ -77,6 +79,13 @@ LLAMA_3_8B = LlamaArchitecture(
     mlp_width=14336,
 )
 PUBLISHED = [MIXTRAL_8X7B, BLACKMAMBA_2_8B, LLAMA_2_7B, LLAMA_3_8B]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def made_for_small_steps() -> Iterator[None]:
+    """All of this file."""
+    with small_steps():
+        yield
 
 
 def preset(architecture: Architecture) -> Preset:

@@ -437,7 +437,7 @@ def mutated(draw: st.DrawFn) -> object:
     return data
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.one_of(mutated(), ANYTHING), st.booleans())
 def test_any_data_whatsoever_is_a_specification_or_a_told_mistake(
     data: object,

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import secrets
 import socket
 import subprocess
@@ -82,7 +83,10 @@ class Cluster:
             node = subprocess.Popen(
                 [
                     *("ray", "start", "--block", "--disable-usage-stats", "--num-cpus=1"),
-                    *("--object-store-memory=80000000", *arguments),
+                    "--object-store-memory=80000000",
+                    # Its default is one fixed port, which only one node of a machine can have.
+                    f"--dashboard-agent-listen-port={free_port()}",
+                    *arguments,
                 ],
                 env=self.env,
                 cwd=self.home,
@@ -133,14 +137,12 @@ class Cluster:
 
     def stop(self) -> None:
         """Ends every node at once: a polite end drains for half a minute."""
-        family = [
-            process
-            for node in self._nodes
-            for process in [psutil.Process(node.pid), *psutil.Process(node.pid).children(True)]
-        ]
-        for process in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        sessions = {node.pid for node in self._nodes}
+        for process in psutil.process_iter():
+            # Ray's processes outlive the one that started them, but stay in its session.
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                if os.getsid(process.pid) in sessions:
+                    process.kill()
         for node in self._nodes:
             node.wait(timeout=20)
 

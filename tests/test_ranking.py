@@ -1,0 +1,332 @@
+"""The ranking: hours and dollars worked out by hand, and the reason for whatever has none."""
+
+import csv
+import io
+
+import pytest
+from made_runs import ONE_CELL, spec_of, whole_trial
+from observations import environment, measurement, observation
+
+from fitting.fit import Fit, fit_observations
+from orchestrator.plan import ClusterResources, Plan, make_plan
+from orchestrator.ranking import Excluded, RankedOffer, Ranking, job_hours, rank, ranking_csv
+from orchestrator.sweep import SweepSpec, Workload
+from trials.observation import Basis, Observation, Outcome
+from trials.workload import Cell
+
+# Three devices of one's own: two at three prices, one that nobody rents out.
+OWN_ROWS = """\
+catalog:
+  gpus:
+    - {key: desk, kind: cpu, usable_memory_bytes: 100000000, source: me, recorded: 2026-01-31}
+    - {key: lap, kind: cpu, usable_memory_bytes: 100000000, source: me, recorded: 2026-01-31}
+    - {key: attic, kind: cpu, usable_memory_bytes: 100000000, source: me, recorded: 2026-01-31}
+  offers:
+    - {gpu: desk, provider: pit, region: here, instance: whole, gpus_per_instance: 4,
+       usd_per_hour: 7.2, source: me, recorded: 2026-01-31, as_of: 2025-12-24}
+    - {gpu: desk, provider: pit, region: there, instance: single, usd_per_hour: 3.6, market: spot,
+       source: me, recorded: 2026-01-31}
+    - {gpu: lap, provider: pub, region: here, instance: slow, usd_per_hour: 0.9, source: me,
+       recorded: 2026-01-31}
+"""
+TEXT = ONE_CELL.replace("[cpu]", "[desk, lap, attic]") + OWN_ROWS
+SPEC = spec_of(TEXT)
+DESK, LAP, ATTIC = SPEC.all_cells()
+JOB = Workload(queries=1000, epochs=3)
+
+
+def timed(batch_size: int, *seconds: float, cell: Cell = DESK, **changed: object) -> Observation:
+    """A probe on the ladder whose steps took so long."""
+    values: dict[str, object] = {
+        "purpose": "ladder",
+        "measurement": measurement(step_seconds=seconds),
+        "cell": cell,
+    }
+    return observation(batch_size, **(values | changed))
+
+
+def found(
+    largest: int, cell: Cell = DESK, outcome: Outcome = Outcome.OUT_OF_MEMORY
+) -> list[Observation]:
+    """What shows that this is the largest batch."""
+    fit = [observation(largest, cell=cell)] if largest else []
+    return [*fit, observation(largest + 1, outcome, cell=cell)]
+
+
+def ranked(
+    seen: list[Observation],
+    job: Workload = JOB,
+    *,
+    spec: SweepSpec = SPEC,
+    fits: list[Fit] | None = None,
+    plan: Plan | None = None,
+) -> Ranking:
+    """The ranking of a specification's cells, by their own fits unless told otherwise."""
+    catalog = spec.merged_catalog()
+    return rank(
+        job,
+        catalog,
+        plan or make_plan(spec, catalog, ClusterResources({"CPU": 1.0}), seen),
+        seen,
+        fit_observations(seen) if fits is None else fits,
+    )
+
+
+def wished(batch_size: int) -> Workload:
+    """The job at a batch size of one's own."""
+    return JOB.model_copy(update={"batch_size": batch_size})
+
+
+def on_desk(ranking: Ranking) -> RankedOffer:
+    """The cheapest offer of the desk; all of its offers are of one step time."""
+    rows = [row for row in ranking.offers if row.cell == DESK]
+    assert len({row.queries_per_second for row in rows}) == 1
+    return rows[0]
+
+
+def why_not(ranking: Ranking, cell: Cell = DESK) -> str:
+    """The reason a cell is left out."""
+    (reason,) = [excluded.reason for excluded in ranking.excluded if excluded.cell == cell]
+    assert not [row for row in ranking.offers if row.cell == cell]
+    return reason
+
+
+@pytest.mark.parametrize(
+    ("queries", "epochs", "batch_size", "steps"),
+    [(1000, 3, 8, 375), (1000, 3, 7, 429), (1000, 1, 1000, 1), (1001, 2, 1000, 4), (5, 4, 64, 4)],
+)
+def test_job_takes_a_whole_step_for_the_last_part_of_a_batch(
+    queries: int, epochs: int, batch_size: int, steps: int
+) -> None:
+    """In every epoch anew."""
+    job = Workload(queries=queries, epochs=epochs)
+    assert job_hours(job, batch_size, 36.0) == pytest.approx(steps / 100)
+
+
+def test_hours_and_dollars_are_those_of_the_whole_instance() -> None:
+    """1000 queries by 7 are 143 steps, three times 429, of 0.5 s: 214.5 s, at $3.6 and $7.2."""
+    seen = [*found(9), timed(7, 0.5, 0.4, 0.6), timed(1, 0.3)]
+    single, whole = (row for row in ranked(seen).offers if row.cell == DESK)
+    assert (single.instance, single.gpus_per_instance, single.market) == ("single", 1, "spot")
+    assert (whole.instance, whole.gpus_per_instance, whole.market) == ("whole", 4, "on-demand")
+    for row, usd, low, high in ((single, 0.2145, 0.1716, 0.2574), (whole, 0.429, 0.3432, 0.5148)):
+        assert row.batch_size == 7
+        assert (row.largest_batch, row.limited_by) == (9, "OUT_OF_MEMORY at 10")
+        assert row.queries_per_second == pytest.approx(14.0)
+        assert (row.hours, row.hours_low, row.hours_high) == pytest.approx(
+            (214.5 / 3600, 171.6 / 3600, 257.4 / 3600)
+        )
+        assert (row.usd, row.usd_low, row.usd_high) == pytest.approx((usd, low, high))
+        assert (row.basis, row.source, row.extrapolated) == ("measured", "measured steps", False)
+    assert (str(whole.price_as_of), single.price_as_of) == ("2025-12-24", None)
+    assert str(single.price_recorded) == "2026-01-31"
+
+
+def test_fastest_measured_batch_is_taken_not_the_largest() -> None:
+    """Without a wish."""
+    seen = [*found(8), timed(1, 0.5), timed(4, 0.5), timed(8, 1.25)]
+    row = on_desk(ranked(seen))
+    assert (row.batch_size, row.largest_batch) == (4, 8)
+    assert row.queries_per_second == pytest.approx(8.0)
+
+
+def test_batch_that_no_longer_fitted_is_not_priced() -> None:
+    """However fast it was while it did: one miss outweighs its fits."""
+    seen = [*found(8), timed(8, 0.1), timed(7, 0.1), timed(4, 0.1)]
+    seen.append(timed(8, outcome=Outcome.THRASHING, repeat=1, measurement=None))
+    row = on_desk(ranked(seen, fits=[]))
+    assert (row.batch_size, row.largest_batch, row.limited_by) == (7, 7, "THRASHING at 8")
+    assert why_not(ranked(seen, wished(8))) == "batch size 8 does not fit: the largest is 7"
+
+
+def test_interval_spans_the_visits_of_a_batch_size() -> None:
+    """The middle is that of all steps; ten steps allow an interval narrower than their span."""
+    first = [0.010 + 0.001 * i for i in range(10)]
+    seen = [*found(8), timed(8, *first), timed(8, 0.030, 0.031, repeat=1)]
+    row = on_desk(ranked(seen))
+    steps = 375
+    assert row.hours * 3600 == pytest.approx(steps * 0.0155)
+    # Of ten ordered steps the second and the ninth enclose the median; the second visit's span is
+    # its interval.
+    assert row.hours_low * 3600 == pytest.approx(steps * 0.011)
+    assert row.hours_high * 3600 == pytest.approx(steps * 0.031)
+
+
+def test_wished_batch_that_was_measured_is_priced_by_its_own_steps() -> None:
+    """Though another is faster, and a law goes elsewhere."""
+    seen = [*whole_trial(DESK, SPEC), timed(16, 0.4, repeat=7)]
+    (measured,) = {o.batch_size for o in seen if o.purpose == "ladder"} & {16, 9} or {16}
+    row = on_desk(ranked([*seen], wished(measured)))
+    assert row.source == "measured steps"
+    assert row.batch_size == measured
+
+
+def test_wished_batch_nobody_measured_is_priced_by_the_law() -> None:
+    """The device takes 10 ms a step and 1 ms a query: 34 ms at 24, in 42 steps of each epoch."""
+    seen = whole_trial(DESK, SPEC)
+    assert 24 not in {o.batch_size for o in seen if o.purpose == "ladder"}
+    row = on_desk(ranked(seen, wished(24)))
+    assert (row.source, row.batch_size, row.largest_batch) == ("affine law", 24, 40)
+    assert row.hours * 3600 == pytest.approx(3 * 42 * 0.034)
+    assert row.hours_low <= row.hours <= row.hours_high
+    assert not row.extrapolated
+
+
+def test_wished_batch_beyond_what_was_timed_is_told_to_be_extrapolated() -> None:
+    """It fits in memory, but the law was fitted on smaller ones."""
+    seen = [*found(40), *(timed(b, 0.01 + 0.001 * b) for b in (1, 2, 4, 8))]
+    row = on_desk(ranked(seen, wished(32)))
+    assert row.extrapolated
+    assert row.queries_per_second == pytest.approx(32 / 0.042)
+
+
+def test_wished_batch_that_does_not_fit_is_left_out_with_the_largest() -> None:
+    """No law is asked about it."""
+    reason = why_not(ranked(whole_trial(DESK, SPEC), wished(41)))
+    assert reason == "batch size 41 does not fit: the largest is 40"
+
+
+def test_wished_batch_that_no_law_predicts_is_left_out() -> None:
+    """Two batch sizes were timed, which no law of two parameters can be fitted to and checked."""
+    seen = [*found(8), timed(1, 0.1), timed(8, 0.2)]
+    reason = "batch size 4 was not measured, and no law predicts it"
+    assert why_not(ranked(seen, wished(4))) == reason
+    fit_of_lap = fit_observations(whole_trial(LAP, SPEC))
+    fit_elsewhere = fit_observations(whole_trial(DESK, SPEC, where=environment(device_name="x")))
+    simulated = [
+        f.model_copy(update={"basis": Basis.SIMULATED})
+        for f in fit_observations(whole_trial(DESK, SPEC))
+    ]
+    for fits in (fit_of_lap, fit_elsewhere, simulated):
+        assert why_not(ranked(seen, wished(4), fits=fits)) == reason
+    fits = fit_observations(whole_trial(DESK, SPEC))
+    assert on_desk(ranked(seen, wished(4), fits=fits)).source == "affine law"
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason"),
+    [
+        ([], "not measured"),
+        (
+            found(0),
+            "not even one query fits: OUT_OF_MEMORY at batch size 1 (why)",
+        ),
+        (
+            [
+                observation(1, Outcome.FAILED, cell=DESK, attempt=n, detail="no luck")
+                for n in (1, 2)
+            ],
+            "batch size 1 FAILED 2 times: no luck",
+        ),
+        ([observation(1, cell=DESK)], "not measured yet: run the sweep again to go on"),
+    ],
+)
+def test_cell_without_times_is_left_out_with_the_reason(
+    seen: list[Observation], reason: str
+) -> None:
+    """Each for its own."""
+    assert why_not(ranked(seen)) == reason
+
+
+def test_cell_whose_gpu_nobody_rents_out_is_left_out() -> None:
+    """Though it was measured."""
+    reason = why_not(ranked(whole_trial(ATTIC, SPEC)), ATTIC)
+    assert reason == "the catalog has no offer for attic: add one under catalog.offers"
+
+
+def test_skipped_cell_keeps_the_plans_reason_unless_it_was_measured_before() -> None:
+    """Another cluster may have had its GPU."""
+    spec = spec_of(ONE_CELL.replace("[cpu]", "[A40]"))
+    (cell,) = spec.all_cells()
+    catalog = spec.merged_catalog()
+    plan = make_plan(spec, catalog, ClusterResources({}), [])
+    (left_out,) = rank(JOB, catalog, plan, [], []).excluded
+    assert left_out == Excluded(cell=cell, reason=plan.skipped[0].reason)
+    seen = [timed(8, 0.1, cell=cell)]
+    ranking = rank(JOB, catalog, plan, seen, [])
+    assert len(ranking.offers) == len(catalog.offers("A40")) > 0
+    assert ranking.excluded == ()
+
+
+def test_stacks_and_bases_are_rows_of_their_own() -> None:
+    """The same cell, measured on two stacks and simulated."""
+    old, new = environment(), environment(versions=(("torch", "3.0"),))
+    seen = [
+        *found(8),
+        timed(8, 0.4, environment=old),
+        timed(8, 0.2, environment=new, repeat=1),
+        timed(8, 0.1, environment=new, repeat=2, basis=Basis.SIMULATED),
+    ]
+    ranking = ranked(seen)
+    rows = [row for row in ranking.offers if row.cell == DESK and row.instance == "single"]
+    assert [(r.stack, r.basis, round(r.queries_per_second)) for r in rows] == [
+        (new.stack, "simulated", 80),
+        (new.stack, "measured", 40),
+        (old.stack, "measured", 20),
+    ]
+    assert DESK not in [excluded.cell for excluded in ranking.excluded]
+
+
+def test_comparable_offers_are_numbered_from_the_cheapest_across_gpus() -> None:
+    """What one trains decides what is comparable; ranks begin anew for another length."""
+    text = TEXT.replace("[16]", "[16, 32]").replace("[desk, lap, attic]", "[desk, lap]")
+    spec = spec_of(text)
+    seconds = {"desk": 0.1, "lap": 0.6}
+    seen = [timed(8, seconds[cell.gpu] * cell.seq_len / 16, cell=cell) for cell in spec.all_cells()]
+    ranking = ranked(seen, spec=spec)
+    assert [
+        (row.cell.seq_len, row.rank, row.cell.gpu, row.instance, round(row.usd, 6))
+        for row in ranking.offers
+    ] == [
+        (16, 1, "desk", "single", 0.0375),
+        (16, 2, "lap", "slow", 0.05625),
+        (16, 3, "desk", "whole", 0.075),
+        (32, 1, "desk", "single", 0.075),
+        (32, 2, "lap", "slow", 0.1125),
+        (32, 3, "desk", "whole", 0.15),
+    ]
+
+
+def full_ranking() -> Ranking:
+    """One with offers and cells left out, dates given and not."""
+    ranking = ranked([*whole_trial(DESK, SPEC), *whole_trial(LAP, SPEC, largest=64)])
+    assert len(ranking.offers) == 3
+    assert len(ranking.excluded) == 1
+    return ranking
+
+
+def test_csv_has_the_numbers_of_the_ranking() -> None:
+    """To the last digit, a column for each part of the cell, and empty where nothing is known."""
+    ranking = full_ranking()
+    rows = list(csv.DictReader(io.StringIO(ranking_csv(ranking))))
+    assert len(rows) == len(ranking.offers)
+    for row, offer in zip(rows, ranking.offers, strict=True):
+        for name in RankedOffer.model_fields:
+            if name != "cell":
+                value = getattr(offer, name)
+                kind = type(value) if isinstance(value, int | float) else str
+                read = row[name] == "True" if kind is bool else kind(row[name])
+                assert read == ("" if value is None else value if kind is not str else str(value))
+        assert {name: row[name] for name in ("gpu", "model", "recipe", "sparsity")} == {
+            "gpu": offer.cell.gpu,
+            "model": "llama-tiny",
+            "recipe": "full-fp32",
+            "sparsity": "1.0",
+        }
+        assert (row["active_experts"], row["seq_len"]) == ("", "16")
+        assert (row["queries"], row["epochs"]) == ("1000", "3")
+    assert {row["limited_by"] for row in rows} == {"OUT_OF_MEMORY at 41", "the search's limit"}
+
+
+def test_ranking_reads_back_from_json_as_it_was() -> None:
+    """It is kept in the run folder."""
+    ranking = full_ranking()
+    assert Ranking.model_validate_json(ranking.model_dump_json()) == ranking
+
+
+def test_csv_of_nothing_is_its_header() -> None:
+    """A reader of it finds the columns."""
+    empty = Ranking(workload=JOB, offers=(), excluded=())
+    assert list(csv.reader(io.StringIO(ranking_csv(empty)))) == [
+        [*next(csv.reader(io.StringIO(ranking_csv(full_ranking()))))]
+    ]
