@@ -1,6 +1,5 @@
 """The points a law is fitted to, drawn from observations that may be compared with each other."""
 
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -164,7 +163,7 @@ def _by_stack(
 
 def _timings(source: Source, members: Sequence[Observation]) -> Timings:
     rows = [
-        (o.batch_size, o.cell.sparsity, _median_seconds(o, o.measurement.step_seconds))
+        (o.batch_size, o.cell.sparsity, statistics.median(o.measurement.step_seconds))
         for o in members
         if o.purpose == "ladder"
         and o.outcome is Outcome.FITS
@@ -174,16 +173,6 @@ def _timings(source: Source, members: Sequence[Observation]) -> Timings:
     ]
     table = np.array(sorted(rows), dtype=float).reshape(-1, 3)
     return Timings(source, *table.T)
-
-
-def _median_seconds(observation: Observation, step_seconds: tuple[float, ...]) -> float:
-    median = statistics.median(step_seconds)
-    if not 0 < median < math.inf:
-        raise ValueError(
-            f"{observation.key}: the median step time is {median} s, which no step takes: "
-            "remove the observation and measure it again"
-        )
-    return median
 
 
 def _limits(source: Source, members: Sequence[Observation]) -> Limits:

@@ -3,11 +3,19 @@
 import datetime as dt
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from gpu_catalog.record import Record
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+def _no_truth_value(value: object) -> object:
+    # Python takes true for 1; a price or a rate of true is a slip of the pen.
+    if isinstance(value, bool):
+        raise ValueError(f"must be a number, not {str(value).lower()}")  # noqa: TRY004 - pydantic's
+    return value
+
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_no_truth_value)]
 Key = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]*$")]
 Source = Annotated[str, Field(min_length=1)]
 

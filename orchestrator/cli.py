@@ -71,6 +71,18 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
         0 done, 1 a known error (said in a line on stderr), 2 usage, 130 interrupted.
     """
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()  # a reader that has left is noticed here, not when Python ends
+    except BrokenPipeError:
+        # Whoever read our output has had enough (`| head`); Python must not complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(arguments: Sequence[str]) -> int:
     options = build_parser().parse_args(arguments)
     from orchestrator import commands  # noqa: PLC0415 - --help needs none of it
 
@@ -82,7 +94,3 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("stopped: run the same command again, it continues where this stopped\n")
         return 130
-    except BrokenPipeError:
-        # Whoever read our output has had enough (`| head`); Python must not complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0

@@ -24,7 +24,7 @@ def cluster_address() -> str | None:
 
 def this_machine() -> ClusterResources:
     """What a cluster of our own would offer, without starting it."""
-    return ClusterResources({"CPU": float(len(os.sched_getaffinity(0)))})
+    return ClusterResources(({"CPU": float(len(os.sched_getaffinity(0)))},))
 
 
 @contextlib.contextmanager
@@ -44,7 +44,7 @@ def connected_cluster() -> Iterator[ClusterResources]:
         if address is None:
             ray.init(
                 address=OWN_CLUSTER,
-                num_cpus=int(this_machine().amounts["CPU"]),
+                num_cpus=int(this_machine().nodes[0]["CPU"]),
                 object_store_memory=LOCAL_OBJECT_STORE_BYTES,
                 include_dashboard=False,
                 **quiet,
@@ -58,6 +58,6 @@ def connected_cluster() -> Iterator[ClusterResources]:
             "and its token, or unset RAY_ADDRESS to use this machine alone"
         ) from None
     try:
-        yield ClusterResources(ray.cluster_resources())
+        yield ClusterResources(tuple(n["Resources"] for n in ray.nodes() if n["Alive"]))
     finally:
         ray.shutdown()

@@ -14,7 +14,7 @@ from orchestrator.cluster import (
     connected_cluster,
     this_machine,
 )
-from orchestrator.plan import ClusterResources, Plan, make_plan, trial_task
+from orchestrator.plan import Plan, make_plan, trial_task
 from orchestrator.progress import Progress, fastest
 from orchestrator.ranking import Ranking, rank, ranking_csv
 from orchestrator.report import cheapest_section, headline, markdown, table
@@ -58,7 +58,7 @@ def sweep(spec_path: Path | None, out: str | None, *, resume: bool, dry: bool) -
     folder = _run_path(out, spec.name)
     catalog = spec.merged_catalog()
     if dry:
-        known = RunFolder(folder).observations() if folder.exists() else []
+        known = RunFolder(folder).observations()
         _print_plan(_plan_without_starting(spec, catalog, known), folder)
         return 0
     folder_run = open_run(folder, text, spec)
@@ -110,7 +110,7 @@ def report(folder: RunFolder) -> int:
 def status(folder: RunFolder) -> int:
     """Tells how far a run is, from its files alone."""
     spec, observations = folder.spec(), folder.observations()
-    plan = make_plan(spec, spec.merged_catalog(), ClusterResources({}), observations)
+    plan = make_plan(spec, spec.merged_catalog(), this_machine(), observations)
     left_out = _plan_of(folder, spec).skipped
     rows = []
     for cell in spec.all_cells():
@@ -262,7 +262,7 @@ def _plan_of(folder: RunFolder, spec: SweepSpec) -> Plan:
     """The latest driver's plan, brought up to date by the observations."""
     planned = folder.plan()
     skipped = {skip.cell: skip for skip in planned.skipped} if planned else {}
-    plan = make_plan(spec, spec.merged_catalog(), ClusterResources({}), folder.observations())
+    plan = make_plan(spec, spec.merged_catalog(), this_machine(), folder.observations())
     skipped |= {skip.cell: skip for skip in plan.skipped if skip.cell not in skipped}
     return Plan(
         complete=plan.complete,

@@ -16,19 +16,21 @@ from trials.workload import Cell
 
 @dataclass(frozen=True, slots=True)
 class ClusterResources:
-    """What a Ray cluster offers: how much of each resource, by name, over all its nodes."""
+    """What each node of a Ray cluster offers: how much of each resource, by name."""
 
-    amounts: Mapping[str, float]
+    nodes: tuple[Mapping[str, float], ...]
 
     def trial_resources(self, gpu: Gpu) -> dict[str, float] | None:
         """What a trial on this GPU asks Ray for; None when the cluster cannot have it.
 
         The node that carries a resource equal to the catalog key is the one with that GPU. A cpu
-        device needs no such node: any free core will do.
+        device needs no such node: any free core will do. Ray would wait for ever for a node that
+        is not there, so one node must have all that is asked for.
         """
-        if self.amounts.get(gpu.key, 0) >= 1:
+        with_cores = [node for node in self.nodes if node.get("CPU", 0) >= 1]
+        if any(node.get(gpu.key, 0) >= 1 for node in with_cores):
             return {"CPU": 1, gpu.key: 1}
-        return {"CPU": 1} if gpu.kind == "cpu" else None
+        return {"CPU": 1} if gpu.kind == "cpu" and with_cores else None
 
 
 class Skip(Record):
@@ -108,7 +110,7 @@ def _why_not(gpu: Gpu, cluster: ClusterResources) -> str | None:
         )
     if cluster.trial_resources(gpu) is None:
         return (
-            f"no node of the cluster carries the resource {gpu.key!r}: start one with "
-            f"ray start --resources='{{\"{gpu.key}\": 1}}'"
+            f"no node of the cluster has a core and the resource {gpu.key!r}: start one with "
+            f"ray start --num-cpus=1 --resources='{{\"{gpu.key}\": 1}}'"
         )
     return None

@@ -32,7 +32,9 @@ def mistake(command: str) -> str | None:
             ["make", "-n", *words[1:]], cwd=ROOT, capture_output=True, check=False
         )
         return None if ended.returncode == 0 else "no such target"
-    return None if words[0] in {"ray", "git", "cd", "export", "pip", "."} else "not a command we know"
+    return (
+        None if words[0] in {"ray", "git", "cd", "export", "pip", "."} else "not a command we know"
+    )
 
 
 def main() -> int:

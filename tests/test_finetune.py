@@ -4,6 +4,7 @@ The models are built for real, at 8 to 32 tokens.
 """
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -152,13 +153,37 @@ def test_tokens_are_full_queries_of_the_vocabulary() -> None:
     assert not torch.equal(tokens[:2], one.tokens(2))
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_loss_that_is_no_number_is_an_error(value: float) -> None:
+def test_a_step_has_the_gradients_of_its_own_batch_alone() -> None:
+    """At the same weights the same batch has the same gradients, whatever step came before."""
+    trained = tuning()
+    for group in trained.optimizer.param_groups:
+        group["lr"] = 0.0
+    gradients = []
+    for _ in range(2):
+        trained.step(trained.tokens(2))
+        gradients.append([p.grad.clone() for p in trained.trainable if p.grad is not None])
+    assert len(gradients[0]) == len(trained.trainable)
+    assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
+
+
+class AlwaysLoses(nn.Module):
+    """A model whose loss is what it is told."""
+
+    def __init__(self, loss: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(1.0))
+        self._loss = loss
+
+    def forward(self, **_unused: object) -> SimpleNamespace:
+        return SimpleNamespace(loss=self.weight * self._loss)
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_is_an_error(loss: float) -> None:
     """A step that trains nothing must not pass for a fast one."""
     broken = tuning()
-    with torch.no_grad():
-        broken.trainable[0].fill_(value)
-    with pytest.raises(NotTrainingError, match="these steps train nothing"):
+    broken.model = AlwaysLoses(loss)
+    with pytest.raises(NotTrainingError, match=f"the loss is {loss}: these steps train nothing"):
         broken.step(broken.tokens(1))
 
 
@@ -172,7 +197,7 @@ def four_bit_weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def test_qlora_weights_are_stored_in_4_bits() -> None:
-    """Every linear layer but the head takes half a byte a weight, and little for its constants."""
+    """Every linear layer but the head is NF4, doubly quantised, at half a byte a weight."""
     import bitsandbytes.functional as bnb  # noqa: PLC0415 - seconds that only this test needs
 
     plain = dict(tuning("llama-tiny").model.named_parameters())
@@ -183,6 +208,7 @@ def test_qlora_weights_are_stored_in_4_bits() -> None:
     assert bare == linears
     for name, weight in four_bit.items():
         original = plain[name.removeprefix("base_model.model.").replace(".base_layer", "")]
+        assert (weight.quant_state.quant_type, weight.quant_state.nested) == ("nf4", True)
         assert weight.untyped_storage().nbytes() * 2 == original.numel()
         restored = bnb.dequantize_4bit(weight.data, weight.quant_state).detach()
         # Sixteen levels to a block of 64 weights, and levels near the weights they stand for.

@@ -314,12 +314,6 @@ def test_the_order_of_the_log_does_not_matter() -> None:
     assert fit_observations(observations) == fit_observations(observations[::-1])
 
 
-def test_an_impossible_step_time_is_named() -> None:
-    """A median of zero is a broken record, and the error says which."""
-    with pytest.raises(ValueError, match=r"ladder/b1/r0/t1: the median step time is 0\.0 s"):
-        fit_observations([probe(cell(), 1, (0.0,))])
-
-
 LIMITS = tuple(
     (active, gpu, memory_gb, seq_len)
     for active in (2, 8)

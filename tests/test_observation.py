@@ -1,7 +1,8 @@
 import pytest
 from observations import environment, measurement, observation
+from pydantic import ValidationError
 
-from trials.observation import Environment, Observation, Outcome, largest_batch
+from trials.observation import Environment, Measurement, Observation, Outcome, largest_batch
 
 MISSES = [o for o in Outcome if o.is_verdict and o is not Outcome.FITS]
 
@@ -112,3 +113,11 @@ def test_another_version_device_or_thread_count_is_another_stack(other: Environm
 def test_the_stack_is_the_same_in_every_process_and_version() -> None:
     """Records of last year belong to the same stack as those of this one."""
     assert environment().stack == "c9cb84118ad2"
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_step_that_took_no_possible_time_is_refused(seconds: float) -> None:
+    """Throughput divides by it, so a broken record is told where it is read."""
+    fields = measurement().model_dump() | {"step_seconds": (0.5, seconds)}
+    with pytest.raises(ValidationError, match=r"step_seconds\.1"):
+        Measurement.model_validate(fields)

@@ -9,7 +9,7 @@ from orchestrator.plan import ClusterResources, Plan, make_plan, trial_task
 from orchestrator.sweep import SweepSpec
 from trials.observation import Observation, Outcome
 
-ONE_CORE = ClusterResources({"CPU": 1.0})
+ONE_CORE = ClusterResources(({"CPU": 1.0},))
 OWN_ROWS = """\
 catalog:
   gpus:
@@ -70,7 +70,7 @@ def test_cuda_gpu_is_skipped_with_the_reason_even_where_a_node_has_it() -> None:
     """This version measures none; the cells of the cpu go on."""
     spec = spec_of(ONE_CELL.replace("[cpu]", "[A40, cpu]"))
     on_a40, on_cpu = spec.all_cells()
-    plan = planned(spec, [], ClusterResources({"CPU": 8.0, "A40": 1.0}))
+    plan = planned(spec, [], ClusterResources(({"CPU": 8.0, "A40": 1.0},)))
     assert (plan.pending, [skip.cell for skip in plan.skipped]) == ((on_cpu,), [on_a40])
     assert plan.skipped[0].reason.startswith("A40 is a CUDA GPU, and this version measures cpu")
 
@@ -79,12 +79,12 @@ def test_trial_goes_to_the_node_that_carries_its_gpus_key() -> None:
     """A cpu device needs no such node, a CUDA GPU cannot do without."""
     cpu = load_catalog().gpu("cpu")
     a40 = load_catalog().gpu("A40")
-    named = ClusterResources({"CPU": 8.0, "A40": 2.0, "cpu": 1.0})
+    named = ClusterResources(({"CPU": 8.0, "A40": 2.0, "cpu": 1.0},))
     assert named.trial_resources(cpu) == {"CPU": 1, "cpu": 1}
     assert named.trial_resources(a40) == {"CPU": 1, "A40": 1}
     assert ONE_CORE.trial_resources(cpu) == {"CPU": 1}
     for amounts in ({"CPU": 8.0}, {"CPU": 8.0, "A40": 0.5}, {"CPU": 8.0, "GPU": 4.0, "A4": 4.0}):
-        assert ClusterResources(amounts).trial_resources(a40) is None
+        assert ClusterResources((amounts,)).trial_resources(a40) is None
 
 
 def test_pending_cells_take_turns_over_the_gpus() -> None:

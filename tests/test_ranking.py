@@ -66,7 +66,7 @@ def ranked(
     return rank(
         job,
         catalog,
-        plan or make_plan(spec, catalog, ClusterResources({"CPU": 1.0}), seen),
+        plan or make_plan(spec, catalog, ClusterResources(({"CPU": 1.0},)), seen),
         seen,
         fit_observations(seen) if fits is None else fits,
     )
@@ -154,11 +154,10 @@ def test_interval_spans_the_visits_of_a_batch_size() -> None:
 
 def test_wished_batch_that_was_measured_is_priced_by_its_own_steps() -> None:
     """Though another is faster, and a law goes elsewhere."""
-    seen = [*whole_trial(DESK, SPEC), timed(16, 0.4, repeat=7)]
-    (measured,) = {o.batch_size for o in seen if o.purpose == "ladder"} & {16, 9} or {16}
-    row = on_desk(ranked([*seen], wished(measured)))
-    assert row.source == "measured steps"
-    assert row.batch_size == measured
+    seen = [*found(40), *(timed(b, 0.01 + 0.001 * b) for b in (1, 2, 4, 16, 40)), timed(8, 0.4)]
+    row = on_desk(ranked(seen, wished(8)))
+    assert (row.source, row.batch_size) == ("measured steps", 8)
+    assert row.queries_per_second == pytest.approx(20.0)
 
 
 def test_wished_batch_nobody_measured_is_priced_by_the_law() -> None:
@@ -239,7 +238,7 @@ def test_skipped_cell_keeps_the_plans_reason_unless_it_was_measured_before() -> 
     spec = spec_of(ONE_CELL.replace("[cpu]", "[A40]"))
     (cell,) = spec.all_cells()
     catalog = spec.merged_catalog()
-    plan = make_plan(spec, catalog, ClusterResources({}), [])
+    plan = make_plan(spec, catalog, ClusterResources(({},)), [])
     (left_out,) = rank(JOB, catalog, plan, [], []).excluded
     assert left_out == Excluded(cell=cell, reason=plan.skipped[0].reason)
     seen = [timed(8, 0.1, cell=cell)]

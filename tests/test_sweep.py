@@ -437,14 +437,34 @@ def mutated(draw: st.DrawFn) -> object:
     return data
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.one_of(mutated(), ANYTHING), st.booleans())
-def test_any_data_whatsoever_is_a_specification_or_a_told_mistake(
-    data: object,
-    flow: bool,  # noqa: FBT001
-) -> None:
-    """Never another exception; and what is told is lines that point into the file."""
-    text = yaml.safe_dump(data, allow_unicode=True, default_flow_style=flow)
+DUMPED = st.builds(
+    lambda data, flow: yaml.safe_dump(data, allow_unicode=True, default_flow_style=flow),
+    st.one_of(mutated(), ANYTHING),
+    st.booleans(),
+)
+PIECES = [
+    *"&*!|<>[]{}:,-?'\"#\n\t\0 ",
+    "&a ",
+    "*a",
+    "<<: ",
+    "0x_",
+    "2026-99-99",
+    "!!int ",
+    "- ",
+    "1e3",
+]
+SPLICED = st.builds(
+    lambda at, length, pieces: ROUTED[:at] + "".join(pieces) + ROUTED[at + length :],
+    st.integers(0, len(ROUTED)),
+    st.integers(0, 8),
+    st.lists(st.sampled_from(PIECES), min_size=1, max_size=4),
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(DUMPED | SPLICED)
+def test_any_text_whatsoever_is_a_specification_or_told_mistakes(text: str) -> None:
+    """Never another exception; and what is told are lines that point into the file."""
     try:
         spec = parse_spec(text, "x.yaml")
     except SpecError as error:

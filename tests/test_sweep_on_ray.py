@@ -4,7 +4,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -36,14 +36,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(home: Path) -> Iterator[Path]:
+def undisturbed(home: Path) -> Path:
     """A sweep nobody disturbed, but for one child that was killed in the middle of a probe."""
     out = home / "undisturbed"
     sweep = start_sweep(home / "small.yaml", out, home)
     killed = kill_a_child(sweep.pid)
     assert sweep.wait(timeout=180) == 0, out.with_suffix(".log").read_text()
     assert killed
-    yield out
+    return out
 
 
 def kill_a_child(driver: int) -> bool:
@@ -105,7 +105,7 @@ def test_a_child_killed_in_a_sweep_is_recorded_and_its_probe_made_again(undistur
 
 
 def test_a_driver_killed_ten_times_loses_and_repeats_nothing(undisturbed: Path, home: Path) -> None:
-    """kill -9 at random moments, resumed each time: the same keys as an undisturbed run's."""
+    """Killed at random moments, resumed each time: the same keys as an undisturbed run's."""
     out, chance = home / "killed", random.Random(11)
     log = out.with_suffix(".log")
     for kill in range(KILLS):

@@ -2,7 +2,9 @@
 
 import hashlib
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from gpu_catalog.record import Record
 from trials.workload import Cell
@@ -88,7 +90,7 @@ class Measurement(Record):
     memory_steps: int
     peak_memory_bytes: int
     model_memory_bytes: int
-    step_seconds: tuple[float, ...] = ()
+    step_seconds: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = ()
     stop_reason: StopReason | None = None
     parameters: ParameterCounts
 

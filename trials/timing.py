@@ -3,15 +3,16 @@
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from gpu_catalog.record import Record
 from trials.observation import StopReason
 from trials.workload import PositiveInt
 
 CONFIDENCE = 0.95
+PositiveFloat = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 
 
 class TimingRule(Record):
@@ -26,8 +27,16 @@ class TimingRule(Record):
 
     min_steps: Annotated[int, Field(strict=True, ge=6)] = 6
     max_steps: PositiveInt = 20
-    max_seconds: Annotated[float, Field(gt=0)] = 3.0
-    relative_half_width: Annotated[float, Field(gt=0)] = 0.03
+    max_seconds: PositiveFloat = 3.0
+    relative_half_width: PositiveFloat = 0.03
+
+    @model_validator(mode="after")
+    def _caps_leave_room(self) -> Self:
+        if self.max_steps < self.min_steps:
+            raise ValueError(
+                f"max_steps {self.max_steps} is below min_steps {self.min_steps}: raise it"
+            )
+        return self
 
     def stop_reason(self, step_seconds: Sequence[float]) -> StopReason | None:
         """Why to stop after these steps, or None to time another."""

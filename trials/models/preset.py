@@ -241,6 +241,5 @@ def preset_by_name(name: str) -> Preset:
     try:
         return presets()[name]
     except KeyError:
-        raise UnknownModelError(
-            f"unknown model {name!r}{did_you_mean(name, presets())}; known: {', '.join(presets())}"
-        ) from None
+        near = did_you_mean(name, presets()) or f"; known: {', '.join(presets())}"
+        raise UnknownModelError(f"unknown model {name!r}{near}") from None

@@ -1,0 +1,308 @@
+"""The command line as a user meets it: what is printed where, exit codes, and nothing left over."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from made_runs import ONE_CELL, TWO_CELLS, made_run
+
+from orchestrator.cli import main
+from orchestrator.ranking import Ranking
+
+HERE = Path(__file__).parent.parent
+# As a user's shell has it, whatever the tests are run under.
+ENVIRONMENT = {
+    name: value
+    for name, value in os.environ.items()
+    if name != "PYTHONUNBUFFERED" and not name.startswith("RAY_")
+} | {"PYTHONPATH": str(HERE)}
+
+
+def orchestrate(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "orchestrator", *arguments],
+        cwd=cwd,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty working directory, and no cluster."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def made(tmp_path: Path) -> list[str]:
+    """Everything that is in the working directory."""
+    return sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["sweep", "--help"]])
+def test_help_needs_no_library(arguments: list[str]) -> None:
+    """It answers at once, and tells what there is."""
+    program = """\
+import sys
+from orchestrator.cli import main
+try:
+    main(sys.argv[1:])
+finally:
+    heavy = {"torch", "ray", "scipy", "numpy", "pydantic", "rich", "yaml"} & set(sys.modules)
+    print("imported:", sorted(heavy))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ended.stdout.endswith("imported: []\n")
+    assert "usage: python -m orchestrator" in ended.stdout
+    assert "sweep" in ended.stdout
+    assert ended.stderr == ""
+
+
+def test_planning_fitting_and_ranking_need_neither_torch_nor_ray(tmp_path: Path) -> None:
+    """A dry run and every command on a run that is there."""
+    made_run(tmp_path / "run")
+    program = """\
+import sys
+from orchestrator.cli import main
+for command in (["sweep", "--dry-run"], *([name, "run"] for name in sys.argv[1:])):
+    assert main(command) == 0
+print("imported:", sorted({"torch", "transformers", "ray"} & set(sys.modules)))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program, "status", "fit", "rank", "report"],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ended.stdout.endswith("imported: []\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["swep"], "invalid choice: 'swep'"),
+        (["catalog"], "the following arguments are required: what"),
+        (["catalog", "models"], "invalid choice: 'models'"),
+        (["rank"], "the following arguments are required: RUN"),
+        (["rank", "run", "--queries", "many"], "must be a whole number, not 'many'"),
+        (["rank", "run", "--epochs", "0"], "must be at least 1, not 0"),
+        (["rank", "run", "--batch-size", "-1"], "must be at least 1, not -1"),
+        (["sweep", "--fast"], "unrecognized arguments: --fast"),
+    ],
+)
+def test_wrong_usage_is_told_on_stderr_with_code_2(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Before anything is done."""
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    said = capsys.readouterr()
+    assert exit_.value.code == 2
+    assert words in said.err
+    assert said.out == ""
+    assert made(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["sweep", "none.yaml"], "none.yaml: no such file\n"),
+        (["sweep", "wrong.yaml"], "wrong.yaml:2: gpus[0]: unknown GPU 'A4O'"),
+        (["sweep", "wrong.yaml", "--dry-run"], "wrong.yaml:6: cells[0].seq_lens[0]: must be"),
+        (["sweep", "--out", "s3://bucket/run"], "s3://bucket/run: is no local folder; "),
+        (["sweep", "--out", "wrong.yaml"], "wrong.yaml: is a file, or below one: name a folder\n"),
+        (["sweep", "--out", "other"], "other: holds 'notes' but no run: choose another --out\n"),
+        (["sweep", "--resume"], "--resume takes the run folder and no specification: "),
+        (["sweep", "x.yaml", "--resume", "--out", "run"], "--resume takes the run folder and no "),
+        (["sweep", "--resume", "--out", "none"], "none: no such run folder"),
+        (["status", "none"], "none: no such run folder ('sweep --out none' makes one)\n"),
+        (["fit", "other"], "other: not a run folder: it has no sweep.yaml\n"),
+        (["rank", "wrong.yaml"], "wrong.yaml: is a file, or below one: name a folder\n"),
+        (["report", "other"], "other: not a run folder: it has no sweep.yaml\n"),
+    ],
+)
+def test_known_error_is_told_on_stderr_with_code_1_and_nothing_is_made(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A missing or wrong specification, a folder that cannot be used."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes").write_text("mine", encoding="utf-8")
+    wrong = ONE_CELL.replace("[cpu]", "[A4O]").replace("[16]", "[0]")
+    (tmp_path / "wrong.yaml").write_text(wrong, encoding="utf-8")
+    assert main(arguments) == 1
+    said = capsys.readouterr()
+    assert words in said.err
+    assert said.out == ""
+    assert made(tmp_path) == ["other", "other/notes", "wrong.yaml"]
+
+
+def test_error_of_a_process_is_its_message_alone(tmp_path: Path) -> None:
+    """No traceback, and the exit code a shell script sees."""
+    ended = orchestrate("sweep", "none.yaml", cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == "none.yaml: no such file\n"
+
+
+def test_dry_run_prints_the_plan_and_starts_nothing(tmp_path: Path) -> None:
+    """With what is skipped, and why."""
+    text = TWO_CELLS.replace("[cpu]", "[cpu, A40]")
+    (tmp_path / "two.yaml").write_text(text, encoding="utf-8")
+    ended = orchestrate("sweep", "two.yaml", "--dry-run", cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    rows = [[part.strip() for part in line.split("|")[1:-1]] for line in ended.stdout.splitlines()]
+    assert rows[0] == ["trial", "plan", "why"]
+    assert rows[2:4] == [
+        [f"cpu/llama-tiny/full-fp32/dense/seq{length}", "to measure", ""] for length in (16, 32)
+    ]
+    assert [row[:2] for row in rows[4:6]] == [
+        [f"A40/llama-tiny/full-fp32/dense/seq{length}", "skipped"] for length in (16, 32)
+    ]
+    assert "A40 is a CUDA GPU" in rows[4][2]
+    last = ended.stdout.splitlines()[-1]
+    assert last == "2 to measure, 0 done, 2 skipped; nothing was started"
+    assert made(tmp_path) == ["two.yaml"]
+
+
+def test_dry_run_on_a_run_that_is_there_tells_what_is_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And leaves it as it was, resumed or named anew."""
+    run = made_run(tmp_path / "run", TWO_CELLS)
+    (tmp_path / "two.yaml").write_text(TWO_CELLS, encoding="utf-8")
+    before = made(tmp_path)
+    for arguments in (["two.yaml"], ["--resume"]):
+        assert main(["sweep", *arguments, "--out", "run", "--dry-run"]) == 0
+        assert "1 to measure, 1 done, 0 skipped; nothing was started" in capsys.readouterr().out
+    assert made(tmp_path) == before
+    assert run.plan() is None
+
+
+def test_finished_run_is_not_measured_again_but_ranked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No Ray is started for it."""
+    made_run(tmp_path / "run")
+    assert main(["sweep", "--resume", "--out", "run"]) == 0
+    said = capsys.readouterr()
+    assert "nothing left to measure" in said.err
+    assert "800" in said.out
+    assert "ray" not in sys.modules
+    assert made(tmp_path)[1:] == [
+        f"run/{name}"
+        for name in (
+            "fits.json",
+            "observations.jsonl",
+            "plan.json",
+            "ranking.csv",
+            "ranking.json",
+            "report.md",
+            "sweep.yaml",
+        )
+    ]
+
+
+def test_status_tells_the_state_of_every_trial(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the files alone, and changing none."""
+    run = made_run(tmp_path / "run", TWO_CELLS)
+    before = made(tmp_path)
+    assert main(["status", "run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [[part.strip() for part in line.split("|")[1:-1]] for line in lines]
+    count = str(len(run.observations()))
+    assert rows[2:4] == [
+        ["cpu/llama-tiny/full-fp32/dense/seq16", "done", "40", "800 queries/s", count],
+        ["cpu/llama-tiny/full-fp32/dense/seq32", "waiting", "", "", "0"],
+    ]
+    assert lines[-1] == "1 of 2 trials done; no sweep is running"
+    assert made(tmp_path) == before
+
+
+def test_rank_prices_the_job_it_is_told_and_writes_both_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """80 queries by 40 are 2 steps of 50 ms, 5 times."""
+    made_run(tmp_path / "run")
+    assert main(["rank", "run", "--queries", "80", "--epochs", "5"]) == 0
+    assert "80 queries x 5 epochs" in capsys.readouterr().out
+    ranking = Ranking.model_validate_json((tmp_path / "run" / "ranking.json").read_bytes())
+    assert {offer.batch_size for offer in ranking.offers} == {40}
+    assert [offer.hours * 3600 for offer in ranking.offers] == pytest.approx(
+        [0.5] * len(ranking.offers)
+    )
+    with (tmp_path / "run" / "ranking.csv").open(encoding="utf-8", newline="") as file:
+        assert [float(row["usd"]) for row in csv.DictReader(file)] == [
+            offer.usd for offer in ranking.offers
+        ]
+    assert main(["rank", "run", "--batch-size", "41"]) == 0
+    assert "batch size 41 does not fit: the largest is 40" in capsys.readouterr().out
+
+
+def test_fit_and_report_write_their_files_and_say_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The report is printed as it is written."""
+    made_run(tmp_path / "run")
+    assert main(["fit", "run"]) == 0
+    path, _, counts = capsys.readouterr().out.strip().partition(": ")
+    fits = json.loads(Path(path).read_text(encoding="utf-8"))["fits"]
+    assert counts == f"{sum(bool(fit['parameters']) for fit in fits)} of {len(fits)} fits usable"
+    assert main(["report", "run"]) == 0
+    said = capsys.readouterr().out
+    assert said.strip() == (tmp_path / "run" / "report.md").read_text(encoding="utf-8").strip()
+    assert "cpu/llama-tiny/full-fp32/dense/seq16" in said
+
+
+@pytest.mark.parametrize("what", ["gpus", "prices"])
+def test_catalog_lists_every_row(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line each, prices cheapest first."""
+    assert main(["catalog", what]) == 0
+    header, _, *rows = capsys.readouterr().out.splitlines()
+    columns = [part.strip() for part in header.split("|")[1:-1]]
+    table = [
+        dict(zip(columns, (part.strip() for part in row.split("|")[1:-1]), strict=True))
+        for row in rows
+    ]
+    keys = [row["key" if what == "gpus" else "GPU"] for row in table]
+    assert {"cpu", "A40"} <= set(keys)
+    if what == "gpus":
+        assert len(set(keys)) == len(keys)
+    else:
+        prices = [float(row["$/h"]) for row in table if row["GPU"] == "A40"]
+        assert prices == sorted(prices)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["status", "run"], ["catalog", "gpus"]])
+def test_reader_that_has_had_enough_ends_it_quietly(arguments: list[str], tmp_path: Path) -> None:
+    """As ``| head -1`` does: here nobody reads from the first byte on, be it little or much."""
+    made_run(tmp_path / "run")
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "orchestrator", *arguments],
+            cwd=tmp_path,
+            env=ENVIRONMENT,
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    assert (ended.returncode, ended.stderr) == (0, b"")
