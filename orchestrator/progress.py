@@ -134,14 +134,15 @@ class Progress:
             f"{died} died" if died else "",
             f"{states.count('running')} running",
             f"{states.count('waiting')} waiting",
-            self._time_left(done + died, len(states)),
+            self._time_left(done + died, states.count("running"), len(states)),
         ]
         return ", ".join(part for part in parts if part)
 
-    def _time_left(self, ended: int, total: int) -> str:
+    def _time_left(self, ended: int, running: int, total: int) -> str:
         if ended in {0, total}:
             return ""
-        seconds = (self._clock() - self._started) * (total - ended) / ended
+        made = ended + running / 2  # a running trial is, on average, half made
+        seconds = (self._clock() - self._started) * (total - made) / made
         return (
             f"about {seconds:.0f} s left" if seconds < 90 else f"about {seconds / 60:.0f} min left"
         )

@@ -49,7 +49,7 @@ def test_log_has_a_plain_line_for_every_start_find_and_end() -> None:
         f"[2/6 done, 2 running, 2 waiting] {SECOND.key}: started",
         f"[2/6 done, 2 running, 2 waiting] {FIRST.key}: largest batch 40",
         (
-            f"[3/6 done, 1 running, 2 waiting, about 60 s left] {FIRST.key}: done, "
+            f"[3/6 done, 1 running, 2 waiting, about 33 s left] {FIRST.key}: done, "
             "largest batch 40; 800 queries/s"
         ),
         (

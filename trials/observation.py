@@ -160,6 +160,6 @@ def largest_batch(observations: list[Observation]) -> tuple[int, Observation | N
     largest = max(fits, default=0)
     if lowest_miss is not None and lowest_miss.batch_size == largest + 1:
         return largest, lowest_miss
-    if fits and largest == verdicts[0].batch_limit:
+    if fits and largest == max(o.batch_limit for o in verdicts):
         return largest, None
     return None

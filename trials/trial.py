@@ -60,17 +60,19 @@ def next_ask(task: TrialTask, observed: Sequence[Observation]) -> Ask | None:
 
     The search is replayed over the evidence: where it asks for a batch size nobody has tried, that
     is next. Once it has closed in, the ladder's steps follow. A miss on the ladder is evidence as
-    any other, and reopens the search below it.
+    any other, and reopens the search below it: nothing from the smallest miss up is tried again.
     """
-    evidence = _evidence(observed)
+    fits, smallest_miss = _evidence(observed)
     assert task.gpu.usable_memory_bytes is not None
     search = search_largest_batch(
         limit=task.batch_limit, memory_limit_bytes=task.gpu.usable_memory_bytes
     )
     try:
         batch_size = next(search)
-        while batch_size in evidence:
-            batch_size = search.send(evidence[batch_size])
+        while batch_size in fits or (smallest_miss is not None and batch_size >= smallest_miss):
+            batch_size = search.send(
+                fits.get(batch_size, Reading(fits=False, peak_memory_bytes=None))
+            )
     except StopIteration as closed:
         largest: int = closed.value
     else:
@@ -86,19 +88,21 @@ def next_ask(task: TrialTask, observed: Sequence[Observation]) -> Ask | None:
     return None
 
 
-def _evidence(observed: Sequence[Observation]) -> dict[int, Reading]:
-    """What is known of each batch size: one miss outweighs any number of fits."""
-    evidence: dict[int, Reading] = {}
+def _evidence(observed: Sequence[Observation]) -> tuple[dict[int, Reading], int | None]:
+    """Readings of the batch sizes known to fit, and the smallest known not to.
+
+    One miss outweighs any number of fits, at its size and above.
+    """
+    misses = (o.batch_size for o in observed if o.outcome.is_verdict and o.measurement is None)
+    smallest_miss = min(misses, default=None)
+    fits: dict[int, Reading] = {}
     for observation in observed:
-        known = evidence.get(observation.batch_size)
-        if not observation.outcome.is_verdict or (known is not None and not known.fits):
-            continue
-        if observation.measurement is None:
-            evidence[observation.batch_size] = Reading(fits=False, peak_memory_bytes=None)
-        elif known is None:
+        below = smallest_miss is None or observation.batch_size < smallest_miss
+        if observation.measurement is not None and below:
             peak = observation.measurement.peak_memory_bytes
-            evidence[observation.batch_size] = Reading(fits=True, peak_memory_bytes=peak)
-    return evidence
+            reading = Reading(fits=True, peak_memory_bytes=peak)
+            fits.setdefault(observation.batch_size, reading)
+    return fits, smallest_miss
 
 
 def run_trial(
