@@ -14,8 +14,8 @@ name: small
 gpus: [cpu-small]
 cells:
   - models: [llama-tiny]
-    recipes: [{method: full}, {method: full, gradient_checkpointing: true}]
-    seq_lens: [24, 32]
+    recipes: [{method: full}]
+    seq_lens: [24, 32, 40]
 workload: {queries: 100, epochs: 1}
 seed: 3
 max_batch_size: 32
