@@ -53,9 +53,10 @@ def connected_cluster() -> Iterator[ClusterResources]:
             ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
         line = str(error).strip().splitlines()[0]
+        named = "a Ray on this machine" if address is None else f"RAY_ADDRESS={address}"
         raise ClusterError(
-            f"the Ray cluster at RAY_ADDRESS={address} cannot be used: {line}: check the address "
-            "and its token, or unset RAY_ADDRESS to use this machine alone"
+            f"{named} cannot be used: {line}: check the address and its token, or unset "
+            "RAY_ADDRESS to use this machine alone"
         ) from None
     try:
         yield ClusterResources(tuple(n["Resources"] for n in ray.nodes() if n["Alive"]))

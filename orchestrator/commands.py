@@ -73,7 +73,10 @@ def sweep(spec_path: Path | None, out: str | None, *, resume: bool, dry: bool) -
             f"{len(plan.pending)} trials did not finish: {keys}: the reasons stand under Left out"
         )
         return 1
-    return 0 if plan.complete else 1
+    if not plan.complete:
+        _remark("nothing was measured: every trial was skipped, for the reasons above")
+        return 1
+    return 0
 
 
 def fit(folder: RunFolder) -> int:
@@ -215,7 +218,9 @@ def _measure(
     plan = make_plan(spec, catalog, this_machine(), known)
     if cluster_address() is None and not plan.pending:
         folder.write(PLAN, plan)
-        _remark(f"{folder.path}: nothing left to measure; another --out measures anew")
+        _tell_skipped(plan)
+        if plan.complete:
+            _remark(f"{folder.path}: nothing left to measure; another --out measures anew")
         return plan
     _remark(
         f"{folder.path}: starting Ray" if cluster_address() is None else f"{folder.path}: on Ray"
@@ -226,8 +231,7 @@ def _measure(
     with connected_cluster() as cluster:
         plan = make_plan(spec, catalog, cluster, known)
         folder.write(PLAN, plan)
-        for skip in plan.skipped:
-            _remark(f"skipped {skip.cell.key}: {skip.reason}")
+        _tell_skipped(plan)
         cells = plan.pending
         for _ in range(ROUNDS):
             if not cells:
@@ -240,6 +244,11 @@ def _measure(
             folder.write(PLAN, plan)
             cells = tuple(cell for cell in plan.pending if cell in driver.died)
     return plan
+
+
+def _tell_skipped(plan: Plan) -> None:
+    for skip in plan.skipped:
+        _remark(f"skipped {skip.cell.key}: {skip.reason}")
 
 
 def _derive(folder: RunFolder, spec: SweepSpec, catalog: Catalog, plan: Plan) -> Ranking:
