@@ -5,6 +5,7 @@ Nothing of Tune's own is kept: what is done is told by the observations, so its 
 a temporary one and a trial that died is simply planned again.
 """
 
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -53,6 +54,8 @@ def run_trials(tasks: Sequence[TrialTask], cluster: ClusterResources, listener: 
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(len(tasks) + 1)
     from ray import tune  # noqa: PLC0415 - seconds to import, and only a sweep needs it
 
+    # It logs a trial that died with its traceback; the listener hears of it in a line.
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     resources = {task.cell.key: cluster.trial_resources(task.gpu) for task in tasks}
     relay = _Relay(listener, {task.cell.key: task.cell for task in tasks})
     with tempfile.TemporaryDirectory(prefix="sweep-") as scratch:
@@ -163,5 +166,5 @@ def _tune_callback(relay: _Relay) -> Any:
 
 
 def _last_line(trial: Any) -> str:
-    text = str(trial.get_pickled_error() or "the trial died without a word").strip()
+    text = str(trial.get_pickled_error() or "its Ray worker or node died").strip()
     return text.splitlines()[-1]
