@@ -35,7 +35,7 @@ def connected_cluster() -> Iterator[ClusterResources]:
         ClusterError: RAY_ADDRESS names a cluster that does not answer.
     """
     address = cluster_address()
-    # Both are read when ray is imported: Ray's notices are for those who start clusters by hand.
+    # Ray says on every start how this variable's default will change, unless it is set.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray  # noqa: PLC0415 - seconds to import, and only a sweep needs it
 
