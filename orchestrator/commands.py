@@ -113,12 +113,13 @@ def report(folder: RunFolder) -> int:
 def status(folder: RunFolder) -> int:
     """Tells how far a run is, from its files alone."""
     spec, observations = folder.spec(), folder.observations()
-    plan = make_plan(spec, spec.merged_catalog(), this_machine(), observations)
-    left_out = _plan_of(folder, spec).skipped
+    plan = _plan_of(folder, spec)
+    skipped = {skip.cell for skip in plan.skipped}
     rows = []
     for cell in spec.all_cells():
         seen = [o for o in observations if o.cell == cell]
-        state = _state(cell, plan, seen, skipped=[skip.cell for skip in left_out])
+        begun = "begun" if seen else "waiting"
+        state = "done" if cell in plan.complete else "skipped" if cell in skipped else begun
         known = largest_batch(seen)
         rows.append(
             (cell.key, state, "" if known is None else known[0], fastest(seen) or "", len(seen))
@@ -298,14 +299,6 @@ def _print_plan(plan: Plan, folder: Path) -> None:
         f"{len(plan.pending)} to measure, {len(plan.complete)} done, {len(plan.skipped)} skipped"
     )
     _say(f"\n{counts}; nothing was started")
-
-
-def _state(cell: Cell, plan: Plan, seen: Sequence[Observation], skipped: Sequence[Cell]) -> str:
-    if cell in plan.complete:
-        return "done"
-    if cell in skipped:
-        return "skipped"
-    return "begun" if seen else "waiting"
 
 
 def _spec_text(spec_path: Path | None, out: str | None, *, resume: bool) -> tuple[str, str]:

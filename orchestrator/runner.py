@@ -94,7 +94,7 @@ def run_trials(tasks: Sequence[TrialTask], cluster: ClusterResources, listener: 
 def _trial_on_node(config: dict[str, dict[str, str]]) -> None:
     """A trial, in a Ray worker on the node that was found for it."""
     import ray  # noqa: PLC0415 - this runs in the worker
-    from ray import tune  # noqa: PLC0415
+    from ray import tune  # noqa: PLC0415 - as above
 
     task = TrialTask.model_validate_json(config["trial"]["task"])
     setup = Setup(cell=task.cell, gpu=task.gpu, seed=task.seed, threads=CPU_THREADS)
