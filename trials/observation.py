@@ -28,19 +28,26 @@ class Outcome(StrEnum):
 
     @property
     def is_verdict(self) -> bool:
-        """Whether this tells if the batch size can be trained with. FAILED does not."""
-        return self is not Outcome.FAILED
+        """Whether this tells if the batch fits the device's memory: only so it moves the search.
+
+        A host without memory, a hang or a crash says nothing of the device.
+        """
+        return self in (Outcome.FITS, Outcome.OUT_OF_MEMORY, Outcome.THRASHING)
 
 
 class Basis(StrEnum):
-    """Whether a real device ran the probe."""
+    """Which device ran the probe: the one it speaks of, a larger one under a cap, or none."""
 
     MEASURED = "measured"
+    CAPPED = "capped"
+    """A larger GPU ran it, held to the memory of the one it speaks of: true of the largest batch,
+    and of nothing else."""
     SIMULATED = "simulated"
 
 
-Purpose = Literal["search", "ladder"]
+Purpose = Literal["search", "boundary", "ladder"]
 StopReason = Literal["precise", "step cap", "time cap"]
+Seconds = tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...]
 
 
 class Environment(Record):
@@ -50,6 +57,8 @@ class Environment(Record):
         versions: package name and version, sorted by name; ``python`` is among them.
         device_name: what the device calls itself.
         threads: CPU threads the step could use.
+        allocator: settings of PyTorch's CUDA allocator (PYTORCH_CUDA_ALLOC_CONF); absent on a CPU,
+            empty where none is set.
         host: the machine's name.
         node_id: the Ray node's id; absent outside a cluster.
     """
@@ -57,13 +66,14 @@ class Environment(Record):
     versions: tuple[tuple[str, str], ...]
     device_name: str
     threads: int
+    allocator: str | None = None
     host: str
     node_id: str | None = None
 
     @property
     def stack(self) -> str:
         """Fingerprint of what makes measurements comparable. Host and node are not part of it."""
-        text = repr((self.versions, self.device_name, self.threads))
+        text = repr((self.versions, self.device_name, self.threads, self.allocator))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -75,24 +85,102 @@ class ParameterCounts(Record):
     four_bit: int
 
 
+class Built(Record):
+    """What was found in the model as built, and seen while it ran one step.
+
+    It is held against the recipe before anything is measured: a recipe that silently did something
+    else is an error.
+
+    Attributes:
+        parameters: the counts.
+        dtypes: dtypes of parameters, sorted, those of the 4-bit ones left out.
+        adapters: LoRA layers.
+        attention: the kernel the model's layers dispatch to; absent without attention.
+        experts: how experts are computed; absent without experts.
+        mamba: how the selective scan is computed; absent without Mamba layers.
+        checkpointed_layers: decoder layers that were run twice in a step.
+        layers: decoder layers.
+        optimizer: class of the optimizer, with its module.
+        kernels: names of the operators that tell the recipe's kernels, as seen in a step, sorted.
+    """
+
+    parameters: ParameterCounts
+    dtypes: tuple[str, ...]
+    adapters: int
+    attention: str | None
+    experts: str | None
+    mamba: str | None
+    checkpointed_layers: int
+    layers: int
+    optimizer: str
+    kernels: tuple[str, ...]
+
+
+class DeviceReading(Record):
+    """What NVML said of the GPU at one moment; what it does not say of this GPU is absent.
+
+    Attributes:
+        sm_clock_mhz: clock of the multiprocessors.
+        memory_clock_mhz: clock of the memory.
+        temperature_celsius: of the chip.
+        power_watts: drawn by the board.
+        throttle_reasons: why the clocks are held down, in NVML's words; empty when they are not.
+        used_memory_bytes: of the whole device, by every process.
+    """
+
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    temperature_celsius: int | None = None
+    power_watts: float | None = None
+    throttle_reasons: tuple[str, ...] = ()
+    used_memory_bytes: int | None = None
+
+
+class MemoryReading(Record):
+    """Memory over the steps in which it was counted.
+
+    Attributes:
+        peak_allocated_bytes: most bytes of live tensors at once.
+        peak_reserved_bytes: most bytes the allocator held at once; absent on a CPU.
+        allocator_retries: times the allocator had to empty its cache to go on; absent on a CPU.
+        overhead_bytes: device memory this process holds beyond the allocator (CUDA context,
+            libraries); absent on a CPU or where NVML does not tell.
+        foreign_bytes: device memory other processes hold; absent as above.
+    """
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int | None = None
+    allocator_retries: int | None = None
+    overhead_bytes: int | None = None
+    foreign_bytes: int | None = None
+
+
 class Measurement(Record):
-    """What a probe that fits measured. Raw values; everything else is derived from them.
+    """What a probe whose steps ran measured. Raw values; everything else is derived from them.
 
     Attributes:
         memory_steps: whole optimizer steps run while memory was counted.
-        peak_memory_bytes: most memory in use at once during those steps.
+        memory: what was counted.
         model_memory_bytes: memory of the model's weights and buffers alone.
+        warmup_seconds: raw durations of the steps before timing, in order.
         step_seconds: raw durations of the timed steps, in order; empty when only memory was asked.
         stop_reason: why timing stopped; absent when only memory was asked.
-        parameters: the counts found in the built model.
+        energy_joules: energy the GPU drew over the timed steps; absent where nothing counts it.
+        before: the GPU before the timed steps; absent when only memory was asked, or on a CPU.
+        after: the GPU after them; absent as above.
+        built: what was found in the built model.
     """
 
     memory_steps: int
-    peak_memory_bytes: int
+    memory: MemoryReading
     model_memory_bytes: int
-    step_seconds: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = ()
+    warmup_seconds: Seconds = ()
+    step_seconds: Seconds = ()
     stop_reason: StopReason | None = None
-    parameters: ParameterCounts
+    energy_joules: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    before: DeviceReading | None = None
+    after: DeviceReading | None = None
+    built: Built
 
 
 class Observation(Record):
@@ -100,17 +188,18 @@ class Observation(Record):
 
     Attributes:
         cell: what was measured.
-        purpose: ``search`` looks for the largest batch, ``ladder`` measures throughput.
+        purpose: ``search`` looks for the largest batch, ``boundary`` tries that one again in a
+            fresh child with other tokens, ``ladder`` measures throughput.
         batch_size: queries per step.
-        repeat: 0 for the first visit of this batch size on the ladder, 1 for an anchor's second.
+        repeat: 0 for the first visit of this batch size for this purpose, then 1, 2, …
         attempt: 1 for the first try; higher after a FAILED one.
         outcome: how it ended.
         detail: one line on why, for everything but FITS.
-        basis: measured or simulated.
+        basis: measured, capped or simulated.
         memory_limit_bytes: the device memory the probe was held against.
         batch_limit: the largest batch size the search was allowed to try.
         seed: what the data, the weights and the ladder's order were drawn from.
-        measurement: present when, and only when, the probe fits.
+        measurement: present when the steps ran: for FITS and THRASHING.
         environment: present when the child lived long enough to say where it ran.
         started_at: UTC time in ISO 8601.
         seconds: wall time of the whole probe.

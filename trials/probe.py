@@ -2,7 +2,8 @@
 
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
-from trials.observation import Environment, Measurement, Outcome, ParameterCounts
+from trials.models.model import Model
+from trials.observation import Environment, Measurement, Outcome
 from trials.timing import TimingRule
 from trials.workload import Cell
 
@@ -10,10 +11,21 @@ START = "start\n"  # asks the nursery for a child
 
 
 class Setup(Record):
-    """The first line a nursery is given: what its children build, and on which device."""
+    """The first line a nursery is given: what its children build, and on which device.
+
+    Attributes:
+        cell: what is fine-tuned.
+        model: the model of that name.
+        gpu: the catalog row of the GPU that runs it, ``cell.device``.
+        memory_cap_bytes: usable memory of the smaller GPU it stands in for; absent if it does not.
+        seed: weights and tokens are drawn from it.
+        threads: CPU threads a step may use.
+    """
 
     cell: Cell
+    model: Model
     gpu: Gpu
+    memory_cap_bytes: int | None = None
     seed: int
     threads: int
 
@@ -31,17 +43,23 @@ class Ended(Record):
 
 
 class Ready(Record):
-    """The child's first word: the recipe holds, this is what was built."""
+    """The child's first word: the recipe holds on this machine."""
 
     environment: Environment
-    parameters: ParameterCounts
 
 
 class ProbeRequest(Record):
-    """One batch size to try. Without a timing rule only memory is measured."""
+    """One batch size to try.
+
+    Attributes:
+        batch_size: queries per step.
+        timing: when to stop timing; absent when only memory is to be measured.
+        draw: which of the batches of this size to take: the same number gives the same tokens.
+    """
 
     batch_size: int
     timing: TimingRule | None
+    draw: int = 0
 
 
 class ProbeReply(Record):

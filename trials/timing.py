@@ -9,26 +9,31 @@ from pydantic import Field, model_validator
 
 from gpu_catalog.record import Record
 from trials.observation import StopReason
-from trials.workload import PositiveInt
+from trials.recipe import PositiveInt
 
 CONFIDENCE = 0.95
 PositiveFloat = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 
 
 class TimingRule(Record):
-    """When to stop timing steps.
+    """How long to warm up, and when to stop timing steps.
 
     Attributes:
+        warmup_steps: steps before timing starts; those in which memory was counted are not among
+            them.
+        warmup_seconds: warm up at least this long, however many steps that takes.
         min_steps: never fewer; six is the least that gives the median a 95 % interval.
         max_steps: never more.
         max_seconds: no further step once this much time was spent on timed steps.
         relative_half_width: stop when half the 95 % interval is this part of the median.
     """
 
+    warmup_steps: Annotated[int, Field(strict=True, ge=0)] = 2
+    warmup_seconds: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] = 1.0
     min_steps: Annotated[int, Field(strict=True, ge=6)] = 6
-    max_steps: PositiveInt = 20
-    max_seconds: PositiveFloat = 3.0
-    relative_half_width: PositiveFloat = 0.03
+    max_steps: PositiveInt = 30
+    max_seconds: PositiveFloat = 20.0
+    relative_half_width: PositiveFloat = 0.01
 
     @model_validator(mode="after")
     def _caps_leave_room(self) -> Self:
@@ -37,6 +42,12 @@ class TimingRule(Record):
                 f"max_steps {self.max_steps} is below min_steps {self.min_steps}: raise it"
             )
         return self
+
+    def is_warm(self, warmup_seconds: Sequence[float]) -> bool:
+        """Whether these steps were enough of a warm-up."""
+        return (
+            len(warmup_seconds) >= self.warmup_steps and sum(warmup_seconds) >= self.warmup_seconds
+        )
 
     def stop_reason(self, step_seconds: Sequence[float]) -> StopReason | None:
         """Why to stop after these steps, or None to time another."""

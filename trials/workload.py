@@ -1,53 +1,13 @@
-"""What is fine-tuned: a recipe, and the cell it makes with a GPU, a model and a sequence length."""
+"""What is fine-tuned, and where: a cell is a (GPU, model, recipe, sparsity, sequence length)."""
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from gpu_catalog.record import Record
+from trials.recipe import PositiveInt, Recipe
 
-Method = Literal["full", "lora", "qlora"]
-Precision = Literal["fp32", "bf16"]
-PositiveInt = Annotated[int, Field(strict=True, ge=1)]
-
-
-class Recipe(Record):
-    """How the model is fine-tuned. Each field is checked to have taken hold before measuring.
-
-    Attributes:
-        method: ``full`` trains every weight, ``lora`` adapters on frozen weights, ``qlora``
-            adapters on frozen 4-bit NF4 weights.
-        lora_rank: rank of the adapters; absent for ``full``.
-        precision: dtype of weights and activations (4-bit weights are dequantised to it).
-        gradient_checkpointing: recompute each layer's activations in the backward pass.
-    """
-
-    method: Method
-    lora_rank: PositiveInt | None = None
-    precision: Precision = "fp32"
-    gradient_checkpointing: Annotated[bool, Field(strict=True)] = False
-
-    @model_validator(mode="after")
-    def _rank_belongs_to_adapters(self) -> Self:
-        if self.method == "full" and self.lora_rank is not None:
-            raise ValueError(
-                f"lora_rank {self.lora_rank} has no meaning with method full: drop it, "
-                "or use method lora or qlora"
-            )
-        if self.method != "full" and self.lora_rank is None:
-            raise ValueError(f"method {self.method} needs lora_rank, for example lora_rank: 16")
-        return self
-
-    @property
-    def key(self) -> str:
-        """A stable short name, for example ``qlora-r16-bf16-checkpointed``."""
-        parts: list[str] = [self.method]
-        if self.lora_rank is not None:
-            parts.append(f"r{self.lora_rank}")
-        parts.append(self.precision)
-        if self.gradient_checkpointing:
-            parts.append("checkpointed")
-        return "-".join(parts)
+Weights = Literal["random", "pretrained"]
 
 
 class Cell(Record):
@@ -55,15 +15,21 @@ class Cell(Record):
 
     Attributes:
         gpu: key of the GPU in the catalog.
-        model: name of the model preset.
-        recipe: how it is fine-tuned.
+        capped_on: key of the larger GPU that stands in for ``gpu``, held to its memory; such a cell
+            tells the largest batch of ``gpu`` and nothing of its speed. Absent when ``gpu`` itself
+            is measured.
+        model: name of the model: a preset, a folder or a hub name.
+        weights: random ones cost no download and run as fast; pretrained ones route as in earnest.
+        recipe: how it is fine-tuned, every field that applies filled in.
         experts: experts per layer; absent for a model without experts.
         active_experts: experts each token is routed to; absent for a model without experts.
         seq_len: tokens per query; every query is this long.
     """
 
     gpu: str
+    capped_on: str | None = None
     model: str
+    weights: Weights = "random"
     recipe: Recipe
     experts: PositiveInt | None = None
     active_experts: PositiveInt | None = None
@@ -90,7 +56,14 @@ class Cell(Record):
         return self.active_experts / self.experts
 
     @property
+    def device(self) -> str:
+        """Key of the GPU that runs it."""
+        return self.capped_on or self.gpu
+
+    @property
     def key(self) -> str:
-        """A stable name, for example ``cpu/mixtral-tiny/qlora-r8-fp32/2of8/seq128``."""
+        """A stable name, for example ``cpu/mixtral-tiny/full-fp32-grouped/2of8/seq128``."""
+        gpu = self.gpu if self.capped_on is None else f"{self.gpu}@{self.capped_on}"
+        model = self.model if self.weights == "random" else f"{self.model}+{self.weights}"
         routing = "dense" if self.experts is None else f"{self.active_experts}of{self.experts}"
-        return f"{self.gpu}/{self.model}/{self.recipe.key}/{routing}/seq{self.seq_len}"
+        return f"{gpu}/{model}/{self.recipe.key}/{routing}/seq{self.seq_len}"
