@@ -2,30 +2,32 @@
 
 from gpu_catalog.catalog import load_catalog
 from gpu_catalog.gpu import Gpu
-from trials.models.preset import preset_by_name
+from trials.models.model import find_model
 from trials.observation import (
     Basis,
+    Built,
     Environment,
     Measurement,
+    MemoryReading,
     Observation,
     Outcome,
     ParameterCounts,
 )
-from trials.workload import Cell, Method, Precision, Recipe
+from trials.possible import resolved
+from trials.recipe import Method, Precision, Recipe
+from trials.workload import Cell
 
 MIB = 2**20
-FULL = Recipe(method="full")
+FULL = Recipe(method="full", precision="fp32")
 
 
 def recipe(
-    method: Method, *, precision: Precision = "fp32", gradient_checkpointing: bool = False
+    method: Method, *, precision: Precision = "fp32", **others: object
 ) -> Recipe:
     """A recipe; adapters, where the method has them, are of rank 4."""
-    return Recipe(
-        method=method,
-        lora_rank=None if method == "full" else 4,
-        precision=precision,
-        gradient_checkpointing=gradient_checkpointing,
+    rank = None if method == "full" else 4
+    return Recipe.model_validate(
+        {"method": method, "lora_rank": rank, "precision": precision} | others
     )
 
 
@@ -33,11 +35,11 @@ def tiny_cell(
     model: str = "llama-tiny", of: Recipe = FULL, *, active: int | None = None, seq_len: int = 16
 ) -> Cell:
     """A preset on the CPU; as many experts active as the preset says, unless told otherwise."""
-    facts = preset_by_name(model).architecture
+    facts = find_model(model)
     return Cell(
         gpu="cpu",
         model=model,
-        recipe=of,
+        recipe=resolved(of, facts, cpu()),
         experts=facts.experts,
         active_experts=active or facts.active_experts,
         seq_len=seq_len,
@@ -60,15 +62,32 @@ def environment(**changed: object) -> Environment:
     return Environment.model_validate(values | changed)
 
 
+def built(**changed: object) -> Built:
+    """A whole model of 250 parameters, nothing special about it."""
+    values: dict[str, object] = {
+        "parameters": ParameterCounts(total=250, trainable=250, four_bit=0),
+        "dtypes": ("float32",),
+        "adapters": 0,
+        "attention": "sdpa",
+        "experts": None,
+        "mamba": None,
+        "checkpointed_layers": 0,
+        "layers": 2,
+        "optimizer": "torch.optim.adamw.AdamW",
+        "kernels": (),
+    }
+    return Built.model_validate(values | changed)
+
+
 def measurement(peak_memory_bytes: int = MIB, step_seconds: tuple[float, ...] = ()) -> Measurement:
     """What a probe that fits measured."""
     return Measurement(
         memory_steps=3,
-        peak_memory_bytes=peak_memory_bytes,
+        memory=MemoryReading(peak_allocated_bytes=peak_memory_bytes),
         model_memory_bytes=1000,
         step_seconds=step_seconds,
         stop_reason="precise" if step_seconds else None,
-        parameters=ParameterCounts(total=250, trainable=250, four_bit=0),
+        built=built(),
     )
 
 
