@@ -14,7 +14,8 @@ from torch import nn
 from torch_process import small_steps
 
 from trials.devices.cpu import CpuDevice
-from trials.devices.live_tensors import DeviceOutOfMemoryError, LiveTensorCounter
+from trials.devices.device import DeviceOutOfMemoryError
+from trials.devices.live_tensors import LiveTensorCounter
 
 FLOAT_BYTES = 4
 ENOUGH = 2**40
@@ -58,7 +59,7 @@ def training_peak_bytes() -> int:
     """Counted peak of three steps from the start."""
     step = TrainingStep()
     device = CpuDevice(cpu(ENOUGH), threads=1)
-    return device.peak_memory_bytes(step, steps=3, already_live=step.already_live())
+    return device.measure_memory(step, steps=3, already_live=step.already_live())
 
 
 def test_what_was_live_before_counts_from_the_start() -> None:
@@ -199,7 +200,7 @@ def test_the_same_steps_have_the_same_peak_every_time() -> None:
     first = training_peak_bytes()
     step = TrainingStep()
     with pytest.raises(DeviceOutOfMemoryError):
-        CpuDevice(cpu(first - 1), threads=1).peak_memory_bytes(
+        CpuDevice(cpu(first - 1), threads=1).measure_memory(
             step, steps=3, already_live=step.already_live()
         )
     assert [training_peak_bytes(), training_peak_bytes()] == [first, first]
@@ -226,7 +227,7 @@ def test_the_peak_of_a_step_is_more_once_the_optimizer_has_state() -> None:
     step = TrainingStep()
     device = CpuDevice(cpu(ENOUGH), threads=1)
     peaks = [
-        device.peak_memory_bytes(
+        device.measure_memory(
             step,
             steps=1,
             already_live=[

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Protocol, Self
@@ -20,23 +21,42 @@ from trials.probe import START, Born, Ended, ProbeReply, ProbeRequest, Ready, Re
 NURSERY_TIMEOUT_SECONDS = 10.0  # it has nothing to do but wait for its child
 # Left alone, BLAS and OpenMP take every core of the machine, whatever torch is told later.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+# transformers would fetch kernels from the hub, PyTorch would touch the GPU to see if there is one.
+QUIET = {"USE_HUB_KERNELS": "NO", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+WORKER = (sys.executable, "-m", "trials.worker")
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeEnd:
-    """How a probe ended, as the trial saw it."""
+    """How a probe ended, as the trial saw it.
+
+    Attributes:
+        outcome: how.
+        detail: one line on why, for everything but FITS.
+        measurement: present when the steps ran.
+        environment: present when the child lived long enough to say where it ran.
+        memory_limit_bytes: the device memory it was held against; present as above.
+        final: trying again cannot help.
+    """
 
     outcome: Outcome
-    detail: str | None
-    measurement: Measurement | None
-    environment: Environment | None
+    detail: str | None = None
+    measurement: Measurement | None = None
+    environment: Environment | None = None
+    memory_limit_bytes: int | None = None
+    final: bool = False
 
 
 class Prober(Protocol):
     """Answers probes; a hand-written fake does so in tests."""
 
-    def probe(self, request: ProbeRequest) -> ProbeEnd:
-        """Tries one batch size. Never raises for what a probe can do: that is its outcome."""
+    def probe(self, request: ProbeRequest, *, fresh: bool = False) -> ProbeEnd:
+        """Tries one batch size. Never raises for what a probe can do: that is its outcome.
+
+        Args:
+            request: what to try.
+            fresh: in a process that has tried nothing before.
+        """
 
 
 class ChildGoneError(RuntimeError):
@@ -54,16 +74,23 @@ class ChildProber:
         setup: what the child builds.
         build_timeout_seconds: how long it may take until it is ready.
         probe_timeout_seconds: how long one probe may take.
+        worker: the command that starts a nursery; it is given this process's id.
     """
 
     def __init__(
-        self, setup: Setup, *, build_timeout_seconds: float, probe_timeout_seconds: float
+        self,
+        setup: Setup,
+        *,
+        build_timeout_seconds: float,
+        probe_timeout_seconds: float,
+        worker: Sequence[str] = WORKER,
     ) -> None:
         self._setup = setup
+        self._worker = worker
         self._build_timeout_seconds = build_timeout_seconds
         self._probe_timeout_seconds = probe_timeout_seconds
         self._nursery: _Nursery | None = None
-        self._environment: Environment | None = None
+        self._ready: Ready | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -81,50 +108,65 @@ class ChildProber:
         if self._nursery is not None:
             self._nursery.close()
             self._nursery = None
-            self._environment = None
+        self._ready = None
 
-    def probe(self, request: ProbeRequest) -> ProbeEnd:
+    def probe(self, request: ProbeRequest, *, fresh: bool = False) -> ProbeEnd:
         """Tries one batch size, in the living child or a fresh one."""
+        if fresh:
+            self._end_child()
         try:
             nursery = self._nursery_with_child()
             nursery.tell(request.model_dump_json() + "\n")
             line = nursery.answer(self._probe_timeout_seconds, f"batch {request.batch_size}")
             reply = ProbeReply.model_validate_json(line)
-            end = ProbeEnd(reply.outcome, reply.detail, reply.measurement, self._environment)
+            end = ProbeEnd(reply.outcome, reply.detail, reply.measurement)
+            if reply.batch_size != request.batch_size:
+                end = failed(f"asked for batch {request.batch_size}, told of {reply.batch_size}")
         except ChildGoneError as gone:
-            end = replace(gone.end, environment=self._environment)
+            end = gone.end
         except ValidationError as error:
             end = failed(f"the child's answer is not one: {error.errors()[0]['msg']}")
-        if end.outcome is not Outcome.FITS and self._nursery is not None:
-            self._environment = None
-            if not self._nursery.end_child():
-                self.close()
+        if self._ready is not None:
+            end = replace(
+                end,
+                environment=self._ready.environment,
+                memory_limit_bytes=self._ready.memory_limit_bytes,
+            )
+        if end.outcome is not Outcome.FITS:
+            self._end_child()
         return end
+
+    def _end_child(self) -> None:
+        self._ready = None
+        if self._nursery is not None and not self._nursery.end_child():
+            self.close()
 
     def _nursery_with_child(self) -> "_Nursery":
         if self._nursery is None:
-            self._nursery = _Nursery(self._setup)
+            self._nursery = _Nursery(self._setup, self._worker)
         if self._nursery.child_pid is None:
             line = self._nursery.start_child(self._build_timeout_seconds)
             with contextlib.suppress(ValidationError):
                 refused = Refused.model_validate_json(line)
-                raise ChildGoneError(ProbeEnd(refused.outcome, refused.detail, None, None))
-            self._environment = Ready.model_validate_json(line).environment
+                raise ChildGoneError(
+                    ProbeEnd(refused.outcome, refused.detail, final=refused.final)
+                )
+            self._ready = Ready.model_validate_json(line)
         return self._nursery
 
 
 def failed(detail: str) -> ProbeEnd:
     """A probe that says nothing about memory."""
-    return ProbeEnd(Outcome.FAILED, detail, None, None)
+    return ProbeEnd(Outcome.FAILED, detail)
 
 
 class _Nursery:
     """The process that forks children, its child, and the pipes that reach both."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, worker: Sequence[str]) -> None:
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "trials.worker", str(os.getpid())],
+            [*worker, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -172,7 +214,7 @@ class _Nursery:
         line = self._next_line(timeout_seconds)
         if line is None:
             text = f"no answer within {timeout_seconds:g} s, {doing}"
-            raise ChildGoneError(ProbeEnd(Outcome.TIMED_OUT, text, None, None))
+            raise ChildGoneError(ProbeEnd(Outcome.TIMED_OUT, text))
         with contextlib.suppress(ValidationError):
             ended = Ended.model_validate_json(line)
             self.child_pid = None
@@ -227,12 +269,12 @@ class _Nursery:
                     raise ChildGoneError(self._ending(self._process.wait()))
                 self._received += chunk
         line, _, self._received = self._received.partition(b"\n")
-        return line.decode()
+        return line.decode(errors="replace")
 
     def _ending(self, code: int) -> ProbeEnd:
         if code == -signal.SIGKILL and _host_oom_kills() > self._oom_kills_before:
             text = "the host ran out of memory and killed the child"
-            return ProbeEnd(Outcome.HOST_OUT_OF_MEMORY, text, None, None)
+            return ProbeEnd(Outcome.HOST_OUT_OF_MEMORY, text)
         if code < 0:
             return failed(f"the child was killed by {signal.Signals(-code).name}")
         self._errors.seek(0)
@@ -246,14 +288,16 @@ def _child_environment(threads: int) -> dict[str, str]:
     packages = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, (packages, os.environ.get("PYTHONPATH"))))
     counts = dict.fromkeys(THREAD_VARIABLES, str(threads))
-    return os.environ | {"PYTHONPATH": path} | counts
+    return os.environ | QUIET | {"PYTHONPATH": path} | counts
 
 
 def _host_oom_kills() -> int:
-    """Processes the kernel killed for lack of memory since it booted; 0 where it does not say."""
-    vmstat = Path("/proc/vmstat")
-    if vmstat.exists():
-        for line in vmstat.read_text(encoding="ascii").splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0
+    """Processes killed for lack of host memory so far, by the kernel or a container's own limit."""
+    kills = 0
+    for counters in (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events")):
+        with contextlib.suppress(OSError):
+            for line in counters.read_text(encoding="ascii").splitlines():
+                name, _, count = line.partition(" ")
+                if name == "oom_kill":
+                    kills += int(count)
+    return kills

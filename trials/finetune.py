@@ -1,26 +1,39 @@
 """The training code itself: a model under a recipe, and one optimizer step."""
 
 import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from trials.models.build import build_model
-from trials.models.preset import Preset
-from trials.observation import ParameterCounts
-from trials.workload import Cell, Recipe
+from trials.models.build import build_model, decoder_layers, stock_model
+from trials.models.count import implied_parameters
+from trials.models.experts import experts_in_use
+from trials.models.mamba import mamba_in_use
+from trials.models.model import Model
+from trials.observation import Built, ParameterCounts
+from trials.optimizers import make_stepper
+from trials.recipe import Recipe
+from trials.workload import Cell
 
-LEARNING_RATE = 5e-5  # the paper's, 2408.04693 section III
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-ADAPTED_EXPERTS = ["router_linear", "gate_linear", "up_linear", "down_linear"]
-ADAPTED_DENSE = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+# Parts of the names of operators that tell which kernels ran.
+TELLING = (
+    "bitsandbytes",
+    "causal_conv1d",
+    "convolution",
+    "flash_attn",
+    "grouped_mm",
+    "scaled_dot_product",
+)
 
 
 def import_libraries(recipe: Recipe) -> None:
     """Imports what a recipe needs beyond torch and transformers; seconds each, so not more."""
     if recipe.method != "full":
         importlib.import_module("peft")
-    if recipe.method == "qlora":
+    if recipe.method == "qlora" or "8bit" in recipe.optimizer:
         importlib.import_module("bitsandbytes")
 
 
@@ -33,55 +46,58 @@ class FineTuning:
 
     Args:
         cell: what is fine-tuned.
-        preset: the architecture of ``cell.model``.
+        model: the model of the cell's name.
+        device: where it runs.
         seed: weights and tokens are drawn from it, alike in every process.
     """
 
-    def __init__(self, cell: Cell, preset: Preset, *, seed: int) -> None:
-        self._seq_len = cell.seq_len
-        self._vocab_size = preset.architecture.vocab_size
+    def __init__(self, cell: Cell, model: Model, *, device: torch.device, seed: int) -> None:
+        self._cell = cell
+        self._facts = model
+        self._device = device
         self._seed = seed
-        model = build_model(
-            preset.architecture,
+        self.model = build_model(
+            model,
+            cell.recipe,
             active_experts=cell.active_experts,
+            weights=cell.weights,
+            device=device,
             seed=seed,
-            seq_len=cell.seq_len,
         )
-        self.model = _under_recipe(model, cell.recipe, has_experts=cell.experts is not None)
-        self.model.train()
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
         # Every probe starts from the same weights: routing follows them, memory follows routing.
-        self._initial = [p.detach().clone() for p in self.trainable]
-        self.start_over()
+        # On the host, where they are in nobody's way.
+        self._initial = [p.detach().to("cpu", copy=True) for p in self.trainable]
+        self.stepper = make_stepper(self.model, self.trainable, cell.recipe, device)
 
     def start_over(self) -> None:
         """Initial weights, no gradients, an optimizer without state: as in a fresh process."""
+        self.stepper.close()
         with torch.no_grad():
             for parameter, initial in zip(self.trainable, self._initial, strict=True):
                 parameter.copy_(initial)
                 parameter.grad = None
-        self.optimizer = torch.optim.AdamW(self.trainable, lr=LEARNING_RATE)
+        torch.manual_seed(self._seed)  # dropout draws from it
+        self.stepper = make_stepper(self.model, self.trainable, self._cell.recipe, self._device)
 
-    def tokens(self, batch_size: int) -> torch.Tensor:
-        """Random token ids (batch_size, seq_len), the same for every probe of a batch size."""
-        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + batch_size)
-        shape = (batch_size, self._seq_len)
-        return torch.randint(self._vocab_size, shape, generator=generator)
+    def tokens(self, batch_size: int, draw: int = 0) -> torch.Tensor:
+        """Random token ids (batch_size, seq_len), the same for every probe of a size and draw."""
+        generator = torch.Generator().manual_seed(
+            (self._seed * 1_000_003 + batch_size) * 1_009 + draw
+        )
+        shape = (batch_size, self._cell.seq_len)
+        return torch.randint(self._facts.vocab_size, shape, generator=generator).to(self._device)
 
     def step(self, tokens: torch.Tensor) -> float:
         """One whole optimizer step on a batch.
 
         Returns:
-            The loss, in nats per token.
+            The loss, in nats per token. Reading it waits for the device, as a loop that logs does.
 
         Raises:
             NotTrainingError: the loss is not a number.
         """
-        self.optimizer.zero_grad(set_to_none=True)
-        loss = self.model(input_ids=tokens, labels=tokens).loss
-        loss.backward()
-        self.optimizer.step()
-        value = float(loss.detach())
+        value = self.stepper.step(lambda model: model(input_ids=tokens, labels=tokens).loss)
         if not value < float("inf"):
             raise NotTrainingError(f"the loss is {value}: these steps train nothing")
         return value
@@ -92,11 +108,41 @@ class FineTuning:
         for parameter in self.model.parameters():
             state = getattr(parameter, "quant_state", None)
             if state is not None:
-                found += [state.absmax, state.code, state.offset]
-                found += [state.state2.absmax, state.state2.code]
+                found += [state.absmax, state.code]
+                if state.nested:
+                    found += [state.offset, state.state2.absmax, state.state2.code]
         return found
 
-    def parameters(self) -> ParameterCounts:
+    def implied(self) -> ParameterCounts:
+        """The parameter counts that the recipe implies for the model as transformers has it."""
+        stock = stock_model(self._facts, self._cell.recipe, self._cell.active_experts)
+        return implied_parameters(stock, self._cell.recipe)
+
+    def built(self) -> Built:
+        """What the model turned out to be. Runs one step of one query to see, and starts over."""
+        layers = decoder_layers(self.model)
+        with _Census(layers) as census:
+            self.step(self.tokens(1))
+        found = Built(
+            parameters=self._parameters(),
+            dtypes=self._dtypes(),
+            adapters=sum(1 for module in self.model.modules() if hasattr(module, "lora_A")),
+            attention=self._attention(),
+            experts=experts_in_use(self.model),
+            mamba=mamba_in_use(census.kernels) if self._facts.has_mamba else None,
+            checkpointed_layers=census.layers_run_twice,
+            layers=len(layers),
+            optimizer=self.stepper.name,
+            kernels=tuple(sorted(census.kernels)),
+        )
+        self.start_over()
+        return found
+
+    def _attention(self) -> str | None:
+        config: Any = self.model.config
+        return str(config._attn_implementation) if self._facts.has_attention else None  # noqa: SLF001 - no other name
+
+    def _parameters(self) -> ParameterCounts:
         """Logical parameters in the model as built; two 4-bit weights share a stored byte."""
         total = trainable = four_bit = 0
         for parameter in self.model.parameters():
@@ -109,45 +155,54 @@ class FineTuning:
             trainable += elements if parameter.requires_grad else 0
         return ParameterCounts(total=total, trainable=trainable, four_bit=four_bit)
 
-
-def _under_recipe(model: nn.Module, recipe: Recipe, *, has_experts: bool) -> nn.Module:
-    dtype = DTYPES[recipe.precision]
-    model.to(dtype)
-    if recipe.gradient_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
-    if recipe.lora_rank is None:
-        return model
-    from peft import LoraConfig, get_peft_model  # noqa: PLC0415 - see import_libraries
-
-    if recipe.method == "qlora":
-        _quantise_linears(model, dtype, keep="lm_head")
-    config = LoraConfig(
-        r=recipe.lora_rank,
-        lora_alpha=2 * recipe.lora_rank,
-        target_modules=ADAPTED_EXPERTS if has_experts else ADAPTED_DENSE,
-        task_type="CAUSAL_LM",
-    )
-    # PEFT keeps adapters in fp32 unless told not to; the recipe says what precision to train in.
-    return get_peft_model(model, config, autocast_adapter_dtype=False)  # type: ignore[no-any-return]
+    def _dtypes(self) -> tuple[str, ...]:
+        plain = (p for p in self.model.parameters() if getattr(p, "quant_state", None) is None)
+        return tuple(sorted({str(p.dtype).removeprefix("torch.") for p in plain}))
 
 
-def _quantise_linears(module: nn.Module, dtype: torch.dtype, *, keep: str) -> None:
-    """Replaces every linear layer but the head by its 4-bit NF4 form, doubly quantised (QLoRA)."""
-    import bitsandbytes as bnb  # noqa: PLC0415 - see import_libraries
+class _Census(TorchDispatchMode):
+    """Watches one step: which telling operators run, and which layers run twice.
 
-    for name, child in module.named_children():
-        if isinstance(child, nn.Linear) and name != keep:
-            linear = bnb.nn.Linear4bit(
-                child.in_features,
-                child.out_features,
-                bias=False,
-                compute_dtype=dtype,
-                compress_statistics=True,
-                quant_type="nf4",
-            )
-            linear.weight = bnb.nn.Params4bit(
-                child.weight.data, requires_grad=False, compress_statistics=True, quant_type="nf4"
-            )
-            setattr(module, name, linear.to(child.weight.device))
-        else:
-            _quantise_linears(child, dtype, keep=keep)
+    Args:
+        layers: decoder layers. One that is checkpointed is run again in the backward pass; its own
+            hooks may not be, those of the modules in it are.
+    """
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kernels: set[str] = set()
+        self._runs: dict[tuple[int, str], int] = {}
+        self._hooks = [
+            child.register_forward_pre_hook(self._counter(index, name))
+            for index, layer in enumerate(layers)
+            for name, child in layer.named_children()
+        ]
+
+    @property
+    def layers_run_twice(self) -> int:
+        """Layers of which some part was run more than once."""
+        return len({layer for (layer, _), runs in self._runs.items() if runs > 1})
+
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        for hook in self._hooks:
+            hook.remove()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Runs the operator and notes it."""
+        name = func.name().partition(".")[0]
+        if any(part in name for part in TELLING):
+            self.kernels.add(name)
+        return func(*args, **(kwargs or {}))
+
+    def _counter(self, layer: int, name: str) -> Callable[..., None]:
+        def count(*_: object) -> None:
+            self._runs[layer, name] = self._runs.get((layer, name), 0) + 1
+
+        return count

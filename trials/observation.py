@@ -1,6 +1,8 @@
 """The record of one probe: what was asked, what happened, and on which machine. No torch here."""
 
 import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -33,6 +35,10 @@ class Outcome(StrEnum):
         A host without memory, a hang or a crash says nothing of the device.
         """
         return self in (Outcome.FITS, Outcome.OUT_OF_MEMORY, Outcome.THRASHING)
+
+
+MEMORY_MISSES = (Outcome.OUT_OF_MEMORY, Outcome.THRASHING)
+"""Outcomes that say a batch is too large for the device's memory."""
 
 
 class Basis(StrEnum):
@@ -227,11 +233,11 @@ class Observation(Record):
         return f"{self.cell.key}/{self.purpose}/b{self.batch_size}/r{self.repeat}/t{self.attempt}"
 
 
-def largest_batch(observations: list[Observation]) -> tuple[int, Observation | None] | None:
-    """The largest batch size of one cell that fits, and the miss above it.
+def largest_batch(observations: Sequence[Observation]) -> tuple[int, Observation | None] | None:
+    """The largest batch size of one cell that is safe to train with, and the miss above it.
 
     The maximum is not stored but read off the probes: the largest size that fitted, below every
-    size that did not. ``(0, miss)`` means that not even one query fits.
+    size that ever did not. ``(0, miss)`` means that not even one query fits.
 
     Returns:
         The size and the miss one above it (absent when the batch limit was reached), or None while
@@ -252,3 +258,36 @@ def largest_batch(observations: list[Observation]) -> tuple[int, Observation | N
     if fits and largest == max(o.batch_limit for o in verdicts):
         return largest, None
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """How sharp the limit of one cell is.
+
+    Attributes:
+        safe: the largest batch size below every one that ever missed; None while it is not known.
+        largest: the largest batch size that ever fitted.
+        tries: probes at ``largest``.
+        misses: how many of them did not fit.
+    """
+
+    safe: int | None
+    largest: int
+    tries: int
+    misses: int
+
+
+def boundary(observations: Sequence[Observation]) -> Boundary | None:
+    """The limit of one cell with its repeats; None when nothing fitted."""
+    verdicts = [o for o in observations if o.outcome.is_verdict]
+    fits = [o.batch_size for o in verdicts if o.outcome is Outcome.FITS]
+    if not fits:
+        return None
+    there = [o for o in verdicts if o.batch_size == max(fits)]
+    closed = largest_batch(observations)
+    return Boundary(
+        safe=None if closed is None else closed[0],
+        largest=max(fits),
+        tries=len(there),
+        misses=sum(o.outcome is not Outcome.FITS for o in there),
+    )

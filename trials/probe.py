@@ -43,9 +43,15 @@ class Ended(Record):
 
 
 class Ready(Record):
-    """The child's first word: the recipe holds on this machine."""
+    """The child's first word: the recipe holds on this machine.
+
+    Attributes:
+        environment: the stack it runs.
+        memory_limit_bytes: the device memory that probes are held against, as the device says.
+    """
 
     environment: Environment
+    memory_limit_bytes: int
 
 
 class ProbeRequest(Record):
@@ -63,15 +69,23 @@ class ProbeRequest(Record):
 
 
 class ProbeReply(Record):
-    """How the probe ended."""
+    """How the probe of this batch size ended."""
 
+    batch_size: int
     outcome: Outcome
     detail: str | None = None
     measurement: Measurement | None = None
 
 
 class Refused(Record):
-    """The child's first word when it cannot or must not measure: one line on why."""
+    """The child's first word when it cannot or must not measure.
+
+    Attributes:
+        outcome: what that says of the batch.
+        detail: one line on why.
+        final: trying again cannot help.
+    """
 
     outcome: Outcome
     detail: str
+    final: bool = False

@@ -29,7 +29,7 @@ class Reading:
     """
 
     fits: bool
-    peak_memory_bytes: int | None
+    peak_memory_bytes: int | None = None
 
 
 Search = Generator[int, Reading, int]

@@ -6,20 +6,28 @@ where its observations end.
 
 import datetime as dt
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
-from trials.child import Prober
+from trials.child import ProbeEnd, Prober
 from trials.ladder import batch_ladder
-from trials.observation import Basis, Observation, Outcome, Purpose
-from trials.probe import ProbeRequest
+from trials.models.model import Model
+from trials.observation import (
+    MEMORY_MISSES,
+    Basis,
+    Observation,
+    Outcome,
+    Purpose,
+    largest_batch,
+)
+from trials.probe import ProbeRequest, Setup
 from trials.search import Reading, search_largest_batch
 from trials.timing import TimingRule
 from trials.workload import Cell
 
-ATTEMPTS = 3  # a probe that FAILED is tried again in a fresh child; then the trial gives up
+ATTEMPTS = 3  # a probe that says nothing of memory is tried again in a fresh child, this often
 
 
 class TrialTask(Record):
@@ -27,23 +35,53 @@ class TrialTask(Record):
 
     Attributes:
         cell: what to measure.
-        gpu: the catalog row of ``cell.gpu``; its usable memory bounds the search.
+        model: the model of ``cell.model``.
+        gpu: the catalog row of the GPU that runs it, ``cell.device``.
+        target: the catalog row of the smaller GPU it stands in for; absent if it does not.
         seed: weights, tokens and the ladder's order are drawn from it.
         batch_limit: the largest batch size to try.
+        boundary_repeats: how often the largest batch is tried again, each time in a fresh child
+            with other tokens.
         timing: when to stop timing steps.
         build_timeout_seconds: how long building the model may take.
         probe_timeout_seconds: how long one probe may take.
+        threads: CPU threads a step may use.
         done: what earlier runs observed of this cell.
     """
 
     cell: Cell
+    model: Model
     gpu: Gpu
+    target: Gpu | None = None
     seed: int
     batch_limit: int
+    boundary_repeats: int = 1
     timing: TimingRule
     build_timeout_seconds: float
     probe_timeout_seconds: float
+    threads: int = 1
     done: tuple[Observation, ...] = ()
+
+    @property
+    def memory_guess_bytes(self) -> int:
+        """Memory to hold peaks against until a device has told its own."""
+        gpu = self.target or self.gpu
+        if gpu.usable_memory_bytes is not None:
+            return gpu.usable_memory_bytes
+        # Of a box with no number on it nothing is known; the search then finds it out by doubling.
+        return round((gpu.marketed_memory_gb or 1) * 1e9)
+
+    @property
+    def setup(self) -> Setup:
+        """What the trial's children are told."""
+        return Setup(
+            cell=self.cell,
+            model=self.model,
+            gpu=self.gpu,
+            memory_cap_bytes=None if self.target is None else self.memory_guess_bytes,
+            seed=self.seed,
+            threads=self.threads,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,37 +93,90 @@ class Ask:
     repeat: int
 
 
-def next_ask(task: TrialTask, observed: Sequence[Observation]) -> Ask | None:
+def next_ask(
+    task: TrialTask, observed: Sequence[Observation], given_up: Collection[Ask] = ()
+) -> Ask | None:
     """The probe to make next, given all that was observed of the cell; None when it is known.
 
     The search is replayed over the evidence: where it asks for a batch size nobody has tried, that
-    is next. Once it has closed in, the ladder's steps follow. A miss on the ladder is evidence as
-    any other, and reopens the search below it: nothing from the smallest miss up is tried again.
+    is next. Once it has closed in, the largest batch is tried again, then the ladder's steps
+    follow; a trial under a memory cap has no ladder, since its speed is another GPU's. A miss after
+    the search is evidence as any other, and reopens it below: nothing from the smallest miss up is
+    tried again, but for the repeats that tell how often it misses.
+
+    Args:
+        task: what to measure.
+        observed: everything observed of the cell.
+        given_up: probes that said nothing however often they were tried. A search that meets one
+            ends there: the largest batch stays unknown, the ladder goes up to the largest fit.
     """
-    fits, smallest_miss = _evidence(observed)
-    assert task.gpu.usable_memory_bytes is not None
-    search = search_largest_batch(
-        limit=task.batch_limit, memory_limit_bytes=task.gpu.usable_memory_bytes
-    )
-    try:
-        batch_size = next(search)
-        while batch_size in fits or (smallest_miss is not None and batch_size >= smallest_miss):
-            batch_size = search.send(
-                fits.get(batch_size, Reading(fits=False, peak_memory_bytes=None))
-            )
-    except StopIteration as closed:
-        largest: int = closed.value
-    else:
-        return Ask("search", batch_size, 0)
+    pending = _boundary(task, observed, given_up)
+    if pending is not None:
+        return pending
+    largest = _search(task, observed, given_up)
+    if isinstance(largest, Ask):
+        return largest
+    if largest > 0 and task.boundary_repeats > 0 and largest_batch(list(observed)) is not None:
+        first = Ask("boundary", largest, 0)
+        if first not in given_up and not _tried(observed, first):
+            return first
+    if task.target is not None:
+        return None
     climbed = {
         (o.batch_size, o.repeat)
         for o in observed
         if o.purpose == "ladder" and o.outcome is Outcome.FITS
     }
     for step in batch_ladder(largest, seed_text=f"{task.seed}/{task.cell.key}"):
-        if (step.batch_size, step.repeat) not in climbed:
-            return Ask("ladder", step.batch_size, step.repeat)
+        ask = Ask("ladder", step.batch_size, step.repeat)
+        if (step.batch_size, step.repeat) not in climbed and ask not in given_up:
+            return ask
     return None
+
+
+def _boundary(
+    task: TrialTask, observed: Sequence[Observation], given_up: Collection[Ask]
+) -> Ask | None:
+    """The next repeat of a batch size whose repeats have begun. All are made, misses or not."""
+    for batch_size in sorted({o.batch_size for o in observed if o.purpose == "boundary"}):
+        for repeat in range(task.boundary_repeats):
+            ask = Ask("boundary", batch_size, repeat)
+            if ask not in given_up and not _tried(observed, ask):
+                return ask
+    return None
+
+
+def _tried(observed: Sequence[Observation], ask: Ask) -> bool:
+    """Whether a probe was made and said something of memory."""
+    return any(
+        (o.purpose, o.batch_size, o.repeat) == (ask.purpose, ask.batch_size, ask.repeat)
+        and o.outcome.is_verdict
+        for o in observed
+    )
+
+
+def _search(
+    task: TrialTask, observed: Sequence[Observation], given_up: Collection[Ask]
+) -> int | Ask:
+    """The largest batch by the evidence, or the probe that the search asks for next."""
+    fits, smallest_miss = _evidence(observed)
+    silent = min((ask.batch_size for ask in given_up if ask.purpose == "search"), default=None)
+    if silent is not None:
+        # Closing in on where it goes silent would cost a timeout for each step.
+        return max((batch_size for batch_size in fits if batch_size < silent), default=0)
+    limits = [o.memory_limit_bytes for o in observed if o.environment is not None]
+    search = search_largest_batch(
+        limit=task.batch_limit,
+        memory_limit_bytes=limits[-1] if limits else task.memory_guess_bytes,
+    )
+    try:
+        batch_size = next(search)
+        while batch_size in fits or (smallest_miss is not None and batch_size >= smallest_miss):
+            batch_size = search.send(fits.get(batch_size, Reading(fits=False)))
+    except StopIteration as closed:
+        largest: int = closed.value
+        return largest
+    return Ask("search", batch_size, 0)
 
 
 def _evidence(observed: Sequence[Observation]) -> tuple[dict[int, Reading], int | None]:
@@ -93,15 +184,15 @@ def _evidence(observed: Sequence[Observation]) -> tuple[dict[int, Reading], int 
 
     One miss outweighs any number of fits, at its size and above.
     """
-    misses = (o.batch_size for o in observed if o.outcome.is_verdict and o.measurement is None)
+    misses = (o.batch_size for o in observed if o.outcome in MEMORY_MISSES)
     smallest_miss = min(misses, default=None)
     fits: dict[int, Reading] = {}
     for observation in observed:
         below = smallest_miss is None or observation.batch_size < smallest_miss
-        if observation.measurement is not None and below:
-            peak = observation.measurement.peak_memory_bytes
-            reading = Reading(fits=True, peak_memory_bytes=peak)
-            fits.setdefault(observation.batch_size, reading)
+        if observation.outcome is Outcome.FITS and below:
+            assert observation.measurement is not None
+            peak = observation.measurement.memory.peak_allocated_bytes
+            fits.setdefault(observation.batch_size, Reading(fits=True, peak_memory_bytes=peak))
     return fits, smallest_miss
 
 
@@ -111,24 +202,29 @@ def run_trial(
     emit: Callable[[Observation], None],
     *,
     node_id: str | None = None,
+    keep_going: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Probes until the cell is known, or one probe has FAILED as often as is allowed.
+    """Probes until the cell is known, or what is left of it cannot be had.
 
     Args:
         task: what to measure, and what is known already.
         prober: answers the probes.
         emit: is given each observation as its probe ends.
         node_id: the Ray node this runs on; absent outside a cluster.
+        keep_going: is asked before each probe; when it says no the trial ends there.
     """
     observed = list(task.done)
     attempts: dict[Ask, int] = {}
-    while (ask := next_ask(task, observed)) is not None:
-        attempts[ask] = attempts.get(ask, 0) + 1
-        if attempts[ask] > ATTEMPTS:
-            return
-        observation = _observe(task, ask, prober, observed, node_id)
+    given_up: set[Ask] = set()
+    while (ask := next_ask(task, observed, given_up)) is not None and keep_going():
+        observation, final = _observe(task, ask, prober, observed, node_id)
         observed.append(observation)
         emit(observation)
+        if final:
+            return
+        attempts[ask] = attempts.get(ask, 0) + 1
+        if attempts[ask] == ATTEMPTS and not observation.outcome.is_verdict:
+            given_up.add(ask)
 
 
 def _observe(
@@ -137,11 +233,16 @@ def _observe(
     prober: Prober,
     observed: Sequence[Observation],
     node_id: str | None,
-) -> Observation:
-    timing = task.timing if ask.purpose == "ladder" else None
+) -> tuple[Observation, bool]:
+    """One probe, and whether trying anything again is pointless."""
+    request = ProbeRequest(
+        batch_size=ask.batch_size,
+        timing=task.timing if ask.purpose == "ladder" else None,
+        draw=ask.repeat + 1 if ask.purpose == "boundary" else 0,
+    )
     started_at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     started = time.monotonic()
-    end = prober.probe(ProbeRequest(batch_size=ask.batch_size, timing=timing))
+    end = prober.probe(request, fresh=ask.purpose == "boundary")
     environment = end.environment
     if environment is not None and node_id is not None:
         environment = environment.model_copy(update={"node_id": node_id})
@@ -150,8 +251,7 @@ def _observe(
         for o in observed
         if (o.purpose, o.batch_size, o.repeat) == (ask.purpose, ask.batch_size, ask.repeat)
     ]
-    assert task.gpu.usable_memory_bytes is not None
-    return Observation(
+    observation = Observation(
         cell=task.cell,
         purpose=ask.purpose,
         batch_size=ask.batch_size,
@@ -159,8 +259,8 @@ def _observe(
         attempt=max(earlier, default=0) + 1,
         outcome=end.outcome,
         detail=end.detail,
-        basis=Basis.MEASURED,
-        memory_limit_bytes=task.gpu.usable_memory_bytes,
+        basis=Basis.MEASURED if task.target is None else Basis.CAPPED,
+        memory_limit_bytes=_limit(task, end),
         batch_limit=task.batch_limit,
         seed=task.seed,
         measurement=end.measurement,
@@ -168,3 +268,8 @@ def _observe(
         started_at=started_at,
         seconds=round(time.monotonic() - started, 3),
     )
+    return observation, end.final
+
+
+def _limit(task: TrialTask, end: ProbeEnd) -> int:
+    return task.memory_guess_bytes if end.memory_limit_bytes is None else end.memory_limit_bytes

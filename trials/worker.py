@@ -5,6 +5,7 @@ with everything it holds, and the next one starts clean. ``trials.child`` starts
 forks the children.
 """
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -14,7 +15,8 @@ import socket
 import sys
 import warnings
 from collections.abc import Callable
-from importlib.metadata import version
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 
 from pydantic import BaseModel
 
@@ -22,10 +24,16 @@ from pydantic import BaseModel
 warnings.filterwarnings("ignore")
 
 from trials.devices.cpu import CpuDevice  # noqa: E402 - the filter must come before these imports
-from trials.devices.live_tensors import DeviceOutOfMemoryError  # noqa: E402
+from trials.devices.device import Device  # noqa: E402
 from trials.finetune import FineTuning, import_libraries  # noqa: E402
-from trials.models.preset import preset_by_name  # noqa: E402
-from trials.observation import Environment, Measurement, Outcome, StopReason  # noqa: E402
+from trials.observation import (  # noqa: E402
+    DeviceReading,
+    Environment,
+    Measurement,
+    Outcome,
+    StopReason,
+)
+from trials.outcome import classify, is_final  # noqa: E402
 from trials.probe import (  # noqa: E402
     START,
     Born,
@@ -36,10 +44,48 @@ from trials.probe import (  # noqa: E402
     Refused,
     Setup,
 )
+from trials.recipe_check import RecipeError, departures  # noqa: E402
 from trials.timing import TimingRule  # noqa: E402
 
 MEMORY_STEPS = 3  # optimizer state exists only after the first step; the third repeats the second
-STACK = ("bitsandbytes", "peft", "torch", "transformers")
+# What of the software makes measurements comparable, where it is installed.
+STACK = (
+    "bitsandbytes",
+    "causal-conv1d",
+    "deepspeed",
+    "flash-attn",
+    "mamba-ssm",
+    "peft",
+    "torch",
+    "transformers",
+    "triton",
+)
+
+
+def open_device(setup: Setup) -> Device:
+    """The device a trial was sent to.
+
+    Raises:
+        DeviceError: it is another one, or cannot be used.
+    """
+    cap = setup.memory_cap_bytes
+    if setup.gpu.kind == "cpu":
+        return CpuDevice(setup.gpu, memory_cap_bytes=cap, threads=setup.threads)
+    from trials.devices.cuda import CudaDevice  # noqa: PLC0415 - only where there is one
+
+    return CudaDevice(setup.gpu, memory_cap_bytes=cap)
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Steps with their durations, and what the device drew and said meanwhile."""
+
+    warmup_seconds: tuple[float, ...] = ()
+    step_seconds: tuple[float, ...] = ()
+    stop_reason: StopReason | None = None
+    energy_joules: float | None = None
+    before: DeviceReading | None = None
+    after: DeviceReading | None = None
 
 
 class Worker:
@@ -50,24 +96,30 @@ class Worker:
     """
 
     def __init__(self, setup: Setup) -> None:
-        self._device = CpuDevice(setup.gpu, threads=setup.threads)
-        preset = preset_by_name(setup.cell.model)
-        self._tuning = FineTuning(setup.cell, preset, seed=setup.seed)
-        self.parameters = self._tuning.parameters()
-        expected = preset.parameters(setup.cell.recipe)
-        if self.parameters != expected:
+        self.device = open_device(setup)
+        self._threads = setup.threads
+        self._tuning = FineTuning(
+            setup.cell, setup.model, device=self.device.torch_device, seed=setup.seed
+        )
+        self._built = self._tuning.built()
+        wrong = departures(setup.cell.recipe, self._built, self._tuning.implied())
+        if wrong:
             raise RecipeError(
-                f"{setup.cell.recipe.key} on {setup.cell.model} implies {expected}, "
-                f"the built model has {self.parameters}"
+                f"{setup.cell.recipe.key} on {setup.cell.model} did not take hold: "
+                + "; ".join(wrong)
             )
 
     def environment(self) -> Environment:
         """The stack this process runs."""
-        versions = {name: version(name) for name in STACK} | {"python": platform.python_version()}
+        versions = {"python": platform.python_version()} | self.device.versions
+        for name in STACK:
+            with contextlib.suppress(PackageNotFoundError):
+                versions[name] = version(name)
         return Environment(
             versions=tuple(sorted(versions.items())),
-            device_name=self._device.name,
-            threads=self._device.threads,
+            device_name=self.device.name,
+            threads=self._threads,
+            allocator=self.device.allocator,
             host=socket.gethostname(),
         )
 
@@ -75,50 +127,51 @@ class Worker:
         """Whole optimizer steps at this batch size: memory first, then, if asked, time."""
         tuning = self._tuning
         tuning.start_over()
-        tokens = tuning.tokens(request.batch_size)
+        self.device.settle()
+        tokens = tuning.tokens(request.batch_size, request.draw)
         model_tensors = tuning.tensors()
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in model_tensors}
-        peak = self._device.peak_memory_bytes(
+        memory = self.device.measure_memory(
             lambda: tuning.step(tokens),
             steps=MEMORY_STEPS,
             already_live=[*model_tensors, tokens],
         )
-        seconds, reason = self._timed(lambda: tuning.step(tokens), request.timing)
+        retries = memory.allocator_retries or 0
+        timed = Timed()
+        if request.timing is not None and not retries:
+            timed = self._timed(lambda: tuning.step(tokens), request.timing)
         measurement = Measurement(
             memory_steps=MEMORY_STEPS,
-            peak_memory_bytes=peak,
+            memory=memory,
             model_memory_bytes=sum(storage.nbytes() for storage in storages.values()),
-            step_seconds=tuple(seconds),
-            stop_reason=reason,
-            parameters=self.parameters,
+            built=self._built,
+            **asdict(timed),
         )
-        return ProbeReply(outcome=Outcome.FITS, measurement=measurement)
+        if retries:
+            return ProbeReply(
+                batch_size=request.batch_size,
+                outcome=Outcome.THRASHING,
+                detail=f"the allocator emptied its cache {retries} times in {MEMORY_STEPS} steps",
+                measurement=measurement,
+            )
+        return ProbeReply(
+            batch_size=request.batch_size, outcome=Outcome.FITS, measurement=measurement
+        )
 
-    def _timed(
-        self, step: Callable[[], object], rule: TimingRule | None
-    ) -> tuple[list[float], StopReason | None]:
+    def _timed(self, step: Callable[[], object], rule: TimingRule) -> Timed:
+        device = self.device
+        warmup: list[float] = []
+        while not rule.is_warm(warmup):
+            warmup.append(device.step_seconds(step))
+        before, joules_before = device.reading(), device.energy_joules()
         seconds: list[float] = []
-        if rule is None:
-            return seconds, None
-        # The counted steps before this were the warm-up.
         while (reason := rule.stop_reason(seconds)) is None:
-            seconds.append(self._device.step_seconds(step))
-        return seconds, reason
-
-
-class RecipeError(RuntimeError):
-    """The built model does not follow its recipe."""
-
-
-def classify(error: BaseException) -> tuple[Outcome, str]:
-    """The outcome an exception stands for, and one line on it."""
-    line = (str(error).strip() or repr(error)).splitlines()[0]
-    if isinstance(error, DeviceOutOfMemoryError):
-        return Outcome.OUT_OF_MEMORY, line
-    # torch raises a plain RuntimeError with this text when the host refuses an allocation.
-    if isinstance(error, MemoryError) or "can't allocate memory" in line:
-        return Outcome.HOST_OUT_OF_MEMORY, line
-    return Outcome.FAILED, f"{type(error).__name__}: {line}"
+            seconds.append(device.step_seconds(step))
+        joules_after, after = device.energy_joules(), device.reading()
+        energy = None
+        if joules_before is not None and joules_after is not None:
+            energy = joules_after - joules_before
+        return Timed(tuple(warmup), tuple(seconds), reason, energy, before, after)
 
 
 class Line:
@@ -141,17 +194,19 @@ def serve(setup: Setup, line: Line) -> None:
     """A child's life: builds the model, answers probes until one does not fit."""
     try:
         worker = Worker(setup)
-        line.say(Ready(environment=worker.environment(), parameters=worker.parameters))
+        limit = worker.device.memory_limit_bytes
+        line.say(Ready(environment=worker.environment(), memory_limit_bytes=limit))
     except Exception as error:  # noqa: BLE001 - every failure of a build is an outcome
         outcome, detail = classify(error)
-        line.say(Refused(outcome=outcome, detail=detail))
+        line.say(Refused(outcome=outcome, detail=detail, final=is_final(error)))
         return
     while request := line.hear():
+        asked = ProbeRequest.model_validate_json(request)
         try:
-            reply = worker.probe(ProbeRequest.model_validate_json(request))
+            reply = worker.probe(asked)
         except Exception as error:  # noqa: BLE001 - every failure of a probe is an outcome
             outcome, detail = classify(error)
-            reply = ProbeReply(outcome=outcome, detail=detail)
+            reply = ProbeReply(batch_size=asked.batch_size, outcome=outcome, detail=detail)
         line.say(reply)
         if reply.outcome is not Outcome.FITS:
             return
@@ -164,7 +219,8 @@ def nurse(line: Line) -> None:
     without the seconds that importing the libraries takes.
     """
     setup = Setup.model_validate_json(line.hear())
-    import_libraries(setup.cell.recipe)
+    if setup.gpu.kind == "cpu":  # on a GPU they may touch it, which no parent of a child must
+        import_libraries(setup.cell.recipe)
     # The collector looks through a child's own objects only, not through half a million of these.
     gc.freeze()
     while request := line.hear():

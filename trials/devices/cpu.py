@@ -9,6 +9,7 @@ import torch
 
 from gpu_catalog.gpu import Gpu
 from trials.devices.live_tensors import LiveTensorCounter
+from trials.observation import DeviceReading, MemoryReading
 
 
 class CpuDevice:
@@ -16,40 +17,56 @@ class CpuDevice:
 
     Args:
         gpu: the catalog row; its usable memory is the budget.
+        memory_cap_bytes: a smaller budget, when it stands in for a smaller device.
         threads: CPU threads a step may use.
     """
 
-    def __init__(self, gpu: Gpu, *, threads: int) -> None:
+    torch_device = torch.device("cpu")
+    allocator: str | None = None
+
+    def __init__(self, gpu: Gpu, *, memory_cap_bytes: int | None = None, threads: int) -> None:
         assert gpu.usable_memory_bytes is not None  # the catalog demands it of a cpu
-        self.budget_bytes = gpu.usable_memory_bytes
-        self.threads = threads
+        self.memory_limit_bytes = memory_cap_bytes or gpu.usable_memory_bytes
+        self.name = _processor()
+        self.versions: dict[str, str] = {}
         torch.set_num_threads(threads)
 
-    @property
-    def name(self) -> str:
-        """What the processor calls itself."""
-        cpuinfo = Path("/proc/cpuinfo")
-        if cpuinfo.exists():
-            for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-        return platform.processor() or platform.machine()
+    def settle(self) -> None:
+        """Nothing is cached between probes here."""
 
-    def peak_memory_bytes(
+    def measure_memory(
         self, step: Callable[[], object], *, steps: int, already_live: list[torch.Tensor]
-    ) -> int:
+    ) -> MemoryReading:
         """The most bytes of live tensors during so many steps.
 
         Raises:
             DeviceOutOfMemoryError: they exceed the budget.
         """
-        with LiveTensorCounter(already_live, self.budget_bytes) as counter:
+        with LiveTensorCounter(already_live, self.memory_limit_bytes) as counter:
             for _ in range(steps):
                 step()
-        return counter.peak_bytes
+        return MemoryReading(peak_allocated_bytes=counter.peak_bytes)
 
     def step_seconds(self, step: Callable[[], object]) -> float:
         """Duration of one step, nothing counted meanwhile."""
         started = time.perf_counter()
         step()
         return time.perf_counter() - started
+
+    def reading(self) -> DeviceReading | None:
+        """Nothing tells a processor's clocks alike on every machine."""
+        return None
+
+    def energy_joules(self) -> float | None:
+        """Nothing counts it."""
+        return None
+
+
+def _processor() -> str:
+    """What the processor calls itself."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

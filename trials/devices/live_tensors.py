@@ -9,9 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-
-class DeviceOutOfMemoryError(RuntimeError):
-    """The device's memory budget was exceeded."""
+from trials.devices.device import DeviceOutOfMemoryError
 
 
 class LiveTensorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -1,114 +1,238 @@
-"""Builds a model from its preset with transformers, random weights, no download."""
+"""Builds a model under a recipe on its device, layer by layer: no more of it twice than one layer.
+
+It is laid out on the meta device, where nothing has weights. Then each layer gets its weights on
+the device, random or pretrained, and its linear layers are quantised before the next one follows.
+So a model in 4 bits never needs the memory it would take in 16.
+"""
+
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.models.mamba.modeling_mamba import MambaRMSNorm
 
-from trials.models.experts import LoopedExperts
-from trials.models.preset import (
-    Architecture,
-    BlackMambaArchitecture,
-    LlamaArchitecture,
-    MixtralArchitecture,
-)
+from trials.models.experts import experts_implementation, linear_routers, loop_experts
+from trials.models.mamba import choose_mamba_kernels
+from trials.models.model import Model
+from trials.models.targets import adapts_router, lora_targets
+from trials.recipe import Recipe
+from trials.workload import Weights
+
+BLACKMAMBA = "blackmamba"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def build_model(
-    architecture: Architecture, *, active_experts: int | None, seed: int, seq_len: int
+def weights_dtype(recipe: Recipe) -> torch.dtype:
+    """The dtype of weights that are not 4-bit, adapters apart.
+
+    What fp16 trains is kept in fp32 and computed with in fp16 (see ``Recipe.precision``).
+    """
+    if recipe.precision == "fp16" and recipe.method == "full":
+        return torch.float32
+    return DTYPES[recipe.precision]
+
+
+def adapters_dtype(recipe: Recipe) -> torch.dtype:
+    """The dtype of LoRA's weights."""
+    return torch.float32 if recipe.precision == "fp16" else DTYPES[recipe.precision]
+
+
+def stock_model(model: Model, recipe: Recipe, active_experts: int | None) -> nn.Module:
+    """The model as transformers has it, on the meta device: shapes and dtypes, no weights.
+
+    Raises:
+        ImportError: the attention kernel asked for is not installed.
+    """
+    config = model.config_with(active_experts)
+    experts = experts_implementation(recipe.experts)
+    dtype = weights_dtype(recipe)
+    with torch.device("meta"):
+        if model.family == BLACKMAMBA:
+            # Not before the Mamba kernels are chosen.
+            from trials.models.blackmamba import blackmamba  # noqa: PLC0415
+
+            return blackmamba(config, experts_implementation=experts, dtype=dtype)  # type: ignore[no-any-return]
+        return AutoModelForCausalLM.from_config(  # type: ignore[no-any-return]
+            _auto_config(config), dtype=dtype, **_implementations(model, recipe, experts)
+        )
+
+
+def build_model(  # noqa: PLR0913 - what a model is built from
+    model: Model,
+    recipe: Recipe,
+    *,
+    active_experts: int | None,
+    weights: Weights,
+    device: torch.device,
+    seed: int,
 ) -> nn.Module:
-    """A causal language model of this architecture, in fp32, on the CPU, ready to train.
+    """A causal language model under a recipe, on its device, in training mode.
 
     Args:
-        architecture: the facts.
+        model: its configuration.
+        recipe: every field that applies filled in (``trials.possible.resolved``).
         active_experts: experts each token is routed to; absent for a dense model.
-        seed: random weights are drawn from it, alike on every machine.
-        seq_len: the longest sequence it will be given.
+        weights: random or pretrained. Pretrained ones pass through the host's memory whole.
+        device: where it goes.
+        seed: random weights are drawn from it, alike on every machine with this kind of device.
+
+    Raises:
+        ImportError: a kernel asked for is not installed.
+        ValueError: the model cannot be had under the recipe; one line says why.
     """
+    if recipe.mamba is not None:
+        choose_mamba_kernels(recipe.mamba)
     torch.manual_seed(seed)
-    match architecture:
-        case MixtralArchitecture():
-            assert active_experts is not None
-            return _mixtral(architecture, active_experts, seq_len)
-        case BlackMambaArchitecture():
-            assert active_experts is not None
-            return _blackmamba(architecture, active_experts)
-        case LlamaArchitecture():
-            return _llama(architecture, seq_len)
-
-
-def _mixtral(facts: MixtralArchitecture, active_experts: int, seq_len: int) -> nn.Module:
-    config = MixtralConfig(
-        vocab_size=facts.vocab_size,
-        hidden_size=facts.hidden_size,
-        intermediate_size=facts.expert_width,
-        num_hidden_layers=facts.layers,
-        num_attention_heads=facts.attention_heads,
-        num_key_value_heads=facts.key_value_heads,
-        max_position_embeddings=seq_len,
-        num_local_experts=facts.experts,
-        num_experts_per_tok=active_experts,
-        use_cache=False,
+    built = (
+        _pretrained(model, recipe, active_experts)
+        if weights == "pretrained"
+        else stock_model(model, recipe, active_experts)
     )
-    model = MixtralForCausalLM(config)
-    for layer in model.model.layers:
-        layer.mlp = LoopedExperts(
-            facts.hidden_size, facts.expert_width, facts.experts, active_experts
-        )
-    return model  # type: ignore[no-any-return]
+    if recipe.experts == "looped":
+        loop_experts(built)
+    if adapts_router(recipe):
+        linear_routers(built)
+    _place(built, recipe, device)
+    if recipe.gradient_checkpointing:
+        _checkpoint(built)
+    if recipe.lora_rank is not None:
+        built = _adapt(built, recipe)
+    built.train()
+    return built
 
 
-class _ExpertBlock(GradientCheckpointingLayer):  # type: ignore[misc]
-    """A layer of experts in the place of a Mamba block: norm, experts, residual."""
-
-    def __init__(self, facts: BlackMambaArchitecture, active_experts: int) -> None:
-        super().__init__()
-        self.norm = MambaRMSNorm(facts.hidden_size)
-        self.experts = LoopedExperts(
-            facts.hidden_size, facts.expert_width, facts.experts, active_experts
-        )
-
-    def forward(self, hidden_states: torch.Tensor, **_unused: object) -> torch.Tensor:
-        """Hidden states (batch, length, hidden) to the same shape."""
-        return hidden_states + self.experts(self.norm(hidden_states))  # type: ignore[no-any-return]
+def _auto_config(config: dict[str, Any]) -> Any:
+    fields = {key: value for key, value in config.items() if key != "model_type"}
+    return AutoConfig.for_model(config["model_type"], **fields | {"use_cache": False})
 
 
-def _blackmamba(facts: BlackMambaArchitecture, active_experts: int) -> nn.Module:
-    config = MambaConfig(
-        vocab_size=facts.vocab_size,
-        hidden_size=facts.hidden_size,
-        state_size=facts.state_size,
-        num_hidden_layers=facts.layers,
-        expand=facts.expand,
-        conv_kernel=facts.conv_kernel,
-        residual_in_fp32=False,
-        initializer_range=0.02,
-        use_cache=False,
+def _implementations(model: Model, recipe: Recipe, experts: str) -> dict[str, str]:
+    chosen: dict[str, str] = {}
+    if model.has_attention and recipe.attention is not None:
+        chosen["attn_implementation"] = recipe.attention
+    if model.experts is not None:
+        chosen["experts_implementation"] = experts
+    return chosen
+
+
+def _pretrained(model: Model, recipe: Recipe, active_experts: int | None) -> nn.Module:
+    if model.weights is None:
+        raise ValueError(f"no pretrained weights of {model.name} are known: use weights: random")
+    if model.family == BLACKMAMBA:
+        raise ValueError(f"transformers cannot load {model.name}: use weights: random")
+    experts = experts_implementation(recipe.experts)
+    return AutoModelForCausalLM.from_pretrained(  # type: ignore[no-any-return]
+        model.weights,
+        config=_auto_config(model.config_with(active_experts)),
+        dtype=weights_dtype(recipe),
+        **_implementations(model, recipe, experts),
     )
-    model = MambaForCausalLM(config)
-    # transformers has the Mamba mixer but not BlackMamba: every second block becomes experts.
-    for index in range(1, facts.layers, 2):
-        model.backbone.layers[index] = _ExpertBlock(facts, active_experts)
-    return model  # type: ignore[no-any-return]
 
 
-def _llama(facts: LlamaArchitecture, seq_len: int) -> nn.Module:
-    config = LlamaConfig(
-        vocab_size=facts.vocab_size,
-        hidden_size=facts.hidden_size,
-        intermediate_size=facts.mlp_width,
-        num_hidden_layers=facts.layers,
-        num_attention_heads=facts.attention_heads,
-        num_key_value_heads=facts.key_value_heads,
-        max_position_embeddings=seq_len,
-        use_cache=False,
+def _place(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
+    """Weights onto the device, a decoder layer at a time, quantised where the recipe says so."""
+    placed: dict[int, nn.Parameter] = {}  # tied weights are one parameter in several modules
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    with torch.no_grad():
+        for part in _parts(model):
+            if any(t.is_meta for t in (*part.parameters(), *part.buffers())):
+                _draw(model, part, device, placed)
+            else:
+                part.to(device)
+            if recipe.method == "qlora":
+                _quantise_linears(part, recipe, keep=head)
+    if recipe.method == "qlora":
+        # PEFT asks for it before it puts adapters made for 4-bit layers beside them.
+        model.is_loaded_in_4bit = True  # type: ignore[assignment]
+
+
+def _parts(model: nn.Module) -> Iterator[nn.Module]:
+    """Every decoder layer, then the model for the rest of it."""
+    yield from decoder_layers(model)
+    yield model
+
+
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
+    """The layers that checkpointing works out again, in their order."""
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def _draw(
+    model: nn.Module, part: nn.Module, device: torch.device, placed: dict[int, nn.Parameter]
+) -> None:
+    """Gives random weights to what of a part has none yet, as the model's own class draws them."""
+    drawn = []
+    for module in part.modules():
+        fresh = False
+        for name, parameter in module.named_parameters(recurse=False):
+            if not parameter.is_meta:
+                continue
+            if id(parameter) not in placed:
+                # What the class has no rule for is drawn as its linear layers are.
+                values = torch.empty_like(parameter, device=device).normal_(std=0.02)
+                placed[id(parameter)] = nn.Parameter(values, parameter.requires_grad)
+                fresh = True
+            setattr(module, name, placed[id(parameter)])
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_meta:
+                module._buffers[name] = torch.zeros_like(buffer, device=device)  # noqa: SLF001 - setattr would register it anew
+                fresh = True
+        if fresh:
+            drawn.append(module)
+    for module in reversed(drawn):  # a mixer draws its own way what its parts drew before
+        model._init_weights(module)  # type: ignore[operator] # noqa: SLF001 - the class's own rules
+
+
+def _checkpoint(model: nn.Module) -> None:
+    # transformers 5.20 renamed it; the old name warns there.
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})  # type: ignore[operator]
+
+
+def _adapt(model: nn.Module, recipe: Recipe) -> nn.Module:
+    from peft import LoraConfig, get_peft_model  # noqa: PLC0415 - seconds, and only adapters need it
+
+    assert recipe.lora_rank is not None
+    config = LoraConfig(
+        r=recipe.lora_rank,
+        lora_alpha=recipe.lora_alpha,
+        lora_dropout=recipe.lora_dropout,
+        target_modules=lora_targets(model, recipe),
+        task_type="CAUSAL_LM",
     )
-    return LlamaForCausalLM(config)  # type: ignore[no-any-return]
+    # PEFT keeps adapters in fp32 unless told not to; the recipe says what precision to train in.
+    keep = adapters_dtype(recipe) == torch.float32
+    return get_peft_model(model, config, autocast_adapter_dtype=keep)  # type: ignore[no-any-return]
+
+
+def _quantise_linears(module: nn.Module, recipe: Recipe, *, keep: nn.Module) -> None:
+    """Replaces linear layers by their 4-bit NF4 form (QLoRA, 2305.14314).
+
+    The head keeps its precision, as bitsandbytes leaves it in transformers, and so do routers:
+    there they are no linear layers, and they are small.
+    """
+    import bitsandbytes as bnb  # noqa: PLC0415 - seconds, and only 4-bit weights need it
+
+    for name, child in module.named_children():
+        if type(child) is not nn.Linear:
+            _quantise_linears(child, recipe, keep=keep)
+        elif child is not keep and name != "router_linear":
+            linear = bnb.nn.Linear4bit(
+                child.in_features,
+                child.out_features,
+                bias=child.bias is not None,
+                compute_dtype=DTYPES[recipe.precision],
+                compress_statistics=recipe.double_quantisation,
+                quant_type="nf4",
+                device="meta",
+            )
+            linear.weight = bnb.nn.Params4bit(
+                child.weight.data,
+                requires_grad=False,
+                compress_statistics=recipe.double_quantisation,
+                quant_type="nf4",
+            )
+            linear.bias = child.bias
+            setattr(module, name, linear.to(child.weight.device))

@@ -1,0 +1,46 @@
+"""Which kernels Mamba layers run: those of mamba-ssm, or transformers' reference in plain PyTorch.
+
+transformers decides when it imports its Mamba code, by whether the packages can be imported. So the
+choice is made before that, once for a process. Which one ran is told by the operators of a step.
+"""
+
+import importlib
+import sys
+from collections.abc import Collection
+
+from trials.recipe import Mamba
+
+PACKAGES = ("mamba_ssm", "causal_conv1d")
+# The reference convolves with PyTorch's own operator; the kernels never do.
+REFERENCE_OPERATOR = "aten::convolution"
+
+
+def choose_mamba_kernels(mamba: Mamba) -> None:
+    """Settles which kernels the Mamba layers of this process run. Nothing is downloaded for it.
+
+    Raises:
+        ImportError: mamba-ssm was asked for, and it or causal-conv1d cannot be imported.
+        RuntimeError: the process has settled for the other one.
+    """
+    hidden = [package for package in PACKAGES if sys.modules.get(package, "unknown") is None]
+    if mamba == "mamba-ssm":
+        if hidden:
+            raise RuntimeError("this process runs Mamba's reference: start another for mamba-ssm")
+        for package in PACKAGES:
+            try:
+                importlib.import_module(package)
+            except ImportError as error:
+                raise ImportError(
+                    f"mamba: mamba-ssm needs the package {package} ({error}): install the extra "
+                    "'gpu', or use mamba: reference"
+                ) from None
+        return
+    if any(sys.modules.get(package) is not None for package in PACKAGES):
+        raise RuntimeError("this process has imported mamba-ssm: start another for the reference")
+    for package in PACKAGES:
+        sys.modules[package] = None  # type: ignore[assignment] # whoever imports it is told it is not there
+
+
+def mamba_in_use(operators: Collection[str]) -> Mamba:
+    """Which of the two ran, by the operators of a step of a model with Mamba layers."""
+    return "reference" if REFERENCE_OPERATOR in operators else "mamba-ssm"
