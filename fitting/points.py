@@ -9,11 +9,16 @@ import numpy as np
 
 from fitting.laws import FloatArray
 from gpu_catalog.record import Record
-from trials.observation import Basis, Environment, Observation, Outcome, largest_batch
-from trials.workload import Cell, PositiveInt, Recipe
-
-# A batch that times out or exhausts the host says nothing of the device's memory.
-MEMORY_MISSES = (Outcome.OUT_OF_MEMORY, Outcome.THRASHING)
+from trials.observation import (
+    MEMORY_MISSES,
+    Basis,
+    Environment,
+    Observation,
+    Outcome,
+    largest_batch,
+)
+from trials.recipe import PositiveInt, Recipe
+from trials.workload import Cell, Weights
 
 
 class FitGroup(Record):
@@ -21,13 +26,15 @@ class FitGroup(Record):
 
     Attributes:
         gpu: key of the GPU; absent when the law holds across GPUs.
-        model: name of the model preset.
+        model: name of the model.
+        weights: random or pretrained; they route differently.
         recipe: how it is fine-tuned.
         seq_len: tokens per query; absent when the law holds across lengths.
     """
 
     gpu: str | None = None
     model: str
+    weights: Weights = "random"
     recipe: Recipe
     seq_len: PositiveInt | None = None
 
@@ -35,7 +42,8 @@ class FitGroup(Record):
     def key(self) -> str:
         """A stable name, for example ``a40/mixtral-8x7b/qlora-r16-bf16/seq128``."""
         length = None if self.seq_len is None else f"seq{self.seq_len}"
-        parts = (self.gpu, self.model, self.recipe.key, length)
+        model = self.model if self.weights == "random" else f"{self.model}+{self.weights}"
+        parts = (self.gpu, model, self.recipe.key, length)
         return "/".join(part for part in parts if part is not None)
 
 
@@ -45,7 +53,7 @@ class Source:
 
     Attributes:
         group: what their coefficients speak of.
-        basis: measured or simulated.
+        basis: measured, capped or simulated.
         stack: fingerprint of what they share; absent when no observation said where it ran.
         has_experts: whether sparsity can be varied.
     """
@@ -68,7 +76,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Largest batches of one model and recipe: one row per cell and memory size.
+    """Largest batches of one model and recipe: one row per cell.
 
     ``gpus`` are those the rows come from. ``cells_seen`` counts the rows there would be if every
     largest batch were known, at least 1, and set by device memory.
@@ -85,11 +93,12 @@ class Limits:
 
 
 def timings(observations: Sequence[Observation]) -> list[Timings]:
-    """The ladder, by (GPU, model, recipe, length), basis and stack: a point per observation."""
-    return [
-        _timings(source, members)
-        for source, members in _sources(observations, _group_of_times, _stack)
-    ]
+    """The ladder, by (GPU, model, recipe, length), basis and stack: a point per observation.
+
+    A capped GPU's speed is that of the larger one that stood in for it: none of its points is here.
+    """
+    own = [o for o in observations if o.basis is not Basis.CAPPED]
+    return [_timings(source, members) for source, members in _sources(own, _group_of_times, _stack)]
 
 
 def limits(observations: Sequence[Observation]) -> list[Limits]:
@@ -105,11 +114,17 @@ def limits(observations: Sequence[Observation]) -> list[Limits]:
 
 
 def _group_of_times(cell: Cell) -> FitGroup:
-    return FitGroup(gpu=cell.gpu, model=cell.model, recipe=cell.recipe, seq_len=cell.seq_len)
+    return FitGroup(
+        gpu=cell.gpu,
+        model=cell.model,
+        weights=cell.weights,
+        recipe=cell.recipe,
+        seq_len=cell.seq_len,
+    )
 
 
 def _group_of_limits(cell: Cell) -> FitGroup:
-    return FitGroup(model=cell.model, recipe=cell.recipe)
+    return FitGroup(model=cell.model, weights=cell.weights, recipe=cell.recipe)
 
 
 def _stack(environment: Environment) -> str:
@@ -176,26 +191,29 @@ def _timings(source: Source, members: Sequence[Observation]) -> Timings:
 
 
 def _limits(source: Source, members: Sequence[Observation]) -> Limits:
-    cells: defaultdict[tuple[Cell, int], list[Observation]] = defaultdict(list)
+    cells: defaultdict[Cell, list[Observation]] = defaultdict(list)
     for o in members:
-        cells[o.cell, o.memory_limit_bytes].append(o)
-    known = {key: row for key, of in cells.items() if (row := _limit(*key, of)) is not None}
+        cells[o.cell].append(o)
+    known = {cell: row for cell, of in cells.items() if (row := _limit(cell, of)) is not None}
     table = np.array(sorted(known.values()), dtype=float).reshape(-1, 5)
-    gpus = tuple(sorted({cell.gpu for cell, _ in known}))
+    gpus = tuple(sorted({cell.gpu for cell in known}))
     return Limits(source, gpus, len(cells), *table.T)
 
 
-def _limit(
-    cell: Cell, memory_limit_bytes: int, observations: list[Observation]
-) -> tuple[float, ...] | None:
-    """One cell's row of Limits, or None when device memory did not show its limit."""
+def _limit(cell: Cell, observations: list[Observation]) -> tuple[float, ...] | None:
+    """One cell's row of Limits, or None when device memory did not show its limit.
+
+    What a GPU has to give differs a little from process to process: the least counts.
+    """
     found = largest_batch(observations)
     if found is None:
         return None
     largest, miss = found
     if largest < 1 or miss is None or miss.outcome not in MEMORY_MISSES:
         return None
-    model_bytes = max(o.measurement.model_memory_bytes for o in observations if o.measurement)
+    measured = [o for o in observations if o.measurement is not None]
+    memory_limit_bytes = min(o.memory_limit_bytes for o in measured)
+    model_bytes = max(o.measurement.model_memory_bytes for o in measured if o.measurement)
     if model_bytes >= memory_limit_bytes:
         raise ValueError(
             f"{cell.key}: {largest} queries are said to fit in {memory_limit_bytes} bytes, yet the "

@@ -38,7 +38,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     sweep = commands.add_parser("sweep", help="measure the cells of a specification and rank them")
-    sweep.add_argument("spec", nargs="?", type=Path, metavar="SPEC.yaml")
+    sweep.add_argument(
+        "spec",
+        nargs="?",
+        type=Path,
+        metavar="SPEC",
+        help="a YAML file, or a shipped sweep: laptop (the default), paper, memory-saving, "
+        "memory-saving-tiny, gpu-check",
+    )
     sweep.add_argument("--out", metavar="DIR", help="the run folder (default: runs/NAME)")
     sweep.add_argument(
         "--resume",

@@ -3,13 +3,18 @@
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from typing import Any
 
-from orchestrator.plan import ClusterResources
+from orchestrator.plan import ClusterResources, Node
+from trials.recipe import EXTRAS
 
 # A sweep's observations are small; Ray would set a third of the machine's memory aside for them.
 LOCAL_OBJECT_STORE_BYTES = 128 * 2**20
 OWN_CLUSTER = "local"
+# A node that is busy or new to this job may take this long to start a worker and look.
+PACKAGES_TIMEOUT_SECONDS = 60.0
 
 
 class ClusterError(RuntimeError):
@@ -24,12 +29,16 @@ def cluster_address() -> str | None:
 
 def this_machine() -> ClusterResources:
     """What a cluster of our own would offer, without starting it."""
-    return ClusterResources(({"CPU": float(len(os.sched_getaffinity(0)))},))
+    cores = float(len(os.sched_getaffinity(0)))
+    return ClusterResources((Node({"CPU": cores}, _importable_extras()),))
 
 
 @contextlib.contextmanager
-def connected_cluster() -> Iterator[ClusterResources]:
+def connected_cluster(*, ask_for_packages: bool) -> Iterator[ClusterResources]:
     """A connection to the cluster; one of our own ends with it.
+
+    Args:
+        ask_for_packages: find out which extras each node has; costs a worker's start on each.
 
     Raises:
         ClusterError: RAY_ADDRESS names a cluster that does not answer.
@@ -44,7 +53,7 @@ def connected_cluster() -> Iterator[ClusterResources]:
         if address is None:
             ray.init(
                 address=OWN_CLUSTER,
-                num_cpus=int(this_machine().nodes[0]["CPU"]),
+                num_cpus=int(this_machine().nodes[0].resources["CPU"]),
                 object_store_memory=LOCAL_OBJECT_STORE_BYTES,
                 include_dashboard=False,
                 **quiet,
@@ -59,6 +68,34 @@ def connected_cluster() -> Iterator[ClusterResources]:
             "RAY_ADDRESS to use this machine alone"
         ) from None
     try:
-        yield ClusterResources(tuple(n["Resources"] for n in ray.nodes() if n["Alive"]))
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        packages = _packages(alive) if ask_for_packages else {}
+        yield ClusterResources(
+            tuple(Node(n["Resources"], packages.get(n["NodeID"])) for n in alive)
+        )
     finally:
         ray.shutdown()
+
+
+def _packages(nodes: list[Mapping[str, Any]]) -> dict[str, frozenset[str]]:
+    """The extras each node has, by its id; a node that does not answer is left out."""
+    import ray  # noqa: PLC0415 - as above
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415
+
+    look = ray.remote(num_cpus=0, max_retries=0)(_importable_extras)
+    asked = {
+        look.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ).remote(): node["NodeID"]
+        for node in nodes
+    }
+    ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=PACKAGES_TIMEOUT_SECONDS)
+    found = {}
+    for answer in ready:
+        with contextlib.suppress(ray.exceptions.RayError):  # its node or worker died
+            found[asked[answer]] = ray.get(answer)
+    return found
+
+
+def _importable_extras() -> frozenset[str]:
+    return frozenset(name for name in EXTRAS if find_spec(name) is not None)

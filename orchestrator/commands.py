@@ -17,16 +17,18 @@ from orchestrator.cluster import (
 from orchestrator.plan import Plan, make_plan, trial_task
 from orchestrator.progress import Progress, fastest
 from orchestrator.ranking import Ranking, rank, ranking_csv
-from orchestrator.report import cheapest_section, headline, markdown, table
+from orchestrator.report import cheapest_section, headline, markdown
 from orchestrator.runner import run_trials
 from orchestrator.store import PLAN, ObservationWriter, RunFolder, StoreError, open_run
 from orchestrator.sweep import (
+    DEFAULT_SPEC,
     SpecError,
     SweepSpec,
-    default_spec_text,
     parse_spec,
     read_spec_text,
+    shipped_specs,
 )
+from orchestrator.tables import table
 from trials.observation import Observation, largest_batch
 from trials.workload import Cell
 
@@ -229,7 +231,7 @@ def _measure(
     # A Ray job starts in a copy of its working directory, which Ray may take away under it: nodes
     # that share a machine share the copy, and the first to be done with it removes it.
     os.chdir(folder.path)
-    with connected_cluster() as cluster:
+    with connected_cluster(ask_for_packages=_needs_extras(spec)) as cluster:
         plan = make_plan(spec, catalog, cluster, known)
         folder.write(PLAN, plan)
         _tell_skipped(plan)
@@ -237,7 +239,13 @@ def _measure(
         for _ in range(ROUNDS):
             if not cells:
                 break
-            tasks = [trial_task(spec, catalog, cell, folder.observations()) for cell in cells]
+            known = folder.observations()
+            tasks = [
+                trial_task(
+                    spec, catalog, cell, known, threads=cluster.threads(catalog.gpu(cell.device))
+                )
+                for cell in cells
+            ]
             with Progress(cells, complete=len(plan.complete)) as progress:
                 driver = _Driver(writer, progress)
                 run_trials(tasks, cluster, driver)
@@ -284,8 +292,12 @@ def _plan_of(folder: RunFolder, spec: SweepSpec) -> Plan:
 def _plan_without_starting(spec: SweepSpec, catalog: Catalog, known: Sequence[Observation]) -> Plan:
     if cluster_address() is None:
         return make_plan(spec, catalog, this_machine(), known)
-    with connected_cluster() as cluster:
+    with connected_cluster(ask_for_packages=_needs_extras(spec)) as cluster:
         return make_plan(spec, catalog, cluster, known)
+
+
+def _needs_extras(spec: SweepSpec) -> bool:
+    return any(cell.recipe.extras for cell in spec.all_cells())
 
 
 def _print_plan(plan: Plan, folder: Path) -> None:
@@ -310,7 +322,9 @@ def _spec_text(spec_path: Path | None, out: str | None, *, resume: bool) -> tupl
         folder = RunFolder.existing(_run_path(out, ""))
         return read_spec_text(folder.path / "sweep.yaml"), str(folder.path / "sweep.yaml")
     if spec_path is None:
-        return default_spec_text(), "the default sweep"
+        return shipped_specs()[DEFAULT_SPEC], "the default sweep"
+    if not spec_path.exists() and str(spec_path) in shipped_specs():
+        return shipped_specs()[str(spec_path)], f"the shipped sweep {spec_path}"
     return read_spec_text(spec_path), str(spec_path)
 
 

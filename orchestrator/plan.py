@@ -9,28 +9,68 @@ from gpu_catalog.catalog import Catalog
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
 from orchestrator.sweep import SweepSpec
+from trials.models.model import Model
 from trials.observation import Observation
+from trials.possible import obstacle
 from trials.trial import TrialTask, next_ask
 from trials.workload import Cell
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterResources:
-    """What each node of a Ray cluster offers: how much of each resource, by name."""
+class Node:
+    """A node of a Ray cluster.
 
-    nodes: tuple[Mapping[str, float], ...]
+    Attributes:
+        resources: how much it has of each resource, by name.
+        packages: extras that can be imported on it; None when that is not known.
+    """
+
+    resources: Mapping[str, float]
+    packages: frozenset[str] | None = None
+
+    def has(self, resource: str) -> bool:
+        """Whether it has one of these."""
+        return self.resources.get(resource, 0) >= 1
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterResources:
+    """What each node of a Ray cluster offers."""
+
+    nodes: tuple[Node, ...]
+
+    def nodes_for(self, gpu: Gpu) -> list[Node]:
+        """The nodes that a trial on this GPU can be placed on.
+
+        The node that carries a resource equal to the catalog key is the one with that GPU. A cpu
+        device needs no such node: any free core will do, where no node carries its key.
+        """
+        with_cores = [node for node in self.nodes if node.has("CPU")]
+        keyed = [node for node in with_cores if node.has(gpu.key)]
+        return with_cores if not keyed and gpu.kind == "cpu" else keyed
 
     def trial_resources(self, gpu: Gpu) -> dict[str, float] | None:
         """What a trial on this GPU asks Ray for; None when the cluster cannot have it.
 
-        The node that carries a resource equal to the catalog key is the one with that GPU. A cpu
-        device needs no such node: any free core will do. Ray would wait for ever for a node that
-        is not there, so one node must have all that is asked for.
+        Ray would wait for ever for a node that is not there, so one node must have all that is
+        asked for. Ray hides its GPUs from a worker that asks for none.
         """
-        with_cores = [node for node in self.nodes if node.get("CPU", 0) >= 1]
-        if any(node.get(gpu.key, 0) >= 1 for node in with_cores):
-            return {"CPU": 1, gpu.key: 1}
-        return {"CPU": 1} if gpu.kind == "cpu" and with_cores else None
+        nodes = self.nodes_for(gpu)
+        if not nodes:
+            return None
+        keyed = {gpu.key: 1.0} if nodes[0].has(gpu.key) else {}
+        shown = {"GPU": 1.0} if gpu.kind == "cuda" and all(n.has("GPU") for n in nodes) else {}
+        return {"CPU": 1.0} | keyed | shown
+
+    def threads(self, gpu: Gpu) -> int:
+        """CPU threads a trial's steps may use.
+
+        On a GPU the trial has the node to itself. On a CPU it holds one core: the others measure.
+        """
+        nodes = self.nodes_for(gpu)
+        if gpu.kind == "cpu" or not nodes:
+            return 1
+        return max(1, int(min(node.resources["CPU"] for node in nodes)))
 
 
 class Skip(Record):
@@ -55,14 +95,23 @@ class Plan(Record):
 
 
 def trial_task(
-    spec: SweepSpec, catalog: Catalog, cell: Cell, observations: Sequence[Observation]
+    spec: SweepSpec,
+    catalog: Catalog,
+    cell: Cell,
+    observations: Sequence[Observation],
+    *,
+    threads: int = 1,
 ) -> TrialTask:
     """A cell as a trial, given what was observed of it."""
     return TrialTask(
         cell=cell,
-        gpu=catalog.gpu(cell.gpu),
+        model=spec.model(cell.model),
+        gpu=catalog.gpu(cell.device),
+        target=None if cell.capped_on is None else catalog.gpu(cell.gpu),
+        threads=threads,
         seed=spec.seed,
         batch_limit=spec.max_batch_size,
+        boundary_repeats=spec.boundary_repeats,
         timing=spec.timing,
         build_timeout_seconds=spec.build_timeout_seconds,
         probe_timeout_seconds=spec.probe_timeout_seconds,
@@ -86,14 +135,14 @@ def make_plan(
     for observation in observations:
         by_cell[observation.cell].append(observation)
     for cell in spec.all_cells():
-        reason = _why_not(catalog.gpu(cell.gpu), cluster)
+        reason = _why_not(cell, spec.model(cell.model), catalog.gpu(cell.device), cluster)
         known = by_cell[cell]
         if known and next_ask(trial_task(spec, catalog, cell, known), known) is None:
             complete.append(cell)
         elif reason is not None:
             skipped.append(Skip(cell=cell, reason=reason))
         else:
-            pending[cell.gpu].append(cell)
+            pending[cell.device].append(cell)
     turns = itertools.chain.from_iterable(itertools.zip_longest(*pending.values()))
     return Plan(
         complete=tuple(complete),
@@ -102,13 +151,15 @@ def make_plan(
     )
 
 
-def _why_not(gpu: Gpu, cluster: ClusterResources) -> str | None:
-    if gpu.kind != "cpu":
-        return (
-            f"{gpu.key} is a CUDA GPU, and this version measures cpu devices only "
-            "(see the CHANGELOG)"
-        )
-    if cluster.trial_resources(gpu) is None:
+def _why_not(cell: Cell, model: Model, gpu: Gpu, cluster: ClusterResources) -> str | None:
+    nodes = cluster.nodes_for(gpu)
+    # Without a node to ask, what no node could have is still told rather than the missing node.
+    reasons = [obstacle(cell.recipe, model, gpu, node.packages) for node in nodes] or [
+        obstacle(cell.recipe, model, gpu)
+    ]
+    if all(reason is not None for reason in reasons):
+        return reasons[0]
+    if not nodes:
         return (
             f"no node of the cluster has a core and the resource {gpu.key!r}: start one with "
             f"ray start --num-cpus=1 --resources='{{\"{gpu.key}\": 1}}'"

@@ -111,9 +111,12 @@ class Progress:
         """A probe ended."""
         trial = self._trials[observation.cell.key]
         trial.seen.append(observation)
-        if observation.outcome is Outcome.FAILED:
-            detail = f"batch {observation.batch_size} FAILED: {observation.detail}"
-            self._line(observation.cell, detail)
+        batch, outcome = observation.batch_size, observation.outcome
+        if not outcome.is_verdict:
+            self._line(observation.cell, f"batch {batch} {outcome}: {observation.detail}")
+        if observation.purpose == "boundary" and outcome.is_verdict:
+            said = "fits again" if outcome is Outcome.FITS else f"tried again: {outcome}"
+            self._line(observation.cell, f"batch {batch} {said}, in a fresh process")
         known = largest_batch(trial.seen)
         if known is not None and known[0] != trial.largest:
             trial.largest = known[0]

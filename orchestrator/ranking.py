@@ -171,7 +171,13 @@ def _timed_visits(
     )
     for o in seen:
         timed = o.measurement is not None and o.measurement.step_seconds
-        if timed and o.environment is not None and o.batch_size < lowest_miss:
+        # A capped GPU's speed is that of the larger one that stood in for it.
+        if (
+            timed
+            and o.basis is not Basis.CAPPED
+            and o.environment is not None
+            and o.batch_size < lowest_miss
+        ):
             visits[o.environment.stack, o.basis][o.batch_size].append(o)
     return visits
 
@@ -193,15 +199,16 @@ def _measured(batch_size: int, visits: Sequence[Observation]) -> StepTime:
 
 
 def _fits_in_memory(batch_size: int, seen: Sequence[Observation]) -> bool:
-    known = largest_batch(list(seen))
+    known = largest_batch(seen)
     return known is not None and batch_size <= known[0]
 
 
 def _speaks_of(fit: Fit, cell: Cell) -> bool:
     group = fit.group
-    return (group.gpu, group.model, group.recipe, group.seq_len) == (
+    return (group.gpu, group.model, group.weights, group.recipe, group.seq_len) == (
         cell.gpu,
         cell.model,
+        cell.weights,
         cell.recipe,
         cell.seq_len,
     )
@@ -224,7 +231,7 @@ class _Job:
         hours, low, high = (
             job_hours(self.workload, batch, s) for s in (seconds.value, seconds.low, seconds.high)
         )
-        known = largest_batch(list(self.seen))
+        known = largest_batch(self.seen)
         return RankedOffer(
             rank=0,
             cell=self.cell,
@@ -260,20 +267,35 @@ def _limit_reason(miss: Observation | None) -> str:
 
 
 def _why_not(workload: Workload, cell: Cell, seen: Sequence[Observation], *, priced: bool) -> str:
-    if not priced:
+    if not priced and cell.capped_on is None:
         return f"the catalog has no offer for {cell.gpu}: add one under catalog.offers"
-    known = largest_batch(list(seen))
-    if known is not None and known[0] == 0 and known[1] is not None:
-        return f"not even one query fits: {known[1].outcome} at batch size 1 ({known[1].detail})"
-    if workload.batch_size is not None and known is not None and workload.batch_size > known[0]:
-        return f"batch size {workload.batch_size} does not fit: the largest is {known[0]}"
-    if workload.batch_size is not None and known is not None:
-        return f"batch size {workload.batch_size} was not measured, and no law predicts it"
-    failures = [o for o in seen if o.outcome is Outcome.FAILED]
+    known = largest_batch(seen)
+    if known is not None:
+        reason = _why_not_at(workload.batch_size, cell, *known)
+        if reason is not None:
+            return reason
+    failures = [o for o in seen if not o.outcome.is_verdict]
     if failures:
         last = failures[-1]
-        return f"batch size {last.batch_size} FAILED {len(failures)} times: {last.detail}"
+        times = sum((o.purpose, o.batch_size) == (last.purpose, last.batch_size) for o in failures)
+        return f"batch size {last.batch_size} {last.outcome} {times} times: {last.detail}"
     return "not measured yet: run the sweep again to go on" if seen else "not measured"
+
+
+def _why_not_at(wish: int | None, cell: Cell, largest: int, miss: Observation | None) -> str | None:
+    """Why a cell with a known largest batch has no price; None when that is not the reason."""
+    if largest == 0 and miss is not None:
+        return f"not even one query fits: {miss.outcome} at batch size 1 ({miss.detail})"
+    if cell.capped_on is not None:
+        return (
+            f"its largest batch, {largest}, was found on {cell.capped_on} under a memory cap; its "
+            "speed is not known"
+        )
+    if wish is not None and wish > largest:
+        return f"batch size {wish} does not fit: the largest is {largest}"
+    if wish is not None:
+        return f"batch size {wish} was not measured, and no law predicts it"
+    return None
 
 
 def _in_order(rows: Iterable[RankedOffer]) -> list[RankedOffer]:
@@ -290,14 +312,14 @@ def _in_order(rows: Iterable[RankedOffer]) -> list[RankedOffer]:
 
 def comparable(cell: Cell) -> tuple[object, ...]:
     """What two cells must share for the cheaper one to be the better choice."""
-    return (cell.model, cell.recipe, cell.active_experts, cell.seq_len)
+    return (cell.model, cell.weights, cell.recipe, cell.active_experts, cell.seq_len)
 
 
 def ranking_csv(ranking: Ranking) -> str:
     """The ranking as CSV: a row per offer, the cell's parts as columns of their own."""
     buffer = io.StringIO()
     fields = [name for name in RankedOffer.model_fields if name != "cell"]
-    parts = ["gpu", "model", "recipe", "sparsity", "active_experts", "seq_len"]
+    parts = ["gpu", "model", "weights", "recipe", "sparsity", "active_experts", "seq_len"]
     job = ["queries", "epochs"]
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow([*parts, *fields, *job])
@@ -307,6 +329,7 @@ def ranking_csv(ranking: Ranking) -> str:
             [
                 cell.gpu,
                 cell.model,
+                cell.weights,
                 cell.recipe.key,
                 cell.sparsity,
                 cell.active_experts,

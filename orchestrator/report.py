@@ -1,26 +1,21 @@
 """A run in words and tables: Markdown from what the run folder holds. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 from fitting.fit import Fit
+from orchestrator.memory_tables import limits_section
 from orchestrator.plan import Plan
 from orchestrator.ranking import RankedOffer, Ranking, comparable
+from orchestrator.recipe_table import recipes_section
+from orchestrator.steadiness import steadiness_section
 from orchestrator.sweep import SweepSpec
-from trials.observation import Observation, Outcome, largest_batch
+from orchestrator.tables import table
+from trials.observation import Environment, Observation
 from trials.workload import Cell
 
 STEADY = 0.10  # an interval wider than this part of its value is called unsteady
 OFFER_HEADERS = ("GPU", "offer", "$/h", "batch", "queries/s", "hours", "$", "basis")
-
-
-def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table, its columns padded so that it reads well as plain text too."""
-    cells = [[str(value).replace("|", "\\|") for value in row] for row in (headers, *rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(headers))]
-    lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return "\n".join(lines)
 
 
 def markdown(
@@ -36,7 +31,9 @@ def markdown(
         headline(ranking),
         cheapest_section(ranking),
         _ranking_section(ranking),
-        _limits_section([*plan.complete, *plan.pending], observations),
+        recipes_section(observations),
+        limits_section([*plan.complete, *plan.pending], observations),
+        steadiness_section(observations, spec.timing),
         _fits_section(fits),
         _stack_section(observations),
     ]
@@ -90,7 +87,8 @@ def _ranking_section(ranking: Ranking) -> str:
 
 def _workload_columns(cell: Cell) -> tuple[object, ...]:
     routing = "none" if cell.experts is None else f"{cell.active_experts} of {cell.experts}"
-    return (cell.model, cell.recipe.key, routing, cell.seq_len)
+    model = cell.model if cell.weights == "random" else f"{cell.model}, {cell.weights}"
+    return (model, cell.recipe.key, routing, cell.seq_len)
 
 
 def _offer_row(row: RankedOffer) -> tuple[object, ...]:
@@ -135,36 +133,6 @@ def _unsteady(row: RankedOffer) -> bool:
     return row.hours_high - row.hours_low > STEADY * row.hours
 
 
-def _limits_section(cells: Sequence[Cell], observations: Sequence[Observation]) -> str:
-    rows = []
-    for cell in cells:
-        seen = [o for o in observations if o.cell == cell]
-        if seen:
-            rows.append((cell.key, *_limit(seen)))
-    if not rows:
-        return ""
-    headers = ("cell", "largest batch", "peak at it", "the next one", "probes", "out of memory")
-    return "## Largest batch that fits\n\n" + table(headers, rows)
-
-
-def _limit(seen: Sequence[Observation]) -> tuple[object, ...]:
-    misses = sum(o.outcome in {Outcome.OUT_OF_MEMORY, Outcome.THRASHING} for o in seen)
-    searched = sum(o.purpose == "search" for o in seen)
-    known = largest_batch(list(seen))
-    if known is None:
-        return ("not known yet", "", "", searched, misses)
-    largest, miss = known
-    peaks = [
-        o.measurement.peak_memory_bytes / 2**20
-        for o in seen
-        if o.measurement is not None and o.batch_size == largest
-    ]
-    limit_mib = seen[0].memory_limit_bytes / 2**20
-    peak = f"{max(peaks):.1f} of {limit_mib:.1f} MiB" if peaks else ""
-    above = f"{miss.batch_size}: {miss.outcome}" if miss else f"search limit {largest} reached"
-    return (largest, peak, above, searched, misses)
-
-
 def _fits_section(fits: Sequence[Fit]) -> str:
     if not fits:
         return ""
@@ -195,7 +163,13 @@ def _stack_section(observations: Sequence[Observation]) -> str:
         hosts = {o.environment.host for o in observations if o.environment is not None}
         versions = ", ".join(f"{package} {v}" for package, v in environment.versions)
         lines.append(
-            f"- {name}: {environment.device_name}, {environment.threads} thread a trial, "
-            f"{versions}; hosts {', '.join(sorted(hosts))}"
+            f"- {name}: {environment.device_name}, CPU threads {environment.threads}, "
+            f"{versions}{_allocator(environment)}; hosts {', '.join(sorted(hosts))}"
         )
     return "## Measured on\n\n" + "\n".join(lines)
+
+
+def _allocator(environment: Environment) -> str:
+    if environment.allocator is None:
+        return ""
+    return f"; allocator {environment.allocator or 'as PyTorch has it'}"

@@ -14,11 +14,8 @@ from typing import Any, Protocol
 from orchestrator.plan import ClusterResources
 from trials.child import ChildProber
 from trials.observation import Observation
-from trials.probe import Setup
 from trials.trial import TrialTask, run_trial
 from trials.workload import Cell
-
-CPU_THREADS = 1  # a trial holds one core: the others measure too
 
 
 class Listener(Protocol):
@@ -97,9 +94,8 @@ def _trial_on_node(config: dict[str, dict[str, str]]) -> None:
     from ray import tune  # noqa: PLC0415 - as above
 
     task = TrialTask.model_validate_json(config["trial"]["task"])
-    setup = Setup(cell=task.cell, gpu=task.gpu, seed=task.seed, threads=CPU_THREADS)
     with ChildProber(
-        setup,
+        task.setup,
         build_timeout_seconds=task.build_timeout_seconds,
         probe_timeout_seconds=task.probe_timeout_seconds,
     ) as prober:

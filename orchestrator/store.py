@@ -7,16 +7,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from orchestrator.plan import Plan
-from orchestrator.sweep import SpecError, SweepSpec, parse_spec, read_spec_text
+from orchestrator.sweep import Models, SpecError, SweepSpec, parse_spec, read_spec_text
 from orchestrator.wording import dotted
+from trials.models.model import Model
 from trials.observation import Observation
 
 SPEC = "sweep.yaml"
+MODELS = "models.json"
 PLAN = "plan.json"
 OBSERVATIONS = "observations.jsonl"
+
+
+_MODELS = TypeAdapter(dict[str, Model])
 
 
 class StoreError(RuntimeError):
@@ -45,7 +50,20 @@ class RunFolder:
 
     def spec(self) -> SweepSpec:
         """The specification of this run."""
-        return parse_spec(read_spec_text(self.path / SPEC), str(self.path / SPEC))
+        return parse_spec(read_spec_text(self.path / SPEC), str(self.path / SPEC), self._models())
+
+    def _models(self) -> Models:
+        """The models as they were when the run began: their folders may be gone by now."""
+        content = _content(self.path / MODELS)
+        if content is None:
+            return {}
+        try:
+            return _MODELS.validate_json(content)
+        except ValidationError as error:
+            raise StoreError(
+                f"{self.path / MODELS}: not a list of models ({_mistake(error)}): restore it, or "
+                "delete it and have the models found again"
+            ) from None
 
     def plan(self) -> Plan | None:
         """What the latest driver planned; None before it did."""
@@ -121,7 +139,7 @@ def open_run(path: Path, spec_text: str, spec: SweepSpec) -> RunFolder:
         StoreError: the folder belongs to something else. Nothing in it was changed.
     """
     run = RunFolder(path)
-    names = (_names(path) or set()) - {f".{SPEC}.part"}
+    names = (_names(path) or set()) - {f".{SPEC}.part", MODELS, f".{MODELS}.part"}
     if SPEC in names:
         _check_same_sweep(run, spec)
         return run
@@ -131,6 +149,8 @@ def open_run(path: Path, spec_text: str, spec: SweepSpec) -> RunFolder:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _unusable(path, "made", error) from None
+    # The specification comes last: a folder that has one is a run.
+    run.write(MODELS, _MODELS.dump_json(spec.models, indent=1).decode() + "\n")
     run.write(SPEC, spec_text)
     return run
 

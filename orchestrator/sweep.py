@@ -4,21 +4,33 @@ import itertools
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, ValidationError, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+)
 
 from gpu_catalog.catalog import Catalog, CatalogError, UnknownGpuError, load_catalog
 from gpu_catalog.gpu import Gpu
+from gpu_catalog.near import did_you_mean
 from gpu_catalog.offer import Offer
 from gpu_catalog.record import Record
 from orchestrator.located_yaml import LocatedYaml, Location, Problem, read_yaml
 from orchestrator.wording import dotted, say, shown
-from trials.models.preset import Preset, UnknownModelError, preset_by_name, presets
+from trials.models.model import Model, UnknownModelError, find_model
+from trials.possible import impossible_on_model, resolved
+from trials.recipe import NAMED_RECIPES, PositiveInt, Recipe
 from trials.timing import TimingRule
-from trials.workload import Cell, PositiveInt, Recipe
+from trials.workload import Cell, Weights
 
-DEFAULT_SPEC = "laptop.yaml"
+DEFAULT_SPEC = "laptop"
+SPEC_SUFFIX = ".yaml"
+Models = dict[str, Model]
 
 
 class SpecError(ValueError):
@@ -36,11 +48,29 @@ def _known_gpu(key: str, info: ValidationInfo) -> str:
         raise ValueError(str(error)) from None
 
 
-def _known_model(name: str) -> str:
+def _known_model(name: str, info: ValidationInfo) -> str:
+    assert info.context is not None  # parse_spec gives it
+    models: Models = info.context["models"]
     try:
-        return preset_by_name(name).name
+        if name not in models:
+            model = find_model(name)
+            models |= {name: model, model.name: model}
     except UnknownModelError as error:
         raise ValueError(str(error)) from None
+    return name
+
+
+def _written_out(raw: object) -> object:
+    """A recipe that is named, or starts from a named one, as its fields."""
+    changes = {} if isinstance(raw, str) else raw
+    name = raw if isinstance(raw, str) else raw.get("named") if isinstance(raw, dict) else None
+    if name is None or not isinstance(changes, dict):
+        return raw
+    if name not in NAMED_RECIPES:
+        near = did_you_mean(str(name), NAMED_RECIPES) or f"; known: {', '.join(NAMED_RECIPES)}"
+        raise ValueError(f"unknown recipe {name!r}{near}; or write it out")
+    fields = {key: value for key, value in changes.items() if key != "named"}
+    return NAMED_RECIPES[name].model_dump(exclude_none=True) | fields
 
 
 Seconds = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
@@ -49,7 +79,8 @@ KnownModel = Annotated[str, AfterValidator(_known_model)]
 # An axis of a sweep: at least one value. That none stands there twice is seen by parse_spec.
 GpuAxis = Annotated[tuple[KnownGpu, ...], Field(min_length=1)]
 ModelAxis = Annotated[tuple[KnownModel, ...], Field(min_length=1)]
-RecipeAxis = Annotated[tuple[Recipe, ...], Field(min_length=1)]
+WrittenRecipe = Annotated[Recipe, BeforeValidator(_written_out)]
+RecipeAxis = Annotated[tuple[WrittenRecipe, ...], Field(min_length=1)]
 IntAxis = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 
 
@@ -70,10 +101,14 @@ class Workload(Record):
 class CellBlock(Record):
     """The product of these axes, on every GPU of the sweep.
 
-    ``active_experts`` is left out for models without experts, and for a model's own routing.
+    ``active_experts`` is left out for models without experts, and for a model's own routing. A
+    model is a preset, a folder with a config.json (``./NAME``, from where the sweep is started) or
+    a hub name. A recipe is written out, named, or both: ``{named: paper-mixtral, attention:
+    sdpa}``.
     """
 
     models: ModelAxis
+    weights: Weights = "random"
     recipes: RecipeAxis
     active_experts: IntAxis | None = None
     seq_lens: IntAxis
@@ -92,10 +127,13 @@ class SweepSpec(Record):
     Attributes:
         name: the run folder's name.
         gpus: catalog keys.
+        as_if: catalog keys of smaller GPUs, whose largest batches are found on the larger ones of
+            ``gpus`` under a memory cap.
         cells: what to fine-tune on each.
         workload: the job the ranking prices.
         seed: weights, tokens and the order of batch sizes are drawn from it.
         max_batch_size: the search stops there, and says so.
+        boundary_repeats: how often the largest batch is tried again, each time in a fresh process.
         timing: when to stop timing steps.
         build_timeout_seconds: how long building a model may take.
         probe_timeout_seconds: how long one probe may take.
@@ -104,50 +142,87 @@ class SweepSpec(Record):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
     gpus: GpuAxis
+    as_if: tuple[KnownGpu, ...] = ()
     cells: Annotated[tuple[CellBlock, ...], Field(min_length=1)]
     workload: Workload
     seed: Annotated[int, Field(strict=True, ge=0)] = 0
     max_batch_size: PositiveInt = 1024
+    boundary_repeats: Annotated[int, Field(strict=True, ge=0)] = 1
     timing: TimingRule = TimingRule()
-    build_timeout_seconds: Seconds = 300.0
-    probe_timeout_seconds: Seconds = 300.0
+    build_timeout_seconds: Seconds = 600.0
+    probe_timeout_seconds: Seconds = 600.0
     catalog: CatalogRows = CatalogRows()
+    _models: Models = PrivateAttr(default_factory=dict)
 
     def merged_catalog(self) -> Catalog:
         """The shipped catalog with this sweep's own rows."""
         return load_catalog(self.catalog.gpus, self.catalog.offers)
 
+    @property
+    def models(self) -> Models:
+        """The models it names."""
+        return self._models
+
+    def with_models(self, models: Models) -> Self:
+        """The same, knowing its models."""
+        self._models = models
+        return self
+
+    def model(self, name: str) -> Model:
+        """One of its models, as it was when the specification was read."""
+        return self._models[name]
+
+    def devices(self) -> list[tuple[Gpu, Gpu | None]]:
+        """The GPUs to measure on, each with the smaller one it stands in for, if it does."""
+        catalog = self.merged_catalog()
+        hosts = [catalog.gpu(key) for key in self.gpus]
+        targets = [catalog.gpu(key) for key in self.as_if]
+        stand_ins = [(host, small) for small in targets for host in hosts if _holds(host, small)]
+        return [*((host, None) for host in hosts), *stand_ins]
+
     def all_cells(self) -> list[Cell]:
         """Every cell once, in the order written."""
-        return [
-            cell
+        cells = (
+            Cell(
+                gpu=device.key if target is None else target.key,
+                capped_on=None if target is None else device.key,
+                model=model.name,
+                weights=block.weights,
+                recipe=resolved(recipe, model, device),
+                experts=model.experts,
+                active_experts=active if active is not None else model.active_experts,
+                seq_len=seq_len,
+            )
+            for device, target in self.devices()
             for block in self.cells
-            for gpu, model, recipe, active, seq_len in itertools.product(
-                self.gpus,
-                block.models,
+            for model, recipe, active, seq_len in itertools.product(
+                (self.model(name) for name in block.models),
                 block.recipes,
                 block.active_experts or (None,),
                 block.seq_lens,
             )
-            for cell in [_cell(gpu, preset_by_name(model), recipe, active, seq_len)]
-        ]
+        )
+        return list(dict.fromkeys(cells))  # two recipes may come to the same on a model
 
 
-def _cell(gpu: str, preset: Preset, recipe: Recipe, active: int | None, seq_len: int) -> Cell:
-    facts = preset.architecture
-    return Cell(
-        gpu=gpu,
-        model=preset.name,
-        recipe=recipe,
-        experts=facts.experts,
-        active_experts=active if active is not None else facts.active_experts,
-        seq_len=seq_len,
+def _holds(host: Gpu, small: Gpu) -> bool:
+    """Whether a GPU can stand in for another: of its kind, with more memory."""
+    return (
+        host.kind == small.kind
+        and small.usable_memory_bytes is not None
+        and host.usable_memory_bytes is not None
+        and host.usable_memory_bytes > small.usable_memory_bytes
     )
 
 
-def default_spec_text() -> str:
-    """The sweep that runs when none is given."""
-    return (resources.files("orchestrator") / "data" / DEFAULT_SPEC).read_text(encoding="utf-8")
+def shipped_specs() -> dict[str, str]:
+    """The sweeps that can be asked for by name, with their texts."""
+    folder = resources.files("orchestrator") / "data"
+    return {
+        file.name.removesuffix(SPEC_SUFFIX): file.read_text(encoding="utf-8")
+        for file in sorted(folder.iterdir(), key=lambda file: file.name)
+        if file.name.endswith(SPEC_SUFFIX)
+    }
 
 
 def read_spec_text(path: Path) -> str:
@@ -159,7 +234,8 @@ def read_spec_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise SpecError(f"{path}: no such file") from None
+        names = ", ".join(shipped_specs())
+        raise SpecError(f"{path}: no such file, nor one of the shipped sweeps: {names}") from None
     except IsADirectoryError:
         raise SpecError(f"{path}: is a folder; name the YAML file in it") from None
     except UnicodeDecodeError as error:
@@ -168,12 +244,13 @@ def read_spec_text(path: Path) -> str:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def parse_spec(text: str, name: str) -> SweepSpec:
+def parse_spec(text: str, name: str, models: Models | None = None) -> SweepSpec:
     """A specification from its YAML text.
 
     Args:
         text: the YAML.
         name: what to call it in messages, usually its path.
+        models: those it names, where they are known; others are looked up.
 
     Raises:
         SpecError: every mistake in it, a line each: file, line, where, what, what to do.
@@ -186,12 +263,17 @@ def parse_spec(text: str, name: str) -> SweepSpec:
     elif located.data is not None:
         catalog, catalog_problems = _own_catalog(located)
         problems += catalog_problems
-        context = {"catalog": catalog, "own": _own_keys(located.data)}
+        models = dict(models or {})
+        context = {"catalog": catalog, "own": _own_keys(located.data), "models": models}
         try:
-            spec = SweepSpec.model_validate(located.data, context=context)
+            spec = SweepSpec.model_validate(located.data, context=context).with_models(models)
         except ValidationError as error:
             problems += say(error, located, SweepSpec)
-        problems += [*_repetitions(located), *_cell_problems(located)]
+        problems += [
+            *_repetitions(located),
+            *_cell_problems(located, models),
+            *_as_if_problems(located, catalog),
+        ]
     if problems:
         # Parts are checked more than once; a mistake is told once.
         ordered = sorted(dict.fromkeys(problems), key=lambda problem: problem.line)
@@ -227,7 +309,7 @@ def _repetitions(located: LocatedYaml) -> Iterator[Problem]:
     for axis, values in _axes(located.data):
         seen: set[object] = set()
         for index, raw in enumerate(values):
-            value = _recipe(raw) if isinstance(raw, dict) else raw
+            value = _recipe(raw) if axis[-1] == "recipes" else raw
             if type(value) not in {str, int, Recipe}:
                 continue  # told where the whole file is validated
             if value in seen:
@@ -239,6 +321,7 @@ def _repetitions(located: LocatedYaml) -> Iterator[Problem]:
 
 def _axes(data: object) -> Iterator[tuple[Location, list[Any]]]:
     yield ("gpus",), _items(data, "gpus")
+    yield ("as_if",), _items(data, "as_if")
     for index, block in enumerate(_items(data, "cells")):
         for name in ("models", "recipes", "active_experts", "seq_lens"):
             yield ("cells", index, name), _items(block, name)
@@ -246,12 +329,24 @@ def _axes(data: object) -> Iterator[tuple[Location, list[Any]]]:
 
 def _recipe(raw: object) -> Recipe | None:
     try:
-        return Recipe.model_validate(raw)
-    except ValidationError:
+        return Recipe.model_validate(_written_out(raw))
+    except ValueError:
         return None  # told where the whole file is validated
 
 
-def _cell_problems(located: LocatedYaml) -> list[Problem]:
+def _as_if_problems(located: LocatedYaml, catalog: Catalog) -> Iterator[Problem]:
+    """GPUs that none of the sweep's GPUs can stand in for."""
+    keys = {gpu.key: gpu for gpu in catalog.gpus}
+    hosts = [keys[key] for key in _items(located.data, "gpus") if key in keys]
+    for index, key in enumerate(_items(located.data, "as_if")):
+        small = keys.get(key) if isinstance(key, str) else None
+        if small is not None and hosts and not any(_holds(host, small) for host in hosts):
+            names = ", ".join(host.key for host in hosts)
+            text = f"as_if[{index}]: {key} has no less memory than any of gpus ({names}): drop it"
+            yield Problem(located.line(("as_if", index)), text)
+
+
+def _cell_problems(located: LocatedYaml, models: Models) -> list[Problem]:
     """Mistakes between the parts: experts a model has not, methods it has not, cells twice.
 
     Looks at the raw data, so that a mistake elsewhere in the file does not hide these.
@@ -261,13 +356,13 @@ def _cell_problems(located: LocatedYaml) -> list[Problem]:
     blocks = _items(located.data, "cells")
     for index, block in enumerate(blocks):
         where: Location = ("cells", index)
-        for preset in _presets_of(block):
-            problems += _model_problems(located, where, block, preset)
-            for signature in _signatures(preset, block):
+        for model in _models_of(block, models):
+            problems += _model_problems(located, where, block, model)
+            for signature in _signatures(model, block):
                 other = first_seen.setdefault(signature, where)
                 if other != where:
                     text = (
-                        f"cells[{index}]: {preset.name} with the same recipe, active_experts and "
+                        f"cells[{index}]: {model.name} with the same recipe, active_experts and "
                         f"seq_len {signature[-1]} is in cells[{other[1]}] already: drop one"
                     )
                     problems.append(Problem(located.line(where), text))
@@ -279,9 +374,8 @@ def _items(mapping: object, key: str) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _presets_of(block: object) -> list[Preset]:
-    known = presets()
-    return [known[m] for m in _items(block, "models") if isinstance(m, str) and m in known]
+def _models_of(block: object, models: Models) -> list[Model]:
+    return [models[m] for m in _items(block, "models") if isinstance(m, str) and m in models]
 
 
 def _recipes_of(block: object) -> Iterator[tuple[int, Recipe]]:
@@ -292,23 +386,25 @@ def _recipes_of(block: object) -> Iterator[tuple[int, Recipe]]:
 
 
 def _model_problems(
-    located: LocatedYaml, where: Location, block: dict[str, Any], preset: Preset
+    located: LocatedYaml, where: Location, block: dict[str, Any], model: Model
 ) -> Iterator[Problem]:
-    facts, label = preset.architecture, f"cells[{where[1]}]"
+    label = f"cells[{where[1]}]"
     for index, recipe in _recipes_of(block):
-        if recipe.method not in facts.methods:
+        reason = impossible_on_model(recipe, model)
+        if reason is not None:
             line = located.line((*where, "recipes", index))
-            methods = ", ".join(facts.methods)
-            text = f"method {recipe.method!r} is not possible with {preset.name}: use {methods}"
-            yield Problem(line, f"{label}.recipes[{index}]: {text}")
+            yield Problem(line, f"{label}.recipes[{index}]: {reason}")
+    if block.get("weights") == "pretrained" and model.weights is None:
+        line = located.line((*where, "weights"))
+        yield Problem(line, f"{label}.weights: no pretrained weights of {model.name} are known")
     for index, active in enumerate(_whole_numbers(block, "active_experts")):
         line = located.line((*where, "active_experts", index))
-        if facts.experts is None:
-            text = f"{preset.name} has no experts: leave active_experts out, or list it apart"
+        if model.experts is None:
+            text = f"{model.name} has no experts: leave active_experts out, or list it apart"
             yield Problem(line, f"{label}.active_experts: {text}")
             return
-        if active > facts.experts:
-            text = f"{active} exceeds the {facts.experts} experts of {preset.name}"
+        if active > model.experts:
+            text = f"{active} exceeds the {model.experts} experts of {model.name}"
             yield Problem(line, f"{label}.active_experts[{index}]: {text}")
 
 
@@ -316,12 +412,14 @@ def _whole_numbers(block: object, key: str) -> list[int]:
     return [v for v in _items(block, key) if type(v) is int and v > 0]
 
 
-def _signatures(preset: Preset, block: object) -> Iterator[tuple[object, ...]]:
+def _signatures(model: Model, block: object) -> Iterator[tuple[object, ...]]:
     """What makes the cells of a block one of a kind, on any GPU."""
+    # What a recipe comes to on a device is the same function of it everywhere.
     recipes = [recipe.key for _, recipe in _recipes_of(block)]
     listed = isinstance(block, dict) and block.get("active_experts") is not None
     active: Sequence[int | None] = (
-        _whole_numbers(block, "active_experts") if listed else [preset.architecture.active_experts]
+        _whole_numbers(block, "active_experts") if listed else [model.active_experts]
     )
     seq_lens = _whole_numbers(block, "seq_lens")
-    yield from set(itertools.product([preset.name], recipes, active, seq_lens))
+    weights = block.get("weights", "random") if isinstance(block, dict) else "random"
+    yield from set(itertools.product([model.name], [weights], recipes, active, seq_lens))

@@ -21,9 +21,7 @@ MIB = 2**20
 FULL = Recipe(method="full", precision="fp32")
 
 
-def recipe(
-    method: Method, *, precision: Precision = "fp32", **others: object
-) -> Recipe:
+def recipe(method: Method, *, precision: Precision = "fp32", **others: object) -> Recipe:
     """A recipe; adapters, where the method has them, are of rank 4."""
     rank = None if method == "full" else 4
     return Recipe.model_validate(

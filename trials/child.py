@@ -148,9 +148,7 @@ class ChildProber:
             line = self._nursery.start_child(self._build_timeout_seconds)
             with contextlib.suppress(ValidationError):
                 refused = Refused.model_validate_json(line)
-                raise ChildGoneError(
-                    ProbeEnd(refused.outcome, refused.detail, final=refused.final)
-                )
+                raise ChildGoneError(ProbeEnd(refused.outcome, refused.detail, final=refused.final))
             self._ready = Ready.model_validate_json(line)
         return self._nursery
 

@@ -1,8 +1,12 @@
 """What a recipe comes to on a model and a device, and what cannot be had there. Pure, no torch."""
 
+from collections.abc import Collection
+
 from gpu_catalog.gpu import Gpu
 from trials.models.model import Model
 from trials.recipe import Recipe
+
+AMPERE = 8.0  # the first compute capability with bf16, FlashAttention-2 and the grouped product
 
 
 def resolved(recipe: Recipe, model: Model, gpu: Gpu) -> Recipe:
@@ -25,4 +29,93 @@ def resolved(recipe: Recipe, model: Model, gpu: Gpu) -> Recipe:
             "experts": experts if model.experts is not None else None,
             "mamba": mamba if model.has_mamba else None,
         }
+    )
+
+
+def impossible_on_model(recipe: Recipe, model: Model) -> str | None:
+    """Why this model cannot be fine-tuned so on any device; None when it can.
+
+    Args:
+        recipe: as asked, or resolved.
+        model: what is to be fine-tuned.
+    """
+    targets = set(recipe.lora_targets or ())
+    if model.has_mamba and recipe.method == "qlora":
+        return (
+            f"method qlora is not possible with {model.name}: Mamba layers use their matrices as "
+            "they are, which 4-bit ones are not: use full or lora"
+        )
+    mamba_targets = targets - {"attention", "experts", "router"}
+    if model.has_mamba and recipe.method == "lora" and (mamba_targets or model.experts is None):
+        return (
+            f"adapters on Mamba layers are not possible with {model.name}: these use their "
+            "matrices past the adapter: use method full, or lora_targets of attention, experts and "
+            "router where it has them"
+        )
+    if model.experts is None and targets & {"experts", "router"}:
+        return (
+            f"lora_targets {', '.join(recipe.lora_targets or ())}: {model.name} has no experts: "
+            "use attention, all-linear or names"
+        )
+    if not model.has_attention and "attention" in targets:
+        return f"lora_targets attention: {model.name} has none: use experts and router"
+    return None
+
+
+def obstacle(
+    recipe: Recipe, model: Model, gpu: Gpu, packages: Collection[str] | None = None
+) -> str | None:
+    """Why a recipe cannot be had on a device, with what to do instead; None when it can.
+
+    Args:
+        recipe: every field that applies filled in.
+        model: what is to be fine-tuned.
+        gpu: the device that would run it.
+        packages: extras that can be imported there; None when that is not known.
+    """
+    return (
+        impossible_on_model(recipe, model)
+        or _device_obstacle(recipe, gpu)
+        or _missing(recipe, gpu, packages)
+    )
+
+
+def _device_obstacle(recipe: Recipe, gpu: Gpu) -> str | None:
+    if gpu.kind == "cpu":
+        needs_cuda = {
+            "attention flash_attention_2": recipe.attention == "flash_attention_2",
+            "mamba mamba-ssm": recipe.mamba == "mamba-ssm",
+            "optimizer paged_adamw_8bit": recipe.optimizer == "paged_adamw_8bit",
+        }
+        for name, wanted in needs_cuda.items():
+            if wanted:
+                return f"{name} needs a CUDA GPU, {gpu.key} is none"
+        if recipe.offload_optimizer:
+            return f"offload_optimizer: on {gpu.key} the optimizer's state is on the host anyway"
+        return None
+    capability = None if gpu.compute_capability is None else float(gpu.compute_capability)
+    if capability is None or capability >= AMPERE:
+        return None
+    needs_ampere = {
+        "attention flash_attention_2": (recipe.attention == "flash_attention_2", "attention: sdpa"),
+        "precision bf16": (recipe.precision == "bf16", "precision: fp16"),
+        "experts grouped": (recipe.experts == "grouped", "experts: looped"),
+    }
+    for name, (wanted, instead) in needs_ampere.items():
+        if wanted:
+            return (
+                f"{name} needs compute capability {AMPERE} or higher, {gpu.key} has "
+                f"{gpu.compute_capability}: use {instead}"
+            )
+    return None
+
+
+def _missing(recipe: Recipe, gpu: Gpu, packages: Collection[str] | None) -> str | None:
+    missing = [] if packages is None else [e for e in recipe.extras if e not in packages]
+    if not missing:
+        return None
+    extra = "deepspeed" if missing == ["deepspeed"] else "gpu"
+    return (
+        f"{', '.join(missing)} cannot be imported on the node with {gpu.key}: install the extra "
+        f"{extra!r} there (pip install 'finetune-cost[{extra}]')"
     )

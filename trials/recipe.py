@@ -177,6 +177,9 @@ def _plain(value: object) -> str:
     return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
+EXTRAS = ("causal_conv1d", "deepspeed", "flash_attn", "mamba_ssm")
+"""What ``Recipe.extras`` can name."""
+
 NAMED_RECIPES = {
     # 2408.04693, section III: rank 16 on the experts' three matrices and the router.
     "paper-mixtral": Recipe(

@@ -63,6 +63,34 @@ class TimingRule(Record):
         return "time cap" if sum(step_seconds) >= self.max_seconds else None
 
 
+def instability(
+    step_seconds: Sequence[float], stop_reason: StopReason | None, rule: "TimingRule"
+) -> str | None:
+    """Why the median of these steps is less sure than it was asked to be; None when it is not.
+
+    A trend is told where the medians of the first and the last third lie apart by more than five
+    times the rule's width, an outlier where a step took more than half as long again as the median.
+    """
+    if not step_seconds:
+        return None
+    median = statistics.median(step_seconds)
+    reasons = []
+    interval = median_interval(step_seconds)
+    if stop_reason != "precise" and interval is not None:
+        half = (interval[1] - interval[0]) / 2 / median
+        reasons.append(
+            f"the median is known to ±{half:.1%} only, timing ended at the {stop_reason}"
+        )
+    third = len(step_seconds) // 3
+    drift = statistics.median(step_seconds[-third:]) / statistics.median(step_seconds[:third]) - 1
+    if third >= 2 and abs(drift) > 5 * rule.relative_half_width:
+        reasons.append(f"steps became {abs(drift):.0%} {'slower' if drift > 0 else 'faster'}")
+    slow = sum(seconds > 1.5 * median for seconds in step_seconds)
+    if slow:
+        reasons.append(f"{slow} of {len(step_seconds)} steps took half as long again or more")
+    return "; ".join(reasons) or None
+
+
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
     """An interval that holds the median with at least 95 % confidence, whatever the distribution.
 

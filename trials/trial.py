@@ -116,7 +116,7 @@ def next_ask(
     largest = _search(task, observed, given_up)
     if isinstance(largest, Ask):
         return largest
-    if largest > 0 and task.boundary_repeats > 0 and largest_batch(list(observed)) is not None:
+    if largest > 0 and task.boundary_repeats > 0 and largest_batch(observed) is not None:
         first = Ask("boundary", largest, 0)
         if first not in given_up and not _tried(observed, first):
             return first

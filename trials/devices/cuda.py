@@ -166,7 +166,8 @@ def _limit(free_bytes: int, total_bytes: int, cap_bytes: int | None) -> int:
     overhead = total_bytes - free_bytes
     if not overhead < cap_bytes <= total_bytes:
         raise DeviceError(
-            f"a GPU of {total_bytes / 2**30:.1f} GiB, {overhead / 2**30:.1f} of them taken, cannot "
-            f"stand in for one of {cap_bytes / 2**30:.1f}: use a larger one, with nothing else on it"
+            f"a GPU of {total_bytes / 2**30:.1f} GiB, {overhead / 2**30:.1f} of them taken, "
+            f"cannot stand in for one of {cap_bytes / 2**30:.1f} GiB: use a larger one, with "
+            "nothing else on it"
         )
     return cap_bytes - overhead

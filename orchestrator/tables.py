@@ -1,0 +1,12 @@
+"""Markdown tables that read well as plain text too."""
+
+from collections.abc import Iterable, Sequence
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table, its columns padded."""
+    cells = [[str(value).replace("|", "\\|") for value in row] for row in (headers, *rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(headers))]
+    lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(lines)
