@@ -85,8 +85,8 @@ def _capped(observations: Sequence[Observation]) -> list[str]:
         }
     )
     return [
-        f"Largest batches of {small} were found on {large} under a memory cap, less what the CUDA "
-        f"context takes on {large}; nothing is said of the speed of {small}."
+        f"Largest batches of {small} were found on {large} under a memory cap; of the speed of "
+        f"{small} nothing is said."
         for small, large in pairs
     ]
 

@@ -147,8 +147,18 @@ def _fits_section(fits: Sequence[Fit]) -> str:
         error = "" if fit.rmse is None else f"{fit.rmse:.3g} {fit.rmse_unit}"
         status = fit.status if fit.remedy is None else f"{fit.status}: {fit.remedy}"
         rank = f"{fit.rank} of {fit.parameter_count}"
-        rows.append((fit.law, fit.group.key, values or fit.note, rank, error, fit.points, status))
-    headers = ("law", "group", "parameters ± standard error", "rank", "rmse", "points", "status")
+        source = (fit.group.key, fit.basis)
+        rows.append((fit.law, *source, values or fit.note, rank, error, fit.points, status))
+    headers = (
+        "law",
+        "group",
+        "basis",
+        "parameters ± standard error",
+        "rank",
+        "rmse",
+        "points",
+        "status",
+    )
     notes = sorted({fit.note for fit in fits if fit.note is not None and fit.parameters})
     text = "## Fits\n\n" + table(headers, rows)
     return text + "".join(f"\n\n- {note}" for note in notes)

@@ -38,6 +38,7 @@ class Model(Record):
         weights: folder or hub name that pretrained weights are loaded from; absent if there is
             none.
         published_parameters: the parameter count its publisher states; absent when none does.
+        published_rounding: what that count is rounded to; absent when it is exact.
         published_in: where it is stated.
         config: the content of config.json.
     """
@@ -48,6 +49,7 @@ class Model(Record):
     recorded: dt.date | None = None
     weights: str | None = None
     published_parameters: Annotated[int, Field(strict=True, gt=0)] | None = None
+    published_rounding: Annotated[int, Field(strict=True, gt=0)] | None = None
     published_in: str | None = None
     config: dict[str, JsonValue]
 
