@@ -15,16 +15,23 @@ from pathlib import Path
 
 import psutil
 import pytest
-from observations import MIB, cpu, tiny_cell
+from observations import MIB, cpu, recipe, tiny_cell
 
 from trials.child import ChildProber, ProbeEnd
+from trials.models.model import find_model
 from trials.observation import Outcome
 from trials.probe import ProbeRequest, Setup
 from trials.timing import TimingRule
 
 DEADLINE_SECONDS = 60.0  # for what takes a moment; a machine that is busy may take longer
 BUDGET_BYTES = 12 * MIB  # llama-tiny with 8 tokens a query: a few queries fit, 256 do not
-SETUP = Setup(cell=tiny_cell(seq_len=8), gpu=cpu(BUDGET_BYTES), seed=3, threads=1)
+SETUP = Setup(
+    cell=tiny_cell(seq_len=8),
+    model=find_model("llama-tiny"),
+    gpu=cpu(BUDGET_BYTES),
+    seed=3,
+    threads=1,
+)
 SMALL = ProbeRequest(batch_size=1, timing=None)
 TOO_LARGE = ProbeRequest(batch_size=256, timing=None)
 ENDLESS = ProbeRequest(
@@ -86,10 +93,11 @@ def test_a_probe_that_fits_says_what_it_measured_and_where(prober: ChildProber) 
     end = fits(prober)
     assert end.measurement is not None
     assert end.measurement.memory_steps == 3
-    weights_bytes = 4 * end.measurement.parameters.total
+    weights_bytes = 4 * end.measurement.built.parameters.total
     assert weights_bytes <= end.measurement.model_memory_bytes < weights_bytes + 4096
     # Weights, gradients and AdamW's two numbers a weight are all there, and more than that.
-    assert 4 * weights_bytes < end.measurement.peak_memory_bytes <= BUDGET_BYTES
+    assert 4 * weights_bytes < end.measurement.memory.peak_allocated_bytes <= BUDGET_BYTES
+    assert end.memory_limit_bytes == BUDGET_BYTES
     assert end.measurement.step_seconds == ()
     assert end.environment is not None
     assert {"python", "torch", "transformers"} <= {name for name, _ in end.environment.versions}
@@ -98,7 +106,7 @@ def test_a_probe_that_fits_says_what_it_measured_and_where(prober: ChildProber) 
 
 def test_a_probe_with_a_timing_rule_keeps_its_raw_step_times(prober: ChildProber) -> None:
     """As many as the rule asked for, with the reason why it stopped there."""
-    rule = TimingRule(max_steps=7, relative_half_width=1e-9)
+    rule = TimingRule(warmup_seconds=0.0, max_steps=7, relative_half_width=1e-9)
     end = prober.probe(ProbeRequest(batch_size=1, timing=rule))
     assert end.measurement is not None
     assert len(end.measurement.step_seconds) == 7
@@ -126,6 +134,15 @@ def test_out_of_memory_is_an_outcome_and_the_next_child_is_fresh(prober: ChildPr
     assert is_gone(old)
     assert fits(prober).measurement == measured
     assert prober.child_pid not in {None, old}
+
+
+def test_a_fresh_child_can_be_asked_for(prober: ChildProber) -> None:
+    """What the largest batch is confirmed in has tried nothing before."""
+    old = living_pid(prober)
+    end = prober.probe(SMALL, fresh=True)
+    assert end.outcome is Outcome.FITS
+    assert is_gone(old)
+    assert living_pid(prober) != old
 
 
 def test_a_child_killed_in_the_middle_of_a_probe_failed(prober: ChildProber) -> None:
@@ -185,9 +202,9 @@ def test_a_nursery_that_is_killed_or_too_slow_is_replaced(
 
 
 def test_a_build_that_is_refused_failed_with_its_reason_and_nothing_remains() -> None:
-    """A model nobody knows is the trial's to hear, twice as well as once; closing leaves nobody."""
-    unknown = tiny_cell(seq_len=8).model_copy(update={"model": "llama-tny"})
-    with prober_of(SETUP.model_copy(update={"cell": unknown})) as refused:
+    """A recipe that cannot hold is the trial's to hear, once is enough; closing leaves nobody."""
+    nowhere = tiny_cell(of=recipe("lora", lora_targets=("nowhere",)), seq_len=8)
+    with prober_of(SETUP.model_copy(update={"cell": nowhere})) as refused:
         ends = [refused.probe(SMALL) for _ in range(2)]
         left = psutil.Process().children(recursive=True)
         assert refused.child_pid is None
@@ -198,7 +215,8 @@ def test_a_build_that_is_refused_failed_with_its_reason_and_nothing_remains() ->
     for end in ends:
         assert end.outcome is Outcome.FAILED
         assert end.detail is not None
-        assert end.detail.startswith("UnknownModelError: unknown model 'llama-tny': did you mean")
+        assert end.detail.startswith("TargetError: lora_targets nowhere: the model has no such")
+        assert end.final
         assert end.environment is None
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from observations import built
 from pydantic import ValidationError
 
 from fitting.fit import (
@@ -22,11 +23,13 @@ from trials.observation import (
     Basis,
     Environment,
     Measurement,
+    MemoryReading,
     Observation,
     Outcome,
     ParameterCounts,
 )
-from trials.workload import Cell, Recipe
+from trials.recipe import Recipe
+from trials.workload import Cell
 
 RECIPE = Recipe(method="qlora", lora_rank=16, precision="bf16", gradient_checkpointing=True)
 GB = 10**9
@@ -72,11 +75,13 @@ def measurement(step_seconds: tuple[float, ...]) -> Measurement:
     """What a probe that fits measured, with 24 GB of weights."""
     return Measurement(
         memory_steps=3,
-        peak_memory_bytes=30 * GB,
+        memory=MemoryReading(peak_allocated_bytes=30 * GB),
         model_memory_bytes=24 * GB,
         step_seconds=step_seconds,
         stop_reason="precise" if step_seconds else None,
-        parameters=ParameterCounts(total=47 * 10**9, trainable=10**8, four_bit=46 * 10**9),
+        built=built(
+            parameters=ParameterCounts(total=47 * 10**9, trainable=10**8, four_bit=46 * 10**9)
+        ),
     )
 
 

@@ -128,7 +128,7 @@ def test_a_folder_without_a_readable_configuration_is_told_in_a_line(tmp_path: P
 
 def test_an_unknown_name_is_told_with_near_ones() -> None:
     """And with the other ways to name a model."""
-    with pytest.raises(UnknownModelError, match="unknown model 'mixtral-8x7'.*mixtral-8x7b"):
+    with pytest.raises(UnknownModelError, match=r"unknown model 'mixtral-8x7'.*mixtral-8x7b"):
         find_model("mixtral-8x7")
     with pytest.raises(UnknownModelError, match="a hub name"):
         find_model("zzz")
@@ -139,7 +139,7 @@ def test_a_hub_that_cannot_be_reached_is_told_in_a_line(monkeypatch: pytest.Monk
     from huggingface_hub import constants  # noqa: PLC0415 - what it read from the environment
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UnknownModelError, match="no config.json from the hub") as error:
+    with pytest.raises(UnknownModelError, match=r"no config\.json from the hub") as error:
         find_model("nobody/nothing")
     assert "\n" not in str(error.value)
 

@@ -126,7 +126,7 @@ def test_pretrained_weights_are_those_of_the_folder(tmp_path: object) -> None:
 
 
 def test_a_kernel_that_is_not_installed_refuses_to_build() -> None:
-    """FlashAttention-2 on a CPU is refused when planning; a child that is sent it anyway says so."""
+    """FlashAttention-2 on a CPU is refused when planning; a child sent it anyway says so."""
     cell = tiny_cell(LLAMA, recipe("full", precision="bf16", attention="flash_attention_2"))
     setup = Setup(cell=cell, model=find_model(LLAMA), gpu=cpu(), seed=0, threads=1)
     with pytest.raises(ImportError, match=r"[Ff]lash"):

@@ -6,9 +6,18 @@ from dataclasses import dataclass, field
 import pytest
 from observations import cpu, environment, measurement, tiny_cell
 
+from gpu_catalog.catalog import load_catalog
 from trials.child import ProbeEnd, failed
 from trials.ladder import batch_ladder
-from trials.observation import Basis, Observation, Outcome, largest_batch
+from trials.models.model import find_model
+from trials.observation import (
+    Basis,
+    Boundary,
+    Observation,
+    Outcome,
+    boundary,
+    largest_batch,
+)
 from trials.probe import ProbeRequest
 from trials.timing import TimingRule
 from trials.trial import ATTEMPTS, TrialTask, next_ask, run_trial
@@ -17,12 +26,15 @@ MODEL_BYTES = 1000
 BUDGET_BYTES = 10_000
 LIMIT = 64
 MISSES = [o for o in Outcome if o.is_verdict and o is not Outcome.FITS]
+SILENT = [o for o in Outcome if not o.is_verdict]
 Interference = Callable[[ProbeRequest], ProbeEnd | None]
 
 
 def miss(outcome: Outcome = Outcome.OUT_OF_MEMORY) -> ProbeEnd:
     """The end of a probe that does not fit."""
-    return ProbeEnd(outcome, "too much", None, environment())
+    # Steps that thrash have run, and are measured.
+    reached = measurement(BUDGET_BYTES) if outcome is Outcome.THRASHING else None
+    return ProbeEnd(outcome, "too much", reached, environment(), BUDGET_BYTES)
 
 
 @dataclass
@@ -35,9 +47,11 @@ class LawProber:
     query_bytes: int
     interfering: Interference = lambda _: None
     asked: list[ProbeRequest] = field(default_factory=list)
+    fresh: list[ProbeRequest] = field(default_factory=list)
 
-    def probe(self, request: ProbeRequest) -> ProbeEnd:
+    def probe(self, request: ProbeRequest, *, fresh: bool = False) -> ProbeEnd:
         self.asked.append(request)
+        self.fresh += [request] if fresh else []
         interference = self.interfering(request)
         if interference is not None:
             return interference
@@ -45,16 +59,21 @@ class LawProber:
         if peak > BUDGET_BYTES:
             return miss()
         seconds = () if request.timing is None else (0.1,) * 6
-        return ProbeEnd(Outcome.FITS, None, measurement(peak, seconds), environment())
+        reached = measurement(peak, seconds)
+        return ProbeEnd(Outcome.FITS, None, reached, environment(), BUDGET_BYTES)
 
 
-def task(done: Sequence[Observation] = (), *, limit: int = LIMIT) -> TrialTask:
+def task(
+    done: Sequence[Observation] = (), *, limit: int = LIMIT, boundary_repeats: int = 0
+) -> TrialTask:
     """A trial of llama-tiny on a device of 10,000 bytes."""
     return TrialTask(
         cell=tiny_cell(),
+        model=find_model("llama-tiny"),
         gpu=cpu(BUDGET_BYTES),
         seed=7,
         batch_limit=limit,
+        boundary_repeats=boundary_repeats,
         timing=TimingRule(),
         build_timeout_seconds=60,
         probe_timeout_seconds=60,
@@ -145,7 +164,7 @@ def test_a_search_that_reaches_its_limit_has_a_ladder_up_to_it() -> None:
 
 @pytest.mark.parametrize("outcome", MISSES)
 def test_every_miss_bounds_the_search(outcome: Outcome) -> None:
-    """A batch that hangs or thrashes from 12 on is as far out of reach as one without memory."""
+    """A batch that thrashes from 12 on is as far out of reach as one without memory."""
     observed = run(LawProber(180, lambda r: miss(outcome) if r.batch_size >= 12 else None))
     found = largest_batch(observed)
     assert found is not None
@@ -174,14 +193,115 @@ def test_a_failed_probe_is_tried_again_and_the_trial_goes_on() -> None:
     assert largest_batch(observed) == (2, next(o for o in observed if o.batch_size == 3))
 
 
-def test_a_probe_that_fails_every_attempt_ends_the_trial() -> None:
-    """It gives up on the cell, without a result, rather than trying for ever."""
-    prober = LawProber(4500, fails_first(1000))
-    observed = run(prober)
-    assert [o.attempt for o in observed if o.batch_size == 2] == list(range(1, ATTEMPTS + 1))
-    assert observed[-1].batch_size == 2
-    assert observed[-1].detail == "flaky"
+@pytest.mark.parametrize("outcome", SILENT)
+def test_a_probe_that_says_nothing_is_given_up_and_the_rest_is_measured(outcome: Outcome) -> None:
+    """No endless trying and no made-up limit; the ladder goes up to what is known to fit."""
+    silent = ProbeEnd(outcome, "flaky")
+    observed = run(LawProber(180, lambda r: silent if r.batch_size >= 12 else None))
+    tried = [o for o in observed if o.outcome is outcome]
+    assert [o.attempt for o in tried] == list(range(1, ATTEMPTS + 1))
+    assert len({o.batch_size for o in tried}) == 1
     assert largest_batch(observed) is None
+    largest = max(o.batch_size for o in observed if o.outcome is Outcome.FITS)
+    assert largest < 12
+    assert ladder_fits(observed) == visits(largest)
+
+
+def test_a_probe_on_the_ladder_that_says_nothing_costs_that_step_alone() -> None:
+    """The limit stands, and every other step is measured."""
+    flaky = ProbeEnd(Outcome.FAILED, "flaky")
+    observed = run(LawProber(900, lambda r: flaky if r.timing and r.batch_size == 2 else None))
+    found = largest_batch(observed)
+    assert found is not None
+    assert found[0] == 10
+    assert ladder_fits(observed) == {visit for visit in visits(10) if visit[0] != 2}
+
+
+def test_what_cannot_be_mended_is_tried_once() -> None:
+    """A recipe that does not hold will not hold the next time either."""
+    refused = ProbeEnd(Outcome.FAILED, "RecipeError: no", final=True)
+    observed = run(LawProber(900, lambda _: refused))
+    assert [o.detail for o in observed] == ["RecipeError: no"]
+
+
+def test_a_trial_stops_between_probes_when_told_to() -> None:
+    """With a time budget, what was observed until then is whole, and the next run goes on."""
+    whole = run(LawProber(900))
+    emitted: list[Observation] = []
+    run_trial(task(), LawProber(900), emitted.append, keep_going=lambda: len(emitted) < 3)
+    assert [o.key for o in emitted] == [o.key for o in whole[:3]]
+
+
+def boundary_run(prober: LawProber, repeats: int) -> list[Observation]:
+    """A trial that tries its largest batch again so often."""
+    emitted: list[Observation] = []
+    run_trial(task(boundary_repeats=repeats), prober, emitted.append)
+    return emitted
+
+
+def test_the_largest_batch_is_tried_again_in_fresh_children_with_other_tokens() -> None:
+    """Before the ladder, so that its steps are ones that can be trusted."""
+    prober = LawProber(900)
+    observed = boundary_run(prober, 3)
+    repeats = [o for o in observed if o.purpose == "boundary"]
+    assert [(o.batch_size, o.repeat) for o in repeats] == [(10, 0), (10, 1), (10, 2)]
+    assert [r.draw for r in prober.fresh] == [1, 2, 3]
+    assert {r.draw for r in prober.asked if r not in prober.fresh} == {0}
+    assert boundary(observed) == Boundary(safe=10, largest=10, tries=6, misses=0)
+    assert ladder_fits(observed) == visits(10)
+
+
+def test_a_largest_batch_that_misses_now_and_then_is_not_safe() -> None:
+    """All its repeats are made, to tell how often; below it one is found that fits each time."""
+    prober = LawProber(900, lambda r: miss() if r.batch_size >= 9 and r.draw == 2 else None)
+    observed = boundary_run(prober, 3)
+    repeats = [(o.batch_size, o.repeat) for o in observed if o.purpose == "boundary"]
+    assert repeats == [(size, repeat) for size in (10, 9, 8) for repeat in range(3)]
+    edge = boundary(observed)
+    assert edge is not None
+    assert (edge.safe, edge.largest, edge.misses) == (8, 10, 1)
+    assert ladder_fits(observed) == visits(8)
+
+
+def test_a_capped_trial_finds_the_limit_of_the_smaller_gpu_and_times_nothing() -> None:
+    """Its speed would be that of the larger one."""
+    small = cpu(5_000).model_copy(update={"key": "small"})
+    capped = task(boundary_repeats=1).model_copy(
+        update={
+            "cell": tiny_cell().model_copy(update={"gpu": "small", "capped_on": "cpu"}),
+            "target": small,
+        }
+    )
+    assert capped.setup.memory_cap_bytes == 5_000
+    assert task().setup.memory_cap_bytes is None
+    emitted: list[Observation] = []
+    run_trial(capped, LawProber(900), emitted.append)
+    assert {o.basis for o in emitted} == {Basis.CAPPED}
+    assert {o.purpose for o in emitted} == {"search", "boundary"}
+    assert next_ask(capped, emitted) is None
+
+
+def test_the_search_is_guided_by_the_limit_that_the_device_told() -> None:
+    """The catalog's number is a guess; with the device's own the second guess is right."""
+    far_off = task().model_copy(update={"gpu": cpu(10**6)})
+    emitted: list[Observation] = []
+    run_trial(far_off, LawProber(139), emitted.append)
+    assert {o.memory_limit_bytes for o in emitted} == {BUDGET_BYTES}
+    told = [o for o in emitted if o.purpose == "search"]
+    assert len(told) == len([o for o in run(LawProber(139)) if o.purpose == "search"])
+
+
+def test_a_gpu_nobody_has_read_the_memory_of_is_searched_all_the_same() -> None:
+    """The number on its box is the first guess."""
+    unread = load_catalog().gpu("H100-NVL")
+    assert unread.usable_memory_bytes is None
+    guessed = task().model_copy(update={"gpu": unread})
+    assert guessed.memory_guess_bytes == 94_000_000_000
+    emitted: list[Observation] = []
+    run_trial(guessed, LawProber(900), emitted.append)
+    found = largest_batch(emitted)
+    assert found is not None
+    assert found[0] == 10
 
 
 def test_the_next_run_goes_on_with_new_attempt_numbers() -> None:

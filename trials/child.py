@@ -193,7 +193,7 @@ class _Nursery:
         self._owes_child = False
         self.child_pid = born.pid
         left = timeout_seconds - (time.monotonic() - started)
-        return self.answer(left, "building the model")
+        return self.answer(left, "building the model", allowed_seconds=timeout_seconds)
 
     def tell(self, line: str) -> None:
         assert self._process.stdin is not None
@@ -203,15 +203,22 @@ class _Nursery:
         except BrokenPipeError:
             raise ChildGoneError(self._ending(self._process.wait())) from None
 
-    def answer(self, timeout_seconds: float, doing: str) -> str:
+    def answer(
+        self, timeout_seconds: float, doing: str, *, allowed_seconds: float | None = None
+    ) -> str:
         """The next line the child says.
+
+        Args:
+            timeout_seconds: how long to wait for it.
+            doing: what the child is about, to be told if it is silent.
+            allowed_seconds: how long it had, if waiting began before.
 
         Raises:
             ChildGoneError: it ended, or said nothing for so long.
         """
         line = self._next_line(timeout_seconds)
         if line is None:
-            text = f"no answer within {timeout_seconds:g} s, {doing}"
+            text = f"no answer within {allowed_seconds or timeout_seconds:g} s, {doing}"
             raise ChildGoneError(ProbeEnd(Outcome.TIMED_OUT, text))
         with contextlib.suppress(ValidationError):
             ended = Ended.model_validate_json(line)
@@ -265,8 +272,9 @@ class _Nursery:
                 chunk = os.read(self._process.stdout.fileno(), 65536)
                 if not chunk:
                     raise ChildGoneError(self._ending(self._process.wait()))
-                self._received += chunk
-        line, _, self._received = self._received.partition(b"\n")
+                self._received = (self._received + chunk).lstrip(b"\n")
+        line, _, rest = self._received.partition(b"\n")
+        self._received = rest.lstrip(b"\n")
         return line.decode(errors="replace")
 
     def _ending(self, code: int) -> ProbeEnd:

@@ -31,7 +31,7 @@ class Setup(Record):
 
 
 class Born(Record):
-    """The nursery has forked a child."""
+    """The child is there."""
 
     pid: int
 

@@ -14,7 +14,7 @@ Mamba = Literal["mamba-ssm", "reference"]
 Optimizer = Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor", "sgd"]
 PositiveInt = Annotated[int, Field(strict=True, ge=1)]
 Switch = Annotated[bool, Field(strict=True)]
-Target = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$")]
+Target = Annotated[str, Field(pattern=r"^(all-linear|[A-Za-z_][A-Za-z0-9_.]*)$")]
 
 TARGET_GROUPS = ("attention", "experts", "router", "all-linear")
 """What ``lora_targets`` may name besides the linear layers themselves."""

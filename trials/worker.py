@@ -185,9 +185,9 @@ class Line:
         """The next line, empty when the trial is gone."""
         return self._requests.readline().decode()
 
-    def say(self, message: BaseModel) -> None:
+    def say(self, message: BaseModel, *, before: bytes = b"") -> None:
         """One message."""
-        self._replies.write(message.model_dump_json().encode() + b"\n")
+        self._replies.write(before + message.model_dump_json().encode() + b"\n")
 
 
 def serve(setup: Setup, line: Line) -> None:
@@ -230,11 +230,13 @@ def nurse(line: Line) -> None:
         child = os.fork()
         if child == 0:
             die_with_parent(nursery)
+            # Said by the child, so that nothing it says can come before it.
+            line.say(Born(pid=os.getpid()))
             serve(setup, line)
             os._exit(0)
-        line.say(Born(pid=child))
         _, status = os.waitpid(child, 0)
-        line.say(Ended(exit_code=os.waitstatus_to_exitcode(status)))
+        # On a line of its own, whatever the child had begun to say.
+        line.say(Ended(exit_code=os.waitstatus_to_exitcode(status)), before=b"\n")
 
 
 def die_with_parent(parent: int) -> None:

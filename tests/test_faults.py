@@ -1,0 +1,96 @@
+"""Faults in the child: each is the right outcome, and the next probe works in a fresh child."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from observations import cpu, tiny_cell
+
+from trials.child import ChildProber
+from trials.models.model import find_model
+from trials.observation import Outcome
+from trials.probe import ProbeRequest, Setup
+
+HERE = Path(__file__).parent
+REQUEST = ProbeRequest(batch_size=5, timing=None)
+
+
+class FaultyProber:
+    """A prober whose children go wrong as they are told."""
+
+    def __init__(self, prober: ChildProber, orders: Path) -> None:
+        self.prober = prober
+        self._orders = orders
+
+    def ask(self, fault: str = "") -> tuple[Outcome, str]:
+        """How a probe ends under a fault."""
+        self._orders.write_text(fault, encoding="utf-8")
+        end = self.prober.probe(REQUEST)
+        return end.outcome, end.detail or ""
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyProber]:
+    """One nursery for this file: starting one takes seconds."""
+    orders = tmp_path_factory.mktemp("faults") / "orders"
+    orders.write_text("", encoding="utf-8")
+    prober = ChildProber(
+        Setup(cell=tiny_cell(), model=find_model("llama-tiny"), gpu=cpu(), seed=0, threads=1),
+        build_timeout_seconds=120,
+        probe_timeout_seconds=60,
+        worker=(sys.executable, str(HERE / "fault_worker.py"), str(orders)),
+    )
+    with pytest.MonkeyPatch.context() as patch, prober:
+        patch.setenv("PYTHONPATH", os.pathsep.join((str(HERE), str(HERE.parent))))
+        yield FaultyProber(prober, orders)
+
+
+SILENT = ("hung", "half")
+
+
+@pytest.mark.parametrize("where", ["probe", "build"])
+@pytest.mark.parametrize(
+    ("fault", "outcome", "detail"),
+    [
+        ("killed", Outcome.FAILED, "the child was killed by SIGKILL"),
+        ("crashed", Outcome.FAILED, "the child was killed by SIGSEGV"),
+        ("hung", Outcome.TIMED_OUT, "no answer within 0.7 s"),
+        ("half", Outcome.TIMED_OUT, "no answer within 0.7 s"),
+        ("poisoned", Outcome.FAILED, "RuntimeError: CUDA error: an illegal memory access"),
+        ("device", Outcome.OUT_OF_MEMORY, "CUDA error: out of memory"),
+        ("host", Outcome.HOST_OUT_OF_MEMORY, "MemoryError()"),
+        ("garbage", Outcome.FAILED, "the child's answer is not one: Invalid JSON"),
+        ("other", Outcome.FAILED, "the child's answer is not one: Field required"),
+        ("exited", Outcome.FAILED, "the child ended with exit code 3"),
+    ],
+)
+def test_a_fault_is_told_for_what_it_is(  # noqa: PLR0917 - pytest passes them by name
+    faulty: FaultyProber,
+    where: str,
+    fault: str,
+    outcome: Outcome,
+    detail: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether the model is being built or probed; and it touches no probe before nor after."""
+    assert faulty.ask() == (Outcome.FITS, "")
+    first = faulty.prober.child_pid
+    with monkeypatch.context() as patch:
+        if fault in SILENT:
+            patch.setattr(faulty.prober, f"_{where}_timeout_seconds", 0.7)
+        if where == "build":
+            faulty.prober._end_child()
+        found, said = faulty.ask(f"{where} {fault}")
+    assert found is outcome
+    assert said.startswith(detail)
+    assert faulty.ask() == (Outcome.FITS, "")
+    assert faulty.prober.child_pid not in {None, first}
+
+
+def test_an_answer_for_another_batch_is_not_taken(faulty: FaultyProber) -> None:
+    """A measurement under the wrong name would be worse than none."""
+    told = (Outcome.FAILED, "asked for batch 5, told of 99")
+    assert faulty.ask("probe wrong") == told
+    assert faulty.ask() == (Outcome.FITS, "")

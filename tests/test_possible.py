@@ -1,0 +1,134 @@
+"""What a recipe comes to on a model and a device, and what is refused there with its reason."""
+
+import pytest
+from hypothesis import given
+from observations import cpu
+from recipes import RECIPES
+
+from gpu_catalog.catalog import load_catalog
+from trials.models.model import find_model, presets
+from trials.possible import impossible_on_model, obstacle, resolved
+from trials.recipe import EXTRAS, NAMED_RECIPES, Recipe
+
+EVERYTHING = frozenset(EXTRAS)
+LORA = {"method": "lora", "lora_rank": 8}
+
+
+@given(RECIPES)
+def test_resolving_twice_changes_nothing(recipe: Recipe) -> None:
+    """Every field that applies is filled in, on every model."""
+    for model in presets().values():
+        if impossible_on_model(recipe, model) is None:
+            once = resolved(recipe, model, cpu())
+            assert resolved(once, model, cpu()) == once
+            assert (once.attention is not None) == model.has_attention
+            assert (once.experts is not None) == (model.experts is not None)
+            assert (once.mamba is not None) == model.has_mamba
+            assert (once.lora_targets is not None) == (recipe.method != "full")
+
+
+@pytest.mark.parametrize(
+    ("fields", "model", "targets", "experts"),
+    [
+        ({"method": "full"}, "mixtral-tiny", None, "grouped"),
+        (LORA, "mixtral-tiny", ("experts", "router"), "looped"),
+        (LORA | {"lora_targets": ("attention",)}, "mixtral-tiny", ("attention",), "grouped"),
+        (LORA | {"method": "qlora"}, "olmoe-tiny", ("experts", "router"), "looped"),
+        (LORA, "llama-tiny", ("all-linear",), None),
+    ],
+)
+def test_targets_and_experts_follow_from_the_model(
+    fields: dict[str, object], model: str, targets: tuple[str, ...] | None, experts: str | None
+) -> None:
+    """Adapters go where the paper has them; experts are taken apart where that is needed."""
+    made = resolved(Recipe.model_validate(fields), find_model(model), cpu())
+    assert (made.lora_targets, made.experts) == (targets, experts)
+
+
+@pytest.mark.parametrize(
+    ("fields", "model", "gpu", "said"),
+    [
+        (
+            {"method": "full", "attention": "flash_attention_2"},
+            "llama-2-7b",
+            "V100-16GB-SXM",
+            "needs compute capability 8.0 or higher, V100-16GB-SXM has 7.0: use attention: sdpa",
+        ),
+        ({"method": "full"}, "llama-2-7b", "V100-16GB-SXM", "bf16 needs .* use precision: fp16"),
+        ({"method": "full"}, "llama-2-7b", "T4", "bf16 needs .* T4 has 7.5"),
+        (
+            {"method": "full", "precision": "fp16", "experts": "grouped"},
+            "mixtral-8x7b",
+            "V100-16GB-SXM",
+            "experts grouped needs .* use experts: looped",
+        ),
+        (
+            {"method": "full", "attention": "flash_attention_2"},
+            "llama-tiny",
+            "cpu",
+            "attention flash_attention_2 needs a CUDA GPU, cpu is none",
+        ),
+        ({"method": "full", "optimizer": "paged_adamw_8bit"}, "llama-tiny", "cpu", "needs a CUDA"),
+        ({"method": "full", "mamba": "mamba-ssm"}, "blackmamba-tiny", "cpu", "needs a CUDA GPU"),
+        ({"method": "full", "offload_optimizer": True}, "llama-tiny", "cpu", "on the host anyway"),
+        (LORA | {"method": "qlora"}, "blackmamba-2.8b", "A40", "4-bit ones are not: use full"),
+        (
+            LORA | {"lora_targets": ("all-linear",)},
+            "blackmamba-2.8b",
+            "A40",
+            "adapters on Mamba layers are not possible",
+        ),
+        (LORA | {"lora_targets": ("experts",)}, "llama-2-7b", "A40", "llama-2-7b has no experts"),
+        (LORA | {"lora_targets": ("attention",)}, "blackmamba-2.8b", "A40", "has none"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_with_its_reason(
+    fields: dict[str, object], model: str, gpu: str, said: str
+) -> None:
+    """Found when planning, before anything is built or rented."""
+    facts, device = find_model(model), load_catalog().gpu(gpu)
+    recipe = resolved(Recipe.model_validate(fields), facts, device)
+    reason = obstacle(recipe, facts, device, EVERYTHING)
+    assert reason is not None
+    assert "\n" not in reason
+    with pytest.raises(AssertionError, match=said):
+        raise AssertionError(reason)
+
+
+@pytest.mark.parametrize(
+    ("fields", "model", "gpu"),
+    [
+        (NAMED_RECIPES["paper-mixtral"].model_dump(), "mixtral-8x7b", "A40"),
+        (NAMED_RECIPES["paper-blackmamba"].model_dump(), "blackmamba-2.8b", "H100-SXM"),
+        ({"method": "full", "precision": "fp16"}, "llama-2-7b", "V100-16GB-SXM"),
+        ({"method": "full", "offload_optimizer": True}, "llama-2-7b", "A100-80GB-SXM"),
+        (LORA, "blackmamba-tiny", "cpu"),
+        (LORA | {"method": "qlora"}, "qwen3-moe-tiny", "cpu"),
+    ],
+)
+def test_what_can_be_had_is_not_refused(fields: dict[str, object], model: str, gpu: str) -> None:
+    """The paper's recipes on its GPUs among it, where the extras are installed."""
+    facts, device = find_model(model), load_catalog().gpu(gpu)
+    recipe = resolved(Recipe.model_validate(fields), facts, device)
+    assert obstacle(recipe, facts, device, EVERYTHING) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "model", "missing", "extra"),
+    [
+        (NAMED_RECIPES["paper-mixtral"].model_dump(), "mixtral-8x7b", "flash_attn", "gpu"),
+        ({"method": "full"}, "blackmamba-2.8b", "causal_conv1d, mamba_ssm", "gpu"),
+        ({"method": "full", "offload_optimizer": True}, "llama-2-7b", "deepspeed", "deepspeed"),
+    ],
+)
+def test_an_extra_that_is_not_installed_is_named(
+    fields: dict[str, object], model: str, missing: str, extra: str
+) -> None:
+    """With the command that installs it; where nobody knows what is installed, nothing is said."""
+    facts, device = find_model(model), load_catalog().gpu("A40")
+    recipe = resolved(Recipe.model_validate(fields), facts, device)
+    reason = obstacle(recipe, facts, device, frozenset())
+    assert reason is not None
+    assert reason.startswith(f"{missing} cannot be imported on the node with A40")
+    assert f"finetune-cost[{extra}]" in reason
+    assert obstacle(recipe, facts, device, None) is None
