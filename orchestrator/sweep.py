@@ -337,7 +337,8 @@ def _recipe(raw: object) -> Recipe | None:
 def _as_if_problems(located: LocatedYaml, catalog: Catalog) -> Iterator[Problem]:
     """GPUs that none of the sweep's GPUs can stand in for."""
     keys = {gpu.key: gpu for gpu in catalog.gpus}
-    hosts = [keys[key] for key in _items(located.data, "gpus") if key in keys]
+    named = [key for key in _items(located.data, "gpus") if isinstance(key, str)]
+    hosts = [keys[key] for key in named if key in keys]
     for index, key in enumerate(_items(located.data, "as_if")):
         small = keys.get(key) if isinstance(key, str) else None
         if small is not None and hosts and not any(_holds(host, small) for host in hosts):

@@ -20,10 +20,11 @@ name: made
 gpus: [cpu]
 cells:
   - models: [llama-tiny]
-    recipes: [{method: full}]
+    recipes: [{method: full, precision: fp32}]
     seq_lens: [16]
 workload: {queries: 1000, epochs: 3}
 max_batch_size: 64
+boundary_repeats: 0
 """
 TWO_CELLS = ONE_CELL.replace("[16]", "[16, 32]")
 ROUTED = ONE_CELL.replace("llama-tiny", "mixtral-tiny").replace(
@@ -38,7 +39,8 @@ class LineDevice:
         self._largest = largest
         self._where = where
 
-    def probe(self, request: ProbeRequest) -> ProbeEnd:
+    def probe(self, request: ProbeRequest, *, fresh: bool = False) -> ProbeEnd:
+        del fresh
         batch = request.batch_size
         if batch > self._largest:
             return ProbeEnd(Outcome.OUT_OF_MEMORY, "too much", None, self._where)

@@ -121,7 +121,7 @@ def test_wrong_usage_is_told_on_stderr_with_code_2(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["sweep", "none.yaml"], "none.yaml: no such file\n"),
+        (["sweep", "none.yaml"], "none.yaml: no such file, nor one of the shipped sweeps: "),
         (["sweep", "wrong.yaml"], "wrong.yaml:2: gpus[0]: unknown GPU 'A4O'"),
         (["sweep", "wrong.yaml", "--dry-run"], "wrong.yaml:6: cells[0].seq_lens[0]: must be"),
         (["sweep", "--out", "s3://bucket/run"], "s3://bucket/run: is no local folder; "),
@@ -155,7 +155,8 @@ def test_error_of_a_process_is_its_message_alone(tmp_path: Path) -> None:
     """No traceback, and the exit code a shell script sees."""
     ended = orchestrate("sweep", "none.yaml", cwd=tmp_path)
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == "none.yaml: no such file\n"
+    assert ended.stderr.startswith("none.yaml: no such file, nor one of the shipped sweeps: ")
+    assert ended.stderr.count("\n") == 1
 
 
 def test_dry_run_prints_the_plan_and_starts_nothing(tmp_path: Path) -> None:
@@ -172,7 +173,7 @@ def test_dry_run_prints_the_plan_and_starts_nothing(tmp_path: Path) -> None:
     assert [row[:2] for row in rows[4:6]] == [
         [f"A40/llama-tiny/full-fp32/dense/seq{length}", "skipped"] for length in (16, 32)
     ]
-    assert "A40 is a CUDA GPU" in rows[4][2]
+    assert "no node of the cluster has" in rows[4][2]
     last = ended.stdout.splitlines()[-1]
     assert last == "2 to measure, 0 done, 2 skipped; nothing was started"
     assert made(tmp_path) == ["two.yaml"]
@@ -206,6 +207,7 @@ def test_finished_run_is_not_measured_again_but_ranked(
         f"run/{name}"
         for name in (
             "fits.json",
+            "models.json",
             "observations.jsonl",
             "plan.json",
             "ranking.csv",

@@ -5,11 +5,16 @@ from made_runs import ONE_CELL, TWO_CELLS, spec_of, whole_trial
 from observations import observation
 
 from gpu_catalog.catalog import load_catalog
-from orchestrator.plan import ClusterResources, Plan, make_plan, trial_task
+from orchestrator.plan import ClusterResources, Node, Plan, make_plan, trial_task
 from orchestrator.sweep import SweepSpec
 from trials.observation import Observation, Outcome
 
-ONE_CORE = ClusterResources(({"CPU": 1.0},))
+ONE_CORE = ClusterResources((Node({"CPU": 1.0}),))
+SMALL = """\
+catalog:
+  gpus:
+    - {key: small, kind: cpu, usable_memory_bytes: 1000000, source: me, recorded: 2026-01-31}
+"""
 OWN_ROWS = """\
 catalog:
   gpus:
@@ -66,25 +71,65 @@ def test_raising_the_batch_limit_makes_a_cell_pending_again() -> None:
     assert planned(wider, known, ONE_CORE).pending == (cell,)
 
 
-def test_cuda_gpu_is_skipped_with_the_reason_even_where_a_node_has_it() -> None:
-    """This version measures none; the cells of the cpu go on."""
+def test_gpu_that_no_node_has_is_skipped_with_the_reason() -> None:
+    """Ray would wait for it for ever; the cells of the cpu go on."""
     spec = spec_of(ONE_CELL.replace("[cpu]", "[A40, cpu]"))
     on_a40, on_cpu = spec.all_cells()
-    plan = planned(spec, [], ClusterResources(({"CPU": 8.0, "A40": 1.0},)))
+    plan = planned(spec, [], ONE_CORE)
     assert (plan.pending, [skip.cell for skip in plan.skipped]) == ((on_cpu,), [on_a40])
-    assert plan.skipped[0].reason.startswith("A40 is a CUDA GPU, and this version measures cpu")
+    assert plan.skipped[0].reason.startswith("no node of the cluster has a core and the resource")
+    with_it = ClusterResources((Node({"CPU": 8.0, "A40": 1.0}),))
+    assert planned(spec, [], with_it).pending == (on_a40, on_cpu)
+
+
+FLASH = ONE_CELL.replace("fp32", "bf16, attention: flash_attention_2")
+
+
+def test_recipe_that_no_node_can_have_is_skipped_with_the_reason() -> None:
+    """What the device lacks is told before what the node lacks; one able node is enough."""
+    spec = spec_of(FLASH.replace("[cpu]", "[A40, V100-16GB-SXM, cpu]"))
+    bare, equipped = Node({"CPU": 1.0, "A40": 1.0}, frozenset()), frozenset({"flash_attn"})
+    plan = planned(spec, [], ClusterResources((bare,)))
+    on_a40, on_v100, on_cpu = (skip.reason for skip in plan.skipped)
+    assert on_a40.startswith("flash_attn cannot be imported on the node with A40")
+    assert on_v100.startswith("attention flash_attention_2 needs compute capability 8.0")
+    assert on_cpu == "attention flash_attention_2 needs a CUDA GPU, cpu is none"
+    both = ClusterResources((bare, Node({"CPU": 1.0, "A40": 1.0}, equipped)))
+    assert [cell.gpu for cell in planned(spec, [], both).pending] == ["A40"]
+
+
+def test_capped_cell_runs_on_the_gpu_that_stands_in() -> None:
+    """It is placed there, held to the smaller one's memory, and has no ladder."""
+    spec = spec_of(ONE_CELL + "as_if: [small]\n" + SMALL)
+    own, capped = spec.all_cells()
+    assert (own.gpu, own.capped_on) == ("cpu", None)
+    assert (capped.gpu, capped.capped_on) == ("small", "cpu")
+    plan = planned(spec, [], ONE_CORE)
+    assert plan.pending == (own, capped)
+    task = trial_task(spec, spec.merged_catalog(), capped, [])
+    assert (task.gpu.key, task.setup.memory_cap_bytes) == ("cpu", 1_000_000)
+
+
+def test_cuda_trial_has_the_node_to_itself_and_asks_ray_to_show_the_gpu() -> None:
+    """Ray hides its GPUs from a worker that asks for none; a cpu trial leaves the other cores."""
+    catalog = load_catalog()
+    nodes = ClusterResources((Node({"CPU": 8.0, "A40": 1.0, "GPU": 1.0}), Node({"CPU": 4.0})))
+    assert nodes.trial_resources(catalog.gpu("A40")) == {"CPU": 1, "A40": 1, "GPU": 1}
+    assert nodes.threads(catalog.gpu("A40")) == 8
+    assert nodes.trial_resources(catalog.gpu("cpu")) == {"CPU": 1}
+    assert nodes.threads(catalog.gpu("cpu")) == 1
 
 
 def test_trial_goes_to_the_node_that_carries_its_gpus_key() -> None:
     """A cpu device needs no such node, a CUDA GPU cannot do without."""
     cpu = load_catalog().gpu("cpu")
     a40 = load_catalog().gpu("A40")
-    named = ClusterResources(({"CPU": 8.0, "A40": 2.0, "cpu": 1.0},))
+    named = ClusterResources((Node({"CPU": 8.0, "A40": 2.0, "cpu": 1.0}),))
     assert named.trial_resources(cpu) == {"CPU": 1, "cpu": 1}
     assert named.trial_resources(a40) == {"CPU": 1, "A40": 1}
     assert ONE_CORE.trial_resources(cpu) == {"CPU": 1}
     for amounts in ({"CPU": 8.0}, {"CPU": 8.0, "A40": 0.5}, {"CPU": 8.0, "GPU": 4.0, "A4": 4.0}):
-        assert ClusterResources((amounts,)).trial_resources(a40) is None
+        assert ClusterResources((Node(amounts),)).trial_resources(a40) is None
 
 
 def test_pending_cells_take_turns_over_the_gpus() -> None:

@@ -1,7 +1,7 @@
 """What a recipe comes to on a model and a device, and what is refused there with its reason."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from observations import cpu
 from recipes import RECIPES
 
@@ -14,6 +14,7 @@ EVERYTHING = frozenset(EXTRAS)
 LORA = {"method": "lora", "lora_rank": 8}
 
 
+@settings(deadline=None, max_examples=50)
 @given(RECIPES)
 def test_resolving_twice_changes_nothing(recipe: Recipe) -> None:
     """Every field that applies is filled in, on every model."""

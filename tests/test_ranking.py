@@ -8,7 +8,7 @@ from made_runs import ONE_CELL, spec_of, whole_trial
 from observations import environment, measurement, observation
 
 from fitting.fit import Fit, fit_observations
-from orchestrator.plan import ClusterResources, Plan, make_plan
+from orchestrator.plan import ClusterResources, Node, Plan, make_plan
 from orchestrator.ranking import Excluded, RankedOffer, Ranking, job_hours, rank, ranking_csv
 from orchestrator.sweep import SweepSpec, Workload
 from trials.observation import Basis, Observation, Outcome
@@ -66,7 +66,7 @@ def ranked(
     return rank(
         job,
         catalog,
-        plan or make_plan(spec, catalog, ClusterResources(({"CPU": 1.0},)), seen),
+        plan or make_plan(spec, catalog, ClusterResources((Node({"CPU": 1.0}),)), seen),
         seen,
         fit_observations(seen) if fits is None else fits,
     )
@@ -238,7 +238,7 @@ def test_skipped_cell_keeps_the_plans_reason_unless_it_was_measured_before() -> 
     spec = spec_of(ONE_CELL.replace("[cpu]", "[A40]"))
     (cell,) = spec.all_cells()
     catalog = spec.merged_catalog()
-    plan = make_plan(spec, catalog, ClusterResources(({},)), [])
+    plan = make_plan(spec, catalog, ClusterResources((Node({}),)), [])
     (left_out,) = rank(JOB, catalog, plan, [], []).excluded
     assert left_out == Excluded(cell=cell, reason=plan.skipped[0].reason)
     seen = [timed(8, 0.1, cell=cell)]

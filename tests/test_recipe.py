@@ -32,8 +32,10 @@ from trials.recipe import NAMED_RECIPES, Recipe
                 experts="looped",
                 optimizer="paged_adamw_8bit",
             ),
-            "qlora-r64-alpha16-dropout0.1-experts+router-singly-quantised-fp16-checkpointed-"
-            "flash_attention_2-looped-paged_adamw_8bit",
+            (
+                "qlora-r64-alpha16-dropout0.1-experts+router-singly-quantised-fp16-checkpointed-"
+                "flash_attention_2-looped-paged_adamw_8bit"
+            ),
         ),
         (
             Recipe(method="full", mamba="mamba-ssm", offload_optimizer=True),

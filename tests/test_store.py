@@ -194,7 +194,7 @@ def test_folder_in_which_a_run_was_just_about_to_begin_is_taken(tmp_path: Path) 
     """A driver killed before it wrote its specification leaves a part of it at most."""
     (tmp_path / ".sweep.yaml.part").write_text("name: ma", encoding="utf-8")
     assert open_run(tmp_path, ONE_CELL, spec_of()).spec() == spec_of()
-    assert [path.name for path in tmp_path.iterdir()] == ["sweep.yaml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["models.json", "sweep.yaml"]
 
 
 def test_run_whose_specification_was_damaged_is_refused(run: RunFolder) -> None:
@@ -320,7 +320,7 @@ def test_full_disk_is_told_and_costs_no_earlier_observation(run: RunFolder) -> N
     assert (run.path / FILE).read_bytes().startswith(whole)
     assert batches(run) == [1, 2]
     assert run.spec() == spec_of()
-    assert {path.name for path in run.path.iterdir()} == {"sweep.yaml", FILE}
+    assert {path.name for path in run.path.iterdir()} == {"models.json", "sweep.yaml", FILE}
 
 
 def test_write_replaces_a_file_as_a_whole(run: RunFolder) -> None:
@@ -331,7 +331,7 @@ def test_write_replaces_a_file_as_a_whole(run: RunFolder) -> None:
         assert run.write("report.md", "né") == target
         assert set(reader.read().split()) == {"old"}
     assert target.read_bytes() == "né".encode()
-    assert {path.name for path in run.path.iterdir()} == {"sweep.yaml", "report.md"}
+    assert {path.name for path in run.path.iterdir()} == {"models.json", "sweep.yaml", "report.md"}
 
 
 def test_writing_over_a_folder_is_told_and_leaves_nothing(run: RunFolder) -> None:
@@ -342,7 +342,8 @@ def test_writing_over_a_folder_is_told_and_leaves_nothing(run: RunFolder) -> Non
     (run.path / "report.md").mkdir()
     with pytest.raises(StoreError, match=r"report\.md: cannot be written: Is a directory"):
         run.write("report.md", "x")
-    assert {p.name for p in run.path.iterdir()} == {"sweep.yaml", "one.json", "report.md"}
+    names = {p.name for p in run.path.iterdir()}
+    assert names == {"models.json", "sweep.yaml", "one.json", "report.md"}
 
 
 def test_plan_is_absent_before_a_driver_planned_and_told_when_damaged(run: RunFolder) -> None:

@@ -1,6 +1,7 @@
 """Specifications: what a right one stands for, and how a wrong one is told, all of it at once."""
 
 import copy
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,12 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_runs import ONE_CELL, ROUTED, spec_of
 
+from orchestrator.store import open_run
 from orchestrator.sweep import (
     SpecError,
     SweepSpec,
-    default_spec_text,
     parse_spec,
     read_spec_text,
+    shipped_specs,
 )
 
 
@@ -36,18 +38,18 @@ def spoilt(old: str, new: str, text: str = ONE_CELL) -> str:
 
 def test_default_sweep_is_valid_and_holds_three_families_on_the_cpu() -> None:
     """The sweep that runs when none is given."""
-    keys = [cell.key for cell in parse_spec(default_spec_text(), "the default").all_cells()]
+    keys = [cell.key for cell in parse_spec(shipped_specs()["laptop"], "the default").all_cells()]
     assert keys == [
-        "cpu/mixtral-tiny/qlora-r8-fp32/2of8/seq32",
-        "cpu/mixtral-tiny/qlora-r8-fp32/2of8/seq64",
-        "cpu/mixtral-tiny/qlora-r8-fp32/8of8/seq32",
-        "cpu/mixtral-tiny/qlora-r8-fp32/8of8/seq64",
-        "cpu/blackmamba-tiny/full-fp32/2of8/seq32",
-        "cpu/blackmamba-tiny/full-fp32/2of8/seq64",
-        "cpu/blackmamba-tiny/full-fp32/8of8/seq32",
-        "cpu/blackmamba-tiny/full-fp32/8of8/seq64",
-        "cpu/llama-tiny/lora-r8-fp32-checkpointed/dense/seq32",
-        "cpu/llama-tiny/lora-r8-fp32-checkpointed/dense/seq64",
+        "cpu/mixtral-tiny/qlora-r8-experts+router-fp32-looped/2of8/seq32",
+        "cpu/mixtral-tiny/qlora-r8-experts+router-fp32-looped/2of8/seq64",
+        "cpu/mixtral-tiny/qlora-r8-experts+router-fp32-looped/8of8/seq32",
+        "cpu/mixtral-tiny/qlora-r8-experts+router-fp32-looped/8of8/seq64",
+        "cpu/blackmamba-tiny/full-fp32-grouped/2of8/seq32",
+        "cpu/blackmamba-tiny/full-fp32-grouped/2of8/seq64",
+        "cpu/blackmamba-tiny/full-fp32-grouped/8of8/seq32",
+        "cpu/blackmamba-tiny/full-fp32-grouped/8of8/seq64",
+        "cpu/llama-tiny/lora-r8-all-linear-fp32-checkpointed/dense/seq32",
+        "cpu/llama-tiny/lora-r8-all-linear-fp32-checkpointed/dense/seq64",
     ]
 
 
@@ -58,9 +60,61 @@ def test_cells_are_the_product_of_a_blocks_axes_on_every_gpu() -> None:
     assert [cell.key for cell in spec_of(text).all_cells()] == [
         f"{gpu}/{model}/seq{length}"
         for gpu in ("cpu", "A40")
-        for model in ("llama-tiny/full-fp32/dense", "mixtral-tiny/full-fp32/2of8")
+        for model in ("llama-tiny/full-fp32/dense", "mixtral-tiny/full-fp32-grouped/2of8")
         for length in (16, 8)
     ]
+
+
+@pytest.mark.parametrize("name", shipped_specs())
+def test_shipped_sweeps_are_valid_and_named_after_themselves(name: str) -> None:
+    """Each can be asked for by its name, and no cell of it is impossible on its model."""
+    spec = parse_spec(shipped_specs()[name], name)
+    assert spec.name == name
+    assert spec.all_cells()
+
+
+def test_recipes_can_be_named_and_changed() -> None:
+    """A paper's recipe, and the same with another attention kernel."""
+    text = spoilt("{method: full, precision: fp32}", NAMED, ROUTED)
+    keys = [cell.recipe.key for cell in spec_of(text).all_cells()]
+    stem = "qlora-r16-experts+router-bf16-checkpointed"
+    assert keys == [f"{stem}-flash_attention_2-looped", f"{stem}-looped"]
+
+
+NAMED = "paper-mixtral, {named: paper-mixtral, attention: sdpa}"
+
+
+def test_alias_and_name_of_a_model_are_the_same_cell() -> None:
+    """630M are the active parameters of the model of 2.8B."""
+    text = spoilt("llama-tiny", "blackmamba-630m")
+    assert [cell.model for cell in spec_of(text).all_cells()] == ["blackmamba-2.8b"]
+
+
+def test_smaller_gpus_are_found_on_every_larger_one_of_their_kind() -> None:
+    """After the GPUs' own cells; a GPU with less memory cannot stand in."""
+    text = spoilt("[cpu]", "[A100-80GB-SXM, A40, cpu]\nas_if: [A40, L4]")
+    cells = [(cell.gpu, cell.capped_on) for cell in spec_of(text).all_cells()]
+    assert cells == [
+        ("A100-80GB-SXM", None),
+        ("A40", None),
+        ("cpu", None),
+        ("A40", "A100-80GB-SXM"),
+        ("L4", "A100-80GB-SXM"),
+        ("L4", "A40"),
+    ]
+
+
+def test_models_folder_may_be_gone_when_the_run_is_read_again(tmp_path: Path) -> None:
+    """The run folder keeps what the specification meant."""
+    config = {"model_type": "llama", "vocab_size": 8, "num_attention_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    text = spoilt("llama-tiny", str(tmp_path))
+    run = open_run(tmp_path / "run", text, spec_of(text))
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(SpecError, match="No such file"):
+        spec_of(text)
+    (cell,) = run.spec().all_cells()
+    assert (cell.model, run.spec().model(cell.model).vocab_size) == (str(tmp_path), 8)
 
 
 def test_own_gpus_and_prices_join_the_catalog() -> None:
@@ -139,7 +193,7 @@ MISTAKES: list[tuple[str, str, Sequence[tuple[str, ...]]]] = [
     # keys
     ("seq_lens", "seqlens", [("6: cells[0].seqlens: unknown key: did you mean 'seq_lens'",)]),
     ("epochs", "epocs", [("7: workload.epocs: unknown key: did you mean 'epochs'",)]),
-    ("max_batch_size", "zzz", [("8: zzz: unknown key; known here: name, gpus, cells,",)]),
+    ("max_batch_size", "zzz", [("8: zzz: unknown key; known here: name, gpus, as_if, cells,",)]),
     ("max_batch_size", '"a\\nb"', [(r"8: 'a\nb': unknown key",)]),
     ("name: made\n", "", [("1: name: is missing: add it",)]),
     ("    seq_lens: [16]\n", "", [("4: cells[0].seq_lens: is missing: add it",)]),
@@ -159,7 +213,33 @@ MISTAKES: list[tuple[str, str, Sequence[tuple[str, ...]]]] = [
     ("  - models", "    models", [("3: cells: must be a list", "not {models: ['llama-tiny']")]),
     ("max_batch_size: 64", "catalog:", [("8: catalog: must be a mapping", "not nothing")]),
     # recipes
-    ("[{method: full}]", "[full]", [("5: cells[0].recipes[0]: must be a mapping", "not 'full'")]),
+    (
+        "{method: full, precision: fp32}",
+        "full",
+        [("5: cells[0].recipes[0]: unknown recipe 'full'", "known: paper-mixtral")],
+    ),
+    ("{method: full, precision: fp32}", "7", [("5: cells[0].recipes[0]: must be a map", "not 7")]),
+    (
+        "{method: full, precision: fp32}",
+        "{named: paper-mixtrl}",
+        [("5: cells[0].recipes[0]: unknown recipe 'paper-mixtrl'", "mean 'paper-mixtral'?")],
+    ),
+    (
+        "{method: full, precision: fp32}",
+        "{named: paper-mixtral}",
+        [("5: cells[0].recipes[0]: lora_targets experts, router: llama-tiny has no experts",)],
+    ),
+    (
+        "[llama-tiny]",
+        "[./nowhere]",
+        [("4: cells[0].models[0]: model './nowhere': ", "config.json: No such file")],
+    ),
+    (
+        "[cpu]",
+        "[cpu]\nas_if: [A40]",
+        [("3: as_if[0]: A40 has no less memory than any of gpus (cpu): drop it",)],
+    ),
+    ("seq_lens", "weights: pretrained\n    seq_lens", [("6: cells[0].weights: no pretrained",)]),
     ("full", "qlor", [("5: cells[0].recipes[0].method: must be ", "'qlor'", "mean 'qlora'")]),
     ("full", "[full]", [("5: cells[0].recipes[0].method: must be ", "not ['full']")]),
     ("full", "full, lora_rank: 8", [("5: cells[0].recipes[0]: lora_rank 8 ", "drop it")]),
@@ -167,8 +247,8 @@ MISTAKES: list[tuple[str, str, Sequence[tuple[str, ...]]]] = [
     ("full", "full, gradient_checkpointing: 1", [
         ("5: cells[0].recipes[0].gradient_checkpointing: must be true or false, not 1",),
     ]),
-    ("{method: full}", "{method: full}, {method: full, precision: fp32}", [
-        ("5: cells[0].recipes[1]: {method: 'full', precision: 'fp32'} is listed twice",),
+    ("{method: full, precision: fp32}", "{method: full}, {method: full, precision: bf16}", [
+        ("5: cells[0].recipes[1]: {method: 'full', precision: 'bf16'} is listed twice",),
     ]),
     # a user's own rows
     ("max_batch_size: 64", "catalog: {gpus: [{key: x, kind: xpu}]}", [
@@ -208,16 +288,19 @@ def test_mistake_is_told_with_its_line_place_value_and_remedy(
         (
             spoilt(
                 "full",
-                "lora, lora_rank: 4",
+                "qlora, lora_rank: 4",
                 spoilt("mixtral-tiny", "mixtral-tiny, blackmamba-tiny", ROUTED),
             ),
-            "5: cells[0].recipes[0]: method 'lora' is not possible with blackmamba-tiny: use full",
+            (
+                "5: cells[0].recipes[0]: method qlora is not possible with blackmamba-tiny: Mamba "
+                "layers use their matrices as they are, which 4-bit ones are not: use full or lora"
+            ),
         ),
         (
             ONE_CELL
             + "catalog: {offers: [{gpu: A4O, provider: me, region: here, instance: desk, "
             + "usd_per_hour: 1, source: me, recorded: 2026-01-31}]}",
-            "9: catalog: offer me desk: unknown GPU 'A4O': did you mean 'A40'",
+            "10: catalog: offer me desk: unknown GPU 'A4O': did you mean 'A40'",
         ),
     ],
 )
@@ -231,7 +314,7 @@ def second_block(active_experts: str) -> str:
     """Two blocks of mixtral-tiny, the first with 2 active experts at 16 tokens."""
     block = f"""\
   - models: [mixtral-tiny]
-    recipes: [{{method: full}}]
+    recipes: [{{method: full, precision: fp32}}]
     {active_experts}
     seq_lens: [8, 16]
 """
@@ -268,7 +351,7 @@ cells:
   - models: [blackmamba-tiny]
     recipes:
       - {method: full}
-      - {method: lora, lora_rank: 2}
+      - {method: qlora, lora_rank: 2}
     seq_len: [8]
 workload: {queries: ten}
 seed: 1
@@ -294,7 +377,7 @@ def test_gpu_whose_own_row_is_wrong_is_not_called_unknown() -> None:
     """The mistake is in the row, and is told there alone."""
     row = "catalog: {gpus: [{key: mine, kind: cpu, source: me, recorded: 2026-01-31}]}\n"
     (only,) = told(spoilt("[cpu]", "[mine]") + row)
-    assert only.startswith("9: catalog.gpus[0]: mine: a cpu needs usable_memory_bytes")
+    assert only.startswith("10: catalog.gpus[0]: mine: a cpu needs usable_memory_bytes")
 
 
 @pytest.mark.parametrize(
@@ -307,7 +390,7 @@ def test_gpu_whose_own_row_is_wrong_is_not_called_unknown() -> None:
         (
             ONE_CELL + "seed: [1\n",
             (
-                "10: not YAML: while parsing a flow sequence (line 9): "
+                "11: not YAML: while parsing a flow sequence (line 10): "
                 "expected ',' or ']', but got '<stream end>'"
             ),
         ),
@@ -321,16 +404,16 @@ def test_gpu_whose_own_row_is_wrong_is_not_called_unknown() -> None:
         (
             ONE_CELL + "---\n" + ONE_CELL,
             (
-                "9: not YAML: expected a single document in the stream (line 1): "
+                "10: not YAML: expected a single document in the stream (line 1): "
                 "but found another document"
             ),
         ),
-        (ONE_CELL + "seed: *x\n", "9: not YAML: found undefined alias 'x'"),
+        (ONE_CELL + "seed: *x\n", "10: not YAML: found undefined alias 'x'"),
         (
             ONE_CELL + "seed: !x 1\n",
-            "9: not YAML: could not determine a constructor for the tag '!x'",
+            "10: not YAML: could not determine a constructor for the tag '!x'",
         ),
-        (ONE_CELL + "seed: \x07\n", "9: not YAML: the character U+0007 may not stand in it"),
+        (ONE_CELL + "seed: \x07\n", "10: not YAML: the character U+0007 may not stand in it"),
         (spoilt("[cpu]", "&all [*all]"), "2: is nested more than 20 deep"),
         ("a: " + "[" * 1000, "1: is nested more than 20 deep"),
         (
@@ -365,21 +448,24 @@ def test_merged_keys_can_be_overridden() -> None:
 
 def test_mapping_used_again_by_alias_is_read_as_if_written_again() -> None:
     """Though keys were merged into it."""
-    text = spoilt("[{method: full}]", "[&r {<<: {method: lora}, lora_rank: 2}]")
+    text = spoilt("[{method: full, precision: fp32}]", "[&r {<<: {method: lora}, lora_rank: 2}]")
     block = """\
   - models: [llama-tiny]
     recipes: [*r]
     seq_lens: [8]
 """
     cells = spec_of(spoilt("workload", f"{block}workload", text)).all_cells()
-    assert {cell.recipe.key for cell in cells} == {"lora-r2-fp32"}
+    assert {cell.recipe.key for cell in cells} == {"lora-r2-all-linear-bf16"}
 
 
 def test_file_that_cannot_be_read_is_told_in_one_line(tmp_path: Path) -> None:
     """Not there, a folder, a folder that is a file, not UTF-8."""
     (tmp_path / "latin.yaml").write_bytes("name: naïve".encode("latin-1"))
     for name, words in (
-        ("none.yaml", "no such file"),
+        (
+            "none.yaml",
+            "no such file, nor one of the shipped sweeps: " + ", ".join(shipped_specs()),
+        ),
         (".", "is a folder; name the YAML file in it"),
         ("latin.yaml/x", "cannot be read: Not a directory"),
         ("latin.yaml", "not UTF-8 text (byte 8): save it as UTF-8"),

@@ -17,8 +17,8 @@ def resolved(recipe: Recipe, model: Model, gpu: Gpu) -> Recipe:
     """
     targets = recipe.lora_targets
     if recipe.method != "full" and targets is None:
-        targets = ("experts", "router") if model.experts is not None else ("all-linear",)
-    looped = recipe.method == "qlora" or bool(targets and targets != ("attention",))
+        targets = _default_targets(recipe, model)
+    looped = recipe.method == "qlora" or bool(set(targets or ()) - {"attention", "router"})
     experts = recipe.experts or ("looped" if looped else "grouped")
     mamba = recipe.mamba or ("mamba-ssm" if gpu.kind == "cuda" else "reference")
     return Recipe.model_validate(
@@ -30,6 +30,13 @@ def resolved(recipe: Recipe, model: Model, gpu: Gpu) -> Recipe:
             "mamba": mamba if model.has_mamba else None,
         }
     )
+
+
+def _default_targets(recipe: Recipe, model: Model) -> tuple[str, ...]:
+    if model.experts is None:
+        return ("all-linear",)
+    # The grouped product has no linear layers for adapters to go on.
+    return ("attention",) if recipe.experts == "grouped" else ("experts", "router")
 
 
 def impossible_on_model(recipe: Recipe, model: Model) -> str | None:
@@ -52,12 +59,20 @@ def impossible_on_model(recipe: Recipe, model: Model) -> str | None:
             "matrices past the adapter: use method full, or lora_targets of attention, experts and "
             "router where it has them"
         )
+    if model.experts is not None and "all-linear" in targets and recipe.experts == "grouped":
+        return (
+            f"lora_targets all-linear: the experts of {model.name} are linear layers only when "
+            "looped: use experts: looped, or lora_targets: [attention, router]"
+        )
     if model.experts is None and targets & {"experts", "router"}:
         return (
             f"lora_targets {', '.join(recipe.lora_targets or ())}: {model.name} has no experts: "
             "use attention, all-linear or names"
         )
-    if not model.has_attention and "attention" in targets:
+    if not model.has_attention and (
+        "attention" in targets
+        or (recipe.method == "lora" and not targets and recipe.experts == "grouped")
+    ):
         return f"lora_targets attention: {model.name} has none: use experts and router"
     return None
 

@@ -34,7 +34,8 @@ class Recipe(Record):
         lora_dropout: part of an adapter's inputs dropped in training; 0 unless stated.
         lora_targets: which linear layers are adapted: ``attention``, ``experts``, ``router``,
             ``all-linear`` (every one but the head), or names. Unless stated: experts and router
-            of a model that has them (as 2408.04693 does), else all-linear.
+            of a model that has them (as 2408.04693 does; attention where its experts are grouped),
+            else all-linear.
         double_quantisation: the constants of 4-bit weights are themselves quantised (QLoRA,
             2305.14314); only with ``qlora``, where it is on unless stated.
         precision: ``fp32`` and ``bf16`` hold weights, adapters, activations and optimizer state in
