@@ -44,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="SPEC",
         help="a YAML file, or a shipped sweep: laptop (the default), paper, memory-saving, "
-        "memory-saving-tiny, gpu-check",
+        "memory-saving-tiny",
     )
     sweep.add_argument("--out", metavar="DIR", help="the run folder (default: runs/NAME)")
     sweep.add_argument(
@@ -67,6 +67,11 @@ def build_parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--batch-size", type=_positive, help="price at this size (default: the fastest)"
             )
+    check = commands.add_parser(
+        "gpu-check", help="measure the GPU of this machine, without Ray; again to go on"
+    )
+    check.add_argument("--out", metavar="DIR", help="the run folder (default: runs/gpu-check)")
+    check.add_argument("--seconds", type=_positive, default=480, help="end by then (default: 480)")
     catalog = commands.add_parser("catalog", help="the GPUs and prices that are known")
     catalog.add_argument("what", choices=("gpus", "prices"))
     return parser

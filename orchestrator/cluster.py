@@ -4,11 +4,10 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
 from typing import Any
 
 from orchestrator.plan import ClusterResources, Node
-from trials.recipe import EXTRAS
+from trials.extras import importable_extras
 
 # A sweep's observations are small; Ray would set a third of the machine's memory aside for them.
 LOCAL_OBJECT_STORE_BYTES = 128 * 2**20
@@ -30,7 +29,7 @@ def cluster_address() -> str | None:
 def this_machine() -> ClusterResources:
     """What a cluster of our own would offer, without starting it."""
     cores = float(len(os.sched_getaffinity(0)))
-    return ClusterResources((Node({"CPU": cores}, _importable_extras()),))
+    return ClusterResources((Node({"CPU": cores}, importable_extras()),))
 
 
 @contextlib.contextmanager
@@ -82,7 +81,7 @@ def _packages(nodes: list[Mapping[str, Any]]) -> dict[str, frozenset[str]]:
     import ray  # noqa: PLC0415 - as above
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415
 
-    look = ray.remote(num_cpus=0, max_retries=0)(_importable_extras)
+    look = ray.remote(num_cpus=0, max_retries=0)(importable_extras)
     asked = {
         look.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
@@ -95,7 +94,3 @@ def _packages(nodes: list[Mapping[str, Any]]) -> dict[str, frozenset[str]]:
         with contextlib.suppress(ray.exceptions.RayError):  # its node or worker died
             found[asked[answer]] = ray.get(answer)
     return found
-
-
-def _importable_extras() -> frozenset[str]:
-    return frozenset(name for name in EXTRAS if find_spec(name) is not None)

@@ -14,6 +14,16 @@ from orchestrator.cluster import (
     connected_cluster,
     this_machine,
 )
+from orchestrator.gpu_check import (
+    GpuCheckError,
+    gpu_check_spec_text,
+    gpu_of_this_machine,
+    in_order_of_value,
+    machine_with,
+    time_is_left,
+)
+from orchestrator.local_runner import run_trials_here
+from orchestrator.memory_tables import limits_section
 from orchestrator.plan import Plan, make_plan, trial_task
 from orchestrator.progress import Progress, fastest
 from orchestrator.ranking import Ranking, rank, ranking_csv
@@ -32,23 +42,22 @@ from orchestrator.tables import table
 from trials.observation import Observation, largest_batch
 from trials.workload import Cell
 
-KNOWN_ERRORS = (CatalogError, ClusterError, SpecError, StoreError)
+KNOWN_ERRORS = (CatalogError, ClusterError, GpuCheckError, SpecError, StoreError)
 ROUNDS = 3  # a trial that died with its node or worker is placed again, this often in all
 
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command that was parsed."""
+    of_a_run = {"fit": fit, "report": report, "status": status}
+    if options.command in of_a_run:
+        return of_a_run[options.command](RunFolder.existing(options.run))
     match options.command:
         case "sweep":
             return sweep(options.spec, options.out, resume=options.resume, dry=options.dry_run)
-        case "fit":
-            return fit(RunFolder.existing(options.run))
+        case "gpu-check":
+            return gpu_check(options.out, options.seconds)
         case "rank":
             return rank_run(RunFolder.existing(options.run), options)
-        case "report":
-            return report(RunFolder.existing(options.run))
-        case "status":
-            return status(RunFolder.existing(options.run))
         case _:
             return catalog_gpus() if options.what == "gpus" else catalog_prices()
 
@@ -78,6 +87,35 @@ def sweep(spec_path: Path | None, out: str | None, *, resume: bool, dry: bool) -
     if not plan.complete:
         _remark("nothing was measured: every trial was skipped, for the reasons above")
         return 1
+    return 0
+
+
+def gpu_check(out: str | None, seconds: int) -> int:
+    """Measures the GPU of this machine without Ray, and goes on where an earlier check ended."""
+    catalog = load_catalog()
+    gpu = gpu_of_this_machine(catalog)
+    text = gpu_check_spec_text(gpu, catalog)
+    spec = parse_spec(text, "gpu-check")
+    run = open_run(_run_path(out, spec.name), text, spec)
+    machine = machine_with(gpu, len(os.sched_getaffinity(0)))
+    with ObservationWriter(run) as writer:
+        known = run.observations()
+        plan = make_plan(spec, catalog, machine, known)
+        run.write(PLAN, plan)
+        cells = in_order_of_value(spec, plan)
+        threads = machine.threads(gpu)
+        tasks = [trial_task(spec, catalog, cell, known, threads=threads) for cell in cells]
+        with Progress(cells, complete=len(plan.complete)) as progress:
+            driver = _Driver(writer, progress)
+            run_trials_here(tasks, driver, time_is_left(seconds, driver.seen))
+        plan = make_plan(spec, catalog, machine, run.observations())
+        run.write(PLAN, plan)
+    _derive(run, spec, catalog, plan)
+    _say(limits_section(spec.all_cells(), run.observations()))
+    left = [cell for cell in cells if cell in plan.pending]
+    _say(f"\n{len(cells) - len(left)} of {len(cells)} cells done; the report: {run.path}/report.md")
+    if left:
+        _remark(f"{len(left)} cells are left: run the same command again to go on")
     return 0
 
 
@@ -199,12 +237,14 @@ class _Driver:
         self._writer = writer
         self._progress = progress
         self.died: set[Cell] = set()
+        self.seen: list[Observation] = []
 
     def started(self, cell: Cell) -> None:
         self._progress.started(cell)
 
     def observed(self, observation: Observation) -> None:
         if self._writer.append(observation):
+            self.seen.append(observation)
             self._progress.observed(observation)
 
     def ended(self, cell: Cell, error: str | None) -> None:

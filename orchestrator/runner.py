@@ -9,26 +9,14 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from orchestrator.listener import Listener
 from orchestrator.plan import ClusterResources
 from trials.child import ChildProber
 from trials.observation import Observation
 from trials.trial import TrialTask, run_trial
 from trials.workload import Cell
-
-
-class Listener(Protocol):
-    """Is told what happens, in the driver."""
-
-    def started(self, cell: Cell) -> None:
-        """A trial was placed and runs."""
-
-    def observed(self, observation: Observation) -> None:
-        """A probe ended. Must keep the observation before it returns."""
-
-    def ended(self, cell: Cell, error: str | None) -> None:
-        """A trial ended, or died of an error."""
 
 
 def run_trials(tasks: Sequence[TrialTask], cluster: ClusterResources, listener: Listener) -> None:

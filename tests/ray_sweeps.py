@@ -14,12 +14,12 @@ name: small
 gpus: [cpu-small]
 cells:
   - models: [llama-tiny]
-    recipes: [{method: full}]
+    recipes: [{method: full, precision: fp32}]
     seq_lens: [24, 32, 40]
 workload: {queries: 100, epochs: 1}
 seed: 3
 max_batch_size: 32
-timing: {max_steps: 6, max_seconds: 0.2}
+timing: {warmup_steps: 0, warmup_seconds: 0.0, max_steps: 6, max_seconds: 0.2}
 catalog:
   gpus:
     - key: cpu-small

@@ -6,9 +6,10 @@ from observations import cpu
 from recipes import RECIPES
 
 from gpu_catalog.catalog import load_catalog
+from trials.extras import EXTRAS
 from trials.models.model import find_model, presets
 from trials.possible import impossible_on_model, obstacle, resolved
-from trials.recipe import EXTRAS, NAMED_RECIPES, Recipe
+from trials.recipe import NAMED_RECIPES, Recipe
 
 EVERYTHING = frozenset(EXTRAS)
 LORA = {"method": "lora", "lora_rank": 8}

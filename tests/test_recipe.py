@@ -116,6 +116,10 @@ def test_what_follows_from_the_method_is_filled_in() -> None:
             {"method": "full", "offload_optimizer": True, "optimizer": "adamw_8bit"},
             "DeepSpeed's update on the host is adamw",
         ),
+        (
+            {"method": "full", "offload_optimizer": True, "precision": "fp16"},
+            "offload_optimizer with precision fp16",
+        ),
     ],
 )
 def test_fields_that_do_not_go_together_are_told(fields: dict[str, object], said: str) -> None:

@@ -19,14 +19,14 @@ from trials.observation import Outcome, largest_batch
 
 SPEC = """\
 name: cluster
-gpus: [desk-a, desk-b, desk-c, A40]
+gpus: [desk-a, desk-b, desk-c, H100-SXM]
 cells:
   - models: [llama-tiny]
-    recipes: [{method: full}]
+    recipes: [{method: full, precision: fp32}]
     seq_lens: [32]
 workload: {queries: 100, epochs: 1}
 max_batch_size: 32
-timing: {max_steps: 6, max_seconds: 0.2}
+timing: {warmup_steps: 0, warmup_seconds: 0.0, max_steps: 6, max_seconds: 0.2}
 catalog:
   gpus:
     - {key: desk-a, kind: cpu, usable_memory_bytes: 14000000, source: test, recorded: 2026-11-20}
@@ -71,9 +71,9 @@ class Cluster:
             f"--temp-dir={self._scratch}",
         )
 
-    def start_node(self, resource: str) -> None:
-        """A node that carries one of a resource."""
-        resources = json.dumps({resource: 1})
+    def start_node(self, *carried: str) -> None:
+        """A node that carries one of each of these resources."""
+        resources = json.dumps(dict.fromkeys(carried, 1))
         self._start(f"--address=127.0.0.1:{self.gcs}", f"--resources={resources}")
 
     def _start(self, *arguments: str) -> None:
@@ -156,7 +156,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         try:
             cluster.start_head()
             cluster.start_node("desk-a")
-            cluster.start_node("desk-b")
+            cluster.start_node("desk-b", "A40")
             yield cluster
         finally:
             cluster.stop()
@@ -185,4 +185,31 @@ def test_each_cell_runs_on_the_node_it_names(cluster: Cluster) -> None:
     sizes = {key: known[0] for key, known in largest.items() if known is not None}
     assert sizes["desk-a"] < sizes["desk-b"] == sizes["desk-c"]  # memory: 14, 16 and 16 MB
     assert {o.outcome for o in seen} == {Outcome.FITS, Outcome.OUT_OF_MEMORY}
-    assert "A40 is a CUDA GPU" in job.stdout
+    assert "no node of the cluster has a core and the resource 'H100-SXM'" in job.stdout
+
+
+PRETENDING = """\
+name: pretending
+gpus: [A40]
+cells:
+  - models: [llama-tiny]
+    recipes: [{method: full}, {method: full, attention: flash_attention_2}]
+    seq_lens: [32]
+workload: {queries: 100, epochs: 1}
+"""
+
+
+def test_node_that_is_not_what_it_says_measures_nothing(cluster: Cluster) -> None:
+    """It carries the resource A40 and has neither FlashAttention nor the GPU: both are told."""
+    work, out = cluster.home / "pretending", cluster.home / "nothing"
+    work.mkdir()
+    (work / "pretending.yaml").write_text(PRETENDING, encoding="utf-8")
+    job = cluster.submit(
+        work, "python", "-m", "orchestrator", "sweep", "pretending.yaml", "--out", str(out)
+    )
+    assert job.returncode == 1
+    assert "flash_attn cannot be imported on the node with A40: install the extra" in job.stdout
+    (only,) = observations(out)  # what the next try cannot mend is tried once
+    assert only.outcome is Outcome.FAILED
+    assert only.detail is not None
+    assert only.detail.startswith("DeviceError: A40: CUDA shows no GPU to this process")

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from trials.timing import TimingRule, median_interval
+from trials.observation import StopReason
+from trials.timing import TimingRule, instability, median_interval
 
 SECONDS = st.floats(1e-6, 1e6)
 
@@ -114,3 +115,46 @@ def test_a_rule_that_can_give_no_interval_is_refused(wrong: dict[str, float]) ->
     """Fewer than six steps, and caps of nothing, are mistakes in a specification."""
     with pytest.raises(ValidationError):
         TimingRule.model_validate(wrong)
+
+
+def test_a_warm_up_takes_both_its_steps_and_its_seconds() -> None:
+    """Few slow steps are not enough, nor many fast ones that took no time."""
+    rule = TimingRule(warmup_steps=3, warmup_seconds=1.0)
+    assert not rule.is_warm([])
+    assert not rule.is_warm([2.0, 2.0])
+    assert not rule.is_warm([0.1] * 9)
+    assert rule.is_warm([0.4] * 3)
+    assert TimingRule(warmup_steps=0, warmup_seconds=0.0).is_warm([])
+
+
+@given(st.lists(st.floats(0.0990, 0.1010), min_size=6, max_size=40))
+def test_steady_noise_is_called_stable(seconds: list[float]) -> None:
+    """One percent either way, in any order, is no trend and no outlier."""
+    assert instability(seconds, "precise", TimingRule()) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "stop_reason", "said"),
+    [
+        (
+            [0.1, 0.2] * 5,
+            "step cap",
+            "the median is known to ±33.3% only, timing ended at the step",
+        ),
+        ([0.1 + 0.01 * n for n in range(12)], "precise", "steps became 70% slower"),
+        ([0.2 - 0.01 * n for n in range(12)], "precise", "steps became 43% faster"),
+        ([0.1] * 11 + [0.4], "precise", "1 of 12 steps took half as long again or more"),
+    ],
+)
+def test_an_unstable_series_says_why(
+    seconds: list[float], stop_reason: StopReason, said: str
+) -> None:
+    """Too wide an interval, a trend, steps far above the rest."""
+    reason = instability(seconds, stop_reason, TimingRule())
+    assert reason is not None
+    assert said in reason
+
+
+def test_nothing_timed_is_not_unstable() -> None:
+    """A probe of memory alone."""
+    assert instability([], None, TimingRule()) is None

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import os
 import socket
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -15,7 +16,7 @@ LEARNING_RATE = 5e-5  # the paper's, 2408.04693 section III
 # fp16 gradients are scaled up so that they do not vanish. PyTorch starts at 65,536 and halves it,
 # skipping steps, until nothing overflows; from here the first step counts, and optimizer state
 # exists after it.
-FIRST_LOSS_SCALE_POWER = 10
+FIRST_LOSS_SCALE = 1024.0
 LossOf = Callable[[nn.Module], torch.Tensor]
 
 
@@ -73,7 +74,7 @@ class _DeviceStepper:
         self._device_type = device.type
         self._autocast = recipe.precision == "fp16"
         self._scaler = torch.amp.GradScaler(
-            device.type, init_scale=2.0**FIRST_LOSS_SCALE_POWER, enabled=self._autocast
+            device.type, init_scale=FIRST_LOSS_SCALE, enabled=self._autocast
         )
 
     def step(self, loss_of: LossOf) -> float:
@@ -134,10 +135,6 @@ def offload_config(recipe: Recipe) -> dict[str, Any]:
             "offload_optimizer": {"device": "cpu", "pin_memory": True},
         },
         "bf16": {"enabled": recipe.precision == "bf16"},
-        "fp16": {
-            "enabled": recipe.precision == "fp16",
-            "initial_scale_power": FIRST_LOSS_SCALE_POWER,
-        },
         "wall_clock_breakdown": False,
         "steps_per_print": 2**31,
     }
@@ -173,6 +170,7 @@ def _group_of_one(deepspeed: Any) -> None:
     """The process group DeepSpeed wants, of this process alone; once."""
     if torch.distributed.is_initialized():
         return
+    os.environ["LOCAL_RANK"] = "0"  # DeepSpeed asks for it whoever started the process
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as server:
         port = server.getsockname()[1]
     deepspeed.init_distributed(

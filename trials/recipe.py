@@ -136,6 +136,11 @@ class Recipe(Record):
                 f"offload_optimizer with optimizer {self.optimizer}: DeepSpeed's update on the "
                 "host is adamw"
             )
+        if self.offload_optimizer and self.precision == "fp16":
+            wrong.append(
+                "offload_optimizer with precision fp16: DeepSpeed would hold what is trained in "
+                "fp16: use bf16 or fp32"
+            )
         return wrong
 
     @property
@@ -177,9 +182,6 @@ class Recipe(Record):
 def _plain(value: object) -> str:
     return ", ".join(value) if isinstance(value, tuple) else str(value)
 
-
-EXTRAS = ("causal_conv1d", "deepspeed", "flash_attn", "mamba_ssm")
-"""What ``Recipe.extras`` can name."""
 
 NAMED_RECIPES = {
     # 2408.04693, section III: rank 16 on the experts' three matrices and the router.

@@ -1,6 +1,7 @@
 """What NVML says of one GPU. What it does not say of this GPU is absent, never an error."""
 
 import contextlib
+import os
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Self, TypeVar
@@ -99,6 +100,26 @@ class Nvml:
             return question()
         except (self._library.NVMLError, AttributeError):
             return None
+
+
+def visible_device_name() -> str | None:
+    """What the first GPU that CUDA would show calls itself; None where there is none.
+
+    Torch is not asked, which would make a CUDA context.
+    """
+    try:
+        import pynvml  # noqa: PLC0415 - a machine without a GPU need not have it
+
+        pynvml.nvmlInit()
+    except Exception:  # noqa: BLE001 - no library, no driver: no GPU
+        return None
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+    try:
+        if first.isdigit():
+            return _text(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(int(first))))
+        return _text(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByUUID(first)))
+    except pynvml.NVMLError:
+        return None
 
 
 def _is_one_bit(value: object) -> bool:

@@ -1,0 +1,19 @@
+"""Who is told what trials do, wherever they run."""
+
+from typing import Protocol
+
+from trials.observation import Observation
+from trials.workload import Cell
+
+
+class Listener(Protocol):
+    """Is told what happens, in the driver."""
+
+    def started(self, cell: Cell) -> None:
+        """A trial was placed and runs."""
+
+    def observed(self, observation: Observation) -> None:
+        """A probe ended. Must keep the observation before it returns."""
+
+    def ended(self, cell: Cell, error: str | None) -> None:
+        """A trial ended, or died of an error."""

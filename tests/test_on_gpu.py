@@ -1,0 +1,155 @@
+"""What only a GPU can show: `make gpu-check` runs these on a machine that has one."""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import pytest
+import torch
+from observations import recipe
+
+from gpu_catalog.catalog import load_catalog
+from gpu_catalog.gpu import Gpu
+from trials.child import ChildProber, ProbeEnd
+from trials.devices.cuda import CudaDevice
+from trials.models.model import find_model
+from trials.observation import Outcome
+from trials.possible import resolved
+from trials.probe import ProbeRequest, Setup
+from trials.recipe import Recipe
+from trials.timing import TimingRule
+from trials.workload import Cell
+
+pytestmark = [
+    pytest.mark.gpu,
+    # PEFT asks a transformers model under a name that transformers 5 has deprecated.
+    pytest.mark.filterwarnings("default"),
+]
+
+GIB = 2**30
+REQUEST = ProbeRequest(batch_size=2, timing=None)
+TIMED = ProbeRequest(batch_size=2, timing=TimingRule(warmup_seconds=0.2, max_seconds=2.0))
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Gpu:
+    """The catalog's row of this machine's GPU."""
+    return load_catalog().gpu_by_device_name(torch.cuda.get_device_name(0))
+
+
+@pytest.fixture
+def device(gpu: Gpu) -> Iterator[CudaDevice]:
+    """It, without a cap."""
+    made = CudaDevice(gpu, memory_cap_bytes=None)
+    yield made
+    made.settle()
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def fill(count: int) -> list[torch.Tensor]:
+    """So many GiB."""
+    return [torch.empty(GIB, dtype=torch.uint8, device="cuda") for _ in range(count)]
+
+
+def test_peaks_are_those_of_the_steps_alone(device: CudaDevice) -> None:
+    """What was in use before and given back is not in them."""
+    fill(4)
+    device.settle()
+    reading = device.measure_memory(lambda: fill(2), steps=3, already_live=[])
+    assert 2 * GIB <= reading.peak_allocated_bytes < 3 * GIB
+    assert reading.peak_reserved_bytes is not None
+    assert reading.peak_reserved_bytes >= reading.peak_allocated_bytes
+    assert reading.allocator_retries == 0
+    assert reading.overhead_bytes is None or reading.overhead_bytes > 0
+
+
+def test_a_cap_holds_and_a_retry_is_counted(gpu: Gpu) -> None:
+    """Above it is out of memory; just under it, cached blocks must be given back first."""
+    capped = CudaDevice(gpu, memory_cap_bytes=8 * GIB)
+    assert 6 * GIB < capped.memory_limit_bytes < 8 * GIB
+    with pytest.raises(torch.OutOfMemoryError):
+        fill(8)
+    capped.settle()
+
+    def step() -> None:
+        fill(5)
+        torch.empty(6 * GIB, dtype=torch.uint8, device="cuda")
+
+    reading = capped.measure_memory(step, steps=1, already_live=[])
+    assert reading.allocator_retries == 1
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_sensors_read_and_energy_grows(device: CudaDevice) -> None:
+    """Where NVML is there, as it is on every GPU machine of ours."""
+    reading, before = device.reading(), device.energy_joules()
+    assert reading is not None
+    assert reading.sm_clock_mhz is not None
+    big = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    seconds = device.step_seconds(lambda: [big @ big for _ in range(200)])
+    after = device.energy_joules()
+    assert seconds > 0
+    if before is not None and after is not None:
+        assert after > before
+
+
+def ends(model: str, of: Recipe, gpu: Gpu, *requests: ProbeRequest) -> list[ProbeEnd]:
+    """How probes of a model under a recipe end on this GPU, in a real child."""
+    facts = find_model(model)
+    cell = Cell(
+        gpu=gpu.key,
+        model=model,
+        recipe=resolved(of, facts, gpu),
+        experts=facts.experts,
+        active_experts=facts.active_experts,
+        seq_len=64,
+    )
+    setup = Setup(cell=cell, model=facts, gpu=gpu, seed=0, threads=4)
+    with ChildProber(setup, build_timeout_seconds=300, probe_timeout_seconds=120) as prober:
+        return [prober.probe(request) for request in requests]
+
+
+AXES = [
+    ("llama-tiny", recipe("full", precision="bf16")),
+    ("llama-tiny", recipe("full", precision="fp16")),
+    ("llama-tiny", recipe("full", precision="fp32", attention="eager")),
+    ("llama-tiny", recipe("full", precision="bf16", optimizer="adamw_8bit")),
+    ("llama-tiny", recipe("full", precision="bf16", optimizer="paged_adamw_8bit")),
+    ("llama-tiny", recipe("full", precision="bf16", optimizer="adafactor")),
+    ("llama-tiny", recipe("qlora", precision="bf16", gradient_checkpointing=True)),
+    ("llama-tiny", recipe("qlora", precision="fp16")),
+    ("mixtral-tiny", recipe("qlora", precision="bf16", gradient_checkpointing=True)),
+    ("qwen3-moe-tiny", recipe("qlora", precision="bf16")),
+    ("mixtral-tiny", recipe("full", precision="bf16", experts="grouped")),
+    ("mixtral-tiny", recipe("full", precision="bf16", experts="looped")),
+    ("blackmamba-tiny", recipe("full", precision="bf16", mamba="reference")),
+]
+if find_spec("flash_attn"):
+    AXES.append(("llama-tiny", recipe("full", precision="bf16", attention="flash_attention_2")))
+if find_spec("mamba_ssm") and find_spec("causal_conv1d"):
+    AXES.append(("blackmamba-tiny", recipe("full", precision="bf16", mamba="mamba-ssm")))
+if find_spec("deepspeed"):
+    AXES.append(("llama-tiny", recipe("full", precision="bf16", offload_optimizer=True)))
+
+
+@pytest.mark.parametrize(("model", "of"), AXES, ids=lambda value: getattr(value, "key", value))
+def test_every_axis_takes_hold_and_is_timed(model: str, of: Recipe, gpu: Gpu) -> None:
+    """The child checks the recipe itself; a refusal would not be a fit."""
+    (end,) = ends(model, of, gpu, TIMED)
+    assert (end.outcome, end.detail) == (Outcome.FITS, None)
+    assert end.measurement is not None
+    assert end.measurement.memory.peak_reserved_bytes is not None
+    assert len(end.measurement.step_seconds) >= 6
+    assert end.measurement.before is not None
+
+
+def test_out_of_memory_is_told_and_a_fresh_child_has_it_all_back(gpu: Gpu) -> None:
+    """And the peak of the same batch is the same before and after."""
+    huge = ProbeRequest(batch_size=2_000_000, timing=None)
+    before, miss, after = ends("llama-tiny", recipe("full"), gpu, REQUEST, huge, REQUEST)
+    assert miss.outcome is Outcome.OUT_OF_MEMORY
+    assert before.measurement is not None
+    assert after.measurement is not None
+    assert (
+        before.measurement.memory.peak_allocated_bytes
+        == after.measurement.memory.peak_allocated_bytes
+    )
