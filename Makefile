@@ -3,10 +3,15 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: help setup sweep test check bench
+# A machine with a GPU comes with its own PyTorch: gpu-check takes the Python that has it.
+GPU_PYTHON ?= python3
+OUT ?= runs/gpu-check
+LIMIT ?= 480
+
+.PHONY: help setup sweep test check bench gpu-check
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.ready  ## the virtual environment, with pinned versions
 
@@ -28,6 +33,11 @@ check: setup  ## format, lint, types, layers, README commands
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports
 	$(RUN) tests/readme_commands.py
+	$(RUN) tests/measured_table.py
+
+gpu-check:  ## on a machine with an NVIDIA GPU and PyTorch: its tests, then measures it (OUT=, LIMIT= seconds)
+	$(GPU_PYTHON) -m pytest -m gpu -W default tests/test_on_gpu.py
+	$(GPU_PYTHON) -m orchestrator gpu-check --out $(OUT) --seconds $(LIMIT)
 
 bench: setup  ## side by side with what a user would otherwise use
 	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'

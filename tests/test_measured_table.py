@@ -1,0 +1,38 @@
+"""The README's table of what was measured: from the kept observations, and nothing else."""
+
+from measured_table import measured_block
+from observations import measurement, observation, tiny_cell
+
+from trials.observation import Observation, Outcome
+from trials.workload import Cell
+
+
+def seen(cell: Cell) -> list[Observation]:
+    """Two fits, one of them timed at 50 ms a step, and a miss."""
+    return [
+        observation(1, cell=cell),
+        observation(2, cell=cell, purpose="ladder", measurement=measurement(1, (0.05,) * 6)),
+        observation(3, Outcome.OUT_OF_MEMORY, cell=cell),
+    ]
+
+
+def test_a_row_says_what_was_measured_where_and_when() -> None:
+    """A capped GPU has its largest batch and no speed of its own."""
+    own = tiny_cell().model_copy(update={"model": "llama-2-7b", "gpu": "H200-SXM"})
+    capped = own.model_copy(update={"gpu": "A40", "capped_on": "H200-SXM"})
+    text = measured_block([*seen(own), observation(4, cell=capped)])
+    rows = [[c.strip() for c in line.split("|")[1:-1]] for line in text.splitlines()[2:4]]
+    stem = ["llama-2-7b", "full-fp32", "none", "16"]
+    assert rows == [
+        ["H200-SXM", *stem, "2", "40", "2026-11-20"],
+        ["A40, as if on H200-SXM", *stem, "not known", "not measured", "2026-11-20"],
+    ]
+    assert "llama-2-7b" not in text.splitlines()[-1]
+
+
+def test_models_that_no_gpu_has_run_are_named() -> None:
+    """A table of what there is would hide what there is not."""
+    text = measured_block([])
+    assert text.startswith("Run on no GPU yet by this project: blackmamba-2.8b, ")
+    assert "mixtral-8x7b" in text
+    assert "tiny" not in text
