@@ -74,7 +74,11 @@ def fault() -> str:
 def go_wrong(where: str) -> None:
     """Does so, if it is to happen here."""
     there, _, how = fault().partition(" ")
-    if there == where and how in FAULTS:
+    if there != where:
+        return
+    if how.startswith("says: "):
+        raise RuntimeError(how.removeprefix("says: "))
+    if how in FAULTS:
         FAULTS[how]()
 
 

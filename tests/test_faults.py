@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from memory_messages import DEVICE_MESSAGES, HOST_MESSAGES
 from observations import cpu, tiny_cell
 
 from trials.child import ChildProber
@@ -87,6 +88,22 @@ def test_a_fault_is_told_for_what_it_is(  # noqa: PLR0917 - pytest passes them b
     assert said.startswith(detail)
     assert faulty.ask() == (Outcome.FITS, "")
     assert faulty.prober.child_pid not in {None, first}
+
+
+@pytest.mark.parametrize("where", ["probe", "build"])
+@pytest.mark.parametrize(
+    ("message", "outcome"),
+    [
+        *((text, Outcome.OUT_OF_MEMORY) for text in DEVICE_MESSAGES),
+        *((text, Outcome.HOST_OUT_OF_MEMORY) for text in HOST_MESSAGES),
+    ],
+)
+def test_every_out_of_memory_message_is_told_by_the_child(
+    faulty: FaultyProber, where: str, message: str, outcome: Outcome
+) -> None:
+    """Those of PyTorch, CUDA's libraries and bitsandbytes, and those of the host's allocators."""
+    faulty.prober._end_child()
+    assert faulty.ask(f"{where} says: {message}")[0] is outcome
 
 
 def test_an_answer_for_another_batch_is_not_taken(faulty: FaultyProber) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from memory_messages import DEVICE_MESSAGES, HOST_MESSAGES
 
 from trials.devices.device import DeviceError, DeviceOutOfMemoryError
 from trials.models.experts import ExpertsError
@@ -11,30 +12,16 @@ from trials.outcome import classify, is_final
 from trials.recipe_check import RecipeError
 
 DEVICE = [
-    torch.OutOfMemoryError(
-        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 44.35 GiB "
-        "of which 1.20 GiB is free."
-    ),
+    torch.OutOfMemoryError(DEVICE_MESSAGES[0]),
+    torch.OutOfMemoryError("another text, some day"),
     DeviceOutOfMemoryError("12 bytes of live tensors exceed the budget of 8 bytes"),
-    RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
-    RuntimeError("CUDA driver error: out of memory"),
-    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-    RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
-    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
-    RuntimeError("cusparse error: CUSPARSE_STATUS_INSUFFICIENT_RESOURCES"),
-    RuntimeError("Error out of memory at line 380 in file /src/csrc/pythonInterface.cpp"),
+    *(RuntimeError(message) for message in DEVICE_MESSAGES),
     Exception("cudaErrorMemoryAllocation: out of memory"),
-    RuntimeError("NCCL error: unhandled cuda error: out of memory"),
 ]
 HOST = [
     MemoryError(),
-    RuntimeError(
-        "[enforce fail at alloc_cpu.cpp:121] data. DefaultCPUAllocator: can't allocate memory: you "
-        "tried to allocate 68719476736 bytes. Error code 12 (Cannot allocate memory)"
-    ),
     OSError(12, "Cannot allocate memory"),
-    RuntimeError("std::bad_alloc"),
-    RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 512 bytes."),
+    *(RuntimeError(message) for message in HOST_MESSAGES),
 ]
 NEITHER = [
     RuntimeError("CUDA error: an illegal memory access was encountered"),

@@ -37,6 +37,7 @@ FINAL_CLASSES = frozenset(
         "DeviceError",
         "ExpertsError",
         "ImportError",
+        "KernelError",
         "ModuleNotFoundError",
         "RecipeError",
         "TargetError",

@@ -65,6 +65,8 @@ class LiveTensorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _count(self, tensor: torch.Tensor) -> None:
+        if tensor.is_meta:
+            return  # it has a size and no memory
         storage = tensor.untyped_storage()
         identity = storage._cdata  # noqa: SLF001 - the one name all tensors of a storage share
         size = storage.nbytes()

@@ -5,7 +5,9 @@ the device, random or pretrained, and its linear layers are quantised before the
 So a model in 4 bits never needs the memory it would take in 16.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +24,10 @@ from trials.workload import Weights
 
 BLACKMAMBA = "blackmamba"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class KernelError(ValueError):
+    """The model cannot have a kernel that was asked for."""
 
 
 def weights_dtype(recipe: Recipe) -> torch.dtype:
@@ -44,6 +50,7 @@ def stock_model(model: Model, recipe: Recipe, active_experts: int | None) -> nn.
 
     Raises:
         ImportError: the attention kernel asked for is not installed.
+        KernelError: the model cannot have it.
     """
     config = model.config_with(active_experts)
     experts = experts_implementation(recipe.experts)
@@ -54,9 +61,26 @@ def stock_model(model: Model, recipe: Recipe, active_experts: int | None) -> nn.
             from trials.models.blackmamba import blackmamba  # noqa: PLC0415
 
             return blackmamba(config, experts_implementation=experts, dtype=dtype)  # type: ignore[no-any-return]
-        return AutoModelForCausalLM.from_config(  # type: ignore[no-any-return]
-            _auto_config(config), dtype=dtype, **_implementations(model, recipe, experts)
+        return _told(
+            model,
+            recipe,
+            lambda: AutoModelForCausalLM.from_config(
+                _auto_config(config), dtype=dtype, **_implementations(model, recipe, experts)
+            ),
         )
+
+
+def _told(model: Model, recipe: Recipe, make: Callable[[], nn.Module]) -> nn.Module:
+    """What transformers makes; its refusal of an attention kernel in our words."""
+    try:
+        return make()
+    except ValueError as error:
+        if "does not support" not in str(error):
+            raise
+        raise KernelError(
+            f"attention {recipe.attention}: {model.name} cannot have it in transformers "
+            f"({str(error).splitlines()[0][:120]}): use another"
+        ) from None
 
 
 def build_model(  # noqa: PLR0913 - what a model is built from
@@ -123,22 +147,26 @@ def _pretrained(model: Model, recipe: Recipe, active_experts: int | None) -> nn.
     if model.family == BLACKMAMBA:
         raise ValueError(f"transformers cannot load {model.name}: use weights: random")
     experts = experts_implementation(recipe.experts)
-    return AutoModelForCausalLM.from_pretrained(  # type: ignore[no-any-return]
-        model.weights,
-        config=_auto_config(model.config_with(active_experts)),
-        dtype=weights_dtype(recipe),
-        **_implementations(model, recipe, experts),
+    return _told(
+        model,
+        recipe,
+        lambda: AutoModelForCausalLM.from_pretrained(
+            model.weights,
+            config=_auto_config(model.config_with(active_experts)),
+            dtype=weights_dtype(recipe),
+            **_implementations(model, recipe, experts),
+        ),
     )
 
 
 def _place(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
     """Weights onto the device, a decoder layer at a time, quantised where the recipe says so."""
-    placed: dict[int, nn.Parameter] = {}  # tied weights are one parameter in several modules
+    tied = _tied_parameters(model)
     head = model.get_output_embeddings()  # type: ignore[operator]
     with torch.no_grad():
         for part in _parts(model):
             if any(t.is_meta for t in (*part.parameters(), *part.buffers())):
-                _draw(model, part, device, placed)
+                _draw(model, part, device, tied)
             else:
                 part.to(device)
             if recipe.method == "qlora":
@@ -159,9 +187,22 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
-def _draw(
-    model: nn.Module, part: nn.Module, device: torch.device, placed: dict[int, nn.Parameter]
-) -> None:
+@dataclass(slots=True)
+class _Tied:
+    """A parameter that several modules share: as laid out, and as drawn by the first of them."""
+
+    laid_out: nn.Parameter
+    drawn: nn.Parameter | None = None
+
+
+def _tied_parameters(model: nn.Module) -> dict[int, _Tied]:
+    """The parameters that more than one module holds, by identity."""
+    held = [p for module in model.modules() for p in module.parameters(recurse=False)]
+    counts = Counter(id(parameter) for parameter in held)
+    return {id(p): _Tied(p) for p in held if counts[id(p)] > 1}
+
+
+def _draw(model: nn.Module, part: nn.Module, device: torch.device, tied: dict[int, _Tied]) -> None:
     """Gives random weights to what of a part has none yet, as the model's own class draws them."""
     drawn = []
     for module in part.modules():
@@ -169,12 +210,16 @@ def _draw(
         for name, parameter in module.named_parameters(recurse=False):
             if not parameter.is_meta:
                 continue
-            if id(parameter) not in placed:
+            shared = tied.get(id(parameter))
+            weights = None if shared is None else shared.drawn
+            if weights is None:
                 # What the class has no rule for is drawn as its linear layers are.
                 values = torch.empty_like(parameter, device=device).normal_(std=0.02)
-                placed[id(parameter)] = nn.Parameter(values, parameter.requires_grad)
+                weights = nn.Parameter(values, parameter.requires_grad)
                 fresh = True
-            setattr(module, name, placed[id(parameter)])
+            if shared is not None:
+                shared.drawn = weights
+            setattr(module, name, weights)
         for name, buffer in module.named_buffers(recurse=False):
             if buffer.is_meta:
                 module._buffers[name] = torch.zeros_like(buffer, device=device)  # noqa: SLF001 - setattr would register it anew
