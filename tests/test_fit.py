@@ -371,6 +371,34 @@ def test_eq1_crosses_devices_but_not_software() -> None:
     assert sorted(fit.points for fit in fits_of(Law.MAX_BATCH_EQ1, observations)) == [1, 2]
 
 
+def test_another_driver_is_no_other_law_of_what_fits() -> None:
+    """Each cloud has its own; step times stay apart all the same."""
+    driven = environment().model_copy(
+        update={"versions": (("driver", "580"), *environment().versions)}
+    )
+    observations = limit(cell(8), 3) + [
+        o.model_copy(update={"environment": driven}) for o in limit(cell(8, seq_len=64), 6)
+    ]
+    assert [fit.points for fit in fits_of(Law.MAX_BATCH_EQ1, observations)] == [2]
+    assert driven.stack != environment().stack
+
+
+def test_a_capped_gpu_has_limits_and_no_speed() -> None:
+    """Its steps were a larger GPU's; its largest batches are a group of their own."""
+    alike = cell().model_copy(update={"capped_on": "H200-SXM"})
+    capped = [
+        o.model_copy(update={"cell": alike, "basis": Basis.CAPPED})
+        for o in (*limit(cell(), 8), *ladder(cell(), (1, 2, 4, 8), 0.1, 0.1))
+    ]
+    fits = fit_observations(capped)
+    assert {fit.law for fit in fits} == {Law.MAX_BATCH_EQ1}
+    both = fit_observations([*capped, *limit(cell(), 9)])
+    assert {(fit.basis, fit.points) for fit in both if fit.law is Law.MAX_BATCH_EQ1} == {
+        (Basis.CAPPED, 1),
+        (Basis.MEASURED, 1),
+    }
+
+
 def test_one_sparsity_cannot_tell_c0_from_c1() -> None:
     """However many cells: the remedy is a second sparsity, in words."""
     observations = [o for n in (64, 128, 256) for o in limit(cell(seq_len=n), 1024 // n)]

@@ -227,6 +227,21 @@ def test_cell_without_times_is_left_out_with_the_reason(
     assert why_not(ranked(seen)) == reason
 
 
+def test_capped_gpu_is_not_priced_by_the_speed_of_the_one_that_stood_in() -> None:
+    """Though somebody timed it; its largest batch is told."""
+    spec = spec_of(
+        TEXT.replace("100000000", "90000000", 1).replace(
+            "[desk, lap, attic]", "[lap]\nas_if: [desk]"
+        )
+    )
+    (capped,) = [cell for cell in spec.all_cells() if cell.capped_on is not None]
+    probes = (*found(8, capped), timed(8, 0.1, cell=capped))
+    seen = [o.model_copy(update={"basis": Basis.CAPPED}) for o in probes]
+    assert why_not(ranked(seen, spec=spec), capped) == (
+        "its largest batch, 8, was found on lap under a memory cap; its speed is not known"
+    )
+
+
 def test_cell_whose_gpu_nobody_rents_out_is_left_out() -> None:
     """Though it was measured."""
     reason = why_not(ranked(whole_trial(ATTIC, SPEC)), ATTIC)
