@@ -236,7 +236,7 @@ class _Driver:
     def __init__(self, writer: ObservationWriter, progress: Progress) -> None:
         self._writer = writer
         self._progress = progress
-        self.died: set[Cell] = set()
+        self.ended_well: set[Cell] = set()
         self.seen: list[Observation] = []
 
     def started(self, cell: Cell) -> None:
@@ -248,8 +248,8 @@ class _Driver:
             self._progress.observed(observation)
 
     def ended(self, cell: Cell, error: str | None) -> None:
-        if error is not None:
-            self.died.add(cell)
+        if error is None:
+            self.ended_well.add(cell)
         self._progress.ended(cell, error)
 
 
@@ -291,7 +291,8 @@ def _measure(
                 run_trials(tasks, cluster, driver)
             plan = make_plan(spec, catalog, cluster, folder.observations())
             folder.write(PLAN, plan)
-            cells = tuple(cell for cell in plan.pending if cell in driver.died)
+            # A trial that ended and is pending still has tried all it can.
+            cells = tuple(cell for cell in plan.pending if cell not in driver.ended_well)
     return plan
 
 

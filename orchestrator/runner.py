@@ -25,7 +25,8 @@ def run_trials(tasks: Sequence[TrialTask], cluster: ClusterResources, listener: 
     Args:
         tasks: the trials, in the order to place them.
         cluster: what there is.
-        listener: hears of every start, observation and end, in the driver's main thread.
+        listener: hears of every start, observation and end, in the driver's main thread. A trial
+            that began and did not end is told to have died; one that never began is not told of.
 
     Raises:
         Exception: whatever the listener raised; trials that still run are stopped.
@@ -69,9 +70,11 @@ def run_trials(tasks: Sequence[TrialTask], cluster: ClusterResources, listener: 
         )
         try:
             tuner.fit()
-        except tune.TuneError:
+        except Exception as error:
+            # What the listener raised comes back wrapped. Anything else is Tune giving up on all
+            # trials because of one, as it does when Ray kills workers on a node without memory.
             if relay.raised is None:
-                raise
+                relay.all_ended(_first_line(error))
         if relay.raised is not None:
             raise relay.raised
 
@@ -102,6 +105,7 @@ class _Relay:
     def __init__(self, listener: Listener, cells: Mapping[str, Cell]) -> None:
         self._listener = listener
         self._cells = cells
+        self._running: set[Cell] = set()
         self.raised: Exception | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -109,6 +113,7 @@ class _Relay:
         return {}
 
     def started(self, trial: Any) -> None:
+        self._running.add(self._cell(trial))
         self._pass_on(lambda: self._listener.started(self._cell(trial)))
 
     def reported(self, result: dict[str, Any]) -> None:
@@ -116,7 +121,14 @@ class _Relay:
             observation = Observation.model_validate_json(result["observation"])
             self._pass_on(lambda: self._listener.observed(observation))
 
+    def all_ended(self, error: str) -> None:
+        """Nothing runs any more."""
+        for cell in sorted(self._running, key=lambda cell: cell.key):
+            self._listener.ended(cell, error)
+        self._running.clear()
+
     def ended(self, trial: Any, error: str | None) -> None:
+        self._running.discard(self._cell(trial))
         self._pass_on(lambda: self._listener.ended(self._cell(trial), error))
 
     def _cell(self, trial: Any) -> Cell:
@@ -152,3 +164,8 @@ def _tune_callback(relay: _Relay) -> Any:
 def _last_line(trial: Any) -> str:
     text = str(trial.get_pickled_error() or "its Ray worker or node died").strip()
     return text.splitlines()[-1]
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().removeprefix("Caught unexpected exception: ")
+    return text.splitlines()[0] if text else repr(error)
