@@ -70,7 +70,7 @@ def run_trials(tasks: Sequence[TrialTask], cluster: ClusterResources, listener: 
         )
         try:
             tuner.fit()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - see below
             # What the listener raised comes back wrapped. Anything else is Tune giving up on all
             # trials because of one, as it does when Ray kills workers on a node without memory.
             if relay.raised is None:
@@ -137,7 +137,7 @@ class _Relay:
     def _pass_on(self, call: Callable[[], None]) -> None:
         try:
             call()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - see below
             self.raised = self.raised or error
             raise
 

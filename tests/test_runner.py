@@ -33,7 +33,7 @@ def trial(cell: Cell) -> SimpleNamespace:
 
 
 def test_trials_that_began_and_did_not_end_are_told_to_have_died() -> None:
-    """Ray kills workers where memory runs low, and Tune then raises for all trials: none is lost."""
+    """Ray kills workers where memory runs low, and Tune raises for all trials: none is lost."""
     diary = Diary()
     relay = _Relay(diary, {cell.key: cell for cell in (FIRST, SECOND)})
     relay.started(trial(FIRST))
