@@ -137,7 +137,7 @@ class _Relay:
     def _pass_on(self, call: Callable[[], None]) -> None:
         try:
             call()
-        except Exception as error:  # noqa: BLE001 - see below
+        except Exception as error:
             self.raised = self.raised or error
             raise
 
