@@ -29,15 +29,15 @@ from orchestrator.progress import Progress, fastest
 from orchestrator.ranking import Ranking, rank, ranking_csv
 from orchestrator.report import cheapest_section, headline, markdown
 from orchestrator.runner import run_trials
-from orchestrator.store import PLAN, ObservationWriter, RunFolder, StoreError, open_run
-from orchestrator.sweep import (
+from orchestrator.spec_file import (
     DEFAULT_SPEC,
     SpecError,
-    SweepSpec,
     parse_spec,
     read_spec_text,
     shipped_specs,
 )
+from orchestrator.store import PLAN, ObservationWriter, RunFolder, StoreError, open_run
+from orchestrator.sweep import SweepSpec
 from orchestrator.tables import table
 from trials.observation import Observation, largest_batch
 from trials.workload import Cell

@@ -10,7 +10,8 @@ from typing import Self
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from orchestrator.plan import Plan
-from orchestrator.sweep import Models, SpecError, SweepSpec, parse_spec, read_spec_text
+from orchestrator.spec_file import SpecError, parse_spec, read_spec_text
+from orchestrator.sweep import Models, SweepSpec
 from orchestrator.wording import dotted
 from trials.models.model import Model
 from trials.observation import Observation

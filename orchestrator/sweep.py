@@ -1,40 +1,28 @@
-"""The sweep specification: YAML, validated, with all its mistakes told at once."""
+"""The sweep specification: which cells to measure, how, and for which job to rank them."""
 
 import itertools
-from collections.abc import Iterator, Sequence
-from importlib import resources
-from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
     PrivateAttr,
-    ValidationError,
     ValidationInfo,
 )
 
-from gpu_catalog.catalog import Catalog, CatalogError, UnknownGpuError, load_catalog
+from gpu_catalog.catalog import Catalog, UnknownGpuError, load_catalog
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.near import did_you_mean
 from gpu_catalog.offer import Offer
 from gpu_catalog.record import Record
-from orchestrator.located_yaml import LocatedYaml, Location, Problem, read_yaml
-from orchestrator.wording import dotted, say, shown
 from trials.models.model import Model, UnknownModelError, find_model
-from trials.possible import impossible_on_model, resolved
+from trials.possible import resolved
 from trials.recipe import NAMED_RECIPES, PositiveInt, Recipe
 from trials.timing import TimingRule
 from trials.workload import Cell, Weights
 
-DEFAULT_SPEC = "laptop"
-SPEC_SUFFIX = ".yaml"
 Models = dict[str, Model]
-
-
-class SpecError(ValueError):
-    """A specification that cannot be run; the message has one line per mistake."""
 
 
 def _known_gpu(key: str, info: ValidationInfo) -> str:
@@ -60,7 +48,7 @@ def _known_model(name: str, info: ValidationInfo) -> str:
     return name
 
 
-def _written_out(raw: object) -> object:
+def written_out(raw: object) -> object:
     """A recipe that is named, or starts from a named one, as its fields."""
     changes = {} if isinstance(raw, str) else raw
     name = raw if isinstance(raw, str) else raw.get("named") if isinstance(raw, dict) else None
@@ -79,7 +67,7 @@ KnownModel = Annotated[str, AfterValidator(_known_model)]
 # An axis of a sweep: at least one value. That none stands there twice is seen by parse_spec.
 GpuAxis = Annotated[tuple[KnownGpu, ...], Field(min_length=1)]
 ModelAxis = Annotated[tuple[KnownModel, ...], Field(min_length=1)]
-WrittenRecipe = Annotated[Recipe, BeforeValidator(_written_out)]
+WrittenRecipe = Annotated[Recipe, BeforeValidator(written_out)]
 RecipeAxis = Annotated[tuple[WrittenRecipe, ...], Field(min_length=1)]
 IntAxis = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 
@@ -177,7 +165,9 @@ class SweepSpec(Record):
         catalog = self.merged_catalog()
         hosts = [catalog.gpu(key) for key in self.gpus]
         targets = [catalog.gpu(key) for key in self.as_if]
-        stand_ins = [(host, small) for small in targets for host in hosts if _holds(host, small)]
+        stand_ins = [
+            (host, small) for small in targets for host in hosts if can_stand_in(host, small)
+        ]
         return [*((host, None) for host in hosts), *stand_ins]
 
     def all_cells(self) -> list[Cell]:
@@ -205,7 +195,7 @@ class SweepSpec(Record):
         return list(dict.fromkeys(cells))  # two recipes may come to the same on a model
 
 
-def _holds(host: Gpu, small: Gpu) -> bool:
+def can_stand_in(host: Gpu, small: Gpu) -> bool:
     """Whether a GPU can stand in for another: of its kind, with more memory."""
     return (
         host.kind == small.kind
@@ -213,214 +203,3 @@ def _holds(host: Gpu, small: Gpu) -> bool:
         and host.usable_memory_bytes is not None
         and host.usable_memory_bytes > small.usable_memory_bytes
     )
-
-
-def shipped_specs() -> dict[str, str]:
-    """The sweeps that can be asked for by name, with their texts."""
-    folder = resources.files("orchestrator") / "data"
-    return {
-        file.name.removesuffix(SPEC_SUFFIX): file.read_text(encoding="utf-8")
-        for file in sorted(folder.iterdir(), key=lambda file: file.name)
-        if file.name.endswith(SPEC_SUFFIX)
-    }
-
-
-def read_spec_text(path: Path) -> str:
-    """The text of a specification file.
-
-    Raises:
-        SpecError: it cannot be read; one line says why.
-    """
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        names = ", ".join(shipped_specs())
-        raise SpecError(f"{path}: no such file, nor one of the shipped sweeps: {names}") from None
-    except IsADirectoryError:
-        raise SpecError(f"{path}: is a folder; name the YAML file in it") from None
-    except UnicodeDecodeError as error:
-        raise SpecError(f"{path}: not UTF-8 text (byte {error.start}): save it as UTF-8") from None
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def parse_spec(text: str, name: str, models: Models | None = None) -> SweepSpec:
-    """A specification from its YAML text.
-
-    Args:
-        text: the YAML.
-        name: what to call it in messages, usually its path.
-        models: those it names, where they are known; others are looked up.
-
-    Raises:
-        SpecError: every mistake in it, a line each: file, line, where, what, what to do.
-    """
-    located = read_yaml(text)
-    problems = list(located.problems)
-    spec = None
-    if located.data is None and not problems:
-        problems.append(Problem(1, "is empty: a sweep needs name, gpus, cells and workload"))
-    elif located.data is not None:
-        catalog, catalog_problems = _own_catalog(located)
-        problems += catalog_problems
-        models = dict(models or {})
-        context = {"catalog": catalog, "own": _own_keys(located.data), "models": models}
-        try:
-            spec = SweepSpec.model_validate(located.data, context=context).with_models(models)
-        except ValidationError as error:
-            problems += say(error, located, SweepSpec)
-        problems += [
-            *_repetitions(located),
-            *_cell_problems(located, models),
-            *_as_if_problems(located, catalog),
-        ]
-    if problems:
-        # Parts are checked more than once; a mistake is told once.
-        ordered = sorted(dict.fromkeys(problems), key=lambda problem: problem.line)
-        raise SpecError("\n".join(f"{name}:{p.line}: {p.text}" for p in ordered))
-    assert spec is not None
-    return spec
-
-
-def _own_catalog(located: LocatedYaml) -> tuple[Catalog, list[Problem]]:
-    """The catalog the GPU keys are looked up in, even where the file's own rows are wrong."""
-    rows = located.data.get("catalog", {}) if isinstance(located.data, dict) else {}
-    try:
-        parsed = CatalogRows.model_validate(rows)
-        return load_catalog(parsed.gpus, parsed.offers), []
-    except ValidationError:
-        return load_catalog(), []  # told where the whole file is validated
-    except CatalogError as error:
-        line = located.line(("catalog",))
-        return load_catalog(), [
-            Problem(line, f"catalog: {text}") for text in str(error).split("\n")
-        ]
-
-
-def _own_keys(data: object) -> set[str]:
-    """Keys of the file's own GPUs, be their rows right or wrong."""
-    rows = _items(data.get("catalog") if isinstance(data, dict) else None, "gpus")
-    keys = (row.get("key") for row in rows if isinstance(row, dict))
-    return {key for key in keys if isinstance(key, str)}
-
-
-def _repetitions(located: LocatedYaml) -> Iterator[Problem]:
-    """Values that an axis lists twice."""
-    for axis, values in _axes(located.data):
-        seen: set[object] = set()
-        for index, raw in enumerate(values):
-            value = _recipe(raw) if axis[-1] == "recipes" else raw
-            if type(value) not in {str, int, Recipe}:
-                continue  # told where the whole file is validated
-            if value in seen:
-                where = (*axis, index)
-                text = f"{dotted(where)}: {shown(raw)} is listed twice: keep one"
-                yield Problem(located.line(where), text)
-            seen.add(value)
-
-
-def _axes(data: object) -> Iterator[tuple[Location, list[Any]]]:
-    yield ("gpus",), _items(data, "gpus")
-    yield ("as_if",), _items(data, "as_if")
-    for index, block in enumerate(_items(data, "cells")):
-        for name in ("models", "recipes", "active_experts", "seq_lens"):
-            yield ("cells", index, name), _items(block, name)
-
-
-def _recipe(raw: object) -> Recipe | None:
-    try:
-        return Recipe.model_validate(_written_out(raw))
-    except ValueError:
-        return None  # told where the whole file is validated
-
-
-def _as_if_problems(located: LocatedYaml, catalog: Catalog) -> Iterator[Problem]:
-    """GPUs that none of the sweep's GPUs can stand in for."""
-    keys = {gpu.key: gpu for gpu in catalog.gpus}
-    named = [key for key in _items(located.data, "gpus") if isinstance(key, str)]
-    hosts = [keys[key] for key in named if key in keys]
-    for index, key in enumerate(_items(located.data, "as_if")):
-        small = keys.get(key) if isinstance(key, str) else None
-        if small is not None and hosts and not any(_holds(host, small) for host in hosts):
-            names = ", ".join(host.key for host in hosts)
-            text = f"as_if[{index}]: {key} has no less memory than any of gpus ({names}): drop it"
-            yield Problem(located.line(("as_if", index)), text)
-
-
-def _cell_problems(located: LocatedYaml, models: Models) -> list[Problem]:
-    """Mistakes between the parts: experts a model has not, methods it has not, cells twice.
-
-    Looks at the raw data, so that a mistake elsewhere in the file does not hide these.
-    """
-    problems: list[Problem] = []
-    first_seen: dict[tuple[object, ...], Location] = {}
-    blocks = _items(located.data, "cells")
-    for index, block in enumerate(blocks):
-        where: Location = ("cells", index)
-        for model in _models_of(block, models):
-            problems += _model_problems(located, where, block, model)
-            for signature in _signatures(model, block):
-                other = first_seen.setdefault(signature, where)
-                if other != where:
-                    text = (
-                        f"cells[{index}]: {model.name} with the same recipe, active_experts and "
-                        f"seq_len {signature[-1]} is in cells[{other[1]}] already: drop one"
-                    )
-                    problems.append(Problem(located.line(where), text))
-    return problems
-
-
-def _items(mapping: object, key: str) -> list[Any]:
-    value = mapping.get(key) if isinstance(mapping, dict) else None
-    return value if isinstance(value, list) else []
-
-
-def _models_of(block: object, models: Models) -> list[Model]:
-    return [models[m] for m in _items(block, "models") if isinstance(m, str) and m in models]
-
-
-def _recipes_of(block: object) -> Iterator[tuple[int, Recipe]]:
-    for index, raw in enumerate(_items(block, "recipes")):
-        recipe = _recipe(raw)
-        if recipe is not None:
-            yield index, recipe
-
-
-def _model_problems(
-    located: LocatedYaml, where: Location, block: dict[str, Any], model: Model
-) -> Iterator[Problem]:
-    label = f"cells[{where[1]}]"
-    for index, recipe in _recipes_of(block):
-        reason = impossible_on_model(recipe, model)
-        if reason is not None:
-            line = located.line((*where, "recipes", index))
-            yield Problem(line, f"{label}.recipes[{index}]: {reason}")
-    if block.get("weights") == "pretrained" and model.weights is None:
-        line = located.line((*where, "weights"))
-        yield Problem(line, f"{label}.weights: no pretrained weights of {model.name} are known")
-    for index, active in enumerate(_whole_numbers(block, "active_experts")):
-        line = located.line((*where, "active_experts", index))
-        if model.experts is None:
-            text = f"{model.name} has no experts: leave active_experts out, or list it apart"
-            yield Problem(line, f"{label}.active_experts: {text}")
-            return
-        if active > model.experts:
-            text = f"{active} exceeds the {model.experts} experts of {model.name}"
-            yield Problem(line, f"{label}.active_experts[{index}]: {text}")
-
-
-def _whole_numbers(block: object, key: str) -> list[int]:
-    return [v for v in _items(block, key) if type(v) is int and v > 0]
-
-
-def _signatures(model: Model, block: object) -> Iterator[tuple[object, ...]]:
-    """What makes the cells of a block one of a kind, on any GPU."""
-    # What a recipe comes to on a device is the same function of it everywhere.
-    recipes = [recipe.key for _, recipe in _recipes_of(block)]
-    listed = isinstance(block, dict) and block.get("active_experts") is not None
-    active: Sequence[int | None] = (
-        _whole_numbers(block, "active_experts") if listed else [model.active_experts]
-    )
-    seq_lens = _whole_numbers(block, "seq_lens")
-    weights = block.get("weights", "random") if isinstance(block, dict) else "random"
-    yield from set(itertools.product([model.name], [weights], recipes, active, seq_lens))

@@ -6,8 +6,9 @@ from observations import MIB, environment, measurement
 
 from gpu_catalog.gpu import Gpu
 from orchestrator.plan import trial_task
+from orchestrator.spec_file import parse_spec
 from orchestrator.store import ObservationWriter, RunFolder, open_run
-from orchestrator.sweep import SweepSpec, parse_spec
+from orchestrator.sweep import SweepSpec
 from trials.child import ProbeEnd
 from trials.observation import Environment, Observation, Outcome
 from trials.probe import ProbeRequest

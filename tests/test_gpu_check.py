@@ -15,7 +15,8 @@ from orchestrator.gpu_check import (
 )
 from orchestrator.local_runner import run_trials_here
 from orchestrator.plan import ClusterResources, Node, make_plan, trial_task
-from orchestrator.sweep import SweepSpec, parse_spec
+from orchestrator.spec_file import parse_spec
+from orchestrator.sweep import SweepSpec
 from trials.extras import EXTRAS
 from trials.observation import Observation, Outcome
 from trials.workload import Cell

@@ -11,14 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_runs import ONE_CELL, ROUTED, spec_of
 
+from orchestrator.spec_file import SpecError, parse_spec, read_spec_text, shipped_specs
 from orchestrator.store import open_run
-from orchestrator.sweep import (
-    SpecError,
-    SweepSpec,
-    parse_spec,
-    read_spec_text,
-    shipped_specs,
-)
+from orchestrator.sweep import SweepSpec
 
 
 def told(text: str) -> list[str]:
