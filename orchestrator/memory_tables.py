@@ -55,7 +55,7 @@ def _repeats(seen: Sequence[Observation]) -> str:
     if not tried or edge is None:
         return ""
     if edge.misses == 0:
-        return f"{len(tried)} times, fits"
+        return "once, fits" if len(tried) == 1 else f"{len(tried)} times, fits"
     return f"safe {edge.safe}; max {edge.largest} missed {edge.misses} of {edge.tries}"
 
 

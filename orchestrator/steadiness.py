@@ -1,11 +1,12 @@
 """Which of a run's step times are less sure than they look, and why; and what steps drew."""
 
 import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from orchestrator.tables import table
 from trials.observation import DeviceReading, Measurement, Observation
-from trials.timing import TimingRule, instability
+from trials.timing import TimingRule, instability, median_interval
 
 CLOCK_FELL = 0.05  # of the multiprocessors' clock over the timed steps
 # Below this, it is the driver's own.
@@ -13,25 +14,44 @@ FOREIGN_BYTES = 512 * 2**20
 
 
 def steadiness_section(observations: Sequence[Observation], rule: TimingRule) -> str:
-    """Every timed probe that is unsteady, with the reasons; and energy, where it was counted."""
+    """The cells with unsteady probes and why the worst is; and energy, where it was counted."""
     timed = [
         (o, o.measurement)
         for o in observations
         if o.measurement is not None and o.measurement.step_seconds
     ]
-    unsteady = [
-        (o.cell.key, o.batch_size, o.repeat, reasons)
-        for o, measurement in timed
-        if (reasons := "; ".join(doubts(measurement, rule)))
-    ]
     parts = []
+    unsteady = list(_unsteady(timed, rule))
     if unsteady:
-        parts += ["## Unsteady step times", table(("cell", "batch", "repeat", "why"), unsteady)]
+        worst = ("cell", "unsteady", "the widest, at batch", "why")
+        parts += ["## Unsteady step times", table(worst, unsteady)]
     drawn = [row for o, measurement in timed if (row := _energy(o, measurement)) is not None]
     if drawn:
         headers = ("cell", "batch", "repeat", "joules a query", "watts", "SM MHz", "°C")
         parts += ["## Energy", table(headers, drawn)]
     return "\n\n".join(parts)
+
+
+def _unsteady(
+    timed: Sequence[tuple[Observation, Measurement]], rule: TimingRule
+) -> Iterator[tuple[object, ...]]:
+    """A row for each cell that has unsteady probes."""
+    by_cell: defaultdict[str, list[tuple[int, Measurement]]] = defaultdict(list)
+    for o, measurement in timed:
+        by_cell[o.cell.key].append((o.batch_size, measurement))
+    for key, probes in by_cell.items():
+        doubted = [(b, m, "; ".join(why)) for b, m in probes if (why := list(doubts(m, rule)))]
+        if doubted:
+            batch, _, why_worst = max(doubted, key=lambda row: _width(row[1]))
+            yield key, f"{len(doubted)} of {len(probes)} probes", batch, why_worst
+
+
+def _width(measurement: Measurement) -> float:
+    """Of the interval of the median, as a part of it."""
+    interval = median_interval(measurement.step_seconds)
+    if interval is None:
+        return 0.0
+    return (interval[1] - interval[0]) / statistics.median(measurement.step_seconds)
 
 
 def doubts(measurement: Measurement, rule: TimingRule) -> Iterator[str]:

@@ -116,6 +116,20 @@ MOE = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
 }
+DEEPSEEK = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 16,
+    "num_key_value_heads": 4,
+}
 OTHERS = [
     config("qwen2"),
     config("qwen3", head_dim=32),
@@ -124,6 +138,10 @@ OTHERS = [
     config("gpt_neox"),
     config("stablelm"),
     config("qwen2_moe", **MOE),
+    config(
+        "deepseek_v3",
+        **DEEPSEEK,
+    ),
 ]
 
 
@@ -141,6 +159,24 @@ def test_any_causal_language_model_is_built_by_its_configuration(model: Model, o
     )
     tuning = FineTuning(cell, model, device=CPU, seed=0)
     assert departures(cell.recipe, tuning.built(), tuning.implied()) == []
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "qwen2_moe"])
+def test_every_linear_layer_is_adapted_whatever_the_models_type(name: str) -> None:
+    """PEFT knows these types, and would drop the shared experts' names."""
+    (model,) = [model for model in OTHERS if model.name == name]
+    of = resolved(recipe("lora", lora_targets=("all-linear",)), model, cpu())
+    cell = Cell(
+        gpu="cpu",
+        model=name,
+        recipe=of,
+        experts=model.experts,
+        active_experts=model.active_experts,
+        seq_len=8,
+    )
+    tuning = FineTuning(cell, model, device=CPU, seed=0)
+    assert departures(of, tuning.built(), tuning.implied()) == []
+    assert tuning.model.config.model_type == name  # type: ignore[union-attr]
 
 
 def test_an_attention_kernel_the_model_cannot_have_is_told_with_the_way_out() -> None:

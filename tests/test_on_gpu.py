@@ -33,6 +33,8 @@ TIMED = ProbeRequest(batch_size=2, timing=TimingRule(warmup_seconds=0.2, max_sec
 @pytest.fixture(scope="module")
 def gpu() -> Gpu:
     """The catalog's row of this machine's GPU."""
+    if not torch.cuda.is_available():
+        pytest.exit("no NVIDIA GPU: CUDA shows none to PyTorch on this machine", returncode=1)
     return load_catalog().gpu_by_device_name(torch.cuda.get_device_name(0))
 
 

@@ -49,6 +49,16 @@ def test_every_reason_to_doubt_is_told(changed: dict[str, object], reason: str) 
     assert reason in steadiness_section([observation(4, measurement=seen)], RULE)
 
 
+def test_a_cell_has_one_row_with_its_worst_probe() -> None:
+    """Dozens of rows would hide which cells to measure again."""
+    wide = STEADY.model_copy(update={"step_seconds": (0.1, 0.2) * 6, "stop_reason": "step cap"})
+    wider = STEADY.model_copy(update={"step_seconds": (0.1, 0.5) * 6, "stop_reason": "step cap"})
+    seen = [observation(b, measurement=m) for b, m in ((1, wide), (2, wider), (3, STEADY))]
+    text = steadiness_section(seen, RULE)
+    (row,) = [line for line in text.splitlines() if "llama-tiny" in line]
+    assert [part.strip() for part in row.split("|")[2:4]] == ["2 of 3 probes", "2"]
+
+
 def test_energy_is_told_for_each_query() -> None:
     """600 J over 12 steps of 4 queries in 1.2 s: 12.5 J a query, 500 W."""
     drawn = STEADY.model_copy(

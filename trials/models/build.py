@@ -249,7 +249,14 @@ def _adapt(model: nn.Module, recipe: Recipe) -> nn.Module:
     )
     # PEFT keeps adapters in fp32 unless told not to; the recipe says what precision to train in.
     keep = adapters_dtype(recipe) == torch.float32
-    return get_peft_model(model, config, autocast_adapter_dtype=keep)  # type: ignore[no-any-return]
+    # By the model's type PEFT would take some of our full names for those of fused experts, and
+    # drop them. Ours are taken apart.
+    facts: Any = model.config
+    facts.model_type = "apart"
+    try:
+        return get_peft_model(model, config, autocast_adapter_dtype=keep)  # type: ignore[no-any-return]
+    finally:
+        del facts.model_type  # the class has it
 
 
 def _quantise_linears(module: nn.Module, recipe: Recipe, *, keep: nn.Module) -> None:

@@ -11,8 +11,10 @@ from collections.abc import Collection
 from trials.recipe import Mamba
 
 PACKAGES = ("mamba_ssm", "causal_conv1d")
-# The reference convolves with PyTorch's own operator; the kernels never do.
+# Both convolve before they scan: the reference with PyTorch's own operator, mamba-ssm with that of
+# causal-conv1d (DaoAILab::_causal_conv1d_fwd_cpp).
 REFERENCE_OPERATOR = "aten::convolution"
+KERNEL_OPERATOR = "causal_conv1d"
 
 
 def choose_mamba_kernels(mamba: Mamba) -> None:
@@ -41,6 +43,13 @@ def choose_mamba_kernels(mamba: Mamba) -> None:
         sys.modules[package] = None  # type: ignore[assignment] # whoever imports it is told it is not there
 
 
-def mamba_in_use(operators: Collection[str]) -> Mamba:
-    """Which of the two ran, by the operators of a step of a model with Mamba layers."""
-    return "reference" if REFERENCE_OPERATOR in operators else "mamba-ssm"
+def mamba_in_use(operators: Collection[str]) -> Mamba | None:
+    """Which of the two ran, by the operators of a step of a model with Mamba layers.
+
+    None where there is no sign of either, or of both.
+    """
+    reference = REFERENCE_OPERATOR in operators
+    kernels = any(KERNEL_OPERATOR in operator for operator in operators)
+    if reference == kernels:
+        return None
+    return "reference" if reference else "mamba-ssm"
