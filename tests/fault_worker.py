@@ -27,6 +27,24 @@ def raise_error(error: BaseException) -> None:
     raise error
 
 
+def end_with(text: str, end: Callable[[], object]) -> None:
+    """Prints a last line and ends."""
+    print(text, file=sys.stderr, flush=True)
+    end()
+
+
+def be_killed_for_memory() -> None:
+    """As the kernel does it, which counts such kills; here in a file beside the orders."""
+    Path(sys.argv[1]).with_name("counters").write_text("oom_kill 1\n", encoding="utf-8")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def say_without_end(text: bytes) -> None:
+    """As fast as the pipe takes it."""
+    while True:
+        say(text)
+
+
 def half_a_reply() -> None:
     """And then silence."""
     say(b'{"outcome": "FI')
@@ -47,6 +65,19 @@ FAULTS: dict[str, Callable[[], object]] = {
     "garbage": lambda: say(b"\x00\xff not a reply\n"),
     "other": lambda: say(b'{"pid": 1}\n'),
     "exited": lambda: os._exit(3),
+    "told and exited": lambda: end_with("what went wrong", lambda: os._exit(3)),
+    # As bitsandbytes' C library does, which knows no exceptions.
+    "bitsandbytes": lambda: end_with(
+        "Error out of memory at line 88 in file /src/csrc/ops.cu", lambda: os._exit(1)
+    ),
+    "aborted": lambda: end_with(
+        "terminate called after throwing an instance of 'std::bad_alloc'", os.abort
+    ),
+    "unnamed signal": lambda: os.kill(os.getpid(), 40),
+    "killed for memory": be_killed_for_memory,
+    "endless": lambda: say_without_end(b"x" * 2**16),
+    "empty lines": lambda: say_without_end(b"\n" * 2**16),
+    "unmeasured": lambda: say(b'{"batch_size": 5, "outcome": "FITS"}\n'),
 }
 
 

@@ -9,12 +9,16 @@ import pytest
 from memory_messages import DEVICE_MESSAGES, HOST_MESSAGES
 from observations import cpu, tiny_cell
 
+from trials import child
+from trials import outcome as outcome_module
 from trials.child import ChildProber
 from trials.models.model import find_model
 from trials.observation import Outcome
 from trials.probe import ProbeRequest, Setup
 
 HERE = Path(__file__).parent
+# Those that come as exceptions: bitsandbytes prints its own and exits.
+RAISED = [text for text in DEVICE_MESSAGES if "at line" not in text]
 REQUEST = ProbeRequest(batch_size=5, timing=None)
 
 
@@ -23,10 +27,12 @@ class FaultyProber:
 
     def __init__(self, prober: ChildProber, orders: Path) -> None:
         self.prober = prober
+        self.counters = orders.with_name("counters")
         self._orders = orders
 
     def ask(self, fault: str = "") -> tuple[Outcome, str]:
         """How a probe ends under a fault."""
+        self.counters.write_text("oom_kill 0\n", encoding="utf-8")
         self._orders.write_text(fault, encoding="utf-8")
         end = self.prober.probe(REQUEST)
         return end.outcome, end.detail or ""
@@ -48,7 +54,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyProber]:
         yield FaultyProber(prober, orders)
 
 
-SILENT = ("hung", "half")
+SILENT = ("hung", "half", "empty lines")
 
 
 @pytest.mark.parametrize("where", ["probe", "build"])
@@ -59,12 +65,19 @@ SILENT = ("hung", "half")
         ("crashed", Outcome.FAILED, "the child was killed by SIGSEGV"),
         ("hung", Outcome.TIMED_OUT, "no answer within 0.7 s"),
         ("half", Outcome.TIMED_OUT, "no answer within 0.7 s"),
+        ("empty lines", Outcome.TIMED_OUT, "no answer within 0.7 s"),
         ("poisoned", Outcome.FAILED, "RuntimeError: CUDA error: an illegal memory access"),
         ("device", Outcome.OUT_OF_MEMORY, "CUDA error: out of memory"),
         ("host", Outcome.HOST_OUT_OF_MEMORY, "MemoryError()"),
         ("garbage", Outcome.FAILED, "the child's answer is not one: Invalid JSON"),
         ("other", Outcome.FAILED, "the child's answer is not one: Field required"),
+        ("endless", Outcome.FAILED, "the child's answer is not one: over 1048576 bytes"),
         ("exited", Outcome.FAILED, "the child ended with exit code 3"),
+        ("told and exited", Outcome.FAILED, "the child ended with exit code 3: what went wrong"),
+        ("bitsandbytes", Outcome.OUT_OF_MEMORY, "Error out of memory at line 88 in file"),
+        ("aborted", Outcome.HOST_OUT_OF_MEMORY, "terminate called after throwing"),
+        ("unnamed signal", Outcome.FAILED, "the child was killed by signal 40"),
+        ("killed for memory", Outcome.HOST_OUT_OF_MEMORY, "the host ran out of memory and killed"),
     ],
 )
 def test_a_fault_is_told_for_what_it_is(  # noqa: PLR0917 - pytest passes them by name
@@ -79,6 +92,8 @@ def test_a_fault_is_told_for_what_it_is(  # noqa: PLR0917 - pytest passes them b
     assert faulty.ask() == (Outcome.FITS, "")
     first = faulty.prober.child_pid
     with monkeypatch.context() as patch:
+        patch.setattr(child, "LONGEST_ANSWER_BYTES", 2**20)
+        patch.setattr(outcome_module, "OOM_COUNTERS", (faulty.counters,))
         if fault in SILENT:
             patch.setattr(faulty.prober, f"_{where}_timeout_seconds", 0.7)
         if where == "build":
@@ -94,16 +109,31 @@ def test_a_fault_is_told_for_what_it_is(  # noqa: PLR0917 - pytest passes them b
 @pytest.mark.parametrize(
     ("message", "outcome"),
     [
-        *((text, Outcome.OUT_OF_MEMORY) for text in DEVICE_MESSAGES),
+        *((text, Outcome.OUT_OF_MEMORY) for text in RAISED),
         *((text, Outcome.HOST_OUT_OF_MEMORY) for text in HOST_MESSAGES),
     ],
 )
 def test_every_out_of_memory_message_is_told_by_the_child(
     faulty: FaultyProber, where: str, message: str, outcome: Outcome
 ) -> None:
-    """Those of PyTorch, CUDA's libraries and bitsandbytes, and those of the host's allocators."""
+    """Those of PyTorch and CUDA's libraries, and those of the host's allocators."""
     faulty.prober._end_child()
     assert faulty.ask(f"{where} says: {message}")[0] is outcome
+
+
+def test_what_an_earlier_child_printed_is_not_held_against_a_later_one(
+    faulty: FaultyProber,
+) -> None:
+    """They print to one file, and why one ended must not become why another did."""
+    assert faulty.ask("probe bitsandbytes")[0] is Outcome.OUT_OF_MEMORY
+    assert faulty.ask("probe exited") == (Outcome.FAILED, "the child ended with exit code 3")
+
+
+def test_a_fit_that_measured_nothing_is_not_taken(faulty: FaultyProber) -> None:
+    """The search and the fits stand on what was measured."""
+    told = (Outcome.FAILED, "the child says FITS and not what it measured")
+    assert faulty.ask("probe unmeasured") == told
+    assert faulty.ask() == (Outcome.FITS, "")
 
 
 def test_an_answer_for_another_batch_is_not_taken(faulty: FaultyProber) -> None:

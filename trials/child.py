@@ -16,9 +16,12 @@ from typing import IO, Protocol, Self
 from pydantic import ValidationError
 
 from trials.observation import Environment, Measurement, Outcome
+from trials.outcome import classify, ending, host_oom_kills
 from trials.probe import START, Born, Ended, ProbeReply, ProbeRequest, Ready, Refused, Setup
 
 NURSERY_TIMEOUT_SECONDS = 10.0  # it has nothing to do but wait for its child
+LONGEST_ANSWER_BYTES = 16 * 2**20  # far more than a probe of any number of steps has to say
+PRINTED_BYTES = 64 * 2**10  # of what it printed; why it ended stands at the end
 # Left alone, BLAS and OpenMP take every core of the machine, whatever torch is told later.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 # transformers would fetch kernels from the hub, PyTorch would touch the GPU to see if there is one.
@@ -119,13 +122,13 @@ class ChildProber:
             nursery.tell(request.model_dump_json() + "\n")
             line = nursery.answer(self._probe_timeout_seconds, f"batch {request.batch_size}")
             reply = ProbeReply.model_validate_json(line)
-            end = ProbeEnd(reply.outcome, reply.detail, reply.measurement)
-            if reply.batch_size != request.batch_size:
-                end = failed(f"asked for batch {request.batch_size}, told of {reply.batch_size}")
+            end = _checked(request, reply)
         except ChildGoneError as gone:
             end = gone.end
         except ValidationError as error:
             end = failed(f"the child's answer is not one: {error.errors()[0]['msg']}")
+        except OSError as error:  # no process could be started
+            end = ProbeEnd(*classify(error))
         if self._ready is not None:
             end = replace(
                 end,
@@ -143,7 +146,8 @@ class ChildProber:
 
     def _nursery_with_child(self) -> "_Nursery":
         if self._nursery is None:
-            self._nursery = _Nursery(self._setup, self._worker)
+            self._nursery = _Nursery(self._worker, self._setup.threads)
+            self._nursery.tell(self._setup.model_dump_json() + "\n")
         if self._nursery.child_pid is None:
             line = self._nursery.start_child(self._build_timeout_seconds)
             with contextlib.suppress(ValidationError):
@@ -158,23 +162,36 @@ def failed(detail: str) -> ProbeEnd:
     return ProbeEnd(Outcome.FAILED, detail)
 
 
+def _checked(request: ProbeRequest, reply: ProbeReply) -> ProbeEnd:
+    """What a reply says, if it is one to this request."""
+    if reply.batch_size != request.batch_size:
+        return failed(f"asked for batch {request.batch_size}, told of {reply.batch_size}")
+    if reply.outcome in (Outcome.FITS, Outcome.THRASHING) and reply.measurement is None:
+        return failed(f"the child says {reply.outcome} and not what it measured")
+    return ProbeEnd(reply.outcome, reply.detail, reply.measurement)
+
+
 class _Nursery:
     """The process that forks children, its child, and the pipes that reach both."""
 
-    def __init__(self, setup: Setup, worker: Sequence[str]) -> None:
+    def __init__(self, worker: Sequence[str], threads: int) -> None:
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
-        self._process = subprocess.Popen(
-            [*worker, str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env=_child_environment(setup.threads),
-        )
+        try:
+            self._process = subprocess.Popen(
+                [*worker, str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env=_child_environment(threads),
+            )
+        except OSError:
+            self._errors.close()
+            raise
         self._received = b""
+        self._printed_before = 0
         self._oom_kills_before = 0
         self._owes_child = False
         self.child_pid: int | None = None
-        self.tell(setup.model_dump_json() + "\n")
 
     def start_child(self, timeout_seconds: float) -> str:
         """Forks a child.
@@ -185,7 +202,7 @@ class _Nursery:
         Raises:
             ChildGoneError: it ended, or said nothing for so long.
         """
-        self._oom_kills_before = _host_oom_kills()
+        self._oom_kills_before = host_oom_kills()
         self._owes_child = True
         self.tell(START)
         started = time.monotonic()
@@ -201,7 +218,7 @@ class _Nursery:
             self._process.stdin.write(line.encode())
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise ChildGoneError(self._ending(self._process.wait())) from None
+            raise ChildGoneError(self._ending(self._exit_code())) from None
 
     def answer(
         self, timeout_seconds: float, doing: str, *, allowed_seconds: float | None = None
@@ -224,6 +241,7 @@ class _Nursery:
             ended = Ended.model_validate_json(line)
             self.child_pid = None
             raise ChildGoneError(self._ending(ended.exit_code))
+        self._printed_before = self._printed_bytes()
         return line
 
     def end_child(self) -> bool:
@@ -243,6 +261,7 @@ class _Nursery:
             while line := self._next_line(NURSERY_TIMEOUT_SECONDS):
                 with contextlib.suppress(ValidationError):
                     Ended.model_validate_json(line)
+                    self._printed_before = self._printed_bytes()
                     return True
         return False
 
@@ -266,27 +285,46 @@ class _Nursery:
         deadline = time.monotonic() + timeout_seconds
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
+            late = False
             while b"\n" not in self._received:
-                if not selector.select(max(0.0, deadline - time.monotonic())):
+                # One that never stops talking is never waited for: the clock is asked all the same.
+                if late or not selector.select(max(0.0, deadline - time.monotonic())):
                     return None
+                late = time.monotonic() > deadline
                 chunk = os.read(self._process.stdout.fileno(), 65536)
                 if not chunk:
-                    raise ChildGoneError(self._ending(self._process.wait()))
+                    raise ChildGoneError(self._ending(self._exit_code()))
                 self._received = (self._received + chunk).lstrip(b"\n")
+                if len(self._received) > LONGEST_ANSWER_BYTES:
+                    self._received = b""
+                    text = f"the child's answer is not one: over {LONGEST_ANSWER_BYTES} bytes"
+                    raise ChildGoneError(failed(text))
         line, _, rest = self._received.partition(b"\n")
         self._received = rest.lstrip(b"\n")
         return line.decode(errors="replace")
 
+    def _exit_code(self) -> int:
+        """Of the nursery, whose end of the pipes is closed."""
+        try:
+            return self._process.wait(NURSERY_TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
     def _ending(self, code: int) -> ProbeEnd:
-        if code == -signal.SIGKILL and _host_oom_kills() > self._oom_kills_before:
-            text = "the host ran out of memory and killed the child"
-            return ProbeEnd(Outcome.HOST_OUT_OF_MEMORY, text)
-        if code < 0:
-            return failed(f"the child was killed by {signal.Signals(-code).name}")
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        last = f": {lines[-1][:300]}" if lines else ""
-        return failed(f"the child ended with exit code {code}{last}")
+        killed = host_oom_kills() > self._oom_kills_before
+        return ProbeEnd(*ending(code, self._printed(), killed_for_memory=killed))
+
+    def _printed(self) -> list[str]:
+        """The lines printed since the last answer, each cut short."""
+        end = self._printed_bytes()
+        start = max(self._printed_before, end - PRINTED_BYTES)
+        # Read in place: nursery and child write where this file's position is.
+        text = os.pread(self._errors.fileno(), end - start, start).decode(errors="replace")
+        return [line[:300] for line in text.strip().splitlines()]
+
+    def _printed_bytes(self) -> int:
+        return os.fstat(self._errors.fileno()).st_size
 
 
 def _child_environment(threads: int) -> dict[str, str]:
@@ -295,15 +333,3 @@ def _child_environment(threads: int) -> dict[str, str]:
     path = os.pathsep.join(filter(None, (packages, os.environ.get("PYTHONPATH"))))
     counts = dict.fromkeys(THREAD_VARIABLES, str(threads))
     return os.environ | QUIET | {"PYTHONPATH": path} | counts
-
-
-def _host_oom_kills() -> int:
-    """Processes killed for lack of host memory so far, by the kernel or a container's own limit."""
-    kills = 0
-    for counters in (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events")):
-        with contextlib.suppress(OSError):
-            for line in counters.read_text(encoding="ascii").splitlines():
-                name, _, count = line.partition(" ")
-                if name == "oom_kill":
-                    kills += int(count)
-    return kills

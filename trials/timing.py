@@ -64,31 +64,54 @@ class TimingRule(Record):
 
 
 def instability(
-    step_seconds: Sequence[float], stop_reason: StopReason | None, rule: "TimingRule"
+    step_seconds: Sequence[float], stop_reason: StopReason | None, rule: TimingRule
 ) -> str | None:
     """Why the median of these steps is less sure than it was asked to be; None when it is not.
 
     A trend is told where the medians of the first and the last third lie apart by more than five
-    times the rule's width, an outlier where a step took more than half as long again as the median.
+    times the rule's width, and by more than noise alone makes likely (``_halves_differ``); an
+    outlier where a step took more than half as long again as the median.
     """
     if not step_seconds:
         return None
     median = statistics.median(step_seconds)
     reasons = []
-    interval = median_interval(step_seconds)
-    if stop_reason != "precise" and interval is not None:
-        half = (interval[1] - interval[0]) / 2 / median
-        reasons.append(
-            f"the median is known to ±{half:.1%} only, timing ended at the {stop_reason}"
-        )
-    third = len(step_seconds) // 3
-    drift = statistics.median(step_seconds[-third:]) / statistics.median(step_seconds[:third]) - 1
-    if third >= 2 and abs(drift) > 5 * rule.relative_half_width:
-        reasons.append(f"steps became {abs(drift):.0%} {'slower' if drift > 0 else 'faster'}")
+    if stop_reason != "precise":
+        ended = "" if stop_reason is None else f", timing ended at the {stop_reason}"
+        reasons.append(f"{_known_to(step_seconds, median)}{ended}")
+    if _halves_differ(step_seconds):
+        third = len(step_seconds) // 3
+        first, last = (statistics.median(s) for s in (step_seconds[:third], step_seconds[-third:]))
+        drift = last / first - 1
+        if abs(drift) > 5 * rule.relative_half_width:
+            reasons.append(f"steps became {abs(drift):.0%} {'slower' if drift > 0 else 'faster'}")
     slow = sum(seconds > 1.5 * median for seconds in step_seconds)
     if slow:
         reasons.append(f"{slow} of {len(step_seconds)} steps took half as long again or more")
     return "; ".join(reasons) or None
+
+
+def _known_to(step_seconds: Sequence[float], median: float) -> str:
+    interval = median_interval(step_seconds)
+    if interval is None:
+        return "there were too few steps for an interval of the median"
+    return f"the median is known to ±{(interval[1] - interval[0]) / 2 / median:.1%} only"
+
+
+def _halves_differ(values: Sequence[float]) -> bool:
+    """Whether the later half is from another distribution than the earlier, at 95 % confidence.
+
+    The rank-sum test (Mann and Whitney 1947) with its normal approximation: the number U of pairs
+    in which the later value is larger has mean ``n^2 / 2`` and variance ``n^2 (2 n + 1) / 12`` for
+    two halves of n; 1/2 off its distance from the mean is for U being whole. Fewer than eight
+    values never suffice.
+    """
+    half = len(values) // 2
+    early, late = values[:half], values[-half:]
+    later_larger = sum((x < y) + (x == y) / 2 for x in early for y in late)
+    distance = abs(later_larger - half**2 / 2) - 1 / 2
+    deviation = math.sqrt(half**2 * (2 * half + 1) / 12)
+    return distance > statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * deviation
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:

@@ -206,6 +206,9 @@ def run_trial(
 ) -> None:
     """Probes until the cell is known, or what is left of it cannot be had.
 
+    A build does not depend on the batch: when so many in a row as a probe has attempts came to
+    nothing, those for the rest of the ladder would be waited for in vain.
+
     Args:
         task: what to measure, and what is known already.
         prober: answers the probes.
@@ -216,14 +219,17 @@ def run_trial(
     observed = list(task.done)
     attempts: dict[Ask, int] = {}
     given_up: set[Ask] = set()
+    failed_builds = 0
     while (ask := next_ask(task, observed, given_up)) is not None and keep_going():
         observation, final = _observe(task, ask, prober, observed, node_id)
         observed.append(observation)
         emit(observation)
-        if final:
+        silent = not observation.outcome.is_verdict
+        failed_builds = failed_builds + 1 if silent and observation.environment is None else 0
+        if final or failed_builds == ATTEMPTS:
             return
         attempts[ask] = attempts.get(ask, 0) + 1
-        if attempts[ask] == ATTEMPTS and not observation.outcome.is_verdict:
+        if attempts[ask] == ATTEMPTS and silent:
             given_up.add(ask)
 
 

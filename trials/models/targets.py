@@ -22,7 +22,10 @@ def adapts_router(recipe: Recipe) -> bool:
 
 
 def lora_targets(model: nn.Module, recipe: Recipe) -> list[str]:
-    """Full names of the linear layers a recipe adapts, in a model without adapters.
+    """Names of the linear layers a recipe adapts, in a model without adapters, as PEFT takes them.
+
+    The last parts of their names where these mean no other layer, else their full names: PEFT holds
+    each layer of the model against each name, and there can be tens of thousands of either.
 
     Raises:
         TargetError: a target is nowhere in the model.
@@ -39,7 +42,10 @@ def lora_targets(model: nn.Module, recipe: Recipe) -> list[str]:
                 f"lora_targets {target}: the model has no such linear layer; it has {known} "
                 f"(or use {', '.join(TARGET_GROUPS)})"
             )
-    return sorted({name for names in found.values() for name in names})
+    wanted = {name for names in found.values() for name in names}
+    last_parts = {name.rpartition(".")[2] for name in wanted}
+    meant = {name for name, _ in model.named_modules() if name.rpartition(".")[2] in last_parts}
+    return sorted(last_parts if meant == wanted else wanted)
 
 
 def _linears(model: nn.Module) -> Iterator[str]:
