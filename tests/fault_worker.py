@@ -29,7 +29,7 @@ def raise_error(error: BaseException) -> None:
 
 def end_with(text: str, end: Callable[[], object]) -> None:
     """Prints a last line and ends."""
-    print(text, file=sys.stderr, flush=True)
+    os.write(2, f"{text}\n".encode())
     end()
 
 

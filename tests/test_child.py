@@ -17,6 +17,7 @@ import psutil
 import pytest
 from observations import MIB, cpu, recipe, tiny_cell
 
+from trials import child as child_module
 from trials.child import ChildProber, ProbeEnd
 from trials.models.model import find_model
 from trials.observation import Outcome
@@ -218,6 +219,36 @@ def test_a_build_that_is_refused_failed_with_its_reason_and_nothing_remains() ->
         assert end.detail.startswith("TargetError: lora_targets nowhere: the model has no such")
         assert end.final
         assert end.environment is None
+
+
+@pytest.mark.parametrize(
+    ("worker", "detail"),
+    [
+        (("/nowhere/python",), "FileNotFoundError: [Errno 2] No such file or directory"),
+        (
+            (sys.executable, "-c", "raise SystemExit('no such module')"),
+            "the child ended with exit code 1: no such module",
+        ),
+        (
+            (sys.executable, "-c", "import os, time; os.closerange(0, 2); time.sleep(3600)"),
+            "the child was killed by SIGKILL",
+        ),
+    ],
+)
+def test_a_nursery_that_cannot_be_started_failed(
+    worker: tuple[str, ...], detail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not there, ended at once, or there and speechless: an outcome each time, and nothing left."""
+    monkeypatch.setattr(child_module, "NURSERY_TIMEOUT_SECONDS", 0.2)
+    with ChildProber(
+        SETUP, build_timeout_seconds=60, probe_timeout_seconds=60, worker=worker
+    ) as prober:
+        for _ in range(2):
+            end = prober.probe(SMALL)
+            assert end.outcome is Outcome.FAILED
+            assert end.detail is not None
+            assert end.detail.startswith(detail)
+            assert prober.child_pid is None
 
 
 TRIAL = """

@@ -51,7 +51,10 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyProber]:
     )
     with pytest.MonkeyPatch.context() as patch, prober:
         patch.setenv("PYTHONPATH", os.pathsep.join((str(HERE), str(HERE.parent))))
-        yield FaultyProber(prober, orders)
+        made = FaultyProber(prober, orders)
+        patch.setattr(child, "LONGEST_ANSWER_BYTES", 2**20)
+        patch.setattr(outcome_module, "OOM_COUNTERS", (made.counters,))
+        yield made
 
 
 SILENT = ("hung", "half", "empty lines")
@@ -92,8 +95,6 @@ def test_a_fault_is_told_for_what_it_is(  # noqa: PLR0917 - pytest passes them b
     assert faulty.ask() == (Outcome.FITS, "")
     first = faulty.prober.child_pid
     with monkeypatch.context() as patch:
-        patch.setattr(child, "LONGEST_ANSWER_BYTES", 2**20)
-        patch.setattr(outcome_module, "OOM_COUNTERS", (faulty.counters,))
         if fault in SILENT:
             patch.setattr(faulty.prober, f"_{where}_timeout_seconds", 0.7)
         if where == "build":

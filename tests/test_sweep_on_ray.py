@@ -37,10 +37,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(home: Path) -> Path:
-    """A sweep nobody disturbed, but for one child that was killed in the middle of a probe."""
+    """A sweep nobody disturbed, but that a child was killed in it, then a Ray worker."""
     out = home / "undisturbed"
     sweep = start_sweep(home / "small.yaml", out, home)
     killed = kill_a_child(sweep.pid)
+    told = wait_until(lambda: any(not o.outcome.is_verdict for o in observations(out)), seconds=60)
+    killed = killed and told and kill_a_ray_worker(sweep.pid)
     assert sweep.wait(timeout=180) == 0, out.with_suffix(".log").read_text()
     assert killed
     return out
@@ -61,6 +63,21 @@ def kill_a_child(driver: int) -> bool:
         return bool(found)
 
     if not wait_until(child_appears, seconds=60):
+        return False
+    found[0].kill()
+    return True
+
+
+def kill_a_ray_worker(driver: int) -> bool:
+    """Kills the first Ray worker that has a trial, as Ray does when a node runs low on memory."""
+    found: list[psutil.Process] = []
+
+    def worker_appears() -> bool:
+        nurseries = [p for p in trial_processes(driver) if not _is_worker(p.parent())]
+        found[:] = [parent for p in nurseries if (parent := p.parent()) is not None]
+        return bool(found)
+
+    if not wait_until(worker_appears, seconds=60):
         return False
     found[0].kill()
     return True
@@ -111,6 +128,17 @@ def test_a_child_killed_in_a_sweep_is_recorded_and_its_probe_made_again(undistur
     ]
     assert [o.attempt for o in again] == [1, 2]
     assert again[1].outcome.is_verdict
+
+
+def test_a_ray_worker_killed_in_a_sweep_is_told_and_its_trial_placed_again(
+    undisturbed: Path,
+) -> None:
+    """In one line, no traceback; what it had reported is not measured twice."""
+    log = undisturbed.with_suffix(".log").read_text(encoding="utf-8")
+    assert log.count(": died: ") == 1
+    assert "Traceback" not in log
+    keys = [o.key for o in observations(undisturbed)]
+    assert len(keys) == len(set(keys))
 
 
 def test_a_driver_killed_ten_times_loses_and_repeats_nothing(undisturbed: Path, home: Path) -> None:

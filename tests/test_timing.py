@@ -155,6 +155,51 @@ def test_an_unstable_series_says_why(
     assert said in reason
 
 
+@given(st.floats(0.001, 0.03), st.integers(0, 2**32))
+def test_what_the_rule_calls_precise_in_steady_noise_is_called_stable(
+    deviation: float, seed: int
+) -> None:
+    """However wide the noise is: its steps are timed until the median is known all the same."""
+    random = Random(seed)
+    seconds: list[float] = []
+    rule = TimingRule()
+    while (reason := rule.stop_reason(seconds)) is None:
+        seconds.append(0.1 * math.exp(random.gauss(0, deviation)))
+    said = instability(seconds, reason, rule)
+    assert said is None if reason == "precise" else said is not None
+
+
+@pytest.mark.parametrize("deviation", [0.05, 0.1, 0.2])
+@pytest.mark.parametrize("steps", [9, 30])
+def test_wide_noise_is_seldom_called_a_trend(deviation: float, steps: int) -> None:
+    """Its median is unsure and that is said; that steps became slower is another thing."""
+    random = Random(steps)
+    series = [
+        [0.1 * math.exp(random.gauss(0, deviation)) for _ in range(steps)] for _ in range(1000)
+    ]
+    told = [instability(seconds, "step cap", TimingRule()) or "" for seconds in series]
+    assert sum("became" in text for text in told) < 0.07 * len(told)
+
+
+@given(st.integers(8, 30), st.sampled_from([1.2, 1.4]), st.integers(0, 2**32))
+def test_a_step_up_under_little_noise_is_a_trend(steps: int, factor: float, seed: int) -> None:
+    """A clock that is held down from the middle on, in whatever order the noise falls."""
+    random = Random(seed)
+    seconds = [
+        0.1 * random.uniform(0.99, 1.01) * (factor if at >= steps // 2 else 1)
+        for at in range(steps)
+    ]
+    assert "slower" in (instability(seconds, "step cap", TimingRule()) or "")
+
+
+@pytest.mark.parametrize("steps", range(1, 6))
+def test_a_series_too_short_for_an_interval_says_so(steps: int) -> None:
+    """Nothing is worked out from what is not there."""
+    said = instability([0.1] * steps, "time cap", TimingRule())
+    assert said is not None
+    assert said.startswith("there were too few steps for an interval of the median, timing ended")
+
+
 def test_nothing_timed_is_not_unstable() -> None:
     """A probe of memory alone."""
     assert instability([], None, TimingRule()) is None

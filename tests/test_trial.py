@@ -173,12 +173,17 @@ def test_every_miss_bounds_the_search(outcome: Outcome) -> None:
     assert ladder_fits(observed) == visits(11)
 
 
+def flaky(outcome: Outcome = Outcome.FAILED) -> ProbeEnd:
+    """The end of a probe that says nothing, in a child that had come up."""
+    return ProbeEnd(outcome, "flaky", None, environment(), BUDGET_BYTES)
+
+
 def fails_first(times: int) -> Interference:
     """Fails the first so many probes of batch size 2, as a flaky machine would."""
     left = iter(range(times))
 
     def interfere(request: ProbeRequest) -> ProbeEnd | None:
-        return failed("flaky") if request.batch_size == 2 and next(left, None) is not None else None
+        return flaky() if request.batch_size == 2 and next(left, None) is not None else None
 
     return interfere
 
@@ -196,8 +201,7 @@ def test_a_failed_probe_is_tried_again_and_the_trial_goes_on() -> None:
 @pytest.mark.parametrize("outcome", SILENT)
 def test_a_probe_that_says_nothing_is_given_up_and_the_rest_is_measured(outcome: Outcome) -> None:
     """No endless trying and no made-up limit; the ladder goes up to what is known to fit."""
-    silent = ProbeEnd(outcome, "flaky")
-    observed = run(LawProber(180, lambda r: silent if r.batch_size >= 12 else None))
+    observed = run(LawProber(180, lambda r: flaky(outcome) if r.batch_size >= 12 else None))
     tried = [o for o in observed if o.outcome is outcome]
     assert [o.attempt for o in tried] == list(range(1, ATTEMPTS + 1))
     assert len({o.batch_size for o in tried}) == 1
@@ -209,12 +213,32 @@ def test_a_probe_that_says_nothing_is_given_up_and_the_rest_is_measured(outcome:
 
 def test_a_probe_on_the_ladder_that_says_nothing_costs_that_step_alone() -> None:
     """The limit stands, and every other step is measured."""
-    flaky = ProbeEnd(Outcome.FAILED, "flaky")
-    observed = run(LawProber(900, lambda r: flaky if r.timing and r.batch_size == 2 else None))
+    observed = run(LawProber(900, lambda r: flaky() if r.timing and r.batch_size == 2 else None))
     found = largest_batch(observed)
     assert found is not None
     assert found[0] == 10
     assert ladder_fits(observed) == {visit for visit in visits(10) if visit[0] != 2}
+
+
+@pytest.mark.parametrize("outcome", SILENT)
+def test_a_machine_on_which_nothing_can_be_built_any_more_ends_the_trial(outcome: Outcome) -> None:
+    """Each step of the ladder would wait for builds that hang; the next run makes them."""
+    prober = LawProber(900, lambda r: ProbeEnd(outcome, "gone") if r.timing else None)
+    observed = run(prober)
+    assert [o.outcome for o in observed if o.purpose == "ladder"] == [outcome] * ATTEMPTS
+    found = largest_batch(observed)
+    assert found is not None
+    assert found[0] == 10
+    assert ladder_fits(run(LawProber(900), observed)) == visits(10)
+
+
+def test_builds_that_fail_now_and_then_do_not_end_the_trial() -> None:
+    """Only those in a row do: here each step of the ladder takes all its attempts."""
+    tries = iter(range(1000))
+    gone = ProbeEnd(Outcome.FAILED, "gone")
+    observed = run(LawProber(900, lambda r: gone if r.timing and next(tries) % 3 < 2 else None))
+    assert ladder_fits(observed) == visits(10)
+    assert len([o for o in observed if o.purpose == "ladder"]) == 3 * len(visits(10))
 
 
 def test_what_cannot_be_mended_is_tried_once() -> None:
