@@ -36,7 +36,7 @@ from orchestrator.spec_file import (
     read_spec_text,
     shipped_specs,
 )
-from orchestrator.store import PLAN, ObservationWriter, RunFolder, StoreError, open_run
+from orchestrator.store import PLAN, SPEC, ObservationWriter, RunFolder, StoreError, open_run
 from orchestrator.sweep import SweepSpec
 from orchestrator.tables import table
 from trials.observation import Observation, largest_batch
@@ -64,8 +64,7 @@ def run(options: argparse.Namespace) -> int:
 
 def sweep(spec_path: Path | None, out: str | None, *, resume: bool, dry: bool) -> int:
     """Measures what a specification asks for and is not known yet, then fits and ranks."""
-    text, name = _spec_text(spec_path, out, resume=resume)
-    spec = parse_spec(text, name)
+    text, spec = _given_sweep(spec_path, out, resume=resume)
     folder = _run_path(out, spec.name)
     catalog = spec.merged_catalog()
     if dry:
@@ -319,14 +318,17 @@ def _write_ranking(folder: RunFolder, ranking: Ranking) -> None:
 
 def _plan_of(folder: RunFolder, spec: SweepSpec) -> Plan:
     """The latest driver's plan, brought up to date by the observations."""
-    planned = folder.plan()
-    skipped = {skip.cell: skip for skip in planned.skipped} if planned else {}
     plan = make_plan(spec, spec.merged_catalog(), this_machine(), folder.observations())
-    skipped |= {skip.cell: skip for skip in plan.skipped if skip.cell not in skipped}
+    planned = folder.plan()
+    if planned is None:
+        return plan
+    # What can be had was for the driver's cluster to say; this machine may have no such GPU.
+    skipped = tuple(skip for skip in planned.skipped if skip.cell not in plan.complete)
+    known = {*plan.complete, *(skip.cell for skip in skipped)}
     return Plan(
         complete=plan.complete,
-        pending=tuple(cell for cell in plan.pending if cell not in skipped),
-        skipped=tuple(skip for cell, skip in skipped.items() if cell not in plan.complete),
+        pending=tuple(cell for cell in spec.all_cells() if cell not in known),
+        skipped=skipped,
     )
 
 
@@ -354,14 +356,21 @@ def _print_plan(plan: Plan, folder: Path) -> None:
     _say(f"\n{counts}; nothing was started")
 
 
-def _spec_text(spec_path: Path | None, out: str | None, *, resume: bool) -> tuple[str, str]:
+def _given_sweep(spec_path: Path | None, out: str | None, *, resume: bool) -> tuple[str, SweepSpec]:
+    """The sweep that was asked for: its text, and what it says."""
     if resume:
         if out is None or spec_path is not None:
             raise SpecError(
                 "--resume takes the run folder and no specification: sweep --resume --out DIR"
             )
         folder = RunFolder.existing(_run_path(out, ""))
-        return read_spec_text(folder.path / "sweep.yaml"), str(folder.path / "sweep.yaml")
+        # By the models the run knows: their folders, or the hub, may be gone.
+        return read_spec_text(folder.path / SPEC), folder.spec()
+    text, name = _spec_text(spec_path)
+    return text, parse_spec(text, name)
+
+
+def _spec_text(spec_path: Path | None) -> tuple[str, str]:
     if spec_path is None:
         return shipped_specs()[DEFAULT_SPEC], "the default sweep"
     if not spec_path.exists() and str(spec_path) in shipped_specs():

@@ -135,7 +135,7 @@ def make_plan(
     for observation in observations:
         by_cell[observation.cell].append(observation)
     for cell in spec.all_cells():
-        reason = _why_not(cell, spec.model(cell.model), catalog.gpu(cell.device), cluster)
+        reason = _why_not(cell, spec.model(cell.model), catalog, cluster)
         known = by_cell[cell]
         if known and next_ask(trial_task(spec, catalog, cell, known), known) is None:
             complete.append(cell)
@@ -151,7 +151,13 @@ def make_plan(
     )
 
 
-def _why_not(cell: Cell, model: Model, gpu: Gpu, cluster: ClusterResources) -> str | None:
+def _why_not(cell: Cell, model: Model, catalog: Catalog, cluster: ClusterResources) -> str | None:
+    if cell.capped_on is not None:
+        # A largest batch of a GPU that cannot run the recipe would be nobody's.
+        reason = obstacle(cell.recipe, model, catalog.gpu(cell.gpu))
+        if reason is not None:
+            return reason
+    gpu = catalog.gpu(cell.device)
     nodes = cluster.nodes_for(gpu)
     # Without a node to ask, what no node could have is still told rather than the missing node.
     reasons = [obstacle(cell.recipe, model, gpu, node.packages) for node in nodes] or [

@@ -163,6 +163,10 @@ def _check_same_sweep(run: RunFolder, spec: SweepSpec) -> None:
         raise StoreError(f"{run.path}: its own specification cannot be read:\n{error}") from None
     differing = [
         name for name in SweepSpec.model_fields if getattr(there, name) != getattr(spec, name)
+    ] + [
+        f"models {name}"
+        for name, model in spec.models.items()
+        if name in there.models and there.models[name].config != model.config
     ]
     if differing:
         raise StoreError(

@@ -1,6 +1,7 @@
 """The sweep specification: which cells to measure, how, and for which job to rank them."""
 
 import itertools
+from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import (
@@ -41,11 +42,34 @@ def _known_model(name: str, info: ValidationInfo) -> str:
     models: Models = info.context["models"]
     try:
         if name not in models:
-            model = find_model(name)
+            model = _found_from_anywhere(find_model(name))
             models |= {name: model, model.name: model}
     except UnknownModelError as error:
         raise ValueError(str(error)) from None
     return name
+
+
+def _found_from_anywhere(model: Model) -> Model:
+    """The same model, its weights named so that a trial finds them.
+
+    A folder is named from where the sweep is started; Tune's workers, a resumed sweep and the child
+    of a trial have other working directories.
+    """
+    folder = Path(model.weights or "").expanduser()
+    if model.weights is None or Path(model.source) != folder / "config.json":
+        return model  # a preset, or of the hub
+    return model.model_copy(update={"weights": str(folder.absolute())})
+
+
+# What a recipe fills in by itself; a change to a named one fills it in anew.
+FILLED_IN = frozenset({"lora_alpha", "lora_dropout", "double_quantisation"})
+
+
+def _stated(recipe: Recipe) -> dict[str, object]:
+    """The fields that say a recipe: without what follows from the others, where it does."""
+    fields = recipe.model_dump(exclude_none=True)
+    short = {name: value for name, value in fields.items() if name not in FILLED_IN}
+    return short if Recipe.model_validate(short) == recipe else fields
 
 
 def written_out(raw: object) -> object:
@@ -58,7 +82,7 @@ def written_out(raw: object) -> object:
         near = did_you_mean(str(name), NAMED_RECIPES) or f"; known: {', '.join(NAMED_RECIPES)}"
         raise ValueError(f"unknown recipe {name!r}{near}; or write it out")
     fields = {key: value for key, value in changes.items() if key != "named"}
-    return NAMED_RECIPES[name].model_dump(exclude_none=True) | fields
+    return _stated(NAMED_RECIPES[name]) | fields
 
 
 Seconds = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]

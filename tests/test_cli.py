@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from made_runs import ONE_CELL, TWO_CELLS, made_run
+from made_runs import ONE_CELL, TWO_CELLS, made_run, spec_of
 
 from orchestrator.cli import main
+from orchestrator.plan import Plan, Skip
 from orchestrator.ranking import Ranking
+from orchestrator.store import open_run
 
 HERE = Path(__file__).parent.parent
 # As a user's shell has it, whatever the tests are run under.
@@ -234,6 +236,42 @@ def test_status_tells_the_state_of_every_trial(
     ]
     assert lines[-1] == "1 of 2 trials done; no sweep is running"
     assert made(tmp_path) == before
+
+
+def test_run_whose_models_folder_is_gone_is_read_and_gone_on_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It keeps what the specification meant, for every command on it."""
+    config = {"model_type": "llama", "vocab_size": 8, "num_attention_heads": 2}
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    made_run(tmp_path / "run", ONE_CELL.replace("llama-tiny", "./mine"))
+    (tmp_path / "mine" / "config.json").unlink()
+    for command in ("status", "fit", "rank", "report"):
+        assert main([command, "run"]) == 0
+    capsys.readouterr()
+    assert main(["sweep", "--resume", "--out", "run", "--dry-run"]) == 0
+    assert "0 to measure, 1 done, 0 skipped" in capsys.readouterr().out
+    assert main(["sweep", "--resume", "--out", "run"]) == 0
+    assert "nothing left to measure" in capsys.readouterr().err
+
+
+def test_trial_waiting_on_a_cluster_is_not_called_skipped_by_a_machine_without_its_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What can be had is for the driver's cluster to say, not for where the run is looked at."""
+    spec = spec_of(TWO_CELLS.replace("[cpu]", "[A40]"))
+    run = open_run(tmp_path / "run", TWO_CELLS.replace("[cpu]", "[A40]"), spec)
+    first, second = spec.all_cells()
+    skip = Skip(cell=second, reason="flash_attn cannot be imported")
+    run.write("plan.json", Plan(complete=(), pending=(first,), skipped=(skip,)))
+    assert main(["status", "run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("|")[2].strip() for line in lines[2:4]] == ["waiting", "skipped"]
+    assert main(["report", "run"]) == 0
+    said = capsys.readouterr().out
+    assert skip.reason in said
+    assert "no node of the cluster" not in said
 
 
 def test_rank_prices_the_job_it_is_told_and_writes_both_files(

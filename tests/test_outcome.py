@@ -7,11 +7,11 @@ import pytest
 import torch
 from memory_messages import DEVICE_MESSAGES, HOST_MESSAGES
 
+from trials import outcome as outcome_module
 from trials.devices.device import DeviceError, DeviceOutOfMemoryError
 from trials.models.experts import ExpertsError
 from trials.models.targets import TargetError
 from trials.observation import Outcome
-from trials import outcome as outcome_module
 from trials.outcome import classify, ending, host_oom_kills, is_final
 from trials.recipe_check import RecipeError
 

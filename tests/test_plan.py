@@ -110,6 +110,16 @@ def test_capped_cell_runs_on_the_gpu_that_stands_in() -> None:
     assert (task.gpu.key, task.setup.memory_cap_bytes) == ("cpu", 1_000_000)
 
 
+def test_smaller_gpu_that_cannot_have_the_recipe_is_not_stood_in_for() -> None:
+    """A batch size in bf16 would be no T4's, however well the larger GPU runs it."""
+    spec = spec_of(ONE_CELL.replace("[cpu]", "[A40]").replace("fp32", "bf16") + "as_if: [T4, L4]\n")
+    plan = planned(spec, [], ClusterResources((Node({"CPU": 8.0, "A40": 1.0}),)))
+    assert [cell.gpu for cell in plan.pending] == ["A40", "L4"]
+    (skip,) = plan.skipped
+    assert (skip.cell.gpu, skip.cell.capped_on) == ("T4", "A40")
+    assert "T4 has 7.5: use precision: fp16" in skip.reason
+
+
 def test_cuda_trial_has_the_node_to_itself_and_asks_ray_to_show_the_gpu() -> None:
     """Ray hides its GPUs from a worker that asks for none; a cpu trial leaves the other cores."""
     catalog = load_catalog()

@@ -7,7 +7,7 @@ from recipes import RECIPES
 
 from gpu_catalog.catalog import load_catalog
 from trials.extras import EXTRAS
-from trials.models.model import find_model, presets
+from trials.models.model import Model, find_model, presets
 from trials.possible import impossible_on_model, obstacle, resolved
 from trials.recipe import NAMED_RECIPES, Recipe
 
@@ -113,6 +113,42 @@ def test_what_can_be_had_is_not_refused(fields: dict[str, object], model: str, g
     facts, device = find_model(model), load_catalog().gpu(gpu)
     recipe = resolved(Recipe.model_validate(fields), facts, device)
     assert obstacle(recipe, facts, device, EVERYTHING) is None
+
+
+def mamba_beside_attention(**config: int) -> Model:
+    """A model of Mamba layers, and of what else its configuration has."""
+    return Model.model_validate(
+        {
+            "name": "hybrid",
+            "source": "made for this test",
+            "config": {"model_type": "bamba", "vocab_size": 128, "mamba_d_state": 16} | config,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("targets", "config", "said"),
+    [
+        (("attention",), {"num_attention_heads": 4}, None),
+        (("attention", "router"), {"num_attention_heads": 4}, "use attention"),
+        (("all-linear",), {"num_attention_heads": 4}, "adapters on Mamba layers"),
+        (None, {"num_attention_heads": 4}, "adapters on Mamba layers"),
+        (("in_proj",), {"num_attention_heads": 4}, "adapters on Mamba layers"),
+        (None, {}, "adapters on Mamba layers"),
+        (("attention",), {}, "attention: hybrid has none: use method full"),
+        (("experts",), {}, "hybrid has no experts: use method full"),
+    ],
+)
+def test_adapters_beside_mamba_layers_are_possible_and_on_them_are_not(
+    targets: tuple[str, ...] | None, config: dict[str, int], said: str | None
+) -> None:
+    """What is told to use instead is something the model has."""
+    recipe = Recipe.model_validate(LORA | {"lora_targets": targets})
+    model = mamba_beside_attention(**config)
+    for asked in (recipe, resolved(recipe, model, cpu())):
+        reason = impossible_on_model(asked, model)
+        assert (reason is None) == (said is None)
+        assert said is None or said in str(reason)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The run folder: nothing that was measured is lost, doubled or mixed with another sweep's."""
 
+import json
 import os
 import subprocess
 import sys
@@ -171,6 +172,32 @@ def test_another_sweeps_folder_is_refused_and_left_as_it_was(tmp_path: Path) -> 
         "choose another --out, or run its own specification"
     )
     assert state(run.path) == before
+
+
+def test_sweep_whose_model_was_changed_since_is_refused_and_the_run_left_as_it_was(
+    tmp_path: Path,
+) -> None:
+    """Two models of one name in one run would be one cell."""
+    model = tmp_path / "model"
+    text = ONE_CELL.replace("llama-tiny", str(model))
+    write_model(model, num_hidden_layers=2)
+    run = open_run(tmp_path / "run", text, spec_of(text))
+    before = state(run.path)
+    write_model(model, num_hidden_layers=3)
+    assert refusal(run.path, text) == (
+        f"{run.path}: is another sweep's run (models {model} differ): "
+        "choose another --out, or run its own specification"
+    )
+    assert state(run.path) == before
+    assert open_run(run.path, text, run.spec()).spec() == run.spec()
+
+
+def write_model(folder: Path, **config: int) -> None:
+    """A folder with the configuration of a model."""
+    folder.mkdir(exist_ok=True)
+    config |= {"vocab_size": 8, "num_attention_heads": 2}
+    text = json.dumps({"model_type": "llama"} | config)
+    (folder / "config.json").write_text(text, encoding="utf-8")
 
 
 def test_the_same_sweep_written_otherwise_goes_on_where_it_stopped(tmp_path: Path) -> None:

@@ -52,8 +52,10 @@ def impossible_on_model(recipe: Recipe, model: Model) -> str | None:
             f"method qlora is not possible with {model.name}: Mamba layers use their matrices as "
             "they are, which 4-bit ones are not: use full or lora"
         )
-    mamba_targets = targets - {"attention", "experts", "router"}
-    if model.has_mamba and recipe.method == "lora" and (mamba_targets or model.experts is None):
+    # Unless stated, adapters of a model without experts go on all its linear layers.
+    by_default = set() if model.experts is not None else {"all-linear"}
+    mamba_targets = (targets or by_default) - {"attention", "experts", "router"}
+    if model.has_mamba and recipe.method == "lora" and mamba_targets:
         return (
             f"adapters on Mamba layers are not possible with {model.name}: these use their "
             "matrices past the adapter: use method full, or lora_targets of attention, experts and "
@@ -67,14 +69,23 @@ def impossible_on_model(recipe: Recipe, model: Model) -> str | None:
     if model.experts is None and targets & {"experts", "router"}:
         return (
             f"lora_targets {', '.join(recipe.lora_targets or ())}: {model.name} has no experts: "
-            "use attention, all-linear or names"
+            f"use {_adaptable(model)}"
         )
     if not model.has_attention and (
         "attention" in targets
         or (recipe.method == "lora" and not targets and recipe.experts == "grouped")
     ):
-        return f"lora_targets attention: {model.name} has none: use experts and router"
+        return f"lora_targets attention: {model.name} has none: use {_adaptable(model)}"
     return None
+
+
+def _adaptable(model: Model) -> str:
+    """What to use instead of targets that a model has not."""
+    if model.experts is not None:
+        return "experts and router"
+    if not model.has_mamba:
+        return "attention, all-linear or names"
+    return "attention" if model.has_attention else "method full"
 
 
 def obstacle(
