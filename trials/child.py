@@ -214,6 +214,9 @@ class _Nursery:
 
     def tell(self, line: str) -> None:
         assert self._process.stdin is not None
+        # Only a child that waits for this line prints nothing meanwhile that belongs to the next.
+        if self.child_pid is not None:
+            self._printed_before = self._printed_bytes()
         try:
             self._process.stdin.write(line.encode())
             self._process.stdin.flush()
@@ -240,8 +243,9 @@ class _Nursery:
         with contextlib.suppress(ValidationError):
             ended = Ended.model_validate_json(line)
             self.child_pid = None
-            raise ChildGoneError(self._ending(ended.exit_code))
-        self._printed_before = self._printed_bytes()
+            end = self._ending(ended.exit_code)
+            self._printed_before = self._printed_bytes()
+            raise ChildGoneError(end)
         return line
 
     def end_child(self) -> bool:
@@ -316,7 +320,7 @@ class _Nursery:
         return ProbeEnd(*ending(code, self._printed(), killed_for_memory=killed))
 
     def _printed(self) -> list[str]:
-        """The lines printed since the last answer, each cut short."""
+        """The lines printed since the last request or end of a child, each cut short."""
         end = self._printed_bytes()
         start = max(self._printed_before, end - PRINTED_BYTES)
         # Read in place: nursery and child write where this file's position is.
