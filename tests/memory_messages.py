@@ -1,4 +1,7 @@
-"""What PyTorch, CUDA's libraries, bitsandbytes and the host say when there is no memory left."""
+"""What PyTorch, CUDA's libraries and the host's allocators raise when there is no memory left.
+
+Bitsandbytes raises nothing: it prints and exits (``fault_worker``).
+"""
 
 DEVICE_MESSAGES = (
     (
@@ -11,8 +14,6 @@ DEVICE_MESSAGES = (
     "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
     "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
     "cusparse error: CUSPARSE_STATUS_INSUFFICIENT_RESOURCES",
-    "Error out of memory at line 380 in file /src/csrc/pythonInterface.cpp",
-    "NCCL error: unhandled cuda error: out of memory",
 )
 HOST_MESSAGES = (
     (

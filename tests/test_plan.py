@@ -163,10 +163,11 @@ def test_trial_knows_the_specification_and_its_own_observations_alone() -> None:
     """It travels to the node as JSON and says the same there."""
     spec = spec_of(TWO_CELLS.replace("max_batch_size: 64", "max_batch_size: 64\nseed: 7"))
     first, second = spec.all_cells()
-    known = [*whole_trial(first, spec), *whole_trial(second, spec)]
+    of_second = whole_trial(second, spec)
+    known = [*whole_trial(first, spec), *of_second]
     task = trial_task(spec, spec.merged_catalog(), second, known)
     assert (task.cell, task.gpu.key, task.seed, task.batch_limit) == (second, "cpu", 7, 64)
-    assert task.done == tuple(whole_trial(second, spec))
+    assert task.done == tuple(of_second)
     assert type(task).model_validate_json(task.model_dump_json()) == task
 
 
