@@ -1,6 +1,7 @@
 """What NVML says of one GPU. What it does not say of this GPU is absent, never an error."""
 
 import contextlib
+import importlib
 import os
 from collections.abc import Callable
 from types import ModuleType
@@ -27,20 +28,17 @@ class Nvml:
         self._handle = handle
 
     @classmethod
-    def of(cls, uuid: str) -> Self | None:
+    def of(cls, uuid: str, library: ModuleType | None = None) -> Self | None:
         """The GPU of this UUID, as torch tells it, with or without its prefix; None without NVML.
 
         By UUID, because CUDA may number the GPUs otherwise, or see a part of them only.
         """
-        try:
-            import pynvml  # noqa: PLC0415 - a machine without a GPU need not have it
-
-            pynvml.nvmlInit()
-        except Exception:  # noqa: BLE001 - no library, no driver: nothing to ask
+        library = library or _initialised_library()
+        if library is None:
             return None
         for prefix in ("GPU-", "MIG-", ""):
-            with contextlib.suppress(pynvml.NVMLError):
-                return cls(pynvml, pynvml.nvmlDeviceGetHandleByUUID(prefix + uuid))
+            with contextlib.suppress(library.NVMLError):
+                return cls(library, library.nvmlDeviceGetHandleByUUID(prefix + uuid))
         return None
 
     @property
@@ -56,8 +54,29 @@ class Nvml:
         return None if millijoules is None else millijoules / 1000
 
     def used_memory_bytes(self) -> int | None:
-        """Memory of the whole device in use, by every process and the driver."""
-        return self._ask(lambda: int(self._library.nvmlDeviceGetMemoryInfo(self._handle).used))
+        """Memory of the whole device in use, by every process.
+
+        Without what the driver keeps for itself, which CUDA does not count among the GPU's memory
+        either: hundreds of MiB, which would look like another process. Drivers before 510 do not
+        tell it apart.
+        """
+        library, handle = self._library, self._handle
+        told_apart = self._ask(
+            lambda: library.nvmlDeviceGetMemoryInfo(handle, version=library.nvmlMemory_v2)
+        )
+        if told_apart is not None:
+            # Not its ``used``: whether that has the reserved part in it, NVML's manuals disagree.
+            return int(told_apart.total - told_apart.free - told_apart.reserved)
+        return self._ask(lambda: int(library.nvmlDeviceGetMemoryInfo(handle).used))
+
+    def process_bytes(self) -> dict[int, int]:
+        """Memory of each process that computes on the GPU, as far as NVML tells.
+
+        By NVML's process ids: inside a container they may be the host's, or none be told at all.
+        """
+        library = self._library
+        listed = self._ask(lambda: library.nvmlDeviceGetComputeRunningProcesses(self._handle))
+        return {p.pid: p.usedGpuMemory for p in listed or () if p.usedGpuMemory is not None}
 
     def reading(self) -> DeviceReading:
         """Clocks, temperature, power, and what holds the clocks down, now."""
@@ -102,16 +121,42 @@ class Nvml:
             return None
 
 
+class Neighbours:
+    """The GPU's memory that other processes hold.
+
+    What is in use before this process has a CUDA context is theirs. Later it is told from what
+    NVML lists, where it lists this process: the one that came with the context, since its id there
+    may be another than here.
+
+    Args:
+        nvml: the GPU, on which this process has no context yet.
+        used_bytes: its memory in use.
+    """
+
+    def __init__(self, nvml: Nvml, used_bytes: int) -> None:
+        self._nvml = nvml
+        self._before = nvml.process_bytes()
+        self._unlisted_bytes = used_bytes - sum(self._before.values())
+        self._own: set[int] = set()
+
+    def context_made(self) -> None:
+        """To be called when this process has its context."""
+        self._own = self._nvml.process_bytes().keys() - self._before.keys()
+
+    def held_bytes(self) -> int:
+        """What they hold now; what they held at first where NVML does not list this process."""
+        listed = self._nvml.process_bytes() if len(self._own) == 1 else self._before
+        others = sum(held for pid, held in listed.items() if pid not in self._own)
+        return max(0, self._unlisted_bytes + others)
+
+
 def visible_device_name() -> str | None:
     """What the first GPU that CUDA would show calls itself; None where there is none.
 
     Torch is not asked, which would make a CUDA context.
     """
-    try:
-        import pynvml  # noqa: PLC0415 - a machine without a GPU need not have it
-
-        pynvml.nvmlInit()
-    except Exception:  # noqa: BLE001 - no library, no driver: no GPU
+    pynvml = _initialised_library()
+    if pynvml is None:
         return None
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
     try:
@@ -120,6 +165,15 @@ def visible_device_name() -> str | None:
         return _text(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByUUID(first)))
     except pynvml.NVMLError:
         return None
+
+
+def _initialised_library() -> ModuleType | None:
+    try:
+        library = importlib.import_module("pynvml")  # a machine without a GPU need not have it
+        library.nvmlInit()
+    except Exception:  # noqa: BLE001 - no library, no driver: nothing to ask
+        return None
+    return library
 
 
 def _is_one_bit(value: object) -> bool:
