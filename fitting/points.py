@@ -105,7 +105,7 @@ def limits(observations: Sequence[Observation]) -> list[Limits]:
     """Largest batches, by (model, recipe), basis and software.
 
     A stack names its device, so points across GPUs share only the rest of it: their fingerprint is
-    that of the software versions alone.
+    that of the software alone, the driver left out.
     """
     return [
         _limits(source, members)

@@ -42,9 +42,9 @@ class Fit(Record):
     Attributes:
         law: which law.
         group: what the coefficients speak of.
-        basis: measured or simulated, never both.
+        basis: measured, capped or simulated, never two of them.
         stack: fingerprint the points share; absent when no observation said where it ran. For
-            MAX_BATCH_EQ1, which holds across GPUs, that of the software versions alone.
+            MAX_BATCH_EQ1, which holds across GPUs, that of the software alone, the driver left out.
         status: what became of the fit.
         remedy: what to measure to get a fit; present when, and only when, this is a refusal.
         parameters: empty for a refusal.

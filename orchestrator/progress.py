@@ -1,5 +1,6 @@
 """What a sweep is doing, for a person: a live table on a terminal, plain lines elsewhere."""
 
+import math
 import statistics
 import sys
 import time
@@ -13,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from trials.observation import Observation, Outcome, largest_batch
+from trials.observation import MEMORY_MISSES, Basis, Observation, Outcome, largest_batch
 from trials.workload import Cell
 
 
@@ -39,11 +40,15 @@ class _Trial:
 
 
 def fastest(seen: Sequence[Observation]) -> str | None:
-    """The best throughput of a cell's probes, as text."""
+    """The best throughput of a cell's own probes at sizes that never missed, as text."""
+    lowest_miss = min((o.batch_size for o in seen if o.outcome in MEMORY_MISSES), default=math.inf)
     best = max(
         (
             o.batch_size / statistics.median(steps)
             for o in seen
+            if o.outcome is Outcome.FITS and o.batch_size < lowest_miss
+            # A capped GPU's speed is that of the larger one that stood in for it.
+            if o.basis is not Basis.CAPPED
             if o.measurement is not None and (steps := o.measurement.step_seconds)
         ),
         default=None,
@@ -114,13 +119,19 @@ class Progress:
         batch, outcome = observation.batch_size, observation.outcome
         if not outcome.is_verdict:
             self._line(observation.cell, f"batch {batch} {outcome}: {observation.detail}")
-        if observation.purpose == "boundary" and outcome.is_verdict:
-            said = "fits again" if outcome is Outcome.FITS else f"tried again: {outcome}"
-            self._line(observation.cell, f"batch {batch} {said}, in a fresh process")
         known = largest_batch(trial.seen)
-        if known is not None and known[0] != trial.largest:
+        if observation.purpose == "boundary" and outcome.is_verdict:
+            # A size that missed once is the largest no more, however often it fits.
+            confirmed = known is not None and known[0] == batch
+            said = f"largest batch {batch} confirmed" if confirmed else f"batch {batch} {outcome}"
+            self._line(observation.cell, f"{said} in a fresh process")
+        if known is None:
+            trial.largest = None  # also one that was known and then missed
+        elif known[0] != trial.largest:
             trial.largest = known[0]
-            self._line(observation.cell, f"largest batch {known[0]}")
+            large = observation.cell.capped_on
+            capped = "" if large is None else f", found on {large} under a memory cap"
+            self._line(observation.cell, f"largest batch {known[0]}{capped}")
 
     def ended(self, cell: Cell, error: str | None) -> None:
         """A trial is over."""

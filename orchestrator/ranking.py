@@ -42,7 +42,7 @@ class RankedOffer(Record):
         queries_per_second: throughput at ``batch_size``.
         hours, hours_low, hours_high: duration of the job, with a 95 % interval.
         usd, usd_low, usd_high: its price.
-        basis: whether a device was measured or simulated.
+        basis: measured or simulated; a capped GPU has no price.
         source: where the step time comes from.
         extrapolated: the law was asked beyond what it was fitted on.
     """
@@ -163,21 +163,19 @@ def _step_times(
 def _timed_visits(
     seen: Sequence[Observation],
 ) -> dict[tuple[str, Basis], dict[int, list[Observation]]]:
-    """Timed probes by stack and basis, then by batch size, of sizes that never failed to fit."""
+    """Timed probes by stack and basis, then by batch size, of sizes that never failed to fit.
+
+    A capped GPU's speed is that of the larger one that stood in for it: it has none here.
+    """
     misses = (o.batch_size for o in seen if o.outcome.is_verdict and o.outcome is not Outcome.FITS)
     lowest_miss = min(misses, default=math.inf)
     visits: dict[tuple[str, Basis], dict[int, list[Observation]]] = defaultdict(
         lambda: defaultdict(list)
     )
     for o in seen:
+        trainable = o.outcome is Outcome.FITS and o.batch_size < lowest_miss
         timed = o.measurement is not None and o.measurement.step_seconds
-        # A capped GPU's speed is that of the larger one that stood in for it.
-        if (
-            timed
-            and o.basis is not Basis.CAPPED
-            and o.environment is not None
-            and o.batch_size < lowest_miss
-        ):
+        if trainable and timed and o.basis is not Basis.CAPPED and o.environment is not None:
             visits[o.environment.stack, o.basis][o.batch_size].append(o)
     return visits
 

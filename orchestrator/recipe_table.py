@@ -2,31 +2,41 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.tables import table
-from trials.observation import Basis, Observation, Outcome, largest_batch
+from trials.observation import MEMORY_MISSES, Basis, Observation, Outcome, largest_batch
 from trials.recipe import Recipe
 from trials.workload import Cell
 
 GIB, MIB = 2**30, 2**20
+HEADERS = (
+    "recipe",
+    "peak memory",
+    "against the default",
+    "step",
+    "against the default",
+    "largest batch",
+    "best queries/s",
+    "against the default",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class RecipeRow:
-    """One recipe on one GPU and model, at a batch size all of them were measured at.
+    """One recipe on one GPU and model; absent is what was not measured.
 
     Attributes:
         recipe: which.
-        peak_bytes: peak memory at the common batch size.
+        peak_bytes: peak memory at the common batch size; None when not even one query fits.
         step_seconds: median step time there; None when it was not timed.
         largest: its largest batch; None while that is not known.
         queries_per_second: the best of any batch size; None when nothing was timed.
     """
 
     recipe: Recipe
-    peak_bytes: int
+    peak_bytes: int | None
     step_seconds: float | None
     largest: int | None
     queries_per_second: float | None
@@ -34,24 +44,29 @@ class RecipeRow:
 
 @dataclass(frozen=True, slots=True)
 class RecipeComparison:
-    """Recipes that ran on the same GPU, model, routing and length.
+    """Recipes that ran on the same GPU, model, weights, routing, length, basis and stack.
 
     Attributes:
-        cell: one of their cells.
+        cell: the default's.
+        basis: measured or simulated.
         batch_size: where memory and time are compared.
-        rows: the plainest first.
+        timed: whether every recipe that fits was timed there.
+        rows: the default first, recipes of which nothing fits last.
     """
 
     cell: Cell
+    basis: Basis
     batch_size: int
+    timed: bool
     rows: tuple[RecipeRow, ...]
 
 
 def plainness(recipe: Recipe) -> tuple[object, ...]:
-    """Orders recipes by how little they do to save memory: the smallest is the default.
+    """Orders recipes by how little they do to save memory or time.
 
-    Full weights before adapters before 4 bits, then what it departs in from the plainest of all: no
-    checkpointing, PyTorch's own attention and optimizer, state on the GPU.
+    Full weights before adapters before 4 bits, then by how many departures there are from the
+    plainest of all: no checkpointing, PyTorch's attention and AdamW, state on the GPU, experts in
+    one grouped product. Between equals eager attention comes first, then the recipe's name decides.
     """
     departures = (
         recipe.gradient_checkpointing,
@@ -65,36 +80,85 @@ def plainness(recipe: Recipe) -> tuple[object, ...]:
 
 
 def compare_recipes(observations: Sequence[Observation]) -> list[RecipeComparison]:
-    """Every set of two recipes or more that can be compared, in the order observed."""
-    groups: defaultdict[tuple[object, ...], defaultdict[Cell, list[Observation]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
+    """Every set of two recipes or more that can be compared, in the order observed.
+
+    A capped GPU has no speed of its own and is not among them.
+    """
+    pools: defaultdict[tuple[object, ...], list[Observation]] = defaultdict(list)
     for o in observations:
         if o.basis is not Basis.CAPPED:
-            stack = None if o.environment is None else o.environment.device_name
             cell = o.cell
-            routing = (cell.gpu, cell.model, cell.weights, cell.active_experts, cell.seq_len)
-            groups[*routing, o.basis, stack][cell].append(o)
-    return [found for cells in groups.values() for found in _comparison(cells)]
+            setting = (cell.gpu, cell.model, cell.weights, cell.active_experts, cell.seq_len)
+            pools[*setting, o.basis].append(o)
+    groups = [group for pool in pools.values() for group in _by_stack(pool)]
+    return [found for group in groups if (found := _comparison(group)) is not None]
 
 
-def _comparison(cells: dict[Cell, list[Observation]]) -> Iterator[RecipeComparison]:
-    measured = {cell: sizes for cell, seen in cells.items() if (sizes := _fits(seen))}
-    common = set.intersection(*(set(sizes) for sizes in measured.values())) if measured else set()
-    if len(measured) < 2 or not common:
-        return
-    batch_size = max(common)
-    rows = [_row(cell, cells[cell], sizes, batch_size) for cell, sizes in measured.items()]
-    rows.sort(key=lambda row: plainness(row.recipe))
-    yield RecipeComparison(next(iter(measured)), batch_size, tuple(rows))
+def _by_stack(pool: Sequence[Observation]) -> list[list[Observation]]:
+    """Splits a pool by stack, in the order observed.
+
+    A child that ran out of memory while it built the model does not say where it ran. That belongs
+    to the only stack of its cell, else to the only one of the pool, else nobody knows to which.
+    """
+    stacks = _stacks(pool)
+    if not stacks:
+        return [list(pool)]
+    only: dict[Cell, str | None] = {}
+    for cell in dict.fromkeys(o.cell for o in pool):
+        own = _stacks([o for o in pool if o.cell == cell]) or stacks
+        only[cell] = own[0] if len(own) == 1 else None
+    return [
+        [
+            o
+            for o in pool
+            if stack == (only[o.cell] if o.environment is None else o.environment.stack)
+        ]
+        for stack in stacks
+    ]
+
+
+def _stacks(observations: Sequence[Observation]) -> list[str]:
+    seen = (o.environment.stack for o in observations if o.environment is not None)
+    return list(dict.fromkeys(seen))
+
+
+def _comparison(group: Sequence[Observation]) -> RecipeComparison | None:
+    cells: defaultdict[Cell, list[Observation]] = defaultdict(list)
+    for o in group:
+        cells[o.cell].append(o)
+    fits = {cell: found for cell, seen in cells.items() if (found := _fits(seen))}
+    hopeless = [cell for cell, seen in cells.items() if _nothing_fits(seen)]
+    common = set.intersection(*map(set, fits.values())) if fits else set()
+    if not common or len(fits) + len(hopeless) < 2:
+        return None
+    timed = {size for size in common if all(_median(of[size]) for of in fits.values())}
+    batch_size = max(timed or common)
+    ordered = sorted(fits, key=lambda cell: plainness(cell.recipe))
+    rows = [_row(cell, cells[cell], fits[cell], batch_size) for cell in ordered]
+    rows += [
+        RecipeRow(cell.recipe, None, None, 0, None)
+        for cell in sorted(hopeless, key=lambda cell: plainness(cell.recipe))
+    ]
+    return RecipeComparison(ordered[0], group[0].basis, batch_size, bool(timed), tuple(rows))
 
 
 def _fits(seen: Sequence[Observation]) -> dict[int, list[Observation]]:
+    """What fitted, by batch size, of sizes that one can train at: below every miss."""
+    lowest_miss = min((o.batch_size for o in seen if o.outcome in MEMORY_MISSES), default=None)
     sizes: defaultdict[int, list[Observation]] = defaultdict(list)
     for o in seen:
-        if o.outcome is Outcome.FITS:
+        if (
+            o.outcome is Outcome.FITS
+            and o.measurement is not None
+            and (lowest_miss is None or o.batch_size < lowest_miss)
+        ):
             sizes[o.batch_size].append(o)
     return sizes
+
+
+def _nothing_fits(seen: Sequence[Observation]) -> bool:
+    known = largest_batch(seen)
+    return known is not None and known[0] == 0
 
 
 def _row(
@@ -123,25 +187,76 @@ def recipes_section(observations: Sequence[Observation]) -> str:
     """A table for each set of recipes that can be compared."""
     parts = []
     for found in compare_recipes(observations):
-        cell, default = found.cell, found.rows[0]
-        routing = (
-            "" if cell.experts is None else f", {cell.active_experts} of {cell.experts} experts"
+        words = [_words(row.recipe) for row in found.rows]
+        varies = [i for i, values in enumerate(zip(*words, strict=True)) if len(set(values)) > 1]
+        names = [", ".join(part for i in varies if (part := said[i])) for said in words]
+        shared = ", ".join(
+            part for i, part in enumerate(words[0]) if part is not None and i not in varies
         )
-        parts.append(
-            f"**{cell.model}** on {cell.gpu}{routing}, {cell.seq_len} tokens a query, at batch "
-            f"size {found.batch_size} (the largest that all were measured at). Relative to "
-            f"{default.recipe.key}:"
-        )
-        headers = ("recipe", "peak", "", "step", "", "largest batch", "best queries/s", "")
-        parts.append(table(headers, [_cells(row, default) for row in found.rows]))
+        parts.append(_caption(found, names[0], shared))
+        default = found.rows[0]
+        rows = [
+            (name, *_numbers(row, default)) for name, row in zip(names, found.rows, strict=True)
+        ]
+        parts.append(table(HEADERS, rows))
     return "\n\n".join(["## Recipes side by side", *parts]) if parts else ""
 
 
-def _cells(row: RecipeRow, default: RecipeRow) -> tuple[object, ...]:
-    unit, name = (GIB, "GiB") if row.peak_bytes >= GIB else (MIB, "MiB")
+def _caption(found: RecipeComparison, default: str, shared: str) -> str:
+    cell = found.cell
+    routing = "" if cell.experts is None else f", {cell.active_experts} of {cell.experts} experts"
+    weights = "" if cell.weights == "random" else f", {cell.weights} weights"
+    which = "timed" if found.timed else "measured"
     return (
-        row.recipe.key,
-        f"{row.peak_bytes / unit:.2f} {name}",
+        f"**{cell.model}**{weights} on {cell.gpu}{routing}, {cell.seq_len} tokens a query"
+        f"{'; alike in all: ' + shared if shared else ''}; {found.basis}.\n"
+        f"Memory and step at batch size {found.batch_size}, the largest at which all that fit were "
+        f"{which}. The default, the plainest that fits: {default}."
+    )
+
+
+def _words(recipe: Recipe) -> tuple[str | None, ...]:
+    """What each axis is, in words; None where the model has nothing for it.
+
+    Two recipes that differ, differ in their words.
+    """
+    return (
+        _method(recipe),
+        recipe.precision,
+        "checkpointing" if recipe.gradient_checkpointing else "no checkpointing",
+        {
+            "eager": "eager attention",
+            "sdpa": "SDPA attention",
+            "flash_attention_2": "FlashAttention-2",
+            None: None,
+        }[recipe.attention],
+        None if recipe.experts is None else f"{recipe.experts} experts",
+        None if recipe.mamba is None else f"Mamba by {recipe.mamba}",
+        recipe.optimizer,
+        "offloaded" if recipe.offload_optimizer else "not offloaded",
+    )
+
+
+def _method(recipe: Recipe) -> str:
+    if recipe.method == "full":
+        return "full weights"
+    quantised = " with constants not quantised" if recipe.double_quantisation is False else ""
+    return (
+        f"{'LoRA' if recipe.method == 'lora' else 'QLoRA'} rank {recipe.lora_rank}"
+        + (
+            f" alpha {recipe.lora_alpha}"
+            if recipe.lora_alpha != 2 * (recipe.lora_rank or 0)
+            else ""
+        )
+        + (f" dropout {recipe.lora_dropout:g}" if recipe.lora_dropout else "")
+        + (f" on {'+'.join(recipe.lora_targets)}" if recipe.lora_targets else "")
+        + quantised
+    )
+
+
+def _numbers(row: RecipeRow, default: RecipeRow) -> tuple[object, ...]:
+    return (
+        "does not fit" if row.largest == 0 else _size(row.peak_bytes),
         _change(row.peak_bytes, default.peak_bytes),
         "" if row.step_seconds is None else f"{row.step_seconds:.3g} s",
         _change(row.step_seconds, default.step_seconds),
@@ -149,6 +264,13 @@ def _cells(row: RecipeRow, default: RecipeRow) -> tuple[object, ...]:
         "" if row.queries_per_second is None else f"{row.queries_per_second:.3g}",
         _change(row.queries_per_second, default.queries_per_second),
     )
+
+
+def _size(peak_bytes: int | None) -> str:
+    if peak_bytes is None:
+        return ""
+    unit, name = (GIB, "GiB") if peak_bytes >= GIB else (MIB, "MiB")
+    return f"{peak_bytes / unit:.2f} {name}"
 
 
 def _change(value: float | None, default: float | None) -> str:

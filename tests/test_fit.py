@@ -7,7 +7,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from observations import built
+from mixtral_probes import (
+    cell,
+    environment,
+    eq1_observations,
+    fits_of,
+    ladder,
+    limit,
+    measurement,
+    only,
+    probe,
+    value,
+)
 from pydantic import ValidationError
 
 from fitting.fit import (
@@ -18,21 +29,9 @@ from fitting.fit import (
     fit_observations,
     predict_step_seconds,
 )
-from fitting.laws import max_batch_eq1, step_seconds_affine, throughput_eq2
-from trials.observation import (
-    Basis,
-    Environment,
-    Measurement,
-    MemoryReading,
-    Observation,
-    Outcome,
-    ParameterCounts,
-)
-from trials.recipe import Recipe
+from fitting.laws import step_seconds_affine, throughput_eq2
+from trials.observation import Basis, Observation, Outcome
 from trials.workload import Cell
-
-RECIPE = Recipe(method="qlora", lora_rank=16, precision="bf16", gradient_checkpointing=True)
-GB = 10**9
 
 # arXiv 2408.04693, Fig. 14: Mixtral-8x7B, Commonsense-15k, A40: (batch, sparsity, queries/s).
 A40_MIXTRAL_CS = (
@@ -47,108 +46,6 @@ A40_MIXTRAL_CS = (
     (7, 0.25, 1.578898838),
     (8, 0.25, 1.655243555),
 )
-
-
-def cell(active: int | None = 2, *, gpu: str = "a40", seq_len: int = 128, rank: int = 16) -> Cell:
-    """Mixtral with so many of its 8 experts active; None for a model without experts."""
-    return Cell(
-        gpu=gpu,
-        model="llama-7b" if active is None else "mixtral-8x7b",
-        recipe=RECIPE.model_copy(update={"lora_rank": rank}),
-        experts=None if active is None else 8,
-        active_experts=active,
-        seq_len=seq_len,
-    )
-
-
-def environment(device_name: str = "NVIDIA A40", torch: str = "2.9.0") -> Environment:
-    """Where a probe ran: another device or another torch is another stack."""
-    return Environment(
-        versions=(("python", "3.11"), ("torch", torch)),
-        device_name=device_name,
-        threads=8,
-        host="h",
-    )
-
-
-def measurement(step_seconds: tuple[float, ...]) -> Measurement:
-    """What a probe that fits measured, with 24 GB of weights."""
-    return Measurement(
-        memory_steps=3,
-        memory=MemoryReading(peak_allocated_bytes=30 * GB),
-        model_memory_bytes=24 * GB,
-        step_seconds=step_seconds,
-        stop_reason="precise" if step_seconds else None,
-        built=built(
-            parameters=ParameterCounts(total=47 * 10**9, trainable=10**8, four_bit=46 * 10**9)
-        ),
-    )
-
-
-def probe(
-    of: Cell,
-    batch_size: int,
-    step_seconds: tuple[float, ...] = (),
-    *,
-    outcome: Outcome = Outcome.FITS,
-    basis: Basis = Basis.MEASURED,
-    memory_gb: int = 48,
-    at: Environment | None = None,
-    **fields: object,
-) -> Observation:
-    """One probe; timed ones are on the ladder."""
-    fits = outcome is Outcome.FITS
-    values = {
-        "cell": of,
-        "purpose": "ladder" if step_seconds else "search",
-        "batch_size": batch_size,
-        "outcome": outcome,
-        "basis": basis,
-        "memory_limit_bytes": memory_gb * GB,
-        "batch_limit": 1000,
-        "seed": 0,
-        "measurement": measurement(step_seconds) if fits else None,
-        "environment": at or environment(),
-        "started_at": "2026-01-01T00:00:00Z",
-        "seconds": 9.0,
-    }
-    return Observation.model_validate(values | fields)
-
-
-def ladder(
-    of: Cell, batches: Iterable[int], t0: float, k: float, **fields: object
-) -> list[Observation]:
-    """Exact affine step times, with an outlier on either side for the median to ignore."""
-    return [
-        probe(of, b, ((t0 + b * k) / 9, t0 + b * k, (t0 + b * k) * 9), **fields)  # type: ignore[arg-type]
-        for b in batches
-    ]
-
-
-def limit(of: Cell, largest: int, *, memory_gb: int = 48, **fields: object) -> list[Observation]:
-    """A closed search: the largest batch fits and one more does not."""
-    miss = {"outcome": Outcome.OUT_OF_MEMORY} | fields
-    return [
-        *([probe(of, largest, memory_gb=memory_gb)] if largest else []),
-        probe(of, largest + 1, memory_gb=memory_gb, **miss),  # type: ignore[arg-type]
-    ]
-
-
-def fits_of(law: Law, observations: list[Observation]) -> list[Fit]:
-    """All fits of one law."""
-    return [fit for fit in fit_observations(observations) if fit.law is law]
-
-
-def only(law: Law, observations: list[Observation]) -> Fit:
-    """The one fit of a law."""
-    (fit,) = fits_of(law, observations)
-    return fit
-
-
-def value(fit: Fit, name: str) -> float:
-    """One parameter by name."""
-    (found,) = (p.value for p in fit.parameters if p.name == name)
-    return found
 
 
 def test_affine_law_is_recovered_across_sparsities() -> None:
@@ -246,11 +143,14 @@ def test_a_negative_fixed_cost_is_held_at_zero_and_told() -> None:
     assert "t0 held at its bound 0" in str(fit.note)
 
 
-def test_unfit_untimed_and_searching_probes_are_no_points_of_time() -> None:
+def test_unfit_thrashing_untimed_and_searching_probes_are_no_points_of_time() -> None:
     """Only a ladder probe that fits and has step times is a point."""
     observations = ladder(cell(), (1, 2, 4), 2.0, 0.5)
     observations += [
         probe(cell(), 8, outcome=Outcome.OUT_OF_MEMORY, purpose="ladder"),
+        probe(
+            cell(), 5, outcome=Outcome.THRASHING, purpose="ladder", measurement=measurement((9.0,))
+        ),
         probe(cell(), 7, (99.0,), purpose="search"),
         probe(cell(), 6, purpose="ladder"),
     ]
@@ -293,7 +193,7 @@ def test_batches_that_mirror_the_sparsities_are_rank_deficient() -> None:
     assert fit.remedy == "measure two different batch sizes at the same sparsity"
 
 
-def test_stacks_bases_recipes_lengths_and_gpus_are_never_mixed() -> None:
+def test_stacks_bases_weights_recipes_lengths_and_gpus_are_never_mixed() -> None:
     """Each differs in one respect from the first, and each has coefficients of its own."""
     kinds: list[tuple[Cell, dict[str, object]]] = [
         (cell(), {}),
@@ -302,6 +202,7 @@ def test_stacks_bases_recipes_lengths_and_gpus_are_never_mixed() -> None:
         (cell(rank=8), {}),
         (cell(seq_len=256), {}),
         (cell(gpu="h100"), {}),
+        (cell().model_copy(update={"weights": "pretrained"}), {}),
     ]
     observations = [
         o
@@ -309,7 +210,7 @@ def test_stacks_bases_recipes_lengths_and_gpus_are_never_mixed() -> None:
         for o in ladder(of, (1, 2, 4), 2.0, float(k), **fields)
     ]
     fits = fits_of(Law.STEP_SECONDS_AFFINE, observations)
-    assert sorted(value(fit, "k") for fit in fits) == pytest.approx([1, 2, 3, 4, 5, 6])
+    assert sorted(value(fit, "k") for fit in fits) == pytest.approx([1, 2, 3, 4, 5, 6, 7])
     assert len({fit.key for fit in fits}) == len(kinds)
 
 
@@ -317,157 +218,6 @@ def test_the_order_of_the_log_does_not_matter() -> None:
     """A resumed run appends in another order and must give the same file."""
     observations = ladder(cell(2), (1, 2, 4), 2.0, 0.5) + limit(cell(8), 3) + limit(cell(2), 9)
     assert fit_observations(observations) == fit_observations(observations[::-1])
-
-
-LIMITS = tuple(
-    (active, gpu, memory_gb, seq_len)
-    for active in (2, 8)
-    for gpu, memory_gb in (("a40", 48), ("h100", 80))
-    for seq_len in (64, 128)
-)
-
-
-def eq1_observations(c0: float, c1: float) -> list[Observation]:
-    """Closed searches whose largest batches are those of Eq. 1, rounded down."""
-    return [
-        o
-        for active, gpu, memory_gb, seq_len in LIMITS
-        for o in limit(
-            cell(active, gpu=gpu, seq_len=seq_len),
-            math.floor(max_batch_eq1(memory_gb, 24, seq_len, active / 8, c0, c1)),
-            memory_gb=memory_gb,
-        )
-    ]
-
-
-def test_eq1_is_recovered_across_gpus_sparsities_and_lengths() -> None:
-    """From rounded batches, c0 and c1 come back within what rounding hides."""
-    fit = only(Law.MAX_BATCH_EQ1, eq1_observations(c0=82, c1=0.88))
-    assert fit.status is Status.OK
-    assert value(fit, "c0") == pytest.approx(82, rel=0.05)
-    assert value(fit, "c1") == pytest.approx(0.88, abs=0.02)
-    assert fit.group.key == "mixtral-8x7b/qlora-r16-bf16-checkpointed"
-    assert "fitted to b + 0.5" in str(fit.note)
-    assert "of 8 cells exactly; GPUs: a40, h100" in str(fit.note)
-    assert [(r.name, r.low, r.high) for r in fit.input_range] == [
-        ("memory_gb", 48, 80),
-        ("model_memory_gb", 24, 24),
-        ("seq_len", 64, 128),
-        ("sparsity", 0.25, 1),
-    ]
-
-
-def test_eq1_crosses_devices_but_not_software() -> None:
-    """A stack names its device, and Eq. 1 is about all devices; another torch is another law."""
-    observations = limit(cell(8), 3, memory_gb=48) + [
-        o.model_copy(update={"environment": environment(device_name="NVIDIA H100")})
-        for o in limit(cell(8, gpu="h100"), 9, memory_gb=80)
-    ]
-    assert [fit.points for fit in fits_of(Law.MAX_BATCH_EQ1, observations)] == [2]
-    observations += [
-        o.model_copy(update={"environment": environment(torch="2.10.0")})
-        for o in limit(cell(8, seq_len=64), 6)
-    ]
-    assert sorted(fit.points for fit in fits_of(Law.MAX_BATCH_EQ1, observations)) == [1, 2]
-
-
-def test_another_driver_is_no_other_law_of_what_fits() -> None:
-    """Each cloud has its own; step times stay apart all the same."""
-    driven = environment().model_copy(
-        update={"versions": (("driver", "580"), *environment().versions)}
-    )
-    observations = limit(cell(8), 3) + [
-        o.model_copy(update={"environment": driven}) for o in limit(cell(8, seq_len=64), 6)
-    ]
-    assert [fit.points for fit in fits_of(Law.MAX_BATCH_EQ1, observations)] == [2]
-    assert driven.stack != environment().stack
-
-
-def test_a_capped_gpu_has_limits_and_no_speed() -> None:
-    """Its steps were a larger GPU's; its largest batches are a group of their own."""
-    alike = cell().model_copy(update={"capped_on": "H200-SXM"})
-    capped = [
-        o.model_copy(update={"cell": alike, "basis": Basis.CAPPED})
-        for o in (*limit(cell(), 8), *ladder(cell(), (1, 2, 4, 8), 0.1, 0.1))
-    ]
-    fits = fit_observations(capped)
-    assert {fit.law for fit in fits} == {Law.MAX_BATCH_EQ1}
-    both = fit_observations([*capped, *limit(cell(), 9)])
-    assert {(fit.basis, fit.points) for fit in both if fit.law is Law.MAX_BATCH_EQ1} == {
-        (Basis.CAPPED, 1),
-        (Basis.MEASURED, 1),
-    }
-
-
-def test_one_sparsity_cannot_tell_c0_from_c1() -> None:
-    """However many cells: the remedy is a second sparsity, in words."""
-    observations = [o for n in (64, 128, 256) for o in limit(cell(seq_len=n), 1024 // n)]
-    fit = only(Law.MAX_BATCH_EQ1, observations)
-    assert fit.status is Status.RANK_DEFICIENT
-    assert (fit.rank, fit.parameter_count, fit.parameters) == (1, 2, ())
-    assert fit.note == (
-        "every cell has sparsity 0.25, and at one sparsity c0 and c1 cannot be told apart"
-    )
-    assert str(fit.remedy).startswith("measure a second sparsity")
-
-
-def test_a_model_without_experts_has_no_c1() -> None:
-    """Sparsity is 1 whatever one does, so c0 is the whole law."""
-    observations = [o for n in (64, 128, 256) for o in limit(cell(None, seq_len=n), 1024 // n)]
-    fit = only(Law.MAX_BATCH_EQ1, observations)
-    assert fit.status is Status.OK
-    assert [p.name for p in fit.parameters] == ["c0"]
-
-
-def test_too_few_cells_name_lengths_gpus_and_sparsities() -> None:
-    """One cell gives one point."""
-    fit = only(Law.MAX_BATCH_EQ1, limit(cell(), 8))
-    assert fit.status is Status.TOO_FEW_POINTS
-    assert "at least 3 cells: two sequence lengths or GPUs are needed" in str(fit.remedy)
-    assert "two sparsities" in str(fit.remedy)
-
-
-@pytest.mark.parametrize(
-    "unknown",
-    [
-        limit(cell(), 0),
-        limit(cell(), 8, outcome=Outcome.TIMED_OUT),
-        limit(cell(), 8, outcome=Outcome.HOST_OUT_OF_MEMORY),
-        [probe(cell(), 8)],
-        [probe(cell(), 8, batch_limit=8)],
-    ],
-    ids=["none fits", "time ran out", "host ran out", "still searching", "limit reached"],
-)
-def test_a_largest_batch_that_memory_did_not_set_is_left_out(unknown: list[Observation]) -> None:
-    """It is no point of Eq. 1: alone it is no data, among others it is counted in the note."""
-    alone = only(Law.MAX_BATCH_EQ1, unknown)
-    assert alone.status is Status.NO_DATA
-    assert "none of 1 cell has a largest batch" in str(alone.note)
-    known = [o for n in (64, 256) for active in (2, 8) for o in limit(cell(active, seq_len=n), 4)]
-    beside = only(Law.MAX_BATCH_EQ1, known + unknown)
-    assert beside.points == 4
-    assert "1 of 5 cells left out" in str(beside.note)
-
-
-def test_a_probe_killed_with_its_child_belongs_to_the_only_stack() -> None:
-    """A miss that cannot say where it ran still bounds the search of its cell."""
-    fits, miss = limit(cell(), 8)
-    killed = miss.model_copy(update={"environment": None})
-    assert only(Law.MAX_BATCH_EQ1, [fits, killed]).points == 1
-    elsewhere = limit(cell(8), 2)[0].model_copy(update={"environment": environment(torch="2.10")})
-    assert {f.points for f in fits_of(Law.MAX_BATCH_EQ1, [fits, killed, elsewhere])} == {0}
-
-
-def test_a_group_that_never_says_where_it_ran_has_no_stack() -> None:
-    """Absent is None, and nothing is fitted to it."""
-    lost = limit(cell(), 0)[0].model_copy(update={"environment": None})
-    assert {(fit.stack, fit.status) for fit in fit_observations([lost])} == {(None, Status.NO_DATA)}
-
-
-def test_a_model_larger_than_the_memory_it_fits_in_is_named() -> None:
-    """A broken record is an error with the cell's name, not a negative coefficient."""
-    with pytest.raises(ValueError, match=r"2of8/seq128: 8 queries are said to fit"):
-        fit_observations(limit(cell(), 8, memory_gb=20))
 
 
 def noisy_ladder(batches: Iterable[int]) -> list[Observation]:

@@ -9,7 +9,7 @@ from made_runs import TWO_CELLS, spec_of, whole_trial
 from observations import measurement, observation
 
 from orchestrator.progress import Progress, fastest
-from trials.observation import Outcome
+from trials.observation import Basis, Outcome
 
 SPEC = spec_of(TWO_CELLS.replace("[16, 32]", "[8, 16, 32, 64]"))
 FIRST, SECOND, THIRD, FOURTH = CELLS = SPEC.all_cells()
@@ -106,6 +106,53 @@ def test_largest_batch_that_turns_out_smaller_is_told_again() -> None:
     ]
 
 
+def test_repeats_of_the_largest_batch_are_told() -> None:
+    """Each by what it ended in; after one miss no fit confirms that size any more."""
+    log = io.StringIO()
+    progress = Progress(CELLS, complete=0, stream=log)
+    for purpose, batch_size, outcome in (
+        ("search", 12, Outcome.FITS),
+        ("search", 13, Outcome.OUT_OF_MEMORY),
+        ("boundary", 12, Outcome.FITS),
+        ("boundary", 12, Outcome.THRASHING),
+        ("boundary", 12, Outcome.FITS),
+        ("search", 11, Outcome.FITS),
+    ):
+        progress.observed(observation(batch_size, outcome, cell=FIRST, purpose=purpose))
+    assert [line.rpartition(": ")[2] for line in lines(log)] == [
+        "largest batch 12",
+        "largest batch 12 confirmed in a fresh process",
+        "batch 12 THRASHING in a fresh process",
+        "batch 12 FITS in a fresh process",
+        "largest batch 11",
+    ]
+
+
+def test_largest_batch_that_missed_is_not_shown_any_more(terminal: Terminal) -> None:
+    """Until the search has found the next one, none is known."""
+    with Progress(CELLS, complete=0, stream=terminal) as progress:
+        progress.observed(observation(12, cell=FIRST))
+        progress.observed(observation(13, Outcome.OUT_OF_MEMORY, cell=FIRST))
+        progress.observed(observation(12, Outcome.THRASHING, cell=FIRST, purpose="boundary"))
+    _, _, first, *_ = last_picture(terminal)
+    assert first.split(maxsplit=2) == [FIRST.key, "waiting", "boundary 12 THRASHING"]
+
+
+def test_capped_cell_is_told_for_what_it_is() -> None:
+    """Its largest batch was found on another GPU, whose speed is not its own."""
+    cell = FIRST.model_copy(update={"gpu": "A40", "capped_on": "H200-SXM"})
+    log = io.StringIO()
+    progress = Progress([cell], complete=0, stream=log)
+    fit = {"cell": cell, "basis": Basis.CAPPED, "measurement": measurement(step_seconds=(0.1,))}
+    progress.observed(observation(8, **fit))
+    progress.observed(observation(9, Outcome.OUT_OF_MEMORY, cell=cell, basis=Basis.CAPPED))
+    progress.ended(cell, None)
+    assert [line.rpartition("seq8: ")[2] for line in lines(log)] == [
+        "largest batch 8, found on H200-SXM under a memory cap",
+        "done, largest batch 8; search 9 OUT_OF_MEMORY",
+    ]
+
+
 def test_failed_probe_is_told_as_it_was_said() -> None:
     """Neither its brackets nor its colons are taken for markup or pictures."""
     log = io.StringIO()
@@ -198,3 +245,14 @@ def test_fastest_is_the_best_median_of_the_timed_probes() -> None:
         observation(9, Outcome.OUT_OF_MEMORY),
     ]
     assert fastest(seen) == "160 queries/s"
+
+
+def test_fastest_is_of_sizes_that_one_can_train_at() -> None:
+    """A batch that thrashes is not fast, nor is one of a size that missed another time."""
+    quick = measurement(step_seconds=(0.001,))
+    seen = [
+        observation(1, measurement=measurement(step_seconds=(0.5,))),
+        observation(8, Outcome.THRASHING, measurement=quick),
+        observation(8, measurement=quick),
+    ]
+    assert fastest(seen) == "2 queries/s"

@@ -133,7 +133,7 @@ def test_fastest_measured_batch_is_taken_not_the_largest() -> None:
 def test_batch_that_no_longer_fitted_is_not_priced() -> None:
     """However fast it was while it did: one miss outweighs its fits."""
     seen = [*found(8), timed(8, 0.1), timed(7, 0.1), timed(4, 0.1)]
-    seen.append(timed(8, outcome=Outcome.THRASHING, repeat=1, measurement=None))
+    seen.append(timed(8, 0.001, outcome=Outcome.THRASHING, repeat=1))
     row = on_desk(ranked(seen, fits=[]))
     assert (row.batch_size, row.largest_batch, row.limited_by) == (7, 7, "THRASHING at 8")
     assert why_not(ranked(seen, wished(8))) == "batch size 8 does not fit: the largest is 7"
@@ -196,7 +196,11 @@ def test_wished_batch_that_no_law_predicts_is_left_out() -> None:
         f.model_copy(update={"basis": Basis.SIMULATED})
         for f in fit_observations(whole_trial(DESK, SPEC))
     ]
-    for fits in (fit_of_lap, fit_elsewhere, simulated):
+    pretrained = [
+        f.model_copy(update={"group": f.group.model_copy(update={"weights": "pretrained"})})
+        for f in fit_observations(whole_trial(DESK, SPEC))
+    ]
+    for fits in (fit_of_lap, fit_elsewhere, simulated, pretrained):
         assert why_not(ranked(seen, wished(4), fits=fits)) == reason
     fits = fit_observations(whole_trial(DESK, SPEC))
     assert on_desk(ranked(seen, wished(4), fits=fits)).source == "affine law"

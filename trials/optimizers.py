@@ -1,7 +1,9 @@
 """One optimizer step, as a recipe has it: which optimizer, in what precision, on which side."""
 
 import contextlib
+import gc
 import importlib
+import math
 import os
 import socket
 from collections.abc import Callable
@@ -11,13 +13,19 @@ import torch
 from torch import nn
 
 from trials.recipe import Recipe
+from trials.recipe_check import RecipeError
 
 LEARNING_RATE = 5e-5  # the paper's, 2408.04693 section III
 # fp16 gradients are scaled up so that they do not vanish. PyTorch starts at 65,536 and halves it,
 # skipping steps, until nothing overflows; from here the first step counts, and optimizer state
 # exists after it.
 FIRST_LOSS_SCALE = 1024.0
+DEEPSPEED_BUCKET_ELEMENTS = 500_000_000  # its default reduce_bucket_size
 LossOf = Callable[[nn.Module], torch.Tensor]
+
+
+class SkippedStepError(RuntimeError):
+    """Loss scaling skipped the update, so neither its time nor its memory can be measured."""
 
 
 class Stepper(Protocol):
@@ -39,6 +47,9 @@ class Stepper(Protocol):
 
         Returns:
             The loss. Reading it waits for the device.
+
+        Raises:
+            SkippedStepError: gradients overflowed in fp16, though the loss did not.
         """
 
     def close(self) -> None:
@@ -52,9 +63,16 @@ def make_stepper(
 
     Raises:
         ImportError: a package it needs is not installed.
+        RecipeError: the device cannot have this optimizer.
     """
     if recipe.offload_optimizer:
         return _OffloadedStepper(model, trainable, recipe)
+    if recipe.optimizer == "paged_adamw_8bit" and device.type != "cuda":
+        # bitsandbytes only warns and goes on unpaged, under the same class name.
+        raise RecipeError(
+            f"optimizer paged_adamw_8bit needs a CUDA GPU, bitsandbytes pages nothing on a "
+            f"{device.type}: use adamw_8bit"
+        )
     return _DeviceStepper(model, _optimizer(trainable, recipe), recipe, device)
 
 
@@ -83,10 +101,23 @@ class _DeviceStepper:
             loss = loss_of(self._model)
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         self._scaler.step(self.optimizer)
+        scale = self._scaler.get_scale()
         self._scaler.update()
-        return float(loss.detach())
+        value = float(loss.detach())
+        # The scale falls when the update was skipped, and only then. That of a loss that is no
+        # number is the caller's to tell.
+        if self._scaler.get_scale() < scale and math.isfinite(value):
+            raise SkippedStepError(
+                f"gradients overflowed in fp16 at loss scale {scale:g} (loss {value:g}), the "
+                "update was skipped: use precision bf16 or fp32"
+            )
+        return value
 
     def close(self) -> None:
+        for state in self.optimizer.state.values():
+            for value in state.values():
+                if getattr(value, "is_paged", False):
+                    value.is_spare = True
         self.optimizer.state.clear()
 
 
@@ -94,7 +125,8 @@ class _OffloadedStepper:
     """Steps with the optimizer's state and update on the host: ZeRO-Offload (2101.06840).
 
     ZeRO's stages 1 to 3 part optimizer state, gradients and weights among GPUs. On one GPU there is
-    nobody to part them with, so they come to the same and what is left of them is this.
+    nobody to part them with, so they come to the same and what is left of them is this. Whatever
+    the precision, the host holds optimizer state and a copy of what is trained in fp32.
     """
 
     def __init__(self, model: nn.Module, trainable: list[nn.Parameter], recipe: Recipe) -> None:
@@ -106,8 +138,10 @@ class _OffloadedStepper:
                 "'deepspeed', or leave offload_optimizer out"
             ) from None
         _group_of_one(deepspeed)
+        self._take_off = _marks_of(model)
+        config = offload_config(recipe, sum(p.numel() for p in trainable))
         self._engine, self.optimizer, *_ = deepspeed.initialize(
-            model=model, model_parameters=trainable, config=offload_config(recipe)
+            model=model, model_parameters=trainable, config=config
         )
         # DeepSpeed wraps the optimizer that does the update on the host in its own.
         self.name = _qualified_name(self.optimizer.optimizer)
@@ -121,9 +155,14 @@ class _OffloadedStepper:
 
     def close(self) -> None:
         self._engine.destroy()
+        # What it leaves on the model would keep it, and with it copies of all that is trained on
+        # the device and several on the host: one more set each time the training starts over.
+        self._take_off()
+        self._engine = self.optimizer = None
+        gc.collect()  # the engine holds itself in cycles
 
 
-def offload_config(recipe: Recipe) -> dict[str, Any]:
+def offload_config(recipe: Recipe, trained_parameters: int) -> dict[str, Any]:
     """DeepSpeed's configuration of a recipe with its optimizer on the host."""
     return {
         # It only counts queries with this; the batches are as large as they come.
@@ -133,6 +172,9 @@ def offload_config(recipe: Recipe) -> dict[str, Any]:
         "zero_optimization": {
             "stage": 2,
             "offload_optimizer": {"device": "cpu", "pin_memory": True},
+            # Gradients pass through a buffer of this size on the device. It is taken whole however
+            # little is trained: a GB in bf16 for a few adapters, did it not end with them.
+            "reduce_bucket_size": min(DEEPSPEED_BUCKET_ELEMENTS, trained_parameters),
         },
         "bf16": {"enabled": recipe.precision == "bf16"},
         "wall_clock_breakdown": False,
@@ -159,11 +201,53 @@ def _optimizer(trainable: list[nn.Parameter], recipe: Recipe) -> torch.optim.Opt
 def _bitsandbytes(name: str, trainable: list[nn.Parameter]) -> torch.optim.Optimizer:
     optimizers = importlib.import_module("bitsandbytes.optim")
     made: torch.optim.Optimizer = getattr(optimizers, name)(trainable, lr=LEARNING_RATE)
+    if name.startswith("Paged"):
+        _page_again(made, importlib.import_module("bitsandbytes.functional").fill)
     return made
+
+
+def _page_again(optimizer: Any, fill: Callable[[torch.Tensor, float], object]) -> None:
+    """Gives a paged optimizer the managed memory of closed ones.
+
+    bitsandbytes frees none and keeps a list of all of it: two bytes for each weight trained would
+    be lost with each time the training starts over. Only state of 100,000 elements or more is
+    paged; that of most adapters is not.
+    """
+    take_new = optimizer.get_state_buffer
+
+    def state_buffer(p: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        for buffer in optimizer.page_mng.paged_tensors:
+            if getattr(buffer, "is_spare", False) and (buffer.shape, buffer.dtype) == (
+                p.shape,
+                dtype,
+            ):
+                buffer.is_spare = False
+                fill(buffer, 0)
+                found: torch.Tensor = buffer
+                return found
+        new: torch.Tensor = take_new(p, dtype=dtype)
+        return new
+
+    optimizer.get_state_buffer = state_buffer
 
 
 def _qualified_name(optimizer: object) -> str:
     return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+
+
+def _marks_of(model: nn.Module) -> Callable[[], None]:
+    """Notes what hangs on a model now; what it returns takes off all that was added since."""
+    marked: list[dict[Any, Any]] = [vars(parameter) for parameter in model.parameters()]
+    for module in model.modules():
+        marked += [module._forward_pre_hooks, module._forward_hooks]  # noqa: SLF001 - no other name
+    noted = [(marks, set(marks)) for marks in marked]
+
+    def take_off() -> None:
+        for marks, before in noted:
+            for added in set(marks) - before:
+                del marks[added]
+
+    return take_off
 
 
 def _group_of_one(deepspeed: Any) -> None:
