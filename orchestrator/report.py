@@ -1,5 +1,6 @@
 """A run in words and tables: Markdown from what the run folder holds. Pure."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -165,12 +166,16 @@ def _fits_section(fits: Sequence[Fit]) -> str:
 
 
 def _stack_section(observations: Sequence[Observation]) -> str:
-    stacks = {o.environment.stack: o.environment for o in observations if o.environment is not None}
+    """What each fingerprint stands for, and the machines that ran it."""
+    stacks: defaultdict[str, list[Environment]] = defaultdict(list)
+    for o in observations:
+        if o.environment is not None:
+            stacks[o.environment.stack].append(o.environment)
     if not stacks:
         return ""
     lines = []
-    for name, environment in sorted(stacks.items()):
-        hosts = {o.environment.host for o in observations if o.environment is not None}
+    for name, (environment, *others) in sorted(stacks.items()):
+        hosts = {environment.host, *(other.host for other in others)}
         versions = ", ".join(f"{package} {v}" for package, v in environment.versions)
         lines.append(
             f"- {name}: {environment.device_name}, CPU threads {environment.threads}, "

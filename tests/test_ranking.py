@@ -9,7 +9,15 @@ from observations import environment, measurement, observation
 
 from fitting.fit import Fit, fit_observations
 from orchestrator.plan import ClusterResources, Node, Plan, make_plan
-from orchestrator.ranking import Excluded, RankedOffer, Ranking, job_hours, rank, ranking_csv
+from orchestrator.ranking import (
+    Excluded,
+    RankedOffer,
+    Ranking,
+    comparable,
+    job_hours,
+    rank,
+    ranking_csv,
+)
 from orchestrator.sweep import SweepSpec, Workload
 from trials.observation import Basis, Observation, Outcome
 from trials.workload import Cell
@@ -303,6 +311,13 @@ def test_comparable_offers_are_numbered_from_the_cheapest_across_gpus() -> None:
         (32, 2, "lap", "slow", 0.1125),
         (32, 3, "desk", "whole", 0.15),
     ]
+
+
+def test_random_and_pretrained_weights_are_not_compared() -> None:
+    """They route differently, so the cheaper of the two is not the better choice."""
+    loaded = DESK.model_copy(update={"weights": "pretrained"})
+    assert comparable(DESK) == comparable(LAP)
+    assert comparable(DESK) != comparable(loaded)
 
 
 def full_ranking() -> Ranking:

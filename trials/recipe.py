@@ -50,7 +50,8 @@ class Recipe(Record):
         mamba: the selective scan's kernels, or the reference in plain PyTorch; absent for a model
             without Mamba layers. Unless stated: mamba-ssm on CUDA, the reference elsewhere.
         optimizer: adamw is PyTorch's fused one; the 8-bit ones are bitsandbytes'.
-        offload_optimizer: optimizer state and update on the host (ZeRO-Offload, by DeepSpeed).
+        offload_optimizer: optimizer state and update on the host (ZeRO-Offload, by DeepSpeed), in
+            fp32 whatever the precision, with a copy of what is trained; needs g++ at first use.
     """
 
     method: Method
