@@ -1,0 +1,136 @@
+"""The whole report of a run: which parts it has, and what each says of the numbers in it."""
+
+from made_runs import ONE_CELL, spec_of, whole_trial
+from observations import environment, measurement, observation
+
+from fitting.fit import fit_observations
+from orchestrator.plan import ClusterResources, Node, Plan, make_plan
+from orchestrator.ranking import rank
+from orchestrator.report import markdown
+from orchestrator.sweep import SweepSpec
+from trials.observation import Basis, Observation, Outcome
+
+SPEC = spec_of()
+(CELL,) = SPEC.all_cells()
+SEEN = whole_trial(CELL, SPEC)
+LARGE = environment(device_name="NVIDIA H200", host="gpu1", allocator="expandable_segments:True")
+
+
+def report(seen: list[Observation], spec: SweepSpec = SPEC, plan: Plan | None = None) -> str:
+    """The report of what was observed, of a specification's cells unless told otherwise."""
+    catalog = spec.merged_catalog()
+    plan = plan or make_plan(spec, catalog, ClusterResources((Node({"CPU": 1.0}),)), seen)
+    fits = fit_observations(seen)
+    return markdown(spec, plan, seen, fits, rank(spec.workload, catalog, plan, seen, fits))
+
+
+def headings(text: str) -> list[str]:
+    """The titles of its parts."""
+    return [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
+
+
+def part(text: str, heading: str) -> str:
+    """One part of it, without its title."""
+    return text.partition(f"## {heading}\n\n")[2].partition("\n\n## ")[0]
+
+
+def test_a_run_of_one_recipe_has_what_can_be_said_of_it_and_no_more() -> None:
+    """No comparison of one recipe, no doubts about steady steps, no joules that nobody counted."""
+    assert headings(report(SEEN)) == [
+        "Cheapest",
+        "Every offer",
+        "Largest batch that fits",
+        "Fits",
+        "Measured on",
+    ]
+
+
+def test_a_run_without_observations_claims_nothing() -> None:
+    """It says what is left out and why."""
+    text = report([])
+    assert headings(text) == ["Cheapest"]
+    assert "Nothing can be ranked yet." in text
+    assert f"- {CELL.key}: not measured" in text
+
+
+def test_recipes_energy_and_doubts_have_parts_of_their_own() -> None:
+    """Where there are two recipes, joules, and steps that did not hold still."""
+    two = ONE_CELL.replace("fp32}]", "fp32}, {method: lora, lora_rank: 4, precision: fp32}]")
+    spec = spec_of(two)
+    seen = [o for cell in spec.all_cells() for o in whole_trial(cell, spec)]
+    shaky = measurement(step_seconds=(0.1, 0.3) * 6).model_copy(
+        update={"stop_reason": "step cap", "energy_joules": 60.0}
+    )
+    seen.append(observation(2, cell=CELL, purpose="ladder", repeat=7, measurement=shaky))
+    text = report(seen, spec)
+    assert headings(text)[2:6] == [
+        "Recipes side by side",
+        "Largest batch that fits",
+        "Unsteady step times",
+        "Energy",
+    ]
+    assert "full weights" in part(text, "Recipes side by side")
+    # 60 J over 12 steps of 2 queries, which took 2.4 s.
+    assert "| 2.5            | 25    |" in part(text, "Energy")
+
+
+def test_every_stack_is_told_with_the_machines_that_ran_it() -> None:
+    """Those that ran another are not among them; the allocator's settings belong to the stack."""
+    second = environment(host="there")
+    seen = [
+        *SEEN,
+        observation(1, cell=CELL, environment=second, repeat=8),
+        observation(1, cell=CELL, environment=LARGE, repeat=9),
+        observation(1, Outcome.OUT_OF_MEMORY, cell=CELL, environment=None, repeat=10),
+    ]
+    software = "CPU threads 1, python 3.11.1, torch 2.9.0"
+    assert set(part(report(seen), "Measured on").strip().splitlines()) == {
+        f"- {second.stack}: a processor, {software}; hosts here, there",
+        f"- {LARGE.stack}: NVIDIA H200, {software}; allocator expandable_segments:True; hosts gpu1",
+    }
+
+
+def test_an_allocator_without_settings_is_told_apart_from_none() -> None:
+    """A CPU has none; on a GPU PyTorch's own defaults hold."""
+    assert "allocator" not in part(report(SEEN), "Measured on")
+    bare = observation(1, cell=CELL, environment=LARGE.model_copy(update={"allocator": ""}))
+    assert "allocator as PyTorch has it" in part(report([*SEEN, bare]), "Measured on")
+
+
+def test_a_capped_gpu_has_a_largest_batch_and_no_offer() -> None:
+    """Though somebody timed its steps and its hours could be worked out."""
+    spec = spec_of(
+        ONE_CELL.replace("gpus: [cpu]", "gpus: [cpu]\nas_if: [small]")
+        + """\
+catalog:
+  gpus:
+    - {key: small, kind: cpu, usable_memory_bytes: 9000000, source: me, recorded: 2026-01-31}
+  offers:
+    - {gpu: small, provider: own, region: here, instance: box, usd_per_hour: 0.01, source: me,
+       recorded: 2026-01-31}
+"""
+    )
+    (capped,) = [cell for cell in spec.all_cells() if cell.capped_on is not None]
+    probes = (
+        observation(8, cell=capped, purpose="ladder", measurement=measurement(step_seconds=(0.1,))),
+        observation(9, Outcome.OUT_OF_MEMORY, cell=capped),
+    )
+    seen = [o.model_copy(update={"basis": Basis.CAPPED}) for o in probes]
+    text = report([*SEEN, *seen], spec)
+    assert capped.key in part(text, "Largest batch that fits")
+    assert "own box" not in text
+    assert (
+        f"- {capped.key}: its largest batch, 8, was found on cpu under a memory cap; its speed is "
+        "not known" in part(text, "Cheapest")
+    )
+    fits = [line for line in part(text, "Fits").splitlines() if "| capped" in line]
+    assert ["max_batch_eq1" in line for line in fits] == [True]
+
+
+def test_pretrained_weights_are_named_beside_the_model() -> None:
+    """Random ones are the rule and go unnamed."""
+    loaded = CELL.model_copy(update={"weights": "pretrained"})
+    plan = Plan(complete=(loaded,), pending=(), skipped=())
+    seen = [o.model_copy(update={"cell": loaded}) for o in SEEN]
+    assert "| llama-tiny, pretrained |" in part(report(seen, plan=plan), "Cheapest")
+    assert "pretrained" not in report(SEEN)
