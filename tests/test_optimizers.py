@@ -195,7 +195,7 @@ def test_paged_state_is_taken_once_however_often_training_starts_over() -> None:
         assert one is not two
         one.fill_(7)
         seen.append({id(one), id(two)})
-        optimizers._DeviceStepper(nn.Linear(1, 1), made, recipe("paged_adamw_8bit"), CPU).close()
+        optimizers.DeviceStepper(nn.Linear(1, 1), made, recipe("paged_adamw_8bit"), CPU).close()
     assert seen[0] == seen[1] == seen[2]
     assert len(pages.paged_tensors) == 2
 

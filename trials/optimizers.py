@@ -73,11 +73,18 @@ def make_stepper(
             f"optimizer paged_adamw_8bit needs a CUDA GPU, bitsandbytes pages nothing on a "
             f"{device.type}: use adamw_8bit"
         )
-    return _DeviceStepper(model, _optimizer(trainable, recipe), recipe, device)
+    return DeviceStepper(model, _optimizer(trainable, recipe), recipe, device)
 
 
-class _DeviceStepper:
-    """Steps with the optimizer's state where the model is."""
+class DeviceStepper:
+    """Steps with the optimizer's state where the model is.
+
+    Args:
+        model: what is trained.
+        optimizer: of what of it is trained.
+        recipe: its precision says whether losses are scaled.
+        device: where they are.
+    """
 
     def __init__(
         self,
@@ -96,22 +103,36 @@ class _DeviceStepper:
         )
 
     def step(self, loss_of: LossOf) -> float:
-        self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(self._device_type, torch.float16, enabled=self._autocast):
-            loss = loss_of(self._model)
-        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        self._scaler.step(self.optimizer)
-        scale = self._scaler.get_scale()
-        self._scaler.update()
+        self.forget_gradients()
+        loss = self.backward(loss_of)
+        skipped_at = self.update()
         value = float(loss.detach())
-        # The scale falls when the update was skipped, and only then. That of a loss that is no
-        # number is the caller's to tell.
-        if self._scaler.get_scale() < scale and math.isfinite(value):
+        # That of a loss that is no number is the caller's to tell.
+        if skipped_at is not None and math.isfinite(value):
             raise SkippedStepError(
-                f"gradients overflowed in fp16 at loss scale {scale:g} (loss {value:g}), the "
+                f"gradients overflowed in fp16 at loss scale {skipped_at:g} (loss {value:g}), the "
                 "update was skipped: use precision bf16 or fp32"
             )
         return value
+
+    def forget_gradients(self) -> None:
+        """Before a step: the gradients of the one before."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def backward(self, loss_of: LossOf) -> torch.Tensor:
+        """Forward and backward pass; the loss, still on the device."""
+        with torch.autocast(self._device_type, torch.float16, enabled=self._autocast):
+            loss = loss_of(self._model)
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    def update(self) -> float | None:
+        """The optimizer's update; the loss scale at which it was skipped, None when it was not."""
+        self._scaler.step(self.optimizer)
+        scale = self._scaler.get_scale()
+        self._scaler.update()
+        # The scale falls when the update was skipped, and only then.
+        return scale if self._scaler.get_scale() < scale else None
 
     def close(self) -> None:
         for state in self.optimizer.state.values():

@@ -114,17 +114,31 @@ def build_model(  # noqa: PLR0913 - what a model is built from
         if weights == "pretrained"
         else stock_model(model, recipe, active_experts)
     )
+    return under_recipe(built, recipe, lambda model: _place(model, recipe, device))
+
+
+def under_recipe(
+    model: nn.Module, recipe: Recipe, place: Callable[[nn.Module], None]
+) -> nn.Module:
+    """A model of transformers made what a recipe says, in training mode.
+
+    Args:
+        model: as transformers has it, on the meta device or not.
+        recipe: every field that applies filled in.
+        place: gives it weights, 4-bit ones where the recipe says so, once experts and routers are
+            what they shall be.
+    """
     if recipe.experts == "looped":
-        loop_experts(built)
+        loop_experts(model)
     if adapts_router(recipe):
-        linear_routers(built)
-    _place(built, recipe, device)
+        linear_routers(model)
+    place(model)
     if recipe.gradient_checkpointing:
-        _checkpoint(built)
+        _checkpoint(model)
     if recipe.lora_rank is not None:
-        built = _adapt(built, recipe)
-    built.train()
-    return built
+        model = _adapt(model, recipe)
+    model.train()
+    return model
 
 
 def _auto_config(config: dict[str, Any]) -> Any:
@@ -170,10 +184,30 @@ def _place(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
             else:
                 part.to(device)
             if recipe.method == "qlora":
-                _quantise_linears(part, recipe, keep=head)
+                _quantise_linears(part, recipe, keep=head, quantise=_quantised)
     if recipe.method == "qlora":
-        # PEFT asks for it before it puts adapters made for 4-bit layers beside them.
-        model.is_loaded_in_4bit = True  # type: ignore[assignment]
+        _declare_4bit(model)
+
+
+def quantise_laid_out(
+    model: nn.Module, recipe: Recipe, quantise: Callable[[Any, nn.Linear, Recipe], None]
+) -> None:
+    """Gives a model without weights 4-bit layers without weights.
+
+    Args:
+        model: on the meta device.
+        recipe: a QLoRA one.
+        quantise: gives a bitsandbytes layer, the first argument, what stands for the weights of the
+            linear one.
+    """
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    _quantise_linears(model, recipe, keep=head, quantise=quantise)
+    _declare_4bit(model)
+
+
+def _declare_4bit(model: nn.Module) -> None:
+    # PEFT asks for it before it puts adapters made for 4-bit layers beside them.
+    model.is_loaded_in_4bit = True  # type: ignore[assignment]
 
 
 def _parts(model: nn.Module) -> Iterator[nn.Module]:
@@ -259,7 +293,13 @@ def _adapt(model: nn.Module, recipe: Recipe) -> nn.Module:
         del facts.model_type  # the class has it
 
 
-def _quantise_linears(module: nn.Module, recipe: Recipe, *, keep: nn.Module) -> None:
+def _quantise_linears(
+    module: nn.Module,
+    recipe: Recipe,
+    *,
+    keep: nn.Module,
+    quantise: Callable[[Any, nn.Linear, Recipe], None],
+) -> None:
     """Replaces linear layers by their 4-bit NF4 form (QLoRA, 2305.14314).
 
     The head keeps its precision, as bitsandbytes leaves it in transformers, and so do routers:
@@ -269,7 +309,7 @@ def _quantise_linears(module: nn.Module, recipe: Recipe, *, keep: nn.Module) -> 
 
     for name, child in module.named_children():
         if type(child) is not nn.Linear:
-            _quantise_linears(child, recipe, keep=keep)
+            _quantise_linears(child, recipe, keep=keep, quantise=quantise)
         elif child is not keep and name != "router_linear":
             linear = bnb.nn.Linear4bit(
                 child.in_features,
@@ -280,11 +320,18 @@ def _quantise_linears(module: nn.Module, recipe: Recipe, *, keep: nn.Module) -> 
                 quant_type="nf4",
                 device="meta",
             )
-            linear.weight = bnb.nn.Params4bit(
-                child.weight.data,
-                requires_grad=False,
-                compress_statistics=recipe.double_quantisation,
-                quant_type="nf4",
-            )
             linear.bias = child.bias
-            setattr(module, name, linear.to(child.weight.device))
+            quantise(linear, child, recipe)
+            setattr(module, name, linear)
+
+
+def _quantised(linear: Any, plain: nn.Linear, recipe: Recipe) -> None:
+    import bitsandbytes as bnb  # noqa: PLC0415 - as above
+
+    linear.weight = bnb.nn.Params4bit(
+        plain.weight.data,
+        requires_grad=False,
+        compress_statistics=recipe.double_quantisation,
+        quant_type="nf4",
+    )
+    linear.to(plain.weight.device)  # which quantises
