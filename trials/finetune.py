@@ -37,6 +37,18 @@ def import_libraries(recipe: Recipe) -> None:
         importlib.import_module("bitsandbytes")
 
 
+def model_tensors(model: nn.Module) -> list[torch.Tensor]:
+    """Weights, 4-bit quantisation constants, buffers: what a model itself occupies."""
+    found: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
+    for parameter in model.parameters():
+        state = getattr(parameter, "quant_state", None)
+        if state is not None:
+            found += [state.absmax, state.code]
+            if state.nested:
+                found += [state.offset, state.state2.absmax, state.state2.code]
+    return found
+
+
 class NotTrainingError(RuntimeError):
     """The step did not do what fine-tuning does."""
 
@@ -104,14 +116,7 @@ class FineTuning:
 
     def tensors(self) -> list[torch.Tensor]:
         """Weights, 4-bit quantisation constants, buffers: what the model itself occupies."""
-        found: list[torch.Tensor] = [*self.model.parameters(), *self.model.buffers()]
-        for parameter in self.model.parameters():
-            state = getattr(parameter, "quant_state", None)
-            if state is not None:
-                found += [state.absmax, state.code]
-                if state.nested:
-                    found += [state.offset, state.state2.absmax, state.state2.code]
-        return found
+        return model_tensors(self.model)
 
     def implied(self) -> ParameterCounts:
         """The parameter counts that the recipe implies for the model as transformers has it."""

@@ -73,7 +73,8 @@ def make_stepper(
             f"optimizer paged_adamw_8bit needs a CUDA GPU, bitsandbytes pages nothing on a "
             f"{device.type}: use adamw_8bit"
         )
-    return DeviceStepper(model, _optimizer(trainable, recipe), recipe, device)
+    optimizer = make_optimizer(trainable, recipe, device.type)
+    return DeviceStepper(model, optimizer, recipe, device)
 
 
 class DeviceStepper:
@@ -203,7 +204,18 @@ def offload_config(recipe: Recipe, trained_parameters: int) -> dict[str, Any]:
     }
 
 
-def _optimizer(trainable: list[nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:
+def make_optimizer(
+    trainable: list[nn.Parameter], recipe: Recipe, device_type: str
+) -> torch.optim.Optimizer:
+    """The optimizer of a recipe, without state.
+
+    Args:
+        trainable: what it updates.
+        recipe: names it.
+        device_type: PyTorch updates many tensors at once on a GPU, one by one on a CPU.
+    """
+    # PyTorch's own choice for each optimizer, said: a simulated GPU's tensors are on the CPU.
+    together = device_type == "cuda"
     match recipe.optimizer:
         case "adamw":
             # Fused, as Hugging Face's trainer has it: the other one of PyTorch holds one more copy
@@ -212,7 +224,7 @@ def _optimizer(trainable: list[nn.Parameter], recipe: Recipe) -> torch.optim.Opt
         case "adafactor":
             return torch.optim.Adafactor(trainable, lr=LEARNING_RATE)
         case "sgd":
-            return torch.optim.SGD(trainable, lr=LEARNING_RATE)
+            return torch.optim.SGD(trainable, lr=LEARNING_RATE, foreach=together)
         case "adamw_8bit":
             return _bitsandbytes("AdamW8bit", trainable)
         case "paged_adamw_8bit":

@@ -1,0 +1,296 @@
+"""Traces one step of a cell: the model, recipe and step of the real run, without its memory."""
+
+import contextlib
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from trials.finetune import import_libraries, model_tensors
+from trials.models.build import decoder_layers
+from trials.models.model import Model
+from trials.optimizers import DeviceStepper, make_stepper
+from trials.simulation.events import Held, Purpose, Recording, Segment
+from trials.simulation.fakes import fake_model, stand_in_for_mamba
+from trials.simulation.kernels import as_on_gpu
+from trials.simulation.optimizers import simulated_optimizer
+from trials.simulation.tracer import Tracer, UntraceableError
+from trials.simulation.turns import Turns, mark_passes
+from trials.workload import Cell
+
+Target = Literal["cuda", "cpu"]
+Shares = Callable[[torch.Tensor], int]
+FORWARD_SEGMENTS = (Segment.FORWARD_1, Segment.FORWARD_2, Segment.FORWARD_3, Segment.HEAD)
+BACKWARD_SEGMENTS = (
+    Segment.AFTER,
+    Segment.BACKWARD_1,
+    Segment.BACKWARD_2,
+    Segment.BACKWARD_3,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """One traced step.
+
+    Attributes:
+        recording: its events.
+        held: what the model holds throughout.
+        copies: turns of layers that were not traced.
+    """
+
+    recording: Recording
+    held: Held
+    copies: int
+
+
+class TraceableCell:
+    """A cell whose steps can be traced, at any batch size.
+
+    Args:
+        cell: what is fine-tuned; its GPU does not matter.
+        model: the model of the cell's name.
+        target: whose kernels are traced: a CUDA GPU's, or as the CPU runs it.
+        whole: trace every layer, not only those that stand for all.
+
+    Raises:
+        UntraceableError: its recipe or model cannot be traced; one line on why.
+    """
+
+    def __init__(
+        self, cell: Cell, model: Model, *, target: Target = "cuda", whole: bool = False
+    ) -> None:
+        recipe = cell.recipe
+        if recipe.offload_optimizer:
+            raise UntraceableError(
+                "offload_optimizer: DeepSpeed moves tensors between devices, which is not "
+                "simulated: leave it out, or measure"
+            )
+        if target == "cuda":
+            if recipe.mamba == "mamba-ssm":
+                stand_in_for_mamba()
+            if recipe.attention == "flash_attention_2":
+                # PyTorch's own is the same kernel; the package need not be installed for it.
+                recipe = recipe.model_copy(update={"attention": "sdpa"})
+        import_libraries(recipe)
+        self._cell = cell
+        self._target: Target = target
+        self._mode = FakeTensorMode()
+        self._model, self._turns = fake_model(
+            model, recipe, cell.active_experts, self._mode, whole=whole
+        )
+        self._recipe = recipe
+
+    def trace(self, batch_size: int, shares: Shares) -> Traced:
+        """Traces a step of so many queries.
+
+        Args:
+            batch_size: queries per step.
+            shares: how many entries of a routing mask are set.
+        """
+        with warnings.catch_warnings(), _masks_as_ever(), self._on_target(), self._mode:
+            warnings.simplefilter("ignore")  # libraries', about devices that are not there
+            return _Step(self, batch_size, shares).traced()
+
+    @contextlib.contextmanager
+    def _on_target(self) -> Iterator[None]:
+        if self._target == "cpu":
+            yield
+            return
+        autocast = self._recipe.precision == "fp16"
+        before = torch.is_autocast_enabled("cuda")
+        # Libraries ask whether CUDA casts, whatever the device.
+        torch.set_autocast_enabled("cuda", autocast)
+        try:
+            with as_on_gpu():
+                yield
+        finally:
+            torch.set_autocast_enabled("cuda", before)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that is traced."""
+        return self._model
+
+    @property
+    def turns(self) -> Turns:
+        """Which of its layers stand for more."""
+        return self._turns
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens per query."""
+        return self._cell.seq_len
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether a GPU's kernels are traced."""
+        return self._target == "cuda"
+
+    def stepper(self, trainable: list[nn.Parameter]) -> DeviceStepper:
+        """What makes the steps of the recipe."""
+        device = torch.device("cpu")
+        if self._target == "cpu":
+            made = make_stepper(self._model, trainable, self._recipe, device)
+            assert isinstance(made, DeviceStepper)
+            return made
+        optimizer = simulated_optimizer(trainable, self._recipe)
+        return DeviceStepper(self._model, optimizer, self._recipe, device)
+
+
+@contextlib.contextmanager
+def _masks_as_ever() -> Iterator[None]:
+    """transformers makes masks for fake tensors that it spares itself for real ones."""
+    from transformers import masking_utils  # noqa: PLC0415 - seconds to import
+
+    own = masking_utils.is_tracing
+    masking_utils.is_tracing = lambda _tensor=None: False
+    try:
+        yield
+    finally:
+        masking_utils.is_tracing = own
+
+
+class _Step:
+    """One step being traced."""
+
+    def __init__(self, cell: TraceableCell, batch_size: int, shares: Shares) -> None:
+        self._cell = cell
+        self._batch_size = batch_size
+        self._layers = decoder_layers(cell.model)
+        self._ghosts = _Ghosts(cell, self._layers)
+        self._tracer = Tracer(shares, model_tensors(cell.model), with_workspaces=cell.is_on_gpu)
+        self._trainable = [p for p in cell.model.parameters() if p.requires_grad]
+
+    def traced(self) -> Traced:
+        kinds = [(layer, type(layer)) for layer in self._layers]
+        mark_passes(self._layers, self._cell.turns, self._on_forward, self._on_backward)
+        try:
+            self._run()
+        except UntraceableError as error:
+            raise UntraceableError(f"{error} ({_innermost_module(error)})") from None
+        finally:
+            for layer, kind in kinds:
+                layer.__class__ = kind
+            for parameter in self._trainable:
+                parameter.grad = None
+        return Traced(
+            recording=self._tracer.recording(self._gradients),
+            held=_held(self._cell),
+            copies=self._cell.turns.copies,
+        )
+
+    def _run(self) -> None:
+        tracer = self._tracer
+        stepper = self._cell.stepper(self._ghosts.among(self._trainable))
+        with tracer:
+            tokens = torch.zeros(self._batch_size, self._cell.seq_len, dtype=torch.int64)
+            loss = stepper.backward(lambda model: self._loss(model, tokens))
+            self._gradients = np.array(
+                [name for p in self._trainable if (name := self._gradient_name(p)) is not None],
+                np.int64,
+            )
+            self._ghosts.have_gradients(tracer)
+            for segment in (Segment.FIRST_UPDATE, Segment.UPDATE):
+                tracer.segment = segment
+                stepper.update()
+                float(loss.detach())
+            tracer.segment = Segment.FORGET
+            del loss, tokens
+            stepper.forget_gradients()
+        stepper.close()
+
+    def _loss(self, model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = model(input_ids=tokens, labels=tokens).loss
+        self._tracer.segment = Segment.HEAD_BACKWARD
+        return loss
+
+    def _gradient_name(self, parameter: nn.Parameter) -> int | None:
+        return None if parameter.grad is None else self._tracer.name_of(parameter.grad)
+
+    def _on_forward(self, turn: int) -> None:
+        self._tracer.segment = FORWARD_SEGMENTS[turn - 1]
+
+    def _on_backward(self, turn: int) -> None:
+        self._tracer.segment = BACKWARD_SEGMENTS[turn - 1]
+
+
+class _Ghosts:
+    """Parameters of the layers that are not traced: without them the update would be too small."""
+
+    def __init__(self, cell: TraceableCell, layers: list[nn.Module]) -> None:
+        self._of: dict[int, list[nn.Parameter]] = {}
+        self._pairs: list[tuple[nn.Parameter, nn.Parameter, int]] = []
+        turns = cell.turns
+        if turns.copies == 0:
+            return
+        start, end = turns.starts[1:3]
+        second = [p for layer in layers[start:end] for p in layer.parameters() if p.requires_grad]
+        if not second:
+            return
+        last = self._of.setdefault(id(second[-1]), [])
+        for copy in range(1, turns.copies + 1):
+            for parameter in second:
+                ghost = nn.Parameter(torch.empty_like(parameter))
+                ghost.grad = torch.empty_like(parameter)
+                last.append(ghost)
+                self._pairs.append((ghost, parameter, copy))
+
+    def among(self, trainable: list[nn.Parameter]) -> list[nn.Parameter]:
+        """All that the whole model trains, in its order."""
+        return [each for p in trainable for each in (p, *self._of.get(id(p), ()))]
+
+    def have_gradients(self, tracer: Tracer) -> None:
+        """Gives each the gradient that the backward pass of its layer would have left."""
+        for ghost, parameter, copy in self._pairs:
+            if parameter.grad is None:
+                ghost.grad = None
+                continue
+            like = tracer.name_of(parameter.grad)
+            assert ghost.grad is not None
+            assert like is not None
+            tracer.add_ghost(ghost.grad, like, copy)
+
+
+def _held(cell: TraceableCell) -> Held:
+    """The storages of the model itself, each once, in the order they are made: layer by layer."""
+    layers = decoder_layers(cell.model)
+    starts = cell.turns.starts if cell.turns.copies else []
+    sizes, purposes, turns = [], [], []
+    seen: set[int] = set()
+    for index, part in enumerate((*layers, cell.model)):
+        turn = next((t for t, start in enumerate(starts) if start <= index), 0) if False else 0
+        if starts and index < len(layers):
+            turn = sum(start <= index for start in starts)
+            turn = 0 if turn > 3 else turn  # noqa: PLR2004 - after the last turn
+        constants = {id(t) for t in _quantisation_constants(part)}
+        for tensor in model_tensors(part):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in seen:  # noqa: SLF001 - the one name of a storage
+                seen.add(storage._cdata)  # noqa: SLF001 - as above
+                sizes.append(storage.nbytes())
+                constant = id(tensor) in constants
+                purposes.append(Purpose.QUANTISATION if constant else Purpose.WEIGHT)
+                turns.append(turn)
+    return Held(*(np.array(column, np.int64) for column in (sizes, purposes, turns)))
+
+
+def _quantisation_constants(part: nn.Module) -> list[torch.Tensor]:
+    plain = {id(t) for t in (*part.parameters(), *part.buffers())}
+    return [t for t in model_tensors(part) if id(t) not in plain]
+
+
+def _innermost_module(error: BaseException) -> str:
+    """The model's part in which an error came up, as far as its frames tell."""
+    found = "the model"
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        owner: Any = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module):
+            found = type(owner).__name__
+    return f"in {found}"

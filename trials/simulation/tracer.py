@@ -1,0 +1,145 @@
+"""Records what a step does, operation by operation, under fake tensors."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from trials.devices.storages import StorageWatch
+from trials.simulation.events import Column, IntArray, Kind, Numbers, Recording, Segment
+from trials.simulation.operators import describe, tensors_in, workspace_bytes
+
+aten = torch.ops.aten
+NO_NUMBERS: Numbers = (0.0,) * len(Column)
+# What the model's code asks of a fake tensor itself; no work of a device.
+QUESTIONS = {torch.ops.prim.device.default}
+ROUTED = {aten.nonzero.default, aten.nonzero_numpy.default}
+READ = aten._local_scalar_dense.default  # noqa: SLF001 - the operator's name
+
+
+class UntraceableError(ValueError):
+    """A step's course depends on the values of tensors, which a trace does not have."""
+
+
+class Tracer(StorageWatch):
+    """Records the events of a step.
+
+    Args:
+        shares: tells how many of a mask's entries are set where the code asks for them: routing.
+            Given the mask; called once for each time it is asked.
+        already_live: tensors that were there before.
+        with_workspaces: record what kernels take for themselves, as those of a GPU do.
+    """
+
+    def __init__(
+        self,
+        shares: Callable[[torch.Tensor], int],
+        already_live: Sequence[torch.Tensor],
+        *,
+        with_workspaces: bool,
+    ) -> None:
+        super().__init__()
+        self._shares = shares
+        self._with_workspaces = with_workspaces
+        self._names: dict[int, int] = {}
+        self._next_name = 0
+        self._events: list[tuple[int, int, int, Numbers]] = []
+        self._workspaces: list[int] = []
+        self._ghosts: list[tuple[int, int, int]] = []
+        self.segment = Segment.BEFORE
+        self._held = True
+        self.note_all(already_live)
+        self._held = False
+
+    def made(self, identity: int, size: int) -> None:
+        """A storage: an event of its own, unless it was there before."""
+        if self._held:
+            return
+        self._names[identity] = self._next_name
+        self._event(Kind.MADE, self._next_name, (float(size), *NO_NUMBERS[1:]))
+        self._next_name += 1
+
+    def gone(self, identity: int, size: int) -> None:  # noqa: ARG002 - told when it was made
+        """Its end."""
+        name = self._names.pop(identity, None)
+        if name is not None:
+            self._event(Kind.FREED, name, NO_NUMBERS)
+
+    def name_of(self, tensor: torch.Tensor) -> int | None:
+        """The name of a tensor's storage; None for one that was there before."""
+        return self._names.get(tensor.untyped_storage()._cdata)  # noqa: SLF001 - as StorageWatch
+
+    def add_ghost(self, tensor: torch.Tensor, like: int, copy: int) -> None:
+        """Takes a tensor nobody made for the copy of a storage; its end is the copy's."""
+        self._held = True
+        identity = self.note_tensor(tensor)
+        self._held = False
+        self._names[identity] = self._next_name
+        self._ghosts.append((self._next_name, like, copy))
+        self._next_name += 1
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Runs the operation on shapes alone and records it."""
+        del types
+        kwargs = kwargs or {}
+        if func in QUESTIONS:
+            return args[0].fake_device
+        if func is READ:
+            self._event(Kind.WAITED, 0, NO_NUMBERS)
+            # Losses and counts of overflows are zero; what is asked about masks (nothing is
+            # padded, nothing packed) holds.
+            return args[0].dtype == torch.bool or (0.0 if args[0].is_floating_point() else 0)
+        try:
+            result = self._routed(args[0]) if func in ROUTED else func(*args, **kwargs)
+        except (
+            torch._subclasses.fake_tensor.DataDependentOutputException,  # noqa: SLF001 - as torch has it
+            torch._subclasses.fake_tensor.DynamicOutputShapeException,  # noqa: SLF001 - as above
+        ) as error:
+            raise UntraceableError(
+                f"{func.name()} depends on the values of a tensor, which an estimate has not"
+            ) from error
+        self.note(result)
+        workspace = workspace_bytes(func, args) if self._with_workspaces else 0
+        if workspace > 0:
+            self._workspaces.append(self._next_name)
+            self._event(Kind.MADE, self._next_name, (float(workspace), *NO_NUMBERS[1:]))
+        for work, rate, numbers in describe(func, args, kwargs, result):
+            self._event(Kind.RUN, 4 * work + rate, numbers)
+        if workspace > 0:
+            self._event(Kind.FREED, self._next_name, NO_NUMBERS)
+            self._next_name += 1
+        if func in ROUTED:
+            self._event(Kind.WAITED, 0, NO_NUMBERS)
+        return result
+
+    def recording(self, gradients: IntArray) -> Recording:
+        """What was recorded.
+
+        Args:
+            gradients: the names of the storages of gradients.
+        """
+        kinds, names, segments, numbers = zip(*self._events, strict=True)
+        return Recording(
+            kinds=np.array(kinds, np.int64),
+            names=np.array(names, np.int64),
+            segments=np.array(segments, np.int64),
+            numbers=np.array(numbers, np.float64),
+            ghosts=np.array(self._ghosts, np.int64).reshape(-1, 3),
+            gradients=gradients,
+            workspaces=np.array(self._workspaces, np.int64),
+        )
+
+    def _routed(self, mask: torch.Tensor) -> torch.Tensor:
+        return mask.new_empty((self._shares(mask), mask.dim()), dtype=torch.int64)
+
+    def _event(self, kind: Kind, name: int, numbers: Numbers) -> None:
+        self._events.append((kind, name, self.segment, numbers))
+
+
