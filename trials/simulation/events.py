@@ -198,6 +198,32 @@ class Stream:
         return names, np.where(made, sizes, -by_name[names])
 
 
+def with_updates_of(recording: Recording, other: Recording) -> Recording:
+    """A recording whose updates are those of another one, and what is let go after them.
+
+    Raises:
+        StructureError: the two differ in more than numbers before that.
+    """
+    own = recording.segments < Segment.FIRST_UPDATE
+    theirs = other.segments < Segment.FIRST_UPDATE
+    for field in ("kinds", "names", "segments"):
+        if not np.array_equal(getattr(recording, field)[own], getattr(other, field)[theirs]):
+            raise StructureError("the step is another one at another batch size")
+
+    def joined(field: str) -> Any:
+        return np.concatenate([getattr(recording, field)[own], getattr(other, field)[~theirs]])
+
+    return Recording(
+        kinds=joined("kinds"),
+        names=joined("names"),
+        segments=joined("segments"),
+        numbers=joined("numbers"),
+        ghosts=other.ghosts,
+        gradients=other.gradients,
+        workspaces=other.workspaces,
+    )
+
+
 def same_structure(one: Recording, other: Recording) -> bool:
     """Whether two recordings differ in nothing but their numbers."""
     return all(

@@ -16,11 +16,11 @@ from trials.finetune import import_libraries, model_tensors
 from trials.models.build import decoder_layers
 from trials.models.model import Model
 from trials.optimizers import DeviceStepper, make_stepper
-from trials.simulation.events import Held, Purpose, Recording, Segment
+from trials.simulation.events import Held, Purpose, Recording, Segment, with_updates_of
 from trials.simulation.fakes import fake_model, stand_in_for_mamba
 from trials.simulation.kernels import as_on_gpu
 from trials.simulation.optimizers import simulated_optimizer
-from trials.simulation.tracer import Tracer, UntraceableError
+from trials.simulation.tracer import Tracer, UntraceableError, fake_like
 from trials.simulation.turns import Turns, mark_passes
 from trials.workload import Cell
 
@@ -87,16 +87,20 @@ class TraceableCell:
         )
         self._recipe = recipe
 
-    def trace(self, batch_size: int, shares: Shares) -> Traced:
+    def trace(
+        self, batch_size: int, shares: Shares, updates_of: Recording | None = None
+    ) -> Traced:
         """Traces a step of so many queries.
 
         Args:
             batch_size: queries per step.
             shares: how many entries of a routing mask are set.
+            updates_of: a recording at another batch size to take the updates from, which are the
+                same at every one, if all else has its structure; absent to trace them.
         """
         with warnings.catch_warnings(), _masks_as_ever(), self._on_target(), self._mode:
             warnings.simplefilter("ignore")  # libraries', about devices that are not there
-            return _Step(self, batch_size, shares).traced()
+            return _Step(self, batch_size, shares, updates_of).traced()
 
     @contextlib.contextmanager
     def _on_target(self) -> Iterator[None]:
@@ -160,11 +164,18 @@ def _masks_as_ever() -> Iterator[None]:
 class _Step:
     """One step being traced."""
 
-    def __init__(self, cell: TraceableCell, batch_size: int, shares: Shares) -> None:
+    def __init__(
+        self,
+        cell: TraceableCell,
+        batch_size: int,
+        shares: Shares,
+        updates_of: Recording | None,
+    ) -> None:
         self._cell = cell
         self._batch_size = batch_size
+        self._updates_of = updates_of
         self._layers = decoder_layers(cell.model)
-        self._ghosts = _Ghosts(cell, self._layers)
+        self._ghosts = _Ghosts(cell, [] if updates_of is not None else self._layers)
         self._tracer = Tracer(shares, model_tensors(cell.model), with_workspaces=cell.is_on_gpu)
         self._trainable = [p for p in cell.model.parameters() if p.requires_grad]
 
@@ -180,8 +191,11 @@ class _Step:
                 layer.__class__ = kind
             for parameter in self._trainable:
                 parameter.grad = None
+        recording = self._tracer.recording(self._gradients)
+        if self._updates_of is not None:
+            recording = with_updates_of(recording, self._updates_of)
         return Traced(
-            recording=self._tracer.recording(self._gradients),
+            recording=recording,
             held=_held(self._cell),
             copies=self._cell.turns.copies,
         )
@@ -196,6 +210,9 @@ class _Step:
                 [name for p in self._trainable if (name := self._gradient_name(p)) is not None],
                 np.int64,
             )
+            if self._updates_of is not None:
+                tracer.segment = Segment.FORGET  # what the end of this brings is not kept
+                return
             self._ghosts.have_gradients(tracer)
             for segment in (Segment.FIRST_UPDATE, Segment.UPDATE):
                 tracer.segment = segment
@@ -228,7 +245,7 @@ class _Ghosts:
         self._of: dict[int, list[nn.Parameter]] = {}
         self._pairs: list[tuple[nn.Parameter, nn.Parameter, int]] = []
         turns = cell.turns
-        if turns.copies == 0:
+        if turns.copies == 0 or not layers:
             return
         start, end = turns.starts[1:3]
         second = [p for layer in layers[start:end] for p in layer.parameters() if p.requires_grad]
@@ -237,8 +254,8 @@ class _Ghosts:
         last = self._of.setdefault(id(second[-1]), [])
         for copy in range(1, turns.copies + 1):
             for parameter in second:
-                ghost = nn.Parameter(torch.empty_like(parameter))
-                ghost.grad = torch.empty_like(parameter)
+                ghost = nn.Parameter(fake_like(parameter))
+                ghost.grad = fake_like(parameter)
                 last.append(ghost)
                 self._pairs.append((ghost, parameter, copy))
 
@@ -265,10 +282,8 @@ def _held(cell: TraceableCell) -> Held:
     sizes, purposes, turns = [], [], []
     seen: set[int] = set()
     for index, part in enumerate((*layers, cell.model)):
-        turn = next((t for t, start in enumerate(starts) if start <= index), 0) if False else 0
-        if starts and index < len(layers):
-            turn = sum(start <= index for start in starts)
-            turn = 0 if turn > 3 else turn  # noqa: PLR2004 - after the last turn
+        turn = sum(start <= index for start in starts) if index < len(layers) else 0
+        turn = 0 if turn > cell.turns.traced else turn  # what follows the last one
         constants = {id(t) for t in _quantisation_constants(part)}
         for tensor in model_tensors(part):
             storage = tensor.untyped_storage()

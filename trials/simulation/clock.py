@@ -1,0 +1,191 @@
+"""How long a step takes on a GPU: a host that launches operators, a GPU that runs them in order.
+
+The host needs its time for each operator; a kernel starts when it is launched and the GPU is free;
+where the host waits for a result, the two meet. A loop over experts waits eight times a layer, so
+its time is the host's where the work of each expert is small.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from gpu_catalog.gpu import Gpu
+from gpu_catalog.record import Record
+from trials.simulation.events import Column, FloatArray, IntArray, Kind, Rate, Stream, Work
+
+TILE = 128  # rows and columns of a matrix product that one multiprocessor computes at a time
+SPLIT = 4  # parts that the inner dimension is split into where there are too few tiles
+Fraction = Annotated[float, Field(gt=0, le=1.5)]
+Microseconds = Annotated[float, Field(ge=0)]
+
+
+class Constants(Record):
+    """What a stack reaches of a GPU's peaks, and what it costs the host: of all GPUs alike.
+
+    The starting points are a prototype's, fitted on published single-GPU runs of several stacks;
+    ``calibrate`` fits them to measured observations.
+
+    Attributes:
+        matrix_product: of the dense rate of the tensor cores.
+        attention_forward: alike.
+        attention_backward: alike.
+        memory: of the memory's bandwidth, kernels that only move data.
+        dequantisation: alike, of 4-bit weights.
+        scan: of the rate without tensor cores, Mamba's selective scan.
+        kernel_floor_us: the shortest kernel.
+        host_kernel_us: the host's time for an operator that launches a kernel.
+        host_view_us: for one that launches none.
+        host_four_bit_us: what bitsandbytes adds for each dequantisation.
+        host_wait_us: for a result that the host waits for.
+        host_factor: how much slower a machine's host is: 1 for the one these were fitted on.
+        error: relative half width of the 90 % interval of a step time.
+        source: where they come from.
+    """
+
+    matrix_product: Fraction = 0.81
+    attention_forward: Fraction = 0.60
+    attention_backward: Fraction = 0.56
+    memory: Fraction = 0.74
+    dequantisation: Fraction = 0.21
+    scan: Fraction = 0.30
+    kernel_floor_us: Microseconds = 2.0
+    host_kernel_us: Microseconds = 6.8
+    host_view_us: Microseconds = 2.3
+    host_four_bit_us: Microseconds = 39.0
+    host_wait_us: Microseconds = 10.0
+    host_factor: Annotated[float, Field(gt=0)] = 1.0
+    error: Annotated[float, Field(gt=0)] = 0.30
+    source: str = "starting points, not calibrated"
+
+
+class NoSpeedError(ValueError):
+    """Of a GPU without known rates there is memory to tell, and no time."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """One step.
+
+    Attributes:
+        seconds: from start to end.
+        busy_seconds: (kinds of work,) the GPU's, by ``Work``.
+        host_seconds: the host's, without waiting.
+    """
+
+    seconds: float
+    busy_seconds: FloatArray
+    host_seconds: float
+
+
+def step_time(stream: Stream, gpu: Gpu, constants: Constants) -> StepTime:
+    """The time of a steady step.
+
+    Args:
+        stream: what the step does.
+        gpu: whose peaks.
+        constants: what is reached of them.
+
+    Raises:
+        NoSpeedError: the catalog does not know its rates or its bandwidth.
+    """
+    steady = slice(stream.steady_from, None)
+    kinds, names = stream.kinds[steady], stream.names[steady]
+    happens = kinds >= Kind.RUN
+    kinds, names = kinds[happens], names[happens]
+    numbers = stream.numbers[steady][happens]
+    runs = kinds == Kind.RUN
+    work = np.where(runs, names // 4, int(Work.VIEW))
+    device = np.where(runs & (work != Work.VIEW), _device_seconds(work, names % 4, numbers, gpu, constants), 0.0)
+    host = _host_seconds(kinds, work, numbers, constants)
+    seconds = _two_lanes(host, device, np.flatnonzero(kinds == Kind.WAITED))
+    return StepTime(
+        seconds=seconds,
+        busy_seconds=np.bincount(work, weights=device, minlength=len(Work)),
+        host_seconds=float(host.sum()),
+    )
+
+
+def _device_seconds(
+    work: IntArray, rate: IntArray, numbers: FloatArray, gpu: Gpu, constants: Constants
+) -> FloatArray:
+    """Seconds of each operator on the GPU: the slower of computing and moving, never none."""
+    if gpu.memory_bandwidth_gb_per_second is None:
+        raise NoSpeedError(f"{gpu.key}: its memory bandwidth is not known")
+    peaks = _peaks(gpu)
+    reached = np.ones(len(Work))
+    reached[Work.MATRIX_PRODUCT] = constants.matrix_product
+    reached[Work.ATTENTION_FORWARD] = constants.attention_forward
+    reached[Work.ATTENTION_BACKWARD] = constants.attention_backward
+    reached[Work.SCAN] = constants.scan
+    moving = np.full(len(Work), constants.memory)
+    moving[Work.DEQUANTISATION] = constants.dequantisation
+    flops = numbers[:, Column.FLOPS] * _tile_waste(work, numbers, gpu)
+    needed = peaks[rate]
+    if np.isnan(needed[flops > 0]).any():
+        raise NoSpeedError(f"{gpu.key}: its rate for one of the step's dtypes is not known")
+    computing = np.where(flops > 0, flops / (needed * reached[work]), 0.0)
+    bandwidth = gpu.memory_bandwidth_gb_per_second * 1e9
+    transfer = numbers[:, Column.BYTES] / (bandwidth * moving[work])
+    floor = np.maximum(numbers[:, Column.LAUNCHES], 1.0) * constants.kernel_floor_us * 1e-6
+    return np.maximum(np.maximum(computing, transfer), floor)
+
+
+def _peaks(gpu: Gpu) -> FloatArray:
+    """FLOP/s by ``Rate``; nan where the catalog has none. bf16 and fp16 stand in for each other."""
+    bf16 = gpu.bf16_dense_tflops
+    fp16 = gpu.fp16_dense_tflops or bf16
+    rates = {Rate.BF16: bf16 or fp16, Rate.FP16: fp16, Rate.FP32: gpu.fp32_tflops}
+    return np.array([(rates[r] or np.nan) * 1e12 for r in Rate] + [np.nan])
+
+
+def _tile_waste(work: IntArray, numbers: FloatArray, gpu: Gpu) -> FloatArray:
+    """What is computed over what is asked: products come in tiles, tiles in waves."""
+    products = work == Work.MATRIX_PRODUCT
+    waste = np.ones(len(work))
+    if not products.any() or gpu.multiprocessors is None:
+        return waste
+    rows, columns, many = (
+        numbers[products, column] for column in (Column.ROWS, Column.COLUMNS, Column.PRODUCTS)
+    )
+    tiles = np.ceil(rows / TILE) * np.ceil(columns / TILE) * many
+    waves = tiles / gpu.multiprocessors
+    whole = np.where(waves >= 1, np.ceil(waves), np.maximum(waves, 1 / SPLIT))
+    asked = np.maximum(rows * columns * many, 1.0)
+    waste[products] = whole * gpu.multiprocessors * TILE * TILE / asked
+    return waste
+
+
+def _host_seconds(
+    kinds: IntArray, work: IntArray, numbers: FloatArray, constants: Constants
+) -> FloatArray:
+    """The host's seconds for each event."""
+    micros = np.where(work == Work.VIEW, constants.host_view_us, constants.host_kernel_us)
+    # Further kernels of one operator are launched from within it.
+    micros += 0.5 * constants.host_kernel_us * np.maximum(numbers[:, Column.LAUNCHES] - 1, 0)
+    micros += np.where(work == Work.DEQUANTISATION, constants.host_four_bit_us, 0.0)
+    micros = np.where(kinds == Kind.WAITED, constants.host_wait_us, micros)
+    return micros * constants.host_factor * 1e-6
+
+
+def _two_lanes(host: FloatArray, device: FloatArray, waits: IntArray) -> float:
+    """When both are done. Between waits in closed form:
+
+    ``end_j = max(end_(j-1), launched_j) + d_j = D_j + max(end_0, max_(i<=j)(launched_i - D_(i-1)))``
+    with D the running sum of the device's durations d.
+    """
+    now = free = 0.0
+    start = 0
+    for end in (*waits, len(host)):
+        launched = now + np.cumsum(host[start:end])
+        busy = device[start:end]
+        if len(busy):
+            total = np.cumsum(busy)
+            ready = np.where(busy > 0, launched - (total - busy), -np.inf)
+            free = float(total[-1] + max(free, ready.max()))
+            now = float(launched[-1])
+        if end < len(host):  # the wait itself
+            now = max(now, free) + float(host[end])
+        start = end + 1
+    return max(now, free)
