@@ -29,6 +29,7 @@ class Gpu(Record):
         device_names: what the device reports itself as, to CUDA; exact.
         architecture: generation, for example Ampere.
         compute_capability: CUDA's, for example 8.6.
+        multiprocessors: streaming multiprocessors of the product.
         marketed_memory_gb: the number on the box.
         usable_memory_bytes: what CUDA reports as total, the least observed; of a cpu, the budget
             that live tensors are counted against.
@@ -47,6 +48,7 @@ class Gpu(Record):
     device_names: tuple[str, ...] = ()
     architecture: str | None = None
     compute_capability: str | None = None
+    multiprocessors: Annotated[int, Field(strict=True, gt=0)] | None = None
     marketed_memory_gb: Positive | None = None
     usable_memory_bytes: Annotated[int, Field(strict=True, gt=0)] | None = None
     memory_bandwidth_gb_per_second: Positive | None = None

@@ -8,12 +8,14 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 EPILOG = """\
 examples:
   python -m orchestrator sweep                       small models on this machine, in minutes
   python -m orchestrator sweep my.yaml --dry-run     what would be measured, what skipped and why
   ray job submit --working-dir . -- python -m orchestrator sweep my.yaml
+  python -m orchestrator estimate --model mixtral-8x7b --method qlora --seq-len 512
   python -m orchestrator rank runs/laptop --queries 50000 --epochs 3
 """
 
@@ -53,6 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="go on with the run in --out, by its own specification",
     )
     sweep.add_argument("--dry-run", action="store_true", help="print the plan and start nothing")
+    _add_estimate(commands)
     for name, text in (
         ("fit", "fit the laws to a run's observations and write fits.json"),
         ("rank", "price a job on every offer and write ranking.csv and ranking.json"),
@@ -75,6 +78,49 @@ def build_parser() -> argparse.ArgumentParser:
     catalog = commands.add_parser("catalog", help="the GPUs and prices that are known")
     catalog.add_argument("what", choices=("gpus", "prices"))
     return parser
+
+
+def _add_estimate(commands: Any) -> None:
+    estimate = commands.add_parser(
+        "estimate",
+        help="memory, largest batch, time and cost on GPUs you do not have, without measuring",
+        description="Simulates fine-tuning on GPUs of the catalog by tracing the training code.",
+    )
+    add = estimate.add_argument
+    add("--model", required=True, help="a preset, a hub name, a folder or file with a config.json")
+    add("--gpu", default="all", help="keys of 'catalog gpus', with commas, or all (the default)")
+    add("--memory-gib", type=_above_zero, help="usable memory, of a GPU that does not exist yet")
+    add("--method", choices=("full", "lora", "qlora"), help="default: lora")
+    add("--recipe", metavar="NAME", help="start from a named one: paper-mixtral, paper-blackmamba")
+    add("--lora-rank", type=_positive, help="default: 16")
+    add("--lora-targets", metavar="a,b,c", help="attention, experts, router, all-linear, or names")
+    add("--gradient-checkpointing", choices=("on", "off"), help="default: off")
+    add("--attention", choices=("eager", "sdpa", "flash_attention_2"))
+    add("--experts", choices=("looped", "grouped"))
+    add("--active-experts", type=_positive, help="for each token (default: the model's own)")
+    add("--optimizer", metavar="NAME", help="adamw (default), adamw_8bit, paged_adamw_8bit, …")
+    add("--precision", choices=("bf16", "fp16", "fp32"), help="default: bf16")
+    add("--seq-len", type=_positive, required=True, help="tokens per query")
+    add("--batch-size", type=_size, default=None, help="queries per step, or max (the default)")
+    add("--queries", type=_positive, default=15_000, help="training examples (default: 15000)")
+    add("--epochs", type=_positive, default=10, help="how often each is seen (default: 10)")
+    add("--routing-draws", type=_positive, help="draw the experts' shares so often: peak's spread")
+    add("--explain", action="store_true", help="what fills the memory, where the time goes")
+    add("--json", action="store_true", help="all of it, for programs")
+
+
+def _above_zero(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}") from None
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be greater than 0, not {text}")
+    return value
+
+
+def _size(text: str) -> int | None:
+    return None if text == "max" else _positive(text)
 
 
 def main(arguments: Sequence[str]) -> int:

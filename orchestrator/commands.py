@@ -7,13 +7,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fitting.fit import Fits, fit_observations
-from gpu_catalog.catalog import Catalog, CatalogError, load_catalog
+from gpu_catalog.catalog import Catalog, CatalogError, UnknownGpuError, load_catalog
 from orchestrator.cluster import (
     ClusterError,
     cluster_address,
     connected_cluster,
     this_machine,
 )
+from orchestrator.estimate import (
+    EstimateError,
+    as_json,
+    as_table,
+    estimates,
+    explanation,
+    possible_gpus,
+)
+from orchestrator.estimate_options import asked_gpus, asked_question
 from orchestrator.gpu_check import (
     GpuCheckError,
     gpu_check_spec_text,
@@ -39,10 +48,23 @@ from orchestrator.spec_file import (
 from orchestrator.store import PLAN, SPEC, ObservationWriter, RunFolder, StoreError, open_run
 from orchestrator.sweep import SweepSpec
 from orchestrator.tables import table
+from trials.models.model import UnknownModelError
 from trials.observation import Observation, largest_batch
+from trials.simulation.clock import Constants
+from trials.simulation.traces import TraceError, Traces
 from trials.workload import Cell
 
-KNOWN_ERRORS = (CatalogError, ClusterError, GpuCheckError, SpecError, StoreError)
+KNOWN_ERRORS = (
+    CatalogError,
+    ClusterError,
+    EstimateError,
+    GpuCheckError,
+    SpecError,
+    StoreError,
+    TraceError,
+    UnknownGpuError,
+    UnknownModelError,
+)
 ROUNDS = 3  # a trial that died with its node or worker is placed again, this often in all
 
 
@@ -54,6 +76,8 @@ def run(options: argparse.Namespace) -> int:
     match options.command:
         case "sweep":
             return sweep(options.spec, options.out, resume=options.resume, dry=options.dry_run)
+        case "estimate":
+            return estimate(options)
         case "gpu-check":
             return gpu_check(options.out, options.seconds)
         case "rank":
@@ -115,6 +139,23 @@ def gpu_check(out: str | None, seconds: int) -> int:
     _say(f"\n{len(cells) - len(left)} of {len(cells)} cells done; the report: {run.path}/report.md")
     if left:
         _remark(f"{len(left)} cells are left: run the same command again to go on")
+    return 0
+
+
+def estimate(options: argparse.Namespace) -> int:
+    """Simulates a job on GPUs of the catalog."""
+    catalog = load_catalog()
+    question = asked_question(options)
+    gpus, reasons = possible_gpus(question, asked_gpus(options, catalog))
+    for reason in reasons:
+        _remark(reason)
+    if not gpus:
+        return 1
+    found = estimates(question, gpus, catalog, Constants(), Traces())
+    _say(as_json(found) if options.json else as_table(found, question.workload))
+    if options.explain and not options.json:
+        for each in found:
+            _say(f"\n{explanation(each)}")
     return 0
 
 

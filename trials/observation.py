@@ -174,7 +174,9 @@ class Measurement(Record):
         energy_joules: energy the GPU drew over the timed steps; absent where nothing counts it.
         before: the GPU before the timed steps; absent when only memory was asked, or on a CPU.
         after: the GPU after them; absent as above.
-        built: what was found in the built model.
+        built: what was found in the built model; absent when no model was built: simulated.
+        relative_error: half the width of the 90 % interval of a simulated step time, as a part of
+            it; absent when steps were measured.
     """
 
     memory_steps: int
@@ -186,7 +188,8 @@ class Measurement(Record):
     energy_joules: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     before: DeviceReading | None = None
     after: DeviceReading | None = None
-    built: Built
+    built: Built | None = None
+    relative_error: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
 
 
 class Observation(Record):

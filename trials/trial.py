@@ -72,6 +72,13 @@ class TrialTask(Record):
         return round((gpu.marketed_memory_gb or 1) * 1e9)
 
     @property
+    def basis(self) -> Basis:
+        """What its observations rest on."""
+        if self.cell.simulated:
+            return Basis.SIMULATED
+        return Basis.MEASURED if self.target is None else Basis.CAPPED
+
+    @property
     def setup(self) -> Setup:
         """What the trial's children are told."""
         return Setup(
@@ -265,7 +272,7 @@ def _observe(
         attempt=max(earlier, default=0) + 1,
         outcome=end.outcome,
         detail=end.detail,
-        basis=Basis.MEASURED if task.target is None else Basis.CAPPED,
+        basis=task.basis,
         memory_limit_bytes=_limit(task, end),
         batch_limit=task.batch_limit,
         seed=task.seed,

@@ -1,8 +1,8 @@
 """What is fine-tuned, and where: a cell is a (GPU, model, recipe, sparsity, sequence length)."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from gpu_catalog.record import Record
 from trials.recipe import PositiveInt, Recipe
@@ -18,6 +18,7 @@ class Cell(Record):
         capped_on: key of the larger GPU that stands in for ``gpu``, held to its memory; such a cell
             tells the largest batch of ``gpu`` and nothing of its speed. Absent when ``gpu`` itself
             is measured.
+        simulated: no device runs it: a model of ``gpu`` does.
         model: name of the model: a preset, a folder or a hub name.
         weights: random ones cost no download and run as fast; pretrained ones route as in earnest.
         recipe: how it is fine-tuned, every field that applies filled in.
@@ -28,6 +29,7 @@ class Cell(Record):
 
     gpu: str
     capped_on: str | None = None
+    simulated: Annotated[bool, Field(strict=True)] = False
     model: str
     weights: Weights = "random"
     recipe: Recipe
@@ -64,6 +66,7 @@ class Cell(Record):
     def key(self) -> str:
         """A stable name, for example ``cpu/mixtral-tiny/full-fp32-grouped/2of8/seq128``."""
         gpu = self.gpu if self.capped_on is None else f"{self.gpu}@{self.capped_on}"
+        gpu = f"{gpu}(simulated)" if self.simulated else gpu
         model = self.model if self.weights == "random" else f"{self.model}+{self.weights}"
         routing = "dense" if self.experts is None else f"{self.active_experts}of{self.experts}"
         return f"{gpu}/{model}/{self.recipe.key}/{routing}/seq{self.seq_len}"

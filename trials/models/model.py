@@ -137,9 +137,9 @@ def presets() -> dict[str, Model]:
 
 
 def find_model(name: str) -> Model:
-    """The model a specification means: a preset, a folder with a config.json, or a hub name.
+    """The model that is meant: a preset, a folder with a config.json or such a file, a hub name.
 
-    A name that starts with ``.``, ``/`` or ``~`` is a folder; one with a single ``/`` in it is
+    A name that ends in ``.json`` is a configuration, of which there are no weights. One that starts with ``.``, ``/`` or ``~`` is a folder; one with a single ``/`` in it is
     looked up on the hub (the local cache first).
 
     Raises:
@@ -148,6 +148,8 @@ def find_model(name: str) -> Model:
     for preset in presets().values():
         if name == preset.name or name in preset.aliases:
             return preset
+    if name.endswith(".json"):
+        return _from_config(name, Path(name).expanduser(), weights=None)
     if name.startswith((".", "/", "~")):
         return _from_config(name, Path(name).expanduser() / "config.json", weights=name)
     if name.count("/") == 1:
@@ -174,7 +176,7 @@ def _from_hub(name: str) -> Model:
     return _from_config(name, Path(path), weights=name)
 
 
-def _from_config(name: str, path: Path, *, weights: str) -> Model:
+def _from_config(name: str, path: Path, *, weights: str | None) -> Model:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
-from trials.simulation.events import Column, FloatArray, IntArray, Kind, Rate, Stream, Work
+from trials.simulation.events import Column, FloatArray, IntArray, Kind, Operators, Rate, Work
 
 TILE = 128  # rows and columns of a matrix product that one multiprocessor computes at a time
 SPLIT = 4  # parts that the inner dimension is split into where there are too few tiles
@@ -79,25 +79,25 @@ class StepTime:
     host_seconds: float
 
 
-def step_time(stream: Stream, gpu: Gpu, constants: Constants) -> StepTime:
-    """The time of a steady step.
+def step_time(operators: Operators, gpu: Gpu, constants: Constants) -> StepTime:
+    """The time of a step.
 
     Args:
-        stream: what the step does.
+        operators: what it runs and waits for.
         gpu: whose peaks.
         constants: what is reached of them.
 
     Raises:
         NoSpeedError: the catalog does not know its rates or its bandwidth.
     """
-    steady = slice(stream.steady_from, None)
-    kinds, names = stream.kinds[steady], stream.names[steady]
-    happens = kinds >= Kind.RUN
-    kinds, names = kinds[happens], names[happens]
-    numbers = stream.numbers[steady][happens]
+    kinds, numbers = operators.kinds, operators.numbers
     runs = kinds == Kind.RUN
-    work = np.where(runs, names // 4, int(Work.VIEW))
-    device = np.where(runs & (work != Work.VIEW), _device_seconds(work, names % 4, numbers, gpu, constants), 0.0)
+    work = np.where(runs, operators.names // 4, int(Work.VIEW))
+    kernels = work != Work.VIEW
+    device = np.zeros(len(work))
+    device[kernels] = _device_seconds(
+        work[kernels], operators.names[kernels] % 4, numbers[kernels], gpu, constants
+    )
     host = _host_seconds(kinds, work, numbers, constants)
     seconds = _two_lanes(host, device, np.flatnonzero(kinds == Kind.WAITED))
     return StepTime(

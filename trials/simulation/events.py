@@ -187,15 +187,19 @@ class Stream:
     purposes: IntArray
     steady_from: int
 
-    def storage_sizes(self) -> tuple[IntArray, IntArray]:
-        """The names of storages as they come and go, and bytes: negative where one goes."""
-        moves = self.kinds <= Kind.FREED
-        names = self.names[moves]
-        sizes = np.rint(self.numbers[moves, Column.BYTES]).astype(np.int64)
-        made = self.kinds[moves] == Kind.MADE
-        by_name = np.zeros(len(self.purposes), np.int64)
-        by_name[names[made]] = sizes[made]
-        return names, np.where(made, sizes, -by_name[names])
+
+@dataclass(frozen=True, slots=True)
+class Operators:
+    """What a step runs, and where the host waits, in order.
+
+    Attributes:
+        kinds, names, numbers, segments: as of a recording, of RUN and WAITED alone.
+    """
+
+    kinds: IntArray
+    names: IntArray
+    numbers: FloatArray
+    segments: IntArray
 
 
 def with_updates_of(recording: Recording, other: Recording) -> Recording:
@@ -222,35 +226,3 @@ def with_updates_of(recording: Recording, other: Recording) -> Recording:
         gradients=other.gradients,
         workspaces=other.workspaces,
     )
-
-
-def same_structure(one: Recording, other: Recording) -> bool:
-    """Whether two recordings differ in nothing but their numbers."""
-    return all(
-        np.array_equal(getattr(one, field), getattr(other, field))
-        for field in ("kinds", "names", "segments", "ghosts", "gradients", "workspaces")
-    )
-
-
-def at_batch(
-    one: Recording, other: Recording, sizes: tuple[int, int], batch_size: int
-) -> Recording:
-    """The recording at another batch size: every number on the line through two of one structure.
-
-    Args:
-        one: traced at the first of ``sizes``.
-        other: traced at the second.
-        sizes: their batch sizes.
-        batch_size: which is wanted.
-    """
-    part = (batch_size - sizes[0]) / (sizes[1] - sizes[0])
-    numbers = one.numbers + part * (other.numbers - one.numbers)
-    return _with_numbers(one, np.maximum(numbers, 0.0))
-
-
-def _with_numbers(recording: Recording, numbers: FloatArray) -> Recording:
-    fields: dict[str, Any] = {
-        field: getattr(recording, field)
-        for field in ("kinds", "names", "segments", "ghosts", "gradients", "workspaces")
-    }
-    return Recording(numbers=numbers, **fields)

@@ -1,0 +1,528 @@
+"""What a GPU nobody has here would take for a job: memory, largest batch, time, money."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from gpu_catalog.catalog import Catalog
+from gpu_catalog.gpu import Gpu
+from gpu_catalog.offer import Offer
+from gpu_catalog.record import Record
+from orchestrator.ranking import job_hours
+from orchestrator.sweep import Workload
+from orchestrator.tables import table
+from trials.models.model import Model
+from trials.observation import Basis, Outcome
+from trials.possible import obstacle, resolved
+from trials.recipe import Recipe
+from trials.simulation.clock import Constants, NoSpeedError, StepTime
+from trials.simulation.events import Purpose, Work
+from trials.simulation.prober import usable_bytes
+from trials.simulation.request import Fidelity, Routing, approximations
+from trials.simulation.simulated import GIB, SimulatedCell, largest_batch_of
+from trials.simulation.traces import TraceError, Traces
+from trials.workload import Cell
+
+# The worst that a prototype's peaks were off, of dozens of published single-GPU runs.
+MEMORY_ERROR = 0.06
+DRAWN_SIGMA = 0.2  # spread of experts' shares (of the logarithm) that published runs agree with
+EXTRAS = frozenset({"flash_attn", "mamba_ssm", "causal_conv1d", "deepspeed"})
+
+
+class EstimateError(ValueError):
+    """What is asked cannot be estimated; a line for each reason."""
+
+
+class Interval(Record):
+    """Where a number lies, nine times in ten."""
+
+    low: float
+    high: float
+
+
+class Price(Record):
+    """The cheapest offer of a GPU for the job, and what it comes to.
+
+    Attributes:
+        provider, instance, region, market, gpus_per_instance, usd_per_hour: the offer; the price is
+            that of the whole instance.
+        hours, usd: of the job.
+        hours_interval, usd_interval: theirs.
+    """
+
+    provider: str
+    instance: str
+    region: str
+    market: str
+    gpus_per_instance: int
+    usd_per_hour: float
+    hours: float
+    hours_interval: Interval
+    usd: float
+    usd_interval: Interval
+
+
+class Estimate(Record):
+    """One cell on one GPU that was simulated. What is not known is absent.
+
+    Attributes:
+        model, gpu, method, recipe, seq_len: the cell.
+        experts, active_experts, sparsity: its routing; sparsity is 1.0 without experts.
+        batch_size: queries per step that all that follows is of.
+        outcome: how steps of that size end.
+        max_batch_size: the largest that fits; 0 when not even one query does.
+        max_batch_size_interval: by the interval of the memory.
+        peak_gib, peak_gib_interval: most memory in use at once, as PyTorch's allocator counts it.
+        reserved_gib: most memory it holds.
+        usable_gib: what the GPU has for it.
+        routed_peak_gib: median and 95th percentile of the peak over drawn shares of the experts;
+            absent when none were drawn.
+        step_seconds, step_seconds_interval: absent when the GPU's speed is not known, or the batch
+            does not fit; as are those that follow.
+        tokens_per_second, queries_per_second, queries_per_second_interval: throughput.
+        price: absent without an offer, too.
+        fidelity: how near the traced stack is to the one that would run.
+        approximations: what stands in for something else.
+        constants: where those of the clock come from.
+        basis: simulated.
+    """
+
+    model: str
+    gpu: str
+    method: str
+    recipe: str
+    experts: int | None
+    active_experts: int | None
+    sparsity: float
+    seq_len: int
+    batch_size: int
+    outcome: Outcome
+    max_batch_size: int
+    max_batch_size_interval: Interval
+    peak_gib: float
+    peak_gib_interval: Interval
+    reserved_gib: float
+    usable_gib: float
+    routed_peak_gib: tuple[float, float] | None = None
+    step_seconds: float | None = None
+    step_seconds_interval: Interval | None = None
+    tokens_per_second: float | None = None
+    queries_per_second: float | None = None
+    queries_per_second_interval: Interval | None = None
+    price: Price | None = None
+    fidelity: Fidelity
+    approximations: tuple[str, ...]
+    constants: str
+    basis: Basis = Basis.SIMULATED
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked of every GPU.
+
+    Attributes:
+        model: what is fine-tuned.
+        recipe: how, as asked.
+        active_experts: experts each token is routed to; absent for the model's own.
+        seq_len: tokens per query.
+        batch_size: queries per step; absent for the largest that fits.
+        batch_limit: the largest to try.
+        workload: the job to price.
+        routing_draws: draws of the experts' shares to tell the spread of the peak from.
+    """
+
+    model: Model
+    recipe: Recipe
+    active_experts: int | None
+    seq_len: int
+    batch_size: int | None
+    batch_limit: int
+    workload: Workload
+    routing_draws: int
+
+    def cell(self, gpu: Gpu) -> Cell:
+        """The cell on one GPU.
+
+        Raises:
+            EstimateError: there is no such cell; one line on why.
+        """
+        active = self.active_experts or self.model.active_experts
+        if self.active_experts is not None and self.model.experts is None:
+            raise EstimateError(f"--active-experts: {self.model.name} has no experts: leave it out")
+        recipe = resolved(self.recipe, self.model, gpu)
+        reason = obstacle(recipe, self.model, gpu, EXTRAS)
+        if reason is not None:
+            raise EstimateError(f"{gpu.key}: {reason}")
+        try:
+            return Cell(
+                gpu=gpu.key,
+                simulated=True,
+                model=self.model.name,
+                recipe=recipe,
+                experts=self.model.experts,
+                active_experts=active,
+                seq_len=self.seq_len,
+            )
+        except ValidationError as error:
+            raise EstimateError(plain(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Estimated:
+    """An estimate, and what it was made from."""
+
+    estimate: Estimate
+    cell: SimulatedCell
+    gpu: Gpu
+    step: StepTime | None
+
+
+def plain(error: ValidationError) -> str:
+    """The mistakes of a record that was made from options, a line each."""
+    return "\n".join(
+        " ".join(
+            part
+            for part in (
+                f"--{str(e['loc'][0]).replace('_', '-')}:" if e["loc"] else "",
+                e["msg"].removeprefix("Value error, "),
+            )
+            if part
+        )
+        for e in error.errors()
+    )
+
+
+def possible_gpus(question: Question, gpus: Sequence[Gpu]) -> tuple[list[Gpu], list[str]]:
+    """The GPUs the question can be asked of, and of each other why not."""
+    possible, reasons = [], []
+    for gpu in gpus:
+        try:
+            question.cell(gpu)
+        except EstimateError as error:
+            reasons.append(str(error))
+            continue
+        if usable_bytes(gpu) <= 0:
+            reasons.append(f"{gpu.key}: its memory is not known: give --memory-gib")
+            continue
+        possible.append(gpu)
+    return possible, reasons
+
+
+def estimates(
+    question: Question,
+    gpus: Sequence[Gpu],
+    catalog: Catalog,
+    constants: Constants,
+    traces: Traces,
+) -> list[Estimated]:
+    """An estimate for each GPU, the cheapest job first, those without a price by their speed.
+
+    Raises:
+        TraceError: the model cannot be traced under the recipe.
+    """
+    cells: dict[Recipe, SimulatedCell] = {}
+    routed: dict[Recipe, list[SimulatedCell]] = {}
+    for gpu in gpus:
+        cell = question.cell(gpu)
+        if cell.recipe not in cells:  # a trace does not depend on the GPU
+            cells[cell.recipe] = SimulatedCell(cell, question.model, traces)
+            routed[cell.recipe] = [
+                SimulatedCell(cell, question.model, traces, Routing(sigma=DRAWN_SIGMA, seed=seed))
+                for seed in range(1, question.routing_draws + 1)
+                if question.model.experts is not None
+            ]
+    alone = question.batch_size == 1
+    everything = [*cells.values(), *(each for drawn in routed.values() for each in drawn)]
+    traces.prepare([request for cell in everything for request in cell.requests(alone=alone)])
+    found = []
+    for gpu in gpus:
+        recipe = question.cell(gpu).recipe
+        found.append(
+            _estimated(question, gpu, catalog, constants, cells[recipe], routed[recipe])
+        )
+    return sorted(found, key=_worth)
+
+
+def _worth(estimated: Estimated) -> tuple[bool, float, float]:
+    told = estimated.estimate
+    price = told.price
+    speed = told.queries_per_second or 0.0
+    return (price is None, 0.0 if price is None else price.usd, -speed)
+
+
+def _estimated(  # noqa: PLR0913, PLR0917 - what an estimate is made from
+    question: Question,
+    gpu: Gpu,
+    catalog: Catalog,
+    constants: Constants,
+    cell: SimulatedCell,
+    routed: Sequence[SimulatedCell],
+) -> Estimated:
+    limit = usable_bytes(gpu)
+    largest = largest_batch_of(cell, gpu, limit, question.batch_limit)
+    batch_size = question.batch_size or max(largest, 1)
+    use = cell.memory(batch_size, gpu, limit)
+    if use.outcome is not Outcome.FITS:  # what it would need
+        use_told = cell.memory(batch_size, gpu, 2**62)
+    else:
+        use_told = use
+    step = None
+    if use.outcome is Outcome.FITS:
+        try:
+            step = cell.step_time(batch_size, gpu, constants)
+        except NoSpeedError:
+            step = None
+    asked = question.cell(gpu)
+    told = Estimate(
+        model=asked.model,
+        gpu=gpu.key,
+        method=asked.recipe.method,
+        recipe=asked.recipe.key,
+        experts=asked.experts,
+        active_experts=asked.active_experts,
+        sparsity=asked.sparsity,
+        seq_len=asked.seq_len,
+        batch_size=batch_size,
+        outcome=use.outcome,
+        max_batch_size=largest,
+        max_batch_size_interval=_batches(cell, gpu, limit, largest, question.batch_limit),
+        peak_gib=use_told.allocated_bytes / GIB,
+        peak_gib_interval=_around(use_told.allocated_bytes / GIB, MEMORY_ERROR),
+        reserved_gib=use_told.reserved_bytes / GIB,
+        usable_gib=limit / GIB,
+        routed_peak_gib=_spread(routed, gpu, batch_size),
+        fidelity=Fidelity.APPROXIMATE if approximations(asked.recipe) else Fidelity.REPRODUCED,
+        approximations=approximations(asked.recipe),
+        constants=constants.source,
+        **({} if step is None else _speed(question, gpu, catalog, constants, batch_size, step)),
+    )
+    return Estimated(told, cell, gpu, step)
+
+
+def _speed(  # noqa: PLR0913, PLR0917 - as above
+    question: Question,
+    gpu: Gpu,
+    catalog: Catalog,
+    constants: Constants,
+    batch_size: int,
+    step: StepTime,
+) -> dict[str, Any]:
+    seconds = _around(step.seconds, constants.error)
+    return {
+        "step_seconds": step.seconds,
+        "step_seconds_interval": seconds,
+        "tokens_per_second": batch_size * question.seq_len / step.seconds,
+        "queries_per_second": batch_size / step.seconds,
+        "queries_per_second_interval": Interval(
+            low=batch_size / seconds.high, high=batch_size / seconds.low
+        ),
+        "price": _price(question.workload, catalog.offers(gpu.key), batch_size, step, seconds),
+    }
+
+
+def _price(
+    workload: Workload,
+    offers: Sequence[Offer],
+    batch_size: int,
+    step: StepTime,
+    seconds: Interval,
+) -> Price | None:
+    """The job on the cheapest of a GPU's offers."""
+    if not offers:
+        return None
+    offer = min(offers, key=lambda o: o.usd_per_hour)
+    hours, low, high = (
+        job_hours(workload, batch_size, s) for s in (step.seconds, seconds.low, seconds.high)
+    )
+    rate = offer.usd_per_hour
+    return Price(
+        provider=offer.provider,
+        instance=offer.instance,
+        region=offer.region,
+        market=offer.market,
+        gpus_per_instance=offer.gpus_per_instance,
+        usd_per_hour=rate,
+        hours=hours,
+        hours_interval=Interval(low=low, high=high),
+        usd=hours * rate,
+        usd_interval=Interval(low=low * rate, high=high * rate),
+    )
+
+
+def _around(value: float, error: float) -> Interval:
+    return Interval(low=value / (1 + error), high=value * (1 + error))
+
+
+def _batches(
+    cell: SimulatedCell, gpu: Gpu, limit: int, largest: int, batch_limit: int
+) -> Interval:
+    """The largest batches if the peak were as far off as it may be, either way.
+
+    By what is in use at once and what the cache held beyond it, which is the same within it.
+    """
+    at = max(largest, 2)
+    beyond = cell.memory(at, gpu, 2**62).reserved_bytes - cell.peak_bytes(at, gpu)
+
+    def fitting(factor: float) -> int:
+        low, high = 0, batch_limit + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            need = factor * (cell.peak_bytes(max(middle, 2), gpu) + beyond)
+            low, high = (middle, high) if need <= limit else (low, middle)
+        return low
+
+    fewer, more = fitting(1 + MEMORY_ERROR), fitting(1 / (1 + MEMORY_ERROR))
+    return Interval(low=min(fewer, largest), high=max(more, largest))
+
+
+def _spread(
+    routed: Sequence[SimulatedCell], gpu: Gpu, batch_size: int
+) -> tuple[float, float] | None:
+    """Median and 95th percentile of the peak over the drawn shares."""
+    if not routed:
+        return None
+    peaks = sorted(cell.memory(batch_size, gpu, 2**62).allocated_bytes / GIB for cell in routed)
+    last = len(peaks) - 1
+    return peaks[round(0.5 * last)], peaks[round(0.95 * last)]
+
+
+def as_json(found: Sequence[Estimated]) -> str:
+    """One object for one estimate, a list of them for several."""
+    dumped = [each.estimate.model_dump(mode="json") for each in found]
+    return json.dumps(dumped[0] if len(dumped) == 1 else dumped, indent=2)
+
+
+def as_table(found: Sequence[Estimated], workload: Workload) -> str:
+    """One line for each GPU."""
+    headers = (
+        "GPU",
+        "offer",
+        "$/h",
+        "batch",
+        "peak GiB",
+        "reserved",
+        "s/step",
+        "queries/s",
+        "hours",
+        "$",
+        "basis",
+    )
+    job = f"The job: {workload.queries:,} queries x {workload.epochs} epochs. Nothing was measured."
+    return f"{job}\n\n{table(headers, [_row(each.estimate) for each in found])}\n\n{_remarks(found)}"
+
+
+def _row(told: Estimate) -> tuple[object, ...]:
+    fits = told.outcome is Outcome.FITS
+    batch = (
+        f"{told.batch_size} of {told.max_batch_size}"
+        f" ({told.max_batch_size_interval.low:.0f} to {told.max_batch_size_interval.high:.0f})"
+    )
+    price = told.price
+    offer, rate, hours, usd = ("", "", "", "")
+    if price is not None:
+        several = f" ({price.gpus_per_instance} GPUs)" if price.gpus_per_instance > 1 else ""
+        offer = f"{price.provider} {price.instance}{several} {price.market}"
+        rate = f"{price.usd_per_hour:.3g}"
+        hours = _between(price.hours, price.hours_interval)
+        usd = _between(price.usd, price.usd_interval)
+    return (
+        told.gpu,
+        offer,
+        rate,
+        batch if fits else f"{told.batch_size} {told.outcome}, the largest is {told.max_batch_size}",
+        f"{told.peak_gib:.1f} of {told.usable_gib:.1f}",
+        f"{told.reserved_gib:.1f}",
+        "" if told.step_seconds is None else f"{told.step_seconds:.3g}",
+        "" if told.queries_per_second is None else f"{told.queries_per_second:.3g}",
+        hours,
+        usd,
+        told.basis,
+    )
+
+
+def _between(value: float, interval: Interval) -> str:
+    return f"{value:.3g} ({interval.low:.3g} to {interval.high:.3g})"
+
+
+def _remarks(found: Sequence[Estimated]) -> str:
+    told = found[0].estimate
+    lines = [
+        f"{told.model}, {told.recipe}, {told.seq_len} tokens a query; stack: {told.fidelity}.",
+        *(f"Approximate: {what}." for what in told.approximations),
+        f"Step times by {told.constants}: nine in ten lie within the interval if the GPU's host is "
+        "as fast as the constants take it to be. Memory: within 6 %.",
+    ]
+    timeless = sorted(e.estimate.gpu for e in found if _lacks_speed(e.estimate))
+    if timeless:
+        lines.append(f"No time for {', '.join(timeless)}: the catalog does not know its speed.")
+    return "\n".join(lines)
+
+
+def _lacks_speed(told: Estimate) -> bool:
+    return told.outcome is Outcome.FITS and told.step_seconds is None
+
+
+def explanation(estimated: Estimated) -> str:
+    """What fills the memory at the peak, and what the time goes to."""
+    told = estimated.estimate
+    parts = [f"## {told.gpu}, batch {told.batch_size}"]
+    memory = estimated.cell.at_peak(told.batch_size, estimated.gpu)
+    total = sum(memory.values())
+    rows = [
+        (PURPOSES[purpose], f"{size / GIB:.2f}", f"{size / total:.1%}")
+        for purpose, size in sorted(memory.items(), key=lambda item: -item[1])
+    ]
+    parts.append(table(("in use at the peak", "GiB", "part"), rows))
+    if estimated.step is not None:
+        parts.append(table(("of a step", "seconds", "part"), list(_time_rows(estimated.step))))
+    return "\n\n".join(parts)
+
+
+PURPOSES = {
+    Purpose.ACTIVATION: "activations and their gradients",
+    Purpose.WORKSPACE: "workspace within kernels",
+    Purpose.GRADIENT: "gradients",
+    Purpose.OPTIMIZER: "optimizer state",
+    Purpose.HEAD: "logits and loss",
+    Purpose.CHECKPOINT: "kept by the layers for the backward pass",
+    Purpose.WEIGHT: "weights",
+    Purpose.QUANTISATION: "quantisation constants",
+    Purpose.LIBRARY: "cuBLAS workspace",
+}
+WORKS = {
+    Work.MATRIX_PRODUCT: "matrix products",
+    Work.ATTENTION_FORWARD: "attention, forward",
+    Work.ATTENTION_BACKWARD: "attention, backward",
+    Work.DEQUANTISATION: "4-bit dequantisation",
+    Work.SCAN: "selective scan",
+    Work.UPDATE: "optimizer",
+    Work.MEMORY: "everything bound by memory",
+}
+
+
+def _time_rows(step: StepTime) -> Iterator[tuple[object, ...]]:
+    busy = [(WORKS[work], float(step.busy_seconds[work])) for work in WORKS]
+    waiting = step.seconds - sum(seconds for _, seconds in busy)
+    for name, seconds in sorted([*busy, ("the GPU waits for the host", waiting)], key=_slowest):
+        if seconds > 0:
+            yield name, f"{seconds:.4f}", f"{seconds / step.seconds:.1%}"
+
+
+def _slowest(row: tuple[str, float]) -> float:
+    return -row[1]
+
+
+__all__ = [
+    "Estimate",
+    "EstimateError",
+    "Question",
+    "TraceError",
+    "as_json",
+    "as_table",
+    "estimates",
+    "explanation",
+    "possible_gpus",
+]

@@ -1,0 +1,103 @@
+"""Answers a trial's probes from a simulation, as a child process answers them from a device."""
+
+import hashlib
+import os
+import platform
+import socket
+
+from gpu_catalog.gpu import Gpu
+from trials.child import ProbeEnd
+from trials.models.model import Model
+from trials.observation import Environment, Measurement, MemoryReading, Outcome
+from trials.probe import ProbeRequest
+from trials.simulation.clock import Constants, NoSpeedError
+from trials.simulation.events import StructureError
+from trials.simulation.request import versions
+from trials.simulation.simulated import CONTEXT_BYTES, GIB, MemoryUse, SimulatedCell
+from trials.simulation.traces import TraceError, Traces
+from trials.workload import Cell
+
+STEPS = 2  # replayed: the first, which makes the optimizer's state, and one as all that follow
+
+
+def usable_bytes(gpu: Gpu) -> int:
+    """What PyTorch's allocator can have of a GPU: what CUDA reports, less the context."""
+    total = gpu.usable_memory_bytes
+    if total is None:
+        # Of a box with no number on it nothing is known.
+        total = round((gpu.marketed_memory_gb or 0) * 1e9)
+    return total - CONTEXT_BYTES
+
+
+class SimulatedProber:
+    """A prober of one cell whose GPU is simulated.
+
+    Args:
+        cell: what is fine-tuned.
+        model: the model of its name.
+        gpu: the catalog row of its GPU.
+        traces: where traces come from.
+        constants: what the stack reaches of a GPU.
+    """
+
+    def __init__(
+        self, cell: Cell, model: Model, gpu: Gpu, traces: Traces, constants: Constants
+    ) -> None:
+        self.cell = SimulatedCell(cell, model, traces)
+        self._gpu = gpu
+        self._constants = constants
+        self._limit = usable_bytes(gpu)
+
+    def probe(self, request: ProbeRequest, *, fresh: bool = False) -> ProbeEnd:
+        """Replays steps of one batch size."""
+        del fresh  # every replay is
+        try:
+            use = self.cell.memory(request.batch_size, self._gpu, self._limit)
+            return self._end(request, use)
+        except (TraceError, NoSpeedError, StructureError) as error:
+            return ProbeEnd(Outcome.FAILED, str(error), final=True)
+
+    def _end(self, request: ProbeRequest, use: MemoryUse) -> ProbeEnd:
+        timed = request.timing is not None
+        seconds = ()
+        if timed and use.outcome is Outcome.FITS:
+            step = self.cell.step_time(request.batch_size, self._gpu, self._constants)
+            seconds = (step.seconds,)
+        measurement = Measurement(
+            memory_steps=STEPS,
+            memory=MemoryReading(
+                peak_allocated_bytes=use.allocated_bytes,
+                peak_reserved_bytes=use.reserved_bytes,
+                allocator_retries=use.retries,
+                overhead_bytes=CONTEXT_BYTES,
+            ),
+            model_memory_bytes=int(self.cell.held.sizes.sum()),
+            step_seconds=seconds,
+            relative_error=self._constants.error if seconds else None,
+        )
+        missed = use.outcome is Outcome.OUT_OF_MEMORY
+        return ProbeEnd(
+            outcome=use.outcome,
+            detail=None if use.outcome is Outcome.FITS else self._detail(use),
+            measurement=None if missed else measurement,
+            environment=self._environment(),
+            memory_limit_bytes=self._limit,
+        )
+
+    def _detail(self, use: MemoryUse) -> str:
+        limit = f"{self._limit / GIB:.2f} GiB that {self._gpu.key} has for PyTorch"
+        if use.outcome is Outcome.THRASHING:
+            return f"the allocator retried {use.retries} times within the {limit}"
+        return f"{use.allocated_bytes / GIB:.2f} GiB in use when more was asked of the {limit}"
+
+    def _environment(self) -> Environment:
+        constants = hashlib.sha256(self._constants.model_dump_json().encode()).hexdigest()[:8]
+        return Environment(
+            versions=tuple(
+                sorted([*versions(), ("python", platform.python_version()), ("constants", constants)])
+            ),
+            device_name=f"{self._gpu.key}, simulated",
+            threads=len(os.sched_getaffinity(0)),
+            allocator="",
+            host=socket.gethostname(),
+        )

@@ -1,0 +1,121 @@
+"""What is to be traced, and the name under which a trace is kept. No torch."""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from enum import StrEnum
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from gpu_catalog.record import Record
+from trials.models.model import Model
+from trials.recipe import Recipe
+from trials.workload import Cell
+
+STACK = ("torch", "transformers", "peft", "bitsandbytes")
+SMALLEST = 2  # a batch of one query takes other operators in places; it is traced by itself
+
+
+class Routing(Record):
+    """Which share of the tokens each expert gets.
+
+    Attributes:
+        sigma: spread of the shares, of the logarithm; 0 gives each expert the same.
+        seed: they are drawn from it.
+    """
+
+    sigma: float = 0.0
+    seed: int = 0
+
+
+class TraceRequest(Record):
+    """One cell to trace, on whichever GPU.
+
+    Attributes:
+        cell: what is fine-tuned.
+        model: the model of the cell's name.
+        routing: the experts' shares.
+        batch_size: trace this one; absent for the two that tell all sizes from ``SMALLEST`` on.
+        whole: trace every layer.
+    """
+
+    cell: Cell
+    model: Model
+    routing: Routing = Routing()
+    batch_size: int | None = None
+    whole: bool = False
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """What is traced: sizes at which each expert gets whole tokens, so that all is affine."""
+        if self.batch_size is not None:
+            return (self.batch_size,)
+        experts, active = self.cell.experts or 1, self.cell.active_experts or 1
+        unit = experts // math.gcd(self.cell.seq_len * active, experts)
+        first = unit * -(-SMALLEST // unit)
+        return (first, 2 * first)
+
+    @property
+    def key(self) -> str:
+        """By content: what is asked, the libraries that would run it and the code that traces."""
+        cell = self.cell.model_copy(update={"gpu": "any", "simulated": False})
+        asked = (
+            cell.model_dump_json(),
+            json.dumps(self.model.config, sort_keys=True),
+            self.routing.model_dump_json(),
+            self.batch_sizes,
+            self.whole,
+        )
+        text = repr((asked, versions(), _code()))
+        return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+    @property
+    def settles(self) -> str:
+        """What a process must settle on before it traces this; it can do so only once."""
+        return self.cell.recipe.mamba or ""
+
+
+class Fidelity(StrEnum):
+    """How near the traced stack is to the one that would run."""
+
+    REPRODUCED = "reproduced"
+    """The very libraries that are installed ran under the trace."""
+    APPROXIMATE = "approximate"
+    """Something of it stands in for what would run: said in ``approximations``."""
+
+
+def approximations(recipe: Recipe) -> tuple[str, ...]:
+    """What of a recipe's stack is not run by the installed libraries themselves."""
+    stands_in = {
+        "FlashAttention-2 by the kernel that PyTorch has of it": recipe.attention
+        == "flash_attention_2",
+        "mamba-ssm by operators of its shapes": recipe.mamba == "mamba-ssm",
+        f"{recipe.optimizer} by its state and one kernel a tensor": "8bit" in recipe.optimizer,
+        "fp16 by the rules autocast has on a CPU": recipe.precision == "fp16",
+        "bitsandbytes multiplies dequantised weights, whatever the rows": recipe.method == "qlora",
+    }
+    return tuple(what for what, does in stands_in.items() if does)
+
+
+def versions() -> tuple[tuple[str, str], ...]:
+    """The libraries whose code is traced, and which."""
+    return tuple((name, metadata.version(name)) for name in STACK)
+
+
+@cache
+def _code() -> str:
+    """A fingerprint of the code that builds, steps and traces."""
+    digest = hashlib.sha256()
+    for path in _sources(Path(__file__).parent.parent):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _sources(trials: Path) -> Iterator[Path]:
+    """All but what comes after a trace."""
+    yield from sorted((trials / "models").glob("*.py"))
+    yield from (trials / name for name in ("finetune.py", "optimizers.py"))
+    traced = ("trace", "tracer", "fakes", "kernels", "operators", "optimizers", "turns", "worker")
+    yield from (trials / "simulation" / f"{name}.py" for name in traced)

@@ -1,0 +1,179 @@
+"""A cell on a GPU that nobody has here: what fits, how much memory, how long a step. No torch."""
+
+from dataclasses import dataclass
+
+from gpu_catalog.gpu import Gpu
+from trials.models.model import Model
+from trials.observation import Outcome
+from trials.search import Reading, drive, search_largest_batch
+from trials.simulation.allocator import AllocatorPeaks, replay
+from trials.simulation.clock import Constants, StepTime, step_time
+from trials.simulation.events import Held, Purpose
+from trials.simulation.request import SMALLEST, Routing, TraceRequest
+from trials.simulation.steps import Steps
+from trials.simulation.traces import Traces
+from trials.workload import Cell
+
+GIB = 2**30
+# CUDA's context and the libraries' code on the card: 0.5 to 2.1 GiB, constant for a software image
+# and only to be known by measuring it. This is what an image of PyTorch's own wheels takes.
+CONTEXT_BYTES = 512 * 2**20
+# cuBLAS takes its workspace once for the thread of the forward pass and once for the backward one
+# (PyTorch's CUDABlas.cpp: :4096:2:16:8, and 32 MiB from Hopper on).
+CUBLAS_BYTES = 2 * (2 * 4096 + 8 * 16) * 1024
+CUBLAS_HOPPER_BYTES = 2 * 32 * 2**20
+HOPPER = 9.0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Device memory of the steps at one batch size.
+
+    Attributes:
+        allocated_bytes: most bytes of live storages at once, as PyTorch's allocator counts them.
+        reserved_bytes: most bytes it holds.
+        retries: times it had to give back what it cached.
+        outcome: how steps end under the limit.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+    retries: int
+    outcome: Outcome
+
+
+class SimulatedCell:
+    """A cell's steps at any batch size, on any GPU.
+
+    Args:
+        cell: what is fine-tuned.
+        model: the model of its name.
+        traces: where traces come from.
+        routing: the experts' shares.
+    """
+
+    def __init__(
+        self, cell: Cell, model: Model, traces: Traces, routing: Routing = Routing()
+    ) -> None:
+        self._request = TraceRequest(cell=cell, model=model, routing=routing)
+        self._traces = traces
+        self._steps: dict[str, Steps] = {}
+        self._unlimited: dict[tuple[int, int], AllocatorPeaks] = {}
+
+    def requests(self, *, alone: bool = False) -> list[TraceRequest]:
+        """What must be traced for it; ``alone``: for a batch of one query, too."""
+        one = self._request.model_copy(update={"batch_size": 1})
+        return [self._request, one] if alone else [self._request]
+
+    @property
+    def held(self) -> Held:
+        """What the model holds throughout."""
+        return self._of(self._request).held
+
+    def memory(self, batch_size: int, gpu: Gpu, limit_bytes: int) -> MemoryUse:
+        """The memory of steps of so many queries.
+
+        Args:
+            batch_size: queries per step.
+            gpu: whose libraries hold memory.
+            limit_bytes: the GPU's usable memory, less the context.
+
+        Raises:
+            TraceError: the cell cannot be traced.
+        """
+        library = library_bytes(gpu)
+        key = (batch_size, library)
+        if key not in self._unlimited:
+            self._unlimited[key] = self._replayed(batch_size, library, None)
+        peaks = self._unlimited[key]
+        # What never reaches the limit does the same under it.
+        if peaks.peak_reserved_bytes > limit_bytes:
+            peaks = self._replayed(batch_size, library, limit_bytes)
+        missed = peaks.failed_at is not None
+        return MemoryUse(
+            allocated_bytes=peaks.peak_allocated_bytes,
+            reserved_bytes=peaks.peak_reserved_bytes,
+            retries=peaks.retries,
+            outcome=Outcome.OUT_OF_MEMORY
+            if missed
+            else (Outcome.THRASHING if peaks.retries else Outcome.FITS),
+        )
+
+    def peak_bytes(self, batch_size: int, gpu: Gpu) -> int:
+        """Most bytes in use at once: what no cache can do without."""
+        return self._steps_of(batch_size).peak_bytes(batch_size) + library_bytes(gpu)
+
+    def step_time(self, batch_size: int, gpu: Gpu, constants: Constants) -> StepTime:
+        """The time of a step of so many queries.
+
+        Raises:
+            NoSpeedError: the GPU's rates are not known.
+            TraceError: the cell cannot be traced.
+        """
+        return step_time(self._steps_of(batch_size).operators(batch_size), gpu, constants)
+
+    def at_peak(self, batch_size: int, gpu: Gpu) -> dict[Purpose, int]:
+        """Bytes at the peak, by what they are for."""
+        library = {Purpose.LIBRARY: library_bytes(gpu)}
+        return self._steps_of(batch_size).at_peak(batch_size) | library
+
+    def _steps_of(self, batch_size: int) -> Steps:
+        request = self._request
+        if batch_size < request.batch_sizes[0] and batch_size == 1:
+            request = request.model_copy(update={"batch_size": 1})
+        return self._of(request)
+
+    def _of(self, request: TraceRequest) -> Steps:
+        if request.key not in self._steps:
+            self._steps[request.key] = Steps(self._traces.get(request))
+        return self._steps[request.key]
+
+    def _replayed(self, batch_size: int, library: int, limit: int | None) -> AllocatorPeaks:
+        steps = self._steps_of(batch_size)
+        names, sizes = steps.storages(batch_size)
+        held = [library // 2, library // 2, *steps.held.sizes.tolist()]
+        first = int(names.max(initial=-1)) + 1
+        return replay(
+            [*range(first, first + len(held)), *names.tolist()],
+            [*held, *sizes.tolist()],
+            capacity_bytes=limit,
+        )
+
+
+def largest_batch_of(
+    cell: SimulatedCell, gpu: Gpu, limit_bytes: int, batch_limit: int
+) -> int:
+    """The largest batch that fits, as ``trials.search`` finds it, for few replays.
+
+    What is in use at once bounds the search from above in no time; the replays that remain confirm
+    that b fits and b + 1 does not. 0 when not even one query fits.
+
+    Raises:
+        TraceError: the cell cannot be traced.
+    """
+    fits: dict[int, Reading] = {}
+
+    def probe(batch_size: int) -> Reading:
+        if batch_size not in fits:
+            peak = cell.peak_bytes(max(batch_size, SMALLEST), gpu)
+            if batch_size < SMALLEST and peak <= limit_bytes:
+                # Traced by itself only where it is the answer.
+                return Reading(fits=True, peak_memory_bytes=peak)
+            use = None if peak > limit_bytes and batch_size > 1 else cell.memory(batch_size, gpu, limit_bytes)
+            is_fit = use is not None and use.outcome is Outcome.FITS
+            # Segments are what runs into the limit.
+            taken = use.reserved_bytes if use is not None else peak
+            fits[batch_size] = Reading(fits=is_fit, peak_memory_bytes=taken)
+        return fits[batch_size]
+
+    search = search_largest_batch(limit=batch_limit, memory_limit_bytes=limit_bytes)
+    largest = drive(search, probe)
+    if largest == 1 and cell.memory(1, gpu, limit_bytes).outcome is not Outcome.FITS:
+        return 0
+    return largest
+
+
+def library_bytes(gpu: Gpu) -> int:
+    """What cuBLAS takes of PyTorch's allocator."""
+    capability = None if gpu.compute_capability is None else float(gpu.compute_capability)
+    return CUBLAS_HOPPER_BYTES if capability is not None and capability >= HOPPER else CUBLAS_BYTES

@@ -1,0 +1,190 @@
+"""Traces kept on disk, made by child processes when they are missing. No torch here."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+
+from trials.simulation.events import Held, Recording
+from trials.simulation.request import TraceRequest
+
+TIMEOUT_SECONDS = 600.0
+
+
+class TraceError(RuntimeError):
+    """A cell cannot be traced; one line on why."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTrace:
+    """A cell's step at one batch size, or at two that tell the others.
+
+    Attributes:
+        batch_sizes: of the recordings.
+        recordings: alike but for their numbers.
+        held: what the model holds throughout.
+        copies: turns of layers that were not traced.
+    """
+
+    batch_sizes: tuple[int, ...]
+    recordings: tuple[Recording, ...]
+    held: Held
+    copies: int
+
+
+def cache_folder() -> Path:
+    """Where traces are kept: in the user's cache, as other programs do."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "finetune-cost" / "traces"
+
+
+def write_trace(path: Path, trace: StepTrace) -> None:
+    """Writes a trace, whole or not at all."""
+    columns = {f"held.{f.name}": getattr(trace.held, f.name) for f in fields(Held)}
+    for number, recording in enumerate(trace.recordings):
+        for field in fields(Recording):
+            if number == 0 or field.name == "numbers":
+                columns[f"{number}.{field.name}"] = _packed(getattr(recording, field.name))
+    columns["batch_sizes"] = np.array(trace.batch_sizes)
+    columns["copies"] = np.array(trace.copies)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        np.savez_compressed(file, **columns)
+    Path(file.name).replace(path)
+
+
+def _packed(column: np.ndarray) -> np.ndarray:
+    return column if column.dtype == np.float64 else column.astype(np.int32)
+
+
+def read_trace(path: Path) -> StepTrace:
+    """Reads what ``write_trace`` wrote.
+
+    Raises:
+        OSError: there is none, or it is none of ours.
+    """
+    try:
+        with np.load(path) as stored:
+            columns = {name: stored[name] for name in stored.files}
+    except (ValueError, EOFError, KeyError) as error:
+        raise OSError(f"{path}: not a trace ({error})") from error
+    sizes = tuple(int(size) for size in columns["batch_sizes"])
+    shared = {
+        f.name: columns[f"0.{f.name}"].astype(np.int64)
+        for f in fields(Recording)
+        if f.name != "numbers"
+    }
+    return StepTrace(
+        batch_sizes=sizes,
+        recordings=tuple(
+            Recording(numbers=columns[f"{number}.numbers"], **shared)
+            for number in range(len(sizes))
+        ),
+        held=Held(**{f.name: columns[f"held.{f.name}"] for f in fields(Held)}),
+        copies=int(columns["copies"]),
+    )
+
+
+class Traces:
+    """Gives traces: from memory, from disk, or made.
+
+    Args:
+        folder: where they are kept; the user's cache unless told otherwise.
+        workers: child processes that make them at a time.
+    """
+
+    def __init__(self, folder: Path | None = None, *, workers: int | None = None) -> None:
+        self._folder = cache_folder() if folder is None else folder
+        self._workers = workers or min(4, len(os.sched_getaffinity(0)))
+        self._known: dict[str, StepTrace] = {}
+        self._refused: dict[str, str] = {}
+
+    def get(self, request: TraceRequest) -> StepTrace:
+        """The trace of a cell.
+
+        Raises:
+            TraceError: it cannot be traced.
+        """
+        self.prepare([request])
+        if request.key in self._refused:
+            raise TraceError(self._refused[request.key])
+        return self._known[request.key]
+
+    def prepare(self, requests: Sequence[TraceRequest]) -> None:
+        """Makes what is missing of these, several at a time; what cannot be is told by ``get``."""
+        missing = {}
+        for request in requests:
+            if request.key not in self._known and request.key not in self._refused:
+                with contextlib.suppress(OSError):
+                    self._known[request.key] = read_trace(self._path(request))
+                    continue
+                missing[request.key] = request
+        self._make(list(missing.values()))
+
+    def _path(self, request: TraceRequest) -> Path:
+        return self._folder / f"{request.key}.npz"
+
+    def _make(self, requests: Sequence[TraceRequest]) -> None:
+        groups = defaultdict(list)
+        for request in requests:
+            # A model's traces share what its process builds and warms up.
+            groups[request.settles, request.cell.model].append(request)
+        parts = _parted(list(groups.values()), self._workers)
+        running = [(part, self._started(part)) for part in parts]
+        for part, process in running:
+            self._take_in(part, process)
+
+    def _started(self, requests: Sequence[TraceRequest]) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "trials.simulation.worker", str(self._folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdin is not None
+        process.stdin.write("".join(f"{r.model_dump_json()}\n" for r in requests))
+        process.stdin.flush()
+        return process
+
+    def _take_in(self, requests: Sequence[TraceRequest], process: subprocess.Popen[str]) -> None:
+        try:
+            out, errors = process.communicate(timeout=TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, errors = process.communicate()
+        told = dict(json.loads(line) for line in out.splitlines() if line.startswith("["))
+        for request in requests:
+            refusal = told.get(request.key, _last_line(errors))
+            if refusal is not None:
+                self._refused[request.key] = refusal
+                continue
+            self._known[request.key] = read_trace(self._path(request))
+
+
+def _parted(groups: list[list[TraceRequest]], workers: int) -> list[list[TraceRequest]]:
+    """Requests for each process: none that settles on two things, the largest groups apart."""
+    parts: list[list[TraceRequest]] = []
+    for group in sorted(groups, key=len, reverse=True):
+        fitting = [part for part in parts if part[0].settles == group[0].settles]
+        if fitting and len(parts) >= workers:
+            min(fitting, key=len).extend(group)
+        else:
+            parts.append(list(group))
+    if len(parts) == 1 and workers > 1 and len(parts[0]) > workers:
+        half = len(parts[0]) // 2
+        parts = [parts[0][:half], parts[0][half:]]
+    return parts
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return f"the trace ended early: {lines[-1] if lines else 'without a word'}"

@@ -1,0 +1,97 @@
+"""The child process that traces: requests on stdin, a line of JSON on stdout for each.
+
+``[key, null]`` says that the trace is written, ``[key, "why"]`` that there is none.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from trials.models.build import KernelError
+from trials.models.experts import ExpertsError
+from trials.models.targets import TargetError
+from trials.simulation.events import StructureError
+from trials.simulation.repeat import check_repeats
+from trials.simulation.request import Routing, TraceRequest
+from trials.simulation.trace import Shares, TraceableCell
+from trials.simulation.tracer import UntraceableError
+from trials.simulation.traces import StepTrace, write_trace
+
+REFUSALS = (UntraceableError, KernelError, ExpertsError, TargetError, StructureError, ImportError)
+
+
+def routed_shares(routing: Routing, experts: int | None) -> Shares:
+    """How many tokens each expert gets, asked expert after expert, layer after layer.
+
+    Every layer's shares are the same, so that it gets them again when it is run again.
+    """
+    if experts is None:
+
+        def refuse(_: torch.Tensor) -> int:
+            raise UntraceableError(
+                "how much is picked by a mask depends on its values, which an estimate has not"
+            )
+
+        return refuse
+    drawn = np.random.default_rng(routing.seed).normal(0.0, routing.sigma, experts)
+    ends = np.cumsum(np.exp(drawn)) / np.exp(drawn).sum()
+    asked = 0
+
+    def share(mask: torch.Tensor) -> int:
+        nonlocal asked
+        expert = asked % experts
+        asked += 1
+        total = mask.numel()  # each of the tokens' choices
+        begin = 0 if expert == 0 else round(total * ends[expert - 1])
+        return min(round(total * ends[expert]) - begin, mask.shape[0])
+
+    return share
+
+
+def trace(request: TraceRequest) -> StepTrace:
+    """Traces what is asked.
+
+    Raises:
+        Exception: one of ``REFUSALS``.
+    """
+    cell = TraceableCell(request.cell, request.model, whole=request.whole)
+    shares: Callable[[], Shares] = lambda: routed_shares(request.routing, request.cell.experts)  # noqa: E731 - a new count for each trace
+    first, *others = request.batch_sizes
+    traced = [cell.trace(first, shares())]
+    check_repeats(traced[0].recording)
+    traced += [cell.trace(other, shares(), traced[0].recording) for other in others]
+    return StepTrace(
+        batch_sizes=request.batch_sizes,
+        recordings=tuple(each.recording for each in traced),
+        held=traced[0].held,
+        copies=traced[0].copies,
+    )
+
+
+def main() -> None:
+    """Traces until stdin ends."""
+    folder = Path(sys.argv[1])
+    out = sys.stdout
+    sys.stdout = sys.stderr  # what libraries print is no answer
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        request = TraceRequest.model_validate_json(line)
+        try:
+            write_trace(folder / f"{request.key}.npz", trace(request))
+            refusal = None
+        except REFUSALS as error:
+            refusal = str(error).strip().splitlines()[0]
+        out.write(json.dumps([request.key, refusal]) + "\n")
+        out.flush()
+    sys.stderr.flush()
+    out.flush()
+    os._exit(0)  # nothing of a fake model is worth taking down in order
+
+
+if __name__ == "__main__":
+    main()
