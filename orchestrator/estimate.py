@@ -265,10 +265,7 @@ def _estimated(  # noqa: PLR0913, PLR0917 - what an estimate is made from
     largest = largest_batch_of(cell, gpu, limit, question.batch_limit)
     batch_size = question.batch_size or max(largest, 1)
     use = cell.memory(batch_size, gpu, limit)
-    if use.outcome is not Outcome.FITS:  # what it would need
-        use_told = cell.memory(batch_size, gpu, 2**62)
-    else:
-        use_told = use
+    needed = cell.without_limit(batch_size, gpu)  # whether it is there or not
     step = None
     if use.outcome is Outcome.FITS:
         try:
@@ -289,9 +286,9 @@ def _estimated(  # noqa: PLR0913, PLR0917 - what an estimate is made from
         outcome=use.outcome,
         max_batch_size=largest,
         max_batch_size_interval=_batches(cell, gpu, limit, largest, question.batch_limit),
-        peak_gib=use_told.allocated_bytes / GIB,
-        peak_gib_interval=_around(use_told.allocated_bytes / GIB, MEMORY_ERROR),
-        reserved_gib=use_told.reserved_bytes / GIB,
+        peak_gib=needed.peak_allocated_bytes / GIB,
+        peak_gib_interval=_around(needed.peak_allocated_bytes / GIB, MEMORY_ERROR),
+        reserved_gib=needed.peak_reserved_bytes / GIB,
         usable_gib=limit / GIB,
         routed_peak_gib=_spread(routed, gpu, batch_size),
         fidelity=Fidelity.APPROXIMATE if approximations(asked.recipe) else Fidelity.REPRODUCED,
@@ -364,7 +361,7 @@ def _batches(
     By what is in use at once and what the cache held beyond it, which is the same within it.
     """
     at = max(largest, 2)
-    beyond = cell.memory(at, gpu, 2**62).reserved_bytes - cell.peak_bytes(at, gpu)
+    beyond = cell.without_limit(at, gpu).peak_reserved_bytes - cell.peak_bytes(at, gpu)
 
     def fitting(factor: float) -> int:
         low, high = 0, batch_limit + 1
@@ -384,7 +381,7 @@ def _spread(
     """Median and 95th percentile of the peak over the drawn shares."""
     if not routed:
         return None
-    peaks = sorted(cell.memory(batch_size, gpu, 2**62).allocated_bytes / GIB for cell in routed)
+    peaks = sorted(cell.without_limit(batch_size, gpu).peak_allocated_bytes / GIB for cell in routed)
     last = len(peaks) - 1
     return peaks[round(0.5 * last)], peaks[round(0.95 * last)]
 

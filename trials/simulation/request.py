@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Iterator
 from enum import StrEnum
-from functools import cache
+from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
 
@@ -57,7 +57,7 @@ class TraceRequest(Record):
         first = unit * -(-SMALLEST // unit)
         return (first, 2 * first)
 
-    @property
+    @cached_property
     def key(self) -> str:
         """By content: what is asked, the libraries that would run it and the code that traces."""
         cell = self.cell.model_copy(update={"gpu": "any", "simulated": False})
@@ -99,6 +99,7 @@ def approximations(recipe: Recipe) -> tuple[str, ...]:
     return tuple(what for what, does in stands_in.items() if does)
 
 
+@cache
 def versions() -> tuple[tuple[str, str], ...]:
     """The libraries whose code is traced, and which."""
     return tuple((name, metadata.version(name)) for name in STACK)

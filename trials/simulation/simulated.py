@@ -81,14 +81,10 @@ class SimulatedCell:
         Raises:
             TraceError: the cell cannot be traced.
         """
-        library = library_bytes(gpu)
-        key = (batch_size, library)
-        if key not in self._unlimited:
-            self._unlimited[key] = self._replayed(batch_size, library, None)
-        peaks = self._unlimited[key]
+        peaks = self.without_limit(batch_size, gpu)
         # What never reaches the limit does the same under it.
         if peaks.peak_reserved_bytes > limit_bytes:
-            peaks = self._replayed(batch_size, library, limit_bytes)
+            peaks = self._replayed(batch_size, library_bytes(gpu), limit_bytes)
         missed = peaks.failed_at is not None
         return MemoryUse(
             allocated_bytes=peaks.peak_allocated_bytes,
@@ -98,6 +94,14 @@ class SimulatedCell:
             if missed
             else (Outcome.THRASHING if peaks.retries else Outcome.FITS),
         )
+
+    def without_limit(self, batch_size: int, gpu: Gpu) -> AllocatorPeaks:
+        """What steps of so many queries hold where there is no end of memory."""
+        library = library_bytes(gpu)
+        key = (batch_size, library)
+        if key not in self._unlimited:
+            self._unlimited[key] = self._replayed(batch_size, library, None)
+        return self._unlimited[key]
 
     def peak_bytes(self, batch_size: int, gpu: Gpu) -> int:
         """Most bytes in use at once: what no cache can do without."""
@@ -159,16 +163,16 @@ def largest_batch_of(
             if batch_size < SMALLEST and peak <= limit_bytes:
                 # Traced by itself only where it is the answer.
                 return Reading(fits=True, peak_memory_bytes=peak)
-            use = None if peak > limit_bytes and batch_size > 1 else cell.memory(batch_size, gpu, limit_bytes)
-            is_fit = use is not None and use.outcome is Outcome.FITS
-            # Segments are what runs into the limit.
-            taken = use.reserved_bytes if use is not None else peak
-            fits[batch_size] = Reading(fits=is_fit, peak_memory_bytes=taken)
+            if peak <= limit_bytes or batch_size < SMALLEST:
+                # Segments are what runs into the limit, not what of them is in use.
+                peak = cell.without_limit(batch_size, gpu).peak_reserved_bytes
+            fits[batch_size] = Reading(fits=peak <= limit_bytes, peak_memory_bytes=peak)
         return fits[batch_size]
 
-    search = search_largest_batch(limit=batch_limit, memory_limit_bytes=limit_bytes)
-    largest = drive(search, probe)
-    if largest == 1 and cell.memory(1, gpu, limit_bytes).outcome is not Outcome.FITS:
+    largest = drive(
+        search_largest_batch(limit=batch_limit, memory_limit_bytes=limit_bytes), probe
+    )
+    if largest == 1 and cell.without_limit(1, gpu).peak_reserved_bytes > limit_bytes:
         return 0
     return largest
 

@@ -3,11 +3,13 @@
 ``[key, null]`` says that the trace is written, ``[key, "why"]`` that there is none.
 """
 
+import importlib
 import json
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,8 +75,23 @@ def trace(request: TraceRequest) -> StepTrace:
     )
 
 
+def _settle_imports() -> None:
+    """Spares bitsandbytes its compiler, a second of imports: no kernel is ever run here."""
+    compile_ = torch.compile
+    torch.compile = lambda function=None, **_: function if function is not None else _same
+    try:
+        importlib.import_module("bitsandbytes")
+    finally:
+        torch.compile = compile_
+
+
+def _same(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
 def main() -> None:
     """Traces until stdin ends."""
+    _settle_imports()
     folder = Path(sys.argv[1])
     out = sys.stdout
     sys.stdout = sys.stderr  # what libraries print is no answer
