@@ -31,7 +31,7 @@ from orchestrator.gpu_check import (
     machine_with,
     time_is_left,
 )
-from orchestrator.local_runner import run_trials_here
+from orchestrator.local_runner import run_trials_here, simulate_trials
 from orchestrator.memory_tables import limits_section
 from orchestrator.plan import Plan, make_plan, trial_task
 from orchestrator.progress import Progress, fastest
@@ -52,6 +52,7 @@ from trials.models.model import UnknownModelError
 from trials.observation import Observation, largest_batch
 from trials.simulation.clock import Constants
 from trials.simulation.traces import TraceError, Traces
+from trials.trial import next_ask
 from trials.workload import Cell
 
 KNOWN_ERRORS = (
@@ -98,6 +99,7 @@ def sweep(spec_path: Path | None, out: str | None, *, resume: bool, dry: bool) -
     folder_run = open_run(folder, text, spec)
     with ObservationWriter(folder_run) as writer:
         plan = _measure(folder_run, writer, spec, catalog)
+        plan = _simulate(folder_run, writer, spec, catalog, plan)
     ranking = _derive(folder_run, spec, catalog, plan)
     _say(f"{headline(ranking)}\n\n{cheapest_section(ranking)}")
     _say(f"\nEvery offer, the fits and the limits: {folder_run.path}/report.md")
@@ -296,13 +298,13 @@ class _Driver:
 def _measure(
     folder: RunFolder, writer: ObservationWriter, spec: SweepSpec, catalog: Catalog
 ) -> Plan:
-    """Runs what is not known yet, and tells what is known in the end."""
+    """Measures what is not known yet, and tells what is known in the end."""
     known = folder.observations()
     plan = make_plan(spec, catalog, this_machine(), known)
-    if cluster_address() is None and not plan.pending:
+    if cluster_address() is None and not _to_measure(plan):
         folder.write(PLAN, plan)
         _tell_skipped(plan)
-        if plan.complete:
+        if plan.complete and not plan.pending:
             _remark(f"{folder.path}: nothing left to measure; another --out measures anew")
         return plan
     _remark(
@@ -315,7 +317,7 @@ def _measure(
         plan = make_plan(spec, catalog, cluster, known)
         folder.write(PLAN, plan)
         _tell_skipped(plan)
-        cells = plan.pending
+        cells = _to_measure(plan)
         for _ in range(ROUNDS):
             if not cells:
                 break
@@ -332,7 +334,39 @@ def _measure(
             plan = make_plan(spec, catalog, cluster, folder.observations())
             folder.write(PLAN, plan)
             # A trial that ended and is pending still has tried all it can.
-            cells = tuple(cell for cell in plan.pending if cell not in driver.ended_well)
+            cells = tuple(cell for cell in _to_measure(plan) if cell not in driver.ended_well)
+    return plan
+
+
+def _to_measure(plan: Plan) -> tuple[Cell, ...]:
+    return tuple(cell for cell in plan.pending if not cell.simulated)
+
+
+def _simulate(
+    folder: RunFolder, writer: ObservationWriter, spec: SweepSpec, catalog: Catalog, plan: Plan
+) -> Plan:
+    """Simulates what is to be simulated and is not known yet; the plan that is left."""
+    cells = [cell for cell in plan.pending if cell.simulated]
+    if not cells:
+        return plan
+    models = ", ".join(dict.fromkeys(cell.model for cell in cells))
+    _remark(f"{folder.path}: tracing {models} to simulate {len(cells)} cells; no GPU runs them")
+    known = folder.observations()
+    tasks = [trial_task(spec, catalog, cell, known) for cell in cells]
+    with Progress(cells, complete=len(plan.complete)) as progress:
+        simulate_trials(tasks, _Driver(writer, progress), Traces(), Constants())
+    known = folder.observations()
+    done = {
+        cell
+        for cell in cells
+        if next_ask(task := trial_task(spec, catalog, cell, known), task.done) is None
+    }
+    plan = Plan(
+        complete=(*plan.complete, *(cell for cell in cells if cell in done)),
+        pending=tuple(cell for cell in plan.pending if cell not in done),
+        skipped=plan.skipped,
+    )
+    folder.write(PLAN, plan)
     return plan
 
 

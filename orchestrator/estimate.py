@@ -240,9 +240,7 @@ def estimates(
     found = []
     for gpu in gpus:
         recipe = question.cell(gpu).recipe
-        found.append(
-            _estimated(question, gpu, catalog, constants, cells[recipe], routed[recipe])
-        )
+        found.append(_estimated(question, gpu, catalog, constants, cells[recipe], routed[recipe]))
     return sorted(found, key=_worth)
 
 
@@ -353,9 +351,7 @@ def _around(value: float, error: float) -> Interval:
     return Interval(low=value / (1 + error), high=value * (1 + error))
 
 
-def _batches(
-    cell: SimulatedCell, gpu: Gpu, limit: int, largest: int, batch_limit: int
-) -> Interval:
+def _batches(cell: SimulatedCell, gpu: Gpu, limit: int, largest: int, batch_limit: int) -> Interval:
     """The largest batches if the peak were as far off as it may be, either way.
 
     By what is in use at once and what the cache held beyond it, which is the same within it.
@@ -381,7 +377,9 @@ def _spread(
     """Median and 95th percentile of the peak over the drawn shares."""
     if not routed:
         return None
-    peaks = sorted(cell.without_limit(batch_size, gpu).peak_allocated_bytes / GIB for cell in routed)
+    peaks = sorted(
+        cell.without_limit(batch_size, gpu).peak_allocated_bytes / GIB for cell in routed
+    )
     last = len(peaks) - 1
     return peaks[round(0.5 * last)], peaks[round(0.95 * last)]
 
@@ -408,7 +406,9 @@ def as_table(found: Sequence[Estimated], workload: Workload) -> str:
         "basis",
     )
     job = f"The job: {workload.queries:,} queries x {workload.epochs} epochs. Nothing was measured."
-    return f"{job}\n\n{table(headers, [_row(each.estimate) for each in found])}\n\n{_remarks(found)}"
+    return (
+        f"{job}\n\n{table(headers, [_row(each.estimate) for each in found])}\n\n{_remarks(found)}"
+    )
 
 
 def _row(told: Estimate) -> tuple[object, ...]:
@@ -429,7 +429,9 @@ def _row(told: Estimate) -> tuple[object, ...]:
         told.gpu,
         offer,
         rate,
-        batch if fits else f"{told.batch_size} {told.outcome}, the largest is {told.max_batch_size}",
+        batch
+        if fits
+        else f"{told.batch_size} {told.outcome}, the largest is {told.max_batch_size}",
         f"{told.peak_gib:.1f} of {told.usable_gib:.1f}",
         f"{told.reserved_gib:.1f}",
         "" if told.step_seconds is None else f"{told.step_seconds:.3g}",

@@ -61,11 +61,17 @@ def _gpu(key: str, catalog: Catalog, memory_gib: float | None) -> Gpu:
         return catalog.gpu(key)
     except UnknownGpuError as error:
         if memory_gib is None:
-            raise UnknownGpuError(f"{error}; or give --memory-gib for one that is not in it") from None
+            raise UnknownGpuError(
+                f"{error}; or give --memory-gib for one that is not in it"
+            ) from None
     try:
         # Of a GPU that does not exist yet there is memory to tell, and no time.
         return Gpu(
-            key=key, kind="cuda", device_names=(key,), source="asked for", recorded=dt.date.today()  # noqa: DTZ011 - a note, not a time
+            key=key,
+            kind="cuda",
+            device_names=(key,),
+            source="asked for",
+            recorded=dt.date.today(),  # noqa: DTZ011 - a note, not a time
         )
     except ValidationError as error:
         raise EstimateError(f"--gpu {key!r}: {plain(error)}") from None

@@ -1,9 +1,12 @@
-"""Trials one after another in this process's children, without Ray: for a machine that has none."""
+"""Trials one after another on this machine, without Ray: measured in children, or simulated."""
 
 from collections.abc import Callable, Sequence
 
 from orchestrator.listener import Listener
 from trials.child import ChildProber
+from trials.simulation.clock import Constants
+from trials.simulation.prober import SimulatedProber
+from trials.simulation.traces import Traces
 from trials.trial import TrialTask, run_trial
 
 
@@ -27,4 +30,26 @@ def run_trials_here(
             probe_timeout_seconds=task.probe_timeout_seconds,
         ) as prober:
             run_trial(task, prober, listener.observed, keep_going=keep_going)
+        listener.ended(task.cell, None)
+
+
+def simulate_trials(
+    tasks: Sequence[TrialTask], listener: Listener, traces: Traces, constants: Constants
+) -> None:
+    """Runs trials on models of their GPUs.
+
+    Args:
+        tasks: the trials.
+        listener: hears of every start, observation and end.
+        traces: where what the steps do comes from; all that is missing is traced first.
+        constants: what the stack reaches of a GPU.
+    """
+    probers = [
+        SimulatedProber(task.cell, task.model, task.gpu, traces, constants) for task in tasks
+    ]
+    # The search asks for a batch of one query first.
+    traces.prepare([r for prober in probers for r in prober.cell.requests(alone=True)])
+    for task, prober in zip(tasks, probers, strict=True):
+        listener.started(task.cell)
+        run_trial(task, prober, listener.observed)
         listener.ended(task.cell, None)

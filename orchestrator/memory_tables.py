@@ -93,7 +93,11 @@ def _capped(observations: Sequence[Observation]) -> list[str]:
 
 def _foretold(seen: Sequence[tuple[Cell, Sequence[Observation]]]) -> list[str]:
     """How far the line through the two smallest probes is off at the largest batch."""
-    rows = [(cell.key, *row) for cell, of in seen if (row := _foretold_row(of)) is not None]
+    rows = [
+        (cell.key, *row)
+        for cell, of in seen
+        if not cell.simulated and (row := _foretold_row(of)) is not None
+    ]
     if not rows:
         return []
     headers = ("cell", "probes", "largest batch", "peak foretold", "peak measured", "off by")

@@ -111,7 +111,8 @@ def trial_task(
         threads=threads,
         seed=spec.seed,
         batch_limit=spec.max_batch_size,
-        boundary_repeats=spec.boundary_repeats,
+        # A simulation says the same each time.
+        boundary_repeats=0 if cell.simulated else spec.boundary_repeats,
         timing=spec.timing,
         build_timeout_seconds=spec.build_timeout_seconds,
         probe_timeout_seconds=spec.probe_timeout_seconds,
@@ -151,6 +152,14 @@ def make_plan(
     )
 
 
+def _why_not_simulated(cell: Cell, model: Model, gpu: Gpu) -> str | None:
+    if gpu.kind != "cuda":
+        return f"only CUDA GPUs are simulated: measure on {gpu.key} (leave simulated_on out)"
+    if cell.recipe.offload_optimizer:
+        return "offload_optimizer is not simulated: leave it out, or measure"
+    return obstacle(cell.recipe, model, gpu)
+
+
 def _why_not(cell: Cell, model: Model, catalog: Catalog, cluster: ClusterResources) -> str | None:
     if cell.capped_on is not None:
         # A largest batch of a GPU that cannot run the recipe would be nobody's.
@@ -158,6 +167,8 @@ def _why_not(cell: Cell, model: Model, catalog: Catalog, cluster: ClusterResourc
         if reason is not None:
             return reason
     gpu = catalog.gpu(cell.device)
+    if cell.simulated:
+        return _why_not_simulated(cell, model, gpu)
     nodes = cluster.nodes_for(gpu)
     # Without a node to ask, what no node could have is still told rather than the missing node.
     reasons = [obstacle(cell.recipe, model, gpu, node.packages) for node in nodes] or [

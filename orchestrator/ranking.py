@@ -16,13 +16,13 @@ from gpu_catalog.offer import Offer
 from gpu_catalog.record import Record
 from orchestrator.plan import Plan
 from orchestrator.sweep import Workload
-from trials.observation import Basis, Observation, Outcome, largest_batch
+from trials.observation import Basis, Measurement, Observation, Outcome, largest_batch
 from trials.timing import median_interval
 from trials.workload import Cell
 
 SECONDS_PER_HOUR = 3600.0
 
-Source = Literal["measured steps", "affine law"]
+Source = Literal["measured steps", "simulated steps", "affine law"]
 
 
 class RankedOffer(Record):
@@ -183,9 +183,13 @@ def _timed_visits(
 def _measured(batch_size: int, visits: Sequence[Observation]) -> StepTime:
     """The median step over all visits; the interval spans those of each visit on its own.
 
-    Two visits minutes apart differ by more than the steps of one do: the span shows it.
+    Two visits minutes apart differ by more than the steps of one do: the span shows it. A simulated
+    one has the interval of the simulation.
     """
-    steps = [v.measurement.step_seconds for v in visits if v.measurement is not None]
+    measurements = [v.measurement for v in visits if v.measurement is not None]
+    if all(m.relative_error is not None for m in measurements):
+        return _simulated(batch_size, measurements)
+    steps = [m.step_seconds for m in measurements]
     intervals = [median_interval(s) or (min(s), max(s)) for s in steps]
     prediction = Prediction(
         value=statistics.median([second for visit in steps for second in visit]),
@@ -194,6 +198,16 @@ def _measured(batch_size: int, visits: Sequence[Observation]) -> StepTime:
         extrapolated=False,
     )
     return StepTime(batch_size, prediction, "measured steps")
+
+
+def _simulated(batch_size: int, measurements: Sequence[Measurement]) -> StepTime:
+    """A simulated step, with the interval of the simulation."""
+    seconds = measurements[0].step_seconds[0]
+    error = measurements[0].relative_error or 0.0
+    interval = Prediction(
+        value=seconds, low=seconds / (1 + error), high=seconds * (1 + error), extrapolated=False
+    )
+    return StepTime(batch_size, interval, "simulated steps")
 
 
 def _fits_in_memory(batch_size: int, seen: Sequence[Observation]) -> bool:
@@ -304,8 +318,13 @@ def _in_order(rows: Iterable[RankedOffer]) -> list[RankedOffer]:
     return [
         row.model_copy(update={"rank": number})
         for group in groups.values()
-        for number, row in enumerate(sorted(group, key=lambda r: (r.usd, r.hours)), start=1)
+        for number, row in enumerate(sorted(group, key=_worth), start=1)
     ]
+
+
+def _worth(row: RankedOffer) -> tuple[float, bool, float]:
+    """What was measured before what was simulated, where they cost the same."""
+    return (row.usd, row.basis is Basis.SIMULATED, row.hours)
 
 
 def comparable(cell: Cell) -> tuple[object, ...]:

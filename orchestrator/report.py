@@ -12,7 +12,7 @@ from orchestrator.recipe_table import recipes_section
 from orchestrator.steadiness import steadiness_section
 from orchestrator.sweep import SweepSpec
 from orchestrator.tables import table
-from trials.observation import Environment, Observation
+from trials.observation import Basis, Environment, Observation
 from trials.workload import Cell
 
 STEADY = 0.10  # an interval wider than this part of its value is called unsteady
@@ -52,6 +52,11 @@ def headline(ranking: Ranking) -> str:
         text += (
             "\n`cpu` is the machine that ran the sweep; the offers beside it are CPU "
             "instances that stand in for it\nand were not measured."
+        )
+    if any(row.basis is Basis.SIMULATED for row in ranking.offers):
+        text += (
+            "\nSimulated: no such GPU ran anything here; the training code was traced and replayed on "
+            "a model of the GPU."
         )
     return text
 
@@ -181,7 +186,7 @@ def _stack_section(observations: Sequence[Observation]) -> str:
             f"- {name}: {environment.device_name}, CPU threads {environment.threads}, "
             f"{versions}{_allocator(environment)}; hosts {', '.join(sorted(hosts))}"
         )
-    return "## Measured on\n\n" + "\n".join(lines)
+    return "## Stacks\n\n" + "\n".join(lines)
 
 
 def _allocator(environment: Environment) -> str:

@@ -18,7 +18,8 @@ def steadiness_section(observations: Sequence[Observation], rule: TimingRule) ->
     timed = [
         (o, o.measurement)
         for o in observations
-        if o.measurement is not None and o.measurement.step_seconds
+        # A simulated step is the same each time; how far it may be off, its interval tells.
+        if o.measurement is not None and o.measurement.step_seconds and not o.cell.simulated
     ]
     parts = []
     unsteady = list(_unsteady(timed, rule))

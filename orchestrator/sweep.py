@@ -111,12 +111,13 @@ class Workload(Record):
 
 
 class CellBlock(Record):
-    """The product of these axes, on every GPU of the sweep.
+    """The product of these axes, on every GPU of the sweep, or simulated on others.
 
     ``active_experts`` is left out for models without experts, and for a model's own routing. A
     model is a preset, a folder with a config.json (``./NAME``, from where the sweep is started) or
     a hub name. A recipe is written out, named, or both: ``{named: paper-mixtral, attention:
-    sdpa}``.
+    sdpa}``. With ``simulated_on``, catalog keys, nothing of the block is measured: models of those
+    GPUs run it.
     """
 
     models: ModelAxis
@@ -124,6 +125,7 @@ class CellBlock(Record):
     recipes: RecipeAxis
     active_experts: IntAxis | None = None
     seq_lens: IntAxis
+    simulated_on: GpuAxis | None = None
 
 
 class CatalogRows(Record):
@@ -195,11 +197,27 @@ class SweepSpec(Record):
         return [*((host, None) for host in hosts), *stand_ins]
 
     def all_cells(self) -> list[Cell]:
-        """Every cell once, in the order written."""
+        """Every cell once, in the order written, those that are simulated last."""
+        catalog = self.merged_catalog()
+        measured = [block for block in self.cells if block.simulated_on is None]
+        simulated = [block for block in self.cells if block.simulated_on is not None]
+        places = [
+            *(
+                (device, target, False, block)
+                for device, target in self.devices()
+                for block in measured
+            ),
+            *(
+                (catalog.gpu(key), None, True, block)
+                for block in simulated
+                for key in block.simulated_on or ()
+            ),
+        ]
         cells = (
             Cell(
                 gpu=device.key if target is None else target.key,
                 capped_on=None if target is None else device.key,
+                simulated=is_simulated,
                 model=model.name,
                 weights=block.weights,
                 recipe=resolved(recipe, model, device),
@@ -207,8 +225,7 @@ class SweepSpec(Record):
                 active_experts=active if active is not None else model.active_experts,
                 seq_len=seq_len,
             )
-            for device, target in self.devices()
-            for block in self.cells
+            for device, target, is_simulated, block in places
             for model, recipe, active, seq_len in itertools.product(
                 (self.model(name) for name in block.models),
                 block.recipes,

@@ -117,9 +117,7 @@ def build_model(  # noqa: PLR0913 - what a model is built from
     return under_recipe(built, recipe, lambda model: _place(model, recipe, device))
 
 
-def under_recipe(
-    model: nn.Module, recipe: Recipe, place: Callable[[nn.Module], None]
-) -> nn.Module:
+def under_recipe(model: nn.Module, recipe: Recipe, place: Callable[[nn.Module], None]) -> nn.Module:
     """A model of transformers made what a recipe says, in training mode.
 
     Args:

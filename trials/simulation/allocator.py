@@ -106,7 +106,9 @@ def replay(  # noqa: C901, PLR0912, PLR0914, PLR0915 - one loop over very many e
             try:
                 address, found = blocks.pop(storage)
             except KeyError:
-                raise ValueError(f"storage {storage} goes at event {event} and is not there") from None
+                raise ValueError(
+                    f"storage {storage} goes at event {event} and is not there"
+                ) from None
             allocated -= found
             pool = pools[address >= LARGE_BASE]
             after = address + found

@@ -94,7 +94,9 @@ class SimulatedProber:
         constants = hashlib.sha256(self._constants.model_dump_json().encode()).hexdigest()[:8]
         return Environment(
             versions=tuple(
-                sorted([*versions(), ("python", platform.python_version()), ("constants", constants)])
+                sorted(
+                    [*versions(), ("python", platform.python_version()), ("constants", constants)]
+                )
             ),
             device_name=f"{self._gpu.key}, simulated",
             threads=len(os.sched_getaffinity(0)),

@@ -162,7 +162,9 @@ class _Layout:
         return family[0 if place == 1 else 2 if place == self._copies + 3 else 1]
 
     def stream(self) -> Stream:
-        kinds, names, numbers, segments = (np.concatenate(c) for c in zip(*self._events, strict=True))
+        kinds, names, numbers, segments = (
+            np.concatenate(c) for c in zip(*self._events, strict=True)
+        )
         return Stream(
             kinds=kinds,
             names=names,

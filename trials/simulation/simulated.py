@@ -144,9 +144,7 @@ class SimulatedCell:
         )
 
 
-def largest_batch_of(
-    cell: SimulatedCell, gpu: Gpu, limit_bytes: int, batch_limit: int
-) -> int:
+def largest_batch_of(cell: SimulatedCell, gpu: Gpu, limit_bytes: int, batch_limit: int) -> int:
     """The largest batch that fits, as ``trials.search`` finds it, for few replays.
 
     What is in use at once bounds the search from above in no time; the replays that remain confirm
@@ -169,9 +167,7 @@ def largest_batch_of(
             fits[batch_size] = Reading(fits=peak <= limit_bytes, peak_memory_bytes=peak)
         return fits[batch_size]
 
-    largest = drive(
-        search_largest_batch(limit=batch_limit, memory_limit_bytes=limit_bytes), probe
-    )
+    largest = drive(search_largest_batch(limit=batch_limit, memory_limit_bytes=limit_bytes), probe)
     if largest == 1 and cell.without_limit(1, gpu).peak_reserved_bytes > limit_bytes:
         return 0
     return largest

@@ -86,7 +86,9 @@ class Steps:
         return numbers[0] + part * (numbers[1] - numbers[0])
 
 
-def _of_moves(names: IntArray, numbers: FloatArray, made: np.ndarray, moves: np.ndarray) -> FloatArray:
+def _of_moves(
+    names: IntArray, numbers: FloatArray, made: np.ndarray, moves: np.ndarray
+) -> FloatArray:
     """The bytes of the storage of each event, whether it comes or goes."""
     by_name = np.zeros(int(names[moves].max(initial=-1)) + 1)
     by_name[names[made]] = numbers[made]

@@ -87,9 +87,7 @@ class TraceableCell:
         )
         self._recipe = recipe
 
-    def trace(
-        self, batch_size: int, shares: Shares, updates_of: Recording | None = None
-    ) -> Traced:
+    def trace(self, batch_size: int, shares: Shares, updates_of: Recording | None = None) -> Traced:
         """Traces a step of so many queries.
 
         Args:

@@ -204,8 +204,6 @@ def _fake(result: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
     return result if isinstance(result, FakeTensor) else FakeTensor(mode, result, CPU)
 
 
-
-
 def fake_like(tensor: torch.Tensor) -> torch.Tensor:
     """A new fake tensor of the shape and dtype of one, fast."""
     assert isinstance(tensor, FakeTensor)
