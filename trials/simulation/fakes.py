@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trials.models.build import quantise_laid_out, stock_model, under_recipe
+from trials.models.build import adapters_dtype, quantise_laid_out, stock_model, under_recipe
 from trials.models.mamba import PACKAGES
 from trials.models.model import Model
 from trials.recipe import Recipe
@@ -42,7 +42,9 @@ def fake_model(
     turns = Turns(first=0, period=1, copies=0, traced=0) if whole else turns_of(stock)
     cut(stock, turns)
     with torch.device("meta"):
-        built = under_recipe(stock, recipe, lambda m: _lay_out(m, recipe))
+        built = under_recipe(stock, recipe, lambda laid_out: _lay_out(laid_out, recipe))
+        if recipe.lora_rank is not None:
+            _set_adapters_dtype(built, recipe)
     _fake_all(built, mode)
     return built, turns
 
@@ -59,6 +61,14 @@ def stand_in_for_mamba() -> None:
 def _lay_out(model: nn.Module, recipe: Recipe) -> None:
     if recipe.method == "qlora":
         quantise_laid_out(model, recipe, _quantised)
+
+
+def _set_adapters_dtype(model: nn.Module, recipe: Recipe) -> None:
+    """PEFT gives adapters on the meta device no dtype; a trial checks that they have this one."""
+    dtype = adapters_dtype(recipe)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = torch.empty_like(parameter, dtype=dtype)
 
 
 def _quantised(linear: Any, plain: nn.Linear, recipe: Recipe) -> None:

@@ -19,19 +19,24 @@ BLOCK = 256
 SMALLEST_PAGED = 100_000
 
 
-def simulated_optimizer(trainable: list[nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:
-    """The optimizer of a recipe as a GPU runs it."""
+def simulated_optimizer(
+    trainable: list[nn.Parameter], recipe: Recipe, device_type: str
+) -> torch.optim.Optimizer:
+    """The optimizer of a recipe as a device of this type runs it."""
     if recipe.optimizer in ("adamw_8bit", "paged_adamw_8bit"):
-        return _EightBitAdamW(trainable, paged=recipe.optimizer == "paged_adamw_8bit")
-    return make_optimizer(trainable, recipe, device_type="cuda")
+        paged = recipe.optimizer == "paged_adamw_8bit"
+        return _EightBitAdamW(trainable, paged=paged, on_gpu=device_type == "cuda")
+    return make_optimizer(trainable, recipe, device_type)
 
 
 class _EightBitAdamW(torch.optim.Optimizer):
     """bitsandbytes' AdamW8bit: its state, tensor by tensor, and one kernel for each."""
 
-    def __init__(self, params: Iterable[nn.Parameter], *, paged: bool) -> None:
+    def __init__(self, params: Iterable[nn.Parameter], *, paged: bool, on_gpu: bool) -> None:
         super().__init__(params, {"lr": LEARNING_RATE})
         self._paged = paged
+        self._has_tables = on_gpu
+        self._codes: list[torch.Tensor] = []
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -54,6 +59,9 @@ class _EightBitAdamW(torch.optim.Optimizer):
             # In managed memory, which the allocator has no part in: it does not count here.
             return {"paged": True}
         small = parameter.numel() < SMALLEST_8BIT
+        if not small and not self._codes and self._has_tables:
+            # The two tables of its 8-bit numbers, copied to the GPU.
+            self._codes = [torch.zeros(256, device=parameter.device) for _ in range(2)]
         dtype = torch.float32 if small else torch.uint8
         state = {name: torch.zeros_like(parameter, dtype=dtype) for name in ("state1", "state2")}
         if not small:

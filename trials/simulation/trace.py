@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from trials.finetune import import_libraries, model_tensors
 from trials.models.build import decoder_layers
 from trials.models.model import Model
-from trials.optimizers import DeviceStepper, make_stepper
+from trials.optimizers import DeviceStepper
 from trials.simulation.events import Held, Purpose, Recording, Segment, with_updates_of
 from trials.simulation.fakes import fake_model, stand_in_for_mamba
 from trials.simulation.kernels import as_on_gpu
@@ -138,11 +138,7 @@ class TraceableCell:
     def stepper(self, trainable: list[nn.Parameter]) -> DeviceStepper:
         """What makes the steps of the recipe."""
         device = torch.device("cpu")
-        if self._target == "cpu":
-            made = make_stepper(self._model, trainable, self._recipe, device)
-            assert isinstance(made, DeviceStepper)
-            return made
-        optimizer = simulated_optimizer(trainable, self._recipe)
+        optimizer = simulated_optimizer(trainable, self._recipe, self._target)
         return DeviceStepper(self._model, optimizer, self._recipe, device)
 
 

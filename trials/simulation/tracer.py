@@ -16,11 +16,12 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._mode_utils import no_dispatch
 
 from trials.devices.storages import StorageWatch
-from trials.simulation.events import Column, IntArray, Kind, Numbers, Recording, Segment
+from trials.simulation.events import UPDATES, Column, IntArray, Kind, Numbers, Recording, Segment
 from trials.simulation.operators import describe, tensors_in, workspace_bytes
 
 aten = torch.ops.aten
 NO_NUMBERS: Numbers = (0.0,) * len(Column)
+UNSCALED = aten._amp_foreach_non_finite_check_and_unscale_.default  # noqa: SLF001 - as READ
 # What the model's code asks of a fake tensor itself; no work of a device.
 QUESTIONS = {torch.ops.prim.device.default}
 ROUTED = {aten.nonzero.default, aten.nonzero_numpy.default}
@@ -50,6 +51,7 @@ UPDATING = {
     aten._foreach_mul_.Scalar,
 }
 CPU = torch.device("cpu")
+GROUPED = aten._grouped_mm.default  # noqa: SLF001 - the operator's name
 
 
 class UntraceableError(ValueError):
@@ -80,6 +82,8 @@ class Tracer(StorageWatch):
         self._next_name = 0
         self._events: list[tuple[int, int, int, Numbers]] = []
         self._workspaces: list[int] = []
+        self._made_by_updates: set[int | None] = set()
+        self._overflows: int | None = None
         self._ghosts: list[tuple[int, int, int]] = []
         self.segment = Segment.BEFORE
         self._held = True
@@ -91,6 +95,8 @@ class Tracer(StorageWatch):
         if self._held:
             return
         self._names[identity] = self._next_name
+        if self.segment in UPDATES:
+            self._made_by_updates.add(self._next_name)
         self._event(Kind.MADE, self._next_name, (float(size), *NO_NUMBERS[1:]))
         self._next_name += 1
 
@@ -126,10 +132,9 @@ class Tracer(StorageWatch):
         if func in QUESTIONS:
             return args[0].fake_device
         if func is READ:
-            self._event(Kind.WAITED, 0, NO_NUMBERS)
-            # Losses and counts of overflows are zero; what is asked about masks (nothing is
-            # padded, nothing packed) holds.
-            return args[0].dtype == torch.bool or (0.0 if args[0].is_floating_point() else 0)
+            return self._read(args[0])
+        if func is UNSCALED:
+            self._overflows = self.note_tensor(args[1])
         try:
             result = self._result(func, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -149,6 +154,20 @@ class Tracer(StorageWatch):
         if func in ROUTED:
             self._event(Kind.WAITED, 0, NO_NUMBERS)
         return result
+
+    def _read(self, tensor: torch.Tensor) -> float | bool:
+        """What the host is told when it reads a number: 1, and it waits for it.
+
+        But nothing overflows; and an optimizer's counters of steps are on the host.
+        """
+        name = self.name_of(tensor)
+        if name not in self._made_by_updates:
+            self._event(Kind.WAITED, 0, NO_NUMBERS)
+        if tensor.dtype == torch.bool:
+            return True  # nothing is padded, nothing packed
+        overflow = tensor.untyped_storage()._cdata == self._overflows  # noqa: SLF001 - as StorageWatch
+        one = 0 if overflow else 1
+        return float(one) if tensor.is_floating_point() else one
 
     def recording(self, gradients: IntArray) -> Recording:
         """What was recorded.
@@ -170,6 +189,8 @@ class Tracer(StorageWatch):
     def _result(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in ROUTED:
             return self._routed(args[0])
+        if func is GROUPED and args[0].dtype != torch.bfloat16:
+            return _grouped_product(*args[:3])
         if func in UPDATING:
             return None
         mode = _mode_of(args) if func in PLAIN and "device" not in kwargs else None
@@ -210,3 +231,13 @@ def fake_like(tensor: torch.Tensor) -> torch.Tensor:
     with no_dispatch():
         empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
     return FakeTensor(tensor.fake_mode, empty, CPU)
+
+
+def _grouped_product(
+    left: torch.Tensor, right: torch.Tensor, offsets: torch.Tensor
+) -> torch.Tensor:
+    """The result of a grouped product in a dtype that has kernels but no shape rule: tokens by the
+    matrices of their groups, or the products of each group's tokens."""
+    if right.dim() == 3:
+        return left.new_empty(left.shape[0], right.shape[2])
+    return left.new_empty(offsets.shape[0], left.shape[0], right.shape[1])
