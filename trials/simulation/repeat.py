@@ -6,7 +6,7 @@ those of every turn between: a storage that one of them makes is another one in 
 storage of the turn before (or after) is that of the copy before (or after).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -116,7 +116,8 @@ class _Layout:
             segment: _purposes(recording, segment, owner, ordinal, self._counts[segment])
             for segment in Segment
         }
-        self._parts = {s: _part(recording, s, owner, ordinal, copy) for s in Segment}
+        self._parts = {s: _part(recording, s, owner, ordinal, copy, copies) for s in Segment}
+        self._sharing: dict[Segment, _Part] = {}
         self._bases: dict[tuple[int, Segment, int], int] = {}
         self._named = 0
         self._all_purposes: list[IntArray] = []
@@ -132,6 +133,10 @@ class _Layout:
         self._named += self._counts[segment]
         self._all_purposes.append(self._purposes[segment])
         part = self._parts[segment]
+        if (segment is Segment.FORWARD_2 and place < self._copies + 2) or (
+            segment is Segment.BACKWARD_2 and place > 2
+        ):
+            part = self._before_last(segment)
         names = part.names.copy()
         moves = np.flatnonzero(part.kinds <= Kind.FREED)
         # Few combinations of owner and copy occur: each gets its base at once.
@@ -143,6 +148,16 @@ class _Layout:
             names[which] = base + part.ordinals[which]
         label = np.full(len(names), int(segment), np.int64)
         self._events.append((part.kinds, names, part.numbers, label))
+
+    def _before_last(self, segment: Segment) -> _Part:
+        """A turn's events without the end of what all turns share: the last to run brings it."""
+        if segment not in self._sharing:
+            part = self._parts[segment]
+            turns = np.array([TURN.get(s, 0) for s in Segment])
+            keep = (part.kinds != Kind.FREED) | (turns[part.owners] > 0)
+            columns = (getattr(part, field.name)[keep] for field in fields(_Part))
+            self._sharing[segment] = _Part(*columns)
+        return self._sharing[segment]
 
     def _base(  # noqa: PLR0913, PLR0917 - all of it tells which storage is meant
         self, owner: Segment, copy: int, segment: Segment, place: int, step: int
@@ -198,8 +213,13 @@ def _ownership(recording: Recording) -> tuple[IntArray, IntArray, IntArray]:
     return owner, ordinal, copy
 
 
-def _part(
-    recording: Recording, segment: Segment, owner: IntArray, ordinal: IntArray, copy: IntArray
+def _part(  # noqa: PLR0913, PLR0917 - a recording taken apart, and which part of it
+    recording: Recording,
+    segment: Segment,
+    owner: IntArray,
+    ordinal: IntArray,
+    copy: IntArray,
+    copies: int,
 ) -> _Part:
     events = np.flatnonzero(recording.segments == segment)
     names = recording.names[events]
@@ -208,17 +228,25 @@ def _part(
     if len(owner) and (moves & (owner[storages] < 0)).any():
         raise StructureError("a storage is freed that nothing was seen to make")
     owners = np.where(moves, owner[storages], 0)
-    turns = np.array([TURN.get(s, 0) for s in Segment])
-    if segment not in TURN and segment not in UPDATES and (turns[owners] == 2).any():
-        # After a step each gradient goes by itself, by way of its ghost; nothing else has one.
-        raise StructureError("something outside the layers that repeat lets go of what is theirs")
+    copied = np.where(moves, copy[storages], 0)
+    ordinals = np.where(moves, ordinal[storages], 0)
+    if segment not in TURN and segment not in UPDATES:
+        # What is let go here of the second turn (autocast's copies of weights) is let go of each.
+        # After a step each gradient goes by itself, by way of its ghost.
+        turns = np.array([TURN.get(s, 0) for s in Segment])
+        times = np.where(moves & (turns[owners] == 2), 1 + copies, 1)
+        events, names, owners, ordinals = (
+            np.repeat(column, times) for column in (events, names, owners, ordinals)
+        )
+        ends = np.cumsum(times)
+        copied = np.arange(len(events)) - np.repeat(ends - times, times)
     return _Part(
         kinds=recording.kinds[events],
         names=names,
         numbers=recording.numbers[events],
         owners=owners,
-        ordinals=np.where(moves, ordinal[storages], 0),
-        copies=np.where(moves, copy[storages], 0),
+        ordinals=ordinals,
+        copies=copied,
     )
 
 

@@ -170,7 +170,8 @@ class _Step:
         self._updates_of = updates_of
         self._layers = decoder_layers(cell.model)
         self._ghosts = _Ghosts(cell, [] if updates_of is not None else self._layers)
-        self._tracer = Tracer(shares, model_tensors(cell.model), with_workspaces=cell.is_on_gpu)
+        held = [*model_tensors(cell.model), *self._ghosts.parameters]
+        self._tracer = Tracer(shares, held, with_workspaces=cell.is_on_gpu)
         self._trainable = [p for p in cell.model.parameters() if p.requires_grad]
 
     def traced(self) -> Traced:
@@ -226,7 +227,8 @@ class _Step:
         return None if parameter.grad is None else self._tracer.name_of(parameter.grad)
 
     def _on_forward(self, turn: int) -> None:
-        self._tracer.segment = FORWARD_SEGMENTS[turn - 1]
+        # What the last turn was given goes when it returns, as it does between turns.
+        self._tracer.pass_on_to(FORWARD_SEGMENTS[turn - 1])
 
     def _on_backward(self, turn: int) -> None:
         self._tracer.segment = BACKWARD_SEGMENTS[turn - 1]
@@ -252,6 +254,11 @@ class _Ghosts:
                 ghost.grad = fake_like(parameter)
                 last.append(ghost)
                 self._pairs.append((ghost, parameter, copy))
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All of them."""
+        return [ghost for ghost, _, _ in self._pairs]
 
     def among(self, trainable: list[nn.Parameter]) -> list[nn.Parameter]:
         """All that the whole model trains, in its order."""

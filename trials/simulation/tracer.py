@@ -84,6 +84,7 @@ class Tracer(StorageWatch):
         self._workspaces: list[int] = []
         self._made_by_updates: set[int | None] = set()
         self._overflows: int | None = None
+        self._following: Segment | None = None
         self._ghosts: list[tuple[int, int, int]] = []
         self.segment = Segment.BEFORE
         self._held = True
@@ -205,7 +206,13 @@ class Tracer(StorageWatch):
     def _routed(self, mask: torch.Tensor) -> torch.Tensor:
         return mask.new_empty((self._shares(mask), mask.dim()), dtype=torch.int64)
 
+    def pass_on_to(self, segment: Segment) -> None:
+        """Another segment begins with the next operation; what goes before it is still the old one's."""
+        self._following = segment
+
     def _event(self, kind: Kind, name: int, numbers: Numbers) -> None:
+        if self._following is not None and kind is not Kind.FREED:
+            self.segment, self._following = self._following, None
         self._events.append((kind, name, self.segment, numbers))
 
 
