@@ -105,6 +105,11 @@ def _add_estimate(commands: Any) -> None:
     add("--queries", type=_positive, default=15_000, help="training examples (default: 15000)")
     add("--epochs", type=_positive, default=10, help="how often each is seen (default: 10)")
     add("--routing-draws", type=_positive, help="draw the experts' shares so often: peak's spread")
+    add(
+        "--expandable-segments",
+        action="store_true",
+        help="as with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    )
     add("--explain", action="store_true", help="what fills the memory, where the time goes")
     add("--json", action="store_true", help="all of it, for programs")
 

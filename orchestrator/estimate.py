@@ -132,6 +132,7 @@ class Question:
         batch_limit: the largest to try.
         workload: the job to price.
         routing_draws: draws of the experts' shares to tell the spread of the peak from.
+        expandable_segments: a setting of PyTorch's allocator.
     """
 
     model: Model
@@ -142,6 +143,7 @@ class Question:
     batch_limit: int
     workload: Workload
     routing_draws: int
+    expandable_segments: bool
 
     def cell(self, gpu: Gpu) -> Cell:
         """The cell on one GPU.
@@ -228,7 +230,9 @@ def estimates(
     for gpu in gpus:
         cell = question.cell(gpu)
         if cell.recipe not in cells:  # a trace does not depend on the GPU
-            cells[cell.recipe] = SimulatedCell(cell, question.model, traces)
+            cells[cell.recipe] = SimulatedCell(
+                cell, question.model, traces, expandable_segments=question.expandable_segments
+            )
             routed[cell.recipe] = [
                 SimulatedCell(cell, question.model, traces, Routing(sigma=DRAWN_SIGMA, seed=seed))
                 for seed in range(1, question.routing_draws + 1)

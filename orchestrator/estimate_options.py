@@ -33,6 +33,7 @@ def asked_question(options: argparse.Namespace) -> Question:
         batch_limit=BATCH_LIMIT,
         workload=Workload(queries=options.queries, epochs=options.epochs),
         routing_draws=options.routing_draws or 0,
+        expandable_segments=options.expandable_segments,
     )
 
 

@@ -45,7 +45,11 @@ def segment_bytes(rounded: int) -> int:
 
 
 def replay(  # noqa: C901, PLR0912, PLR0914, PLR0915 - one loop over very many events, nothing called in it
-    storages: Sequence[int], sizes: Sequence[int], *, capacity_bytes: int | None
+    storages: Sequence[int],
+    sizes: Sequence[int],
+    *,
+    capacity_bytes: int | None,
+    expandable_segments: bool = False,
 ) -> AllocatorPeaks:
     """Replays storages that come and go.
 
@@ -54,10 +58,15 @@ def replay(  # noqa: C901, PLR0912, PLR0914, PLR0915 - one loop over very many e
     remain (should_split). A block let go is merged with free neighbours of its segment. Where no
     segment can be had any more, all that are wholly free are given back, once.
 
+    With expandable segments (PYTORCH_CUDA_ALLOC_CONF) each pool is one segment that grows by pages
+    of 2 or 20 MiB, remainders of 512 bytes are split off, and free pages are given back. Simplified:
+    what was given back is not mapped again in its old place, but at the end.
+
     Args:
         storages: the storage each event is of.
         sizes: its bytes where it comes, less than zero where it goes.
         capacity_bytes: of all segments; None without limit.
+        expandable_segments: as the setting of this name.
 
     Raises:
         ValueError: a storage goes that is not there.
@@ -79,6 +88,27 @@ def replay(  # noqa: C901, PLR0912, PLR0914, PLR0915 - one loop over very many e
                 key = pool.pop(at)
                 address, found = key & MASK, key >> BITS
                 del free_sizes[address], free_ends[address + found]
+            elif expandable_segments:
+                page = LARGE_SEGMENT if is_large else SMALL_SEGMENT
+                end = tops[is_large]
+                missing = rounded - _trailing(end, free_sizes, free_ends)
+                if (
+                    capacity_bytes is not None
+                    and reserved + -(-missing // page) * page > capacity_bytes
+                ):
+                    retries += 1
+                    reserved -= _release_pages(pools, free_sizes, free_ends)
+                    missing = rounded - _trailing(end, free_sizes, free_ends)
+                    if reserved + -(-missing // page) * page > capacity_bytes:
+                        return AllocatorPeaks(peak_allocated, peak_reserved, retries, event)
+                grown = -(-missing // page) * page
+                address = free_ends.pop(end, end)
+                if address < end:
+                    del pool[bisect_left(pool, free_sizes.pop(address) << BITS | address)]
+                tops[is_large] = end + grown
+                found = end + grown - address
+                reserved += grown
+                peak_reserved = max(peak_reserved, reserved)
             else:
                 found = segment_bytes(rounded)
                 if capacity_bytes is not None and reserved + found > capacity_bytes:
@@ -92,7 +122,7 @@ def replay(  # noqa: C901, PLR0912, PLR0914, PLR0915 - one loop over very many e
                 reserved += found
                 peak_reserved = max(peak_reserved, reserved)
             left = found - rounded
-            if left > SMALL or (left and not is_large):
+            if left > SMALL or (left and (expandable_segments or not is_large)):
                 rest = address + rounded
                 insort(pool, left << BITS | rest)
                 free_sizes[rest] = left
@@ -147,4 +177,35 @@ def _release(
             else:
                 kept.append(key)
         pool[:] = kept
+    return given_back
+
+
+def _trailing(end: int, free_sizes: dict[int, int], free_ends: dict[int, int]) -> int:
+    """Free bytes at the end of a growing segment."""
+    return free_sizes[free_ends[end]] if end in free_ends else 0
+
+
+def _release_pages(
+    pools: tuple[list[int], list[int]], free_sizes: dict[int, int], free_ends: dict[int, int]
+) -> int:
+    """Gives back every page that is wholly free; the bytes of them."""
+    given_back = 0
+    for pool, page, base in zip(
+        pools, (SMALL_SEGMENT, LARGE_SEGMENT), (0, LARGE_BASE), strict=True
+    ):
+        kept = []
+        for key in pool:
+            address, size = key & MASK, key >> BITS
+            first = base + -(-(address - base) // page) * page
+            last = base + (address + size - base) // page * page
+            if last <= first:
+                kept.append(key)
+                continue
+            given_back += last - first
+            del free_sizes[address], free_ends[address + size]
+            for start, end in ((address, first), (last, address + size)):
+                if end > start:
+                    kept.append((end - start) << BITS | start)
+                    free_sizes[start], free_ends[end] = end - start, start
+        pool[:] = sorted(kept)
     return given_back

@@ -50,11 +50,19 @@ class SimulatedCell:
         model: the model of its name.
         traces: where traces come from.
         routing: the experts' shares.
+        expandable_segments: a setting of PyTorch's allocator.
     """
 
     def __init__(
-        self, cell: Cell, model: Model, traces: Traces, routing: Routing = Routing()
+        self,
+        cell: Cell,
+        model: Model,
+        traces: Traces,
+        routing: Routing = Routing(),
+        *,
+        expandable_segments: bool = False,
     ) -> None:
+        self._expandable_segments = expandable_segments
         self._request = TraceRequest(cell=cell, model=model, routing=routing)
         self._traces = traces
         self._steps: dict[str, Steps] = {}
@@ -141,6 +149,7 @@ class SimulatedCell:
             [*range(first, first + len(held)), *names.tolist()],
             [*held, *sizes.tolist()],
             capacity_bytes=limit,
+            expandable_segments=self._expandable_segments,
         )
 
 
