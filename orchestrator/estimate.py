@@ -22,7 +22,7 @@ from trials.simulation.clock import Constants, NoSpeedError, StepTime
 from trials.simulation.events import Purpose, Work
 from trials.simulation.prober import usable_bytes
 from trials.simulation.request import Fidelity, Routing, approximations
-from trials.simulation.simulated import GIB, SimulatedCell, largest_batch_of
+from trials.simulation.simulated import CONTEXT_BYTES, GIB, SimulatedCell, largest_batch_of
 from trials.simulation.traces import TraceError, Traces
 from trials.workload import Cell
 
@@ -455,8 +455,8 @@ def _remarks(found: Sequence[Estimated]) -> str:
     lines = [
         f"{told.model}, {told.recipe}, {told.seq_len} tokens a query; stack: {told.fidelity}.",
         *(f"Approximate: {what}." for what in told.approximations),
-        f"Step times by {told.constants}: nine in ten lie within the interval if the GPU's host is "
-        "as fast as the constants take it to be. Memory: within 6 %.",
+        f"Step times by {told.constants}: nine in ten are held to lie within the interval.",
+        f"Memory: within {MEMORY_ERROR:.0%}; CUDA's context has {CONTEXT_BYTES / GIB:.1f} GiB.",
     ]
     timeless = sorted(e.estimate.gpu for e in found if _lacks_speed(e.estimate))
     if timeless:

@@ -55,8 +55,8 @@ def headline(ranking: Ranking) -> str:
         )
     if any(row.basis is Basis.SIMULATED for row in ranking.offers):
         text += (
-            "\nSimulated: no such GPU ran anything here; the training code was traced and replayed on "
-            "a model of the GPU."
+            "\nSimulated: no such GPU ran anything here; the training code was traced and replayed "
+            "on a model of the GPU."
         )
     return text
 
@@ -121,8 +121,8 @@ def _remarks(rows: Sequence[RankedOffer]) -> str:
         f"Prices are of {dates[0]}"
         + (f" to {dates[-1]}" if dates[-1] != dates[0] else "")
         + (", the day they were written down where the source gives none." if undated else "."),
-        "batch: the fastest measured of the largest that fits."
-        if all(row.source == "measured steps" for row in rows)
+        "batch: the fastest of those timed, of the largest that fits."
+        if all(row.source in ("measured steps", "simulated steps") for row in rows)
         else "batch: as asked, of the largest that fits.",
     ]
     if any(_unsteady(row) for row in rows):
@@ -136,7 +136,8 @@ def _remarks(rows: Sequence[RankedOffer]) -> str:
 
 
 def _unsteady(row: RankedOffer) -> bool:
-    return row.hours_high - row.hours_low > STEADY * row.hours
+    # A simulated one cannot be measured longer.
+    return row.basis is not Basis.SIMULATED and row.hours_high - row.hours_low > STEADY * row.hours
 
 
 def _fits_section(fits: Sequence[Fit]) -> str:

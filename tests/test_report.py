@@ -41,7 +41,7 @@ def test_a_run_of_one_recipe_has_what_can_be_said_of_it_and_no_more() -> None:
         "Every offer",
         "Largest batch that fits",
         "Fits",
-        "Measured on",
+        "Stacks",
     ]
 
 
@@ -84,7 +84,7 @@ def test_every_stack_is_told_with_the_machines_that_ran_it() -> None:
         observation(1, Outcome.OUT_OF_MEMORY, cell=CELL, environment=None, repeat=10),
     ]
     software = "CPU threads 1, python 3.11.1, torch 2.9.0"
-    assert set(part(report(seen), "Measured on").strip().splitlines()) == {
+    assert set(part(report(seen), "Stacks").strip().splitlines()) == {
         f"- {second.stack}: a processor, {software}; hosts here, there",
         f"- {LARGE.stack}: NVIDIA H200, {software}; allocator expandable_segments:True; hosts gpu1",
     }
@@ -92,9 +92,9 @@ def test_every_stack_is_told_with_the_machines_that_ran_it() -> None:
 
 def test_an_allocator_without_settings_is_told_apart_from_none() -> None:
     """A CPU has none; on a GPU PyTorch's own defaults hold."""
-    assert "allocator" not in part(report(SEEN), "Measured on")
+    assert "allocator" not in part(report(SEEN), "Stacks")
     bare = observation(1, cell=CELL, environment=LARGE.model_copy(update={"allocator": ""}))
-    assert "allocator as PyTorch has it" in part(report([*SEEN, bare]), "Measured on")
+    assert "allocator as PyTorch has it" in part(report([*SEEN, bare]), "Stacks")
 
 
 def test_a_capped_gpu_has_a_largest_batch_and_no_offer() -> None:

@@ -1,6 +1,7 @@
 """Specifications: what a right one stands for, and how a wrong one is told, all of it at once."""
 
 import copy
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,9 +33,18 @@ def spoilt(old: str, new: str, text: str = ONE_CELL) -> str:
 
 
 def test_default_sweep_is_valid_and_holds_three_families_on_the_cpu() -> None:
-    """The sweep that runs when none is given."""
-    keys = [cell.key for cell in parse_spec(shipped_specs()["laptop"], "the default").all_cells()]
-    assert keys == [
+    """The sweep that runs when none is given: small ones here, then the paper's, simulated."""
+    cells = parse_spec(shipped_specs()["laptop"], "the default").all_cells()
+    assert [cell.simulated for cell in cells] == 10 * [False] + 32 * [True]
+    assert {(c.gpu, c.model, c.active_experts, c.seq_len) for c in cells if c.simulated} == set(
+        itertools.product(
+            ("A40", "A100-40GB-SXM", "A100-80GB-SXM", "H100-SXM"),
+            ("mixtral-8x7b", "blackmamba-2.8b"),
+            (2, 8),
+            (80, 176),
+        )
+    )
+    assert [cell.key for cell in cells if not cell.simulated] == [
         "cpu/mixtral-tiny/qlora-r8-experts+router-fp32-looped/2of8/seq32",
         "cpu/mixtral-tiny/qlora-r8-experts+router-fp32-looped/2of8/seq64",
         "cpu/mixtral-tiny/qlora-r8-experts+router-fp32-looped/8of8/seq32",

@@ -104,6 +104,7 @@ class DeviceStepper:
         )
 
     def step(self, loss_of: LossOf) -> float:
+        """One whole step."""
         self.forget_gradients()
         loss = self.backward(loss_of)
         skipped_at = self.update()
@@ -136,6 +137,7 @@ class DeviceStepper:
         return scale if self._scaler.get_scale() < scale else None
 
     def close(self) -> None:
+        """Lets go of the optimizer's state."""
         for state in self.optimizer.state.values():
             for value in state.values():
                 if getattr(value, "is_paged", False):

@@ -8,7 +8,7 @@ from trials.devices.device import DeviceOutOfMemoryError
 from trials.devices.storages import StorageWatch
 
 
-class LiveTensorCounter(StorageWatch):
+class LiveTensorCounter(StorageWatch):  # type: ignore[no-untyped-call]
     """While active, knows how many bytes live tensors occupy, and the most they ever did.
 
     Args:

@@ -73,7 +73,7 @@ class StorageWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def note_tensor(self, tensor: torch.Tensor) -> int:
         """Notes the storage of a tensor; returns its identity."""
         storage = tensor.untyped_storage()
-        identity = storage._cdata  # noqa: SLF001 - the one name all tensors of a storage share
+        identity: int = storage._cdata  # noqa: SLF001 - the one name all tensors of a storage share
         size = storage.nbytes()
         known = self._sizes.get(identity)
         if known == size:

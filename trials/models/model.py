@@ -139,8 +139,9 @@ def presets() -> dict[str, Model]:
 def find_model(name: str) -> Model:
     """The model that is meant: a preset, a folder with a config.json or such a file, a hub name.
 
-    A name that ends in ``.json`` is a configuration, of which there are no weights. One that starts with ``.``, ``/`` or ``~`` is a folder; one with a single ``/`` in it is
-    looked up on the hub (the local cache first).
+    A name that ends in ``.json`` is a configuration, of which there are no weights. One that starts
+    with ``.``, ``/`` or ``~`` is a folder; one with a single ``/`` in it is looked up on the hub
+    (the local cache first).
 
     Raises:
         UnknownModelError: there is none; one line says what was tried and what to do.

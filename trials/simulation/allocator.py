@@ -44,7 +44,7 @@ def segment_bytes(rounded: int) -> int:
     return -(-rounded // ROUND_LARGE) * ROUND_LARGE
 
 
-def replay(  # noqa: C901, PLR0912, PLR0914, PLR0915 - one loop over very many events, nothing called in it
+def replay(  # noqa: C901, PLR0912, PLR0915 - one loop over very many events, nothing called in it
     storages: Sequence[int],
     sizes: Sequence[int],
     *,
@@ -59,8 +59,8 @@ def replay(  # noqa: C901, PLR0912, PLR0914, PLR0915 - one loop over very many e
     segment can be had any more, all that are wholly free are given back, once.
 
     With expandable segments (PYTORCH_CUDA_ALLOC_CONF) each pool is one segment that grows by pages
-    of 2 or 20 MiB, remainders of 512 bytes are split off, and free pages are given back. Simplified:
-    what was given back is not mapped again in its old place, but at the end.
+    of 2 or 20 MiB, remainders of 512 bytes are split off, and free pages are given back.
+    Simplified: what was given back is not mapped again in its old place, but at the end.
 
     Args:
         storages: the storage each event is of.
@@ -130,8 +130,7 @@ def replay(  # noqa: C901, PLR0912, PLR0914, PLR0915 - one loop over very many e
                 found = rounded
             blocks[storage] = (address, found)
             allocated += found
-            if allocated > peak_allocated:
-                peak_allocated = allocated
+            peak_allocated = max(peak_allocated, allocated)
         elif size < 0:
             try:
                 address, found = blocks.pop(storage)

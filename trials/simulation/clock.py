@@ -102,7 +102,7 @@ def step_time(operators: Operators, gpu: Gpu, constants: Constants) -> StepTime:
     seconds = _two_lanes(host, device, np.flatnonzero(kinds == Kind.WAITED))
     return StepTime(
         seconds=seconds,
-        busy_seconds=np.bincount(work, weights=device, minlength=len(Work)),
+        busy_seconds=np.bincount(work, weights=device, minlength=len(Work)).astype(np.float64),
         host_seconds=float(host.sum()),
     )
 
@@ -170,10 +170,10 @@ def _host_seconds(
 
 
 def _two_lanes(host: FloatArray, device: FloatArray, waits: IntArray) -> float:
-    """When both are done. Between waits in closed form:
+    """When both are done.
 
-    ``end_j = max(end_(j-1), launched_j) + d_j = D_j + max(end_0, max_(i<=j)(launched_i - D_(i-1)))``
-    with D the running sum of the device's durations d.
+    ``end_j = max(end_(j-1), launched_j) + d_j``, between waits in closed form
+    ``D_j + max(end_0, max_(i<=j)(launched_i - D_(i-1)))``, D the running sum of the durations d.
     """
     now = free = 0.0
     start = 0

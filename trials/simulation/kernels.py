@@ -16,7 +16,7 @@ from torch.nn import functional
 from trials.simulation.events import Rate, Work
 from trials.simulation.operators import KERNELS, RATES, Described, Kernel, tensors_in, touched_bytes
 
-LIBRARY = torch.library.Library("simulated", "DEF")
+LIBRARY: Any = torch.library.Library("simulated", "DEF")  # type: ignore[no-untyped-call]
 SCAN_CHUNK = 2048  # tokens that mamba-ssm's scan keeps one state for (selective_scan.cpp)
 
 
@@ -80,14 +80,17 @@ def _attention_backward_work(args: Sequence[Any], result: Any) -> list[Described
 
 
 def _attention_backward_workspace(args: Sequence[Any]) -> int:
-    """The gradient of the queries in fp32, row sums, and with grouped queries both gradients of
-    keys and values for every query head (PyTorch's flash_api.cpp, mha_bwd)."""
+    """What the backward pass takes (PyTorch's flash_api.cpp, mha_bwd).
+
+    The gradient of the queries in fp32 and row sums; with grouped queries, gradients of keys and
+    values for every query head.
+    """
     _, query, key, *_ = args
     batch, heads, length, width = query.shape
     rounded = -(-length // 128) * 128
     accumulated = 4 * batch * heads * rounded * (-(-width // 32) * 32 + 1)
     grouped = key.shape[1] != heads
-    return accumulated + (2 * batch * key.shape[2] * heads * width * 2 if grouped else 0)
+    return int(accumulated) + (2 * batch * key.shape[2] * heads * width * 2 if grouped else 0)
 
 
 declare(
@@ -184,15 +187,15 @@ def _scan_backward(  # noqa: PLR0913, PLR0917 - the operator's signature
 ) -> tuple[Tensor, ...]:
     del grad
     width = inputs.shape[1]
-    single = {"dtype": torch.float32}
+    single = torch.float32
     return (
         torch.empty_like(inputs),
         torch.empty_like(delta),
-        torch.empty_like(a, **single),
-        torch.empty_like(b, **single),
-        torch.empty_like(c, **single),
-        inputs.new_empty(width, **single),
-        inputs.new_empty(width, **single),
+        torch.empty_like(a, dtype=single),
+        torch.empty_like(b, dtype=single),
+        torch.empty_like(c, dtype=single),
+        inputs.new_empty(width, dtype=single),
+        inputs.new_empty(width, dtype=single),
         torch.empty_like(out),
     )
 
@@ -217,8 +220,11 @@ def _convolved_backward(
     weight: Tensor,
     into: Tensor,  # noqa: ARG001 - as above
 ) -> tuple[Tensor, Tensor]:
-    single = {"dtype": torch.float32}
-    return torch.empty_like(weight, **single), weight.new_empty(weight.shape[0], **single)
+    single = torch.float32
+    return (
+        torch.empty_like(weight, dtype=single),
+        weight.new_empty(weight.shape[0], dtype=single),
+    )
 
 
 def _of_memory(args: Sequence[Any], result: Any) -> list[Described]:

@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_iter
 
 from trials.simulation.events import Numbers, Rate, Work
 
-
 Described = tuple[Work, Rate, Numbers]
 aten = torch.ops.aten
 RATES = {torch.bfloat16: Rate.BF16, torch.float16: Rate.FP16}
@@ -22,7 +21,7 @@ RATES = {torch.bfloat16: Rate.BF16, torch.float16: Rate.FP16}
 # 30 at depth 4), and elements: 320 blocks of 65,536.
 TENSORS_PER_LAUNCH = 30
 ELEMENTS_PER_LAUNCH = 320 * 65_536
-# Kernels behind one operator, where there are several: sorting by radix, scans, reductions of parts.
+# Kernels behind one operator, where there are several: sorts by radix, scans, partial sums.
 LAUNCHES = {
     "aten::nonzero": 4,
     "aten::sort": 4,
@@ -181,7 +180,7 @@ def _bmm(args: Sequence[Any], _kwargs: dict[str, Any], result: Any) -> Described
 
 
 def _grouped(args: Sequence[Any], _kwargs: dict[str, Any], result: Any) -> Described:
-    """Tokens (n, inner) x experts (groups, inner, columns), or both (·, n): gradients of weights."""
+    """Tokens (n, inner) x experts (groups, inner, columns), or the gradients of the experts."""
     left, right = args[0], args[1]
     if right.dim() == 3:
         groups, inner, columns = right.shape

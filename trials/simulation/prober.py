@@ -59,7 +59,7 @@ class SimulatedProber:
 
     def _end(self, request: ProbeRequest, use: MemoryUse) -> ProbeEnd:
         timed = request.timing is not None
-        seconds = ()
+        seconds: tuple[float, ...] = ()
         if timed and use.outcome is Outcome.FITS:
             step = self.cell.step_time(request.batch_size, self._gpu, self._constants)
             seconds = (step.seconds,)

@@ -159,9 +159,7 @@ class _Layout:
             self._sharing[segment] = _Part(*columns)
         return self._sharing[segment]
 
-    def _base(  # noqa: PLR0913, PLR0917 - all of it tells which storage is meant
-        self, owner: Segment, copy: int, segment: Segment, place: int, step: int
-    ) -> int:
+    def _base(self, owner: Segment, copy: int, segment: Segment, place: int, step: int) -> int:
         if owner is Segment.FIRST_UPDATE:
             return self._bases[0, owner, 0]
         if owner not in TURN:

@@ -49,7 +49,7 @@ class SimulatedCell:
         cell: what is fine-tuned.
         model: the model of its name.
         traces: where traces come from.
-        routing: the experts' shares.
+        routing: the experts' shares; absent for the same to each.
         expandable_segments: a setting of PyTorch's allocator.
     """
 
@@ -58,12 +58,12 @@ class SimulatedCell:
         cell: Cell,
         model: Model,
         traces: Traces,
-        routing: Routing = Routing(),
+        routing: Routing | None = None,
         *,
         expandable_segments: bool = False,
     ) -> None:
         self._expandable_segments = expandable_segments
-        self._request = TraceRequest(cell=cell, model=model, routing=routing)
+        self._request = TraceRequest(cell=cell, model=model, routing=routing or Routing())
         self._traces = traces
         self._steps: dict[str, Steps] = {}
         self._unlimited: dict[tuple[int, int], AllocatorPeaks] = {}

@@ -92,4 +92,5 @@ def _of_moves(
     """The bytes of the storage of each event, whether it comes or goes."""
     by_name = np.zeros(int(names[moves].max(initial=-1)) + 1)
     by_name[names[made]] = numbers[made]
-    return by_name[names[moves]]
+    found: FloatArray = by_name[names[moves]]
+    return found

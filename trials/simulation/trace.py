@@ -144,7 +144,7 @@ class TraceableCell:
 
 @contextlib.contextmanager
 def _masks_as_ever() -> Iterator[None]:
-    """transformers makes masks for fake tensors that it spares itself for real ones."""
+    """Hugging Face's masks for fake tensors are made even where real ones would not need them."""
     from transformers import masking_utils  # noqa: PLC0415 - seconds to import
 
     own = masking_utils.is_tracing
@@ -199,8 +199,8 @@ class _Step:
         tracer = self._tracer
         stepper = self._cell.stepper(self._ghosts.among(self._trainable))
         with tracer:
-            tokens = torch.zeros(self._batch_size, self._cell.seq_len, dtype=torch.int64)
-            loss = stepper.backward(lambda model: self._loss(model, tokens))
+            batch = [torch.zeros(self._batch_size, self._cell.seq_len, dtype=torch.int64)]
+            loss = stepper.backward(lambda model: self._loss(model, batch[0]))
             self._gradients = np.array(
                 [name for p in self._trainable if (name := self._gradient_name(p)) is not None],
                 np.int64,
@@ -214,7 +214,8 @@ class _Step:
                 stepper.update()
                 float(loss.detach())
             tracer.segment = Segment.FORGET
-            del loss, tokens
+            del loss
+            batch.clear()
             stepper.forget_gradients()
         stepper.close()
 

@@ -126,13 +126,13 @@ def _tell(
     *,
     before: bool,
 ) -> None:
-    """A layer's own hooks run within its checkpoint, again in the backward pass: not what is wanted."""
+    """Not by the layer's own hooks: these run within its checkpoint, and so twice."""
     kind = type(layer)
 
     def passed(hidden: torch.Tensor) -> None:
         on_forward(turn)
         if hidden.requires_grad:
-            hidden.register_hook(lambda _: on_backward(turn))
+            hidden.register_hook(lambda _: on_backward(turn))  # type: ignore[no-untyped-call]
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if before:
@@ -142,4 +142,4 @@ def _tell(
             passed(result[0] if isinstance(result, tuple) else result)
         return result
 
-    layer.__class__ = type(kind.__name__, (kind,), {"__call__": call})  # type: ignore[assignment]
+    layer.__class__ = type(kind.__name__, (kind,), {"__call__": call})

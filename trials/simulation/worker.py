@@ -50,7 +50,7 @@ def routed_shares(routing: Routing, experts: int | None) -> Shares:
         asked += 1
         total = mask.numel()  # each of the tokens' choices
         begin = 0 if expert == 0 else round(total * ends[expert - 1])
-        return min(round(total * ends[expert]) - begin, mask.shape[0])
+        return int(min(round(total * ends[expert]) - begin, mask.shape[0]))
 
     return share
 
@@ -77,12 +77,13 @@ def trace(request: TraceRequest) -> StepTrace:
 
 def _settle_imports() -> None:
     """Spares bitsandbytes its compiler, a second of imports: no kernel is ever run here."""
-    compile_ = torch.compile
-    torch.compile = lambda function=None, **_: function if function is not None else _same
+    modules: Any = torch
+    compile_ = modules.compile
+    modules.compile = lambda function=None, **_: _same if function is None else function
     try:
         importlib.import_module("bitsandbytes")
     finally:
-        torch.compile = compile_
+        modules.compile = compile_
 
 
 def _same(function: Callable[..., Any]) -> Callable[..., Any]:
