@@ -1,5 +1,6 @@
 """Records what a step does, operation by operation, under fake tensors."""
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,6 +50,9 @@ UPDATING = {
 }
 CPU = torch.device("cpu")
 GROUPED = aten._grouped_mm.default  # noqa: SLF001 - the operator's name
+
+
+NO_VALUES = "what follows depends on the values of a tensor, which an estimate has not"
 
 
 class UntraceableError(ValueError):
@@ -136,9 +140,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         try:
             result = self._result(func, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            raise UntraceableError(
-                f"{func.name()} depends on the values of a tensor, which an estimate has not"
-            ) from error
+            raise UntraceableError(f"{func.name()}: {NO_VALUES}") from error
         self.note(result)
         workspace = workspace_bytes(func, args) if self._with_workspaces else 0
         if workspace > 0:
@@ -158,6 +160,8 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
 
         But nothing overflows; and an optimizer's counters of steps are on the host.
         """
+        if self.segment not in UPDATES and not _asked_about_masks():
+            raise UntraceableError(f"{READ.name()}: {NO_VALUES}")
         name = self.name_of(tensor)
         if name not in self._made_by_updates:
             self._event(Kind.WAITED, 0, NO_NUMBERS)
@@ -211,6 +215,16 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         if self._following is not None and kind is not Kind.FREED:
             self.segment, self._following = self._following, None
         self._events.append((kind, name, self.segment, numbers))
+
+
+def _asked_about_masks() -> bool:
+    """Whether a number is read to see if masks are needed: that nothing is padded is known."""
+    frame = sys._getframe(2)  # noqa: SLF001 - the way to see who asks
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "transformers.masking_utils":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _mode_of(args: tuple[Any, ...]) -> FakeTensorMode | None:

@@ -6,13 +6,17 @@ import os
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
+from trials.child import QUIET
 from trials.simulation.events import Held, Recording
 from trials.simulation.request import TraceRequest
 
@@ -72,9 +76,9 @@ def read_trace(path: Path) -> StepTrace:
         OSError: there is none, or it is none of ours.
     """
     try:
-        with np.load(path) as stored:
+        with path.open("rb") as file, np.load(file) as stored:
             columns = {name: stored[name] for name in stored.files}
-    except (ValueError, EOFError, KeyError) as error:
+    except (ValueError, EOFError, KeyError, BadZipFile, zlib.error) as error:
         raise OSError(f"{path}: not a trace ({error})") from error
     sizes = tuple(int(size) for size in columns["batch_sizes"])
     shared = {
@@ -138,36 +142,37 @@ class Traces:
             # A model's traces share what its process builds and warms up.
             groups[request.settles, request.cell.model].append(request)
         parts = _parted(list(groups.values()), self._workers)
-        running = [(part, self._started(part)) for part in parts]
-        for part, process in running:
-            self._take_in(part, process)
+        if not parts:
+            return
+        with ThreadPoolExecutor(len(parts)) as threads:
+            for part, told in zip(parts, threads.map(self._traced, parts), strict=True):
+                self._take_in(part, told)
 
-    def _started(self, requests: Sequence[TraceRequest]) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "trials.simulation.worker", str(self._folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdin is not None
-        process.stdin.write("".join(f"{r.model_dump_json()}\n" for r in requests))
-        process.stdin.flush()
-        return process
-
-    def _take_in(self, requests: Sequence[TraceRequest], process: subprocess.Popen[str]) -> None:
+    def _traced(self, requests: Sequence[TraceRequest]) -> dict[str, str | None]:
+        """Has a process trace these; why not, by key, None for those that it traced."""
         try:
-            out, errors = process.communicate(timeout=TIMEOUT_SECONDS)
+            done = subprocess.run(
+                [sys.executable, "-m", "trials.simulation.worker", str(self._folder)],
+                input="".join(f"{request.model_dump_json()}\n" for request in requests),
+                env=os.environ | QUIET,
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_SECONDS * len(requests),
+                check=False,
+            )
         except subprocess.TimeoutExpired:
-            process.kill()
-            out, errors = process.communicate()
-        told = dict(json.loads(line) for line in out.splitlines() if line.startswith("["))
+            return {r.key: f"tracing took more than {TIMEOUT_SECONDS:g} s" for r in requests}
+        told = dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith("["))
+        ended_early = _last_line(done.stderr)
+        return {request.key: told.get(request.key, ended_early) for request in requests}
+
+    def _take_in(self, requests: Sequence[TraceRequest], told: dict[str, str | None]) -> None:
         for request in requests:
-            refusal = told.get(request.key, _last_line(errors))
-            if refusal is not None:
+            refusal = told[request.key]
+            if refusal is None:
+                self._known[request.key] = read_trace(self._path(request))
+            else:
                 self._refused[request.key] = refusal
-                continue
-            self._known[request.key] = read_trace(self._path(request))
 
 
 def _parted(groups: list[list[TraceRequest]], workers: int) -> list[list[TraceRequest]]:

@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,12 @@ def main() -> None:
             refusal = None
         except REFUSALS as error:
             refusal = str(error).strip().splitlines()[0]
+        except OSError as error:
+            refusal = f"the trace cannot be kept in {folder} ({error.strerror}): set XDG_CACHE_HOME"
+        except Exception as error:  # noqa: BLE001 - whatever a model's code raises, the next can be traced
+            traceback.print_exc()
+            told = str(error).strip().splitlines() or ["without a word"]
+            refusal = f"{request.model.name} cannot be traced ({type(error).__name__}: {told[0]})"
         out.write(json.dumps([request.key, refusal]) + "\n")
         out.flush()
     sys.stderr.flush()

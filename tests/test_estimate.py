@@ -1,0 +1,161 @@
+"""``estimate`` as a user meets it: tables, JSON, explanations, and a line for each mistake."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_catalog.catalog import load_catalog
+from orchestrator.cli import main
+from trials.models.model import find_model
+from trials.possible import resolved
+from trials.recipe import Recipe
+from trials.simulation.simulated import SimulatedCell, largest_batch_of
+from trials.simulation.traces import Traces
+from trials.workload import Cell
+
+TINY = ("estimate", "--model", "mixtral-tiny", "--seq-len", "32", "--method", "full")
+
+
+@pytest.fixture(scope="module")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Traces of this file's tests."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def _cached(shared_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No trace is made twice, and none left in the home directory."""
+    with monkeypatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(shared_cache))
+        yield
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    """The JSON that the command prints."""
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_one_gpu_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a program reads: numbers with their intervals, and on what basis."""
+    told = said(capsys, *TINY, "--gpu", "A40", "--batch-size", "8")
+    assert (told["model"], told["gpu"], told["method"]) == ("mixtral-tiny", "A40", "full")
+    assert (told["seq_len"], told["batch_size"], told["basis"]) == (32, 8, "simulated")
+    assert told["tokens_per_second"] == pytest.approx(8 * 32 / told["step_seconds"])
+    assert told["queries_per_second"] == pytest.approx(8 / told["step_seconds"])
+    for name in ("peak_gib", "step_seconds", "max_batch_size", "queries_per_second"):
+        interval = told[f"{name}_interval"]
+        assert interval["low"] <= told[name] <= interval["high"]
+    assert 0 < told["peak_gib"] <= told["reserved_gib"] < told["usable_gib"]
+    assert told["price"]["hours"] == pytest.approx(150_000 / 8 * told["step_seconds"] / 3600)
+
+
+def test_every_gpu_is_a_line_the_cheapest_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those without an offer last, those that cannot have bf16 told beside."""
+    found = said(capsys, *TINY, "--batch-size", "8")
+    priced = [each["price"]["usd"] for each in found if each["price"] is not None]
+    assert priced == sorted(priced)
+    assert [each["price"] is None for each in found] == sorted(
+        each["price"] is None for each in found
+    )
+    assert main([*TINY, "--batch-size", "8"]) == 0
+    shown = capsys.readouterr()
+    assert "T4: precision bf16 needs compute capability 8.0" in shown.err
+    assert "Nothing was measured" in shown.out
+    assert shown.out.count("| simulated |") == len(found)
+
+
+def test_the_largest_batch_fits_and_the_next_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+    """By the allocator's own rules, on as little memory as is asked for."""
+    memory = ("--gpu", "A40", "--memory-gib", "0.8")
+    largest = said(capsys, *TINY, *memory)["max_batch_size"]
+    at = said(capsys, *TINY, *memory, "--batch-size", str(largest))
+    above = said(capsys, *TINY, *memory, "--batch-size", str(largest + 1))
+    assert at["outcome"] == "FITS"
+    assert above["outcome"] in ("OUT_OF_MEMORY", "THRASHING")
+    assert above["step_seconds"] is None
+    assert above["reserved_gib"] > above["usable_gib"] >= at["reserved_gib"]
+
+
+def test_the_largest_batch_is_closed_from_both_sides() -> None:
+    """Under limits near and far: it fits, and one above does not."""
+    gpu, model = load_catalog().gpu("A40"), find_model("mixtral-tiny")
+    recipe = resolved(Recipe(method="full"), model, gpu)
+    cell = Cell(
+        gpu="A40",
+        simulated=True,
+        model=model.name,
+        recipe=recipe,
+        experts=8,
+        active_experts=2,
+        seq_len=32,
+    )
+    simulated = SimulatedCell(cell, model, Traces())
+    for limit_mib in (60, 85, 110, 160):
+        limit = limit_mib * 2**20
+        largest = largest_batch_of(simulated, gpu, limit, 4096)
+        fit, miss = (simulated.without_limit(b, gpu) for b in (largest, largest + 1))
+        assert fit.peak_reserved_bytes <= limit < miss.peak_reserved_bytes
+
+
+def test_a_gpu_that_does_not_exist_has_memory_and_no_time(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nobody knows its speed."""
+    told = said(capsys, *TINY, "--gpu", "X100", "--memory-gib", "100", "--batch-size", "4")
+    assert told["usable_gib"] == pytest.approx(100 - 0.5)
+    assert told["step_seconds"] is None
+    assert told["price"] is None
+
+
+def test_what_is_explained_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
+    """What fills the memory, and where the time goes, to the last part."""
+    assert main([*TINY, "--gpu", "A40", "--batch-size", "8", "--explain"]) == 0
+    shown = capsys.readouterr().out
+    assert "weights" in shown
+    assert "optimizer state" in shown
+    assert "the GPU waits for the host" in shown
+    _, memory, time = shown.split("part  |\n")
+    for table in (memory, time):
+        parts = [row.split("|")[-2] for row in table.splitlines() if row.startswith("| ")]
+        shares = [float(part.strip(" %")) for part in parts if part.strip().endswith("%")]
+        assert sum(shares) == pytest.approx(100, abs=0.5)
+
+
+def test_experts_that_get_more_than_their_share_take_more_memory(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Median and 95th percentile over draws; half of them are above an equal share, or nearly."""
+    looped = ("--experts", "looped", "--gpu", "A40", "--batch-size", "64")
+    told = said(capsys, *TINY, *looped, "--routing-draws", "4")
+    median, upper = told["routed_peak_gib"]
+    assert told["peak_gib"] * 0.98 < median <= upper < told["peak_gib"] * 1.2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--model", "mixtral-8x7"), "unknown model 'mixtral-8x7': did you mean 'mixtral-8x7b'"),
+        (("--gpu", "A100"), "unknown GPU 'A100'"),
+        (("--gpu", "cpu"), "--gpu cpu: only CUDA GPUs are simulated"),
+        (("--gpu", "a b", "--memory-gib", "10"), "--gpu 'a b': --key"),
+        (("--active-experts", "9"), "active_experts 9 exceeds the 8 experts"),
+        (("--method", "full", "--lora-rank", "8"), "lora_rank"),
+        (("--method", "lora", "--lora-targets", "nowhere"), "lora_targets nowhere"),
+        (("--recipe", "paper"), "--recipe: unknown recipe 'paper'"),
+        (("--optimizer", "adam"), "--optimizer"),
+        (("--model", "./no/config.json"), "model './no/config.json'"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    """What was wrong, and with which option; no traceback, nothing on stdout, exit 1."""
+    assert main([*TINY[:-2], "--gpu", "A40", *arguments]) == 1
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert "Traceback" not in shown.err
+    assert shown.out == ""

@@ -1,0 +1,79 @@
+"""What a trace does where code asks for values that it has not."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from trials.simulation.events import Kind, Segment
+from trials.simulation.tracer import Tracer, UntraceableError
+
+
+def no_shares(_: torch.Tensor) -> int:
+    """Of code that routes nothing."""
+    raise AssertionError("nothing is routed")
+
+
+def tracer() -> Tracer:
+    """One that has seen nothing."""
+    return Tracer(no_shares, [], with_workspaces=True)
+
+
+def test_a_course_that_depends_on_values_is_refused() -> None:
+    """By the operator that would need them: read by the host, or a shape that follows from them."""
+    with FakeTensorMode(), tracer():
+        values = torch.ones(3)
+        with pytest.raises(UntraceableError, match="_local_scalar_dense"):
+            bool(values.sum() > 0)
+        with pytest.raises(UntraceableError, match="unique"):
+            torch.unique(values)
+
+
+def test_after_the_backward_pass_the_host_reads_and_waits() -> None:
+    """The loss, once a step."""
+    with FakeTensorMode(), tracer() as traced:
+        loss = torch.ones(())
+        traced.segment = Segment.UPDATE
+        assert float(loss) == 1.0
+    kinds = traced.recording(torch.zeros(0).numpy()).kinds
+    assert (kinds == Kind.WAITED).sum() == 1
+
+
+def test_storages_are_recorded_from_first_to_last() -> None:
+    """Made by the operator that returns it, shared by views, freed when the last of them goes."""
+    with FakeTensorMode(), tracer() as traced:
+        one = torch.ones(4)
+        view = one.view(2, 2)
+        del one
+        other = view + view
+        del view, other
+    recording = traced.recording(torch.zeros(0).numpy())
+    moves = [
+        (Kind(kind).name, name)
+        for kind, name in zip(recording.kinds, recording.names, strict=True)
+        if kind <= Kind.FREED
+    ]
+    assert moves == [("MADE", 0), ("MADE", 1), ("FREED", 0), ("FREED", 1)]
+
+
+def test_fast_results_are_those_of_fake_tensors() -> None:
+    """Shapes, strides and dtypes of a layer's step, forward and backward, by either way."""
+
+    def metadata(values: list[torch.Tensor]) -> list[tuple[object, ...]]:
+        return [(v.shape, v.stride(), v.dtype, v.untyped_storage().nbytes()) for v in values]
+
+    def step(watch: AbstractContextManager[object]) -> list[torch.Tensor]:
+        with FakeTensorMode(), watch:
+            layer = nn.Linear(6, 4)
+            tokens = torch.ones(2, 3, 6, requires_grad=True)
+            hidden = nn.functional.silu(layer(tokens).transpose(1, 2))
+            parts = torch.cat([hidden, hidden.float().bfloat16().float()], dim=1)[:, 1:]
+            rows = parts.reshape(-1, parts.shape[-1]).index_select(0, torch.zeros(2).long())
+            loss = (rows.softmax(-1).pow(2).mean(-1, keepdim=True) / 2).sum()
+            loss.backward()
+            grads = [layer.weight.grad, layer.bias.grad, tokens.grad]
+            return [hidden, parts, rows, loss, *(g for g in grads if g is not None)]
+
+    assert metadata(step(tracer())) == metadata(step(nullcontext()))

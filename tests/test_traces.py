@@ -1,0 +1,124 @@
+"""Traces on disk: made once, found by content, and never in the way when one is broken."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from observations import recipe
+
+from gpu_catalog.catalog import load_catalog
+from trials.models.model import Model, find_model
+from trials.possible import resolved
+from trials.recipe import Recipe
+from trials.simulation import traces as traces_module
+from trials.simulation.request import TraceRequest
+from trials.simulation.traces import StepTrace, TraceError, Traces, read_trace
+from trials.workload import Cell
+
+LORA = recipe("lora", precision="bf16")
+
+
+def request_for(
+    model: Model, of: Recipe = LORA, *, gpu: str = "A40", seq_len: int = 16
+) -> TraceRequest:
+    """A model on a GPU that is simulated."""
+    cell = Cell(
+        gpu=gpu,
+        simulated=True,
+        model=model.name,
+        recipe=resolved(of, model, load_catalog().gpu(gpu)),
+        experts=model.experts,
+        active_experts=model.active_experts,
+        seq_len=seq_len,
+    )
+    return TraceRequest(cell=cell, model=model)
+
+
+LLAMA = request_for(find_model("llama-tiny"))
+
+
+def same(one: StepTrace, other: StepTrace) -> bool:
+    """Whether two traces say the same."""
+    pairs = zip(one.recordings, other.recordings, strict=True)
+    return (one.batch_sizes, one.copies) == (other.batch_sizes, other.copies) and all(
+        np.array_equal(getattr(mine, field.name), getattr(theirs, field.name))
+        for mine, theirs in pairs
+        for field in dataclasses.fields(mine)
+    )
+
+
+def test_a_trace_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second process finds it on disk, whole; a broken file is made anew."""
+    made = Traces(tmp_path).get(LLAMA)
+
+    def no_more(*_: object, **__: object) -> None:
+        raise AssertionError("nothing is to be traced")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(traces_module.subprocess, "run", no_more)
+        assert same(Traces(tmp_path).get(LLAMA), made)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(OSError, match="not a trace"):
+        read_trace(path)
+    assert same(Traces(tmp_path).get(LLAMA), made)
+
+
+def test_a_trace_is_of_no_gpu_and_of_all_else() -> None:
+    """Another GPU shares it; another length, recipe or configuration does not."""
+    llama = find_model("llama-tiny")
+    wider = llama.model_copy(update={"config": llama.config | {"vocab_size": 2048}})
+    assert request_for(llama, gpu="H100-SXM").key == LLAMA.key
+    others = [
+        request_for(llama, seq_len=32),
+        request_for(llama, recipe("lora", precision="bf16", gradient_checkpointing=True)),
+        request_for(wider),
+        LLAMA.model_copy(update={"batch_size": 1}),
+    ]
+    assert len({LLAMA.key, *(TraceRequest.model_validate(o.model_dump()).key for o in others)}) == 5
+
+
+def test_batch_sizes_give_each_expert_whole_tokens() -> None:
+    """So that everything is affine between them: 2 of 8 experts at 17 tokens take 4 and 8."""
+    mixtral = find_model("mixtral-tiny")
+    assert request_for(mixtral, seq_len=17).batch_sizes == (4, 8)
+    assert request_for(mixtral, seq_len=16).batch_sizes == (2, 4)
+    assert LLAMA.batch_sizes == (2, 4)
+
+
+def test_what_cannot_be_traced_is_told_in_a_line(tmp_path: Path) -> None:
+    """What is not simulated, and a family that transformers does not know: others go on."""
+    llama = find_model("llama-tiny")
+    offloaded = request_for(llama, recipe("lora", precision="bf16", offload_optimizer=True))
+    strange = llama.model_copy(update={"config": llama.config | {"model_type": "strange"}})
+    traces = Traces(tmp_path, workers=1)
+    traces.prepare([offloaded, request_for(strange), LLAMA])
+    with pytest.raises(TraceError, match="offload_optimizer"):
+        traces.get(offloaded)
+    with pytest.raises(TraceError, match=r"llama-tiny cannot be traced .*strange"):
+        traces.get(request_for(strange))
+    assert traces.get(LLAMA).copies == 0  # two layers: nothing to repeat
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    """With its name, and what to do."""
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    with pytest.raises(TraceError, match="XDG_CACHE_HOME"):
+        Traces(blocked / "traces").get(LLAMA)
+
+
+def test_tracing_needs_no_torch_until_it_traces() -> None:
+    """What reads and replays traces starts without it."""
+    program = "import sys, trials.simulation.prober; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "False"
