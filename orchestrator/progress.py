@@ -71,9 +71,10 @@ class Progress:
         cells: Sequence[Cell],
         *,
         complete: int,
-        stream: TextIO = sys.stderr,
+        stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        stream = sys.stderr if stream is None else stream
         self._trials = {cell.key: _Trial() for cell in cells}
         self._complete = complete
         self._clock = clock
