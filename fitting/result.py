@@ -28,6 +28,13 @@ class Parameter(Record):
     standard_error: float | None
 
 
+class Interval(Record):
+    """Where a number lies, as often as its place says."""
+
+    low: float
+    high: float
+
+
 class InputRange(Record):
     """The span of one input over the fitted points; outside it a law extrapolates."""
 

@@ -131,16 +131,18 @@ def solve_nonlinear(
     *,
     lower: FloatArray,
     upper: FloatArray,
+    tolerance: float = 1e-12,
 ) -> Solution:
     """Minimises ``sum(residuals(values) ** 2)`` from a start strictly inside the bounds.
 
-    The covariance is that of the law linearised at the minimum.
+    The covariance is that of the law linearised at the minimum. It stops where no value changes by
+    more than ``tolerance``, as a part of it.
     """
     if len(residuals(start)) == 0:
         idle = np.zeros(len(start), dtype=bool)
         return _solution(_Minimum(start, np.zeros((0, len(start))), np.zeros(0), idle, 0.0))
     found = least_squares(
-        residuals, start, jac="3-point", bounds=(lower, upper), x_scale="jac", xtol=1e-12
+        residuals, start, jac="3-point", bounds=(lower, upper), x_scale="jac", xtol=tolerance
     )
     held = np.asarray(found.active_mask) != 0
     values = np.where(held, np.where(found.active_mask < 0, lower, upper), found.x)

@@ -54,6 +54,12 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="go on with the run in --out, by its own specification",
     )
+    sweep.add_argument(
+        "--constants",
+        type=Path,
+        metavar="FILE",
+        help="of the simulated clock, as 'calibrate' wrote them",
+    )
     sweep.add_argument("--dry-run", action="store_true", help="print the plan and start nothing")
     _add_estimate(commands)
     for name, text in (
@@ -70,6 +76,18 @@ def build_parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--batch-size", type=_positive, help="price at this size (default: the fastest)"
             )
+    calibrate = commands.add_parser(
+        "calibrate",
+        help="fit what estimates take a GPU to reach to steps that runs have measured",
+        description="Fits the constants of the simulated clock to the measured steps of runs on "
+        "NVIDIA GPUs; one measured step is enough for the speed of a machine's host.",
+    )
+    calibrate.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="run folders with measured steps"
+    )
+    calibrate.add_argument(
+        "--out", type=Path, default=Path("constants.json"), help="default: constants.json"
+    )
     check = commands.add_parser(
         "gpu-check", help="measure the GPU of this machine, without Ray; again to go on"
     )
@@ -111,6 +129,7 @@ def _add_estimate(commands: Any) -> None:
         help="as with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     )
     add("--explain", action="store_true", help="what fills the memory, where the time goes")
+    add("--constants", type=Path, metavar="FILE", help="of the clock, as 'calibrate' wrote them")
     add("--json", action="store_true", help="all of it, for programs")
 
 

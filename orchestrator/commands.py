@@ -6,8 +6,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from fitting.calibrate import CalibrationError, calibrate, measured_points
 from fitting.fit import Fits, fit_observations
 from gpu_catalog.catalog import Catalog, CatalogError, UnknownGpuError, load_catalog
+from orchestrator.calibration import calibration_text, known_constants
 from orchestrator.cluster import (
     ClusterError,
     cluster_address,
@@ -56,6 +58,7 @@ from trials.trial import next_ask
 from trials.workload import Cell
 
 KNOWN_ERRORS = (
+    CalibrationError,
     CatalogError,
     ClusterError,
     EstimateError,
@@ -74,32 +77,32 @@ def run(options: argparse.Namespace) -> int:
     of_a_run = {"fit": fit, "report": report, "status": status}
     if options.command in of_a_run:
         return of_a_run[options.command](RunFolder.existing(options.run))
-    match options.command:
-        case "sweep":
-            return sweep(options.spec, options.out, resume=options.resume, dry=options.dry_run)
-        case "estimate":
-            return estimate(options)
-        case "gpu-check":
-            return gpu_check(options.out, options.seconds)
-        case "rank":
-            return rank_run(RunFolder.existing(options.run), options)
-        case _:
-            return catalog_gpus() if options.what == "gpus" else catalog_prices()
+    if options.command == "catalog":
+        return catalog_gpus() if options.what == "gpus" else catalog_prices()
+    others = {
+        "sweep": sweep,
+        "estimate": estimate,
+        "calibrate": calibrate_runs,
+        "gpu-check": gpu_check,
+        "rank": rank_run,
+    }
+    return others[options.command](options)
 
 
-def sweep(spec_path: Path | None, out: str | None, *, resume: bool, dry: bool) -> int:
+def sweep(options: argparse.Namespace) -> int:
     """Measures what a specification asks for and is not known yet, then fits and ranks."""
-    text, spec = _given_sweep(spec_path, out, resume=resume)
-    folder = _run_path(out, spec.name)
+    text, spec = _given_sweep(options.spec, options.out, resume=options.resume)
+    constants = known_constants(options.constants)
+    folder = _run_path(options.out, spec.name)
     catalog = spec.merged_catalog()
-    if dry:
+    if options.dry_run:
         known = RunFolder(folder).observations()
         _print_plan(_plan_without_starting(spec, catalog, known), folder)
         return 0
     folder_run = open_run(folder, text, spec)
     with ObservationWriter(folder_run) as writer:
         plan = _measure(folder_run, writer, spec, catalog)
-        plan = _simulate(folder_run, writer, spec, catalog, plan)
+        plan = _simulate(folder_run, writer, spec, plan, constants)
     ranking = _derive(folder_run, spec, catalog, plan)
     _say(f"{headline(ranking)}\n\n{cheapest_section(ranking)}")
     _say(f"\nEvery offer, the fits and the limits: {folder_run.path}/report.md")
@@ -115,13 +118,13 @@ def sweep(spec_path: Path | None, out: str | None, *, resume: bool, dry: bool) -
     return 0
 
 
-def gpu_check(out: str | None, seconds: int) -> int:
+def gpu_check(options: argparse.Namespace) -> int:
     """Measures the GPU of this machine without Ray, and goes on where an earlier check ended."""
     catalog = load_catalog()
     gpu = gpu_of_this_machine(catalog)
     text = gpu_check_spec_text(gpu, catalog)
     spec = parse_spec(text, "gpu-check")
-    run = open_run(_run_path(out, spec.name), text, spec)
+    run = open_run(_run_path(options.out, spec.name), text, spec)
     machine = machine_with(gpu, len(os.sched_getaffinity(0)))
     with ObservationWriter(run) as writer:
         known = run.observations()
@@ -132,7 +135,7 @@ def gpu_check(out: str | None, seconds: int) -> int:
         tasks = [trial_task(spec, catalog, cell, known, threads=threads) for cell in cells]
         with Progress(cells, complete=len(plan.complete)) as progress:
             driver = _Driver(writer, progress)
-            run_trials_here(tasks, driver, time_is_left(seconds, driver.seen))
+            run_trials_here(tasks, driver, time_is_left(options.seconds, driver.seen))
         plan = make_plan(spec, catalog, machine, run.observations())
         run.write(PLAN, plan)
     _derive(run, spec, catalog, plan)
@@ -153,11 +156,32 @@ def estimate(options: argparse.Namespace) -> int:
         _remark(reason)
     if not gpus:
         return 1
-    found = estimates(question, gpus, catalog, Constants(), Traces())
+    constants = known_constants(options.constants)
+    found = estimates(question, gpus, catalog, constants, Traces())
     _say(as_json(found) if options.json else as_table(found, question.workload))
     if options.explain and not options.json:
         for each in found:
             _say(f"\n{explanation(each)}")
+    return 0
+
+
+def calibrate_runs(options: argparse.Namespace) -> int:
+    """Fits the clock's constants to what runs have measured."""
+    catalog = load_catalog()
+    out: Path = options.out
+    folders = [RunFolder.existing(run) for run in options.runs]
+    specs = [folder.spec() for folder in folders]
+    models = {name: model for spec in specs for name, model in spec.models.items()}
+    gpus = {gpu.key: gpu for spec in specs for gpu in spec.merged_catalog().gpus}
+    gpus |= {gpu.key: gpu for gpu in catalog.gpus}
+    seen = [o for folder in folders for o in folder.observations()]
+    points, reasons = measured_points(seen, models, gpus, Traces())
+    for reason in reasons:
+        _remark(reason)
+    calibration = calibrate(points, Constants())
+    out.write_text(f"{calibration.model_dump_json(indent=2)}\n", encoding="utf-8")
+    _say(calibration_text(calibration))
+    _say(f"\n{out}: give it to estimate and sweep as --constants {out}")
     return 0
 
 
@@ -170,8 +194,9 @@ def fit(folder: RunFolder) -> int:
     return 0
 
 
-def rank_run(folder: RunFolder, options: argparse.Namespace) -> int:
+def rank_run(options: argparse.Namespace) -> int:
     """Prices a job on every offer, the specification's own unless told otherwise."""
+    folder = RunFolder.existing(options.run)
     spec = folder.spec()
     wish = {"queries": options.queries, "epochs": options.epochs, "batch_size": options.batch_size}
     given = {name: value for name, value in wish.items() if value is not None}
@@ -343,7 +368,7 @@ def _to_measure(plan: Plan) -> tuple[Cell, ...]:
 
 
 def _simulate(
-    folder: RunFolder, writer: ObservationWriter, spec: SweepSpec, catalog: Catalog, plan: Plan
+    folder: RunFolder, writer: ObservationWriter, spec: SweepSpec, plan: Plan, constants: Constants
 ) -> Plan:
     """Simulates what is to be simulated and is not known yet; the plan that is left."""
     cells = [cell for cell in plan.pending if cell.simulated]
@@ -351,10 +376,10 @@ def _simulate(
         return plan
     models = ", ".join(dict.fromkeys(cell.model for cell in cells))
     _remark(f"{folder.path}: tracing {models} to simulate {len(cells)} cells; no GPU runs them")
-    known = folder.observations()
+    catalog, known = spec.merged_catalog(), folder.observations()
     tasks = [trial_task(spec, catalog, cell, known) for cell in cells]
     with Progress(cells, complete=len(plan.complete)) as progress:
-        simulate_trials(tasks, _Driver(writer, progress), Traces(), Constants())
+        simulate_trials(tasks, _Driver(writer, progress), Traces(), constants)
     known = folder.observations()
     done = {
         cell

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fitting.result import Interval
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.offer import Offer
@@ -34,13 +35,6 @@ EXTRAS = frozenset({"flash_attn", "mamba_ssm", "causal_conv1d", "deepspeed"})
 
 class EstimateError(ValueError):
     """What is asked cannot be estimated; a line for each reason."""
-
-
-class Interval(Record):
-    """Where a number lies, nine times in ten."""
-
-    low: float
-    high: float
 
 
 class Price(Record):

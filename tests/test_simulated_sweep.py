@@ -1,4 +1,4 @@
-"""A sweep of simulated cells: no Ray, no GPU, and nobody who takes its numbers for measured ones."""
+"""A sweep of simulated cells: no Ray, no GPU, and no number that passes for a measured one."""
 
 import csv
 import json

@@ -8,7 +8,7 @@ from trials.observation import Outcome
 from trials.search import Reading, drive, search_largest_batch
 from trials.simulation.allocator import AllocatorPeaks, replay
 from trials.simulation.clock import Constants, StepTime, step_time
-from trials.simulation.events import Held, Purpose
+from trials.simulation.events import Held, Operators, Purpose
 from trials.simulation.request import SMALLEST, Routing, TraceRequest
 from trials.simulation.steps import Steps
 from trials.simulation.traces import Traces
@@ -122,7 +122,15 @@ class SimulatedCell:
             NoSpeedError: the GPU's rates are not known.
             TraceError: the cell cannot be traced.
         """
-        return step_time(self._steps_of(batch_size).operators(batch_size), gpu, constants)
+        return step_time(self.operators(batch_size), gpu, constants)
+
+    def operators(self, batch_size: int) -> Operators:
+        """What a steady step of so many queries runs.
+
+        Raises:
+            TraceError: the cell cannot be traced.
+        """
+        return self._steps_of(batch_size).operators(batch_size)
 
     def at_peak(self, batch_size: int, gpu: Gpu) -> dict[Purpose, int]:
         """Bytes at the peak, by what they are for."""

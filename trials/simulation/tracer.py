@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from trials.simulation.operators import describe, workspace_bytes
 aten = torch.ops.aten
 NO_NUMBERS: Numbers = (0.0,) * len(Column)
 UNSCALED = aten._amp_foreach_non_finite_check_and_unscale_.default
+READ_NAME = "aten::_local_scalar_dense"
 # What the model's code asks of a fake tensor itself; no work of a device.
 QUESTIONS = {torch.ops.prim.device.default}
 ROUTED = {aten.nonzero.default, aten.nonzero_numpy.default}
@@ -161,7 +163,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         But nothing overflows; and an optimizer's counters of steps are on the host.
         """
         if self.segment not in UPDATES and not _asked_about_masks():
-            raise UntraceableError(f"{READ.name()}: {NO_VALUES}")
+            raise UntraceableError(f"{READ_NAME}: {NO_VALUES}")
         name = self.name_of(tensor)
         if name not in self._made_by_updates:
             self._event(Kind.WAITED, 0, NO_NUMBERS)
@@ -219,7 +221,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
 
 def _asked_about_masks() -> bool:
     """Whether a number is read to see if masks are needed: that nothing is padded is known."""
-    frame = sys._getframe(2)  # noqa: SLF001 - the way to see who asks
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - the way to see who asks
     while frame is not None:
         if frame.f_globals.get("__name__") == "transformers.masking_utils":
             return True

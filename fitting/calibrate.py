@@ -1,0 +1,326 @@
+"""Fits the clock's constants to steps that were measured: what a stack reaches of a GPU's peaks.
+
+The same constants are asked to serve every GPU; what differs between machines is how fast their
+hosts are, one factor each. How far they serve a GPU that had no part in it is what leaving out one
+GPU after another tells.
+"""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fitting.laws import FloatArray
+from fitting.result import Interval
+from fitting.solve import Solution, solve_nonlinear, t_quantile
+from gpu_catalog.gpu import Gpu
+from gpu_catalog.record import Record
+from trials.models.model import Model
+from trials.observation import Basis, Observation, Outcome
+from trials.simulation.clock import Constants, step_time
+from trials.simulation.events import Operators
+from trials.simulation.simulated import SimulatedCell
+from trials.simulation.traces import TraceError, Traces
+from trials.workload import Cell
+
+# Constants that are fitted, and the fields of each: what attention reaches forward and backward is
+# moved together, since no step has one without the other.
+FITTED: dict[str, tuple[str, ...]] = {
+    "matrix_product": ("matrix_product",),
+    "memory": ("memory",),
+    "attention": ("attention_forward", "attention_backward"),
+    "dequantisation": ("dequantisation",),
+    "scan": ("scan",),
+}
+FURTHEST = 5.0  # a constant moves by this factor from its start at most
+FURTHEST_HOST = 20.0
+SEEN = 0.02  # a constant that moves no step by this part of it when it doubles is not fitted
+TOLERANCE = 1e-6
+COVERAGE = 0.95  # one end of a 90 % interval
+
+
+class CalibrationError(ValueError):
+    """There is nothing to calibrate on; one line on why."""
+
+
+class CalibratedConstant(Record):
+    """One constant, as it came out.
+
+    Attributes:
+        name: of the constant; ``host_factor of NAME`` for a machine's.
+        start: before.
+        value: after.
+        interval: 95 % of it; absent where the points do not tell.
+        fitted: whether the points had a say in it.
+    """
+
+    name: str
+    start: float
+    value: float
+    interval: Interval | None = None
+    fitted: bool
+
+
+class LeftOut(Record):
+    """How far constants of all other GPUs are off on one, its host's speed told by one point.
+
+    Attributes:
+        gpu: the one left out.
+        points: that it was judged by.
+        mean_error, worst_error: absolute, relative.
+    """
+
+    gpu: str
+    points: int
+    mean_error: float
+    worst_error: float
+
+
+class Calibration(Record):
+    """Constants, and how well they do.
+
+    Attributes:
+        constants: to be used.
+        fitted: one by one.
+        points: measured steps they were fitted to.
+        gpus: of those steps.
+        mean_error: absolute, relative, in sample.
+        left_out: out of sample; empty with one GPU.
+        note: what else a reader must know.
+    """
+
+    constants: Constants
+    fitted: tuple[CalibratedConstant, ...]
+    points: int
+    gpus: tuple[str, ...]
+    mean_error: float
+    left_out: tuple[LeftOut, ...]
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A step that was measured, and what it runs."""
+
+    gpu: Gpu
+    host: str
+    operators: Operators
+    seconds: float
+
+
+def measured_points(
+    observations: Sequence[Observation],
+    models: Mapping[str, Model],
+    gpus: Mapping[str, Gpu],
+    traces: Traces,
+) -> tuple[list[Point], list[str]]:
+    """The measured steps on CUDA GPUs, one for each cell, batch size and stack.
+
+    Args:
+        observations: of any runs.
+        models: by name.
+        gpus: by key.
+        traces: where what the steps do comes from.
+
+    Returns:
+        The points, and why cells are not among them, a line each.
+    """
+    by_step: dict[tuple[Cell, int, str, str], list[float]] = defaultdict(list)
+    for o in observations:
+        timed = o.measurement is not None and o.measurement.step_seconds
+        cuda = o.cell.gpu in gpus and gpus[o.cell.gpu].kind == "cuda"
+        if o.basis is Basis.MEASURED and o.outcome is Outcome.FITS and timed and cuda:
+            assert o.measurement is not None
+            assert o.environment is not None
+            key = (o.cell, o.batch_size, o.environment.host, o.environment.stack)
+            by_step[key] += o.measurement.step_seconds
+    simulated = {cell: SimulatedCell(cell, models[cell.model], traces) for cell, *_ in by_step}
+    ones = {cell for cell, batch_size, *_ in by_step if batch_size == 1}
+    traces.prepare([r for c, s in simulated.items() for r in s.requests(alone=c in ones)])
+    points, reasons = [], {}
+    for (cell, batch_size, host, _), seconds in by_step.items():
+        try:
+            operators = simulated[cell].operators(batch_size)
+        except TraceError as error:
+            reasons[cell.key] = f"{cell.key}: {error}"
+            continue
+        points.append(Point(gpus[cell.gpu], host, operators, statistics.median(seconds)))
+    return points, list(reasons.values())
+
+
+def calibrate(points: Sequence[Point], start: Constants) -> Calibration:
+    """The constants that serve the points best, in the logarithm of the step time.
+
+    Args:
+        points: measured steps.
+        start: where to begin; what the points do not tell stays there.
+
+    Raises:
+        CalibrationError: there are no points.
+    """
+    if not points:
+        raise CalibrationError("no measured step of a CUDA GPU: measure some first")
+    problem = _problem(points, start)
+    solution = problem.solved()
+    fitted = problem.constants(solution.values)
+    errors = _errors(problem, solution.values)
+    left_out = _leaving_one_gpu_out(points, start)
+    judged = [each.mean_error for each in left_out] or [float(np.mean(errors))]
+    # Mean absolute error to a 90 % interval, as of normal errors: 1.64 / 0.80.
+    interval = max(0.02, 2.06 * float(np.mean(judged)))
+    gpus = tuple(sorted({point.gpu.key for point in points}))
+    source = f"calibrated on {len(points)} measured steps of {', '.join(gpus)}"
+    return Calibration(
+        constants=fitted.model_copy(update={"error": interval, "source": source}),
+        fitted=tuple(problem.told(solution)),
+        points=len(points),
+        gpus=gpus,
+        mean_error=float(np.mean(errors)),
+        left_out=tuple(left_out),
+        note=problem.note,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """What is fitted to which points."""
+
+    points: Sequence[Point]
+    start: Constants
+    names: tuple[str, ...]
+    hosts: tuple[str, ...]
+    note: str | None
+
+    def solved(self) -> Solution:
+        bounds = np.array(
+            [np.log(FURTHEST)] * len(self.names) + [np.log(FURTHEST_HOST)] * len(self.hosts)
+        )
+        return solve_nonlinear(
+            self.residuals,
+            np.zeros(len(bounds)),
+            lower=-bounds,
+            upper=bounds,
+            tolerance=TOLERANCE,
+        )
+
+    def residuals(self, moved: FloatArray) -> FloatArray:
+        """Simulated over measured step times, in the logarithm."""
+        return np.array(
+            [
+                np.log(step_time(p.operators, p.gpu, self.of(p.host, moved)).seconds / p.seconds)
+                for p in self.points
+            ]
+        )
+
+    def of(self, host: str, moved: FloatArray) -> Constants:
+        """The constants on one machine."""
+        common = _moved(self.start, self.names, moved)
+        if host not in self.hosts:
+            return common
+        factor = float(np.exp(moved[len(self.names) + self.hosts.index(host)]))
+        return common.model_copy(update={"host_factor": self.start.host_factor * factor})
+
+    def constants(self, moved: FloatArray) -> Constants:
+        """The constants for a machine that nothing is known of: as fast as the middle one."""
+        factors = [self.of(host, moved).host_factor for host in self.hosts]
+        middle = statistics.median(factors) if factors else self.start.host_factor
+        return _moved(self.start, self.names, moved).model_copy(update={"host_factor": middle})
+
+    def told(self, solution: Solution) -> list[CalibratedConstant]:
+        """Each constant, with what the points say of it."""
+        quantile = t_quantile(0.975, max(solution.degrees_of_freedom, 1))
+        found = []
+        labels = [*self.names, *(f"host_factor of {host}" for host in self.hosts)]
+        for index, name in enumerate(labels):
+            start = self._start(name)
+            value = start * float(np.exp(solution.values[index]))
+            error = solution.standard_errors[index]
+            interval = None
+            if error is not None:
+                spread = float(np.exp(quantile * error))
+                interval = Interval(low=value / spread, high=value * spread)
+            found.append(
+                CalibratedConstant(
+                    name=name, start=start, value=value, interval=interval, fitted=True
+                )
+            )
+        left = [name for name in FITTED if name not in self.names]
+        starts = [(name, self._start(name)) for name in left]
+        return found + [
+            CalibratedConstant(name=name, start=start, value=start, fitted=False)
+            for name, start in starts
+        ]
+
+    def _start(self, name: str) -> float:
+        if name not in FITTED:
+            return self.start.host_factor
+        return float(getattr(self.start, FITTED[name][0]))
+
+
+def _problem(points: Sequence[Point], start: Constants) -> _Problem:
+    """All constants that the points have a say in; with few points, the hosts' speed alone."""
+    hosts = tuple(sorted({point.host for point in points}))
+    names = tuple(name for name in FITTED if _is_seen(points, start, name))
+    if len(points) <= len(names) + len(hosts):
+        note = (
+            f"{len(points)} measured steps do not tell {len(names) + len(hosts)} constants: the "
+            "speed of each host alone is fitted"
+        )
+        return _Problem(points, start, (), hosts, note)
+    return _Problem(points, start, names, hosts, None)
+
+
+def _is_seen(points: Sequence[Point], start: Constants, name: str) -> bool:
+    doubled = _moved(start, (name,), np.array([-np.log(2.0)]))
+    return any(
+        step_time(p.operators, p.gpu, doubled).seconds
+        > (1 + SEEN) * step_time(p.operators, p.gpu, start).seconds
+        for p in points
+    )
+
+
+def _moved(start: Constants, names: Sequence[str], moved: FloatArray) -> Constants:
+    return start.model_copy(
+        update={
+            field: getattr(start, field) * float(np.exp(by))
+            for name, by in zip(names, moved, strict=False)
+            for field in FITTED[name]
+        }
+    )
+
+
+def _errors(problem: _Problem, moved: FloatArray) -> FloatArray:
+    errors: FloatArray = np.abs(np.expm1(problem.residuals(moved)))
+    return errors
+
+
+def _leaving_one_gpu_out(points: Sequence[Point], start: Constants) -> list[LeftOut]:
+    """Each GPU by the constants of the others, its hosts' speed by its first point: a probe."""
+    keys = sorted({point.gpu.key for point in points})
+    found = []
+    for key in keys if len(keys) > 1 else ():
+        others = [point for point in points if point.gpu.key != key]
+        own = [point for point in points if point.gpu.key == key]
+        problem = _problem(others, start)
+        constants = problem.constants(problem.solved().values)
+        hosts = {point.host: point for point in reversed(own)}
+        known = set(problem.hosts)
+        probes = [probe for host, probe in hosts.items() if host not in known]
+        judged = [point for point in own if all(point is not probe for probe in probes)]
+        if not judged:
+            continue
+        probed = _Problem(probes, constants, (), tuple(p.host for p in probes), None)
+        moved = probed.solved().values if probes else np.zeros(0)
+        check = _Problem(judged, constants, (), probed.hosts, None)
+        errors = _errors(check, moved)
+        found.append(
+            LeftOut(
+                gpu=key,
+                points=len(judged),
+                mean_error=float(errors.mean()),
+                worst_error=float(errors.max()),
+            )
+        )
+    return found
