@@ -16,6 +16,10 @@ from gpu_catalog.record import Record
 from trials.simulation.events import Column, FloatArray, IntArray, Kind, Operators, Rate, Work
 
 TILE = 128  # rows and columns of a matrix product that one multiprocessor computes at a time
+STEP = 64  # the libraries have tiles of half the height or width, for what is left over
+# fp32 lanes of a multiprocessor, by compute capability (CUDA's programming guide).
+FP32_LANES = {"7.0": 64, "7.5": 64, "8.0": 64}
+FP32_LANES_SINCE = 128
 SPLIT = 4  # parts that the inner dimension is split into where there are too few tiles
 Fraction = Annotated[float, Field(gt=0, le=1.5)]
 Microseconds = Annotated[float, Field(ge=0)]
@@ -32,7 +36,10 @@ class Constants(Record):
         attention_forward: alike.
         attention_backward: alike.
         memory: of the memory's bandwidth, kernels that only move data.
-        dequantisation: alike, of 4-bit weights.
+        dequantisation: 4-bit weights that a multiprocessor unpacks in a clock. The prototype took a
+            part of the bandwidth (0.21, on A100s alone); but the kernel looks each weight up, and
+            by bandwidth an A40 would be three times as slow as an A100, where the paper's points
+            (2408.04693, Fig. 14 and 15) have it 1.4 times: as by multiprocessors and clock.
         scan: of the rate without tensor cores, Mamba's selective scan.
         kernel_floor_us: the shortest kernel.
         host_kernel_us: the host's time for an operator that launches a kernel.
@@ -48,7 +55,7 @@ class Constants(Record):
     attention_forward: Fraction = 0.60
     attention_backward: Fraction = 0.56
     memory: Fraction = 0.74
-    dequantisation: Fraction = 0.21
+    dequantisation: Annotated[float, Field(gt=0)] = 1.1
     scan: Fraction = 0.30
     kernel_floor_us: Microseconds = 2.0
     host_kernel_us: Microseconds = 6.8
@@ -119,15 +126,14 @@ def _device_seconds(
     reached[Work.ATTENTION_FORWARD] = constants.attention_forward
     reached[Work.ATTENTION_BACKWARD] = constants.attention_backward
     reached[Work.SCAN] = constants.scan
-    moving = np.full(len(Work), constants.memory)
-    moving[Work.DEQUANTISATION] = constants.dequantisation
+    reached[Work.DEQUANTISATION] = constants.dequantisation
     flops = numbers[:, Column.FLOPS] * _tile_waste(work, numbers, gpu)
-    needed = peaks[rate]
+    needed = np.where(work == Work.DEQUANTISATION, _clocks(gpu), peaks[rate])
     if np.isnan(needed[flops > 0]).any():
         raise NoSpeedError(f"{gpu.key}: its rate for one of the step's dtypes is not known")
     computing = np.where(flops > 0, flops / (needed * reached[work]), 0.0)
     bandwidth = gpu.memory_bandwidth_gb_per_second * 1e9
-    transfer = numbers[:, Column.BYTES] / (bandwidth * moving[work])
+    transfer = numbers[:, Column.BYTES] / (bandwidth * constants.memory)
     floor = np.maximum(numbers[:, Column.LAUNCHES], 1.0) * constants.kernel_floor_us * 1e-6
     return np.maximum(np.maximum(computing, transfer), floor)
 
@@ -140,6 +146,14 @@ def _peaks(gpu: Gpu) -> FloatArray:
     return np.array([(rates[r] or np.nan) * 1e12 for r in Rate] + [np.nan])
 
 
+def _clocks(gpu: Gpu) -> float:
+    """Clocks of all multiprocessors a second, by the rate of their fp32 lanes; nan if unknown."""
+    if gpu.fp32_tflops is None or gpu.compute_capability is None:
+        return float("nan")
+    lanes = FP32_LANES.get(gpu.compute_capability, FP32_LANES_SINCE)
+    return gpu.fp32_tflops * 1e12 / (2 * lanes)
+
+
 def _tile_waste(work: IntArray, numbers: FloatArray, gpu: Gpu) -> FloatArray:
     """What is computed over what is asked: products come in tiles, tiles in waves."""
     products = work == Work.MATRIX_PRODUCT
@@ -149,7 +163,8 @@ def _tile_waste(work: IntArray, numbers: FloatArray, gpu: Gpu) -> FloatArray:
     rows, columns, many = (
         numbers[products, column] for column in (Column.ROWS, Column.COLUMNS, Column.PRODUCTS)
     )
-    tiles = np.ceil(rows / TILE) * np.ceil(columns / TILE) * many
+    whole_rows, whole_columns = (np.ceil(n / STEP) * STEP for n in (rows, columns))
+    tiles = whole_rows * whole_columns * many / TILE**2
     waves = tiles / gpu.multiprocessors
     whole = np.where(waves >= 1, np.ceil(waves), np.maximum(waves, 1 / SPLIT))
     asked = np.maximum(rows * columns * many, 1.0)

@@ -36,6 +36,7 @@ class Column(IntEnum):
     BYTES = 0
     """Of a storage: its size. Of an operator: what it reads and writes of the device's memory."""
     FLOPS = 1
+    """Of a dequantisation: the weights."""
     ROWS = 2
     """Of a matrix product (rows, inner) x (inner, columns); zero for other operators."""
     INNER = 3

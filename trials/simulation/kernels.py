@@ -134,7 +134,7 @@ def _four_bit_product(args: Sequence[Any], result: Any) -> list[Described]:
     moved = _moved((tokens,), result) + plain
     return [
         (Work.MEMORY, Rate.BF16, (8 * constants, 0, 0, 0, 0, 0, 2)),
-        (Work.DEQUANTISATION, Rate.BF16, (read + plain, 0, 0, 0, 0, 0, 1)),
+        (Work.DEQUANTISATION, Rate.BF16, (read + plain, columns * inner, 0, 0, 0, 0, 1)),
         (
             Work.MATRIX_PRODUCT,
             _rate(tokens),
@@ -151,7 +151,8 @@ def _four_bit_workspace(args: Sequence[Any]) -> int:
 
 
 def _dequantisation(args: Sequence[Any], result: Any) -> list[Described]:
-    return [(Work.DEQUANTISATION, Rate.BF16, (_moved(args, result), 0, 0, 0, 0, 0, 1))]
+    moved, weights = _moved(args, result), float(result.numel())
+    return [(Work.DEQUANTISATION, Rate.BF16, (moved, weights, 0, 0, 0, 0, 1))]
 
 
 KERNELS["bitsandbytes::gemm_4bit"] = Kernel(_four_bit_product, _four_bit_workspace)

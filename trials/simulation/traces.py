@@ -153,7 +153,7 @@ class Traces:
         try:
             done = subprocess.run(
                 [sys.executable, "-m", "trials.simulation.worker", str(self._folder)],
-                input="".join(f"{request.model_dump_json()}\n" for request in requests),
+                input="".join(f"{r.key} {r.model_dump_json()}\n" for r in requests),
                 env=os.environ | QUIET,
                 capture_output=True,
                 text=True,

@@ -1,6 +1,6 @@
-"""The child process that traces: requests on stdin, a line of JSON on stdout for each.
+"""The child process that traces: a key and a request a line on stdin, a line of JSON for each.
 
-``[key, null]`` says that the trace is written, ``[key, "why"]`` that there is none.
+``[key, null]`` says that the trace is written under its key, ``[key, "why"]`` that there is none.
 """
 
 import importlib
@@ -99,9 +99,10 @@ def main() -> None:
     sys.stdout = sys.stderr  # what libraries print is no answer
     torch.set_num_threads(1)
     for line in sys.stdin:
-        request = TraceRequest.model_validate_json(line)
+        key, _, text = line.partition(" ")
+        request = TraceRequest.model_validate_json(text)
         try:
-            write_trace(folder / f"{request.key}.npz", trace(request))
+            write_trace(folder / f"{key}.npz", trace(request))
             refusal = None
         except REFUSALS as error:
             refusal = str(error).strip().splitlines()[0]
@@ -111,7 +112,7 @@ def main() -> None:
             traceback.print_exc()
             told = str(error).strip().splitlines() or ["without a word"]
             refusal = f"{request.model.name} cannot be traced ({type(error).__name__}: {told[0]})"
-        out.write(json.dumps([request.key, refusal]) + "\n")
+        out.write(json.dumps([key, refusal]) + "\n")
         out.flush()
     sys.stderr.flush()
     out.flush()

@@ -1,0 +1,319 @@
+"""The simulated GPU: against the paper's points, and against tracing every layer.
+
+Prints Markdown. Some minutes on two cores; traces are kept in a folder of its own, so that the
+times of making them are those of a fresh machine.
+"""
+
+import csv
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gpu_catalog.catalog import load_catalog
+from gpu_catalog.gpu import Gpu
+from orchestrator.tables import table
+from trials.models.model import find_model
+from trials.possible import resolved
+from trials.recipe import NAMED_RECIPES
+from trials.simulation.clock import Constants
+from trials.simulation.prober import usable_bytes
+from trials.simulation.simulated import SimulatedCell, largest_batch_of
+from trials.simulation.traces import Traces
+from trials.workload import Cell
+
+PAPER = Path(__file__).parent.parent / "data" / "paper"
+CATALOG = load_catalog()
+# The paper does not say which H100 it is; CUDO, whose prices it takes, rents out PCIe ones.
+GPUS = {
+    "A40": "A40",
+    "A100-40GB": "A100-40GB-SXM",
+    "A100-80GB": "A100-80GB-SXM",
+    "H100-80GB": "H100-PCIe",
+}
+USD_PER_HOUR = {"A40": 0.79, "A100-80GB": 1.67, "H100-80GB": 2.10}  # 2408.04693, Table IV
+RECIPES = {"mixtral-8x7b": "paper-mixtral", "blackmamba-2.8b": "paper-blackmamba"}
+SLOWEST_HOST = 64.0
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One of the paper's."""
+
+    model: str
+    dataset: str
+    gpu: str
+    batch_size: int
+    sparsity: float
+    queries_per_second: float
+
+    @property
+    def series(self) -> tuple[str, str, str, float]:
+        """What it is plotted with."""
+        return (self.model, self.dataset, self.gpu, self.sparsity)
+
+    @property
+    def step_seconds(self) -> float:
+        """As measured."""
+        return self.batch_size / self.queries_per_second
+
+
+def paper_points() -> list[Point]:
+    """All 96."""
+    with (PAPER / "throughput.csv").open(encoding="utf-8") as file:
+        return [
+            Point(
+                row["model"],
+                row["dataset"],
+                row["gpu"],
+                int(row["batch_size"]),
+                float(row["sparsity"]),
+                float(row["queries_per_second"]),
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+def padded_length(dataset: str, batch_size: int) -> int:
+    """Tokens a batch is padded to, on average: the longest of so many, a multiple of 8."""
+    with (PAPER / "lengths.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["dataset"] == dataset]
+    lengths = np.array([int(row["tokens"]) for row in rows])
+    counts = np.array([int(row["examples"]) for row in rows])
+    order = np.argsort(lengths)
+    below = np.cumsum(counts[order]) / counts.sum()
+    before = np.concatenate([[0.0], below[:-1]])
+    longest = float(lengths[order] @ (below**batch_size - before**batch_size))
+    return int(-(-longest // 8) * 8)
+
+
+class Simulation:
+    """The paper's cells, each traced once."""
+
+    def __init__(self, traces: Traces) -> None:
+        self.traces = traces
+        self._cells: dict[tuple[str, float, int], SimulatedCell] = {}
+
+    def cell(self, model_name: str, sparsity: float, seq_len: int) -> SimulatedCell:
+        """One of them; its GPU does not matter."""
+        key = (model_name, sparsity, seq_len)
+        if key not in self._cells:
+            model, gpu = find_model(model_name), CATALOG.gpu("A40")
+            cell = Cell(
+                gpu=gpu.key,
+                simulated=True,
+                model=model_name,
+                recipe=resolved(NAMED_RECIPES[RECIPES[model_name]], model, gpu),
+                experts=model.experts,
+                active_experts=round(sparsity * (model.experts or 1)),
+                seq_len=seq_len,
+            )
+            self._cells[key] = SimulatedCell(cell, model, self.traces)
+        return self._cells[key]
+
+    def of(self, point: Point) -> SimulatedCell:
+        """A point's."""
+        length = padded_length(point.dataset, point.batch_size)
+        return self.cell(point.model, point.sparsity, length)
+
+    def prepare(self, points: list[Point]) -> None:
+        """Traces all that they need."""
+        requests = {
+            request.key: request
+            for point in points
+            for request in self.of(point).requests(alone=point.batch_size == 1)
+        }
+        self.traces.prepare(list(requests.values()))
+
+    def step_seconds(self, point: Point, host_factor: float = 1.0) -> float:
+        """Of a point, simulated."""
+        constants = Constants(host_factor=host_factor)
+        gpu = CATALOG.gpu(GPUS[point.gpu])
+        return self.of(point).step_time(point.batch_size, gpu, constants).seconds
+
+
+def host_factor(simulation: Simulation, point: Point) -> float:
+    """How slow the host must be for the simulated step to take as long as the measured one."""
+    low, high = 1.0, SLOWEST_HOST
+    if simulation.step_seconds(point, low) >= point.step_seconds:
+        return low
+    while high / low > 1.01:
+        middle = (low * high) ** 0.5
+        if simulation.step_seconds(point, middle) < point.step_seconds:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def series_rows(simulation: Simulation, points: list[Point]) -> Iterator[tuple[object, ...]]:
+    """How far each series is off, as it is and with its machine's host told by one point."""
+    by_series = defaultdict(list)
+    for point in points:
+        by_series[point.series].append(point)
+    # The machine's one point: the largest sparse batch, Mixtral's where there are two models.
+    probes = {
+        gpu: max(
+            (p for p in points if (p.gpu, p.sparsity) == (gpu, 0.25)),
+            key=lambda p: (p.model == "mixtral-8x7b", p.batch_size),
+        )
+        for gpu in GPUS
+    }
+    factors = {gpu: host_factor(simulation, probe) for gpu, probe in probes.items()}
+    for (model, dataset, gpu, sparsity), members in by_series.items():
+        ratios = [simulation.step_seconds(p) / p.step_seconds for p in members]
+        others = [p for p in members if p != probes[gpu]] or members
+        told = [abs(simulation.step_seconds(p, factors[gpu]) / p.step_seconds - 1) for p in others]
+        yield (
+            f"{model}, {dataset}, {gpu}, {sparsity:g}",
+            len(members),
+            f"{ratios[0]:.2f}",
+            f"{ratios[-1]:.2f}",
+            f"{statistics.mean(abs(r - 1) for r in ratios):.0%}",
+            f"{factors[gpu]:.1f}",
+            f"{statistics.mean(told):.0%}",
+        )
+
+
+def between_gpus(simulation: Simulation, points: list[Point]) -> Iterator[tuple[object, ...]]:
+    """Mixtral on MATH at common batch sizes: simulated over measured, against the A100-80GB."""
+    math = {
+        (p.sparsity, p.batch_size, p.gpu): p
+        for p in points
+        if (p.model, p.dataset) == ("mixtral-8x7b", "math_14k")
+    }
+    for (sparsity, batch_size, gpu), point in math.items():
+        base = math.get((sparsity, batch_size, "A100-80GB"))
+        if base is None or gpu == "A100-80GB":
+            continue
+        measured = point.step_seconds / base.step_seconds
+        simulated = simulation.step_seconds(point) / simulation.step_seconds(base)
+        ordered = (measured - 1) * (simulated - 1) > 0
+        yield (
+            f"{gpu} / A100-80GB, sparsity {sparsity:g}, batch {batch_size}",
+            f"{measured:.2f}",
+            f"{simulated:.2f}",
+            f"{simulated / measured - 1:+.0%}",
+            "yes" if ordered else "no",
+        )
+
+
+def by_cost(simulation: Simulation, points: list[Point]) -> Iterator[tuple[object, ...]]:
+    """Dollars for 1,000 queries of MATH at the paper's prices and largest sparse batches."""
+    for gpu, rate in USD_PER_HOUR.items():
+        own = [
+            p for p in points if (p.model, p.dataset, p.gpu) == ("mixtral-8x7b", "math_14k", gpu)
+        ]
+        largest = max((p for p in own if p.sparsity < 1), key=lambda p: p.batch_size)
+        measured, simulated = (
+            1000 / largest.batch_size * seconds / 3600 * rate
+            for seconds in (largest.step_seconds, simulation.step_seconds(largest))
+        )
+        yield gpu, largest.batch_size, f"{measured:.3f}", f"{simulated:.3f}"
+
+
+def estimate_command(cache: Path) -> float:
+    """Seconds of `estimate` of Mixtral-8x7B by QLoRA with its largest batch on one GPU."""
+    started = time.monotonic()
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "orchestrator", "estimate", "--model", "mixtral-8x7b"),
+            *("--method", "qlora", "--gradient-checkpointing", "on", "--seq-len", "512"),
+            *("--gpu", "A40", "--json"),
+        ],
+        check=True,
+        capture_output=True,
+        env=os.environ | {"XDG_CACHE_HOME": str(cache)},
+    )
+    return time.monotonic() - started
+
+
+def tracing(cell: SimulatedCell, folder: Path) -> tuple[float, float]:
+    """Seconds of tracing the layers that stand for all, and of tracing all, each in a process."""
+    (request,) = cell.requests()
+    seconds = []
+    for whole in (False, True):
+        started = time.monotonic()
+        Traces(folder / str(whole)).get(request.model_copy(update={"whole": whole}))
+        seconds.append(time.monotonic() - started)
+    return seconds[0], seconds[1]
+
+
+def hundred_cells(folder: Path) -> float:
+    """Seconds of the largest batch and its step time of 10 GPUs x 5 lengths x 2 sparsities."""
+    started = time.monotonic()
+    simulation = Simulation(Traces(folder))
+    gpus = [g for g in CATALOG.gpus if g.kind == "cuda" and _large_enough(g)][:10]
+    cells = [
+        simulation.cell("mixtral-8x7b", sparsity, length)
+        for sparsity in (0.25, 1.0)
+        for length in (64, 128, 256, 512, 1024)
+    ]
+    simulation.traces.prepare([request for cell in cells for request in cell.requests()])
+    for cell in cells:
+        for gpu in gpus:
+            largest = largest_batch_of(cell, gpu, usable_bytes(gpu), 65_536)
+            cell.step_time(max(largest, 2), gpu, Constants())
+    return time.monotonic() - started
+
+
+def _large_enough(gpu: Gpu) -> bool:
+    return usable_bytes(gpu) > 32 * 2**30
+
+
+def main() -> None:
+    """Prints every table."""
+    say = sys.stdout.write
+    points = paper_points()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        simulation = Simulation(Traces(folder / "paper"))
+        cold, cached = estimate_command(folder / "xdg"), estimate_command(folder / "xdg")
+        few, whole = tracing(simulation.cell("mixtral-8x7b", 0.25, 512), folder)
+        hundred = hundred_cells(folder / "hundred")
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        say("## Speed\n\n")
+        rows = [
+            ("estimate, Mixtral-8x7B, QLoRA, largest batch, nothing cached", f"{cold:.1f} s"),
+            ("the same, its trace cached", f"{cached:.1f} s"),
+            ("tracing all 32 layers over tracing three, with imports", f"{whole / few:.1f}"),
+            ("100 cells, nothing cached", f"{hundred:.1f} s"),
+            (
+                "memory, this process and the largest of its children",
+                f"{_gib(peak)}, {_gib(children)}",
+            ),
+        ]
+        say(table(("what", "took"), rows) + "\n\n## The paper's points\n\n")
+        simulation.prepare(points)
+        headers = ("series", "points", "smallest", "largest", "error", "host", "then")
+        say("Step times, simulated over measured.\n\n")
+        say(table(headers, series_rows(simulation, points)) + "\n\n")
+        say(
+            table(
+                ("GPUs", "measured", "simulated", "off", "same order"),
+                between_gpus(simulation, points),
+            )
+        )
+        say(
+            "\n\n"
+            + table(("GPU", "batch", "$ measured", "$ simulated"), by_cost(simulation, points))
+            + "\n"
+        )
+
+
+def _gib(kib: int) -> str:
+    return f"{kib / 2**20:.1f} GiB"
+
+
+if __name__ == "__main__":
+    main()
