@@ -6,17 +6,22 @@
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from gpu_catalog.catalog import load_catalog
 from orchestrator.tables import table
-from trials.models.model import presets
+from trials.models.model import find_model, presets
 from trials.observation import Observation, Outcome, largest_batch
+from trials.simulation.clock import Constants
+from trials.simulation.simulated import SimulatedCell
+from trials.simulation.traces import Traces
 from trials.workload import Cell
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ROOT / "tests" / "data" / "measured"
 BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->\n"
+COMPARED_HEADERS = ("cell", "batch", "peak measured", "simulated", "step measured", "simulated")
 HEADERS = ("GPU", "model", "recipe", "experts", "tokens", "largest batch", "queries/s", "when")
 
 
@@ -37,6 +42,10 @@ def measured_block(seen: Sequence[Observation]) -> str:
     parts = []
     if by_cell:
         parts.append(table(HEADERS, [_row(cell, of) for cell, of in by_cell.items()]))
+    compared = [row for cell, of in by_cell.items() for row in _compared(cell, of)]
+    if compared:
+        parts.append("Measured against simulated, at the largest batch that was timed:")
+        parts.append(table(COMPARED_HEADERS, compared))
     ran = {cell.model for cell, of in by_cell.items() if any(o.measurement for o in of)}
     never = [name for name in presets() if name not in ran and not name.endswith("-tiny")]
     if never:
@@ -60,6 +69,32 @@ def _row(cell: Cell, seen: Sequence[Observation]) -> tuple[object, ...]:
         "not known" if known is None else known[0],
         f"{max(speeds):.3g}" if speeds else "not measured",
         max(o.started_at for o in seen)[:10],
+    )
+
+
+def _compared(cell: Cell, seen: Sequence[Observation]) -> Iterator[tuple[object, ...]]:
+    """Peak and step time of a cell's largest timed batch, as measured and as simulated."""
+    gpu = load_catalog().gpu(cell.gpu)
+    timed = [
+        (o.batch_size, o.measurement)
+        for o in seen
+        if o.outcome is Outcome.FITS and o.measurement is not None and o.measurement.step_seconds
+    ]
+    if gpu.kind != "cuda" or cell.capped_on is not None or not timed:
+        return
+    batch_size, measured = max(timed, key=lambda each: each[0])
+    simulated = SimulatedCell(cell, find_model(cell.model), Traces())
+    peak = simulated.without_limit(batch_size, gpu).peak_allocated_bytes
+    seconds = simulated.step_time(batch_size, gpu, Constants()).seconds
+    measured_peak = measured.memory.peak_allocated_bytes
+    measured_seconds = statistics.median(measured.step_seconds)
+    yield (
+        cell.key,
+        batch_size,
+        f"{measured_peak / 2**30:.2f} GiB",
+        f"{peak / 2**30:.2f} GiB ({peak / measured_peak - 1:+.1%})",
+        f"{measured_seconds:.3g} s",
+        f"{seconds:.3g} s ({seconds / measured_seconds - 1:+.0%})",
     )
 
 

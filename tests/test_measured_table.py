@@ -1,10 +1,17 @@
 """The README's table of what was measured: from the kept observations, and nothing else."""
 
+import pytest
 from measured_table import measured_block
 from observations import measurement, observation, tiny_cell
 
 from trials.observation import Observation, Outcome
 from trials.workload import Cell
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traces are kept, but not in the home directory."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
 def seen(cell: Cell) -> list[Observation]:
@@ -28,6 +35,23 @@ def test_a_row_says_what_was_measured_where_and_when() -> None:
         ["A40, as if on H200-SXM", *stem, "not known", "not measured", "2026-11-20"],
     ]
     assert "llama-2-7b" not in text.splitlines()[-1]
+
+
+def test_what_was_measured_stands_beside_what_is_simulated() -> None:
+    """At the largest batch that was timed; a capped GPU, and a CPU, have nothing to compare."""
+    own = tiny_cell().model_copy(update={"gpu": "A40"})
+    gib = measurement(2**30, (0.05,) * 6)
+    timed = observation(2, cell=own, purpose="ladder", measurement=gib)
+    text = measured_block([timed, *seen(tiny_cell())])
+    _, _, compared = text.partition("Measured against simulated")
+    rows = [line for line in compared.splitlines() if line.startswith("| A40")]
+    assert len(rows) == 1
+    key, batch, peak, simulated_peak, step, simulated_step = (
+        cell.strip() for cell in rows[0].split("|")[1:-1]
+    )
+    assert (key, batch, peak, step) == (own.key, "2", "1.00 GiB", "0.05 s")
+    assert "GiB (-" in simulated_peak
+    assert simulated_step.endswith("%)")
 
 
 def test_models_that_no_gpu_has_run_are_named() -> None:

@@ -111,6 +111,19 @@ class SimulatedCell:
             self._unlimited[key] = self._replayed(batch_size, library, None)
         return self._unlimited[key]
 
+    def reserved_bytes(self, batch_size: int, gpu: Gpu, limit_bytes: int) -> int:
+        """What steps of so many queries hold; or, on one side of a limit, what others do.
+
+        What fits, fits in any smaller size: a replay for another GPU may tell it already.
+        """
+        library = library_bytes(gpu)
+        known = {b: p.peak_reserved_bytes for (b, of), p in self._unlimited.items() if of == library}
+        above = [b for b, held in known.items() if b >= batch_size and held <= limit_bytes]
+        below = [b for b, held in known.items() if b <= batch_size and held > limit_bytes]
+        if above or below:
+            return known[min(above) if above else max(below)]
+        return self.without_limit(batch_size, gpu).peak_reserved_bytes
+
     def peak_bytes(self, batch_size: int, gpu: Gpu) -> int:
         """Most bytes in use at once: what no cache can do without."""
         return self._steps_of(batch_size).peak_bytes(batch_size) + library_bytes(gpu)
@@ -180,7 +193,7 @@ def largest_batch_of(cell: SimulatedCell, gpu: Gpu, limit_bytes: int, batch_limi
                 return Reading(fits=True, peak_memory_bytes=peak)
             if peak <= limit_bytes or batch_size < SMALLEST:
                 # Segments are what runs into the limit, not what of them is in use.
-                peak = cell.without_limit(batch_size, gpu).peak_reserved_bytes
+                peak = cell.reserved_bytes(batch_size, gpu, limit_bytes)
             fits[batch_size] = Reading(fits=peak <= limit_bytes, peak_memory_bytes=peak)
         return fits[batch_size]
 
