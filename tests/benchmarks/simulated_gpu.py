@@ -160,11 +160,11 @@ def series_rows(simulation: Simulation, points: list[Point]) -> Iterator[tuple[o
     by_series = defaultdict(list)
     for point in points:
         by_series[point.series].append(point)
-    # The machine's one point: the largest sparse batch, Mixtral's where there are two models.
+    # The machine's one point: Mixtral's sparse step of one query, where the host counts most.
     probes = {
-        gpu: max(
-            (p for p in points if (p.gpu, p.sparsity) == (gpu, 0.25)),
-            key=lambda p: (p.model == "mixtral-8x7b", p.batch_size),
+        gpu: min(
+            (p for p in points if (p.model, p.gpu, p.sparsity) == ("mixtral-8x7b", gpu, 0.25)),
+            key=lambda p: p.batch_size,
         )
         for gpu in GPUS
     }
