@@ -6,6 +6,7 @@ from orchestrator.listener import Listener
 from trials.child import ChildProber
 from trials.simulation.clock import Constants
 from trials.simulation.prober import SimulatedProber
+from trials.simulation.simulated import SimulatedCell
 from trials.simulation.traces import Traces
 from trials.trial import TrialTask, run_trial
 
@@ -44,12 +45,13 @@ def simulate_trials(
         traces: where what the steps do comes from; all that is missing is traced first.
         constants: what the stack reaches of a GPU.
     """
-    probers = [
-        SimulatedProber(task.cell, task.model, task.gpu, traces, constants) for task in tasks
-    ]
+    cells = [SimulatedCell(task.cell, task.model, traces) for task in tasks]
+    # What a step does is the same on every GPU, and so are most of its replays.
+    shared = {cell.requests()[0].key: cell for cell in cells}
     # The search asks for a batch of one query first.
-    traces.prepare([r for prober in probers for r in prober.cell.requests(alone=True)])
-    for task, prober in zip(tasks, probers, strict=True):
+    traces.prepare([r for cell in shared.values() for r in cell.requests(alone=True)])
+    for task, cell in zip(tasks, cells, strict=True):
         listener.started(task.cell)
-        run_trial(task, prober, listener.observed)
+        same = shared[cell.requests()[0].key]
+        run_trial(task, SimulatedProber(same, task.gpu, constants), listener.observed)
         listener.ended(task.cell, None)

@@ -7,15 +7,13 @@ import socket
 
 from gpu_catalog.gpu import Gpu
 from trials.child import ProbeEnd
-from trials.models.model import Model
 from trials.observation import Environment, Measurement, MemoryReading, Outcome
 from trials.probe import ProbeRequest
 from trials.simulation.clock import Constants, NoSpeedError
 from trials.simulation.events import StructureError
 from trials.simulation.request import versions
 from trials.simulation.simulated import CONTEXT_BYTES, GIB, MemoryUse, SimulatedCell
-from trials.simulation.traces import TraceError, Traces
-from trials.workload import Cell
+from trials.simulation.traces import TraceError
 
 STEPS = 2  # replayed: the first, which makes the optimizer's state, and one as all that follow
 
@@ -33,17 +31,13 @@ class SimulatedProber:
     """A prober of one cell whose GPU is simulated.
 
     Args:
-        cell: what is fine-tuned.
-        model: the model of its name.
+        cell: what is fine-tuned; probers of one cell on several GPUs may share it.
         gpu: the catalog row of its GPU.
-        traces: where traces come from.
         constants: what the stack reaches of a GPU.
     """
 
-    def __init__(
-        self, cell: Cell, model: Model, gpu: Gpu, traces: Traces, constants: Constants
-    ) -> None:
-        self.cell = SimulatedCell(cell, model, traces)
+    def __init__(self, cell: SimulatedCell, gpu: Gpu, constants: Constants) -> None:
+        self._cell = cell
         self._gpu = gpu
         self._constants = constants
         self._limit = usable_bytes(gpu)
@@ -52,7 +46,7 @@ class SimulatedProber:
         """Replays steps of one batch size."""
         del fresh  # every replay is
         try:
-            use = self.cell.memory(request.batch_size, self._gpu, self._limit)
+            use = self._cell.memory(request.batch_size, self._gpu, self._limit)
             return self._end(request, use)
         except (TraceError, NoSpeedError, StructureError) as error:
             return ProbeEnd(Outcome.FAILED, str(error), final=True)
@@ -61,7 +55,7 @@ class SimulatedProber:
         timed = request.timing is not None
         seconds: tuple[float, ...] = ()
         if timed and use.outcome is Outcome.FITS:
-            step = self.cell.step_time(request.batch_size, self._gpu, self._constants)
+            step = self._cell.step_time(request.batch_size, self._gpu, self._constants)
             seconds = (step.seconds,)
         measurement = Measurement(
             memory_steps=STEPS,
@@ -71,7 +65,7 @@ class SimulatedProber:
                 allocator_retries=use.retries,
                 overhead_bytes=CONTEXT_BYTES,
             ),
-            model_memory_bytes=int(self.cell.held.sizes.sum()),
+            model_memory_bytes=int(self._cell.held.sizes.sum()),
             step_seconds=seconds,
             relative_error=self._constants.error if seconds else None,
         )
@@ -88,7 +82,7 @@ class SimulatedProber:
         limit = f"{self._limit / GIB:.2f} GiB that {self._gpu.key} has for PyTorch"
         if use.outcome is Outcome.THRASHING:
             return f"the allocator retried {use.retries} times within the {limit}"
-        return f"{use.allocated_bytes / GIB:.2f} GiB in use when more was asked of the {limit}"
+        return f"{use.allocated_bytes / GIB:.2f} GiB in use, and more asked for, of the {limit}"
 
     def _environment(self) -> Environment:
         constants = hashlib.sha256(self._constants.model_dump_json().encode()).hexdigest()[:8]

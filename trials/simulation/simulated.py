@@ -89,6 +89,9 @@ class SimulatedCell:
         Raises:
             TraceError: the cell cannot be traced.
         """
+        peak = self.peak_bytes(batch_size, gpu)
+        if peak > limit_bytes:  # whatever the cache gives back
+            return MemoryUse(peak, peak, retries=1, outcome=Outcome.OUT_OF_MEMORY)
         peaks = self.without_limit(batch_size, gpu)
         # What never reaches the limit does the same under it.
         if peaks.peak_reserved_bytes > limit_bytes:
@@ -117,7 +120,9 @@ class SimulatedCell:
         What fits, fits in any smaller size: a replay for another GPU may tell it already.
         """
         library = library_bytes(gpu)
-        known = {b: p.peak_reserved_bytes for (b, of), p in self._unlimited.items() if of == library}
+        known = {
+            b: p.peak_reserved_bytes for (b, of), p in self._unlimited.items() if of == library
+        }
         above = [b for b, held in known.items() if b >= batch_size and held <= limit_bytes]
         below = [b for b, held in known.items() if b <= batch_size and held > limit_bytes]
         if above or below:
