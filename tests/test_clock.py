@@ -128,6 +128,13 @@ def test_a_slower_host_stretches_its_lane_alone() -> None:
     assert slow.seconds == pytest.approx(60e-6 + 1e-6)
 
 
+def test_code_that_waits_for_every_operator_has_one_lane() -> None:
+    """Three kernels of 1 ms and their launches, one after another."""
+    step = operators(*3 * [moving(1e-3)])
+    serial = step_time(step, A100, PLAIN.model_copy(update={"overlapped": False}))
+    assert serial.seconds == pytest.approx(3 * (1e-3 + 10e-6))
+
+
 def test_the_gpus_time_is_told_by_kind_of_work() -> None:
     """As ``--explain`` prints it."""
     found = step_time(operators(moving(1e-3), moving(2e-3)), A100, PLAIN)

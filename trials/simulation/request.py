@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Iterator
 from enum import StrEnum
-from functools import cache, cached_property
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -57,7 +57,7 @@ class TraceRequest(Record):
         first = unit * -(-SMALLEST // unit)
         return (first, 2 * first)
 
-    @cached_property
+    @property
     def key(self) -> str:
         """By content: what is asked, the libraries that would run it and the code that traces."""
         cell = self.cell.model_copy(update={"gpu": "any", "simulated": False})
