@@ -445,13 +445,17 @@ def _needs_extras(spec: SweepSpec) -> bool:
 
 def _print_plan(plan: Plan, folder: Path) -> None:
     rows = [
-        *((cell.key, "to measure", "") for cell in plan.pending),
+        *((c.key, "to simulate" if c.simulated else "to measure", "") for c in plan.pending),
         *((cell.key, "done", f"in {folder}") for cell in plan.complete),
         *((skip.cell.key, "skipped", skip.reason) for skip in plan.skipped),
     ]
     _say(table(("trial", "plan", "why"), rows))
+    measured = len(_to_measure(plan))
+    simulated = len(plan.pending) - measured
     counts = (
-        f"{len(plan.pending)} to measure, {len(plan.complete)} done, {len(plan.skipped)} skipped"
+        f"{measured} to measure, "
+        + (f"{simulated} to simulate, " if simulated else "")
+        + f"{len(plan.complete)} done, {len(plan.skipped)} skipped"
     )
     _say(f"\n{counts}; nothing was started")
 

@@ -309,12 +309,7 @@ def main() -> None:
         headers = ("series", "points", "smallest", "largest", "error", "host", "then")
         say("Step times, simulated over measured.\n\n")
         say(table(headers, series_rows(simulation, points)) + "\n\n")
-        say(
-            table(
-                ("GPUs", "measured", "simulated", "off", "same order"),
-                between_gpus(simulation, points),
-            )
-        )
+        say(table(BETWEEN, between_gpus(simulation, points)))
         say(
             "\n\n"
             + table(("GPU", "batch", "$ measured", "$ simulated"), by_cost(simulation, points))

@@ -46,7 +46,10 @@ class SimulatedProber:
         """Replays steps of one batch size."""
         del fresh  # every replay is
         try:
-            use = self._cell.memory(request.batch_size, self._gpu, self._limit)
+            if request.timing is None:
+                use = self._cell.memory(request.batch_size, self._gpu, self._limit)
+            else:  # a search has told that it fits
+                use = self._cell.in_use(request.batch_size, self._gpu, self._limit)
             return self._end(request, use)
         except (TraceError, NoSpeedError, StructureError) as error:
             return ProbeEnd(Outcome.FAILED, str(error), final=True)

@@ -31,13 +31,13 @@ class MemoryUse:
 
     Attributes:
         allocated_bytes: most bytes of live storages at once, as PyTorch's allocator counts them.
-        reserved_bytes: most bytes it holds.
+        reserved_bytes: most bytes it holds; absent where it was not replayed.
         retries: times it had to give back what it cached.
         outcome: how steps end under the limit.
     """
 
     allocated_bytes: int
-    reserved_bytes: int
+    reserved_bytes: int | None
     retries: int
     outcome: Outcome
 
@@ -89,9 +89,9 @@ class SimulatedCell:
         Raises:
             TraceError: the cell cannot be traced.
         """
-        peak = self.peak_bytes(batch_size, gpu)
-        if peak > limit_bytes:  # whatever the cache gives back
-            return MemoryUse(peak, peak, retries=1, outcome=Outcome.OUT_OF_MEMORY)
+        use = self.in_use(batch_size, gpu, limit_bytes)
+        if use.outcome is Outcome.OUT_OF_MEMORY:
+            return use
         peaks = self.without_limit(batch_size, gpu)
         # What never reaches the limit does the same under it.
         if peaks.peak_reserved_bytes > limit_bytes:
@@ -104,6 +104,21 @@ class SimulatedCell:
             outcome=Outcome.OUT_OF_MEMORY
             if missed
             else (Outcome.THRASHING if peaks.retries else Outcome.FITS),
+        )
+
+    def in_use(self, batch_size: int, gpu: Gpu, limit_bytes: int) -> MemoryUse:
+        """What is in use at once, without a replay; where that is too much, no cache can help.
+
+        Raises:
+            TraceError: the cell cannot be traced.
+        """
+        peak = self.peak_bytes(batch_size, gpu)
+        fits = peak <= limit_bytes
+        return MemoryUse(
+            allocated_bytes=peak,
+            reserved_bytes=None,
+            retries=0 if fits else 1,
+            outcome=Outcome.FITS if fits else Outcome.OUT_OF_MEMORY,
         )
 
     def without_limit(self, batch_size: int, gpu: Gpu) -> AllocatorPeaks:
