@@ -90,20 +90,22 @@ class SimulatedCell:
             TraceError: the cell cannot be traced.
         """
         use = self.in_use(batch_size, gpu, limit_bytes)
-        if use.outcome is Outcome.OUT_OF_MEMORY:
+        known = self._known(batch_size, gpu, limit_bytes)
+        if use.outcome is Outcome.OUT_OF_MEMORY or known is True:
             return use
-        peaks = self.without_limit(batch_size, gpu)
-        # What never reaches the limit does the same under it.
-        if peaks.peak_reserved_bytes > limit_bytes:
+        if known is None:
+            peaks = self.without_limit(batch_size, gpu)
+            # What never reaches the limit does the same under it.
+            known = peaks.peak_reserved_bytes <= limit_bytes
+        if not known:
             peaks = self._replayed(batch_size, library_bytes(gpu), limit_bytes)
         missed = peaks.failed_at is not None
+        outcome = Outcome.THRASHING if peaks.retries else Outcome.FITS
         return MemoryUse(
             allocated_bytes=peaks.peak_allocated_bytes,
             reserved_bytes=peaks.peak_reserved_bytes,
             retries=peaks.retries,
-            outcome=Outcome.OUT_OF_MEMORY
-            if missed
-            else (Outcome.THRASHING if peaks.retries else Outcome.FITS),
+            outcome=Outcome.OUT_OF_MEMORY if missed else outcome,
         )
 
     def in_use(self, batch_size: int, gpu: Gpu, limit_bytes: int) -> MemoryUse:
@@ -129,20 +131,41 @@ class SimulatedCell:
             self._unlimited[key] = self._replayed(batch_size, library, None)
         return self._unlimited[key]
 
-    def reserved_bytes(self, batch_size: int, gpu: Gpu, limit_bytes: int) -> int:
-        """What steps of so many queries hold; or, on one side of a limit, what others do.
+    def fits(self, batch_size: int, gpu: Gpu, limit_bytes: int) -> bool:
+        """Whether steps of so many queries stay below a limit without a retry.
 
-        What fits, fits in any smaller size: a replay for another GPU may tell it already.
+        Raises:
+            TraceError: the cell cannot be traced.
+        """
+        known = self._known(batch_size, gpu, limit_bytes)
+        if known is not None:
+            return known
+        return self.without_limit(batch_size, gpu).peak_reserved_bytes <= limit_bytes
+
+    def cached_beyond(self, batch_size: int, gpu: Gpu) -> int:
+        """What is held beyond what is in use, by the replay nearest to so many queries."""
+        library = library_bytes(gpu)
+        held = {b: p.peak_reserved_bytes for (b, of), p in self._unlimited.items() if of == library}
+        if not held:
+            return 0
+        near = min(held, key=lambda b: abs(b - batch_size))
+        return held[near] - self.peak_bytes(near, gpu)
+
+    def _known(self, batch_size: int, gpu: Gpu, limit_bytes: int) -> bool | None:
+        """Whether they do by what was replayed, for other GPUs too: what fits, fits in any smaller.
+
+        None where nothing was replayed that tells.
         """
         library = library_bytes(gpu)
-        known = {
-            b: p.peak_reserved_bytes for (b, of), p in self._unlimited.items() if of == library
-        }
-        above = [b for b, held in known.items() if b >= batch_size and held <= limit_bytes]
-        below = [b for b, held in known.items() if b <= batch_size and held > limit_bytes]
-        if above or below:
-            return known[min(above) if above else max(below)]
-        return self.without_limit(batch_size, gpu).peak_reserved_bytes
+        held = [
+            (b, p.peak_reserved_bytes) for (b, of), p in self._unlimited.items() if of == library
+        ]
+        exact = [size <= limit_bytes for b, size in held if b == batch_size]
+        if exact:
+            return None  # its peaks are there to be told
+        if any(b > batch_size and size <= limit_bytes for b, size in held):
+            return True
+        return False if any(b < batch_size and size > limit_bytes for b, size in held) else None
 
     def peak_bytes(self, batch_size: int, gpu: Gpu) -> int:
         """Most bytes in use at once: what no cache can do without."""
@@ -211,10 +234,10 @@ def largest_batch_of(cell: SimulatedCell, gpu: Gpu, limit_bytes: int, batch_limi
             if batch_size < SMALLEST and peak <= limit_bytes:
                 # Traced by itself only where it is the answer.
                 return Reading(fits=True, peak_memory_bytes=peak)
-            if peak <= limit_bytes or batch_size < SMALLEST:
-                # Segments are what runs into the limit, not what of them is in use.
-                peak = cell.reserved_bytes(batch_size, gpu, limit_bytes)
-            fits[batch_size] = Reading(fits=peak <= limit_bytes, peak_memory_bytes=peak)
+            # Segments are what runs into the limit, not what of them is in use.
+            is_fit = peak <= limit_bytes and cell.fits(batch_size, gpu, limit_bytes)
+            taken = peak + cell.cached_beyond(batch_size, gpu)
+            fits[batch_size] = Reading(fits=is_fit, peak_memory_bytes=taken)
         return fits[batch_size]
 
     largest = drive(search_largest_batch(limit=batch_limit, memory_limit_bytes=limit_bytes), probe)
