@@ -449,7 +449,7 @@ def _remarks(found: Sequence[Estimated]) -> str:
     lines = [
         f"{told.model}, {told.recipe}, {told.seq_len} tokens a query; stack: {told.fidelity}.",
         *(f"Approximate: {what}." for what in told.approximations),
-        f"Step times by {told.constants}: nine in ten are held to lie within the interval.",
+        f"Step times by {told.constants}.",
         f"Memory: within {MEMORY_ERROR:.0%}; CUDA's context has {CONTEXT_BYTES / GIB:.1f} GiB.",
     ]
     timeless = sorted(e.estimate.gpu for e in found if _lacks_speed(e.estimate))

@@ -49,7 +49,8 @@ class Constants(Record):
         host_factor: how much slower a machine's host is: 1 for the one these were fitted on.
         overlapped: whether the host goes on while the GPU works; not where code waits for every
             operator, as instrumented code does.
-        error: relative half width of the 90 % interval of a step time.
+        error: relative half width of the 90 % interval of a step time. At the start, the worst that
+            the prototype missed published runs by.
         source: where they come from.
     """
 
@@ -67,7 +68,7 @@ class Constants(Record):
     host_factor: Annotated[float, Field(gt=0)] = 1.0
     overlapped: bool = True
     error: Annotated[float, Field(gt=0)] = 0.30
-    source: str = "starting points, not calibrated"
+    source: str = "starting points that no GPU of yours has confirmed (calibrate does)"
 
 
 class NoSpeedError(ValueError):
