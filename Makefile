@@ -36,7 +36,7 @@ check: setup  ## format, lint, types, layers, README commands
 	$(RUN) tests/measured_table.py
 
 gpu-check:  ## on a machine with an NVIDIA GPU and PyTorch: its tests, then measures it (OUT=, LIMIT= seconds)
-	$(GPU_PYTHON) -m pytest -m gpu -W default tests/test_on_gpu.py
+	$(GPU_PYTHON) -m pytest -m gpu -W default tests/test_on_gpu.py tests/test_allocator_on_gpu.py
 	$(GPU_PYTHON) -m orchestrator gpu-check --out $(OUT) --seconds $(LIMIT)
 
 bench: setup  ## side by side with what a user would otherwise use

@@ -1,10 +1,6 @@
 """What only a GPU can show: `make gpu-check` runs these on a machine that has one."""
 
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
@@ -189,41 +185,3 @@ def test_a_process_beside_is_seen(device: CudaDevice, gpu: Gpu) -> None:
     assert len(held) * GIB <= foreign < (len(held) + 2) * GIB
     assert end.environment is not None
     assert {"cuda", "driver"} <= {name for name, _ in end.environment.versions}
-
-
-STREAM = """
-import random
-import sys
-import torch
-from trials.simulation.allocator import replay
-
-draw = random.Random(int(sys.argv[1]))
-torch.cuda.init()
-names, sizes, live = [], [], {}
-for name in range(10_000):
-    size = round(2 ** draw.uniform(0, 26))
-    while live and (draw.random() < 0.45 or sum(t.numel() for t in live.values()) > 4 * 2**30):
-        gone = draw.choice(list(live))
-        del live[gone]
-        names.append(gone)
-        sizes.append(-1)
-    live[name] = torch.empty(size, dtype=torch.uint8, device="cuda")
-    names.append(name)
-    sizes.append(size)
-theirs = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-ours = replay(names, sizes, capacity_bytes=None)
-print(theirs == (ours.peak_allocated_bytes, ours.peak_reserved_bytes), theirs, ours)
-"""
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_allocators_model_holds_what_the_allocator_holds(seed: int) -> None:
-    """Random streams of 10,000 storages: equal peaks, allocated and reserved, to the byte."""
-    done = subprocess.run(
-        [sys.executable, "-c", STREAM, str(seed)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout.startswith("True"), done.stdout + done.stderr
