@@ -4,10 +4,14 @@ from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
+from observations import tiny_cell
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers.models.llama.modeling_llama import LlamaMLP
 
+from trials.models.model import find_model
 from trials.simulation.events import Kind, Segment
+from trials.simulation.trace import TraceableCell
 from trials.simulation.tracer import Tracer, UntraceableError
 
 
@@ -29,6 +33,22 @@ def test_a_course_that_depends_on_values_is_refused() -> None:
             bool(values.sum() > 0)
         with pytest.raises(UntraceableError, match="unique"):
             torch.unique(values)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_the_module_whose_course_depends_on_values_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a model of transformers: the operator, and where."""
+    own = LlamaMLP.forward
+
+    def doubling(self: LlamaMLP, x: torch.Tensor) -> torch.Tensor:
+        return own(self, 2 * x if x.sum() > 0 else x)
+
+    monkeypatch.setattr(LlamaMLP, "forward", doubling)
+    cell = TraceableCell(tiny_cell(), find_model("llama-tiny"))
+    with pytest.raises(UntraceableError, match=r"_local_scalar_dense: .* \(in LlamaMLP\)"):
+        cell.trace(2, no_shares)
 
 
 def test_after_the_backward_pass_the_host_reads_and_waits() -> None:
