@@ -1,4 +1,7 @@
-"""Least squares with an honest answer: the only module that imports scipy."""
+"""Least squares with an honest answer: the only module that imports scipy, and when it is used.
+
+Its import takes as long as all else that most commands import.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,8 +9,6 @@ from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares, lsq_linear
-from scipy.special import stdtrit
 
 from fitting.laws import FloatArray
 
@@ -141,6 +142,8 @@ def solve_nonlinear(
     if len(residuals(start)) == 0:
         idle = np.zeros(len(start), dtype=bool)
         return _solution(_Minimum(start, np.zeros((0, len(start))), np.zeros(0), idle, 0.0))
+    from scipy.optimize import least_squares  # noqa: PLC0415 - see the top
+
     found = least_squares(
         residuals, start, jac="3-point", bounds=(lower, upper), x_scale="jac", xtol=tolerance
     )
@@ -159,6 +162,8 @@ def solve_nonlinear(
 
 def t_quantile(probability: float, degrees_of_freedom: int) -> float:
     """Quantile of Student's t: what a standard error is multiplied by to make an interval."""
+    from scipy.special import stdtrit  # noqa: PLC0415 - see the top
+
     return float(stdtrit(degrees_of_freedom, probability))
 
 
@@ -170,6 +175,8 @@ def _least_squares(
     values = np.linalg.lstsq(matrix / lengths, target, rcond=LINEAR_RANK_TOLERANCE)[0] / lengths
     held = np.zeros(len(values), dtype=bool)
     if lower is not None and len(target) > 0 and np.any(values < lower):
+        from scipy.optimize import lsq_linear  # noqa: PLC0415 - see the top
+
         found = lsq_linear(matrix / lengths, target, (lower * lengths, np.inf), method="bvls")
         held = np.asarray(found.active_mask) != 0
         values = np.where(held, lower, found.x / lengths)

@@ -23,7 +23,7 @@ from trials.simulation.clock import Constants, NoSpeedError, StepTime
 from trials.simulation.events import Purpose, Work
 from trials.simulation.prober import usable_bytes
 from trials.simulation.request import Fidelity, Routing, approximations
-from trials.simulation.simulated import CONTEXT_BYTES, GIB, SimulatedCell, largest_batch_of
+from trials.simulation.simulated import CONTEXT_BYTES, GIB, SimulatedCell
 from trials.simulation.traces import TraceError, Traces
 from trials.workload import Cell
 
@@ -258,7 +258,7 @@ def _estimated(  # noqa: PLR0913, PLR0917 - what an estimate is made from
     routed: Sequence[SimulatedCell],
 ) -> Estimated:
     limit = usable_bytes(gpu)
-    largest = largest_batch_of(cell, gpu, limit, question.batch_limit)
+    largest = cell.largest_batch(gpu, limit, question.batch_limit)
     batch_size = question.batch_size or max(largest, 1)
     use = cell.memory(batch_size, gpu, limit)
     needed = cell.without_limit(batch_size, gpu)  # whether it is there or not

@@ -1,11 +1,17 @@
 """Trials one after another on this machine, without Ray: measured in children, or simulated."""
 
-from collections.abc import Callable, Sequence
+import multiprocessing
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 
 from orchestrator.listener import Listener
 from trials.child import ChildProber
+from trials.observation import Observation
 from trials.simulation.clock import Constants
 from trials.simulation.prober import SimulatedProber
+from trials.simulation.request import TraceRequest
 from trials.simulation.simulated import SimulatedCell
 from trials.simulation.traces import Traces
 from trials.trial import TrialTask, run_trial
@@ -37,7 +43,7 @@ def run_trials_here(
 def simulate_trials(
     tasks: Sequence[TrialTask], listener: Listener, traces: Traces, constants: Constants
 ) -> None:
-    """Runs trials on models of their GPUs.
+    """Runs trials on models of their GPUs, on all cores.
 
     Args:
         tasks: the trials.
@@ -45,13 +51,50 @@ def simulate_trials(
         traces: where what the steps do comes from; all that is missing is traced first.
         constants: what the stack reaches of a GPU.
     """
-    cells = [SimulatedCell(task.cell, task.model, traces) for task in tasks]
-    # What a step does is the same on every GPU, and so are most of its replays.
-    shared = {cell.requests()[0].key: cell for cell in cells}
-    # The search asks for a batch of one query first.
-    traces.prepare([r for cell in shared.values() for r in cell.requests(alone=True)])
-    for task, cell in zip(tasks, cells, strict=True):
+    groups: dict[str, list[TrialTask]] = defaultdict(list)
+    requests: dict[str, TraceRequest] = {}
+    for task in tasks:
+        cell = SimulatedCell(task.cell, task.model, traces)
+        # The search asks for a batch of one query first.
+        first, *others = cell.requests(alone=True)
+        groups[first.key].append(task)
+        requests |= {request.key: request for request in (first, *others)}
+    traces.prepare(list(requests.values()))
+    for task, observations in _simulated(list(groups.values()), traces, constants):
         listener.started(task.cell)
-        same = shared[cell.requests()[0].key]
-        run_trial(task, SimulatedProber(same, task.gpu, constants), listener.observed)
+        for observation in observations:
+            listener.observed(observation)
         listener.ended(task.cell, None)
+
+
+Simulated = Iterable[tuple[TrialTask, list[Observation]]]
+
+
+def _simulated(
+    groups: Sequence[list[TrialTask]], traces: Traces, constants: Constants
+) -> Iterator[tuple[TrialTask, list[Observation]]]:
+    """Each trial's observations, group by group."""
+    processes = min(len(groups), len(os.sched_getaffinity(0)))
+    if processes <= 1:
+        for group in groups:
+            yield from _of_group(group, traces, constants)
+        return
+    # A fork would take Ray's threads' locks along.
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=spawn) as pool:
+        told = [pool.submit(_of_group, group, traces.on_disk, constants) for group in groups]
+        for future in told:
+            yield from future.result()
+
+
+def _of_group(tasks: Sequence[TrialTask], traces: Traces, constants: Constants) -> Simulated:
+    """Trials whose steps are the same, on several GPUs: most of their replays are, too."""
+    same = SimulatedCell(tasks[0].cell, tasks[0].model, traces)
+    told = []
+    for task in tasks:
+        seen: list[Observation] = []
+        prober = SimulatedProber(same, task.gpu, constants)
+        likely = prober.likely_largest(task.batch_limit)
+        run_trial(task.model_copy(update={"likely_largest": likely}), prober, seen.append)
+        told.append((task, seen))
+    return told

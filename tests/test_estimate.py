@@ -12,7 +12,7 @@ from orchestrator.cli import main
 from trials.models.model import find_model
 from trials.possible import resolved
 from trials.recipe import Recipe
-from trials.simulation.simulated import SimulatedCell, largest_batch_of
+from trials.simulation.simulated import SimulatedCell
 from trials.simulation.traces import Traces
 from trials.workload import Cell
 
@@ -96,7 +96,7 @@ def test_the_largest_batch_is_closed_from_both_sides() -> None:
     simulated = SimulatedCell(cell, model, Traces())
     for limit_mib in (60, 85, 110, 160):
         limit = limit_mib * 2**20
-        largest = largest_batch_of(simulated, gpu, limit, 4096)
+        largest = simulated.largest_batch(gpu, limit, 4096)
         fit, miss = (simulated.without_limit(b, gpu) for b in (largest, largest + 1))
         assert fit.peak_reserved_bytes <= limit < miss.peak_reserved_bytes
 

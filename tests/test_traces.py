@@ -67,6 +67,16 @@ def test_a_trace_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert same(Traces(tmp_path).get(LLAMA), made)
 
 
+def test_a_trace_does_not_depend_on_what_was_traced_before(tmp_path: Path) -> None:
+    """After another length in one process, its updates taken from there; or each size apart."""
+    longer = request_for(find_model("mixtral-tiny"), seq_len=32)
+    after = Traces(tmp_path / "after", workers=1)
+    after.prepare([request_for(find_model("mixtral-tiny")), longer])
+    alone = Traces(tmp_path / "alone", workers=2).get(longer)
+    assert same(after.get(longer), alone)
+    assert [path.stem for path in (tmp_path / "alone").iterdir()] == [longer.key]
+
+
 def test_a_trace_is_of_no_gpu_and_of_all_else() -> None:
     """Another GPU shares it; another length, recipe or configuration does not."""
     llama = find_model("llama-tiny")

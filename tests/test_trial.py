@@ -162,6 +162,22 @@ def test_a_search_that_reaches_its_limit_has_a_ladder_up_to_it() -> None:
     assert ladder_fits(observed) == visits(8)
 
 
+@pytest.mark.parametrize("likely", [1, 2, 27, 28, 29, 40, 64, 1000])
+def test_a_search_begins_where_something_else_speaks_for(likely: int) -> None:
+    """Right, two probes close it; wrong, it ends at the same batch as without."""
+    begun = task().model_copy(update={"likely_largest": likely})
+    observed: list[Observation] = []
+    run_trial(begun, LawProber(311), observed.append)
+    searched = [o.batch_size for o in observed if o.purpose == "search"]
+    assert {28, 29} <= set(searched)
+    assert len(searched) == len(set(searched))
+    assert searched[0] == (likely if likely <= LIMIT else 1)
+    if likely == 28:
+        assert searched == [28, 29]
+    assert ladder_fits(observed) == visits(28)
+    assert next_ask(task(), observed) is None  # whoever asks without it has the same answer
+
+
 @pytest.mark.parametrize("outcome", MISSES)
 def test_every_miss_bounds_the_search(outcome: Outcome) -> None:
     """A batch that thrashes from 12 on is as far out of reach as one without memory."""

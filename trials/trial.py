@@ -47,6 +47,7 @@ class TrialTask(Record):
         probe_timeout_seconds: how long one probe may take.
         threads: CPU threads a step may use.
         done: what earlier runs observed of this cell.
+        likely_largest: the largest batch that something else speaks for: where the search begins.
     """
 
     cell: Cell
@@ -61,6 +62,7 @@ class TrialTask(Record):
     probe_timeout_seconds: float
     threads: int = 1
     done: tuple[Observation, ...] = ()
+    likely_largest: int | None = None
 
     @property
     def memory_guess_bytes(self) -> int:
@@ -171,6 +173,13 @@ def _search(
     if silent is not None:
         # Closing in on where it goes silent would cost a timeout for each step.
         return max((batch_size for batch_size in fits if batch_size < silent), default=0)
+    largest_fit = max(fits, default=0)
+    if task.likely_largest:
+        end = task.batch_limit + 1
+        unknown = range(largest_fit + 1, min(smallest_miss or end, end))
+        for likely in (task.likely_largest, task.likely_largest + 1):
+            if likely in unknown:
+                return Ask("search", likely, 0)
     limits = [o.memory_limit_bytes for o in observed if o.environment is not None]
     search = search_largest_batch(
         limit=task.batch_limit,
@@ -178,8 +187,11 @@ def _search(
     )
     try:
         batch_size = next(search)
-        while batch_size in fits or (smallest_miss is not None and batch_size >= smallest_miss):
-            batch_size = search.send(fits.get(batch_size, Reading(fits=False)))
+        while batch_size <= largest_fit or (
+            smallest_miss is not None and batch_size >= smallest_miss
+        ):
+            implied = Reading(fits=batch_size <= largest_fit)
+            batch_size = search.send(fits.get(batch_size, implied))
     except StopIteration as closed:
         largest: int = closed.value
         return largest

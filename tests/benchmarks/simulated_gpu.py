@@ -20,16 +20,15 @@ from pathlib import Path
 import numpy as np
 
 from gpu_catalog.catalog import load_catalog
-from gpu_catalog.gpu import Gpu
 from orchestrator.tables import table
 from trials.models.model import find_model
 from trials.possible import resolved
 from trials.recipe import NAMED_RECIPES
 from trials.simulation.clock import Constants
 from trials.simulation.prober import usable_bytes
-from trials.simulation.simulated import SimulatedCell, largest_batch_of
+from trials.simulation.simulated import SimulatedCell
 from trials.simulation.traces import Traces
-from trials.simulation.worker import trace
+from trials.simulation.worker import Tracing
 from trials.workload import Cell
 
 PAPER = Path(__file__).parent.parent / "data" / "paper"
@@ -247,35 +246,41 @@ def estimate_command(cache: Path) -> float:
 def tracing(cell: SimulatedCell) -> tuple[float, float]:
     """Seconds of tracing the layers that stand for all, and of tracing all, in this process."""
     (request,) = cell.requests()
-    trace(request)  # what is imported and warmed up once
+    Tracing().trace(request)  # what is imported and warmed up once
     seconds = []
     for whole in (False, True):
         started = time.monotonic()
-        trace(request.model_copy(update={"whole": whole}))
+        Tracing().trace(request.model_copy(update={"whole": whole}))
         seconds.append(time.monotonic() - started)
     return seconds[0], seconds[1]
 
 
+HUNDRED = """\
+name: hundred
+gpus: [cpu]
+cells:
+  - models: [mixtral-8x7b]
+    recipes: [paper-mixtral]
+    active_experts: [2, 8]
+    seq_lens: [64, 128, 256, 512, 1024]
+    simulated_on: [{gpus}]
+workload: {{queries: 1000, epochs: 3}}
+"""
+
+
 def hundred_cells(folder: Path) -> float:
-    """Seconds of the largest batch and its step time of 10 GPUs x 5 lengths x 2 sparsities."""
+    """Seconds of a sweep of 10 GPUs x 5 lengths x 2 sparsities, its ladders and ranking with it."""
+    large = [g.key for g in CATALOG.gpus if g.kind == "cuda" and usable_bytes(g) > 32 * 2**30]
+    spec = folder / "hundred.yaml"
+    spec.write_text(HUNDRED.format(gpus=", ".join(large[:10])), encoding="utf-8")
     started = time.monotonic()
-    simulation = Simulation(Traces(folder))
-    gpus = [g for g in CATALOG.gpus if g.kind == "cuda" and _large_enough(g)][:10]
-    cells = [
-        simulation.cell("mixtral-8x7b", sparsity, length)
-        for sparsity in (0.25, 1.0)
-        for length in (64, 128, 256, 512, 1024)
-    ]
-    simulation.traces.prepare([request for cell in cells for request in cell.requests()])
-    for cell in cells:
-        for gpu in gpus:
-            largest = largest_batch_of(cell, gpu, usable_bytes(gpu), 65_536)
-            cell.step_time(max(largest, 2), gpu, Constants())
+    subprocess.run(
+        [sys.executable, "-m", "orchestrator", "sweep", str(spec), "--out", str(folder / "run")],
+        check=True,
+        capture_output=True,
+        env=os.environ | {"XDG_CACHE_HOME": str(folder / "hundred")},
+    )
     return time.monotonic() - started
-
-
-def _large_enough(gpu: Gpu) -> bool:
-    return usable_bytes(gpu) > 32 * 2**30
 
 
 def main() -> None:
@@ -287,7 +292,7 @@ def main() -> None:
         simulation = Simulation(Traces(folder / "paper"))
         cold, cached = estimate_command(folder / "xdg"), estimate_command(folder / "xdg")
         few, whole = tracing(simulation.cell(MIXTRAL, 0.25, 512))
-        hundred = hundred_cells(folder / "hundred")
+        hundred = hundred_cells(folder)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
         say("## Speed\n\n")
@@ -298,7 +303,7 @@ def main() -> None:
                 "tracing all 32 layers over tracing three",
                 f"{whole:.1f} s / {few:.1f} s = {whole / few:.1f}",
             ),
-            ("100 cells, nothing cached", f"{hundred:.1f} s"),
+            ("sweep of 100 cells, nothing cached", f"{hundred:.1f} s"),
             (
                 "memory, this process and the largest of its children",
                 f"{_gib(peak)}, {_gib(children)}",

@@ -20,6 +20,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 MIN_BLOCK = 512  # kMinBlockSize: sizes are rounded up to it
 SMALL = 2**20  # kSmallSize: up to here a block is of the small pool
 SMALL_SEGMENT = 2 * 2**20  # kSmallBuffer
@@ -286,9 +288,9 @@ def _replay(  # noqa: C901, PLR0915 - one loop over very many events, next to no
     blocks: dict[int, tuple[int, int]] = {}  # address and size, by storage
     allocated = peak_allocated = 0
     failed_at = None
-    for event, (storage, size) in enumerate(zip(storages, sizes, strict=True)):
-        if size > 0:
-            rounded = -(-size // MIN_BLOCK) * MIN_BLOCK
+    whole = -(-np.asarray(sizes, np.int64) // MIN_BLOCK) * MIN_BLOCK
+    for event, (storage, rounded) in enumerate(zip(storages, whole.tolist(), strict=True)):
+        if rounded > 0:
             pool = large if rounded > SMALL else small
             at = bisect_left(pool, rounded << BITS)
             if at < len(pool):
@@ -314,7 +316,7 @@ def _replay(  # noqa: C901, PLR0915 - one loop over very many events, next to no
             allocated += found
             if allocated > peak_allocated:  # noqa: PLR1730 - max costs nearly a tenth of the loop
                 peak_allocated = allocated
-        elif size < 0:
+        elif rounded < 0:
             if storage not in blocks:
                 raise ValueError(f"storage {storage} goes at event {event} and is not there")
             address, found = blocks.pop(storage)

@@ -42,6 +42,13 @@ class SimulatedProber:
         self._constants = constants
         self._limit = usable_bytes(gpu)
 
+    def likely_largest(self, batch_limit: int) -> int | None:
+        """The largest batch that fits, for few replays; absent where that cannot be told."""
+        try:
+            return self._cell.largest_batch(self._gpu, self._limit, batch_limit)
+        except (TraceError, StructureError):
+            return None  # each probe says why
+
     def probe(self, request: ProbeRequest, *, fresh: bool = False) -> ProbeEnd:
         """Replays steps of one batch size."""
         del fresh  # every replay is

@@ -72,6 +72,12 @@ class TraceRequest(Record):
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 
     @property
+    def updates(self) -> str:
+        """What its optimizer's updates depend on: what is trained, and how."""
+        recipe = self.cell.recipe.model_dump_json()
+        return repr((json.dumps(self.model.config, sort_keys=True), recipe, self.whole))
+
+    @property
     def settles(self) -> str:
         """What a process must settle on before it traces this; it can do so only once."""
         return self.cell.recipe.mamba or ""
@@ -118,5 +124,9 @@ def _sources(trials: Path) -> Iterator[Path]:
     """All but what comes after a trace."""
     yield from sorted((trials / "models").glob("*.py"))
     yield from (trials / name for name in ("finetune.py", "optimizers.py"))
-    traced = ("trace", "tracer", "fakes", "kernels", "operators", "optimizers", "turns", "worker")
+    yield from sorted((trials / "devices").glob("*.py"))
+    traced = (
+        *("trace", "tracer", "fakes", "kernels", "operators", "optimizers", "turns", "worker"),
+        *("events", "traces"),
+    )
     yield from (trials / "simulation" / f"{name}.py" for name in traced)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from gpu_catalog.gpu import Gpu
 from trials.models.model import Model
 from trials.observation import Outcome
-from trials.search import Reading, drive, search_largest_batch
 from trials.simulation.allocator import AllocatorPeaks, replay
 from trials.simulation.clock import Constants, StepTime, step_time
 from trials.simulation.events import Held, Operators, Purpose
+from trials.simulation.replays import Replays
 from trials.simulation.request import SMALLEST, Routing, TraceRequest
 from trials.simulation.steps import Steps
 from trials.simulation.traces import Traces
@@ -66,7 +66,9 @@ class SimulatedCell:
         self._request = TraceRequest(cell=cell, model=model, routing=routing or Routing())
         self._traces = traces
         self._steps: dict[str, Steps] = {}
-        self._unlimited: dict[tuple[int, int], AllocatorPeaks] = {}
+        self._replays: dict[int, Replays] = {}  # by what libraries hold
+        self._held_anywhere: dict[int, int] = {}
+        self._step_times: dict[tuple[int, str, Constants], StepTime] = {}
 
     def requests(self, *, alone: bool = False) -> list[TraceRequest]:
         """What must be traced for it; ``alone``: for a batch of one query, too."""
@@ -90,15 +92,12 @@ class SimulatedCell:
             TraceError: the cell cannot be traced.
         """
         use = self.in_use(batch_size, gpu, limit_bytes)
-        known = self._known(batch_size, gpu, limit_bytes)
-        if use.outcome is Outcome.OUT_OF_MEMORY or known is True:
+        replays = self._replays_of(gpu)
+        # What is known by another's replay needs none; its own, where there is one, tells more.
+        is_told = replays.fits(batch_size, limit_bytes) and not replays.has(batch_size)
+        if use.outcome is Outcome.OUT_OF_MEMORY or is_told:
             return use
-        if known is None:
-            peaks = self.without_limit(batch_size, gpu)
-            # What never reaches the limit does the same under it.
-            known = peaks.peak_reserved_bytes <= limit_bytes
-        if not known:
-            peaks = self._replayed(batch_size, library_bytes(gpu), limit_bytes)
+        peaks = replays.within(batch_size, limit_bytes)
         missed = peaks.failed_at is not None
         outcome = Outcome.THRASHING if peaks.retries else Outcome.FITS
         return MemoryUse(
@@ -125,47 +124,34 @@ class SimulatedCell:
 
     def without_limit(self, batch_size: int, gpu: Gpu) -> AllocatorPeaks:
         """What steps of so many queries hold where there is no end of memory."""
-        library = library_bytes(gpu)
-        key = (batch_size, library)
-        if key not in self._unlimited:
-            self._unlimited[key] = self._replayed(batch_size, library, None)
-        return self._unlimited[key]
+        return self._replays_of(gpu).without_limit(batch_size)
 
-    def fits(self, batch_size: int, gpu: Gpu, limit_bytes: int) -> bool:
-        """Whether steps of so many queries stay below a limit without a retry.
+    def largest_batch(self, gpu: Gpu, limit_bytes: int, batch_limit: int) -> int:
+        """The largest batch that fits without a retry; 0 when not even one query does.
+
+        Args:
+            gpu: whose libraries hold memory.
+            limit_bytes: the GPU's usable memory, less the context.
+            batch_limit: the largest to try.
 
         Raises:
             TraceError: the cell cannot be traced.
         """
-        known = self._known(batch_size, gpu, limit_bytes)
-        if known is not None:
-            return known
-        return self.without_limit(batch_size, gpu).peak_reserved_bytes <= limit_bytes
+        largest = self._replays_of(gpu).largest(limit_bytes, batch_limit)
+        if largest >= SMALLEST:
+            return largest
+        # A batch of one is traced by itself, and only where it is the answer.
+        return int(self.without_limit(1, gpu).peak_reserved_bytes <= limit_bytes)
 
-    def cached_beyond(self, batch_size: int, gpu: Gpu) -> int:
-        """What is held beyond what is in use, by the replay nearest to so many queries."""
+    def _replays_of(self, gpu: Gpu) -> Replays:
         library = library_bytes(gpu)
-        held = {b: p.peak_reserved_bytes for (b, of), p in self._unlimited.items() if of == library}
-        if not held:
-            return 0
-        near = min(held, key=lambda b: abs(b - batch_size))
-        return held[near] - self.peak_bytes(near, gpu)
-
-    def _known(self, batch_size: int, gpu: Gpu, limit_bytes: int) -> bool | None:
-        """Whether they do by what was replayed, for other GPUs too: what fits, fits in any smaller.
-
-        None where nothing was replayed that tells.
-        """
-        library = library_bytes(gpu)
-        held = [
-            (b, p.peak_reserved_bytes) for (b, of), p in self._unlimited.items() if of == library
-        ]
-        exact = [size <= limit_bytes for b, size in held if b == batch_size]
-        if exact:
-            return None  # its peaks are there to be told
-        if any(b > batch_size and size <= limit_bytes for b, size in held):
-            return True
-        return False if any(b < batch_size and size > limit_bytes for b, size in held) else None
+        if library not in self._replays:
+            self._replays[library] = Replays(
+                lambda batch_size, limit: self._replayed(batch_size, library, limit),
+                lambda batch_size: self.peak_bytes(batch_size, gpu),
+                self._held_anywhere,
+            )
+        return self._replays[library]
 
     def peak_bytes(self, batch_size: int, gpu: Gpu) -> int:
         """Most bytes in use at once: what no cache can do without."""
@@ -178,7 +164,10 @@ class SimulatedCell:
             NoSpeedError: the GPU's rates are not known.
             TraceError: the cell cannot be traced.
         """
-        return step_time(self.operators(batch_size), gpu, constants)
+        key = (batch_size, gpu.key, constants)
+        if key not in self._step_times:
+            self._step_times[key] = step_time(self.operators(batch_size), gpu, constants)
+        return self._step_times[key]
 
     def operators(self, batch_size: int) -> Operators:
         """What a steady step of so many queries runs.
@@ -215,35 +204,6 @@ class SimulatedCell:
             capacity_bytes=limit,
             expandable_segments=self._expandable_segments,
         )
-
-
-def largest_batch_of(cell: SimulatedCell, gpu: Gpu, limit_bytes: int, batch_limit: int) -> int:
-    """The largest batch that fits, as ``trials.search`` finds it, for few replays.
-
-    What is in use at once bounds the search from above in no time; the replays that remain confirm
-    that b fits and b + 1 does not. 0 when not even one query fits.
-
-    Raises:
-        TraceError: the cell cannot be traced.
-    """
-    fits: dict[int, Reading] = {}
-
-    def probe(batch_size: int) -> Reading:
-        if batch_size not in fits:
-            peak = cell.peak_bytes(max(batch_size, SMALLEST), gpu)
-            if batch_size < SMALLEST and peak <= limit_bytes:
-                # Traced by itself only where it is the answer.
-                return Reading(fits=True, peak_memory_bytes=peak)
-            # Segments are what runs into the limit, not what of them is in use.
-            is_fit = peak <= limit_bytes and cell.fits(batch_size, gpu, limit_bytes)
-            taken = peak + cell.cached_beyond(batch_size, gpu)
-            fits[batch_size] = Reading(fits=is_fit, peak_memory_bytes=taken)
-        return fits[batch_size]
-
-    largest = drive(search_largest_batch(limit=batch_limit, memory_limit_bytes=limit_bytes), probe)
-    if largest == 1 and cell.without_limit(1, gpu).peak_reserved_bytes > limit_bytes:
-        return 0
-    return largest
 
 
 def library_bytes(gpu: Gpu) -> int:

@@ -17,10 +17,13 @@ from zipfile import BadZipFile
 import numpy as np
 
 from trials.child import QUIET
-from trials.simulation.events import Held, Recording
+from trials.simulation.events import Held, Recording, StructureError, with_updates_of
 from trials.simulation.request import TraceRequest
 
 TIMEOUT_SECONDS = 600.0
+# Importing torch and its like makes millions of objects that all stay: looking for garbage among
+# them takes a fifth of it.
+CHILD = "import gc; gc.disable(); from trials.simulation.worker import main; main()"
 
 
 class TraceError(RuntimeError):
@@ -97,6 +100,22 @@ def read_trace(path: Path) -> StepTrace:
     )
 
 
+def joined(traces: Sequence[StepTrace]) -> StepTrace:
+    """One trace of traces at one batch size each.
+
+    Raises:
+        StructureError: they differ in more than numbers.
+    """
+    first, *others = traces
+    alike = [with_updates_of(other.recordings[0], first.recordings[0]) for other in others]
+    return StepTrace(
+        batch_sizes=tuple(size for trace in traces for size in trace.batch_sizes),
+        recordings=(*first.recordings, *alike),
+        held=first.held,
+        copies=first.copies,
+    )
+
+
 class Traces:
     """Gives traces: from memory, from disk, or made.
 
@@ -110,6 +129,13 @@ class Traces:
         self._workers = workers or min(4, len(os.sched_getaffinity(0)))
         self._known: dict[str, StepTrace] = {}
         self._refused: dict[str, str] = {}
+
+    @property
+    def on_disk(self) -> "Traces":
+        """The same, to be sent to another process: without what memory has of them."""
+        traces = Traces(self._folder, workers=self._workers)
+        traces._refused |= self._refused
+        return traces
 
     def get(self, request: TraceRequest) -> StepTrace:
         """The trace of a cell.
@@ -131,17 +157,43 @@ class Traces:
                     self._known[request.key] = read_trace(self._path(request))
                     continue
                 missing[request.key] = request
-        self._make(list(missing.values()))
+        if len(missing) == 1 and self._workers > 1:
+            self._make_in_halves(*missing.values())
+        else:
+            self._make(list(missing.values()))
 
     def _path(self, request: TraceRequest) -> Path:
         return self._folder / f"{request.key}.npz"
 
-    def _make(self, requests: Sequence[TraceRequest]) -> None:
+    def _make_in_halves(self, request: TraceRequest) -> None:
+        """Traces the batch sizes of a lone request at the same time."""
+        if len(request.batch_sizes) == 1:
+            self._make([request])
+            return
+        halves = [request.model_copy(update={"batch_size": size}) for size in request.batch_sizes]
+        self._make(halves, apart=True)
+        for half in halves:
+            if half.key in self._refused:
+                self._refused[request.key] = self._refused.pop(half.key)
+                return
+        try:
+            self._known[request.key] = joined([self._known.pop(half.key) for half in halves])
+            write_trace(self._path(request), self._known[request.key])
+        except StructureError as error:
+            self._refused[request.key] = str(error)
+        for half in halves:
+            self._path(half).unlink(missing_ok=True)
+
+    def _make(self, requests: Sequence[TraceRequest], *, apart: bool = False) -> None:
         groups = defaultdict(list)
         for request in requests:
             # A model's traces share what its process builds and warms up.
             groups[request.settles, request.cell.model].append(request)
-        parts = _parted(list(groups.values()), self._workers)
+        parts = (
+            [[request] for request in requests]
+            if apart
+            else _parted(list(groups.values()), self._workers)
+        )
         if not parts:
             return
         with ThreadPoolExecutor(len(parts)) as threads:
@@ -152,7 +204,7 @@ class Traces:
         """Has a process trace these; why not, by key, None for those that it traced."""
         try:
             done = subprocess.run(
-                [sys.executable, "-m", "trials.simulation.worker", str(self._folder)],
+                [sys.executable, "-c", CHILD, str(self._folder)],
                 input="".join(f"{r.key} {r.model_dump_json()}\n" for r in requests),
                 env=os.environ | QUIET,
                 capture_output=True,

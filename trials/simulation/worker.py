@@ -3,6 +3,7 @@
 ``[key, null]`` says that the trace is written under its key, ``[key, "why"]`` that there is none.
 """
 
+import contextlib
 import gc
 import importlib
 import json
@@ -19,10 +20,10 @@ import torch
 from trials.models.build import KernelError
 from trials.models.experts import ExpertsError
 from trials.models.targets import TargetError
-from trials.simulation.events import StructureError
+from trials.simulation.events import Recording, StructureError
 from trials.simulation.repeat import check_repeats
-from trials.simulation.request import Routing, TraceRequest
-from trials.simulation.trace import Shares, TraceableCell
+from trials.simulation.request import SMALLEST, Routing, TraceRequest
+from trials.simulation.trace import Shares, TraceableCell, Traced
 from trials.simulation.tracer import UntraceableError
 from trials.simulation.traces import StepTrace, write_trace
 
@@ -57,25 +58,52 @@ def routed_shares(routing: Routing, experts: int | None) -> Shares:
     return share
 
 
-def trace(request: TraceRequest) -> StepTrace:
-    """Traces what is asked.
+class Tracing:
+    """Traces one request after another."""
 
-    Raises:
-        Exception: one of ``REFUSALS``.
-    """
-    cell = TraceableCell(request.cell, request.model, whole=request.whole)
-    gc.freeze()  # a trace collects garbage first; going through torch and its like takes 0.3 s
-    shares: Callable[[], Shares] = lambda: routed_shares(request.routing, request.cell.experts)  # noqa: E731 - a new count for each trace
-    first, *others = request.batch_sizes
-    traced = [cell.trace(first, shares())]
-    check_repeats(traced[0].recording)
-    traced += [cell.trace(other, shares(), traced[0].recording) for other in others]
-    return StepTrace(
-        batch_sizes=request.batch_sizes,
-        recordings=tuple(each.recording for each in traced),
-        held=traced[0].held,
-        copies=traced[0].copies,
-    )
+    def __init__(self) -> None:
+        # An update is the same at every batch size and length, so one for a model and recipe; but
+        # for a batch of one, after other operators, its storages have other names.
+        self._updates: dict[tuple[str, bool], Recording] = {}
+
+    def trace(self, request: TraceRequest) -> StepTrace:
+        """Traces what is asked.
+
+        Raises:
+            Exception: one of ``REFUSALS``.
+        """
+        cell = TraceableCell(request.cell, request.model, whole=request.whole)
+        gc.freeze()  # a trace collects garbage first; going through torch and its like takes 0.3 s
+        gc.enable()
+        shares: Callable[[], Shares] = lambda: routed_shares(request.routing, request.cell.experts)  # noqa: E731 - a new count for each trace
+        first, *others = request.batch_sizes
+        traced = [self._first(cell, request, first, shares)]
+        traced += [cell.trace(other, shares(), traced[0].recording) for other in others]
+        return StepTrace(
+            batch_sizes=request.batch_sizes,
+            recordings=tuple(each.recording for each in traced),
+            held=traced[0].held,
+            copies=traced[0].copies,
+        )
+
+    def _first(
+        self,
+        cell: TraceableCell,
+        request: TraceRequest,
+        batch_size: int,
+        shares: Callable[[], Shares],
+    ) -> Traced:
+        key = (request.updates, batch_size < SMALLEST)
+        known = self._updates.get(key)
+        traced = None
+        if known is not None:
+            with contextlib.suppress(StructureError):
+                traced = cell.trace(batch_size, shares(), known)
+        if traced is None:
+            traced = cell.trace(batch_size, shares())
+            self._updates[key] = traced.recording
+        check_repeats(traced.recording)
+        return traced
 
 
 def _settle_imports() -> None:
@@ -97,6 +125,7 @@ def main() -> None:
     """Traces until stdin ends."""
     _settle_imports()
     folder = Path(sys.argv[1])
+    tracing = Tracing()
     out = sys.stdout
     sys.stdout = sys.stderr  # what libraries print is no answer
     torch.set_num_threads(1)
@@ -104,7 +133,7 @@ def main() -> None:
         key, _, text = line.partition(" ")
         request = TraceRequest.model_validate_json(text)
         try:
-            write_trace(folder / f"{key}.npz", trace(request))
+            write_trace(folder / f"{key}.npz", tracing.trace(request))
             refusal = None
         except REFUSALS as error:
             refusal = str(error).strip().splitlines()[0]
@@ -119,7 +148,3 @@ def main() -> None:
     sys.stderr.flush()
     out.flush()
     os._exit(0)  # nothing of a fake model is worth taking down in order
-
-
-if __name__ == "__main__":
-    main()
