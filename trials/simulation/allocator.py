@@ -288,7 +288,8 @@ def _replay(  # noqa: C901, PLR0915 - one loop over very many events, next to no
     blocks: dict[int, tuple[int, int]] = {}  # address and size, by storage
     allocated = peak_allocated = 0
     failed_at = None
-    whole = -(-np.asarray(sizes, np.int64) // MIN_BLOCK) * MIN_BLOCK
+    asked = np.asarray(sizes, np.int64)
+    whole = np.where(asked > 0, -(-asked // MIN_BLOCK) * MIN_BLOCK, asked)
     for event, (storage, rounded) in enumerate(zip(storages, whole.tolist(), strict=True)):
         if rounded > 0:
             pool = large if rounded > SMALL else small
