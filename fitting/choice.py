@@ -1,0 +1,102 @@
+"""Which law speaks for a family: chosen by what it makes of points it has not seen."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fitting.laws import FloatArray
+from fitting.step_times import BoolArray, FittedForm, Form, StepTimes, fit_form
+
+UNSPOKEN = 1.0  # the error of a law on a point that it does not speak of without it
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A form, and how far it is off on what it has not seen.
+
+    Attributes:
+        fitted: the form on all rows.
+        errors: (rows,) of throughput, as a part of it: each point's without the point, to first
+            order; ``UNSPOKEN`` where it then speaks of none.
+        grows: mean error on the larger batches of each curve, fitted to the smaller half; absent
+            where no curve has both.
+    """
+
+    fitted: FittedForm
+    errors: FloatArray
+    grows: float | None
+
+    @property
+    def error(self) -> float:
+        """Mean of the errors."""
+        return float(self.errors.mean())
+
+    @property
+    def standard_error(self) -> float:
+        """Of that mean."""
+        return float(self.errors.std(ddof=1) / np.sqrt(len(self.errors)))
+
+
+def tried(rows: StepTimes) -> list[Tried]:
+    """Every form that the rows can carry."""
+    found = []
+    for form in Form:
+        fitted = fit_form(form, rows)
+        if fitted is not None:
+            errors = throughput_errors(fitted.left_out_residuals)
+            found.append(Tried(fitted, errors, _growing(form, rows)))
+    return found
+
+
+def chosen(candidates: list[Tried]) -> Tried | None:
+    """The one to use: of those as good as the best, to a standard error, the simplest.
+
+    The rule of one standard error (Breiman et al., Classification and Regression Trees, 3.4.3): on
+    points like those seen it loses nothing that could be told from noise, and with fewer parameters
+    it bends less where there are none.
+    """
+    if not candidates:
+        return None
+    best = min(candidates, key=lambda c: c.error)
+    good = [c for c in candidates if c.error <= best.error + best.standard_error]
+    return min(good, key=lambda c: (c.fitted.parameters, c.error))
+
+
+def throughput_errors(residuals: FloatArray) -> FloatArray:
+    """What residuals ``log(fitted / measured)`` of step times are in throughput, as a part of it."""
+    return np.nan_to_num(np.abs(np.exp(-residuals) - 1), nan=UNSPOKEN)
+
+
+def smaller_half(rows: StepTimes) -> BoolArray:
+    """(rows,) the smaller batch sizes of each curve of one series and sparsity, at least half."""
+    is_small = np.zeros(len(rows), bool)
+    curves = np.char.add(rows.series, np.char.mod("/%g", rows.sparsity))
+    for curve in np.unique(curves):
+        members = np.flatnonzero(curves == curve)
+        order = members[np.argsort(rows.batch_size[members], kind="stable")]
+        is_small[order[: -(-len(order) // 2)]] = True
+    return is_small
+
+
+def held_out(
+    rows: StepTimes, groups: np.ndarray, fit: Callable[[StepTimes], FittedForm | None]
+) -> FloatArray:
+    """(rows,) ``log(fitted / measured)``, each group of rows by a fit to all others."""
+    residuals = np.full(len(rows), np.nan)
+    for group in np.unique(groups):
+        out = groups == group
+        fitted = fit(rows.where(~out))
+        if fitted is not None:
+            residuals[out] = np.log(fitted.seconds(rows.where(out)) / rows.seconds[out])
+    return residuals
+
+
+def _growing(form: Form, rows: StepTimes) -> float | None:
+    is_small = smaller_half(rows)
+    fitted = None if is_small.all() else fit_form(form, rows.where(is_small))
+    if fitted is None:
+        return None
+    larger = rows.where(~is_small)
+    residuals = np.log(fitted.seconds(larger) / larger.seconds)
+    return float(throughput_errors(residuals).mean())

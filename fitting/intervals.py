@@ -1,0 +1,95 @@
+"""Intervals that hold as often as they say: conformal, with a scale of each series' own.
+
+A law is off by what it was off on points it had not seen. Some series are steadier than others, so
+residuals are divided by a scale of their series before they are put together; a series of few
+points borrows from all. What is claimed is for points like those seen: not beyond them.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fitting.laws import FloatArray
+from fitting.solve import t_quantile
+from fitting.step_times import NameArray
+
+BORROWED = 4.0  # points that the family's scale counts as, in that of a series
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """How far off a law is, series by series.
+
+    Attributes:
+        names: (series,) sorted.
+        sigmas: (series,) of ``log(fitted / measured)``: ``sigma**2 = (4 g**2 + sum r**2) / (4 + n)``
+            with g the family's root mean square, r the n residuals of the series.
+        family: g, for a series that was never seen.
+        scores: (points,) residuals over their scale, each by a scale that leaves it out; sorted.
+    """
+
+    names: NameArray
+    sigmas: FloatArray
+    family: float
+    scores: FloatArray
+
+    def half_width(self, series: str, level: float) -> float:
+        """Half the interval of the logarithm of a step time at a level, for example 0.9.
+
+        The conformal quantile, the ``ceil((n + 1) level)``-th of n scores; with too few scores to
+        have one, Student's t of as many.
+        """
+        at = int(np.searchsorted(self.names, series))
+        known = at < len(self.names) and self.names[at] == series
+        return quantile(self.scores, level) * float(self.sigmas[at] if known else self.family)
+
+
+def scales(series: NameArray, residuals: FloatArray) -> Scales | None:
+    """The scales of residuals, each of a point that its law had not seen; None of fewer than two.
+
+    Args:
+        series: (points,) names.
+        residuals: (points,) ``log(fitted / measured)``; nan is left out.
+    """
+    seen = np.isfinite(residuals)
+    series, residuals = series[seen], residuals[seen]
+    if len(residuals) < 2:
+        return None
+    names, at = np.unique(series, return_inverse=True)
+    squares = residuals**2
+    total, count = squares.sum(), len(squares)
+    own = np.bincount(at, weights=squares)
+    sizes = np.bincount(at)
+    family = total / count
+    others = (total - squares) / (count - 1)
+    without = (BORROWED * others + own[at] - squares) / (BORROWED + sizes[at] - 1)
+    return Scales(
+        names=names,
+        sigmas=np.sqrt((BORROWED * family + own) / (BORROWED + sizes)),
+        family=float(np.sqrt(family)),
+        scores=np.sort(np.abs(residuals) / np.sqrt(np.maximum(without, 1e-12))),
+    )
+
+
+def quantile(scores: FloatArray, level: float) -> float:
+    """The score that a new one stays below as often as the level says."""
+    place = int(np.ceil((len(scores) + 1) * level))
+    if place <= len(scores):
+        return float(scores[place - 1])
+    return t_quantile((1 + level) / 2, max(len(scores) - 1, 1))
+
+
+def coverage(series: NameArray, residuals: FloatArray, level: float) -> tuple[float, FloatArray]:
+    """How often the interval made without a point holds it, and (points,) the half-widths.
+
+    Nothing of a point is in its own interval: neither its residual in the scale, nor its score in
+    the quantile.
+    """
+    inside, widths = [], []
+    for point in np.flatnonzero(np.isfinite(residuals)):
+        others = np.arange(len(residuals)) != point
+        told = scales(series[others], residuals[others])
+        if told is not None:
+            widths.append(told.half_width(str(series[point]), level))
+            inside.append(abs(residuals[point]) <= widths[-1])
+    return float(np.mean(inside)), np.array(widths)
