@@ -8,6 +8,7 @@ import numpy as np
 from fitting.laws import FloatArray
 from fitting.step_times import BoolArray, FittedForm, Form, StepTimes, fit_form
 
+Fitting = Callable[[StepTimes], FittedForm | None]
 UNSPOKEN = 1.0  # the error of a law on a point that it does not speak of without it
 
 
@@ -19,13 +20,10 @@ class Tried:
         fitted: the form on all rows.
         errors: (rows,) of throughput, as a part of it: each point's without the point, to first
             order; ``UNSPOKEN`` where it then speaks of none.
-        grows: mean error on the larger batches of each curve, fitted to the smaller half; absent
-            where no curve has both.
     """
 
     fitted: FittedForm
     errors: FloatArray
-    grows: float | None
 
     @property
     def error(self) -> float:
@@ -45,7 +43,7 @@ def tried(rows: StepTimes) -> list[Tried]:
         fitted = fit_form(form, rows)
         if fitted is not None:
             errors = throughput_errors(fitted.left_out_residuals)
-            found.append(Tried(fitted, errors, _growing(form, rows)))
+            found.append(Tried(fitted, errors))
     return found
 
 
@@ -63,9 +61,15 @@ def chosen(candidates: list[Tried]) -> Tried | None:
     return min(good, key=lambda c: (c.fitted.parameters, c.error))
 
 
+def fit_chosen(rows: StepTimes) -> FittedForm | None:
+    """The form that the rows speak for, fitted to them."""
+    best = chosen(tried(rows))
+    return None if best is None else best.fitted
+
+
 def throughput_errors(residuals: FloatArray) -> FloatArray:
-    """What residuals ``log(fitted / measured)`` of step times are in throughput, as a part of it."""
-    return np.nan_to_num(np.abs(np.exp(-residuals) - 1), nan=UNSPOKEN)
+    """What residuals ``log(fitted / measured)`` of step times are as a part of the throughput."""
+    return np.asarray(np.nan_to_num(np.abs(np.exp(-residuals) - 1), nan=UNSPOKEN))
 
 
 def smaller_half(rows: StepTimes) -> BoolArray:
@@ -79,9 +83,7 @@ def smaller_half(rows: StepTimes) -> BoolArray:
     return is_small
 
 
-def held_out(
-    rows: StepTimes, groups: np.ndarray, fit: Callable[[StepTimes], FittedForm | None]
-) -> FloatArray:
+def held_out(rows: StepTimes, groups: np.ndarray, fit: Fitting) -> FloatArray:
     """(rows,) ``log(fitted / measured)``, each group of rows by a fit to all others."""
     residuals = np.full(len(rows), np.nan)
     for group in np.unique(groups):
@@ -92,11 +94,11 @@ def held_out(
     return residuals
 
 
-def _growing(form: Form, rows: StepTimes) -> float | None:
+def growing(rows: StepTimes, fit: Fitting) -> FloatArray:
+    """(larger rows,) ``log(fitted / measured)`` of larger batches, fitted to the smaller half."""
     is_small = smaller_half(rows)
-    fitted = None if is_small.all() else fit_form(form, rows.where(is_small))
-    if fitted is None:
-        return None
     larger = rows.where(~is_small)
-    residuals = np.log(fitted.seconds(larger) / larger.seconds)
-    return float(throughput_errors(residuals).mean())
+    fitted = fit(rows.where(is_small)) if len(larger) else None
+    if fitted is None:
+        return np.full(len(larger), np.nan)
+    return np.asarray(np.log(fitted.seconds(larger) / larger.seconds))

@@ -22,8 +22,9 @@ class Scales:
 
     Attributes:
         names: (series,) sorted.
-        sigmas: (series,) of ``log(fitted / measured)``: ``sigma**2 = (4 g**2 + sum r**2) / (4 + n)``
-            with g the family's root mean square, r the n residuals of the series.
+        sigmas: (series,) of ``log(fitted / measured)``:
+            ``sigma**2 = (4 g**2 + sum r**2) / (4 + n)``, with g the family's root mean square and r
+            the n residuals of the series.
         family: g, for a series that was never seen.
         scores: (points,) residuals over their scale, each by a scale that leaves it out; sorted.
     """

@@ -6,6 +6,7 @@ Its import takes as long as all else that most commands import.
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ LINEAR_RANK_TOLERANCE = 1e-10
 JACOBIAN_RANK_TOLERANCE = 1e-7
 # A parameter takes part in an unseen direction when its share of it exceeds this.
 NULL_SHARE = 1e-4
+CORNER = 1e-9  # how far a corner of the planes may be off, as a part of a limit
 
 
 class Status(StrEnum):
@@ -158,6 +160,60 @@ def solve_nonlinear(
         converged=found.status > 0,
     )
     return _solution(minimum)
+
+
+def solve_most_agreed(at: FloatArray, beyond: FloatArray, limit: FloatArray) -> FloatArray:
+    """The values ``v``, none below zero, with ``at @ v <= limit < beyond @ v`` for most rows.
+
+    Of all that agree with as many, those in the middle: the least margin of any row that agrees, as
+    a part of its limit, is the largest. A count does not care how wrong a row is, so no bad one
+    pulls. It is exact: most rows agree at a corner, where as many planes meet as there are
+    parameters, and all corners are looked at. Meant for some dozens of rows and three parameters.
+
+    Args:
+        at: (rows, parameters) what must be within the limit.
+        beyond: (rows, parameters) what must not.
+        limit: (rows,) above zero.
+
+    Raises:
+        ValueError: there are no rows, or a number is not finite.
+    """
+    if len(limit) == 0 or not all(np.all(np.isfinite(each)) for each in (at, beyond, limit)):
+        raise ValueError("limits to agree with must be finite numbers, and at least one")
+    lower, upper = at / limit[:, None], beyond / limit[:, None]
+    corners = _corners(np.vstack([lower, upper]))
+    within = (corners @ lower.T <= 1 + CORNER) & (corners @ upper.T >= 1 - CORNER)
+    counts = within.sum(axis=1)
+    most = np.unique(within[counts == counts.max()], axis=0)
+    return max((_middle(lower[rows], upper[rows]) for rows in most), key=lambda found: found[0])[1]
+
+
+def _corners(planes: FloatArray) -> FloatArray:
+    """(corners, parameters) where ``planes @ v = 1`` meet each other or zero, none below zero."""
+    count, parameters = planes.shape
+    walls = np.vstack([planes, np.eye(parameters)])
+    heights = np.r_[np.ones(count), np.zeros(parameters)]
+    sets = np.array(list(combinations(range(len(walls)), parameters)))
+    meeting = walls[sets]
+    scale = np.abs(meeting).max(axis=2, keepdims=True)
+    apart = np.abs(np.linalg.det(meeting / np.where(scale > 0, scale, 1.0))) > LINEAR_RANK_TOLERANCE
+    points = np.linalg.solve(meeting[apart], heights[sets[apart]][:, :, None])[:, :, 0]
+    return np.asarray(points[(points >= -CORNER).all(axis=1)])
+
+
+def _middle(lower: FloatArray, upper: FloatArray) -> tuple[float, FloatArray]:
+    """The margin, and the values, where ``lower @ v <= 1 <= upper @ v`` by the most."""
+    from scipy.optimize import linprog  # noqa: PLC0415 - see the top
+
+    parameters = lower.shape[1]
+    one = np.ones((len(lower), 1))
+    found = linprog(
+        np.r_[np.zeros(parameters), -1.0],
+        A_ub=np.vstack([np.hstack([lower, one]), np.hstack([-upper, one])]),
+        b_ub=np.r_[one[:, 0], -one[:, 0]],
+    )
+    values = np.asarray(found.x)
+    return float(values[-1]), values[:-1]
 
 
 def t_quantile(probability: float, degrees_of_freedom: int) -> float:

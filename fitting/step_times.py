@@ -1,9 +1,9 @@
 """Laws of the step time of one family: what shares a model, a recipe, software and a basis.
 
-Every law here is ``t**p = t0**p + (work * k(sparsity))**p``: a floor (launches, reading the weights,
-the optimizer) and a cost that grows with the work of a step; ``p`` is 1 where one follows the other
-and larger where they overlap. Given ``p`` and the exponent of the sparsity it is linear, so there
-are no starting values, and floors and slopes of any number of GPUs are found at once.
+Every law here is ``t**p = t0**p + (work * k(sparsity))**p``: a floor (launches, reading the
+weights, the optimizer) and a cost that grows with the work of a step; ``p`` is 1 where one follows
+the other and larger where they overlap. Given ``p`` and the exponent of the sparsity it is linear,
+so there are no starting values, and floors and slopes of any number of GPUs are found at once.
 """
 
 from dataclasses import dataclass, replace
@@ -112,7 +112,11 @@ class Shape:
 # fitted, since no curve of ten points tells them.
 SHAPES = {
     Form.POOLED: Shape(
-        "t^1.1 = t0^1.1 + (N k s^g)^1.1, t0 and k by GPU", Work.TOKENS, Per.GPU, 1.1, Sparsity.SHARED
+        "t^1.1 = t0^1.1 + (N k s^g)^1.1, t0 and k by GPU",
+        Work.TOKENS,
+        Per.GPU,
+        1.1,
+        Sparsity.SHARED,
     ),
     Form.POOLED_BY_SERIES: Shape(
         "t^1.1 = t0^1.1 + (N k s^g)^1.1, t0 and k by series",
@@ -248,9 +252,7 @@ class _Problem:
         self._free = np.ones((self._count, 3 if own else 2), bool)
         if own:
             self._free[:, 2] = several
-        sizes = np.array(
-            [len(np.unique(rows.batch_size[groups == g])) for g in range(self._count)]
-        )
+        sizes = np.array([len(np.unique(rows.batch_size[groups == g])) for g in range(self._count)])
         points = np.bincount(groups, minlength=self._count)
         self.carried: BoolArray = (sizes >= 2) & (points > self._free.sum(axis=1))
 
@@ -298,7 +300,9 @@ class _Problem:
         np.add.at(summed, self._groups, columns)
         return summed
 
-    def _non_negative(self, terms: FloatArray, target: FloatArray, weight: FloatArray) -> FloatArray:
+    def _non_negative(
+        self, terms: FloatArray, target: FloatArray, weight: FloatArray
+    ) -> FloatArray:
         """(groups, terms) the best values of none below zero, by trying each set of free ones."""
         outer = self._summed(terms[:, :, None] * terms[:, None, :] * weight[:, None, None])
         inner = self._summed(terms * (target * weight)[:, None])
@@ -311,7 +315,9 @@ class _Problem:
             matrix = np.where(free[:, None] & free[None, :], outer, np.eye(count))
             scale = np.sqrt(np.einsum("gii->gi", matrix))
             scaled = matrix / scale[:, :, None] / scale[:, None, :]
-            scaled += 1e-13 * np.eye(count)  # a group of one batch size is not carried, and no error
+            scaled += 1e-13 * np.eye(
+                count
+            )  # a group of one batch size is not carried, and no error
             values = np.linalg.solve(scaled, (np.where(free, inner, 0.0) / scale)[:, :, None])
             values = values[:, :, 0] / scale
             cost = -np.einsum("gi,gi->g", values, np.where(free, inner, 0.0))
@@ -338,7 +344,9 @@ class _Problem:
         matrix += np.where(active, 0.0, 1.0)[:, :, None] * np.eye(2)
         border = self._summed(local * (shared * use)[:, None])
         gradient = self._summed(local * (residuals * use)[:, None])
-        followed = np.linalg.solve(matrix + 1e-300 * np.eye(2), np.stack([border, gradient], axis=2))
+        followed = np.linalg.solve(
+            matrix + 1e-300 * np.eye(2), np.stack([border, gradient], axis=2)
+        )
         curvature = float((shared**2 * use).sum() - (border * followed[:, :, 0]).sum())
         pull = float((shared * residuals * use).sum() - (border * followed[:, :, 1]).sum())
         return float(np.clip(-pull / curvature, -0.3, 0.3)) if curvature > 1e-12 else 0.0
@@ -351,14 +359,17 @@ class _Problem:
         inner = self._summed(terms * rate[:, None])
         singular = ~self.carried
         outer[singular] = np.eye(2)
-        values = np.linalg.solve(outer, inner[:, :, None])[:, :, 0]
+        values: FloatArray = np.array(
+            np.linalg.solve(outer, inner[:, :, None])[:, :, 0], np.float64
+        )
         fitted = (terms * values[self._groups]).sum(axis=1)
         ratio = np.where(fitted > 0, rate / np.where(fitted > 0, fitted, 1.0), np.nan)
-        ones = np.ones(len(rate))
-        told = self._told(values, None, np.log(ratio), ones, 1.0, terms / rate[:, None])
-        return replace(told, spread=self._spread(np.nan_to_num(np.log(ratio), nan=1.0)))
+        residuals: FloatArray = np.array(np.log(ratio), np.float64)
+        columns: FloatArray = np.array(terms / rate[:, None], np.float64)
+        told = self._told(values, None, residuals, np.ones(len(self._rows)), 1.0, columns)
+        return replace(told, spread=self._spread(np.nan_to_num(residuals, nan=1.0)))
 
-    def _told(
+    def _told(  # noqa: PLR0913, PLR0917 - what a fit is made from
         self,
         values: FloatArray,
         exponent: float | None,
@@ -408,7 +419,9 @@ class _Problem:
         inverse = np.linalg.pinv(matrix)
         hat = np.einsum("ri,rij,rj->r", scaled, inverse[self._groups], scaled)
         border = self._summed(scaled * (pull * use)[:, None])
-        alone = pull - np.einsum("ri,rij,rj->r", scaled, inverse[self._groups], border[self._groups])
+        alone = pull - np.einsum(
+            "ri,rij,rj->r", scaled, inverse[self._groups], border[self._groups]
+        )
         left = float((alone**2 * use).sum())
         hat = use * (hat + (alone**2 / left if left > 0 else 0.0))
         condition = float(np.sqrt(np.linalg.cond(matrix[self.carried]).max(initial=1.0)))

@@ -93,6 +93,20 @@ def build_parser() -> argparse.ArgumentParser:
     )
     check.add_argument("--out", metavar="DIR", help="the run folder (default: runs/gpu-check)")
     check.add_argument("--seconds", type=_positive, default=480, help="end by then (default: 480)")
+    reproduce = commands.add_parser(
+        "reproduce",
+        help="the paper's tables and figures, its law's answers and ours beside them",
+        description="Works out anew what arXiv 2408.04693 publishes, and how well its law and ours "
+        "predict the points that they have not seen. Prints Markdown and draws the figures.",
+    )
+    reproduce.add_argument("--json", action="store_true", help="the figures alone, for programs")
+    reproduce.add_argument(
+        "--out",
+        type=Path,
+        default=Path("reproduction"),
+        metavar="DIR",
+        help="where reproduction.md and fig13.svg to fig15.svg go (default: reproduction)",
+    )
     catalog = commands.add_parser("catalog", help="the GPUs and prices that are known")
     catalog.add_argument("what", choices=("gpus", "prices"))
     return parser

@@ -1,6 +1,7 @@
 """One short function per command. Results go to stdout, progress and remarks to stderr."""
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from fitting.calibrate import CalibrationError, calibrate, measured_points
 from fitting.fit import Fits, fit_observations
+from fitting.paper import reproduction
 from gpu_catalog.catalog import Catalog, CatalogError, UnknownGpuError, load_catalog
 from orchestrator.calibration import calibration_text, known_constants
 from orchestrator.cluster import (
@@ -39,6 +41,7 @@ from orchestrator.plan import Plan, make_plan, trial_task
 from orchestrator.progress import Progress, fastest
 from orchestrator.ranking import Ranking, rank, ranking_csv
 from orchestrator.report import cheapest_section, headline, markdown
+from orchestrator.reproduce import ReproduceError, as_markdown, draw
 from orchestrator.runner import run_trials
 from orchestrator.spec_file import (
     DEFAULT_SPEC,
@@ -63,6 +66,7 @@ KNOWN_ERRORS = (
     ClusterError,
     EstimateError,
     GpuCheckError,
+    ReproduceError,
     SpecError,
     StoreError,
     TraceError,
@@ -85,6 +89,7 @@ def run(options: argparse.Namespace) -> int:
         "calibrate": calibrate_runs,
         "gpu-check": gpu_check,
         "rank": rank_run,
+        "reproduce": reproduce,
     }
     return others[options.command](options)
 
@@ -182,6 +187,24 @@ def calibrate_runs(options: argparse.Namespace) -> int:
     out.write_text(f"{calibration.model_dump_json(indent=2)}\n", encoding="utf-8")
     _say(calibration_text(calibration))
     _say(f"\n{out}: give it to estimate and sweep as --constants {out}")
+    return 0
+
+
+def reproduce(options: argparse.Namespace) -> int:
+    """Works out the paper's tables and figures anew."""
+    told = reproduction()
+    if options.json:
+        _say(json.dumps({"figures": told.figures}, indent=2))
+        return 0
+    text = as_markdown(told)
+    _say(text)
+    folder: Path = options.out
+    try:
+        drawn = draw(told, folder)
+        (folder / "reproduction.md").write_text(f"{text}\n", encoding="utf-8")
+    except OSError as error:
+        raise ReproduceError(f"--out {folder}: cannot be written ({error.strerror})") from None
+    _remark(f"{folder}: reproduction.md, {', '.join(path.name for path in drawn)}")
     return 0
 
 

@@ -4,7 +4,6 @@ Prints Markdown. Some minutes on two cores; traces are kept in a folder of its o
 times of making them are those of a fresh machine.
 """
 
-import csv
 import os
 import resource
 import statistics
@@ -17,8 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
+from fitting.paper import dataset_lengths, throughput_points
 from gpu_catalog.catalog import load_catalog
 from orchestrator.tables import table
 from trials.models.model import find_model
@@ -31,7 +29,6 @@ from trials.simulation.traces import Traces
 from trials.simulation.worker import Tracing
 from trials.workload import Cell
 
-PAPER = Path(__file__).parent.parent / "data" / "paper"
 CATALOG = load_catalog()
 # The paper does not say which H100 it ran on: both are shown.
 GPUS = {
@@ -72,31 +69,21 @@ class Point:
 
 def paper_points() -> list[Point]:
     """All 96."""
-    with (PAPER / "throughput.csv").open(encoding="utf-8") as file:
-        return [
-            Point(
-                row["model"],
-                row["dataset"],
-                row["gpu"],
-                int(row["batch_size"]),
-                float(row["sparsity"]),
-                float(row["queries_per_second"]),
-            )
-            for row in csv.DictReader(file)
-        ]
+    told = throughput_points()
+    rows = told.rows
+    return [
+        Point(str(model), str(dataset), str(gpu), int(batch), float(sparsity), float(batch / t))
+        for model, dataset, gpu, batch, sparsity, t in zip(
+            *(told.model, told.dataset, told.gpu),
+            *(rows.batch_size, rows.sparsity, rows.seconds),
+            strict=True,
+        )
+    ]
 
 
 def padded_length(dataset: str, batch_size: int) -> int:
-    """Tokens a batch is padded to, on average: the longest of so many, a multiple of 8."""
-    with (PAPER / "lengths.csv").open(encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["dataset"] == dataset]
-    lengths = np.array([int(row["tokens"]) for row in rows])
-    counts = np.array([int(row["examples"]) for row in rows])
-    order = np.argsort(lengths)
-    below = np.cumsum(counts[order]) / counts.sum()
-    before = np.concatenate([[0.0], below[:-1]])
-    longest = float(lengths[order] @ (below**batch_size - before**batch_size))
-    return int(-(-longest // 8) * 8)
+    """Tokens a batch is padded to, on average, as a multiple of 8."""
+    return int(-(-dataset_lengths()[dataset].padded(batch_size, multiple=1) // 8) * 8)
 
 
 class Simulation:
