@@ -167,13 +167,18 @@ def calibrate(points: Sequence[Point], start: Constants) -> Calibration:
     fitted = problem.constants(solution.values)
     errors = _errors(problem, solution.values)
     left_out = _leaving_one_gpu_out(points, start)
-    judged = [each.mean_error for each in left_out] or [float(np.mean(errors))]
     # Mean absolute error to a 90 % interval, as of normal errors: 1.64 / 0.80.
-    interval = max(0.02, 2.06 * float(np.mean(judged)))
+    if left_out:
+        interval = max(0.02, 2.06 * float(np.mean([each.mean_error for each in left_out])))
+        above = None
+    else:
+        # Points that the constants were fitted to say nothing of another GPU.
+        interval = max(start.error, 2.06 * float(np.mean(errors)))
+        above = start.error_above
     gpus = tuple(sorted({point.gpu.key for point in points}))
     source = f"calibrated on {len(points)} measured steps of {', '.join(gpus)}"
     return Calibration(
-        constants=fitted.model_copy(update={"error": interval, "source": source}),
+        constants=fitted.model_copy(update={"error": interval, "error_above": above, "source": source}),
         fitted=tuple(problem.told(solution)),
         points=len(points),
         gpus=gpus,

@@ -22,7 +22,7 @@ from trials.recipe import Recipe
 from trials.simulation.clock import Constants, NoSpeedError, StepTime
 from trials.simulation.events import Purpose, Work
 from trials.simulation.prober import usable_bytes
-from trials.simulation.request import Fidelity, Routing, approximations
+from trials.simulation.request import Fidelity, Routing, approximations, not_simulated
 from trials.simulation.simulated import CONTEXT_BYTES, GIB, SimulatedCell
 from trials.simulation.traces import TraceError, Traces
 from trials.workload import Cell
@@ -149,7 +149,9 @@ class Question:
         if self.active_experts is not None and self.model.experts is None:
             raise EstimateError(f"--active-experts: {self.model.name} has no experts: leave it out")
         recipe = resolved(self.recipe, self.model, gpu)
-        reason = obstacle(recipe, self.model, gpu, EXTRAS)
+        reason = obstacle(recipe, self.model, gpu, EXTRAS) or not_simulated(
+            recipe, self.model, gpu
+        )
         if reason is not None:
             raise EstimateError(f"{gpu.key}: {reason}")
         try:
@@ -200,8 +202,13 @@ def possible_gpus(question: Question, gpus: Sequence[Gpu]) -> tuple[list[Gpu], l
         except EstimateError as error:
             reasons.append(str(error))
             continue
-        if usable_bytes(gpu) <= 0:
+        if gpu.usable_memory_bytes is None and gpu.marketed_memory_gb is None:
             reasons.append(f"{gpu.key}: its memory is not known: give --memory-gib")
+            continue
+        if usable_bytes(gpu) <= 0:
+            reasons.append(
+                f"{gpu.key}: CUDA's context alone takes {CONTEXT_BYTES / GIB:g} GiB: give more memory"
+            )
             continue
         possible.append(gpu)
     return possible, reasons
@@ -269,6 +276,7 @@ def _estimated(  # noqa: PLR0913, PLR0917 - what an estimate is made from
         except NoSpeedError:
             step = None
     asked = question.cell(gpu)
+    approximate = approximations(asked, question.model, gpu)
     told = Estimate(
         model=asked.model,
         gpu=gpu.key,
@@ -287,8 +295,8 @@ def _estimated(  # noqa: PLR0913, PLR0917 - what an estimate is made from
         reserved_gib=needed.peak_reserved_bytes / GIB,
         usable_gib=limit / GIB,
         routed_peak_gib=_spread(routed, gpu, batch_size),
-        fidelity=Fidelity.APPROXIMATE if approximations(asked.recipe) else Fidelity.REPRODUCED,
-        approximations=approximations(asked.recipe),
+        fidelity=Fidelity.APPROXIMATE if approximate else Fidelity.REPRODUCED,
+        approximations=approximate,
         constants=constants.source,
         **({} if step is None else _speed(question, gpu, catalog, constants, batch_size, step)),
     )
@@ -303,7 +311,7 @@ def _speed(  # noqa: PLR0913, PLR0917 - as above
     batch_size: int,
     step: StepTime,
 ) -> dict[str, Any]:
-    seconds = _around(step.seconds, constants.error)
+    seconds = _around(step.seconds, constants.error, constants.error_above)
     return {
         "step_seconds": step.seconds,
         "step_seconds_interval": seconds,
@@ -345,8 +353,8 @@ def _price(
     )
 
 
-def _around(value: float, error: float) -> Interval:
-    return Interval(low=value / (1 + error), high=value * (1 + error))
+def _around(value: float, error: float, above: float | None = None) -> Interval:
+    return Interval(low=value / (1 + error), high=value * (1 + (above or error)))
 
 
 def _batches(cell: SimulatedCell, gpu: Gpu, limit: int, largest: int, batch_limit: int) -> Interval:
@@ -491,6 +499,7 @@ PURPOSES = {
 }
 WORKS = {
     Work.MATRIX_PRODUCT: "matrix products",
+    Work.GROUPED_PRODUCT: "experts' matrix products, grouped",
     Work.ATTENTION_FORWARD: "attention, forward",
     Work.ATTENTION_BACKWARD: "attention, backward",
     Work.DEQUANTISATION: "4-bit dequantisation",

@@ -12,6 +12,7 @@ from orchestrator.sweep import SweepSpec
 from trials.models.model import Model
 from trials.observation import Observation
 from trials.possible import obstacle
+from trials.simulation.request import not_simulated
 from trials.trial import TrialTask, next_ask
 from trials.workload import Cell
 
@@ -155,9 +156,7 @@ def make_plan(
 def _why_not_simulated(cell: Cell, model: Model, gpu: Gpu) -> str | None:
     if gpu.kind != "cuda":
         return f"only CUDA GPUs are simulated: measure on {gpu.key} (leave simulated_on out)"
-    if cell.recipe.offload_optimizer:
-        return "offload_optimizer is not simulated: leave it out, or measure"
-    return obstacle(cell.recipe, model, gpu)
+    return obstacle(cell.recipe, model, gpu) or not_simulated(cell.recipe, model, gpu)
 
 
 def _why_not(cell: Cell, model: Model, catalog: Catalog, cluster: ClusterResources) -> str | None:

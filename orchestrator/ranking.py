@@ -204,8 +204,9 @@ def _simulated(batch_size: int, measurements: Sequence[Measurement]) -> StepTime
     """A simulated step, with the interval of the simulation."""
     seconds = measurements[0].step_seconds[0]
     error = measurements[0].relative_error or 0.0
+    above = measurements[0].relative_error_above or error
     interval = Prediction(
-        value=seconds, low=seconds / (1 + error), high=seconds * (1 + error), extrapolated=False
+        value=seconds, low=seconds / (1 + error), high=seconds * (1 + above), extrapolated=False
     )
     return StepTime(batch_size, interval, "simulated steps")
 

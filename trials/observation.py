@@ -175,8 +175,9 @@ class Measurement(Record):
         before: the GPU before the timed steps; absent when only memory was asked, or on a CPU.
         after: the GPU after them; absent as above.
         built: what was found in the built model; absent when no model was built: simulated.
-        relative_error: half the width of the 90 % interval of a simulated step time, as a part of
-            it; absent when steps were measured.
+        relative_error: how much shorter than told a simulated step may be, of its 90 % interval, as
+            a part of it; absent when steps were measured.
+        relative_error_above: how much longer; absent for as much.
     """
 
     memory_steps: int
@@ -190,6 +191,7 @@ class Measurement(Record):
     after: DeviceReading | None = None
     built: Built | None = None
     relative_error: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    relative_error_above: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
 
 
 class Observation(Record):

@@ -96,6 +96,21 @@ class Model(Record):
         return self.config.get("num_attention_heads") is not None
 
     @property
+    def has_grouped_queries(self) -> bool:
+        """Whether several heads of queries share one of keys and values."""
+        heads, shared = (
+            self.config.get(name) for name in ("num_attention_heads", "num_key_value_heads")
+        )
+        return heads is not None and shared is not None and _int(shared) < _int(heads)
+
+    @property
+    def window(self) -> int | None:
+        """Tokens before its own that a token attends to; None for all of them."""
+        window = self.config.get("sliding_window")
+        off = self.config.get("use_sliding_window") is False
+        return None if window is None or off else _int(window)
+
+    @property
     def has_mamba(self) -> bool:
         """Whether any layer is a selective scan."""
         return self._first(STATE_SIZE_NAMES) is not None

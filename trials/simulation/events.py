@@ -62,6 +62,8 @@ class Work(IntEnum):
     """The optimizer's."""
     MEMORY = 7
     """Everything else: bound by memory."""
+    GROUPED_PRODUCT = 8
+    """The experts' matrix products in one operator: one kernel where the GPU has it."""
 
 
 class Rate(IntEnum):
@@ -203,24 +205,36 @@ class Operators:
     segments: IntArray
 
 
+def _structure(recording: Recording, part: np.ndarray) -> tuple[IntArray, IntArray, IntArray]:
+    """Kinds, segments and names of a part, those that are let go in a row in order of their names."""
+    kinds, names, segments = (c[part] for c in (recording.kinds, recording.names, recording.segments))
+    freed = kinds == Kind.FREED
+    runs = np.cumsum(~freed | np.r_[True, ~freed[:-1]])
+    order = np.lexsort((np.where(freed, names, 0), runs))
+    return kinds, segments, names[order]
+
+
 def with_updates_of(recording: Recording, other: Recording) -> Recording:
     """A recording whose updates are those of another one, and what is let go after them.
+
+    What is let go at one moment may go in another order (autocast keeps its casts by address): the
+    order is that of the other, too.
 
     Raises:
         StructureError: the two differ in more than numbers before that.
     """
     own = recording.segments < Segment.FIRST_UPDATE
     theirs = other.segments < Segment.FIRST_UPDATE
-    for field in ("kinds", "names", "segments"):
-        if not np.array_equal(getattr(recording, field)[own], getattr(other, field)[theirs]):
-            raise StructureError("the step is another one at another batch size")
+    for mine, same in zip(_structure(recording, own), _structure(other, theirs), strict=True):
+        if not np.array_equal(mine, same):
+            raise StructureError("the step is another one at another batch size or length")
 
     def joined(field: str) -> Any:
         return np.concatenate([getattr(recording, field)[own], getattr(other, field)[~theirs]])
 
     return Recording(
         kinds=joined("kinds"),
-        names=joined("names"),
+        names=other.names,
         segments=joined("segments"),
         numbers=joined("numbers"),
         ghosts=other.ghosts,

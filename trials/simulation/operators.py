@@ -46,7 +46,17 @@ PICKING = {
     "aten::index_add",
     "aten::index_add_",
 }
+# What they are given is not read.
+FILLING = {
+    *("aten::zero_", "aten::fill_", "aten::zeros_like", "aten::ones_like", "aten::full_like"),
+    *("aten::zeros", "aten::ones", "aten::full", "aten::new_zeros", "aten::new_ones"),
+    "aten::new_full",
+}
+COPYING = {"aten::copy_", "aten::_foreach_copy_"}
+# They read one number of each row of the logits, and write one, or a row of zeros but for one.
+PICKING_LOSSES = {"aten::nll_loss_forward", "aten::nll_loss_backward"}
 MAKING_NOTHING = {
+    "aten::_unsafe_view",  # a view, though its schema does not say so
     "aten::empty",
     "aten::empty_like",
     "aten::empty_strided",
@@ -103,22 +113,29 @@ def describe(
     if kernel is not None:
         return kernel.work(args, result)
     inputs, outputs = tensors_in((args, kwargs)), tensors_in(result)
-    if name.startswith(("aten::_foreach", "aten::_fused")):
-        return [_many_tensors(func, inputs)]
+    if name.startswith(("aten::_foreach", "aten::_fused", "aten::_amp_foreach")):
+        return [_many_tensors(func, args, inputs)]
     return [_of_memory(func, name, inputs, outputs)]
 
 
 def _of_memory(
     func: Any, name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
 ) -> Described:
-    moved = sum(touched_bytes(t) for t in outputs)
+    written = sum(touched_bytes(t) for t in outputs)
     if name in PICKING:
-        # Rows are read and written where they are picked, once more where they are added to.
+        # Rows are read where they are picked and written, and read once more where they are added.
         rows = max((touched_bytes(t) for t in inputs[1:] or inputs), default=0)
-        rows = max(rows, 0 if func._schema.is_mutable else moved)  # noqa: SLF001 - torch has no other
-        moved = 3 * rows
+        is_mutable = func._schema.is_mutable  # noqa: SLF001 - torch has no other name for it
+        adds = name in {"aten::index_add", "aten::index_add_"}
+        moved = (3 if adds else 2) * max(rows, 0 if is_mutable or adds else written)
+    elif name in FILLING:
+        moved = written
+    elif name in COPYING:
+        moved = written + touched_bytes(inputs[1])
+    elif name in PICKING_LOSSES:
+        moved = written
     else:
-        moved += sum(touched_bytes(t) for t in inputs)
+        moved = written + sum(touched_bytes(t) for t in inputs)
     return Work.MEMORY, Rate.BF16, (moved, 0.0, 0.0, 0.0, 0.0, 0.0, LAUNCHES.get(name, 1))
 
 
@@ -188,7 +205,19 @@ def _grouped(args: Sequence[Any], _kwargs: dict[str, Any], result: Any) -> Descr
     else:
         groups, rows, columns = result.shape
         inner = left.shape[1] / groups
-    return _matrix_product(left, rows, inner, columns, groups, _moved(args[:2], result))
+    moved = _moved(args[:2], result)
+    _, rate, numbers = _matrix_product(left, rows, inner, columns, groups, moved)
+    return Work.GROUPED_PRODUCT, rate, numbers
+
+
+def _convolution_backward(
+    args: Sequence[Any], _kwargs: dict[str, Any], result: object
+) -> Described:
+    """As many multiplications for each of the two gradients as the forward pass has."""
+    grad, _, weight = args[:3]
+    gradients = len(tensors_in(result))
+    flops = 2.0 * grad.numel() * weight[0].numel() * min(gradients, 2)
+    return Work.MEMORY, _rate(grad), (_moved(args, result), flops, 0, 0, 0, 0, 1)
 
 
 def _convolution(args: Sequence[Any], _kwargs: dict[str, Any], result: object) -> Described:
@@ -196,14 +225,13 @@ def _convolution(args: Sequence[Any], _kwargs: dict[str, Any], result: object) -
     return Work.MEMORY, _rate(args[0]), (_moved(args, result), flops, 0, 0, 0, 0, 1)
 
 
-def _many_tensors(func: Any, inputs: list[torch.Tensor]) -> Described:
+def _many_tensors(func: Any, args: Sequence[Any], inputs: list[torch.Tensor]) -> Described:
     """PyTorch's kernels over lists of tensors: read, and written where the first list is."""
     moved = float(sum(touched_bytes(t) for t in inputs))
-    lists = max(1, sum("Tensor" in str(a.type) for a in func._schema.arguments))  # noqa: SLF001
-    written = moved / lists
-    count = len(inputs) / lists
-    elements = sum(t.numel() for t in inputs) / lists
-    launches = max(1.0, count / TENSORS_PER_LAUNCH, elements / ELEMENTS_PER_LAUNCH)
+    first = [t for t in args[0] if isinstance(t, torch.Tensor)]
+    written = float(sum(touched_bytes(t) for t in first))
+    elements = sum(t.numel() for t in first)
+    launches = max(1.0, len(first) / TENSORS_PER_LAUNCH, elements / ELEMENTS_PER_LAUNCH)
     if "fused" in func.name():
         written *= 3  # the weights and both moments
     return Work.UPDATE, Rate.FP32, (moved + written, 0, 0, 0, 0, 0, launches)
@@ -216,9 +244,7 @@ PRODUCTS: dict[str, Callable[[Sequence[Any], dict[str, Any], Any], Described]] =
     "aten::baddbmm": _bmm,
     "aten::_grouped_mm": _grouped,
     "aten::convolution": _convolution,
-    "aten::convolution_backward": lambda args, kwargs, result: _convolution(
-        args[1:], kwargs, result
-    ),
+    "aten::convolution_backward": _convolution_backward,
 }
 KERNELS: dict[str, "Kernel"] = {}
 """The opaque kernels by operator; ``trials.simulation.kernels`` fills it."""

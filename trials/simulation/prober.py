@@ -11,7 +11,7 @@ from trials.observation import Environment, Measurement, MemoryReading, Outcome
 from trials.probe import ProbeRequest
 from trials.simulation.clock import Constants, NoSpeedError
 from trials.simulation.events import StructureError
-from trials.simulation.request import versions
+from trials.simulation.request import simulation_code, versions
 from trials.simulation.simulated import CONTEXT_BYTES, GIB, MemoryUse, SimulatedCell
 from trials.simulation.traces import TraceError
 
@@ -78,6 +78,7 @@ class SimulatedProber:
             model_memory_bytes=int(self._cell.held.sizes.sum()),
             step_seconds=seconds,
             relative_error=self._constants.error if seconds else None,
+            relative_error_above=self._constants.error_above if seconds else None,
         )
         missed = use.outcome is Outcome.OUT_OF_MEMORY
         return ProbeEnd(
@@ -99,7 +100,12 @@ class SimulatedProber:
         return Environment(
             versions=tuple(
                 sorted(
-                    [*versions(), ("python", platform.python_version()), ("constants", constants)]
+                    [
+                        *versions(),
+                        ("python", platform.python_version()),
+                        ("constants", constants),
+                        ("simulation", simulation_code()),
+                    ]
                 )
             ),
             device_name=f"{self._gpu.key}, simulated",

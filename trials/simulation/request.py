@@ -9,12 +9,15 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
+from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
 from trials.models.model import Model
+from trials.possible import AMPERE
 from trials.recipe import Recipe
 from trials.workload import Cell
 
 STACK = ("torch", "transformers", "peft", "bitsandbytes")
+HOPPER = 9.0  # the first compute capability of Hopper
 SMALLEST = 2  # a batch of one query takes other operators in places; it is traced by itself
 
 
@@ -92,11 +95,34 @@ class Fidelity(StrEnum):
     """Something of it stands in for what would run: said in ``approximations``."""
 
 
-def approximations(recipe: Recipe) -> tuple[str, ...]:
-    """What of a recipe's stack is not run by the installed libraries themselves."""
+def not_simulated(recipe: Recipe, model: Model, gpu: Gpu) -> str | None:
+    """Why what a GPU would run is not simulated, with what to do instead; None when it is."""
+    if recipe.offload_optimizer:
+        return "offload_optimizer is not simulated: leave it out, or measure"
+    if recipe.attention == "sdpa" and model.has_grouped_queries and not _since(gpu, AMPERE):
+        return (
+            f"{gpu.key}: below compute capability {AMPERE} sdpa has no kernel for the grouped "
+            f"queries of {model.name}, and what it does instead is not simulated: use eager"
+        )
+    return None
+
+
+def approximations(cell: Cell, model: Model, gpu: Gpu) -> tuple[str, ...]:
+    """What of a cell's stack is not run by the installed libraries themselves on its GPU."""
+    recipe = cell.recipe
+    uses_sdpa = recipe.attention == "sdpa"
+    is_windowed = model.window is not None and cell.seq_len > model.window
     stands_in = {
         "FlashAttention-2 by the kernel that PyTorch has of it": recipe.attention
         == "flash_attention_2",
+        "attention within a window as attention to all that came before": recipe.attention
+        == "flash_attention_2"
+        and is_windowed,
+        "sdpa by FlashAttention-2, where PyTorch may take cuDNN's": uses_sdpa
+        and recipe.precision != "fp32"
+        and _since(gpu, HOPPER),
+        "sdpa by FlashAttention-2, where PyTorch takes its memory-efficient kernel": uses_sdpa
+        and (recipe.precision == "fp32" or not _since(gpu, AMPERE)),
         "mamba-ssm by operators of its shapes": recipe.mamba == "mamba-ssm",
         f"{recipe.optimizer} by its state and one kernel a tensor": "8bit" in recipe.optimizer,
         "fp16 by the rules autocast has on a CPU": recipe.precision == "fp16",
@@ -105,10 +131,24 @@ def approximations(recipe: Recipe) -> tuple[str, ...]:
     return tuple(what for what, does in stands_in.items() if does)
 
 
+def _since(gpu: Gpu, capability: float) -> bool:
+    return gpu.compute_capability is None or float(gpu.compute_capability) >= capability
+
+
 @cache
 def versions() -> tuple[tuple[str, str], ...]:
     """The libraries whose code is traced, and which."""
     return tuple((name, metadata.version(name)) for name in STACK)
+
+
+@cache
+def simulation_code() -> str:
+    """A fingerprint of all that a simulated number comes from: numbers of two are not mixed."""
+    here = Path(__file__).parent
+    digest = hashlib.sha256(_code().encode())
+    for path in sorted(here.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:8]
 
 
 @cache

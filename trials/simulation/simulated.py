@@ -9,7 +9,7 @@ from trials.simulation.allocator import AllocatorPeaks, replay
 from trials.simulation.clock import Constants, StepTime, step_time
 from trials.simulation.events import Held, Operators, Purpose
 from trials.simulation.replays import Replays
-from trials.simulation.request import SMALLEST, Routing, TraceRequest
+from trials.simulation.request import HOPPER, SMALLEST, Routing, TraceRequest
 from trials.simulation.steps import Steps
 from trials.simulation.traces import Traces
 from trials.workload import Cell
@@ -22,7 +22,6 @@ CONTEXT_BYTES = 512 * 2**20
 # (PyTorch's CUDABlas.cpp: :4096:2:16:8, and 32 MiB from Hopper on).
 CUBLAS_BYTES = 2 * (2 * 4096 + 8 * 16) * 1024
 CUBLAS_HOPPER_BYTES = 2 * 32 * 2**20
-HOPPER = 9.0
 
 
 @dataclass(frozen=True, slots=True)
