@@ -149,7 +149,9 @@ class FittedForm:
         names: (groups,) what has a floor and slope of its own; in the order of ``values``.
         values: (groups, terms): what multiplies the terms of the form, none below zero; nan for a
             group that has too few points for it.
+        standard_errors: (groups, terms) of the values; nan where one is held at zero.
         exponent: of the sparsity; absent where it is not shared, or was never varied.
+        exponent_error: its standard error; absent where it is held at a bound, too.
         spread: of the residuals, by their median: a relative error.
         residuals: (rows,) ``log(fitted / seconds)``; nan where the form does not speak.
         leverages: (rows,) how far each point pulls the law to itself, 0 to 1.
@@ -161,7 +163,9 @@ class FittedForm:
     form: Form
     names: NameArray
     values: FloatArray
+    standard_errors: FloatArray
     exponent: float | None
+    exponent_error: float | None
     spread: float
     residuals: FloatArray
     leverages: FloatArray
@@ -176,13 +180,7 @@ class FittedForm:
         at = np.minimum(at, len(self.names) - 1)
         known = self.names[at] == groups
         values = np.where(known[:, None], self.values[at], np.nan)
-        if self.form is Form.LOGARITHM:
-            rate = (eq2_terms(rows.batch_size, rows.sparsity) * values).sum(axis=1)
-            positive = np.where(rate > 0, rate, np.nan)
-            return np.asarray(rows.batch_size / positive)
-        shape = SHAPES[self.form]
-        powered = (_terms(shape, rows, self.exponent) * values).sum(axis=1)
-        return np.asarray(powered ** (1 / shape.power))
+        return form_seconds(self.form, values, self.exponent, rows)
 
     @property
     def left_out_residuals(self) -> FloatArray:
@@ -199,6 +197,25 @@ class FittedForm:
         return np.asarray(np.abs(self.left_out_residuals) > SUSPECT * self.spread)
 
 
+def form_seconds(
+    form: Form, values: FloatArray, exponent: float | None, rows: StepTimes
+) -> FloatArray:
+    """(rows,) step times by a form.
+
+    Args:
+        form: which.
+        values: (rows, terms) what multiplies its terms; nan where it does not speak.
+        exponent: of the sparsity, as fitted.
+        rows: what is asked; their seconds are not looked at.
+    """
+    if form is Form.LOGARITHM:
+        rate = (eq2_terms(rows.batch_size, rows.sparsity) * values).sum(axis=1)
+        return np.asarray(rows.batch_size / np.where(rate > 0, rate, np.nan))
+    shape = SHAPES[form]
+    powered = (_terms(shape, rows, exponent) * values).sum(axis=1)
+    return np.asarray(powered ** (1 / shape.power))
+
+
 def group_of(form: Form, rows: StepTimes) -> NameArray:
     """(rows,) the name of the group whose floor and slope each row has."""
     if form is Form.LOGARITHM or SHAPES[form].per is Per.SERIES:
@@ -212,7 +229,7 @@ def fit_form(form: Form, rows: StepTimes) -> FittedForm | None:
     Minimises the sum over rows of ``2 c**2 (sqrt(1 + (r / c)**2) - 1)``, r the logarithm of fitted
     over measured seconds and c their spread (``LEAST_SPREAD`` or more): a square near the law, a
     line far from it, so that a bad point counts little. A floor or slope is never below zero. A
-    group needs two batch sizes, and a point more than it has parameters of its own.
+    group needs two batch sizes at one sparsity, and a point more than it has parameters of its own.
     """
     names, groups = np.unique(group_of(form, rows), return_inverse=True)
     problem = _Problem(form, rows, names, np.asarray(groups, np.int64))
@@ -242,19 +259,16 @@ class _Problem:
         self._groups = groups
         self._count = len(names)
         self._shape = SHAPES.get(form)
-        several = np.array(
-            [len(np.unique(rows.sparsity[groups == g])) > 1 for g in range(self._count)]
-        )
-        self._is_shared = self._shape is not None and self._shape.sparsity is Sparsity.SHARED
-        self._has_exponent = self._is_shared and bool(several.any())
+        several, sizes = _varied(groups, rows, self._count)
         own = self._shape is not None and self._shape.sparsity is Sparsity.OWN
         # At one sparsity k0 and k1 are one parameter: k0.
         self._free = np.ones((self._count, 3 if own else 2), bool)
         if own:
             self._free[:, 2] = several
-        sizes = np.array([len(np.unique(rows.batch_size[groups == g])) for g in range(self._count)])
         points = np.bincount(groups, minlength=self._count)
         self.carried: BoolArray = (sizes >= 2) & (points > self._free.sum(axis=1))
+        is_shared = self._shape is not None and self._shape.sparsity is Sparsity.SHARED
+        self._has_exponent = is_shared and bool((several & self.carried).any())
 
     def solved(self) -> FittedForm:
         """The fit."""
@@ -309,7 +323,8 @@ class _Problem:
         count = terms.shape[1]
         best = np.zeros((self._count, count))
         least = np.full(self._count, np.inf)
-        for subset in range(1, 2**count):
+        settled = np.zeros(self._count, bool)
+        for subset in range(2**count - 1, 0, -1):
             free = np.array([bool(subset >> place & 1) for place in range(count)])
             allowed = ~(free & ~self._free).any(axis=1)
             matrix = np.where(free[:, None] & free[None, :], outer, np.eye(count))
@@ -323,6 +338,9 @@ class _Problem:
             cost = -np.einsum("gi,gi->g", values, np.where(free, inner, 0.0))
             better = allowed & (values >= 0).all(axis=1) & (cost < least)
             best[better], least[better] = values[better], cost[better]
+            settled |= better & (self._free == free).all(axis=1)
+            if settled.all():  # all free ones together are above zero: nothing is better
+                break
         return best
 
     def _exponent_step(
@@ -366,8 +384,13 @@ class _Problem:
         ratio = np.where(fitted > 0, rate / np.where(fitted > 0, fitted, 1.0), np.nan)
         residuals: FloatArray = np.array(np.log(ratio), np.float64)
         columns: FloatArray = np.array(terms / rate[:, None], np.float64)
-        told = self._told(values, None, residuals, np.ones(len(self._rows)), 1.0, columns)
-        return replace(told, spread=self._spread(np.nan_to_num(residuals, nan=1.0)))
+        spread = self._spread(np.nan_to_num(residuals, nan=1.0))
+        told = self._told(values, None, residuals, np.ones(len(self._rows)), spread, columns)
+        # Errors grow with the rate, and yet all count alike: what follows from both is this.
+        inverse = np.linalg.inv(outer)
+        middle = self._summed(terms[:, :, None] * terms[:, None, :] * (rate**2)[:, None, None])
+        errors = spread * np.sqrt(np.einsum("gij,gjk,gki->gi", inverse, middle, inverse))
+        return replace(told, standard_errors=np.where(self.carried[:, None], errors, np.nan))
 
     def _told(  # noqa: PLR0913, PLR0917 - what a fit is made from
         self,
@@ -382,14 +405,21 @@ class _Problem:
             assert self._shape is not None
             columns = _terms(self._shape, self._rows, exponent)
             columns = columns / self._rows.seconds[:, None] ** self._shape.power
-        local = np.where(self._free[self._groups], columns, 0.0)
-        leverages, condition = self._leverages(local, self._pull(values, exponent), weights)
+        pull = self._pull(values, exponent)
+        free = np.where(self._free[self._groups], columns, 0.0)
+        leverages, condition = self._leverages(free, pull, weights)
+        above = np.where((values > 0)[self._groups], columns, 0.0)
+        errors, exponent_error = self._standard_errors(above, pull, weights)
+        power = 1.0 if self._shape is None else self._shape.power
+        inside = exponent is not None and EXPONENTS[0] < exponent < EXPONENTS[1]
         silent = ~self._is_carried
         return FittedForm(
             form=self._form,
             names=self._names,
             values=np.where(self.carried[:, None], values, np.nan),
+            standard_errors=power * spread * errors,
             exponent=exponent,
+            exponent_error=power * spread * exponent_error if inside else None,
             spread=spread,
             residuals=np.where(silent, np.nan, residuals),
             leverages=np.where(silent, np.nan, leverages),
@@ -411,21 +441,60 @@ class _Problem:
     ) -> tuple[FloatArray, float]:
         """(rows,) the diagonal of the hat matrix; the condition of the worst group's own terms."""
         use = weights * self._is_carried
-        lengths = np.sqrt(self._summed(local**2 * use[:, None]))
-        scaled = local / np.where(lengths > 0, lengths, 1.0)[self._groups]
-        matrix = self._summed(scaled[:, :, None] * scaled[:, None, :] * use[:, None, None])
-        idle = ~self._free | ~self.carried[:, None]
-        matrix += np.where(idle, 1.0, 0.0)[:, :, None] * np.eye(local.shape[1])
-        inverse = np.linalg.pinv(matrix)
+        scaled, _, matrix = self._normal(local, use)
+        inverse: FloatArray = np.asarray(np.linalg.pinv(matrix), np.float64)
         hat = np.einsum("ri,rij,rj->r", scaled, inverse[self._groups], scaled)
-        border = self._summed(scaled * (pull * use)[:, None])
-        alone = pull - np.einsum(
-            "ri,rij,rj->r", scaled, inverse[self._groups], border[self._groups]
-        )
+        alone, _ = self._alone(scaled, inverse, pull, use)
         left = float((alone**2 * use).sum())
         hat = use * (hat + (alone**2 / left if left > 0 else 0.0))
         condition = float(np.sqrt(np.linalg.cond(matrix[self.carried]).max(initial=1.0)))
         return np.clip(hat, 0.0, 1.0), condition
+
+    def _standard_errors(
+        self, local: FloatArray, pull: FloatArray, weights: FloatArray
+    ) -> tuple[FloatArray, float]:
+        """(groups, terms) and of the exponent, for residuals with a spread of 1.
+
+        Roots of the diagonal of the inverse of the robust normal matrix, ``[[A, b], [b', c]]`` with
+        A of each group's own values, c of the exponent and b between them; nan for a value without
+        a column.
+        """
+        use = weights * self._is_carried
+        scaled, lengths, matrix = self._normal(local, use)
+        inverse: FloatArray = np.asarray(np.linalg.pinv(matrix), np.float64)
+        alone, followed = self._alone(scaled, inverse, pull, use)
+        left = float((alone**2 * use).sum())
+        own = np.einsum("gii->gi", inverse) + (followed**2 / left if left > 0 else 0.0)
+        errors = np.where(lengths > 0, np.sqrt(own) / np.where(lengths > 0, lengths, 1.0), np.nan)
+        return errors, float(1 / np.sqrt(left)) if left > 0 else np.nan
+
+    def _normal(
+        self, local: FloatArray, use: FloatArray
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Columns scaled to length 1 in each group, their lengths, and their normal matrices."""
+        lengths = np.sqrt(self._summed(local**2 * use[:, None]))
+        scaled = local / np.where(lengths > 0, lengths, 1.0)[self._groups]
+        matrix = self._summed(scaled[:, :, None] * scaled[:, None, :] * use[:, None, None])
+        matrix += np.where(lengths > 0, 0.0, 1.0)[:, :, None] * np.eye(local.shape[1])
+        return scaled, lengths, matrix
+
+    def _alone(
+        self, scaled: FloatArray, inverse: FloatArray, pull: FloatArray, use: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """(rows,) what of the exponent's pull is not its group's; (groups, terms) what is."""
+        border = self._summed(scaled * (pull * use)[:, None])
+        followed = np.einsum("gij,gj->gi", inverse, border)
+        return pull - np.einsum("ri,ri->r", scaled, followed[self._groups]), followed
+
+
+def _varied(groups: IntArray, rows: StepTimes, count: int) -> tuple[BoolArray, IntArray]:
+    """(groups,) whether each has several sparsities; the most batch sizes it has at one."""
+    points = np.unique(np.stack([groups, rows.sparsity, rows.batch_size], axis=1), axis=0)
+    curves, sizes = np.unique(points[:, :2], axis=0, return_counts=True)
+    of = curves[:, 0].astype(np.int64)
+    most = np.zeros(count, np.int64)
+    np.maximum.at(most, of, sizes)
+    return np.bincount(of, minlength=count) > 1, most
 
 
 def _log_weights(fitted: FloatArray, target: FloatArray) -> FloatArray:
