@@ -1,0 +1,352 @@
+"""Observations of anybody, read from a table into the step times that laws are fitted to.
+
+A table of ours has ``gpu, model, batch_size, queries_per_second`` and how long queries are; tables
+of IBM's ado (``fitting.ado``) are read by the same names.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fitting import ado
+from fitting.laws import FloatArray
+from fitting.lengths import Lengths
+from fitting.sheet import LeftOut, Sheet, folded, quoted, read_sheet
+from fitting.step_times import IntArray, StepTimes
+from gpu_catalog.catalog import load_catalog
+from gpu_catalog.near import did_you_mean, near_matches
+from trials.observation import Basis
+
+# What else columns are called, without case and punctuation.
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "gpu": ("gpumodel", "gputype", "gpuname", "device", "devicename", "accelerator"),
+    "model": ("modelname", "modelid", "llm"),
+    "sparsity": ("sparsities",),
+    "seq_len": (
+        *("sequencelength", "seqlength", "sequencelen", "tokensperquery", "tokenspersample"),
+        *("modelmaxlength", "maxseqlength", "maxseqlen", "maxsequencelength"),
+    ),
+    "padded_tokens": ("paddedtokensperquery", "paddedlength", "paddedlen"),
+    "dataset": ("dataset", "datasetname", "datasetid"),
+    "batch_size": ("batch", "bs", "bsz", "batchsizes"),
+    "queries_per_second": (
+        *("queriess", "queriespers", "queriespersec", "qps", "querypersecond"),
+        *("samplespersecond", "sampless", "samplespersec", "examplespersecond"),
+    ),
+    "recipe": (),
+    "method": ("finetuningmethod", "peftmethod"),
+    "stack": ("software", "softwarestack"),
+    "basis": (),
+    **ado.COLUMNS,
+}
+NEEDED = {
+    "gpu": "which GPU, a key of 'catalog gpus' or any name",
+    "model": "which model",
+    "batch_size": "queries per step",
+    "queries_per_second": "training examples per second",
+}
+LENGTH_COLUMNS = {"dataset": (), "tokens": ("length",), "examples": ("count", "queries")}
+LEFT_SEVERAL_GPUS = "ran on several GPUs (number_gpus above 1)"
+LEFT_INVALID = "did not run: out of memory, or refused (is_valid 0)"
+LEFT_CAPPED = "capped: their speed is that of the larger GPU that stood in"
+LEFT_UNTIMED = "have no throughput"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Family:
+    """What rows must share to be fitted together.
+
+    Attributes:
+        model: name of the model.
+        recipe: how it is fine-tuned; empty where the table does not say.
+        stack: software; empty where the table does not say.
+        basis: measured or simulated.
+    """
+
+    model: str
+    recipe: str
+    stack: str
+    basis: Basis
+
+    @property
+    def name(self) -> str:
+        """For example ``mixtral-8x7b/qlora/measured``."""
+        parts = (self.model, self.recipe, self.stack, self.basis)
+        return "/".join(part for part in parts if part)
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Rows of a table, read.
+
+    Attributes:
+        index: (rows,) of the table's frame: what its rows are called there.
+        families: (rows,) what each is of.
+        rows: (rows,) as step times; seconds are nan where none were asked.
+        left_out: rows that are not among them, by reason.
+        remarks: what else a reader must know, a line each.
+    """
+
+    index: pd.Index
+    families: tuple[Family, ...]
+    rows: StepTimes
+    left_out: tuple[LeftOut, ...]
+    remarks: tuple[str, ...]
+
+    def by_family(self) -> dict[Family, IntArray]:
+        """Which rows each family has, in the order of their names."""
+        places: defaultdict[Family, list[int]] = defaultdict(list)
+        for place, family in enumerate(self.families):
+            places[family].append(place)
+        return {family: np.array(places[family], np.int64) for family in sorted(places)}
+
+
+def read_frame(
+    frame: pd.DataFrame,
+    *,
+    lengths: Mapping[str, Lengths] | None = None,
+    file: str | None = None,
+    timed: bool = True,
+) -> Observed:
+    """Reads a table, its columns by any of their names.
+
+    A step has ``batch_size`` queries and takes ``batch_size / queries_per_second`` seconds. Its
+    padded tokens are ``batch_size`` times what its row says: ``padded_tokens``, else ``seq_len``,
+    else the expected longest of so many examples of its ``dataset``.
+
+    Args:
+        frame: the table.
+        lengths: of data sets' examples, by name.
+        file: where it is from, for messages.
+        timed: whether throughput is needed; without it, rows are questions.
+
+    Raises:
+        TableError: it cannot be read; a line for each mistake.
+    """
+    sheet = Sheet(frame, COLUMNS, file)
+    _check_head(sheet, lengths, timed=timed)
+    _leave_out(sheet, timed=timed)
+    batch_size = sheet.numbers("batch_size", _whole)
+    sparsity = np.nan_to_num(sheet.numbers("sparsity", _share), nan=1.0)
+    seq_len = sheet.numbers("seq_len", _positive)
+    seconds = batch_size / _rate(sheet, seq_len)
+    padded = _padded(sheet, batch_size, seq_len, lengths or {})
+    families = _families(sheet)
+    gpus = _gpus(sheet)
+    for name in ("model", "batch_size"):
+        _check_filled(sheet, name)
+    sheet.check()
+    kept = np.flatnonzero(sheet.kept)
+    rows = StepTimes(
+        gpu=np.array(gpus, np.str_),
+        series=np.array(_series(sheet, gpus, seq_len), np.str_),
+        batch_size=batch_size,
+        tokens=batch_size * padded,
+        sparsity=sparsity,
+        seconds=seconds,
+    )
+    return Observed(
+        index=sheet.index[kept],
+        families=tuple(families[place] for place in kept),
+        rows=rows.where(kept),
+        left_out=tuple(sheet.left_out),
+        remarks=tuple(_remarks(sheet, timed=timed)),
+    )
+
+
+def read_lengths(path: Path) -> dict[str, Lengths]:
+    """How long the examples of data sets are, from a CSV of dataset, tokens and examples.
+
+    Raises:
+        TableError: it cannot be read; a line for each mistake.
+    """
+    sheet = Sheet(read_sheet(path), LENGTH_COLUMNS, str(path))
+    for name in LENGTH_COLUMNS:
+        if name not in sheet:
+            sheet.head_is_wrong(f"no column {name}: the three are dataset, tokens and examples")
+        else:
+            _check_filled(sheet, name)
+    names = np.array([name or "" for name in sheet.texts("dataset")])
+    tokens, examples = (sheet.numbers(name, _positive) for name in ("tokens", "examples"))
+    sheet.check()
+    found = {}
+    for name in np.unique(names):
+        of = names == name
+        at, place = np.unique(tokens[of], return_inverse=True)
+        counts = np.bincount(place, weights=examples[of]).astype(np.float64)
+        found[str(name)] = Lengths(tokens=at, examples=counts)
+    return found
+
+
+def gpu_key(name: str) -> str:
+    """The catalog's key of a GPU, whatever case and punctuation it is written in; else the name."""
+    return _gpu_keys().get(folded(name), name)
+
+
+@cache
+def _gpu_keys() -> dict[str, str]:
+    keys = {}
+    for gpu in load_catalog().gpus:
+        for name in (gpu.key, *gpu.device_names):
+            keys[folded(name)] = gpu.key
+            keys[folded(name).removeprefix("nvidia")] = gpu.key
+    return keys
+
+
+def _check_head(sheet: Sheet, lengths: Mapping[str, Lengths] | None, *, timed: bool) -> None:
+    instead = {"gpu": "number_gpus", "queries_per_second": ado.RATE}
+    for name, meaning in NEEDED.items():
+        is_told = name in sheet or instead.get(name, name) in sheet
+        if not is_told and (timed or name != "queries_per_second"):
+            sheet.head_is_wrong(f"no column {name}: add it ({meaning}){_meant(sheet, name)}")
+    if not ("seq_len" in sheet or "padded_tokens" in sheet or (lengths and "dataset" in sheet)):
+        sheet.head_is_wrong(
+            "no column says how long queries are: add seq_len or padded_tokens (tokens per query), "
+            "or a dataset whose lengths are given (--lengths CSV of dataset, tokens, examples)"
+            + _meant(sheet, "seq_len")
+        )
+
+
+def _meant(sheet: Sheet, name: str) -> str:
+    """A column that may have been meant for one that is missing."""
+    near = near_matches(name, sheet.unused)
+    return f"; or rename {quoted(near[0])}, if that is it" if near else ""
+
+
+def _leave_out(sheet: Sheet, *, timed: bool) -> None:
+    """Rows that say nothing of how long a step takes on one GPU."""
+    gpus = sheet.numbers("number_gpus", _count)
+    sheet.leave_out(gpus > 1, LEFT_SEVERAL_GPUS)
+    if not timed:
+        return
+    sheet.leave_out(ado.invalid(sheet), LEFT_INVALID)
+    sheet.leave_out(ado.of_shorter_texts(sheet), ado.LEFT_SHORTER)
+    capped = [text == Basis.CAPPED for text in sheet.texts("basis")]
+    sheet.leave_out(np.array(capped, bool), LEFT_CAPPED)
+    name = "queries_per_second" if "queries_per_second" in sheet else ado.RATE
+    if name in sheet:
+        untimed = [text is None for text in sheet.texts(name)]
+        sheet.leave_out(np.array(untimed, bool), LEFT_UNTIMED)
+
+
+def _rate(sheet: Sheet, seq_len: FloatArray) -> FloatArray:
+    """(rows,) queries per second."""
+    if "queries_per_second" in sheet or ado.RATE not in sheet:
+        return sheet.numbers("queries_per_second", _positive)
+    return sheet.numbers(ado.RATE, _positive) / seq_len
+
+
+def _padded(
+    sheet: Sheet, batch_size: FloatArray, seq_len: FloatArray, lengths: Mapping[str, Lengths]
+) -> FloatArray:
+    """(rows,) tokens that each query of a row's batch is padded to."""
+    told = sheet.numbers("padded_tokens", _positive)
+    padded = np.where(np.isfinite(told), told, seq_len)
+    datasets = sheet.texts("dataset")
+    for place in np.flatnonzero(sheet.kept & ~np.isfinite(padded)):
+        dataset, size = datasets[place], batch_size[place]
+        if dataset is not None and dataset in lengths:
+            if np.isfinite(size):
+                padded[place] = lengths[dataset].padded(size)
+        elif dataset is not None and lengths:
+            near = did_you_mean(dataset, lengths)
+            text = f"no lengths of {quoted(dataset)} are given{near or ': add them, or seq_len'}"
+            sheet.row_is_wrong("dataset", int(place), text)
+        elif "seq_len" in sheet or "padded_tokens" in sheet:
+            name = "seq_len" if "seq_len" in sheet else "padded_tokens"
+            sheet.row_is_wrong(name, int(place), "is empty: say how long queries are, in tokens")
+    return padded
+
+
+def _families(sheet: Sheet) -> list[Family]:
+    models, recipes, stacks = (sheet.texts(name) for name in ("model", "recipe", "stack"))
+    methods, settings = sheet.texts("method"), ado.settings(sheet)
+    bases = sheet.texts("basis")
+    told = [Basis.MEASURED.value, Basis.SIMULATED.value]
+    for place, basis in enumerate(bases):
+        if sheet.kept[place] and basis is not None and basis not in told:
+            near = did_you_mean(basis, told)
+            text = f"must be measured or simulated, not {quoted(basis)}{near}"
+            sheet.row_is_wrong("basis", place, text)
+    return [
+        Family(
+            model or "",
+            recipe or method or "",
+            stack or setting,
+            Basis(basis) if basis in told else Basis.MEASURED,
+        )
+        for model, recipe, method, stack, setting, basis in zip(
+            models, recipes, methods, stacks, settings, bases, strict=True
+        )
+    ]
+
+
+def _gpus(sheet: Sheet) -> list[str]:
+    """(rows,) keys; rows of a run without a GPU are the CPU's."""
+    counts = sheet.numbers("number_gpus", _count)
+    is_there = "gpu" in sheet or "number_gpus" in sheet
+    found = []
+    for place, name in enumerate(sheet.texts("gpu")):
+        if name is None and is_there and sheet.kept[place] and counts[place] != 0:
+            sheet.row_is_wrong("gpu", place, "is empty: name the GPU, or leave the row out")
+        found.append("cpu" if name is None else gpu_key(name))
+    return found
+
+
+def _series(sheet: Sheet, gpus: list[str], seq_len: FloatArray) -> list[str]:
+    """(rows,) a GPU at a data set, a length, or both."""
+    datasets = sheet.texts("dataset")
+    return [
+        "/".join(
+            [
+                gpu,
+                *([] if dataset is None else [dataset]),
+                *([f"seq{length:g}"] if np.isfinite(length) else []),
+            ]
+        )
+        for gpu, dataset, length in zip(gpus, datasets, seq_len, strict=True)
+    ]
+
+
+def _check_filled(sheet: Sheet, name: str) -> None:
+    if name not in sheet:
+        return
+    for place, text in enumerate(sheet.texts(name)):
+        if text is None and sheet.kept[place]:
+            sheet.row_is_wrong(name, place, "is empty: fill it in, or leave the row out")
+
+
+def _remarks(sheet: Sheet, *, timed: bool) -> list[str]:
+    unused = [name for name in sheet.unused if folded(name) not in ado.ALSO_THERE]
+    found = []
+    if unused:
+        named = ", ".join(f"{quoted(name)}{_bracketed(sheet.near(name))}" for name in unused)
+        found.append(f"columns not used: {named}")
+    if timed and "sparsity" not in sheet:
+        found.append("no column sparsity: every row is taken to have one, 1 (no experts, or all)")
+    return found
+
+
+def _bracketed(near: str) -> str:
+    return f" ({near.removeprefix(': ')})" if near else ""
+
+
+def _positive(value: float) -> str | None:
+    return None if value > 0 else "above 0"
+
+
+def _whole(value: float) -> str | None:
+    return None if value >= 1 and value.is_integer() else "a whole number of at least 1"
+
+
+def _count(value: float) -> str | None:
+    return None if value >= 0 and value.is_integer() else "a whole number of at least 0"
+
+
+def _share(value: float) -> str | None:
+    return None if 0 < value <= 1 else "above 0 and at most 1 (active experts over experts)"

@@ -1,0 +1,270 @@
+"""Tables that anybody made: columns by our names, values checked, every mistake told at once."""
+
+import csv
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fitting.laws import FloatArray
+from fitting.step_times import BoolArray
+from gpu_catalog.near import did_you_mean
+
+LINE = "line"  # what the index of a file's rows is called
+BLANK = frozenset({"", "-", "na", "n/a", "nan", "none", "null", "<na>"})
+MOST_OF_A_COLUMN = 20  # mistakes told of one column, before the others are only counted
+MOST_CHARACTERS = 60
+TIDY_ENCODING = "utf-8-sig"  # as UTF-8, and as spreadsheets write it
+
+
+class TableError(ValueError):
+    """A table that cannot be read; the message has one line for each mistake."""
+
+
+def read_sheet(path: Path) -> pd.DataFrame:
+    """A CSV file as texts, its rows indexed by their lines; comma, semicolon or tab between fields.
+
+    Raises:
+        TableError: it cannot be read, or rows do not fit its head; a line for each mistake.
+    """
+    text = _text(path)
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text), strict=True)
+    rows, numbers = [], []
+    try:
+        head = next(lines, [])
+        for row in lines:
+            if any(field.strip() for field in row):
+                rows.append(row)
+                numbers.append(lines.line_num)
+    except csv.Error as error:
+        raise TableError(f"{path}:{lines.line_num}: is no CSV ({error}): repair the line") from None
+    wrong = [
+        f"{path}:{number}: fields: {len(row)}, where the head has {len(head)}: quote those with "
+        "commas in them, fill in missing ones"
+        for row, number in zip(rows, numbers, strict=True)
+        if len(row) != len(head)
+    ]
+    if not head or not rows:
+        wrong.append(f"{path}: has no rows below a head: the first line names the columns")
+    if wrong:
+        raise TableError("\n".join(_some(wrong)))
+    return pd.DataFrame(rows, columns=head, index=pd.Index(numbers, name=LINE), dtype=object)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding=TIDY_ENCODING)
+    except FileNotFoundError:
+        raise TableError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise TableError(f"{path}: is a folder; name the CSV file in it") from None
+    except UnicodeDecodeError as error:
+        raise TableError(f"{path}: not UTF-8 text (byte {error.start}): save it as UTF-8") from None
+    except OSError as error:
+        raise TableError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _delimiter(text: str) -> str:
+    head = text.partition("\n")[0]
+    return next((sign for sign in ",;\t" if sign in head), ",")
+
+
+def folded(name: object) -> str:
+    """A name without case and punctuation: ``Queries / s`` as ``queriess``."""
+    return "".join(sign for sign in str(name).casefold() if sign.isalnum())
+
+
+def quoted(value: object) -> str:
+    """A value as messages have it: short."""
+    text = repr(value) if isinstance(value, str) else str(value)
+    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 3] + "..."
+
+
+def is_blank(value: object) -> bool:
+    """Whether a cell says nothing."""
+    if isinstance(value, str):
+        return value.strip().casefold() in BLANK
+    return value is None or value is pd.NA or value is pd.NaT or value != value  # noqa: PLR0124 - nan
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Rows that had no part in what was done with a table."""
+
+    reason: str
+    rows: int
+
+
+class Sheet:
+    """A frame whose columns are found by any of their names, and whose mistakes are gathered.
+
+    Args:
+        frame: the table. Its index is how its rows are named in messages: a file's lines.
+        synonyms: what else each column is called, by our name of it, ``folded``.
+        file: where the frame is from; absent for one that is no file's.
+
+    Attributes:
+        unused: columns that go by no name of ours.
+        kept: (rows,) those not left out.
+        left_out: the others, by reason.
+    """
+
+    def __init__(
+        self, frame: pd.DataFrame, synonyms: Mapping[str, Sequence[str]], file: str | None = None
+    ) -> None:
+        self._frame = frame
+        self._file = file
+        self._synonyms = synonyms
+        self._of_columns: list[str] = []
+        self._of_rows: dict[str, dict[int, str]] = {}
+        self._places: dict[str, int] = {}
+        ours = {folded(name): name for name in synonyms}
+        ours |= {other: name for name, others in synonyms.items() for other in others}
+        self.unused: list[str] = []
+        self.left_out: list[LeftOut] = []
+        self.kept: BoolArray = np.ones(len(frame), bool)
+        for place, column in enumerate(frame.columns):
+            name = ours.get(folded(column))
+            if name is None:
+                self.unused.append(str(column))
+            elif name in self._places:
+                first = frame.columns[self._places[name]]
+                self.head_is_wrong(
+                    f"columns {quoted(str(first))} and {quoted(str(column))} both are {name}: "
+                    "drop one"
+                )
+            else:
+                self._places[name] = place
+
+    def __len__(self) -> int:
+        return len(self._frame)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    @property
+    def index(self) -> pd.Index:
+        """The frame's."""
+        return self._frame.index
+
+    def leave_out(self, rows: BoolArray, reason: str) -> None:
+        """Some of the rows say nothing that is asked: they are counted, and not checked."""
+        count = int((rows & self.kept).sum())
+        if count:
+            self.left_out.append(LeftOut(reason, count))
+        self.kept &= ~rows
+
+    def near(self, column: str) -> str:
+        """What a column that nobody knows may have been meant to be."""
+        return did_you_mean(column, self._synonyms)
+
+    def head_is_wrong(self, text: str) -> None:
+        """A mistake of the columns."""
+        self._of_columns.append(text)
+
+    def row_is_wrong(self, name: str, place: int, text: str) -> None:
+        """A mistake in a column of a row, the first row at place 0; of one cell the first."""
+        self._of_rows.setdefault(name, {}).setdefault(place, text)
+
+    def texts(self, name: str) -> list[str | None]:
+        """(rows,) what the cells say; None where blank, or where there is no such column."""
+        return [
+            None if is_blank(value) else _as_text(value).strip() for value in self._values(name)
+        ]
+
+    def numbers(self, name: str, wrong: Callable[[float], str | None]) -> FloatArray:
+        """(rows,) finite numbers; nan where blank, left out, or where there is no such column.
+
+        Args:
+            name: of the column, ours.
+            wrong: what a number has to be and is not: ``above 0``; None of one that is right.
+        """
+        found = np.full(len(self), np.nan)
+        for place, value in enumerate(self._values(name)):
+            if not self.kept[place] or is_blank(value):
+                continue
+            number = _number(value)
+            if number is None:
+                hint = ": no commas, a point before decimals" if _has_comma(value) else ""
+                self.row_is_wrong(name, place, f"must be a number, not {quoted(value)}{hint}")
+                continue
+            needed = wrong(number)
+            if needed is not None:
+                self.row_is_wrong(name, place, f"must be {needed}, not {quoted(value)}")
+            else:
+                found[place] = number
+        return found
+
+    def check(self) -> None:
+        """Tells the mistakes.
+
+        Raises:
+            TableError: there are any.
+        """
+        lines = [f"{self._file}:1: {text}" if self._file else text for text in self._of_columns]
+        told = []
+        for name, found in self._of_rows.items():
+            label = self._label(name)
+            told += found_first(
+                [(place, f"{self._at(place)}: {label}: {text}") for place, text in found.items()]
+            )
+        lines += [text for _, text in sorted(told, key=lambda item: item[0])]
+        if lines:
+            raise TableError("\n".join(lines))
+
+    def _values(self, name: str) -> list[object]:
+        if name not in self._places:
+            return [None] * len(self)
+        values: list[object] = self._frame.iloc[:, self._places[name]].tolist()
+        return values
+
+    def _label(self, name: str) -> str:
+        """What the table itself calls a column."""
+        return str(self._frame.columns[self._places[name]]) if name in self._places else name
+
+    def _at(self, place: int) -> str:
+        row = self._frame.index[place]
+        return f"{self._file}:{row}" if self._file else f"row {row}"
+
+
+def found_first(mistakes: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """The first mistakes of a column, and how many more there are."""
+    if len(mistakes) <= MOST_OF_A_COLUMN:
+        return mistakes
+    *first, (place, last) = mistakes[:MOST_OF_A_COLUMN]
+    more = len(mistakes) - MOST_OF_A_COLUMN
+    return [*first, (place, f"{last} (and {more} more in this column)")]
+
+
+def _some(lines: list[str]) -> list[str]:
+    return [text for _, text in found_first([(0, line) for line in lines])]
+
+
+def _as_text(value: object) -> str:
+    # 512.0 is how a column of whole numbers with a gap comes out of pandas.
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool | np.bool_):
+        return None
+    if isinstance(value, str):
+        try:
+            number = math.nan if "_" in value else float(value)
+        except ValueError:
+            return None
+    elif isinstance(value, int | float | np.number):
+        number = float(value)
+    else:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _has_comma(value: object) -> bool:
+    return isinstance(value, str) and value.count(",") == 1
