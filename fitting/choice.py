@@ -74,13 +74,14 @@ def throughput_errors(residuals: FloatArray) -> FloatArray:
 
 def smaller_half(rows: StepTimes) -> BoolArray:
     """(rows,) the smaller batch sizes of each curve of one series and sparsity, at least half."""
-    is_small = np.zeros(len(rows), bool)
-    curves = np.char.add(rows.series, np.char.mod("/%g", rows.sparsity))
-    for curve in np.unique(curves):
-        members = np.flatnonzero(curves == curve)
-        order = members[np.argsort(rows.batch_size[members], kind="stable")]
-        is_small[order[: -(-len(order) // 2)]] = True
-    return is_small
+    _, series = np.unique(rows.series, return_inverse=True)
+    order = np.lexsort((rows.batch_size, rows.sparsity, series))
+    keys = np.stack([series, rows.sparsity], axis=1)
+    _, curve, sizes = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+    starts = np.cumsum(sizes) - sizes
+    place = np.empty(len(rows), np.int64)
+    place[order] = np.arange(len(rows)) - starts[curve[order]]
+    return np.asarray(place < (sizes[curve] + 1) // 2)
 
 
 def held_out(rows: StepTimes, groups: np.ndarray, fit: Fitting) -> FloatArray:

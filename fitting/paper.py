@@ -22,7 +22,7 @@ from fitting.choice import (
     throughput_errors,
     tried,
 )
-from fitting.intervals import coverage
+from fitting.intervals import LEVEL, coverage
 from fitting.laws import FloatArray, max_batch_affine, max_batch_eq1, step_seconds_transferred
 from fitting.lengths import Lengths
 from fitting.solve import solve_most_agreed, solve_nonlinear
@@ -50,7 +50,6 @@ GPUS = {
     "H100-80GB": "H100-SXM",
 }
 AS_PCIE = GPUS | {"A100-80GB": "A100-80GB-PCIe", "H100-80GB": "H100-PCIe"}
-LEVEL = 0.9
 PERCENT = 100.0
 SECONDS_PER_HOUR = 3600.0
 # Table IV: GPU, largest batch, queries/s, $/h, $. That is what 15,000 queries x 10 epochs cost.
