@@ -156,15 +156,21 @@ def estimate(options: argparse.Namespace) -> int:
     """Simulates a job on GPUs of the catalog."""
     catalog = load_catalog()
     question = asked_question(options)
-    gpus, reasons = possible_gpus(question, asked_gpus(options, catalog))
+    asked = asked_gpus(options, catalog)
+    gpus, reasons = possible_gpus(question, asked)
     for reason in reasons:
         _remark(reason)
     if not gpus:
+        if options.json and len(asked) > 1:
+            _say("[]")
         return 1
     constants = known_constants(options.constants)
     found = estimates(question, gpus, catalog, constants, Traces())
-    _say(as_json(found) if options.json else as_table(found, question.workload))
-    if options.explain and not options.json:
+    if options.json:
+        _say(as_json(found, one=len(asked) == 1))
+        return 0
+    _say(as_table(found, question.workload))
+    if options.explain:
         for each in found:
             _say(f"\n{explanation(each)}")
     return 0

@@ -149,9 +149,7 @@ class Question:
         if self.active_experts is not None and self.model.experts is None:
             raise EstimateError(f"--active-experts: {self.model.name} has no experts: leave it out")
         recipe = resolved(self.recipe, self.model, gpu)
-        reason = obstacle(recipe, self.model, gpu, EXTRAS) or not_simulated(
-            recipe, self.model, gpu
-        )
+        reason = obstacle(recipe, self.model, gpu, EXTRAS) or not_simulated(recipe, self.model, gpu)
         if reason is not None:
             raise EstimateError(f"{gpu.key}: {reason}")
         try:
@@ -206,9 +204,8 @@ def possible_gpus(question: Question, gpus: Sequence[Gpu]) -> tuple[list[Gpu], l
             reasons.append(f"{gpu.key}: its memory is not known: give --memory-gib")
             continue
         if usable_bytes(gpu) <= 0:
-            reasons.append(
-                f"{gpu.key}: CUDA's context alone takes {CONTEXT_BYTES / GIB:g} GiB: give more memory"
-            )
+            context = f"CUDA's context alone takes {CONTEXT_BYTES / GIB:g} GiB"
+            reasons.append(f"{gpu.key}: {context}: give more memory")
             continue
         possible.append(gpu)
     return possible, reasons
@@ -358,22 +355,11 @@ def _around(value: float, error: float, above: float | None = None) -> Interval:
 
 
 def _batches(cell: SimulatedCell, gpu: Gpu, limit: int, largest: int, batch_limit: int) -> Interval:
-    """The largest batches if the peak were as far off as it may be, either way.
-
-    By what is in use at once and what the cache held beyond it, which is the same within it.
-    """
-    at = max(largest, 2)
-    beyond = cell.without_limit(at, gpu).peak_reserved_bytes - cell.peak_bytes(at, gpu)
-
-    def fitting(factor: float) -> int:
-        low, high = 0, batch_limit + 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            need = factor * (cell.peak_bytes(max(middle, 2), gpu) + beyond)
-            low, high = (middle, high) if need <= limit else (low, middle)
-        return low
-
-    fewer, more = fitting(1 + MEMORY_ERROR), fitting(1 / (1 + MEMORY_ERROR))
+    """The largest batches if every need were as far off as it may be, either way."""
+    fewer, more = (
+        cell.largest_batch(gpu, round(limit * factor), batch_limit)
+        for factor in (1 / (1 + MEMORY_ERROR), 1 + MEMORY_ERROR)
+    )
     return Interval(low=min(fewer, largest), high=max(more, largest))
 
 
@@ -390,10 +376,10 @@ def _spread(
     return peaks[round(0.5 * last)], peaks[round(0.95 * last)]
 
 
-def as_json(found: Sequence[Estimated]) -> str:
-    """One object for one estimate, a list of them for several."""
+def as_json(found: Sequence[Estimated], *, one: bool) -> str:
+    """An object where one GPU was asked for, else a list, however many there are."""
     dumped = [each.estimate.model_dump(mode="json") for each in found]
-    return json.dumps(dumped[0] if len(dumped) == 1 else dumped, indent=2)
+    return json.dumps(dumped[0] if one and dumped else dumped, indent=2)
 
 
 def as_table(found: Sequence[Estimated], workload: Workload) -> str:
@@ -404,17 +390,19 @@ def as_table(found: Sequence[Estimated], workload: Workload) -> str:
         "$/h",
         "batch",
         "peak GiB",
-        "reserved",
+        "reserved GiB",
         "s/step",
         "queries/s",
         "hours",
         "$",
         "basis",
     )
-    job = f"The job: {workload.queries:,} queries x {workload.epochs} epochs. Nothing was measured."
-    return (
-        f"{job}\n\n{table(headers, [_row(each.estimate) for each in found])}\n\n{_remarks(found)}"
+    job = (
+        f"The job: {workload.queries:,} queries x {workload.epochs} epochs. Nothing was measured. "
+        "The cheapest first; in brackets 90 % intervals."
     )
+    rows = [_row(each.estimate) for each in found]
+    return f"{job}\n\n{table(headers, rows)}\n\n{_remarks(found)}"
 
 
 def _row(told: Estimate) -> tuple[object, ...]:
@@ -438,8 +426,8 @@ def _row(told: Estimate) -> tuple[object, ...]:
         batch
         if fits
         else f"{told.batch_size} {told.outcome}, the largest is {told.max_batch_size}",
-        f"{told.peak_gib:.1f} of {told.usable_gib:.1f}",
-        f"{told.reserved_gib:.1f}",
+        f"{told.peak_gib:.1f}",
+        f"{told.reserved_gib:.1f} of {told.usable_gib:.1f}",
         "" if told.step_seconds is None else f"{told.step_seconds:.3g}",
         "" if told.queries_per_second is None else f"{told.queries_per_second:.3g}",
         hours,
@@ -454,15 +442,36 @@ def _between(value: float, interval: Interval) -> str:
 
 def _remarks(found: Sequence[Estimated]) -> str:
     told = found[0].estimate
-    lines = [
-        f"{told.model}, {told.recipe}, {told.seq_len} tokens a query; stack: {told.fidelity}.",
-        *(f"Approximate: {what}." for what in told.approximations),
+    every = [each.estimate for each in found]
+    lines = [f"{told.model}, {told.recipe}, {told.seq_len} tokens a query."]
+    stood_in = dict.fromkeys(what for each in every for what in each.approximations)
+    for what in stood_in:
+        gpus = [each.gpu for each in every if what in each.approximations]
+        where = "" if len(gpus) == len(every) else f" ({', '.join(sorted(gpus))})"
+        lines.append(f"Approximate: {what}{where}.")
+    if not stood_in:
+        lines.append("Traced: the installed libraries themselves.")
+    lines += [
         f"Step times by {told.constants}.",
-        f"Memory: within {MEMORY_ERROR:.0%}; CUDA's context has {CONTEXT_BYTES / GIB:.1f} GiB.",
+        f"Memory within {MEMORY_ERROR:.0%}, as far as a prototype was off published runs.",
+        f"CUDA's context is taken to have {CONTEXT_BYTES / GIB:.1f} GiB of the GPU's.",
     ]
+    guessed = sorted(e.gpu.key for e in found if e.gpu.usable_memory_bytes is None)
+    if guessed:
+        lines.append(f"Usable memory as on the box, which nobody measured: {', '.join(guessed)}.")
     timeless = sorted(e.estimate.gpu for e in found if _lacks_speed(e.estimate))
     if timeless:
         lines.append(f"No time for {', '.join(timeless)}: the catalog does not know its speed.")
+    positions = found[0].cell.model.positions
+    if positions is not None and told.seq_len > positions:
+        lines.append(f"{told.model} was made for queries of {positions} tokens at most.")
+    for each in every:
+        if each.routed_peak_gib is not None:
+            median, upper = each.routed_peak_gib
+            lines.append(
+                f"{each.gpu}, over the drawn shares of the experts: peak {median:.1f} GiB in the "
+                f"median, {upper:.1f} at the 95th percentile."
+            )
     return "\n".join(lines)
 
 

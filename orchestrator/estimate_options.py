@@ -10,11 +10,12 @@ from gpu_catalog.catalog import Catalog, UnknownGpuError
 from gpu_catalog.gpu import Gpu
 from orchestrator.estimate import EstimateError, Question, plain
 from orchestrator.sweep import Workload, written_out
-from trials.models.model import find_model
+from trials.models.model import Model, find_model
 from trials.recipe import Recipe
 
 BATCH_LIMIT = 65_536  # the largest batch to try
 LORA_RANK = 16
+MOST_DRAWS = 100  # seconds each; the 95th percentile needs no more
 
 
 def asked_question(options: argparse.Namespace) -> Question:
@@ -24,15 +25,16 @@ def asked_question(options: argparse.Namespace) -> Question:
         EstimateError: options contradict one another; a line each.
         UnknownModelError: there is no such model.
     """
+    model = find_model(options.model)
     return Question(
-        model=find_model(options.model),
+        model=model,
         recipe=_recipe(options),
         active_experts=options.active_experts,
         seq_len=options.seq_len,
         batch_size=options.batch_size,
         batch_limit=BATCH_LIMIT,
         workload=Workload(queries=options.queries, epochs=options.epochs),
-        routing_draws=options.routing_draws or 0,
+        routing_draws=_draws(options, model),
         expandable_segments=options.expandable_segments,
     )
 
@@ -48,13 +50,25 @@ def asked_gpus(options: argparse.Namespace, catalog: Catalog) -> list[Gpu]:
     else:
         keys = [key.strip() for key in options.gpu.split(",") if key.strip()]
         found = [_gpu(key, catalog, options.memory_gib) for key in dict.fromkeys(keys)]
+    if not found:
+        raise EstimateError(
+            f"--gpu {options.gpu!r} names none: give keys of 'catalog gpus', or all"
+        )
     for gpu in found:
         if gpu.kind != "cuda":
             raise EstimateError(f"--gpu {gpu.key}: only CUDA GPUs are simulated; measure it")
     if options.memory_gib is None:
         return found
-    usable = round(options.memory_gib * 2**30)
-    return [gpu.model_copy(update={"usable_memory_bytes": usable}) for gpu in found]
+    if len(found) > 1:
+        raise EstimateError("--memory-gib is the memory of one GPU: name it with --gpu")
+    return [_with_memory(found[0], options.memory_gib, is_known=found[0] in catalog.gpus)]
+
+
+def _with_memory(gpu: Gpu, memory_gib: float, *, is_known: bool) -> Gpu:
+    """A GPU with another memory than the catalog's is another GPU: of that name has no offer."""
+    usable = round(memory_gib * 2**30)
+    key = f"{gpu.key}-{memory_gib:g}GiB" if is_known else gpu.key
+    return gpu.model_copy(update={"key": key, "usable_memory_bytes": usable})
 
 
 def _gpu(key: str, catalog: Catalog, memory_gib: float | None) -> Gpu:
@@ -76,6 +90,18 @@ def _gpu(key: str, catalog: Catalog, memory_gib: float | None) -> Gpu:
         )
     except ValidationError as error:
         raise EstimateError(f"--gpu {key!r}: {plain(error)}") from None
+
+
+def _draws(options: argparse.Namespace, model: Model) -> int:
+    if options.routing_draws is None:
+        return 0
+    if model.experts is None:
+        raise EstimateError(f"--routing-draws: {model.name} has no experts: leave it out")
+    if options.routing_draws > MOST_DRAWS:
+        raise EstimateError(
+            f"--routing-draws {options.routing_draws}: each is traced: give at most {MOST_DRAWS}"
+        )
+    return int(options.routing_draws)
 
 
 def _recipe(options: argparse.Namespace) -> Recipe:

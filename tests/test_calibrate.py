@@ -78,6 +78,7 @@ def test_constants_come_back_from_steps_made_with_them(points: list[Point]) -> N
     assert [left.gpu for left in found.left_out] == sorted(GPUS)
     assert max(left.mean_error for left in found.left_out) < 0.06
     assert 0.02 <= found.constants.error < 0.15
+    assert found.constants.error_above is None
     assert "calibrated on 18 measured steps" in found.constants.source
 
 
@@ -92,6 +93,9 @@ def test_one_probe_tells_the_speed_of_a_host(points: list[Point]) -> None:
     found = calibrate([probe], TRUTH)
     assert found.constants.host_factor == pytest.approx(1.5, rel=0.1)
     assert found.constants.matrix_product == TRUTH.matrix_product
+    # A step that it was fitted to tells nothing of how far it is off elsewhere.
+    assert found.constants.error >= TRUTH.error
+    assert found.constants.error_above == TRUTH.error_above
     assert "the speed of each host alone" in str(found.note)
     assert "nothing tells how far this serves another" in calibration_text(found)
 

@@ -8,6 +8,7 @@ from trials.simulation.clock import Constants, NoSpeedError, step_time
 from trials.simulation.events import Column, Kind, Operators, Rate, Segment, Work
 
 A100 = load_catalog().gpu("A100-80GB-SXM")  # 312 TFLOP/s, 2039 GB/s, 108 multiprocessors
+HOPPER = load_catalog().gpu("H100-SXM")
 PLAIN = Constants(
     matrix_product=1.0,
     memory=1.0,
@@ -113,6 +114,30 @@ def test_products_come_in_whole_tiles_and_waves() -> None:
     wave = 2 * 128 * inner * columns / 312e12
     assert seconds(one) == pytest.approx(wave + 10e-6)
     assert seconds(more) == pytest.approx(2 * wave + 10e-6)
+
+
+def test_experts_go_one_by_one_where_no_kernel_groups_them() -> None:
+    """Before Hopper, and in fp32: the host waits for their bounds, then launches each."""
+    grouped = operator(
+        Work.GROUPED_PRODUCT,
+        flops=8e9,
+        rows=1024,
+        inner=1024,
+        columns=1024,
+        products=8,
+        launches=1,
+    )
+    once = step_time(operators(moving(1e-3), grouped), HOPPER, PLAIN)
+    assert once.host_seconds == pytest.approx(20e-6)
+    assert once.busy_seconds[Work.GROUPED_PRODUCT] > 0
+    apart = step_time(operators(moving(1e-3), grouped), A100, PLAIN)
+    assert apart.host_seconds == pytest.approx(10e-6 + 10e-6 + 7 * (10e-6 + 3 * 1e-6))
+    assert apart.busy_seconds[Work.GROUPED_PRODUCT] == 0
+    product = apart.busy_seconds[Work.MATRIX_PRODUCT]
+    # The first kernel is over before the experts' are launched.
+    assert apart.seconds == pytest.approx(10e-6 + 1e-3 + (apart.host_seconds - 10e-6) + product)
+    single = (Work.GROUPED_PRODUCT, Rate.FP32, grouped[2])
+    assert step_time(operators(single), HOPPER, PLAIN).host_seconds > 8 * 10e-6
 
 
 def test_dequantisation_costs_the_host_more() -> None:

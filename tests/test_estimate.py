@@ -111,6 +111,37 @@ def test_a_gpu_that_does_not_exist_has_memory_and_no_time(
     assert told["price"] is None
 
 
+def test_a_gpu_of_other_memory_is_another_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    """As fast as the one it is named for; nobody offers it."""
+    known, smaller = (
+        said(capsys, *TINY, "--gpu", "A40", "--batch-size", "4", *memory)
+        for memory in ((), ("--memory-gib", "10"))
+    )
+    assert smaller["gpu"] == "A40-10GiB"
+    assert smaller["usable_gib"] == pytest.approx(9.5)
+    assert smaller["step_seconds"] == known["step_seconds"]
+    assert (known["price"] is None, smaller["price"] is None) == (False, True)
+
+
+def test_doubt_about_memory_leaves_what_fits_with_room(capsys: pytest.CaptureFixture[str]) -> None:
+    """The least that the largest batch may be needs 6 % more, and has it; so has the most."""
+    told = said(capsys, *TINY, "--gpu", "A40", "--memory-gib", "0.8")
+    interval = told["max_batch_size_interval"]
+    assert 1 <= interval["low"] < told["max_batch_size"] < interval["high"]
+    least = said(
+        capsys, *TINY, "--gpu", "A40", "--memory-gib", "0.8", "--batch-size", f"{interval['low']:g}"
+    )
+    assert least["reserved_gib"] * 1.06 <= told["usable_gib"]
+
+
+def test_programs_get_a_list_though_no_gpu_can_do_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where they asked for several."""
+    assert main([*TINY, "--gpu", "T4,V100-16GB-SXM", "--json"]) == 1
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == []
+    assert "T4: precision bf16" in shown.err
+
+
 def test_what_is_explained_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
     """What fills the memory, and where the time goes, to the last part."""
     assert main([*TINY, "--gpu", "A40", "--batch-size", "8", "--explain"]) == 0
@@ -133,6 +164,8 @@ def test_experts_that_get_more_than_their_share_take_more_memory(
     told = said(capsys, *TINY, *looped, "--routing-draws", "4")
     median, upper = told["routed_peak_gib"]
     assert told["peak_gib"] * 0.98 < median <= upper < told["peak_gib"] * 1.2
+    assert main([*TINY, *looped, "--routing-draws", "4"]) == 0
+    assert "over the drawn shares of the experts: peak" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -140,6 +173,11 @@ def test_experts_that_get_more_than_their_share_take_more_memory(
     [
         (("--model", "mixtral-8x7"), "unknown model 'mixtral-8x7': did you mean 'mixtral-8x7b'"),
         (("--gpu", "A100"), "unknown GPU 'A100'"),
+        (("--gpu", " ,"), "--gpu ' ,' names none: give keys of 'catalog gpus', or all"),
+        (("--gpu", "A40,L4", "--memory-gib", "10"), "--memory-gib is the memory of one GPU"),
+        (("--memory-gib", "0.4"), "A40-0.4GiB: CUDA's context alone takes 0.5 GiB"),
+        (("--model", "llama-tiny", "--routing-draws", "2"), "llama-tiny has no experts"),
+        (("--routing-draws", "100000"), "give at most 100"),
         (("--gpu", "cpu"), "--gpu cpu: only CUDA GPUs are simulated"),
         (("--gpu", "a b", "--memory-gib", "10"), "--gpu 'a b': --key"),
         (("--active-experts", "9"), "active_experts 9 exceeds the 8 experts"),

@@ -2,6 +2,7 @@
 
 from contextlib import AbstractContextManager, nullcontext
 
+import numpy as np
 import pytest
 import torch
 from observations import tiny_cell
@@ -59,6 +60,21 @@ def test_after_the_backward_pass_the_host_reads_and_waits() -> None:
         assert float(loss) == 1.0
     kinds = traced.recording(torch.zeros(0).numpy()).kinds
     assert (kinds == Kind.WAITED).sum() == 1
+
+
+def test_an_optimizer_waits_for_a_norm_and_not_for_its_counter() -> None:
+    """Adafactor asks the GPU for norms; its counter of steps is on the host."""
+    with FakeTensorMode():
+        weight = nn.Parameter(torch.ones(4, 4))
+        weight.grad = torch.ones(4, 4)
+        waits = {}
+        for kind in (torch.optim.AdamW, torch.optim.Adafactor):
+            with tracer() as traced:
+                traced.segment = Segment.UPDATE
+                kind([weight], foreach=False).step()
+            kinds = traced.recording(np.zeros(0, np.int64)).kinds
+            waits[kind.__name__] = int((kinds == Kind.WAITED).sum())
+    assert waits == {"AdamW": 0, "Adafactor": 2}
 
 
 def test_storages_are_recorded_from_first_to_last() -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from trials.models.model import Model, find_model
 from trials.possible import resolved
 from trials.recipe import Recipe
 from trials.simulation import traces as traces_module
+from trials.simulation.events import Column, Kind
 from trials.simulation.request import TraceRequest
 from trials.simulation.traces import StepTrace, TraceError, Traces, read_trace
 from trials.workload import Cell
@@ -75,6 +77,71 @@ def test_a_trace_does_not_depend_on_what_was_traced_before(tmp_path: Path) -> No
     alone = Traces(tmp_path / "alone", workers=2).get(longer)
     assert same(after.get(longer), alone)
     assert [path.stem for path in (tmp_path / "alone").iterdir()] == [longer.key]
+
+
+def test_processes_that_want_the_same_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """Each traces for itself what none has kept yet."""
+    with ThreadPoolExecutor(2) as threads:
+        one, other = threads.map(lambda _: Traces(tmp_path, workers=2).get(LLAMA), range(2))
+    assert same(one, other)
+    assert [path.stem for path in tmp_path.iterdir()] == [LLAMA.key]
+
+
+def test_autocast_lets_its_casts_go_in_any_order(tmp_path: Path) -> None:
+    """In fp16: told apart by nothing but addresses, they do not make another step of it."""
+    trace = Traces(tmp_path).get(
+        request_for(find_model("llama-tiny"), recipe("lora", precision="fp16"))
+    )
+    assert trace.batch_sizes == (2, 4)
+
+
+def test_flash_attention_needs_no_mask_for_a_window(tmp_path: Path) -> None:
+    """As much memory as without one; sdpa does need it."""
+    llama = find_model("llama-tiny")
+    mistral = {"model_type": "mistral", "sliding_window": 8}
+    windowed = llama.model_copy(update={"config": llama.config | mistral})
+    plain = llama.model_copy(update={"config": llama.config | mistral | {"sliding_window": None}})
+    traces = Traces(tmp_path, workers=1)
+
+    def events(model: Model, attention: str) -> int:
+        of = recipe("lora", precision="bf16", attention=attention)
+        return len(traces.get(request_for(model, of)).recordings[0].kinds)
+
+    assert events(windowed, "flash_attention_2") == events(plain, "flash_attention_2")
+    assert events(windowed, "sdpa") > events(plain, "sdpa")
+
+
+def test_fp32_with_shared_heads_keeps_every_score(tmp_path: Path) -> None:
+    """No fused kernel has both; with a head of its own for each query one has."""
+    llama = find_model("llama-tiny")
+    heads = int(str(llama.config["num_attention_heads"]))
+    shared = llama.model_copy(update={"config": llama.config | {"num_key_value_heads": heads // 2}})
+    assert shared.has_grouped_queries
+    assert not llama.has_grouped_queries
+    traces = Traces(tmp_path, workers=1)
+
+    def largest(model: Model) -> float:
+        trace = traces.get(request_for(model, recipe("lora", precision="fp32"), seq_len=512))
+        recording = trace.recordings[0]
+        return float(recording.numbers[recording.kinds == Kind.MADE, Column.BYTES].max())
+
+    scores = 2 * 4 * 512 * 512 * heads
+    assert largest(shared) == scores > largest(llama)
+
+
+def test_positions_beyond_a_models_table_are_refused(tmp_path: Path) -> None:
+    """A real step would look them up and fail."""
+    gpt2 = {"model_type": "gpt2", "vocab_size": 512, "n_positions": 32}
+    model = Model(
+        name="gpt2", source="here", config=gpt2 | {"n_embd": 64, "n_layer": 3, "n_head": 2}
+    )
+    traces = Traces(tmp_path, workers=1)
+    full = recipe("full", precision="bf16")
+    assert traces.get(request_for(model, full, seq_len=32)).batch_sizes == (2, 4)
+    with pytest.raises(TraceError, match="seq_len 33: gpt2 has positions for 32 tokens"):
+        traces.get(request_for(model, full, seq_len=33))
+    with pytest.raises(TraceError, match="no linear layers that adapters can go on"):
+        traces.get(request_for(model))
 
 
 def test_a_trace_is_of_no_gpu_and_of_all_else() -> None:

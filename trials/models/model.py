@@ -20,6 +20,7 @@ from gpu_catalog.record import Record
 # What configurations of transformers call these; the first that is there counts.
 EXPERTS_NAMES = ("num_local_experts", "num_experts", "n_routed_experts")
 ACTIVE_EXPERTS_NAMES = ("num_experts_per_tok", "num_experts_per_token", "moe_topk")
+POSITIONS_NAMES = ("max_position_embeddings", "n_positions")
 STATE_SIZE_NAMES = ("state_size", "mamba_d_state", "ssm_state_size")
 
 
@@ -114,6 +115,12 @@ class Model(Record):
     def has_mamba(self) -> bool:
         """Whether any layer is a selective scan."""
         return self._first(STATE_SIZE_NAMES) is not None
+
+    @property
+    def positions(self) -> int | None:
+        """Tokens of the longest query that it was made for; None where that is not said."""
+        name = self._first(POSITIONS_NAMES)
+        return None if name is None else _int(self.config[name])
 
     def config_with(self, active_experts: int | None) -> dict[str, Any]:
         """The configuration with so many experts active for each token."""

@@ -36,6 +36,10 @@ def lora_targets(model: nn.Module, recipe: Recipe) -> list[str]:
         for target in recipe.lora_targets or ()
     }
     for target, names in found.items():
+        if not linears:
+            raise TargetError(
+                "the model has no linear layers that adapters can go on: use method full"
+            )
         if not names:
             known = ", ".join(sorted({name.rpartition(".")[2] for name in linears}))
             raise TargetError(

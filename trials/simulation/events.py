@@ -206,8 +206,10 @@ class Operators:
 
 
 def _structure(recording: Recording, part: np.ndarray) -> tuple[IntArray, IntArray, IntArray]:
-    """Kinds, segments and names of a part, those that are let go in a row in order of their names."""
-    kinds, names, segments = (c[part] for c in (recording.kinds, recording.names, recording.segments))
+    """Kinds, segments and names of a part; what is let go in a row in the order of the names."""
+    kinds, names, segments = (
+        column[part] for column in (recording.kinds, recording.names, recording.segments)
+    )
     freed = kinds == Kind.FREED
     runs = np.cumsum(~freed | np.r_[True, ~freed[:-1]])
     order = np.lexsort((np.where(freed, names, 0), runs))

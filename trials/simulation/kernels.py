@@ -124,30 +124,33 @@ class _Attention(torch.autograd.Function):
 
 
 def _four_bit_product(args: Sequence[Any], result: Any) -> list[Described]:
-    """What bitsandbytes does for more than a few rows: dequantise all, then multiply."""
-    tokens, packed, shape = args[:3]
+    """What bitsandbytes does for more than a few rows: dequantise all, then multiply.
+
+    First the blocks' constants, where they are quantised in turn: unpacked, then an offset added.
+    """
+    tokens, packed, shape, _, block = args[:5]
+    nested = args[7]
     columns, inner = shape
     rows = tokens.numel() / inner
     plain = float(columns * inner * tokens.element_size())
-    constants = float(touched_bytes(args[3]) + inner * columns / 64)
-    read = touched_bytes(packed) + constants
+    blocks = math.ceil(columns * inner / block)
+    dequantised = (touched_bytes(packed) + 4.0 * blocks + plain, columns * inner, 0, 0, 0, 0, 1)
     moved = _moved((tokens,), result) + plain
+    product = (moved, 2.0 * rows * inner * columns, rows, inner, columns, 1, 1)
+    constants = (_moved((nested,), None) + 12.0 * blocks, 0, 0, 0, 0, 0, 2)
     return [
-        (Work.MEMORY, Rate.BF16, (8 * constants, 0, 0, 0, 0, 0, 2)),
-        (Work.DEQUANTISATION, Rate.BF16, (read + plain, columns * inner, 0, 0, 0, 0, 1)),
-        (
-            Work.MATRIX_PRODUCT,
-            _rate(tokens),
-            (moved, 2.0 * rows * inner * columns, rows, inner, columns, 1, 1),
-        ),
+        *([] if nested is None else [(Work.MEMORY, Rate.BF16, constants)]),
+        (Work.DEQUANTISATION, Rate.BF16, dequantised),
+        (Work.MATRIX_PRODUCT, _rate(tokens), product),
     ]
 
 
 def _four_bit_workspace(args: Sequence[Any]) -> int:
-    """The weights in the tokens' precision, and the constants of their blocks in fp32."""
-    tokens, _, shape = args[:3]
+    """The weights in the tokens' precision, and the constants of their blocks where unpacked."""
+    tokens, _, shape, _, block = args[:5]
     elements = math.prod(shape)
-    return int(elements * tokens.element_size() + 4 * elements // 64)
+    constants = 0 if args[7] is None else 4 * math.ceil(elements / block)
+    return int(elements * tokens.element_size() + constants)
 
 
 def _dequantisation(args: Sequence[Any], result: Any) -> list[Described]:
@@ -414,7 +417,12 @@ def _scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - PyTorch's signatu
     scale: float | None = None,
     enable_gqa: bool = False,  # noqa: FBT001, FBT002 - as above
 ) -> Tensor:
-    del attn_mask, dropout_p, scale, enable_gqa
+    if query.dtype == torch.float32 and enable_gqa and key.shape[1] < query.shape[1]:
+        # FlashAttention takes no fp32 and the memory-efficient kernel no shared heads: PyTorch
+        # multiplies step by step, and keeps every score.
+        return torch.ops.aten._scaled_dot_product_attention_math(  # type: ignore[no-any-return]  # noqa: SLF001 - the operator's name
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=True
+        )[0]
     return _Attention.apply(query, key, value, is_causal)  # type: ignore[no-any-return,no-untyped-call]
 
 

@@ -111,7 +111,7 @@ def describe(
         return [product(args, kwargs, result)]
     kernel = KERNELS.get(name)
     if kernel is not None:
-        return kernel.work(args, result)
+        return kernel.work(_in_order(func, args, kwargs), result)
     inputs, outputs = tensors_in((args, kwargs)), tensors_in(result)
     if name.startswith(("aten::_foreach", "aten::_fused", "aten::_amp_foreach")):
         return [_many_tensors(func, args, inputs)]
@@ -139,14 +139,20 @@ def _of_memory(
     return Work.MEMORY, Rate.BF16, (moved, 0.0, 0.0, 0.0, 0.0, 0.0, LAUNCHES.get(name, 1))
 
 
-def workspace_bytes(func: Any, args: Sequence[Any]) -> int:
+def workspace_bytes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
     """Memory that an operator takes while it runs, beyond its results."""
     name = _name(func)
     if name in SORTING:
         indices = [t for t in tensors_in(args) if t.dtype in (torch.int64, torch.int32)]
         return SORT_BYTES_PER_INDEX * max((t.numel() for t in indices), default=0)
     kernel = KERNELS.get(name)
-    return 0 if kernel is None else kernel.workspace_bytes(args)
+    return 0 if kernel is None else kernel.workspace_bytes(_in_order(func, args, kwargs))
+
+
+def _in_order(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """Every argument where the operator's signature has it; None for what was left out."""
+    further = func._schema.arguments[len(args) :]  # noqa: SLF001 - torch has no other name for it
+    return [*args, *(kwargs.get(argument.name) for argument in further)]
 
 
 @cache
@@ -255,8 +261,8 @@ class Kernel:
     """What is declared of a kernel that no tensor tells of.
 
     Attributes:
-        work: what it is, given arguments and result.
-        workspace_bytes: what it takes while it runs, given its arguments.
+        work: what it is, given all its arguments and the result.
+        workspace_bytes: what it takes while it runs, given all its arguments.
     """
 
     work: Callable[[Sequence[Any], Any], list[Described]]

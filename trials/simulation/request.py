@@ -115,9 +115,8 @@ def approximations(cell: Cell, model: Model, gpu: Gpu) -> tuple[str, ...]:
     stands_in = {
         "FlashAttention-2 by the kernel that PyTorch has of it": recipe.attention
         == "flash_attention_2",
-        "attention within a window as attention to all that came before": recipe.attention
-        == "flash_attention_2"
-        and is_windowed,
+        f"attention within {model.window} tokens as attention to all before": is_windowed
+        and recipe.attention in {"flash_attention_2", "sdpa"},
         "sdpa by FlashAttention-2, where PyTorch may take cuDNN's": uses_sdpa
         and recipe.precision != "fp32"
         and _since(gpu, HOPPER),

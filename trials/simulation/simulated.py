@@ -75,6 +75,11 @@ class SimulatedCell:
         return [self._request, one] if alone else [self._request]
 
     @property
+    def model(self) -> Model:
+        """What is fine-tuned."""
+        return self._request.model
+
+    @property
     def held(self) -> Held:
         """What the model holds throughout."""
         return self._of(self._request).held

@@ -26,6 +26,7 @@ from trials.workload import Cell
 
 Target = Literal["cuda", "cpu"]
 Shares = Callable[[torch.Tensor], int]
+POSITION_TABLES = ("wpe", "embed_positions", "position_embeddings")
 FORWARD_SEGMENTS = (Segment.FORWARD_1, Segment.FORWARD_2, Segment.FORWARD_3, Segment.HEAD)
 BACKWARD_SEGMENTS = (
     Segment.AFTER,
@@ -78,6 +79,7 @@ class TraceableCell:
             if recipe.attention == "flash_attention_2":
                 # PyTorch's own is the same kernel; the package need not be installed for it.
                 recipe = recipe.model_copy(update={"attention": "sdpa"})
+                model = _without_window(model)
         import_libraries(recipe)
         self._cell = cell
         self._target: Target = target
@@ -86,6 +88,7 @@ class TraceableCell:
             model, recipe, cell.active_experts, self._mode, whole=whole
         )
         self._recipe = recipe
+        _check_positions(self._model, cell)
 
     def trace(self, batch_size: int, shares: Shares, updates_of: Recording | None = None) -> Traced:
         """Traces a step of so many queries.
@@ -140,6 +143,24 @@ class TraceableCell:
         device = torch.device("cpu")
         optimizer = simulated_optimizer(trainable, self._recipe, self._target)
         return DeviceStepper(self._model, optimizer, self._recipe, device)
+
+
+def _without_window(model: Model) -> Model:
+    """A model whose attention needs no mask for its window: FlashAttention-2 takes none."""
+    if model.window is None or "layer_types" in model.config:
+        return model
+    return model.model_copy(update={"config": model.config | {"sliding_window": None}})
+
+
+def _check_positions(model: nn.Module, cell: Cell) -> None:
+    """Fake tensors look nothing up, so do not mind positions that a table has not."""
+    for name, module in model.named_modules():
+        is_table = name.endswith(POSITION_TABLES) and isinstance(module, nn.Embedding)
+        if is_table and module.num_embeddings < cell.seq_len:
+            raise UntraceableError(
+                f"seq_len {cell.seq_len}: {cell.model} has positions for {module.num_embeddings} "
+                "tokens: give at most as many"
+            )
 
 
 @contextlib.contextmanager

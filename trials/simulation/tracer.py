@@ -23,6 +23,7 @@ from trials.simulation.operators import describe, workspace_bytes
 aten = torch.ops.aten
 NO_NUMBERS: Numbers = (0.0,) * len(Column)
 UNSCALED = aten._amp_foreach_non_finite_check_and_unscale_.default
+LIFTED = aten.lift_fresh.default  # a number that Python made a tensor of, as counters are
 READ_NAME = "aten::_local_scalar_dense"
 # What the model's code asks of a fake tensor itself; no work of a device.
 QUESTIONS = {torch.ops.prim.device.default}
@@ -85,7 +86,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         self._next_name = 0
         self._events: list[tuple[int, int, int, Numbers]] = []
         self._workspaces: list[int] = []
-        self._made_by_updates: set[int | None] = set()
+        self._counters: set[int | None] = set()
         self._overflows: int | None = None
         self._following: Segment | None = None
         self._ghosts: list[tuple[int, int, int]] = []
@@ -99,8 +100,6 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         if self._held:
             return
         self._names[identity] = self._next_name
-        if self.segment in UPDATES:
-            self._made_by_updates.add(self._next_name)
         self._event(Kind.MADE, self._next_name, (float(size), *NO_NUMBERS[1:]))
         self._next_name += 1
 
@@ -144,7 +143,9 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise UntraceableError(f"{func.name()}: {NO_VALUES}") from error
         self.note(result)
-        workspace = workspace_bytes(func, args) if self._with_workspaces else 0
+        if func is LIFTED:
+            self._counters.add(self.name_of(result))
+        workspace = workspace_bytes(func, args, kwargs) if self._with_workspaces else 0
         if workspace > 0:
             self._workspaces.append(self._next_name)
             self._event(Kind.MADE, self._next_name, (float(workspace), *NO_NUMBERS[1:]))
@@ -164,8 +165,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         """
         if self.segment not in UPDATES and not _asked_about_masks():
             raise UntraceableError(f"{READ_NAME}: {NO_VALUES}")
-        name = self.name_of(tensor)
-        if name not in self._made_by_updates:
+        if self.name_of(tensor) not in self._counters:
             self._event(Kind.WAITED, 0, NO_NUMBERS)
         if tensor.dtype == torch.bool:
             return True  # nothing is padded, nothing packed

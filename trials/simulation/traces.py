@@ -68,6 +68,11 @@ def write_trace(path: Path, trace: StepTrace) -> None:
     Path(file.name).replace(path)
 
 
+def not_kept(folder: Path, error: OSError) -> str:
+    """Why a trace is refused that cannot be written, and what to do."""
+    return f"the trace cannot be kept in {folder} ({error.strerror}): set XDG_CACHE_HOME"
+
+
 def _packed(column: np.ndarray) -> np.ndarray:
     return column if column.dtype == np.float64 else column.astype(np.int32)
 
@@ -171,18 +176,20 @@ class Traces:
             self._make([request])
             return
         halves = [request.model_copy(update={"batch_size": size}) for size in request.batch_sizes]
-        self._make(halves, apart=True)
-        for half in halves:
-            if half.key in self._refused:
-                self._refused[request.key] = self._refused.pop(half.key)
+        # In a folder of its own: what another process asks for at the same time is not touched.
+        with tempfile.TemporaryDirectory() as folder:
+            apart = Traces(Path(folder), workers=self._workers)
+            apart._make(halves, apart=True)
+            try:
+                whole = joined([apart.get(half) for half in halves])
+            except (StructureError, TraceError) as error:
+                self._refused[request.key] = str(error)
                 return
         try:
-            self._known[request.key] = joined([self._known.pop(half.key) for half in halves])
-            write_trace(self._path(request), self._known[request.key])
-        except StructureError as error:
-            self._refused[request.key] = str(error)
-        for half in halves:
-            self._path(half).unlink(missing_ok=True)
+            write_trace(self._path(request), whole)
+            self._known[request.key] = whole
+        except OSError as error:
+            self._refused[request.key] = not_kept(self._folder, error)
 
     def _make(self, requests: Sequence[TraceRequest], *, apart: bool = False) -> None:
         groups = defaultdict(list)
@@ -222,8 +229,11 @@ class Traces:
         for request in requests:
             refusal = told[request.key]
             if refusal is None:
-                self._known[request.key] = read_trace(self._path(request))
-            else:
+                try:
+                    self._known[request.key] = read_trace(self._path(request))
+                except OSError as error:
+                    refusal = f"the trace was made and cannot be read: {error}"
+            if refusal is not None:
                 self._refused[request.key] = refusal
 
 
@@ -243,5 +253,5 @@ def _parted(groups: list[list[TraceRequest]], workers: int) -> list[list[TraceRe
 
 
 def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
+    lines = [line for line in text.splitlines() if line.strip()]
     return f"the trace ended early: {lines[-1] if lines else 'without a word'}"

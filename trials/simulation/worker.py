@@ -25,7 +25,7 @@ from trials.simulation.repeat import check_repeats
 from trials.simulation.request import SMALLEST, Routing, TraceRequest
 from trials.simulation.trace import Shares, TraceableCell, Traced
 from trials.simulation.tracer import UntraceableError
-from trials.simulation.traces import StepTrace, write_trace
+from trials.simulation.traces import StepTrace, not_kept, write_trace
 
 REFUSALS = (UntraceableError, KernelError, ExpertsError, TargetError, StructureError, ImportError)
 
@@ -138,7 +138,7 @@ def main() -> None:
         except REFUSALS as error:
             refusal = str(error).strip().splitlines()[0]
         except OSError as error:
-            refusal = f"the trace cannot be kept in {folder} ({error.strerror}): set XDG_CACHE_HOME"
+            refusal = not_kept(folder, error)
         except Exception as error:  # noqa: BLE001 - whatever a model's code raises, the next can be traced
             traceback.print_exc()
             told = str(error).strip().splitlines() or ["without a word"]
