@@ -76,6 +76,18 @@ def build_parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--batch-size", type=_positive, help="price at this size (default: the fastest)"
             )
+    export = commands.add_parser(
+        "export", help="write a run's observations in the columns of another project"
+    )
+    export.add_argument("run", type=Path, metavar="RUN", help="the run folder")
+    export.add_argument(
+        "--format",
+        choices=("ado",),
+        required=True,
+        help="ado: IBM's ado and LLMFineTuningBench, with columns sparsity, recipe, stack and "
+        "basis (measured or simulated) beside theirs",
+    )
+    export.add_argument("--out", type=Path, metavar="FILE", help="default: ado.csv in the run")
     calibrate = commands.add_parser(
         "calibrate",
         help="fit what estimates take a GPU to reach to steps that runs have measured",

@@ -86,6 +86,7 @@ def run(options: argparse.Namespace) -> int:
     others = {
         "sweep": sweep,
         "estimate": estimate,
+        "export": export,
         "calibrate": calibrate_runs,
         "gpu-check": gpu_check,
         "rank": rank_run,
@@ -220,6 +221,14 @@ def fit(folder: RunFolder) -> int:
     path = folder.write("fits.json", fits)
     usable = sum(f.status.is_usable for f in fits.fits)
     _say(f"{path}: {usable} of {len(fits.fits)} fits usable")
+    return 0
+
+
+def export(options: argparse.Namespace) -> int:
+    """Writes a run's observations in the columns of another project."""
+    from orchestrator.table_export import export_ado  # noqa: PLC0415 - pandas, for tables only
+
+    _say(export_ado(RunFolder.existing(options.run), options.out))
     return 0
 
 

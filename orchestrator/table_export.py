@@ -1,0 +1,37 @@
+"""A run's observations in the columns of others, for their tools."""
+
+from collections import Counter
+from pathlib import Path
+
+from fitting.ado import ado_frame
+from orchestrator.store import RunFolder, StoreError
+
+ADO = "ado.csv"
+
+
+def export_ado(folder: RunFolder, path: Path | None) -> str:
+    """Writes what a run observed in the columns of IBM's ado.
+
+    Args:
+        folder: the run.
+        path: where to; ``ado.csv`` in the run unless told.
+
+    Returns:
+        What was written where, in a line.
+
+    Raises:
+        StoreError: it cannot be.
+    """
+    gpus = {gpu.key: gpu for gpu in folder.spec().merged_catalog().gpus}
+    observations = folder.observations()
+    frame = ado_frame(observations, gpus)
+    path = folder.path / ADO if path is None else path
+    try:
+        path.write_text(frame.to_csv(index=False), encoding="utf-8")
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written: {error.strerror}") from None
+    counts = Counter(frame["basis"]) if len(frame) else Counter()
+    told = ", ".join(f"{count} {basis}" for basis, count in sorted(counts.items())) or "none"
+    left = len(observations) - len(frame)
+    others = f"; left out {left} that say nothing of what fits" if left else ""
+    return f"{path}: {len(frame)} observations, {told}{others}"
