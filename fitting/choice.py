@@ -78,7 +78,7 @@ def smaller_half(rows: StepTimes) -> BoolArray:
     order = np.lexsort((rows.batch_size, rows.sparsity, series))
     keys = np.stack([series, rows.sparsity], axis=1)
     _, curve, sizes = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
-    starts = np.cumsum(sizes) - sizes
+    curve, starts = curve.ravel(), np.cumsum(sizes) - sizes
     place = np.empty(len(rows), np.int64)
     place[order] = np.arange(len(rows)) - starts[curve[order]]
     return np.asarray(place < (sizes[curve] + 1) // 2)

@@ -36,15 +36,21 @@ class Scales:
     family: float
     scores: FloatArray
 
-    def half_width(self, series: str, level: float) -> float:
+    def sigma(self, series: str | None) -> float:
+        """That of a series, or of one that was never seen."""
+        if series is None:
+            return self.family
+        at = int(np.searchsorted(self.names, series))
+        known = at < len(self.names) and self.names[at] == series
+        return float(self.sigmas[at]) if known else self.family
+
+    def half_width(self, series: str | None, level: float) -> float:
         """Half the interval of the logarithm of a step time at a level, for example 0.9.
 
         The conformal quantile, the ``ceil((n + 1) level)``-th of n scores; with too few scores to
         have one, Student's t of as many.
         """
-        at = int(np.searchsorted(self.names, series))
-        known = at < len(self.names) and self.names[at] == series
-        return quantile(self.scores, level) * float(self.sigmas[at] if known else self.family)
+        return quantile(self.scores, level) * self.sigma(series)
 
 
 def scales(series: NameArray, residuals: FloatArray) -> Scales | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fitting.laws import FloatArray
+from fitting.step_times import StepTimes
 from gpu_catalog.record import Record
 from trials.observation import (
     MEMORY_MISSES,
@@ -101,6 +102,27 @@ def timings(observations: Sequence[Observation]) -> list[Timings]:
     return [_timings(source, members) for source, members in _sources(own, _group_of_times, _stack)]
 
 
+def ladders(observations: Sequence[Observation]) -> list[tuple[Source, StepTimes]]:
+    """The ladder, by (model, recipe), basis and software, all GPUs and lengths together.
+
+    A row per observation, none of a capped GPU, as in ``timings``.
+    """
+    own = [o for o in observations if o.basis is not Basis.CAPPED]
+    return [
+        (source, _ladder(members)) for source, members in _sources(own, _group_of_limits, _software)
+    ]
+
+
+def gpu_name(gpu: str, stack: str) -> str:
+    """What has a floor and slope of its own: a GPU, and all that it runs."""
+    return f"{gpu}@{stack}"
+
+
+def series_name(gpu: str, stack: str, seq_len: int) -> str:
+    """What is one curve but for the sparsity."""
+    return f"{gpu_name(gpu, stack)}/seq{seq_len}"
+
+
 def limits(observations: Sequence[Observation]) -> list[Limits]:
     """Largest batches, by (model, recipe), basis and software.
 
@@ -179,18 +201,37 @@ def _by_stack(
     ]
 
 
+def _timed(members: Sequence[Observation]) -> Iterator[tuple[Cell, str, int, float]]:
+    """Cell, stack, batch size and median step of each timed probe of the ladder."""
+    for o in members:
+        if o.purpose != "ladder" or o.outcome is not Outcome.FITS or o.environment is None:
+            continue
+        if o.measurement is not None and o.measurement.step_seconds:
+            seconds = statistics.median(o.measurement.step_seconds)
+            yield o.cell, o.environment.stack, o.batch_size, seconds
+
+
 def _timings(source: Source, members: Sequence[Observation]) -> Timings:
-    rows = [
-        (o.batch_size, o.cell.sparsity, statistics.median(o.measurement.step_seconds))
-        for o in members
-        if o.purpose == "ladder"
-        and o.outcome is Outcome.FITS
-        and o.environment is not None
-        and o.measurement is not None
-        and o.measurement.step_seconds
-    ]
+    rows = [(size, cell.sparsity, seconds) for cell, _, size, seconds in _timed(members)]
     table = np.array(sorted(rows), dtype=float).reshape(-1, 3)
     return Timings(source, *table.T)
+
+
+def _ladder(members: Sequence[Observation]) -> StepTimes:
+    timed = list(_timed(members))
+    numbers = [(size, size * cell.seq_len, cell.sparsity, t) for cell, _, size, t in timed]
+    table = np.array(numbers, dtype=float).reshape(-1, 4)
+    batch_size, tokens, sparsity, seconds = table.T
+    return StepTimes(
+        gpu=np.array([gpu_name(cell.gpu, stack) for cell, stack, *_ in timed], np.str_),
+        series=np.array(
+            [series_name(cell.gpu, stack, cell.seq_len) for cell, stack, *_ in timed], np.str_
+        ),
+        batch_size=batch_size,
+        tokens=tokens,
+        sparsity=sparsity,
+        seconds=seconds,
+    )
 
 
 def _limits(source: Source, members: Sequence[Observation]) -> Limits:

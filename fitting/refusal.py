@@ -6,6 +6,7 @@ import numpy as np
 
 from fitting.points import Limits, Timings
 from fitting.solve import Solution, Status
+from fitting.step_times import StepTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +21,7 @@ def refusal_of_times(points: Timings, solution: Solution) -> Refusal:
     """What keeps a law of time from being fitted to the ladder of one group."""
     count, parameters = len(points.batch_size), solution.parameter_count
     if solution.status is Status.NO_DATA:
-        return Refusal(
-            "no ladder probe that fits was timed",
-            f"time at least {parameters + 1} ladder probes over two batch sizes; if not even one "
-            "query fits, shorten it, lighten the recipe or take a GPU with more memory",
-        )
+        return _nothing_timed(parameters)
     if solution.status is Status.TOO_FEW_POINTS:
         sizes = len(np.unique(points.batch_size))
         return Refusal(
@@ -36,6 +33,19 @@ def refusal_of_times(points: Timings, solution: Solution) -> Refusal:
         f"the batch sizes and sparsities measured tell only {solution.rank} of {parameters} "
         "parameters apart",
         "measure two different batch sizes at the same sparsity",
+    )
+
+
+def refusal_of_family(points: StepTimes) -> Refusal:
+    """What keeps every form of a family's law from being fitted."""
+    count, sizes = len(points), len(np.unique(points.batch_size))
+    if count == 0:
+        return _nothing_timed(parameters=2)
+    return Refusal(
+        f"{_counted(count, 'point')} over {_counted(sizes, 'batch size')} on "
+        f"{_counted(len(np.unique(points.gpu)), 'GPU')} cannot carry a floor and a slope and show "
+        "their error",
+        "measure at least 3 points on one GPU, among them two batch sizes at the same sparsity",
     )
 
 
@@ -65,6 +75,14 @@ def refusal_of_limits(points: Limits, solution: Solution) -> Refusal:
     return Refusal(
         "the iteration stopped before a minimum",
         "find the largest batch of more cells, farther apart in sequence length and sparsity",
+    )
+
+
+def _nothing_timed(parameters: int) -> Refusal:
+    return Refusal(
+        "no ladder probe that fits was timed",
+        f"time at least {parameters + 1} ladder probes over two batch sizes; if not even one "
+        "query fits, shorten it, lighten the recipe or take a GPU with more memory",
     )
 
 

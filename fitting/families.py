@@ -1,0 +1,569 @@
+"""The law of the step time that a family's own points speak for, and what it predicts.
+
+``fit_family`` tries every form of ``fitting.step_times`` on points that it has not seen, and tells
+what it took and why. What it gives is a record, and ``predictions`` need nothing else.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from fitting.choice import Tried, chosen, fit_chosen, growing, held_out, throughput_errors, tried
+from fitting.intervals import LEVEL, Scales, coverage, scales
+from fitting.laws import FloatArray
+from fitting.points import gpu_name, ladders, series_name
+from fitting.refusal import refusal_of_family
+from fitting.result import Parameter, Prediction
+from fitting.step_times import (
+    EQUATIONS,
+    SHAPES,
+    FittedForm,
+    Form,
+    Per,
+    Sparsity,
+    StepTimes,
+    Work,
+    fit_form,
+    form_seconds,
+    group_of,
+)
+from gpu_catalog.record import Record
+from trials.observation import Basis, Observation
+from trials.workload import Weights
+
+MOST_NESTED = 60  # points of a family whose choice is made anew without each: some seconds
+MOST_NESTED_OF_RUN = 120  # points of such families in a run
+MOST_LENGTHS = 10  # fits with lengths left out; more lengths are left out several at once
+FEWEST_JUDGED = 5  # points that a coverage is told of
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class FamilyName(Record):
+    """What shares one law of the step time.
+
+    Attributes:
+        model: name of the model.
+        weights: random or pretrained; they route differently. Absent where nobody says.
+        recipe: how it is fine-tuned, by its key or as a table has it.
+        basis: measured or simulated.
+        software: fingerprint of the stack, device and driver left out; absent where nobody says.
+    """
+
+    model: str
+    weights: Weights | None = "random"
+    recipe: str
+    basis: Basis
+    software: str | None = None
+
+    @property
+    def key(self) -> str:
+        """A stable name, for example ``mixtral-8x7b/qlora-r16-bf16/measured/0123456789ab``."""
+        model = self.model if self.weights != "pretrained" else f"{self.model}+{self.weights}"
+        return f"{model}/{self.recipe}/{self.basis}/{self.software or 'unknown-stack'}"
+
+
+class Candidate(Record):
+    """A form that was tried, and how far it is off.
+
+    Errors are those of the throughput, each as a part of it.
+
+    Attributes:
+        form: which.
+        error: mean over the points, each by the law without it, to first order; a point that the
+            law then does not speak of counts 1. It is what the choice is made by.
+        standard_error: of that mean.
+        growing_error: mean over the larger batches of each curve, by a fit to the smaller half;
+            only over those that it speaks of, absent where there are none.
+        length_error: mean, by a fit without any point of that length (of more than ten, several
+            are left out at once), as above; absent for a form by series.
+        parameters: how many were free.
+        condition: of the worst group's terms, each scaled to length 1.
+    """
+
+    form: Form
+    error: Number
+    standard_error: Number
+    growing_error: Number | None
+    length_error: Number | None
+    parameters: int
+    condition: Number | None
+
+
+class GroupLaw(Record):
+    """What the form has fitted to one GPU, or to one series.
+
+    Attributes:
+        name: of the GPU, with its stack, or of the series.
+        points: how many it has.
+        parameters: the floor t0 and the slope, in the order of the form's terms; empty where its
+            points are too few.
+        held_at_zero: names of those that would be below zero.
+        sparsity: the only one that it speaks of; absent where it speaks of any.
+        remedy: what to measure where there are no parameters.
+    """
+
+    name: str
+    points: int
+    parameters: tuple[Parameter, ...]
+    held_at_zero: tuple[str, ...]
+    sparsity: Number | None
+    remedy: str | None
+
+
+class Suspect(Record):
+    """A point that the law does not believe.
+
+    Attributes:
+        gpu: with its stack.
+        series: GPU and length, or data set.
+        seq_len: padded tokens per query.
+        sparsity: active experts over experts.
+        batch_size: queries per step.
+        seconds: as measured.
+        expected_seconds: by the law without the point, to first order.
+        spreads: how far apart these are: the logarithm of their ratio, over the law's spread.
+    """
+
+    gpu: str
+    series: str
+    seq_len: Number
+    sparsity: Number
+    batch_size: Number
+    seconds: Number
+    expected_seconds: Number
+    spreads: Number
+
+
+class Curve(Record):
+    """The batch sizes seen of a series at one sparsity, from the smallest to the largest."""
+
+    sparsity: Number
+    smallest: Number
+    largest: Number
+
+
+class SeriesSeen(Record):
+    """What was seen of one series, and how far the law is off there.
+
+    Attributes:
+        name: GPU, stack and length.
+        curves: one for each sparsity, ascending.
+        sigma: of ``log(law / measured)`` at points that the law had not seen; a series of few
+            points borrows from the family. Absent where the family has none.
+        half_width: half the interval of the logarithm of a step time; absent as above.
+    """
+
+    name: str
+    curves: tuple[Curve, ...]
+    sigma: Number | None
+    half_width: Number | None
+
+
+class Intervals(Record):
+    """How the family's intervals were made: conformal, with a scale of each series' own.
+
+    Attributes:
+        level: how often an interval is to hold, for points like those seen.
+        residuals: ``nested``: each point by the form chosen and fitted without it; ``first order``:
+            by the chosen form, its pull taken off. The first are dear, and made for few points.
+        sigma: of ``log(law / measured)`` over all of them, for a series that was never seen.
+        half_width: half the interval of the logarithm of a step time of such a series.
+        coverage: how often the interval made without a point holds it; absent for few points.
+    """
+
+    level: Number
+    residuals: Literal["nested", "first order"]
+    sigma: Number
+    half_width: Number
+    coverage: Number | None
+
+
+class FamilyFit(Record):
+    """The law of a family, or the reason that there is none and a remedy.
+
+    Attributes:
+        name: what it is the law of.
+        visits: timed probes.
+        points: visits of one batch size put together by their median.
+        form: the one chosen; absent where no form can be fitted.
+        equation: of that form: t seconds of a step, b queries, N padded tokens, s sparsity.
+        why: what the form was chosen for, or the reason that there is none.
+        remedy: what to measure; present when, and only when, there is no form.
+        candidates: every form that the points can carry, the best first.
+        exponent: g, of the sparsity; absent where it is not shared, or was never varied.
+        groups: what was fitted to each GPU or series.
+        spread: of the residuals, by their median: a part of the step time.
+        suspects: points that the law does not believe.
+        series: what was seen: elsewhere the law extrapolates.
+        intervals: how sure predictions are; absent where nothing is left to tell it from.
+    """
+
+    name: FamilyName
+    visits: int
+    points: int
+    form: Form | None
+    equation: str | None
+    why: str
+    remedy: str | None
+    candidates: tuple[Candidate, ...]
+    exponent: Parameter | None
+    groups: tuple[GroupLaw, ...]
+    spread: Number | None
+    suspects: tuple[Suspect, ...]
+    series: tuple[SeriesSeen, ...]
+    intervals: Intervals | None
+
+    @model_validator(mode="after")
+    def _is_a_law_or_a_refusal(self) -> Self:
+        if len({self.form is None, self.equation is None, self.remedy is not None}) != 1:
+            raise ValueError("a family has a form and its equation, or a remedy")
+        return self
+
+
+def fit_families(observations: Sequence[Observation]) -> tuple[FamilyFit, ...]:
+    """The law of every family of a run, refusals included.
+
+    Intervals are nested only where the families that may have such are few.
+    """
+    found = ladders(observations)
+    counts = [len(merged(rows)) for _, rows in found]
+    total = sum(count for count in counts if count <= MOST_NESTED)
+    return tuple(
+        fit_family(
+            FamilyName(
+                model=source.group.model,
+                weights=source.group.weights,
+                recipe=source.group.recipe.key,
+                basis=source.basis,
+                software=source.stack,
+            ),
+            rows,
+            most_nested=MOST_NESTED if total <= MOST_NESTED_OF_RUN else 0,
+        )
+        for source, rows in found
+    )
+
+
+def fit_family(name: FamilyName, rows: StepTimes, *, most_nested: int = MOST_NESTED) -> FamilyFit:
+    """The law of one family, chosen by what each form makes of points that it has not seen.
+
+    Args:
+        name: what it is the law of.
+        rows: timed steps; visits of one batch size are put together.
+        most_nested: points up to which intervals come of choices made without each.
+    """
+    points = merged(rows)
+    candidates = [c for c in tried(points) if np.isfinite(c.error)] if len(points) else []
+    best = chosen(candidates)
+    if best is None:
+        return _refused(name, len(rows), points)
+    fitted = best.fitted
+    is_nested = len(points) <= most_nested
+    left_out = (
+        held_out(points, np.arange(len(points)), fit_chosen)
+        if is_nested
+        else fitted.left_out_residuals
+    )
+    told = scales(points.series, left_out)
+    return FamilyFit(
+        name=name,
+        visits=len(rows),
+        points=len(points),
+        form=fitted.form,
+        equation=EQUATIONS[fitted.form],
+        why=_why(best, candidates),
+        remedy=None,
+        candidates=tuple(_candidate(c, points) for c in sorted(candidates, key=lambda c: c.error)),
+        exponent=None
+        if fitted.exponent is None
+        else Parameter(
+            name="g", value=fitted.exponent, unit="1", standard_error=fitted.exponent_error
+        ),
+        groups=_groups(fitted, points),
+        spread=fitted.spread,
+        suspects=_suspects(fitted, points),
+        series=_series(points, told),
+        intervals=None if told is None else _intervals(points, left_out, told, nested=is_nested),
+    )
+
+
+def predict(  # noqa: PLR0913, PLR0917 - what a step depends on
+    fit: FamilyFit, gpu: str, stack: str, seq_len: int, sparsity: float, batch_size: float
+) -> Prediction | None:
+    """Seconds of one step of queries of one length; None where the law does not speak of it.
+
+    Args:
+        fit: of the family.
+        gpu: its key.
+        stack: fingerprint of what it runs, device and driver included.
+        seq_len: tokens per query.
+        sparsity: active experts over experts.
+        batch_size: queries per step.
+    """
+    row = StepTimes(
+        gpu=np.array([gpu_name(gpu, stack)]),
+        series=np.array([series_name(gpu, stack, seq_len)]),
+        batch_size=np.array([float(batch_size)]),
+        tokens=np.array([float(batch_size * seq_len)]),
+        sparsity=np.array([float(sparsity)]),
+        seconds=np.array([np.nan]),
+    )
+    return predictions(fit, row)[0]
+
+
+def predictions(fit: FamilyFit, rows: StepTimes) -> list[Prediction | None]:
+    """(rows,) seconds of steps, with intervals at the level of the fit; their seconds are not read.
+
+    It is extrapolated where the series was not seen, or neither this sparsity nor one on each side
+    of it, or not as small or large a batch there. None where the law says nothing: of a GPU or
+    series without parameters, of another sparsity where it was never varied, or where nothing tells
+    how sure it is.
+    """
+    if fit.form is None or fit.intervals is None:
+        return [None] * len(rows)
+    laws = {law.name: law for law in fit.groups}
+    values = [
+        _values(fit.form, laws.get(str(group)), float(sparsity))
+        for group, sparsity in zip(group_of(fit.form, rows), rows.sparsity, strict=True)
+    ]
+    exponent = None if fit.exponent is None else fit.exponent.value
+    seconds = form_seconds(fit.form, np.array(values), exponent, rows)
+    seen = {each.name: each for each in fit.series}
+    return [
+        None if np.isnan(value) else _predicted(fit.intervals, seen.get(str(name)), value, *at)
+        for name, value, *at in zip(
+            rows.series, seconds, rows.sparsity, rows.batch_size, strict=True
+        )
+    ]
+
+
+def merged(rows: StepTimes) -> StepTimes:
+    """A row for each series, sparsity and batch size, its seconds the median of its visits'.
+
+    A visit that stayed while its twin is left out would tell what is asked.
+    """
+    if len(rows) == 0:
+        return rows
+    _, series = np.unique(rows.series, return_inverse=True)
+    keys = np.stack([series, rows.sparsity, rows.batch_size], axis=1)
+    _, first, at, counts = np.unique(
+        keys, axis=0, return_index=True, return_inverse=True, return_counts=True
+    )
+    ordered = rows.seconds[np.lexsort((rows.seconds, at.ravel()))]
+    starts = np.cumsum(counts) - counts
+    middle = (ordered[starts + (counts - 1) // 2] + ordered[starts + counts // 2]) / 2
+    return replace(rows.where(first), seconds=middle)
+
+
+def _refused(name: FamilyName, visits: int, points: StepTimes) -> FamilyFit:
+    refusal = refusal_of_family(points)
+    return FamilyFit(
+        name=name,
+        visits=visits,
+        points=len(points),
+        form=None,
+        equation=None,
+        why=refusal.reason,
+        remedy=refusal.remedy,
+        candidates=(),
+        exponent=None,
+        groups=(),
+        spread=None,
+        suspects=(),
+        series=_series(points, None),
+        intervals=None,
+    )
+
+
+def _why(best: Tried, candidates: Sequence[Tried]) -> str:
+    if len(candidates) == 1:
+        return "the only form that the points can carry"
+    least = min(candidates, key=lambda c: c.error)
+    if least is best:
+        return "least held-out error"
+    return f"the simplest within one standard error of the best, {least.fitted.form}"
+
+
+def _candidate(one: Tried, points: StepTimes) -> Candidate:
+    fitted = one.fitted
+    return Candidate(
+        form=fitted.form,
+        error=one.error,
+        standard_error=one.standard_error,
+        growing_error=_mean_error(growing(points, lambda rows: fit_form(fitted.form, rows))),
+        length_error=_length_error(fitted.form, points),
+        parameters=fitted.parameters,
+        condition=fitted.condition if np.isfinite(fitted.condition) else None,
+    )
+
+
+def _length_error(form: Form, points: StepTimes) -> float | None:
+    if form not in SHAPES or SHAPES[form].per is Per.SERIES:
+        return None
+    _, series = np.unique(points.series, return_inverse=True)
+    total = np.bincount(series, weights=points.tokens / points.batch_size)
+    _, length = np.unique(np.rint(total / np.bincount(series))[series], return_inverse=True)
+    if length.max() == 0:
+        return None
+    return _mean_error(held_out(points, length % MOST_LENGTHS, lambda rows: fit_form(form, rows)))
+
+
+def _mean_error(residuals: FloatArray) -> float | None:
+    """Over the points that a law speaks of; None where it speaks of none."""
+    spoken = residuals[np.isfinite(residuals)]
+    return float(throughput_errors(spoken).mean()) if len(spoken) else None
+
+
+def _groups(fitted: FittedForm, points: StepTimes) -> tuple[GroupLaw, ...]:
+    _, at = np.unique(group_of(fitted.form, points), return_inverse=True)
+    order = np.argsort(at, kind="stable")
+    members = np.split(order, np.cumsum(np.bincount(at))[:-1])
+    return tuple(_group(fitted, place, points.sparsity[rows]) for place, rows in enumerate(members))
+
+
+def _group(fitted: FittedForm, place: int, sparsities: FloatArray) -> GroupLaw:
+    form, several = fitted.form, len(np.unique(sparsities)) > 1
+    terms = _terms(form, several=several)
+    is_free = form is Form.LOGARITHM or several or fitted.exponent is not None
+    values, errors = fitted.values[place], fitted.standard_errors[place]
+    carried = bool(np.isfinite(values).all())
+    parameters = tuple(
+        _parameter(form, *term, value, error)
+        for term, value, error in zip(terms, values, errors, strict=False)
+    )
+    return GroupLaw(
+        name=str(fitted.names[place]),
+        points=len(sparsities),
+        parameters=parameters if carried else (),
+        held_at_zero=tuple(p.name for p in parameters if carried and p.value == 0),
+        sparsity=None if is_free else float(sparsities[0]),
+        remedy=None
+        if carried
+        else f"measure at least {len(terms) + 1} points of it, among them two batch sizes at one "
+        "sparsity",
+    )
+
+
+def _terms(form: Form, *, several: bool) -> tuple[tuple[str, str], ...]:
+    """Names and units of what multiplies the terms of a form.
+
+    Args:
+        form: which.
+        several: whether the group has several sparsities.
+    """
+    if form is Form.LOGARITHM:
+        return (("c2_over_c3", "queries/s"), ("c4", "queries/s"))
+    shape = SHAPES[form]
+    unit = "s/token" if shape.work is Work.TOKENS else "s/query"
+    if shape.sparsity is Sparsity.SHARED or not several:
+        return (("t0", "s"), ("k", unit))
+    powered = unit if shape.power == 1 else f"({unit})^{shape.power:g}"
+    return (("t0", "s"), ("k0", powered), ("k1", powered))
+
+
+def _power(form: Form, name: str) -> float:
+    """What a parameter is raised to where it multiplies its term."""
+    return SHAPES[form].power if name in ("t0", "k") else 1.0
+
+
+def _parameter(form: Form, name: str, unit: str, value: float, error: float) -> Parameter:
+    power = _power(form, name)
+    rooted = float(value ** (1 / power)) if power != 1 else float(value)
+    told = np.isfinite(error) and not (power != 1 and value == 0)
+    return Parameter(
+        name=name,
+        value=rooted,
+        unit=unit,
+        standard_error=float(error * (rooted / value / power if power != 1 else 1))
+        if told
+        else None,
+    )
+
+
+def _values(form: Form, law: GroupLaw | None, sparsity: float) -> list[float]:
+    """What multiplies the terms of a form; nan where the law does not speak."""
+    shape = SHAPES.get(form)
+    count = 3 if shape is not None and shape.sparsity is Sparsity.OWN else 2
+    if law is None or not law.parameters or law.sparsity not in (None, sparsity):
+        return [np.nan] * count
+    values = [p.value ** _power(form, p.name) for p in law.parameters]
+    return values + [0.0] * (count - len(values))
+
+
+def _suspects(fitted: FittedForm, points: StepTimes) -> tuple[Suspect, ...]:
+    without = fitted.left_out_residuals
+    return tuple(
+        Suspect(
+            gpu=str(points.gpu[row]),
+            series=str(points.series[row]),
+            seq_len=float(points.tokens[row] / points.batch_size[row]),
+            sparsity=float(points.sparsity[row]),
+            batch_size=float(points.batch_size[row]),
+            seconds=float(points.seconds[row]),
+            expected_seconds=float(points.seconds[row] * np.exp(without[row])),
+            spreads=float(abs(without[row]) / fitted.spread),
+        )
+        for row in np.flatnonzero(fitted.suspects)
+    )
+
+
+def _series(points: StepTimes, told: Scales | None) -> tuple[SeriesSeen, ...]:
+    """What was seen, the points being in the order of ``merged``."""
+    names, starts = np.unique(points.series, return_index=True)
+    return tuple(
+        SeriesSeen(
+            name=str(name),
+            curves=_curves(points.where(np.arange(start, end))),
+            sigma=None if told is None else told.sigma(str(name)),
+            half_width=None if told is None else told.half_width(str(name), LEVEL),
+        )
+        for name, start, end in zip(names, starts, [*starts[1:], len(points)], strict=True)
+    )
+
+
+def _curves(series: StepTimes) -> tuple[Curve, ...]:
+    curves = []
+    for sparsity in np.unique(series.sparsity):
+        sizes = series.batch_size[series.sparsity == sparsity]
+        curves.append(
+            Curve(sparsity=float(sparsity), smallest=float(sizes.min()), largest=float(sizes.max()))
+        )
+    return tuple(curves)
+
+
+def _intervals(points: StepTimes, left_out: FloatArray, told: Scales, *, nested: bool) -> Intervals:
+    is_judged = np.isfinite(left_out).sum() >= FEWEST_JUDGED
+    return Intervals(
+        level=LEVEL,
+        residuals="nested" if nested else "first order",
+        sigma=told.family,
+        half_width=told.half_width(None, LEVEL),
+        coverage=coverage(points.series, left_out, LEVEL)[0] if is_judged else None,
+    )
+
+
+def _predicted(
+    intervals: Intervals, seen: SeriesSeen | None, value: float, sparsity: float, batch_size: float
+) -> Prediction:
+    half = intervals.half_width
+    if seen is not None and seen.half_width is not None:
+        half = seen.half_width
+    return Prediction(
+        value=value,
+        low=value * np.exp(-half),
+        high=value * np.exp(half),
+        extrapolated=seen is None or not _is_inside(seen.curves, sparsity, batch_size),
+    )
+
+
+def _is_inside(curves: Sequence[Curve], sparsity: float, batch_size: float) -> bool:
+    """Whether curves on both sides of the sparsity, or of the very same, have such a batch size."""
+    below = [curve for curve in curves if curve.sparsity <= sparsity][-1:]
+    above = [curve for curve in curves if curve.sparsity >= sparsity][:1]
+    return len(below) == len(above) == 1 and all(
+        curve.smallest <= batch_size <= curve.largest for curve in (*below, *above)
+    )
