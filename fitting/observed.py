@@ -14,13 +14,16 @@ import numpy as np
 import pandas as pd
 
 from fitting import ado
+from fitting.families import FamilyName
 from fitting.laws import FloatArray
 from fitting.lengths import Lengths
+from fitting.points import gpu_name
 from fitting.sheet import LeftOut, Sheet, folded, quoted, read_sheet
 from fitting.step_times import IntArray, StepTimes
 from gpu_catalog.catalog import load_catalog
 from gpu_catalog.near import did_you_mean, near_matches
 from trials.observation import Basis
+from trials.workload import Weights
 
 # What else columns are called, without case and punctuation.
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -40,7 +43,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     ),
     "recipe": (),
     "method": ("finetuningmethod", "peftmethod"),
-    "stack": ("software", "softwarestack"),
+    "weights": (),
+    "software": ("softwarestack",),
+    "stack": (),
     "basis": (),
     **ado.COLUMNS,
 }
@@ -50,6 +55,8 @@ NEEDED = {
     "batch_size": "queries per step",
     "queries_per_second": "training examples per second",
 }
+UNKNOWN_RECIPE = "unknown-recipe"
+_WEIGHTS: dict[str, Weights] = {"random": "random", "pretrained": "pretrained"}
 LENGTH_COLUMNS = {"dataset": (), "tokens": ("length",), "examples": ("count", "queries")}
 LEFT_SEVERAL_GPUS = "ran on several GPUs (number_gpus above 1)"
 LEFT_INVALID = "did not run: out of memory, or refused (is_valid 0)"
@@ -57,27 +64,26 @@ LEFT_CAPPED = "capped: their speed is that of the larger GPU that stood in"
 LEFT_UNTIMED = "have no throughput"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Family:
-    """What rows must share to be fitted together.
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a row says of its family; None for what it does not say."""
 
-    Attributes:
-        model: name of the model.
-        recipe: how it is fine-tuned; empty where the table does not say.
-        stack: software; empty where the table does not say.
-        basis: measured or simulated.
-    """
-
-    model: str
-    recipe: str
-    stack: str
-    basis: Basis
+    model: str | None
+    weights: str | None
+    recipe: str | None
+    basis: str | None
+    software: str | None
 
     @property
-    def name(self) -> str:
-        """For example ``mixtral-8x7b/qlora/measured``."""
-        parts = (self.model, self.recipe, self.stack, self.basis)
-        return "/".join(part for part in parts if part)
+    def family(self) -> FamilyName:
+        """The family, what is not said being taken as unknown, and as measured."""
+        return FamilyName(
+            model=self.model or "",
+            weights=_WEIGHTS.get(self.weights or ""),
+            recipe=self.recipe or UNKNOWN_RECIPE,
+            basis=Basis(self.basis or Basis.MEASURED),
+            software=self.software,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,24 +92,28 @@ class Observed:
 
     Attributes:
         index: (rows,) of the table's frame: what its rows are called there.
-        families: (rows,) what each is of.
-        rows: (rows,) as step times; seconds are nan where none were asked.
+        told: (rows,) what each says of its family.
+        rows: (rows,) as step times.
         left_out: rows that are not among them, by reason.
         remarks: what else a reader must know, a line each.
     """
 
     index: pd.Index
-    families: tuple[Family, ...]
+    told: tuple[Told, ...]
     rows: StepTimes
     left_out: tuple[LeftOut, ...]
     remarks: tuple[str, ...]
 
-    def by_family(self) -> dict[Family, IntArray]:
-        """Which rows each family has, in the order of their names."""
-        places: defaultdict[Family, list[int]] = defaultdict(list)
-        for place, family in enumerate(self.families):
-            places[family].append(place)
-        return {family: np.array(places[family], np.int64) for family in sorted(places)}
+    def by_family(self) -> dict[FamilyName, IntArray]:
+        """Which rows each family has, in the order of the families' keys."""
+        places: defaultdict[Told, list[int]] = defaultdict(list)
+        for place, told in enumerate(self.told):
+            places[told].append(place)
+        families: defaultdict[FamilyName, list[int]] = defaultdict(list)
+        for told, found in places.items():
+            families[told.family] += found
+        ordered = sorted(families, key=lambda family: family.key)
+        return {family: np.array(sorted(families[family]), np.int64) for family in ordered}
 
 
 def read_frame(
@@ -111,7 +121,6 @@ def read_frame(
     *,
     lengths: Mapping[str, Lengths] | None = None,
     file: str | None = None,
-    timed: bool = True,
 ) -> Observed:
     """Reads a table, its columns by any of their names.
 
@@ -123,40 +132,50 @@ def read_frame(
         frame: the table.
         lengths: of data sets' examples, by name.
         file: where it is from, for messages.
-        timed: whether throughput is needed; without it, rows are questions.
 
     Raises:
         TableError: it cannot be read; a line for each mistake.
     """
     sheet = Sheet(frame, COLUMNS, file)
+    told, rows = read_rows(sheet, lengths, timed=True)
+    sheet.check()
+    kept = np.flatnonzero(sheet.kept)
+    return Observed(
+        index=sheet.index[kept],
+        told=tuple(told[place] for place in kept),
+        rows=rows.where(kept),
+        left_out=tuple(sheet.left_out),
+        remarks=tuple(_remarks(sheet)),
+    )
+
+
+def read_rows(
+    sheet: Sheet, lengths: Mapping[str, Lengths] | None, *, timed: bool
+) -> tuple[list[Told], StepTimes]:
+    """(rows,) of a sheet, those that are left out with them; the sheet is told their mistakes.
+
+    Args:
+        sheet: by ``COLUMNS``.
+        lengths: of data sets' examples, by name.
+        timed: whether there must be a throughput; else seconds are nan, and rows are questions.
+    """
     _check_head(sheet, lengths, timed=timed)
     _leave_out(sheet, timed=timed)
     batch_size = sheet.numbers("batch_size", _whole)
-    sparsity = np.nan_to_num(sheet.numbers("sparsity", _share), nan=1.0)
     seq_len = sheet.numbers("seq_len", _positive)
-    seconds = batch_size / _rate(sheet, seq_len)
     padded = _padded(sheet, batch_size, seq_len, lengths or {})
-    families = _families(sheet)
-    gpus = _gpus(sheet)
-    for name in ("model", "batch_size"):
-        _check_filled(sheet, name)
-    sheet.check()
-    kept = np.flatnonzero(sheet.kept)
+    told, gpus = _told(sheet), _gpus(sheet)
     rows = StepTimes(
         gpu=np.array(gpus, np.str_),
         series=np.array(_series(sheet, gpus, seq_len), np.str_),
         batch_size=batch_size,
         tokens=batch_size * padded,
-        sparsity=sparsity,
-        seconds=seconds,
+        sparsity=np.nan_to_num(sheet.numbers("sparsity", _share), nan=1.0),
+        seconds=batch_size / _rate(sheet, seq_len) if timed else np.full(len(sheet), np.nan),
     )
-    return Observed(
-        index=sheet.index[kept],
-        families=tuple(families[place] for place in kept),
-        rows=rows.where(kept),
-        left_out=tuple(sheet.left_out),
-        remarks=tuple(_remarks(sheet, timed=timed)),
-    )
+    for name in ("model", "batch_size"):
+        _check_filled(sheet, name)
+    return told, rows
 
 
 def read_lengths(path: Path) -> dict[str, Lengths]:
@@ -184,8 +203,11 @@ def read_lengths(path: Path) -> dict[str, Lengths]:
 
 
 def gpu_key(name: str) -> str:
-    """The catalog's key of a GPU, whatever case and punctuation it is written in; else the name."""
-    return _gpu_keys().get(folded(name), name)
+    """The catalog's key of a GPU, whatever case and punctuation it is written in.
+
+    Else the name, without the signs that names of series are split by.
+    """
+    return _gpu_keys().get(folded(name), name.replace("/", "-").replace("@", "-"))
 
 
 @cache
@@ -263,38 +285,54 @@ def _padded(
     return padded
 
 
-def _families(sheet: Sheet) -> list[Family]:
-    models, recipes, stacks = (sheet.texts(name) for name in ("model", "recipe", "stack"))
-    methods, settings = sheet.texts("method"), ado.settings(sheet)
-    bases = sheet.texts("basis")
-    told = [Basis.MEASURED.value, Basis.SIMULATED.value]
-    for place, basis in enumerate(bases):
-        if sheet.kept[place] and basis is not None and basis not in told:
-            near = did_you_mean(basis, told)
-            text = f"must be measured or simulated, not {quoted(basis)}{near}"
-            sheet.row_is_wrong("basis", place, text)
-    return [
-        Family(
-            model or "",
-            recipe or method or "",
-            stack or setting,
-            Basis(basis) if basis in told else Basis.MEASURED,
+def _told(sheet: Sheet) -> list[Told]:
+    models, weights, recipes, methods = (
+        sheet.texts(name) for name in ("model", "weights", "recipe", "method")
+    )
+    _check_one_of(sheet, "basis", (Basis.MEASURED.value, Basis.SIMULATED.value))
+    _check_one_of(sheet, "weights", tuple(_WEIGHTS))
+    settings = ado.settings(sheet)
+    software = [
+        one or stack or setting or None
+        for one, stack, setting in zip(
+            sheet.texts("software"), sheet.texts("stack"), settings, strict=True
         )
-        for model, recipe, method, stack, setting, basis in zip(
-            models, recipes, methods, stacks, settings, bases, strict=True
+    ]
+    return [
+        Told(*each)
+        for each in zip(
+            models,
+            weights,
+            [recipe or method for recipe, method in zip(recipes, methods, strict=True)],
+            sheet.texts("basis"),
+            software,
+            strict=True,
         )
     ]
 
 
+def _check_one_of(sheet: Sheet, name: str, known: tuple[str, ...]) -> None:
+    for place, text in enumerate(sheet.texts(name)):
+        if sheet.kept[place] and text is not None and text not in known:
+            near = did_you_mean(text, known)
+            text_of_known = " or ".join(known)
+            sheet.row_is_wrong(name, place, f"must be {text_of_known}, not {quoted(text)}{near}")
+
+
 def _gpus(sheet: Sheet) -> list[str]:
-    """(rows,) keys; rows of a run without a GPU are the CPU's."""
+    """(rows,) keys, each with its stack where that is told beside the software.
+
+    Rows of a run without a GPU are the CPU's.
+    """
     counts = sheet.numbers("number_gpus", _count)
     is_there = "gpu" in sheet or "number_gpus" in sheet
+    stacks = sheet.texts("stack") if "software" in sheet else [None] * len(sheet)
     found = []
-    for place, name in enumerate(sheet.texts("gpu")):
+    for place, (name, stack) in enumerate(zip(sheet.texts("gpu"), stacks, strict=True)):
         if name is None and is_there and sheet.kept[place] and counts[place] != 0:
             sheet.row_is_wrong("gpu", place, "is empty: name the GPU, or leave the row out")
-        found.append("cpu" if name is None else gpu_key(name))
+        key = "cpu" if name is None else gpu_key(name)
+        found.append(key if stack is None else gpu_name(key, stack))
     return found
 
 
@@ -321,13 +359,13 @@ def _check_filled(sheet: Sheet, name: str) -> None:
             sheet.row_is_wrong(name, place, "is empty: fill it in, or leave the row out")
 
 
-def _remarks(sheet: Sheet, *, timed: bool) -> list[str]:
+def _remarks(sheet: Sheet) -> list[str]:
     unused = [name for name in sheet.unused if folded(name) not in ado.ALSO_THERE]
     found = []
     if unused:
         named = ", ".join(f"{quoted(name)}{_bracketed(sheet.near(name))}" for name in unused)
         found.append(f"columns not used: {named}")
-    if timed and "sparsity" not in sheet:
+    if "sparsity" not in sheet:
         found.append("no column sparsity: every row is taken to have one, 1 (no experts, or all)")
     return found
 

@@ -208,11 +208,10 @@ class Sheet:
         lines = [f"{self._file}:1: {text}" if self._file else text for text in self._of_columns]
         told = []
         for name, found in self._of_rows.items():
-            label = self._label(name)
-            told += found_first(
-                [(place, f"{self._at(place)}: {label}: {text}") for place, text in found.items()]
-            )
-        lines += [text for _, text in sorted(told, key=lambda item: item[0])]
+            label, column = self._label(name), self._places.get(name, -1)
+            texts = [(row, f"{self._at(row)}: {label}: {text}") for row, text in found.items()]
+            told += [(row, column, text) for row, text in found_first(texts)]
+        lines += [text for _, _, text in sorted(told)]
         if lines:
             raise TableError("\n".join(lines))
 

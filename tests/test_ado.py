@@ -79,7 +79,7 @@ def test_runs_of_one_setup_are_a_family() -> None:
     (family,) = read_frame(bench()).by_family()
     assert family.model == "llama3-8b"
     assert family.recipe == "lora"
-    assert family.stack == (
+    assert family.software == (
         "SFTTrainer.finetune_lora_benchmark-v1.0.0-fms_hf_tuning_version.2.8.2 "
         "dataset_id.news-tokens-16384plus-entries-4096-torch_dtype.bfloat16-r.8-lora_alpha.16"
     )
@@ -184,8 +184,8 @@ def test_what_was_written_is_read_back_with_measured_and_simulated_apart() -> No
     assert read.rows.tokens.tolist() == [512.0, 512.0, 256.0]
     assert read.rows.sparsity.tolist() == [0.25] * 3
     assert read.rows.gpu.tolist() == ["A40", "A40", "cpu"]
-    assert read.families[0].recipe == on("A40").recipe.key
-    assert read.families[0].stack == environment().stack
+    assert read.told[0].recipe == on("A40").recipe.key
+    assert read.told[0].software == environment().stack
     assert read.left_out == (
         LeftOut("did not run: out of memory, or refused (is_valid 0)", 1),
         LeftOut("capped: their speed is that of the larger GPU that stood in", 1),

@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fitting.families import FamilyName
 from fitting.lengths import Lengths
-from fitting.observed import Family, gpu_key, read_frame, read_lengths
+from fitting.observed import UNKNOWN_RECIPE, gpu_key, read_frame, read_lengths
 from fitting.paper import DATA, dataset_lengths, throughput_points
 from fitting.sheet import LeftOut, TableError, read_sheet
 from trials.observation import Basis
@@ -41,7 +42,10 @@ def test_queries_per_second_become_seconds_of_a_step_and_its_padded_tokens() -> 
     assert read.rows.tokens.tolist() == [256.0, 1024.0]
     assert read.rows.sparsity.tolist() == [0.25, 0.25]
     assert set(read.rows.series) == {"A40/seq128"}
-    assert read.families == (Family("m", "", "", Basis.MEASURED),) * 2
+    (family,) = read.by_family()
+    assert family == FamilyName(
+        model="m", weights=None, recipe=UNKNOWN_RECIPE, basis=Basis.MEASURED, software=None
+    )
     assert read.left_out == ()
     assert read.remarks == ()
 
@@ -83,10 +87,7 @@ def test_the_papers_own_points_are_read_as_they_are() -> None:
     expected = throughput_points().rows
     for name in ("batch_size", "tokens", "sparsity", "seconds"):
         assert getattr(read.rows, name).tolist() == getattr(expected, name).tolist()
-    assert [family.name for family in read.by_family()] == [
-        "blackmamba-2.8b/measured",
-        "mixtral-8x7b/measured",
-    ]
+    assert [family.model for family in read.by_family()] == ["blackmamba-2.8b", "mixtral-8x7b"]
     assert [len(rows) for rows in read.by_family().values()] == [39, 57]
     own = dataset_lengths()
     assert all((lengths[name].examples == own[name].examples).all() for name in own)
@@ -120,6 +121,7 @@ def test_lengths_that_nobody_tells_are_asked_for_in_a_line() -> None:
         ("L40S", "L40S"),
         ("A100-80GB", "A100-80GB"),
         ("Tesla-V100-PCIE-16GB", "Tesla-V100-PCIE-16GB"),
+        ("A100/40GB @ 300 W", "A100-40GB - 300 W"),
     ],
 )
 def test_gpus_are_known_by_key_or_device_name(name: str, key: str) -> None:
@@ -140,12 +142,25 @@ def test_recipes_software_and_basis_are_families_of_their_own() -> None:
             "basis": ["measured", "measured", "measured", "simulated"],
         }
     )
-    assert [family.name for family in read_frame(frame).by_family()] == [
-        "m/full/a/measured",
-        "m/lora/a/measured",
-        "m/lora/a/simulated",
-        "m/lora/b/measured",
+    assert [family.key for family in read_frame(frame).by_family()] == [
+        "m/full/measured/a",
+        "m/lora/measured/a",
+        "m/lora/measured/b",
+        "m/lora/simulated/a",
     ]
+    frame = plain(weights=["random", "pretrained"], recipe="r", stack="a")
+    assert [family.key for family in read_frame(frame).by_family()] == [
+        "m+pretrained/r/measured/a",
+        "m/r/measured/a",
+    ]
+
+
+def test_a_stack_beside_the_software_is_the_gpus() -> None:
+    """One family, and one of its GPUs for each stack."""
+    read = read_frame(plain(software="s", stack=["one", "two"]))
+    assert [family.software for family in read.by_family()] == ["s"]
+    assert read.rows.gpu.tolist() == ["A40@one", "A40@two"]
+    assert read.rows.series.tolist() == ["A40@one/seq128", "A40@two/seq128"]
 
 
 def test_what_says_nothing_of_one_gpus_speed_is_left_out_and_counted() -> None:
@@ -190,19 +205,19 @@ def test_every_mistake_is_told_at_once() -> None:
     )
     assert mistakes(frame, file="a.csv") == [
         "a.csv:2: Batch: must be a whole number of at least 1, not 1.5",
-        "a.csv:3: is_valid: must be 1 or 0, not 'perhaps'",
-        "a.csv:3: Batch: must be a number, not True",
+        "a.csv:3: GPU: is empty: name the GPU, or leave the row out",
         ("a.csv:3: sparsity: must be above 0 and at most 1 (active experts over experts), not 1.5"),
         "a.csv:3: Sequence length: must be a number, not 'x'",
+        "a.csv:3: Batch: must be a number, not True",
         "a.csv:3: Queries / s: must be above 0, not -2",
+        "a.csv:3: is_valid: must be 1 or 0, not 'perhaps'",
         "a.csv:3: basis: must be measured or simulated, not 'simulatd': did you mean 'simulated'?",
-        "a.csv:3: GPU: is empty: name the GPU, or leave the row out",
-        "a.csv:4: Batch: is empty: fill it in, or leave the row out",
-        "a.csv:4: sparsity: must be a number, not 'x'",
-        "a.csv:4: Sequence length: is empty: say how long queries are, in tokens",
-        "a.csv:4: Queries / s: must be a number, not 'inf'",
         "a.csv:4: GPU: is empty: name the GPU, or leave the row out",
         "a.csv:4: model: is empty: fill it in, or leave the row out",
+        "a.csv:4: sparsity: must be a number, not 'x'",
+        "a.csv:4: Sequence length: is empty: say how long queries are, in tokens",
+        "a.csv:4: Batch: is empty: fill it in, or leave the row out",
+        "a.csv:4: Queries / s: must be a number, not 'inf'",
     ]
 
 
@@ -223,13 +238,6 @@ def test_columns_that_are_not_used_are_named() -> None:
     """A misspelt one with what it may have been."""
     read = read_frame(plain(sparcity=1, figure=14))
     assert read.remarks == ("columns not used: 'sparcity' (did you mean 'sparsity'?), 'figure'",)
-
-
-def test_questions_need_no_throughput() -> None:
-    """And no row of them is left out for having none."""
-    read = read_frame(plain().drop(columns="queries_per_second"), timed=False)
-    assert np.isnan(read.rows.seconds).all()
-    assert read.rows.tokens.tolist() == [256.0, 1024.0]
 
 
 def test_lengths_are_read_with_all_their_mistakes(tmp_path: Path) -> None:
