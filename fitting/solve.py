@@ -22,7 +22,10 @@ LINEAR_RANK_TOLERANCE = 1e-10
 JACOBIAN_RANK_TOLERANCE = 1e-7
 # A parameter takes part in an unseen direction when its share of it exceeds this.
 NULL_SHARE = 1e-4
+LEAST_UNIT = 1e-3  # of a value, as a part of its start: that which goes to zero keeps a magnitude
+MOST_ITERATIONS = 1000  # for each parameter; the longest of NIST's problems takes 520
 CORNER = 1e-9  # how far a corner of the planes may be off, as a part of a limit
+LEAST_MARGIN = 1e-6  # of a row that agrees, as a part of its limit: touching is not agreeing
 
 
 class Status(StrEnum):
@@ -139,27 +142,65 @@ def solve_nonlinear(
     """Minimises ``sum(residuals(values) ** 2)`` from a start strictly inside the bounds.
 
     The covariance is that of the law linearised at the minimum. It stops where no value changes by
-    more than ``tolerance``, as a part of it.
+    more than ``tolerance``, as a part of it, or the sum by a thousandth of that: in a narrow valley
+    the sum hardly falls far from the minimum. It does so twice: the start tells how large values
+    and residuals are, and where it ends, that tells better.
     """
     if len(residuals(start)) == 0:
         idle = np.zeros(len(start), dtype=bool)
         return _solution(_Minimum(start, np.zeros((0, len(start))), np.zeros(0), idle, 0.0))
-    from scipy.optimize import least_squares  # noqa: PLC0415 - see the top
+    problem = _Nonlinear(residuals, lower, upper, tolerance)
+    unit = np.where(start == 0, 1.0, np.abs(start))
+    near = problem.minimum(start, unit).values
+    return _solution(problem.minimum(near, np.maximum(np.abs(near), LEAST_UNIT * unit)))
 
-    found = least_squares(
-        residuals, start, jac="3-point", bounds=(lower, upper), x_scale="jac", xtol=tolerance
-    )
-    held = np.asarray(found.active_mask) != 0
-    values = np.where(held, np.where(found.active_mask < 0, lower, upper), found.x)
-    minimum = _Minimum(
-        values=values,
-        matrix=np.asarray(found.jac),
-        residuals=residuals(values),
-        held=held,
-        tolerance=JACOBIAN_RANK_TOLERANCE,
-        converged=found.status > 0,
-    )
-    return _solution(minimum)
+
+@dataclass(frozen=True, slots=True)
+class _Nonlinear:
+    """What ``solve_nonlinear`` is asked."""
+
+    residuals: Callable[[FloatArray], FloatArray]
+    lower: FloatArray
+    upper: FloatArray
+    tolerance: float
+
+    def minimum(self, start: FloatArray, unit: FloatArray) -> _Minimum:
+        """Where scipy stops, in units of its own: to it, 1 is large and 2e-16 is zero.
+
+        Its steps for slopes are parts of ``max(1, |value|)``, and a gradient of less than 2e-16
+        ends its search.
+        """
+        from scipy.optimize import least_squares  # noqa: PLC0415 - see the top
+
+        size = float(np.linalg.norm(self.residuals(start))) or 1.0
+
+        def scaled(parts: FloatArray) -> FloatArray:
+            return self.residuals(parts * unit) / size
+
+        with np.errstate(all="ignore"):  # a step that is tried may overflow: it is not taken
+            found = least_squares(
+                scaled,
+                start / unit,
+                jac="3-point",
+                bounds=(self.lower / unit, self.upper / unit),
+                x_scale="jac",
+                ftol=self.tolerance / 1000,
+                xtol=self.tolerance,
+                gtol=np.finfo(float).eps,
+                max_nfev=MOST_ITERATIONS * len(start),
+            )
+        held = np.asarray(found.active_mask) != 0
+        values = np.where(
+            held, np.where(found.active_mask < 0, self.lower, self.upper), found.x * unit
+        )
+        return _Minimum(
+            values=values,
+            matrix=np.asarray(found.jac) * size / unit,
+            residuals=self.residuals(values),
+            held=held,
+            tolerance=JACOBIAN_RANK_TOLERANCE,
+            converged=found.status > 0,
+        )
 
 
 def solve_most_agreed(at: FloatArray, beyond: FloatArray, limit: FloatArray) -> FloatArray:
@@ -181,8 +222,9 @@ def solve_most_agreed(at: FloatArray, beyond: FloatArray, limit: FloatArray) -> 
     if len(limit) == 0 or not all(np.all(np.isfinite(each)) for each in (at, beyond, limit)):
         raise ValueError("limits to agree with must be finite numbers, and at least one")
     lower, upper = at / limit[:, None], beyond / limit[:, None]
-    corners = _corners(np.vstack([lower, upper]))
-    within = (corners @ lower.T <= 1 + CORNER) & (corners @ upper.T >= 1 - CORNER)
+    below, above = 1 - LEAST_MARGIN, 1 + LEAST_MARGIN
+    corners = _corners(np.vstack([lower / below, upper / above]))
+    within = (corners @ lower.T <= below + CORNER) & (corners @ upper.T >= above - CORNER)
     counts = within.sum(axis=1)
     most = np.unique(within[counts == counts.max()], axis=0)
     return max((_middle(lower[rows], upper[rows]) for rows in most), key=lambda found: found[0])[1]

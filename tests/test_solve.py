@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from fitting.solve import Status, solve_linear, solve_nonlinear, t_quantile
+from fitting import solve
+from fitting.laws import FloatArray
+from fitting.solve import (
+    Solution,
+    Status,
+    solve_linear,
+    solve_most_agreed,
+    solve_nonlinear,
+    t_quantile,
+)
 
 # NIST StRD, linear regression, Norris (y, x):
 # https://www.itl.nist.gov/div898/strd/lls/data/LINKS/DATA/Norris.dat
@@ -165,3 +174,114 @@ def test_a_number_that_is_not_finite_is_refused() -> None:
 def test_t_quantile_is_that_of_the_tables() -> None:
     """97.5 % at 4 degrees of freedom is 2.776."""
     assert t_quantile(0.975, 4) == pytest.approx(2.7764451, rel=1e-7)
+
+
+def _saturation(start: tuple[float, float], *, unit: float = 1.0) -> Solution:
+    """Misra1a without bounds, from somewhere, y in a unit."""
+    y, x = MISRA1A.T
+    return solve_nonlinear(
+        lambda b: b[0] * (1 - np.exp(-b[1] * x)) - y * unit,
+        np.array([start[0] * unit, start[1]]),
+        lower=np.full(2, -np.inf),
+        upper=np.full(2, np.inf),
+    )
+
+
+@pytest.mark.parametrize("unit", [1e-12, 1e-3, 1e9])
+def test_a_unit_does_not_change_a_nonlinear_solution(unit: float) -> None:
+    """Neither steps nor stops of the search are in seconds: values of 1e-12 have all digits."""
+    plain, scaled = _saturation((250.0, 5e-4)), _saturation((250.0, 5e-4), unit=unit)
+    assert scaled.status is Status.OK
+    assert scaled.values / [unit, 1] == pytest.approx(plain.values, rel=1e-7)
+    errors = np.array(scaled.standard_errors, float) / [unit, 1]
+    assert errors == pytest.approx(np.array(plain.standard_errors, float), rel=1e-6)
+
+
+@pytest.mark.parametrize("start", [(2e4, 5e-3), (250.0, 1e-7), (1.0, 1e-4)])
+def test_a_start_that_is_far_off_costs_no_digits(start: tuple[float, float]) -> None:
+    """Slopes are taken in steps of what the values are, not of what they were thought to be."""
+    solution = _saturation(start)
+    assert solution.status is Status.OK
+    assert solution.values == pytest.approx([2.3894212918e02, 5.5015643181e-04], rel=1e-7)
+    certified = pytest.approx([2.7070075241, 7.2668688436e-06], rel=1e-6)
+    assert list(solution.standard_errors) == certified
+
+
+def test_a_value_that_is_zero_keeps_its_standard_error() -> None:
+    """A slope that is not there, without bounds: the line's own answer, error and all."""
+    x = np.arange(-5.0, 6.0)
+    even = 3 + 0.1 * np.cos(np.pi * x)
+    linear = solve_linear(_line(list(x)), even)
+    free = np.full(2, np.inf)
+    solution = solve_nonlinear(
+        lambda v: _line(list(x)) @ v - even, np.array([1.0, 1.0]), lower=-free, upper=free
+    )
+    assert solution.status is Status.OK
+    assert solution.values == pytest.approx(linear.values, abs=1e-12)
+    errors = np.array(linear.standard_errors, float)
+    assert np.array(solution.standard_errors, float) == pytest.approx(errors, rel=1e-6)
+
+
+def test_a_search_that_runs_out_is_not_converged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it stopped is not given out as an answer."""
+    monkeypatch.setattr(solve, "MOST_ITERATIONS", 1)
+    solution = _saturation((1.0, 1e-4))
+    assert solution.status is Status.NOT_CONVERGED
+    assert solution.covariance is None
+
+
+def _agreeing(at: FloatArray, beyond: FloatArray, limit: FloatArray, values: FloatArray) -> int:
+    return int(np.sum((at @ values <= limit) & (limit < beyond @ values)))
+
+
+@pytest.mark.parametrize("parameters", [1, 2, 3])
+@pytest.mark.parametrize("wrong", [0, 3])
+def test_as_many_rows_agree_as_can(parameters: int, wrong: int) -> None:
+    """At least as many as with the truth, or with any of thousands of values about it."""
+    random = np.random.default_rng(parameters)
+    for _ in range(10):
+        terms = random.uniform(0.2, 2.0, (12, parameters))
+        truth = random.uniform(0.5, 2.0, parameters)
+        limit = random.uniform(20, 60, 12)
+        counts = np.floor(limit / (terms @ truth))
+        counts[:wrong] += [4, -4, 9][:wrong]
+        at, beyond = counts[:, None] * terms, (counts + 1)[:, None] * terms
+        found = solve_most_agreed(at, beyond, limit)
+        agreeing = _agreeing(at, beyond, limit, found)
+        others = truth * random.lognormal(0, 0.1, (2000, parameters))
+        tries = [_agreeing(at, beyond, limit, values) for values in (truth, *others)]
+        assert agreeing >= max(tries) >= 12 - wrong
+        assert (found >= 0).all()
+
+
+def test_rows_that_only_touch_do_not_agree() -> None:
+    """A limit of 3 and one of 4, all else alike, meet in one plane, where neither is right."""
+    at = np.array([[3.0], [3.0], [4.0], [4.0], [4.0], [3.2], [3.2]])
+    beyond = np.array([[4.0], [4.0], [5.0], [5.0], [5.0], [3.5], [3.5]])
+    limit = np.full(7, 12.0)
+    assert _agreeing(at, beyond, limit, solve_most_agreed(at, beyond, limit)) == 4
+
+
+def test_of_values_that_agree_those_in_the_middle_are_taken() -> None:
+    """One row, 2 v <= 6 < 3 v: v is 2.4, as far below 3 as above 2 as a part of the limit."""
+    found = solve_most_agreed(np.array([[2.0]]), np.array([[3.0]]), np.array([6.0]))
+    assert found.tolist() == pytest.approx([2.4])
+
+
+def test_the_unit_of_a_limit_is_its_own() -> None:
+    """A row in GiB and the same in bytes say the same."""
+    terms = np.array([[1.0, 0.3], [1.0, 1.1], [1.0, 2.0], [1.0, 0.9]])
+    limit = np.array([10.0, 30.0, 50.0, 33.0])
+    at, beyond = terms * [1.0, 20.0], terms * [1.0, 30.0]
+    unit = np.array([1.0, 2.0**30, 1e-6, 1.0])
+    plain = solve_most_agreed(at, beyond, limit)
+    scaled = solve_most_agreed(at * unit[:, None], beyond * unit[:, None], limit * unit)
+    assert scaled == pytest.approx(plain, rel=1e-9)
+
+
+@pytest.mark.parametrize("limit", [[], [np.nan]])
+def test_no_limits_to_agree_with_are_refused(limit: list[float]) -> None:
+    """As is one that is not a number."""
+    rows = np.ones((len(limit), 1))
+    with pytest.raises(ValueError, match="finite"):
+        solve_most_agreed(rows, 2 * rows, np.array(limit))
