@@ -162,6 +162,16 @@ def test_a_search_that_reaches_its_limit_has_a_ladder_up_to_it() -> None:
     assert ladder_fits(observed) == visits(8)
 
 
+def test_a_trial_times_only_what_it_is_asked_to() -> None:
+    """The largest batch, whatever it is; then other sizes of the ladder; each with its repeats."""
+    observed: list[Observation] = []
+    for timed, sizes in [((), {28}), ((1,), {1, 28}), (None, {size for size, _ in visits(28)})]:
+        asked = task(observed).model_copy(update={"timed": timed})
+        run_trial(asked, LawProber(311), observed.append)
+        assert largest_batch(observed) is not None
+        assert ladder_fits(observed) == {visit for visit in visits(28) if visit[0] in sizes}
+
+
 @pytest.mark.parametrize("likely", [1, 2, 27, 28, 29, 40, 64, 1000])
 def test_a_search_begins_where_something_else_speaks_for(likely: int) -> None:
     """Right, two probes close it; wrong, it ends at the same batch as without."""

@@ -48,6 +48,7 @@ class TrialTask(Record):
         threads: CPU threads a step may use.
         done: what earlier runs observed of this cell.
         likely_largest: the largest batch that something else speaks for: where the search begins.
+        timed: batch sizes of the ladder to time; absent for all of them, empty for the largest.
     """
 
     cell: Cell
@@ -63,6 +64,7 @@ class TrialTask(Record):
     threads: int = 1
     done: tuple[Observation, ...] = ()
     likely_largest: int | None = None
+    timed: tuple[int, ...] | None = None
 
     @property
     def memory_guess_bytes(self) -> int:
@@ -137,6 +139,8 @@ def next_ask(
         if o.purpose == "ladder" and o.outcome is Outcome.FITS
     }
     for step in batch_ladder(largest, seed_text=f"{task.seed}/{task.cell.key}"):
+        if task.timed is not None and step.batch_size not in (task.timed or (largest,)):
+            continue
         ask = Ask("ladder", step.batch_size, step.repeat)
         if (step.batch_size, step.repeat) not in climbed and ask not in given_up:
             return ask
