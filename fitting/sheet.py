@@ -12,6 +12,7 @@ import pandas as pd
 
 from fitting.laws import FloatArray
 from fitting.step_times import BoolArray
+from fitting.table_error import TableError
 from gpu_catalog.near import did_you_mean
 
 LINE = "line"  # what the index of a file's rows is called
@@ -19,10 +20,6 @@ BLANK = frozenset({"", "-", "na", "n/a", "nan", "none", "null", "<na>"})
 MOST_OF_A_COLUMN = 20  # mistakes told of one column, before the others are only counted
 MOST_CHARACTERS = 60
 TIDY_ENCODING = "utf-8-sig"  # as UTF-8, and as spreadsheets write it
-
-
-class TableError(ValueError):
-    """A table that cannot be read; the message has one line for each mistake."""
 
 
 def read_sheet(path: Path) -> pd.DataFrame:

@@ -63,12 +63,15 @@ def build_parser() -> argparse.ArgumentParser:
     sweep.add_argument("--dry-run", action="store_true", help="print the plan and start nothing")
     _add_estimate(commands)
     for name, text in (
-        ("fit", "fit the laws to a run's observations and write fits.json"),
+        ("fit", "fit the laws to a run's observations, or to anybody's in a CSV"),
         ("rank", "price a job on every offer and write ranking.csv and ranking.json"),
         ("report", "write report.md and print it"),
         ("status", "how far a run is"),
     ):
         command = commands.add_parser(name, help=text)
+        if name == "fit":
+            _add_fit(command)
+            continue
         command.add_argument("run", type=Path, metavar="RUN", help="the run folder")
         if name == "rank":
             command.add_argument("--queries", type=_positive, help="training examples")
@@ -122,6 +125,30 @@ def build_parser() -> argparse.ArgumentParser:
     catalog = commands.add_parser("catalog", help="the GPUs and prices that are known")
     catalog.add_argument("what", choices=("gpus", "prices"))
     return parser
+
+
+def _add_fit(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Writes fits.json into a run. Of a CSV with the columns gpu, model, sparsity, seq_len, "
+        "batch_size and queries_per_second, or those of IBM's ado, prints the laws and writes "
+        "fits.json and coefficients.csv."
+    )
+    command.add_argument(
+        "run", type=Path, metavar="RUN|FILE.csv", help="the run folder, or a CSV of observations"
+    )
+    command.add_argument(
+        "--predict",
+        type=Path,
+        metavar="ASKED.csv",
+        help="answer these rows, with intervals, in predictions.csv",
+    )
+    command.add_argument(
+        "--lengths",
+        type=Path,
+        metavar="LENGTHS.csv",
+        help="dataset, tokens, examples: how long queries are, for rows with a dataset alone",
+    )
+    command.add_argument("--out", type=Path, metavar="DIR", help="default: FILE.fits")
 
 
 def _add_estimate(commands: Any) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from fitting.calibrate import CalibrationError, calibrate, measured_points
 from fitting.fit import Fits, fit_observations
 from fitting.paper import reproduction
+from fitting.table_error import TableError
 from gpu_catalog.catalog import Catalog, CatalogError, UnknownGpuError, load_catalog
 from orchestrator.calibration import calibration_text, known_constants
 from orchestrator.cluster import (
@@ -69,6 +70,7 @@ KNOWN_ERRORS = (
     ReproduceError,
     SpecError,
     StoreError,
+    TableError,
     TraceError,
     UnknownGpuError,
     UnknownModelError,
@@ -78,6 +80,8 @@ ROUNDS = 3  # a trial that died with its node or worker is placed again, this of
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command that was parsed."""
+    if options.command == "fit" and _is_of_a_table(options):
+        return fit_table(options)
     of_a_run = {"fit": fit, "report": report, "status": status}
     if options.command in of_a_run:
         return of_a_run[options.command](RunFolder.existing(options.run))
@@ -224,6 +228,17 @@ def fit(folder: RunFolder) -> int:
     return 0
 
 
+def fit_table(options: argparse.Namespace) -> int:
+    """Fits the laws to anybody's observations, in a CSV."""
+    from orchestrator.table_fit import fit_csv  # noqa: PLC0415 - pandas, for tables only
+
+    text, remarks = fit_csv(options.run, options.predict, options.lengths, options.out)
+    for remark in remarks:
+        _remark(remark)
+    _say(text)
+    return 0
+
+
 def export(options: argparse.Namespace) -> int:
     """Writes a run's observations in the columns of another project."""
     from orchestrator.table_export import export_ado  # noqa: PLC0415 - pandas, for tables only
@@ -333,6 +348,21 @@ def catalog_prices() -> int:
     ]
     _say(table(headers, rows))
     return 0
+
+
+def _is_of_a_table(options: argparse.Namespace) -> bool:
+    """Whether ``fit`` is given a CSV, and not a run.
+
+    Raises:
+        TableError: it is a run, with options of a CSV.
+    """
+    path: Path = options.run
+    if path.suffix.casefold() == ".csv" and not path.is_dir():
+        return True
+    for name in ("predict", "lengths", "out"):
+        if getattr(options, name) is not None:
+            raise TableError(f"{path}: --{name} goes with a CSV of observations, not with a run")
+    return False
 
 
 class _Driver:

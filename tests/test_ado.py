@@ -6,7 +6,8 @@ from observations import MIB, environment, measurement, observation, tiny_cell
 
 from fitting.ado import ado_frame
 from fitting.observed import read_frame
-from fitting.sheet import LeftOut, TableError
+from fitting.sheet import LeftOut
+from fitting.table_error import TableError
 from gpu_catalog.catalog import load_catalog
 from trials.observation import Basis, Observation, Outcome
 from trials.workload import Cell

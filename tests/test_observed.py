@@ -10,7 +10,8 @@ from fitting.families import FamilyName
 from fitting.lengths import Lengths
 from fitting.observed import UNKNOWN_RECIPE, gpu_key, read_frame, read_lengths
 from fitting.paper import DATA, dataset_lengths, throughput_points
-from fitting.sheet import LeftOut, TableError, read_sheet
+from fitting.sheet import LeftOut, read_sheet
+from fitting.table_error import TableError
 from trials.observation import Basis
 
 PLAIN = {

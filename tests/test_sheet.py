@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fitting.sheet import LeftOut, Sheet, TableError, read_sheet
+from fitting.sheet import LeftOut, Sheet, read_sheet
+from fitting.table_error import TableError
 
 SYNONYMS = {"gpu": ("device",), "batch_size": ("batch",)}
 RAGGED = "the head has 2: quote those with commas in them, fill in missing ones"
