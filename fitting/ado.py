@@ -120,7 +120,7 @@ def settings(sheet: Sheet) -> list[str]:
 
 
 def ado_frame(observations: Sequence[Observation], gpus: Mapping[str, Gpu]) -> pd.DataFrame:
-    """Observations in ado's columns, and four of ours: sparsity, recipe, stack and basis.
+    """Observations in ado's columns, and those of ours that it has not: recipe, basis and others.
 
     A row for each probe that says whether a batch fits. Throughput is that of the median step, and
     only where it is the GPU's own: a capped one's is not. A simulated row says so in ``basis``.
@@ -161,6 +161,8 @@ def _row(observation: Observation, gpus: Mapping[str, Gpu]) -> dict[str, object]
         **_measured(o),
         "sparsity": cell.sparsity,
         "recipe": cell.recipe.key,
+        "weights": cell.weights,
+        "software": None if o.environment is None else o.environment.software,
         "stack": None if o.environment is None else o.environment.stack,
         "basis": o.basis.value,
     }

@@ -155,9 +155,7 @@ def _stack(environment: Environment) -> str:
 
 def _software(environment: Environment) -> str:
     # What fits does not depend on the driver, and no two clouds have the same one.
-    versions = tuple(v for v in environment.versions if v[0] != "driver")
-    anywhere = {"versions": versions, "device_name": "any", "threads": 0}
-    return environment.model_copy(update=anywhere).stack
+    return environment.software
 
 
 def _sources(

@@ -87,8 +87,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--format",
         choices=("ado",),
         required=True,
-        help="ado: IBM's ado and LLMFineTuningBench, with columns sparsity, recipe, stack and "
-        "basis (measured or simulated) beside theirs",
+        help="ado: IBM's ado and LLMFineTuningBench; basis (measured or simulated), sparsity, "
+        "recipe, weights, software and stack stand beside their columns",
     )
     export.add_argument("--out", type=Path, metavar="FILE", help="default: ado.csv in the run")
     calibrate = commands.add_parser(

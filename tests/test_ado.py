@@ -6,6 +6,7 @@ from observations import MIB, environment, measurement, observation, tiny_cell
 
 from fitting.ado import ado_frame
 from fitting.observed import read_frame
+from fitting.points import ladders
 from fitting.sheet import LeftOut
 from fitting.table_error import TableError
 from gpu_catalog.catalog import load_catalog
@@ -159,6 +160,37 @@ def test_observations_are_written_in_its_columns() -> None:
     )
 
 
+def test_a_run_read_back_is_fitted_as_the_run_is() -> None:
+    """The same families, and the same points in them."""
+    elsewhere = environment(device_name="another", versions=(("driver", "1"), ("python", "3.11")))
+    seen = [
+        timed(cell, size, 0.1 + 0.2 * size, environment=where)
+        for cell in (on("A40"), on("A40", seq_len=128), on("T4", weights="pretrained"))
+        for where in (environment(), elsewhere)
+        for size in (1, 2, 4)
+    ]
+    read = read_frame(ado_frame(seen, GPUS))
+    families = {name: read.rows.where(rows) for name, rows in read.by_family().items()}
+    expected = ladders(seen)
+    assert [
+        (name.model, name.weights, name.recipe, name.basis, name.software) for name in families
+    ] == [
+        (own.group.model, own.group.weights, own.group.recipe.key, own.basis, own.stack)
+        for own, _ in sorted(expected, key=lambda each: (each[0].group.key, each[0].stack))
+    ]
+    assert len(families) == 4
+    for name, rows in families.items():
+        (own,) = [
+            own
+            for source, own in expected
+            if (source.stack, source.group.weights) == (name.software, name.weights)
+        ]
+        assert sorted(rows.series) == sorted(own.series)
+        assert sorted(rows.gpu) == sorted(own.gpu)
+        assert sorted(rows.tokens) == sorted(own.tokens)
+        assert sorted(rows.seconds) == pytest.approx(sorted(own.seconds))
+
+
 def test_what_was_written_is_read_back_with_measured_and_simulated_apart() -> None:
     """Seconds to rounding; out of memory, searches and capped GPUs left out with a reason."""
     observations = [
@@ -184,9 +216,11 @@ def test_what_was_written_is_read_back_with_measured_and_simulated_apart() -> No
     assert read.rows.seconds.tolist() == pytest.approx([0.5, 0.25, 2.0])
     assert read.rows.tokens.tolist() == [512.0, 512.0, 256.0]
     assert read.rows.sparsity.tolist() == [0.25] * 3
-    assert read.rows.gpu.tolist() == ["A40", "A40", "cpu"]
+    stack = environment().stack
+    assert read.rows.gpu.tolist() == [f"A40@{stack}", f"A40@{stack}", f"cpu@{stack}"]
     assert read.told[0].recipe == on("A40").recipe.key
-    assert read.told[0].software == environment().stack
+    assert read.told[0].software == environment().software
+    assert read.told[0].weights == "random"
     assert read.left_out == (
         LeftOut("did not run: out of memory, or refused (is_valid 0)", 1),
         LeftOut("capped: their speed is that of the larger GPU that stood in", 1),

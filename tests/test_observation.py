@@ -116,6 +116,16 @@ def test_the_stack_is_the_same_in_every_process_and_version() -> None:
     assert environment().stack == "5718b2dc9d11"
 
 
+def test_the_software_is_the_same_on_any_device_and_driver() -> None:
+    """A version of anything else makes it another."""
+    versions = environment().versions
+    elsewhere = environment(
+        versions=(("driver", "570"), *versions), device_name="another", threads=8
+    )
+    assert elsewhere.software == environment().software
+    assert environment(versions=versions[:1]).software != environment().software
+
+
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_step_that_took_no_possible_time_is_refused(seconds: float) -> None:
     """Throughput divides by it, so a broken record is told where it is read."""

@@ -82,6 +82,13 @@ class Environment(Record):
         text = repr((self.versions, self.device_name, self.threads, self.allocator))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
+    @property
+    def software(self) -> str:
+        """Fingerprint of what is the same on any device: the stack less device and driver."""
+        versions = tuple(version for version in self.versions if version[0] != "driver")
+        anywhere = {"versions": versions, "device_name": "any", "threads": 0}
+        return self.model_copy(update=anywhere).stack
+
 
 class ParameterCounts(Record):
     """Parameters of a model under a recipe, in logical elements (a 4-bit weight counts once)."""
