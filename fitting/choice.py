@@ -32,8 +32,9 @@ class Tried:
 
     @property
     def standard_error(self) -> float:
-        """Of that mean."""
-        return float(self.errors.std(ddof=1) / np.sqrt(len(self.errors)))
+        """Of that mean, by the points that it speaks of: ``UNSPOKEN`` is a rule, and no noise."""
+        errors = self.errors[np.isfinite(self.fitted.left_out_residuals)]
+        return float(errors.std(ddof=1) / np.sqrt(len(errors))) if len(errors) > 1 else 0.0
 
 
 def tried(rows: StepTimes) -> list[Tried]:

@@ -35,7 +35,7 @@ from trials.observation import Basis, Observation
 from trials.workload import Weights
 
 MOST_NESTED = 60  # points of a family whose choice is made anew without each: some seconds
-MOST_NESTED_OF_RUN = 120  # points of such families in a run
+MOST_NESTED_OF_RUN = 200  # points of such families in a run, smaller ones first
 MOST_LENGTHS = 10  # fits with lengths left out; more lengths are left out several at once
 FEWEST_JUDGED = 5  # points that a coverage is told of
 
@@ -168,8 +168,10 @@ class Intervals(Record):
 
     Attributes:
         level: how often an interval is to hold, for points like those seen.
-        residuals: ``nested``: each point by the form chosen and fitted without it; ``first order``:
-            by the chosen form, its pull taken off. The first are dear, and made for few points.
+        residuals: ``nested``: each point by the form chosen and fitted without it, where there is
+            one; ``first order``: by the form chosen, the point's pull taken off. The first take
+            long, and are made for few points; of fewer than ten, the second hold less often than
+            they say, about eight times in ten.
         sigma: of ``log(law / measured)`` over all of them, for a series that was never seen.
         half_width: half the interval of the logarithm of a step time of such a series.
         coverage: how often the interval made without a point holds it; absent for few points.
@@ -227,11 +229,12 @@ class FamilyFit(Record):
 def fit_families(observations: Sequence[Observation]) -> tuple[FamilyFit, ...]:
     """The law of every family of a run, refusals included.
 
-    Intervals are nested only where the families that may have such are few.
+    Intervals are nested for the smaller families, until that would take too long.
     """
     found = ladders(observations)
-    counts = [len(merged(rows)) for _, rows in found]
-    total = sum(count for count in counts if count <= MOST_NESTED)
+    counts = np.sort([len(merged(rows)) for _, rows in found])
+    within = counts[np.cumsum(counts) <= MOST_NESTED_OF_RUN]
+    most_nested = min(MOST_NESTED, int(within.max(initial=0)))
     return tuple(
         fit_family(
             FamilyName(
@@ -242,7 +245,7 @@ def fit_families(observations: Sequence[Observation]) -> tuple[FamilyFit, ...]:
                 software=source.stack,
             ),
             rows,
-            most_nested=MOST_NESTED if total <= MOST_NESTED_OF_RUN else 0,
+            most_nested=most_nested,
         )
         for source, rows in found
     )
@@ -262,12 +265,7 @@ def fit_family(name: FamilyName, rows: StepTimes, *, most_nested: int = MOST_NES
     if best is None:
         return _refused(name, len(rows), points)
     fitted = best.fitted
-    is_nested = len(points) <= most_nested
-    left_out = (
-        held_out(points, np.arange(len(points)), fit_chosen)
-        if is_nested
-        else fitted.left_out_residuals
-    )
+    left_out, is_nested = _left_out(fitted, points, nested=len(points) <= most_nested)
     told = scales(points.series, left_out)
     return FamilyFit(
         name=name,
@@ -377,6 +375,16 @@ def _refused(name: FamilyName, visits: int, points: StepTimes) -> FamilyFit:
         series=_series(points, None),
         intervals=None,
     )
+
+
+def _left_out(fitted: FittedForm, points: StepTimes, *, nested: bool) -> tuple[FloatArray, bool]:
+    """(points,) residuals without each point, and whether any choice was made without it."""
+    first_order = fitted.left_out_residuals
+    if not nested:
+        return first_order, False
+    found = held_out(points, np.arange(len(points)), fit_chosen)
+    is_told = np.isfinite(found)
+    return np.where(is_told, found, first_order), bool(is_told.any())
 
 
 def _why(best: Tried, candidates: Sequence[Tried]) -> str:
@@ -513,7 +521,8 @@ def _suspects(fitted: FittedForm, points: StepTimes) -> tuple[Suspect, ...]:
 
 def _series(points: StepTimes, told: Scales | None) -> tuple[SeriesSeen, ...]:
     """What was seen, the points being in the order of ``merged``."""
-    names, starts = np.unique(points.series, return_index=True)
+    names, counts = np.unique(points.series, return_counts=True)
+    ends = np.cumsum(counts)
     return tuple(
         SeriesSeen(
             name=str(name),
@@ -521,7 +530,7 @@ def _series(points: StepTimes, told: Scales | None) -> tuple[SeriesSeen, ...]:
             sigma=None if told is None else told.sigma(str(name)),
             half_width=None if told is None else told.half_width(str(name), LEVEL),
         )
-        for name, start, end in zip(names, starts, [*starts[1:], len(points)], strict=True)
+        for name, start, end in zip(names, ends - counts, ends, strict=True)
     )
 
 

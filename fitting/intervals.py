@@ -29,12 +29,14 @@ class Scales:
             the n residuals of the series.
         family: g, for a series that was never seen.
         scores: (points,) residuals over their scale, each by a scale that leaves it out; sorted.
+        most: the largest residual.
     """
 
     names: NameArray
     sigmas: FloatArray
     family: float
     scores: FloatArray
+    most: float
 
     def sigma(self, series: str | None) -> float:
         """That of a series, or of one that was never seen."""
@@ -45,12 +47,8 @@ class Scales:
         return float(self.sigmas[at]) if known else self.family
 
     def half_width(self, series: str | None, level: float) -> float:
-        """Half the interval of the logarithm of a step time at a level, for example 0.9.
-
-        The conformal quantile, the ``ceil((n + 1) level)``-th of n scores; with too few scores to
-        have one, Student's t of as many.
-        """
-        return quantile(self.scores, level) * self.sigma(series)
+        """Half the interval of the logarithm of a step time at a level, for example 0.9."""
+        return _half_width(self.scores, self.most, self.sigma(series), level)
 
 
 def scales(series: NameArray, residuals: FloatArray) -> Scales | None:
@@ -66,7 +64,8 @@ def scales(series: NameArray, residuals: FloatArray) -> Scales | None:
         return None
     names, at = np.unique(series, return_inverse=True)
     sigmas, family, scores = _scaled(np.asarray(at, np.int64), residuals**2, len(names))
-    return Scales(names=names, sigmas=sigmas, family=family, scores=scores)
+    most = float(np.abs(residuals).max())
+    return Scales(names=names, sigmas=sigmas, family=family, scores=scores, most=most)
 
 
 def _scaled(at: IntArray, squares: FloatArray, count: int) -> tuple[FloatArray, float, FloatArray]:
@@ -82,12 +81,17 @@ def _scaled(at: IntArray, squares: FloatArray, count: int) -> tuple[FloatArray, 
     return sigmas, float(np.sqrt(family)), np.sort(scores)
 
 
-def quantile(scores: FloatArray, level: float) -> float:
-    """The score that a new one stays below as often as the level says."""
+def _half_width(scores: FloatArray, most: float, sigma: float, level: float) -> float:
+    """The conformal quantile, the ``ceil((n + 1) level)``-th of n scores, times the scale.
+
+    No more than the largest residual, within which a new one is n times in n + 1: one bad point has
+    both a score and, in its series, a scale that are too large. With too few scores to have a
+    quantile, Student's t of as many stands for it.
+    """
     place = int(np.ceil((len(scores) + 1) * level))
     if place <= len(scores):
-        return float(scores[place - 1])
-    return t_quantile((1 + level) / 2, max(len(scores) - 1, 1))
+        return min(float(scores[place - 1]) * sigma, most)
+    return t_quantile((1 + level) / 2, max(len(scores) - 1, 1)) * sigma
 
 
 def coverage(series: NameArray, residuals: FloatArray, level: float) -> tuple[float, FloatArray]:
@@ -110,5 +114,6 @@ def coverage(series: NameArray, residuals: FloatArray, level: float) -> tuple[fl
     for place, point in enumerate(judged):
         others = points != point
         sigmas, _, scores = _scaled(at[others], squares[others], len(names))
-        widths[place] = quantile(scores, level) * sigmas[at[point]]
+        most = float(np.sqrt(squares[others].max()))
+        widths[place] = _half_width(scores, most, float(sigmas[at[point]]), level)
     return float(np.mean(np.sqrt(squares[judged]) <= widths)), widths
