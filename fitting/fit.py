@@ -2,14 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
-from fitting.laws import FloatArray, affine_terms, eq2_terms, max_batch_eq1
-from fitting.points import FitGroup, Limits, Source, Timings, limits, timings
-from fitting.refusal import Refusal, refusal_of_limits, refusal_of_times
-from fitting.result import Fit, Fits, InputRange, Law, Parameter, Prediction
+from fitting.families import FamilyFit, fit_families
+from fitting.intervals import LEVEL
+from fitting.laws import FloatArray, eq2_terms, max_batch_affine, max_batch_eq1
+from fitting.points import GIB, FitGroup, Limits, Peaks, Source, Timings, limits, peaks, timings
+from fitting.refusal import Refusal, refusal_of_limits, refusal_of_peaks, refusal_of_times
+from fitting.result import Fit, InputRange, Law, Parameter, Prediction
 from fitting.solve import Solution, Status, solve_linear, solve_nonlinear, t_quantile
+from gpu_catalog.record import Record
 from trials.observation import Observation
 
 __all__ = [
@@ -22,58 +26,81 @@ __all__ = [
     "Prediction",
     "Status",
     "fit_observations",
-    "predict_step_seconds",
+    "predict_largest_batch",
 ]
 
 
 Names = tuple[tuple[str, str], ...]  # of parameters, each with its unit
+ROUNDING = 1e-9  # queries that a whole number may come out below itself
 
 
-def predict_step_seconds(fit: Fit, batch_size: float, sparsity: float) -> Prediction:
-    """Seconds of one step by an affine fit, with a 95 % interval for a step yet to be measured.
+class Fits(Record):
+    """All fits of a run, as written to disk.
 
-    ``t +- q * sqrt(x^T C x + (s * t)**2)``: x the terms of the law, C the covariance, s the
-    residual standard deviation as a fraction of t, q the 97.5 % quantile of Student's t. The
-    interval takes the law to be true, which nobody knows outside the input range: there
-    ``extrapolated`` is set. The range is that of each input alone, not of their combinations.
-
-    Raises:
-        ValueError: the fit is a refusal, or of another law.
+    Attributes:
+        fits: Eq. 1, Eq. 2 and peak memory, by group.
+        families: the laws of the step time.
     """
-    if fit.law is not Law.STEP_SECONDS_AFFINE:
-        raise ValueError(f"{fit.key} does not predict step times: give a {Law.STEP_SECONDS_AFFINE}")
-    if fit.rmse is None:
-        raise ValueError(f"{fit.key} predicts nothing ({fit.status}: {fit.note}): {fit.remedy}")
-    terms = affine_terms(batch_size, sparsity)[: len(fit.parameters)]
-    value = float(terms @ np.array([p.value for p in fit.parameters]))
-    residual_variance = fit.rmse**2 * fit.points / fit.degrees_of_freedom
-    variance = float(terms @ np.array(fit.covariance) @ terms) + residual_variance * value**2
-    half = t_quantile(0.975, fit.degrees_of_freedom) * float(np.sqrt(variance))
-    asked = {"batch_size": batch_size, "sparsity": sparsity}
-    return Prediction(
-        value=value,
-        low=max(value - half, 0.0),
-        high=value + half,
-        extrapolated=any(not r.low <= asked[r.name] <= r.high for r in fit.input_range),
-    )
+
+    schema_version: Literal[2] = 2
+    fits: tuple[Fit, ...]
+    families: tuple[FamilyFit, ...]
 
 
-def fit_observations(observations: Sequence[Observation]) -> list[Fit]:
-    """Every law for every group that may be fitted together, refusals included.
+def fit_observations(observations: Sequence[Observation]) -> Fits:
+    """Every law for every group and family that may be fitted together, refusals included.
 
     Stacks, bases and recipes are never mixed.
 
     Raises:
         ValueError: an observation holds a number that cannot be.
     """
-    return [
+    fits = (
         *(_fit_eq1(points) for points in limits(observations)),
-        *(
-            fit
-            for points in timings(observations)
-            for fit in (_fit_eq2(points), _fit_affine(points))
-        ),
-    ]
+        *(_fit_peaks(points) for points in peaks(observations)),
+        *(_fit_eq2(points) for points in timings(observations)),
+    )
+    return Fits(fits=fits, families=fit_families(observations))
+
+
+def predict_largest_batch(fit: Fit, usable_gib: float, seq_len: int) -> Prediction:
+    """Queries that fit by MEMORY_AFFINE, rounded down, with a 90 % interval.
+
+    Low and high are what fits in ``usable -+ q * sqrt(x^T C x + (s * usable)**2)``: x the terms of
+    the law there, C the covariance, s the residual standard deviation as a part of the peak, q the
+    95 % quantile of Student's t. What the allocator holds beyond what is allocated, and what others
+    hold of the GPU, must be taken off ``usable_gib`` beforehand.
+
+    Args:
+        fit: of MEMORY_AFFINE.
+        usable_gib: memory that tensors may take, in 2**30 bytes.
+        seq_len: tokens per query, as padded.
+
+    Raises:
+        ValueError: the fit is a refusal, of another law, or says that tokens take no memory.
+    """
+    if fit.law is not Law.MEMORY_AFFINE:
+        raise ValueError(f"{fit.key} does not predict largest batches: give a {Law.MEMORY_AFFINE}")
+    if fit.rmse is None:
+        raise ValueError(f"{fit.key} predicts nothing ({fit.status}: {fit.note}): {fit.remedy}")
+    model_gib, per_token = (p.value for p in fit.parameters)
+    if per_token == 0:
+        raise ValueError(f"{fit.key} predicts nothing: its peaks do not grow with the tokens")
+    terms = np.array([1.0, max(usable_gib - model_gib, 0.0) / per_token])
+    residual_variance = fit.rmse**2 * fit.points / fit.degrees_of_freedom
+    variance = float(terms @ np.array(fit.covariance) @ terms) + residual_variance * usable_gib**2
+    half = t_quantile((1 + LEVEL) / 2, fit.degrees_of_freedom) * float(np.sqrt(variance))
+    low, value, high = (
+        float(_largest(usable, seq_len, model_gib, per_token))
+        for usable in (usable_gib - half, usable_gib, usable_gib + half)
+    )
+    asked = {"seq_len": float(seq_len), "tokens": value * seq_len}
+    return Prediction(
+        value=value,
+        low=low,
+        high=high,
+        extrapolated=any(not r.low <= asked[r.name] <= r.high for r in fit.input_range),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,46 +122,62 @@ class _Attempt:
     solution: Solution
 
 
-def _fit_affine(points: Timings) -> Fit:
-    """On rows divided by t, because a step's error grows with its length."""
-    names: Names = (("t0", "s"), ("k0", "s/query"), ("k1", "s/query"))
-    note = None
-    if len(np.unique(points.sparsity)) < 2:
-        names = (("t0", "s"), ("k", "s/query"))
-        note = (
-            "one sparsity, so t = t0 + b * k: nothing is known of other sparsities"
-            if points.source.has_experts
-            else "a model without experts, so t = t0 + b * k"
-        )
-    solution = solve_linear(
-        affine_terms(points.batch_size, points.sparsity)[:, : len(names)],
-        points.step_seconds,
-        weights=1 / points.step_seconds,
-        lower=np.zeros(len(names)),
-    )
-    unit = "fraction of the step time"
-    return _fit_of_times(points, note, _Form(Law.STEP_SECONDS_AFFINE, names, unit), solution)
-
-
 def _fit_eq2(points: Timings) -> Fit:
     """On queries per second as they are, as the paper did."""
     solution = solve_linear(
         eq2_terms(points.batch_size, points.sparsity), points.batch_size / points.step_seconds
     )
-    unit = "queries/s"
-    form = _Form(Law.THROUGHPUT_EQ2, (("c2_over_c3", unit), ("c4", unit)), unit)
-    note = "C2 and C3 are one parameter, C2/C3: no data tell them apart"
-    return _fit_of_times(points, note, form, solution)
-
-
-def _fit_of_times(points: Timings, note: str | None, form: _Form, solution: Solution) -> Fit:
     if len(np.unique(points.batch_size)) == 1:
         solution = replace(solution, status=Status.TOO_FEW_POINTS)
+    unit = "queries/s"
+    form = _Form(Law.THROUGHPUT_EQ2, (("c2_over_c3", unit), ("c4", unit)), unit)
     inputs = (("batch_size", points.batch_size), ("sparsity", points.sparsity))
     attempt = _Attempt(form, points.source, inputs, solution)
     if solution.status.is_usable:
+        note = "C2 and C3 are one parameter, C2/C3: no data tell them apart"
         return _accepted(attempt, note)
     return _refused(attempt, refusal_of_times(points, solution))
+
+
+def _fit_peaks(points: Peaks) -> Fit:
+    """``peak = M0 + m * tokens``, on rows divided by the peak: none counts for its size."""
+    solution = solve_linear(
+        np.stack([np.ones_like(points.tokens), points.tokens], axis=1),
+        points.peak_gib,
+        weights=1 / points.peak_gib,
+        lower=np.zeros(2),
+    )
+    names: Names = (("m0", "GiB"), ("m", "GiB/token"))
+    form = _Form(Law.MEMORY_AFFINE, names, "fraction of the peak")
+    inputs = (("seq_len", points.seq_len), ("tokens", points.tokens))
+    attempt = _Attempt(form, points.source, inputs, solution)
+    if solution.status.is_usable:
+        return _accepted(attempt, _note_of_peaks(points.limits, solution))
+    return _refused(attempt, refusal_of_peaks(points, solution))
+
+
+def _note_of_peaks(known: Limits, solution: Solution) -> str | None:
+    """How many largest batches follow; None where none are known, or memory does not grow."""
+    model_gib, per_token = solution.values
+    if len(known.largest_batch) == 0 or per_token == 0:
+        return None
+    usable_gib = known.memory_gb * 1e9 / GIB
+    exact = _largest(usable_gib, known.seq_len, model_gib, per_token) == known.largest_batch
+    return (
+        "peaks as allocated: what the allocator holds beyond them is not in it; it gives "
+        f"{int(exact.sum())} of {len(exact)} largest batches exactly"
+    )
+
+
+def _largest(
+    usable_gib: FloatArray | float,
+    seq_len: FloatArray | float,
+    model_gib: float,
+    per_token: float,
+) -> FloatArray:
+    """Queries that fit, rounded down, none below zero."""
+    unrounded = max_batch_affine(usable_gib, model_gib, seq_len, 1.0, per_token, 0.0)
+    return np.asarray(np.maximum(np.floor(unrounded + ROUNDING), 0.0))
 
 
 def _fit_eq1(points: Limits) -> Fit:

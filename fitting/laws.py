@@ -110,36 +110,6 @@ def eq2_terms(batch_size: ArrayLike, sparsity: ArrayLike) -> FloatArray:
     return np.stack([logarithm, np.ones_like(logarithm)], axis=-1)
 
 
-def step_seconds_affine(
-    batch_size: ArrayLike, sparsity: ArrayLike, t0: float, k0: float, k1: float
-) -> FloatArray:
-    """Seconds per optimizer step: ``t = t0 + batch * (k0 + k1 * sparsity)``.
-
-    A fixed cost (launches, optimizer, reading the weights) and a cost per query, of which one part
-    grows with the experts each token visits. It beats Eq. 2 on most of the paper's series (project
-    findings on throughput laws, on the points of arXiv 2408.04693, Figs. 14 and 15).
-
-    Args:
-        batch_size: queries per step.
-        sparsity: active experts over experts, 1.0 for a model without experts.
-        t0: seconds per step whatever the batch.
-        k0: seconds per query whatever the sparsity.
-        k1: seconds per query at sparsity 1, on top of k0.
-    """
-    return np.asarray(affine_terms(batch_size, sparsity) @ np.array([t0, k0, k1]))
-
-
-def affine_terms(batch_size: ArrayLike, sparsity: ArrayLike) -> FloatArray:
-    """What multiplies t0, k0 and k1 in ``step_seconds_affine``: one column each.
-
-    The first two columns alone are the law at one sparsity, ``t = t0 + batch * k``.
-    """
-    batch, share = np.broadcast_arrays(
-        np.asarray(batch_size, dtype=float), np.asarray(sparsity, dtype=float)
-    )
-    return np.stack([np.ones_like(batch), batch, batch * share], axis=-1)
-
-
 def step_seconds_smooth(  # noqa: PLR0913, PLR0917 - the equation has six symbols
     work: ArrayLike, sparsity: ArrayLike, t0: float, k: float, exponent: float, power: float
 ) -> FloatArray:

@@ -21,6 +21,8 @@ from trials.observation import (
 from trials.recipe import PositiveInt, Recipe
 from trials.workload import Cell, Weights
 
+GIB = 2**30
+
 
 class FitGroup(Record):
     """What one set of coefficients speaks of.
@@ -30,6 +32,7 @@ class FitGroup(Record):
         model: name of the model.
         weights: random or pretrained; they route differently.
         recipe: how it is fine-tuned.
+        active_experts: for each token; absent when the law holds across them, or without experts.
         seq_len: tokens per query; absent when the law holds across lengths.
     """
 
@@ -37,14 +40,16 @@ class FitGroup(Record):
     model: str
     weights: Weights = "random"
     recipe: Recipe
+    active_experts: PositiveInt | None = None
     seq_len: PositiveInt | None = None
 
     @property
     def key(self) -> str:
         """A stable name, for example ``a40/mixtral-8x7b/qlora-r16-bf16/seq128``."""
         length = None if self.seq_len is None else f"seq{self.seq_len}"
+        routing = None if self.active_experts is None else f"top{self.active_experts}"
         model = self.model if self.weights == "random" else f"{self.model}+{self.weights}"
-        parts = (self.gpu, model, self.recipe.key, length)
+        parts = (self.gpu, model, self.recipe.key, routing, length)
         return "/".join(part for part in parts if part is not None)
 
 
@@ -93,6 +98,20 @@ class Limits:
     largest_batch: FloatArray
 
 
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """Peak memory of one model, recipe and sparsity: a row per GPU, length and batch size.
+
+    ``limits`` are the largest batches that were found of the same.
+    """
+
+    source: Source
+    limits: Limits
+    seq_len: FloatArray
+    tokens: FloatArray
+    peak_gib: FloatArray
+
+
 def timings(observations: Sequence[Observation]) -> list[Timings]:
     """The ladder, by (GPU, model, recipe, length), basis and stack: a point per observation.
 
@@ -135,6 +154,14 @@ def limits(observations: Sequence[Observation]) -> list[Limits]:
     ]
 
 
+def peaks(observations: Sequence[Observation]) -> list[Peaks]:
+    """Peaks of what fits, by (model, recipe, active experts), basis and software, as ``limits``."""
+    return [
+        _peaks(source, members)
+        for source, members in _sources(observations, _group_of_peaks, _software)
+    ]
+
+
 def _group_of_times(cell: Cell) -> FitGroup:
     return FitGroup(
         gpu=cell.gpu,
@@ -147,6 +174,10 @@ def _group_of_times(cell: Cell) -> FitGroup:
 
 def _group_of_limits(cell: Cell) -> FitGroup:
     return FitGroup(model=cell.model, weights=cell.weights, recipe=cell.recipe)
+
+
+def _group_of_peaks(cell: Cell) -> FitGroup:
+    return _group_of_limits(cell).model_copy(update={"active_experts": cell.active_experts})
 
 
 def _stack(environment: Environment) -> str:
@@ -230,6 +261,18 @@ def _ladder(members: Sequence[Observation]) -> StepTimes:
         sparsity=sparsity,
         seconds=seconds,
     )
+
+
+def _peaks(source: Source, members: Sequence[Observation]) -> Peaks:
+    """What several visits say of one batch size differs a little: the most counts."""
+    most: defaultdict[tuple[str, int, int], int] = defaultdict(int)
+    for o in members:
+        if o.outcome is Outcome.FITS and o.measurement is not None:
+            at = (o.cell.gpu, o.cell.seq_len, o.batch_size)
+            most[at] = max(most[at], o.measurement.memory.peak_allocated_bytes)
+    rows = [(length, length * size, peak / GIB) for (_, length, size), peak in most.items()]
+    table = np.array(sorted(rows), dtype=float).reshape(-1, 3)
+    return Peaks(source, _limits(source, members), *table.T)
 
 
 def _limits(source: Source, members: Sequence[Observation]) -> Limits:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fitting.points import Limits, Timings
+from fitting.points import Limits, Peaks, Timings
 from fitting.solve import Solution, Status
 from fitting.step_times import StepTimes
 
@@ -75,6 +75,27 @@ def refusal_of_limits(points: Limits, solution: Solution) -> Refusal:
     return Refusal(
         "the iteration stopped before a minimum",
         "find the largest batch of more cells, farther apart in sequence length and sparsity",
+    )
+
+
+def refusal_of_peaks(points: Peaks, solution: Solution) -> Refusal:
+    """What keeps memory affine in tokens from being fitted to the peaks of one group."""
+    count = len(points.tokens)
+    if solution.status is Status.NO_DATA:
+        return Refusal(
+            "no probe fits",
+            "shorten the queries, lighten the recipe or take a GPU with more memory",
+        )
+    if solution.status is Status.TOO_FEW_POINTS:
+        return Refusal(
+            f"{_counted(count, 'point')} cannot carry {solution.parameter_count} parameters and "
+            "show their error",
+            "probe at least 3 batch sizes or sequence lengths that fit",
+        )
+    return Refusal(
+        f"every step had {points.tokens[0]:g} tokens: what the model holds and what tokens add "
+        "cannot be told apart",
+        "probe another batch size",
     )
 
 

@@ -1,7 +1,7 @@
 """What fitting gives: coefficients with their errors, or a refusal that says what to do."""
 
 from enum import StrEnum
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import model_validator
 
@@ -12,11 +12,11 @@ from trials.observation import Basis
 
 
 class Law(StrEnum):
-    """The laws of ``fitting.laws``."""
+    """The laws of one group of points; those of the step time are of ``fitting.families``."""
 
     MAX_BATCH_EQ1 = "max_batch_eq1"
+    MEMORY_AFFINE = "memory_affine"
     THROUGHPUT_EQ2 = "throughput_eq2"
-    STEP_SECONDS_AFFINE = "step_seconds_affine"
 
 
 class Parameter(Record):
@@ -50,8 +50,8 @@ class Fit(Record):
         law: which law.
         group: what the coefficients speak of.
         basis: measured, capped or simulated, never two of them.
-        stack: fingerprint the points share; absent when no observation said where it ran. For
-            MAX_BATCH_EQ1, which holds across GPUs, that of the software alone, the driver left out.
+        stack: fingerprint the points share; absent when no observation said where it ran. For laws
+            that hold across GPUs, those of memory, that of the software alone, the driver left out.
         status: what became of the fit.
         remedy: what to measure to get a fit; present when, and only when, this is a refusal.
         parameters: empty for a refusal.
@@ -104,15 +104,11 @@ class Fit(Record):
         return self.points - sum(p.standard_error is not None for p in self.parameters)
 
 
-class Fits(Record):
-    """All fits of a run, as written to disk."""
-
-    schema_version: Literal[1] = 1
-    fits: tuple[Fit, ...]
-
-
 class Prediction(Record):
-    """A predicted number, its 95 % interval, and whether the inputs lie outside what was fitted."""
+    """A number and its interval, at the level that who tells it says.
+
+    It is extrapolated where what was asked lies outside what was fitted.
+    """
 
     value: float
     low: float

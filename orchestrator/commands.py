@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fitting.calibrate import CalibrationError, calibrate, measured_points
-from fitting.fit import Fits, fit_observations
+from fitting.families import fit_families
+from fitting.fit import fit_observations
 from fitting.paper import reproduction
 from fitting.table_error import TableError
 from gpu_catalog.catalog import Catalog, CatalogError, UnknownGpuError, load_catalog
@@ -221,10 +222,14 @@ def reproduce(options: argparse.Namespace) -> int:
 
 def fit(folder: RunFolder) -> int:
     """Fits the laws to a run's observations."""
-    fits = Fits(fits=tuple(fit_observations(folder.observations())))
+    fits = fit_observations(folder.observations())
     path = folder.write("fits.json", fits)
     usable = sum(f.status.is_usable for f in fits.fits)
-    _say(f"{path}: {usable} of {len(fits.fits)} fits usable")
+    with_law = sum(family.form is not None for family in fits.families)
+    _say(
+        f"{path}: {usable} of {len(fits.fits)} fits usable, {with_law} of {len(fits.families)} "
+        "families with a law of the step time"
+    )
     return 0
 
 
@@ -255,8 +260,9 @@ def rank_run(options: argparse.Namespace) -> int:
     given = {name: value for name, value in wish.items() if value is not None}
     workload = spec.workload.model_copy(update=given)
     observations = folder.observations()
-    fits = fit_observations(observations)
-    ranking = rank(workload, spec.merged_catalog(), _plan_of(folder, spec), observations, fits)
+    # The fastest batch size is among those timed, and no law is asked about it.
+    families = () if workload.batch_size is None else fit_families(observations)
+    ranking = rank(workload, spec.merged_catalog(), _plan_of(folder, spec), observations, families)
     _write_ranking(folder, ranking)
     _say(f"{headline(ranking)}\n\n{cheapest_section(ranking)}")
     return 0
@@ -471,11 +477,11 @@ def _tell_skipped(plan: Plan) -> None:
 def _derive(folder: RunFolder, spec: SweepSpec, catalog: Catalog, plan: Plan) -> Ranking:
     """Fits, ranking and report, written from the observations."""
     observations = folder.observations()
-    fits = Fits(fits=tuple(fit_observations(observations)))
+    fits = fit_observations(observations)
     folder.write("fits.json", fits)
-    ranking = rank(spec.workload, catalog, plan, observations, fits.fits)
+    ranking = rank(spec.workload, catalog, plan, observations, fits.families)
     _write_ranking(folder, ranking)
-    folder.write("report.md", markdown(spec, plan, observations, fits.fits, ranking))
+    folder.write("report.md", markdown(spec, plan, observations, fits, ranking))
     return ranking
 
 

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Literal
 
-from fitting.fit import Fit, Law, Prediction, predict_step_seconds
+from fitting.families import FamilyFit, predict
+from fitting.result import Prediction
+from fitting.step_times import Form
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.offer import Offer
 from gpu_catalog.record import Record
@@ -22,7 +24,14 @@ from trials.workload import Cell
 
 SECONDS_PER_HOUR = 3600.0
 
-Source = Literal["measured steps", "simulated steps", "affine law"]
+Source = Literal["measured steps", "simulated steps", "law"]
+"""Where a step time comes from, and with it what its interval says.
+
+Of measured steps it holds the median of each visit with at least 95 % confidence; a simulated step
+lies in it nine times in ten. By a law of the family it is as sure as the record of that law says
+(nine in ten, for batch sizes among those seen), and holds the simulation's own interval, too, where
+the law was fitted to simulated steps.
+"""
 
 
 class RankedOffer(Record):
@@ -40,10 +49,11 @@ class RankedOffer(Record):
         largest_batch: the largest that fits; absent while the search has not closed in on it.
         limited_by: what the next larger batch size ended in, or the search's limit.
         queries_per_second: throughput at ``batch_size``.
-        hours, hours_low, hours_high: duration of the job, with a 95 % interval.
+        hours, hours_low, hours_high: duration of the job, with the interval of its ``Source``.
         usd, usd_low, usd_high: its price.
         basis: measured or simulated; a capped GPU has no price.
         source: where the step time comes from.
+        law: which, where it comes from one.
         extrapolated: the law was asked beyond what it was fitted on.
     """
 
@@ -70,6 +80,7 @@ class RankedOffer(Record):
     usd_high: float
     basis: Basis
     source: Source
+    law: Form | None
     extrapolated: bool
 
 
@@ -95,6 +106,7 @@ class StepTime:
     batch_size: int
     seconds: Prediction
     source: Source
+    law: Form | None = None
 
 
 def job_hours(workload: Workload, batch_size: int, step_seconds: float) -> float:
@@ -108,21 +120,20 @@ def rank(
     catalog: Catalog,
     plan: Plan,
     observations: Sequence[Observation],
-    fits: Iterable[Fit],
+    families: Sequence[FamilyFit],
 ) -> Ranking:
     """Prices a job on every offer of every measured cell's GPU.
 
     Coefficients belong to a stack: a cell measured with two is ranked once for each. So is one that
-    was both measured and simulated.
+    was both measured and simulated. Families are asked only about a batch size nobody measured.
     """
-    usable = [f for f in fits if f.law is Law.STEP_SECONDS_AFFINE and f.status.is_usable]
     skipped = {skip.cell: skip.reason for skip in plan.skipped}
     ranked: list[RankedOffer] = []
     excluded: list[Excluded] = []
     for cell in (*plan.complete, *plan.pending, *skipped):
         seen = [o for o in observations if o.cell == cell]
         offers = catalog.offers(cell.gpu)
-        times = _step_times(workload, cell, seen, usable)
+        times = _step_times(workload, cell, seen, families)
         for (stack, basis), step_time in times.items():
             job = _Job(workload, cell, stack, basis, step_time, seen)
             ranked += [job.on(offer) for offer in offers]
@@ -133,7 +144,7 @@ def rank(
 
 
 def _step_times(
-    workload: Workload, cell: Cell, seen: Sequence[Observation], fits: Sequence[Fit]
+    workload: Workload, cell: Cell, seen: Sequence[Observation], families: Sequence[FamilyFit]
 ) -> dict[tuple[str, Basis], StepTime]:
     """The step time to price a cell with, by stack and basis.
 
@@ -152,12 +163,36 @@ def _step_times(
         elif wish in measured:
             times[stack, basis] = measured[wish]
         elif _fits_in_memory(wish, seen):
-            mine = (f for f in fits if (f.stack, f.basis) == (stack, basis))
-            fit = next((f for f in mine if _speaks_of(f, cell)), None)
-            if fit is not None:
-                prediction = predict_step_seconds(fit, wish, cell.sparsity)
-                times[stack, basis] = StepTime(wish, prediction, "affine law")
+            visits = [visit for same in by_batch.values() for visit in same]
+            told = _by_law(wish, cell, stack, basis, visits, families)
+            if told is not None:
+                times[stack, basis] = told
     return times
+
+
+def _by_law(  # noqa: PLR0913, PLR0917 - what a law of a step speaks of
+    batch_size: int,
+    cell: Cell,
+    stack: str,
+    basis: Basis,
+    visits: Sequence[Observation],
+    families: Sequence[FamilyFit],
+) -> StepTime | None:
+    """The step time by the law of the cell's family; None where it has none that speaks of it.
+
+    A law fitted to simulated steps is off by what the simulation is off, and by what the law is.
+    """
+    of = (cell.model, cell.weights, cell.recipe.key, basis)
+    for family in families:
+        name = family.name
+        if (name.model, name.weights, name.recipe, name.basis) != of:
+            continue
+        told = predict(family, cell.gpu, stack, cell.seq_len, cell.sparsity, batch_size)
+        if told is not None:
+            below, above = _simulation_error([v.measurement for v in visits if v.measurement])
+            wider = {"low": told.low / (1 + below), "high": told.high * (1 + above)}
+            return StepTime(batch_size, told.model_copy(update=wider), "law", family.form)
+    return None
 
 
 def _timed_visits(
@@ -203,28 +238,29 @@ def _measured(batch_size: int, visits: Sequence[Observation]) -> StepTime:
 def _simulated(batch_size: int, measurements: Sequence[Measurement]) -> StepTime:
     """A simulated step, with the interval of the simulation."""
     seconds = measurements[0].step_seconds[0]
-    error = measurements[0].relative_error or 0.0
-    above = measurements[0].relative_error_above or error
+    below, above = _simulation_error(measurements)
     interval = Prediction(
-        value=seconds, low=seconds / (1 + error), high=seconds * (1 + above), extrapolated=False
+        value=seconds, low=seconds / (1 + below), high=seconds * (1 + above), extrapolated=False
     )
     return StepTime(batch_size, interval, "simulated steps")
+
+
+def _simulation_error(measurements: Sequence[Measurement]) -> tuple[float, float]:
+    """How much shorter and longer than told steps may be for being simulated: 0 for measured ones.
+
+    Visits told with other constants may differ in it: the most counts.
+    """
+    below = [m.relative_error or 0.0 for m in measurements]
+    above = [
+        error if m.relative_error_above is None else m.relative_error_above
+        for m, error in zip(measurements, below, strict=True)
+    ]
+    return max(below, default=0.0), max(above, default=0.0)
 
 
 def _fits_in_memory(batch_size: int, seen: Sequence[Observation]) -> bool:
     known = largest_batch(seen)
     return known is not None and batch_size <= known[0]
-
-
-def _speaks_of(fit: Fit, cell: Cell) -> bool:
-    group = fit.group
-    return (group.gpu, group.model, group.weights, group.recipe, group.seq_len) == (
-        cell.gpu,
-        cell.model,
-        cell.weights,
-        cell.recipe,
-        cell.seq_len,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +305,7 @@ class _Job:
             usd_high=high * offer.usd_per_hour,
             basis=self.basis,
             source=self.step_time.source,
+            law=self.step_time.law,
             extrapolated=seconds.extrapolated,
         )
 

@@ -4,7 +4,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import groupby
 
-from fitting.fit import Fit
+from fitting.fit import Fit, Fits
+from orchestrator.law_tables import laws_section, parameters_text
 from orchestrator.memory_tables import limits_section
 from orchestrator.plan import Plan
 from orchestrator.ranking import RankedOffer, Ranking, comparable
@@ -23,7 +24,7 @@ def markdown(
     spec: SweepSpec,
     plan: Plan,
     observations: Sequence[Observation],
-    fits: Sequence[Fit],
+    fits: Fits,
     ranking: Ranking,
 ) -> str:
     """The whole report."""
@@ -35,7 +36,8 @@ def markdown(
         recipes_section(observations),
         limits_section([*plan.complete, *plan.pending], observations),
         steadiness_section(observations, spec.timing),
-        _fits_section(fits),
+        laws_section(fits.families),
+        _fits_section(fits.fits),
         _stack_section(observations),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -99,7 +101,7 @@ def _workload_columns(cell: Cell) -> tuple[object, ...]:
 
 def _offer_row(row: RankedOffer) -> tuple[object, ...]:
     several = f" ({row.gpus_per_instance} GPUs)" if row.gpus_per_instance > 1 else ""
-    law = ", by the affine law" if row.source == "affine law" else ""
+    law = f", law: {row.law}" if row.law is not None else ""
     return (
         row.cell.gpu,
         f"{row.provider} {row.instance}{several} {row.market}",
@@ -122,9 +124,11 @@ def _remarks(rows: Sequence[RankedOffer]) -> str:
         + (f" to {dates[-1]}" if dates[-1] != dates[0] else "")
         + (", the day they were written down where the source gives none." if undated else "."),
         "batch: the fastest of those timed, of the largest that fits."
-        if all(row.source in ("measured steps", "simulated steps") for row in rows)
+        if all(row.source != "law" for row in rows)
         else "batch: as asked, of the largest that fits.",
     ]
+    if any(row.source == "law" for row in rows):
+        remarks.append("law: of a batch size nobody timed; the interval is one of 90 %.")
     if any(_unsteady(row) for row in rows):
         remarks.append(
             f"~ the 95 % interval of the hours spans more than {STEADY:.0%} of them: measure "
@@ -136,8 +140,8 @@ def _remarks(rows: Sequence[RankedOffer]) -> str:
 
 
 def _unsteady(row: RankedOffer) -> bool:
-    # A simulated one cannot be measured longer.
-    return row.basis is not Basis.SIMULATED and row.hours_high - row.hours_low > STEADY * row.hours
+    # Neither a simulated one nor a law's can be measured longer.
+    return row.source == "measured steps" and row.hours_high - row.hours_low > STEADY * row.hours
 
 
 def _fits_section(fits: Sequence[Fit]) -> str:
@@ -145,12 +149,7 @@ def _fits_section(fits: Sequence[Fit]) -> str:
         return ""
     rows = []
     for fit in fits:
-        values = "; ".join(
-            f"{p.name} = {p.value:.4g}"
-            + (f" ± {p.standard_error:.2g}" if p.standard_error is not None else "")
-            + f" {p.unit}"
-            for p in fit.parameters
-        )
+        values = parameters_text(fit.parameters)
         error = "" if fit.rmse is None else f"{fit.rmse:.3g} {fit.rmse_unit}"
         status = fit.status if fit.remedy is None else f"{fit.status}: {fit.remedy}"
         rank = f"{fit.rank} of {fit.parameter_count}"

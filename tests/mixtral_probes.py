@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 
+import numpy as np
 from observations import built
 
 from fitting.fit import Fit, Law, fit_observations
@@ -99,6 +100,17 @@ def ladder(
     ]
 
 
+def noisy_ladder(batches: Iterable[int]) -> list[Observation]:
+    """Two sparsities, two visits of each batch, 2 % noise on ``t = 2 + b (0.4 + 0.8 s)``."""
+    generator = np.random.default_rng(1)
+    return [
+        probe(of, b, ((2 + b * (0.4 + 0.8 * of.sparsity)) * factor,))
+        for of in (cell(2), cell(8))
+        for b in batches
+        for factor in generator.normal(1, 0.02, size=2)
+    ]
+
+
 def limit(of: Cell, largest: int, *, memory_gb: int = 48, **fields: object) -> list[Observation]:
     """A closed search: the largest batch fits and one more does not."""
     miss = {"outcome": Outcome.OUT_OF_MEMORY} | fields
@@ -110,7 +122,7 @@ def limit(of: Cell, largest: int, *, memory_gb: int = 48, **fields: object) -> l
 
 def fits_of(law: Law, observations: list[Observation]) -> list[Fit]:
     """All fits of one law."""
-    return [fit for fit in fit_observations(observations) if fit.law is law]
+    return [fit for fit in fit_observations(observations).fits if fit.law is law]
 
 
 def only(law: Law, observations: list[Observation]) -> Fit:

@@ -301,8 +301,13 @@ def test_fit_and_report_write_their_files_and_say_so(
     made_run(tmp_path / "run")
     assert main(["fit", "run"]) == 0
     path, _, counts = capsys.readouterr().out.strip().partition(": ")
-    fits = json.loads(Path(path).read_text(encoding="utf-8"))["fits"]
-    assert counts == f"{sum(bool(fit['parameters']) for fit in fits)} of {len(fits)} fits usable"
+    written = json.loads(Path(path).read_text(encoding="utf-8"))
+    fits = written["fits"]
+    assert counts == (
+        f"{sum(bool(fit['parameters']) for fit in fits)} of {len(fits)} fits usable, "
+        "1 of 1 families with a law of the step time"
+    )
+    assert (written["schema_version"], len(written["families"])) == (2, 1)
     assert main(["report", "run"]) == 0
     said = capsys.readouterr().out
     assert said.strip() == (tmp_path / "run" / "report.md").read_text(encoding="utf-8").strip()

@@ -68,8 +68,9 @@ def test_a_capped_gpu_has_limits_and_no_speed() -> None:
         for o in (*limit(cell(), 8), *ladder(cell(), (1, 2, 4, 8), 0.1, 0.1))
     ]
     fits = fit_observations(capped)
-    assert {fit.law for fit in fits} == {Law.MAX_BATCH_EQ1}
-    both = fit_observations([*capped, *limit(cell(), 9)])
+    assert {fit.law for fit in fits.fits} == {Law.MAX_BATCH_EQ1, Law.MEMORY_AFFINE}
+    assert fits.families == ()
+    both = fit_observations([*capped, *limit(cell(), 9)]).fits
     assert {(fit.basis, fit.points) for fit in both if fit.law is Law.MAX_BATCH_EQ1} == {
         (Basis.CAPPED, 1),
         (Basis.MEASURED, 1),
@@ -138,7 +139,9 @@ def test_a_probe_killed_with_its_child_belongs_to_the_only_stack() -> None:
 def test_a_group_that_never_says_where_it_ran_has_no_stack() -> None:
     """Absent is None, and nothing is fitted to it."""
     lost = limit(cell(), 0)[0].model_copy(update={"environment": None})
-    assert {(fit.stack, fit.status) for fit in fit_observations([lost])} == {(None, Status.NO_DATA)}
+    fits = fit_observations([lost])
+    assert {(fit.stack, fit.status) for fit in fits.fits} == {(None, Status.NO_DATA)}
+    assert [family.name.software for family in fits.families] == [None]
 
 
 def test_a_model_larger_than_the_memory_it_fits_in_is_named() -> None:

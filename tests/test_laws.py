@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 
 from fitting.laws import (
-    affine_terms,
     eq2_terms,
     max_batch_eq1,
-    step_seconds_affine,
     throughput_eq2,
 )
 
@@ -39,12 +37,6 @@ def test_eq2_at_batch_one_is_its_intercept_at_any_sparsity() -> None:
     assert throughput_eq2(1, [0.25, 1.0], c2_over_c3=0.2, c4=0.3).tolist() == [0.3, 0.3]
 
 
-def test_affine_step_time_is_its_equation() -> None:
-    """Worked by hand, t = t0 + b * (k0 + k1 * s): 2 + 3 * (0.5 + 1 * 0.25) = 4.25."""
-    assert step_seconds_affine(3, 0.25, t0=2.0, k0=0.5, k1=1.0) == pytest.approx(4.25)
-
-
 def test_terms_broadcast_one_sparsity_over_many_batches() -> None:
-    """A scalar input stands for a column, in both laws of time."""
-    assert affine_terms([1, 2], 0.5).tolist() == [[1, 1, 0.5], [1, 2, 1]]
+    """A scalar input stands for a column."""
     assert eq2_terms([1, 1], 0.5).tolist() == [[0, 1], [0, 1]]

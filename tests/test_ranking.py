@@ -7,7 +7,8 @@ import pytest
 from made_runs import ONE_CELL, spec_of, whole_trial
 from observations import environment, measurement, observation
 
-from fitting.fit import Fit, fit_observations
+from fitting.families import FamilyFit, fit_families
+from fitting.step_times import Form
 from orchestrator.plan import ClusterResources, Node, Plan, make_plan
 from orchestrator.ranking import (
     Excluded,
@@ -66,17 +67,17 @@ def ranked(
     job: Workload = JOB,
     *,
     spec: SweepSpec = SPEC,
-    fits: list[Fit] | None = None,
+    families: tuple[FamilyFit, ...] | None = None,
     plan: Plan | None = None,
 ) -> Ranking:
-    """The ranking of a specification's cells, by their own fits unless told otherwise."""
+    """The ranking of a specification's cells, by their own laws unless told otherwise."""
     catalog = spec.merged_catalog()
     return rank(
         job,
         catalog,
         plan or make_plan(spec, catalog, ClusterResources((Node({"CPU": 1.0}),)), seen),
         seen,
-        fit_observations(seen) if fits is None else fits,
+        fit_families(seen) if families is None else families,
     )
 
 
@@ -142,7 +143,7 @@ def test_batch_that_no_longer_fitted_is_not_priced() -> None:
     """However fast it was while it did: one miss outweighs its fits."""
     seen = [*found(8), timed(8, 0.1), timed(7, 0.1), timed(4, 0.1)]
     seen.append(timed(8, 0.001, outcome=Outcome.THRASHING, repeat=1))
-    row = on_desk(ranked(seen, fits=[]))
+    row = on_desk(ranked(seen, families=()))
     assert (row.batch_size, row.largest_batch, row.limited_by) == (7, 7, "THRASHING at 8")
     assert why_not(ranked(seen, wished(8))) == "batch size 8 does not fit: the largest is 7"
 
@@ -173,7 +174,8 @@ def test_wished_batch_nobody_measured_is_priced_by_the_law() -> None:
     seen = whole_trial(DESK, SPEC)
     assert 24 not in {o.batch_size for o in seen if o.purpose == "ladder"}
     row = on_desk(ranked(seen, wished(24)))
-    assert (row.source, row.batch_size, row.largest_batch) == ("affine law", 24, 40)
+    assert (row.source, row.law) == ("law", Form.AFFINE_TOKENS)
+    assert (row.batch_size, row.largest_batch) == (24, 40)
     assert row.hours * 3600 == pytest.approx(3 * 42 * 0.034)
     assert row.hours_low <= row.hours <= row.hours_high
     assert not row.extrapolated
@@ -198,20 +200,46 @@ def test_wished_batch_that_no_law_predicts_is_left_out() -> None:
     seen = [*found(8), timed(1, 0.1), timed(8, 0.2)]
     reason = "batch size 4 was not measured, and no law predicts it"
     assert why_not(ranked(seen, wished(4))) == reason
-    fit_of_lap = fit_observations(whole_trial(LAP, SPEC))
-    fit_elsewhere = fit_observations(whole_trial(DESK, SPEC, where=environment(device_name="x")))
-    simulated = [
-        f.model_copy(update={"basis": Basis.SIMULATED})
-        for f in fit_observations(whole_trial(DESK, SPEC))
+    (own,) = fit_families(whole_trial(DESK, SPEC))
+    others: list[dict[str, object]] = [
+        {"basis": Basis.SIMULATED},
+        {"weights": "pretrained"},
+        {"model": "other"},
+        {"recipe": "lora"},
     ]
-    pretrained = [
-        f.model_copy(update={"group": f.group.model_copy(update={"weights": "pretrained"})})
-        for f in fit_observations(whole_trial(DESK, SPEC))
+    for families in (
+        fit_families(whole_trial(LAP, SPEC)),
+        fit_families(whole_trial(DESK, SPEC, where=environment(device_name="x"))),
+        *(
+            (own.model_copy(update={"name": own.name.model_copy(update=changed)}),)
+            for changed in others
+        ),
+    ):
+        assert why_not(ranked(seen, wished(4), families=families)) == reason
+    assert on_desk(ranked(seen, wished(4), families=(own,))).source == "law"
+
+
+@pytest.mark.parametrize(("above", "high"), [(0.5, 1.5), (0.0, 1.0), (None, 1.3)])
+def test_law_of_simulated_steps_is_no_surer_than_the_simulation(
+    above: float | None, high: float
+) -> None:
+    """However well it fits them; no error above is the same as below."""
+    off = {"relative_error": 0.3, "relative_error_above": above}
+    seen = [
+        o.model_copy(
+            update={
+                "basis": Basis.SIMULATED,
+                "measurement": o.measurement.model_copy(update=off) if o.measurement else None,
+            }
+        )
+        for o in whole_trial(DESK, SPEC)
     ]
-    for fits in (fit_of_lap, fit_elsewhere, simulated, pretrained):
-        assert why_not(ranked(seen, wished(4), fits=fits)) == reason
-    fits = fit_observations(whole_trial(DESK, SPEC))
-    assert on_desk(ranked(seen, wished(4), fits=fits)).source == "affine law"
+    for batch_size, source in ((24, "law"), (40, "simulated steps")):
+        row = on_desk(ranked(seen, wished(batch_size)))
+        assert (row.source, row.basis) == (source, "simulated")
+        assert (row.hours_low, row.hours_high) == pytest.approx(
+            (row.hours / 1.3, row.hours * high), rel=1e-6
+        )
 
 
 @pytest.mark.parametrize(

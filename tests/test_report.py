@@ -21,7 +21,8 @@ def report(seen: list[Observation], spec: SweepSpec = SPEC, plan: Plan | None = 
     catalog = spec.merged_catalog()
     plan = plan or make_plan(spec, catalog, ClusterResources((Node({"CPU": 1.0}),)), seen)
     fits = fit_observations(seen)
-    return markdown(spec, plan, seen, fits, rank(spec.workload, catalog, plan, seen, fits))
+    ranking = rank(spec.workload, catalog, plan, seen, fits.families)
+    return markdown(spec, plan, seen, fits, ranking)
 
 
 def headings(text: str) -> list[str]:
@@ -40,6 +41,7 @@ def test_a_run_of_one_recipe_has_what_can_be_said_of_it_and_no_more() -> None:
         "Cheapest",
         "Every offer",
         "Largest batch that fits",
+        "Laws of the step time",
         "Fits",
         "Stacks",
     ]
@@ -124,7 +126,7 @@ catalog:
         "not known" in part(text, "Cheapest")
     )
     fits = [line for line in part(text, "Fits").splitlines() if "| capped" in line]
-    assert ["max_batch_eq1" in line for line in fits] == [True]
+    assert [line.split("|")[1].strip() for line in fits] == ["max_batch_eq1", "memory_affine"]
 
 
 def test_pretrained_weights_are_named_beside_the_model() -> None:
