@@ -188,7 +188,7 @@ def _suspects(suspects: pd.DataFrame) -> str:
 def _left_out(fits: FrameFits) -> Iterator[str]:
     left = fits.observed.left_out
     if left:
-        lines = [f"- {out.rows} rows: {out.reason}" for out in left]
+        lines = [f"- {out.rows} {_rows(out.rows)}: {out.reason}" for out in left]
         yield "\n".join(["Left out:", "", *lines])
 
 
@@ -202,6 +202,10 @@ def _predictions(predicted: pd.DataFrame) -> str:
     notes = predicted.loc[~told, "note"].value_counts()
     lines += [f"- {count} not: {note}" for note, count in notes.items()]
     return "\n".join(lines)
+
+
+def _rows(count: int) -> str:
+    return "row" if count == 1 else "rows"
 
 
 def _percent(part: float | None) -> str:

@@ -94,8 +94,8 @@ def test_what_was_left_out_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.csv").write_text(one + rows + "A40,m,1,128,8,9,8\nA40,m,1,128,8,,1\n")
     assert main(["fit", "mine.csv"]) == 0
     out = capsys.readouterr().out
-    assert "- 1 rows: ran on several GPUs (number_gpus above 1)\n" in out
-    assert "- 1 rows: have no throughput\n" in out
+    assert "- 1 row: ran on several GPUs (number_gpus above 1)\n" in out
+    assert "- 1 row: have no throughput\n" in out
     Path("none.csv").write_text(one + "A40,m,1,128,8,9,8\n")
     assert main(["fit", "none.csv"]) == 0
     assert "nothing is fitted" in capsys.readouterr().out
