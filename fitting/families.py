@@ -227,28 +227,33 @@ class FamilyFit(Record):
 
 
 def fit_families(observations: Sequence[Observation]) -> tuple[FamilyFit, ...]:
-    """The law of every family of a run, refusals included.
+    """The law of every family of a run, refusals included."""
+    return fit_each(
+        [
+            (
+                FamilyName(
+                    model=source.group.model,
+                    weights=source.group.weights,
+                    recipe=source.group.recipe.key,
+                    basis=source.basis,
+                    software=source.stack,
+                ),
+                rows,
+            )
+            for source, rows in ladders(observations)
+        ]
+    )
+
+
+def fit_each(families: Sequence[tuple[FamilyName, StepTimes]]) -> tuple[FamilyFit, ...]:
+    """The law of each family.
 
     Intervals are nested for the smaller families, until that would take too long.
     """
-    found = ladders(observations)
-    counts = np.sort([len(merged(rows)) for _, rows in found])
+    counts = np.sort([len(merged(rows)) for _, rows in families])
     within = counts[np.cumsum(counts) <= MOST_NESTED_OF_RUN]
     most_nested = min(MOST_NESTED, int(within.max(initial=0)))
-    return tuple(
-        fit_family(
-            FamilyName(
-                model=source.group.model,
-                weights=source.group.weights,
-                recipe=source.group.recipe.key,
-                basis=source.basis,
-                software=source.stack,
-            ),
-            rows,
-            most_nested=most_nested,
-        )
-        for source, rows in found
-    )
+    return tuple(fit_family(name, rows, most_nested=most_nested) for name, rows in families)
 
 
 def fit_family(name: FamilyName, rows: StepTimes, *, most_nested: int = MOST_NESTED) -> FamilyFit:

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from fitting.families import FamilyFit, FamilyName, fit_family, predictions
-from fitting.intervals import LEVEL
+from fitting.families import FamilyFit, FamilyName, fit_each, predictions
 from fitting.lengths import Lengths
 from fitting.observed import COLUMNS, Observed, Told, read_frame, read_rows
 from fitting.result import Parameter
@@ -135,7 +134,7 @@ def fit_frame(
     observed = read_frame(frame, lengths=lengths, file=file)
     families = observed.by_family().items()
     return FrameFits(
-        families=tuple(fit_family(name, observed.rows.where(rows)) for name, rows in families),
+        families=fit_each([(name, observed.rows.where(rows)) for name, rows in families]),
         observed=observed,
     )
 
@@ -257,7 +256,8 @@ def _answers(fit: FamilyFit, rows: StepTimes) -> Iterator[dict[str, object]]:
             continue
         seconds = (prediction.value, prediction.low, prediction.high)
         rates = (size / t for t in (prediction.value, prediction.high, prediction.low))
-        values = (*seconds, *rates, prediction.extrapolated, LEVEL, fit.form, None)
+        level = None if fit.intervals is None else fit.intervals.level
+        values = (*seconds, *rates, prediction.extrapolated, level, fit.form, None)
         yield dict(zip(PREDICTED, values, strict=True))
 
 

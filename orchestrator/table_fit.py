@@ -6,11 +6,11 @@ from pathlib import Path
 import pandas as pd
 
 from fitting.families import FamilyFit
+from fitting.fit import Fits
 from fitting.frames import FrameFits, fit_frame, predict_frame
 from fitting.observed import read_lengths
 from fitting.result import Parameter
 from fitting.sheet import read_sheet
-from gpu_catalog.record import Record
 from orchestrator.store import StoreError
 from orchestrator.tables import table
 
@@ -18,12 +18,6 @@ MOST_TOLD = 12  # families told one by one; more are told in one table
 SYMBOLS = "t: seconds of a step; b: queries in it; N: tokens in it, padded; s: sparsity."
 FITS, COEFFICIENTS, PREDICTIONS = "fits.json", "coefficients.csv", "predictions.csv"
 SUFFIX = ".fits"
-
-
-class TableFits(Record):
-    """The laws of a table's families, as written to disk."""
-
-    families: tuple[FamilyFit, ...]
 
 
 def fit_csv(
@@ -62,7 +56,7 @@ def fit_csv(
 
 def _write(folder: Path, fits: FrameFits, predicted: pd.DataFrame | None) -> None:
     texts = {
-        FITS: TableFits(families=fits.families).model_dump_json(indent=1) + "\n",
+        FITS: Fits(fits=(), families=fits.families).model_dump_json(indent=1) + "\n",
         COEFFICIENTS: fits.coefficients.to_csv(index=False),
     }
     if predicted is not None:

@@ -1,6 +1,5 @@
 """``fit`` on a CSV, as a user meets it: what is printed where, files, mistakes."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pandas as pd
 import pytest
 from made_runs import made_run
 
-from fitting.families import FamilyFit
+from fitting.fit import Fits
 from fitting.paper import DATA
 from orchestrator.cli import main
 
@@ -40,8 +39,8 @@ def test_a_csv_is_fitted_and_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert "| L4 " in said.out
     assert "does not believe" not in said.out
     assert said.out.endswith("mine.fits: fits.json, coefficients.csv\n")
-    (family,) = json.loads(Path("mine.fits/fits.json").read_text())["families"]
-    assert FamilyFit.model_validate(family).points == 14
+    fits = Fits.model_validate_json(Path("mine.fits/fits.json").read_text())
+    assert [family.points for family in fits.families] == [14]
     told = pd.read_csv("mine.fits/coefficients.csv").set_index(["group", "parameter"])
     floors = told.xs("t0", level="parameter")
     assert floors["value"].tolist() == pytest.approx([1.0, 1.0], rel=1e-3)
