@@ -14,9 +14,10 @@ import pandas as pd
 
 from fitting.families import FamilyFit, FamilyName, fit_each, predictions
 from fitting.lengths import Lengths
-from fitting.observed import COLUMNS, Observed, Told, read_frame, read_rows
+from fitting.observed import Observed, read_frame
 from fitting.result import Parameter
 from fitting.sheet import Sheet, quoted
+from fitting.sheet_rows import COLUMNS, Told, read_rows
 from fitting.step_times import IntArray, StepTimes
 from gpu_catalog.near import did_you_mean
 

@@ -196,6 +196,14 @@ class Sheet:
                 found[place] = number
         return found
 
+    def check_filled(self, name: str) -> None:
+        """Notes the rows in which a column, if there is one, says nothing."""
+        if name not in self:
+            return
+        for place, text in enumerate(self.texts(name)):
+            if text is None and self.kept[place]:
+                self.row_is_wrong(name, place, "is empty: fill it in, or leave the row out")
+
     def check(self) -> None:
         """Tells the mistakes.
 

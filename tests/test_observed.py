@@ -8,9 +8,10 @@ import pytest
 
 from fitting.families import FamilyName
 from fitting.lengths import Lengths
-from fitting.observed import UNKNOWN_RECIPE, gpu_key, read_frame, read_lengths
+from fitting.observed import read_frame, read_lengths
 from fitting.paper import DATA, dataset_lengths, throughput_points
 from fitting.sheet import LeftOut, read_sheet
+from fitting.sheet_rows import UNKNOWN_RECIPE, gpu_key
 from fitting.table_error import TableError
 from trials.observation import Basis
 

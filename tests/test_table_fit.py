@@ -1,6 +1,8 @@
 """``fit`` on a CSV, as a user meets it: what is printed where, files, mistakes."""
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -146,6 +148,13 @@ def test_mistakes_are_told_all_at_once_and_nothing_is_written(
         "asked.csv:3: batch_size: must be a whole number of at least 1, not '1.5'",
     ]
     assert not Path("mine.fits").exists()
+
+
+def test_tables_alone_need_pandas() -> None:
+    """Half a second that no other command spends."""
+    program = "import orchestrator.commands, sys; sys.exit('pandas' in sys.modules)"
+    root = Path(__file__).parent.parent
+    subprocess.run([sys.executable, "-c", program], cwd=root, check=True)
 
 
 def test_options_of_a_csv_are_refused_with_a_run(
