@@ -214,20 +214,13 @@ def _by_stack(
     A child killed by the host does not say where it ran. Such a probe belongs to the pool's only
     stack; where there are several, nobody knows to which, and it is left out.
     """
-    stacks = sorted({stack_of(o.environment) for o in pool if o.environment is not None})
-    if not stacks:
-        return [(None, list(pool))]
-    return [
-        (
-            stack,
-            [
-                o
-                for o in pool
-                if (len(stacks) == 1 if o.environment is None else stack_of(o.environment) == stack)
-            ],
-        )
-        for stack in stacks
-    ]
+    by_stack: defaultdict[str, list[Observation]] = defaultdict(list)
+    for o in pool:
+        if o.environment is not None:
+            by_stack[stack_of(o.environment)].append(o)
+    if len(by_stack) > 1:
+        return sorted(by_stack.items())
+    return [(next(iter(by_stack), None), list(pool))]
 
 
 def _timed(members: Sequence[Observation]) -> Iterator[tuple[Cell, str, int, float]]:
