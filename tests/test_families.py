@@ -185,7 +185,7 @@ def test_pooled_law_is_recovered_within_its_standard_errors() -> None:
 seconds = st.floats(min_value=1e-3, max_value=1e3)
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(
     t0=seconds,
     k0=seconds,
