@@ -22,6 +22,8 @@ NameArray = NDArray[np.str_]
 LEAST_SPREAD = 0.01
 NORMAL_MAD = 1.4826  # the median absolute deviation of a normal distribution is sigma over this
 ITERATIONS = 60
+SQUARES = 4  # iterations of plain least squares, before points far off count less
+SPREADS = 12  # iteration from which on the spread stays as it is, so that the rest settles
 SETTLED = 1e-10  # of the fitted times, between two iterations
 EXPONENTS = (0.0, 2.0)  # of the sparsity: no more than all experts' work for each of them
 ALONE = 0.02  # what is left of a point's freedom where nothing else tells of what it tells
@@ -186,7 +188,8 @@ class FittedForm:
     def left_out_residuals(self) -> FloatArray:
         """(rows,) what each residual would be without its point: ``r / (1 - h)``, to first order.
 
-        nan where the form would not speak of the point without it.
+        The weights of the others are taken to stay as they are. nan where the form would not speak
+        of the point without it.
         """
         free = 1 - self.leverages
         return np.where(free > ALONE, self.residuals / np.maximum(free, ALONE), np.nan)
@@ -229,7 +232,8 @@ def fit_form(form: Form, rows: StepTimes) -> FittedForm | None:
     Minimises the sum over rows of ``2 c**2 (sqrt(1 + (r / c)**2) - 1)``, r the logarithm of fitted
     over measured seconds and c their spread (``LEAST_SPREAD`` or more): a square near the law, a
     line far from it, so that a bad point counts little. A floor or slope is never below zero. A
-    group needs two batch sizes at one sparsity, and a point more than it has parameters of its own.
+    group needs two batch sizes, of different work, at one sparsity, and a point more than it has
+    parameters of its own.
     """
     names, groups = np.unique(group_of(form, rows), return_inverse=True)
     problem = _Problem(form, rows, names, np.asarray(groups, np.int64))
@@ -259,7 +263,10 @@ class _Problem:
         self._groups = groups
         self._count = len(names)
         self._shape = SHAPES.get(form)
-        several, sizes = _varied(groups, rows, self._count)
+        several, sizes = _varied(groups, rows.sparsity, rows.batch_size, self._count)
+        if self._shape is not None and self._shape.work is Work.TOKENS:  # 8 of 64 are 4 of 128
+            _, works = _varied(groups, rows.sparsity, np.log(rows.tokens).round(6), self._count)
+            sizes = np.minimum(sizes, works)
         own = self._shape is not None and self._shape.sparsity is Sparsity.OWN
         # At one sparsity k0 and k1 are one parameter: k0.
         self._free = np.ones((self._count, 3 if own else 2), bool)
@@ -269,6 +276,7 @@ class _Problem:
         self.carried: BoolArray = (sizes >= 2) & (points > self._free.sum(axis=1))
         is_shared = self._shape is not None and self._shape.sparsity is Sparsity.SHARED
         self._has_exponent = is_shared and bool((several & self.carried).any())
+        self._parameters = int(self._free[self.carried].sum()) + self._has_exponent
 
     def solved(self) -> FittedForm:
         """The fit."""
@@ -287,16 +295,16 @@ class _Problem:
             values = self._non_negative(terms, target, curvature)
             before, fitted = fitted, np.maximum((terms * values[self._groups]).sum(axis=1), 1e-300)
             residuals = np.log(fitted / target) / power
-            if turn == 8:  # by now the squares have settled, and tell how far points lie apart
+            if SQUARES <= turn <= SPREADS:  # bad points widen the first spread: it is told anew
                 spread = self._spread(residuals)
-            if turn >= 8:
+            if turn >= SQUARES:
                 robust = 1 / np.sqrt(1 + (residuals / spread) ** 2)
             step = 0.0
             if exponent is not None:
                 step = self._exponent_step(terms, values, fitted, residuals, robust)
                 exponent = float(np.clip(exponent + step, *EXPONENTS))
             moved = np.abs(np.log(fitted / before)[self._is_carried]).max(initial=0.0)
-            if turn > 9 and moved < SETTLED and abs(step) < SETTLED:
+            if turn > SPREADS + 1 and moved < SETTLED and abs(step) < SETTLED:
                 break
         return self._told(values, exponent, residuals, robust, spread)
 
@@ -305,8 +313,10 @@ class _Problem:
         return np.asarray(self.carried[self._groups])
 
     def _spread(self, residuals: FloatArray) -> float:
-        median = float(np.median(np.abs(residuals[self._is_carried])))
-        return max(LEAST_SPREAD, NORMAL_MAD * median)
+        """By the median, as if of points that no parameter had followed."""
+        own = np.abs(residuals[self._is_carried])
+        followed = np.sqrt(len(own) / max(len(own) - self._parameters, 1))
+        return max(LEAST_SPREAD, NORMAL_MAD * float(np.median(own) * followed))
 
     def _summed(self, columns: FloatArray) -> FloatArray:
         """(groups, …) sums over the rows of each group."""
@@ -383,13 +393,12 @@ class _Problem:
         fitted = (terms * values[self._groups]).sum(axis=1)
         ratio = np.where(fitted > 0, rate / np.where(fitted > 0, fitted, 1.0), np.nan)
         residuals: FloatArray = np.array(np.log(ratio), np.float64)
-        columns: FloatArray = np.array(terms / rate[:, None], np.float64)
         spread = self._spread(np.nan_to_num(residuals, nan=1.0))
-        told = self._told(values, None, residuals, np.ones(len(self._rows)), spread, columns)
+        told = self._told(values, None, residuals, np.ones(len(self._rows)), spread, terms)
         # Errors grow with the rate, and yet all count alike: what follows from both is this.
         inverse = np.linalg.inv(outer)
-        middle = self._summed(terms[:, :, None] * terms[:, None, :] * (rate**2)[:, None, None])
-        errors = spread * np.sqrt(np.einsum("gij,gjk,gki->gi", inverse, middle, inverse))
+        pulls = np.einsum("rij,rj->ri", inverse[self._groups], terms) * rate[:, None]
+        errors = spread * np.sqrt(self._summed(pulls**2))
         return replace(told, standard_errors=np.where(self.carried[:, None], errors, np.nan))
 
     def _told(  # noqa: PLR0913, PLR0917 - what a fit is made from
@@ -424,7 +433,7 @@ class _Problem:
             residuals=np.where(silent, np.nan, residuals),
             leverages=np.where(silent, np.nan, leverages),
             weights=weights,
-            parameters=int(self._free[self.carried].sum()) + (exponent is not None),
+            parameters=self._parameters,
             condition=condition,
         )
 
@@ -487,9 +496,11 @@ class _Problem:
         return pull - np.einsum("ri,ri->r", scaled, followed[self._groups]), followed
 
 
-def _varied(groups: IntArray, rows: StepTimes, count: int) -> tuple[BoolArray, IntArray]:
-    """(groups,) whether each has several sparsities; the most batch sizes it has at one."""
-    points = np.unique(np.stack([groups, rows.sparsity, rows.batch_size], axis=1), axis=0)
+def _varied(
+    groups: IntArray, sparsity: FloatArray, size: FloatArray, count: int
+) -> tuple[BoolArray, IntArray]:
+    """(groups,) whether each has several sparsities; the most sizes it has at one."""
+    points = np.unique(np.stack([groups, sparsity, size], axis=1), axis=0)
     curves, sizes = np.unique(points[:, :2], axis=0, return_counts=True)
     of = curves[:, 0].astype(np.int64)
     most = np.zeros(count, np.int64)
@@ -504,5 +515,5 @@ def _log_weights(fitted: FloatArray, target: FloatArray) -> FloatArray:
     """
     apart = fitted / target - 1
     near = np.abs(apart) < 1e-6
-    ratio = np.where(near, 1 - apart / 2, np.log1p(apart) / np.where(near, 1.0, apart))
+    ratio = np.where(near, 1 - apart / 2, np.log(fitted / target) / np.where(near, 1.0, apart))
     return np.asarray(ratio / (fitted * target))
