@@ -61,6 +61,15 @@ def build_parser() -> argparse.ArgumentParser:
         help="of the simulated clock, as 'calibrate' wrote them",
     )
     sweep.add_argument("--dry-run", action="store_true", help="print the plan and start nothing")
+    sweep.add_argument(
+        "--adaptive",
+        action="store_true",
+        help="measure what helps most to decide on a GPU, and stop when that is decided",
+    )
+    sweep.add_argument(
+        "--budget-usd", type=_above_zero, metavar="USD", help="with --adaptive: spend no more"
+    )
+    _add_plan(commands)
     _add_estimate(commands)
     for name, text in (
         ("fit", "fit the laws to a run's observations, or to anybody's in a CSV"),
@@ -149,6 +158,20 @@ def _add_fit(command: argparse.ArgumentParser) -> None:
         help="dataset, tokens, examples: how long queries are, for rows with a dataset alone",
     )
     command.add_argument("--out", type=Path, metavar="DIR", help="default: FILE.fits")
+
+
+def _add_plan(commands: Any) -> None:
+    plan = commands.add_parser(
+        "plan",
+        help="what is to be measured, or what of it would help most to decide on a GPU",
+        description="Prints what a sweep would do, or has left to do. With --next, which "
+        "measurements would tell most of which GPU is the cheapest, for their price.",
+    )
+    plan.add_argument(
+        "given", nargs="?", type=Path, metavar="SPEC|RUN", help="default: the default sweep"
+    )
+    plan.add_argument("--next", action="store_true", help="what to measure next, and its price")
+    plan.add_argument("--most", type=_positive, default=10, help="list so many (default: 10)")
 
 
 def _add_estimate(commands: Any) -> None:

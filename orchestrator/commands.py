@@ -13,12 +13,22 @@ from fitting.fit import fit_observations
 from fitting.paper import reproduction
 from fitting.table_error import TableError
 from gpu_catalog.catalog import Catalog, CatalogError, UnknownGpuError, load_catalog
+from orchestrator.adaptive import Adaptive
 from orchestrator.calibration import calibration_text, known_constants
 from orchestrator.cluster import (
     ClusterError,
     cluster_address,
     connected_cluster,
     this_machine,
+)
+from orchestrator.driver import (
+    Everything,
+    Keeper,
+    measure,
+    needs_extras,
+    remark,
+    simulate,
+    to_measure,
 )
 from orchestrator.estimate import (
     EstimateError,
@@ -37,14 +47,21 @@ from orchestrator.gpu_check import (
     machine_with,
     time_is_left,
 )
-from orchestrator.local_runner import run_trials_here, simulate_trials
+from orchestrator.local_runner import run_trials_here
 from orchestrator.memory_tables import limits_section
+from orchestrator.next_measurements import (
+    Choice,
+    choices,
+    decisions,
+    measurable,
+    measured_cells,
+    next_table,
+)
 from orchestrator.plan import Plan, make_plan, trial_task
 from orchestrator.progress import Progress, fastest
 from orchestrator.ranking import Ranking, rank, ranking_csv
 from orchestrator.report import cheapest_section, headline, markdown
 from orchestrator.reproduce import ReproduceError, as_markdown, draw
-from orchestrator.runner import run_trials
 from orchestrator.spec_file import (
     DEFAULT_SPEC,
     SpecError,
@@ -59,8 +76,6 @@ from trials.models.model import UnknownModelError
 from trials.observation import Observation, largest_batch
 from trials.simulation.clock import Constants
 from trials.simulation.traces import TraceError, Traces
-from trials.trial import next_ask
-from trials.workload import Cell
 
 KNOWN_ERRORS = (
     CalibrationError,
@@ -76,7 +91,6 @@ KNOWN_ERRORS = (
     UnknownGpuError,
     UnknownModelError,
 )
-ROUNDS = 3  # a trial that died with its node or worker is placed again, this often in all
 
 
 def run(options: argparse.Namespace) -> int:
@@ -94,6 +108,7 @@ def run(options: argparse.Namespace) -> int:
         "export": export,
         "calibrate": calibrate_runs,
         "gpu-check": gpu_check,
+        "plan": plan_run,
         "rank": rank_run,
         "reproduce": reproduce,
     }
@@ -112,21 +127,58 @@ def sweep(options: argparse.Namespace) -> int:
         return 0
     folder_run = open_run(folder, text, spec)
     with ObservationWriter(folder_run) as writer:
-        plan = _measure(folder_run, writer, spec, catalog)
-        plan = _simulate(folder_run, writer, spec, plan, constants)
+        if options.adaptive:
+            # What is simulated tells what to expect of what is measured.
+            plan = make_plan(spec, catalog, this_machine(), folder_run.observations())
+            simulate(folder_run, writer, spec, plan, constants)
+            strategy = Adaptive(spec, catalog, options.budget_usd)
+            plan = measure(folder_run, writer, spec, catalog, strategy)
+        else:
+            plan = measure(folder_run, writer, spec, catalog, Everything())
+            plan = simulate(folder_run, writer, spec, plan, constants)
     ranking = _derive(folder_run, spec, catalog, plan)
     _say(f"{headline(ranking)}\n\n{cheapest_section(ranking)}")
     _say(f"\nEvery offer, the fits and the limits: {folder_run.path}/report.md")
+    if options.adaptive:
+        _say(f"\n{decisions(_choices(spec, catalog, plan, folder_run.observations()))}")
+        return 0
     if plan.pending:
         keys = ", ".join(cell.key for cell in plan.pending)
-        _remark(
+        remark(
             f"{len(plan.pending)} trials did not finish: {keys}: the reasons stand under Left out"
         )
         return 1
     if not plan.complete:
-        _remark("nothing was measured: every trial was skipped, for the reasons above")
+        remark("nothing was measured: every trial was skipped, for the reasons above")
         return 1
     return 0
+
+
+def plan_run(options: argparse.Namespace) -> int:
+    """What is to be measured of a specification or a run; or what of it would help most."""
+    given: Path | None = options.given
+    if given is not None and (given / SPEC).exists():
+        folder = RunFolder.existing(given)
+        spec = folder.spec()
+        plan = _plan_of(folder, spec)
+    else:
+        _, spec = _given_sweep(given, None, resume=False)
+        folder = RunFolder(_run_path(None, spec.name))
+        plan = _plan_without_starting(spec, spec.merged_catalog(), folder.observations())
+    if not options.next:
+        _print_plan(plan, folder.path)
+        return 0
+    found = _choices(spec, spec.merged_catalog(), None, folder.observations())
+    _say(next_table(found, options.most))
+    return 0
+
+
+def _choices(
+    spec: SweepSpec, catalog: Catalog, plan: Plan | None, observations: Sequence[Observation]
+) -> list[Choice]:
+    """The GPUs to choose from: a plan's, or all that could be rented and measured."""
+    cells = measurable(spec, catalog) if plan is None else measured_cells(plan)
+    return choices(spec, catalog, cells, observations, fit_families(observations))
 
 
 def gpu_check(options: argparse.Namespace) -> int:
@@ -145,8 +197,8 @@ def gpu_check(options: argparse.Namespace) -> int:
         threads = machine.threads(gpu)
         tasks = [trial_task(spec, catalog, cell, known, threads=threads) for cell in cells]
         with Progress(cells, complete=len(plan.complete)) as progress:
-            driver = _Driver(writer, progress)
-            run_trials_here(tasks, driver, time_is_left(options.seconds, driver.seen))
+            keeper = Keeper(writer, progress)
+            run_trials_here(tasks, keeper, time_is_left(options.seconds, keeper.seen))
         plan = make_plan(spec, catalog, machine, run.observations())
         run.write(PLAN, plan)
     _derive(run, spec, catalog, plan)
@@ -154,7 +206,7 @@ def gpu_check(options: argparse.Namespace) -> int:
     left = [cell for cell in cells if cell in plan.pending]
     _say(f"\n{len(cells) - len(left)} of {len(cells)} cells done; the report: {run.path}/report.md")
     if left:
-        _remark(f"{len(left)} cells are left: run the same command again to go on")
+        remark(f"{len(left)} cells are left: run the same command again to go on")
     return 0
 
 
@@ -165,7 +217,7 @@ def estimate(options: argparse.Namespace) -> int:
     asked = asked_gpus(options, catalog)
     gpus, reasons = possible_gpus(question, asked)
     for reason in reasons:
-        _remark(reason)
+        remark(reason)
     if not gpus:
         if options.json and len(asked) > 1:
             _say("[]")
@@ -194,7 +246,7 @@ def calibrate_runs(options: argparse.Namespace) -> int:
     seen = [o for folder in folders for o in folder.observations()]
     points, reasons = measured_points(seen, models, gpus, Traces())
     for reason in reasons:
-        _remark(reason)
+        remark(reason)
     calibration = calibrate(points, Constants())
     out.write_text(f"{calibration.model_dump_json(indent=2)}\n", encoding="utf-8")
     _say(calibration_text(calibration))
@@ -216,7 +268,7 @@ def reproduce(options: argparse.Namespace) -> int:
         (folder / "reproduction.md").write_text(f"{text}\n", encoding="utf-8")
     except OSError as error:
         raise ReproduceError(f"--out {folder}: cannot be written ({error.strerror})") from None
-    _remark(f"{folder}: reproduction.md, {', '.join(path.name for path in drawn)}")
+    remark(f"{folder}: reproduction.md, {', '.join(path.name for path in drawn)}")
     return 0
 
 
@@ -238,8 +290,8 @@ def fit_table(options: argparse.Namespace) -> int:
     from orchestrator.table_fit import fit_csv  # noqa: PLC0415 - pandas, for tables only
 
     text, remarks = fit_csv(options.run, options.predict, options.lengths, options.out)
-    for remark in remarks:
-        _remark(remark)
+    for line in remarks:
+        remark(line)
     _say(text)
     return 0
 
@@ -371,109 +423,6 @@ def _is_of_a_table(options: argparse.Namespace) -> bool:
     return False
 
 
-class _Driver:
-    """Keeps what the trials report, and shows it."""
-
-    def __init__(self, writer: ObservationWriter, progress: Progress) -> None:
-        self._writer = writer
-        self._progress = progress
-        self.ended_well: set[Cell] = set()
-        self.seen: list[Observation] = []
-
-    def started(self, cell: Cell) -> None:
-        self._progress.started(cell)
-
-    def observed(self, observation: Observation) -> None:
-        if self._writer.append(observation):
-            self.seen.append(observation)
-            self._progress.observed(observation)
-
-    def ended(self, cell: Cell, error: str | None) -> None:
-        if error is None:
-            self.ended_well.add(cell)
-        self._progress.ended(cell, error)
-
-
-def _measure(
-    folder: RunFolder, writer: ObservationWriter, spec: SweepSpec, catalog: Catalog
-) -> Plan:
-    """Measures what is not known yet, and tells what is known in the end."""
-    known = folder.observations()
-    plan = make_plan(spec, catalog, this_machine(), known)
-    if cluster_address() is None and not _to_measure(plan):
-        folder.write(PLAN, plan)
-        _tell_skipped(plan)
-        if plan.complete and not plan.pending:
-            _remark(f"{folder.path}: nothing left to measure; another --out measures anew")
-        return plan
-    _remark(
-        f"{folder.path}: starting Ray" if cluster_address() is None else f"{folder.path}: on Ray"
-    )
-    # A Ray job starts in a copy of its working directory, which Ray may take away under it: nodes
-    # that share a machine share the copy, and the first to be done with it removes it.
-    os.chdir(folder.path)
-    with connected_cluster(ask_for_packages=_needs_extras(spec)) as cluster:
-        plan = make_plan(spec, catalog, cluster, known)
-        folder.write(PLAN, plan)
-        _tell_skipped(plan)
-        cells = _to_measure(plan)
-        for _ in range(ROUNDS):
-            if not cells:
-                break
-            known = folder.observations()
-            tasks = [
-                trial_task(
-                    spec, catalog, cell, known, threads=cluster.threads(catalog.gpu(cell.device))
-                )
-                for cell in cells
-            ]
-            with Progress(cells, complete=len(plan.complete)) as progress:
-                driver = _Driver(writer, progress)
-                run_trials(tasks, cluster, driver)
-            plan = make_plan(spec, catalog, cluster, folder.observations())
-            folder.write(PLAN, plan)
-            # A trial that ended and is pending still has tried all it can.
-            cells = tuple(cell for cell in _to_measure(plan) if cell not in driver.ended_well)
-    return plan
-
-
-def _to_measure(plan: Plan) -> tuple[Cell, ...]:
-    return tuple(cell for cell in plan.pending if not cell.simulated)
-
-
-def _simulate(
-    folder: RunFolder, writer: ObservationWriter, spec: SweepSpec, plan: Plan, constants: Constants
-) -> Plan:
-    """Simulates what is to be simulated and is not known yet; the plan that is left."""
-    cells = [cell for cell in plan.pending if cell.simulated]
-    if not cells:
-        return plan
-    models = ", ".join(dict.fromkeys(cell.model for cell in cells))
-    _remark(f"{folder.path}: tracing {models} to simulate {len(cells)} cells; no GPU runs them")
-    catalog, known = spec.merged_catalog(), folder.observations()
-    tasks = [trial_task(spec, catalog, cell, known) for cell in cells]
-    with Progress(cells, complete=len(plan.complete)) as progress:
-        simulate_trials(tasks, _Driver(writer, progress), Traces(), constants)
-    known = folder.observations()
-    done = {
-        cell
-        for cell in cells
-        if next_ask(task := trial_task(spec, catalog, cell, known), task.done) is None
-    }
-    plan = Plan(
-        complete=(*plan.complete, *(cell for cell in cells if cell in done)),
-        pending=tuple(cell for cell in plan.pending if cell not in done),
-        skipped=plan.skipped,
-    )
-    folder.write(PLAN, plan)
-    return plan
-
-
-def _tell_skipped(plan: Plan) -> None:
-    for skip in plan.skipped:
-        _remark(f"skipped {skip.cell.key}: {skip.reason}")
-
-
 def _derive(folder: RunFolder, spec: SweepSpec, catalog: Catalog, plan: Plan) -> Ranking:
     """Fits, ranking and report, written from the observations."""
     observations = folder.observations()
@@ -509,12 +458,8 @@ def _plan_of(folder: RunFolder, spec: SweepSpec) -> Plan:
 def _plan_without_starting(spec: SweepSpec, catalog: Catalog, known: Sequence[Observation]) -> Plan:
     if cluster_address() is None:
         return make_plan(spec, catalog, this_machine(), known)
-    with connected_cluster(ask_for_packages=_needs_extras(spec)) as cluster:
+    with connected_cluster(ask_for_packages=needs_extras(spec)) as cluster:
         return make_plan(spec, catalog, cluster, known)
-
-
-def _needs_extras(spec: SweepSpec) -> bool:
-    return any(cell.recipe.extras for cell in spec.all_cells())
 
 
 def _print_plan(plan: Plan, folder: Path) -> None:
@@ -524,7 +469,7 @@ def _print_plan(plan: Plan, folder: Path) -> None:
         *((skip.cell.key, "skipped", skip.reason) for skip in plan.skipped),
     ]
     _say(table(("trial", "plan", "why"), rows))
-    measured = len(_to_measure(plan))
+    measured = len(to_measure(plan))
     simulated = len(plan.pending) - measured
     counts = (
         f"{measured} to measure, "
@@ -571,7 +516,3 @@ def _run_path(out: str | None, name: str) -> Path:
 
 def _say(text: str) -> None:
     sys.stdout.write(text + "\n")
-
-
-def _remark(text: str) -> None:
-    sys.stderr.write(text + "\n")

@@ -1,0 +1,91 @@
+"""A sweep that measures what helps most to decide, and stops when it is decided or paid out."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from fitting.families import fit_families
+from gpu_catalog.catalog import Catalog
+from orchestrator.driver import ROUNDS, Timed, remark, to_measure
+from orchestrator.next_measurements import (
+    Candidate,
+    Choice,
+    choices,
+    measured_cells,
+    spent_usd,
+)
+from orchestrator.plan import Plan
+from orchestrator.sweep import SweepSpec
+from trials.observation import Observation
+from trials.workload import Cell
+
+
+class Adaptive:
+    """In each round, on each GPU, the measurement that is worth most for its price.
+
+    Args:
+        spec: of the sweep.
+        catalog: its GPUs and offers.
+        budget_usd: what all probes of the run may cost; absent for no limit.
+    """
+
+    def __init__(self, spec: SweepSpec, catalog: Catalog, budget_usd: float | None) -> None:
+        self._spec = spec
+        self._catalog = catalog
+        self._budget_usd = budget_usd
+        self._placed: dict[tuple[Cell, int | None], int] = defaultdict(int)
+        self._latest: list[tuple[Cell, int | None]] = []
+        self._gone: set[tuple[Cell, int | None]] = set()
+
+    def wanted(self, plan: Plan, observations: Sequence[Observation]) -> dict[Cell, Timed]:
+        """The next round; empty when every choice is decided, or the budget is spent."""
+        families = fit_families(observations)
+        found = choices(self._spec, self._catalog, measured_cells(plan), observations, families)
+        open_to = set(to_measure(plan))
+        useful = sorted(
+            (
+                candidate
+                for choice in found
+                if not choice.is_decided
+                for candidate in choice.candidates
+                if candidate.way.cell in open_to and self._key(candidate) not in self._gone
+            ),
+            key=lambda c: (-c.worth, c.usd),
+        )
+        spent = spent_usd(self._catalog, observations)
+        round_: dict[str, Candidate] = {}
+        planned, dear = spent, 0
+        for candidate in useful:
+            if candidate.way.cell.device in round_:
+                continue
+            if self._budget_usd is not None and planned + candidate.usd > self._budget_usd:
+                dear += 1
+                continue
+            planned += candidate.usd
+            round_[candidate.way.cell.device] = candidate
+        self._latest = [self._key(candidate) for candidate in round_.values()]
+        for key in self._latest:
+            self._placed[key] += 1
+            if self._placed[key] >= ROUNDS:
+                self._gone.add(key)
+        self._tell(found, spent, dear=dear, is_over=not round_)
+        return {
+            c.way.cell: () if c.way.batch_size is None or not c.is_anchored else (c.way.batch_size,)
+            for c in round_.values()
+        }
+
+    def ended(self, cells: set[Cell]) -> None:
+        """A trial that ended has tried all it can: what it was to tell is known, or cannot be."""
+        self._gone |= {key for key in self._latest if key[0] in cells}
+
+    @staticmethod
+    def _key(candidate: Candidate) -> tuple[Cell, int | None]:
+        return candidate.way.cell, candidate.way.batch_size if candidate.is_anchored else None
+
+    def _tell(self, found: Sequence[Choice], spent: float, *, dear: int, is_over: bool) -> None:
+        decided = sum(choice.is_decided for choice in found)
+        said = f"{decided} of {len(found)} choices decided, ${spent:.2f} spent"
+        if is_over and dear:
+            said += f" of ${self._budget_usd:g}: the rest would cost more than is left"
+        elif is_over and decided < len(found):
+            said += ": no measurement that could decide the others is left"
+        remark(said)

@@ -1,0 +1,173 @@
+"""The driver of a sweep: places trials, keeps what they report, until enough is known."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Protocol
+
+from gpu_catalog.catalog import Catalog
+from orchestrator.cluster import cluster_address, connected_cluster, this_machine
+from orchestrator.local_runner import simulate_trials
+from orchestrator.plan import Plan, make_plan, trial_task
+from orchestrator.progress import Progress
+from orchestrator.runner import run_trials
+from orchestrator.store import PLAN, ObservationWriter, RunFolder
+from orchestrator.sweep import SweepSpec
+from trials.observation import Observation
+from trials.simulation.clock import Constants
+from trials.simulation.traces import Traces
+from trials.trial import next_ask
+from trials.workload import Cell
+
+ROUNDS = 3  # a trial that died with its node or worker is placed again, this often in all
+Timed = tuple[int, ...] | None
+"""Batch sizes of a cell's ladder to time; None for all of them, empty for the largest alone."""
+
+
+class Strategy(Protocol):
+    """Says what to measure."""
+
+    def wanted(self, plan: Plan, observations: Sequence[Observation]) -> dict[Cell, Timed]:
+        """What to place next, in this order; empty when that was all."""
+
+    def ended(self, cells: set[Cell]) -> None:
+        """Told which of these trials came to their own end."""
+
+
+class Everything:
+    """Every cell, whole; those whose trials died again, a few times."""
+
+    def __init__(self) -> None:
+        self._rounds = 0
+        self._ended: set[Cell] = set()
+
+    def wanted(self, plan: Plan, observations: Sequence[Observation]) -> dict[Cell, Timed]:
+        """What is pending."""
+        del observations  # the plan has read them
+        self._rounds += 1
+        if self._rounds > ROUNDS:
+            return {}
+        # A trial that ended and is pending still has tried all it can.
+        return {cell: None for cell in to_measure(plan) if cell not in self._ended}
+
+    def ended(self, cells: set[Cell]) -> None:
+        """Of the latest round."""
+        self._ended = cells
+
+
+class Keeper:
+    """Keeps what the trials report, and shows it."""
+
+    def __init__(self, writer: ObservationWriter, progress: Progress) -> None:
+        self._writer = writer
+        self._progress = progress
+        self.ended_well: set[Cell] = set()
+        self.seen: list[Observation] = []
+
+    def started(self, cell: Cell) -> None:
+        """A trial runs."""
+        self._progress.started(cell)
+
+    def observed(self, observation: Observation) -> None:
+        """A probe ended."""
+        if self._writer.append(observation):
+            self.seen.append(observation)
+            self._progress.observed(observation)
+
+    def ended(self, cell: Cell, error: str | None) -> None:
+        """A trial is over."""
+        if error is None:
+            self.ended_well.add(cell)
+        self._progress.ended(cell, error)
+
+
+def measure(
+    folder: RunFolder,
+    writer: ObservationWriter,
+    spec: SweepSpec,
+    catalog: Catalog,
+    strategy: Strategy,
+) -> Plan:
+    """Measures what is not known yet, and tells what is known in the end."""
+    known = folder.observations()
+    plan = make_plan(spec, catalog, this_machine(), known)
+    if cluster_address() is None and not to_measure(plan):
+        folder.write(PLAN, plan)
+        tell_skipped(plan)
+        if plan.complete and not plan.pending:
+            remark(f"{folder.path}: nothing left to measure; another --out measures anew")
+        return plan
+    remark(
+        f"{folder.path}: starting Ray" if cluster_address() is None else f"{folder.path}: on Ray"
+    )
+    # A Ray job starts in a copy of its working directory, which Ray may take away under it: nodes
+    # that share a machine share the copy, and the first to be done with it removes it.
+    os.chdir(folder.path)
+    with connected_cluster(ask_for_packages=needs_extras(spec)) as cluster:
+        plan = make_plan(spec, catalog, cluster, known)
+        folder.write(PLAN, plan)
+        tell_skipped(plan)
+        while wanted := strategy.wanted(plan, known):
+            tasks = [
+                trial_task(
+                    spec, catalog, cell, known, threads=cluster.threads(catalog.gpu(cell.device))
+                ).model_copy(update={"timed": timed})
+                for cell, timed in wanted.items()
+            ]
+            with Progress(list(wanted), complete=len(plan.complete)) as progress:
+                keeper = Keeper(writer, progress)
+                run_trials(tasks, cluster, keeper)
+            strategy.ended(keeper.ended_well)
+            known = folder.observations()
+            plan = make_plan(spec, catalog, cluster, known)
+            folder.write(PLAN, plan)
+    return plan
+
+
+def simulate(
+    folder: RunFolder, writer: ObservationWriter, spec: SweepSpec, plan: Plan, constants: Constants
+) -> Plan:
+    """Simulates what is to be simulated and is not known yet; the plan that is left."""
+    cells = [cell for cell in plan.pending if cell.simulated]
+    if not cells:
+        return plan
+    models = ", ".join(dict.fromkeys(cell.model for cell in cells))
+    remark(f"{folder.path}: tracing {models} to simulate {len(cells)} cells; no GPU runs them")
+    catalog, known = spec.merged_catalog(), folder.observations()
+    tasks = [trial_task(spec, catalog, cell, known) for cell in cells]
+    with Progress(cells, complete=len(plan.complete)) as progress:
+        simulate_trials(tasks, Keeper(writer, progress), Traces(), constants)
+    known = folder.observations()
+    done = {
+        cell
+        for cell in cells
+        if next_ask(task := trial_task(spec, catalog, cell, known), task.done) is None
+    }
+    plan = Plan(
+        complete=(*plan.complete, *(cell for cell in cells if cell in done)),
+        pending=tuple(cell for cell in plan.pending if cell not in done),
+        skipped=plan.skipped,
+    )
+    folder.write(PLAN, plan)
+    return plan
+
+
+def to_measure(plan: Plan) -> tuple[Cell, ...]:
+    """The pending cells that a device must run."""
+    return tuple(cell for cell in plan.pending if not cell.simulated)
+
+
+def needs_extras(spec: SweepSpec) -> bool:
+    """Whether a recipe needs a package that not every node has."""
+    return any(cell.recipe.extras for cell in spec.all_cells())
+
+
+def tell_skipped(plan: Plan) -> None:
+    """A line for each cell that cannot be had, with the reason."""
+    for skip in plan.skipped:
+        remark(f"skipped {skip.cell.key}: {skip.reason}")
+
+
+def remark(text: str) -> None:
+    """A line beside the results."""
+    sys.stderr.write(text + "\n")

@@ -1,0 +1,480 @@
+"""What to measure next: which timed batch would most help to decide on a GPU, and at what price."""
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fitting.design import Ways, expected_savings, probability_right
+from fitting.families import FamilyFit
+from gpu_catalog.catalog import Catalog
+from gpu_catalog.gpu import Gpu
+from orchestrator.plan import Plan
+from orchestrator.ranking import comparable, job_hours
+from orchestrator.step_seconds import StepTime, by_law, timed_steps
+from orchestrator.sweep import SweepSpec, Workload
+from orchestrator.tables import table
+from trials.ladder import batch_ladder
+from trials.observation import Basis, Observation, largest_batch
+from trials.possible import obstacle
+from trials.workload import Cell
+
+SECONDS_PER_HOUR = 3600.0
+DECIDED = 0.95  # how likely the choice must be right
+# Standard deviations of the logarithm of a cost:
+VISIT = 0.02  # between two visits of one batch size, minutes apart
+BY_SPECIFICATIONS = 0.4  # told from another GPU's by rate and bandwidth
+UNKNOWN = 0.7  # of a job that nothing is known of
+OTHER_BATCH = 0.1  # told from another batch size of the cell, where no law speaks
+# The part of the largest batch's time for a query that does not depend on the batch, where no law
+# speaks: a smaller batch costs so much more for each query.
+FLOOR = 0.2
+NORMAL_95, NORMAL_90 = 1.96, 1.645
+SEARCH_PROBES = 5  # of a cell whose largest batch is not known, where no trial tells
+PROBE_SECONDS = 20.0  # a build, a search probe or a timed batch, where none of a run tells
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A cell's job at one batch size, on the cheapest offer of its GPU.
+
+    Attributes:
+        cell: what runs.
+        batch_size: queries per step; absent while the largest batch is not known.
+        usd: what the job is expected to cost; absent where nothing is known of any GPU.
+        log_usd: its logarithm; where it is absent, up to what all ways of the choice share.
+        sigma: standard deviation of that.
+        known_by: what it is known by, in words.
+        is_measured: whether that is a measurement.
+    """
+
+    cell: Cell
+    batch_size: int | None
+    usd: float | None
+    log_usd: float
+    sigma: float
+    known_by: str
+    is_measured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A measurement that could be made.
+
+    Attributes:
+        way: of what.
+        is_anchored: whether a batch of its cell was timed. If not, its largest is, first: it is the
+            one that most jobs are run at, and it bounds the law where it matters.
+        saving: what it is expected to save of a job's cost, as a part; infinite where nothing of
+            the choice's likely winner is measured yet.
+        saving_usd: in dollars; absent where the job's cost is not known at all.
+        seconds: what it takes.
+        usd: what that costs, on the cheapest offer.
+    """
+
+    way: Way
+    is_anchored: bool
+    saving: float
+    saving_usd: float | None
+    seconds: float
+    usd: float
+
+    @property
+    def worth(self) -> float:
+        """What it saves over what it costs."""
+        return self.saving / max(self.usd, 1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A GPU to be chosen for one model, recipe, sparsity and length.
+
+    Attributes:
+        leader: the likely winner.
+        probability: that it is the cheapest, or dearer by 1 % at most.
+        candidates: what could be measured, the worthiest first.
+    """
+
+    leader: Way
+    probability: float
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether no more is to be measured."""
+        return not self.candidates or (self.leader.is_measured and self.probability >= DECIDED)
+
+
+def measured_cells(plan: Plan) -> list[Cell]:
+    """What of a plan is measured, or to be."""
+    return [
+        cell
+        for cell in (*plan.complete, *plan.pending)
+        if not cell.simulated and cell.capped_on is None
+    ]
+
+
+def measurable(spec: SweepSpec, catalog: Catalog) -> list[Cell]:
+    """What a specification's GPUs could run, wherever they are to be had; simulated ones, too."""
+    found: dict[Cell, None] = {}
+    for cell in spec.all_cells():
+        own = cell.model_copy(update={"simulated": False})
+        gpu = catalog.gpu(cell.gpu)
+        if cell.capped_on is None and obstacle(cell.recipe, spec.model(cell.model), gpu) is None:
+            found[own] = None
+    return list(found)
+
+
+def choices(
+    spec: SweepSpec,
+    catalog: Catalog,
+    cells: Sequence[Cell],
+    observations: Sequence[Observation],
+    families: Sequence[FamilyFit],
+) -> list[Choice]:
+    """What is to be chosen, in the order of the specification.
+
+    GPUs without an offer have no part in it. What was simulated of a cell tells what to expect.
+
+    Args:
+        spec: the job, and the order.
+        catalog: GPUs and offers.
+        cells: those that can be measured.
+        observations: what is known.
+        families: the laws fitted to it.
+    """
+    groups: dict[tuple[object, ...], list[Cell]] = defaultdict(list)
+    seen: dict[Cell, list[Observation]] = defaultdict(list)
+    for observation in observations:
+        seen[observation.cell].append(observation)
+    for cell in cells:
+        if catalog.offers(cell.gpu):
+            groups[comparable(cell)].append(cell)
+    effort = _Effort(observations)
+    order = list(dict.fromkeys(map(comparable, spec.all_cells())))
+    found = []
+    for key in sorted(groups, key=order.index):
+        known = _Known(spec, catalog, seen, families)
+        ways = known.ways(groups[key])
+        found.append(_choice(ways, known, effort, spec.seed))
+    return found
+
+
+def _choice(ways: Sequence[Way], known: "_Known", effort: "_Effort", seed: int) -> Choice:
+    cells = list(dict.fromkeys(way.cell for way in ways))
+    told = Ways(
+        mean=np.array([way.log_usd for way in ways]),
+        sigma=np.array([way.sigma for way in ways]),
+        group=np.array([cells.index(way.cell) for way in ways]),
+    )
+    right = probability_right(told, seed)
+    best = int(right.argmax())
+    leader = min(
+        (way for way in ways if way.cell == cells[best]), key=lambda way: (way.log_usd, way.sigma)
+    )
+    candidates = []
+    for way, part in zip(ways, expected_savings(told, np.full(len(ways), VISIT)), strict=True):
+        if not known.is_to_do(way):
+            continue
+        must = way.cell == leader.cell and not leader.is_measured
+        seconds = effort.seconds(way, is_searched=known.is_searched(way.cell))
+        candidates.append(
+            Candidate(
+                way=way,
+                is_anchored=any(w.is_measured for w in ways if w.cell == way.cell),
+                saving=math.inf if must else float(part),
+                saving_usd=None if must or leader.usd is None else float(part) * leader.usd,
+                seconds=seconds,
+                usd=seconds / SECONDS_PER_HOUR * known.price(way.cell),
+            )
+        )
+    candidates.sort(key=lambda c: (-c.worth, c.usd, c.way.cell.key, c.way.batch_size or 0))
+    return Choice(leader=leader, probability=float(right[best]), candidates=tuple(candidates))
+
+
+class _Known:
+    """What is known of the cost of cells."""
+
+    def __init__(
+        self,
+        spec: SweepSpec,
+        catalog: Catalog,
+        seen: Mapping[Cell, Sequence[Observation]],
+        families: Sequence[FamilyFit],
+    ) -> None:
+        self._spec = spec
+        self._catalog = catalog
+        self._seen = seen
+        self._families = families
+
+    def ways(self, cells: Sequence[Cell]) -> list[Way]:
+        """Every way to do the job on these."""
+        own = {cell: self._own_ways(cell) for cell in cells}
+        anchors = [
+            min(ways, key=lambda way: (not way.is_measured, way.log_usd))
+            for ways in own.values()
+            if ways
+        ]
+        found = []
+        for cell in cells:
+            found += own[cell] or [self._unseen(cell, anchors)]
+        return found
+
+    def price(self, cell: Cell) -> float:
+        """Dollars an hour of the cheapest offer."""
+        return min(offer.usd_per_hour for offer in self._catalog.offers(cell.device))
+
+    def is_searched(self, cell: Cell) -> bool:
+        """Whether its largest batch is known."""
+        return largest_batch(self._seen.get(cell, ())) is not None
+
+    def is_to_do(self, way: Way) -> bool:
+        """Whether the ladder of its cell has a visit of it that is still to be made."""
+        if way.batch_size is None:
+            return True
+        climbed = {
+            (o.batch_size, o.repeat)
+            for o in self._seen.get(way.cell, ())
+            if o.purpose == "ladder" and o.measurement is not None
+        }
+        steps = batch_ladder(self._largest(way.cell) or 0, seed_text="")
+        mine = {(s.batch_size, s.repeat) for s in steps if s.batch_size == way.batch_size}
+        return bool(mine - climbed)
+
+    def _largest(self, cell: Cell) -> int | None:
+        known = largest_batch(self._seen.get(cell, ()))
+        return None if known is None else known[0]
+
+    def _own_ways(self, cell: Cell) -> list[Way]:
+        """What its own probes, its family's law or its simulation tell of it; empty if nothing."""
+        largest = self._largest(cell)
+        if largest == 0:
+            return []  # not even one query fits
+        timed = self._timed(cell)
+        if timed:
+            return [*timed.values(), *self._other_sizes(cell, largest, timed)]
+        told = None if largest is None else self._by_law(cell, largest)
+        return [way for way in (told or self._by_simulation(cell, largest),) if way is not None]
+
+    def _timed(self, cell: Cell) -> dict[int, Way]:
+        found: dict[int, Way] = {}
+        for by_batch in timed_steps(self._seen.get(cell, ())).values():
+            for batch_size, step in by_batch.items():
+                spread = _log_half(step) / NORMAL_95
+                sigma = math.hypot(spread, VISIT / math.sqrt(step.visits))
+                found[batch_size] = self._way(cell, step, sigma, "measured", is_measured=True)
+        return found
+
+    def _other_sizes(
+        self, cell: Cell, largest: int | None, timed: Mapping[int, Way]
+    ) -> Iterator[Way]:
+        """The rest of its ladder."""
+        if largest is None:
+            return
+        for step in batch_ladder(largest, seed_text=""):
+            if step.repeat > 0 or step.batch_size in timed:
+                continue
+            told = self._by_law(cell, step.batch_size)
+            if told is not None:
+                yield told
+                continue
+            near = min(timed, key=lambda size: abs(math.log(size / step.batch_size)))
+            ratio = math.log1p(FLOOR * (largest / step.batch_size - 1))
+            there = math.log1p(FLOOR * (largest / near - 1))
+            log_usd = timed[near].log_usd + ratio - there
+            yield Way(
+                cell=cell,
+                batch_size=step.batch_size,
+                usd=math.exp(log_usd),
+                log_usd=log_usd,
+                sigma=math.hypot(timed[near].sigma, OTHER_BATCH),
+                known_by=f"batch {near} there",
+                is_measured=False,
+            )
+
+    def _by_law(self, cell: Cell, batch_size: int) -> Way | None:
+        """By the law of its family, on any stack that it was seen with."""
+        seen = self._seen.get(cell, ())
+        stacks = {o.environment.stack for o in seen if o.environment is not None}
+        for stack in sorted(stacks):
+            told = by_law(batch_size, cell, stack, Basis.MEASURED, seen, self._families)
+            if told is not None:
+                sigma = max(_log_half(told) / NORMAL_90, VISIT)
+                return self._way(cell, told, sigma, f"law: {told.law}")
+        return None
+
+    def _by_simulation(self, cell: Cell, largest: int | None) -> Way | None:
+        twin = cell.model_copy(update={"simulated": True})
+        steps = [
+            step
+            for by_batch in timed_steps(self._seen.get(twin, ())).values()
+            for step in by_batch.values()
+        ]
+        if not steps:
+            return None
+        best = max(steps, key=lambda step: step.batch_size / step.seconds.value)
+        way = self._way(cell, best, _log_half(best) / NORMAL_90, "simulation")
+        return replace(way, batch_size=largest)
+
+    def _unseen(self, cell: Cell, anchors: Sequence[Way]) -> Way:
+        """Of a GPU that nothing is known of for this job: by its specifications."""
+        own = self._merit(cell)
+        if not anchors:
+            return Way(cell, self._largest(cell), None, own, UNKNOWN, "nothing", is_measured=False)
+        mean = statistics.fmean(a.log_usd + own - self._merit(a.cell) for a in anchors)
+        sigma = math.hypot(BY_SPECIFICATIONS, statistics.fmean(a.sigma for a in anchors))
+        return Way(
+            cell=cell,
+            batch_size=self._largest(cell),
+            usd=math.exp(mean),
+            log_usd=mean,
+            sigma=sigma,
+            known_by="specifications beside " + ", ".join(sorted({a.cell.gpu for a in anchors})),
+            is_measured=False,
+        )
+
+    def _merit(self, cell: Cell) -> float:
+        """Logarithm of dollars for as much as the GPU's rate and bandwidth can do, up to a unit."""
+        return math.log(self.price(cell) / _speed(self._catalog.gpu(cell.gpu)))
+
+    def _way(
+        self, cell: Cell, step: StepTime, sigma: float, known_by: str, *, is_measured: bool = False
+    ) -> Way:
+        usd = _usd(self._spec.workload, step, self.price(cell))
+        return Way(cell, step.batch_size, usd, math.log(usd), sigma, known_by, is_measured)
+
+
+def _usd(workload: Workload, step: StepTime, usd_per_hour: float) -> float:
+    return job_hours(workload, step.batch_size, step.seconds.value) * usd_per_hour
+
+
+def _log_half(step: StepTime) -> float:
+    return math.log(step.seconds.high / max(step.seconds.low, 1e-12)) / 2
+
+
+def _speed(gpu: Gpu) -> float:
+    """Geometric mean of rate and bandwidth; what is not known of a GPU does not tell it apart."""
+    rate = gpu.bf16_dense_tflops or gpu.fp16_dense_tflops or 1.0
+    return math.sqrt(rate * (gpu.memory_bandwidth_gb_per_second or 1.0))
+
+
+class _Effort:
+    """How long measurements take, by those of the run.
+
+    Args:
+        observations: of the run.
+    """
+
+    def __init__(self, observations: Sequence[Observation]) -> None:
+        self._searches: dict[str, list[float]] = defaultdict(list)
+        self._visits: dict[str, list[float]] = defaultdict(list)
+        by_cell: dict[Cell, float] = defaultdict(float)
+        for o in observations:
+            if o.cell.simulated:
+                continue
+            if o.purpose == "ladder":
+                self._visits[o.cell.device].append(o.seconds)
+            else:
+                by_cell[o.cell] += o.seconds
+        for cell, seconds in by_cell.items():
+            self._searches[cell.device].append(seconds)
+
+    def seconds(self, way: Way, *, is_searched: bool) -> float:
+        """Of a measurement of one way, its cell's search included where it is still to be made."""
+        device = way.cell.device
+        visit = _median(self._visits.get(device), self._visits.values(), PROBE_SECONDS)
+        search = _median(
+            self._searches.get(device), self._searches.values(), SEARCH_PROBES * PROBE_SECONDS
+        )
+        return visit if is_searched else visit + search
+
+
+def _median(own: Sequence[float] | None, others: Iterable[Sequence[float]], plain: float) -> float:
+    known = own or [seconds for each in others for seconds in each]
+    return statistics.median(known) if known else plain
+
+
+def spent_usd(catalog: Catalog, observations: Sequence[Observation]) -> float:
+    """What the probes of a run have cost so far, each GPU at its cheapest offer."""
+    total = 0.0
+    for o in observations:
+        offers = [] if o.cell.simulated else catalog.offers(o.cell.device)
+        if offers:
+            rate = min(offer.usd_per_hour for offer in offers)
+            total += o.seconds / SECONDS_PER_HOUR * rate
+    return total
+
+
+def next_table(found: Sequence[Choice], most: int) -> str:
+    """What to measure next, over all choices, the worthiest first; then each choice as it is."""
+    open_choices = [choice for choice in found if not choice.is_decided]
+    candidates = sorted(
+        (c for choice in open_choices for c in choice.candidates), key=lambda c: (-c.worth, c.usd)
+    )
+    rows = [
+        (
+            number,
+            c.way.cell.gpu,
+            c.way.batch_size or "the largest",
+            *_subject(c.way.cell),
+            c.way.known_by,
+            _saving(c),
+            f"{c.usd:.2g}",
+            f"{c.seconds / 60:.1f}",
+        )
+        for number, c in enumerate(candidates[:most], start=1)
+    ]
+    headers = (
+        "",
+        "GPU",
+        "batch",
+        *SUBJECT,
+        "known by",
+        "saves $ of a job",
+        "costs $",
+        "minutes",
+    )
+    parts = [table(headers, rows)] if rows else ["Every choice is decided: nothing to measure."]
+    if len(candidates) > most:
+        parts.append(f"{len(candidates) - most} more: --most tells how many to list.")
+    parts.append(decisions(found))
+    return "\n\n".join(parts)
+
+
+SUBJECT = ("model", "recipe", "experts", "tokens")
+
+
+def _subject(cell: Cell) -> tuple[object, ...]:
+    experts = "none" if cell.experts is None else f"{cell.active_experts} of {cell.experts}"
+    return (cell.model, cell.recipe.key, experts, cell.seq_len)
+
+
+def _saving(candidate: Candidate) -> str:
+    if math.isinf(candidate.saving):
+        return "nothing measured yet"
+    if candidate.saving_usd is None:
+        return f"{candidate.saving:.1%} of it"
+    return f"{candidate.saving_usd:.2g}"
+
+
+def decisions(found: Sequence[Choice]) -> str:
+    """Which GPU leads each choice, and whether that is settled."""
+    rows = [
+        (
+            *_subject(choice.leader.cell),
+            choice.leader.cell.gpu,
+            f"{choice.probability:.0%}",
+            _state(choice),
+        )
+        for choice in found
+    ]
+    return table((*SUBJECT, "likely winner", "sure", "state"), rows)
+
+
+def _state(choice: Choice) -> str:
+    if not choice.candidates:
+        return "all measured"
+    return "decided" if choice.is_decided else f"{len(choice.candidates)} could be measured"

@@ -1,0 +1,249 @@
+"""Measuring what helps most to decide: on made-up devices, then on a real Ray."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from made_runs import ONE_CELL, spec_of
+from observations import MIB, environment, measurement
+from ray_sweeps import environment as environment_of
+from ray_sweeps import observations
+
+from fitting.families import fit_families
+from orchestrator.adaptive import Adaptive
+from orchestrator.cli import main
+from orchestrator.driver import Timed
+from orchestrator.next_measurements import Choice, choices, measurable, next_table, spent_usd
+from orchestrator.plan import ClusterResources, Node, make_plan, trial_task
+from orchestrator.sweep import SweepSpec
+from trials.child import ProbeEnd
+from trials.observation import Observation, Outcome
+from trials.probe import ProbeRequest
+from trials.trial import run_trial
+from trials.workload import Cell
+
+PRICES = {"desk": 0.9, "lap": 0.3, "shed": 3.6, "attic": 1.2}
+ROWS = "".join(
+    f"    - {{key: {key}, kind: cpu, usable_memory_bytes: 100000000, source: me, "
+    "recorded: 2026-01-31}\n"
+    for key in PRICES
+)
+OFFERS = "".join(
+    f"    - {{gpu: {key}, provider: own, region: here, instance: {key}, usd_per_hour: {usd}, "
+    "source: me, recorded: 2026-01-31}\n"
+    for key, usd in PRICES.items()
+)
+TEXT = (
+    ONE_CELL.replace("[cpu]", f"[{', '.join(PRICES)}]")
+    + f"catalog:\n  gpus:\n{ROWS}  offers:\n{OFFERS}"
+)
+SPEC = spec_of(TEXT)
+ANYWHERE = ClusterResources((Node({"CPU": 1.0}, frozenset()),))
+
+
+class Device:
+    """A prober: 1 MiB a query, so many queries fit; a floor and a slope in seconds."""
+
+    def __init__(self, largest: int, floor: float, slope: float) -> None:
+        self._largest = largest
+        self._line = floor, slope
+
+    def probe(self, request: ProbeRequest, *, fresh: bool = False) -> ProbeEnd:
+        """Every visit of a batch size is a little different."""
+        del fresh
+        batch = request.batch_size
+        if batch > self._largest:
+            return ProbeEnd(Outcome.OUT_OF_MEMORY, "too much", None, environment())
+        floor, slope = self._line
+        noise = 1 + 0.004 * (batch * 7919 % 5 - 2)
+        steps = () if request.timing is None else ((floor + slope * batch) * noise,) * 6
+        return ProbeEnd(Outcome.FITS, None, measurement(batch * MIB, steps), environment())
+
+
+# Dollars of a job are price x seconds for a query: lap 1.05, desk 1.26, attic 3.9, shed 7.5 µ$/s.
+WORLD: dict[str, Device | None] = {
+    "desk": Device(40, 0.010, 0.00115),
+    "lap": Device(40, 0.010, 0.00325),
+    "shed": Device(40, 0.010, 0.00185),
+    "attic": Device(40, 0.010, 0.00300),
+}
+
+
+def swept(
+    strategy: Adaptive, world: dict[str, Device | None], spec: SweepSpec = SPEC
+) -> tuple[list[Observation], list[dict[Cell, Timed]]]:
+    """What a sweep in this world observes, and what it placed in each round.
+
+    Where there is no device a trial ends without a word.
+    """
+    catalog = spec.merged_catalog()
+    seen: list[Observation] = []
+    rounds = []
+    while wanted := strategy.wanted(make_plan(spec, catalog, ANYWHERE, seen), seen):
+        rounds.append(wanted)
+        for cell, timed in wanted.items():
+            device = world[cell.gpu]
+            if device is not None:
+                task = trial_task(spec, catalog, cell, seen)
+                asked = task.model_copy(update={"timed": timed})
+                run_trial(asked, device, seen.append)
+        strategy.ended(set(wanted))
+        assert len(rounds) < 50
+    return seen, rounds
+
+
+def chosen(seen: Sequence[Observation]) -> Choice:
+    """The only choice of the specification, as it stands."""
+    catalog = SPEC.merged_catalog()
+    (choice,) = choices(SPEC, catalog, SPEC.all_cells(), seen, fit_families(seen))
+    return choice
+
+
+def adaptive(budget_usd: float | None = None) -> Adaptive:
+    """For the specification."""
+    return Adaptive(SPEC, SPEC.merged_catalog(), budget_usd)
+
+
+def test_the_winner_is_found_without_measuring_everything() -> None:
+    """It is the true one, and most of the ladders are left."""
+    seen, rounds = swept(adaptive(), WORLD)
+    choice = chosen(seen)
+    assert choice.leader.cell.gpu == "lap"
+    assert choice.leader.is_measured
+    assert choice.is_decided
+    whole = 4 * 8  # visits of a ladder of six sizes, two of them twice
+    assert sum(o.purpose == "ladder" for o in seen) < whole / 2
+    # Each GPU is timed at its largest batch before it is timed at another.
+    anchored: set[str] = set()
+    for wanted in rounds:
+        for cell, timed in wanted.items():
+            assert (timed == ()) == (cell.gpu not in anchored)
+            anchored.add(cell.gpu)
+    first = {o.cell.gpu: o.batch_size for o in reversed(seen) if o.purpose == "ladder"}
+    assert set(first.values()) == {40}
+
+
+def test_a_budget_is_kept() -> None:
+    """What a probe of 1.5 s and more costs is counted before it is placed."""
+    seen, _ = swept(adaptive(budget_usd=1e-9), WORLD)
+    assert seen == []
+    whole, _ = swept(adaptive(), WORLD)
+    spent = spent_usd(SPEC.merged_catalog(), whole)
+    assert spent == pytest.approx(
+        sum(o.seconds * PRICES[o.cell.gpu] / 3600 for o in whole), rel=1e-9
+    )
+
+
+def test_a_gpu_that_tells_nothing_is_not_asked_for_ever() -> None:
+    """It may still be the cheapest: that is not decided, whatever the others told."""
+    seen, rounds = swept(adaptive(), WORLD | {"lap": None})
+    assert sum(cell.gpu == "lap" for wanted in rounds for cell in wanted) == 1
+    assert {o.cell.gpu for o in seen} >= {"desk"}
+    assert not chosen(seen).is_decided
+
+
+def test_what_is_known_of_one_gpu_tells_what_to_expect_of_another() -> None:
+    """By price and specifications; nothing of a job's cost is told where nothing is known."""
+    nothing = chosen([])
+    assert {c.way.known_by for c in nothing.candidates} == {"nothing"}
+    assert all(c.way.usd is None for c in nothing.candidates)
+    catalog = SPEC.merged_catalog()
+    desk = SPEC.all_cells()[0]
+    seen: list[Observation] = []
+    device = WORLD["desk"]
+    assert device is not None
+    run_trial(trial_task(SPEC, catalog, desk, []), device, seen.append)
+    one = {c.way.cell.gpu: c.way for c in chosen(seen).candidates}
+    assert set(one) == set(PRICES) - {"desk"}
+    assert {way.known_by for way in one.values()} == {"specifications beside desk"}
+    shed, lap = one["shed"].usd, one["lap"].usd
+    assert shed is not None
+    assert lap is not None
+    assert shed / lap == pytest.approx(PRICES["shed"] / PRICES["lap"])
+
+
+def test_the_list_says_what_each_measurement_saves_and_costs() -> None:
+    """The worthiest first; then how each choice stands."""
+    told = next_table([chosen([])], most=2)
+    first = told.splitlines()[2]
+    assert re.search(r"the largest .*nothing measured yet", first)
+    assert "2 more: --most" in told
+    assert "4 could be measured" in told
+    seen, _ = swept(adaptive(), WORLD)
+    assert "Every choice is decided: nothing to measure." in next_table([chosen(seen)], most=5)
+
+
+def test_plan_lists_what_to_measure_though_no_such_gpu_is_here(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a specification, simulated cells included: which to rent first."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert main(["plan", "--next", "--most", "40"]) == 0
+    shown = capsys.readouterr().out
+    assert "H100-SXM" in shown
+    assert "mixtral-tiny" in shown
+    assert main(["plan"]) == 0
+    assert "nothing was started" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_capped_cells_have_no_part_in_a_choice() -> None:
+    """Their speed is another GPU's."""
+    text = TEXT.replace("max_batch_size", "as_if: [shed]\nmax_batch_size").replace(
+        "key: shed, kind: cpu, usable_memory_bytes: 100000000",
+        "key: shed, kind: cpu, usable_memory_bytes: 50000000",
+    )
+    spec = spec_of(text)
+    assert any(cell.capped_on for cell in spec.all_cells())
+    assert not any(cell.capped_on for cell in measurable(spec, spec.merged_catalog()))
+
+
+REAL = """\
+name: adaptive
+gpus: [small, large]
+cells:
+  - models: [llama-tiny]
+    recipes: [{method: full, precision: fp32}]
+    seq_lens: [32]
+workload: {queries: 100, epochs: 1}
+max_batch_size: 32
+timing: {warmup_steps: 0, warmup_seconds: 0.0, max_steps: 6, max_seconds: 0.2}
+catalog:
+  gpus:
+    - {key: small, kind: cpu, usable_memory_bytes: 14000000, source: test, recorded: 2026-11-20}
+    - {key: large, kind: cpu, usable_memory_bytes: 16000000, source: test, recorded: 2026-11-20}
+  offers:
+    - {gpu: small, provider: own, region: here, instance: a, usd_per_hour: 0.1,
+       source: test, recorded: 2026-11-20}
+    - {gpu: large, provider: own, region: here, instance: b, usd_per_hour: 9.0,
+       source: test, recorded: 2026-11-20}
+"""
+
+
+def test_an_adaptive_sweep_stops_when_it_knows(tmp_path: Path) -> None:
+    """On a real Ray: two devices ninety times apart in price need their largest batches alone."""
+    (tmp_path / "adaptive.yaml").write_text(REAL, encoding="utf-8")
+    command = [sys.executable, "-m", "orchestrator"]
+    asked: Callable[..., subprocess.CompletedProcess[str]] = lambda *of: subprocess.run(  # noqa: E731
+        [*command, *of],
+        env=environment_of(tmp_path),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    done = asked("sweep", "adaptive.yaml", "--adaptive", "--budget-usd", "5", "--out", "run")
+    assert done.returncode == 0, done.stderr
+    assert "1 of 1 choices decided" in done.stderr
+    timed = [o for o in observations(tmp_path / "run") if o.purpose == "ladder"]
+    assert {o.cell.gpu for o in timed} == {"small", "large"}
+    assert len(timed) <= 4
+    assert "decided" in done.stdout
+    again = asked("plan", "run", "--next")
+    assert again.returncode == 0, again.stderr
+    assert "Every choice is decided" in again.stdout
