@@ -110,6 +110,25 @@ def eq2_terms(batch_size: ArrayLike, sparsity: ArrayLike) -> FloatArray:
     return np.stack([logarithm, np.ones_like(logarithm)], axis=-1)
 
 
+def step_seconds_affine(
+    work: ArrayLike, sparsity: ArrayLike, t0: float, k0: float, k1: float
+) -> FloatArray:
+    """Seconds per optimizer step: ``t = t0 + work * (k0 + k1 * s)``.
+
+    What does not depend on the batch (launches, reading the weights, the optimizer), then a cost
+    for each query or token, of which the experts' part grows with how many are active.
+
+    Args:
+        work: queries or padded tokens per step.
+        sparsity: s, active experts over experts, 1.0 for a model without experts.
+        t0: seconds per step whatever the work.
+        k0: seconds per query or token of all but the experts.
+        k1: of all experts, were they all active.
+    """
+    slope = k0 + k1 * np.asarray(sparsity, dtype=float)
+    return np.asarray(t0 + np.asarray(work, dtype=float) * slope)
+
+
 def step_seconds_smooth(  # noqa: PLR0913, PLR0917 - the equation has six symbols
     work: ArrayLike, sparsity: ArrayLike, t0: float, k: float, exponent: float, power: float
 ) -> FloatArray:
