@@ -188,8 +188,8 @@ class FittedForm:
     def left_out_residuals(self) -> FloatArray:
         """(rows,) what each residual would be without its point: ``r / (1 - h)``, to first order.
 
-        The weights of the others are taken to stay as they are. nan where the form would not speak
-        of the point without it.
+        The weights of the others are taken to stay as they are. nan where no other point tells what
+        this one does; a group that is left as many points as parameters is asked all the same.
         """
         free = 1 - self.leverages
         return np.where(free > ALONE, self.residuals / np.maximum(free, ALONE), np.nan)
