@@ -1,5 +1,6 @@
 """How long batches are padded to, against every batch there can be."""
 
+from collections import Counter
 from itertools import product
 from math import comb
 
@@ -81,3 +82,59 @@ def test_that_no_example_is_drawn_twice_hardly_matters(batch_size: int) -> None:
         rounded = np.ceil(lengths.tokens / 8) * 8
         exact = rounded @ np.diff(below, prepend=0.0)
         assert lengths.padded(batch_size) == pytest.approx(exact, rel=1e-3)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 16, 64])
+@pytest.mark.parametrize(("queries", "near"), [(40, 0.04), (700, 0.025), (13_921, 0.002)])
+def test_batches_of_like_lengths_are_as_transformers_makes_them(
+    batch_size: int, queries: int, near: float
+) -> None:
+    """Its own sampler, over shuffled epochs: every full batch padded to its longest."""
+    whole = dataset_lengths()["math_14k"]
+    every = np.repeat(whole.tokens, whole.examples.astype(int))
+    drawn = np.random.default_rng(queries).choice(every, queries, replace=False)
+    lengths = Lengths.of(sorted(Counter(drawn.tolist()).items()))
+    epochs = 2 if queries > 10_000 else 200
+    found = [
+        -(-max(batch) // 8) * 8
+        for seed in range(epochs)
+        for batch in grouped_batches(drawn.tolist(), batch_size, seed)
+        if len(batch) == min(batch_size, queries)
+    ]
+    # That the longest of all is always in a full batch counts where there are few.
+    assert lengths.grouped(batch_size, queries) == pytest.approx(np.mean(found), rel=near)
+
+
+def grouped_batches(lengths: list[float], batch_size: int, seed: int) -> list[list[float]]:
+    """The lengths of an epoch's batches by transformers' sampler."""
+    from torch import Generator  # noqa: PLC0415 - seconds, for these tests alone
+    from transformers.trainer_pt_utils import LengthGroupedSampler  # noqa: PLC0415 - as above
+
+    generator = Generator().manual_seed(seed)
+    order = list(LengthGroupedSampler(batch_size, lengths=lengths, generator=generator))
+    batches = (order[at : at + batch_size] for at in range(0, len(order), batch_size))
+    return [[lengths[place] for place in batch] for batch in batches]
+
+
+@given(some_lengths(), st.integers(1, 40), st.integers(1, 400))
+@settings(deadline=None)
+def test_grouping_is_between_no_padding_and_the_longest(
+    lengths: Lengths, batch_size: int, queries: int
+) -> None:
+    """Of as many queries as the histogram has, or of fewer, or more."""
+    rounded = np.ceil(lengths.tokens / 8) * 8
+    least = np.average(rounded, weights=lengths.examples)
+    # Counts are rounded to whole queries, and a last batch is left out.
+    slack = rounded.max() * (len(rounded) + batch_size) / queries
+    assert least - slack <= lengths.grouped(batch_size, queries) <= rounded.max() + 1e-6
+
+
+@given(some_lengths(), st.integers(1, 320))
+@settings(deadline=None)
+def test_cutting_off_leaves_every_example(lengths: Lengths, cutoff: int) -> None:
+    """None longer than that, the shorter ones as they were."""
+    cut = lengths.cut(cutoff)
+    every = np.minimum(np.repeat(lengths.tokens, lengths.examples.astype(int)), cutoff)
+    assert np.array_equal(np.repeat(cut.tokens, cut.examples.astype(int)), every)
+    assert cut.mean == pytest.approx(every.mean())
+    assert cut.quantile(1.0) == every.max()
