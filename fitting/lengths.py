@@ -75,7 +75,7 @@ class Lengths:
         batches, which are padded to more than l. So those M come to
         ``sum over l of (l' - l) * E[ceil(S / b)]``, l' the next length. Not counted: a last batch
         that is not full, and that the longest query of all is put into the first batch, which adds
-        up to 3 % where an epoch is no more than ten batches.
+        up to 5 % where an epoch is a few batches.
 
         Args:
             batch_size: queries per step, b.
