@@ -178,7 +178,9 @@ def calibrate(points: Sequence[Point], start: Constants) -> Calibration:
     gpus = tuple(sorted({point.gpu.key for point in points}))
     source = f"calibrated on {len(points)} measured steps of {', '.join(gpus)}"
     return Calibration(
-        constants=fitted.model_copy(update={"error": interval, "error_above": above, "source": source}),
+        constants=fitted.model_copy(
+            update={"error": interval, "error_above": above, "source": source}
+        ),
         fitted=tuple(problem.told(solution)),
         points=len(points),
         gpus=gpus,
