@@ -42,4 +42,5 @@ gpu-check:  ## on a machine with an NVIDIA GPU and PyTorch: its tests, then meas
 bench: setup  ## side by side with what a user would otherwise use
 	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	$(RUN) tests/benchmarks/search_probes.py
+	$(RUN) tests/benchmarks/step_time_laws.py
 	$(RUN) tests/benchmarks/simulated_gpu.py
