@@ -115,16 +115,6 @@ def best_interval(rate: float, checkpoint: float) -> float:
     return low / rate
 
 
-def charged_hours(hours: FloatArray, minimum_minutes: float, unit_minutes: float) -> FloatArray:
-    """Hours on the bill: in whole units, a minimum at least.
-
-    Args:
-        hours: rented.
-        minimum_minutes: charged for however short the rental.
-        unit_minutes: what is begun is paid; 0 for by the second.
-    """
-    least = np.maximum(hours, minimum_minutes / MINUTES_PER_HOUR)
-    if unit_minutes == 0:
-        return np.asarray(least)
-    unit = unit_minutes / MINUTES_PER_HOUR
-    return np.asarray(np.ceil(least / unit - 1e-9) * unit)
+def charged_hours(hours: FloatArray, minimum_minutes: float | None) -> FloatArray:
+    """Hours on the bill: rented by the second, a minimum at least; none where none is known."""
+    return np.asarray(np.maximum(hours, (minimum_minutes or 0.0) / MINUTES_PER_HOUR))

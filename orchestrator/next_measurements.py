@@ -14,8 +14,15 @@ from gpu_catalog.catalog import Catalog
 from gpu_catalog.gpu import Gpu
 from orchestrator.plan import Plan
 from orchestrator.ranking import comparable, job_hours
-from orchestrator.step_seconds import StepTime, by_law, timed_steps
-from orchestrator.sweep import SweepSpec, Workload
+from orchestrator.step_seconds import (
+    VISIT,
+    Spread,
+    StepTime,
+    by_law,
+    timed_steps,
+    visit_spread,
+)
+from orchestrator.sweep import SweepSpec
 from orchestrator.tables import table
 from trials.ladder import batch_ladder
 from trials.observation import Basis, Observation, largest_batch
@@ -25,14 +32,13 @@ from trials.workload import Cell
 SECONDS_PER_HOUR = 3600.0
 DECIDED = 0.95  # how likely the choice must be right
 # Standard deviations of the logarithm of a cost:
-VISIT = 0.02  # between two visits of one batch size, minutes apart
 BY_SPECIFICATIONS = 0.4  # told from another GPU's by rate and bandwidth
 UNKNOWN = 0.7  # of a job that nothing is known of
 OTHER_BATCH = 0.1  # told from another batch size of the cell, where no law speaks
 # The part of the largest batch's time for a query that does not depend on the batch, where no law
 # speaks: a smaller batch costs so much more for each query.
 FLOOR = 0.2
-NORMAL_95, NORMAL_90 = 1.96, 1.645
+LEAST_SIGMA = 1e-3
 SEARCH_PROBES = 5  # of a cell whose largest batch is not known, where no trial tells
 PROBE_SECONDS = 20.0  # a build, a search probe or a timed batch, where none of a run tells
 
@@ -157,7 +163,7 @@ def choices(
     order = list(dict.fromkeys(map(comparable, spec.all_cells())))
     found = []
     for key in sorted(groups, key=order.index):
-        known = _Known(spec, catalog, seen, families)
+        known = _Known(spec, catalog, seen, families, visit_spread(observations))
         ways = known.ways(groups[key])
         found.append(_choice(ways, known, effort, spec.seed))
     return found
@@ -204,11 +210,13 @@ class _Known:
         catalog: Catalog,
         seen: Mapping[Cell, Sequence[Observation]],
         families: Sequence[FamilyFit],
+        spread: Spread,
     ) -> None:
         self._spec = spec
         self._catalog = catalog
         self._seen = seen
         self._families = families
+        self._spread = spread
 
     def ways(self, cells: Sequence[Cell]) -> list[Way]:
         """Every way to do the job on these."""
@@ -261,11 +269,9 @@ class _Known:
 
     def _timed(self, cell: Cell) -> dict[int, Way]:
         found: dict[int, Way] = {}
-        for by_batch in timed_steps(self._seen.get(cell, ())).values():
+        for by_batch in timed_steps(self._seen.get(cell, ()), self._spread).values():
             for batch_size, step in by_batch.items():
-                spread = _log_half(step) / NORMAL_95
-                sigma = math.hypot(spread, VISIT / math.sqrt(step.visits))
-                found[batch_size] = self._way(cell, step, sigma, "measured", is_measured=True)
+                found[batch_size] = self._way(cell, step, "measured", is_measured=True)
         return found
 
     def _other_sizes(
@@ -302,21 +308,20 @@ class _Known:
         for stack in sorted(stacks):
             told = by_law(batch_size, cell, stack, Basis.MEASURED, seen, self._families)
             if told is not None:
-                sigma = max(_log_half(told) / NORMAL_90, VISIT)
-                return self._way(cell, told, sigma, f"law: {told.law}")
+                return self._way(cell, told, f"law: {told.law}")
         return None
 
     def _by_simulation(self, cell: Cell, largest: int | None) -> Way | None:
         twin = cell.model_copy(update={"simulated": True})
         steps = [
             step
-            for by_batch in timed_steps(self._seen.get(twin, ())).values()
+            for by_batch in timed_steps(self._seen.get(twin, ()), self._spread).values()
             for step in by_batch.values()
         ]
         if not steps:
             return None
-        best = max(steps, key=lambda step: step.batch_size / step.seconds.value)
-        way = self._way(cell, best, _log_half(best) / NORMAL_90, "simulation")
+        best = max(steps, key=lambda step: step.batch_size / step.seconds)
+        way = self._way(cell, best, "simulation")
         return replace(way, batch_size=largest)
 
     def _unseen(self, cell: Cell, anchors: Sequence[Way]) -> Way:
@@ -340,19 +345,10 @@ class _Known:
         """Logarithm of dollars for as much as the GPU's rate and bandwidth can do, up to a unit."""
         return math.log(self.price(cell) / _speed(self._catalog.gpu(cell.gpu)))
 
-    def _way(
-        self, cell: Cell, step: StepTime, sigma: float, known_by: str, *, is_measured: bool = False
-    ) -> Way:
-        usd = _usd(self._spec.workload, step, self.price(cell))
+    def _way(self, cell: Cell, step: StepTime, known_by: str, *, is_measured: bool = False) -> Way:
+        usd = job_hours(self._spec.workload, step.batch_size, step.seconds) * self.price(cell)
+        sigma = max(step.doubt.sigma, LEAST_SIGMA)
         return Way(cell, step.batch_size, usd, math.log(usd), sigma, known_by, is_measured)
-
-
-def _usd(workload: Workload, step: StepTime, usd_per_hour: float) -> float:
-    return job_hours(workload, step.batch_size, step.seconds.value) * usd_per_hour
-
-
-def _log_half(step: StepTime) -> float:
-    return math.log(step.seconds.high / max(step.seconds.low, 1e-12)) / 2
 
 
 def _speed(gpu: Gpu) -> float:

@@ -1,31 +1,88 @@
-"""Hours and money of a job on every offer, from what was measured. Pure."""
+"""What a job costs on every offer, how sure that is, and which is the cheapest. Pure."""
 
 import csv
+import hashlib
 import io
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import date
+from typing import Annotated, Literal
 
+import numpy as np
+from pydantic import Field
+
+from fitting.design import ALIKE
 from fitting.families import FamilyFit
+from fitting.laws import FloatArray
 from fitting.step_times import Form
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.offer import Offer
 from gpu_catalog.record import Record
+from orchestrator.cost import Rental, charged_hours, rental
 from orchestrator.plan import Plan
-from orchestrator.step_seconds import Source, StepTime, step_times
+from orchestrator.step_seconds import (
+    Batch,
+    Source,
+    StepTime,
+    step_times,
+    visit_spread,
+)
 from orchestrator.sweep import Workload
 from trials.observation import Basis, Observation, largest_batch
 from trials.workload import Cell
 
 SECONDS_PER_HOUR = 3600.0
+DRAWS = 2000  # of what is not known: probabilities are told to about 1 %
+TIED = 0.05  # as likely as this to be the cheapest, and an offer is not told apart from it
+LOW, HIGH = 5.0, 95.0  # percentiles: the ends of the 90 % intervals
+PriceAbove = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Constraints(Record):
+    """What an offer must be to be ranked.
+
+    Attributes:
+        deadline_hours: the job is expected to take no longer.
+        budget_usd: and to cost no more.
+        providers: one of these; empty for any.
+        regions: alike, in the provider's own words.
+        market: on demand, spot, or absent for either.
+        single_gpu: of an instance with one GPU, so that nothing idle is paid for.
+    """
+
+    deadline_hours: PriceAbove | None = None
+    budget_usd: PriceAbove | None = None
+    providers: tuple[str, ...] = ()
+    regions: tuple[str, ...] = ()
+    market: Literal["on-demand", "spot"] | None = None
+    single_gpu: bool = False
+
+    def allows(self, offer: Offer) -> bool:
+        """Whether the offer itself is one that is wanted."""
+        return (
+            (not self.providers or offer.provider in self.providers)
+            and (not self.regions or offer.region in self.regions)
+            and self.market in (None, offer.market)
+            and not (self.single_gpu and offer.gpus_per_instance > 1)
+        )
+
+    def refuse(self, hours: float, usd: float) -> bool:
+        """Whether a job on it takes too long, or costs too much."""
+        return (self.deadline_hours is not None and hours > self.deadline_hours) or (
+            self.budget_usd is not None and usd > self.budget_usd
+        )
 
 
 class RankedOffer(Record):
-    """One cell's job on one offer.
+    """One cell's job on one offer. Intervals hold nine times in ten.
 
     Attributes:
         rank: 1 is the cheapest for this model, recipe, sparsity and sequence length.
+        probability_cheapest: that no other offer is cheaper; 0 for a dearer offer of the same GPU
+            and market.
+        tied: whether it cannot be told apart from the cheapest.
+        pareto: whether no other offer is both faster and cheaper.
         cell: what runs.
         stack: fingerprint of the software it was measured with.
         provider, instance, region, market, gpus_per_instance, usd_per_hour: the offer; the price
@@ -33,11 +90,14 @@ class RankedOffer(Record):
         price_as_of: when the price held; absent where its source does not say.
         price_recorded: when it was written into the catalog.
         batch_size: queries per step.
+        batch: why that one: asked for, the largest, or the fastest of those timed.
         largest_batch: the largest that fits; absent while the search has not closed in on it.
         limited_by: what the next larger batch size ended in, or the search's limit.
         queries_per_second: throughput at ``batch_size``.
-        hours, hours_low, hours_high: duration of the job, with the interval of its ``Source``.
-        usd, usd_low, usd_high: its price.
+        hours, hours_low, hours_high: from renting to the end: start-up, steps, checkpoints, and of
+            spot instances what interruptions are expected to cost.
+        usd, usd_low, usd_high: what is paid for them.
+        checkpoint_minutes: of work between two checkpoints.
         basis: measured or simulated; a capped GPU has no price.
         source: where the step time comes from.
         law: which, where it comes from one.
@@ -45,6 +105,9 @@ class RankedOffer(Record):
     """
 
     rank: int
+    probability_cheapest: float
+    tied: bool
+    pareto: bool
     cell: Cell
     stack: str
     provider: str
@@ -56,6 +119,7 @@ class RankedOffer(Record):
     price_as_of: date | None
     price_recorded: date
     batch_size: int
+    batch: Literal["asked", "largest", "fastest"]
     largest_batch: int | None
     limited_by: str | None
     queries_per_second: float
@@ -65,6 +129,7 @@ class RankedOffer(Record):
     usd: float
     usd_low: float
     usd_high: float
+    checkpoint_minutes: float
     basis: Basis
     source: Source
     law: Form | None
@@ -81,43 +146,109 @@ class Excluded(Record):
 class Ranking(Record):
     """Every cell of a sweep on every offer of its GPU, cheapest first within comparable cells."""
 
+    schema_version: Literal[2] = 2
     workload: Workload
+    constraints: Constraints = Constraints()
     offers: tuple[RankedOffer, ...]
     excluded: tuple[Excluded, ...]
 
 
 def job_hours(workload: Workload, batch_size: int, step_seconds: float) -> float:
-    """Hours of a job: ``ceil(queries / batch) * epochs`` steps. The last batch may be smaller."""
+    """Hours of the steps: ``ceil(queries / batch) * epochs`` of them. The last may be smaller."""
     steps = -(-workload.queries // batch_size) * workload.epochs
     return steps * step_seconds / SECONDS_PER_HOUR
 
 
-def rank(
+def rank(  # noqa: PLR0913 - what a ranking is made from
     workload: Workload,
     catalog: Catalog,
     plan: Plan,
     observations: Sequence[Observation],
     families: Sequence[FamilyFit],
+    *,
+    batch: Batch | None = None,
+    constraints: Constraints | None = None,
+    seed: int = 0,
 ) -> Ranking:
     """Prices a job on every offer of every measured cell's GPU.
 
     Coefficients belong to a stack: a cell measured with two is ranked once for each. So is one that
     was both measured and simulated. Families are asked only about a batch size nobody measured.
+
+    What is not known is drawn, ``DRAWS`` times: how far each cell's step time is off, and how far
+    all simulated ones are off together, which moves all of them and hardly their order.
+
+    Args:
+        workload: the job.
+        catalog: offers.
+        plan: which cells there are.
+        observations: what is known of them.
+        families: the laws that may speak of them.
+        batch: which batch size to run at; absent for the workload's, or the fastest.
+        constraints: what an offer must be; absent for anything.
+        seed: of the draws.
     """
+    constraints = constraints or Constraints()
+    batch = batch or workload.batch_size or "fastest"
+    seen: dict[Cell, list[Observation]] = defaultdict(list)
+    for observation in observations:
+        seen[observation.cell].append(observation)
+    spread = visit_spread(observations)
+    shared = np.random.default_rng(seed).standard_normal(DRAWS)
     skipped = {skip.cell: skip.reason for skip in plan.skipped}
-    ranked: list[RankedOffer] = []
+    groups: dict[tuple[object, ...], list[_Priced]] = defaultdict(list)
     excluded: list[Excluded] = []
     for cell in (*plan.complete, *plan.pending, *skipped):
-        seen = [o for o in observations if o.cell == cell]
+        mine = seen.get(cell, [])
         offers = catalog.offers(cell.gpu)
-        times = step_times(workload.batch_size, cell, seen, families)
-        for (stack, basis), step_time in times.items():
-            job = _Job(workload, cell, stack, basis, step_time, seen)
-            ranked += [job.on(offer) for offer in offers]
-        if not (times and offers):
-            reason = _why_not(workload, cell, seen, priced=bool(offers))
-            excluded.append(Excluded(cell=cell, reason=skipped.get(cell) or reason))
-    return Ranking(workload=workload, offers=tuple(_in_order(ranked)), excluded=tuple(excluded))
+        wanted = [offer for offer in offers if constraints.allows(offer)]
+        times = step_times(batch, cell, mine, families, spread)
+        priced = [
+            each
+            for (stack, basis), step_time in times.items()
+            for each in _Job(workload, cell, stack, basis, step_time, shared, seed).on(wanted)
+        ]
+        kept = [each for each in priced if not constraints.refuse(each.hours, each.usd)]
+        if kept:
+            known = largest_batch(mine)
+            groups[comparable(cell)] += [each.limited(known) for each in kept]
+            continue
+        reason = skipped.get(cell) or _why_not(batch, cell, mine, priced=bool(offers))
+        if times and offers:
+            reason = _why_none_is_wanted(constraints, len(offers), priced)
+        excluded.append(Excluded(cell=cell, reason=reason))
+    ranked = [row for group in groups.values() for row in _ranked(group, batch)]
+    return Ranking(
+        workload=workload, constraints=constraints, offers=tuple(ranked), excluded=tuple(excluded)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Priced:
+    """A job on one offer.
+
+    Attributes:
+        offer: which.
+        job: of what.
+        hours, usd: expected.
+        drawn_hours: (draws,).
+        drawn_usd: (draws,).
+        checkpoint_minutes: between two.
+        known: the largest batch and the miss above it.
+    """
+
+    offer: Offer
+    job: "_Job"
+    hours: float
+    usd: float
+    drawn_hours: FloatArray
+    drawn_usd: FloatArray
+    checkpoint_minutes: float
+    known: tuple[int, Observation | None] | None = None
+
+    def limited(self, known: tuple[int, Observation | None] | None) -> "_Priced":
+        """The same, knowing its cell's largest batch."""
+        return replace(self, known=known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,19 +260,60 @@ class _Job:
     stack: str
     basis: Basis
     step_time: StepTime
-    seen: Sequence[Observation]
+    shared: FloatArray
+    seed: int
 
-    def on(self, offer: Offer) -> RankedOffer:
-        """The job on one offer; ranks are given when all are known."""
-        batch, seconds = self.step_time.batch_size, self.step_time.seconds
-        hours, low, high = (
-            job_hours(self.workload, batch, s) for s in (seconds.value, seconds.low, seconds.high)
-        )
-        known = largest_batch(self.seen)
-        return RankedOffer(
-            rank=0,
-            cell=self.cell,
-            stack=self.stack,
+    def on(self, offers: Sequence[Offer]) -> Iterator[_Priced]:
+        """The job on each of these."""
+        name = f"{self.seed}/{self.cell.key}/{self.stack}/{self.basis}"
+        random = np.random.default_rng(int(hashlib.sha256(name.encode()).hexdigest()[:15], 16))
+        step = self.step_time
+        errors = step.doubt.drawn(self.shared, random)
+        steps_hours = job_hours(self.workload, step.batch_size, step.seconds)
+        told = np.concatenate([[0.0], errors])
+        drawn = steps_hours * np.exp(told)
+        rentals: dict[bool, Rental] = {}
+        for offer in offers:
+            spot = offer.market == "spot"
+            if spot not in rentals:
+                rentals[spot] = rental(drawn, self.workload.overheads, spot=spot)
+            hours = rentals[spot].hours
+            usd = charged_hours(hours, offer.minimum_minutes) * offer.usd_per_hour
+            yield _Priced(
+                offer=offer,
+                job=self,
+                hours=float(hours[0]),
+                usd=float(usd[0]),
+                drawn_hours=hours[1:],
+                drawn_usd=usd[1:],
+                checkpoint_minutes=rentals[spot].checkpoint_minutes,
+            )
+
+
+def _ranked(group: Sequence[_Priced], batch: Batch) -> Iterator[RankedOffer]:
+    """The offers of comparable cells, cheapest first."""
+    # What was measured before what was simulated, where they cost the same.
+    ordered = sorted(group, key=lambda p: (p.usd, p.job.basis is Basis.SIMULATED, p.hours))
+    usd = np.stack([priced.drawn_usd for priced in ordered])
+    least = usd.min(axis=0)
+    cheapest = (usd <= least).mean(axis=1)
+    near = (usd <= least * (1 + ALIKE)).mean(axis=1)
+    quickest = np.inf
+    percentiles: dict[int, tuple[float, float]] = {}
+    for number, priced in enumerate(ordered, start=1):
+        key = id(priced.drawn_hours)
+        if key not in percentiles:
+            low, high = np.percentile(priced.drawn_hours, [LOW, HIGH])
+            percentiles[key] = float(low), float(high)
+        usd_low, usd_high = np.percentile(priced.drawn_usd, [LOW, HIGH])
+        job, offer, step = priced.job, priced.offer, priced.job.step_time
+        yield RankedOffer(
+            rank=number,
+            probability_cheapest=float(cheapest[number - 1]),
+            tied=number == 1 or bool(near[number - 1] >= TIED),
+            pareto=priced.hours < quickest,
+            cell=job.cell,
+            stack=job.stack,
             provider=offer.provider,
             instance=offer.instance,
             region=offer.region,
@@ -150,21 +322,40 @@ class _Job:
             usd_per_hour=offer.usd_per_hour,
             price_as_of=offer.as_of,
             price_recorded=offer.recorded,
-            batch_size=batch,
-            largest_batch=None if known is None else known[0],
-            limited_by=None if known is None else _limit_reason(known[1]),
-            queries_per_second=batch / seconds.value,
-            hours=hours,
-            hours_low=low,
-            hours_high=high,
-            usd=hours * offer.usd_per_hour,
-            usd_low=low * offer.usd_per_hour,
-            usd_high=high * offer.usd_per_hour,
-            basis=self.basis,
-            source=self.step_time.source,
-            law=self.step_time.law,
-            extrapolated=seconds.extrapolated,
+            batch_size=step.batch_size,
+            batch=batch if isinstance(batch, str) else "asked",
+            largest_batch=None if priced.known is None else priced.known[0],
+            limited_by=None if priced.known is None else _limit_reason(priced.known[1]),
+            queries_per_second=step.batch_size / step.seconds,
+            hours=priced.hours,
+            hours_low=percentiles[key][0],
+            hours_high=percentiles[key][1],
+            usd=priced.usd,
+            usd_low=float(usd_low),
+            usd_high=float(usd_high),
+            checkpoint_minutes=priced.checkpoint_minutes,
+            basis=job.basis,
+            source=step.source,
+            law=step.law,
+            extrapolated=step.extrapolated,
         )
+        quickest = min(quickest, priced.hours)
+
+
+def _why_none_is_wanted(constraints: Constraints, offers: int, priced: Sequence[_Priced]) -> str:
+    """Why none of a cell's offers is ranked though there are some."""
+    if not priced:
+        return f"none of its {offers} offers is of the providers, regions and kind asked for"
+    quickest = min(each.hours for each in priced)
+    cheapest = min(each.usd for each in priced)
+    parts = []
+    if constraints.deadline_hours is not None and quickest > constraints.deadline_hours:
+        parts.append(
+            f"takes {quickest:.3g} h at best, the deadline is {constraints.deadline_hours:g}"
+        )
+    if constraints.budget_usd is not None and cheapest > constraints.budget_usd:
+        parts.append(f"costs ${cheapest:.3g} at best, the budget is ${constraints.budget_usd:g}")
+    return "; ".join(parts) or "no offer keeps both the deadline and the budget"
 
 
 def _limit_reason(miss: Observation | None) -> str:
@@ -173,12 +364,12 @@ def _limit_reason(miss: Observation | None) -> str:
     return f"{miss.outcome} at {miss.batch_size}"
 
 
-def _why_not(workload: Workload, cell: Cell, seen: Sequence[Observation], *, priced: bool) -> str:
+def _why_not(batch: Batch, cell: Cell, seen: Sequence[Observation], *, priced: bool) -> str:
     if not priced and cell.capped_on is None:
         return f"the catalog has no offer for {cell.gpu}: add one under catalog.offers"
     known = largest_batch(seen)
     if known is not None:
-        reason = _why_not_at(workload.batch_size, cell, *known)
+        reason = _why_not_at(batch if isinstance(batch, int) else None, cell, *known)
         if reason is not None:
             return reason
     failures = [o for o in seen if not o.outcome.is_verdict]
@@ -203,23 +394,6 @@ def _why_not_at(wish: int | None, cell: Cell, largest: int, miss: Observation | 
     if wish is not None:
         return f"batch size {wish} was not measured, and no law predicts it"
     return None
-
-
-def _in_order(rows: Iterable[RankedOffer]) -> list[RankedOffer]:
-    """Comparable cells together (all but the GPU alike), each group cheapest first and numbered."""
-    groups: dict[tuple[object, ...], list[RankedOffer]] = defaultdict(list)
-    for row in rows:
-        groups[comparable(row.cell)].append(row)
-    return [
-        row.model_copy(update={"rank": number})
-        for group in groups.values()
-        for number, row in enumerate(sorted(group, key=_worth), start=1)
-    ]
-
-
-def _worth(row: RankedOffer) -> tuple[float, bool, float]:
-    """What was measured before what was simulated, where they cost the same."""
-    return (row.usd, row.basis is Basis.SIMULATED, row.hours)
 
 
 def comparable(cell: Cell) -> tuple[object, ...]:

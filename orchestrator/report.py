@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from fitting.fit import Fit, Fits
+from orchestrator.cost import NO_OVERHEADS, Overheads
 from orchestrator.law_tables import laws_section, parameters_text
 from orchestrator.memory_tables import limits_section
 from orchestrator.plan import Plan
@@ -17,7 +18,7 @@ from trials.observation import Basis, Environment, Observation
 from trials.workload import Cell
 
 STEADY = 0.10  # an interval wider than this part of its value is called unsteady
-OFFER_HEADERS = ("GPU", "offer", "$/h", "batch", "queries/s", "hours", "$", "basis")
+OFFER_HEADERS = ("GPU", "offer", "$/h", "batch", "queries/s", "hours", "$", "cheapest", "basis")
 
 
 def markdown(
@@ -46,7 +47,7 @@ def markdown(
 def headline(ranking: Ranking) -> str:
     """What was priced, on what basis."""
     job = ranking.workload
-    text = f"The job: {job.queries:,} queries x {job.epochs} epochs."
+    text = f"The job: {job.queries:,} queries x {job.epochs} epochs{_overheads(job.overheads)}."
     bases = sorted({row.basis for row in ranking.offers})
     if bases:
         text += f" Step times are {' and '.join(bases)}, at full sequence length."
@@ -61,6 +62,16 @@ def headline(ranking: Ranking) -> str:
             "on a model of the GPU."
         )
     return text
+
+
+def _overheads(overheads: Overheads) -> str:
+    if overheads == NO_OVERHEADS:
+        return ""
+    return (
+        f", {overheads.startup_minutes:g} min of start-up, checkpoints of "
+        f"{overheads.checkpoint_seconds:g} s, spot instances taken away "
+        f"{overheads.interruptions_per_day:g} times a day (assumed, not measured)"
+    )
 
 
 def cheapest_section(ranking: Ranking) -> str:
@@ -88,15 +99,28 @@ def _ranking_section(ranking: Ranking) -> str:
         rows = list(group)
         model, recipe, experts, tokens = _workload_columns(rows[0].cell)
         parts.append(f"**{model}**, {recipe}, experts: {experts}, {tokens} tokens a query")
-        numbered = [(row.rank, *_offer_row(row)) for row in rows]
+        numbered = [(_place(row), *_offer_row(row)) for row in rows]
         parts.append(table(("", *OFFER_HEADERS), numbered))
-    return "\n\n".join(["## Every offer", *parts]) if parts else ""
+    signs = "= not told apart from the cheapest; * none is both faster and cheaper."
+    return "\n\n".join(["## Every offer", signs, *parts]) if parts else ""
+
+
+BATCHES = {
+    "asked": "as asked",
+    "largest": "the largest of those timed",
+    "fastest": "the fastest of those timed",
+}
 
 
 def _workload_columns(cell: Cell) -> tuple[object, ...]:
     routing = "none" if cell.experts is None else f"{cell.active_experts} of {cell.experts}"
     model = cell.model if cell.weights == "random" else f"{cell.model}, {cell.weights}"
     return (model, cell.recipe.key, routing, cell.seq_len)
+
+
+def _place(row: RankedOffer) -> str:
+    tied = "=" if row.tied and row.rank > 1 else ""
+    return f"{row.rank}{tied}{' *' if row.pareto else ''}"
 
 
 def _offer_row(row: RankedOffer) -> tuple[object, ...]:
@@ -110,7 +134,8 @@ def _offer_row(row: RankedOffer) -> tuple[object, ...]:
         f"{row.queries_per_second:.3g}",
         f"{row.hours:.3g} ({row.hours_low:.3g} to {row.hours_high:.3g})"
         + (" ~" if _unsteady(row) else ""),
-        f"{row.usd:.2g} ({row.usd_low:.2g} to {row.usd_high:.2g})",
+        f"{row.usd:.3g} ({row.usd_low:.3g} to {row.usd_high:.3g})",
+        f"{row.probability_cheapest:.0%}",
         f"{row.basis}{law}{', extrapolated' if row.extrapolated else ''}",
     )
 
@@ -123,15 +148,14 @@ def _remarks(rows: Sequence[RankedOffer]) -> str:
         f"Prices are of {dates[0]}"
         + (f" to {dates[-1]}" if dates[-1] != dates[0] else "")
         + (", the day they were written down where the source gives none." if undated else "."),
-        "batch: the fastest of those timed, of the largest that fits."
-        if all(row.source != "law" for row in rows)
-        else "batch: as asked, of the largest that fits.",
+        f"batch: {BATCHES[rows[0].batch]}, of the largest that fits.",
+        "In brackets 90 % intervals; cheapest: how likely no other offer is cheaper.",
     ]
     if any(row.source == "law" for row in rows):
-        remarks.append("law: of a batch size nobody timed; the interval is one of 90 %.")
+        remarks.append("law: of a batch size nobody timed.")
     if any(_unsteady(row) for row in rows):
         remarks.append(
-            f"~ the 95 % interval of the hours spans more than {STEADY:.0%} of them: measure "
+            f"~ the 90 % interval of the hours spans more than {STEADY:.0%} of them: measure "
             "longer (`timing` in the specification) or on a quieter machine."
         )
     if any(row.gpus_per_instance > 1 for row in rows):

@@ -4,24 +4,30 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from fitting.doubt import NORMAL_90, Doubt, simulated
 from fitting.families import FamilyFit, predict
-from fitting.result import Prediction
 from fitting.step_times import Form
 from trials.observation import Basis, Measurement, Observation, Outcome, largest_batch
 from trials.timing import median_interval
 from trials.workload import Cell
 
 Source = Literal["measured steps", "simulated steps", "law"]
-"""Where a step time comes from, and with it what its interval says.
+"""Where a step time comes from: visits of that very batch size, or the law of its family."""
 
-Of measured steps it holds the median of each visit with at least 95 % confidence; a simulated step
-lies in it nine times in ten. By a law of the family it is as sure as the record of that law says
-(nine in ten, for batch sizes among those seen), and holds the simulation's own interval, too, where
-the law was fitted to simulated steps.
-"""
+Batch = int | Literal["fastest", "largest"]
+"""Which batch size a job is run at: so many queries, the fastest or the largest of those timed."""
+
+# Two visits of one batch size, minutes apart, differ by more than the steps of one do. How much is
+# told by the visits of a run that were repeated; where there are few, by this.
+VISIT = 0.02  # standard deviation of the logarithm of their medians
+VISIT_DEGREES = 4.0  # repeated visits that this counts as
+# Ratios of simulated step times between GPUs, on the paper's points (tests/benchmarks/README.md):
+# what is not shared of their error.
+SIMULATED_APART = 0.12
+NORMAL_95 = 1.96  # half the 95 % interval of a normal distribution, in standard deviations
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,43 +37,79 @@ class StepTime:
     Attributes:
         batch_size: queries per step.
         seconds: of one step.
-        source: where that is known from.
+        doubt: of that.
+        source: where it is known from.
         law: which, where it is known from one.
-        visits: timed probes of that batch size.
+        extrapolated: the law was asked beyond what it was fitted on.
     """
 
     batch_size: int
-    seconds: Prediction
+    seconds: float
+    doubt: Doubt
     source: Source
     law: Form | None = None
-    visits: int = 1
+    extrapolated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How far apart visits of one batch size lie.
+
+    Attributes:
+        sigma: standard deviation of the logarithm of their medians.
+        degrees: of freedom that it is known by.
+    """
+
+    sigma: float
+    degrees: float
+
+
+def visit_spread(observations: Sequence[Observation]) -> Spread:
+    """The spread of measured visits, by those of a run that were repeated."""
+    visits: dict[tuple[Cell, str, int], list[float]] = defaultdict(list)
+    for o in observations:
+        if o.basis is Basis.MEASURED and o.measurement is not None and o.environment is not None:
+            steps = o.measurement.step_seconds
+            if steps:
+                of = (o.cell, o.environment.stack, o.batch_size)
+                visits[of].append(math.log(statistics.median(steps)))
+    squares, degrees = VISIT_DEGREES * VISIT**2, VISIT_DEGREES
+    for each in visits.values():
+        mean = statistics.fmean(each)
+        squares += sum((one - mean) ** 2 for one in each)
+        degrees += len(each) - 1
+    return Spread(math.sqrt(squares / degrees), degrees)
 
 
 def step_times(
-    wish: int | None, cell: Cell, seen: Sequence[Observation], families: Sequence[FamilyFit]
+    batch: Batch,
+    cell: Cell,
+    seen: Sequence[Observation],
+    families: Sequence[FamilyFit],
+    spread: Spread,
 ) -> dict[tuple[str, Basis], StepTime]:
     """The step time to price a cell with, by the stack and basis that it was seen with.
 
     What was measured at the very batch size is better than any law through it; the law serves for a
-    batch size nobody measured. Without a wish, the fastest measured batch size is taken, which on
-    any one offer is the cheapest.
+    batch size nobody measured. On any one offer the fastest batch is the cheapest.
 
     Args:
-        wish: queries per step; absent for the fastest.
+        batch: which batch size.
         cell: what runs.
         seen: its own observations.
         families: the laws that may speak of it.
+        spread: of visits.
     """
     times = {}
-    for (stack, basis), measured in timed_steps(seen).items():
-        if wish is None:
-            times[stack, basis] = max(
-                measured.values(), key=lambda t: t.batch_size / t.seconds.value
-            )
-        elif wish in measured:
-            times[stack, basis] = measured[wish]
-        elif _fits_in_memory(wish, seen):
-            told = by_law(wish, cell, stack, basis, seen, families)
+    for (stack, basis), measured in timed_steps(seen, spread).items():
+        if batch == "fastest":
+            times[stack, basis] = max(measured.values(), key=lambda t: t.batch_size / t.seconds)
+        elif batch == "largest":
+            times[stack, basis] = measured[max(measured)]
+        elif batch in measured:
+            times[stack, basis] = measured[batch]
+        elif _fits_in_memory(batch, seen):
+            told = by_law(batch, cell, stack, basis, seen, families)
             if told is not None:
                 times[stack, basis] = told
     return times
@@ -93,18 +135,19 @@ def by_law(  # noqa: PLR0913, PLR0917 - what a law of a step speaks of
         told = predict(family, cell.gpu, stack, cell.seq_len, cell.sparsity, batch_size)
         if told is not None:
             mine = [o.measurement for o in seen if o.basis is basis and o.measurement is not None]
-            below, above = _simulation_error(mine)
-            wider = {"low": told.low / (1 + below), "high": told.high * (1 + above)}
-            return StepTime(batch_size, told.model_copy(update=wider), "law", family.form)
+            law = math.log(told.high / told.low) / 2 / NORMAL_90
+            of_simulation = _simulation_doubt(mine)
+            doubt = replace(of_simulation, own=math.hypot(law, of_simulation.own))
+            return StepTime(batch_size, told.value, doubt, "law", family.form, told.extrapolated)
     return None
 
 
 def timed_steps(
-    seen: Sequence[Observation],
+    seen: Sequence[Observation], spread: Spread
 ) -> dict[tuple[str, Basis], dict[int, StepTime]]:
     """What timed probes say of a cell, by stack and basis, then by batch size."""
     return {
-        of: {batch_size: _measured(batch_size, visits) for batch_size, visits in by_batch.items()}
+        of: {size: _measured(size, visits, spread) for size, visits in by_batch.items()}
         for of, by_batch in _timed_visits(seen).items()
     }
 
@@ -129,34 +172,28 @@ def _timed_visits(
     return visits
 
 
-def _measured(batch_size: int, visits: Sequence[Observation]) -> StepTime:
-    """The median step over all visits; the interval spans those of each visit on its own.
-
-    Two visits minutes apart differ by more than the steps of one do: the span shows it. A simulated
-    one has the interval of the simulation.
-    """
+def _measured(batch_size: int, visits: Sequence[Observation], spread: Spread) -> StepTime:
+    """The median step over all visits; a simulated one is the same in all."""
     measurements = [v.measurement for v in visits if v.measurement is not None]
-    if all(m.relative_error is not None for m in measurements):
-        return _simulated(batch_size, measurements)
     steps = [m.step_seconds for m in measurements]
-    intervals = [median_interval(s) or (min(s), max(s)) for s in steps]
-    prediction = Prediction(
-        value=statistics.median([second for visit in steps for second in visit]),
-        low=min(low for low, _ in intervals),
-        high=max(high for _, high in intervals),
-        extrapolated=False,
+    if all(m.relative_error is not None for m in measurements):
+        doubt = _simulation_doubt(measurements)
+        return StepTime(batch_size, steps[0][0], doubt, "simulated steps")
+    within = [(median_interval(s) or (min(s), max(s)), s) for s in steps]
+    squares = [(math.log(high / low) / 2 / NORMAL_95) ** 2 for (low, high), _ in within]
+    own = math.sqrt((spread.sigma**2 + statistics.fmean(squares)) / len(visits))
+    return StepTime(
+        batch_size,
+        statistics.median([second for visit in steps for second in visit]),
+        Doubt(own, spread.degrees),
+        "measured steps",
     )
-    return StepTime(batch_size, prediction, "measured steps", visits=len(visits))
 
 
-def _simulated(batch_size: int, measurements: Sequence[Measurement]) -> StepTime:
-    """A simulated step, with the interval of the simulation."""
-    seconds = measurements[0].step_seconds[0]
+def _simulation_doubt(measurements: Sequence[Measurement]) -> Doubt:
+    """Of simulated steps; none of measured ones."""
     below, above = _simulation_error(measurements)
-    interval = Prediction(
-        value=seconds, low=seconds / (1 + below), high=seconds * (1 + above), extrapolated=False
-    )
-    return StepTime(batch_size, interval, "simulated steps")
+    return simulated(below, above, SIMULATED_APART)
 
 
 def _simulation_error(measurements: Sequence[Measurement]) -> tuple[float, float]:

@@ -17,6 +17,7 @@ from gpu_catalog.gpu import Gpu
 from gpu_catalog.near import did_you_mean
 from gpu_catalog.offer import Offer
 from gpu_catalog.record import Record
+from orchestrator.cost import Overheads
 from trials.models.model import Model, UnknownModelError, find_model
 from trials.possible import resolved
 from trials.recipe import NAMED_RECIPES, PositiveInt, Recipe
@@ -103,11 +104,13 @@ class Workload(Record):
         queries: training examples.
         epochs: how often each is seen.
         batch_size: price the job at this batch size; absent for the fastest measured one.
+        overheads: what it takes beside its steps.
     """
 
     queries: PositiveInt
     epochs: PositiveInt
     batch_size: PositiveInt | None = None
+    overheads: Overheads = Overheads()
 
 
 class CellBlock(Record):

@@ -1,0 +1,60 @@
+"""How far a step time may be off: of its own, and together with all others that were simulated."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fitting.laws import FloatArray
+
+NORMAL_90 = 1.645  # half the 90 % interval of a normal distribution, in standard deviations
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """The error of the logarithm of a step time.
+
+    Attributes:
+        own: standard deviation of what is this one's alone.
+        degrees: of freedom that it is known by: Student's t of as many; infinite where it is known.
+        shared_below: standard deviation, below, of what all simulated step times have in common.
+        shared_above: above.
+    """
+
+    own: float
+    degrees: float = math.inf
+    shared_below: float = 0.0
+    shared_above: float = 0.0
+
+    def drawn(self, shared: FloatArray, random: np.random.Generator) -> FloatArray:
+        """(draws,) errors, for draws of a standard normal that all have in common."""
+        count = len(shared)
+        alone = (
+            random.standard_normal(count)
+            if math.isinf(self.degrees)
+            else random.standard_t(self.degrees, count)
+        )
+        together = np.where(shared > 0, self.shared_above, self.shared_below) * shared
+        return np.asarray(self.own * alone + together)
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation, as of a normal distribution."""
+        heavy = self.degrees / (self.degrees - 2) if 2 < self.degrees < math.inf else 1.0
+        return math.hypot(self.own * math.sqrt(heavy), (self.shared_below + self.shared_above) / 2)
+
+
+def simulated(below: float, above: float, apart: float) -> Doubt:
+    """The doubt of a simulated step time by its 90 % interval.
+
+    Args:
+        below: how much shorter it may be, as a part.
+        above: how much longer.
+        apart: standard deviation of the ratio of two, of its logarithm: what they do not share.
+    """
+
+    def shared(part: float) -> float:
+        whole = math.log1p(part) / NORMAL_90
+        return math.sqrt(max(whole**2 - apart**2, 0.0))
+
+    return Doubt(min(apart, math.log1p(below) / NORMAL_90), math.inf, shared(below), shared(above))
