@@ -43,4 +43,6 @@ bench: setup  ## side by side with what a user would otherwise use
 	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	$(RUN) tests/benchmarks/search_probes.py
 	$(RUN) tests/benchmarks/step_time_laws.py
+	$(RUN) tests/benchmarks/adaptive_choice.py
+	$(RUN) tests/benchmarks/ranking.py
 	$(RUN) tests/benchmarks/simulated_gpu.py

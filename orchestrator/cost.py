@@ -115,6 +115,6 @@ def best_interval(rate: float, checkpoint: float) -> float:
     return low / rate
 
 
-def charged_hours(hours: FloatArray, minimum_minutes: float | None) -> FloatArray:
+def charged_hours(hours: float, minimum_minutes: float | None) -> float:
     """Hours on the bill: rented by the second, a minimum at least; none where none is known."""
-    return np.asarray(np.maximum(hours, (minimum_minutes or 0.0) / MINUTES_PER_HOUR))
+    return max(hours, (minimum_minutes or 0.0) / MINUTES_PER_HOUR)

@@ -5,7 +5,7 @@ import hashlib
 import io
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date
 from typing import Annotated, Literal
 
@@ -19,7 +19,7 @@ from fitting.step_times import Form
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.offer import Offer
 from gpu_catalog.record import Record
-from orchestrator.cost import Rental, charged_hours, rental
+from orchestrator.cost import charged_hours, rental
 from orchestrator.plan import Plan
 from orchestrator.step_seconds import (
     Batch,
@@ -203,15 +203,17 @@ def rank(  # noqa: PLR0913 - what a ranking is made from
         offers = catalog.offers(cell.gpu)
         wanted = [offer for offer in offers if constraints.allows(offer)]
         times = step_times(batch, cell, mine, families, spread)
+        known = largest_batch(mine)
         priced = [
             each
             for (stack, basis), step_time in times.items()
-            for each in _Job(workload, cell, stack, basis, step_time, shared, seed).on(wanted)
+            for each in _Job(workload, cell, stack, basis, step_time, known).on(
+                wanted, shared, seed
+            )
         ]
-        kept = [each for each in priced if not constraints.refuse(each.hours, each.usd)]
+        kept = [p for p in priced if not constraints.refuse(p.rented.hours, p.usd)]
         if kept:
-            known = largest_batch(mine)
-            groups[comparable(cell)] += [each.limited(known) for each in kept]
+            groups[comparable(cell)] += kept
             continue
         reason = skipped.get(cell) or _why_not(batch, cell, mine, priced=bool(offers))
         if times and offers:
@@ -224,31 +226,43 @@ def rank(  # noqa: PLR0913 - what a ranking is made from
 
 
 @dataclass(frozen=True, slots=True)
-class _Priced:
-    """A job on one offer.
+class _Rented:
+    """A job on a GPU, on demand or on spot instances, whatever the price.
 
     Attributes:
-        offer: which.
         job: of what.
-        hours, usd: expected.
-        drawn_hours: (draws,).
-        drawn_usd: (draws,).
+        hours: expected.
+        low, high: of the 90 % interval.
+        drawn: (draws,) hours.
         checkpoint_minutes: between two.
-        known: the largest batch and the miss above it.
     """
 
-    offer: Offer
     job: "_Job"
     hours: float
-    usd: float
-    drawn_hours: FloatArray
-    drawn_usd: FloatArray
+    low: float
+    high: float
+    drawn: FloatArray
     checkpoint_minutes: float
-    known: tuple[int, Observation | None] | None = None
 
-    def limited(self, known: tuple[int, Observation | None] | None) -> "_Priced":
-        """The same, knowing its cell's largest batch."""
-        return replace(self, known=known)
+
+@dataclass(frozen=True, slots=True)
+class _Priced:
+    """A job on one offer, what it costs, and the largest batch of its cell with the miss above."""
+
+    offer: Offer
+    rented: _Rented
+    usd: float
+    known: tuple[int, Observation | None] | None
+
+    def usd_of(self, hours: float) -> float:
+        """What so many hours cost."""
+        return charged_hours(hours, self.offer.minimum_minutes) * self.offer.usd_per_hour
+
+    @property
+    def drawn_usd(self) -> FloatArray:
+        """(draws,)."""
+        least = charged_hours(0.0, self.offer.minimum_minutes)
+        return np.asarray(np.maximum(self.rented.drawn, least) * self.offer.usd_per_hour)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,58 +274,55 @@ class _Job:
     stack: str
     basis: Basis
     step_time: StepTime
-    shared: FloatArray
-    seed: int
+    known: tuple[int, Observation | None] | None
 
-    def on(self, offers: Sequence[Offer]) -> Iterator[_Priced]:
+    def on(self, offers: Sequence[Offer], shared: FloatArray, seed: int) -> Iterator[_Priced]:
         """The job on each of these."""
-        name = f"{self.seed}/{self.cell.key}/{self.stack}/{self.basis}"
+        name = f"{seed}/{self.cell.key}/{self.stack}/{self.basis}"
         random = np.random.default_rng(int(hashlib.sha256(name.encode()).hexdigest()[:15], 16))
         step = self.step_time
-        errors = step.doubt.drawn(self.shared, random)
-        steps_hours = job_hours(self.workload, step.batch_size, step.seconds)
-        told = np.concatenate([[0.0], errors])
-        drawn = steps_hours * np.exp(told)
-        rentals: dict[bool, Rental] = {}
+        errors = np.concatenate([[0.0], step.doubt.drawn(shared, random)])
+        drawn = job_hours(self.workload, step.batch_size, step.seconds) * np.exp(errors)
+        rentals = {spot: self._rented(drawn, spot=spot) for spot in {_is_spot(o) for o in offers}}
         for offer in offers:
-            spot = offer.market == "spot"
-            if spot not in rentals:
-                rentals[spot] = rental(drawn, self.workload.overheads, spot=spot)
-            hours = rentals[spot].hours
-            usd = charged_hours(hours, offer.minimum_minutes) * offer.usd_per_hour
-            yield _Priced(
-                offer=offer,
-                job=self,
-                hours=float(hours[0]),
-                usd=float(usd[0]),
-                drawn_hours=hours[1:],
-                drawn_usd=usd[1:],
-                checkpoint_minutes=rentals[spot].checkpoint_minutes,
-            )
+            rented = rentals[_is_spot(offer)]
+            usd = charged_hours(rented.hours, offer.minimum_minutes) * offer.usd_per_hour
+            yield _Priced(offer, rented, usd, self.known)
+
+    def _rented(self, drawn: FloatArray, *, spot: bool) -> _Rented:
+        told = rental(drawn, self.workload.overheads, spot=spot)
+        low, high = np.percentile(told.hours[1:], [LOW, HIGH])
+        return _Rented(
+            job=self,
+            hours=float(told.hours[0]),
+            low=float(low),
+            high=float(high),
+            drawn=told.hours[1:],
+            checkpoint_minutes=told.checkpoint_minutes,
+        )
+
+
+def _is_spot(offer: Offer) -> bool:
+    return offer.market == "spot"
 
 
 def _ranked(group: Sequence[_Priced], batch: Batch) -> Iterator[RankedOffer]:
     """The offers of comparable cells, cheapest first."""
     # What was measured before what was simulated, where they cost the same.
-    ordered = sorted(group, key=lambda p: (p.usd, p.job.basis is Basis.SIMULATED, p.hours))
-    usd = np.stack([priced.drawn_usd for priced in ordered])
-    least = usd.min(axis=0)
-    cheapest = (usd <= least).mean(axis=1)
-    near = (usd <= least * (1 + ALIKE)).mean(axis=1)
+    ordered = sorted(
+        group, key=lambda p: (p.usd, p.rented.job.basis is Basis.SIMULATED, p.rented.hours)
+    )
+    odds = _odds(ordered)
     quickest = np.inf
-    percentiles: dict[int, tuple[float, float]] = {}
     for number, priced in enumerate(ordered, start=1):
-        key = id(priced.drawn_hours)
-        if key not in percentiles:
-            low, high = np.percentile(priced.drawn_hours, [LOW, HIGH])
-            percentiles[key] = float(low), float(high)
-        usd_low, usd_high = np.percentile(priced.drawn_usd, [LOW, HIGH])
-        job, offer, step = priced.job, priced.offer, priced.job.step_time
+        rented, offer = priced.rented, priced.offer
+        job, step = rented.job, rented.job.step_time
+        cheapest, near = odds.get(id(priced), (0.0, 0.0))
         yield RankedOffer(
             rank=number,
-            probability_cheapest=float(cheapest[number - 1]),
-            tied=number == 1 or bool(near[number - 1] >= TIED),
-            pareto=priced.hours < quickest,
+            probability_cheapest=cheapest,
+            tied=number == 1 or near >= TIED,
+            pareto=rented.hours < quickest,
             cell=job.cell,
             stack=job.stack,
             provider=offer.provider,
@@ -327,26 +338,53 @@ def _ranked(group: Sequence[_Priced], batch: Batch) -> Iterator[RankedOffer]:
             largest_batch=None if priced.known is None else priced.known[0],
             limited_by=None if priced.known is None else _limit_reason(priced.known[1]),
             queries_per_second=step.batch_size / step.seconds,
-            hours=priced.hours,
-            hours_low=percentiles[key][0],
-            hours_high=percentiles[key][1],
+            hours=rented.hours,
+            hours_low=rented.low,
+            hours_high=rented.high,
             usd=priced.usd,
-            usd_low=float(usd_low),
-            usd_high=float(usd_high),
-            checkpoint_minutes=priced.checkpoint_minutes,
+            usd_low=priced.usd_of(rented.low),
+            usd_high=priced.usd_of(rented.high),
+            checkpoint_minutes=rented.checkpoint_minutes,
             basis=job.basis,
             source=step.source,
             law=step.law,
             extrapolated=step.extrapolated,
         )
-        quickest = min(quickest, priced.hours)
+        quickest = min(quickest, rented.hours)
+
+
+def _odds(group: Sequence[_Priced]) -> dict[int, tuple[float, float]]:
+    """How likely each offer is the cheapest, and how likely about as cheap, by its id.
+
+    One that another offer of the same job undercuts by more than ``ALIKE`` in every draw is neither
+    ever, and left out: of one GPU all are as fast.
+    """
+    least: dict[int, float] = {}
+    for priced in group:
+        rented = priced.rented
+        if charged_hours(0.0, priced.offer.minimum_minutes) <= rented.drawn.min():
+            rate = least.get(id(rented), np.inf)
+            least[id(rented)] = min(rate, priced.offer.usd_per_hour)
+    close = [
+        priced
+        for priced in group
+        if priced.offer.usd_per_hour <= least.get(id(priced.rented), np.inf) * (1 + ALIKE)
+    ]
+    usd = np.stack([priced.drawn_usd for priced in close])
+    best = usd.min(axis=0)
+    cheapest = (usd <= best).mean(axis=1)
+    near = (usd <= best * (1 + ALIKE)).mean(axis=1)
+    return {
+        id(priced): (float(first), float(tied))
+        for priced, first, tied in zip(close, cheapest, near, strict=True)
+    }
 
 
 def _why_none_is_wanted(constraints: Constraints, offers: int, priced: Sequence[_Priced]) -> str:
     """Why none of a cell's offers is ranked though there are some."""
     if not priced:
         return f"none of its {offers} offers is of the providers, regions and kind asked for"
-    quickest = min(each.hours for each in priced)
+    quickest = min(each.rented.hours for each in priced)
     cheapest = min(each.usd for each in priced)
     parts = []
     if constraints.deadline_hours is not None and quickest > constraints.deadline_hours:

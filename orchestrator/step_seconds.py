@@ -22,8 +22,8 @@ Batch = int | Literal["fastest", "largest"]
 
 # Two visits of one batch size, minutes apart, differ by more than the steps of one do. How much is
 # told by the visits of a run that were repeated; where there are few, by this.
-VISIT = 0.02  # standard deviation of the logarithm of their medians
-VISIT_DEGREES = 4.0  # repeated visits that this counts as
+VISIT = 0.015  # standard deviation of the logarithm of their medians
+VISIT_DEGREES = 2.0  # repeated visits that this counts as
 # Ratios of simulated step times between GPUs, on the paper's points (tests/benchmarks/README.md):
 # what is not shared of their error.
 SIMULATED_APART = 0.12
@@ -181,7 +181,8 @@ def _measured(batch_size: int, visits: Sequence[Observation], spread: Spread) ->
         return StepTime(batch_size, steps[0][0], doubt, "simulated steps")
     within = [(median_interval(s) or (min(s), max(s)), s) for s in steps]
     squares = [(math.log(high / low) / 2 / NORMAL_95) ** 2 for (low, high), _ in within]
-    own = math.sqrt((spread.sigma**2 + statistics.fmean(squares)) / len(visits))
+    # What the steps of one visit differ by is in the spread of visits; where it is more, it counts.
+    own = math.sqrt(max(spread.sigma**2, statistics.fmean(squares)) / len(visits))
     return StepTime(
         batch_size,
         statistics.median([second for visit in steps for second in visit]),

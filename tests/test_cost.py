@@ -80,6 +80,6 @@ def test_a_job_shorter_than_the_interval_is_one_interval() -> None:
 
 def test_a_bill_has_a_minimum() -> None:
     """Where one is known."""
-    hours = np.array([0.001, 0.5])
-    assert charged_hours(hours, 1) == pytest.approx([1 / 60, 0.5])
-    assert charged_hours(hours, None) == pytest.approx(hours)
+    assert charged_hours(0.001, 1) == pytest.approx(1 / 60)
+    assert charged_hours(0.5, 1) == 0.5
+    assert charged_hours(0.001, None) == 0.001
