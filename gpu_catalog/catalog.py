@@ -3,7 +3,9 @@
 import csv
 import io
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from importlib import resources
 from typing import Any, TypeVar
 
@@ -39,6 +41,32 @@ class Catalog:
             raise CatalogError("\n".join(mistakes))
         self._by_key = {gpu.key: gpu for gpu in self.gpus}
         self._by_name = {name: gpu for gpu in self.gpus for name in gpu.device_names}
+        self._of_gpu: dict[str, list[Offer]] = defaultdict(list)
+        for offer in sorted(
+            self._offers, key=lambda offer: (offer.usd_per_hour, offer.provider, offer.instance)
+        ):
+            self._of_gpu[offer.gpu].append(offer)
+
+    @property
+    def all_offers(self) -> tuple[Offer, ...]:
+        """Every offer, as they were given."""
+        return self._offers
+
+    def merged(self, gpus: Sequence[Gpu] = (), offers: Sequence[Offer] = ()) -> "Catalog":
+        """This catalog with a user's rows over it.
+
+        A price of what is offered here already takes its place. Facts of a GPU cannot be replaced:
+        what was measured on it would be of another one.
+
+        Raises:
+            CatalogError: the rows cannot stand together.
+        """
+        if not gpus and not offers:
+            return self
+        new = [gpu for gpu in gpus if gpu not in self.gpus]
+        replaced = {offer.identity for offer in offers}
+        kept = (offer for offer in self._offers if offer.identity not in replaced)
+        return Catalog([*self.gpus, *new], [*kept, *offers])
 
     def gpu(self, key: str) -> Gpu:
         """The GPU of exactly this key.
@@ -62,14 +90,14 @@ class Catalog:
         if name not in self._by_name:
             near = did_you_mean(name, self._by_name)
             raise UnknownGpuError(
-                f"unknown device {name!r}{near} (add it under catalog.gpus of the specification)"
+                f"unknown device {name!r}{near} (add it under catalog.gpus of the specification, "
+                "or under gpus of a file for --catalog)"
             )
         return self._by_name[name]
 
     def offers(self, gpu_key: str) -> list[Offer]:
         """The offers of a GPU, cheapest instance first."""
-        mine = (offer for offer in self._offers if offer.gpu == gpu_key)
-        return sorted(mine, key=lambda offer: (offer.usd_per_hour, offer.provider, offer.instance))
+        return list(self._of_gpu.get(gpu_key, ()))
 
     def _twice(self) -> Iterator[str]:
         keys: set[str] = set()
@@ -84,7 +112,7 @@ class Catalog:
                     yield f"GPU {gpu.key!r}: device name {name!r} is that of {owner!r} already"
 
     def _homeless(self) -> Iterator[str]:
-        keys = [gpu.key for gpu in self.gpus]
+        keys = dict.fromkeys(gpu.key for gpu in self.gpus)
         for offer in self._offers:
             if offer.gpu not in keys:
                 near = did_you_mean(offer.gpu, keys)
@@ -92,20 +120,34 @@ class Catalog:
 
 
 def load_catalog(extra_gpus: Sequence[Gpu] = (), extra_offers: Sequence[Offer] = ()) -> Catalog:
-    """The shipped catalog, with a user's own rows added.
+    """The shipped catalog, with a user's own rows over it.
 
     Raises:
         CatalogError: the rows cannot stand together.
     """
-    data = resources.files("gpu_catalog") / "data"
-    gpus = tomllib.loads((data / "gpus.toml").read_text(encoding="utf-8"))["gpu"]
-    offers = csv.DictReader(io.StringIO((data / "offers.csv").read_text(encoding="utf-8")))
-    # An empty field of a CSV is an absent one.
-    rows = [{k: v for k, v in row.items() if v != ""} for row in offers]
-    return Catalog(
-        [*_parsed(Gpu, "gpus.toml", gpus), *extra_gpus],
-        [*_parsed(Offer, "offers.csv", rows), *extra_offers],
-    )
+    return _shipped().merged(extra_gpus, extra_offers)
+
+
+@cache
+def _shipped() -> Catalog:
+    gpus = tomllib.loads(shipped_text("gpus.toml"))["gpu"]
+    return Catalog(_parsed(Gpu, "gpus.toml", gpus), shipped_offers("offers.csv"))
+
+
+def shipped_text(name: str) -> str:
+    """A data file of this package."""
+    return (resources.files("gpu_catalog") / "data" / name).read_text(encoding="utf-8")
+
+
+def shipped_offers(name: str) -> list[Offer]:
+    """The prices in a data file of this package."""
+    return _parsed(Offer, name, csv_rows(shipped_text(name)))
+
+
+def csv_rows(text: str) -> list[dict[str, Any]]:
+    """The rows of a CSV, keyed by its head. An empty field is an absent one."""
+    rows = csv.DictReader(io.StringIO(text, newline=""))
+    return [{key: value for key, value in row.items() if value != ""} for row in rows]
 
 
 def _parsed(model: type[Row], file: str, rows: Sequence[dict[str, Any]]) -> list[Row]:

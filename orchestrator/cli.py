@@ -69,6 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
     sweep.add_argument(
         "--budget-usd", type=_above_zero, metavar="USD", help="with --adaptive: spend no more"
     )
+    _add_prices(sweep)
     _add_plan(commands)
     _add_estimate(commands)
     for name, text in (
@@ -82,6 +83,8 @@ def build_parser() -> argparse.ArgumentParser:
             _add_fit(command)
             continue
         command.add_argument("run", type=Path, metavar="RUN", help="the run folder")
+        if name != "status":
+            _add_prices(command)
         if name == "rank":
             command.add_argument("--queries", type=_positive, help="training examples")
             command.add_argument("--epochs", type=_positive, help="how often each is seen")
@@ -131,9 +134,61 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="where reproduction.md and fig13.svg to fig15.svg go (default: reproduction)",
     )
-    catalog = commands.add_parser("catalog", help="the GPUs and prices that are known")
-    catalog.add_argument("what", choices=("gpus", "prices"))
+    _add_catalog(commands)
     return parser
+
+
+def _add_prices(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--catalog",
+        type=Path,
+        metavar="FILE",
+        help="GPUs and offers of your own, YAML or TOML, merged over the known ones",
+    )
+    command.add_argument(
+        "--prices",
+        action="append",
+        metavar="TABLE|FILE",
+        help="refreshed (in use once there is one), shipped or paper: that table; FILE, a CSV or "
+        "YAML: your own prices, merged over it; may be given several times",
+    )
+
+
+def _add_catalog(commands: Any) -> None:
+    catalog = commands.add_parser(
+        "catalog", help="the GPUs and prices that are known, and new ones"
+    )
+    whats = catalog.add_subparsers(dest="what", required=True)
+    for name, text in (
+        ("gpus", "the GPUs that are known"),
+        ("prices", "what they cost, which table that is from, and how old it is"),
+        ("refresh", "ask for the prices of today and use them from then on"),
+    ):
+        what = whats.add_parser(name, help=text)
+        _add_prices(what)
+    what.description = (
+        "Asks sources for prices, leaves out what cannot be true and says so, and keeps the others "
+        "for every command. A source that does not answer keeps its last prices."
+    )
+    what.add_argument(
+        "--source",
+        default="gpuhunt,aws",
+        metavar="A,B",
+        help="gpuhunt (catalogs of many providers; pip install '.[prices]'), aws (with your "
+        "credentials, on demand and spot), aws-public (on demand, needs no account); default: "
+        "gpuhunt,aws",
+    )
+    what.add_argument(
+        "--regions",
+        metavar="A,B",
+        help="of Amazon; default: all that the account may use, of aws-public us-east-1,us-west-2",
+    )
+    what.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="a CSV to write instead of the one that every command uses",
+    )
 
 
 def _add_fit(command: argparse.ArgumentParser) -> None:
@@ -170,6 +225,7 @@ def _add_plan(commands: Any) -> None:
     plan.add_argument(
         "given", nargs="?", type=Path, metavar="SPEC|RUN", help="default: the default sweep"
     )
+    _add_prices(plan)
     plan.add_argument("--next", action="store_true", help="what to measure next, and its price")
     plan.add_argument("--most", type=_positive, default=10, help="list so many (default: 10)")
 
@@ -207,6 +263,7 @@ def _add_estimate(commands: Any) -> None:
     add("--explain", action="store_true", help="what fills the memory, where the time goes")
     add("--constants", type=Path, metavar="FILE", help="of the clock, as 'calibrate' wrote them")
     add("--json", action="store_true", help="all of it, for programs")
+    _add_prices(estimate)
 
 
 def _above_zero(text: str) -> float:

@@ -1,6 +1,7 @@
 """One short function per command. Results go to stdout, progress and remarks to stderr."""
 
 import argparse
+import datetime as dt
 import json
 import os
 import sys
@@ -15,6 +16,7 @@ from fitting.table_error import TableError
 from gpu_catalog.catalog import Catalog, CatalogError, UnknownGpuError, load_catalog
 from orchestrator.adaptive import Adaptive
 from orchestrator.calibration import calibration_text, known_constants
+from orchestrator.catalog_commands import catalog_command, in_use_text
 from orchestrator.cluster import (
     ClusterError,
     cluster_address,
@@ -47,6 +49,7 @@ from orchestrator.gpu_check import (
     machine_with,
     time_is_left,
 )
+from orchestrator.known_prices import KnownPrices, known_prices
 from orchestrator.local_runner import run_trials_here
 from orchestrator.memory_tables import limits_section
 from orchestrator.next_measurements import (
@@ -97,11 +100,11 @@ def run(options: argparse.Namespace) -> int:
     """Runs the command that was parsed."""
     if options.command == "fit" and _is_of_a_table(options):
         return fit_table(options)
-    of_a_run = {"fit": fit, "report": report, "status": status}
+    of_a_run = {"fit": fit, "status": status}
     if options.command in of_a_run:
         return of_a_run[options.command](RunFolder.existing(options.run))
     if options.command == "catalog":
-        return catalog_gpus() if options.what == "gpus" else catalog_prices()
+        return catalog_command(options, _today())
     others = {
         "sweep": sweep,
         "estimate": estimate,
@@ -110,6 +113,7 @@ def run(options: argparse.Namespace) -> int:
         "gpu-check": gpu_check,
         "plan": plan_run,
         "rank": rank_run,
+        "report": report,
         "reproduce": reproduce,
     }
     return others[options.command](options)
@@ -117,15 +121,15 @@ def run(options: argparse.Namespace) -> int:
 
 def sweep(options: argparse.Namespace) -> int:
     """Measures what a specification asks for and is not known yet, then fits and ranks."""
-    text, spec = _given_sweep(options.spec, options.out, resume=options.resume)
+    prices, text, spec = _given_sweep(options)
     constants = known_constants(options.constants)
     folder = _run_path(options.out, spec.name)
-    catalog = spec.merged_catalog()
+    catalog = prices.over(spec.merged_catalog())
     if options.dry_run:
         known = RunFolder(folder).observations()
         _print_plan(_plan_without_starting(spec, catalog, known), folder)
         return 0
-    folder_run = open_run(folder, text, spec)
+    folder_run = open_run(folder, text, spec, prices.rows)
     with ObservationWriter(folder_run) as writer:
         if options.adaptive:
             # What is simulated tells what to expect of what is measured.
@@ -137,6 +141,7 @@ def sweep(options: argparse.Namespace) -> int:
             plan = measure(folder_run, writer, spec, catalog, Everything())
             plan = simulate(folder_run, writer, spec, plan, constants)
     ranking = _derive(folder_run, spec, catalog, plan)
+    remark(in_use_text(prices, catalog, _today()))
     _say(f"{headline(ranking)}\n\n{cheapest_section(ranking)}")
     _say(f"\nEvery offer, the fits and the limits: {folder_run.path}/report.md")
     if options.adaptive:
@@ -159,16 +164,20 @@ def plan_run(options: argparse.Namespace) -> int:
     given: Path | None = options.given
     if given is not None and (given / SPEC).exists():
         folder = RunFolder.existing(given)
-        spec = folder.spec()
+        prices, spec = _run_and_prices(folder, options)
         plan = _plan_of(folder, spec)
     else:
-        _, spec = _given_sweep(given, None, resume=False)
+        prices = known_prices(options)
+        text, name = _spec_text(given)
+        spec = parse_spec(text, name, base=prices.catalog)
         folder = RunFolder(_run_path(None, spec.name))
         plan = _plan_without_starting(spec, spec.merged_catalog(), folder.observations())
     if not options.next:
         _print_plan(plan, folder.path)
         return 0
-    found = _choices(spec, spec.merged_catalog(), None, folder.observations())
+    catalog = prices.over(spec.merged_catalog())
+    found = _choices(spec, catalog, None, folder.observations())
+    remark(in_use_text(prices, catalog, _today()))
     _say(next_table(found, options.most))
     return 0
 
@@ -212,7 +221,8 @@ def gpu_check(options: argparse.Namespace) -> int:
 
 def estimate(options: argparse.Namespace) -> int:
     """Simulates a job on GPUs of the catalog."""
-    catalog = load_catalog()
+    prices = known_prices(options)
+    catalog = prices.over(prices.catalog)
     question = asked_question(options)
     asked = asked_gpus(options, catalog)
     gpus, reasons = possible_gpus(question, asked)
@@ -227,6 +237,7 @@ def estimate(options: argparse.Namespace) -> int:
     if options.json:
         _say(as_json(found, one=len(asked) == 1))
         return 0
+    remark(in_use_text(prices, catalog, _today()))
     _say(as_table(found, question.workload))
     if options.explain:
         for each in found:
@@ -307,23 +318,28 @@ def export(options: argparse.Namespace) -> int:
 def rank_run(options: argparse.Namespace) -> int:
     """Prices a job on every offer, the specification's own unless told otherwise."""
     folder = RunFolder.existing(options.run)
-    spec = folder.spec()
+    prices, spec = _run_and_prices(folder, options)
+    catalog = prices.over(spec.merged_catalog())
     wish = {"queries": options.queries, "epochs": options.epochs, "batch_size": options.batch_size}
     given = {name: value for name, value in wish.items() if value is not None}
     workload = spec.workload.model_copy(update=given)
     observations = folder.observations()
     # The fastest batch size is among those timed, and no law is asked about it.
     families = () if workload.batch_size is None else fit_families(observations)
-    ranking = rank(workload, spec.merged_catalog(), _plan_of(folder, spec), observations, families)
+    ranking = rank(workload, catalog, _plan_of(folder, spec), observations, families)
     _write_ranking(folder, ranking)
+    remark(in_use_text(prices, catalog, _today()))
     _say(f"{headline(ranking)}\n\n{cheapest_section(ranking)}")
     return 0
 
 
-def report(folder: RunFolder) -> int:
+def report(options: argparse.Namespace) -> int:
     """Writes the report anew from the observations."""
-    spec = folder.spec()
-    _derive(folder, spec, spec.merged_catalog(), _plan_of(folder, spec))
+    folder = RunFolder.existing(options.run)
+    prices, spec = _run_and_prices(folder, options)
+    catalog = prices.over(spec.merged_catalog())
+    _derive(folder, spec, catalog, _plan_of(folder, spec))
+    remark(in_use_text(prices, catalog, _today()))
     _say((folder.path / "report.md").read_text(encoding="utf-8").rstrip())
     return 0
 
@@ -345,66 +361,6 @@ def status(folder: RunFolder) -> int:
     _say(table(("trial", "state", "largest batch", "fastest", "observations"), rows))
     running = "a sweep is running" if folder.is_running() else "no sweep is running"
     _say(f"\n{len(plan.complete)} of {len(rows)} trials done; {running}")
-    return 0
-
-
-def catalog_gpus() -> int:
-    """Lists the GPUs the catalog knows."""
-    headers = (
-        "key",
-        "reports itself as",
-        "usable GiB",
-        "GB/s",
-        "bf16 TFLOPS",
-        "recorded",
-        "source",
-    )
-    rows = [
-        (
-            gpu.key,
-            ", ".join(gpu.device_names),
-            "" if gpu.usable_memory_bytes is None else f"{gpu.usable_memory_bytes / 2**30:.2f}",
-            gpu.memory_bandwidth_gb_per_second or "",
-            gpu.bf16_dense_tflops or "",
-            gpu.recorded,
-            gpu.source,
-        )
-        for gpu in load_catalog().gpus
-    ]
-    _say(table(headers, rows))
-    return 0
-
-
-def catalog_prices() -> int:
-    """Lists the offers the catalog knows, cheapest first for each GPU."""
-    catalog = load_catalog()
-    headers = (
-        "GPU",
-        "provider",
-        "instance",
-        "GPUs",
-        "region",
-        "market",
-        "$/h",
-        "as of",
-        "recorded",
-    )
-    rows = [
-        (
-            gpu.key,
-            offer.provider,
-            offer.instance,
-            offer.gpus_per_instance,
-            offer.region,
-            offer.market,
-            f"{offer.usd_per_hour:.4g}",
-            offer.as_of or "not said",
-            offer.recorded,
-        )
-        for gpu in catalog.gpus
-        for offer in catalog.offers(gpu.key)
-    ]
-    _say(table(headers, rows))
     return 0
 
 
@@ -479,18 +435,28 @@ def _print_plan(plan: Plan, folder: Path) -> None:
     _say(f"\n{counts}; nothing was started")
 
 
-def _given_sweep(spec_path: Path | None, out: str | None, *, resume: bool) -> tuple[str, SweepSpec]:
-    """The sweep that was asked for: its text, and what it says."""
-    if resume:
-        if out is None or spec_path is not None:
+def _run_and_prices(
+    folder: RunFolder, options: argparse.Namespace
+) -> tuple[KnownPrices, SweepSpec]:
+    """The prices in use, and a run's specification that goes by them."""
+    prices = known_prices(options, folder.catalog_rows())
+    return prices, folder.spec(prices.catalog)
+
+
+def _given_sweep(options: argparse.Namespace) -> tuple[KnownPrices, str, SweepSpec]:
+    """The sweep that was asked for: its prices, its text, and what it says."""
+    if options.resume:
+        if options.out is None or options.spec is not None:
             raise SpecError(
                 "--resume takes the run folder and no specification: sweep --resume --out DIR"
             )
-        folder = RunFolder.existing(_run_path(out, ""))
+        folder = RunFolder.existing(_run_path(options.out, ""))
         # By the models the run knows: their folders, or the hub, may be gone.
-        return read_spec_text(folder.path / SPEC), folder.spec()
-    text, name = _spec_text(spec_path)
-    return text, parse_spec(text, name)
+        prices, spec = _run_and_prices(folder, options)
+        return prices, read_spec_text(folder.path / SPEC), spec
+    prices = known_prices(options)
+    text, name = _spec_text(options.spec)
+    return prices, text, parse_spec(text, name, base=prices.catalog)
 
 
 def _spec_text(spec_path: Path | None) -> tuple[str, str]:
@@ -512,6 +478,10 @@ def _run_path(out: str | None, name: str) -> Path:
     path = Path(out) if out is not None else Path("runs") / name
     in_ray_job = "runtime_resources" in Path.cwd().parts
     return Path.home() / path if in_ray_job else path.absolute()
+
+
+def _today() -> dt.date:
+    return dt.datetime.now(dt.UTC).date()
 
 
 def _say(text: str) -> None:

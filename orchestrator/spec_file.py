@@ -53,13 +53,16 @@ def read_spec_text(path: Path) -> str:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def parse_spec(text: str, name: str, models: Models | None = None) -> SweepSpec:
+def parse_spec(
+    text: str, name: str, models: Models | None = None, base: Catalog | None = None
+) -> SweepSpec:
     """A specification from its YAML text.
 
     Args:
         text: the YAML.
         name: what to call it in messages, usually its path.
         models: those it names, where they are known; others are looked up.
+        base: the catalog that its own rows go over; absent for the shipped one.
 
     Raises:
         SpecError: every mistake in it, a line each: file, line, where, what, what to do.
@@ -70,12 +73,13 @@ def parse_spec(text: str, name: str, models: Models | None = None) -> SweepSpec:
     if located.data is None and not problems:
         problems.append(Problem(1, "is empty: a sweep needs name, gpus, cells and workload"))
     elif located.data is not None:
-        catalog, catalog_problems = _own_catalog(located)
+        catalog, catalog_problems = _own_catalog(located, base or load_catalog())
         problems += catalog_problems
         models = dict(models or {})
         context = {"catalog": catalog, "own": _own_keys(located.data), "models": models}
         try:
-            spec = SweepSpec.model_validate(located.data, context=context).with_models(models)
+            spec = SweepSpec.model_validate(located.data, context=context)
+            spec = spec.with_models(models).with_base(base)
         except ValidationError as error:
             problems += say(error, located, SweepSpec)
         problems += [
@@ -91,19 +95,17 @@ def parse_spec(text: str, name: str, models: Models | None = None) -> SweepSpec:
     return spec
 
 
-def _own_catalog(located: LocatedYaml) -> tuple[Catalog, list[Problem]]:
+def _own_catalog(located: LocatedYaml, base: Catalog) -> tuple[Catalog, list[Problem]]:
     """The catalog the GPU keys are looked up in, even where the file's own rows are wrong."""
     rows = located.data.get("catalog", {}) if isinstance(located.data, dict) else {}
     try:
         parsed = CatalogRows.model_validate(rows)
-        return load_catalog(parsed.gpus, parsed.offers), []
+        return base.merged(parsed.gpus, parsed.offers), []
     except ValidationError:
-        return load_catalog(), []  # told where the whole file is validated
+        return base, []  # told where the whole file is validated
     except CatalogError as error:
         line = located.line(("catalog",))
-        return load_catalog(), [
-            Problem(line, f"catalog: {text}") for text in str(error).split("\n")
-        ]
+        return base, [Problem(line, f"catalog: {text}") for text in str(error).split("\n")]
 
 
 def _own_keys(data: object) -> set[str]:

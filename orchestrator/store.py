@@ -9,15 +9,17 @@ from typing import Self
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from gpu_catalog.catalog import Catalog, load_catalog
 from orchestrator.plan import Plan
 from orchestrator.spec_file import SpecError, parse_spec, read_spec_text
-from orchestrator.sweep import Models, SweepSpec
+from orchestrator.sweep import CatalogRows, Models, SweepSpec
 from orchestrator.wording import dotted
 from trials.models.model import Model
 from trials.observation import Observation
 
 SPEC = "sweep.yaml"
 MODELS = "models.json"
+CATALOG = "catalog.json"
 PLAN = "plan.json"
 OBSERVATIONS = "observations.jsonl"
 
@@ -49,9 +51,29 @@ class RunFolder:
             raise StoreError(f"{path}: not a run folder: it has no {SPEC}")
         return cls(path)
 
-    def spec(self) -> SweepSpec:
-        """The specification of this run."""
-        return parse_spec(read_spec_text(self.path / SPEC), str(self.path / SPEC), self._models())
+    def spec(self, base: Catalog | None = None) -> SweepSpec:
+        """The specification of this run.
+
+        Args:
+            base: the catalog its own rows go over; absent for the shipped one and ``catalog_rows``.
+        """
+        rows = self.catalog_rows() if base is None else CatalogRows()
+        if rows != CatalogRows():
+            base = load_catalog(rows.gpus, rows.offers)
+        path = self.path / SPEC
+        return parse_spec(read_spec_text(path), str(path), self._models(), base)
+
+    def catalog_rows(self) -> CatalogRows:
+        """The GPUs and prices of the user's file that the run began with; it may be gone by now."""
+        content = _content(self.path / CATALOG)
+        if content is None:
+            return CatalogRows()
+        try:
+            return CatalogRows.model_validate_json(content)
+        except ValidationError as error:
+            raise StoreError(
+                f"{self.path / CATALOG}: not rows of a catalog ({_mistake(error)}): restore it"
+            ) from None
 
     def _models(self) -> Models:
         """The models as they were when the run began: their folders may be gone by now."""
@@ -133,16 +155,26 @@ class RunFolder:
         return target
 
 
-def open_run(path: Path, spec_text: str, spec: SweepSpec) -> RunFolder:
+def open_run(
+    path: Path, spec_text: str, spec: SweepSpec, rows: CatalogRows | None = None
+) -> RunFolder:
     """The run folder of a sweep: a new one, or the one where this very sweep stopped.
+
+    Args:
+        path: the folder.
+        spec_text: the specification, as given.
+        spec: what it says.
+        rows: GPUs and prices of a user's file, that the specification goes by.
 
     Raises:
         StoreError: the folder belongs to something else. Nothing in it was changed.
     """
     run = RunFolder(path)
-    names = (_names(path) or set()) - {f".{SPEC}.part", MODELS, f".{MODELS}.part"}
+    beside = {name for file in (MODELS, CATALOG) for name in (file, f".{file}.part")}
+    names = (_names(path) or set()) - beside - {f".{SPEC}.part"}
     if SPEC in names:
         _check_same_sweep(run, spec)
+        _check_same_gpus(run, rows)
         return run
     if names:
         raise StoreError(f"{path}: holds {min(names)!r} but no run: choose another --out")
@@ -152,6 +184,8 @@ def open_run(path: Path, spec_text: str, spec: SweepSpec) -> RunFolder:
         raise _unusable(path, "made", error) from None
     # The specification comes last: a folder that has one is a run.
     run.write(MODELS, _MODELS.dump_json(spec.models, indent=1).decode() + "\n")
+    if rows is not None and rows != CatalogRows():
+        run.write(CATALOG, rows)
     run.write(SPEC, spec_text)
     return run
 
@@ -172,6 +206,18 @@ def _check_same_sweep(run: RunFolder, spec: SweepSpec) -> None:
         raise StoreError(
             f"{run.path}: is another sweep's run ({', '.join(differing)} differ): "
             "choose another --out, or run its own specification"
+        )
+
+
+def _check_same_gpus(run: RunFolder, rows: CatalogRows | None) -> None:
+    """What was measured was on the GPUs as they were told then; prices may change."""
+    then = {gpu.key: gpu for gpu in run.catalog_rows().gpus}
+    now = () if rows is None else rows.gpus
+    differing = [gpu.key for gpu in now if then.get(gpu.key, gpu) != gpu]
+    if differing:
+        raise StoreError(
+            f"{run.path}: began with other facts of {', '.join(differing)} than --catalog has now: "
+            "choose another --out, or restore them"
         )
 
 

@@ -170,10 +170,17 @@ class SweepSpec(Record):
     probe_timeout_seconds: Seconds = 600.0
     catalog: CatalogRows = CatalogRows()
     _models: Models = PrivateAttr(default_factory=dict)
+    _base: Catalog | None = PrivateAttr(default=None)
 
     def merged_catalog(self) -> Catalog:
-        """The shipped catalog with this sweep's own rows."""
-        return load_catalog(self.catalog.gpus, self.catalog.offers)
+        """The catalog it is read by, the shipped one unless told otherwise, with its own rows."""
+        base = self._base or load_catalog()
+        return base.merged(self.catalog.gpus, self.catalog.offers)
+
+    def with_base(self, base: Catalog | None) -> Self:
+        """The same, its rows over another catalog than the shipped one."""
+        self._base = base
+        return self
 
     @property
     def models(self) -> Models:

@@ -318,7 +318,8 @@ def test_fit_and_report_write_their_files_and_say_so(
 def test_catalog_lists_every_row(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A line each, prices cheapest first."""
     assert main(["catalog", what]) == 0
-    header, _, *rows = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()
+    header, _, *rows = (line for line in lines if line.startswith("|"))
     columns = [part.strip() for part in header.split("|")[1:-1]]
     table = [
         dict(zip(columns, (part.strip() for part in row.split("|")[1:-1]), strict=True))
