@@ -6,11 +6,23 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from gpu_catalog.catalog import Catalog, CatalogError, load_catalog
+from gpu_catalog.near import near_matches
+from gpu_catalog.record import Record
+from orchestrator.asked_workload import NO_QUERIES, SOURCES, AskedWorkload, workload_of
+from orchestrator.data_lengths import DataLengths
+from orchestrator.examples import DataError
 from orchestrator.located_yaml import LocatedYaml, Location, Problem, read_yaml
-from orchestrator.sweep import CatalogRows, Models, SweepSpec, can_stand_in, written_out
+from orchestrator.sweep import (
+    CatalogRows,
+    Models,
+    SweepSpec,
+    Workload,
+    can_stand_in,
+    written_out,
+)
 from orchestrator.wording import dotted, say, shown
 from trials.models.model import Model
 from trials.possible import impossible_on_model
@@ -54,7 +66,11 @@ def read_spec_text(path: Path) -> str:
 
 
 def parse_spec(
-    text: str, name: str, models: Models | None = None, base: Catalog | None = None
+    text: str,
+    name: str,
+    models: Models | None = None,
+    base: Catalog | None = None,
+    lengths: DataLengths | None = None,
 ) -> SweepSpec:
     """A specification from its YAML text.
 
@@ -63,6 +79,7 @@ def parse_spec(
         name: what to call it in messages, usually its path.
         models: those it names, where they are known; others are looked up.
         base: the catalog that its own rows go over; absent for the shipped one.
+        lengths: of its queries, where they are known; else its data set, if any, is read.
 
     Raises:
         SpecError: every mistake in it, a line each: file, line, where, what, what to do.
@@ -77,8 +94,10 @@ def parse_spec(
         problems += catalog_problems
         models = dict(models or {})
         context = {"catalog": catalog, "own": _own_keys(located.data), "models": models}
+        asked, asked_problems = _asked_workload(located)
+        problems += asked_problems
         try:
-            spec = SweepSpec.model_validate(located.data, context=context)
+            spec = SweepSpec.model_validate(_with_some_workload(located.data), context=context)
             spec = spec.with_models(models).with_base(base)
         except ValidationError as error:
             problems += say(error, located, SweepSpec)
@@ -87,12 +106,65 @@ def parse_spec(
             *_cell_problems(located, models),
             *_as_if_problems(located, catalog),
         ]
+        if asked is not None:
+            used = [m for block in _items(located.data, "cells") for m in _models_of(block, models)]
+            workload, workload_problems = _workload(located, asked, used, lengths)
+            problems += workload_problems
+            spec = None if spec is None else spec.model_copy(update={"workload": workload})
     if problems:
         # Parts are checked more than once; a mistake is told once.
         ordered = sorted(dict.fromkeys(problems), key=lambda problem: problem.line)
         raise SpecError("\n".join(f"{name}:{p.line}: {p.text}" for p in ordered))
     assert spec is not None
     return spec
+
+
+class _OfTheJob(Record):
+    """What a specification says of its job; the rest is validated apart."""
+
+    model_config = ConfigDict(extra="ignore")
+    workload: AskedWorkload
+
+
+def _asked_workload(located: LocatedYaml) -> tuple[AskedWorkload | None, list[Problem]]:
+    """The job as it is stated; None where it is not, or not rightly."""
+    if not isinstance(located.data, dict) or "workload" not in located.data:
+        return None, []  # told where the whole file is validated
+    try:
+        return _OfTheJob.model_validate(located.data).workload, []
+    except ValidationError as error:
+        problems = say(error, located, _OfTheJob)
+    if _says_no_queries(located.data["workload"]):
+        line = located.line(("workload",))
+        problems.insert(0, Problem(line, f"workload.queries: {NO_QUERIES}"))
+    return None, problems
+
+
+def _says_no_queries(raw: object) -> bool:
+    """Whether a workload says in no way, right or misspelt, which queries it has."""
+    says = ("queries", *SOURCES)
+    return isinstance(raw, dict) and not any(key in says or near_matches(key, says) for key in raw)
+
+
+def _with_some_workload(data: object) -> object:
+    """The same, with a workload that is right: what is wrong with its own is told apart."""
+    if not isinstance(data, dict) or "workload" not in data:
+        return data
+    return data | {"workload": Workload(queries=1, epochs=1)}
+
+
+def _workload(
+    located: LocatedYaml,
+    asked: AskedWorkload,
+    models: Sequence[Model],
+    lengths: DataLengths | None,
+) -> tuple[Workload | None, list[Problem]]:
+    """What the job comes to, its data read unless its lengths are known."""
+    try:
+        return workload_of(asked, models, lengths), []
+    except DataError as error:
+        lines = [(located.line(("workload", m.part)), m) for m in error.mistakes]
+        return None, [Problem(line, f"workload.{m.part}: {m.text}") for line, m in lines]
 
 
 def _own_catalog(located: LocatedYaml, base: Catalog) -> tuple[Catalog, list[Problem]]:

@@ -10,6 +10,7 @@ from typing import Self
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from gpu_catalog.catalog import Catalog, load_catalog
+from orchestrator.data_lengths import DataLengths
 from orchestrator.plan import Plan
 from orchestrator.spec_file import SpecError, parse_spec, read_spec_text
 from orchestrator.sweep import CatalogRows, Models, SweepSpec
@@ -19,6 +20,7 @@ from trials.observation import Observation
 
 SPEC = "sweep.yaml"
 MODELS = "models.json"
+LENGTHS = "lengths.json"
 CATALOG = "catalog.json"
 PLAN = "plan.json"
 OBSERVATIONS = "observations.jsonl"
@@ -61,7 +63,7 @@ class RunFolder:
         if rows != CatalogRows():
             base = load_catalog(rows.gpus, rows.offers)
         path = self.path / SPEC
-        return parse_spec(read_spec_text(path), str(path), self._models(), base)
+        return parse_spec(read_spec_text(path), str(path), self._models(), base, self._lengths())
 
     def catalog_rows(self) -> CatalogRows:
         """The GPUs and prices of the user's file that the run began with; it may be gone by now."""
@@ -86,6 +88,19 @@ class RunFolder:
             raise StoreError(
                 f"{self.path / MODELS}: not a list of models ({_mistake(error)}): restore it, or "
                 "delete it and have the models found again"
+            ) from None
+
+    def _lengths(self) -> DataLengths | None:
+        """How long queries were counted to be when the run began; their data may be gone by now."""
+        content = _content(self.path / LENGTHS)
+        if content is None:
+            return None
+        try:
+            return DataLengths.model_validate_json(content)
+        except ValidationError as error:
+            raise StoreError(
+                f"{self.path / LENGTHS}: not lengths of queries ({_mistake(error)}): restore it, "
+                "or delete it and have them counted again"
             ) from None
 
     def plan(self) -> Plan | None:
@@ -170,7 +185,7 @@ def open_run(
         StoreError: the folder belongs to something else. Nothing in it was changed.
     """
     run = RunFolder(path)
-    beside = {name for file in (MODELS, CATALOG) for name in (file, f".{file}.part")}
+    beside = {name for file in (MODELS, LENGTHS, CATALOG) for name in (file, f".{file}.part")}
     names = (_names(path) or set()) - beside - {f".{SPEC}.part"}
     if SPEC in names:
         _check_same_sweep(run, spec)
@@ -184,6 +199,8 @@ def open_run(
         raise _unusable(path, "made", error) from None
     # The specification comes last: a folder that has one is a run.
     run.write(MODELS, _MODELS.dump_json(spec.models, indent=1).decode() + "\n")
+    if spec.workload.lengths is not None:
+        run.write(LENGTHS, spec.workload.lengths)
     if rows is not None and rows != CatalogRows():
         run.write(CATALOG, rows)
     run.write(SPEC, spec_text)

@@ -2,7 +2,7 @@
 
 import itertools
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -10,6 +10,7 @@ from pydantic import (
     Field,
     PrivateAttr,
     ValidationInfo,
+    model_validator,
 )
 
 from gpu_catalog.catalog import Catalog, UnknownGpuError, load_catalog
@@ -18,6 +19,7 @@ from gpu_catalog.near import did_you_mean
 from gpu_catalog.offer import Offer
 from gpu_catalog.record import Record
 from orchestrator.cost import Overheads
+from orchestrator.data_lengths import DataLengths
 from trials.models.model import Model, UnknownModelError, find_model
 from trials.possible import resolved
 from trials.recipe import NAMED_RECIPES, PositiveInt, Recipe
@@ -25,6 +27,7 @@ from trials.timing import TimingRule
 from trials.workload import Cell, Weights
 
 Models = dict[str, Model]
+Padding = Literal["longest", "grouped", "packed"]
 
 
 def _known_gpu(key: str, info: ValidationInfo) -> str:
@@ -97,20 +100,45 @@ RecipeAxis = Annotated[tuple[WrittenRecipe, ...], Field(min_length=1)]
 IntAxis = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 
 
-class Workload(Record):
+class JobTerms(Record):
+    """What is stated of a job, whatever its data.
+
+    Attributes:
+        queries: training examples; absent for as many as its data has.
+        epochs: how often each is seen.
+        batch_size: price the job at this batch size; absent for the fastest measured one.
+        overheads: what it takes beside its steps.
+        padding: what a batch is made of: queries drawn at random, padded to the longest of them
+            (``longest``), queries of like lengths (``grouped``), or full rows (``packed``).
+        cutoff: tokens that longer queries are cut off at, or of a packed row; absent for no limit.
+        pad_to_multiple: what the length of a batch is rounded up to.
+    """
+
+    queries: PositiveInt | None = None
+    epochs: PositiveInt
+    batch_size: PositiveInt | None = None
+    overheads: Overheads = Overheads()
+    padding: Padding = "longest"
+    cutoff: PositiveInt | None = None
+    pad_to_multiple: PositiveInt = 8
+
+
+class Workload(JobTerms):
     """The job to be priced.
 
     Attributes:
         queries: training examples.
-        epochs: how often each is seen.
-        batch_size: price the job at this batch size; absent for the fastest measured one.
-        overheads: what it takes beside its steps.
+        lengths: how long they are; absent where each has the full sequence length.
     """
 
     queries: PositiveInt
-    epochs: PositiveInt
-    batch_size: PositiveInt | None = None
-    overheads: Overheads = Overheads()
+    lengths: DataLengths | None = None
+
+    @model_validator(mode="after")
+    def _rows_can_be_packed(self) -> Self:
+        if self.padding == "packed" and (self.lengths is None or self.cutoff is None):
+            raise ValueError("packing needs lengths, and a cutoff: the tokens of a row")
+        return self
 
 
 class CellBlock(Record):

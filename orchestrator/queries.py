@@ -1,0 +1,178 @@
+"""How a training example becomes the query that a model is trained on."""
+
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.examples import Example, Mistake
+from trials.models.tokens import Query
+
+JOINED_BY = "\n"
+# Conversations of ShareGPT say it so; templates know the others.
+ROLES = {"human": "user", "gpt": "assistant", "system": "system", "tool": "tool"}
+
+
+@dataclass(frozen=True, slots=True)
+class TextFields:
+    """The texts of some fields, a line end between them.
+
+    Attributes:
+        fields: their names, in order.
+    """
+
+    fields: tuple[str, ...]
+    part = "text_fields"
+
+    def query(self, example: Example) -> Query | Mistake:
+        """The text; empty where all fields are."""
+        texts = _texts(example, self.fields, self.part)
+        return texts if isinstance(texts, Mistake) else JOINED_BY.join(filter(None, texts.values()))
+
+    def __str__(self) -> str:
+        return f"fields {', '.join(self.fields)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A text with fields in it: ``Question: {question}``. ``{{`` and ``}}`` are braces.
+
+    Attributes:
+        pieces: what is written, and the field after it, if any.
+    """
+
+    pieces: tuple[tuple[str, str | None], ...]
+    part = "template"
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of its fields, each once."""
+        return tuple(dict.fromkeys(field for _, field in self.pieces if field is not None))
+
+    def query(self, example: Example) -> Query | Mistake:
+        """The text; empty where all fields are."""
+        texts = _texts(example, self.fields, self.part)
+        if isinstance(texts, Mistake):
+            return texts
+        if not any(texts.values()):
+            return ""
+        return "".join(
+            said + ("" if field is None else texts[field]) for said, field in self.pieces
+        )
+
+    def __str__(self) -> str:
+        escaped = (
+            (said.replace("{", "{{").replace("}", "}}"), field) for said, field in self.pieces
+        )
+        return "template " + repr(
+            "".join(said + ("" if field is None else f"{{{field}}}") for said, field in escaped)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation, as the tokenizer's chat template writes it.
+
+    Attributes:
+        field: a list of messages, each with ``role`` and ``content``, or ``from`` and ``value``.
+    """
+
+    field: str
+    part = "chat"
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The name of its field."""
+        return (self.field,)
+
+    def query(self, example: Example) -> Query | Mistake:
+        """The messages; none of them where the field is empty."""
+        if self.field not in example.fields:
+            return _absent(example, self.field)
+        messages = example.fields[self.field]
+        if messages is None:
+            return []
+        if not isinstance(messages, list):
+            return _wrong(example, self.field, f"must be a list of messages, not {_kind(messages)}")
+        found = [_message(message) for message in messages]
+        for number, message in enumerate(found, start=1):
+            if message is None:
+                return _wrong(
+                    example,
+                    self.field,
+                    f"message {number} has no role and content (nor from and value)",
+                )
+        return [message for message in found if message is not None]
+
+    def __str__(self) -> str:
+        return f"chat template on {self.field}"
+
+
+Rendering = TextFields | Template | Chat
+
+
+def parsed_template(text: str) -> Template | list[Mistake]:
+    r"""A template from its text, in which ``\n`` and ``\t`` are a line end and a tab, too."""
+    written = text.replace("\\n", "\n").replace("\\t", "\t")
+    label = repr(text)
+    try:
+        parts = list(string.Formatter().parse(written))
+    except ValueError as error:
+        return [Mistake("template", f"{label}: {error}: a brace itself is written {{{{ or }}}}")]
+    mistakes = [
+        Mistake(
+            "template",
+            f"{label}: {{{field}{'!' + conversion if conversion else ''}"
+            f"{':' + spec if spec else ''}}} is not the name of a field in braces",
+        )
+        for _, field, spec, conversion in parts
+        if field is not None and (spec or conversion or not field.strip())
+    ]
+    template = Template(tuple((said, field) for said, field, _, _ in parts))
+    if not mistakes and not template.fields:
+        mistakes = [
+            Mistake(
+                "template", f"{label}: names no field: write them in braces, as in {{question}}"
+            )
+        ]
+    return mistakes or template
+
+
+def _texts(example: Example, fields: Sequence[str], part: str) -> dict[str, str] | Mistake:
+    found = {}
+    for field in fields:
+        if field not in example.fields:
+            return _absent(example, field)
+        value = example.fields[field]
+        if isinstance(value, list | dict | bytes):
+            hint = "--chat is for messages" if part == "text_fields" else "name a field of text"
+            return _wrong(example, field, f"must be text, not {_kind(value)}: {hint}")
+        found[field] = "" if value is None else str(value)
+    return found
+
+
+def _absent(example: Example, field: str) -> Mistake:
+    there = ", ".join(example.fields) or "none"
+    text = f"{example.place}: has no field {field!r} (it has {there}): add it, or leave it out"
+    return Mistake("dataset", text)
+
+
+def _wrong(example: Example, field: str, text: str) -> Mistake:
+    return Mistake("dataset", f"{example.place}: {field}: {text}")
+
+
+def _kind(value: object) -> str:
+    for kind, name in ((list, "a list"), (dict, "an object"), (bytes, "bytes"), (str, "text")):
+        if isinstance(value, kind):
+            return name
+    return repr(value)[:40]
+
+
+def _message(message: object) -> Mapping[str, Any] | None:
+    """As chat templates take it; None for what is no message."""
+    if not isinstance(message, dict):
+        return None
+    if "role" in message:
+        return message
+    role, said = message.get("from"), message.get("value")
+    return {"role": ROLES.get(role, role), "content": said} if isinstance(role, str) else None

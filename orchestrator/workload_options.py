@@ -1,0 +1,79 @@
+"""The options that say something of a job, as what they mean."""
+
+import argparse
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from orchestrator.asked_workload import SOURCES, AskedWorkload, workload_of
+from orchestrator.data_lengths import PUBLISHED
+from orchestrator.examples import DataError, Mistake
+from orchestrator.sweep import JobTerms, Workload
+from trials.models.model import Model
+
+
+def given_options(options: argparse.Namespace) -> dict[str, Any]:
+    """The options that say something of a job, by the keys of ``workload`` in a specification.
+
+    ``dataset`` takes the name of a set of the paper as well, where there is no such file.
+    """
+    fields = {name: getattr(options, name, None) for name in AskedWorkload.model_fields}
+    found = {name: value for name, value in fields.items() if value is not None}
+    name = found.get("dataset")
+    if name in PUBLISHED and not Path(name).exists():
+        found["named"] = found.pop("dataset")
+    if "text_fields" in found:
+        found["text_fields"] = tuple(found["text_fields"].split(","))
+    for option, padding in (("packing", "packed"), ("group_by_length", "grouped")):
+        if getattr(options, option, False):
+            found["padding"] = padding
+    return found
+
+
+def asked_workload(fields: dict[str, Any]) -> AskedWorkload:
+    """The job that options state.
+
+    Raises:
+        DataError: a value cannot be; a line for each mistake.
+    """
+    try:
+        return AskedWorkload.model_validate(fields)
+    except ValidationError as error:
+        raise DataError(
+            Mistake(str(detail["loc"][0]), f"{detail['input']!r}: {detail['msg']}")
+            for detail in error.errors()
+        ) from None
+
+
+def changed_workload(
+    workload: Workload, options: argparse.Namespace, models: Collection[Model]
+) -> Workload:
+    """A job with what the options say instead: of other data, or only on other terms.
+
+    Args:
+        workload: the job as it is.
+        options: those of a command.
+        models: those it is priced for.
+
+    Raises:
+        DataError: the options contradict themselves, or their data cannot be read.
+    """
+    fields = given_options(options)
+    terms = {name: getattr(workload, name) for name in JobTerms.model_fields}
+    if fields.keys() & set(SOURCES):
+        # As many queries as the new data has, unless told.
+        return workload_of(asked_workload(terms | {"queries": None} | fields), models)
+    # The lengths that are known serve on, as if what they are of was named anew.
+    others = sorted(fields.keys() - terms.keys())
+    if others:
+        raise DataError(
+            Mistake(name, f"{fields[name]!r}: goes with --dataset: add it, or leave this out")
+            for name in others
+        )
+    try:
+        return Workload(**terms | fields, lengths=workload.lengths)
+    except ValidationError as error:
+        why = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise DataError([Mistake("packing", why)]) from None

@@ -1,0 +1,68 @@
+"""How many tokens and steps a job comes to at a batch size; pure.
+
+A workload without lengths is as before: every query has the full sequence length.
+"""
+
+import math
+
+from orchestrator.sweep import Workload
+
+
+def padded_tokens(workload: Workload, batch_size: int, seq_len: int) -> float:
+    """Expected tokens of each row of a full batch, padding included.
+
+    Random batches padded to their longest (``Lengths.padded``), batches of like lengths
+    (``Lengths.grouped``), or packed rows, which are full. A step has ``batch_size`` times as many.
+
+    Args:
+        workload: the job.
+        batch_size: rows per step; a row is a query, or a packed one.
+        seq_len: tokens of every query where the workload has no lengths.
+    """
+    data = workload.lengths
+    if data is None:
+        return float(seq_len)
+    if workload.padding == "packed":
+        return float(_row_length(workload))
+    lengths = data.lengths if workload.cutoff is None else data.lengths.cut(workload.cutoff)
+    rows = min(batch_size, workload.queries)
+    if workload.padding == "grouped":
+        return lengths.grouped(rows, workload.queries, workload.pad_to_multiple)
+    return lengths.padded(rows, workload.pad_to_multiple)
+
+
+def longest_tokens(workload: Workload, seq_len: int) -> int:
+    """Tokens of the longest row there is, padding included: what memory must hold.
+
+    Args:
+        workload: the job.
+        seq_len: tokens of every query where the workload has no lengths.
+    """
+    data = workload.lengths
+    if data is None:
+        return seq_len
+    if workload.padding == "packed":
+        return _row_length(workload)
+    longest = min(data.longest, workload.cutoff or data.longest)
+    return -(-longest // workload.pad_to_multiple) * workload.pad_to_multiple
+
+
+def rows(workload: Workload) -> int:
+    """Rows of an epoch: its queries, or as many packed ones as their tokens fill.
+
+    Queries are packed one after the other, cut where a row is full, and nothing of them is cut off.
+    """
+    if workload.padding != "packed" or workload.lengths is None:
+        return workload.queries
+    tokens = workload.lengths.lengths.mean * workload.queries
+    return math.ceil(round(tokens) / _row_length(workload))
+
+
+def steps(workload: Workload, batch_size: int) -> int:
+    """Optimizer steps of the job: ``ceil(rows / batch) * epochs``; a last batch may be smaller."""
+    return -(-rows(workload) // batch_size) * workload.epochs
+
+
+def _row_length(workload: Workload) -> int:
+    assert workload.cutoff is not None  # Workload sees to it
+    return workload.cutoff
