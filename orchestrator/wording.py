@@ -16,6 +16,7 @@ from orchestrator.located_yaml import LocatedYaml, Location, Problem
 WORDS = {
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
+    "int_parsing": "must be a whole number",
     "float_type": "must be a number",
     "float_parsing": "must be a number",
     "finite_number": "must be a finite number",
