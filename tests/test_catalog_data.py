@@ -16,11 +16,6 @@ OFFERS = [offer for gpu in CATALOG.gpus for offer in CATALOG.offers(gpu.key)]
 GIB = 2**30
 
 
-def per_gpu(offer: Offer) -> float:
-    """US dollars per hour for one GPU of the instance."""
-    return offer.usd_per_hour / offer.gpus_per_instance
-
-
 each_gpu = pytest.mark.parametrize("gpu", CUDA, ids=lambda gpu: gpu.key)
 
 
@@ -74,6 +69,34 @@ def test_rates_are_dense_and_in_the_units_their_names_say(gpu: Gpu) -> None:
     assert gpu.bf16_dense_tflops in (None, gpu.fp16_dense_tflops)
     assert 300 <= (gpu.memory_bandwidth_gb_per_second or 0) <= 8000
     assert 70 <= (gpu.tdp_watts or 0) <= 1000
+
+
+# Operations of a multiprocessor in a cycle: half precision on its tensor cores, dense and summed in
+# fp32; and fp32 without them. NVIDIA's architecture whitepapers.
+PER_CYCLE = {
+    "7.0": (1024, 128),
+    "7.5": (1024, 128),
+    "8.0": (2048, 128),
+    "8.6": (1024, 256),
+    "8.9": (1024, 256),
+    "9.0": (4096, 256),
+    "10.0": (8192, 256),
+    "12.0": (1024, 256),
+}
+# Sold with half the rate where sums are in fp32.
+HALVED = {"RTX-3090", "RTX-4090", "RTX-5090", "A10G"}
+
+
+@each_gpu
+def test_rates_are_those_of_a_clock_that_exists(gpu: Gpu) -> None:
+    """With structured sparsity, or summed in fp16, they would need twice the clock of any GPU."""
+    assert gpu.multiprocessors is not None
+    half, single = PER_CYCLE[gpu.compute_capability or ""]
+    half //= 2 if gpu.key in HALVED else 1
+    for tflops, per_cycle in ((gpu.fp16_dense_tflops, half), (gpu.fp32_tflops, single)):
+        assert tflops is not None
+        ghz = tflops * 1e3 / (gpu.multiprocessors * per_cycle)
+        assert 1.4 < ghz < 2.6, (gpu.key, ghz)
 
 
 @each_gpu
@@ -133,12 +156,12 @@ def test_a_spot_price_per_gpu_is_below_what_the_provider_asks_on_demand() -> Non
     """Also where the two are listed for instances of different size."""
     for spot in (offer for offer in OFFERS if offer.market == "spot"):
         same = [
-            per_gpu(offer)
+            offer.usd_per_gpu_hour
             for offer in CATALOG.offers(spot.gpu)
             if offer.provider == spot.provider and offer.market == "on-demand"
         ]
         assert same, f"{spot.instance}: no on-demand price to judge it by"
-        assert per_gpu(spot) < min(same)
+        assert spot.usd_per_gpu_hour < min(same)
 
 
 def test_a_price_far_under_those_elsewhere_carries_a_note() -> None:
@@ -150,14 +173,15 @@ def test_a_price_far_under_those_elsewhere_carries_a_note() -> None:
         f"{offer.gpu} {offer.provider} {offer.instance}"
         for offers in markets.values()
         for offer in offers
-        if per_gpu(offer) < 0.6 * median(map(per_gpu, offers)) and not offer.note
+        if offer.usd_per_gpu_hour < 0.6 * median(o.usd_per_gpu_hour for o in offers)
+        and not offer.note
     ]
     assert suspects == []
 
 
 def test_a_gpu_costs_between_cents_and_a_score_of_dollars_an_hour() -> None:
     """Per GPU: a price of the whole instance listed as that of one GPU would leave this."""
-    assert all(0.1 < per_gpu(offer) < 20 for offer in OFFERS)
+    assert all(0.1 < offer.usd_per_gpu_hour < 20 for offer in OFFERS)
     assert all(1 <= offer.gpus_per_instance <= 8 for offer in OFFERS)
 
 
@@ -168,7 +192,7 @@ def test_bigger_instances_of_a_provider_cost_about_the_same_for_each_gpu() -> No
         return offer.gpu, offer.provider, offer.market
 
     for key, group in groupby(sorted(OFFERS, key=of_provider), key=of_provider):
-        prices = [per_gpu(offer) for offer in group]
+        prices = [offer.usd_per_gpu_hour for offer in group]
         assert max(prices) < 2 * min(prices), key
 
 

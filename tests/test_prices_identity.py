@@ -194,6 +194,29 @@ def test_memory_as_amazon_counts_it_is_that_of_the_gpu() -> None:
             assert found.key == AMAZON[real.gpu, real.memory_mib]
 
 
+def test_shipped_offers_are_told_as_the_gpus_they_are_listed_for() -> None:
+    """By what a catalog would say of them: the tables agree with what was looked up by hand."""
+    of_key = {key: name for name, keys in names().items() for key in keys}
+    told = 0
+    for offer in CATALOG.all_offers:
+        if offer.gpu == "cpu":
+            continue
+        memory = CATALOG.gpu(offer.gpu).marketed_memory_gb
+        found = identify(
+            raw(
+                provider=offer.provider,
+                instance=offer.instance,
+                gpus=offer.gpus_per_instance,
+                gpu_name=of_key[offer.gpu],
+                gpu_memory_gib=memory,
+            ),
+            CATALOG,
+        )
+        assert isinstance(found, Miss) or found.key == offer.gpu, offer
+        told += isinstance(found, Gpu)
+    assert told >= 60
+
+
 def test_names_and_forms_are_of_gpus_that_the_catalog_has() -> None:
     """Each form names its GPU's size, has a source, and stands for one of its name's GPUs."""
     known = {gpu.key for gpu in CATALOG.gpus}
