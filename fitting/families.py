@@ -295,7 +295,14 @@ def fit_family(name: FamilyName, rows: StepTimes, *, most_nested: int = MOST_NES
 
 
 def predict(  # noqa: PLR0913, PLR0917 - what a step depends on
-    fit: FamilyFit, gpu: str, stack: str, seq_len: int, sparsity: float, batch_size: float
+    fit: FamilyFit,
+    gpu: str,
+    stack: str,
+    seq_len: int,
+    sparsity: float,
+    batch_size: float,
+    *,
+    tokens_per_query: float | None = None,
 ) -> Prediction | None:
     """Seconds of one step of queries of one length; None where the law does not speak of it.
 
@@ -306,12 +313,18 @@ def predict(  # noqa: PLR0913, PLR0917 - what a step depends on
         seq_len: tokens per query.
         sparsity: active experts over experts.
         batch_size: queries per step.
+        tokens_per_query: padding included; absent for the length itself. A law of queries says
+            nothing of another.
     """
+    tokens = seq_len if tokens_per_query is None else tokens_per_query
+    shape = None if fit.form is None else SHAPES.get(fit.form)
+    if tokens != seq_len and (shape is None or shape.work is not Work.TOKENS):
+        return None
     row = StepTimes(
         gpu=np.array([gpu_name(gpu, stack)]),
         series=np.array([series_name(gpu, stack, seq_len)]),
         batch_size=np.array([float(batch_size)]),
-        tokens=np.array([float(batch_size * seq_len)]),
+        tokens=np.array([float(batch_size * tokens)]),
         sparsity=np.array([float(sparsity)]),
         seconds=np.array([np.nan]),
     )

@@ -75,6 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
     for name, text in (
         ("fit", "fit the laws to a run's observations, or to anybody's in a CSV"),
         ("rank", "price a job on every offer and write ranking.csv and ranking.json"),
+        ("what-if", "price another job, or by other prices, and leave the run as it is"),
         ("report", "write report.md and print it"),
         ("status", "how far a run is"),
     ):
@@ -85,12 +86,8 @@ def build_parser() -> argparse.ArgumentParser:
         command.add_argument("run", type=Path, metavar="RUN", help="the run folder")
         if name != "status":
             _add_prices(command)
-        if name == "rank":
-            command.add_argument("--queries", type=_positive, help="training examples")
-            command.add_argument("--epochs", type=_positive, help="how often each is seen")
-            command.add_argument(
-                "--batch-size", type=_positive, help="price at this size (default: the fastest)"
-            )
+        if name in ("rank", "what-if"):
+            _add_job(command)
     export = commands.add_parser(
         "export", help="write a run's observations in the columns of another project"
     )
@@ -136,6 +133,56 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_catalog(commands)
     return parser
+
+
+def _add_constraints(command: argparse.ArgumentParser) -> None:
+    """Which offers are wanted."""
+    add = command.add_argument
+    add("--providers", metavar="A,B", help="of these alone")
+    add("--regions", metavar="A,B", help="alike, in the provider's own words")
+    add(
+        "--spot",
+        action=argparse.BooleanOptionalAction,
+        help="spot instances alone, or none (default: both)",
+    )
+    add(
+        "--single-gpu-instances",
+        action="store_true",
+        help="none whose other GPUs would be paid for in vain",
+    )
+
+
+def _add_overheads(command: argparse.ArgumentParser) -> None:
+    """What a job takes beside its steps."""
+    add = command.add_argument
+    for name, unit, assumed in (
+        ("startup_minutes", "from renting to the first step", "10"),
+        ("checkpoint_seconds", "to write one", "30"),
+        ("checkpoint_minutes", "of work between two, on demand", "60"),
+        ("interruptions_per_day", "of a spot instance", "0.1"),
+    ):
+        told = f"{unit} (default: the specification's, else {assumed}, assumed)"
+        kind = _above_zero if name == "checkpoint_minutes" else _not_negative
+        add(f"--{name.replace('_', '-')}", type=kind, metavar="N", help=told)
+
+
+def _add_job(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--queries", type=_positive, help="training examples")
+    add("--epochs", type=_positive, help="how often each is seen")
+    add(
+        "--batch-size",
+        type=_timed_size,
+        metavar="N|fastest|largest",
+        help="queries per step, or which of those timed (default: fastest)",
+    )
+    add("--deadline", type=_above_zero, metavar="HOURS", help="leave out what takes longer")
+    add("--budget-usd", type=_above_zero, metavar="USD", help="leave out what costs more")
+    _add_constraints(command)
+    _add_overheads(command)
+    shown = command.add_mutually_exclusive_group()
+    shown.add_argument("--json", action="store_true", help="print what ranking.json has")
+    shown.add_argument("--csv", action="store_true", help="print what ranking.csv has")
 
 
 def _add_prices(command: argparse.ArgumentParser) -> None:
@@ -264,16 +311,29 @@ def _add_estimate(commands: Any) -> None:
     add("--constants", type=Path, metavar="FILE", help="of the clock, as 'calibrate' wrote them")
     add("--json", action="store_true", help="all of it, for programs")
     _add_prices(estimate)
+    _add_constraints(estimate)
+    _add_overheads(estimate)
 
 
 def _above_zero(text: str) -> float:
+    value = _not_negative(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError(f"must be greater than 0, not {text}")
+    return value
+
+
+def _not_negative(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be a number, not {text!r}") from None
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be greater than 0, not {text}")
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number of at least 0, not {text}")
     return value
+
+
+def _timed_size(text: str) -> int | str:
+    return text if text in ("fastest", "largest") else _positive(text)
 
 
 def _size(text: str) -> int | None:

@@ -49,6 +49,7 @@ from orchestrator.gpu_check import (
     machine_with,
     time_is_left,
 )
+from orchestrator.job_options import asked_constraints, asked_job
 from orchestrator.known_prices import KnownPrices, known_prices
 from orchestrator.local_runner import run_trials_here
 from orchestrator.memory_tables import limits_section
@@ -72,6 +73,7 @@ from orchestrator.spec_file import (
     read_spec_text,
     shipped_specs,
 )
+from orchestrator.step_seconds import Batch
 from orchestrator.store import PLAN, SPEC, ObservationWriter, RunFolder, StoreError, open_run
 from orchestrator.sweep import SweepSpec
 from orchestrator.tables import table
@@ -113,6 +115,7 @@ def run(options: argparse.Namespace) -> int:
         "gpu-check": gpu_check,
         "plan": plan_run,
         "rank": rank_run,
+        "what-if": rank_run,
         "report": report,
         "reproduce": reproduce,
     }
@@ -316,20 +319,37 @@ def export(options: argparse.Namespace) -> int:
 
 
 def rank_run(options: argparse.Namespace) -> int:
-    """Prices a job on every offer, the specification's own unless told otherwise."""
+    """Prices a job on every offer, the specification's own unless told otherwise.
+
+    ``what-if`` does it for the answer alone, and leaves the run as it is.
+    """
     folder = RunFolder.existing(options.run)
     prices, spec = _run_and_prices(folder, options)
     catalog = prices.over(spec.merged_catalog())
-    wish = {"queries": options.queries, "epochs": options.epochs, "batch_size": options.batch_size}
-    given = {name: value for name, value in wish.items() if value is not None}
-    workload = spec.workload.model_copy(update=given)
+    workload = asked_job(options, spec.workload)
+    batch: Batch = options.batch_size or workload.batch_size or "fastest"
     observations = folder.observations()
     # The fastest batch size is among those timed, and no law is asked about it.
-    families = () if workload.batch_size is None else fit_families(observations)
-    ranking = rank(workload, catalog, _plan_of(folder, spec), observations, families)
-    _write_ranking(folder, ranking)
+    families = fit_families(observations) if isinstance(batch, int) else ()
+    ranking = rank(
+        workload,
+        catalog,
+        _plan_of(folder, spec),
+        observations,
+        families,
+        batch=batch,
+        constraints=asked_constraints(options),
+        seed=spec.seed,
+    )
+    if options.command == "rank":
+        _write_ranking(folder, ranking)
     remark(in_use_text(prices, catalog, _today()))
-    _say(f"{headline(ranking)}\n\n{cheapest_section(ranking)}")
+    if options.json:
+        _say(ranking.model_dump_json(indent=1))
+    elif options.csv:
+        _say(ranking_csv(ranking).rstrip("\n"))
+    else:
+        _say(f"{headline(ranking)}\n\n{cheapest_section(ranking)}")
     return 0
 
 

@@ -5,14 +5,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from pydantic import ValidationError
 
+from fitting.laws import FloatArray
 from fitting.result import Interval
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.offer import Offer
 from gpu_catalog.record import Record
-from orchestrator.ranking import job_hours
+from orchestrator.cost import charged_hours, rental
+from orchestrator.ranking import Constraints, job_hours, overheads_text
 from orchestrator.sweep import Workload
 from orchestrator.tables import table
 from trials.models.model import Model
@@ -125,6 +128,7 @@ class Question:
         batch_size: queries per step; absent for the largest that fits.
         batch_limit: the largest to try.
         workload: the job to price.
+        constraints: what an offer must be.
         routing_draws: draws of the experts' shares to tell the spread of the peak from.
         expandable_segments: a setting of PyTorch's allocator.
     """
@@ -136,6 +140,7 @@ class Question:
     batch_size: int | None
     batch_limit: int
     workload: Workload
+    constraints: Constraints
     routing_draws: int
     expandable_segments: bool
 
@@ -317,36 +322,50 @@ def _speed(  # noqa: PLR0913, PLR0917 - as above
         "queries_per_second_interval": Interval(
             low=batch_size / seconds.high, high=batch_size / seconds.low
         ),
-        "price": _price(question.workload, catalog.offers(gpu.key), batch_size, step, seconds),
+        "price": _price(question, catalog.offers(gpu.key), batch_size, step, seconds),
     }
 
 
 def _price(
-    workload: Workload,
+    question: Question,
     offers: Sequence[Offer],
     batch_size: int,
     step: StepTime,
     seconds: Interval,
 ) -> Price | None:
-    """The job on the cheapest of a GPU's offers."""
-    if not offers:
-        return None
-    offer = min(offers, key=lambda o: o.usd_per_hour)
-    hours, low, high = (
-        job_hours(workload, batch_size, s) for s in (step.seconds, seconds.low, seconds.high)
+    """The job on the cheapest of a GPU's offers that are wanted."""
+    told = np.array([step.seconds, seconds.low, seconds.high])
+    steps_hours = job_hours(question.workload, batch_size, 1.0) * told
+    rented = {
+        spot: rental(steps_hours, question.workload.overheads, spot=spot).hours
+        for spot in (False, True)
+    }
+    prices = [
+        _priced(offer, rented[offer.market == "spot"])
+        for offer in offers
+        if question.constraints.allows(offer)
+    ]
+    return min(prices, key=lambda price: price.usd, default=None)
+
+
+def _priced(offer: Offer, rented: FloatArray) -> Price:
+    """What so many hours, their low and their high end cost."""
+    hours, low, high = map(float, rented)
+    usd, usd_low, usd_high = (
+        charged_hours(each, offer.minimum_minutes) * offer.usd_per_hour
+        for each in (hours, low, high)
     )
-    rate = offer.usd_per_hour
     return Price(
         provider=offer.provider,
         instance=offer.instance,
         region=offer.region,
         market=offer.market,
         gpus_per_instance=offer.gpus_per_instance,
-        usd_per_hour=rate,
+        usd_per_hour=offer.usd_per_hour,
         hours=hours,
         hours_interval=Interval(low=low, high=high),
-        usd=hours * rate,
-        usd_interval=Interval(low=low * rate, high=high * rate),
+        usd=usd,
+        usd_interval=Interval(low=usd_low, high=usd_high),
     )
 
 
@@ -398,7 +417,8 @@ def as_table(found: Sequence[Estimated], workload: Workload) -> str:
         "basis",
     )
     job = (
-        f"The job: {workload.queries:,} queries x {workload.epochs} epochs. Nothing was measured. "
+        f"The job: {workload.queries:,} queries x {workload.epochs} epochs"
+        f"{overheads_text(workload.overheads)}. Nothing was measured. "
         "The cheapest first; in brackets 90 % intervals."
     )
     rows = [_row(each.estimate) for each in found]

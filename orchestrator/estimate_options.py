@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from gpu_catalog.catalog import Catalog, UnknownGpuError
 from gpu_catalog.gpu import Gpu
 from orchestrator.estimate import EstimateError, Question, plain
+from orchestrator.job_options import asked_constraints, asked_job
 from orchestrator.sweep import Workload, written_out
 from trials.models.model import Model, find_model
 from trials.recipe import Recipe
@@ -33,7 +34,8 @@ def asked_question(options: argparse.Namespace) -> Question:
         seq_len=options.seq_len,
         batch_size=options.batch_size,
         batch_limit=BATCH_LIMIT,
-        workload=Workload(queries=options.queries, epochs=options.epochs),
+        workload=asked_job(options, Workload(queries=options.queries, epochs=options.epochs)),
+        constraints=asked_constraints(options),
         routing_draws=_draws(options, model),
         expandable_segments=options.expandable_segments,
     )

@@ -19,7 +19,7 @@ from fitting.step_times import Form
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.offer import Offer
 from gpu_catalog.record import Record
-from orchestrator.cost import charged_hours, rental
+from orchestrator.cost import NO_OVERHEADS, Overheads, charged_hours, rental
 from orchestrator.plan import Plan
 from orchestrator.step_seconds import (
     Batch,
@@ -151,6 +151,17 @@ class Ranking(Record):
     constraints: Constraints = Constraints()
     offers: tuple[RankedOffer, ...]
     excluded: tuple[Excluded, ...]
+
+
+def overheads_text(overheads: Overheads) -> str:
+    """What is assumed of a job beside its steps, in words."""
+    if overheads == NO_OVERHEADS:
+        return ""
+    return (
+        f", {overheads.startup_minutes:g} min of start-up, checkpoints of "
+        f"{overheads.checkpoint_seconds:g} s, spot instances taken away "
+        f"{overheads.interruptions_per_day:g} times a day (assumed, not measured)"
+    )
 
 
 def job_hours(workload: Workload, batch_size: int, step_seconds: float) -> float:

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from fitting.fit import Fit, Fits
-from orchestrator.cost import NO_OVERHEADS, Overheads
 from orchestrator.law_tables import laws_section, parameters_text
 from orchestrator.memory_tables import limits_section
 from orchestrator.plan import Plan
-from orchestrator.ranking import RankedOffer, Ranking, comparable
+from orchestrator.ranking import RankedOffer, Ranking, comparable, overheads_text
 from orchestrator.recipe_table import recipes_section
 from orchestrator.steadiness import steadiness_section
 from orchestrator.sweep import SweepSpec
@@ -47,7 +46,7 @@ def markdown(
 def headline(ranking: Ranking) -> str:
     """What was priced, on what basis."""
     job = ranking.workload
-    text = f"The job: {job.queries:,} queries x {job.epochs} epochs{_overheads(job.overheads)}."
+    text = f"The job: {job.queries:,} queries x {job.epochs} epochs{overheads_text(job.overheads)}."
     bases = sorted({row.basis for row in ranking.offers})
     if bases:
         text += f" Step times are {' and '.join(bases)}, at full sequence length."
@@ -62,16 +61,6 @@ def headline(ranking: Ranking) -> str:
             "on a model of the GPU."
         )
     return text
-
-
-def _overheads(overheads: Overheads) -> str:
-    if overheads == NO_OVERHEADS:
-        return ""
-    return (
-        f", {overheads.startup_minutes:g} min of start-up, checkpoints of "
-        f"{overheads.checkpoint_seconds:g} s, spot instances taken away "
-        f"{overheads.interruptions_per_day:g} times a day (assumed, not measured)"
-    )
 
 
 def cheapest_section(ranking: Ranking) -> str:

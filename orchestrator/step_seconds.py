@@ -3,12 +3,13 @@
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from fitting.doubt import NORMAL_90, Doubt, simulated
 from fitting.families import FamilyFit, predict
+from fitting.points import series_name
 from fitting.step_times import Form
 from trials.observation import Basis, Measurement, Observation, Outcome, largest_batch
 from trials.timing import median_interval
@@ -39,7 +40,7 @@ class StepTime:
         seconds: of one step.
         doubt: of that.
         source: where it is known from.
-        law: which, where it is known from one.
+        law: which, where it is known from one, or was scaled by one to another length.
         extrapolated: the law was asked beyond what it was fitted on.
     """
 
@@ -127,11 +128,7 @@ def by_law(  # noqa: PLR0913, PLR0917 - what a law of a step speaks of
 
     A law fitted to simulated steps is off by what the simulation is off, and by what the law is.
     """
-    of = (cell.model, cell.weights, cell.recipe.key, basis)
-    for family in families:
-        name = family.name
-        if (name.model, name.weights, name.recipe, name.basis) != of:
-            continue
+    for family in _families_of(cell, basis, families):
         told = predict(family, cell.gpu, stack, cell.seq_len, cell.sparsity, batch_size)
         if told is not None:
             mine = [o.measurement for o in seen if o.basis is basis and o.measurement is not None]
@@ -140,6 +137,57 @@ def by_law(  # noqa: PLR0913, PLR0917 - what a law of a step speaks of
             doubt = replace(of_simulation, own=math.hypot(law, of_simulation.own))
             return StepTime(batch_size, told.value, doubt, "law", family.form, told.extrapolated)
     return None
+
+
+def at_length(  # noqa: PLR0913, PLR0917 - what a step depends on
+    step: StepTime,
+    cell: Cell,
+    stack: str,
+    basis: Basis,
+    tokens: float,
+    families: Sequence[FamilyFit],
+) -> StepTime | None:
+    """The step time of queries padded to so many tokens on average, not to the full length.
+
+    As many times shorter as the law of the family says; None where it is not one of tokens. It
+    extrapolates where that GPU was seen at no length as short.
+
+    Args:
+        step: at the full length.
+        cell: what runs.
+        stack: that it was seen with.
+        basis: alike.
+        tokens: per query, padding included.
+        families: the laws that may speak of it.
+    """
+    if tokens == cell.seq_len:
+        return step
+    place = (cell.gpu, stack, cell.seq_len, cell.sparsity, step.batch_size)
+    for family in _families_of(cell, basis, families):
+        full = predict(family, *place)
+        short = predict(family, *place, tokens_per_query=tokens)
+        if full is None or short is None:
+            continue
+        law = math.log(short.high / short.low) / 2 / NORMAL_90
+        doubt = replace(step.doubt, own=math.hypot(step.doubt.own, law))
+        gpu = series_name(cell.gpu, stack, 0).removesuffix("0")
+        lengths = [int(s.name.removeprefix(gpu)) for s in family.series if s.name.startswith(gpu)]
+        return replace(
+            step,
+            seconds=step.seconds * short.value / full.value,
+            doubt=doubt,
+            law=family.form,
+            extrapolated=step.extrapolated or tokens < min(lengths, default=cell.seq_len),
+        )
+    return None
+
+
+def _families_of(cell: Cell, basis: Basis, families: Sequence[FamilyFit]) -> Iterator[FamilyFit]:
+    of = (cell.model, cell.weights, cell.recipe.key, basis)
+    for family in families:
+        name = family.name
+        if (name.model, name.weights, name.recipe, name.basis) == of:
+            yield family
 
 
 def timed_steps(

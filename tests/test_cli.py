@@ -277,14 +277,14 @@ def test_trial_waiting_on_a_cluster_is_not_called_skipped_by_a_machine_without_i
 def test_rank_prices_the_job_it_is_told_and_writes_both_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """80 queries by 40 are 2 steps of 50 ms, 5 times."""
+    """80 queries by 40 are 2 steps of 50 ms, 5 times, after ten minutes of start-up."""
     made_run(tmp_path / "run")
     assert main(["rank", "run", "--queries", "80", "--epochs", "5"]) == 0
-    assert "80 queries x 5 epochs" in capsys.readouterr().out
+    assert "80 queries x 5 epochs, 10 min of start-up" in capsys.readouterr().out
     ranking = Ranking.model_validate_json((tmp_path / "run" / "ranking.json").read_bytes())
     assert {offer.batch_size for offer in ranking.offers} == {40}
     assert [offer.hours * 3600 for offer in ranking.offers] == pytest.approx(
-        [0.5] * len(ranking.offers)
+        [600.5] * len(ranking.offers)
     )
     with (tmp_path / "run" / "ranking.csv").open(encoding="utf-8", newline="") as file:
         assert [float(row["usd"]) for row in csv.DictReader(file)] == [
@@ -292,6 +292,43 @@ def test_rank_prices_the_job_it_is_told_and_writes_both_files(
         ]
     assert main(["rank", "run", "--batch-size", "41"]) == 0
     assert "batch size 41 does not fit: the largest is 40" in capsys.readouterr().out
+
+
+def test_what_if_answers_and_leaves_the_run_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another job, other overheads, the largest batch; as a table, JSON or CSV."""
+    made_run(tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    asked = ["what-if", "run", "--queries", "80", "--epochs", "5", "--startup-minutes", "0"]
+    assert main([*asked, "--batch-size", "largest", "--json"]) == 0
+    ranking = Ranking.model_validate_json(capsys.readouterr().out)
+    assert {(offer.batch_size, offer.batch) for offer in ranking.offers} == {(40, "largest")}
+    assert ranking.offers[0].hours * 3600 == pytest.approx(0.5)
+    assert main([*asked, "--csv"]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [row["instance"] for row in rows] == [offer.instance for offer in ranking.offers]
+    assert main([*asked, "--deadline", "0.0001", "--providers", "aws"]) == 0
+    assert "the deadline is 0.0001" in capsys.readouterr().out
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--deadline", "0", "must be greater than 0, not 0"),
+        ("--startup-minutes", "-1", "must be a number of at least 0, not -1"),
+        ("--interruptions-per-day", "often", "must be a number, not 'often'"),
+        ("--batch-size", "biggest", "must be a whole number, not 'biggest'"),
+    ],
+)
+def test_a_job_is_told_in_numbers(
+    capsys: pytest.CaptureFixture[str], option: str, value: str, message: str
+) -> None:
+    """What is none is a mistake of usage."""
+    with pytest.raises(SystemExit):
+        main(["what-if", "run", option, value])
+    assert message in capsys.readouterr().err
 
 
 def test_fit_and_report_write_their_files_and_say_so(

@@ -19,6 +19,13 @@ from trials.workload import Cell
 TINY = ("estimate", "--model", "mixtral-tiny", "--seq-len", "32", "--method", "full")
 
 
+# A job that is nothing but its steps.
+AT_ONCE = (
+    *("--startup-minutes", "0", "--checkpoint-seconds", "0"),
+    *("--interruptions-per-day", "0"),
+)
+
+
 @pytest.fixture(scope="module")
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Traces of this file's tests."""
@@ -41,7 +48,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
 
 def test_one_gpu_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     """What a program reads: numbers with their intervals, and on what basis."""
-    told = said(capsys, *TINY, "--gpu", "A40", "--batch-size", "8")
+    told = said(capsys, *TINY, "--gpu", "A40", "--batch-size", "8", *AT_ONCE)
     assert (told["model"], told["gpu"], told["method"]) == ("mixtral-tiny", "A40", "full")
     assert (told["seq_len"], told["batch_size"], told["basis"]) == (32, 8, "simulated")
     assert told["tokens_per_second"] == pytest.approx(8 * 32 / told["step_seconds"])
@@ -132,6 +139,21 @@ def test_doubt_about_memory_leaves_what_fits_with_room(capsys: pytest.CaptureFix
         capsys, *TINY, "--gpu", "A40", "--memory-gib", "0.8", "--batch-size", f"{interval['low']:g}"
     )
     assert least["reserved_gib"] * 1.06 <= told["usable_gib"]
+
+
+def test_the_offer_is_the_cheapest_of_those_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    """By what the job costs on it, start-up and interruptions included."""
+    asked = ("--gpu", "A100-80GB-SXM", "--batch-size", "8")
+    anything, on_demand, of_aws = (
+        said(capsys, *TINY, *asked, *wanted)["price"]
+        for wanted in ((), ("--no-spot",), ("--providers", "aws", "--no-spot"))
+    )
+    assert anything["usd"] < on_demand["usd"] < of_aws["usd"]
+    assert on_demand["market"] == "on-demand"
+    assert of_aws["provider"] == "aws"
+    assert said(capsys, *TINY, *asked, "--providers", "nobody")["price"] is None
+    often = ("--interruptions-per-day", "24", "--spot")
+    assert said(capsys, *TINY, *asked, *often)["price"]["hours"] > on_demand["hours"]
 
 
 def test_programs_get_a_list_though_no_gpu_can_do_it(capsys: pytest.CaptureFixture[str]) -> None:
