@@ -23,6 +23,7 @@ from orchestrator.cluster import (
     connected_cluster,
     this_machine,
 )
+from orchestrator.dataset_command import dataset_command
 from orchestrator.driver import (
     Everything,
     Keeper,
@@ -41,6 +42,7 @@ from orchestrator.estimate import (
     possible_gpus,
 )
 from orchestrator.estimate_options import asked_gpus, asked_question
+from orchestrator.examples import DataError
 from orchestrator.gpu_check import (
     GpuCheckError,
     gpu_check_spec_text,
@@ -86,6 +88,7 @@ KNOWN_ERRORS = (
     CalibrationError,
     CatalogError,
     ClusterError,
+    DataError,
     EstimateError,
     GpuCheckError,
     ReproduceError,
@@ -107,6 +110,8 @@ def run(options: argparse.Namespace) -> int:
         return of_a_run[options.command](RunFolder.existing(options.run))
     if options.command == "catalog":
         return catalog_command(options, _today())
+    if options.command == "dataset":
+        return dataset_command(options)
     others = {
         "sweep": sweep,
         "estimate": estimate,
@@ -330,7 +335,8 @@ def rank_run(options: argparse.Namespace) -> int:
     batch: Batch = options.batch_size or workload.batch_size or "fastest"
     observations = folder.observations()
     # The fastest batch size is among those timed, and no law is asked about it.
-    families = fit_families(observations) if isinstance(batch, int) else ()
+    needs_law = isinstance(batch, int) or workload.lengths is not None
+    families = fit_families(observations) if needs_law else ()
     ranking = rank(
         workload,
         catalog,

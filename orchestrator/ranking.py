@@ -4,7 +4,7 @@ import csv
 import hashlib
 import io
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Annotated, Literal
@@ -29,6 +29,7 @@ from orchestrator.step_seconds import (
     visit_spread,
 )
 from orchestrator.sweep import Workload
+from orchestrator.workload_tokens import longest_tokens, padded_tokens, steps
 from trials.observation import Basis, Observation, largest_batch
 from trials.workload import Cell
 
@@ -93,7 +94,9 @@ class RankedOffer(Record):
         batch: why that one: asked for, the largest, or the fastest of those timed.
         largest_batch: the largest that fits; absent while the search has not closed in on it.
         limited_by: what the next larger batch size ended in, or the search's limit.
-        queries_per_second: throughput at ``batch_size``.
+        queries_per_second: throughput at ``batch_size``; of packed rows, those.
+        tokens_per_query: padding included; the cell's length where the job has no lengths, or no
+            law tells how much shorter its steps are.
         hours, hours_low, hours_high: from renting to the end: start-up, steps, checkpoints, and of
             spot instances what interruptions are expected to cost.
         usd, usd_low, usd_high: what is paid for them.
@@ -123,6 +126,7 @@ class RankedOffer(Record):
     largest_batch: int | None
     limited_by: str | None
     queries_per_second: float
+    tokens_per_query: float
     hours: float
     hours_low: float
     hours_high: float
@@ -165,9 +169,8 @@ def overheads_text(overheads: Overheads) -> str:
 
 
 def job_hours(workload: Workload, batch_size: int, step_seconds: float) -> float:
-    """Hours of the steps: ``ceil(queries / batch) * epochs`` of them. The last may be smaller."""
-    steps = -(-workload.queries // batch_size) * workload.epochs
-    return steps * step_seconds / SECONDS_PER_HOUR
+    """Hours of the steps: ``ceil(rows / batch) * epochs`` of them. The last may be smaller."""
+    return steps(workload, batch_size) * step_seconds / SECONDS_PER_HOUR
 
 
 def rank(  # noqa: PLR0913 - what a ranking is made from
@@ -213,7 +216,12 @@ def rank(  # noqa: PLR0913 - what a ranking is made from
         mine = seen.get(cell, [])
         offers = catalog.offers(cell.gpu)
         wanted = [offer for offer in offers if constraints.allows(offer)]
-        times = step_times(batch, cell, mine, families, spread)
+        too_long = _too_long(workload, cell)
+        times = (
+            {}
+            if too_long is not None
+            else step_times(batch, cell, mine, families, spread, _padding(workload, cell))
+        )
         known = largest_batch(mine)
         priced = [
             each
@@ -226,7 +234,7 @@ def rank(  # noqa: PLR0913 - what a ranking is made from
         if kept:
             groups[comparable(cell)] += kept
             continue
-        reason = skipped.get(cell) or _why_not(batch, cell, mine, priced=bool(offers))
+        reason = skipped.get(cell) or too_long or _why_not(batch, cell, mine, priced=bool(offers))
         if times and offers:
             reason = _why_none_is_wanted(constraints, len(offers), priced)
         excluded.append(Excluded(cell=cell, reason=reason))
@@ -349,6 +357,7 @@ def _ranked(group: Sequence[_Priced], batch: Batch) -> Iterator[RankedOffer]:
             largest_batch=None if priced.known is None else priced.known[0],
             limited_by=None if priced.known is None else _limit_reason(priced.known[1]),
             queries_per_second=step.batch_size / step.seconds,
+            tokens_per_query=step.tokens or float(job.cell.seq_len),
             hours=rented.hours,
             hours_low=rented.low,
             hours_high=rented.high,
@@ -389,6 +398,24 @@ def _odds(group: Sequence[_Priced]) -> dict[int, tuple[float, float]]:
         id(priced): (float(first), float(tied))
         for priced, first, tied in zip(close, cheapest, near, strict=True)
     }
+
+
+def _padding(workload: Workload, cell: Cell) -> Callable[[int], float] | None:
+    """Tokens of a query at a batch size, padding included; None where all have the full length."""
+    if workload.lengths is None:
+        return None
+    return lambda batch_size: padded_tokens(workload, batch_size, cell.seq_len)
+
+
+def _too_long(workload: Workload, cell: Cell) -> str | None:
+    """Why a cell's length is none for the job; None where it is."""
+    longest = longest_tokens(workload, cell.seq_len)
+    if longest <= cell.seq_len:
+        return None
+    return (
+        f"queries have up to {longest} tokens, {cell.seq_len} were measured: cut them off at that, "
+        f"or sweep at {longest}"
+    )
 
 
 def _why_none_is_wanted(constraints: Constraints, offers: int, priced: Sequence[_Priced]) -> str:

@@ -49,7 +49,7 @@ def headline(ranking: Ranking) -> str:
     text = f"The job: {job.queries:,} queries x {job.epochs} epochs{overheads_text(job.overheads)}."
     bases = sorted({row.basis for row in ranking.offers})
     if bases:
-        text += f" Step times are {' and '.join(bases)}, at full sequence length."
+        text += f" Step times are {' and '.join(bases)}, {_lengths(ranking)}."
     if any(row.cell.gpu == "cpu" for row in ranking.offers):
         text += (
             "\n`cpu` is the machine that ran the sweep; the offers beside it are CPU "
@@ -61,6 +61,18 @@ def headline(ranking: Ranking) -> str:
             "on a model of the GPU."
         )
     return text
+
+
+def _lengths(ranking: Ranking) -> str:
+    """At which lengths of queries."""
+    data = ranking.workload.lengths
+    if data is None:
+        return "at full sequence length"
+    padded = [row.tokens_per_query for row in ranking.offers]
+    full = sum(row.tokens_per_query == row.cell.seq_len for row in ranking.offers)
+    text = f"at the lengths of {data.source}, padded to {min(padded):.0f} tokens"
+    text += "" if max(padded) == min(padded) else f" to {max(padded):.0f}"
+    return text + (f"; {full} offers at the full length, for want of a law" if full else "")
 
 
 def cheapest_section(ranking: Ranking) -> str:

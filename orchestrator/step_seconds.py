@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -41,6 +41,7 @@ class StepTime:
         doubt: of that.
         source: where it is known from.
         law: which, where it is known from one, or was scaled by one to another length.
+        tokens: per query, padding included, where it was; absent at the full length.
         extrapolated: the law was asked beyond what it was fitted on.
     """
 
@@ -50,6 +51,7 @@ class StepTime:
     source: Source
     law: Form | None = None
     extrapolated: bool = False
+    tokens: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +84,13 @@ def visit_spread(observations: Sequence[Observation]) -> Spread:
     return Spread(math.sqrt(squares / degrees), degrees)
 
 
-def step_times(
+def step_times(  # noqa: PLR0913, PLR0917 - all that a step time may be known from
     batch: Batch,
     cell: Cell,
     seen: Sequence[Observation],
     families: Sequence[FamilyFit],
     spread: Spread,
+    tokens: Callable[[int], float] | None = None,
 ) -> dict[tuple[str, Basis], StepTime]:
     """The step time to price a cell with, by the stack and basis that it was seen with.
 
@@ -100,9 +103,18 @@ def step_times(
         seen: its own observations.
         families: the laws that may speak of it.
         spread: of visits.
+        tokens: per query at a batch size, padding included; absent for the full length. Where no
+            law tells how much shorter such steps are, they have the full length.
     """
     times = {}
-    for (stack, basis), measured in timed_steps(seen, spread).items():
+    for (stack, basis), at_full in timed_steps(seen, spread).items():
+
+        def padded(step: StepTime, of: tuple[str, Basis] = (stack, basis)) -> StepTime:
+            if tokens is None:
+                return step
+            return at_length(step, cell, *of, tokens(step.batch_size), families) or step
+
+        measured = {size: padded(step) for size, step in at_full.items()}
         if batch == "fastest":
             times[stack, basis] = max(measured.values(), key=lambda t: t.batch_size / t.seconds)
         elif batch == "largest":
@@ -112,7 +124,7 @@ def step_times(
         elif _fits_in_memory(batch, seen):
             told = by_law(batch, cell, stack, basis, seen, families)
             if told is not None:
-                times[stack, basis] = told
+                times[stack, basis] = padded(told)
     return times
 
 
@@ -177,6 +189,7 @@ def at_length(  # noqa: PLR0913, PLR0917 - what a step depends on
             seconds=step.seconds * short.value / full.value,
             doubt=doubt,
             law=family.form,
+            tokens=tokens,
             extrapolated=step.extrapolated or tokens < min(lengths, default=cell.seq_len),
         )
     return None

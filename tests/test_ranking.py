@@ -11,6 +11,7 @@ from observations import environment, measurement, observation
 from fitting.families import FamilyFit, fit_families
 from fitting.step_times import Form
 from orchestrator.cost import NO_OVERHEADS, Overheads
+from orchestrator.data_lengths import DataLengths
 from orchestrator.plan import ClusterResources, Node, Plan, make_plan
 from orchestrator.ranking import (
     Constraints,
@@ -22,6 +23,7 @@ from orchestrator.ranking import (
     rank,
     ranking_csv,
 )
+from orchestrator.report import headline
 from orchestrator.sweep import SweepSpec, Workload
 from trials.observation import Basis, Observation, Outcome
 from trials.workload import Cell
@@ -400,6 +402,50 @@ def test_a_job_has_a_start_and_checkpoints_and_is_interrupted() -> None:
     assert rows["whole"].checkpoint_minutes == 60
     assert rows["single"].hours > rows["whole"].hours + 0.5
     assert rows["single"].checkpoint_minutes == pytest.approx(math.sqrt(2 * 0.01 / 0.25) * 60, 0.1)
+
+
+LONG = spec_of(TEXT.replace("[16]", "[64, 128]").replace("[desk, lap, attic]", "[desk]"))
+
+
+def by_tokens(cell: Cell) -> list[Observation]:
+    """A device that takes 0.1 s a step and 0.1 ms a token."""
+    return [
+        *found(40, cell),
+        *(timed(b, *6 * [0.1 + 1e-4 * b * cell.seq_len], cell=cell) for b in (1, 3, 9, 18, 40)),
+    ]
+
+
+def test_queries_are_as_long_as_the_data_has_them() -> None:
+    """Of 32 or 128 tokens, as many of each: a query alone has 80 on average, longer ones are cut."""
+    data = DataLengths(source="made", histogram=((32, 500), (128, 500)))
+    short, long = LONG.all_cells()
+    seen = [o for cell in (short, long) for o in by_tokens(cell)]
+    job = JOB.model_copy(update={"lengths": data, "batch_size": 1})
+    ranking = ranked(seen, job, spec=LONG)
+    assert {row.cell for row in ranking.offers} == {long}
+    (reason,) = [e.reason for e in ranking.excluded]
+    assert reason == (
+        "queries have up to 128 tokens, 64 were measured: cut them off at that, or sweep at 128"
+    )
+    one = ranking.offers[0]
+    assert one.tokens_per_query == pytest.approx(80)
+    assert one.hours * 3600 == pytest.approx(3000 * 0.108, rel=1e-3)
+    assert not one.extrapolated
+    cut = job.model_copy(update={"cutoff": 64})
+    rows = ranked(seen, cut, spec=LONG).offers
+    assert {row.cell.seq_len: row.tokens_per_query for row in rows} == {64: 48, 128: 48}
+    assert all(row.extrapolated for row in rows)  # no length as short was measured
+
+
+def test_without_a_law_of_tokens_the_full_length_is_priced() -> None:
+    """And it is said."""
+    data = DataLengths(source="made", histogram=((32, 500), (128, 500)))
+    _, long = LONG.all_cells()
+    job = JOB.model_copy(update={"lengths": data, "batch_size": 1})
+    (row, *_) = ranked([*found(8, long), timed(1, 0.1, cell=long)], job, spec=LONG).offers
+    assert (row.tokens_per_query, row.hours * 3600) == pytest.approx((128, 300))
+    ranking = ranked([*found(8, long), timed(1, 0.1, cell=long)], job, spec=LONG)
+    assert "2 offers at the full length, for want of a law" in headline(ranking)
 
 
 def test_offers_are_held_to_what_is_asked_of_them() -> None:
