@@ -416,7 +416,7 @@ def by_tokens(cell: Cell) -> list[Observation]:
 
 
 def test_queries_are_as_long_as_the_data_has_them() -> None:
-    """Of 32 or 128 tokens, as many of each: a query alone has 80 on average, longer ones are cut."""
+    """Of 32 or 128 tokens, as many of each: a query alone has 80 on average."""
     data = DataLengths(source="made", histogram=((32, 500), (128, 500)))
     short, long = LONG.all_cells()
     seen = [o for cell in (short, long) for o in by_tokens(cell)]
