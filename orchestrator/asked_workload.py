@@ -11,6 +11,7 @@ from orchestrator.data_lengths import (
     PUBLISHED,
     DataLengths,
     counted_lengths,
+    first_mistakes,
     known_lengths,
     read_histogram,
 )
@@ -85,12 +86,16 @@ def workload_of(
     tokenizer = ""
     if asked.dataset is not None and known is None:
         tokenizer = asked.tokenizer or _own_tokenizer(models, mistakes)
+    source = None
+    if asked.dataset is not None and known is None:
+        source = Source(asked.dataset, asked.subset, asked.split)
     if mistakes:
+        if source is not None and rendering is not None:
+            mistakes += first_mistakes(source, rendering)
         raise DataError(mistakes)
     lengths = known
-    if known is None and asked.dataset is not None:
-        assert rendering is not None
-        source = Source(asked.dataset, asked.subset, asked.split)
+    if source is not None:
+        assert rendering is not None  # else there is a mistake
         lengths = counted_lengths(source, rendering, tokenizer, asked.most, progress)
     elif known is None and asked.length_histogram is not None:
         lengths = read_histogram(Path(asked.length_histogram).expanduser())

@@ -72,6 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_prices(sweep)
     _add_plan(commands)
     _add_estimate(commands)
+    _add_dataset(commands)
     for name, text in (
         ("fit", "fit the laws to a run's observations, or to anybody's in a CSV"),
         ("rank", "price a job on every offer and write ranking.csv and ranking.json"),
@@ -198,6 +199,50 @@ def _add_prices(command: argparse.ArgumentParser) -> None:
         metavar="TABLE|FILE",
         help="refreshed (in use once there is one), shipped or paper: that table; FILE, a CSV or "
         "YAML: your own prices, merged over it; may be given several times",
+    )
+
+
+def _add_dataset(commands: Any) -> None:
+    dataset = commands.add_parser(
+        "dataset",
+        help="how long the queries of a data set are, and what padding makes of them",
+        description="Counts the tokens of a data set's queries by a model's own tokenizer, and "
+        "tells how many a query comes to in batches of 1 to 64, padded or packed.",
+    )
+    add = dataset.add_argument
+    add(
+        "dataset",
+        nargs="?",
+        metavar="DATA",
+        help="a JSON, JSONL, CSV or Parquet file, a folder of them, a data set of the hub "
+        "(OWNER/NAME), or one of arXiv 2408.04693: commonsense_15k, math_14k, hellaswag, gsm8k, "
+        "openorca",
+    )
+    _add_data(dataset)
+    add("--model", metavar="NAME", help="its tokenizer counts: a preset, a hub name or a folder")
+    add("--cutoff", type=_positive, metavar="N", help="tokens; longer queries are cut off there")
+    add("--save", type=Path, metavar="FILE.csv", help="write it, for --length-histogram")
+    add("--json", action="store_true", help="all of it, for programs")
+
+
+def _add_data(command: argparse.ArgumentParser) -> None:
+    """How queries are made of a data set, and counted."""
+    add = command.add_argument
+    add("--text-fields", metavar="A,B", help="a query is these fields, one after the other")
+    add(
+        "--template",
+        metavar="TEXT",
+        help="or this, as in 'Question: {question}\\nAnswer: {answer}'",
+    )
+    add("--chat", metavar="FIELD", help="or these messages, by the tokenizer's chat template")
+    add("--tokenizer", metavar="NAME", help="a folder or a hub name (default: the model's own)")
+    add("--subset", metavar="NAME", help="which configuration of a hub data set")
+    add("--split", metavar="NAME", help="of a folder or a hub data set (default: train)")
+    add("--most", type=_positive, metavar="N", help="read so many examples, the first ones")
+    add(
+        "--length-histogram",
+        metavar="FILE.csv",
+        help="instead of a data set: how many examples have so many tokens (tokens, examples)",
     )
 
 

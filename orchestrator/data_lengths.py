@@ -195,6 +195,13 @@ def counted_lengths(
     )
 
 
+def first_mistakes(source: Source, rendering: Rendering) -> list[Mistake]:
+    """What is wrong with the first examples; for when there is no point in counting them."""
+    reading = _Reading(source, rendering, QUERIES_AT_ONCE)
+    next(reading.chunks(), None)
+    return reading.mistakes
+
+
 class _Reading:
     """A pass over the examples, and what was seen in it.
 

@@ -19,7 +19,7 @@ NICE = (1, 2, 2.5, 5, 10)
 TAIL = 0.99  # the histogram has bins for so many; the others are in a last one
 
 
-def as_text(workload: Workload) -> str:
+def dataset_text(workload: Workload) -> str:
     """What there is to know of the lengths, for people."""
     data = workload.lengths
     if data is None:
@@ -27,12 +27,13 @@ def as_text(workload: Workload) -> str:
             f"{workload.queries:,} queries; how long they are is not known: each is taken to have "
             "the full sequence length"
         )
-    return "\n\n".join(
-        ["\n".join(_facts(data, workload.cutoff)), _histogram(data), _paddings(workload)]
-    )
+    facts = "\n".join(_facts(data, workload.cutoff))
+    if len(data.histogram) == 1:
+        return facts  # nothing to pad
+    return "\n\n".join([facts, _histogram(data), _paddings(workload)])
 
 
-def as_json(workload: Workload) -> str:
+def dataset_json(workload: Workload) -> str:
     """The same for programs: ``null`` where it is not known."""
     data, cutoff = workload.lengths, workload.cutoff
     found: dict[str, object] = {"queries": workload.queries}
@@ -55,16 +56,18 @@ def as_json(workload: Workload) -> str:
     return json.dumps(found)
 
 
-def save_histogram(path: Path, data: DataLengths) -> None:
+def save_histogram(path: Path, workload: Workload) -> None:
     """Writes a histogram for ``--length-histogram`` and ``fit --lengths``.
 
     Raises:
-        DataError: it cannot be written.
+        DataError: there is none, or it cannot be written.
     """
+    data = workload.lengths
+    if data is None:
+        raise DataError([Mistake("save", f"{path}: it is not known how long queries are")])
+    text = histogram_csv(Path(data.source).stem or data.source, data)
     try:
-        path.write_text(
-            histogram_csv(Path(data.source).stem or data.source, data), encoding="utf-8"
-        )
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise DataError([Mistake("save", f"{path}: cannot be written: {error.strerror}")]) from None
 
@@ -73,11 +76,14 @@ def _facts(data: DataLengths, cutoff: int | None) -> Iterator[str]:
     by = f" by {data.tokenizer}" if data.tokenizer else ""
     made = f" ({data.made_by})" if data.made_by else ""
     yield f"{data.source}{made}: {data.queries:,} queries, {data.tokens:,} tokens{by}"
+    if data.tokenizer is None:
+        yield "Which tokenizer counted them is not said; another one counts otherwise."
     lengths = data.lengths
-    yield (
-        f"Median {lengths.median:.0f} tokens, mean {lengths.mean:.0f}, 95 % have at most "
-        f"{lengths.quantile(0.95):.0f}, the longest {data.longest:,}."
-    )
+    if len(data.histogram) > 1:
+        yield (
+            f"Median {lengths.median:.0f} tokens, mean {lengths.mean:.0f}, 95 % have at most "
+            f"{lengths.quantile(0.95):.0f}, the longest {data.longest:,}."
+        )
     if cutoff is not None:
         yield f"Longer than {cutoff:,} tokens and cut off there: {data.cut_off(cutoff):,} queries."
     if data.assumed is not None:

@@ -1,7 +1,7 @@
 """The options that say something of a job, as what they mean."""
 
 import argparse
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,19 @@ from orchestrator.asked_workload import SOURCES, AskedWorkload, workload_of
 from orchestrator.data_lengths import PUBLISHED
 from orchestrator.examples import DataError, Mistake
 from orchestrator.sweep import JobTerms, Workload
-from trials.models.model import Model
+from orchestrator.wording import WORDS, shown
+from trials.models.model import Model, find_model
+
+OWN_WORDS = frozenset({"batch_size", "overheads"})  # options that say these in ways of their own
 
 
 def given_options(options: argparse.Namespace) -> dict[str, Any]:
-    """The options that say something of a job, by the keys of ``workload`` in a specification.
+    """The options that say something of queries, by the keys of ``workload`` in a specification.
 
     ``dataset`` takes the name of a set of the paper as well, where there is no such file.
     """
-    fields = {name: getattr(options, name, None) for name in AskedWorkload.model_fields}
+    names = AskedWorkload.model_fields.keys() - OWN_WORDS
+    fields = {name: getattr(options, name, None) for name in names}
     found = {name: value for name, value in fields.items() if value is not None}
     name = found.get("dataset")
     if name in PUBLISHED and not Path(name).exists():
@@ -42,9 +46,38 @@ def asked_workload(fields: dict[str, Any]) -> AskedWorkload:
         return AskedWorkload.model_validate(fields)
     except ValidationError as error:
         raise DataError(
-            Mistake(str(detail["loc"][0]), f"{detail['input']!r}: {detail['msg']}")
+            Mistake(
+                str(detail["loc"][0]),
+                f"{shown(detail['input'])}: {WORDS.get(detail['type'], detail['msg'])}",
+            )
             for detail in error.errors()
         ) from None
+
+
+def data_workload(
+    options: argparse.Namespace, progress: Callable[[int], None] | None = None
+) -> Workload:
+    """One epoch over the data that the options name, by the tokenizer or model that they name.
+
+    Args:
+        options: those of ``dataset``.
+        progress: told how many queries were counted so far.
+
+    Raises:
+        DataError: the options contradict themselves, or their data cannot be read.
+        UnknownModelError: there is no such model.
+    """
+    fields = given_options(options) | {"epochs": 1}
+    if not fields.keys() & set(SOURCES):
+        text = "no data set: name a file, a folder or OWNER/NAME, or give --length-histogram"
+        raise DataError([Mistake("dataset", text)])
+    models: list[Model] = []
+    if options.model is not None and "dataset" in fields and "tokenizer" not in fields:
+        if options.model.count("/") == 1 and not options.model.startswith((".", "/", "~")):
+            fields["tokenizer"] = options.model  # of the hub, where it is under its own name
+        else:
+            models = [find_model(options.model)]
+    return workload_of(asked_workload(fields), models, progress=progress)
 
 
 def changed_workload(

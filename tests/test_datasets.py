@@ -1,6 +1,5 @@
 """Data sets as people have them: what is read and counted, what is refused, and how."""
 
-import argparse
 import gzip
 import json
 import subprocess
@@ -18,21 +17,17 @@ import pytest
 from made_runs import ONE_CELL, spec_of
 from tokenizers import Tokenizer
 
-from fitting.lengths import Lengths
 from orchestrator import data_lengths
 from orchestrator.asked_workload import AskedWorkload, workload_of
 from orchestrator.data_lengths import (
-    PUBLISHED,
     DataLengths,
     histogram_csv,
-    known_lengths,
     read_histogram,
 )
 from orchestrator.examples import DataError
 from orchestrator.spec_file import SpecError
 from orchestrator.store import StoreError, open_run
 from orchestrator.sweep import Workload
-from orchestrator.workload_options import changed_workload
 from orchestrator.workload_tokens import longest_tokens, padded_tokens, rows, steps
 from trials.models.model import presets
 from trials.models.tokens import TokenCounter, TokenizerError
@@ -557,62 +552,6 @@ print(sorted({"torch", "transformers"} & set(sys.modules)))
     assert imported == "[]"
 
 
-@pytest.mark.parametrize(
-    ("name", "queries", "median"),
-    [("commonsense_15k", 15_119, 79), ("math_14k", 13_921, 174), ("hellaswag", 10_000, 272)],
-)
-def test_sets_of_the_paper_are_known_by_name(name: str, queries: int, median: int) -> None:
-    """Two by their histograms; of others every query has the median, which is said."""
-    workload = workload_of(AskedWorkload(named=name, epochs=10), ())
-    lengths = lengths_of(workload)
-    assert (workload.queries, lengths.lengths.median) == (queries, median)
-    assert PUBLISHED[name].median == median
-    assert (lengths.assumed is None) == (len(lengths.histogram) > 1)
-
-
-def test_openorca_has_no_lengths_and_a_number_of_queries() -> None:
-    """Nothing is published of them: as without a data set, queries have the full length."""
-    assert known_lengths("openorca") is None
-    workload = workload_of(AskedWorkload(named="openorca", epochs=10), ())
-    assert (workload.queries, workload.lengths) == (2_900_000, None)
-    assert padded_tokens(workload, 4, 512) == longest_tokens(workload, 512) == 512
-    with pytest.raises(DataError, match="--cutoff 512: it is not known how long queries are: give"):
-        workload_of(AskedWorkload(named="openorca", epochs=10, cutoff=512), ())
-    with pytest.raises(DataError, match="--named 'gsm9k': no such set: did you mean 'gsm8k'"):
-        workload_of(AskedWorkload(named="gsm9k", epochs=10), ())
-
-
-@pytest.mark.parametrize(
-    ("content", "lines"),
-    [
-        ("tokens,examples\n10,x\n0,2\n1.5,3\n", ["2: examples", "3: tokens", "4: tokens"]),
-        ("tokens\n10\n", ["1: no column examples"]),
-        ("dataset,tokens,examples\na,1,1\nb,1,1\n", ["1: holds 2 data sets (a, b)"]),
-        ("tokens,examples\n,1\n", ["2: tokens: is empty"]),
-    ],
-)
-def test_what_is_no_histogram_is_told(content: str, lines: Sequence[str], tmp_path: Path) -> None:
-    """Line by line."""
-    path = written(tmp_path, "lengths.csv", content)
-    with pytest.raises(DataError) as error:
-        read_histogram(path)
-    found = str(error.value).split("\n")
-    assert len(found) == len(lines), found
-    for line, begin in zip(found, lines, strict=True):
-        assert line.startswith(f"--length-histogram {path}:{begin}"), line
-
-
-def test_a_histogram_of_lengths_serves_as_well_as_a_data_set(tmp_path: Path) -> None:
-    """In any order, a length more than once; the number of queries is its own unless told."""
-    path = written(tmp_path, "lengths.csv", "examples;tokens\n2;30\n1;10\n3;30\n")
-    asked = AskedWorkload(length_histogram=str(path), epochs=2)
-    workload = workload_of(asked, ())
-    assert lengths_of(workload).histogram == ((10, 1), (30, 5))
-    assert (workload.queries, steps(workload, 4)) == (6, 4)
-    more = workload_of(asked.model_copy(update={"queries": 600}), ())
-    assert (more.queries, steps(more, 4)) == (600, 300)
-
-
 def shuffled_batches(tokens: Sequence[int], batch_size: int, epochs: int) -> Iterator[list[int]]:
     """The full batches of shuffled epochs."""
     draw = np.random.default_rng(0)
@@ -663,31 +602,6 @@ def test_packed_rows_are_full_and_hold_every_token(
     # Of a sample, as many rows as all queries would fill.
     more = workload.model_copy(update={"queries": 10 * workload.queries})
     assert rows(more) == pytest.approx(10 * len(packed), abs=10)
-
-
-def test_a_workload_without_lengths_is_as_it_was() -> None:
-    """Every query has the full sequence length; packing needs to know better."""
-    workload = Workload(queries=1001, epochs=2)
-    assert padded_tokens(workload, 8, 128) == longest_tokens(workload, 128) == 128
-    assert (rows(workload), steps(workload, 10)) == (1001, 202)
-    with pytest.raises(ValueError, match="packing needs lengths, and a cutoff"):
-        Workload(queries=1, epochs=1, padding="packed", cutoff=8)
-
-
-def test_the_papers_padding_is_what_was_found_beforehand() -> None:
-    """104 tokens at one query and 280 at twenty, 191 and 350: what bends its curves."""
-    for name, batch, tokens in (
-        *(("commonsense_15k", 1, 104), ("commonsense_15k", 20, 280)),
-        *(("math_14k", 1, 191), ("math_14k", 17, 350)),
-    ):
-        workload = workload_of(AskedWorkload(named=name, epochs=10), ())
-        assert padded_tokens(workload, batch, 512) == pytest.approx(tokens, rel=0.01)
-
-
-def test_lengths_of_pairs_are_what_they_are() -> None:
-    """Mean, parts and the longest."""
-    lengths = Lengths.of([(10, 1), (20, 2), (40, 1)])
-    assert (lengths.mean, lengths.median, lengths.quantile(0.95)) == (22.5, 20, 40)
 
 
 def spec_with(workload: str) -> str:
@@ -796,27 +710,3 @@ def test_a_run_without_lengths_keeps_none(workload: str, tmp_path: Path) -> None
     run = open_run(tmp_path / "run", text, spec_of(text))
     assert sorted(path.name for path in run.path.iterdir()) == ["models.json", "sweep.yaml"]
     assert run.spec().workload.lengths is None
-
-
-def options(**given: Any) -> argparse.Namespace:
-    """Those of a command that were given."""
-    return argparse.Namespace(**given)
-
-
-def test_options_change_a_job_or_its_data(tmp_path: Path) -> None:
-    """On other terms the lengths stay; of other data there are as many queries as it has."""
-    job = workload_of(AskedWorkload(named="math_14k", epochs=10), ())
-    more = changed_workload(job, options(queries=50_000, epochs=3, cutoff=512, packing=True), ())
-    assert (more.queries, more.epochs, more.padding) == (50_000, 3, "packed")
-    assert more.lengths == job.lengths
-    other = changed_workload(more, options(dataset="commonsense_15k", group_by_length=True), ())
-    assert (other.queries, other.epochs, other.padding) == (15_119, 3, "grouped")
-    path = written(tmp_path, "lengths.csv", "tokens,examples\n10,7\n")
-    third = changed_workload(job, options(length_histogram=str(path), queries=9), ())
-    assert (third.queries, lengths_of(third).histogram) == (9, ((10, 7),))
-    with pytest.raises(DataError, match="--template 'x': goes with --dataset: add it"):
-        changed_workload(job, options(template="x"), ())
-    with pytest.raises(DataError, match="--packing packing needs lengths, and a cutoff"):
-        changed_workload(job, options(packing=True), ())
-    with pytest.raises(DataError, match="String should have at least 1 character"):
-        changed_workload(job, options(dataset=""), ())

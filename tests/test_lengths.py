@@ -138,3 +138,9 @@ def test_cutting_off_leaves_every_example(lengths: Lengths, cutoff: int) -> None
     assert np.array_equal(np.repeat(cut.tokens, cut.examples.astype(int)), every)
     assert cut.mean == pytest.approx(every.mean())
     assert cut.quantile(1.0) == every.max()
+
+
+def test_lengths_of_pairs_are_what_they_are() -> None:
+    """Mean, parts and the longest."""
+    lengths = Lengths.of([(10, 1), (20, 2), (40, 1)])
+    assert (lengths.mean, lengths.median, lengths.quantile(0.95)) == (22.5, 20, 40)
