@@ -118,6 +118,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     check.add_argument("--out", metavar="DIR", help="the run folder (default: runs/gpu-check)")
     check.add_argument("--seconds", type=_positive, default=480, help="end by then (default: 480)")
+    _add_prices(check)
     reproduce = commands.add_parser(
         "reproduce",
         help="the paper's tables and figures, its law's answers and ours beside them",

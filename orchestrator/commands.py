@@ -200,11 +200,13 @@ def _choices(
 
 def gpu_check(options: argparse.Namespace) -> int:
     """Measures the GPU of this machine without Ray, and goes on where an earlier check ended."""
-    catalog = load_catalog()
+    path = _run_path(options.out, "gpu-check")
+    prices = known_prices(options, RunFolder(path).catalog_rows())
+    catalog = prices.over(prices.catalog)
     gpu = gpu_of_this_machine(catalog)
     text = gpu_check_spec_text(gpu, catalog)
-    spec = parse_spec(text, "gpu-check")
-    run = open_run(_run_path(options.out, spec.name), text, spec)
+    spec = parse_spec(text, "gpu-check", base=prices.catalog)
+    run = open_run(path, text, spec, prices.rows)
     machine = machine_with(gpu, len(os.sched_getaffinity(0)))
     with ObservationWriter(run) as writer:
         known = run.observations()
