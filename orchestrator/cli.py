@@ -172,6 +172,17 @@ def _add_job(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--queries", type=_positive, help="training examples")
     add("--epochs", type=_positive, help="how often each is seen")
+    add("--dataset", metavar="DATA", help="price these queries instead: as 'dataset' takes them")
+    _add_data(command)
+    rows = command.add_mutually_exclusive_group()
+    rows.add_argument(
+        "--packing", action="store_true", help="into full rows of --cutoff tokens, without padding"
+    )
+    rows.add_argument(
+        "--group-by-length",
+        action="store_true",
+        help="batches of like lengths (default: at random), padded to the longest in each",
+    )
     add(
         "--batch-size",
         type=_timed_size,
@@ -221,7 +232,6 @@ def _add_dataset(commands: Any) -> None:
     )
     _add_data(dataset)
     add("--model", metavar="NAME", help="its tokenizer counts: a preset, a hub name or a folder")
-    add("--cutoff", type=_positive, metavar="N", help="tokens; longer queries are cut off there")
     add("--save", type=Path, metavar="FILE.csv", help="write it, for --length-histogram")
     add("--json", action="store_true", help="all of it, for programs")
 
@@ -240,6 +250,7 @@ def _add_data(command: argparse.ArgumentParser) -> None:
     add("--subset", metavar="NAME", help="which configuration of a hub data set")
     add("--split", metavar="NAME", help="of a folder or a hub data set (default: train)")
     add("--most", type=_positive, metavar="N", help="read so many examples, the first ones")
+    add("--cutoff", type=_positive, metavar="N", help="tokens; longer queries are cut off there")
     add(
         "--length-histogram",
         metavar="FILE.csv",

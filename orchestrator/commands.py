@@ -79,6 +79,7 @@ from orchestrator.step_seconds import Batch
 from orchestrator.store import PLAN, SPEC, ObservationWriter, RunFolder, StoreError, open_run
 from orchestrator.sweep import SweepSpec
 from orchestrator.tables import table
+from orchestrator.workload_options import changed_workload
 from trials.models.model import UnknownModelError
 from trials.observation import Observation, largest_batch
 from trials.simulation.clock import Constants
@@ -333,7 +334,8 @@ def rank_run(options: argparse.Namespace) -> int:
     folder = RunFolder.existing(options.run)
     prices, spec = _run_and_prices(folder, options)
     catalog = prices.over(spec.merged_catalog())
-    workload = asked_job(options, spec.workload)
+    workload = changed_workload(spec.workload, options, tuple(spec.models.values()))
+    workload = asked_job(options, workload)
     batch: Batch = options.batch_size or workload.batch_size or "fastest"
     observations = folder.observations()
     # The fastest batch size is among those timed, and no law is asked about it.

@@ -107,6 +107,6 @@ def changed_workload(
         )
     try:
         return Workload(**terms | fields, lengths=workload.lengths)
-    except ValidationError as error:
-        why = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise DataError([Mistake("packing", why)]) from None
+    except ValidationError:  # the one thing that a job must have for its terms
+        text = "needs --cutoff, the tokens of a row, and a job whose queries' lengths are known"
+        raise DataError([Mistake("packing", text)]) from None

@@ -14,16 +14,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from made_runs import ONE_CELL, spec_of
+from made_runs import ONE_CELL, made_run, spec_of
 from tokenizers import Tokenizer
 
 from orchestrator import data_lengths
 from orchestrator.asked_workload import AskedWorkload, workload_of
+from orchestrator.cli import main
 from orchestrator.data_lengths import (
     DataLengths,
     histogram_csv,
     read_histogram,
 )
+from orchestrator.dataset_report import PADDINGS
 from orchestrator.examples import DataError
 from orchestrator.spec_file import SpecError
 from orchestrator.store import StoreError, open_run
@@ -710,3 +712,77 @@ def test_a_run_without_lengths_keeps_none(workload: str, tmp_path: Path) -> None
     run = open_run(tmp_path / "run", text, spec_of(text))
     assert sorted(path.name for path in run.path.iterdir()) == ["models.json", "sweep.yaml"]
     assert run.spec().workload.lengths is None
+
+
+def test_the_command_tells_lengths_and_padding(
+    count: Callable[..., Workload],
+    tokenizer_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """To people and to programs, and keeps the histogram for others."""
+    monkeypatch.chdir(tmp_path)
+    as_csv(tmp_path)
+    asked = ["--text-fields", "question,answer", "--tokenizer", str(tokenizer_folder)]
+    assert main(["dataset", "data.csv", *asked, "--cutoff", "90", "--save", "kept.csv"]) == 0
+    said = capsys.readouterr().out
+    lengths = lengths_of(count("data.csv", text_fields=FIELDS))
+    assert said.startswith(
+        f"data.csv (fields question, answer): 700 queries, {lengths.tokens:,} tokens by "
+    )
+    table = {
+        cells[1].strip(): [float(cell) for cell in cells[2:5]]
+        for line in said.splitlines()
+        if len(cells := line.split("|")) == 6 and cells[1].strip().isdigit()
+    }
+    assert list(table) == ["1", "2", "4", "8", "16", "32", "64"]
+    for longest, grouped, packed in table.values():
+        assert longest >= grouped >= packed
+    assert main(["dataset", "--length-histogram", "kept.csv", "--cutoff", "90", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["source"] == "kept.csv (data)"
+    assert [tuple(pair) for pair in told["histogram"]] == list(lengths.histogram)
+    assert told["cut_off_queries"] == lengths.cut_off(90)
+    for size, row in table.items():
+        found = [told["padded_tokens_per_query"][name][size] for name in PADDINGS]
+        assert found == pytest.approx(row, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "no data set: name a file, a folder or OWNER/NAME, or give --length-histogram"),
+        (["openorca", "--save", "x.csv"], "--save x.csv: it is not known how long queries are"),
+        (["gsm8k", "--save", "/none/x.csv"], "--save /none/x.csv: cannot be written: No such file"),
+        (["math_14k", "--split", "test"], "--split 'test': goes with a dataset: add it, or leave "),
+    ],
+)
+def test_the_command_says_what_is_wrong_in_a_line(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With code 1, on stderr."""
+    assert main(["dataset", *arguments]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(line)
+    assert said.err.count("\n") == 1
+
+
+def test_a_run_is_priced_for_other_queries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of another histogram, packed; nothing of the run is changed."""
+    monkeypatch.chdir(tmp_path)
+    made_run(tmp_path / "run")
+    written(tmp_path, "lengths.csv", "tokens,examples\n5,900\n12,100\n")
+    other = ["--length-histogram", "lengths.csv", "--cutoff", "16"]
+    steps_alone = ["--startup-minutes", "0", "--checkpoint-seconds", "0"]
+    told = []
+    for more in ([], other, [*other, "--packing"]):
+        assert main(["what-if", "run", "--json", *steps_alone, *more]) == 0
+        told.append(json.loads(capsys.readouterr().out))
+    assert [each["workload"]["queries"] for each in told] == [1000, 1000, 1000]
+    assert [each["workload"]["padding"] for each in told] == ["longest", "longest", "packed"]
+    hours = [each["offers"][0]["hours"] for each in told]
+    assert hours[2] < hours[0] / 2

@@ -121,7 +121,7 @@ def test_options_change_a_job_or_its_data(tmp_path: Path) -> None:
     assert (third.queries, lengths_of(third).histogram) == (9, ((10, 7),))
     with pytest.raises(DataError, match="--template 'x': goes with --dataset: add it"):
         changed_workload(job, options(template="x"), ())
-    with pytest.raises(DataError, match="--packing packing needs lengths, and a cutoff"):
+    with pytest.raises(DataError, match="--packing needs --cutoff, the tokens of a row, and a job"):
         changed_workload(job, options(packing=True), ())
     with pytest.raises(DataError, match="'': must not be empty"):
         changed_workload(job, options(dataset=""), ())
