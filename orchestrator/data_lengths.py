@@ -183,7 +183,8 @@ def counted_lengths(
     except TokenizerError as error:
         next(chunks, None)  # what is wrong with the data is told as well
         reading.mistakes.append(Mistake("tokenizer", str(error)))
-    reading.check()
+    reading.empty += histogram.pop(0, 0)  # texts of which the tokenizer knows nothing
+    reading.check(any_left=bool(histogram))
     return DataLengths(
         source=_named(source),
         made_by=str(rendering),
@@ -217,7 +218,6 @@ class _Reading:
         self._most = most
         self._digest = hashlib.sha256()
         self._places: deque[list[str]] = deque()
-        self._full = 0
         self.mistakes: list[Mistake] = []
         self.complete = True
         self.empty = 0
@@ -233,7 +233,7 @@ class _Reading:
         queries: list[Query] = []
         characters = 0
         for place, query in self._queries():
-            said = query if isinstance(query, str) else json.dumps(query, sort_keys=True)
+            said = query if isinstance(query, str) else json.dumps(query, default=str)
             self._digest.update(f"{len(said)} {said}".encode(errors="replace"))
             places.append(place)
             queries.append(query)
@@ -250,13 +250,16 @@ class _Reading:
         for at, why in counted.refused.items():
             self._note(Mistake("dataset", f"{places[at]}: the chat template refuses it: {why}"))
 
-    def check(self) -> None:
+    def check(self, *, any_left: bool) -> None:
         """Tells what is wrong.
 
+        Args:
+            any_left: whether there is any query.
+
         Raises:
-            DataError: anything is, or there is no query.
+            DataError: anything is, or there is none.
         """
-        if not self._full and not self.mistakes:
+        if not any_left and not self.mistakes:
             what = f"all {self.empty} examples are empty" if self.empty else "holds no examples"
             self.mistakes.append(Mistake("dataset", f"{self._source.name}: {what}"))
         if self.mistakes:
@@ -264,7 +267,6 @@ class _Reading:
 
     def _chunk(self, places: list[str], queries: list[Query]) -> list[Query]:
         self._places.append(places)
-        self._full += len(queries)
         return queries
 
     def _queries(self) -> Iterator[tuple[str, Query]]:

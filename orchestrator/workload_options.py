@@ -29,7 +29,7 @@ def given_options(options: argparse.Namespace) -> dict[str, Any]:
     if name in PUBLISHED and not Path(name).exists():
         found["named"] = found.pop("dataset")
     if "text_fields" in found:
-        found["text_fields"] = tuple(found["text_fields"].split(","))
+        found["text_fields"] = tuple(name.strip() for name in found["text_fields"].split(","))
     for option, padding in (("packing", "packed"), ("group_by_length", "grouped")):
         if getattr(options, option, False):
             found["padding"] = padding

@@ -1,5 +1,6 @@
 """Data sets as people have them: what is read and counted, what is refused, and how."""
 
+import datetime as dt
 import gzip
 import json
 import subprocess
@@ -786,3 +787,11 @@ def test_a_run_is_priced_for_other_queries(
     assert [each["workload"]["padding"] for each in told] == ["longest", "longest", "packed"]
     hours = [each["offers"][0]["hours"] for each in told]
     assert hours[2] < hours[0] / 2
+
+
+def test_dates_among_messages_do_no_harm(tmp_path: Path, count: Callable[..., Workload]) -> None:
+    """Columnar files have values that JSON has not."""
+    message = {"role": "user", "content": "hello", "at": dt.datetime(2026, 1, 31, tzinfo=dt.UTC)}
+    path = tmp_path / "chats.parquet"
+    pq.write_table(pa.Table.from_pylist([{"messages": [message]}]), path)
+    assert count(path, chat="messages").queries == 1

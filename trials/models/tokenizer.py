@@ -87,7 +87,8 @@ def _loaded(name: str) -> Any:
     try:
         if Path(name).is_file():
             return PreTrainedTokenizerFast(tokenizer_file=name)
-        return AutoTokenizer.from_pretrained(name)
+        # Asked, it would read the answer from stdin, where the queries come.
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001 - whatever a tokenizer's files make it raise
         raise TokenizerError(_first_line(error)) from None
 

@@ -151,7 +151,8 @@ class TokenCounter:
         assert self._process is not None
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # told where the answer is missed
-            self._process.stdin.write(json.dumps(what) + "\n")
+            # Columnar files have dates and the like in their messages.
+            self._process.stdin.write(json.dumps(what, default=str) + "\n")
             self._process.stdin.flush()
 
     def _answer(self) -> dict[str, Any]:
