@@ -7,16 +7,14 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from gpu_catalog.catalog import Catalog, UnknownGpuError, load_catalog
+from gpu_catalog.catalog import Catalog, load_catalog
 from gpu_catalog.gpu import Gpu
 from trials.devices.device import DeviceError
+from trials.devices.identity import identity_mistake
 from trials.devices.nvml import Neighbours, Nvml
 from trials.observation import DeviceReading, MemoryReading, Outcome
 from trials.outcome import classify
 
-# The same GPU reports a little more or less with another driver or ECC setting; two GPUs that share
-# a name differ by a third and more (A100-PCIE-40GB and 80GB, V100 of 16 and 32).
-MEMORY_TOLERANCE = 0.10
 # A killed process's memory comes back a moment after it is gone: so long at most, and when it has
 # not fallen for so long it is a living one's. As little as this is nobody's.
 SETTLING_SECONDS = 5.0
@@ -223,26 +221,9 @@ def check_identity(gpu: Gpu, name: str, total_bytes: int, catalog: Catalog | Non
     Raises:
         DeviceError: it is not; one line says what it is and what to do.
     """
-    expected = gpu.usable_memory_bytes
-    named = name in gpu.device_names
-    if named and (expected is None or abs(total_bytes - expected) <= MEMORY_TOLERANCE * expected):
-        return
-    wanted = " or ".join(gpu.device_names)
-    memory = "" if expected is None else f" with {expected / 2**30:.1f} GiB"
-    remedy = "it is a part of one, or a variant that the catalog does not know: use a whole one"
-    raise DeviceError(
-        f"the device is {name} with {total_bytes / 2**30:.1f} GiB, but {gpu.key} is "
-        f"{wanted}{memory}: {remedy if named else _remedy(gpu, name, catalog or load_catalog())}"
-    )
-
-
-def _remedy(gpu: Gpu, name: str, catalog: Catalog) -> str:
-    """What to do about a device of another name."""
-    try:
-        known = catalog.gpu_by_device_name(name).key
-    except UnknownGpuError:
-        return "add it to the specification's catalog (catalog: gpus:)"
-    return f"this is {known}: give its node the Ray resource {known!r}, not {gpu.key!r}"
+    mistake = identity_mistake(gpu, name, total_bytes, catalog or load_catalog())
+    if mistake is not None:
+        raise DeviceError(mistake)
 
 
 def _require_cuda(gpu: Gpu) -> None:

@@ -155,16 +155,37 @@ def visible_device_name() -> str | None:
 
     Torch is not asked, which would make a CUDA context.
     """
-    pynvml = _initialised_library()
-    if pynvml is None:
+    seen = visible_device()
+    return None if seen is None else seen[0]
+
+
+def visible_device(library: ModuleType | None = None) -> tuple[str, int] | None:
+    """Name and memory, in bytes, of the first GPU that CUDA would show; None where there is none.
+
+    Args:
+        library: the pynvml module; absent for the one that is installed.
+    """
+    library = library or _initialised_library()
+    if library is None:
         return None
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
     try:
-        if first.isdigit():
-            return _text(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(int(first))))
-        return _text(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByUUID(first)))
-    except pynvml.NVMLError:
+        handle = (
+            library.nvmlDeviceGetHandleByIndex(int(first))
+            if first.isdigit()
+            else library.nvmlDeviceGetHandleByUUID(first)
+        )
+        return _text(library.nvmlDeviceGetName(handle)), _usable_bytes(library, handle)
+    except library.NVMLError:
         return None
+
+
+def _usable_bytes(library: ModuleType, handle: Any) -> int:
+    """Memory that CUDA would call the total: without what the driver keeps, where it tells."""
+    with contextlib.suppress(library.NVMLError, AttributeError):
+        told = library.nvmlDeviceGetMemoryInfo(handle, version=library.nvmlMemory_v2)
+        return int(told.total - told.reserved)
+    return int(library.nvmlDeviceGetMemoryInfo(handle).total)
 
 
 def _initialised_library() -> ModuleType | None:
