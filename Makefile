@@ -25,7 +25,7 @@ sweep: setup  ## small models on this machine: measures, fits, ranks (SPEC=my.ya
 	$(RUN) -m orchestrator sweep $(SPEC)
 
 test: setup  ## all tests, a Ray cluster on this machine among them
-	$(RUN) -m pytest
+	$(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 check: setup  ## format, lint, types, layers, README commands
 	$(RUN) -m ruff format --check .

@@ -4,7 +4,14 @@ import os
 
 import pytest
 
+LONGEST = ("test_sweep_on_", "test_adaptive")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Names a data folder that has nothing in it, before any module is imported."""
     os.environ["XDG_DATA_HOME"] = str(config.rootpath / ".pytest_cache" / "no-data")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files begin, so that no process is left with one when the others are done."""
+    items.sort(key=lambda item: not item.path.name.startswith(LONGEST))

@@ -37,7 +37,7 @@ STEPS = [torch.ones(()), torch.ones(())]
         (aten._foreach_mul_.Scalar, (LISTS[0], 2.0), 2 * 160, 0, 1),
         (aten._foreach_copy_.default, (LISTS[0], LISTS[1]), 3 * 160, 0, 1),
     ],
-    ids=str,
+    ids=lambda each: str(each) if hasattr(each, "_schema") else None,
 )
 def test_what_an_operator_moves_and_computes(
     func: object, args: tuple[object, ...], moved: float, flops: float, launches: float

@@ -1,6 +1,7 @@
 """The child: it measures only what its recipe says, and tells what it built."""
 
 from collections.abc import Iterator
+from importlib import metadata
 
 import pytest
 import torch
@@ -163,7 +164,7 @@ def test_a_child_whose_recipe_holds_says_where_it_runs() -> None:
     (ready,) = line.said
     assert isinstance(ready, Ready)
     assert ready.memory_limit_bytes == cpu().usable_memory_bytes
-    assert dict(ready.environment.versions)["torch"] == torch.__version__
+    assert dict(ready.environment.versions)["torch"] == metadata.version("torch")
 
 
 def test_a_cap_stands_in_for_a_smaller_device() -> None:
