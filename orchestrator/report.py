@@ -16,6 +16,7 @@ from orchestrator.tables import table
 from trials.observation import Basis, Environment, Observation
 from trials.workload import Cell
 
+MOST_OFFERS = 25  # of one job, in a report that is read
 STEADY = 0.10  # an interval wider than this part of its value is called unsteady
 OFFER_HEADERS = ("GPU", "offer", "$/h", "batch", "queries/s", "hours", "$", "cheapest", "basis")
 
@@ -100,8 +101,11 @@ def _ranking_section(ranking: Ranking) -> str:
         rows = list(group)
         model, recipe, experts, tokens = _workload_columns(rows[0].cell)
         parts.append(f"**{model}**, {recipe}, experts: {experts}, {tokens} tokens a query")
-        numbered = [(_place(row), *_offer_row(row)) for row in rows]
+        shown = [row for row in rows if row.rank <= MOST_OFFERS or row.pareto]
+        numbered = [(_place(row), *_offer_row(row)) for row in shown]
         parts.append(table(("", *OFFER_HEADERS), numbered))
+        if len(shown) < len(rows):
+            parts.append(f"{len(rows) - len(shown)} dearer offers stand in ranking.csv.")
     signs = "= not told apart from the cheapest; * none is both faster and cheaper."
     return "\n\n".join(["## Every offer", signs, *parts]) if parts else ""
 

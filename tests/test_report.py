@@ -136,3 +136,18 @@ def test_pretrained_weights_are_named_beside_the_model() -> None:
     seen = [o.model_copy(update={"cell": loaded}) for o in SEEN]
     assert "| llama-tiny, pretrained |" in part(report(seen, plan=plan), "Cheapest")
     assert "pretrained" not in report(SEEN)
+
+
+def test_of_many_offers_the_cheapest_are_listed() -> None:
+    """The rest is counted, and stands in the CSV."""
+    offers = "".join(
+        f"    - {{gpu: cpu, provider: own, region: here, instance: i{n}, usd_per_hour: {n + 1}.0, "
+        "source: me, recorded: 2026-01-31}\n"
+        for n in range(40)
+    )
+    spec = spec_of(f"{ONE_CELL}catalog:\n  offers:\n{offers}")
+    every = part(report(SEEN, spec), "Every offer")
+    rows = [line for line in every.splitlines() if line.startswith("| ") and "measured" in line]
+    assert len(rows) == 25
+    known = len(spec.merged_catalog().offers("cpu"))
+    assert f"{known - 25} dearer offers stand in ranking.csv." in every
