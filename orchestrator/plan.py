@@ -34,9 +34,16 @@ class Node:
         return self.resources.get(resource, 0) >= 1
 
 
+SCALES_TO = "scales-to-"
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterResources:
-    """What each node of a Ray cluster offers."""
+    """What each node of a Ray cluster offers, and what nodes its autoscaler can start.
+
+    A cluster says so by a resource of its head, ``scales-to-KEY``, as many as there can be: Ray
+    itself tells a driver only of nodes that are there.
+    """
 
     nodes: tuple[Node, ...]
 
@@ -47,8 +54,14 @@ class ClusterResources:
         device needs no such node: any free core will do, where no node carries its key.
         """
         with_cores = [node for node in self.nodes if node.has("CPU")]
-        keyed = [node for node in with_cores if node.has(gpu.key)]
+        keyed = [node for node in with_cores if node.has(gpu.key)] or self._startable(gpu)
         return with_cores if not keyed and gpu.kind == "cpu" else keyed
+
+    def _startable(self, gpu: Gpu) -> list[Node]:
+        """A node that the autoscaler would start for this GPU, of which no more is known."""
+        if not any(node.has(SCALES_TO + gpu.key) for node in self.nodes):
+            return []
+        return [Node({"CPU": 1.0, gpu.key: 1.0} | ({"GPU": 1.0} if gpu.kind == "cuda" else {}))]
 
     def trial_resources(self, gpu: Gpu) -> dict[str, float] | None:
         """What a trial on this GPU asks Ray for; None when the cluster cannot have it.

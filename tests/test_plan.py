@@ -142,6 +142,20 @@ def test_trial_goes_to_the_node_that_carries_its_gpus_key() -> None:
         assert ClusterResources((Node(amounts),)).trial_resources(a40) is None
 
 
+def test_gpu_that_the_cluster_can_start_a_node_for_is_planned() -> None:
+    """As its head says; a trial asks for what that node will have."""
+    spec = spec_of(ONE_CELL.replace("[cpu]", "[A40, H100-SXM]").replace("fp32", "bf16"))
+    head = Node({"CPU": 2.0, "scales-to-A40": 4.0})
+    plan = planned(spec, [], ClusterResources((head,)))
+    assert [cell.gpu for cell in plan.pending] == ["A40"]
+    assert [skip.cell.gpu for skip in plan.skipped] == ["H100-SXM"]
+    a40 = load_catalog().gpu("A40")
+    asked = {"CPU": 1.0, "A40": 1.0, "GPU": 1.0}
+    assert ClusterResources((head,)).trial_resources(a40) == asked
+    there = Node({"CPU": 8.0, "A40": 1.0, "GPU": 1.0})
+    assert ClusterResources((head, there)).threads(a40) == 8
+
+
 def test_pending_cells_take_turns_over_the_gpus() -> None:
     """No GPU waits behind another one's queue, however short its own is."""
     spec = spec_of(
