@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from orchestrator.deploy_options import add_deploy
+
 EPILOG = """\
 examples:
   python -m orchestrator sweep                       small models on this machine, in minutes
@@ -134,6 +136,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="where reproduction.md and fig13.svg to fig15.svg go (default: reproduction)",
     )
     _add_catalog(commands)
+    add_deploy(commands, _positive, _add_prices)
     return parser
 
 

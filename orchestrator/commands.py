@@ -24,6 +24,8 @@ from orchestrator.cluster import (
     this_machine,
 )
 from orchestrator.dataset_command import dataset_command
+from orchestrator.deploy import DeployError, deployment, write_file
+from orchestrator.deploy_options import asked_deployment
 from orchestrator.driver import (
     Everything,
     Keeper,
@@ -52,6 +54,7 @@ from orchestrator.gpu_check import (
     time_is_left,
 )
 from orchestrator.job_options import asked_constraints, asked_job
+from orchestrator.join_check import JoinError, node_resources
 from orchestrator.known_prices import KnownPrices, known_prices
 from orchestrator.local_runner import run_trials_here
 from orchestrator.memory_tables import limits_section
@@ -90,8 +93,10 @@ KNOWN_ERRORS = (
     CatalogError,
     ClusterError,
     DataError,
+    DeployError,
     EstimateError,
     GpuCheckError,
+    JoinError,
     ReproduceError,
     SpecError,
     StoreError,
@@ -119,6 +124,8 @@ def run(options: argparse.Namespace) -> int:
         "export": export,
         "calibrate": calibrate_runs,
         "gpu-check": gpu_check,
+        "deploy": deploy,
+        "join-check": join_check,
         "plan": plan_run,
         "rank": rank_run,
         "what-if": rank_run,
@@ -227,6 +234,32 @@ def gpu_check(options: argparse.Namespace) -> int:
     _say(f"\n{len(cells) - len(left)} of {len(cells)} cells done; the report: {run.path}/report.md")
     if left:
         remark(f"{len(left)} cells are left: run the same command again to go on")
+    return 0
+
+
+def deploy(options: argparse.Namespace) -> int:
+    """Writes the file of a cluster for a specification, and tells the bill."""
+    prices, asked = known_prices(options), asked_deployment(options)
+    text, _ = _spec_text(options.spec)
+    spec = parse_spec(text, str(options.spec), base=prices.catalog)
+    catalog = prices.over(spec.merged_catalog())
+    made = deployment(asked, spec, text, str(options.spec), catalog)
+    out: Path | None = options.out
+    if out is None:
+        _say(made.text.rstrip("\n"))
+    else:
+        write_file(out, made.text)
+    for line in (*made.left_out, *made.bill):
+        remark(line)
+    remark(in_use_text(prices, catalog, _today()))
+    return 0
+
+
+def join_check(options: argparse.Namespace) -> int:
+    """Prints the resources of this machine's node, if it is what its key says."""
+    prices = known_prices(options)
+    keys = [key.strip() for key in options.keys.split(",") if key.strip()]
+    _say(node_resources(keys, prices.catalog))
     return 0
 
 
