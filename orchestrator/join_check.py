@@ -25,9 +25,11 @@ def node_resources(
         look: tells name and memory, in bytes, of the GPU here.
 
     Raises:
-        JoinError: it is none of them.
+        JoinError: it is none of them, or none is named.
         UnknownGpuError: a key is none of the catalog's.
     """
+    if not keys:
+        raise JoinError("join-check: name a key of 'catalog gpus'")
     mistakes = []
     for gpu in [catalog.gpu(key) for key in keys]:
         mistake = None if gpu.kind == "cpu" else _mistake(gpu.key, catalog, look())
