@@ -32,6 +32,11 @@ def _positive(text: str) -> int:
     return value
 
 
+def _run_folder(text: str) -> Path | str:
+    """A path; an address stays as it is: a path would make one slash of two."""
+    return text if "://" in text else Path(text)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of every command."""
     parser = argparse.ArgumentParser(
@@ -50,7 +55,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="a YAML file, or a shipped sweep: laptop (the default), paper, memory-saving, "
         "memory-saving-tiny",
     )
-    sweep.add_argument("--out", metavar="DIR", help="the run folder (default: runs/NAME)")
+    sweep.add_argument(
+        "--out",
+        metavar="DIR",
+        help="the run folder (default: runs/NAME); s3://BUCKET/FOLDER is one, too, wherever a run "
+        "is named",
+    )
     sweep.add_argument(
         "--resume",
         action="store_true",
@@ -86,7 +96,7 @@ def build_parser() -> argparse.ArgumentParser:
         if name == "fit":
             _add_fit(command)
             continue
-        command.add_argument("run", type=Path, metavar="RUN", help="the run folder")
+        command.add_argument("run", type=_run_folder, metavar="RUN", help="the run folder")
         if name != "status":
             _add_prices(command)
         if name in ("rank", "what-if"):
@@ -94,7 +104,7 @@ def build_parser() -> argparse.ArgumentParser:
     export = commands.add_parser(
         "export", help="write a run's observations in the columns of another project"
     )
-    export.add_argument("run", type=Path, metavar="RUN", help="the run folder")
+    export.add_argument("run", type=_run_folder, metavar="RUN", help="the run folder")
     export.add_argument(
         "--format",
         choices=("ado",),
@@ -110,7 +120,7 @@ def build_parser() -> argparse.ArgumentParser:
         "NVIDIA GPUs; one measured step is enough for the speed of a machine's host.",
     )
     calibrate.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="run folders with measured steps"
+        "runs", nargs="+", type=_run_folder, metavar="RUN", help="run folders with measured steps"
     )
     calibrate.add_argument(
         "--out", type=Path, default=Path("constants.json"), help="default: constants.json"
@@ -305,7 +315,10 @@ def _add_fit(command: argparse.ArgumentParser) -> None:
         "fits.json and coefficients.csv."
     )
     command.add_argument(
-        "run", type=Path, metavar="RUN|FILE.csv", help="the run folder, or a CSV of observations"
+        "run",
+        type=_run_folder,
+        metavar="RUN|FILE.csv",
+        help="the run folder, or a CSV of observations",
     )
     command.add_argument(
         "--predict",
@@ -330,7 +343,7 @@ def _add_plan(commands: Any) -> None:
         "measurements would tell most of which GPU is the cheapest, for their price.",
     )
     plan.add_argument(
-        "given", nargs="?", type=Path, metavar="SPEC|RUN", help="default: the default sweep"
+        "given", nargs="?", type=_run_folder, metavar="SPEC|RUN", help="default: the default sweep"
     )
     _add_prices(plan)
     plan.add_argument("--next", action="store_true", help="what to measure next, and its price")

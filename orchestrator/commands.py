@@ -66,6 +66,7 @@ from orchestrator.next_measurements import (
     measured_cells,
     next_table,
 )
+from orchestrator.place import RunPath, StoreError, run_path
 from orchestrator.plan import Plan, make_plan, trial_task
 from orchestrator.progress import Progress, fastest
 from orchestrator.ranking import Ranking, rank, ranking_csv
@@ -79,7 +80,7 @@ from orchestrator.spec_file import (
     shipped_specs,
 )
 from orchestrator.step_seconds import Batch
-from orchestrator.store import PLAN, SPEC, ObservationWriter, RunFolder, StoreError, open_run
+from orchestrator.store import PLAN, SPEC, ObservationWriter, RunFolder, open_run
 from orchestrator.sweep import SweepSpec
 from orchestrator.tables import table
 from orchestrator.workload_options import changed_workload
@@ -177,8 +178,8 @@ def sweep(options: argparse.Namespace) -> int:
 
 def plan_run(options: argparse.Namespace) -> int:
     """What is to be measured of a specification or a run; or what of it would help most."""
-    given: Path | None = options.given
-    if given is not None and (given / SPEC).exists():
+    given: Path | str | None = options.given
+    if isinstance(given, str) or (given is not None and (given / SPEC).exists()):
         folder = RunFolder.existing(given)
         prices, spec = _run_and_prices(folder, options)
         plan = _plan_of(folder, spec)
@@ -403,7 +404,7 @@ def report(options: argparse.Namespace) -> int:
     catalog = prices.over(spec.merged_catalog())
     _derive(folder, spec, catalog, _plan_of(folder, spec))
     remark(in_use_text(prices, catalog, _today()))
-    _say((folder.path / "report.md").read_text(encoding="utf-8").rstrip())
+    _say((folder.place.read("report.md") or b"").decode().rstrip())
     return 0
 
 
@@ -433,8 +434,8 @@ def _is_of_a_table(options: argparse.Namespace) -> bool:
     Raises:
         TableError: it is a run, with options of a CSV.
     """
-    path: Path = options.run
-    if path.suffix.casefold() == ".csv" and not path.is_dir():
+    path: Path | str = options.run
+    if isinstance(path, Path) and path.suffix.casefold() == ".csv" and not path.is_dir():
         return True
     for name in ("predict", "lengths", "out"):
         if getattr(options, name) is not None:
@@ -481,7 +482,7 @@ def _plan_without_starting(spec: SweepSpec, catalog: Catalog, known: Sequence[Ob
         return make_plan(spec, catalog, cluster, known)
 
 
-def _print_plan(plan: Plan, folder: Path) -> None:
+def _print_plan(plan: Plan, folder: RunPath) -> None:
     rows = [
         *((c.key, "to simulate" if c.simulated else "to measure", "") for c in plan.pending),
         *((cell.key, "done", f"in {folder}") for cell in plan.complete),
@@ -516,7 +517,7 @@ def _given_sweep(options: argparse.Namespace) -> tuple[KnownPrices, str, SweepSp
         folder = RunFolder.existing(_run_path(options.out, ""))
         # By the models the run knows: their folders, or the hub, may be gone.
         prices, spec = _run_and_prices(folder, options)
-        return prices, read_spec_text(folder.path / SPEC), spec
+        return prices, folder.spec_text(), spec
     prices = known_prices(options)
     text, name = _spec_text(options.spec)
     return prices, text, parse_spec(text, name, base=prices.catalog)
@@ -530,15 +531,15 @@ def _spec_text(spec_path: Path | None) -> tuple[str, str]:
     return read_spec_text(spec_path), str(spec_path)
 
 
-def _run_path(out: str | None, name: str) -> Path:
+def _run_path(out: str | None, name: str) -> RunPath:
     """Where the run folder is.
 
     A Ray job runs in a copy of the working directory that goes away with the job, and would take
     the results along: there, a relative path starts at the home directory.
     """
-    if out is not None and "://" in out:
-        raise StoreError(f"{out}: is no local folder; this version writes to local folders only")
-    path = Path(out) if out is not None else Path("runs") / name
+    path = run_path(out) if out is not None else Path("runs") / name
+    if not isinstance(path, Path):
+        return path
     in_ray_job = "runtime_resources" in Path.cwd().parts
     return Path.home() / path if in_ray_job else path.absolute()
 

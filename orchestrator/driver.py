@@ -102,7 +102,7 @@ def measure(
     )
     # A Ray job starts in a copy of its working directory, which Ray may take away under it: nodes
     # that share a machine share the copy, and the first to be done with it removes it.
-    os.chdir(folder.path)
+    os.chdir(folder.place.local_folder())
     with connected_cluster(ask_for_packages=needs_extras(spec)) as cluster:
         plan = make_plan(spec, catalog, cluster, known)
         folder.write(PLAN, plan)

@@ -53,16 +53,26 @@ def read_spec_text(path: Path) -> str:
         SpecError: it cannot be read; one line says why.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        return decoded(path.read_bytes(), str(path))
     except FileNotFoundError:
         names = ", ".join(shipped_specs())
         raise SpecError(f"{path}: no such file, nor one of the shipped sweeps: {names}") from None
     except IsADirectoryError:
         raise SpecError(f"{path}: is a folder; name the YAML file in it") from None
-    except UnicodeDecodeError as error:
-        raise SpecError(f"{path}: not UTF-8 text (byte {error.start}): save it as UTF-8") from None
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def decoded(content: bytes, name: str) -> str:
+    """A specification as text.
+
+    Raises:
+        SpecError: it is none.
+    """
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{name}: not UTF-8 text (byte {error.start}): save it as UTF-8") from None
 
 
 def parse_spec(

@@ -1,9 +1,6 @@
 """The run folder: everything one sweep produced. One writer appends observations, durably."""
 
-import contextlib
-import fcntl
-import os
-from pathlib import Path
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
@@ -11,8 +8,10 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from gpu_catalog.catalog import Catalog, load_catalog
 from orchestrator.data_lengths import DataLengths
+from orchestrator.local_place import LocalPlace
+from orchestrator.place import Place, RunPath, S3Url, StoreError, run_path
 from orchestrator.plan import Plan
-from orchestrator.spec_file import SpecError, parse_spec, read_spec_text
+from orchestrator.spec_file import SpecError, decoded, parse_spec
 from orchestrator.sweep import CatalogRows, Models, SweepSpec
 from orchestrator.wording import dotted
 from trials.models.model import Model
@@ -23,35 +22,42 @@ MODELS = "models.json"
 LENGTHS = "lengths.json"
 CATALOG = "catalog.json"
 PLAN = "plan.json"
-OBSERVATIONS = "observations.jsonl"
-
 
 _MODELS = TypeAdapter(dict[str, Model])
-
-
-class StoreError(RuntimeError):
-    """A run folder that cannot be used; one line on why and what to do."""
 
 
 class RunFolder:
     """A run folder to read from. Reading never changes it, and a running sweep does not mind."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: RunPath | str) -> None:
+        self.path = run_path(path)
+        self.place = _place_of(self.path)
 
     @classmethod
-    def existing(cls, path: Path) -> Self:
+    def existing(cls, path: RunPath | str) -> Self:
         """A folder that holds a run.
 
         Raises:
             StoreError: it does not.
         """
-        names = _names(path)
+        run = cls(path)
+        names = run.place.names()
         if names is None:
-            raise StoreError(f"{path}: no such run folder ('sweep --out {path}' makes one)")
+            raise StoreError(f"{run.path}: no such run folder ('sweep --out {run.path}' makes one)")
         if SPEC not in names:
-            raise StoreError(f"{path}: not a run folder: it has no {SPEC}")
-        return cls(path)
+            raise StoreError(f"{run.path}: not a run folder: it has no {SPEC}")
+        return run
+
+    def spec_text(self) -> str:
+        """The specification of this run, as given.
+
+        Raises:
+            SpecError: it is no text.
+        """
+        content = self.place.read(SPEC)
+        if content is None:
+            raise StoreError(f"{self.path}: not a run folder: it has no {SPEC}")
+        return decoded(content, str(self.path / SPEC))
 
     def spec(self, base: Catalog | None = None) -> SweepSpec:
         """The specification of this run.
@@ -62,12 +68,12 @@ class RunFolder:
         rows = self.catalog_rows() if base is None else CatalogRows()
         if rows != CatalogRows():
             base = load_catalog(rows.gpus, rows.offers)
-        path = self.path / SPEC
-        return parse_spec(read_spec_text(path), str(path), self._models(), base, self._lengths())
+        name = str(self.path / SPEC)
+        return parse_spec(self.spec_text(), name, self._models(), base, self._lengths())
 
     def catalog_rows(self) -> CatalogRows:
         """The GPUs and prices of the user's file that the run began with; it may be gone by now."""
-        content = _content(self.path / CATALOG)
+        content = self.place.read(CATALOG)
         if content is None:
             return CatalogRows()
         try:
@@ -79,7 +85,7 @@ class RunFolder:
 
     def _models(self) -> Models:
         """The models as they were when the run began: their folders may be gone by now."""
-        content = _content(self.path / MODELS)
+        content = self.place.read(MODELS)
         if content is None:
             return {}
         try:
@@ -92,7 +98,7 @@ class RunFolder:
 
     def _lengths(self) -> DataLengths | None:
         """How long queries were counted to be when the run began; their data may be gone by now."""
-        content = _content(self.path / LENGTHS)
+        content = self.place.read(LENGTHS)
         if content is None:
             return None
         try:
@@ -106,7 +112,7 @@ class RunFolder:
     def plan(self) -> Plan | None:
         """What the latest driver planned; None before it did."""
         file = self.path / PLAN
-        content = _content(file)
+        content = self.place.read(PLAN)
         if content is None:
             return None
         try:
@@ -122,56 +128,26 @@ class RunFolder:
         Raises:
             StoreError: a line before the last cannot be read.
         """
-        file = self.path / OBSERVATIONS
-        whole, _, _torn = (_content(file) or b"").rpartition(b"\n")
-        found = []
-        for number, line in enumerate(whole.split(b"\n") if whole else [], start=1):
-            try:
-                found.append(Observation.model_validate_json(line))
-            except ValidationError as error:
-                reason = _mistake(error)
-                raise StoreError(
-                    f"{file}:{number}: not an observation ({reason}): restore the line or delete it"
-                ) from None
-        return found
+        files = [_observed(file, content) for file, content in self.place.observations()]
+        return files[0] if len(files) == 1 else _once(o for found in files for o in found)
 
     def is_running(self) -> bool:
         """Whether a driver is writing to it now."""
-        try:
-            with (self.path / OBSERVATIONS).open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except BlockingIOError:
-            return True
-        except OSError as error:
-            raise _unusable(self.path / OBSERVATIONS, "looked at", error) from None
-        return False
+        return self.place.is_written()
 
-    def write(self, name: str, content: str | BaseModel) -> Path:
+    def write(self, name: str, content: str | BaseModel) -> RunPath:
         """Replaces one file of the run as a whole: whoever reads it sees the old or the new one.
 
         Raises:
             StoreError: it could not be written; the old one is still there.
         """
         text = content if isinstance(content, str) else content.model_dump_json(indent=1) + "\n"
-        target, part = self.path / name, self.path / f".{name}.part"
-        try:
-            with part.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(target)
-            _sync_folder(self.path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                part.unlink()
-            raise _unusable(target, "written", error) from None
-        return target
+        self.place.write(name, text.encode())
+        return self.path / name
 
 
 def open_run(
-    path: Path, spec_text: str, spec: SweepSpec, rows: CatalogRows | None = None
+    path: RunPath | str, spec_text: str, spec: SweepSpec, rows: CatalogRows | None = None
 ) -> RunFolder:
     """The run folder of a sweep: a new one, or the one where this very sweep stopped.
 
@@ -186,17 +162,14 @@ def open_run(
     """
     run = RunFolder(path)
     beside = {name for file in (MODELS, LENGTHS, CATALOG) for name in (file, f".{file}.part")}
-    names = (_names(path) or set()) - beside - {f".{SPEC}.part"}
+    names = (run.place.names() or set()) - beside - {f".{SPEC}.part"}
     if SPEC in names:
         _check_same_sweep(run, spec)
         _check_same_gpus(run, rows)
         return run
     if names:
-        raise StoreError(f"{path}: holds {min(names)!r} but no run: choose another --out")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unusable(path, "made", error) from None
+        raise StoreError(f"{run.path}: holds {min(names)!r} but no run: choose another --out")
+    run.place.make()
     # The specification comes last: a folder that has one is a run.
     run.write(MODELS, _MODELS.dump_json(spec.models, indent=1).decode() + "\n")
     if spec.workload.lengths is not None:
@@ -246,35 +219,19 @@ class ObservationWriter:
     """
 
     def __init__(self, run: RunFolder) -> None:
-        self._path = run.path / OBSERVATIONS
         self._run = run
+        self._log = run.place.log()
         self._written: set[str] = set()
-        self._descriptor = -1
 
     def __enter__(self) -> Self:
+        self._log.open()
         try:
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        except OSError as error:
-            raise _unusable(self._path, "written", error) from None
-        try:
-            self._begin()
+            self._written = {o.key for o in self._run.observations()}
+            self._written |= self._log.recover(self._written)
         except BaseException:
-            os.close(self._descriptor)
+            self._log.close(failed=True)
             raise
         return self
-
-    def _begin(self) -> None:
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._drop_torn_line()
-            _sync_folder(self._run.path)
-        except BlockingIOError:
-            raise StoreError(
-                f"{self._run.path}: another sweep is writing to it: wait for it, or stop it"
-            ) from None
-        except OSError as error:
-            raise _unusable(self._path, "written", error) from None
-        self._written = {o.key for o in self._run.observations()}
 
     def __exit__(
         self,
@@ -282,7 +239,7 @@ class ObservationWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        os.close(self._descriptor)
+        self._log.close(failed=error is not None)
 
     def append(self, observation: Observation) -> bool:
         """Writes one observation so that no crash can lose it.
@@ -295,66 +252,43 @@ class ObservationWriter:
         """
         if observation.key in self._written:
             return False
-        line = observation.model_dump_json().encode() + b"\n"
-        size = os.fstat(self._descriptor).st_size
-        try:
-            written = 0
-            while written < len(line):
-                written += os.write(self._descriptor, line[written:])
-            os.fsync(self._descriptor)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, size)
-            raise StoreError(
-                f"{self._path}: cannot be written: {error.strerror}: make room and run the same "
-                "command again, it continues where this stopped"
-            ) from None
+        self._log.append(observation.model_dump_json().encode() + b"\n")
         self._written.add(observation.key)
         return True
 
-    def _drop_torn_line(self) -> None:
-        """A driver that was killed may have left half a line; its probe is simply made again."""
-        content = self._path.read_bytes()
-        torn = content.rpartition(b"\n")[2]
-        if torn:
-            os.ftruncate(self._descriptor, len(content) - len(torn))
+
+def _place_of(path: RunPath) -> Place:
+    if not isinstance(path, S3Url):
+        return LocalPlace(path)
+    from orchestrator.s3_place import S3Place  # noqa: PLC0415 - boto3, for buckets only
+
+    return S3Place(path)
 
 
-def _names(path: Path) -> set[str] | None:
-    """What a folder holds; None when there is no such folder."""
-    try:
-        return {entry.name for entry in path.iterdir()}
-    except FileNotFoundError:
-        return None
-    except NotADirectoryError:
-        raise StoreError(f"{path}: is a file, or below one: name a folder") from None
-    except OSError as error:
-        raise _unusable(path, "read", error) from None
+def _observed(file: RunPath, content: bytes) -> list[Observation]:
+    """The observations of a file; a torn last line is not one."""
+    whole, _, _torn = content.rpartition(b"\n")
+    found = []
+    for number, line in enumerate(whole.split(b"\n") if whole else [], start=1):
+        try:
+            found.append(Observation.model_validate_json(line))
+        except ValidationError as error:
+            reason = _mistake(error)
+            raise StoreError(
+                f"{file}:{number}: not an observation ({reason}): restore the line or delete it"
+            ) from None
+    return found
 
 
-def _content(file: Path) -> bytes | None:
-    """What a file holds; None when there is no such file."""
-    try:
-        return file.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise _unusable(file, "read", error) from None
+def _once(observations: Iterable[Observation]) -> list[Observation]:
+    """Each key once, the first that was written: several files may tell of one probe."""
+    found: dict[str, Observation] = {}
+    for observation in observations:
+        found.setdefault(observation.key, observation)
+    return list(found.values())
 
 
 def _mistake(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     where = dotted(first["loc"])
     return f"{where}: {first['msg']}" if where else first["msg"]
-
-
-def _unusable(path: Path, done: str, error: OSError) -> StoreError:
-    return StoreError(f"{path}: cannot be {done}: {error.strerror}")
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

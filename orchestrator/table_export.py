@@ -4,7 +4,9 @@ from collections import Counter
 from pathlib import Path
 
 from fitting.ado import ado_frame
-from orchestrator.store import RunFolder, StoreError
+from orchestrator.append_file import unusable
+from orchestrator.place import RunPath
+from orchestrator.store import RunFolder
 
 ADO = "ado.csv"
 
@@ -25,13 +27,19 @@ def export_ado(folder: RunFolder, path: Path | None) -> str:
     gpus = {gpu.key: gpu for gpu in folder.spec().merged_catalog().gpus}
     observations = folder.observations()
     frame = ado_frame(observations, gpus)
-    path = folder.path / ADO if path is None else path
-    try:
-        path.write_text(frame.to_csv(index=False), encoding="utf-8")
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be written: {error.strerror}") from None
+    written = _write(folder, path, frame.to_csv(index=False))
     counts = Counter(frame["basis"]) if len(frame) else Counter()
     told = ", ".join(f"{count} {basis}" for basis, count in sorted(counts.items())) or "none"
     left = len(observations) - len(frame)
     others = f"; left out {left} that say nothing of what fits" if left else ""
-    return f"{path}: {len(frame)} observations, {told}{others}"
+    return f"{written}: {len(frame)} observations, {told}{others}"
+
+
+def _write(folder: RunFolder, path: Path | None, text: str) -> RunPath:
+    if path is None:
+        return folder.write(ADO, text)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise unusable(path, "written", error) from None
+    return path

@@ -11,7 +11,7 @@ from fitting.frames import FrameFits, fit_frame, predict_frame
 from fitting.observed import read_lengths
 from fitting.result import Parameter
 from fitting.sheet import read_sheet
-from orchestrator.store import StoreError
+from orchestrator.place import StoreError
 from orchestrator.tables import table
 
 MOST_TOLD = 12  # families told one by one; more are told in one table

@@ -1,0 +1,254 @@
+"""Observations on their way into a bucket.
+
+Each is first on this machine's disk, in a spool, and goes on from there: a few seconds' worth as
+one object, written once. An outage costs nothing but disk, until it has lasted too long. What a
+driver that was killed left in its spool is sent by the next one on the same machine.
+"""
+
+import contextlib
+import hashlib
+import os
+import random
+import threading
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from orchestrator.append_file import AppendFile, unusable
+from orchestrator.place import StoreError
+from orchestrator.s3_bucket import FIRST_PAUSE_SECONDS, Bucket, longer, tell
+from orchestrator.s3_lock import LostError, RunLock
+from trials.observation import Observation
+
+FOLDER = "observations/"
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """How long things may take."""
+
+    ship_seconds: float = 5.0
+    """An observation waits so long for others to go with it."""
+    batch: int = 500
+    """So many go at once."""
+    beat_seconds: float = 30.0
+    """Between two signs of life."""
+    stale_seconds: float = 300.0
+    """Without a sign of life, a driver is taken for dead."""
+    patience_seconds: float = 30.0
+    """An outage is waited out so long by who reads, or begins."""
+    outage_seconds: float = 900.0
+    """And so long by a sweep, which goes on measuring meanwhile."""
+    leave_seconds: float = 20.0
+    """And so long by one that has failed, or was stopped."""
+
+
+class S3Log:
+    """The end of the observations of a run in a bucket. A thread of its own sends them.
+
+    Args:
+        bucket: where the run is.
+        timings: how long things may take.
+    """
+
+    def __init__(self, bucket: Bucket, timings: Timings) -> None:
+        self._bucket = bucket
+        self._timings = timings
+        self._lock = RunLock(bucket, timings.stale_seconds)
+        self._spools = spool_folder(bucket)
+        self._spool = AppendFile(self._spools / "none")
+        self._thread = threading.Thread(target=self._work, name="to the bucket", daemon=True)
+        self._wake = threading.Event()
+        self._mutex = threading.Lock()
+        # Below: what both threads use, under the mutex.
+        self._waiting: list[bytes] = []
+        self._waiting_since = 0.0
+        self._end: float | None = None  # when to stop trying; set when it is closed
+        # The sending thread's own.
+        self._sending: list[bytes] = []
+        self._sent = 0
+        self._away_since: float | None = None
+        self._pause = FIRST_PAUSE_SECONDS
+        self._again = 0.0
+        self._next_beat = time.monotonic() + timings.beat_seconds
+        self.failure: StoreError | None = None
+        self.is_open = False
+
+    def open(self) -> None:
+        """Takes the run for this driver, and a spool."""
+        try:
+            self._spools.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"{unusable(self._spools, 'made', error)}: observations wait there for the bucket: "
+                "set XDG_STATE_HOME to a folder that can be written"
+            ) from None
+        self._bucket.patiently(self._lock.take)
+        self._bucket.patience_seconds = self._timings.outage_seconds
+        self._spool = AppendFile(self._spools / f"{self._lock.holding}.jsonl")
+        try:
+            self._spool.open()
+        except BaseException:
+            with contextlib.suppress(StoreError):
+                self._lock.release()
+            raise
+        self._thread.start()
+        self.is_open = True
+
+    def recover(self, known: Collection[str]) -> set[str]:
+        """Sends what is left in the spools of drivers that are gone."""
+        found: set[str] = set()
+        for path in sorted(self._spools.glob("*.jsonl")):
+            if path == self._spool.path:
+                continue
+            left = AppendFile(path)
+            try:
+                left.open()
+            except BlockingIOError:  # its driver lives, and has lost the lock to this one
+                continue
+            try:
+                for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+                    key = _key(path, number, line)
+                    if key not in known and key not in found:
+                        self.append(line)
+                        found.add(key)
+                path.unlink()
+            finally:
+                left.close()
+        return found
+
+    def append(self, line: bytes) -> None:
+        """Puts an observation into the spool, from where it is sent."""
+        self._spool.append(line)
+        with self._mutex:
+            if not self._waiting:
+                self._waiting_since = time.monotonic()
+            self._waiting.append(line)
+        self._wake.set()
+        if self.failure is not None:
+            raise self.failure
+
+    def spooled(self) -> tuple[Path, bytes]:
+        """All that this driver has written, sent or not."""
+        return self._spool.path, self._spool.path.read_bytes()
+
+    def close(self, *, failed: bool) -> None:
+        """Sends the rest, and lets others have the run."""
+        patience = self._timings.leave_seconds if failed else self._timings.outage_seconds
+        with self._mutex:
+            self._end = time.monotonic() + patience
+        self._wake.set()
+        self._thread.join()
+        self._spool.close()
+        self.is_open = False
+        left = len(self._sending) + len(self._waiting)
+        if not left:
+            with contextlib.suppress(OSError):
+                self._spool.path.unlink()
+                self._spools.rmdir()  # unless another driver's is in it
+        if not isinstance(self.failure, LostError):
+            with contextlib.suppress(StoreError):  # others take it over when it is stale
+                self._lock.release()
+        if self.failure is None:
+            return
+        if not failed:
+            raise self.failure
+        if left:
+            tell(str(self.failure))
+
+    def _work(self) -> None:
+        """Sends what waits, gives signs of life, until it is closed or all patience is used up."""
+        while not self._is_over():
+            self._wake.wait(max(0.0, self._due() - time.monotonic()))
+            self._wake.clear()
+            if time.monotonic() < self._due():
+                continue
+            try:
+                self._beat()
+                self._send()
+            except LostError as error:
+                self.failure = LostError(self._kept(str(error), "after that one"))
+            except StoreError as error:  # whatever it is: buckets that were away answer oddly
+                self._missed(error)
+            else:
+                if self._away_since is not None:
+                    tell(f"{self._bucket.url}: answers again")
+                self._away_since, self._pause, self._again = None, FIRST_PAUSE_SECONDS, 0.0
+
+    def _is_over(self) -> bool:
+        if self.failure is not None:
+            return True
+        with self._mutex:
+            return self._end is not None and not self._waiting and not self._sending
+
+    def _due(self) -> float:
+        """When there is something to do."""
+        with self._mutex:
+            ends, waiting = self._end is not None, len(self._waiting)
+            due = self._next_beat
+            if self._sending or waiting >= self._timings.batch or ends:
+                due = 0.0
+            elif waiting:
+                due = min(due, self._waiting_since + self._timings.ship_seconds)
+        return max(due, self._again)
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_beat:
+            self._lock.renew()
+            self._next_beat = now + self._timings.beat_seconds
+
+    def _send(self) -> None:
+        """Sends one batch. One whose sending was not confirmed is sent again as it was."""
+        if not self._sending:
+            with self._mutex:
+                self._sending = self._waiting[: self._timings.batch]
+                del self._waiting[: self._timings.batch]
+                self._waiting_since = time.monotonic()
+        if self._sending:
+            name = f"{FOLDER}{self._lock.holding}-{self._sent + 1:06d}.jsonl"
+            self._bucket.put(name, b"".join(self._sending))
+            self._sending = []
+            self._sent += 1
+
+    def _missed(self, error: StoreError) -> None:
+        """Keeps on trying, ever less often, for as long as patience lasts."""
+        now = time.monotonic()
+        if self._away_since is None:
+            self._away_since = now
+            tell(f"{error}; meanwhile observations are kept in {self._spool.path}")
+        with self._mutex:
+            end = self._away_since + self._timings.outage_seconds
+            end = end if self._end is None else min(end, self._end)
+        if now + self._pause > end:
+            told = f"{error}, for {now - self._away_since:.0f} s now"
+            self.failure = StoreError(self._kept(told, "when it answers"))
+            return
+        self._again = now + random.uniform(self._pause / 2, self._pause)
+        self._pause = longer(self._pause)
+
+    def _kept(self, told: str, when: str) -> str:
+        with self._mutex:
+            left = len(self._sending) + len(self._waiting)
+        where = f"{left} observations lie in {self._spool.path}" if left else "all it has is there"
+        return f"{told}: {where}: run the same command here {when}, it sends them and goes on"
+
+
+def spool_folder(bucket: Bucket) -> Path:
+    """Where observations of a run wait on this machine for their bucket."""
+    told = os.environ.get("XDG_STATE_HOME", "")
+    state = Path(told) if told.startswith("/") else Path.home() / ".local" / "state"
+    mark = hashlib.sha256(f"{bucket.service} {bucket.url}".encode()).hexdigest()[:12]
+    return state / "finetune-cost" / "spool" / f"{bucket.url.bucket}-{mark}"
+
+
+def _key(path: Path, number: int, line: bytes) -> str:
+    try:
+        return Observation.model_validate_json(line).key
+    except ValidationError:
+        raise StoreError(
+            f"{path}:{number}: not an observation: restore the line or delete it"
+        ) from None
