@@ -2,7 +2,7 @@
 
 import json
 import re
-from functools import cache
+from functools import cache as cached
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +10,12 @@ from typing import Any
 import boto3
 import pytest
 import yaml
+from botocore.exceptions import ClientError
 from moto import mock_aws
-from ray.autoscaler._private.aws.config import bootstrap_aws
+from moto.core import set_initial_no_auth_action_count
+from ray.autoscaler._private.aws.config import _get_subnets_or_die, bootstrap_aws
 from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
+from ray.autoscaler._private.aws.utils import client_cache, resource_cache
 from ray.autoscaler._private.kuberay.autoscaling_config import (
     _derive_autoscaling_config_from_ray_cr,
 )
@@ -71,7 +74,7 @@ def documents(text: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(text))
 
 
-@cache
+@cached
 def shipped(file: str) -> str:
     """The text of a file in deploy/."""
     return (DEPLOY / file).read_text(encoding="utf-8")
@@ -189,6 +192,8 @@ def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "made-up")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    for cache in (client_cache, resource_cache, _get_subnets_or_die):
+        cache.cache_clear()
     with mock_aws():
         iam = boto3.client("iam")
         iam.create_instance_profile(InstanceProfileName="finetune-cost-head")
@@ -222,6 +227,52 @@ def test_ray_starts_nodes_on_aws_and_opens_nothing(aws: Any) -> None:
     assert aws.iam.list_roles()["Roles"] == []
     groups = aws.ec2.describe_security_groups()["SecurityGroups"]
     assert "0.0.0.0/0" not in json.dumps([group["IpPermissions"] for group in groups])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("policy", "name"), [("launcher-policy.json", "head"), ("head-policy.json", "l40s-spot")]
+)
+def test_a_policy_names_every_action_that_ray_takes(aws: Any, policy: str, name: str) -> None:
+    """To start, tag and end a node; moto holds Ray to the actions, and knows no conditions."""
+    config = loaded(shipped("aws.yaml").replace("YOUR_SECURITY_GROUP", aws.group))
+    subnets = [subnet["SubnetId"] for subnet in aws.ec2.describe_subnets()["Subnets"]]
+    config["provider"]["aws_credentials"] = credentials_under(aws.iam, policy)
+
+    @set_initial_no_auth_action_count(0)
+    def start_and_end() -> None:
+        known = config
+        if name == "head":  # which `ray up` starts, and first asks what its types have
+            known = bootstrap_aws(config)
+            AWSNodeProvider.fillout_available_node_types_resources(known)
+        node = dict(known["available_node_types"][name]["node_config"])
+        provider = AWSNodeProvider(known["provider"], known["cluster_name"])
+        (made_id,) = provider.create_node({"SubnetIds": subnets} | node, {"ray-node-type": "x"}, 1)
+        assert provider.non_terminated_nodes({}) == [made_id]
+        provider.set_node_tags(made_id, {"ray-node-status": "x"})
+        provider.terminate_nodes([made_id])
+        with pytest.raises(ClientError, match="not authorized"):
+            provider.ec2.meta.client.create_security_group(GroupName="x", Description="x")
+
+    start_and_end()
+
+
+def credentials_under(iam: Any, policy: str) -> dict[str, str]:
+    """Of a user and a role that may do what a policy's actions say, on whatever."""
+    role = "finetune-cost-head"
+    trust = (DEPLOY / "aws/head-trust.json").read_text(encoding="utf-8")
+    iam.create_role(RoleName=role, AssumeRolePolicyDocument=trust)
+    document = json.loads((DEPLOY / "aws" / policy).read_text(encoding="utf-8"))
+    for statement in document["Statement"]:
+        statement.pop("Condition", None)
+        statement["Resource"] = "*"
+    iam.create_user(UserName="x")
+    iam.put_user_policy(UserName="x", PolicyName="x", PolicyDocument=json.dumps(document))
+    key = iam.create_access_key(UserName="x")["AccessKey"]
+    return {
+        "aws_access_key_id": key["AccessKeyId"],
+        "aws_secret_access_key": key["SecretAccessKey"],
+    }
 
 
 def test_google_is_told_of_networks_and_images_by_name() -> None:
@@ -436,8 +487,8 @@ def test_what_a_provider_does_not_have_is_told_in_a_line_each() -> None:
     assert left_out == (
         "A40: aws does not offer it; elsewhere: cudo, runpod",
         (
-            "A100-80GB-SXM: aws has it 8 to an instance alone (p4de.24xlarge, $12.55/h), of which a "
-            "sweep uses one: left out"
+            "A100-80GB-SXM: aws has it 8 to an instance alone (p4de.24xlarge, $12.55/h), of which "
+            "a sweep uses one: left out"
         ),
     )
     on_demand = made_on("H100-SXM", "A100-40GB-SXM", asked=Asked("gcp", spot=False))
@@ -506,17 +557,17 @@ def test_a_machine_that_is_what_its_key_says_may_join() -> None:
             ["A40"],
             H100,
             (
-                "the device is NVIDIA H100 80GB HBM3 with 79.2 GiB, but A40 is NVIDIA A40 with 44.4 "
-                "GiB: this is H100-SXM: give its node the Ray resource 'H100-SXM', not 'A40'"
+                "the device is NVIDIA H100 80GB HBM3 with 79.2 GiB, but A40 is NVIDIA A40 with "
+                "44.4 GiB: this is H100-SXM: give its node the Ray resource 'H100-SXM', not 'A40'"
             ),
         ),
         (
             ["H100-SXM"],
             (H100[0], 40 * 2**30),
             (
-                "the device is NVIDIA H100 80GB HBM3 with 40.0 GiB, but H100-SXM is NVIDIA H100 80GB "
-                "HBM3 with 79.2 GiB: it is a part of one, or a variant that the catalog does not "
-                "know: use a whole one"
+                "the device is NVIDIA H100 80GB HBM3 with 40.0 GiB, but H100-SXM is NVIDIA "
+                "H100 80GB HBM3 with 79.2 GiB: it is a part of one, or a variant that the catalog "
+                "does not know: use a whole one"
             ),
         ),
         (
