@@ -9,6 +9,7 @@ import yaml
 
 from gpu_catalog.gpu import Gpu
 from orchestrator.node_types import HEADS, Choice, NodeType
+from orchestrator.plan import SCALES_TO
 
 SPOT_PRIORITY = 10  # of two node types that serve a trial alike, Ray starts the one with more
 POD_CPUS = 4
@@ -39,6 +40,7 @@ def cloud_file(provider: str, choice: Choice, nodes_each: int, header: str) -> s
         MAX_WORKERS=str(nodes_each * len(gpus)),
         REGION=choice.region,
         HEAD=HEADS[provider],
+        HEAD_RESOURCES=_flow(_head_resources(list(gpus), nodes_each)),
         NODE_TYPES=_block(
             {_low(n.name): _cloud_node(provider, n, nodes_each) for n in choice.nodes},
             2,
@@ -84,6 +86,9 @@ def kuberay_file(
         mounts.append({"name": "spec", "mountPath": "/spec"})
     spec = _filled(
         _template("kuberay-spec"),
+        HEAD_RESOURCES=_flow(
+            {k: str(v) for k, v in _head_resources([g.key for g in gpus], nodes_each).items()}
+        ),
         RAY_VERSION=metadata.version("ray"),
         MOUNTS=_flow(mounts),
         VOLUMES=_flow(volumes),
@@ -91,6 +96,11 @@ def kuberay_file(
     )
     cluster = _ray_cluster(spec) if job is None else _ray_job(spec, *job)
     return _filled(_template("kuberay"), HEADER=header, CLUSTER=cluster)
+
+
+def _head_resources(keys: Sequence[str], nodes_each: int) -> dict[str, int]:
+    """A core, and the nodes that the autoscaler can start: Ray tells no driver of them."""
+    return {"CPU": 1} | {SCALES_TO + key: nodes_each for key in keys}
 
 
 def _cloud_node(provider: str, node: NodeType, nodes_each: int) -> dict[str, Any]:

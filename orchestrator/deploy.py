@@ -216,7 +216,7 @@ def _sweep_bill(
         f"the sweep: {sum(trials.values())} trials, {minutes:.0f} minutes with a node for each GPU"
     )
     assumed = (
-        f"assumed: {startup / 60:.0f} minutes to start a node and {each / 60:.1f} a trial; more "
+        f"assumed: {startup / 60:.0f} minutes to start a node and {each / 60:.0f} a trial; more "
         "with large models"
     )
     known = {key: usd for key, usd in prices.items() if usd is not None}

@@ -1,7 +1,10 @@
 """Clusters' files: as Ray's own loader reads them, closed to the world, and checked at the door."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from functools import cache as cached
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +31,7 @@ from orchestrator.deploy import DeployError, Deployment, deployment
 from orchestrator.deploy_options import CLOUDS, Asked
 from orchestrator.join_check import JoinError, node_resources
 from orchestrator.node_types import HEADS, instances
+from orchestrator.plan import ClusterResources, Node
 from orchestrator.spec_file import parse_spec, shipped_specs
 from trials.devices.nvml import visible_device
 
@@ -96,11 +100,16 @@ def ray_cluster(text: str) -> dict[str, Any]:
     return config
 
 
+def without_minutes(text: str) -> str:
+    """Without what the sweep is assumed to take, which is for others to say."""
+    return re.sub(r"#   the sweep: .*?\)\n#\n", "", text, flags=re.DOTALL)
+
+
 @pytest.mark.parametrize("file", SHIPPED)
 def test_a_shipped_file_is_what_the_command_makes(file: str) -> None:
     """After a change of templates or prices: run the command in its first line, with --out."""
     name, asked = SHIPPED[file]
-    assert shipped(file) == made(name, asked).text
+    assert without_minutes(shipped(file)) == without_minutes(made(name, asked).text)
     first = shipped(file).splitlines()[0]
     assert first == f"# Made by: python -m orchestrator deploy {name} {asked.words}"
 
@@ -111,7 +120,7 @@ def test_a_type_of_worker_is_a_gpu_by_its_key(file: str) -> None:
     config = loaded(shipped(file))
     provider = config["provider"]["type"]
     types = config["available_node_types"]
-    assert types.pop(config["head_node_type"])["resources"] == {"CPU": 1}
+    head = types.pop(config["head_node_type"])["resources"]
     known = {each.gpu: each for each in reversed(instances(provider))}  # the smallest
     seen = set()
     for name, node in types.items():
@@ -121,9 +130,19 @@ def test_a_type_of_worker_is_a_gpu_by_its_key(file: str) -> None:
         assert node["min_workers"] == 0
         assert node["worker_setup_commands"] == [f"echo {key} > ~/gpu-key"]
         seen.add(key)
+    assert head == {"CPU": 1} | {f"scales-to-{key}": 1 for key in seen}
     assert config["max_workers"] == len(seen)
     assert config["idle_timeout_minutes"] == 5
     assert not config["provider"]["cache_stopped_nodes"]
+
+
+def test_a_sweep_plans_for_nodes_that_are_not_there_yet() -> None:
+    """By what the head says; what the file has no type for is skipped at once."""
+    config = loaded(made_on("L4", "L40S", asked=Asked("aws", nodes_each=3)).text)
+    head = config["available_node_types"]["head"]["resources"]
+    cluster = ClusterResources((Node({k: float(v) for k, v in head.items()}),))
+    assert cluster.trial_resources(CATALOG.gpu("L4")) == {"CPU": 1, "L4": 1, "GPU": 1}
+    assert cluster.trial_resources(CATALOG.gpu("A40")) is None
 
 
 def test_the_single_gpus_of_each_cloud_are_there() -> None:
@@ -174,6 +193,30 @@ def test_a_worker_joins_by_its_check_alone(file: str) -> None:
     joins = loaded(shipped(file))["worker_start_ray_commands"][-1]
     assert re.search(r'resources="\$\(python -m orchestrator join-check .+\)" && ray start', joins)
     assert joins.endswith('--resources="$resources"')
+
+
+@pytest.mark.parametrize(("key", "joins"), [("cpu", True), ("A40", False)])
+def test_a_refused_node_starts_no_ray(key: str, joins: bool, tmp_path: Path) -> None:  # noqa: FBT001
+    """The commands as a node runs them, its key in its home, with a `ray` that tells on itself."""
+    (tmp_path / "gpu-key").write_text(f"{key}\n", encoding="utf-8")
+    ray = tmp_path / "ray"
+    ray.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/started\n', encoding="utf-8")
+    ray.chmod(0o755)
+    command = loaded(shipped("aws.yaml"))["worker_start_ray_commands"][-1]
+    path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    node = {"HOME": str(tmp_path), "PATH": path, "RAY_HEAD_IP": "h", "CUDA_VISIBLE_DEVICES": ""}
+    ended = subprocess.run(
+        ["bash", "-c", command], env=node, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode == 0) is joins
+    started = tmp_path / "started"
+    assert started.exists() is joins
+    if joins:
+        assert started.read_text(encoding="utf-8").splitlines() == [
+            *("start", "--address=h:6379", '--resources={"cpu": 1}'),
+        ]
+    else:
+        assert ended.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("file", [*SHIPPED, "sweep.yaml"])
@@ -311,13 +354,16 @@ def test_kubernetes_groups_are_gpus_by_their_keys(file: str) -> None:
     """As KubeRay's autoscaler counts them; each pod is checked before Ray starts in it."""
     config = ray_cluster(shipped(file))
     types = config["available_node_types"]
-    assert "GPU" not in types.pop("headgroup")["resources"]
+    head = types.pop("headgroup")["resources"]
     resources = {
         name: {k: v for k, v in node["resources"].items() if k != "memory"}
         for name, node in types.items()
     }
     keys = ("A40", "A100-40GB-SXM", "A100-80GB-SXM", "H100-SXM")
     assert resources == {key.lower(): {"CPU": 4, "GPU": 1, key: 1} for key in keys}
+    assert {k: v for k, v in head.items() if k != "memory"} == {"CPU": 1} | {
+        f"scales-to-{key}": 1 for key in keys
+    }
     assert {node["min_workers"] for node in types.values()} == {0}
     assert config["idle_timeout_minutes"] == 5
     found = documents(shipped(file))[-1]["spec"]
