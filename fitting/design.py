@@ -22,12 +22,14 @@ class Ways:
 
     Attributes:
         mean: (ways,) of the logarithm of the cost.
-        sigma: (ways,) its standard deviation.
+        sigma: (ways,) its standard deviation, of what is each one's alone.
+        shared: (ways,) that of what all have in common whose is not 0: it moves them together.
         group: (ways,) which of the things to choose between each is a way of, counted from 0.
     """
 
     mean: FloatArray
     sigma: FloatArray
+    shared: FloatArray
     group: IntArray
 
 
@@ -45,9 +47,11 @@ def expected_savings(ways: Ways, noise: FloatArray) -> FloatArray:
     """
     if len(ways.mean) < 2:
         return np.zeros(len(ways.mean))
+    # What all have in common does not move one past another; beside others it is each one's own.
+    apart = ways.sigma if (ways.shared > 0).all() else np.hypot(ways.sigma, ways.shared)
     least, second = np.partition(ways.mean, 1)[:2]
     others = np.where(np.arange(len(ways.mean)) == int(ways.mean.argmin()), second, least)
-    moved = ways.sigma**2 / np.maximum(np.hypot(ways.sigma, noise), 1e-12)
+    moved = apart**2 / np.maximum(np.hypot(apart, noise), 1e-12)
     away = np.abs(ways.mean - others)
     ratio = away / np.maximum(moved, 1e-12)
     density = np.exp(-(ratio**2) / 2) / np.sqrt(2 * np.pi)
@@ -61,7 +65,8 @@ def probability_right(ways: Ways, seed: int) -> FloatArray:
     By so many seeded draws: to within a per cent. A group costs what its cheapest way does.
     """
     random = np.random.default_rng(seed)
-    drawn = ways.mean + ways.sigma * random.standard_normal((DRAWS, len(ways.mean)))
+    alone, together = (random.standard_normal((DRAWS, n)) for n in (len(ways.mean), 1))
+    drawn = ways.mean + ways.sigma * alone + ways.shared * together
     groups = int(ways.group.max()) + 1
     costs = np.stack([drawn[:, ways.group == g].min(axis=1) for g in range(groups)], axis=1)
     return np.asarray((costs <= costs.min(axis=1, keepdims=True) + np.log1p(ALIKE)).mean(axis=0))

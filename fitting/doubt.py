@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fitting.laws import FloatArray
+from fitting.solve import t_quantile
 
 NORMAL_90 = 1.645  # half the 90 % interval of a normal distribution, in standard deviations
 
@@ -38,10 +39,16 @@ class Doubt:
         return np.asarray(self.own * alone + together)
 
     @property
-    def sigma(self) -> float:
-        """Standard deviation, as of a normal distribution."""
-        heavy = self.degrees / (self.degrees - 2) if 2 < self.degrees < math.inf else 1.0
-        return math.hypot(self.own * math.sqrt(heavy), (self.shared_below + self.shared_above) / 2)
+    def alone(self) -> float:
+        """Standard deviation of a normal distribution with the 90 % interval of its own part."""
+        if math.isinf(self.degrees):
+            return self.own
+        return self.own * t_quantile(0.95, self.degrees) / NORMAL_90
+
+    @property
+    def shared(self) -> float:
+        """That of the other part."""
+        return (self.shared_below + self.shared_above) / 2
 
 
 def simulated(below: float, above: float, apart: float) -> Doubt:

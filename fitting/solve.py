@@ -258,7 +258,7 @@ def _middle(lower: FloatArray, upper: FloatArray) -> tuple[float, FloatArray]:
     return float(values[-1]), values[:-1]
 
 
-def t_quantile(probability: float, degrees_of_freedom: int) -> float:
+def t_quantile(probability: float, degrees_of_freedom: float) -> float:
     """Quantile of Student's t: what a standard error is multiplied by to make an interval."""
     from scipy.special import stdtrit  # noqa: PLC0415 - see the top
 

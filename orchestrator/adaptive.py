@@ -51,7 +51,7 @@ class Adaptive:
             ),
             key=lambda c: (-c.worth, c.usd),
         )
-        spent = spent_usd(self._catalog, observations)
+        spent = spent_usd(self._spec, self._catalog, observations)
         round_: dict[str, Candidate] = {}
         planned, dear = spent, 0
         for candidate in useful:
@@ -83,7 +83,7 @@ class Adaptive:
 
     def _tell(self, found: Sequence[Choice], spent: float, *, dear: int, is_over: bool) -> None:
         decided = sum(choice.is_decided for choice in found)
-        said = f"{decided} of {len(found)} choices decided, ${spent:.2f} spent"
+        said = f"{decided} of {len(found)} choices decided, ${spent:.3g} spent"
         if is_over and dear:
             said += f" of ${self._budget_usd:g}: the rest would cost more than is left"
         elif is_over and decided < len(found):

@@ -18,6 +18,8 @@ SECONDS_PER_HOUR = 3600.0
 HOURS_PER_DAY = 24.0
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+A_DAY = 1440.0  # minutes
+MOST_INTERRUPTIONS = 240.0
 
 
 class Overheads(Record):
@@ -33,10 +35,10 @@ class Overheads(Record):
             to 15 % a day; AWS's classes run from under 5 to over 20 % a month.
     """
 
-    startup_minutes: NotNegative = 10.0
-    checkpoint_seconds: NotNegative = 30.0
+    startup_minutes: Annotated[NotNegative, Field(le=A_DAY)] = 10.0
+    checkpoint_seconds: Annotated[NotNegative, Field(le=60 * A_DAY)] = 30.0
     checkpoint_minutes: AboveZero = 60.0
-    interruptions_per_day: NotNegative = 0.1
+    interruptions_per_day: Annotated[NotNegative, Field(le=MOST_INTERRUPTIONS)] = 0.1
 
 
 NO_OVERHEADS = Overheads(startup_minutes=0, checkpoint_seconds=0, interruptions_per_day=0)
@@ -59,7 +61,8 @@ def rental(steps_hours: FloatArray, overheads: Overheads, *, spot: bool) -> Rent
     """The hours to be paid for.
 
     Args:
-        steps_hours: hours of the steps alone.
+        steps_hours: hours of the steps alone; the first is what is expected, and what the interval
+            between checkpoints is chosen for.
         overheads: beside them.
         spot: whether the instance may be taken away.
     """
@@ -72,8 +75,8 @@ def rental(steps_hours: FloatArray, overheads: Overheads, *, spot: bool) -> Rent
         return Rental(np.asarray(startup + steps_hours + written), overheads.checkpoint_minutes)
     interval = best_interval(rate, checkpoint)
     # A job shorter than that writes none before its end.
-    longest = float(np.max(steps_hours))
-    interval = min(interval, longest) if longest > 0 else interval
+    expected = float(steps_hours[0])
+    interval = min(interval, expected) if expected > 0 else interval
     worked = interrupted_hours(steps_hours, rate, checkpoint, startup, interval)
     return Rental(np.asarray(startup + worked), interval * MINUTES_PER_HOUR)
 

@@ -51,8 +51,8 @@ class Everything:
         return {cell: None for cell in to_measure(plan) if cell not in self._ended}
 
     def ended(self, cells: set[Cell]) -> None:
-        """Of the latest round."""
-        self._ended = cells
+        """Once is enough: what they could not have they tried for."""
+        self._ended |= cells
 
 
 class Keeper:

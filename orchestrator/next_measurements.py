@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,7 +13,7 @@ from fitting.families import FamilyFit
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.gpu import Gpu
 from orchestrator.plan import Plan
-from orchestrator.ranking import comparable, job_hours
+from orchestrator.ranking import comparable, job_hours, offer_usd
 from orchestrator.step_seconds import (
     VISIT,
     Spread,
@@ -40,7 +40,8 @@ OTHER_BATCH = 0.1  # told from another batch size of the cell, where no law spea
 FLOOR = 0.2
 LEAST_SIGMA = 1e-3
 SEARCH_PROBES = 5  # of a cell whose largest batch is not known, where no trial tells
-PROBE_SECONDS = 20.0  # a build, a search probe or a timed batch, where none of a run tells
+PROBE_SECONDS = 60.0  # a build and a search probe, or a timed batch, where none of a run tells
+SECONDS_PER_MINUTE = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ class Way:
         batch_size: queries per step; absent while the largest batch is not known.
         usd: what the job is expected to cost; absent where nothing is known of any GPU.
         log_usd: its logarithm; where it is absent, up to what all ways of the choice share.
-        sigma: standard deviation of that.
+        sigma: standard deviation of that, of what is its own.
+        shared: that of what all simulated ones have in common.
         known_by: what it is known by, in words.
         is_measured: whether that is a measurement.
     """
@@ -64,6 +66,7 @@ class Way:
     sigma: float
     known_by: str
     is_measured: bool
+    shared: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +162,7 @@ def choices(
     for cell in cells:
         if catalog.offers(cell.gpu):
             groups[comparable(cell)].append(cell)
-    effort = _Effort(observations)
+    effort = _Effort(observations, spec.workload.overheads.startup_minutes)
     order = list(dict.fromkeys(map(comparable, spec.all_cells())))
     found = []
     for key in sorted(groups, key=order.index):
@@ -174,6 +177,7 @@ def _choice(ways: Sequence[Way], known: "_Known", effort: "_Effort", seed: int) 
     told = Ways(
         mean=np.array([way.log_usd for way in ways]),
         sigma=np.array([way.sigma for way in ways]),
+        shared=np.array([way.shared for way in ways]),
         group=np.array([cells.index(way.cell) for way in ways]),
     )
     right = probability_right(told, seed)
@@ -331,6 +335,7 @@ class _Known:
             return Way(cell, self._largest(cell), None, own, UNKNOWN, "nothing", is_measured=False)
         mean = statistics.fmean(a.log_usd + own - self._merit(a.cell) for a in anchors)
         sigma = math.hypot(BY_SPECIFICATIONS, statistics.fmean(a.sigma for a in anchors))
+        shared = statistics.fmean(a.shared for a in anchors)
         return Way(
             cell=cell,
             batch_size=self._largest(cell),
@@ -339,6 +344,7 @@ class _Known:
             sigma=sigma,
             known_by="specifications beside " + ", ".join(sorted({a.cell.gpu for a in anchors})),
             is_measured=False,
+            shared=shared,
         )
 
     def _merit(self, cell: Cell) -> float:
@@ -346,9 +352,19 @@ class _Known:
         return math.log(self.price(cell) / _speed(self._catalog.gpu(cell.gpu)))
 
     def _way(self, cell: Cell, step: StepTime, known_by: str, *, is_measured: bool = False) -> Way:
-        usd = job_hours(self._spec.workload, step.batch_size, step.seconds) * self.price(cell)
-        sigma = max(step.doubt.sigma, LEAST_SIGMA)
-        return Way(cell, step.batch_size, usd, math.log(usd), sigma, known_by, is_measured)
+        workload = self._spec.workload
+        hours = np.array([job_hours(workload, step.batch_size, step.seconds)])
+        usd = min(offer_usd(workload, hours, offer) for offer in self._catalog.offers(cell.gpu))
+        return Way(
+            cell=cell,
+            batch_size=step.batch_size,
+            usd=usd,
+            log_usd=math.log(usd),
+            sigma=max(step.doubt.alone, LEAST_SIGMA),
+            known_by=known_by,
+            is_measured=is_measured,
+            shared=step.doubt.shared,
+        )
 
 
 def _speed(gpu: Gpu) -> float:
@@ -358,13 +374,15 @@ def _speed(gpu: Gpu) -> float:
 
 
 class _Effort:
-    """How long measurements take, by those of the run.
+    """How long measurements take: by those of the run on the same GPU, else as assumed.
 
     Args:
         observations: of the run.
+        startup_minutes: from renting a node to its first step.
     """
 
-    def __init__(self, observations: Sequence[Observation]) -> None:
+    def __init__(self, observations: Sequence[Observation], startup_minutes: float) -> None:
+        self._startup = SECONDS_PER_MINUTE * startup_minutes
         self._searches: dict[str, list[float]] = defaultdict(list)
         self._visits: dict[str, list[float]] = defaultdict(list)
         by_cell: dict[Cell, float] = defaultdict(float)
@@ -379,28 +397,34 @@ class _Effort:
             self._searches[cell.device].append(seconds)
 
     def seconds(self, way: Way, *, is_searched: bool) -> float:
-        """Of a measurement of one way, its cell's search included where it is still to be made."""
-        device = way.cell.device
-        visit = _median(self._visits.get(device), self._visits.values(), PROBE_SECONDS)
-        search = _median(
-            self._searches.get(device), self._searches.values(), SEARCH_PROBES * PROBE_SECONDS
-        )
-        return visit if is_searched else visit + search
+        """Of a measurement of one way, with what must be done before.
+
+        Its cell's search, where the largest batch is not known; a node's start, where nothing was
+        measured on that GPU yet.
+        """
+        visits, searches = (of.get(way.cell.device, []) for of in (self._visits, self._searches))
+        visit = statistics.median(visits) if visits else PROBE_SECONDS
+        search = statistics.median(searches) if searches else SEARCH_PROBES * PROBE_SECONDS
+        start = 0.0 if visits or searches else self._startup
+        return start + visit + (0.0 if is_searched else search)
 
 
-def _median(own: Sequence[float] | None, others: Iterable[Sequence[float]], plain: float) -> float:
-    known = own or [seconds for each in others for seconds in each]
-    return statistics.median(known) if known else plain
+def spent_usd(spec: SweepSpec, catalog: Catalog, observations: Sequence[Observation]) -> float:
+    """What a run has cost so far: its probes, and the start of a node for each GPU.
 
-
-def spent_usd(catalog: Catalog, observations: Sequence[Observation]) -> float:
-    """What the probes of a run have cost so far, each GPU at its cheapest offer."""
-    total = 0.0
+    Each GPU at its cheapest offer; time that a node was up and idle is not in it.
+    """
+    seconds: dict[str, float] = defaultdict(float)
     for o in observations:
-        offers = [] if o.cell.simulated else catalog.offers(o.cell.device)
+        if not o.cell.simulated:
+            seconds[o.cell.device] += o.seconds
+    startup = SECONDS_PER_MINUTE * spec.workload.overheads.startup_minutes
+    total = 0.0
+    for gpu, each in seconds.items():
+        offers = catalog.offers(gpu)
         if offers:
             rate = min(offer.usd_per_hour for offer in offers)
-            total += o.seconds / SECONDS_PER_HOUR * rate
+            total += (startup + each) / SECONDS_PER_HOUR * rate
     return total
 
 
@@ -429,7 +453,7 @@ def next_table(found: Sequence[Choice], most: int) -> str:
         "batch",
         *SUBJECT,
         "known by",
-        "saves $ of a job",
+        "saves of a job",
         "costs $",
         "minutes",
     )
@@ -450,10 +474,10 @@ def _subject(cell: Cell) -> tuple[object, ...]:
 
 def _saving(candidate: Candidate) -> str:
     if math.isinf(candidate.saving):
-        return "nothing measured yet"
+        return "to begin with"
     if candidate.saving_usd is None:
-        return f"{candidate.saving:.1%} of it"
-    return f"{candidate.saving_usd:.2g}"
+        return f"{candidate.saving:.1%}"
+    return f"${candidate.saving_usd:.2g}"
 
 
 def decisions(found: Sequence[Choice]) -> str:
@@ -473,4 +497,7 @@ def decisions(found: Sequence[Choice]) -> str:
 def _state(choice: Choice) -> str:
     if not choice.candidates:
         return "all measured"
-    return "decided" if choice.is_decided else f"{len(choice.candidates)} could be measured"
+    if choice.is_decided:
+        return "decided"
+    begun = "" if choice.leader.is_measured else "nothing of it measured, "
+    return f"{begun}{len(choice.candidates)} measurements to choose from"

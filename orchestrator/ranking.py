@@ -29,7 +29,7 @@ from orchestrator.step_seconds import (
     visit_spread,
 )
 from orchestrator.sweep import Workload
-from orchestrator.workload_tokens import longest_tokens, padded_tokens, steps
+from orchestrator.workload_tokens import longest_tokens, padded_tokens, rows
 from trials.observation import Basis, Observation, largest_batch
 from trials.workload import Cell
 
@@ -169,8 +169,17 @@ def overheads_text(overheads: Overheads) -> str:
 
 
 def job_hours(workload: Workload, batch_size: int, step_seconds: float) -> float:
-    """Hours of the steps: ``ceil(rows / batch) * epochs`` of them. The last may be smaller."""
-    return steps(workload, batch_size) * step_seconds / SECONDS_PER_HOUR
+    """Hours of the steps: ``rows / batch`` of them in each epoch, but one at least.
+
+    The last of an epoch, where it is smaller, is counted as the part that it is.
+    """
+    return workload.epochs * max(rows(workload) / batch_size, 1.0) * step_seconds / SECONDS_PER_HOUR
+
+
+def offer_usd(workload: Workload, steps_hours: FloatArray, offer: Offer) -> float:
+    """What so many hours of steps are expected to cost on an offer, all else included."""
+    rented = rental(steps_hours, workload.overheads, spot=_is_spot(offer))
+    return charged_hours(float(rented.hours[0]), offer.minimum_minutes) * offer.usd_per_hour
 
 
 def rank(  # noqa: PLR0913 - what a ranking is made from
@@ -216,11 +225,19 @@ def rank(  # noqa: PLR0913 - what a ranking is made from
         mine = seen.get(cell, [])
         offers = catalog.offers(cell.gpu)
         wanted = [offer for offer in offers if constraints.allows(offer)]
-        too_long = _too_long(workload, cell)
+        misfit = too_long(workload, cell)
         times = (
             {}
-            if too_long is not None
-            else step_times(batch, cell, mine, families, spread, _padding(workload, cell))
+            if misfit is not None
+            else step_times(
+                batch,
+                cell,
+                mine,
+                families,
+                spread,
+                rows(workload),
+                padding(workload, cell),
+            )
         )
         known = largest_batch(mine)
         priced = [
@@ -234,11 +251,15 @@ def rank(  # noqa: PLR0913 - what a ranking is made from
         if kept:
             groups[comparable(cell)] += kept
             continue
-        reason = skipped.get(cell) or too_long or _why_not(batch, cell, mine, priced=bool(offers))
+        reason = skipped.get(cell) or misfit or _why_not(batch, cell, mine, priced=bool(offers))
         if times and offers:
             reason = _why_none_is_wanted(constraints, len(offers), priced)
         excluded.append(Excluded(cell=cell, reason=reason))
-    ranked = [row for group in groups.values() for row in _ranked(group, batch)]
+    ranked: list[RankedOffer] = []
+    for group in groups.values():
+        alike, others = _of_like_lengths(workload, group)
+        ranked += _ranked(alike, batch)
+        excluded += others
     return Ranking(
         workload=workload, constraints=constraints, offers=tuple(ranked), excluded=tuple(excluded)
     )
@@ -332,7 +353,7 @@ def _ranked(group: Sequence[_Priced], batch: Batch) -> Iterator[RankedOffer]:
         group, key=lambda p: (p.usd, p.rented.job.basis is Basis.SIMULATED, p.rented.hours)
     )
     odds = _odds(ordered)
-    quickest = np.inf
+    quickest, last = np.inf, (np.inf, np.inf)
     for number, priced in enumerate(ordered, start=1):
         rented, offer = priced.rented, priced.offer
         job, step = rented.job, rented.job.step_time
@@ -341,7 +362,7 @@ def _ranked(group: Sequence[_Priced], batch: Batch) -> Iterator[RankedOffer]:
             rank=number,
             probability_cheapest=cheapest,
             tied=number == 1 or near >= TIED,
-            pareto=rented.hours < quickest,
+            pareto=rented.hours < quickest or (rented.hours, priced.usd) == last,
             cell=job.cell,
             stack=job.stack,
             provider=offer.provider,
@@ -370,7 +391,8 @@ def _ranked(group: Sequence[_Priced], batch: Batch) -> Iterator[RankedOffer]:
             law=step.law,
             extrapolated=step.extrapolated,
         )
-        quickest = min(quickest, rented.hours)
+        if rented.hours < quickest:
+            quickest, last = rented.hours, (rented.hours, priced.usd)
 
 
 def _odds(group: Sequence[_Priced]) -> dict[int, tuple[float, float]]:
@@ -400,22 +422,43 @@ def _odds(group: Sequence[_Priced]) -> dict[int, tuple[float, float]]:
     }
 
 
-def _padding(workload: Workload, cell: Cell) -> Callable[[int], float] | None:
+def padding(workload: Workload, cell: Cell) -> Callable[[int], float] | None:
     """Tokens of a query at a batch size, padding included; None where all have the full length."""
     if workload.lengths is None:
         return None
-    return lambda batch_size: padded_tokens(workload, batch_size, cell.seq_len)
+    return lambda size: min(padded_tokens(workload, size, cell.seq_len), float(cell.seq_len))
 
 
-def _too_long(workload: Workload, cell: Cell) -> str | None:
+def too_long(workload: Workload, cell: Cell) -> str | None:
     """Why a cell's length is none for the job; None where it is."""
-    longest = longest_tokens(workload, cell.seq_len)
+    if workload.lengths is None:
+        return None
+    longest = workload.lengths.longest
+    if workload.cutoff is not None:
+        packed = workload.padding == "packed"
+        longest = workload.cutoff if packed else min(longest, workload.cutoff)
     if longest <= cell.seq_len:
         return None
     return (
-        f"queries have up to {longest} tokens, {cell.seq_len} were measured: cut them off at that, "
-        f"or sweep at {longest}"
+        f"its length is {cell.seq_len}, queries have up to {longest} tokens: "
+        f"--cutoff {cell.seq_len}, or a sweep at {longest_tokens(workload, cell.seq_len)}"
     )
+
+
+def _of_like_lengths(
+    workload: Workload, group: Sequence[_Priced]
+) -> tuple[list[_Priced], list[Excluded]]:
+    """What of comparable cells is priced at the lengths of the data; the rest would look too dear.
+
+    All of them, at the full length, where no law tells of any.
+    """
+    at_lengths = [p for p in group if p.rented.job.step_time.tokens is not None]
+    if workload.lengths is None or not at_lengths:
+        return list(group), []
+    kept = {p.rented.job.cell for p in at_lengths}
+    reason = "no law tells how long shorter steps take: time more batch sizes, or another length"
+    out = dict.fromkeys(p.rented.job.cell for p in group if p.rented.job.cell not in kept)
+    return at_lengths, [Excluded(cell=cell, reason=reason) for cell in out]
 
 
 def _why_none_is_wanted(constraints: Constraints, offers: int, priced: Sequence[_Priced]) -> str:
@@ -427,10 +470,11 @@ def _why_none_is_wanted(constraints: Constraints, offers: int, priced: Sequence[
     parts = []
     if constraints.deadline_hours is not None and quickest > constraints.deadline_hours:
         parts.append(
-            f"takes {quickest:.3g} h at best, the deadline is {constraints.deadline_hours:g}"
+            f"is expected to take {quickest:.3g} h, the deadline is {constraints.deadline_hours:g}"
         )
     if constraints.budget_usd is not None and cheapest > constraints.budget_usd:
-        parts.append(f"costs ${cheapest:.3g} at best, the budget is ${constraints.budget_usd:g}")
+        usd = f"${cheapest:.3g}, the budget is ${constraints.budget_usd:g}"
+        parts.append(f"is expected to cost {usd}")
     return "; ".join(parts) or "no offer keeps both the deadline and the budget"
 
 

@@ -131,10 +131,10 @@ def test_a_budget_is_kept() -> None:
     seen, _ = swept(adaptive(budget_usd=1e-9), WORLD)
     assert seen == []
     whole, _ = swept(adaptive(), WORLD)
-    spent = spent_usd(SPEC.merged_catalog(), whole)
-    assert spent == pytest.approx(
-        sum(o.seconds * PRICES[o.cell.gpu] / 3600 for o in whole), rel=1e-9
-    )
+    spent = spent_usd(SPEC, SPEC.merged_catalog(), whole)
+    probes = sum(o.seconds * PRICES[o.cell.gpu] / 3600 for o in whole)
+    starts = sum(PRICES[gpu] for gpu in {o.cell.gpu for o in whole}) / 6  # ten minutes each
+    assert spent == pytest.approx(probes + starts)
 
 
 def test_a_gpu_that_tells_nothing_is_not_asked_for_ever() -> None:
@@ -169,9 +169,9 @@ def test_the_list_says_what_each_measurement_saves_and_costs() -> None:
     """The worthiest first; then how each choice stands."""
     told = next_table([chosen([])], most=2)
     first = told.splitlines()[2]
-    assert re.search(r"the largest .*nothing measured yet", first)
+    assert re.search(r"the largest .*to begin with", first)
     assert "2 more: --most" in told
-    assert "4 could be measured" in told
+    assert "4 measurements to choose from" in told
     seen, _ = swept(adaptive(), WORLD)
     assert "Every choice is decided: nothing to measure." in next_table([chosen(seen)], most=5)
 

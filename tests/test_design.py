@@ -1,5 +1,7 @@
 """What a measurement may save: against integration, and in the cases that one can tell."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,7 +13,9 @@ from fitting.design import ALIKE, Ways, expected_savings, probability_right
 def ways(*each: tuple[float, float], group: tuple[int, ...] | None = None) -> Ways:
     """Means and standard deviations, each a thing of its own unless told otherwise."""
     mean, sigma = np.array(each, float).T
-    return Ways(mean, sigma, np.array(range(len(each)) if group is None else group))
+    return Ways(
+        mean, sigma, np.zeros(len(each)), np.array(range(len(each)) if group is None else group)
+    )
 
 
 def by_integration(told: Ways, noise: float, which: int) -> float:
@@ -60,3 +64,15 @@ def test_the_likely_winner_is_told_with_how_likely_it_is() -> None:
     assert two_ways == pytest.approx([1 / 3, 2 / 3], abs=0.02)
     alike = probability_right(ways((0, 1e-6), (0.9 * ALIKE, 1e-6)), seed=1)
     assert list(alike) == [1, 1]
+
+
+def test_what_all_have_in_common_decides_nothing() -> None:
+    """Off together, one stays as much cheaper as it is; beside one that is measured it counts."""
+    told = ways((0, 0.05), (0.3, 0.05))
+    together = dataclasses.replace(told, shared=np.array([1.0, 1.0]))
+    assert probability_right(together, seed=1) == pytest.approx([1, 0], abs=1e-3)
+    noise = np.full(2, 0.02)
+    assert list(expected_savings(together, noise)) == list(expected_savings(told, noise))
+    beside = dataclasses.replace(told, shared=np.array([1.0, 0.0]))
+    assert probability_right(beside, seed=1)[0] == pytest.approx(0.62, abs=0.02)
+    assert expected_savings(beside, noise)[0] > 0.2

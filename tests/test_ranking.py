@@ -107,30 +107,40 @@ def why_not(ranking: Ranking, cell: Cell = DESK) -> str:
 
 @pytest.mark.parametrize(
     ("queries", "epochs", "batch_size", "steps"),
-    [(1000, 3, 8, 375), (1000, 3, 7, 429), (1000, 1, 1000, 1), (1001, 2, 1000, 4), (5, 4, 64, 4)],
+    [(1000, 3, 8, 375), (1000, 3, 7, 3000 / 7), (1000, 1, 1000, 1), (5, 4, 64, 4)],
 )
-def test_job_takes_a_whole_step_for_the_last_part_of_a_batch(
-    queries: int, epochs: int, batch_size: int, steps: int
+def test_job_takes_a_part_of_a_step_for_the_last_part_of_a_batch(
+    queries: int, epochs: int, batch_size: int, steps: float
 ) -> None:
-    """In every epoch anew."""
+    """In every epoch anew; but a whole one for fewer queries than a batch has."""
     job = Workload(queries=queries, epochs=epochs)
     assert job_hours(job, batch_size, 36.0) == pytest.approx(steps / 100)
 
 
+def test_a_batch_is_no_larger_than_the_job() -> None:
+    """Of 10 queries a batch of 40 is faster for each, and a whole step of it is dear."""
+    seen = [*found(40), timed(10, *6 * [0.2]), timed(40, *6 * [0.5])]
+    few = JOB.model_copy(update={"queries": 10})
+    assert on_desk(ranked(seen)).batch_size == 40
+    assert on_desk(ranked(seen, few)).batch_size == 10
+    assert on_desk(ranked(seen, few)).hours * 3600 == pytest.approx(3 * 0.2)
+
+
 def test_hours_and_dollars_are_those_of_the_whole_instance() -> None:
-    """1000 queries by 7 are 143 steps, three times 429, of 0.5 s: 214.5 s, at $3.6 and $7.2."""
+    """994 queries by 7 are 142 steps, three times 426, of 0.5 s: 213 s, at $3.6 and $7.2."""
+    job = JOB.model_copy(update={"queries": 994})
     seen = [*found(9), timed(7, 0.5, 0.4, 0.6), timed(1, 0.3)]
-    single, whole = (row for row in ranked(seen).offers if row.cell == DESK)
+    single, whole = (row for row in ranked(seen, job).offers if row.cell == DESK)
     assert (single.instance, single.gpus_per_instance, single.market) == ("single", 1, "spot")
     assert (whole.instance, whole.gpus_per_instance, whole.market) == ("whole", 4, "on-demand")
     # Of three steps the interval is their span, 95 %: as of a normal distribution 10 % either way.
     # No visit was repeated: Student's t of the two degrees of freedom that are assumed.
     part = math.exp(2.920 * math.log(0.6 / 0.4) / 2 / 1.96)
-    for row, usd in ((single, 0.2145), (whole, 0.429)):
+    for row, usd in ((single, 0.213), (whole, 0.426)):
         assert row.batch_size == 7
         assert (row.largest_batch, row.limited_by) == (9, "OUT_OF_MEMORY at 10")
         assert row.queries_per_second == pytest.approx(14.0)
-        hours = 214.5 / 3600
+        hours = 213 / 3600
         assert row.hours == pytest.approx(hours)
         ends = (row.hours_low, row.hours_high)
         assert ends == pytest.approx((hours / part, hours * part), rel=0.05)
@@ -181,13 +191,13 @@ def test_wished_batch_that_was_measured_is_priced_by_its_own_steps() -> None:
 
 
 def test_wished_batch_nobody_measured_is_priced_by_the_law() -> None:
-    """The device takes 10 ms a step and 1 ms a query: 34 ms at 24, in 42 steps of each epoch."""
+    """The device takes 10 ms a step and 1 ms a query: 34 ms at 24, in 1000 / 24 steps an epoch."""
     seen = whole_trial(DESK, SPEC)
     assert 24 not in {o.batch_size for o in seen if o.purpose == "ladder"}
     row = on_desk(ranked(seen, wished(24)))
     assert (row.source, row.law) == ("law", Form.AFFINE_TOKENS)
     assert (row.batch_size, row.largest_batch) == (24, 40)
-    assert row.hours * 3600 == pytest.approx(3 * 42 * 0.034)
+    assert row.hours * 3600 == pytest.approx(3 * 1000 / 24 * 0.034)
     assert row.hours_low <= row.hours <= row.hours_high
     assert not row.extrapolated
 
@@ -249,7 +259,7 @@ def test_law_of_simulated_steps_is_no_surer_than_the_simulation(
         row = on_desk(ranked(seen, wished(batch_size)))
         assert (row.source, row.basis) == (source, "simulated")
         assert (row.hours_low, row.hours_high) == pytest.approx(
-            (row.hours / 1.3, row.hours * high), rel=0.06
+            (row.hours / 1.3, row.hours * high), rel=0.08
         )
 
 
@@ -425,7 +435,7 @@ def test_queries_are_as_long_as_the_data_has_them() -> None:
     assert {row.cell for row in ranking.offers} == {long}
     (reason,) = [e.reason for e in ranking.excluded]
     assert reason == (
-        "queries have up to 128 tokens, 64 were measured: cut them off at that, or sweep at 128"
+        "its length is 64, queries have up to 128 tokens: --cutoff 64, or a sweep at 128"
     )
     one = ranking.offers[0]
     assert one.tokens_per_query == pytest.approx(80)
@@ -472,10 +482,10 @@ def test_offers_are_held_to_what_is_asked_of_them() -> None:
     # 375 steps of 0.1 and 0.2 s: 38 and 75 s; $0.0375 and $0.01875.
     reasons.clear()
     assert left(deadline_hours=60 / 3600) == ["single", "whole"]
-    assert reasons == ["takes 0.0208 h at best, the deadline is 0.0166667"]
+    assert reasons == ["is expected to take 0.0208 h, the deadline is 0.0166667"]
     reasons.clear()
     assert left(budget_usd=0.03) == ["slow"]
-    assert reasons == ["costs $0.0375 at best, the budget is $0.03"]
+    assert reasons == ["is expected to cost $0.0375, the budget is $0.03"]
 
 
 def test_comparable_offers_are_numbered_from_the_cheapest_across_gpus() -> None:

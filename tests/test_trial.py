@@ -170,6 +170,18 @@ def test_a_trial_times_only_what_it_is_asked_to() -> None:
         run_trial(asked, LawProber(311), observed.append)
         assert largest_batch(observed) is not None
         assert ladder_fits(observed) == {visit for visit in visits(28) if visit[0] in sizes}
+    # One that the ladder has not is visited once; one that does not fit is not.
+    assert (11, 0) not in visits(28)
+    asked = task(observed).model_copy(update={"timed": (11, 29)})
+    run_trial(asked, LawProber(311), observed.append)
+    assert ladder_fits(observed) == {*visits(28), (11, 0)}
+
+
+def test_a_trial_whose_time_is_up_begins_no_probe() -> None:
+    """What it has is kept."""
+    observed: list[Observation] = []
+    run_trial(task().model_copy(update={"most_seconds": -1.0}), LawProber(311), observed.append)
+    assert observed == []
 
 
 @pytest.mark.parametrize("likely", [1, 2, 27, 28, 29, 40, 64, 1000])

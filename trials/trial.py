@@ -5,6 +5,7 @@ where its observations end.
 """
 
 import datetime as dt
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
 from trials.child import ProbeEnd, Prober
-from trials.ladder import batch_ladder
+from trials.ladder import LadderStep, batch_ladder
 from trials.models.model import Model
 from trials.observation import (
     MEMORY_MISSES,
@@ -48,7 +49,8 @@ class TrialTask(Record):
         threads: CPU threads a step may use.
         done: what earlier runs observed of this cell.
         likely_largest: the largest batch that something else speaks for: where the search begins.
-        timed: batch sizes of the ladder to time; absent for all of them, empty for the largest.
+        timed: batch sizes to time; absent for all of the ladder's, empty for the largest.
+        most_seconds: no probe begins later than this after the trial did; absent for no limit.
     """
 
     cell: Cell
@@ -65,6 +67,7 @@ class TrialTask(Record):
     done: tuple[Observation, ...] = ()
     likely_largest: int | None = None
     timed: tuple[int, ...] | None = None
+    most_seconds: float | None = None
 
     @property
     def memory_guess_bytes(self) -> int:
@@ -138,13 +141,22 @@ def next_ask(
         for o in observed
         if o.purpose == "ladder" and o.outcome is Outcome.FITS
     }
-    for step in batch_ladder(largest, seed_text=f"{task.seed}/{task.cell.key}"):
-        if task.timed is not None and step.batch_size not in (task.timed or (largest,)):
-            continue
+    for step in _visits(task, largest):
         ask = Ask("ladder", step.batch_size, step.repeat)
         if (step.batch_size, step.repeat) not in climbed and ask not in given_up:
             return ask
     return None
+
+
+def _visits(task: TrialTask, largest: int) -> list[LadderStep]:
+    """The ladder's, or those of what is asked for."""
+    ladder = batch_ladder(largest, seed_text=f"{task.seed}/{task.cell.key}")
+    if task.timed is None or largest == 0:
+        return ladder
+    wanted = task.timed or (largest,)
+    of_ladder = [step for step in ladder if step.batch_size in wanted]
+    others = sorted({size for size in wanted if size <= largest} - {s.batch_size for s in ladder})
+    return [*of_ladder, *(LadderStep(size, 0) for size in others)]
 
 
 def _boundary(
@@ -243,7 +255,10 @@ def run_trial(
     attempts: dict[Ask, int] = {}
     given_up: set[Ask] = set()
     failed_builds = 0
+    until = time.monotonic() + (math.inf if task.most_seconds is None else task.most_seconds)
     while (ask := next_ask(task, observed, given_up)) is not None and keep_going():
+        if time.monotonic() > until:
+            return
         observation, final = _observe(task, ask, prober, observed, node_id)
         observed.append(observation)
         emit(observation)
