@@ -206,7 +206,8 @@ def test_finished_run_is_not_measured_again_but_ranked(
     said = capsys.readouterr()
     assert "nothing left to measure" in said.err
     assert "800" in said.out
-    assert "ray" not in sys.modules
+    ray = sys.modules.get("ray")  # another file of tests may have imported it
+    assert ray is None or not ray.is_initialized()
     assert made(tmp_path)[1:] == [
         f"run/{name}"
         for name in (
