@@ -104,12 +104,12 @@ class Bucket:
 
     @cached_property
     def _client(self) -> Any:
-        return boto3.client(
+        return boto3.session.Session().client(
             "s3",
             config=Config(
                 connect_timeout=5,
                 read_timeout=30,
-                retries={"mode": "standard", "total_max_attempts": 3},
+                retries={"mode": "standard", "total_max_attempts": 2},
                 max_pool_connections=CONNECTIONS,
                 # Not every service that speaks S3 knows the newer checksums; all know MD5.
                 request_checksum_calculation="when_required",

@@ -11,8 +11,9 @@ import os
 import random
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -31,7 +32,7 @@ class Timings:
     """How long things may take."""
 
     ship_seconds: float = 5.0
-    """An observation waits so long for others to go with it."""
+    """So much lies between two sendings: what comes meanwhile goes together."""
     batch: int = 500
     """So many go at once."""
     beat_seconds: float = 30.0
@@ -65,16 +66,16 @@ class S3Log:
         self._mutex = threading.Lock()
         # Below: what both threads use, under the mutex.
         self._waiting: list[bytes] = []
-        self._waiting_since = 0.0
         self._end: float | None = None  # when to stop trying; set when it is closed
         # The sending thread's own.
         self._sending: list[bytes] = []
         self._sent = 0
+        self._latest = time.monotonic()
         self._away_since: float | None = None
         self._pause = FIRST_PAUSE_SECONDS
         self._again = 0.0
         self._next_beat = time.monotonic() + timings.beat_seconds
-        self.failure: StoreError | None = None
+        self._gave_up: Callable[[], StoreError] | None = None
         self.is_open = False
 
     def open(self) -> None:
@@ -124,12 +125,10 @@ class S3Log:
         """Puts an observation into the spool, from where it is sent."""
         self._spool.append(line)
         with self._mutex:
-            if not self._waiting:
-                self._waiting_since = time.monotonic()
             self._waiting.append(line)
         self._wake.set()
-        if self.failure is not None:
-            raise self.failure
+        if self._gave_up is not None:
+            raise self._gave_up()
 
     def spooled(self) -> tuple[Path, bytes]:
         """All that this driver has written, sent or not."""
@@ -149,15 +148,14 @@ class S3Log:
             with contextlib.suppress(OSError):
                 self._spool.path.unlink()
                 self._spools.rmdir()  # unless another driver's is in it
-        if not isinstance(self.failure, LostError):
-            with contextlib.suppress(StoreError):  # others take it over when it is stale
-                self._lock.release()
-        if self.failure is None:
+        with contextlib.suppress(StoreError):  # others take it over when it is stale
+            self._lock.release()
+        if self._gave_up is None:
             return
         if not failed:
-            raise self.failure
+            raise self._gave_up()
         if left:
-            tell(str(self.failure))
+            tell(str(self._gave_up()))
 
     def _work(self) -> None:
         """Sends what waits, gives signs of life, until it is closed or all patience is used up."""
@@ -170,7 +168,7 @@ class S3Log:
                 self._beat()
                 self._send()
             except LostError as error:
-                self.failure = LostError(self._kept(str(error), "after that one"))
+                self._gave_up = partial(self._kept, str(error), "when that one is over")
             except StoreError as error:  # whatever it is: buckets that were away answer oddly
                 self._missed(error)
             else:
@@ -179,7 +177,7 @@ class S3Log:
                 self._away_since, self._pause, self._again = None, FIRST_PAUSE_SECONDS, 0.0
 
     def _is_over(self) -> bool:
-        if self.failure is not None:
+        if self._gave_up is not None:
             return True
         with self._mutex:
             return self._end is not None and not self._waiting and not self._sending
@@ -192,7 +190,7 @@ class S3Log:
             if self._sending or waiting >= self._timings.batch or ends:
                 due = 0.0
             elif waiting:
-                due = min(due, self._waiting_since + self._timings.ship_seconds)
+                due = min(due, self._latest + self._timings.ship_seconds)
         return max(due, self._again)
 
     def _beat(self) -> None:
@@ -207,12 +205,12 @@ class S3Log:
             with self._mutex:
                 self._sending = self._waiting[: self._timings.batch]
                 del self._waiting[: self._timings.batch]
-                self._waiting_since = time.monotonic()
         if self._sending:
             name = f"{FOLDER}{self._lock.holding}-{self._sent + 1:06d}.jsonl"
             self._bucket.put(name, b"".join(self._sending))
             self._sending = []
             self._sent += 1
+            self._latest = time.monotonic()
 
     def _missed(self, error: StoreError) -> None:
         """Keeps on trying, ever less often, for as long as patience lasts."""
@@ -225,16 +223,19 @@ class S3Log:
             end = end if self._end is None else min(end, self._end)
         if now + self._pause > end:
             told = f"{error}, for {now - self._away_since:.0f} s now"
-            self.failure = StoreError(self._kept(told, "when it answers"))
+            self._gave_up = partial(self._kept, told, "when it answers")
             return
         self._again = now + random.uniform(self._pause / 2, self._pause)
         self._pause = longer(self._pause)
 
-    def _kept(self, told: str, when: str) -> str:
+    def _kept(self, told: str, when: str) -> StoreError:
+        """What to say of having given up, and of what waits by now."""
         with self._mutex:
             left = len(self._sending) + len(self._waiting)
         where = f"{left} observations lie in {self._spool.path}" if left else "all it has is there"
-        return f"{told}: {where}: run the same command here {when}, it sends them and goes on"
+        return StoreError(
+            f"{told}: {where}: run the same command here {when}, it sends them and goes on"
+        )
 
 
 def spool_folder(bucket: Bucket) -> Path:

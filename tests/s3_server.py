@@ -1,0 +1,93 @@
+"""moto's S3 server on this machine, over HTTP, with faults on demand."""
+
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.moto_server.werkzeug_app import (
+    DomainDispatcherApplication,
+    MotoRequestHandler,
+    create_backend_app,
+)
+from moto.s3.models import s3_backends
+from werkzeug.serving import make_server
+
+BUCKET = "runs"
+KEY, SECRET, TOKEN = "AKIAZXCVBNMASDFGHJKL", "qLrTNUDmfe+EXAMPLE/9secret", "IQoJb3TokenEXAMPLE"
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": KEY,
+    "AWS_SECRET_ACCESS_KEY": SECRET,
+    "AWS_SESSION_TOKEN": TOKEN,
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_REGION": "us-east-1",
+}
+
+
+@dataclass
+class S3Server:
+    """A server with one bucket.
+
+    Attributes:
+        url: its address.
+        answers: the status and code that every request gets instead of what it asked for.
+        fails_every: of so many requests one is told to slow down.
+        asked: method and path of all requests.
+    """
+
+    url: str
+    answers: tuple[int, str] | None = None
+    fails_every: int = 0
+    asked: list[str] = field(default_factory=list)
+
+    def objects(self, prefix: str = "") -> dict[str, bytes]:
+        """What the bucket holds below a prefix, by the rest of the name."""
+        keys = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[BUCKET].keys
+        found = {name: keys[name].value for name in sorted(keys) if name.startswith(prefix)}
+        return {name.removeprefix(prefix): content for name, content in found.items()}
+
+    def age(self, name: str, seconds: float) -> None:
+        """Has an object be older than it is."""
+        keys = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[BUCKET].keys
+        keys[name].last_modified -= timedelta(seconds=seconds)
+
+
+class _Quiet(MotoRequestHandler):
+    def log(self, type: str, message: str, *args: Any) -> None:  # noqa: A002 - werkzeug's name
+        """Says nothing."""
+
+
+@contextmanager
+def s3_server() -> Iterator[S3Server]:
+    """A server that is there as long as the context."""
+    moto, one = DomainDispatcherApplication(create_backend_app), threading.Lock()
+
+    def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        told.asked.append(f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}")
+        fails = told.fails_every and len(told.asked) % told.fails_every == 0
+        status, code = (503, "SlowDown") if fails else told.answers or (0, "")
+        if status:
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            # As services do, it repeats what it was sent.
+            sent = f"{KEY} {urllib.parse.quote(SECRET)} {SECRET} {TOKEN}"
+            start_response(f"{status} No", [("Content-Type", "application/xml")])
+            return [f"<Error><Code>{code}</Code><Message>{sent}</Message></Error>".encode()]
+        with one:  # a condition is looked at and met at once, which moto alone does not do
+            return list(moto(environ, start_response))
+
+    server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=_Quiet)
+    told = S3Server(f"http://127.0.0.1:{server.server_port}")
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        s3_backends[DEFAULT_ACCOUNT_ID]["aws"].create_bucket(BUCKET, "us-east-1")
+        yield told
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+        s3_backends[DEFAULT_ACCOUNT_ID]["aws"].reset()
