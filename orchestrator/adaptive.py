@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from fitting.families import fit_families
 from gpu_catalog.catalog import Catalog
-from orchestrator.driver import ROUNDS, Timed, remark, to_measure
+from orchestrator.driver import ROUNDS, Asked, remark, to_measure
 from orchestrator.next_measurements import (
     Candidate,
     Choice,
@@ -25,7 +25,8 @@ class Adaptive:
     Args:
         spec: of the sweep.
         catalog: its GPUs and offers.
-        budget_usd: what all probes of the run may cost; absent for no limit.
+        budget_usd: what the run may cost, as ``spent_usd`` counts it; absent for no limit. No probe
+            begins when it is spent: it is passed by one probe on each GPU at most.
     """
 
     def __init__(self, spec: SweepSpec, catalog: Catalog, budget_usd: float | None) -> None:
@@ -36,7 +37,7 @@ class Adaptive:
         self._latest: list[tuple[Cell, int | None]] = []
         self._gone: set[tuple[Cell, int | None]] = set()
 
-    def wanted(self, plan: Plan, observations: Sequence[Observation]) -> dict[Cell, Timed]:
+    def wanted(self, plan: Plan, observations: Sequence[Observation]) -> dict[Cell, Asked]:
         """The next round; empty when every choice is decided, or the budget is spent."""
         families = fit_families(observations)
         found = choices(self._spec, self._catalog, measured_cells(plan), observations, families)
@@ -45,7 +46,7 @@ class Adaptive:
             (
                 candidate
                 for choice in found
-                if not choice.is_decided
+                if choice.is_open
                 for candidate in choice.candidates
                 if candidate.way.cell in open_to and self._key(candidate) not in self._gone
             ),
@@ -68,10 +69,24 @@ class Adaptive:
             if self._placed[key] >= ROUNDS:
                 self._gone.add(key)
         self._tell(found, spent, dear=dear, is_over=not round_)
+        # What is left is shared by what each is thought to take: none may take more than its part.
+        least = sum(candidate.usd for candidate in round_.values())
+        part = None if self._budget_usd is None else (self._budget_usd - spent) / max(least, 1e-9)
         return {
-            c.way.cell: () if c.way.batch_size is None or not c.is_anchored else (c.way.batch_size,)
+            c.way.cell: Asked(
+                timed=self._sizes(c),
+                most_seconds=None if part is None else c.seconds * part,
+            )
             for c in round_.values()
         }
+
+    def _sizes(self, candidate: Candidate) -> tuple[int, ...]:
+        """Its batch size; the largest where none is timed yet, unless one is wished for."""
+        wish = self._spec.workload.batch_size
+        if wish is not None:
+            return (wish,)
+        size = candidate.way.batch_size
+        return () if size is None or not candidate.is_anchored else (size,)
 
     def ended(self, cells: set[Cell]) -> None:
         """A trial that ended has tried all it can: what it was to tell is known, or cannot be."""
@@ -84,8 +99,10 @@ class Adaptive:
     def _tell(self, found: Sequence[Choice], spent: float, *, dear: int, is_over: bool) -> None:
         decided = sum(choice.is_decided for choice in found)
         said = f"{decided} of {len(found)} choices decided, ${spent:.3g} spent"
+        if self._budget_usd is not None:
+            said += f" of ${self._budget_usd:g}"
         if is_over and dear:
-            said += f" of ${self._budget_usd:g}: the rest would cost more than is left"
+            said += ": the rest would cost more than is left"
         elif is_over and decided < len(found):
             said += ": no measurement that could decide the others is left"
         remark(said)

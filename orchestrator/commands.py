@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fitting.calibrate import CalibrationError, calibrate, measured_points
 from fitting.families import fit_families
-from fitting.fit import fit_observations
+from fitting.fit import Fits, fit_observations
 from fitting.paper import reproduction
 from fitting.table_error import TableError
 from gpu_catalog.catalog import Catalog, CatalogError, UnknownGpuError, load_catalog
@@ -53,19 +53,13 @@ from orchestrator.gpu_check import (
     machine_with,
     time_is_left,
 )
-from orchestrator.job_options import asked_constraints, asked_job
+from orchestrator.job_options import JobError, asked_constraints, with_overheads
 from orchestrator.join_check import JoinError, node_resources
 from orchestrator.known_prices import KnownPrices, known_prices
 from orchestrator.local_runner import run_trials_here
 from orchestrator.memory_tables import limits_section
-from orchestrator.next_measurements import (
-    Choice,
-    choices,
-    decisions,
-    measurable,
-    measured_cells,
-    next_table,
-)
+from orchestrator.next_measurements import Choice, choices, measurable, measured_cells
+from orchestrator.next_tables import decisions, next_table
 from orchestrator.place import RunPath, StoreError, run_path
 from orchestrator.plan import Plan, make_plan, trial_task
 from orchestrator.progress import Progress, fastest
@@ -97,6 +91,7 @@ KNOWN_ERRORS = (
     DeployError,
     EstimateError,
     GpuCheckError,
+    JobError,
     JoinError,
     ReproduceError,
     SpecError,
@@ -162,7 +157,11 @@ def sweep(options: argparse.Namespace) -> int:
     _say(f"{headline(ranking)}\n\n{cheapest_section(ranking)}")
     _say(f"\nEvery offer, the fits and the limits: {folder_run.path}/report.md")
     if options.adaptive:
-        _say(f"\n{decisions(_choices(spec, catalog, plan, folder_run.observations()))}")
+        found = _choices(spec, catalog, plan, folder_run.observations())
+        if not any(choice.leader.is_measured for choice in found):
+            remark("nothing was measured that a choice could be made by: see Left out")
+            return 1
+        _say(f"\n{decisions(found)}")
         return 0
     if plan.pending:
         keys = ", ".join(cell.key for cell in plan.pending)
@@ -268,7 +267,7 @@ def estimate(options: argparse.Namespace) -> int:
     """Simulates a job on GPUs of the catalog."""
     prices = known_prices(options)
     catalog = prices.over(prices.catalog)
-    question = asked_question(options)
+    question = asked_question(options, catalog)
     asked = asked_gpus(options, catalog)
     gpus, reasons = possible_gpus(question, asked)
     for reason in reasons:
@@ -369,7 +368,7 @@ def rank_run(options: argparse.Namespace) -> int:
     prices, spec = _run_and_prices(folder, options)
     catalog = prices.over(spec.merged_catalog())
     workload = changed_workload(spec.workload, options, tuple(spec.models.values()))
-    workload = asked_job(options, workload)
+    workload = with_overheads(options, workload)
     batch: Batch = options.batch_size or workload.batch_size or "fastest"
     observations = folder.observations()
     # The fastest batch size is among those timed, and no law is asked about it.
@@ -382,7 +381,7 @@ def rank_run(options: argparse.Namespace) -> int:
         observations,
         families,
         batch=batch,
-        constraints=asked_constraints(options),
+        constraints=asked_constraints(options, catalog),
         seed=spec.seed,
     )
     if options.command == "rank":
@@ -398,11 +397,11 @@ def rank_run(options: argparse.Namespace) -> int:
 
 
 def report(options: argparse.Namespace) -> int:
-    """Writes the report anew from the observations."""
+    """Writes the report of the specification's job anew; what `rank` wrote stays."""
     folder = RunFolder.existing(options.run)
     prices, spec = _run_and_prices(folder, options)
     catalog = prices.over(spec.merged_catalog())
-    _derive(folder, spec, catalog, _plan_of(folder, spec))
+    _write_report(folder, spec, catalog, _plan_of(folder, spec))
     remark(in_use_text(prices, catalog, _today()))
     _say((folder.place.read("report.md") or b"").decode().rstrip())
     return 0
@@ -445,13 +444,21 @@ def _is_of_a_table(options: argparse.Namespace) -> bool:
 
 def _derive(folder: RunFolder, spec: SweepSpec, catalog: Catalog, plan: Plan) -> Ranking:
     """Fits, ranking and report, written from the observations."""
+    fits, ranking = _write_report(folder, spec, catalog, plan)
+    folder.write("fits.json", fits)
+    _write_ranking(folder, ranking)
+    return ranking
+
+
+def _write_report(
+    folder: RunFolder, spec: SweepSpec, catalog: Catalog, plan: Plan
+) -> tuple[Fits, Ranking]:
+    """The report of the specification's own job, and what it was made from."""
     observations = folder.observations()
     fits = fit_observations(observations)
-    folder.write("fits.json", fits)
-    ranking = rank(spec.workload, catalog, plan, observations, fits.families)
-    _write_ranking(folder, ranking)
+    ranking = rank(spec.workload, catalog, plan, observations, fits.families, seed=spec.seed)
     folder.write("report.md", markdown(spec, plan, observations, fits, ranking))
-    return ranking
+    return fits, ranking
 
 
 def _write_ranking(folder: RunFolder, ranking: Ranking) -> None:

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from gpu_catalog.catalog import Catalog
@@ -20,14 +21,25 @@ from trials.trial import next_ask
 from trials.workload import Cell
 
 ROUNDS = 3  # a trial that died with its node or worker is placed again, this often in all
-Timed = tuple[int, ...] | None
-"""Batch sizes of a cell's ladder to time; None for all of them, empty for the largest alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What of a cell is to be measured.
+
+    Attributes:
+        timed: batch sizes; None for all of the ladder's, empty for the largest alone.
+        most_seconds: no probe begins later than this after the trial did; absent for no limit.
+    """
+
+    timed: tuple[int, ...] | None = None
+    most_seconds: float | None = None
 
 
 class Strategy(Protocol):
     """Says what to measure."""
 
-    def wanted(self, plan: Plan, observations: Sequence[Observation]) -> dict[Cell, Timed]:
+    def wanted(self, plan: Plan, observations: Sequence[Observation]) -> dict[Cell, Asked]:
         """What to place next, in this order; empty when that was all."""
 
     def ended(self, cells: set[Cell]) -> None:
@@ -41,14 +53,14 @@ class Everything:
         self._rounds = 0
         self._ended: set[Cell] = set()
 
-    def wanted(self, plan: Plan, observations: Sequence[Observation]) -> dict[Cell, Timed]:
+    def wanted(self, plan: Plan, observations: Sequence[Observation]) -> dict[Cell, Asked]:
         """What is pending."""
         del observations  # the plan has read them
         self._rounds += 1
         if self._rounds > ROUNDS:
             return {}
         # A trial that ended and is pending still has tried all it can.
-        return {cell: None for cell in to_measure(plan) if cell not in self._ended}
+        return {cell: Asked() for cell in to_measure(plan) if cell not in self._ended}
 
     def ended(self, cells: set[Cell]) -> None:
         """Once is enough: what they could not have they tried for."""
@@ -111,8 +123,8 @@ def measure(
             tasks = [
                 trial_task(
                     spec, catalog, cell, known, threads=cluster.threads(catalog.gpu(cell.device))
-                ).model_copy(update={"timed": timed})
-                for cell, timed in wanted.items()
+                ).model_copy(update={"timed": of.timed, "most_seconds": of.most_seconds})
+                for cell, of in wanted.items()
             ]
             with Progress(list(wanted), complete=len(plan.complete)) as progress:
                 keeper = Keeper(writer, progress)

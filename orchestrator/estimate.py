@@ -268,7 +268,7 @@ def _estimated(  # noqa: PLR0913, PLR0917 - what an estimate is made from
 ) -> Estimated:
     limit = usable_bytes(gpu)
     largest = cell.largest_batch(gpu, limit, question.batch_limit)
-    batch_size = question.batch_size or max(largest, 1)
+    batch_size = question.batch_size or max(min(largest, question.workload.queries), 1)
     use = cell.memory(batch_size, gpu, limit)
     needed = cell.without_limit(batch_size, gpu)  # whether it is there or not
     step = None
@@ -445,7 +445,11 @@ def _row(told: Estimate) -> tuple[object, ...]:
         rate,
         batch
         if fits
-        else f"{told.batch_size} {told.outcome}, the largest is {told.max_batch_size}",
+        else (
+            f"{told.batch_size} {told.outcome}, the largest is {told.max_batch_size}"
+            if told.max_batch_size
+            else f"not even one query fits: {told.outcome}"
+        ),
         f"{told.peak_gib:.1f}",
         f"{told.reserved_gib:.1f} of {told.usable_gib:.1f}",
         "" if told.step_seconds is None else f"{told.step_seconds:.3g}",
@@ -479,6 +483,14 @@ def _remarks(found: Sequence[Estimated]) -> str:
     guessed = sorted(e.gpu.key for e in found if e.gpu.usable_memory_bytes is None)
     if guessed:
         lines.append(f"Usable memory as on the box, which nobody measured: {', '.join(guessed)}.")
+    if sum(each.price is not None for each in every) > 1:
+        lines.append(
+            "Most of what is unknown of the times all GPUs share: their order is surer than the "
+            "hours. Each is told at its cheapest offer."
+        )
+    unpriced = sorted(e.gpu for e in every if e.price is None and e.step_seconds is not None)
+    if unpriced:
+        lines.append(f"No offer that is wanted for {', '.join(unpriced)}: no hours, no dollars.")
     timeless = sorted(e.estimate.gpu for e in found if _lacks_speed(e.estimate))
     if timeless:
         lines.append(f"No time for {', '.join(timeless)}: the catalog does not know its speed.")

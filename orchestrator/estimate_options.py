@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from gpu_catalog.catalog import Catalog, UnknownGpuError
 from gpu_catalog.gpu import Gpu
 from orchestrator.estimate import EstimateError, Question, plain
-from orchestrator.job_options import asked_constraints, asked_job
+from orchestrator.job_options import asked_constraints, with_overheads
 from orchestrator.sweep import Workload, written_out
 from trials.models.model import Model, find_model
 from trials.recipe import Recipe
@@ -19,7 +19,7 @@ LORA_RANK = 16
 MOST_DRAWS = 100  # seconds each; the 95th percentile needs no more
 
 
-def asked_question(options: argparse.Namespace) -> Question:
+def asked_question(options: argparse.Namespace, catalog: Catalog) -> Question:
     """What is asked of every GPU.
 
     Raises:
@@ -27,6 +27,7 @@ def asked_question(options: argparse.Namespace) -> Question:
         UnknownModelError: there is no such model.
     """
     model = find_model(options.model)
+    job = Workload(queries=options.queries, epochs=options.epochs)
     return Question(
         model=model,
         recipe=_recipe(options),
@@ -34,8 +35,8 @@ def asked_question(options: argparse.Namespace) -> Question:
         seq_len=options.seq_len,
         batch_size=options.batch_size,
         batch_limit=BATCH_LIMIT,
-        workload=asked_job(options, Workload(queries=options.queries, epochs=options.epochs)),
-        constraints=asked_constraints(options),
+        workload=with_overheads(options, job),
+        constraints=asked_constraints(options, catalog),
         routing_draws=_draws(options, model),
         expandable_segments=options.expandable_segments,
     )

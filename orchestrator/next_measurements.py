@@ -11,19 +11,20 @@ import numpy as np
 from fitting.design import Ways, expected_savings, probability_right
 from fitting.families import FamilyFit
 from gpu_catalog.catalog import Catalog
-from gpu_catalog.gpu import Gpu
 from orchestrator.plan import Plan
-from orchestrator.ranking import comparable, job_hours, offer_usd
+from orchestrator.ranking import comparable, job_hours, offer_usd, padding, too_long
 from orchestrator.step_seconds import (
     VISIT,
     Spread,
     StepTime,
+    at_length,
     by_law,
+    step_times,
     timed_steps,
     visit_spread,
 )
 from orchestrator.sweep import SweepSpec
-from orchestrator.tables import table
+from orchestrator.workload_tokens import rows
 from trials.ladder import batch_ladder
 from trials.observation import Basis, Observation, largest_batch
 from trials.possible import obstacle
@@ -113,8 +114,13 @@ class Choice:
 
     @property
     def is_decided(self) -> bool:
-        """Whether no more is to be measured."""
-        return not self.candidates or (self.leader.is_measured and self.probability >= DECIDED)
+        """Whether it is known well enough."""
+        return self.leader.is_measured and self.probability >= DECIDED
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a measurement could still decide it."""
+        return bool(self.candidates) and not self.is_decided
 
 
 def measured_cells(plan: Plan) -> list[Cell]:
@@ -146,7 +152,8 @@ def choices(
 ) -> list[Choice]:
     """What is to be chosen, in the order of the specification.
 
-    GPUs without an offer have no part in it. What was simulated of a cell tells what to expect.
+    GPUs without an offer have no part in it, nor those that not even one query fits on, or not the
+    batch that is wished for. What was simulated of a cell tells what to expect.
 
     Args:
         spec: the job, and the order.
@@ -159,17 +166,16 @@ def choices(
     seen: dict[Cell, list[Observation]] = defaultdict(list)
     for observation in observations:
         seen[observation.cell].append(observation)
+    known = _Known(spec, catalog, seen, families, visit_spread(observations))
     for cell in cells:
-        if catalog.offers(cell.gpu):
+        if catalog.offers(cell.gpu) and known.can_do_it(cell):
             groups[comparable(cell)].append(cell)
     effort = _Effort(observations, spec.workload.overheads.startup_minutes)
     order = list(dict.fromkeys(map(comparable, spec.all_cells())))
-    found = []
-    for key in sorted(groups, key=order.index):
-        known = _Known(spec, catalog, seen, families, visit_spread(observations))
-        ways = known.ways(groups[key])
-        found.append(_choice(ways, known, effort, spec.seed))
-    return found
+    return [
+        _choice(known.ways(groups[key]), known, effort, spec.seed)
+        for key in sorted(groups, key=order.index)
+    ]
 
 
 def _choice(ways: Sequence[Way], known: "_Known", effort: "_Effort", seed: int) -> Choice:
@@ -222,6 +228,13 @@ class _Known:
         self._families = families
         self._spread = spread
 
+    def can_do_it(self, cell: Cell) -> bool:
+        """Whether the job can be run as this cell, as far as is known."""
+        largest = self._largest(cell)
+        least = self._spec.workload.batch_size or 1
+        fits = largest is None or largest >= least
+        return fits and too_long(self._spec.workload, cell) is None
+
     def ways(self, cells: Sequence[Cell]) -> list[Way]:
         """Every way to do the job on these."""
         own = {cell: self._own_ways(cell) for cell in cells}
@@ -244,7 +257,7 @@ class _Known:
         return largest_batch(self._seen.get(cell, ())) is not None
 
     def is_to_do(self, way: Way) -> bool:
-        """Whether the ladder of its cell has a visit of it that is still to be made."""
+        """Whether a visit of it is still to be made."""
         if way.batch_size is None:
             return True
         climbed = {
@@ -254,50 +267,68 @@ class _Known:
         }
         steps = batch_ladder(self._largest(way.cell) or 0, seed_text="")
         mine = {(s.batch_size, s.repeat) for s in steps if s.batch_size == way.batch_size}
-        return bool(mine - climbed)
+        return bool((mine or {(way.batch_size, 0)}) - climbed)
 
     def _largest(self, cell: Cell) -> int | None:
         known = largest_batch(self._seen.get(cell, ()))
         return None if known is None else known[0]
 
+    def _sizes(self, largest: int) -> list[int]:
+        """Batch sizes to run the job at: the one wished for, else the ladder's up to its rows."""
+        wish = self._spec.workload.batch_size
+        if wish is not None:
+            return [wish]
+        ladder = sorted({step.batch_size for step in batch_ladder(largest, seed_text="")})
+        most = rows(self._spec.workload)
+        return [size for size in ladder if size <= most] or ladder[:1]
+
     def _own_ways(self, cell: Cell) -> list[Way]:
         """What its own probes, its family's law or its simulation tell of it; empty if nothing."""
         largest = self._largest(cell)
-        if largest == 0:
-            return []  # not even one query fits
+        wish = self._spec.workload.batch_size
         timed = self._timed(cell)
+        if wish is not None:
+            timed = {size: way for size, way in timed.items() if size == wish}
         if timed:
             return [*timed.values(), *self._other_sizes(cell, largest, timed)]
-        told = None if largest is None else self._by_law(cell, largest)
-        return [way for way in (told or self._by_simulation(cell, largest),) if way is not None]
+        told = None if largest is None else self._by_law(cell, self._sizes(largest)[-1])
+        return [way for way in (told or self._by_simulation(cell, wish),) if way is not None]
 
     def _timed(self, cell: Cell) -> dict[int, Way]:
         found: dict[int, Way] = {}
-        for by_batch in timed_steps(self._seen.get(cell, ()), self._spread).values():
+        for of, by_batch in timed_steps(self._seen.get(cell, ()), self._spread).items():
             for batch_size, step in by_batch.items():
-                found[batch_size] = self._way(cell, step, "measured", is_measured=True)
+                at = self._at_length(step, cell, *of)
+                found[batch_size] = self._way(cell, at, "measured", is_measured=True)
         return found
+
+    def _at_length(self, step: StepTime, cell: Cell, stack: str, basis: Basis) -> StepTime:
+        tokens = padding(self._spec.workload, cell)
+        if tokens is None:
+            return step
+        padded = tokens(step.batch_size)
+        return at_length(step, cell, stack, basis, padded, self._families) or step
 
     def _other_sizes(
         self, cell: Cell, largest: int | None, timed: Mapping[int, Way]
     ) -> Iterator[Way]:
-        """The rest of its ladder."""
+        """The rest of those that the job could be run at."""
         if largest is None:
             return
-        for step in batch_ladder(largest, seed_text=""):
-            if step.repeat > 0 or step.batch_size in timed:
+        for size in self._sizes(largest):
+            if size in timed:
                 continue
-            told = self._by_law(cell, step.batch_size)
+            told = self._by_law(cell, size)
             if told is not None:
                 yield told
                 continue
-            near = min(timed, key=lambda size: abs(math.log(size / step.batch_size)))
-            ratio = math.log1p(FLOOR * (largest / step.batch_size - 1))
+            near = min(timed, key=lambda other: abs(math.log(other / size)))
+            ratio = math.log1p(FLOOR * (largest / size - 1))
             there = math.log1p(FLOOR * (largest / near - 1))
             log_usd = timed[near].log_usd + ratio - there
             yield Way(
                 cell=cell,
-                batch_size=step.batch_size,
+                batch_size=size,
                 usd=math.exp(log_usd),
                 log_usd=log_usd,
                 sigma=math.hypot(timed[near].sigma, OTHER_BATCH),
@@ -312,44 +343,61 @@ class _Known:
         for stack in sorted(stacks):
             told = by_law(batch_size, cell, stack, Basis.MEASURED, seen, self._families)
             if told is not None:
-                return self._way(cell, told, f"law: {told.law}")
+                at = self._at_length(told, cell, stack, Basis.MEASURED)
+                return self._way(cell, at, f"law: {told.law}")
         return None
 
-    def _by_simulation(self, cell: Cell, largest: int | None) -> Way | None:
+    def _by_simulation(self, cell: Cell, wish: int | None) -> Way | None:
+        """As it was simulated, at the batch that is best for the job."""
         twin = cell.model_copy(update={"simulated": True})
-        steps = [
-            step
-            for by_batch in timed_steps(self._seen.get(twin, ()), self._spread).values()
-            for step in by_batch.values()
-        ]
-        if not steps:
+        told = step_times(
+            wish or "fastest",
+            twin,
+            self._seen.get(twin, ()),
+            self._families,
+            self._spread,
+            rows(self._spec.workload),
+            padding(self._spec.workload, cell),
+        )
+        if not told:
             return None
-        best = max(steps, key=lambda step: step.batch_size / step.seconds)
-        way = self._way(cell, best, "simulation")
-        return replace(way, batch_size=largest)
+        way = self._way(cell, next(iter(told.values())), "simulation")
+        return replace(way, batch_size=wish or self._largest(cell))
 
     def _unseen(self, cell: Cell, anchors: Sequence[Way]) -> Way:
-        """Of a GPU that nothing is known of for this job: by its specifications."""
-        own = self._merit(cell)
+        """Of a GPU that nothing is known of for this job: by its price and specifications."""
+        batch_size = self._spec.workload.batch_size or self._largest(cell)
         if not anchors:
-            return Way(cell, self._largest(cell), None, own, UNKNOWN, "nothing", is_measured=False)
-        mean = statistics.fmean(a.log_usd + own - self._merit(a.cell) for a in anchors)
-        sigma = math.hypot(BY_SPECIFICATIONS, statistics.fmean(a.sigma for a in anchors))
-        shared = statistics.fmean(a.shared for a in anchors)
+            log_usd = math.log(self.price(cell)) - (self._log_speed(cell) or 0.0)
+            return Way(cell, batch_size, None, log_usd, UNKNOWN, "nothing", is_measured=False)
+        is_known = all(self._log_speed(each) is not None for each in (cell, *_cells(anchors)))
+        mean = statistics.fmean(a.log_usd + self._apart(cell, a.cell, is_known) for a in anchors)
+        beside = ", ".join(sorted({a.cell.gpu for a in anchors}))
+        own = BY_SPECIFICATIONS if is_known else UNKNOWN
         return Way(
             cell=cell,
-            batch_size=self._largest(cell),
+            batch_size=batch_size,
             usd=math.exp(mean),
             log_usd=mean,
-            sigma=sigma,
-            known_by="specifications beside " + ", ".join(sorted({a.cell.gpu for a in anchors})),
+            sigma=math.hypot(own, statistics.fmean(a.sigma for a in anchors)),
+            known_by=f"{'specifications' if is_known else 'price'} beside {beside}",
             is_measured=False,
-            shared=shared,
+            shared=statistics.fmean(a.shared for a in anchors),
         )
 
-    def _merit(self, cell: Cell) -> float:
-        """Logarithm of dollars for as much as the GPU's rate and bandwidth can do, up to a unit."""
-        return math.log(self.price(cell) / _speed(self._catalog.gpu(cell.gpu)))
+    def _apart(self, cell: Cell, other: Cell, is_known: bool) -> float:  # noqa: FBT001 - a pair
+        """Logarithm of what a job costs on one over another: by price, and speed where known."""
+        price = math.log(self.price(cell) / self.price(other))
+        if not is_known:
+            return price
+        return price - (self._log_speed(cell) or 0.0) + (self._log_speed(other) or 0.0)
+
+    def _log_speed(self, cell: Cell) -> float | None:
+        """Logarithm of the geometric mean of rate and bandwidth; None where one is not known."""
+        gpu = self._catalog.gpu(cell.gpu)
+        rate = gpu.bf16_dense_tflops or gpu.fp16_dense_tflops
+        bandwidth = gpu.memory_bandwidth_gb_per_second
+        return None if rate is None or bandwidth is None else math.log(rate * bandwidth) / 2
 
     def _way(self, cell: Cell, step: StepTime, known_by: str, *, is_measured: bool = False) -> Way:
         workload = self._spec.workload
@@ -367,10 +415,8 @@ class _Known:
         )
 
 
-def _speed(gpu: Gpu) -> float:
-    """Geometric mean of rate and bandwidth; what is not known of a GPU does not tell it apart."""
-    rate = gpu.bf16_dense_tflops or gpu.fp16_dense_tflops or 1.0
-    return math.sqrt(rate * (gpu.memory_bandwidth_gb_per_second or 1.0))
+def _cells(ways: Sequence[Way]) -> list[Cell]:
+    return [way.cell for way in ways]
 
 
 class _Effort:
@@ -426,78 +472,3 @@ def spent_usd(spec: SweepSpec, catalog: Catalog, observations: Sequence[Observat
             rate = min(offer.usd_per_hour for offer in offers)
             total += (startup + each) / SECONDS_PER_HOUR * rate
     return total
-
-
-def next_table(found: Sequence[Choice], most: int) -> str:
-    """What to measure next, over all choices, the worthiest first; then each choice as it is."""
-    open_choices = [choice for choice in found if not choice.is_decided]
-    candidates = sorted(
-        (c for choice in open_choices for c in choice.candidates), key=lambda c: (-c.worth, c.usd)
-    )
-    rows = [
-        (
-            number,
-            c.way.cell.gpu,
-            c.way.batch_size or "the largest",
-            *_subject(c.way.cell),
-            c.way.known_by,
-            _saving(c),
-            f"{c.usd:.2g}",
-            f"{c.seconds / 60:.1f}",
-        )
-        for number, c in enumerate(candidates[:most], start=1)
-    ]
-    headers = (
-        "",
-        "GPU",
-        "batch",
-        *SUBJECT,
-        "known by",
-        "saves of a job",
-        "costs $",
-        "minutes",
-    )
-    parts = [table(headers, rows)] if rows else ["Every choice is decided: nothing to measure."]
-    if len(candidates) > most:
-        parts.append(f"{len(candidates) - most} more: --most tells how many to list.")
-    parts.append(decisions(found))
-    return "\n\n".join(parts)
-
-
-SUBJECT = ("model", "recipe", "experts", "tokens")
-
-
-def _subject(cell: Cell) -> tuple[object, ...]:
-    experts = "none" if cell.experts is None else f"{cell.active_experts} of {cell.experts}"
-    return (cell.model, cell.recipe.key, experts, cell.seq_len)
-
-
-def _saving(candidate: Candidate) -> str:
-    if math.isinf(candidate.saving):
-        return "to begin with"
-    if candidate.saving_usd is None:
-        return f"{candidate.saving:.1%}"
-    return f"${candidate.saving_usd:.2g}"
-
-
-def decisions(found: Sequence[Choice]) -> str:
-    """Which GPU leads each choice, and whether that is settled."""
-    rows = [
-        (
-            *_subject(choice.leader.cell),
-            choice.leader.cell.gpu,
-            f"{choice.probability:.0%}",
-            _state(choice),
-        )
-        for choice in found
-    ]
-    return table((*SUBJECT, "likely winner", "sure", "state"), rows)
-
-
-def _state(choice: Choice) -> str:
-    if not choice.candidates:
-        return "all measured"
-    if choice.is_decided:
-        return "decided"
-    begun = "" if choice.leader.is_measured else "nothing of it measured, "
-    return f"{begun}{len(choice.candidates)} measurements to choose from"

@@ -105,6 +105,13 @@ def changed_workload(
             Mistake(name, f"{fields[name]!r}: goes with --dataset: add it, or leave this out")
             for name in others
         )
+    if workload.lengths is None:
+        idle = sorted(fields.keys() & {"cutoff", "padding", "pad_to_multiple"})
+        if idle:
+            raise DataError(
+                Mistake(name, f"{fields[name]!r}: the job has no lengths: add --dataset")
+                for name in idle
+            )
     try:
         return Workload(**terms | fields, lengths=workload.lengths)
     except ValidationError:  # the one thing that a job must have for its terms

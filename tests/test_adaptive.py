@@ -1,5 +1,6 @@
 """Measuring what helps most to decide: on made-up devices, then on a real Ray."""
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -15,8 +16,9 @@ from ray_sweeps import observations
 from fitting.families import fit_families
 from orchestrator.adaptive import Adaptive
 from orchestrator.cli import main
-from orchestrator.driver import Timed
-from orchestrator.next_measurements import Choice, choices, measurable, next_table, spent_usd
+from orchestrator.driver import Asked
+from orchestrator.next_measurements import Choice, choices, measurable, spent_usd
+from orchestrator.next_tables import next_table
 from orchestrator.plan import ClusterResources, Node, make_plan, trial_task
 from orchestrator.sweep import SweepSpec
 from trials.child import ProbeEnd
@@ -36,8 +38,10 @@ OFFERS = "".join(
     "source: me, recorded: 2026-01-31}\n"
     for key, usd in PRICES.items()
 )
+BARE = "overheads: {startup_minutes: 0, checkpoint_seconds: 0, interruptions_per_day: 0}"
+JOB = f"{{queries: 1000, epochs: 3, {BARE}}}"  # nothing but its steps
 TEXT = (
-    ONE_CELL.replace("[cpu]", f"[{', '.join(PRICES)}]")
+    ONE_CELL.replace("[cpu]", f"[{', '.join(PRICES)}]").replace("{queries: 1000, epochs: 3}", JOB)
     + f"catalog:\n  gpus:\n{ROWS}  offers:\n{OFFERS}"
 )
 SPEC = spec_of(TEXT)
@@ -74,7 +78,7 @@ WORLD: dict[str, Device | None] = {
 
 def swept(
     strategy: Adaptive, world: dict[str, Device | None], spec: SweepSpec = SPEC
-) -> tuple[list[Observation], list[dict[Cell, Timed]]]:
+) -> tuple[list[Observation], list[dict[Cell, Asked]]]:
     """What a sweep in this world observes, and what it placed in each round.
 
     Where there is no device a trial ends without a word.
@@ -84,12 +88,11 @@ def swept(
     rounds = []
     while wanted := strategy.wanted(make_plan(spec, catalog, ANYWHERE, seen), seen):
         rounds.append(wanted)
-        for cell, timed in wanted.items():
+        for cell, asked in wanted.items():
             device = world[cell.gpu]
             if device is not None:
                 task = trial_task(spec, catalog, cell, seen)
-                asked = task.model_copy(update={"timed": timed})
-                run_trial(asked, device, seen.append)
+                run_trial(task.model_copy(update={"timed": asked.timed}), device, seen.append)
         strategy.ended(set(wanted))
         assert len(rounds) < 50
     return seen, rounds
@@ -119,8 +122,8 @@ def test_the_winner_is_found_without_measuring_everything() -> None:
     # Each GPU is timed at its largest batch before it is timed at another.
     anchored: set[str] = set()
     for wanted in rounds:
-        for cell, timed in wanted.items():
-            assert (timed == ()) == (cell.gpu not in anchored)
+        for cell, asked in wanted.items():
+            assert (asked.timed == ()) == (cell.gpu not in anchored)
             anchored.add(cell.gpu)
     first = {o.cell.gpu: o.batch_size for o in reversed(seen) if o.purpose == "ladder"}
     assert set(first.values()) == {40}
@@ -131,7 +134,8 @@ def test_a_budget_is_kept() -> None:
     seen, _ = swept(adaptive(budget_usd=1e-9), WORLD)
     assert seen == []
     whole, _ = swept(adaptive(), WORLD)
-    spent = spent_usd(SPEC, SPEC.merged_catalog(), whole)
+    started = with_job("{queries: 1000, epochs: 3}")
+    spent = spent_usd(started, SPEC.merged_catalog(), whole)
     probes = sum(o.seconds * PRICES[o.cell.gpu] / 3600 for o in whole)
     starts = sum(PRICES[gpu] for gpu in {o.cell.gpu for o in whole}) / 6  # ten minutes each
     assert spent == pytest.approx(probes + starts)
@@ -158,11 +162,78 @@ def test_what_is_known_of_one_gpu_tells_what_to_expect_of_another() -> None:
     run_trial(trial_task(SPEC, catalog, desk, []), device, seen.append)
     one = {c.way.cell.gpu: c.way for c in chosen(seen).candidates}
     assert set(one) == set(PRICES) - {"desk"}
-    assert {way.known_by for way in one.values()} == {"specifications beside desk"}
+    assert {way.known_by for way in one.values()} == {"price beside desk"}
     shed, lap = one["shed"].usd, one["lap"].usd
     assert shed is not None
     assert lap is not None
     assert shed / lap == pytest.approx(PRICES["shed"] / PRICES["lap"])
+
+
+def with_job(job: str, text: str = TEXT) -> SweepSpec:
+    """The specification with another job."""
+    return spec_of(text.replace(JOB, job))
+
+
+def swept_choice(
+    spec: SweepSpec, world: dict[str, Device | None]
+) -> tuple[Choice, list[Observation]]:
+    """How the only choice stands in the end, and what was observed."""
+    catalog = spec.merged_catalog()
+    seen, _ = swept(Adaptive(spec, catalog, None), world, spec)
+    (choice,) = choices(spec, catalog, spec.all_cells(), seen, fit_families(seen))
+    return choice, seen
+
+
+def test_a_gpu_that_nothing_fits_on_is_not_chosen() -> None:
+    """However cheap: the others are chosen between."""
+    choice, seen = swept_choice(SPEC, WORLD | {"lap": Device(0, 0.01, 0.01)})
+    assert choice.leader.cell.gpu == "desk"
+    assert choice.is_decided
+    assert [o.outcome for o in seen if o.cell.gpu == "lap"] == [Outcome.OUT_OF_MEMORY]
+
+
+def test_what_is_decided_is_the_job_that_is_ranked() -> None:
+    """A start of an hour makes the cheap GPU the cheapest; a batch that is wished for is timed."""
+    fast = {"desk": Device(40, 0.0, 1e-6), "lap": Device(40, 0.0, 2e-6)}
+    world: dict[str, Device | None] = {"shed": None, "attic": None, **fast}
+    text = TEXT.replace("[desk, lap, shed, attic]", "[desk, lap]").replace(
+        "usd_per_hour: 0.3", "usd_per_hour: 0.6"
+    )
+    steps = with_job("{queries: 1000000, epochs: 100, overheads: {startup_minutes: 0}}", text)
+    assert swept_choice(steps, world)[0].leader.cell.gpu == "desk"
+    started = with_job("{queries: 1000000, epochs: 100, overheads: {startup_minutes: 60}}", text)
+    assert swept_choice(started, world)[0].leader.cell.gpu == "lap"
+    wished = with_job(JOB.replace("epochs: 3", "epochs: 3, batch_size: 11"), text)
+    choice, seen = swept_choice(wished, world)
+    assert {o.batch_size for o in seen if o.purpose == "ladder"} == {11}
+    assert choice.leader.batch_size == 11
+    assert choice.is_decided
+
+
+def test_a_choice_that_cannot_be_told_is_not_said_to_be_decided() -> None:
+    """Everything of it is measured, and two GPUs are too alike."""
+    choice, _ = swept_choice(SPEC, WORLD)
+    assert choice.is_decided
+    alike = dataclasses.replace(choice, probability=0.8, candidates=())
+    assert not alike.is_decided
+    assert not alike.is_open
+    told = next_table([alike], most=5)
+    assert "Nothing is left to measure." in told
+    assert "all measured, not told apart" in told
+
+
+def test_a_round_may_take_no_longer_than_the_budget_lasts() -> None:
+    """Each trial gets its part of what is left, however long its probes turn out to be."""
+    strategy = adaptive(budget_usd=2.0)
+    plan = make_plan(SPEC, SPEC.merged_catalog(), ANYWHERE, [])
+    wanted = strategy.wanted(plan, [])
+    costs = [
+        PRICES[cell.gpu] * asked.most_seconds / 3600
+        for cell, asked in wanted.items()
+        if asked.most_seconds is not None
+    ]
+    assert len(costs) == len(wanted) > 1
+    assert sum(costs) == pytest.approx(2.0)
 
 
 def test_the_list_says_what_each_measurement_saves_and_costs() -> None:
@@ -173,7 +244,7 @@ def test_the_list_says_what_each_measurement_saves_and_costs() -> None:
     assert "2 more: --most" in told
     assert "4 measurements to choose from" in told
     seen, _ = swept(adaptive(), WORLD)
-    assert "Every choice is decided: nothing to measure." in next_table([chosen(seen)], most=5)
+    assert "Every choice is decided." in next_table([chosen(seen)], most=5)
 
 
 def test_plan_lists_what_to_measure_though_no_such_gpu_is_here(

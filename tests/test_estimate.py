@@ -151,7 +151,9 @@ def test_the_offer_is_the_cheapest_of_those_wanted(capsys: pytest.CaptureFixture
     assert anything["usd"] < on_demand["usd"] < of_aws["usd"]
     assert on_demand["market"] == "on-demand"
     assert of_aws["provider"] == "aws"
-    assert said(capsys, *TINY, *asked, "--providers", "nobody")["price"] is None
+    nobody = [*TINY, "--gpu", "H100-NVL", "--batch-size", "8", "--providers", "verda"]
+    assert main(nobody) == 0
+    assert "No offer that is wanted for H100-NVL: no hours, no dollars." in capsys.readouterr().out
     often = ("--interruptions-per-day", "24", "--spot")
     assert said(capsys, *TINY, *asked, *often)["price"]["hours"] > on_demand["hours"]
 
@@ -195,6 +197,11 @@ def test_experts_that_get_more_than_their_share_take_more_memory(
     [
         (("--model", "mixtral-8x7"), "unknown model 'mixtral-8x7': did you mean 'mixtral-8x7b'"),
         (("--gpu", "A100"), "unknown GPU 'A100'"),
+        (
+            ("--providers", "awss"),
+            "--providers: no offer is of provider 'awss': did you mean 'aws'",
+        ),
+        (("--interruptions-per-day", "1000"), "--interruptions-per-day 1000: Input should be less"),
         (("--gpu", " ,"), "--gpu ' ,' names none: give keys of 'catalog gpus', or all"),
         (("--gpu", "A40,L4", "--memory-gib", "10"), "--memory-gib is the memory of one GPU"),
         (("--memory-gib", "0.4"), "A40-0.4GiB: CUDA's context alone takes 0.5 GiB"),
