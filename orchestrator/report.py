@@ -8,7 +8,7 @@ from fitting.fit import Fit, Fits
 from orchestrator.law_tables import laws_section, parameters_text
 from orchestrator.memory_tables import limits_section
 from orchestrator.plan import Plan
-from orchestrator.ranking import RankedOffer, Ranking, comparable, overheads_text
+from orchestrator.ranking import Excluded, RankedOffer, Ranking, comparable, overheads_text
 from orchestrator.recipe_table import recipes_section
 from orchestrator.steadiness import steadiness_section
 from orchestrator.sweep import SweepSpec
@@ -16,6 +16,9 @@ from orchestrator.tables import table
 from trials.observation import Basis, Environment, Observation
 from trials.workload import Cell
 
+MOST_ANSWERS = 6  # choices that are told in a sentence each
+MOST_NAMED = 3  # cells that are left out for one reason
+FEW_STEPS = 100  # of an epoch
 MOST_OFFERS = 25  # of one job, in a report that is read
 STEADY = 0.10  # an interval wider than this part of its value is called unsteady
 OFFER_HEADERS = ("GPU", "offer", "$/h", "batch", "queries/s", "hours", "$", "cheapest", "basis")
@@ -71,8 +74,8 @@ def _lengths(ranking: Ranking) -> str:
         return "at full sequence length"
     padded = [row.tokens_per_query for row in ranking.offers]
     full = sum(row.tokens_per_query == row.cell.seq_len for row in ranking.offers)
-    text = f"at the lengths of {data.source}, padded to {min(padded):.0f} tokens"
-    text += "" if max(padded) == min(padded) else f" to {max(padded):.0f}"
+    most = "" if max(padded) == min(padded) else f" to {max(padded):.0f}"
+    text = f"at the lengths of {data.source}, padded to {min(padded):.0f}{most} tokens a query"
     return text + (f"; {full} offers at the full length, for want of a law" if full else "")
 
 
@@ -81,17 +84,56 @@ def cheapest_section(ranking: Ranking) -> str:
     parts = ["## Cheapest"]
     winners = [row for row in ranking.offers if row.rank == 1]
     if winners:
-        headers = ("model", "recipe", "experts", "tokens", *OFFER_HEADERS)
-        parts.append(
-            table(headers, [(*_workload_columns(row.cell), *_offer_row(row)) for row in winners])
-        )
-        parts.append(_remarks(winners))
+        if len(winners) <= MOST_ANSWERS:
+            parts.append("\n".join(_answer(row, ranking) for row in winners))
+        for of, group in groupby(winners, key=lambda row: _workload_columns(row.cell)[:2]):
+            parts.append(", ".join(("**" + str(of[0]) + "**", str(of[1]))))
+            parts.append(
+                table(
+                    ("experts", "tokens", *OFFER_HEADERS),
+                    [(*_workload_columns(row.cell)[2:], *_offer_row(row)) for row in group],
+                )
+            )
+        parts.append(_remarks(winners, ranking))
     else:
         parts.append("Nothing can be ranked yet.")
     if ranking.excluded:
-        parts.append("Left out:")
-        parts.append("\n".join(f"- {e.cell.key}: {e.reason}" for e in ranking.excluded))
+        parts += ["Left out:", _left_out(ranking.excluded)]
     return "\n\n".join(part for part in parts if part)
+
+
+def _answer(row: RankedOffer, ranking: Ranking) -> str:
+    """What to rent, in a sentence; for a spot instance, what being sure of it costs."""
+    model, _, experts, tokens = _workload_columns(row.cell)
+    routed = "" if row.cell.experts is None else f", {experts} experts"
+    text = (
+        f"- {model}{routed}, {tokens} tokens: rent {row.cell.gpu} of {_offer(row)} at "
+        f"${row.usd_per_hour:.3g} an hour: ${row.usd:.3g} ({row.usd_low:.3g} to "
+        f"{row.usd_high:.3g}) in {row.hours:.3g} h, at batches of {row.batch_size}; the cheapest "
+        f"with {row.probability_cheapest:.0%}."
+    )
+    if row.market != "spot":
+        return text
+    others = (
+        other
+        for other in ranking.offers
+        if other.market != "spot" and comparable(other.cell) == comparable(row.cell)
+    )
+    sure = next(others, None)
+    if sure is None:
+        return text
+    return f"{text} Never taken away: {sure.cell.gpu} of {_offer(sure)}, ${sure.usd:.3g}."
+
+
+def _left_out(excluded: Sequence[Excluded]) -> str:
+    """A line for each cell, or for many of one reason."""
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for each in excluded:
+        reasons[each.reason].append(each.cell.key)
+    return "\n".join(
+        f"- {', '.join(keys) if len(keys) <= MOST_NAMED else f'{len(keys)} cells'}: {reason}"
+        for reason, keys in reasons.items()
+    )
 
 
 def _ranking_section(ranking: Ranking) -> str:
@@ -105,7 +147,7 @@ def _ranking_section(ranking: Ranking) -> str:
         numbered = [(_place(row), *_offer_row(row)) for row in shown]
         parts.append(table(("", *OFFER_HEADERS), numbered))
         if len(shown) < len(rows):
-            parts.append(f"{len(rows) - len(shown)} dearer offers stand in ranking.csv.")
+            parts.append(f"Dearer ones stand in ranking.csv: {len(rows) - len(shown)}.")
     signs = "= not told apart from the cheapest; * none is both faster and cheaper."
     return "\n\n".join(["## Every offer", signs, *parts]) if parts else ""
 
@@ -129,11 +171,11 @@ def _place(row: RankedOffer) -> str:
 
 
 def _offer_row(row: RankedOffer) -> tuple[object, ...]:
-    several = f" ({row.gpus_per_instance} GPUs)" if row.gpus_per_instance > 1 else ""
     law = f", law: {row.law}" if row.law is not None else ""
+    stands_in = ", elsewhere" if _stands_in(row) else ""
     return (
         row.cell.gpu,
-        f"{row.provider} {row.instance}{several} {row.market}",
+        _offer(row),
         f"{row.usd_per_hour:.3g}",
         f"{row.batch_size} of {'?' if row.largest_batch is None else row.largest_batch}",
         f"{row.queries_per_second:.3g}",
@@ -141,11 +183,21 @@ def _offer_row(row: RankedOffer) -> tuple[object, ...]:
         + (" ~" if _unsteady(row) else ""),
         f"{row.usd:.3g} ({row.usd_low:.3g} to {row.usd_high:.3g})",
         f"{row.probability_cheapest:.0%}",
-        f"{row.basis}{law}{', extrapolated' if row.extrapolated else ''}",
+        f"{row.basis}{stands_in}{law}{', extrapolated' if row.extrapolated else ''}",
     )
 
 
-def _remarks(rows: Sequence[RankedOffer]) -> str:
+def _offer(row: RankedOffer) -> str:
+    several = f" ({row.gpus_per_instance} GPUs)" if row.gpus_per_instance > 1 else ""
+    return f"{row.provider} {row.instance}{several} {row.market}"
+
+
+def _stands_in(row: RankedOffer) -> bool:
+    """Whether what is offered is another machine than the one that was measured."""
+    return row.cell.gpu == "cpu" and row.provider != "own"
+
+
+def _remarks(rows: Sequence[RankedOffer], ranking: Ranking) -> str:
     """What a reader must know beside the numbers."""
     undated = any(row.price_as_of is None for row in rows)
     dates = sorted(str(row.price_as_of or row.price_recorded) for row in rows)
@@ -154,8 +206,19 @@ def _remarks(rows: Sequence[RankedOffer]) -> str:
         + (f" to {dates[-1]}" if dates[-1] != dates[0] else "")
         + (", the day they were written down where the source gives none." if undated else "."),
         f"batch: {BATCHES[rows[0].batch]}, of the largest that fits.",
-        "In brackets 90 % intervals; cheapest: how likely no other offer is cheaper.",
+        "In brackets 90 % intervals, of step times alone; cheapest: how likely no other offer is.",
     ]
+    few = [row for row in rows if ranking.workload.queries / row.batch_size < FEW_STEPS]
+    if few:
+        remarks.append(
+            f"{len(few)} of these take fewer than {FEW_STEPS} optimizer steps an epoch: "
+            "--batch-size N prices another batch."
+        )
+    if any(_stands_in(row) for row in rows):
+        remarks.append("elsewhere: measured on this machine, which the offer stands in for.")
+    deadline = ranking.constraints.deadline_hours
+    if deadline is not None and any(row.hours_high > deadline for row in rows):
+        remarks.append(f"Some may miss the deadline of {deadline:g} h: it is in their brackets.")
     if any(row.source == "law" for row in rows):
         remarks.append("law: of a batch size nobody timed.")
     if any(_unsteady(row) for row in rows):

@@ -134,7 +134,7 @@ def test_pretrained_weights_are_named_beside_the_model() -> None:
     loaded = CELL.model_copy(update={"weights": "pretrained"})
     plan = Plan(complete=(loaded,), pending=(), skipped=())
     seen = [o.model_copy(update={"cell": loaded}) for o in SEEN]
-    assert "| llama-tiny, pretrained |" in part(report(seen, plan=plan), "Cheapest")
+    assert "**llama-tiny, pretrained**, " in part(report(seen, plan=plan), "Cheapest")
     assert "pretrained" not in report(SEEN)
 
 
@@ -150,4 +150,25 @@ def test_of_many_offers_the_cheapest_are_listed() -> None:
     rows = [line for line in every.splitlines() if line.startswith("| ") and "measured" in line]
     assert len(rows) == 25
     known = len(spec.merged_catalog().offers("cpu"))
-    assert f"{known - 25} dearer offers stand in ranking.csv." in every
+    assert f"Dearer ones stand in ranking.csv: {known - 25}." in every
+
+
+def test_the_answer_is_a_sentence() -> None:
+    """What to rent, at what price, how sure; and what one costs that is never taken away."""
+    rows = (
+        "catalog:\n  offers:\n"
+        "    - {gpu: cpu, provider: own, region: here, instance: desk, usd_per_hour: 0.02, "
+        "market: spot, source: me, recorded: 2026-01-31}\n"
+        "    - {gpu: cpu, provider: own, region: here, instance: rack, usd_per_hour: 0.05, "
+        "source: me, recorded: 2026-01-31}\n"
+    )
+    told = part(report(SEEN, spec_of(ONE_CELL + rows)), "Cheapest").splitlines()[0]
+    assert told.startswith("- llama-tiny, 16 tokens: rent cpu of own desk spot at $0.02 an hour: $")
+    assert "the cheapest with 100%. Never taken away: cpu of own rack on-demand, $0.00" in told
+
+
+def test_many_cells_left_out_for_one_reason_are_one_line() -> None:
+    """With how many they are."""
+    spec = spec_of(ONE_CELL.replace("[16]", "[16, 32, 48, 64]"))
+    text = report([], spec)
+    assert "- 4 cells: not measured" in text
