@@ -4,11 +4,12 @@ What a command needs is imported when it runs: ``--help`` answers at once.
 """
 
 import argparse
+import difflib
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from orchestrator.deploy_options import add_deploy
 
@@ -37,15 +38,45 @@ def _run_folder(text: str) -> Path | str:
     return text if "://" in text else Path(text)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says a mistake in a line, with what may have been meant, not in a page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        known = [option for action in self._actions for option in action.option_strings]
+        near = [
+            f"{given}: did you mean {found[0]}?"
+            for given in message.removeprefix(UNKNOWN).split()
+            if message.startswith(UNKNOWN)
+            and (found := difflib.get_close_matches(given.partition("=")[0], known, n=1))
+        ]
+        self.exit(2, f"{self.prog}: {'; '.join([message, *near])} (--help tells all)\n")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As ever, but what a command does not know is for that command to say."""
+        options, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            command = self.commands.choices.get(options.command, self)
+            command.error(f"{UNKNOWN}{' '.join(unknown)}")
+        return options
+
+    commands: Any = None
+
+
+UNKNOWN = "unrecognized arguments: "
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of every command."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m orchestrator",
         description="Measures fine-tuning on the GPUs you could rent and ranks them by cost.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=_Parser
+    )
+    parser.commands = commands
     sweep = commands.add_parser("sweep", help="measure the cells of a specification and rank them")
     sweep.add_argument(
         "spec",
@@ -406,7 +437,12 @@ def _not_negative(text: str) -> float:
 
 
 def _timed_size(text: str) -> int | str:
-    return text if text in ("fastest", "largest") else _positive(text)
+    if text in ("fastest", "largest"):
+        return text
+    try:
+        return _positive(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}; or fastest, or largest") from None
 
 
 def _size(text: str) -> int | None:

@@ -111,7 +111,8 @@ def _on_unseen(told: Reproduction) -> str:
     ]
     text = (
         "Mean absolute error of throughput over the 96 points, none of which the law had seen when "
-        "it was asked; batches padded to the length that they have on average."
+        "it was asked; batches padded to the length that they have on average. The forms, and "
+        "their powers of 1.1 and 1.5, were chosen on these points before: so much they have seen."
     )
     laws = [f"{model}: {_law(told, model)}" for model in (paper.MIXTRAL, paper.BLACKMAMBA)]
     return "\n\n".join(

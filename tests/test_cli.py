@@ -392,3 +392,26 @@ def test_reader_that_has_had_enough_ends_it_quietly(arguments: list[str], tmp_pa
     finally:
         os.close(writer)
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["what-if", "run", "--spto"],
+            "arguments: --spto; --spto: did you mean --spot",
+        ),
+        (["rank", "run", "--batch-size", "medium"], "'medium'; or fastest, or largest"),
+        (["swep"], "invalid choice: 'swep'"),
+    ],
+)
+def test_a_mistake_of_usage_is_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    """With what may have been meant; not a page."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
