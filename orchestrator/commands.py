@@ -5,6 +5,7 @@ import datetime as dt
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -63,7 +64,7 @@ from orchestrator.next_tables import decisions, next_table
 from orchestrator.place import RunPath, StoreError, run_path
 from orchestrator.plan import Plan, make_plan, trial_task
 from orchestrator.progress import Progress, fastest
-from orchestrator.ranking import Ranking, rank, ranking_csv
+from orchestrator.ranking import Ranking, rank, ranking_csv, too_long
 from orchestrator.report import cheapest_section, headline, markdown
 from orchestrator.reproduce import ReproduceError, as_markdown, draw
 from orchestrator.spec_file import (
@@ -137,6 +138,7 @@ def sweep(options: argparse.Namespace) -> int:
     constants = known_constants(options.constants)
     folder = _run_path(options.out, spec.name)
     catalog = prices.over(spec.merged_catalog())
+    _tell_misfits(spec)
     if options.dry_run:
         known = RunFolder(folder).observations()
         _print_plan(_plan_without_starting(spec, catalog, known), folder)
@@ -173,6 +175,13 @@ def sweep(options: argparse.Namespace) -> int:
         remark("nothing was measured: every trial was skipped, for the reasons above")
         return 1
     return 0
+
+
+def _tell_misfits(spec: SweepSpec) -> None:
+    """Which cells are no good for the job of the specification, though they can be measured."""
+    misfits = [too_long(spec.workload, cell) for cell in spec.all_cells()]
+    for reason, count in Counter(reason for reason in misfits if reason is not None).items():
+        remark(f"{count} of {len(misfits)} cells cannot be ranked for this job: {reason}")
 
 
 def plan_run(options: argparse.Namespace) -> int:
@@ -412,17 +421,20 @@ def status(folder: RunFolder) -> int:
     spec, observations = folder.spec(), folder.observations()
     plan = _plan_of(folder, spec)
     skipped = {skip.cell for skip in plan.skipped}
+    is_running = folder.is_running()
     rows = []
     for cell in spec.all_cells():
         seen = [o for o in observations if o.cell == cell]
-        begun = "begun" if seen else "waiting"
+        # An adaptive sweep measures no more of a cell than it needs.
+        in_part = "in part" if fastest(seen) and not is_running else "begun"
+        begun = in_part if seen else "waiting"
         state = "done" if cell in plan.complete else "skipped" if cell in skipped else begun
         known = largest_batch(seen)
         rows.append(
             (cell.key, state, "" if known is None else known[0], fastest(seen) or "", len(seen))
         )
     _say(table(("trial", "state", "largest batch", "fastest", "observations"), rows))
-    running = "a sweep is running" if folder.is_running() else "no sweep is running"
+    running = "a sweep is running" if is_running else "no sweep is running"
     _say(f"\n{len(plan.complete)} of {len(rows)} trials done; {running}")
     return 0
 

@@ -415,3 +415,16 @@ def test_a_mistake_of_usage_is_one_line(
     told = capsys.readouterr().err
     assert message in told
     assert told.count("\n") == 1
+
+
+def test_cells_too_short_for_the_data_are_told_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They would be measured, and not ranked."""
+    (tmp_path / "lengths.csv").write_text("tokens,examples\n20,5\n", encoding="utf-8")
+    job = "{queries: 5, epochs: 1, length_histogram: lengths.csv}"
+    text = TWO_CELLS.replace("{queries: 1000, epochs: 3}", job)
+    (tmp_path / "spec.yaml").write_text(text, encoding="utf-8")
+    assert main(["sweep", "spec.yaml", "--dry-run"]) == 0
+    told = capsys.readouterr().err
+    assert "1 of 2 cells cannot be ranked for this job: its length is 16" in told
