@@ -155,7 +155,8 @@ class Bucket:
         except _MissingError:
             return None
         headers = answer["ResponseMetadata"]["HTTPHeaders"]
-        now = email.utils.parsedate_to_datetime(headers["date"]).astimezone(dt.UTC)
+        told = headers.get("date")
+        now = dt.datetime.now(dt.UTC) if told is None else email.utils.parsedate_to_datetime(told)
         return Found(answer["Body"], (now - answer["LastModified"]).total_seconds())
 
     def put(self, name: str, content: bytes, *, new: bool = False) -> bool:

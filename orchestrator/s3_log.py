@@ -80,22 +80,21 @@ class S3Log:
 
     def open(self) -> None:
         """Takes the run for this driver, and a spool."""
-        try:
-            self._spools.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(
-                f"{unusable(self._spools, 'made', error)}: observations wait there for the bucket: "
-                "set XDG_STATE_HOME to a folder that can be written"
-            ) from None
         self._bucket.patiently(self._lock.take)
-        self._bucket.patience_seconds = self._timings.outage_seconds
         self._spool = AppendFile(self._spools / f"{self._lock.holding}.jsonl")
         try:
+            self._spools.mkdir(parents=True, exist_ok=True)
             self._spool.open()
-        except BaseException:
+        except BaseException as error:
             with contextlib.suppress(StoreError):
                 self._lock.release()
+            if isinstance(error, OSError):
+                raise StoreError(
+                    f"{unusable(self._spools, 'made', error)}: observations wait there for the "
+                    "bucket: set XDG_STATE_HOME to a folder that can be written"
+                ) from None
             raise
+        self._bucket.patience_seconds = self._timings.outage_seconds
         self._thread.start()
         self.is_open = True
 

@@ -175,6 +175,21 @@ def test_a_damaged_spool_is_told_with_its_line_and_kept(run: RunFolder, tmp_path
     assert not run.is_running()
 
 
+def test_spool_that_cannot_be_made_is_told_and_leaves_the_run_free(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With the setting that moves it."""
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    told = one_line(lambda: ObservationWriter(run).__enter__())
+    assert told.startswith(f"{tmp_path}/file/finetune-cost/spool/runs-")
+    assert told.endswith(
+        ": cannot be made: Not a directory: observations wait there for the bucket: set "
+        "XDG_STATE_HOME to a folder that can be written"
+    )
+    assert not run.is_running()
+
+
 def test_outage_is_waited_out_while_measuring_goes_on(
     server: S3Server, run: RunFolder, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

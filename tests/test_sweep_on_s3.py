@@ -1,0 +1,112 @@
+"""Sweeps on a real Ray into a bucket: killed and resumed elsewhere, through failing requests."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from ray_sweeps import SPEC, environment
+from s3_server import BUCKET, CREDENTIALS, KEY, SECRET, TOKEN, S3Server, s3_server
+
+from orchestrator.local_runner import run_trials_here
+from orchestrator.plan import trial_task
+from orchestrator.spec_file import parse_spec
+from trials.observation import Observation
+from trials.workload import Cell
+
+ONE_CELL = SPEC.replace("[24, 32, 40]", "[24]")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    """A bucket that both sweeps use."""
+    with s3_server() as server:
+        yield server
+
+
+def start_sweep(server: S3Server, home: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    """A sweep on the machine with this home, which is its working folder and has its words."""
+    home.mkdir(exist_ok=True)
+    settings = environment(home, **CREDENTIALS, AWS_ENDPOINT_URL=server.url)
+    settings.pop("XDG_STATE_HOME", None)
+    with (home / "log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "orchestrator", "sweep", *arguments],
+            env=settings,
+            cwd=home,
+            stdout=log,
+            stderr=log,
+        )
+
+
+def sent(server: S3Server, run: str) -> list[Observation]:
+    """What is in the bucket by now."""
+    segments = server.objects(f"{run}/observations/")
+    lines = [line for content in segments.values() for line in content.splitlines()]
+    return [Observation.model_validate_json(line) for line in lines]
+
+
+class Seen:
+    """Hears of trials, and keeps what they observe."""
+
+    def __init__(self) -> None:
+        self.observations: list[Observation] = []
+
+    def started(self, cell: Cell) -> None:
+        """A trial runs."""
+
+    def observed(self, observation: Observation) -> None:
+        self.observations.append(observation)
+
+    def ended(self, cell: Cell, error: str | None) -> None:
+        """A trial is over."""
+
+
+def undisturbed() -> list[Observation]:
+    """What there is to observe: trials by themselves, without a bucket or Ray."""
+    spec, seen = parse_spec(ONE_CELL, "small.yaml"), Seen()
+    tasks = [trial_task(spec, spec.merged_catalog(), cell, []) for cell in spec.all_cells()]
+    run_trials_here(tasks, seen, lambda: True)
+    return seen.observations
+
+
+def test_sweep_killed_and_resumed_on_another_machine_ends_as_one_that_nobody_disturbed(
+    server: S3Server, tmp_path: Path
+) -> None:
+    """The same keys, none twice, though every third request of the second one fails."""
+    (tmp_path / "small.yaml").write_text(ONE_CELL, encoding="utf-8")
+    first, second = tmp_path / "first", tmp_path / "second"
+    expected = ThreadPoolExecutor(1).submit(undisturbed)
+    out = ("--out", f"s3://{BUCKET}/small")
+    sweep = start_sweep(server, first, str(tmp_path / "small.yaml"), *out)
+    end = time.monotonic() + 90
+    while not sent(server, "small") and time.monotonic() < end:
+        time.sleep(0.01)
+    os.kill(sweep.pid, signal.SIGKILL)
+    sweep.wait()
+    before = server.objects("small/observations/")
+    assert before, (first / "log").read_text()
+    server.fails_every = 3
+    resumed = start_sweep(server, second, "--resume", *out)
+    assert resumed.wait(timeout=120) == 0, (second / "log").read_text()
+    assert server.objects("small/observations/").items() > before.items()
+    server.fails_every = 0
+    again = start_sweep(server, first, "--resume", *out)
+    assert again.wait(timeout=60) == 0, (first / "log").read_text()
+    keys = [o.key for o in sent(server, "small")]
+    assert sorted(keys) == sorted(o.key for o in expected.result())
+    files = {name for name in server.objects("small/") if "/" not in name}
+    assert {"sweep.yaml", "models.json", "plan.json", "fits.json", "report.md"} < files
+    assert {"ranking.csv", "ranking.json"} < files
+    told = (second / "log").read_text()
+    assert f"Every offer, the fits and the limits: s3://{BUCKET}/small/report.md" in told
+    assert "Traceback" not in told + (first / "log").read_text()
+    assert not list(tmp_path.glob("*/.local/state/finetune-cost/spool/*"))
+    kept = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    kept += server.objects().values()
+    assert not any(secret.encode() in b"".join(kept) for secret in (KEY, SECRET, TOKEN))
