@@ -23,6 +23,7 @@ from trials.simulation.request import TraceRequest
 TIMEOUT_SECONDS = 600.0
 # Importing torch and its like makes millions of objects that all stay: looking for garbage among
 # them takes a fifth of it.
+APART = "--apart"  # a child forks for each request, once all is imported
 CHILD = "import gc; gc.disable(); from trials.simulation.worker import main; main()"
 
 
@@ -179,7 +180,7 @@ class Traces:
         # In a folder of its own: what another process asks for at the same time is not touched.
         with tempfile.TemporaryDirectory() as folder:
             apart = Traces(Path(folder), workers=self._workers)
-            apart._make(halves, apart=True)
+            apart._take_in(halves, apart._traced(halves, APART))
             try:
                 whole = joined([apart.get(half) for half in halves])
             except (StructureError, TraceError) as error:
@@ -191,27 +192,23 @@ class Traces:
         except OSError as error:
             self._refused[request.key] = not_kept(self._folder, error)
 
-    def _make(self, requests: Sequence[TraceRequest], *, apart: bool = False) -> None:
+    def _make(self, requests: Sequence[TraceRequest]) -> None:
         groups = defaultdict(list)
         for request in requests:
             # A model's traces share what its process builds and warms up.
             groups[request.settles, request.cell.model].append(request)
-        parts = (
-            [[request] for request in requests]
-            if apart
-            else _parted(list(groups.values()), self._workers)
-        )
+        parts = _parted(list(groups.values()), self._workers)
         if not parts:
             return
         with ThreadPoolExecutor(len(parts)) as threads:
             for part, told in zip(parts, threads.map(self._traced, parts), strict=True):
                 self._take_in(part, told)
 
-    def _traced(self, requests: Sequence[TraceRequest]) -> dict[str, str | None]:
+    def _traced(self, requests: Sequence[TraceRequest], *options: str) -> dict[str, str | None]:
         """Has a process trace these; why not, by key, None for those that it traced."""
         try:
             done = subprocess.run(
-                [sys.executable, "-c", CHILD, str(self._folder)],
+                [sys.executable, "-c", CHILD, str(self._folder), *options],
                 input="".join(f"{r.key} {r.model_dump_json()}\n" for r in requests),
                 env=os.environ | QUIET,
                 capture_output=True,

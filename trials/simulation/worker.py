@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from trials.simulation.repeat import check_repeats
 from trials.simulation.request import SMALLEST, Routing, TraceRequest
 from trials.simulation.trace import Shares, TraceableCell, Traced
 from trials.simulation.tracer import UntraceableError
-from trials.simulation.traces import StepTrace, not_kept, write_trace
+from trials.simulation.traces import APART, StepTrace, not_kept, write_trace
 
 REFUSALS = (UntraceableError, KernelError, ExpertsError, TargetError, StructureError, ImportError)
 
@@ -121,30 +121,52 @@ def _same(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def _import_for(line: str) -> None:
+    """Builds the model of a request, which imports all that tracing it needs."""
+    request = TraceRequest.model_validate_json(line.partition(" ")[2])
+    with contextlib.suppress(Exception):  # whoever traces it says why it cannot be
+        TraceableCell(request.cell, request.model, whole=request.whole)
+
+
+def _answer(line: str, tracing: Tracing, folder: Path, out: TextIO) -> None:
+    """Traces one request, and tells what became of it."""
+    key, _, text = line.partition(" ")
+    request = TraceRequest.model_validate_json(text)
+    try:
+        write_trace(folder / f"{key}.npz", tracing.trace(request))
+        refusal = None
+    except REFUSALS as error:
+        refusal = str(error).strip().splitlines()[0]
+    except OSError as error:
+        refusal = not_kept(folder, error)
+    except Exception as error:  # noqa: BLE001 - whatever a model's code raises, the next can be traced
+        traceback.print_exc()
+        told = str(error).strip().splitlines() or ["without a word"]
+        refusal = f"{request.model.name} cannot be traced ({type(error).__name__}: {told[0]})"
+    out.write(json.dumps([key, refusal]) + "\n")
+    out.flush()
+
+
 def main() -> None:
-    """Traces until stdin ends."""
+    """Traces until stdin ends; with ``--apart``, every request at the same time."""
     _settle_imports()
     folder = Path(sys.argv[1])
-    tracing = Tracing()
     out = sys.stdout
     sys.stdout = sys.stderr  # what libraries print is no answer
     torch.set_num_threads(1)
-    for line in sys.stdin:
-        key, _, text = line.partition(" ")
-        request = TraceRequest.model_validate_json(text)
-        try:
-            write_trace(folder / f"{key}.npz", tracing.trace(request))
-            refusal = None
-        except REFUSALS as error:
-            refusal = str(error).strip().splitlines()[0]
-        except OSError as error:
-            refusal = not_kept(folder, error)
-        except Exception as error:  # noqa: BLE001 - whatever a model's code raises, the next can be traced
-            traceback.print_exc()
-            told = str(error).strip().splitlines() or ["without a word"]
-            refusal = f"{request.model.name} cannot be traced ({type(error).__name__}: {told[0]})"
-        out.write(json.dumps([key, refusal]) + "\n")
-        out.flush()
+    tracing = Tracing()
+    if APART in sys.argv:
+        lines = list(sys.stdin)
+        _import_for(lines[0])
+        # What is imported is there for all; nothing has a thread yet that a fork would lose.
+        mine = next((line for line in lines[1:] if os.fork() == 0), None)
+        _answer(mine or lines[0], tracing, folder, out)
+        if mine is None:
+            for _ in lines[1:]:
+                os.wait()
+    else:
+        for line in sys.stdin:
+            _answer(line, tracing, folder, out)
     sys.stderr.flush()
     out.flush()
     os._exit(0)  # nothing of a fake model is worth taking down in order
