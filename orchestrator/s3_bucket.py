@@ -1,7 +1,6 @@
 """A bucket, asked with patience. What goes wrong is told in one line, without what was sent."""
 
 import contextlib
-import datetime as dt
 import email.utils
 import hashlib
 import random
@@ -155,9 +154,9 @@ class Bucket:
         except _MissingError:
             return None
         headers = answer["ResponseMetadata"]["HTTPHeaders"]
-        told = headers.get("date")
-        now = dt.datetime.now(dt.UTC) if told is None else email.utils.parsedate_to_datetime(told)
-        return Found(answer["Body"], (now - answer["LastModified"]).total_seconds())
+        told = email.utils.parsedate_tz(headers.get("date", ""))
+        now = time.time() if told is None else email.utils.mktime_tz(told)
+        return Found(answer["Body"], now - answer["LastModified"].timestamp())
 
     def put(self, name: str, content: bytes, *, new: bool = False) -> bool:
         """Writes an object as a whole.

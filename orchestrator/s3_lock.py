@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from orchestrator.place import StoreError
-from orchestrator.s3_bucket import Bucket
+from orchestrator.s3_bucket import Bucket, OutageError
 
 FOLDER = "lock/"
 _MACHINE = (Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid"))
@@ -105,7 +105,7 @@ class RunLock:
         # the condition: what is there in the end decides.
         latest = self._latest()
         if latest is None:
-            raise StoreError(f"{self._bucket.url}: its lock vanished at once: run it again")
+            raise self._vanished()
         if not self._is_mine(latest):
             raise self._refusal(latest)
         for number in self._numbers():
@@ -138,17 +138,22 @@ class RunLock:
 
     def _latest(self) -> _Taken | None:
         """None when nobody ever took it."""
-        for number in reversed(self._numbers()):
-            found = self._bucket.get(_name(number))
-            if found is None:  # taken away meanwhile, for a higher one
-                return self._latest()
-            try:
-                return number, Holder.model_validate_json(found.content), found.age_seconds
-            except ValidationError:
-                raise StoreError(
-                    f"{self._bucket.url / _name(number)}: not a lock: delete it, when no sweep runs"
-                ) from None
-        return None
+        numbers = self._numbers()
+        if not numbers:
+            return None
+        name = _name(numbers[-1])
+        found = self._bucket.get(name)
+        if found is None:  # taken away meanwhile, for a higher one
+            raise self._vanished()
+        try:
+            return numbers[-1], Holder.model_validate_json(found.content), found.age_seconds
+        except ValidationError:
+            raise StoreError(
+                f"{self._bucket.url / name}: not a lock: delete it, when no sweep runs"
+            ) from None
+
+    def _vanished(self) -> OutageError:
+        return OutageError(f"{self._bucket.url}: its lock changes while it is read")
 
     def _is_mine(self, taken: _Taken) -> bool:
         return taken[1].token == self._me.token

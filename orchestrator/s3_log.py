@@ -149,6 +149,8 @@ class S3Log:
                 self._spools.rmdir()  # unless another driver's is in it
         with contextlib.suppress(StoreError):  # others take it over when it is stale
             self._lock.release()
+        if left and self._gave_up is None:  # the thread ended as nobody foresaw
+            self._gave_up = partial(self._kept, f"{self._bucket.url}: sending broke off", "again")
         if self._gave_up is None:
             return
         if not failed:

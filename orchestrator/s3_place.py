@@ -7,7 +7,7 @@ from pathlib import Path
 from orchestrator.place import RunPath, S3Url, StoreError
 from orchestrator.s3_bucket import CONNECTIONS, Bucket
 from orchestrator.s3_lock import RunLock
-from orchestrator.s3_log import FOLDER, S3Log, Timings
+from orchestrator.s3_log import FOLDER, S3Log, Timings, spool_folder
 
 _DEFAULT = Timings()
 
@@ -66,14 +66,13 @@ class S3Place:
         return self._log
 
     def local_folder(self) -> Path:
-        """The home directory."""
-        return Path.home()
+        """Where observations wait for buckets."""
+        return spool_folder(self._bucket).parent
 
     def _look(self) -> None:
         """Reads what is there and was not seen yet."""
-        names = [
-            FOLDER + name for name in self._bucket.patiently(lambda: self._bucket.names(FOLDER))
-        ]
+        held = self._bucket.patiently(lambda: self._bucket.names(FOLDER))
+        names = [FOLDER + name for name in held if name.endswith(".jsonl")]
         new = [name for name in names if name not in self._seen]
         with ThreadPoolExecutor(CONNECTIONS) as pool:
             read = dict(zip(new, pool.map(self.read, new), strict=True))

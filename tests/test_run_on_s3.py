@@ -347,6 +347,21 @@ def test_lock_of_a_process_that_is_gone_is_taken_over_at_once(
         assert run.is_running()
 
 
+def test_damaged_files_of_a_run_are_told_by_name(server: S3Server) -> None:
+    """A lock, and a line of an object of observations."""
+    run = made_run(URL)
+    bucket = Bucket(URL, 1.0)
+    bucket.put("lock/000009.json", b"{}")
+    told = f"{URL}/lock/000009.json: not a lock: delete it, when no sweep runs"
+    assert one_line(run.is_running) == one_line(ObservationWriter(run).__enter__) == told
+    bucket.put("observations/000009-x-000001.jsonl", b"{}\n")
+    assert one_line(the_run().observations) == (
+        f"{URL}/observations/000009-x-000001.jsonl:1: not an observation (cell: Field required): "
+        "restore the line or delete it"
+    )
+    assert server.objects("teams/one/lock/")["000009.json"] == b"{}"
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
