@@ -132,18 +132,18 @@ class Bucket:
             OutageError: there was none for as long as patience lasts.
             StoreError: the answer is no.
         """
-        end, pause = time.monotonic() + self.patience_seconds, FIRST_PAUSE_SECONDS
+        begun, pause = time.monotonic(), FIRST_PAUSE_SECONDS
         while True:
             try:
                 return ask()
             except OutageError as error:
-                if time.monotonic() + pause > end:
+                passed = time.monotonic() - begun
+                if passed + pause > self.patience_seconds:
                     raise OutageError(
-                        f"{error}, for {self.patience_seconds:.0f} s now: run the same command "
-                        "again later"
+                        f"{error}, for {passed:.0f} s now: run the same command again later"
                     ) from None
                 if pause == FIRST_PAUSE_SECONDS:
-                    tell(f"{error}; it is asked for {self.patience_seconds:.0f} s more")
+                    tell(f"{error}; it is asked for up to {self.patience_seconds:.0f} s")
             time.sleep(random.uniform(pause / 2, pause))
             pause = longer(pause)
 
