@@ -103,10 +103,14 @@ def test_flash_attention_needs_no_mask_for_a_window(tmp_path: Path) -> None:
     plain = llama.model_copy(update={"config": llama.config | mistral | {"sliding_window": None}})
     traces = Traces(tmp_path, workers=1)
 
-    def events(model: Model, attention: str) -> int:
-        of = recipe("lora", precision="bf16", attention=attention)
-        return len(traces.get(request_for(model, of)).recordings[0].kinds)
+    def asked(model: Model, attention: str) -> TraceRequest:
+        return request_for(model, recipe("lora", precision="bf16", attention=attention))
 
+    def events(model: Model, attention: str) -> int:
+        return len(traces.get(asked(model, attention)).recordings[0].kinds)
+
+    kernels = ("flash_attention_2", "sdpa")
+    traces.prepare([asked(model, kernel) for model in (windowed, plain) for kernel in kernels])
     assert events(windowed, "flash_attention_2") == events(plain, "flash_attention_2")
     assert events(windowed, "sdpa") > events(plain, "sdpa")
 
@@ -137,6 +141,9 @@ def test_positions_beyond_a_models_table_are_refused(tmp_path: Path) -> None:
     )
     traces = Traces(tmp_path, workers=1)
     full = recipe("full", precision="bf16")
+    traces.prepare(
+        [*(request_for(model, full, seq_len=length) for length in (32, 33)), request_for(model)]
+    )
     assert traces.get(request_for(model, full, seq_len=32)).batch_sizes == (2, 4)
     with pytest.raises(TraceError, match="seq_len 33: gpt2 has positions for 32 tokens"):
         traces.get(request_for(model, full, seq_len=33))
