@@ -38,7 +38,6 @@ FURTHEST = 5.0  # a constant moves by this factor from its start at most
 FURTHEST_HOST = 20.0
 SEEN = 0.02  # a constant that moves no step by this part of it when it doubles is not fitted
 TOLERANCE = 1e-6
-COVERAGE = 0.95  # one end of a 90 % interval
 
 
 class CalibrationError(ValueError):

@@ -69,13 +69,14 @@ class Adaptive:
             if self._placed[key] >= ROUNDS:
                 self._gone.add(key)
         self._tell(found, spent, dear=dear, is_over=not round_)
-        # What is left is shared by what each is thought to take: none may take more than its part.
+        # What is left is shared by what each is thought to take: none may take more than its part,
+        # of which the start of a node is paid first.
         least = sum(candidate.usd for candidate in round_.values())
         part = None if self._budget_usd is None else (self._budget_usd - spent) / max(least, 1e-9)
         return {
             c.way.cell: Asked(
                 timed=self._sizes(c),
-                most_seconds=None if part is None else c.seconds * part,
+                most_seconds=None if part is None else c.seconds * part - c.start_seconds,
             )
             for c in round_.values()
         }

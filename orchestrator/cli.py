@@ -201,13 +201,13 @@ def _add_constraints(command: argparse.ArgumentParser) -> None:
 def _add_overheads(command: argparse.ArgumentParser) -> None:
     """What a job takes beside its steps."""
     add = command.add_argument
-    for name, unit, assumed in (
-        ("startup_minutes", "from renting to the first step", "10"),
-        ("checkpoint_seconds", "to write one", "30"),
-        ("checkpoint_minutes", "of work between two, on demand", "60"),
-        ("interruptions_per_day", "of a spot instance", "0.1"),
+    for name, unit in (
+        ("startup_minutes", "from renting to the first step"),
+        ("checkpoint_seconds", "to write one"),
+        ("checkpoint_minutes", "of work between two, on demand"),
+        ("interruptions_per_day", "of a spot instance"),
     ):
-        told = f"{unit} (default: the specification's, else {assumed}, assumed)"
+        told = f"{unit} (default: the specification's, else assumed, and said)"
         kind = _above_zero if name == "checkpoint_minutes" else _not_negative
         add(f"--{name.replace('_', '-')}", type=kind, metavar="N", help=told)
 

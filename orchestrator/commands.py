@@ -36,15 +36,9 @@ from orchestrator.driver import (
     simulate,
     to_measure,
 )
-from orchestrator.estimate import (
-    EstimateError,
-    as_json,
-    as_table,
-    estimates,
-    explanation,
-    possible_gpus,
-)
+from orchestrator.estimate import EstimateError, estimates, possible_gpus
 from orchestrator.estimate_options import asked_gpus, asked_question
+from orchestrator.estimate_tables import as_json, as_table, explanation
 from orchestrator.examples import DataError
 from orchestrator.gpu_check import (
     GpuCheckError,

@@ -9,9 +9,9 @@ from pathlib import Path
 from gpu_catalog.catalog import Catalog, load_catalog
 from gpu_catalog.offer import Offer
 from orchestrator.cluster_files import cloud_file, kuberay_file, local_file
-from orchestrator.cost import Overheads
+from orchestrator.cost import MINUTES_PER_HOUR, SECONDS_PER_HOUR
 from orchestrator.deploy_options import CLOUDS, Asked
-from orchestrator.next_measurements import PROBE_SECONDS, SEARCH_PROBES, SECONDS_PER_HOUR
+from orchestrator.next_measurements import PROBE_SECONDS, SEARCH_PROBES
 from orchestrator.node_types import HEADS, Choice, choose, instances
 from orchestrator.sweep import SweepSpec
 from trials.ladder import batch_ladder
@@ -207,7 +207,7 @@ def _sweep_bill(
     spec: SweepSpec, catalog: Catalog, prices: Mapping[str, float | None]
 ) -> tuple[str, ...]:
     """What the sweep itself is expected to take, where nothing is measured yet."""
-    startup = Overheads().startup_minutes * 60
+    startup = spec.workload.overheads.startup_minutes / MINUTES_PER_HOUR * SECONDS_PER_HOUR
     each = (SEARCH_PROBES + len(batch_ladder(spec.max_batch_size, seed_text=""))) * PROBE_SECONDS
     trials = {key: _trials(spec, catalog, key) for key in prices}
     seconds = {key: startup + count * each for key, count in trials.items() if count}

@@ -1,7 +1,6 @@
 """What a GPU nobody has here would take for a job: memory, largest batch, time, money."""
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,19 +14,17 @@ from gpu_catalog.gpu import Gpu
 from gpu_catalog.offer import Offer
 from gpu_catalog.record import Record
 from orchestrator.cost import charged_hours, rental
-from orchestrator.ranking import Constraints, job_hours, overheads_text
+from orchestrator.ranking import Constraints, job_hours
 from orchestrator.sweep import Workload
-from orchestrator.tables import table
 from trials.models.model import Model
 from trials.observation import Basis, Outcome
 from trials.possible import obstacle, resolved
 from trials.recipe import Recipe
 from trials.simulation.clock import Constants, NoSpeedError, StepTime
-from trials.simulation.events import Purpose, Work
 from trials.simulation.prober import usable_bytes
 from trials.simulation.request import Fidelity, Routing, approximations, not_simulated
 from trials.simulation.simulated import CONTEXT_BYTES, GIB, SimulatedCell
-from trials.simulation.traces import TraceError, Traces
+from trials.simulation.traces import Traces
 from trials.workload import Cell
 
 # The worst that a prototype's peaks were off, of dozens of published single-GPU runs.
@@ -393,183 +390,3 @@ def _spread(
     )
     last = len(peaks) - 1
     return peaks[round(0.5 * last)], peaks[round(0.95 * last)]
-
-
-def as_json(found: Sequence[Estimated], *, one: bool) -> str:
-    """An object where one GPU was asked for, else a list, however many there are."""
-    dumped = [each.estimate.model_dump(mode="json") for each in found]
-    return json.dumps(dumped[0] if one and dumped else dumped, indent=2)
-
-
-def as_table(found: Sequence[Estimated], workload: Workload) -> str:
-    """One line for each GPU."""
-    headers = (
-        "GPU",
-        "offer",
-        "$/h",
-        "batch",
-        "peak GiB",
-        "reserved GiB",
-        "s/step",
-        "queries/s",
-        "hours",
-        "$",
-        "basis",
-    )
-    job = (
-        f"The job: {workload.queries:,} queries x {workload.epochs} epochs"
-        f"{overheads_text(workload.overheads)}. Nothing was measured. "
-        "The cheapest first; in brackets 90 % intervals."
-    )
-    rows = [_row(each.estimate) for each in found]
-    return f"{job}\n\n{table(headers, rows)}\n\n{_remarks(found)}"
-
-
-def _row(told: Estimate) -> tuple[object, ...]:
-    fits = told.outcome is Outcome.FITS
-    batch = (
-        f"{told.batch_size} of {told.max_batch_size}"
-        f" ({told.max_batch_size_interval.low:.0f} to {told.max_batch_size_interval.high:.0f})"
-    )
-    price = told.price
-    offer, rate, hours, usd = ("", "", "", "")
-    if price is not None:
-        several = f" ({price.gpus_per_instance} GPUs)" if price.gpus_per_instance > 1 else ""
-        offer = f"{price.provider} {price.instance}{several} {price.market}"
-        rate = f"{price.usd_per_hour:.3g}"
-        hours = _between(price.hours, price.hours_interval)
-        usd = _between(price.usd, price.usd_interval)
-    return (
-        told.gpu,
-        offer,
-        rate,
-        batch
-        if fits
-        else (
-            f"{told.batch_size} {told.outcome}, the largest is {told.max_batch_size}"
-            if told.max_batch_size
-            else f"not even one query fits: {told.outcome}"
-        ),
-        f"{told.peak_gib:.1f}",
-        f"{told.reserved_gib:.1f} of {told.usable_gib:.1f}",
-        "" if told.step_seconds is None else f"{told.step_seconds:.3g}",
-        "" if told.queries_per_second is None else f"{told.queries_per_second:.3g}",
-        hours,
-        usd,
-        told.basis,
-    )
-
-
-def _between(value: float, interval: Interval) -> str:
-    return f"{value:.3g} ({interval.low:.3g} to {interval.high:.3g})"
-
-
-def _remarks(found: Sequence[Estimated]) -> str:
-    told = found[0].estimate
-    every = [each.estimate for each in found]
-    lines = [f"{told.model}, {told.recipe}, {told.seq_len} tokens a query."]
-    stood_in = dict.fromkeys(what for each in every for what in each.approximations)
-    for what in stood_in:
-        gpus = [each.gpu for each in every if what in each.approximations]
-        where = "" if len(gpus) == len(every) else f" ({', '.join(sorted(gpus))})"
-        lines.append(f"Approximate: {what}{where}.")
-    if not stood_in:
-        lines.append("Traced: the installed libraries themselves.")
-    lines += [
-        f"Step times by {told.constants}.",
-        f"Memory within {MEMORY_ERROR:.0%}, as far as a prototype was off published runs.",
-        f"CUDA's context is taken to have {CONTEXT_BYTES / GIB:.1f} GiB of the GPU's.",
-    ]
-    guessed = sorted(e.gpu.key for e in found if e.gpu.usable_memory_bytes is None)
-    if guessed:
-        lines.append(f"Usable memory as on the box, which nobody measured: {', '.join(guessed)}.")
-    if sum(each.price is not None for each in every) > 1:
-        lines.append(
-            "Most of what is unknown of the times all GPUs share: their order is surer than the "
-            "hours. Each is told at its cheapest offer."
-        )
-    unpriced = sorted(e.gpu for e in every if e.price is None and e.step_seconds is not None)
-    if unpriced:
-        lines.append(f"No offer that is wanted for {', '.join(unpriced)}: no hours, no dollars.")
-    timeless = sorted(e.estimate.gpu for e in found if _lacks_speed(e.estimate))
-    if timeless:
-        lines.append(f"No time for {', '.join(timeless)}: the catalog does not know its speed.")
-    positions = found[0].cell.model.positions
-    if positions is not None and told.seq_len > positions:
-        lines.append(f"{told.model} was made for queries of {positions} tokens at most.")
-    for each in every:
-        if each.routed_peak_gib is not None:
-            median, upper = each.routed_peak_gib
-            lines.append(
-                f"{each.gpu}, over the drawn shares of the experts: peak {median:.1f} GiB in the "
-                f"median, {upper:.1f} at the 95th percentile."
-            )
-    return "\n".join(lines)
-
-
-def _lacks_speed(told: Estimate) -> bool:
-    return told.outcome is Outcome.FITS and told.step_seconds is None
-
-
-def explanation(estimated: Estimated) -> str:
-    """What fills the memory at the peak, and what the time goes to."""
-    told = estimated.estimate
-    parts = [f"## {told.gpu}, batch {told.batch_size}"]
-    memory = estimated.cell.at_peak(told.batch_size, estimated.gpu)
-    total = sum(memory.values())
-    rows = [
-        (PURPOSES[purpose], f"{size / GIB:.2f}", f"{size / total:.1%}")
-        for purpose, size in sorted(memory.items(), key=lambda item: -item[1])
-    ]
-    parts.append(table(("in use at the peak", "GiB", "part"), rows))
-    if estimated.step is not None:
-        parts.append(table(("of a step", "seconds", "part"), list(_time_rows(estimated.step))))
-    return "\n\n".join(parts)
-
-
-PURPOSES = {
-    Purpose.ACTIVATION: "activations and their gradients",
-    Purpose.WORKSPACE: "workspace within kernels",
-    Purpose.GRADIENT: "gradients",
-    Purpose.OPTIMIZER: "optimizer state",
-    Purpose.HEAD: "logits and loss",
-    Purpose.CHECKPOINT: "kept by the layers for the backward pass",
-    Purpose.WEIGHT: "weights",
-    Purpose.QUANTISATION: "quantisation constants",
-    Purpose.LIBRARY: "cuBLAS workspace",
-}
-WORKS = {
-    Work.MATRIX_PRODUCT: "matrix products",
-    Work.GROUPED_PRODUCT: "experts' matrix products, grouped",
-    Work.ATTENTION_FORWARD: "attention, forward",
-    Work.ATTENTION_BACKWARD: "attention, backward",
-    Work.DEQUANTISATION: "4-bit dequantisation",
-    Work.SCAN: "selective scan",
-    Work.UPDATE: "optimizer",
-    Work.MEMORY: "everything bound by memory",
-}
-
-
-def _time_rows(step: StepTime) -> Iterator[tuple[object, ...]]:
-    busy = [(WORKS[work], float(step.busy_seconds[work])) for work in WORKS]
-    waiting = step.seconds - sum(seconds for _, seconds in busy)
-    for name, seconds in sorted([*busy, ("the GPU waits for the host", waiting)], key=_slowest):
-        if seconds > 0:
-            yield name, f"{seconds:.4f}", f"{seconds / step.seconds:.1%}"
-
-
-def _slowest(row: tuple[str, float]) -> float:
-    return -row[1]
-
-
-__all__ = [
-    "Estimate",
-    "EstimateError",
-    "Question",
-    "TraceError",
-    "as_json",
-    "as_table",
-    "estimates",
-    "explanation",
-    "possible_gpus",
-]

@@ -11,6 +11,7 @@ import numpy as np
 from fitting.design import Ways, expected_savings, probability_right
 from fitting.families import FamilyFit
 from gpu_catalog.catalog import Catalog
+from orchestrator.cost import MINUTES_PER_HOUR, SECONDS_PER_HOUR
 from orchestrator.plan import Plan
 from orchestrator.ranking import comparable, job_hours, offer_usd, padding, too_long
 from orchestrator.step_seconds import (
@@ -30,7 +31,6 @@ from trials.observation import Basis, Observation, largest_batch
 from trials.possible import obstacle
 from trials.workload import Cell
 
-SECONDS_PER_HOUR = 3600.0
 DECIDED = 0.95  # how likely the choice must be right
 # Standard deviations of the logarithm of a cost:
 BY_SPECIFICATIONS = 0.4  # told from another GPU's by rate and bandwidth
@@ -42,7 +42,6 @@ FLOOR = 0.2
 LEAST_SIGMA = 1e-3
 SEARCH_PROBES = 5  # of a cell whose largest batch is not known, where no trial tells
 PROBE_SECONDS = 60.0  # a build and a search probe, or a timed batch, where none of a run tells
-SECONDS_PER_MINUTE = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,8 @@ class Candidate:
         saving: what it is expected to save of a job's cost, as a part; infinite where nothing of
             the choice's likely winner is measured yet.
         saving_usd: in dollars; absent where the job's cost is not known at all.
-        seconds: what it takes.
+        seconds: what it takes, the start of its node included.
+        start_seconds: of that start; 0 where something was measured on that GPU before.
         usd: what that costs, on the cheapest offer.
     """
 
@@ -90,6 +90,7 @@ class Candidate:
     saving: float
     saving_usd: float | None
     seconds: float
+    start_seconds: float
     usd: float
 
     @property
@@ -196,7 +197,8 @@ def _choice(ways: Sequence[Way], known: "_Known", effort: "_Effort", seed: int) 
         if not known.is_to_do(way):
             continue
         must = way.cell == leader.cell and not leader.is_measured
-        seconds = effort.seconds(way, is_searched=known.is_searched(way.cell))
+        start = effort.start_seconds(way.cell)
+        seconds = start + effort.seconds(way, is_searched=known.is_searched(way.cell))
         candidates.append(
             Candidate(
                 way=way,
@@ -204,6 +206,7 @@ def _choice(ways: Sequence[Way], known: "_Known", effort: "_Effort", seed: int) 
                 saving=math.inf if must else float(part),
                 saving_usd=None if must or leader.usd is None else float(part) * leader.usd,
                 seconds=seconds,
+                start_seconds=start,
                 usd=seconds / SECONDS_PER_HOUR * known.price(way.cell),
             )
         )
@@ -428,7 +431,7 @@ class _Effort:
     """
 
     def __init__(self, observations: Sequence[Observation], startup_minutes: float) -> None:
-        self._startup = SECONDS_PER_MINUTE * startup_minutes
+        self._startup = startup_minutes / MINUTES_PER_HOUR * SECONDS_PER_HOUR
         self._searches: dict[str, list[float]] = defaultdict(list)
         self._visits: dict[str, list[float]] = defaultdict(list)
         by_cell: dict[Cell, float] = defaultdict(float)
@@ -442,17 +445,17 @@ class _Effort:
         for cell, seconds in by_cell.items():
             self._searches[cell.device].append(seconds)
 
-    def seconds(self, way: Way, *, is_searched: bool) -> float:
-        """Of a measurement of one way, with what must be done before.
+    def start_seconds(self, cell: Cell) -> float:
+        """Of a node, where nothing was measured on that GPU yet."""
+        is_up = cell.device in self._visits or cell.device in self._searches
+        return 0.0 if is_up else self._startup
 
-        Its cell's search, where the largest batch is not known; a node's start, where nothing was
-        measured on that GPU yet.
-        """
+    def seconds(self, way: Way, *, is_searched: bool) -> float:
+        """Of the probes of one way; those of its search too, while that is to be made."""
         visits, searches = (of.get(way.cell.device, []) for of in (self._visits, self._searches))
         visit = statistics.median(visits) if visits else PROBE_SECONDS
         search = statistics.median(searches) if searches else SEARCH_PROBES * PROBE_SECONDS
-        start = 0.0 if visits or searches else self._startup
-        return start + visit + (0.0 if is_searched else search)
+        return visit + (0.0 if is_searched else search)
 
 
 def spent_usd(spec: SweepSpec, catalog: Catalog, observations: Sequence[Observation]) -> float:
@@ -464,7 +467,7 @@ def spent_usd(spec: SweepSpec, catalog: Catalog, observations: Sequence[Observat
     for o in observations:
         if not o.cell.simulated:
             seconds[o.cell.device] += o.seconds
-    startup = SECONDS_PER_MINUTE * spec.workload.overheads.startup_minutes
+    startup = spec.workload.overheads.startup_minutes / MINUTES_PER_HOUR * SECONDS_PER_HOUR
     total = 0.0
     for gpu, each in seconds.items():
         offers = catalog.offers(gpu)

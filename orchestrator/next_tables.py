@@ -85,4 +85,4 @@ def _state(choice: Choice) -> str:
     if not choice.candidates:
         return "all measured, not told apart"
     begun = "" if choice.leader.is_measured else "nothing of it measured, "
-    return f"{begun}{len(choice.candidates)} measurements to choose from"
+    return f"{begun}to choose from: {len(choice.candidates)} measurements"

@@ -19,7 +19,13 @@ from fitting.step_times import Form
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.offer import Offer
 from gpu_catalog.record import Record
-from orchestrator.cost import NO_OVERHEADS, Overheads, charged_hours, rental
+from orchestrator.cost import (
+    NO_OVERHEADS,
+    SECONDS_PER_HOUR,
+    Overheads,
+    charged_hours,
+    rental,
+)
 from orchestrator.plan import Plan
 from orchestrator.step_seconds import (
     Batch,
@@ -33,7 +39,6 @@ from orchestrator.workload_tokens import longest_tokens, padded_tokens, rows
 from trials.observation import Basis, Observation, largest_batch
 from trials.workload import Cell
 
-SECONDS_PER_HOUR = 3600.0
 DRAWS = 2000  # of what is not known: probabilities are told to about 1 %
 TIED = 0.05  # as likely as this to be the cheapest, and an offer is not told apart from it
 LOW, HIGH = 5.0, 95.0  # percentiles: the ends of the 90 % intervals

@@ -13,6 +13,7 @@ from orchestrator.recipe_table import recipes_section
 from orchestrator.steadiness import steadiness_section
 from orchestrator.sweep import SweepSpec
 from orchestrator.tables import table
+from orchestrator.workload_tokens import steps
 from trials.observation import Basis, Environment, Observation
 from trials.workload import Cell
 
@@ -208,7 +209,8 @@ def _remarks(rows: Sequence[RankedOffer], ranking: Ranking) -> str:
         f"batch: {BATCHES[rows[0].batch]}, of the largest that fits.",
         "In brackets 90 % intervals, of step times alone; cheapest: how likely no other offer is.",
     ]
-    few = [row for row in rows if ranking.workload.queries / row.batch_size < FEW_STEPS]
+    job = ranking.workload
+    few = [row for row in rows if steps(job, row.batch_size) < FEW_STEPS * job.epochs]
     if few:
         remarks.append(
             f"{len(few)} of these take fewer than {FEW_STEPS} optimizer steps an epoch: "

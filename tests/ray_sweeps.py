@@ -31,6 +31,16 @@ catalog:
     - {gpu: cpu-small, provider: own, region: here, instance: desk, usd_per_hour: 0.10,
        source: made for this test, recorded: 2026-11-20}
 """
+# Of a specification whose name, GPUs and catalog are a test's own.
+SMALL_CELL = """\
+cells:
+  - models: [llama-tiny]
+    recipes: [{method: full, precision: fp32}]
+    seq_lens: [32]
+workload: {queries: 100, epochs: 1}
+max_batch_size: 32
+timing: {warmup_steps: 0, warmup_seconds: 0.0, max_steps: 6, max_seconds: 0.2}
+"""
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from made_runs import ONE_CELL, spec_of
 from observations import MIB, environment, measurement
+from ray_sweeps import SMALL_CELL, observations
 from ray_sweeps import environment as environment_of
-from ray_sweeps import observations
 
 from fitting.families import fit_families
 from orchestrator.adaptive import Adaptive
@@ -224,11 +224,12 @@ def test_a_choice_that_cannot_be_told_is_not_said_to_be_decided() -> None:
 
 def test_a_round_may_take_no_longer_than_the_budget_lasts() -> None:
     """Each trial gets its part of what is left, however long its probes turn out to be."""
-    strategy = adaptive(budget_usd=2.0)
-    plan = make_plan(SPEC, SPEC.merged_catalog(), ANYWHERE, [])
-    wanted = strategy.wanted(plan, [])
+    spec = with_job("{queries: 1000, epochs: 3, overheads: {startup_minutes: 6}}")
+    catalog = spec.merged_catalog()
+    strategy = Adaptive(spec, catalog, 2.0)
+    wanted = strategy.wanted(make_plan(spec, catalog, ANYWHERE, []), [])
     costs = [
-        PRICES[cell.gpu] * asked.most_seconds / 3600
+        PRICES[cell.gpu] * (0.1 + asked.most_seconds / 3600)  # a start of six minutes, then probes
         for cell, asked in wanted.items()
         if asked.most_seconds is not None
     ]
@@ -242,7 +243,7 @@ def test_the_list_says_what_each_measurement_saves_and_costs() -> None:
     first = told.splitlines()[2]
     assert re.search(r"the largest .*to begin with", first)
     assert "2 more: --most" in told
-    assert "4 measurements to choose from" in told
+    assert "to choose from: 4 measurements" in told
     seen, _ = swept(adaptive(), WORLD)
     assert "Every choice is decided." in next_table([chosen(seen)], most=5)
 
@@ -273,16 +274,13 @@ def test_capped_cells_have_no_part_in_a_choice() -> None:
     assert not any(cell.capped_on for cell in measurable(spec, spec.merged_catalog()))
 
 
-REAL = """\
+REAL = (
+    """\
 name: adaptive
 gpus: [small, large]
-cells:
-  - models: [llama-tiny]
-    recipes: [{method: full, precision: fp32}]
-    seq_lens: [32]
-workload: {queries: 100, epochs: 1}
-max_batch_size: 32
-timing: {warmup_steps: 0, warmup_seconds: 0.0, max_steps: 6, max_seconds: 0.2}
+"""
+    + SMALL_CELL
+    + """\
 catalog:
   gpus:
     - {key: small, kind: cpu, usable_memory_bytes: 14000000, source: test, recorded: 2026-11-20}
@@ -293,6 +291,7 @@ catalog:
     - {gpu: large, provider: own, region: here, instance: b, usd_per_hour: 9.0,
        source: test, recorded: 2026-11-20}
 """
+)
 
 
 def test_an_adaptive_sweep_stops_when_it_knows(tmp_path: Path) -> None:

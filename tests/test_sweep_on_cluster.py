@@ -6,20 +6,17 @@ from pathlib import Path
 
 import pytest
 from ray_cluster import Cluster
-from ray_sweeps import observations
+from ray_sweeps import SMALL_CELL, observations
 
 from trials.observation import Outcome, largest_batch
 
-SPEC = """\
+SPEC = (
+    """\
 name: cluster
 gpus: [desk-a, desk-b, desk-c, H100-SXM]
-cells:
-  - models: [llama-tiny]
-    recipes: [{method: full, precision: fp32}]
-    seq_lens: [32]
-workload: {queries: 100, epochs: 1}
-max_batch_size: 32
-timing: {warmup_steps: 0, warmup_seconds: 0.0, max_steps: 6, max_seconds: 0.2}
+"""
+    + SMALL_CELL
+    + """\
 catalog:
   gpus:
     - {key: desk-a, kind: cpu, usable_memory_bytes: 14000000, source: test, recorded: 2026-11-20}
@@ -31,6 +28,7 @@ catalog:
     - {gpu: desk-b, provider: own, region: here, instance: b, usd_per_hour: 0.3,
        source: test, recorded: 2026-11-20}
 """
+)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from trials.possible import resolved
 from trials.recipe import Recipe
 from trials.simulation import traces as traces_module
 from trials.simulation.events import Column, Kind
-from trials.simulation.request import TraceRequest
+from trials.simulation.request import TraceRequest, approximations, not_simulated
 from trials.simulation.traces import StepTrace, TraceError, Traces, read_trace
 from trials.workload import Cell
 
@@ -149,6 +149,37 @@ def test_positions_beyond_a_models_table_are_refused(tmp_path: Path) -> None:
         traces.get(request_for(model, full, seq_len=33))
     with pytest.raises(TraceError, match="no linear layers that adapters can go on"):
         traces.get(request_for(model))
+
+
+def test_what_stands_in_is_told_gpu_by_gpu() -> None:
+    """On Hopper PyTorch may take another kernel, in fp32 anywhere; a window is not kept to."""
+    mistral = find_model("mistral-7b")
+    catalog = load_catalog()
+
+    def told(gpu: str, of: Recipe, model: Model = mistral, seq_len: int = 16) -> str:
+        cell = request_for(model, of, gpu=gpu, seq_len=seq_len).cell
+        return " ".join(approximations(cell, model, catalog.gpu(gpu)))
+
+    half, single = (recipe("lora", precision=p, attention="sdpa") for p in ("bf16", "fp32"))
+    assert told("A40", half) == ""
+    assert "cuDNN" in told("H100-SXM", half)
+    assert "memory-efficient" in told("H100-SXM", single)
+    windowed = mistral.model_copy(update={"config": mistral.config | {"sliding_window": 8}})
+    assert "within 8 tokens" in told("A40", half, windowed)
+    assert "within" not in told("A40", half, windowed, seq_len=8)
+
+
+def test_what_an_older_gpu_does_instead_is_not_simulated() -> None:
+    """Shared heads by sdpa before Ampere; DeepSpeed anywhere; eager is."""
+    mistral, catalog = find_model("mistral-7b"), load_catalog()
+    v100, a40 = catalog.gpu("V100-16GB-SXM"), catalog.gpu("A40")
+    sdpa = recipe("lora", precision="fp16", attention="sdpa")
+    assert "use eager" in str(not_simulated(sdpa, mistral, v100))
+    assert not_simulated(sdpa, mistral, a40) is None
+    eager = recipe("lora", precision="fp16", attention="eager")
+    assert not_simulated(eager, mistral, v100) is None
+    offloaded = recipe("lora", precision="bf16", offload_optimizer=True)
+    assert "measure" in str(not_simulated(offloaded, mistral, a40))
 
 
 def test_a_trace_is_of_no_gpu_and_of_all_else() -> None:
