@@ -184,6 +184,8 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_constraints(command: argparse.ArgumentParser) -> None:
     """Which offers are wanted."""
     add = command.add_argument
+    add("--deadline", type=_above_zero, metavar="HOURS", help="leave out what takes longer")
+    add("--budget-usd", type=_above_zero, metavar="USD", help="leave out what costs more")
     add("--providers", metavar="A,B", help="of these alone")
     add("--regions", metavar="A,B", help="alike, in the provider's own words")
     add(
@@ -206,6 +208,8 @@ def _add_overheads(command: argparse.ArgumentParser) -> None:
         ("checkpoint_seconds", "to write one"),
         ("checkpoint_minutes", "of work between two, on demand"),
         ("interruptions_per_day", "of a spot instance"),
+        ("price_drift", "part of it that an on-demand price moves in 30 days"),
+        ("spot_price_drift", "part of it that a spot price moves in 30 days"),
     ):
         told = f"{unit} (default: the specification's, else assumed, and said)"
         kind = _above_zero if name == "checkpoint_minutes" else _not_negative
@@ -216,7 +220,25 @@ def _add_job(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--queries", type=_positive, help="training examples")
     add("--epochs", type=_positive, help="how often each is seen")
-    add("--dataset", metavar="DATA", help="price these queries instead: as 'dataset' takes them")
+    _add_queries(command)
+    add(
+        "--batch-size",
+        type=_timed_size,
+        metavar="N|fastest|largest",
+        help="queries per step, or which of those timed (default: fastest)",
+    )
+    _add_constraints(command)
+    _add_overheads(command)
+    shown = command.add_mutually_exclusive_group()
+    shown.add_argument("--json", action="store_true", help="print what ranking.json has")
+    shown.add_argument("--csv", action="store_true", help="print what ranking.csv has")
+
+
+def _add_queries(command: argparse.ArgumentParser) -> None:
+    """The data of a job, and what batches are made of."""
+    command.add_argument(
+        "--dataset", metavar="DATA", help="price these queries instead: as 'dataset' takes them"
+    )
     _add_data(command)
     rows = command.add_mutually_exclusive_group()
     rows.add_argument(
@@ -227,19 +249,6 @@ def _add_job(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="batches of like lengths (default: at random), padded to the longest in each",
     )
-    add(
-        "--batch-size",
-        type=_timed_size,
-        metavar="N|fastest|largest",
-        help="queries per step, or which of those timed (default: fastest)",
-    )
-    add("--deadline", type=_above_zero, metavar="HOURS", help="leave out what takes longer")
-    add("--budget-usd", type=_above_zero, metavar="USD", help="leave out what costs more")
-    _add_constraints(command)
-    _add_overheads(command)
-    shown = command.add_mutually_exclusive_group()
-    shown.add_argument("--json", action="store_true", help="print what ranking.json has")
-    shown.add_argument("--csv", action="store_true", help="print what ranking.csv has")
 
 
 def _add_prices(command: argparse.ArgumentParser) -> None:
@@ -401,10 +410,15 @@ def _add_estimate(commands: Any) -> None:
     add("--active-experts", type=_positive, help="for each token (default: the model's own)")
     add("--optimizer", metavar="NAME", help="adamw (default), adamw_8bit, paged_adamw_8bit, …")
     add("--precision", choices=("bf16", "fp16", "fp32"), help="default: bf16")
-    add("--seq-len", type=_positive, required=True, help="tokens per query")
+    add("--seq-len", type=_positive, help="tokens per query (default: as --dataset has them)")
     add("--batch-size", type=_size, default=None, help="queries per step, or max (the default)")
-    add("--queries", type=_positive, default=15_000, help="training examples (default: 15000)")
-    add("--epochs", type=_positive, default=10, help="how often each is seen (default: 10)")
+    add(
+        "--queries",
+        type=_positive,
+        help="training examples (default: those of --dataset, or 15000)",
+    )
+    add("--epochs", type=_positive, help="how often each is seen (default: 10)")
+    _add_queries(estimate)
     add("--routing-draws", type=_positive, help="draw the experts' shares so often: peak's spread")
     add(
         "--expandable-segments",

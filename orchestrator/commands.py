@@ -270,7 +270,7 @@ def estimate(options: argparse.Namespace) -> int:
     """Simulates a job on GPUs of the catalog."""
     prices = known_prices(options)
     catalog = prices.over(prices.catalog)
-    question = asked_question(options, catalog)
+    question = asked_question(options, catalog, _today())
     asked = asked_gpus(options, catalog)
     gpus, reasons = possible_gpus(question, asked)
     for reason in reasons:
@@ -385,6 +385,7 @@ def rank_run(options: argparse.Namespace) -> int:
         families,
         batch=batch,
         constraints=asked_constraints(options, catalog),
+        today=_today(),
         seed=spec.seed,
     )
     if options.command == "rank":
@@ -462,7 +463,9 @@ def _write_report(
     """The report of the specification's own job, and what it was made from."""
     observations = folder.observations()
     fits = fit_observations(observations)
-    ranking = rank(spec.workload, catalog, plan, observations, fits.families, seed=spec.seed)
+    ranking = rank(
+        spec.workload, catalog, plan, observations, fits.families, today=_today(), seed=spec.seed
+    )
     folder.write("report.md", markdown(spec, plan, observations, fits, ranking))
     return fits, ranking
 

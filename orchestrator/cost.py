@@ -20,10 +20,11 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 A_DAY = 1440.0  # minutes
 MOST_INTERRUPTIONS = 240.0
+MOST_DRIFT = 1.0
 
 
 class Overheads(Record):
-    """What a job takes beside its steps. Nothing here was measured: state your own.
+    """What a job takes beside its steps, and how prices move. None was measured: state your own.
 
     Attributes:
         startup_minutes: from renting to the first step: the node, the image, download of the model,
@@ -33,15 +34,26 @@ class Overheads(Record):
             least.
         interruptions_per_day: of a spot instance. GCP's own figure for preemptible instances is 5
             to 15 % a day; AWS's classes run from under 5 to over 20 % a month.
+        price_drift: how far, as a part of it, an on-demand price moves in 30 days (one standard
+            deviation).
+        spot_price_drift: alike, of a spot price.
     """
 
     startup_minutes: Annotated[NotNegative, Field(le=A_DAY)] = 10.0
     checkpoint_seconds: Annotated[NotNegative, Field(le=60 * A_DAY)] = 30.0
     checkpoint_minutes: AboveZero = 60.0
     interruptions_per_day: Annotated[NotNegative, Field(le=MOST_INTERRUPTIONS)] = 0.1
+    price_drift: Annotated[NotNegative, Field(le=MOST_DRIFT)] = 0.02
+    spot_price_drift: Annotated[NotNegative, Field(le=MOST_DRIFT)] = 0.1
 
 
-NO_OVERHEADS = Overheads(startup_minutes=0, checkpoint_seconds=0, interruptions_per_day=0)
+NO_OVERHEADS = Overheads(
+    startup_minutes=0,
+    checkpoint_seconds=0,
+    interruptions_per_day=0,
+    price_drift=0,
+    spot_price_drift=0,
+)
 
 
 @dataclass(frozen=True, slots=True)

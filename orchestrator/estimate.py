@@ -1,7 +1,8 @@
 """What a GPU nobody has here would take for a job: memory, largest batch, time, money."""
 
+import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ from gpu_catalog.gpu import Gpu
 from gpu_catalog.offer import Offer
 from gpu_catalog.record import Record
 from orchestrator.cost import charged_hours, rental
-from orchestrator.ranking import Constraints, job_hours
+from orchestrator.price_drift import PriceDrift, widened
+from orchestrator.ranking import Constraints, job_hours, too_late_or_dear
 from orchestrator.sweep import Workload
+from orchestrator.workload_tokens import padded_tokens, rows
 from trials.models.model import Model
 from trials.observation import Basis, Outcome
 from trials.possible import obstacle, resolved
@@ -66,6 +69,7 @@ class Estimate(Record):
         model, gpu, method, recipe, seq_len: the cell.
         experts, active_experts, sparsity: its routing; sparsity is 1.0 without experts.
         batch_size: queries per step that all that follows is of.
+        tokens_per_query: that times are of, padding included; memory is of ``seq_len``.
         outcome: how steps of that size end.
         max_batch_size: the largest that fits; 0 when not even one query does.
         max_batch_size_interval: by the interval of the memory.
@@ -78,6 +82,7 @@ class Estimate(Record):
             does not fit; as are those that follow.
         tokens_per_second, queries_per_second, queries_per_second_interval: throughput.
         price: absent without an offer, too.
+        no_price: why there is none, where there is a time.
         fidelity: how near the traced stack is to the one that would run.
         approximations: what stands in for something else.
         constants: where those of the clock come from.
@@ -93,6 +98,7 @@ class Estimate(Record):
     sparsity: float
     seq_len: int
     batch_size: int
+    tokens_per_query: float
     outcome: Outcome
     max_batch_size: int
     max_batch_size_interval: Interval
@@ -107,6 +113,7 @@ class Estimate(Record):
     queries_per_second: float | None = None
     queries_per_second_interval: Interval | None = None
     price: Price | None = None
+    no_price: str | None = None
     fidelity: Fidelity
     approximations: tuple[str, ...]
     constants: str
@@ -121,11 +128,12 @@ class Question:
         model: what is fine-tuned.
         recipe: how, as asked.
         active_experts: experts each token is routed to; absent for the model's own.
-        seq_len: tokens per query.
+        seq_len: tokens of the longest query, padding included.
         batch_size: queries per step; absent for the largest that fits.
         batch_limit: the largest to try.
         workload: the job to price.
         constraints: what an offer must be.
+        drift: how far prices may have moved.
         routing_draws: draws of the experts' shares to tell the spread of the peak from.
         expandable_segments: a setting of PyTorch's allocator.
     """
@@ -138,6 +146,7 @@ class Question:
     batch_limit: int
     workload: Workload
     constraints: Constraints
+    drift: PriceDrift
     routing_draws: int
     expandable_segments: bool
 
@@ -241,11 +250,20 @@ def estimates(
     alone = question.batch_size == 1
     everything = [*cells.values(), *(each for drawn in routed.values() for each in drawn)]
     traces.prepare([request for cell in everything for request in cell.requests(alone=alone)])
-    found = []
-    for gpu in gpus:
-        recipe = question.cell(gpu).recipe
-        found.append(_estimated(question, gpu, catalog, constants, cells[recipe], routed[recipe]))
-    return sorted(found, key=_worth)
+    sized = [
+        _sized(question, gpu, cells[recipe], routed[recipe])
+        for gpu in gpus
+        for recipe in [question.cell(gpu).recipe]
+    ]
+    timed = _at_lengths(question, sized, traces)
+    traces.prepare([r for cell in timed.values() for r in cell.requests()])
+    return sorted(
+        (
+            _estimated(question, each, catalog, constants, timed.get(each.key, each.cell))
+            for each in sized
+        ),
+        key=_worth,
+    )
 
 
 def _worth(estimated: Estimated) -> tuple[bool, float, float]:
@@ -255,27 +273,69 @@ def _worth(estimated: Estimated) -> tuple[bool, float, float]:
     return (price is None, 0.0 if price is None else price.usd, -speed)
 
 
-def _estimated(  # noqa: PLR0913, PLR0917 - what an estimate is made from
-    question: Question,
-    gpu: Gpu,
-    catalog: Catalog,
-    constants: Constants,
-    cell: SimulatedCell,
-    routed: Sequence[SimulatedCell],
+@dataclass(frozen=True, slots=True)
+class _Sized:
+    """A cell on a GPU, and the batch that is priced.
+
+    Attributes:
+        gpu, cell, routed: what was replayed, and with drawn shares of the experts.
+        largest: batch that fits.
+        batch_size: queries per step.
+        tokens: of each, padding included.
+    """
+
+    gpu: Gpu
+    cell: SimulatedCell
+    routed: Sequence[SimulatedCell]
+    largest: int
+    batch_size: int
+    tokens: float
+
+    @property
+    def key(self) -> tuple[SimulatedCell, int]:
+        """What a step's time is asked of: steps of rows so long."""
+        return (self.cell, max(round(self.tokens), 1))
+
+
+def _sized(
+    question: Question, gpu: Gpu, cell: SimulatedCell, routed: Sequence[SimulatedCell]
+) -> _Sized:
+    largest = cell.largest_batch(gpu, usable_bytes(gpu), question.batch_limit)
+    batch_size = question.batch_size or max(min(largest, rows(question.workload)), 1)
+    tokens = padded_tokens(question.workload, batch_size, question.seq_len)
+    return _Sized(gpu, cell, routed, largest, batch_size, min(tokens, float(question.seq_len)))
+
+
+def _at_lengths(
+    question: Question, sized: Sequence[_Sized], traces: Traces
+) -> dict[tuple[SimulatedCell, int], SimulatedCell]:
+    """The cells at the lengths that steps have on average, where those are not the longest."""
+    found = {}
+    for each in sized:
+        _, tokens = each.key
+        if tokens < question.seq_len and each.largest:
+            shorter = replace(question, seq_len=tokens)
+            found[each.key] = SimulatedCell(shorter.cell(each.gpu), question.model, traces)
+    return found
+
+
+def _estimated(
+    question: Question, sized: _Sized, catalog: Catalog, constants: Constants, timed: SimulatedCell
 ) -> Estimated:
+    """The estimate of a batch: its memory at the longest rows, its time as ``timed`` has it."""
+    gpu, cell, batch_size = sized.gpu, sized.cell, sized.batch_size
     limit = usable_bytes(gpu)
-    largest = cell.largest_batch(gpu, limit, question.batch_limit)
-    batch_size = question.batch_size or max(min(largest, question.workload.queries), 1)
     use = cell.memory(batch_size, gpu, limit)
     needed = cell.without_limit(batch_size, gpu)  # whether it is there or not
     step = None
     if use.outcome is Outcome.FITS:
-        try:
-            step = cell.step_time(batch_size, gpu, constants)
-        except NoSpeedError:
-            step = None
+        with contextlib.suppress(NoSpeedError):
+            step = timed.step_time(batch_size, gpu, constants)
     asked = question.cell(gpu)
     approximate = approximations(asked, question.model, gpu)
+    price, reason = (None, None)
+    if step is not None:
+        price, reason = _price(question, catalog.offers(gpu.key), batch_size, step, constants)
     told = Estimate(
         model=asked.model,
         gpu=gpu.key,
@@ -286,40 +346,36 @@ def _estimated(  # noqa: PLR0913, PLR0917 - what an estimate is made from
         sparsity=asked.sparsity,
         seq_len=asked.seq_len,
         batch_size=batch_size,
+        tokens_per_query=sized.tokens,
         outcome=use.outcome,
-        max_batch_size=largest,
-        max_batch_size_interval=_batches(cell, gpu, limit, largest, question.batch_limit),
+        max_batch_size=sized.largest,
+        max_batch_size_interval=_batches(cell, gpu, limit, sized.largest, question.batch_limit),
         peak_gib=needed.peak_allocated_bytes / GIB,
         peak_gib_interval=_around(needed.peak_allocated_bytes / GIB, MEMORY_ERROR),
         reserved_gib=needed.peak_reserved_bytes / GIB,
         usable_gib=limit / GIB,
-        routed_peak_gib=_spread(routed, gpu, batch_size),
+        routed_peak_gib=_spread(sized.routed, gpu, batch_size),
+        price=price,
+        no_price=reason,
         fidelity=Fidelity.APPROXIMATE if approximate else Fidelity.REPRODUCED,
         approximations=approximate,
         constants=constants.source,
-        **({} if step is None else _speed(question, gpu, catalog, constants, batch_size, step)),
+        **({} if step is None else _speed(sized, constants, step)),
     )
     return Estimated(told, cell, gpu, step)
 
 
-def _speed(  # noqa: PLR0913, PLR0917 - as above
-    question: Question,
-    gpu: Gpu,
-    catalog: Catalog,
-    constants: Constants,
-    batch_size: int,
-    step: StepTime,
-) -> dict[str, Any]:
+def _speed(sized: _Sized, constants: Constants, step: StepTime) -> dict[str, Any]:
     seconds = _around(step.seconds, constants.error, constants.error_above)
+    batch_size = sized.batch_size
     return {
         "step_seconds": step.seconds,
         "step_seconds_interval": seconds,
-        "tokens_per_second": batch_size * question.seq_len / step.seconds,
+        "tokens_per_second": batch_size * sized.tokens / step.seconds,
         "queries_per_second": batch_size / step.seconds,
         "queries_per_second_interval": Interval(
             low=batch_size / seconds.high, high=batch_size / seconds.low
         ),
-        "price": _price(question, catalog.offers(gpu.key), batch_size, step, seconds),
     }
 
 
@@ -328,30 +384,39 @@ def _price(
     offers: Sequence[Offer],
     batch_size: int,
     step: StepTime,
-    seconds: Interval,
-) -> Price | None:
-    """The job on the cheapest of a GPU's offers that are wanted."""
+    constants: Constants,
+) -> tuple[Price | None, str | None]:
+    """The job on the cheapest of a GPU's offers that are wanted; else why there is none."""
+    seconds = _around(step.seconds, constants.error, constants.error_above)
     told = np.array([step.seconds, seconds.low, seconds.high])
     steps_hours = job_hours(question.workload, batch_size, 1.0) * told
     rented = {
         spot: rental(steps_hours, question.workload.overheads, spot=spot).hours
         for spot in (False, True)
     }
+    wanted = question.constraints
     prices = [
-        _priced(offer, rented[offer.market == "spot"])
+        _priced(offer, rented[offer.market == "spot"], question.drift.sigma(offer))
         for offer in offers
-        if question.constraints.allows(offer)
+        if wanted.allows(offer)
     ]
-    return min(prices, key=lambda price: price.usd, default=None)
+    kept = [price for price in prices if not wanted.refuse(price.hours, price.usd)]
+    if kept:
+        return min(kept, key=lambda price: price.usd), None
+    if not prices:
+        return None, "no offer of it is wanted" if offers else "the catalog has no offer of it"
+    quickest = min(price.hours for price in prices)
+    return None, too_late_or_dear(wanted, quickest, min(price.usd for price in prices))
 
 
-def _priced(offer: Offer, rented: FloatArray) -> Price:
-    """What so many hours, their low and their high end cost."""
+def _priced(offer: Offer, rented: FloatArray, sigma: float) -> Price:
+    """What so many hours, their low and their high end cost, the price off by sigma."""
     hours, low, high = map(float, rented)
     usd, usd_low, usd_high = (
         charged_hours(each, offer.minimum_minutes) * offer.usd_per_hour
         for each in (hours, low, high)
     )
+    usd_low, usd_high = widened(usd, usd_low, usd_high, sigma)
     return Price(
         provider=offer.provider,
         instance=offer.instance,

@@ -10,36 +10,62 @@ from gpu_catalog.catalog import Catalog, UnknownGpuError
 from gpu_catalog.gpu import Gpu
 from orchestrator.estimate import EstimateError, Question, plain
 from orchestrator.job_options import asked_constraints, with_overheads
+from orchestrator.price_drift import PriceDrift
 from orchestrator.sweep import Workload, written_out
+from orchestrator.workload_options import changed_workload
+from orchestrator.workload_tokens import longest_query, longest_tokens
 from trials.models.model import Model, find_model
 from trials.recipe import Recipe
 
+JOB = Workload(queries=15_000, epochs=10)  # where nothing else is asked for
 BATCH_LIMIT = 65_536  # the largest batch to try
 LORA_RANK = 16
 MOST_DRAWS = 100  # seconds each; the 95th percentile needs no more
 
 
-def asked_question(options: argparse.Namespace, catalog: Catalog) -> Question:
+def asked_question(options: argparse.Namespace, catalog: Catalog, today: dt.date) -> Question:
     """What is asked of every GPU.
 
+    Args:
+        options: those of ``estimate``.
+        catalog: where offers are from.
+        today: the day that prices have moved until.
+
     Raises:
+        DataError: the data set cannot be read.
         EstimateError: options contradict one another; a line each.
         UnknownModelError: there is no such model.
     """
     model = find_model(options.model)
-    job = Workload(queries=options.queries, epochs=options.epochs)
+    workload = with_overheads(options, changed_workload(JOB, options, [model]))
     return Question(
         model=model,
         recipe=_recipe(options),
         active_experts=options.active_experts,
-        seq_len=options.seq_len,
+        seq_len=_seq_len(options, workload),
         batch_size=options.batch_size,
         batch_limit=BATCH_LIMIT,
-        workload=with_overheads(options, job),
+        workload=workload,
         constraints=asked_constraints(options, catalog),
+        drift=PriceDrift(workload.overheads, today, seed=0, draws=0),
         routing_draws=_draws(options, model),
         expandable_segments=options.expandable_segments,
     )
+
+
+def _seq_len(options: argparse.Namespace, workload: Workload) -> int:
+    """Tokens of the longest row, which must fit: as asked, or as the data has them."""
+    longest = longest_query(workload)
+    if longest is None:
+        if options.seq_len is None:
+            raise EstimateError("--seq-len is missing: give it, or --dataset, whose queries tell")
+        return int(options.seq_len)
+    if options.seq_len is not None and options.seq_len < longest:
+        raise EstimateError(
+            f"--seq-len {options.seq_len}: queries have up to {longest} tokens: add "
+            f"--cutoff {options.seq_len}, or leave --seq-len out"
+        )
+    return int(options.seq_len or longest_tokens(workload, longest))
 
 
 def asked_gpus(options: argparse.Namespace, catalog: Catalog) -> list[Gpu]:

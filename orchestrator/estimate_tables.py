@@ -86,7 +86,7 @@ def _between(value: float, interval: Interval) -> str:
 def _remarks(found: Sequence[Estimated]) -> str:
     told = found[0].estimate
     every = [each.estimate for each in found]
-    lines = [f"{told.model}, {told.recipe}, {told.seq_len} tokens a query."]
+    lines = [f"{told.model}, {told.recipe}, {_lengths(every)}."]
     stood_in = dict.fromkeys(what for each in every for what in each.approximations)
     for what in stood_in:
         gpus = [each.gpu for each in every if what in each.approximations]
@@ -107,9 +107,9 @@ def _remarks(found: Sequence[Estimated]) -> str:
             "Most of what is unknown of the times all GPUs share: their order is surer than the "
             "hours. Each is told at its cheapest offer."
         )
-    unpriced = sorted(e.gpu for e in every if e.price is None and e.step_seconds is not None)
-    if unpriced:
-        lines.append(f"No offer that is wanted for {', '.join(unpriced)}: no hours, no dollars.")
+    for reason in dict.fromkeys(each.no_price for each in every if each.no_price is not None):
+        gpus = sorted(each.gpu for each in every if each.no_price == reason)
+        lines.append(f"No dollars for {', '.join(gpus)}: {reason}.")
     timeless = sorted(e.estimate.gpu for e in found if _lacks_speed(e.estimate))
     if timeless:
         lines.append(f"No time for {', '.join(timeless)}: the catalog does not know its speed.")
@@ -124,6 +124,15 @@ def _remarks(found: Sequence[Estimated]) -> str:
                 f"median, {upper:.1f} at the 95th percentile."
             )
     return "\n".join(lines)
+
+
+def _lengths(every: Sequence[Estimate]) -> str:
+    """Which lengths memory and times are of."""
+    longest, padded = every[0].seq_len, sorted(each.tokens_per_query for each in every)
+    if padded[0] == longest:
+        return f"{longest} tokens a query"
+    most = "" if round(padded[-1]) == round(padded[0]) else f" to {padded[-1]:.0f}"
+    return f"memory at {longest} tokens a query, times at {padded[0]:.0f}{most}, padding included"
 
 
 def _lacks_speed(told: Estimate) -> bool:

@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import io
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from orchestrator.cost import (
     rental,
 )
 from orchestrator.plan import Plan
+from orchestrator.price_drift import PriceDrift, widened
 from orchestrator.step_seconds import (
     Batch,
     Source,
@@ -35,11 +37,12 @@ from orchestrator.step_seconds import (
     visit_spread,
 )
 from orchestrator.sweep import Workload
-from orchestrator.workload_tokens import longest_tokens, padded_tokens, rows
+from orchestrator.workload_tokens import longest_query, longest_tokens, padded_tokens, rows
 from trials.observation import Basis, Observation, largest_batch
 from trials.workload import Cell
 
 DRAWS = 2000  # of what is not known: probabilities are told to about 1 %
+FAR = 4.0  # standard deviations that no draw of ``DRAWS`` is likely to be off
 TIED = 0.05  # as likely as this to be the cheapest, and an offer is not told apart from it
 LOW, HIGH = 5.0, 95.0  # percentiles: the ends of the 90 % intervals
 PriceAbove = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -85,8 +88,8 @@ class RankedOffer(Record):
 
     Attributes:
         rank: 1 is the cheapest for this model, recipe, sparsity and sequence length.
-        probability_cheapest: that no other offer is cheaper; 0 for a dearer offer of the same GPU
-            and market.
+        probability_cheapest: that no other offer is cheaper; 0 for an offer of the same GPU and
+            market that is dearer by more than prices move.
         tied: whether it cannot be told apart from the cheapest.
         pareto: whether no other offer is both faster and cheaper.
         cell: what runs.
@@ -104,7 +107,8 @@ class RankedOffer(Record):
             law tells how much shorter its steps are.
         hours, hours_low, hours_high: from renting to the end: start-up, steps, checkpoints, and of
             spot instances what interruptions are expected to cost.
-        usd, usd_low, usd_high: what is paid for them.
+        usd, usd_low, usd_high: what is paid for them; the interval is of the hours and of how far
+            the price may have moved since it was noted.
         checkpoint_minutes: of work between two checkpoints.
         basis: measured or simulated; a capped GPU has no price.
         source: where the step time comes from.
@@ -153,10 +157,19 @@ class Excluded(Record):
 
 
 class Ranking(Record):
-    """Every cell of a sweep on every offer of its GPU, cheapest first within comparable cells."""
+    """Every cell of a sweep on every offer of its GPU, cheapest first within comparable cells.
+
+    Attributes:
+        workload: the job.
+        priced_on: the day that prices have moved until; absent where they are as quoted.
+        constraints: what an offer had to be.
+        offers: the rows.
+        excluded: cells that have none.
+    """
 
     schema_version: Literal[2] = 2
     workload: Workload
+    priced_on: date | None = None
     constraints: Constraints = Constraints()
     offers: tuple[RankedOffer, ...]
     excluded: tuple[Excluded, ...]
@@ -196,6 +209,7 @@ def rank(  # noqa: PLR0913 - what a ranking is made from
     *,
     batch: Batch | None = None,
     constraints: Constraints | None = None,
+    today: date | None = None,
     seed: int = 0,
 ) -> Ranking:
     """Prices a job on every offer of every measured cell's GPU.
@@ -203,8 +217,9 @@ def rank(  # noqa: PLR0913 - what a ranking is made from
     Coefficients belong to a stack: a cell measured with two is ranked once for each. So is one that
     was both measured and simulated. Families are asked only about a batch size nobody measured.
 
-    What is not known is drawn, ``DRAWS`` times: how far each cell's step time is off, and how far
-    all simulated ones are off together, which moves all of them and hardly their order.
+    What is not known is drawn, ``DRAWS`` times: how far each cell's step time is off, how far all
+    simulated ones are off together, which moves all of them and hardly their order, and how far
+    each price has moved since it was noted.
 
     Args:
         workload: the job.
@@ -214,9 +229,11 @@ def rank(  # noqa: PLR0913 - what a ranking is made from
         families: the laws that may speak of them.
         batch: which batch size to run at; absent for the workload's, or the fastest.
         constraints: what an offer must be; absent for anything.
+        today: the day that prices have moved until; absent to take them as quoted.
         seed: of the draws.
     """
     constraints = constraints or Constraints()
+    drift = PriceDrift(workload.overheads, today, seed, DRAWS)
     batch = batch or workload.batch_size or "fastest"
     seen: dict[Cell, list[Observation]] = defaultdict(list)
     for observation in observations:
@@ -249,7 +266,7 @@ def rank(  # noqa: PLR0913 - what a ranking is made from
             each
             for (stack, basis), step_time in times.items()
             for each in _Job(workload, cell, stack, basis, step_time, known).on(
-                wanted, shared, seed
+                wanted, shared, drift, seed
             )
         ]
         kept = [p for p in priced if not constraints.refuse(p.rented.hours, p.usd)]
@@ -266,7 +283,11 @@ def rank(  # noqa: PLR0913 - what a ranking is made from
         ranked += _ranked(alike, batch)
         excluded += others
     return Ranking(
-        workload=workload, constraints=constraints, offers=tuple(ranked), excluded=tuple(excluded)
+        workload=workload,
+        priced_on=today,
+        constraints=constraints,
+        offers=tuple(ranked),
+        excluded=tuple(excluded),
     )
 
 
@@ -298,16 +319,28 @@ class _Priced:
     rented: _Rented
     usd: float
     known: tuple[int, Observation | None] | None
+    drift: PriceDrift
 
-    def usd_of(self, hours: float) -> float:
-        """What so many hours cost."""
-        return charged_hours(hours, self.offer.minimum_minutes) * self.offer.usd_per_hour
+    @property
+    def usd_interval(self) -> tuple[float, float]:
+        """Nine times in ten."""
+        low, high = self._usd_of(self.rented.low), self._usd_of(self.rented.high)
+        return widened(self.usd, low, high, self.price_sigma)
+
+    @property
+    def price_sigma(self) -> float:
+        """How far the price may have moved."""
+        return self.drift.sigma(self.offer)
 
     @property
     def drawn_usd(self) -> FloatArray:
         """(draws,)."""
         least = charged_hours(0.0, self.offer.minimum_minutes)
-        return np.asarray(np.maximum(self.rented.drawn, least) * self.offer.usd_per_hour)
+        usd = np.maximum(self.rented.drawn, least) * self.offer.usd_per_hour
+        return np.asarray(usd * np.exp(self.drift.errors(self.offer))) if self.price_sigma else usd
+
+    def _usd_of(self, hours: float) -> float:
+        return charged_hours(hours, self.offer.minimum_minutes) * self.offer.usd_per_hour
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +354,9 @@ class _Job:
     step_time: StepTime
     known: tuple[int, Observation | None] | None
 
-    def on(self, offers: Sequence[Offer], shared: FloatArray, seed: int) -> Iterator[_Priced]:
+    def on(
+        self, offers: Sequence[Offer], shared: FloatArray, drift: PriceDrift, seed: int
+    ) -> Iterator[_Priced]:
         """The job on each of these."""
         name = f"{seed}/{self.cell.key}/{self.stack}/{self.basis}"
         random = np.random.default_rng(int(hashlib.sha256(name.encode()).hexdigest()[:15], 16))
@@ -332,7 +367,7 @@ class _Job:
         for offer in offers:
             rented = rentals[_is_spot(offer)]
             usd = charged_hours(rented.hours, offer.minimum_minutes) * offer.usd_per_hour
-            yield _Priced(offer, rented, usd, self.known)
+            yield _Priced(offer, rented, usd, self.known, drift)
 
     def _rented(self, drawn: FloatArray, *, spot: bool) -> _Rented:
         told = rental(drawn, self.workload.overheads, spot=spot)
@@ -363,6 +398,7 @@ def _ranked(group: Sequence[_Priced], batch: Batch) -> Iterator[RankedOffer]:
         rented, offer = priced.rented, priced.offer
         job, step = rented.job, rented.job.step_time
         cheapest, near = odds.get(id(priced), (0.0, 0.0))
+        usd_low, usd_high = priced.usd_interval
         yield RankedOffer(
             rank=number,
             probability_cheapest=cheapest,
@@ -388,8 +424,8 @@ def _ranked(group: Sequence[_Priced], batch: Batch) -> Iterator[RankedOffer]:
             hours_low=rented.low,
             hours_high=rented.high,
             usd=priced.usd,
-            usd_low=priced.usd_of(rented.low),
-            usd_high=priced.usd_of(rented.high),
+            usd_low=usd_low,
+            usd_high=usd_high,
             checkpoint_minutes=rented.checkpoint_minutes,
             basis=job.basis,
             source=step.source,
@@ -406,17 +442,12 @@ def _odds(group: Sequence[_Priced]) -> dict[int, tuple[float, float]]:
     One that another offer of the same job undercuts by more than ``ALIKE`` in every draw is neither
     ever, and left out: of one GPU all are as fast.
     """
-    least: dict[int, float] = {}
-    for priced in group:
+    least: dict[int, _Priced] = {}
+    for priced in group:  # the cheapest first
         rented = priced.rented
         if charged_hours(0.0, priced.offer.minimum_minutes) <= rented.drawn.min():
-            rate = least.get(id(rented), np.inf)
-            least[id(rented)] = min(rate, priced.offer.usd_per_hour)
-    close = [
-        priced
-        for priced in group
-        if priced.offer.usd_per_hour <= least.get(id(priced.rented), np.inf) * (1 + ALIKE)
-    ]
+            least.setdefault(id(rented), priced)
+    close = [priced for priced in group if _can_win(priced, least.get(id(priced.rented)))]
     usd = np.stack([priced.drawn_usd for priced in close])
     best = usd.min(axis=0)
     cheapest = (usd <= best).mean(axis=1)
@@ -425,6 +456,14 @@ def _odds(group: Sequence[_Priced]) -> dict[int, tuple[float, float]]:
         id(priced): (float(first), float(tied))
         for priced, first, tied in zip(close, cheapest, near, strict=True)
     }
+
+
+def _can_win(priced: _Priced, least: _Priced | None) -> bool:
+    """Whether an offer may be about as cheap as the one of the same job with the lowest price."""
+    if least is None or priced is least:
+        return True
+    apart = FAR * math.hypot(priced.price_sigma, least.price_sigma)
+    return priced.offer.usd_per_hour <= least.offer.usd_per_hour * (1 + ALIKE) * math.exp(apart)
 
 
 def padding(workload: Workload, cell: Cell) -> Callable[[int], float] | None:
@@ -436,13 +475,8 @@ def padding(workload: Workload, cell: Cell) -> Callable[[int], float] | None:
 
 def too_long(workload: Workload, cell: Cell) -> str | None:
     """Why a cell's length is none for the job; None where it is."""
-    if workload.lengths is None:
-        return None
-    longest = workload.lengths.longest
-    if workload.cutoff is not None:
-        packed = workload.padding == "packed"
-        longest = workload.cutoff if packed else min(longest, workload.cutoff)
-    if longest <= cell.seq_len:
+    longest = longest_query(workload)
+    if longest is None or longest <= cell.seq_len:
         return None
     return (
         f"its length is {cell.seq_len}, queries have up to {longest} tokens: "
@@ -471,7 +505,17 @@ def _why_none_is_wanted(constraints: Constraints, offers: int, priced: Sequence[
     if not priced:
         return f"none of its {offers} offers is of the providers, regions and kind asked for"
     quickest = min(each.rented.hours for each in priced)
-    cheapest = min(each.usd for each in priced)
+    return too_late_or_dear(constraints, quickest, min(each.usd for each in priced))
+
+
+def too_late_or_dear(constraints: Constraints, quickest: float, cheapest: float) -> str:
+    """By how much the best offers of a GPU miss the deadline or the budget.
+
+    Args:
+        constraints: with either, or both.
+        quickest: hours of the one.
+        cheapest: dollars of the other.
+    """
     parts = []
     if constraints.deadline_hours is not None and quickest > constraints.deadline_hours:
         parts.append(

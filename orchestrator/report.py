@@ -207,7 +207,8 @@ def _remarks(rows: Sequence[RankedOffer], ranking: Ranking) -> str:
         + (f" to {dates[-1]}" if dates[-1] != dates[0] else "")
         + (", the day they were written down where the source gives none." if undated else "."),
         f"batch: {BATCHES[rows[0].batch]}, of the largest that fits.",
-        "In brackets 90 % intervals, of step times alone; cheapest: how likely no other offer is.",
+        f"In brackets 90 % intervals, of step times{_drift_text(ranking)}.",
+        "cheapest: how likely no other offer is.",
     ]
     job = ranking.workload
     few = [row for row in rows if steps(job, row.batch_size) < FEW_STEPS * job.epochs]
@@ -231,6 +232,17 @@ def _remarks(rows: Sequence[RankedOffer], ranking: Ranking) -> str:
     if any(row.gpus_per_instance > 1 for row in rows):
         remarks.append("$/h is that of the whole instance; the job uses one of its GPUs.")
     return "\n".join(remarks)
+
+
+def _drift_text(ranking: Ranking) -> str:
+    """What of prices is in the intervals of dollars."""
+    of = ranking.workload.overheads
+    if ranking.priced_on is None or not (of.price_drift or of.spot_price_drift):
+        return " alone"
+    return (
+        f" and, for dollars, of prices that move {of.price_drift:.0%} a month, spot "
+        f"prices {of.spot_price_drift:.0%} (assumed)"
+    )
 
 
 def _unsteady(row: RankedOffer) -> bool:

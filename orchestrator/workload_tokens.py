@@ -38,13 +38,22 @@ def longest_tokens(workload: Workload, seq_len: int) -> int:
         workload: the job.
         seq_len: tokens of every query where the workload has no lengths.
     """
-    data = workload.lengths
-    if data is None:
+    longest = longest_query(workload)
+    if longest is None:
         return seq_len
     if workload.padding == "packed":
-        return _row_length(workload)
-    longest = min(data.longest, workload.cutoff or data.longest)
+        return longest
     return -(-longest // workload.pad_to_multiple) * workload.pad_to_multiple
+
+
+def longest_query(workload: Workload) -> int | None:
+    """Tokens of the longest query, or of a packed row, without padding; None without lengths."""
+    data = workload.lengths
+    if data is None:
+        return None
+    if workload.padding == "packed":
+        return _row_length(workload)
+    return min(data.longest, workload.cutoff or data.longest)
 
 
 def rows(workload: Workload) -> int:

@@ -153,9 +153,35 @@ def test_the_offer_is_the_cheapest_of_those_wanted(capsys: pytest.CaptureFixture
     assert of_aws["provider"] == "aws"
     nobody = [*TINY, "--gpu", "H100-NVL", "--batch-size", "8", "--providers", "verda"]
     assert main(nobody) == 0
-    assert "No offer that is wanted for H100-NVL: no hours, no dollars." in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "No dollars for H100-NVL: the catalog has no offer of it." in shown
+    assert main([*TINY, "--gpu", "A40", *asked[2:], "--deadline", "0.01"]) == 0
+    assert "the deadline is 0.01." in capsys.readouterr().out
+    told = said(capsys, *TINY, "--gpu", "A40", *asked[2:], "--budget-usd", "0.001")
+    assert told["price"] is None
+    assert told["no_price"].endswith("the budget is $0.001")
     often = ("--interruptions-per-day", "24", "--spot")
     assert said(capsys, *TINY, *asked, *often)["price"]["hours"] > on_demand["hours"]
+
+
+def test_a_data_set_tells_the_lengths(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Memory is that of the longest query, the time that of batches as they are padded."""
+    histogram = tmp_path / "lengths.csv"
+    histogram.write_text("tokens,examples\n16,9990\n128,10\n", encoding="utf-8")
+    asked = ("--method", "full", "--gpu", "A40", "--batch-size", "256", *AT_ONCE, "--epochs", "2")
+    data = ("--length-histogram", str(histogram))
+    told = said(capsys, *TINY[:3], *asked, *data)
+    longest = said(capsys, *TINY[:3], *asked, "--seq-len", "128", "--queries", "10000")
+    assert told["peak_gib"] == longest["peak_gib"]
+    assert told["tokens_per_query"] == pytest.approx(16 + 112 * (1 - 0.999**256), rel=0.05)
+    short = said(capsys, *TINY[:3], *asked, "--seq-len", str(round(told["tokens_per_query"])))
+    assert told["step_seconds"] == short["step_seconds"] < longest["step_seconds"]
+    assert told["price"]["hours"] == pytest.approx(2 * 10_000 / 256 * told["step_seconds"] / 3600)
+    packed = said(capsys, *TINY[:3], *asked, *data, "--packing", "--cutoff", "128")
+    assert packed["step_seconds"] == longest["step_seconds"]
+    assert packed["price"]["hours"] < longest["price"]["hours"]
+    assert main([*TINY[:3], *data, "--seq-len", "16"]) == 1
+    assert "--seq-len 16: queries have up to 128 tokens: add --cutoff 16" in capsys.readouterr().err
 
 
 def test_programs_get_a_list_though_no_gpu_can_do_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,6 +233,7 @@ def test_experts_that_get_more_than_their_share_take_more_memory(
         (("--memory-gib", "0.4"), "A40-0.4GiB: CUDA's context alone takes 0.5 GiB"),
         (("--model", "llama-tiny", "--routing-draws", "2"), "llama-tiny has no experts"),
         (("--routing-draws", "100000"), "give at most 100"),
+        (("--cutoff", "16"), "--cutoff 16: the job has no lengths: add --dataset"),
         (("--gpu", "cpu"), "--gpu cpu: only CUDA GPUs are simulated"),
         (("--gpu", "a b", "--memory-gib", "10"), "--gpu 'a b': --key"),
         (("--active-experts", "9"), "active_experts 9 exceeds the 8 experts"),

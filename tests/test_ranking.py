@@ -1,6 +1,7 @@
 """The ranking: hours and dollars worked out by hand, and the reason for whatever has none."""
 
 import csv
+import datetime as dt
 import io
 import math
 
@@ -74,6 +75,7 @@ def ranked(
     spec: SweepSpec = SPEC,
     families: tuple[FamilyFit, ...] | None = None,
     plan: Plan | None = None,
+    today: dt.date | None = None,
 ) -> Ranking:
     """The ranking of a specification's cells, by their own laws unless told otherwise."""
     catalog = spec.merged_catalog()
@@ -83,6 +85,7 @@ def ranked(
         plan or make_plan(spec, catalog, ClusterResources((Node({"CPU": 1.0}),)), seen),
         seen,
         fit_families(seen) if families is None else families,
+        today=today,
     )
 
 
@@ -412,6 +415,39 @@ def test_a_job_has_a_start_and_checkpoints_and_is_interrupted() -> None:
     assert rows["whole"].checkpoint_minutes == 60
     assert rows["single"].hours > rows["whole"].hours + 0.5
     assert rows["single"].checkpoint_minutes == pytest.approx(math.sqrt(2 * 0.01 / 0.25) * 60, 0.1)
+
+
+def test_prices_move_until_they_are_paid() -> None:
+    """More, the longer ago they were noted, and spot prices more: intervals widen, odds flatten."""
+    overheads = NO_OVERHEADS.model_copy(update={"price_drift": 0.02, "spot_price_drift": 0.1})
+    job = JOB.model_copy(update={"overheads": overheads})
+    seen = two_gpus(0.1, 0.2)
+    as_quoted = {row.instance: row for row in ranked(seen, job).offers}
+    day = as_quoted["slow"].price_recorded + dt.timedelta(days=90)
+    moved = {row.instance: row for row in ranked(seen, job, today=day).offers}
+    assert {name: row.usd for name, row in moved.items()} == {
+        name: row.usd for name, row in as_quoted.items()
+    }
+    for name, drift in (("slow", 0.02), ("single", 0.1)):
+        row, quoted = moved[name], as_quoted[name]
+        assert (row.hours_low, row.hours_high) == (quoted.hours_low, quoted.hours_high)
+        sigma = drift * math.sqrt(90 / 30)
+        down, up = (abs(math.log(end / quoted.usd)) for end in (quoted.usd_low, quoted.usd_high))
+        assert row.usd_low == pytest.approx(row.usd * math.exp(-math.hypot(down, 1.645 * sigma)))
+        assert row.usd_high == pytest.approx(row.usd * math.exp(math.hypot(up, 1.645 * sigma)))
+    # Twice the dollars is 4 standard deviations away after a quarter, 1 after years.
+    assert moved["slow"].probability_cheapest > 0.99
+    ages = (30, 30 * 12 * 4)
+    odds = [
+        next(
+            row.probability_cheapest
+            for row in ranked(seen, job, today=day + dt.timedelta(days=days)).offers
+            if row.instance == "single"
+        )
+        for days in ages
+    ]
+    assert odds[0] < 0.01 < odds[1]
+    assert 0.99 < sum(row.probability_cheapest for row in moved.values()) < 1.01
 
 
 LONG = spec_of(TEXT.replace("[16]", "[64, 128]").replace("[desk, lap, attic]", "[desk]"))

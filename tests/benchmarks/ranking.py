@@ -4,6 +4,7 @@ Prints Markdown. A minute on two cores.
 """
 
 import datetime as dt
+import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -33,8 +34,14 @@ SWEEPS = 2000
 GPUS = 3
 STEPS = 10
 LARGEST = 40
+NOTED = dt.date(2026, 9, 22)
 TODAY = dt.date(2026, 11, 21)
-JOB = Workload(queries=15_000, epochs=10, overheads=NO_OVERHEADS)
+DRIFT = 0.02  # of a price in 30 days
+JOB = Workload(
+    queries=15_000,
+    epochs=10,
+    overheads=NO_OVERHEADS.model_copy(update={"price_drift": DRIFT}),
+)
 FULL = Recipe(method="full", precision="bf16", attention="sdpa")
 WHERE = environment()
 
@@ -42,7 +49,7 @@ WHERE = environment()
 def gpu(number: int) -> Gpu:
     """A device of no other facts."""
     key = f"gpu{number}"
-    return Gpu(key=key, kind="cpu", usable_memory_bytes=10**9, source="made", recorded=TODAY)
+    return Gpu(key=key, kind="cpu", usable_memory_bytes=10**9, source="made", recorded=NOTED)
 
 
 def offer(number: int, usd_per_hour: float, instance: int = 0) -> Offer:
@@ -53,7 +60,7 @@ def offer(number: int, usd_per_hour: float, instance: int = 0) -> Offer:
         region="here",
         instance=f"i{instance}",
         usd_per_hour=usd_per_hour,
-        recorded=TODAY,
+        recorded=NOTED,
         source="made",
     )
 
@@ -83,6 +90,7 @@ def visits(
 def calibration() -> tuple[float, list[tuple[float, float, int]]]:
     """How often the 90 % interval of an offer's dollars holds the truth; told against true odds."""
     random = np.random.default_rng(1)
+    sigma = DRIFT * math.sqrt((TODAY - NOTED).days / 30)
     held: list[bool] = []
     told: list[float] = []
     true: list[bool] = []
@@ -101,12 +109,13 @@ def calibration() -> tuple[float, list[tuple[float, float, int]]]:
             for each in visits(of, floor, slope, spread, random)
         ]
         plan = Plan(complete=tuple(cells), pending=(), skipped=())
-        rows = rank(JOB, catalog, plan, seen, ()).offers
+        rows = rank(JOB, catalog, plan, seen, (), today=TODAY).offers
+        paid = np.exp(random.normal(0, sigma, GPUS))
         truth = []
         for row in rows:
             number = cells.index(row.cell)
             seconds = floors[number] + slopes[number] * row.batch_size
-            truth.append(job_hours(JOB, row.batch_size, seconds) * row.usd_per_hour)
+            truth.append(job_hours(JOB, row.batch_size, seconds) * row.usd_per_hour * paid[number])
         for row, usd in zip(rows, truth, strict=True):
             held.append(row.usd_low <= usd <= row.usd_high)
             told.append(row.probability_cheapest)
@@ -183,7 +192,7 @@ def main() -> None:
     say(table(("told to be the cheapest", "was", "offers"), rows) + "\n\n")
     catalog, plan, seen = large()
     started = time.perf_counter()
-    ranking = rank(JOB, catalog, plan, seen, ())
+    ranking = rank(JOB, catalog, plan, seen, (), today=TODAY)
     ours = time.perf_counter() - started
     started = time.perf_counter()
     frame = plain(catalog, seen)
