@@ -50,6 +50,14 @@ class Doubt:
         """That of the other part."""
         return (self.shared_below + self.shared_above) / 2
 
+    @property
+    def factors(self) -> tuple[float, float]:
+        """What a step time times these is the 90 % interval of it."""
+        return (
+            math.exp(-NORMAL_90 * math.hypot(self.alone, self.shared_below)),
+            math.exp(NORMAL_90 * math.hypot(self.alone, self.shared_above)),
+        )
+
 
 def simulated(below: float, above: float, apart: float) -> Doubt:
     """The doubt of a simulated step time by its 90 % interval.

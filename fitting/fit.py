@@ -27,6 +27,7 @@ __all__ = [
     "Status",
     "fit_observations",
     "predict_largest_batch",
+    "predict_peak",
 ]
 
 
@@ -57,7 +58,7 @@ def fit_observations(observations: Sequence[Observation]) -> Fits:
     """
     fits = (
         *(_fit_eq1(points) for points in limits(observations)),
-        *(_fit_peaks(points) for points in peaks(observations)),
+        *(fit_peaks(points) for points in peaks(observations)),
         *(_fit_eq2(points) for points in timings(observations)),
     )
     return Fits(fits=fits, families=fit_families(observations))
@@ -79,17 +80,10 @@ def predict_largest_batch(fit: Fit, usable_gib: float, seq_len: int) -> Predicti
     Raises:
         ValueError: the fit is a refusal, of another law, or says that tokens take no memory.
     """
-    if fit.law is not Law.MEMORY_AFFINE:
-        raise ValueError(f"{fit.key} does not predict largest batches: give a {Law.MEMORY_AFFINE}")
-    if fit.rmse is None:
-        raise ValueError(f"{fit.key} predicts nothing ({fit.status}: {fit.note}): {fit.remedy}")
-    model_gib, per_token = (p.value for p in fit.parameters)
+    model_gib, per_token = _memory_law(fit)
     if per_token == 0:
         raise ValueError(f"{fit.key} predicts nothing: its peaks do not grow with the tokens")
-    terms = np.array([1.0, max(usable_gib - model_gib, 0.0) / per_token])
-    residual_variance = fit.rmse**2 * fit.points / fit.degrees_of_freedom
-    variance = float(terms @ np.array(fit.covariance) @ terms) + residual_variance * usable_gib**2
-    half = t_quantile((1 + LEVEL) / 2, fit.degrees_of_freedom) * float(np.sqrt(variance))
+    half = _half_peak(fit, max(usable_gib - model_gib, 0.0) / per_token, usable_gib)
     low, value, high = (
         float(_largest(usable, seq_len, model_gib, per_token))
         for usable in (usable_gib - half, usable_gib, usable_gib + half)
@@ -101,6 +95,49 @@ def predict_largest_batch(fit: Fit, usable_gib: float, seq_len: int) -> Predicti
         high=high,
         extrapolated=any(not r.low <= asked[r.name] <= r.high for r in fit.input_range),
     )
+
+
+def predict_peak(fit: Fit, tokens: float) -> Prediction:
+    """Peak memory by MEMORY_AFFINE, in 2**30 bytes, with a 90 % interval.
+
+    ``M0 + m * tokens -+ q * sqrt(x^T C x + (s * peak)**2)``, as in ``predict_largest_batch``.
+
+    Args:
+        fit: of MEMORY_AFFINE.
+        tokens: of a step, padding included.
+
+    Raises:
+        ValueError: the fit is a refusal, or of another law.
+    """
+    model_gib, per_token = _memory_law(fit)
+    peak = model_gib + per_token * tokens
+    half = _half_peak(fit, tokens, peak)
+    seen = next(r for r in fit.input_range if r.name == "tokens")
+    return Prediction(
+        value=peak,
+        low=max(peak - half, 0.0),
+        high=peak + half,
+        extrapolated=not seen.low <= tokens <= seen.high,
+    )
+
+
+def _memory_law(fit: Fit) -> tuple[float, float]:
+    """The memory of the model, and that of a token."""
+    if fit.law is not Law.MEMORY_AFFINE:
+        raise ValueError(f"{fit.key} predicts no memory: give a {Law.MEMORY_AFFINE}")
+    if fit.rmse is None:
+        raise ValueError(f"{fit.key} predicts nothing ({fit.status}: {fit.note}): {fit.remedy}")
+    model_gib, per_token = (p.value for p in fit.parameters)
+    return model_gib, per_token
+
+
+def _half_peak(fit: Fit, tokens: float, peak_gib: float) -> float:
+    """Half the 90 % interval of a peak."""
+    assert fit.rmse is not None
+    terms = np.array([1.0, tokens])
+    residual_variance = fit.rmse**2 * fit.points / fit.degrees_of_freedom
+    variance = float(terms @ np.array(fit.covariance) @ terms) + residual_variance * peak_gib**2
+    return t_quantile((1 + LEVEL) / 2, fit.degrees_of_freedom) * float(np.sqrt(variance))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +176,8 @@ def _fit_eq2(points: Timings) -> Fit:
     return _refused(attempt, refusal_of_times(points, solution))
 
 
-def _fit_peaks(points: Peaks) -> Fit:
-    """``peak = M0 + m * tokens``, on rows divided by the peak: none counts for its size."""
+def fit_peaks(points: Peaks) -> Fit:
+    """Peaks by MEMORY_AFFINE: ``peak = M0 + m * tokens``, on rows divided by the peak: none counts for its size."""
     solution = solve_linear(
         np.stack([np.ones_like(points.tokens), points.tokens], axis=1),
         points.peak_gib,

@@ -11,9 +11,9 @@ from orchestrator.next_measurements import (
     Choice,
     choices,
     measured_cells,
-    spent_usd,
 )
 from orchestrator.plan import Plan
+from orchestrator.spending import spent_usd
 from orchestrator.sweep import SweepSpec
 from trials.observation import Observation
 from trials.workload import Cell

@@ -456,22 +456,3 @@ class _Effort:
         visit = statistics.median(visits) if visits else PROBE_SECONDS
         search = statistics.median(searches) if searches else SEARCH_PROBES * PROBE_SECONDS
         return visit + (0.0 if is_searched else search)
-
-
-def spent_usd(spec: SweepSpec, catalog: Catalog, observations: Sequence[Observation]) -> float:
-    """What a run has cost so far: its probes, and the start of a node for each GPU.
-
-    Each GPU at its cheapest offer; time that a node was up and idle is not in it.
-    """
-    seconds: dict[str, float] = defaultdict(float)
-    for o in observations:
-        if not o.cell.simulated:
-            seconds[o.cell.device] += o.seconds
-    startup = spec.workload.overheads.startup_minutes / MINUTES_PER_HOUR * SECONDS_PER_HOUR
-    total = 0.0
-    for gpu, each in seconds.items():
-        offers = catalog.offers(gpu)
-        if offers:
-            rate = min(offer.usd_per_hour for offer in offers)
-            total += (startup + each) / SECONDS_PER_HOUR * rate
-    return total

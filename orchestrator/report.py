@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from fitting.fit import Fit, Fits
+from orchestrator.answers import answers, offer_text, subject
 from orchestrator.law_tables import laws_section, parameters_text
 from orchestrator.memory_tables import limits_section
 from orchestrator.plan import Plan
@@ -38,6 +39,16 @@ def markdown(
         headline(ranking),
         cheapest_section(ranking),
         _ranking_section(ranking),
+        *detail_sections(spec, plan, observations, fits),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def detail_sections(
+    spec: SweepSpec, plan: Plan, observations: Sequence[Observation], fits: Fits
+) -> list[str]:
+    """What stands below the ranking, each under its heading."""
+    parts = [
         recipes_section(observations),
         limits_section([*plan.complete, *plan.pending], observations),
         steadiness_section(observations, spec.timing),
@@ -45,7 +56,7 @@ def markdown(
         _fits_section(fits.fits),
         _stack_section(observations),
     ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return [part for part in parts if part]
 
 
 def headline(ranking: Ranking) -> str:
@@ -86,7 +97,8 @@ def cheapest_section(ranking: Ranking) -> str:
     winners = [row for row in ranking.offers if row.rank == 1]
     if winners:
         if len(winners) <= MOST_ANSWERS:
-            parts.append("\n".join(_answer(row, ranking) for row in winners))
+            told = (f"- {subject(a.best.cell)}: {' '.join(a.sentences())}" for a in answers(ranking))
+            parts.append("\n".join(told))
         for of, group in groupby(winners, key=lambda row: _workload_columns(row.cell)[:2]):
             parts.append(", ".join(("**" + str(of[0]) + "**", str(of[1]))))
             parts.append(
@@ -95,35 +107,12 @@ def cheapest_section(ranking: Ranking) -> str:
                     [(*_workload_columns(row.cell)[2:], *_offer_row(row)) for row in group],
                 )
             )
-        parts.append(_remarks(winners, ranking))
+        parts.append(remarks(winners, ranking))
     else:
         parts.append("Nothing can be ranked yet.")
     if ranking.excluded:
         parts += ["Left out:", _left_out(ranking.excluded)]
     return "\n\n".join(part for part in parts if part)
-
-
-def _answer(row: RankedOffer, ranking: Ranking) -> str:
-    """What to rent, in a sentence; for a spot instance, what being sure of it costs."""
-    model, _, experts, tokens = _workload_columns(row.cell)
-    routed = "" if row.cell.experts is None else f", {experts} experts"
-    text = (
-        f"- {model}{routed}, {tokens} tokens: rent {row.cell.gpu} of {_offer(row)} at "
-        f"${row.usd_per_hour:.3g} an hour: ${row.usd:.3g} ({row.usd_low:.3g} to "
-        f"{row.usd_high:.3g}) in {row.hours:.3g} h, at batches of {row.batch_size}; the cheapest "
-        f"with {row.probability_cheapest:.0%}."
-    )
-    if row.market != "spot":
-        return text
-    others = (
-        other
-        for other in ranking.offers
-        if other.market != "spot" and comparable(other.cell) == comparable(row.cell)
-    )
-    sure = next(others, None)
-    if sure is None:
-        return text
-    return f"{text} Never taken away: {sure.cell.gpu} of {_offer(sure)}, ${sure.usd:.3g}."
 
 
 def _left_out(excluded: Sequence[Excluded]) -> str:
@@ -173,10 +162,10 @@ def _place(row: RankedOffer) -> str:
 
 def _offer_row(row: RankedOffer) -> tuple[object, ...]:
     law = f", law: {row.law}" if row.law is not None else ""
-    stands_in = ", elsewhere" if _stands_in(row) else ""
+    elsewhere = ", elsewhere" if stands_in(row) else ""
     return (
         row.cell.gpu,
-        _offer(row),
+        offer_text(row),
         f"{row.usd_per_hour:.3g}",
         f"{row.batch_size} of {'?' if row.largest_batch is None else row.largest_batch}",
         f"{row.queries_per_second:.3g}",
@@ -184,25 +173,20 @@ def _offer_row(row: RankedOffer) -> tuple[object, ...]:
         + (" ~" if _unsteady(row) else ""),
         f"{row.usd:.3g} ({row.usd_low:.3g} to {row.usd_high:.3g})",
         f"{row.probability_cheapest:.0%}",
-        f"{row.basis}{stands_in}{law}{', extrapolated' if row.extrapolated else ''}",
+        f"{row.basis}{elsewhere}{law}{', extrapolated' if row.extrapolated else ''}",
     )
 
 
-def _offer(row: RankedOffer) -> str:
-    several = f" ({row.gpus_per_instance} GPUs)" if row.gpus_per_instance > 1 else ""
-    return f"{row.provider} {row.instance}{several} {row.market}"
-
-
-def _stands_in(row: RankedOffer) -> bool:
+def stands_in(row: RankedOffer) -> bool:
     """Whether what is offered is another machine than the one that was measured."""
     return row.cell.gpu == "cpu" and row.provider != "own"
 
 
-def _remarks(rows: Sequence[RankedOffer], ranking: Ranking) -> str:
-    """What a reader must know beside the numbers."""
+def remarks(rows: Sequence[RankedOffer], ranking: Ranking) -> str:
+    """What a reader must know beside the numbers, a line each."""
     undated = any(row.price_as_of is None for row in rows)
     dates = sorted(str(row.price_as_of or row.price_recorded) for row in rows)
-    remarks = [
+    told = [
         f"Prices are of {dates[0]}"
         + (f" to {dates[-1]}" if dates[-1] != dates[0] else "")
         + (", the day they were written down where the source gives none." if undated else "."),
@@ -213,25 +197,25 @@ def _remarks(rows: Sequence[RankedOffer], ranking: Ranking) -> str:
     job = ranking.workload
     few = [row for row in rows if steps(job, row.batch_size) < FEW_STEPS * job.epochs]
     if few:
-        remarks.append(
+        told.append(
             f"{len(few)} of these take fewer than {FEW_STEPS} optimizer steps an epoch: "
             "--batch-size N prices another batch."
         )
-    if any(_stands_in(row) for row in rows):
-        remarks.append("elsewhere: measured on this machine, which the offer stands in for.")
+    if any(stands_in(row) for row in rows):
+        told.append("elsewhere: measured on this machine, which the offer stands in for.")
     deadline = ranking.constraints.deadline_hours
     if deadline is not None and any(row.hours_high > deadline for row in rows):
-        remarks.append(f"Some may miss the deadline of {deadline:g} h: it is in their brackets.")
+        told.append(f"Some may miss the deadline of {deadline:g} h: it is in their brackets.")
     if any(row.source == "law" for row in rows):
-        remarks.append("law: of a batch size nobody timed.")
+        told.append("law: of a batch size nobody timed.")
     if any(_unsteady(row) for row in rows):
-        remarks.append(
+        told.append(
             f"~ the 90 % interval of the hours spans more than {STEADY:.0%} of them: measure "
             "longer (`timing` in the specification) or on a quieter machine."
         )
     if any(row.gpus_per_instance > 1 for row in rows):
-        remarks.append("$/h is that of the whole instance; the job uses one of its GPUs.")
-    return "\n".join(remarks)
+        told.append("$/h is that of the whole instance; the job uses one of its GPUs.")
+    return "\n".join(told)
 
 
 def _drift_text(ranking: Ranking) -> str:

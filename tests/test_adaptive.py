@@ -17,9 +17,10 @@ from fitting.families import fit_families
 from orchestrator.adaptive import Adaptive
 from orchestrator.cli import main
 from orchestrator.driver import Asked
-from orchestrator.next_measurements import Choice, choices, measurable, spent_usd
+from orchestrator.next_measurements import Choice, choices, measurable
 from orchestrator.next_tables import next_table
 from orchestrator.plan import ClusterResources, Node, make_plan, trial_task
+from orchestrator.spending import spent_usd
 from orchestrator.sweep import SweepSpec
 from trials.child import ProbeEnd
 from trials.observation import Observation, Outcome

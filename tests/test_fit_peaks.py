@@ -161,7 +161,7 @@ def test_memory_that_does_not_grow_foretells_no_batch() -> None:
     with pytest.raises(ValueError, match="do not grow with the tokens"):
         predict_largest_batch(only(Law.MEMORY_AFFINE, flat), 48.0, 128)
     eq2 = only(Law.THROUGHPUT_EQ2, ladder(cell(), (1, 2, 4), 2.0, 0.5))
-    with pytest.raises(ValueError, match="does not predict largest batches"):
+    with pytest.raises(ValueError, match="predicts no memory"):
         predict_largest_batch(eq2, 48.0, 128)
 
 

@@ -163,8 +163,10 @@ def test_the_answer_is_a_sentence() -> None:
         "source: me, recorded: 2026-01-31}\n"
     )
     told = part(report(SEEN, spec_of(ONE_CELL + rows)), "Cheapest").splitlines()[0]
-    assert told.startswith("- llama-tiny, 16 tokens: rent cpu of own desk spot at $0.02 an hour: $")
-    assert "the cheapest with 100%. Never taken away: cpu of own rack on-demand, $0.00" in told
+    assert told.startswith(
+        "- llama-tiny, 16 tokens: Rent **cpu** of own desk spot at $0.02 an hour: **$"
+    )
+    assert "**more than 99%** sure that it is the cheapest. Never taken away: cpu of own rack" in told
 
 
 def test_many_cells_left_out_for_one_reason_are_one_line() -> None:

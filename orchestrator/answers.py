@@ -1,0 +1,92 @@
+"""What to rent, in sentences: the cheapest, how sure that is, and what the alternatives cost."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from orchestrator.ranking import RankedOffer, Ranking, comparable
+from trials.observation import Basis
+from trials.workload import Cell
+
+
+NEARLY_SURE = 0.995
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The choice for one model, recipe, sparsity and length.
+
+    Attributes:
+        best: the cheapest.
+        rows: every offer, the cheapest first.
+    """
+
+    best: RankedOffer
+    rows: Sequence[RankedOffer]
+
+    def sentences(self) -> list[str]:
+        """Markdown: what to rent and how sure that is, then a sentence for each alternative.
+
+        An alternative is told where it is another offer than the ones before.
+        """
+        told = [self.best]
+        said = [self._rent()]
+        for name, other in self._alternatives():
+            if other not in told:
+                told.append(other)
+                said.append(f"{name}: {other.cell.gpu} of {offer_text(other)}, {price(other)}.")
+        return said
+
+    def _rent(self) -> str:
+        row = self.best
+        simulated = ", simulated" if row.basis is Basis.SIMULATED else ""
+        return (
+            f"Rent **{row.cell.gpu}** of {offer_text(row)} at ${row.usd_per_hour:.3g} an hour: "
+            f"**${row.usd:.3g}** ({row.usd_low:.3g} to {row.usd_high:.3g}) in "
+            f"**{row.hours:.3g} h** ({row.hours_low:.3g} to {row.hours_high:.3g}{simulated}), at "
+            f"batches of {row.batch_size}. **{odds_text(row.probability_cheapest)}** sure that it is the cheapest."
+        )
+
+    def _alternatives(self) -> Iterator[tuple[str, RankedOffer]]:
+        best = self.best
+        if best.market == "spot":
+            yield from self._first("Never taken away", [r for r in self.rows if r.market != "spot"])
+        yield from self._first(
+            "The next GPU", [r for r in self.rows if r.cell.gpu != best.cell.gpu]
+        )
+        quicker = [r for r in self.rows if r.pareto and r.hours < best.hours]
+        yield from self._first("Sooner, for more", sorted(quicker, key=lambda r: r.hours))
+
+    @staticmethod
+    def _first(name: str, rows: Sequence[RankedOffer]) -> Iterator[tuple[str, RankedOffer]]:
+        if rows:
+            yield name, rows[0]
+
+
+def answers(ranking: Ranking) -> list[Answer]:
+    """One for each model, recipe, sparsity and length that has offers, in the ranking's order."""
+    groups = groupby(ranking.offers, key=lambda row: comparable(row.cell))
+    return [Answer(rows[0], rows) for rows in (tuple(group) for _, group in groups)]
+
+
+def subject(cell: Cell) -> str:
+    """Of which model, sparsity and length, in words."""
+    model = cell.model if cell.weights == "random" else f"{cell.model}, {cell.weights}"
+    routed = "" if cell.experts is None else f", {cell.active_experts} of {cell.experts} experts"
+    return f"{model}{routed}, {cell.seq_len} tokens"
+
+
+def offer_text(row: RankedOffer) -> str:
+    """What is rented, where."""
+    several = f" ({row.gpus_per_instance} GPUs)" if row.gpus_per_instance > 1 else ""
+    return f"{row.provider} {row.instance}{several} {row.market}"
+
+
+def odds_text(odds: float) -> str:
+    """A probability that was drawn: never quite certain."""
+    return f"{odds:.0%}" if odds < NEARLY_SURE else "more than 99%"
+
+
+def price(row: RankedOffer) -> str:
+    """What a job comes to there."""
+    return f"${row.usd:.3g} in {row.hours:.3g} h"
