@@ -32,7 +32,7 @@ class Adaptive:
     def __init__(self, spec: SweepSpec, catalog: Catalog, budget_usd: float | None) -> None:
         self._spec = spec
         self._catalog = catalog
-        self._budget_usd = budget_usd
+        self.budget_usd = budget_usd
         self._placed: dict[tuple[Cell, int | None], int] = defaultdict(int)
         self._latest: list[tuple[Cell, int | None]] = []
         self._gone: set[tuple[Cell, int | None]] = set()
@@ -58,7 +58,7 @@ class Adaptive:
         for candidate in useful:
             if candidate.way.cell.device in round_:
                 continue
-            if self._budget_usd is not None and planned + candidate.usd > self._budget_usd:
+            if self.budget_usd is not None and planned + candidate.usd > self.budget_usd:
                 dear += 1
                 continue
             planned += candidate.usd
@@ -72,7 +72,7 @@ class Adaptive:
         # What is left is shared by what each is thought to take: none may take more than its part,
         # of which the start of a node is paid first.
         least = sum(candidate.usd for candidate in round_.values())
-        part = None if self._budget_usd is None else (self._budget_usd - spent) / max(least, 1e-9)
+        part = None if self.budget_usd is None else (self.budget_usd - spent) / max(least, 1e-9)
         return {
             c.way.cell: Asked(
                 timed=self._sizes(c),
@@ -100,8 +100,8 @@ class Adaptive:
     def _tell(self, found: Sequence[Choice], spent: float, *, dear: int, is_over: bool) -> None:
         decided = sum(choice.is_decided for choice in found)
         said = f"{decided} of {len(found)} choices decided, ${spent:.3g} spent"
-        if self._budget_usd is not None:
-            said += f" of ${self._budget_usd:g}"
+        if self.budget_usd is not None:
+            said += f" of ${self.budget_usd:g}"
         if is_over and dear:
             said += ": the rest would cost more than is left"
         elif is_over and decided < len(found):

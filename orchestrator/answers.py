@@ -8,7 +8,6 @@ from orchestrator.ranking import RankedOffer, Ranking, comparable
 from trials.observation import Basis
 from trials.workload import Cell
 
-
 NEARLY_SURE = 0.995
 
 

@@ -110,7 +110,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="measure what helps most to decide on a GPU, and stop when that is decided",
     )
     sweep.add_argument(
-        "--budget-usd", type=_above_zero, metavar="USD", help="with --adaptive: spend no more"
+        "--budget-usd",
+        type=_above_zero,
+        metavar="USD",
+        help="begin no probe once so much is spent, and say what is left out",
+    )
+    sweep.add_argument(
+        "--strict", action="store_true", help="start nothing if any trial would be skipped"
     )
     _add_prices(sweep)
     _add_plan(commands)

@@ -30,12 +30,16 @@ from orchestrator.deploy_options import asked_deployment
 from orchestrator.driver import (
     Everything,
     Keeper,
+    PlanError,
+    Strategy,
     measure,
     needs_extras,
+    refuse_skipped,
     remark,
     simulate,
     to_measure,
 )
+from orchestrator.effort import Left, expected, what_is_left
 from orchestrator.estimate import EstimateError, estimates, possible_gpus
 from orchestrator.estimate_options import asked_gpus, asked_question
 from orchestrator.estimate_tables import as_json, as_table, explanation
@@ -56,7 +60,7 @@ from orchestrator.memory_tables import limits_section
 from orchestrator.next_measurements import Choice, choices, measurable, measured_cells
 from orchestrator.next_tables import decisions, next_table
 from orchestrator.place import RunPath, StoreError, run_path
-from orchestrator.plan import Plan, make_plan, trial_task
+from orchestrator.plan import ClusterResources, Plan, make_plan, trial_task
 from orchestrator.progress import Progress, fastest
 from orchestrator.ranking import Ranking, rank, ranking_csv, too_long
 from orchestrator.report import cheapest_section, headline, markdown
@@ -68,6 +72,7 @@ from orchestrator.spec_file import (
     read_spec_text,
     shipped_specs,
 )
+from orchestrator.spending import Meter
 from orchestrator.step_seconds import Batch
 from orchestrator.store import PLAN, SPEC, ObservationWriter, RunFolder, open_run
 from orchestrator.sweep import SweepSpec
@@ -88,6 +93,7 @@ KNOWN_ERRORS = (
     GpuCheckError,
     JobError,
     JoinError,
+    PlanError,
     ReproduceError,
     SpecError,
     StoreError,
@@ -133,20 +139,25 @@ def sweep(options: argparse.Namespace) -> int:
     folder = _run_path(options.out, spec.name)
     catalog = prices.over(spec.merged_catalog())
     _tell_misfits(spec)
-    if options.dry_run:
+    if options.dry_run or options.strict:
         known = RunFolder(folder).observations()
-        _print_plan(_plan_without_starting(spec, catalog, known), folder)
-        return 0
+        plan, cluster = _plan_without_starting(spec, catalog, known)
+        if options.strict:
+            refuse_skipped(plan)
+        if options.dry_run:
+            _print_plan(plan, folder, what_is_left(spec, catalog, cluster, plan, known))
+            return 0
     folder_run = open_run(folder, text, spec, prices.rows)
     with ObservationWriter(folder_run) as writer:
         if options.adaptive:
             # What is simulated tells what to expect of what is measured.
             plan = make_plan(spec, catalog, this_machine(), folder_run.observations())
             simulate(folder_run, writer, spec, plan, constants)
-            strategy = Adaptive(spec, catalog, options.budget_usd)
-            plan = measure(folder_run, writer, spec, catalog, strategy)
+            strategy: Strategy = Adaptive(spec, catalog, options.budget_usd)
         else:
-            plan = measure(folder_run, writer, spec, catalog, Everything())
+            strategy = Everything(spec, catalog, options.budget_usd)
+        plan = measure(folder_run, writer, spec, catalog, strategy)
+        if not options.adaptive:
             plan = simulate(folder_run, writer, spec, plan, constants)
     ranking = _derive(folder_run, spec, catalog, plan)
     remark(in_use_text(prices, catalog, _today()))
@@ -159,8 +170,21 @@ def sweep(options: argparse.Namespace) -> int:
             return 1
         _say(f"\n{decisions(found)}")
         return 0
+    return _end_of_sweep(plan, Meter(spec, catalog, folder_run.observations()), options.budget_usd)
+
+
+def _end_of_sweep(plan: Plan, meter: Meter, budget_usd: float | None) -> int:
+    """Tells what a sweep cost, and what it did not get to."""
+    if meter.usd is not None:
+        remark(f"spent: ${meter.usd:.3g}, by its probes and the starts of nodes")
     if plan.pending:
         keys = ", ".join(cell.key for cell in plan.pending)
+        if budget_usd is not None and not any(cell.simulated for cell in plan.pending):
+            remark(
+                f"{len(plan.pending)} trials are left out for the budget of ${budget_usd:g}: "
+                f"{keys}: the same command with a larger one goes on"
+            )
+            return 0
         remark(
             f"{len(plan.pending)} trials did not finish: {keys}: the reasons stand under Left out"
         )
@@ -184,17 +208,19 @@ def plan_run(options: argparse.Namespace) -> int:
     if isinstance(given, str) or (given is not None and (given / SPEC).exists()):
         folder = RunFolder.existing(given)
         prices, spec = _run_and_prices(folder, options)
-        plan = _plan_of(folder, spec)
+        plan, cluster = _plan_of(folder, spec), this_machine()
+        catalog = prices.over(spec.merged_catalog())
     else:
         prices = known_prices(options)
         text, name = _spec_text(given)
         spec = parse_spec(text, name, base=prices.catalog)
         folder = RunFolder(_run_path(None, spec.name))
-        plan = _plan_without_starting(spec, spec.merged_catalog(), folder.observations())
+        catalog = prices.over(spec.merged_catalog())
+        plan, cluster = _plan_without_starting(spec, catalog, folder.observations())
     if not options.next:
-        _print_plan(plan, folder.path)
+        left = what_is_left(spec, catalog, cluster, plan, folder.observations())
+        _print_plan(plan, folder.path, left)
         return 0
-    catalog = prices.over(spec.merged_catalog())
     found = _choices(spec, catalog, None, folder.observations())
     remark(in_use_text(prices, catalog, _today()))
     _say(next_table(found, options.most))
@@ -429,7 +455,9 @@ def status(folder: RunFolder) -> int:
             (cell.key, state, "" if known is None else known[0], fastest(seen) or "", len(seen))
         )
     _say(table(("trial", "state", "largest batch", "fastest", "observations"), rows))
-    running = "a sweep is running" if is_running else "no sweep is running"
+    spent = Meter(spec, spec.merged_catalog(), observations).usd
+    cost = "" if spent is None else f", ${spent:.3g} spent"
+    running = f"a sweep is running{cost}" if is_running else f"no sweep is running{cost}"
     _say(f"\n{len(plan.complete)} of {len(rows)} trials done; {running}")
     return 0
 
@@ -491,14 +519,17 @@ def _plan_of(folder: RunFolder, spec: SweepSpec) -> Plan:
     )
 
 
-def _plan_without_starting(spec: SweepSpec, catalog: Catalog, known: Sequence[Observation]) -> Plan:
+def _plan_without_starting(
+    spec: SweepSpec, catalog: Catalog, known: Sequence[Observation]
+) -> tuple[Plan, ClusterResources]:
+    """What would be done, and on which nodes."""
     if cluster_address() is None:
-        return make_plan(spec, catalog, this_machine(), known)
+        return make_plan(spec, catalog, this_machine(), known), this_machine()
     with connected_cluster(ask_for_packages=needs_extras(spec)) as cluster:
-        return make_plan(spec, catalog, cluster, known)
+        return make_plan(spec, catalog, cluster, known), cluster
 
 
-def _print_plan(plan: Plan, folder: RunPath) -> None:
+def _print_plan(plan: Plan, folder: RunPath, left: Sequence[Left]) -> None:
     rows = [
         *((c.key, "to simulate" if c.simulated else "to measure", "") for c in plan.pending),
         *((cell.key, "done", f"in {folder}") for cell in plan.complete),
@@ -512,6 +543,8 @@ def _print_plan(plan: Plan, folder: RunPath) -> None:
         + (f"{simulated} to simulate, " if simulated else "")
         + f"{len(plan.complete)} done, {len(plan.skipped)} skipped"
     )
+    for text in expected(left):
+        _say(f"\n{text}")
     _say(f"\n{counts}; nothing was started")
 
 

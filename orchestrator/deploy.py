@@ -9,12 +9,11 @@ from pathlib import Path
 from gpu_catalog.catalog import Catalog, load_catalog
 from gpu_catalog.offer import Offer
 from orchestrator.cluster_files import cloud_file, kuberay_file, local_file
-from orchestrator.cost import MINUTES_PER_HOUR, SECONDS_PER_HOUR
+from orchestrator.cost import SECONDS_PER_HOUR
 from orchestrator.deploy_options import CLOUDS, Asked
-from orchestrator.next_measurements import PROBE_SECONDS, SEARCH_PROBES
+from orchestrator.effort import Effort, trial_seconds
 from orchestrator.node_types import HEADS, Choice, choose, instances
 from orchestrator.sweep import SweepSpec
-from trials.ladder import batch_ladder
 from trials.possible import obstacle
 
 OWN_GPU = "a GPU of your own catalog, which a node's join-check does not know: start it by hand"
@@ -207,8 +206,8 @@ def _sweep_bill(
     spec: SweepSpec, catalog: Catalog, prices: Mapping[str, float | None]
 ) -> tuple[str, ...]:
     """What the sweep itself is expected to take, where nothing is measured yet."""
-    startup = spec.workload.overheads.startup_minutes / MINUTES_PER_HOUR * SECONDS_PER_HOUR
-    each = (SEARCH_PROBES + len(batch_ladder(spec.max_batch_size, seed_text=""))) * PROBE_SECONDS
+    effort = Effort((), spec.workload.overheads.startup_minutes)
+    startup, each = effort.start_seconds(""), trial_seconds(spec, "", effort)
     trials = {key: _trials(spec, catalog, key) for key in prices}
     seconds = {key: startup + count * each for key, count in trials.items() if count}
     minutes = max(seconds.values(), default=0.0) / 60

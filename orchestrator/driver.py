@@ -4,14 +4,18 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from gpu_catalog.catalog import Catalog
 from orchestrator.cluster import cluster_address, connected_cluster, this_machine
+from orchestrator.cost import SECONDS_PER_HOUR
+from orchestrator.effort import Effort, expected_text, what_is_left
 from orchestrator.local_runner import simulate_trials
 from orchestrator.plan import Plan, make_plan, trial_task
 from orchestrator.progress import Progress
 from orchestrator.runner import run_trials
+from orchestrator.spending import Meter, rented_offer, spent_usd
 from orchestrator.store import PLAN, ObservationWriter, RunFolder
 from orchestrator.sweep import SweepSpec
 from trials.observation import Observation
@@ -21,6 +25,10 @@ from trials.trial import next_ask
 from trials.workload import Cell
 
 ROUNDS = 3  # a trial that died with its node or worker is placed again, this often in all
+
+
+class PlanError(RuntimeError):
+    """A sweep cannot have what it must; a line for each cell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +45,14 @@ class Asked:
 
 
 class Strategy(Protocol):
-    """Says what to measure."""
+    """Says what to measure.
+
+    Attributes:
+        budget_usd: no probe begins once the run has cost so much (``spending.Meter``); absent for
+            no limit. It is passed by one probe on each node at most.
+    """
+
+    budget_usd: float | None
 
     def wanted(self, plan: Plan, observations: Sequence[Observation]) -> dict[Cell, Asked]:
         """What to place next, in this order; empty when that was all."""
@@ -47,20 +62,48 @@ class Strategy(Protocol):
 
 
 class Everything:
-    """Every cell, whole; those whose trials died again, a few times."""
+    """Every cell, whole; those whose trials died again, a few times.
 
-    def __init__(self) -> None:
+    Args:
+        spec: of the sweep.
+        catalog: its GPUs and offers.
+        budget_usd: what the run may cost, as ``spent_usd`` counts it; absent for no limit. A GPU
+            is left out when the start of its node alone would spend the rest.
+    """
+
+    def __init__(self, spec: SweepSpec, catalog: Catalog, budget_usd: float | None = None) -> None:
+        self._spec = spec
+        self._catalog = catalog
+        self.budget_usd = budget_usd
         self._rounds = 0
         self._ended: set[Cell] = set()
 
     def wanted(self, plan: Plan, observations: Sequence[Observation]) -> dict[Cell, Asked]:
         """What is pending."""
-        del observations  # the plan has read them
         self._rounds += 1
         if self._rounds > ROUNDS:
             return {}
         # A trial that ended and is pending still has tried all it can.
-        return {cell: Asked() for cell in to_measure(plan) if cell not in self._ended}
+        cells = [cell for cell in to_measure(plan) if cell not in self._ended]
+        payable = self._payable(cells, observations)
+        return {cell: Asked() for cell in cells if cell.device in payable}
+
+    def _payable(self, cells: Sequence[Cell], observations: Sequence[Observation]) -> set[str]:
+        """The GPUs the budget has something left for when their nodes have started, in order."""
+        devices = list(dict.fromkeys(cell.device for cell in cells))
+        if self.budget_usd is None:
+            return set(devices)
+        effort = Effort(observations, self._spec.workload.overheads.startup_minutes)
+        planned = spent_usd(self._spec, self._catalog, observations)
+        found = set()
+        for device in devices:
+            offer = rented_offer(self._catalog, device)
+            rate = 0.0 if offer is None else offer.usd_per_hour / SECONDS_PER_HOUR
+            start = effort.start_seconds(device) * rate
+            if planned + start < self.budget_usd or offer is None:
+                planned += start
+                found.add(device)
+        return found
 
     def ended(self, cells: set[Cell]) -> None:
         """Once is enough: what they could not have they tried for."""
@@ -68,11 +111,14 @@ class Everything:
 
 
 class Keeper:
-    """Keeps what the trials report, and shows it."""
+    """Keeps what the trials report, shows it, and counts what it costs."""
 
-    def __init__(self, writer: ObservationWriter, progress: Progress) -> None:
+    def __init__(
+        self, writer: ObservationWriter, progress: Progress, meter: Meter | None = None
+    ) -> None:
         self._writer = writer
         self._progress = progress
+        self._meter = meter
         self.ended_well: set[Cell] = set()
         self.seen: list[Observation] = []
 
@@ -84,6 +130,9 @@ class Keeper:
         """A probe ended."""
         if self._writer.append(observation):
             self.seen.append(observation)
+            if self._meter is not None:
+                self._meter.observed(observation)
+                self._progress.spent_usd = self._meter.usd
             self._progress.observed(observation)
 
     def ended(self, cell: Cell, error: str | None) -> None:
@@ -119,6 +168,9 @@ def measure(
         plan = make_plan(spec, catalog, cluster, known)
         folder.write(PLAN, plan)
         tell_skipped(plan)
+        left = what_is_left(spec, catalog, cluster, plan, known)
+        for line in expected_text(left, strategy.budget_usd):
+            remark(line)
         while wanted := strategy.wanted(plan, known):
             tasks = [
                 trial_task(
@@ -127,8 +179,10 @@ def measure(
                 for cell, of in wanted.items()
             ]
             with Progress(list(wanted), complete=len(plan.complete)) as progress:
-                keeper = Keeper(writer, progress)
-                run_trials(tasks, cluster, keeper)
+                meter = Meter(spec, catalog, known)
+                progress.spent_usd = meter.usd
+                keeper = Keeper(writer, progress, meter)
+                run_trials(tasks, cluster, keeper, partial(meter.reaches, strategy.budget_usd))
             strategy.ended(keeper.ended_well)
             known = folder.observations()
             plan = make_plan(spec, catalog, cluster, known)
@@ -172,6 +226,18 @@ def to_measure(plan: Plan) -> tuple[Cell, ...]:
 def needs_extras(spec: SweepSpec) -> bool:
     """Whether a recipe needs a package that not every node has."""
     return any(cell.recipe.extras for cell in spec.all_cells())
+
+
+def refuse_skipped(plan: Plan) -> None:
+    """For a sweep that is to have every cell.
+
+    Raises:
+        PlanError: it cannot; a line for each cell.
+    """
+    if plan.skipped:
+        lines = [f"{skip.cell.key}: {skip.reason}" for skip in plan.skipped]
+        text = f"--strict: {len(lines)} trials cannot be had, nothing was started"
+        raise PlanError("\n".join([*lines, text]))
 
 
 def tell_skipped(plan: Plan) -> None:

@@ -11,7 +11,8 @@ import numpy as np
 from fitting.design import Ways, expected_savings, probability_right
 from fitting.families import FamilyFit
 from gpu_catalog.catalog import Catalog
-from orchestrator.cost import MINUTES_PER_HOUR, SECONDS_PER_HOUR
+from orchestrator.cost import SECONDS_PER_HOUR
+from orchestrator.effort import Effort
 from orchestrator.plan import Plan
 from orchestrator.ranking import comparable, job_hours, offer_usd, padding, too_long
 from orchestrator.step_seconds import (
@@ -40,8 +41,6 @@ OTHER_BATCH = 0.1  # told from another batch size of the cell, where no law spea
 # speaks: a smaller batch costs so much more for each query.
 FLOOR = 0.2
 LEAST_SIGMA = 1e-3
-SEARCH_PROBES = 5  # of a cell whose largest batch is not known, where no trial tells
-PROBE_SECONDS = 60.0  # a build and a search probe, or a timed batch, where none of a run tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +170,7 @@ def choices(
     for cell in cells:
         if catalog.offers(cell.gpu) and known.can_do_it(cell):
             groups[comparable(cell)].append(cell)
-    effort = _Effort(observations, spec.workload.overheads.startup_minutes)
+    effort = Effort(observations, spec.workload.overheads.startup_minutes)
     order = list(dict.fromkeys(map(comparable, spec.all_cells())))
     return [
         _choice(known.ways(groups[key]), known, effort, spec.seed)
@@ -179,7 +178,7 @@ def choices(
     ]
 
 
-def _choice(ways: Sequence[Way], known: "_Known", effort: "_Effort", seed: int) -> Choice:
+def _choice(ways: Sequence[Way], known: "_Known", effort: Effort, seed: int) -> Choice:
     cells = list(dict.fromkeys(way.cell for way in ways))
     told = Ways(
         mean=np.array([way.log_usd for way in ways]),
@@ -197,8 +196,10 @@ def _choice(ways: Sequence[Way], known: "_Known", effort: "_Effort", seed: int) 
         if not known.is_to_do(way):
             continue
         must = way.cell == leader.cell and not leader.is_measured
-        start = effort.start_seconds(way.cell)
-        seconds = start + effort.seconds(way, is_searched=known.is_searched(way.cell))
+        device = way.cell.device
+        start = effort.start_seconds(device)
+        search = 0.0 if known.is_searched(way.cell) else effort.search_seconds(device)
+        seconds = start + search + effort.visit_seconds(device)
         candidates.append(
             Candidate(
                 way=way,
@@ -420,39 +421,3 @@ class _Known:
 
 def _cells(ways: Sequence[Way]) -> list[Cell]:
     return [way.cell for way in ways]
-
-
-class _Effort:
-    """How long measurements take: by those of the run on the same GPU, else as assumed.
-
-    Args:
-        observations: of the run.
-        startup_minutes: from renting a node to its first step.
-    """
-
-    def __init__(self, observations: Sequence[Observation], startup_minutes: float) -> None:
-        self._startup = startup_minutes / MINUTES_PER_HOUR * SECONDS_PER_HOUR
-        self._searches: dict[str, list[float]] = defaultdict(list)
-        self._visits: dict[str, list[float]] = defaultdict(list)
-        by_cell: dict[Cell, float] = defaultdict(float)
-        for o in observations:
-            if o.cell.simulated:
-                continue
-            if o.purpose == "ladder":
-                self._visits[o.cell.device].append(o.seconds)
-            else:
-                by_cell[o.cell] += o.seconds
-        for cell, seconds in by_cell.items():
-            self._searches[cell.device].append(seconds)
-
-    def start_seconds(self, cell: Cell) -> float:
-        """Of a node, where nothing was measured on that GPU yet."""
-        is_up = cell.device in self._visits or cell.device in self._searches
-        return 0.0 if is_up else self._startup
-
-    def seconds(self, way: Way, *, is_searched: bool) -> float:
-        """Of the probes of one way; those of its search too, while that is to be made."""
-        visits, searches = (of.get(way.cell.device, []) for of in (self._visits, self._searches))
-        visit = statistics.median(visits) if visits else PROBE_SECONDS
-        search = statistics.median(searches) if searches else SEARCH_PROBES * PROBE_SECONDS
-        return visit + (0.0 if is_searched else search)

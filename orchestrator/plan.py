@@ -76,6 +76,14 @@ class ClusterResources:
         shown = {"GPU": 1.0} if gpu.kind == "cuda" and all(n.has("GPU") for n in nodes) else {}
         return {"CPU": 1.0} | keyed | shown
 
+    def at_a_time(self, gpu: Gpu) -> int:
+        """Trials on this GPU that can run at once, nodes counted that are still to start."""
+        keyed = sum(node.resources.get(gpu.key, 0) for node in self.nodes if node.has("CPU"))
+        to_start = sum(node.resources.get(SCALES_TO + gpu.key, 0) for node in self.nodes)
+        if gpu.kind == "cpu" and not keyed and not to_start:
+            return int(sum(node.resources.get("CPU", 0) for node in self.nodes))
+        return int(max(keyed, to_start))
+
     def threads(self, gpu: Gpu) -> int:
         """CPU threads a trial's steps may use.
 

@@ -79,6 +79,7 @@ class Progress:
         self._complete = complete
         self._clock = clock
         self._started = clock()
+        self.spent_usd: float | None = None  # by the whole run, where anything is paid
         # The environment can make rich take a log file for a terminal; the stream knows.
         self._console = Console(
             file=stream,
@@ -141,7 +142,7 @@ class Progress:
         self._line(cell, f"done, {trial.finding()}" if error is None else f"died: {error}")
 
     def summary(self) -> str:
-        """Trials done, died, running and waiting, and the time left, on one line."""
+        """Trials done, died, running and waiting, time left and dollars spent, on one line."""
         states = [trial.state for trial in self._trials.values()]
         done, died = states.count("done"), states.count("died")
         parts = [
@@ -150,6 +151,7 @@ class Progress:
             f"{states.count('running')} running",
             f"{states.count('waiting')} waiting",
             self._time_left(done + died, states.count("running"), len(states)),
+            "" if self.spent_usd is None else f"${self.spent_usd:.3g} spent",
         ]
         return ", ".join(part for part in parts if part)
 

@@ -97,7 +97,9 @@ def cheapest_section(ranking: Ranking) -> str:
     winners = [row for row in ranking.offers if row.rank == 1]
     if winners:
         if len(winners) <= MOST_ANSWERS:
-            told = (f"- {subject(a.best.cell)}: {' '.join(a.sentences())}" for a in answers(ranking))
+            told = (
+                f"- {subject(a.best.cell)}: {' '.join(a.sentences())}" for a in answers(ranking)
+            )
             parts.append("\n".join(told))
         for of, group in groupby(winners, key=lambda row: _workload_columns(row.cell)[:2]):
             parts.append(", ".join(("**" + str(of[0]) + "**", str(of[1]))))

@@ -19,7 +19,12 @@ from trials.trial import TrialTask, run_trial
 from trials.workload import Cell
 
 
-def run_trials(tasks: Sequence[TrialTask], cluster: ClusterResources, listener: Listener) -> None:
+def run_trials(
+    tasks: Sequence[TrialTask],
+    cluster: ClusterResources,
+    listener: Listener,
+    is_over: Callable[[], bool] = lambda: False,
+) -> None:
     """Runs trials until each has ended. The cluster must be able to hold every one of them.
 
     Args:
@@ -27,6 +32,7 @@ def run_trials(tasks: Sequence[TrialTask], cluster: ClusterResources, listener: 
         cluster: what there is.
         listener: hears of every start, observation and end, in the driver's main thread. A trial
             that began and did not end is told to have died; one that never began is not told of.
+        is_over: is asked after each observation; once it says yes no other is made.
 
     Raises:
         Exception: whatever the listener raised; trials that still run are stopped.
@@ -64,6 +70,7 @@ def run_trials(tasks: Sequence[TrialTask], cluster: ClusterResources, listener: 
                 name="trials",
                 storage_path=scratch,
                 callbacks=[_tune_callback(relay)],
+                stop=_tune_stopper(is_over),
                 failure_config=tune.FailureConfig(max_failures=0),
                 verbose=0,
             ),
@@ -159,6 +166,24 @@ def _tune_callback(relay: _Relay) -> Any:
             relay.ended(info["trial"], _last_line(info["trial"]))
 
     return Callback()
+
+
+def _tune_stopper(is_over: Callable[[], bool]) -> Any:
+    from ray import tune  # noqa: PLC0415 - as above
+
+    class Stopper(tune.Stopper):  # type: ignore[misc]
+        def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+            del trial_id, result
+            return is_over()
+
+        def stop_all(self) -> bool:
+            return is_over()
+
+        def __reduce__(self) -> Any:
+            """Of nothing: see ``_Relay.__getstate__``."""
+            return (tune.stopper.NoopStopper, ())
+
+    return Stopper()
 
 
 def _last_line(trial: Any) -> str:

@@ -73,6 +73,8 @@ def test_time_left_is_told_in_proportion_to_what_ended(elapsed: float, left: str
     for cell in (SECOND, THIRD, FOURTH):
         progress.ended(cell, None)
     assert progress.summary() == "4/4 done, 0 running, 0 waiting"
+    progress.spent_usd = 1.2345
+    assert progress.summary() == "4/4 done, 0 running, 0 waiting, $1.23 spent"
 
 
 def test_trials_that_tell_in_turns_and_backwards_are_told_apart() -> None:

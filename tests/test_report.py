@@ -166,7 +166,9 @@ def test_the_answer_is_a_sentence() -> None:
     assert told.startswith(
         "- llama-tiny, 16 tokens: Rent **cpu** of own desk spot at $0.02 an hour: **$"
     )
-    assert "**more than 99%** sure that it is the cheapest. Never taken away: cpu of own rack" in told
+    assert (
+        "**more than 99%** sure that it is the cheapest. Never taken away: cpu of own rack" in told
+    )
 
 
 def test_many_cells_left_out_for_one_reason_are_one_line() -> None:

@@ -1,0 +1,198 @@
+"""How long measurements take, and what is left of a sweep will: hours and dollars. Pure."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gpu_catalog.catalog import Catalog
+from orchestrator.cost import MINUTES_PER_HOUR, SECONDS_PER_HOUR
+from orchestrator.plan import ClusterResources, Plan
+from orchestrator.spending import rented_offer
+from orchestrator.sweep import SweepSpec
+from orchestrator.tables import table
+from trials.ladder import batch_ladder
+from trials.observation import Observation, largest_batch
+from trials.workload import Cell
+
+SEARCH_PROBES = 5  # of a cell whose largest batch is not known, where no trial tells
+PROBE_SECONDS = 60.0  # a build and a search probe, or a timed batch, where none of a run tells
+
+
+class Effort:
+    """How long measurements take: by those of the run on the same GPU, else as assumed.
+
+    Args:
+        observations: of the run.
+        startup_minutes: from renting a node to its first step.
+    """
+
+    def __init__(self, observations: Sequence[Observation], startup_minutes: float) -> None:
+        self._startup = startup_minutes / MINUTES_PER_HOUR * SECONDS_PER_HOUR
+        self._searches: dict[str, list[float]] = defaultdict(list)
+        self._visits: dict[str, list[float]] = defaultdict(list)
+        by_cell: dict[Cell, float] = defaultdict(float)
+        for o in observations:
+            if o.cell.simulated:
+                continue
+            if o.purpose == "ladder":
+                self._visits[o.cell.device].append(o.seconds)
+            else:
+                by_cell[o.cell] += o.seconds
+        for cell, seconds in by_cell.items():
+            self._searches[cell.device].append(seconds)
+
+    def is_up(self, device: str) -> bool:
+        """Whether something was measured on that GPU: its node has started."""
+        return device in self._visits or device in self._searches
+
+    def start_seconds(self, device: str) -> float:
+        """Of a node, where none has started yet."""
+        return 0.0 if self.is_up(device) else self._startup
+
+    def visit_seconds(self, device: str) -> float:
+        """Of one timed batch."""
+        visits = self._visits.get(device)
+        return statistics.median(visits) if visits else PROBE_SECONDS
+
+    def search_seconds(self, device: str) -> float:
+        """Of all the probes that find a cell's largest batch."""
+        searches = self._searches.get(device)
+        return statistics.median(searches) if searches else SEARCH_PROBES * PROBE_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What one GPU has left to measure.
+
+    Attributes:
+        gpu: key of the GPU that runs it.
+        trials: that are left.
+        at_a_time: trials that run at a time; one where the cluster has no such GPU yet.
+        start_seconds: of a node, where none has started yet.
+        probe_seconds: of all probes, one after the other; absent where that is not known: of a CPU,
+            before its first probes, since what it can do is anything.
+        usd_per_hour: of its cheapest offer; absent where it has none that is paid.
+        is_assumed: whether nothing was measured there that tells how long a probe takes.
+    """
+
+    gpu: str
+    trials: int
+    at_a_time: int
+    start_seconds: float
+    probe_seconds: float | None
+    usd_per_hour: float | None
+    is_assumed: bool
+
+    @property
+    def hours(self) -> float | None:
+        """Until the last of them has ended."""
+        if self.probe_seconds is None:
+            return None
+        side_by_side = min(self.trials, self.at_a_time)
+        return (self.start_seconds + self.probe_seconds / side_by_side) / SECONDS_PER_HOUR
+
+    @property
+    def usd(self) -> float | None:
+        """Of the nodes, each from its start to its last probe."""
+        if self.hours is None or self.usd_per_hour is None:
+            return None
+        return self.hours * min(self.trials, self.at_a_time) * self.usd_per_hour
+
+
+def what_is_left(
+    spec: SweepSpec,
+    catalog: Catalog,
+    cluster: ClusterResources,
+    plan: Plan,
+    observations: Sequence[Observation],
+) -> list[Left]:
+    """What each GPU has left to measure, in the order of the plan; nothing of what is simulated."""
+    effort = Effort(observations, spec.workload.overheads.startup_minutes)
+    seen: dict[Cell, list[Observation]] = defaultdict(list)
+    for observation in observations:
+        seen[observation.cell].append(observation)
+    cells: dict[str, list[Cell]] = defaultdict(list)
+    for cell in plan.pending:
+        if not cell.simulated:
+            cells[cell.device].append(cell)
+    found = []
+    for device, pending in cells.items():
+        gpu = catalog.gpu(device)
+        is_known = effort.is_up(device) or gpu.kind == "cuda"
+        offer = rented_offer(catalog, device)
+        found.append(
+            Left(
+                gpu=device,
+                trials=len(pending),
+                at_a_time=max(cluster.at_a_time(gpu), 1),
+                start_seconds=0.0 if offer is None else effort.start_seconds(device),
+                probe_seconds=sum(_seconds(spec, c, seen[c], effort) for c in pending)
+                if is_known
+                else None,
+                usd_per_hour=None if offer is None else offer.usd_per_hour,
+                is_assumed=not effort.is_up(device),
+            )
+        )
+    return found
+
+
+def trial_seconds(spec: SweepSpec, device: str, effort: Effort) -> float:
+    """Of a whole trial of which nothing is known."""
+    visits = len(batch_ladder(spec.max_batch_size, seed_text=""))
+    return effort.search_seconds(device) + visits * effort.visit_seconds(device)
+
+
+def _seconds(spec: SweepSpec, cell: Cell, seen: Sequence[Observation], effort: Effort) -> float:
+    """Of what a trial has left."""
+    known = largest_batch(seen)
+    if known is None:
+        whole = trial_seconds(spec, cell.device, effort)
+        return whole if cell.capped_on is None else effort.search_seconds(cell.device)
+    made = sum(o.purpose == "ladder" and o.measurement is not None for o in seen)
+    visits = 0 if cell.capped_on is not None else len(batch_ladder(known[0], seed_text=""))
+    return max(visits - made, 1) * effort.visit_seconds(cell.device)
+
+
+def expected(left: Sequence[Left]) -> Iterator[str]:
+    """A table of the GPUs, and a line on the whole; nothing where no time is known."""
+    if all(each.hours is None for each in left):
+        return
+    rows = [
+        (
+            each.gpu,
+            each.trials,
+            each.at_a_time,
+            "not known yet" if each.hours is None else f"{each.hours:.2g}",
+            "" if each.usd_per_hour is None else f"{each.usd_per_hour:.3g}",
+            "" if each.usd is None else f"{each.usd:,.2f}",
+        )
+        for each in left
+    ]
+    yield table(("GPU", "trials", "at a time", "hours", "$/h", "$"), rows)
+    yield from expected_text(left)
+
+
+def expected_text(left: Sequence[Left], budget_usd: float | None = None) -> Iterator[str]:
+    """Lines on the whole: hours until the last GPU is done, and dollars."""
+    hours = [each.hours for each in left if each.hours is not None]
+    usd = [each.usd for each in left if each.usd is not None]
+    if not hours:
+        return
+    unknown = [each.gpu for each in left if each.hours is None]
+    without = f", {', '.join(unknown)} not counted" if unknown else ""
+    cost = f" and ${sum(usd):,.2f}" if usd else ""
+    yield f"expected: {max(hours):.2g} h{cost}{without}{_assumed(left)}"
+    if budget_usd is not None and sum(usd) > budget_usd:
+        yield f"the budget is ${budget_usd:g}: what comes first is measured until it is spent"
+    if budget_usd is not None and not usd:
+        yield "nothing here is rented at a known price: the budget counts nothing"
+
+
+def _assumed(left: Sequence[Left]) -> str:
+    told = [each for each in left if each.hours is not None]
+    if not any(each.is_assumed for each in told):
+        return ", by what was measured so far"
+    minutes = max(each.start_seconds for each in told) / 60
+    start = f" and {minutes:g} min to start a node" if minutes else ""
+    return f" (assumed: {PROBE_SECONDS:g} s a probe{start}; large models take longer)"

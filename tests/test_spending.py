@@ -1,0 +1,163 @@
+"""Dollars of a sweep: what it is expected to take, what it has cost, and where a budget ends it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from made_runs import ONE_CELL, spec_of, whole_trial
+from observations import observation
+from ray_sweeps import SMALL_CELL, observations
+from ray_sweeps import environment as environment_of
+
+from orchestrator.cli import main
+from orchestrator.driver import Everything
+from orchestrator.effort import expected, expected_text, what_is_left
+from orchestrator.plan import ClusterResources, Node, make_plan
+from orchestrator.spending import Meter, spent_usd
+
+ROWS = """\
+catalog:
+  gpus:
+    - {key: fast, kind: cuda, device_names: [Fast], usable_memory_bytes: 100000000,
+       compute_capability: "9.0", source: me, recorded: 2026-01-31}
+    - {key: desk, kind: cpu, usable_memory_bytes: 100000000, source: me, recorded: 2026-01-31}
+  offers:
+    - {gpu: fast, provider: pit, region: here, instance: a, usd_per_hour: 3.0, source: me,
+       recorded: 2026-01-31}
+    - {gpu: fast, provider: pit, region: here, instance: b, usd_per_hour: 2.0, market: spot,
+       source: me, recorded: 2026-01-31}
+    - {gpu: desk, provider: own, region: here, instance: c, usd_per_hour: 0.5, source: me,
+       recorded: 2026-01-31}
+"""
+SPEC = spec_of(ONE_CELL.replace("[cpu]", "[fast, desk, cpu]") + ROWS)
+CATALOG = SPEC.merged_catalog()
+FAST, DESK, CPU = SPEC.all_cells()
+CLUSTER = ClusterResources(
+    (
+        Node({"CPU": 4.0, "scales-to-desk": 3.0}),
+        Node({"CPU": 8.0, "GPU": 1.0, "fast": 1.0}),
+    )
+)
+WHOLE = (5 + 8) * 60.0  # seconds of a trial as assumed: five probes that search, eight timed
+
+
+def test_a_sweep_is_priced_before_it_starts() -> None:
+    """By hand: a node's start and a minute a probe; of a CPU nothing before its first probes."""
+    plan = make_plan(SPEC, CATALOG, CLUSTER, [])
+    left = {each.gpu: each for each in what_is_left(SPEC, CATALOG, CLUSTER, plan, [])}
+    assert {gpu: each.at_a_time for gpu, each in left.items()} == {"fast": 1, "desk": 3, "cpu": 12}
+    fast = left["fast"]
+    assert fast.hours == pytest.approx((600 + WHOLE) / 3600)
+    assert fast.usd == pytest.approx(2 * (600 + WHOLE) / 3600)
+    assert (left["desk"].hours, left["cpu"].hours, left["cpu"].usd_per_hour) == (None, None, None)
+    table, line = expected(list(left.values()))
+    assert "| fast | 1      | 1         | 0.38          | 2   | 0.77 |" in table
+    assert line == (
+        "expected: 0.38 h and $0.77, desk, cpu not counted (assumed: 60 s a probe and 10 min to "
+        "start a node; large models take longer)"
+    )
+    lines = list(expected_text(list(left.values()), budget_usd=0.5))
+    assert lines[1] == "the budget is $0.5: what comes first is measured until it is spent"
+
+
+def test_what_was_measured_tells_what_the_rest_takes() -> None:
+    """One of two cells is done: the other is expected to take as long, on a node that is up."""
+    spec = spec_of(ONE_CELL.replace("[cpu]", "[desk]").replace("[16]", "[16, 32]") + ROWS)
+    catalog = spec.merged_catalog()
+    done, _ = spec.all_cells()
+    seen = [o.model_copy(update={"seconds": 2.0}) for o in whole_trial(done, spec, largest=40)]
+    searched = sum(o.purpose != "ladder" for o in seen)
+    plan = make_plan(spec, catalog, CLUSTER, seen)
+    (left,) = what_is_left(spec, catalog, CLUSTER, plan, seen)
+    assert left.hours == pytest.approx((searched + 8) * 2 / 3600)
+    assert left.usd == pytest.approx(0.5 * (searched + 8) * 2 / 3600)
+    assert next(expected_text([left])).endswith(", by what was measured so far")
+
+
+def test_dollars_are_counted_as_they_are_spent() -> None:
+    """A node's start and its probes, at the cheapest offer; nothing for the machine one has."""
+    meter = Meter(SPEC, CATALOG)
+    assert meter.usd is None
+    meter.observed(observation(1, cell=CPU, seconds=100.0))
+    assert meter.usd is None
+    seen = [observation(b, cell=FAST, seconds=90.0) for b in (1, 2)]
+    for each in seen:
+        meter.observed(each)
+    assert meter.usd == pytest.approx(2 * (600 + 180) / 3600)
+    assert meter.usd == pytest.approx(spent_usd(SPEC, CATALOG, seen))
+    assert not meter.reaches(None)
+    assert not meter.reaches(1.0)
+    assert meter.reaches(meter.usd)
+
+
+def test_a_gpu_whose_start_is_too_dear_is_left_out() -> None:
+    """The first in the plan are paid first; what costs nothing always runs."""
+    plan = make_plan(SPEC, CATALOG, CLUSTER, [])
+
+    def placed(budget_usd: float | None) -> set[str]:
+        return {cell.gpu for cell in Everything(SPEC, CATALOG, budget_usd).wanted(plan, [])}
+
+    start = 600 / 3600  # hours
+    assert placed(None) == {"fast", "desk", "cpu"}
+    assert placed(2.1 * start) == {"fast", "cpu"}
+    assert placed(1.9 * start) == {"desk", "cpu"}
+    assert placed(2.6 * start) == {"fast", "desk", "cpu"}
+    spent = [observation(1, cell=FAST, seconds=3600.0)]
+    assert Everything(SPEC, CATALOG, 2.0).wanted(plan, spent).keys() == {CPU}
+
+
+def test_strict_starts_nothing_when_a_trial_would_be_skipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line for each, and no run folder."""
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    spec = tmp_path / "made.yaml"
+    spec.write_text(ONE_CELL.replace("[cpu]", "[cpu, A40, L4]"), encoding="utf-8")
+    assert main(["sweep", str(spec), "--strict", "--out", str(tmp_path / "run")]) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert [line.split("/")[0] for line in told[:2]] == ["A40", "L4"]
+    assert told[2] == "--strict: 2 trials cannot be had, nothing was started"
+    assert not (tmp_path / "run").exists()
+
+
+REAL = (
+    "name: paid\ngpus: [small, large]\n"
+    + SMALL_CELL.replace("epochs: 1}", "epochs: 1, overheads: {startup_minutes: 0}}")
+    + """\
+catalog:
+  gpus:
+    - {key: small, kind: cpu, usable_memory_bytes: 14000000, source: test, recorded: 2026-11-20}
+    - {key: large, kind: cpu, usable_memory_bytes: 16000000, source: test, recorded: 2026-11-20}
+  offers:
+    - {gpu: small, provider: own, region: here, instance: a, usd_per_hour: 3600,
+       source: test, recorded: 2026-11-20}
+    - {gpu: large, provider: own, region: here, instance: b, usd_per_hour: 3600,
+       source: test, recorded: 2026-11-20}
+"""
+)
+
+
+def test_a_sweep_ends_when_its_budget_is_spent(tmp_path: Path) -> None:
+    """On a real Ray, at a dollar a second: what it found is kept, what it left out is told."""
+    (tmp_path / "paid.yaml").write_text(REAL, encoding="utf-8")
+    budget = 0.5
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "orchestrator", "sweep", "paid.yaml", "--out", "run"),
+            *("--budget-usd", str(budget)),
+        ],
+        env=environment_of(tmp_path),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    seen = observations(tmp_path / "run")
+    spent = sum(o.seconds for o in seen)
+    longest = max(o.seconds for o in seen)
+    assert budget <= spent <= budget + 2 * 2 * longest  # the next may have begun on each device
+    assert "trials are left out for the budget of $0.5: " in done.stderr
+    assert f"spent: ${spent:.3g}" in done.stderr
