@@ -6,6 +6,7 @@ from itertools import groupby
 
 from fitting.fit import Fit, Fits
 from orchestrator.answers import answers, offer_text, subject
+from orchestrator.cost import MINUTES_PER_HOUR
 from orchestrator.law_tables import laws_section, parameters_text
 from orchestrator.memory_tables import limits_section
 from orchestrator.plan import Plan
@@ -21,6 +22,7 @@ from trials.workload import Cell
 MOST_ANSWERS = 6  # choices that are told in a sentence each
 MOST_NAMED = 3  # cells that are left out for one reason
 FEW_STEPS = 100  # of an epoch
+MOSTLY = 0.5  # of a job's hours
 MOST_OFFERS = 25  # of one job, in a report that is read
 STEADY = 0.10  # an interval wider than this part of its value is called unsteady
 OFFER_HEADERS = ("GPU", "offer", "$/h", "batch", "queries/s", "hours", "$", "cheapest", "basis")
@@ -202,6 +204,13 @@ def remarks(rows: Sequence[RankedOffer], ranking: Ranking) -> str:
         told.append(
             f"{len(few)} of these take fewer than {FEW_STEPS} optimizer steps an epoch: "
             "--batch-size N prices another batch."
+        )
+    startup = job.overheads.startup_minutes / MINUTES_PER_HOUR
+    mostly = sum(startup > MOSTLY * row.hours for row in rows)
+    if mostly:
+        told.append(
+            f"{mostly} of these are mostly the {job.overheads.startup_minutes:g} min of start-up "
+            "that are assumed: a longer job, or --startup-minutes, tells GPUs apart."
         )
     if any(stands_in(row) for row in rows):
         told.append("elsewhere: measured on this machine, which the offer stands in for.")

@@ -126,6 +126,18 @@ def test_a_folder_without_a_readable_configuration_is_told_in_a_line(tmp_path: P
         find_model(str(tmp_path))
 
 
+def test_a_folder_that_could_be_a_hub_name_is_told_to_be_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once: the hub is not asked."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine" / "small").mkdir(parents=True)
+    folder(tmp_path / "mine" / "small", **find_model("olmoe-tiny").config)
+    with pytest.raises(UnknownModelError, match=r"is a folder here: write \./mine/small"):
+        find_model("mine/small")
+    assert find_model("./mine/small").weights == "./mine/small"
+
+
 def test_an_unknown_name_is_told_with_near_ones() -> None:
     """And with the other ways to name a model."""
     with pytest.raises(UnknownModelError, match=r"unknown model 'mixtral-8x7'.*mixtral-8x7b"):

@@ -111,6 +111,12 @@ def test_another_version_device_or_thread_count_is_another_stack(other: Environm
     assert other.stack != environment().stack
 
 
+def test_the_threads_of_a_gpus_host_are_no_part_of_its_stack() -> None:
+    """Nodes with one GPU differ in their cores, and one that is still to start is not known."""
+    one, many = (environment(allocator="", threads=threads) for threads in (1, 32))
+    assert one.stack == many.stack != environment().stack
+
+
 def test_the_stack_is_the_same_in_every_process_and_version() -> None:
     """Records of last year belong to the same stack as those of this one."""
     assert environment().stack == "5718b2dc9d11"

@@ -176,3 +176,11 @@ def test_many_cells_left_out_for_one_reason_are_one_line() -> None:
     spec = spec_of(ONE_CELL.replace("[16]", "[16, 32, 48, 64]"))
     text = report([], spec)
     assert "- 4 cells: not measured" in text
+
+
+def test_a_short_job_is_said_to_be_mostly_its_start() -> None:
+    """Which is assumed, and the same for every GPU."""
+    said = "of these are mostly the 10 min of start-up that are assumed"
+    assert said in report(SEEN)
+    long = SPEC.model_copy(update={"workload": SPEC.workload.model_copy(update={"queries": 10**8})})
+    assert said not in report(SEEN, long)

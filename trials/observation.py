@@ -78,8 +78,13 @@ class Environment(Record):
 
     @property
     def stack(self) -> str:
-        """Fingerprint of what makes measurements comparable. Host and node are not part of it."""
-        text = repr((self.versions, self.device_name, self.threads, self.allocator))
+        """Fingerprint of what makes measurements comparable. Host and node are not part of it.
+
+        Nor are the threads of a GPU's host: one of them launches what the GPU runs, and nodes of
+        one GPU differ in how many there are.
+        """
+        threads = self.threads if self.allocator is None else 0
+        text = repr((self.versions, self.device_name, threads, self.allocator))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property

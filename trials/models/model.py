@@ -175,6 +175,9 @@ def find_model(name: str) -> Model:
         return _from_config(name, Path(name).expanduser(), weights=None)
     if name.startswith((".", "/", "~")):
         return _from_config(name, Path(name).expanduser() / "config.json", weights=name)
+    if (Path(name) / "config.json").is_file():
+        # Records name models: ./NAME is this folder for ever, OWNER/NAME a model of the hub.
+        raise UnknownModelError(f"model {name!r} is a folder here: write ./{name}")
     if name.count("/") == 1:
         return _from_hub(name)
     near = did_you_mean(name, presets()) or f"; known: {', '.join(presets())}"
