@@ -10,6 +10,7 @@ import numpy as np
 from fitting.laws import FloatArray
 from gpu_catalog.offer import Offer
 from orchestrator.cost import Overheads
+from orchestrator.price_files import OWN
 
 A_MONTH = 30.0  # days that the drift of ``Overheads`` is of
 LEAST_DAYS = 1.0  # a price of today is not known to the hour
@@ -36,8 +37,8 @@ class PriceDrift:
         self.errors = cache(self._errors)
 
     def sigma(self, offer: Offer) -> float:
-        """Standard deviation of the logarithm of a price."""
-        if self._today is None:
+        """Standard deviation of the logarithm of a price; that of a GPU of one's own stays."""
+        if self._today is None or offer.provider == OWN:
             return 0.0
         of = self._overheads
         drift = of.spot_price_drift if offer.market == "spot" else of.price_drift

@@ -447,6 +447,10 @@ def test_prices_move_until_they_are_paid() -> None:
         for days in ages
     ]
     assert odds[0] < 0.01 < odds[1]
+    owned = spec_of(TEXT.replace("provider: pub", "provider: own"))
+    rows = ranked(seen, job, spec=owned, today=day).offers
+    (row,) = (row for row in rows if row.provider == "own")
+    assert (row.usd_low, row.usd_high) == (as_quoted["slow"].usd_low, as_quoted["slow"].usd_high)
     assert 0.99 < sum(row.probability_cheapest for row in moved.values()) < 1.01
 
 
