@@ -92,7 +92,7 @@ class ChildProber:
         self._worker = worker
         self._build_timeout_seconds = build_timeout_seconds
         self._probe_timeout_seconds = probe_timeout_seconds
-        self._nursery: _Nursery | None = None
+        self._nursery: Nursery | None = None
         self._ready: Ready | None = None
 
     def __enter__(self) -> Self:
@@ -144,9 +144,9 @@ class ChildProber:
         if self._nursery is not None and not self._nursery.end_child():
             self.close()
 
-    def _nursery_with_child(self) -> "_Nursery":
+    def _nursery_with_child(self) -> "Nursery":
         if self._nursery is None:
-            self._nursery = _Nursery(self._worker, self._setup.threads)
+            self._nursery = Nursery(self._worker, self._setup.threads)
             self._nursery.tell(self._setup.model_dump_json() + "\n")
         if self._nursery.child_pid is None:
             line = self._nursery.start_child(self._build_timeout_seconds)
@@ -171,7 +171,7 @@ def _checked(request: ProbeRequest, reply: ProbeReply) -> ProbeEnd:
     return ProbeEnd(reply.outcome, reply.detail, reply.measurement)
 
 
-class _Nursery:
+class Nursery:
     """The process that forks children, its child, and the pipes that reach both."""
 
     def __init__(self, worker: Sequence[str], threads: int) -> None:
@@ -213,6 +213,11 @@ class _Nursery:
         return self.answer(left, "building the model", allowed_seconds=timeout_seconds)
 
     def tell(self, line: str) -> None:
+        """Says a line to the child, or to the nursery while there is none.
+
+        Raises:
+            ChildGoneError: nobody is there to hear it.
+        """
         assert self._process.stdin is not None
         # Only a child that waits for this line prints nothing meanwhile that belongs to the next.
         if self.child_pid is not None:

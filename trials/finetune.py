@@ -100,8 +100,12 @@ class FineTuning:
         shape = (batch_size, self._cell.seq_len)
         return torch.randint(self._facts.vocab_size, shape, generator=generator).to(self._device)
 
-    def step(self, tokens: torch.Tensor) -> float:
+    def step(self, tokens: torch.Tensor, labels: torch.Tensor | None = None) -> float:
         """One whole optimizer step on a batch.
+
+        Args:
+            tokens: (batch, length) ids.
+            labels: the same, -100 where nothing is to be learnt; absent to learn all of it.
 
         Returns:
             The loss, in nats per token. Reading it waits for the device, as a loop that logs does.
@@ -109,7 +113,8 @@ class FineTuning:
         Raises:
             NotTrainingError: the loss is not a number.
         """
-        value = self.stepper.step(lambda model: model(input_ids=tokens, labels=tokens).loss)
+        wanted = tokens if labels is None else labels
+        value = self.stepper.step(lambda model: model(input_ids=tokens, labels=wanted).loss)
         if not value < float("inf"):
             raise NotTrainingError(f"the loss is {value}: these steps train nothing")
         return value

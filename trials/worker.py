@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from typing import TypeVar
 
 from pydantic import BaseModel
 
@@ -48,6 +49,7 @@ from trials.recipe_check import RecipeError, departures  # noqa: E402
 from trials.timing import TimingRule  # noqa: E402
 
 MEMORY_STEPS = 3  # optimizer state exists only after the first step; the third repeats the second
+S = TypeVar("S", bound=Setup)
 # What of the software makes measurements comparable, where it is installed.
 STACK = (
     "bitsandbytes",
@@ -91,6 +93,10 @@ class Timed:
 class Worker:
     """A model under its recipe, ready to be probed.
 
+    Attributes:
+        device: where it is.
+        tuning: the model.
+
     Raises:
         RecipeError: what was built is not what the recipe implies.
     """
@@ -98,11 +104,11 @@ class Worker:
     def __init__(self, setup: Setup) -> None:
         self.device = open_device(setup)
         self._threads = setup.threads
-        self._tuning = FineTuning(
+        self.tuning = FineTuning(
             setup.cell, setup.model, device=self.device.torch_device, seed=setup.seed
         )
-        self._built = self._tuning.built()
-        wrong = departures(setup.cell.recipe, self._built, self._tuning.implied())
+        self._built = self.tuning.built()
+        wrong = departures(setup.cell.recipe, self._built, self.tuning.implied())
         if wrong:
             raise RecipeError(
                 f"{setup.cell.recipe.key} on {setup.cell.model} did not take hold: "
@@ -125,7 +131,7 @@ class Worker:
 
     def probe(self, request: ProbeRequest) -> ProbeReply:
         """Whole optimizer steps at this batch size: memory first, then, if asked, time."""
-        tuning = self._tuning
+        tuning = self.tuning
         tuning.start_over()
         self.device.settle()
         tokens = tuning.tokens(request.batch_size, request.draw)
@@ -213,12 +219,22 @@ def serve(setup: Setup, line: Line) -> None:
 
 
 def nurse(line: Line) -> None:
+    """The life of a nursery whose children answer probes."""
+    nurse_of(line, Setup, serve)
+
+
+def nurse_of(line: Line, told: type[S], live: Callable[[S, Line], None]) -> None:
     """A nursery's life: imports once what every child needs, then forks them one after another.
 
     It never builds a model nor touches a device, so each child starts as clean as a new process,
     without the seconds that importing the libraries takes.
+
+    Args:
+        line: to the trial.
+        told: what the first line is.
+        live: a child's life.
     """
-    setup = Setup.model_validate_json(line.hear())
+    setup = told.model_validate_json(line.hear())
     if setup.gpu.kind == "cpu":  # on a GPU they may touch it, which no parent of a child must
         import_libraries(setup.cell.recipe)
     # The collector looks through a child's own objects only, not through half a million of these.
@@ -232,7 +248,7 @@ def nurse(line: Line) -> None:
             die_with_parent(nursery)
             # Said by the child, so that nothing it says can come before it.
             line.say(Born(pid=os.getpid()))
-            serve(setup, line)
+            live(setup, line)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         # On a line of its own, whatever the child had begun to say.
@@ -248,9 +264,14 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)  # it died before we asked
 
 
-if __name__ == "__main__":
+def line_to_trial() -> Line:
+    """The pipes of a process that a trial has started, which dies with it."""
     die_with_parent(int(sys.argv[1]))
     # Libraries print to standard output; the replies go where nobody else writes.
     replies_fd = os.dup(1)
     os.dup2(2, 1)
-    nurse(Line(os.dup(0), replies_fd))
+    return Line(os.dup(0), replies_fd)
+
+
+if __name__ == "__main__":
+    nurse(line_to_trial())

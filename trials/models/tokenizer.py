@@ -54,7 +54,7 @@ class QueryTokenizer:
 
     def chats_counted(self, conversations: Sequence[Conversation]) -> Counted:
         """Tokens of each as the chat template writes it."""
-        written = [_tried(self._written, each) for each in conversations]
+        written = [_tried(self.written, each) for each in conversations]
         texts = [text for text in written if isinstance(text, str)]
         lengths = iter(self._lengths(texts, whole=False))
         refused = {at: _first_line(e) for at, e in enumerate(written) if isinstance(e, Exception)}
@@ -63,11 +63,26 @@ class QueryTokenizer:
             refused=dict(list(refused.items())[:MOST_REFUSALS]),
         )
 
-    def _written(self, conversation: Conversation) -> str:
-        return str(self._tokenizer.apply_chat_template(conversation, tokenize=False))
+    def written(self, conversation: Conversation, *, is_to_answer: bool = False) -> str:
+        """A conversation as the chat template writes it.
 
-    def _lengths(self, texts: Sequence[str], *, whole: bool) -> list[int]:
-        """(texts,) tokens of each; with what begins and ends a whole query unless it is in it."""
+        Args:
+            conversation: its messages.
+            is_to_answer: whether the assistant is to speak next.
+        """
+        return str(
+            self._tokenizer.apply_chat_template(
+                conversation, tokenize=False, add_generation_prompt=is_to_answer
+            )
+        )
+
+    def encoded(self, texts: Sequence[str], *, whole: bool) -> list[list[int]]:
+        """Ids of the tokens of each text, as they are counted.
+
+        Args:
+            texts: what to encode.
+            whole: with what begins and ends a whole query, unless it is in it.
+        """
         # Half a character, which JSON can spell, is in no tokenizer's alphabet.
         said = [text.encode(errors="replace").decode() for text in texts]
         if not said:
@@ -78,7 +93,11 @@ class QueryTokenizer:
         else:
             found = self._tokenizer(said, add_special_tokens=whole)["input_ids"]
         end = self._tokenizer.eos_token_id if whole else None
-        return [len(ids) + (end is not None and ids[-1:] != [end]) for ids in found]
+        return [ids if end is None or ids[-1:] == [end] else [*ids, end] for ids in found]
+
+    def _lengths(self, texts: Sequence[str], *, whole: bool) -> list[int]:
+        """(texts,) tokens of each."""
+        return [len(ids) for ids in self.encoded(texts, whole=whole)]
 
 
 def _loaded(name: str) -> Any:

@@ -1,0 +1,127 @@
+"""The parent's side of the learning child: asks for epochs, says in one line what went wrong."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Self
+
+from pydantic import ValidationError
+
+from trials.child import ChildGoneError, Nursery, ProbeEnd
+from trials.learning import EpochReply, EpochRequest, Heartbeat, LearnReady, LearnSetup
+from trials.observation import Outcome
+from trials.probe import Refused
+
+LEARN_WORKER = (sys.executable, "-m", "trials.learn_worker")
+BUILD_TIMEOUT_SECONDS = 3600.0  # pretrained weights may have to be fetched
+SILENCE_SECONDS = 600.0  # of a child in the midst of an epoch: more than any step takes
+
+
+class LearnError(RuntimeError):
+    """Learning that ended before its end; one line on why and what to do."""
+
+
+class ChildLearner:
+    """Learns in a child process. A context manager: on leaving, the child is gone.
+
+    Attributes:
+        ready: what the child said first.
+
+    Args:
+        setup: what to learn, and how.
+        worker: the command that starts a nursery.
+
+    Raises:
+        LearnError: on entering, when the child cannot learn it.
+    """
+
+    ready: LearnReady
+
+    def __init__(self, setup: LearnSetup, worker: Sequence[str] = LEARN_WORKER) -> None:
+        self._setup = setup
+        self._worker = worker
+        self._nursery: Nursery | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.ready = self._started()
+        except (ChildGoneError, ValidationError, OSError) as error:
+            self.close()
+            raise self._told(error, "before the first epoch") from error
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kills the child and its nursery."""
+        if self._nursery is not None:
+            self._nursery.close()
+            self._nursery = None
+
+    def epoch(self, number: int, listen: Callable[[Heartbeat], None]) -> EpochReply:
+        """One epoch: learnt and tested, or 0: tested alone.
+
+        Args:
+            number: the next one, or 0 to begin anew.
+            listen: told of steps meanwhile.
+
+        Raises:
+            LearnError: it came to nothing.
+        """
+        try:
+            return self._answered(number, listen)
+        except (ChildGoneError, ValidationError, OSError) as error:
+            raise self._told(error, f"in epoch {number}") from error
+
+    def _started(self) -> LearnReady:
+        self._nursery = Nursery(self._worker, self._setup.threads)
+        self._nursery.tell(self._setup.model_dump_json() + "\n")
+        line = self._nursery.start_child(BUILD_TIMEOUT_SECONDS)
+        with contextlib.suppress(ValidationError):
+            refused = Refused.model_validate_json(line)
+            raise ChildGoneError(ProbeEnd(refused.outcome, refused.detail))
+        return LearnReady.model_validate_json(line)
+
+    def _answered(self, number: int, listen: Callable[[Heartbeat], None]) -> EpochReply:
+        assert self._nursery is not None
+        self._nursery.tell(EpochRequest(epoch=number).model_dump_json() + "\n")
+        while True:
+            line = self._nursery.answer(SILENCE_SECONDS, f"epoch {number}")
+            try:
+                listen(Heartbeat.model_validate_json(line))
+            except ValidationError:
+                break
+        reply = EpochReply.model_validate_json(line)
+        if reply.outcome is not Outcome.FITS or reply.tested is None:
+            raise ChildGoneError(ProbeEnd(reply.outcome, reply.detail))
+        return reply
+
+    def _told(self, error: ChildGoneError | ValidationError | OSError, when: str) -> LearnError:
+        """A known ending in one line."""
+        name = self._setup.cell.key
+        if isinstance(error, ChildGoneError):
+            return LearnError(f"{name}: {when}: {_reason(error.end)}")
+        if isinstance(error, ValidationError):
+            return LearnError(f"{name}: {when}: the child's answer is not one")
+        return LearnError(f"{name}: {when}: {error.strerror or error}")
+
+
+REMEDIES = {
+    Outcome.OUT_OF_MEMORY: "give a smaller --batch-size or --cutoff, or another recipe",
+    Outcome.HOST_OUT_OF_MEMORY: "free memory on this machine, and run the same command again",
+    Outcome.TIMED_OUT: "run the same command again, it goes on after the last epoch",
+}
+
+
+def _reason(end: ProbeEnd) -> str:
+    detail = (end.detail or "no reason was given").removeprefix("QueriesError: ")
+    remedy = REMEDIES.get(end.outcome)
+    if "NotTrainingError" in detail:
+        remedy = "give a smaller --learning-rate, or precision bf16 or fp32"
+    detail = detail.removeprefix("NotTrainingError: ")
+    said = detail if end.outcome is Outcome.FAILED else f"{end.outcome} ({detail})"
+    return said if remedy is None else f"{said}: {remedy}"
