@@ -82,10 +82,10 @@ def workload_of(
         DataError: it contradicts itself, or its data cannot be read; a line for each mistake.
     """
     mistakes = list(_contradictions(asked))
-    rendering = _rendering(asked, mistakes)
+    rendering = asked_rendering(asked, mistakes)
     tokenizer = ""
     if asked.dataset is not None and known is None:
-        tokenizer = asked.tokenizer or _own_tokenizer(models, mistakes)
+        tokenizer = asked.tokenizer or own_tokenizer(models, mistakes)
     source = None
     if asked.dataset is not None and known is None:
         source = Source(asked.dataset, asked.subset, asked.split)
@@ -150,7 +150,7 @@ def _shown(asked: AskedWorkload, name: str) -> str:
     return shown(list(value) if isinstance(value, tuple) else value)
 
 
-def _rendering(asked: AskedWorkload, mistakes: list[Mistake]) -> Rendering | None:
+def asked_rendering(asked: AskedWorkload, mistakes: list[Mistake]) -> Rendering | None:
     """How examples become queries; what is wrong with that is added to the mistakes."""
     if asked.dataset is None:
         return None
@@ -172,7 +172,7 @@ def _rendering(asked: AskedWorkload, mistakes: list[Mistake]) -> Rendering | Non
     return None if asked.chat is None else Chat(asked.chat)
 
 
-def _own_tokenizer(models: Collection[Model], mistakes: list[Mistake]) -> str:
+def own_tokenizer(models: Collection[Model], mistakes: list[Mistake]) -> str:
     """The tokenizer of the only model; that there is none is added to the mistakes."""
     named = {model.name: model.weights for model in models}
     found = set(named.values())

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from orchestrator.deploy_options import add_deploy
+from orchestrator.learn_parser import add_learn
 
 EPILOG = """\
 examples:
@@ -122,6 +123,13 @@ def build_parser() -> argparse.ArgumentParser:
     _add_plan(commands)
     _add_estimate(commands)
     _add_dataset(commands)
+    learn = add_learn(commands, _positive, _above_zero)
+    _add_recipe(
+        learn,
+        method="lora; full for random weights",
+        precision="bf16 on a GPU, fp32 on the CPU",
+    )
+    _add_data(learn)
     for name, text in (
         ("fit", "fit the laws to a run's observations, or to anybody's in a CSV"),
         ("rank", "price a job on every offer and write ranking.csv and ranking.json"),
@@ -225,7 +233,18 @@ def _add_overheads(command: argparse.ArgumentParser) -> None:
 def _add_job(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--queries", type=_positive, help="training examples")
-    add("--epochs", type=_positive, help="how often each is seen")
+    add(
+        "--epochs",
+        type=_epochs,
+        metavar="N|auto",
+        help="how often each is seen; auto: until learning stops, by what 'learn' kept in the run",
+    )
+    add(
+        "--learned",
+        type=Path,
+        metavar="FILE",
+        help="with --epochs auto: what 'learn' kept elsewhere",
+    )
     _add_queries(command)
     add(
         "--batch-size",
@@ -246,6 +265,7 @@ def _add_queries(command: argparse.ArgumentParser) -> None:
         "--dataset", metavar="DATA", help="price these queries instead: as 'dataset' takes them"
     )
     _add_data(command)
+    _add_histogram(command)
     rows = command.add_mutually_exclusive_group()
     rows.add_argument(
         "--packing", action="store_true", help="into full rows of --cutoff tokens, without padding"
@@ -290,6 +310,7 @@ def _add_dataset(commands: Any) -> None:
         "openorca",
     )
     _add_data(dataset)
+    _add_histogram(dataset)
     add("--model", metavar="NAME", help="its tokenizer counts: a preset, a hub name or a folder")
     add("--save", type=Path, metavar="FILE.csv", help="write it, for --length-histogram")
     add("--json", action="store_true", help="all of it, for programs")
@@ -310,7 +331,10 @@ def _add_data(command: argparse.ArgumentParser) -> None:
     add("--split", metavar="NAME", help="of a folder or a hub data set (default: train)")
     add("--most", type=_positive, metavar="N", help="read so many examples, the first ones")
     add("--cutoff", type=_positive, metavar="N", help="tokens; longer queries are cut off there")
-    add(
+
+
+def _add_histogram(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
         "--length-histogram",
         metavar="FILE.csv",
         help="instead of a data set: how many examples have so many tokens (tokens, examples)",
@@ -406,16 +430,8 @@ def _add_estimate(commands: Any) -> None:
     add("--model", required=True, help="a preset, a hub name, a folder or file with a config.json")
     add("--gpu", default="all", help="keys of 'catalog gpus', with commas, or all (the default)")
     add("--memory-gib", type=_above_zero, help="usable memory, of a GPU that does not exist yet")
-    add("--method", choices=("full", "lora", "qlora"), help="default: lora")
-    add("--recipe", metavar="NAME", help="start from a named one: paper-mixtral, paper-blackmamba")
-    add("--lora-rank", type=_positive, help="default: 16")
-    add("--lora-targets", metavar="a,b,c", help="attention, experts, router, all-linear, or names")
-    add("--gradient-checkpointing", choices=("on", "off"), help="default: off")
-    add("--attention", choices=("eager", "sdpa", "flash_attention_2"))
-    add("--experts", choices=("looped", "grouped"))
+    _add_recipe(estimate, method="lora", precision="bf16")
     add("--active-experts", type=_positive, help="for each token (default: the model's own)")
-    add("--optimizer", metavar="NAME", help="adamw (default), adamw_8bit, paged_adamw_8bit, …")
-    add("--precision", choices=("bf16", "fp16", "fp32"), help="default: bf16")
     add("--seq-len", type=_positive, help="tokens per query (default: as --dataset has them)")
     add("--batch-size", type=_size, default=None, help="queries per step, or max (the default)")
     add(
@@ -437,6 +453,20 @@ def _add_estimate(commands: Any) -> None:
     _add_prices(estimate)
     _add_constraints(estimate)
     _add_overheads(estimate)
+
+
+def _add_recipe(command: argparse.ArgumentParser, *, method: str, precision: str) -> None:
+    """How a model is fine-tuned, and what it is when nothing is said."""
+    add = command.add_argument
+    add("--method", choices=("full", "lora", "qlora"), help=f"default: {method}")
+    add("--recipe", metavar="NAME", help="start from a named one: paper-mixtral, paper-blackmamba")
+    add("--lora-rank", type=_positive, help="default: 16")
+    add("--lora-targets", metavar="a,b,c", help="attention, experts, router, all-linear, or names")
+    add("--gradient-checkpointing", choices=("on", "off"), help="default: off")
+    add("--attention", choices=("eager", "sdpa", "flash_attention_2"))
+    add("--experts", choices=("looped", "grouped"))
+    add("--optimizer", metavar="NAME", help="adamw (default), adamw_8bit, paged_adamw_8bit, …")
+    add("--precision", choices=("bf16", "fp16", "fp32"), help=f"default: {precision}")
 
 
 def _above_zero(text: str) -> float:
@@ -463,6 +493,15 @@ def _timed_size(text: str) -> int | str:
         return _positive(text)
     except argparse.ArgumentTypeError as error:
         raise argparse.ArgumentTypeError(f"{error}; or fastest, or largest") from None
+
+
+def _epochs(text: str) -> int | str:
+    if text == "auto":
+        return text
+    try:
+        return _positive(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}; or auto") from None
 
 
 def _size(text: str) -> int | None:

@@ -55,6 +55,7 @@ from orchestrator.gpu_check import (
 from orchestrator.job_options import JobError, asked_constraints, with_overheads
 from orchestrator.join_check import JoinError, node_resources
 from orchestrator.known_prices import KnownPrices, known_prices
+from orchestrator.learn import learn_command
 from orchestrator.local_runner import run_trials_here
 from orchestrator.memory_tables import limits_section
 from orchestrator.next_measurements import Choice, choices, measurable, measured_cells
@@ -78,6 +79,7 @@ from orchestrator.store import PLAN, SPEC, ObservationWriter, RunFolder, open_ru
 from orchestrator.sweep import SweepSpec
 from orchestrator.tables import table
 from orchestrator.workload_options import changed_workload
+from trials.learn_child import LearnError
 from trials.models.model import UnknownModelError
 from trials.observation import Observation, largest_batch
 from trials.simulation.clock import Constants
@@ -93,6 +95,7 @@ KNOWN_ERRORS = (
     GpuCheckError,
     JobError,
     JoinError,
+    LearnError,
     PlanError,
     ReproduceError,
     SpecError,
@@ -115,6 +118,8 @@ def run(options: argparse.Namespace) -> int:
         return catalog_command(options, _today())
     if options.command == "dataset":
         return dataset_command(options)
+    if options.command == "learn":
+        return learn_command(options, _run_path(options.out, "learn"))
     others = {
         "sweep": sweep,
         "estimate": estimate,

@@ -6,7 +6,7 @@ import io
 import itertools
 import json
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,23 +16,14 @@ from pydantic import Field, model_validator
 
 from fitting.lengths import Lengths
 from fitting.table_error import TableError
-from gpu_catalog.near import did_you_mean
 from gpu_catalog.record import Record
-from orchestrator.examples import (
-    DataError,
-    Example,
-    Mistake,
-    Source,
-    columns_text,
-    examples,
-)
+from orchestrator.examples import DataError, Mistake, Source, columns_text
 from orchestrator.queries import Chat, Rendering
+from orchestrator.reading import QUERIES_AT_ONCE, Reading
 from trials.models.tokens import Counted, Query, TokenCounter, TokenizerError
 from trials.recipe import PositiveInt
 
-QUERIES_AT_ONCE = 1000
 CHARACTERS_AT_ONCE = 4_000_000
-MOST_MISTAKES = 20  # then reading stops
 PAPER = "arXiv 2408.04693"
 HISTOGRAM_COLUMNS: dict[str, tuple[str, ...]] = {"tokens": (), "examples": (), "dataset": ()}
 
@@ -166,7 +157,7 @@ def counted_lengths(
         DataError: it cannot be read, an example is not one, or there is no such tokenizer; a line
             for each mistake, reading stopped after the first ``MOST_MISTAKES``.
     """
-    reading = _Reading(source, rendering, most)
+    reading = _Counting(source, rendering, most)
     chunks = reading.chunks()
     histogram: Counter[int] = Counter()
     fingerprint = ""
@@ -186,7 +177,7 @@ def counted_lengths(
     reading.empty += histogram.pop(0, 0)  # texts of which the tokenizer knows nothing
     reading.check(any_left=bool(histogram))
     return DataLengths(
-        source=_named(source),
+        source=source_text(source),
         made_by=str(rendering),
         tokenizer=tokenizer,
         histogram=tuple(sorted(histogram.items())),
@@ -198,29 +189,18 @@ def counted_lengths(
 
 def first_mistakes(source: Source, rendering: Rendering) -> list[Mistake]:
     """What is wrong with the first examples; for when there is no point in counting them."""
-    reading = _Reading(source, rendering, QUERIES_AT_ONCE)
+    reading = _Counting(source, rendering, QUERIES_AT_ONCE)
     next(reading.chunks(), None)
     return reading.mistakes
 
 
-class _Reading:
-    """A pass over the examples, and what was seen in it.
-
-    Attributes:
-        mistakes: what is wrong with them; no more is read once they are ``MOST_MISTAKES``.
-        complete: whether nothing was left to read.
-        empty: examples without any text.
-    """
+class _Counting(Reading[Query]):
+    """A pass over the examples, their queries handed on in chunks."""
 
     def __init__(self, source: Source, rendering: Rendering, most: int | None) -> None:
-        self._source = source
-        self._rendering = rendering
-        self._most = most
+        super().__init__(source, rendering, most)
         self._digest = hashlib.sha256()
         self._places: deque[list[str]] = deque()
-        self.mistakes: list[Mistake] = []
-        self.complete = True
-        self.empty = 0
 
     @property
     def digest(self) -> str:
@@ -232,7 +212,7 @@ class _Reading:
         places: list[str] = []
         queries: list[Query] = []
         characters = 0
-        for place, query in self._queries():
+        for place, query in self.queries():
             said = query if isinstance(query, str) else json.dumps(query, default=str)
             self._digest.update(f"{len(said)} {said}".encode(errors="replace"))
             places.append(place)
@@ -248,86 +228,15 @@ class _Reading:
         """What the chat template said to the earliest chunk that it has not answered yet."""
         places = self._places.popleft()
         for at, why in counted.refused.items():
-            self._note(Mistake("dataset", f"{places[at]}: the chat template refuses it: {why}"))
-
-    def check(self, *, any_left: bool) -> None:
-        """Tells what is wrong.
-
-        Args:
-            any_left: whether there is any query.
-
-        Raises:
-            DataError: anything is, or there is none.
-        """
-        if not any_left and not self.mistakes:
-            what = f"all {self.empty} examples are empty" if self.empty else "holds no examples"
-            self.mistakes.append(Mistake("dataset", f"{self._source.name}: {what}"))
-        if self.mistakes:
-            raise DataError(self.mistakes)
+            self.note(Mistake("dataset", f"{places[at]}: the chat template refuses it: {why}"))
 
     def _chunk(self, places: list[str], queries: list[Query]) -> list[Query]:
         self._places.append(places)
         return queries
 
-    def _queries(self) -> Iterator[tuple[str, Query]]:
-        """The queries that are not empty, each with where its example stands."""
-        for example in self._examples():
-            query = self._rendering.query(example)
-            if isinstance(query, Mistake):
-                self._note(query)
-            elif not query or (isinstance(query, str) and not query.strip()):
-                self.empty += 1
-            elif not self.mistakes:
-                yield example.place, query
 
-    def _examples(self) -> Iterator[Example]:
-        """The examples, until there are enough of them, or of mistakes."""
-        try:
-            entries = examples(self._source, self._rendering.fields)
-            first = list(itertools.islice(entries, QUERIES_AT_ONCE))
-            self._check_fields([entry for entry in first if isinstance(entry, Example)])
-            seen = 0
-            for entry in itertools.chain(first, entries):
-                if len(self.mistakes) >= MOST_MISTAKES:
-                    return
-                if isinstance(entry, Mistake):
-                    self._note(entry)
-                    continue
-                if seen == self._most:
-                    self.complete = False
-                    return
-                seen += 1
-                yield entry
-        except DataError as error:
-            self.mistakes += error.mistakes
-
-    def _check_fields(self, first: Sequence[Example]) -> None:
-        """Whether a field is in none of the first examples.
-
-        Raises:
-            DataError: it is.
-        """
-        there = dict.fromkeys(name for example in first for name in example.fields)
-        unknown = [field for field in self._rendering.fields if field not in there]
-        if there and unknown:
-            raise DataError(
-                Mistake(
-                    self._rendering.part,
-                    f"{field!r}: no such field in {self._source.name}"
-                    f"{did_you_mean(field, there) or f': it has {columns_text(there)}'}",
-                )
-                for field in unknown
-            )
-
-    def _note(self, mistake: Mistake) -> None:
-        if len(self.mistakes) < MOST_MISTAKES:
-            self.mistakes.append(mistake)
-            if len(self.mistakes) == MOST_MISTAKES:
-                text = f"{mistake.text} (there may be more: reading stopped here)"
-                self.mistakes[-1] = Mistake(mistake.part, text)
-
-
-def _named(source: Source) -> str:
+def source_text(source: Source) -> str:
+    """A data set as it is named to people."""
     subset = "" if source.subset is None else f" ({source.subset})"
     split = "" if source.split is None else f", {source.split}"
     return f"{source.name}{subset}{split}"

@@ -15,7 +15,7 @@ from orchestrator.sweep import Workload, written_out
 from orchestrator.workload_options import changed_workload
 from orchestrator.workload_tokens import longest_query, longest_tokens
 from trials.models.model import Model, find_model
-from trials.recipe import Recipe
+from trials.recipe import Method, Precision, Recipe
 
 JOB = Workload(queries=15_000, epochs=10)  # where nothing else is asked for
 BATCH_LIMIT = 65_536  # the largest batch to try
@@ -40,7 +40,7 @@ def asked_question(options: argparse.Namespace, catalog: Catalog, today: dt.date
     workload = with_overheads(options, changed_workload(JOB, options, [model]))
     return Question(
         model=model,
-        recipe=_recipe(options),
+        recipe=asked_recipe(options),
         active_experts=options.active_experts,
         seq_len=_seq_len(options, workload),
         batch_size=options.batch_size,
@@ -133,7 +133,19 @@ def _draws(options: argparse.Namespace, model: Model) -> int:
     return int(options.routing_draws)
 
 
-def _recipe(options: argparse.Namespace) -> Recipe:
+def asked_recipe(
+    options: argparse.Namespace, *, method: Method = "lora", precision: Precision | None = None
+) -> Recipe:
+    """The recipe that options state.
+
+    Args:
+        options: those of a recipe.
+        method: unless one is stated, or a named recipe.
+        precision: alike; absent for the recipe's own.
+
+    Raises:
+        EstimateError: there is no such recipe; a line for each reason.
+    """
     fields: dict[str, Any] = {}
     if options.recipe is not None:
         try:
@@ -141,7 +153,7 @@ def _recipe(options: argparse.Namespace) -> Recipe:
         except ValueError as error:
             raise EstimateError(f"--recipe: {error}") from None
     given = {
-        "method": options.method or (None if fields else "lora"),
+        "method": options.method or (None if fields else method),
         "lora_rank": options.lora_rank,
         "lora_targets": None if options.lora_targets is None else options.lora_targets.split(","),
         "gradient_checkpointing": None
@@ -150,7 +162,7 @@ def _recipe(options: argparse.Namespace) -> Recipe:
         "attention": options.attention,
         "experts": options.experts,
         "optimizer": options.optimizer,
-        "precision": options.precision,
+        "precision": options.precision or (None if fields else precision),
     }
     fields |= {name: value for name, value in given.items() if value is not None}
     if fields["method"] != "full":

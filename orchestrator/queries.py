@@ -111,6 +111,60 @@ class Chat:
 Rendering = TextFields | Template | Chat
 
 
+@dataclass(frozen=True, slots=True)
+class Parted:
+    """A query in its parts.
+
+    Attributes:
+        prompt: what stands before the answer: a text, or messages.
+        answer: its last field, or the content of the last message.
+        end: what a template has after it.
+    """
+
+    prompt: str | tuple[Mapping[str, Any], ...]
+    answer: str
+    end: str = ""
+
+
+def parted(rendering: Rendering, example: Example) -> Parted | Mistake:
+    """A query whose answer is the last field that it names, or the last message.
+
+    Without a field before it the prompt is empty, and all of the query is the answer.
+    """
+    if isinstance(rendering, Chat):
+        return _parted_chat(rendering, example)
+    texts = _texts(example, rendering.fields, rendering.part)
+    if isinstance(texts, Mistake):
+        return texts
+    if isinstance(rendering, TextFields):
+        *before, last = rendering.fields
+        prompts = [texts[field] for field in before if texts[field]]
+        return Parted("".join(f"{text}{JOINED_BY}" for text in prompts), texts[last])
+    at = max(place for place, (_, field) in enumerate(rendering.pieces) if field is not None)
+    prompt = "".join(
+        said + texts[field] for said, field in rendering.pieces[:at] if field is not None
+    )
+    said, field = rendering.pieces[at]
+    assert field is not None  # the last one that is
+    return Parted(
+        prompt + said, texts[field], "".join(end for end, _ in rendering.pieces[at + 1 :])
+    )
+
+
+def _parted_chat(rendering: Chat, example: Example) -> Parted | Mistake:
+    messages = rendering.query(example)
+    if isinstance(messages, str | Mistake):
+        return Parted("", messages) if isinstance(messages, str) else messages
+    if not messages:
+        return Parted((), "")
+    *before, last = messages
+    if last["role"] != "assistant" or not isinstance(last.get("content"), str):
+        return _wrong(
+            example, rendering.field, "the last message is to be learnt, and is no assistant's text"
+        )
+    return Parted(tuple(before), last["content"])
+
+
 def parsed_template(text: str) -> Template | list[Mistake]:
     r"""A template from its text, in which ``\n`` and ``\t`` are a line end and a tab, too."""
     written = text.replace("\\n", "\n").replace("\\t", "\t")

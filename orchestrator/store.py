@@ -22,6 +22,8 @@ MODELS = "models.json"
 LENGTHS = "lengths.json"
 CATALOG = "catalog.json"
 PLAN = "plan.json"
+LEARNED = "learned.jsonl"
+LEARNING = "learning"
 
 _MODELS = TypeAdapter(dict[str, Model])
 
@@ -162,6 +164,7 @@ def open_run(
     """
     run = RunFolder(path)
     beside = {name for file in (MODELS, LENGTHS, CATALOG) for name in (file, f".{file}.part")}
+    beside |= {LEARNED, LEARNING}
     names = (run.place.names() or set()) - beside - {f".{SPEC}.part"}
     if SPEC in names:
         _check_same_sweep(run, spec)

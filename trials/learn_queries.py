@@ -98,7 +98,9 @@ def read_queries(path: Path, tokenizer: QueryTokenizer, cutoff: int, vocab_size:
     cut_off = left_out = 0
     for query, answers in _of_file(path, tokenizer):
         right = _right(query)
-        if query.held_out and all(len(each.ids) <= cutoff for each in answers):
+        if query.held_out and all(
+            len(each.ids) <= cutoff and each.answer_tokens > 0 for each in answers
+        ):
             held_out.append(HeldOut(answers, right))
         elif not query.held_out and (cut := answers[right].cut(cutoff)).answer_tokens > 0:
             cut_off += len(answers[right].ids) > cutoff

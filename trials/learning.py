@@ -29,8 +29,7 @@ class Training(Record):
         warmup_steps: steps in which the learning rate rises to its own, in a line.
         batch_size: queries per step; the last of an epoch may be smaller.
         epochs: how often each query is seen, at most.
-        patience: training ends after so many epochs in a row without one that is better; absent
-            when all are wanted.
+        patience: after so many epochs in a row without one that is better, learning has stopped.
         seed: weights, and the order of queries, are drawn from it.
         cutoff: tokens; longer queries are cut off there.
     """
@@ -40,7 +39,7 @@ class Training(Record):
     warmup_steps: Count = 0
     batch_size: PositiveInt
     epochs: PositiveInt
-    patience: PositiveInt | None = None
+    patience: PositiveInt = 2
     seed: Count = 0
     cutoff: PositiveInt
 

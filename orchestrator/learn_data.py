@@ -1,0 +1,237 @@
+"""The data that ``learn`` learns from and tests with: read, parted, and split. No torch."""
+
+import hashlib
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.data_lengths import source_text
+from orchestrator.examples import DataError, Example, Mistake, Source, columns_text
+from orchestrator.queries import Parted, Rendering, parted
+from orchestrator.reading import Reading
+from trials.learning import LearnData, LearnQuery
+
+MOST_HELD_OUT = 1000  # unless told: more tell no more, and each is tested after every epoch
+HELD_OUT_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class AskedData:
+    """What to learn.
+
+    Attributes:
+        source: where the examples are.
+        rendering: how an example becomes a query; its last field or message is the answer.
+        tokenizer: the model's.
+        choices: fields of the answers that may be given: one that lists them, or one for each.
+        held_out: queries to test with, or the share of them; absent for a tenth, at most
+            ``MOST_HELD_OUT``. Means nothing where they are elsewhere.
+        held_out_source: where these are; absent for part of the same examples.
+        most: examples to read, the first ones.
+        seed: the split is drawn from it.
+    """
+
+    source: Source
+    rendering: Rendering
+    tokenizer: str
+    choices: tuple[str, ...] = ()
+    held_out: float | None = None
+    held_out_source: Source | None = None
+    most: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadData:
+    """What was read.
+
+    Attributes:
+        facts: of the data.
+        queries: those to learn from, and those held out.
+        remarks: what to tell of it.
+    """
+
+    facts: LearnData
+    queries: tuple[LearnQuery, ...]
+    remarks: tuple[str, ...]
+
+
+def read_data(asked: AskedData) -> ReadData:
+    """Reads a data set and holds some of it out.
+
+    Queries with the same prompt stay together: what is learnt is never what is tested.
+
+    Raises:
+        DataError: it cannot be read, or there is too little; a line for each mistake.
+    """
+    queries, empty = _read(asked, asked.source)
+    remarks = [f"{empty:,} examples without an answer were left out"] if empty else []
+    if asked.held_out_source is None:
+        tested, learnt = _split(asked, queries)
+        held_out_from = "the same"
+    else:
+        tested, _ = _read(asked, asked.held_out_source)
+        prompts = {_prompt(query) for query in tested}
+        learnt = [query for query in queries if _prompt(query) not in prompts]
+        held_out_from = source_text(asked.held_out_source)
+        if len(learnt) < len(queries):
+            same = len(queries) - len(learnt)
+            remarks.append(f"{same:,} queries were left out: their prompts are held out")
+    if not learnt:
+        raise DataError(
+            [Mistake("dataset", f"{asked.source.name}: none of its queries is left to learn from")]
+        )
+    every = (
+        *learnt,
+        *(query.model_copy(update={"held_out": True}) for query in tested),
+    )
+    facts = LearnData(
+        source=source_text(asked.source),
+        made_by=_made_by(asked),
+        held_out_from=held_out_from,
+        tokenizer=asked.tokenizer,
+        fingerprint=_fingerprint(asked.tokenizer, every),
+        train_queries=len(learnt),
+        held_out_queries=len(tested),
+        accuracy="choices" if asked.choices else "exact",
+    )
+    return ReadData(facts, every, tuple(remarks))
+
+
+def _made_by(asked: AskedData) -> str:
+    choices = f", choices {', '.join(asked.choices)}" if asked.choices else ""
+    return f"{asked.rendering}{choices}"
+
+
+def _fingerprint(tokenizer: str, queries: Sequence[LearnQuery]) -> str:
+    digest = hashlib.sha256(tokenizer.encode())
+    for query in queries:
+        digest.update(query.model_dump_json().encode(errors="replace"))
+    return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """Makes queries with answers of examples."""
+
+    rendering: Rendering
+    choices: tuple[str, ...]
+    part: str
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (*self.rendering.fields, *self.choices)
+
+    def query(self, example: Example) -> LearnQuery | Mistake | None:
+        found = parted(self.rendering, example)
+        if isinstance(found, Mistake):
+            return found
+        if not found.answer.strip():
+            return None
+        choices: tuple[str, ...] = ()
+        answer = found.answer
+        if self.choices:
+            listed = _choices(example, self.choices)
+            if isinstance(listed, Mistake):
+                return listed
+            choices, names = listed
+            right = _right(found.answer, choices, names)
+            if right is None:
+                text = (
+                    f"its answer {found.answer!r} is none of its choices: {columns_text(choices)}"
+                )
+                return Mistake("dataset", f"{example.place}: {text}")
+            answer = choices[right]
+        return LearnQuery(
+            held_out=False,
+            prompt=_plain(found),
+            answer=answer + found.end,
+            choices=tuple(choice + found.end for choice in choices),
+        )
+
+
+def _plain(found: Parted) -> str | tuple[dict[str, Any], ...]:
+    """The prompt as JSON has it: columnar files have dates and the like in their messages."""
+    if isinstance(found.prompt, str):
+        return found.prompt
+    said: list[dict[str, Any]] = json.loads(json.dumps(found.prompt, default=str))
+    return tuple(said)
+
+
+def _choices(
+    example: Example, fields: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...]] | Mistake:
+    """The choices of an example, and their names: where data sets name them, else their places."""
+    given: Any = [example.fields.get(field) for field in fields]
+    names: Any = None
+    if len(fields) == 1:
+        given = given[0]
+        if isinstance(given, Mapping):  # as many data sets of the hub have it
+            given, names = given.get("text"), given.get("label")
+    is_list = isinstance(given, list) and all(isinstance(each, str | int | float) for each in given)
+    if not is_list or len(given) < 2 or len(set(map(str, given))) < len(given):
+        text = f"{', '.join(fields)}: must be a list of different texts, two at least"
+        return Mistake("dataset", f"{example.place}: {text}")
+    if not isinstance(names, list) or len(names) != len(given):
+        names = range(len(given))
+    return tuple(map(str, given)), tuple(map(str, names))
+
+
+def _right(answer: str, choices: Sequence[str], names: Sequence[str]) -> int | None:
+    """The place of the choice that an answer is: by its text, else by its name, else its place."""
+    places = [str(place) for place in range(len(choices))]
+    for known in (choices, names, places):
+        if answer in known:
+            return list(known).index(answer)
+    return None
+
+
+def _read(asked: AskedData, source: Source) -> tuple[list[LearnQuery], int]:
+    """The queries of a source, and how many examples had none."""
+    maker = _Answered(asked.rendering, asked.choices, asked.rendering.part)
+    parts = dict.fromkeys(asked.choices, "choices")
+    reading: Reading[LearnQuery] = Reading(source, maker, asked.most, parts)
+    found = [query for _, query in reading.queries()]
+    reading.check(any_left=bool(found))
+    return found, reading.empty
+
+
+def _prompt(query: LearnQuery) -> str:
+    return query.prompt if isinstance(query.prompt, str) else json.dumps(query.prompt)
+
+
+def _split(
+    asked: AskedData, queries: Sequence[LearnQuery]
+) -> tuple[list[LearnQuery], list[LearnQuery]]:
+    """Held-out queries, and the others; those with one prompt are on one side."""
+    wanted = _wanted(asked.held_out, len(queries))
+    # Without a prompt nothing can be asked, and only the whole of a text tells it from another.
+    groups: dict[str, list[LearnQuery]] = {}
+    for query in queries:
+        groups.setdefault(_prompt(query) or query.answer, []).append(query)
+    order = sorted(groups)
+    random.Random(f"held out {asked.seed}").shuffle(order)
+    tested: list[LearnQuery] = []
+    learnt: list[LearnQuery] = []
+    for prompt in order:
+        (tested if len(tested) < wanted else learnt).extend(groups[prompt])
+    if not learnt:
+        text = f"{asked.held_out:g}: " if asked.held_out is not None else ""
+        raise DataError(
+            [
+                Mistake(
+                    "held_out",
+                    f"{text}nothing is left to learn from: {asked.source.name} has {len(queries)} "
+                    f"queries with {len(groups)} different prompts",
+                )
+            ]
+        )
+    return tested, learnt
+
+
+def _wanted(held_out: float | None, queries: int) -> int:
+    if held_out is None:
+        return min(max(round(HELD_OUT_SHARE * queries), 1), MOST_HELD_OUT)
+    return max(round(held_out * queries), 1) if held_out < 1 else round(held_out)
