@@ -56,6 +56,9 @@ from orchestrator.job_options import JobError, asked_constraints, with_overheads
 from orchestrator.join_check import JoinError, node_resources
 from orchestrator.known_prices import KnownPrices, known_prices
 from orchestrator.learn import learn_command
+from orchestrator.learn_store import learned_file, learned_in
+from orchestrator.learned import curves
+from orchestrator.learned_epochs import EpochsError, Found, learned_epochs
 from orchestrator.local_runner import run_trials_here
 from orchestrator.memory_tables import limits_section
 from orchestrator.next_measurements import Choice, choices, measurable, measured_cells
@@ -78,7 +81,7 @@ from orchestrator.step_seconds import Batch
 from orchestrator.store import PLAN, SPEC, ObservationWriter, RunFolder, open_run
 from orchestrator.sweep import SweepSpec
 from orchestrator.tables import table
-from orchestrator.workload_options import changed_workload
+from orchestrator.workload_options import AUTO, changed_workload
 from trials.learn_child import LearnError
 from trials.models.model import UnknownModelError
 from trials.observation import Observation, largest_batch
@@ -91,6 +94,7 @@ KNOWN_ERRORS = (
     ClusterError,
     DataError,
     DeployError,
+    EpochsError,
     EstimateError,
     GpuCheckError,
     JobError,
@@ -405,18 +409,20 @@ def rank_run(options: argparse.Namespace) -> int:
     workload = with_overheads(options, workload)
     batch: Batch = options.batch_size or workload.batch_size or "fastest"
     observations = folder.observations()
+    plan = _plan_of(folder, spec)
     # The fastest batch size is among those timed, and no law is asked about it.
     needs_law = isinstance(batch, int) or workload.lengths is not None
     families = fit_families(observations) if needs_law else ()
     ranking = rank(
         workload,
         catalog,
-        _plan_of(folder, spec),
+        plan,
         observations,
         families,
         batch=batch,
         constraints=asked_constraints(options, catalog),
         today=_today(),
+        learned=_learned(options, folder, plan),
         seed=spec.seed,
     )
     if options.command == "rank":
@@ -429,6 +435,18 @@ def rank_run(options: argparse.Namespace) -> int:
     else:
         _say(f"{headline(ranking)}\n\n{cheapest_section(ranking)}")
     return 0
+
+
+def _learned(options: argparse.Namespace, folder: RunFolder, plan: Plan) -> Found | None:
+    """The epochs of each cell by what was learnt, if they are asked for."""
+    if options.epochs != AUTO:
+        if options.learned is not None:
+            raise EpochsError(f"--learned {options.learned}: goes with --epochs auto: add it")
+        return None
+    cells = (*plan.complete, *plan.pending, *(skip.cell for skip in plan.skipped))
+    if options.learned is not None:
+        return learned_epochs(cells, curves(learned_file(options.learned)), str(options.learned))
+    return learned_epochs(cells, curves(learned_in(folder)), str(folder.path))
 
 
 def report(options: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ import hashlib
 import io
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Annotated, Literal
@@ -27,6 +27,7 @@ from orchestrator.cost import (
     charged_hours,
     rental,
 )
+from orchestrator.learned_epochs import LearnedEpochs
 from orchestrator.plan import Plan
 from orchestrator.price_drift import PriceDrift, widened
 from orchestrator.step_seconds import (
@@ -103,6 +104,7 @@ class RankedOffer(Record):
         largest_batch: the largest that fits; absent while the search has not closed in on it.
         limited_by: what the next larger batch size ended in, or the search's limit.
         queries_per_second: throughput at ``batch_size``; of packed rows, those.
+        epochs: how often each query is seen.
         tokens_per_query: padding included; the cell's length where the job has no lengths, or no
             law tells how much shorter its steps are.
         hours, hours_low, hours_high: from renting to the end: start-up, steps, checkpoints, and of
@@ -135,6 +137,7 @@ class RankedOffer(Record):
     largest_batch: int | None
     limited_by: str | None
     queries_per_second: float
+    epochs: int
     tokens_per_query: float
     hours: float
     hours_low: float
@@ -160,16 +163,17 @@ class Ranking(Record):
     """Every cell of a sweep on every offer of its GPU, cheapest first within comparable cells.
 
     Attributes:
-        workload: the job.
+        workload: the job; its epochs are the most of any cell where they were learnt.
         priced_on: the day that prices have moved until; absent where they are as quoted.
-        constraints: what an offer had to be.
-        offers: the rows.
-        excluded: cells that have none.
+        constraints: what an offer must be.
+        learned: where epochs come from that were learnt; empty where they were asked for.
+        offers, excluded: what is ranked, and what is not.
     """
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     workload: Workload
     priced_on: date | None = None
+    learned: tuple[LearnedEpochs, ...] = ()
     constraints: Constraints = Constraints()
     offers: tuple[RankedOffer, ...]
     excluded: tuple[Excluded, ...]
@@ -210,6 +214,7 @@ def rank(  # noqa: PLR0913 - what a ranking is made from
     batch: Batch | None = None,
     constraints: Constraints | None = None,
     today: date | None = None,
+    learned: Mapping[Cell, LearnedEpochs | str] | None = None,
     seed: int = 0,
 ) -> Ranking:
     """Prices a job on every offer of every measured cell's GPU.
@@ -230,6 +235,7 @@ def rank(  # noqa: PLR0913 - what a ranking is made from
         batch: which batch size to run at; absent for the workload's, or the fastest.
         constraints: what an offer must be; absent for anything.
         today: the day that prices have moved until; absent to take them as quoted.
+        learned: the epochs of each cell, or why they are not known; absent for the workload's.
         seed: of the draws.
     """
     constraints = constraints or Constraints()
@@ -247,7 +253,11 @@ def rank(  # noqa: PLR0913 - what a ranking is made from
         mine = seen.get(cell, [])
         offers = catalog.offers(cell.gpu)
         wanted = [offer for offer in offers if constraints.allows(offer)]
-        misfit = too_long(workload, cell)
+        told = None if learned is None else learned[cell]
+        misfit = too_long(workload, cell) or (told if isinstance(told, str) else None)
+        job = workload
+        if isinstance(told, LearnedEpochs):
+            job = workload.model_copy(update={"epochs": told.epochs})
         times = (
             {}
             if misfit is not None
@@ -265,7 +275,7 @@ def rank(  # noqa: PLR0913 - what a ranking is made from
         priced = [
             each
             for (stack, basis), step_time in times.items()
-            for each in _Job(workload, cell, stack, basis, step_time, known).on(
+            for each in _Job(job, cell, stack, basis, step_time, known).on(
                 wanted, shared, drift, seed
             )
         ]
@@ -282,10 +292,15 @@ def rank(  # noqa: PLR0913 - what a ranking is made from
         alike, others = _of_like_lengths(workload, group)
         ranked += _ranked(alike, batch)
         excluded += others
+    known_epochs = [each for each in (learned or {}).values() if isinstance(each, LearnedEpochs)]
+    if known_epochs:
+        most = max(each.epochs for each in known_epochs)
+        workload = workload.model_copy(update={"epochs": most})
     return Ranking(
         workload=workload,
         priced_on=today,
         constraints=constraints,
+        learned=tuple(dict.fromkeys(known_epochs)),
         offers=tuple(ranked),
         excluded=tuple(excluded),
     )
@@ -419,6 +434,7 @@ def _ranked(group: Sequence[_Priced], batch: Batch) -> Iterator[RankedOffer]:
             largest_batch=None if priced.known is None else priced.known[0],
             limited_by=None if priced.known is None else _limit_reason(priced.known[1]),
             queries_per_second=step.batch_size / step.seconds,
+            epochs=job.workload.epochs,
             tokens_per_query=step.tokens or float(job.cell.seq_len),
             hours=rented.hours,
             hours_low=rented.low,
@@ -573,7 +589,7 @@ def comparable(cell: Cell) -> tuple[object, ...]:
 def ranking_csv(ranking: Ranking) -> str:
     """The ranking as CSV: a row per offer, the cell's parts as columns of their own."""
     buffer = io.StringIO()
-    fields = [name for name in RankedOffer.model_fields if name != "cell"]
+    fields = [name for name in RankedOffer.model_fields if name not in {"cell", "epochs"}]
     parts = ["gpu", "model", "weights", "recipe", "sparsity", "active_experts", "seq_len"]
     job = ["queries", "epochs"]
     writer = csv.writer(buffer, lineterminator="\n")
@@ -591,6 +607,6 @@ def ranking_csv(ranking: Ranking) -> str:
                 cell.seq_len,
             ]
             + [getattr(row, name) for name in fields]
-            + [ranking.workload.queries, ranking.workload.epochs]
+            + [ranking.workload.queries, row.epochs]
         )
     return buffer.getvalue()

@@ -8,6 +8,7 @@ from fitting.fit import Fit, Fits
 from orchestrator.answers import answers, offer_text, subject
 from orchestrator.cost import MINUTES_PER_HOUR
 from orchestrator.law_tables import laws_section, parameters_text
+from orchestrator.learned_epochs import epochs_text
 from orchestrator.memory_tables import limits_section
 from orchestrator.plan import Plan
 from orchestrator.ranking import Excluded, RankedOffer, Ranking, comparable, overheads_text
@@ -64,7 +65,7 @@ def detail_sections(
 def headline(ranking: Ranking) -> str:
     """What was priced, on what basis."""
     job = ranking.workload
-    text = f"The job: {job.queries:,} queries x {job.epochs} epochs{overheads_text(job.overheads)}."
+    text = f"The job: {job.queries:,} queries x {_epochs(ranking)}{overheads_text(job.overheads)}."
     bases = sorted({row.basis for row in ranking.offers})
     if bases:
         text += f" Step times are {' and '.join(bases)}, {_lengths(ranking)}."
@@ -78,7 +79,16 @@ def headline(ranking: Ranking) -> str:
             "\nSimulated: no such GPU ran anything here; the training code was traced and replayed "
             "on a model of the GPU."
         )
-    return text
+    return "\n".join(filter(None, (text, epochs_text(ranking.learned))))
+
+
+def _epochs(ranking: Ranking) -> str:
+    """How many, and where they come from if they were learnt."""
+    epochs = sorted({each.epochs for each in ranking.learned})
+    if not epochs:
+        return f"{ranking.workload.epochs} epochs"
+    most = "" if len(epochs) == 1 else f" to {epochs[-1]}"
+    return f"{epochs[0]}{most} epochs, as learnt (below)"
 
 
 def _lengths(ranking: Ranking) -> str:

@@ -14,6 +14,7 @@ from orchestrator.sweep import JobTerms, Workload
 from orchestrator.wording import WORDS, shown
 from trials.models.model import Model, find_model
 
+AUTO = "auto"
 OWN_WORDS = frozenset({"batch_size", "overheads"})  # options that say these in ways of their own
 
 
@@ -25,6 +26,8 @@ def given_options(options: argparse.Namespace) -> dict[str, Any]:
     names = AskedWorkload.model_fields.keys() - OWN_WORDS
     fields = {name: getattr(options, name, None) for name in names}
     found = {name: value for name, value in fields.items() if value is not None}
+    if found.get("epochs") == AUTO:
+        del found["epochs"]  # the ranking asks what was learnt
     name = found.get("dataset")
     if name in PUBLISHED and not Path(name).exists():
         found["named"] = found.pop("dataset")
