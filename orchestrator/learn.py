@@ -25,7 +25,7 @@ from orchestrator.learn_tables import (
 )
 from orchestrator.learned import STOP_RULE, Curve, best, curves, is_done
 from orchestrator.place import RunPath, StoreError
-from trials.learn_child import ChildLearner, LearnError
+from trials.learn_child import ChildLearner, LearnError, NoStartError
 from trials.learning import Heartbeat, LearnedEpoch, LearnReady, LearnSetup, curve_key
 from trials.workload import Cell
 
@@ -64,12 +64,14 @@ def learn_command(options: argparse.Namespace, path: RunPath) -> int:
                 _Learning(asked, data, cell, key, writer).run(queries)
             except LearnError as error:
                 failures.append(str(error))
+                if isinstance(error, NoStartError):
+                    break  # the others would not start either
         known = [curve for curve in curves(writer.records) if curve.key in keys]
     for line in failures:
         remark(line)
-    if known or not failures:
+    if known:
         sys.stdout.write(f"{_as_json(known) if options.json else learning_section(known)}\n")
-        remark(f"{writer.path}: 'rank RUN --epochs auto' goes by it")
+        remark(f"{writer.path}: 'rank RUN --epochs auto --learned {writer.path}' goes by it")
     return 1 if failures else 0
 
 

@@ -10,11 +10,12 @@ from typing import Any
 from orchestrator.data_lengths import source_text
 from orchestrator.examples import DataError, Example, Mistake, Source, columns_text
 from orchestrator.queries import Parted, Rendering, parted
-from orchestrator.reading import Reading
+from orchestrator.reading import QUERIES_AT_ONCE, Reading
 from trials.learning import LearnData, LearnQuery
 
 MOST_HELD_OUT = 1000  # unless told: more tell no more, and each is tested after every epoch
 HELD_OUT_SHARE = 0.1
+FEWEST_HELD_OUT = 2  # one tells nothing of noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,24 @@ class ReadData:
     facts: LearnData
     queries: tuple[LearnQuery, ...]
     remarks: tuple[str, ...]
+
+
+def data_mistakes(asked: AskedData) -> list[Mistake]:
+    """What is wrong with the first examples; for when there is no point in reading them all."""
+    sources = (asked.source, asked.held_out_source)
+    return [
+        mistake
+        for source in sources
+        if source is not None
+        for mistake in _first_mistakes(asked, source)
+    ]
+
+
+def _first_mistakes(asked: AskedData, source: Source) -> list[Mistake]:
+    reading = _reading(asked, source, min(asked.most or QUERIES_AT_ONCE, QUERIES_AT_ONCE))
+    for _ in reading.queries():
+        pass
+    return reading.mistakes
 
 
 def read_data(asked: AskedData) -> ReadData:
@@ -190,12 +209,15 @@ def _right(answer: str, choices: Sequence[str], names: Sequence[str]) -> int | N
 
 def _read(asked: AskedData, source: Source) -> tuple[list[LearnQuery], int]:
     """The queries of a source, and how many examples had none."""
-    maker = _Answered(asked.rendering, asked.choices, asked.rendering.part)
-    parts = dict.fromkeys(asked.choices, "choices")
-    reading: Reading[LearnQuery] = Reading(source, maker, asked.most, parts)
+    reading = _reading(asked, source, asked.most)
     found = [query for _, query in reading.queries()]
     reading.check(any_left=bool(found))
     return found, reading.empty
+
+
+def _reading(asked: AskedData, source: Source, most: int | None) -> Reading[LearnQuery]:
+    maker = _Answered(asked.rendering, asked.choices, asked.rendering.part)
+    return Reading(source, maker, most, dict.fromkeys(asked.choices, "choices"))
 
 
 def _prompt(query: LearnQuery) -> str:
@@ -233,5 +255,5 @@ def _split(
 
 def _wanted(held_out: float | None, queries: int) -> int:
     if held_out is None:
-        return min(max(round(HELD_OUT_SHARE * queries), 1), MOST_HELD_OUT)
-    return max(round(held_out * queries), 1) if held_out < 1 else round(held_out)
+        held_out = min(HELD_OUT_SHARE, MOST_HELD_OUT / queries)
+    return max(round(held_out * queries), FEWEST_HELD_OUT) if held_out < 1 else round(held_out)

@@ -12,13 +12,14 @@ from orchestrator.estimate import EstimateError
 from orchestrator.estimate_options import asked_recipe
 from orchestrator.examples import DataError, Mistake, Source
 from orchestrator.gpu_check import gpu_of_this_machine
-from orchestrator.learn_data import AskedData
+from orchestrator.learn_data import FEWEST_HELD_OUT, AskedData, data_mistakes
 from orchestrator.price_files import read_catalog_file
 from orchestrator.workload_options import asked_workload, given_options
 from trials.devices.nvml import visible_device_name
 from trials.extras import importable_extras
 from trials.learning import Training
 from trials.models.model import Model, UnknownModelError, find_model
+from trials.models.tokens import TokenizerError, tokenizer_path
 from trials.possible import obstacle, resolved
 from trials.recipe import Recipe
 from trials.workload import Cell, Weights
@@ -68,7 +69,7 @@ def asked_learning(options: argparse.Namespace) -> AskedLearning:
     if model is not None and gpu is not None:
         cells = tuple(_cells(options, model, gpu, mistakes))
     if mistakes:
-        raise DataError(mistakes)
+        raise DataError([*mistakes, *([] if data is None else data_mistakes(data))])
     assert model is not None
     assert gpu is not None
     assert data is not None
@@ -138,16 +139,15 @@ def _data(
     except DataError as error:
         mistakes += error.mistakes
         return None
-    found: list[Mistake] = []
-    rendering = asked_rendering(asked, found)
-    tokenizer = asked.tokenizer
-    if tokenizer is None and model is not None:
-        tokenizer = own_tokenizer([model], found)
-    held_out = _held_out_source(options, asked, found)
-    if options.held_out is not None and options.held_out > 1 and options.held_out % 1:
-        found.append(Mistake("held_out", f"{options.held_out:g}: is neither a share nor a number"))
-    mistakes += found
-    if found or rendering is None or tokenizer is None:
+    rendering = asked_rendering(asked, mistakes)
+    tokenizer = _tokenizer(asked.tokenizer, model, mistakes)
+    held_out = _held_out_source(options, asked, mistakes)
+    if options.held_out is not None and options.held_out >= 1:
+        part = options.held_out % 1
+        if part or options.held_out < FEWEST_HELD_OUT:
+            text = f"{options.held_out:g}: give a share below 1, or a number from {FEWEST_HELD_OUT}"
+            mistakes.append(Mistake("held_out", text))
+    if rendering is None:
         return None
     assert asked.dataset is not None  # the parser asks for it
     return AskedData(
@@ -160,6 +160,18 @@ def _data(
         most=asked.most,
         seed=options.seed,
     )
+
+
+def _tokenizer(name: str | None, model: Model | None, mistakes: list[Mistake]) -> str:
+    """Whose tokens queries are made of: the model's own, unless one is named."""
+    if name is None:
+        return own_tokenizer([model], mistakes) if model is not None else ""
+    try:
+        path = tokenizer_path(name)
+    except TokenizerError as error:
+        mistakes.append(Mistake("tokenizer", str(error)))
+        return ""
+    return name if path is None else str(path)
 
 
 def _held_out_source(
@@ -194,6 +206,7 @@ def _cells(
         mistakes.append(
             Mistake("weights", f"pretrained: none of {model.name} are known: give random")
         )
+    actives = _actives(options.active_experts, model, mistakes)
     try:
         recipe = asked_recipe(
             options,
@@ -208,7 +221,7 @@ def _cells(
     if reason is not None:
         mistakes.append(Mistake("recipe", reason))
         return
-    for active in _actives(options.active_experts, model, mistakes):
+    for active in actives:
         yield _cell(model, gpu, recipe, active, weights, options.cutoff)
 
 

@@ -1,5 +1,6 @@
 """Where what was learnt is kept: a line for each epoch, beside a run's observations or alone."""
 
+import contextlib
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -84,6 +85,11 @@ class LearnedWriter:
         traceback: TracebackType | None,
     ) -> None:
         self._file.close()
+        if not self.records:  # nothing was learnt: nothing is left behind
+            self.path.unlink(missing_ok=True)
+            for folder in (self._folder / LEARNING, self._folder):
+                with contextlib.suppress(OSError):  # other things are in it
+                    folder.rmdir()
 
     def append(self, record: LearnedEpoch) -> None:
         """Writes an epoch so that no crash can lose it; one that is there is not written again.
@@ -106,7 +112,7 @@ class LearnedWriter:
         """Removes the state of a curve: nobody will go on with it."""
         file = self.checkpoint(curve)
         file.unlink(missing_ok=True)
-        if not any(file.parent.iterdir()):
+        with contextlib.suppress(OSError):  # those of others are in it
             file.parent.rmdir()
 
 

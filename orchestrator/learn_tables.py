@@ -292,6 +292,8 @@ def experts_text(cell: Cell) -> str:
 
 def _told(row: BestRow) -> str:
     experts = "" if row.active_experts is None else f"{row.active_experts} experts: "
+    if row.epochs == 0:
+        return f"- {experts}nothing was learnt yet."
     if row.epoch == 0 and row.has_stopped:
         return f"- {experts}no epoch was better than the untrained model."
     if not row.has_stopped:

@@ -18,7 +18,7 @@ import pytest
 from made_runs import ONE_CELL, made_run, spec_of
 from tokenizers import Tokenizer
 
-from orchestrator import data_lengths
+from orchestrator import data_lengths, reading
 from orchestrator.asked_workload import AskedWorkload, workload_of
 from orchestrator.cli import main
 from orchestrator.data_lengths import (
@@ -387,7 +387,7 @@ def test_reading_stops_after_so_many_mistakes(
 ) -> None:
     """And says so."""
     found = told(count, written(tmp_path, "data.jsonl", GOOD + 99 * "{\n"), text_fields=FIELDS)
-    assert len(found) == data_lengths.MOST_MISTAKES
+    assert len(found) == reading.MOST_MISTAKES
     assert found[-1].endswith("(there may be more: reading stopped here)")
 
 

@@ -21,6 +21,10 @@ class LearnError(RuntimeError):
     """Learning that ended before its end; one line on why and what to do."""
 
 
+class NoStartError(LearnError):
+    """It did not come to the first epoch."""
+
+
 class ChildLearner:
     """Learns in a child process. A context manager: on leaving, the child is gone.
 
@@ -47,7 +51,7 @@ class ChildLearner:
             self.ready = self._started()
         except (ChildGoneError, ValidationError, OSError) as error:
             self.close()
-            raise self._told(error, "before the first epoch") from error
+            raise NoStartError(f"{self._setup.cell.model}: {_line(error)}") from error
         except BaseException:
             self.close()
             raise
@@ -75,7 +79,7 @@ class ChildLearner:
         try:
             return self._answered(number, listen)
         except (ChildGoneError, ValidationError, OSError) as error:
-            raise self._told(error, f"in epoch {number}") from error
+            raise LearnError(f"{self._setup.cell.key}: epoch {number}: {_line(error)}") from error
 
     def _started(self) -> LearnReady:
         self._nursery = Nursery(self._worker, self._setup.threads)
@@ -100,16 +104,9 @@ class ChildLearner:
             raise ChildGoneError(ProbeEnd(reply.outcome, reply.detail))
         return reply
 
-    def _told(self, error: ChildGoneError | ValidationError | OSError, when: str) -> LearnError:
-        """A known ending in one line."""
-        name = self._setup.cell.key
-        if isinstance(error, ChildGoneError):
-            return LearnError(f"{name}: {when}: {_reason(error.end)}")
-        if isinstance(error, ValidationError):
-            return LearnError(f"{name}: {when}: the child's answer is not one")
-        return LearnError(f"{name}: {when}: {error.strerror or error}")
 
-
+# Errors whose text needs no more.
+SAY_IT_ALL = ("DeviceError", "KernelError", "QueriesError", "RecipeError", "TokenizerError")
 REMEDIES = {
     Outcome.OUT_OF_MEMORY: "give a smaller --batch-size or --cutoff, or another recipe",
     Outcome.HOST_OUT_OF_MEMORY: "free memory on this machine, and run the same command again",
@@ -117,11 +114,19 @@ REMEDIES = {
 }
 
 
-def _reason(end: ProbeEnd) -> str:
-    detail = (end.detail or "no reason was given").removeprefix("QueriesError: ")
+def _line(error: ChildGoneError | ValidationError | OSError) -> str:
+    """What went wrong, and what to do."""
+    if isinstance(error, ValidationError):
+        return "the child's answer is not one"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    end = error.end
+    detail = end.detail or "no reason was given"
+    name, colon, said = detail.partition(": ")
+    if colon and name in SAY_IT_ALL:
+        return said
+    if colon and name == "NotTrainingError":
+        return f"{said}: give a smaller --learning-rate, or --precision fp32"
+    told = detail if end.outcome is Outcome.FAILED else f"{end.outcome} ({detail})"
     remedy = REMEDIES.get(end.outcome)
-    if "NotTrainingError" in detail:
-        remedy = "give a smaller --learning-rate, or precision bf16 or fp32"
-    detail = detail.removeprefix("NotTrainingError: ")
-    said = detail if end.outcome is Outcome.FAILED else f"{end.outcome} ({detail})"
-    return said if remedy is None else f"{said}: {remedy}"
+    return told if remedy is None else f"{told}: {remedy}"

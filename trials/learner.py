@@ -14,6 +14,7 @@ from torch.nn import functional
 from trials.learn_queries import IGNORED, Encoded, HeldOut, padded, read_queries
 from trials.learning import EpochReply, Heartbeat, LearnSetup, Tested
 from trials.models.tokenizer import QueryTokenizer
+from trials.models.tokens import TokenizerError, cannot_be_loaded
 from trials.optimizers import SkippedStepError
 from trials.worker import Worker
 
@@ -50,7 +51,11 @@ class Learner:
 
     def __init__(self, setup: LearnSetup, listen: Listen) -> None:
         self._training = setup.training
-        tokenizer = QueryTokenizer(setup.tokenizer)
+        try:
+            tokenizer = QueryTokenizer(setup.tokenizer)
+        except TokenizerError as error:
+            text = f"tokenizer {cannot_be_loaded(setup.tokenizer, str(error))}"
+            raise TokenizerError(text) from None
         self.queries = read_queries(
             Path(setup.queries_file), tokenizer, setup.training.cutoff, setup.model.vocab_size
         )

@@ -39,6 +39,28 @@ class Counted:
     refused: Mapping[int, str]
 
 
+def cannot_be_loaded(name: str, why: str) -> str:
+    """What to say of a tokenizer that there is not."""
+    return (
+        f"{name!r} cannot be loaded ({why}): give a folder with a tokenizer.json, or a hub name "
+        "(OWNER/NAME) with a network, and HF_TOKEN if it is gated"
+    )
+
+
+def tokenizer_path(name: str) -> Path | None:
+    """The file or folder of a tokenizer; None for a hub name.
+
+    Raises:
+        TokenizerError: it is a folder, and there is none.
+    """
+    here = Path(name).expanduser()
+    if here.exists():
+        return here
+    if name.startswith((".", "/", "~")):
+        raise TokenizerError(f"{name!r}: no such folder: give one with a tokenizer.json")
+    return None
+
+
 def hub_is_reached() -> bool:
     """Whether the hub answers: its libraries try for a minute before they say that it does not."""
     from huggingface_hub import constants, get_session  # noqa: PLC0415 - only this needs them
@@ -72,10 +94,8 @@ class TokenCounter:
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
-        here = Path(self._name).expanduser()
-        if self._name.startswith((".", "/", "~")) and not here.exists():
-            raise TokenizerError(f"{self._name!r}: no such folder: give one with a tokenizer.json")
-        offline = {} if here.exists() or hub_is_reached() else {"HF_HUB_OFFLINE": "1"}
+        here = tokenizer_path(self._name)
+        offline = {} if here is not None or hub_is_reached() else {"HF_HUB_OFFLINE": "1"}
         self._errors = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
             CHILD,
@@ -85,7 +105,7 @@ class TokenCounter:
             env=_environment() | offline,
             text=True,
         )
-        self._tell(str(here) if here.exists() else self._name)
+        self._tell(self._name if here is None else str(here))
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -165,11 +185,7 @@ class TokenCounter:
             )
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise TokenizerError(
-                f"{self._name!r} cannot be loaded ({answer['error']}): give a folder with a "
-                "tokenizer.json, or a hub name (OWNER/NAME) with a network, and HF_TOKEN if it is "
-                "gated"
-            )
+            raise TokenizerError(cannot_be_loaded(self._name, answer["error"]))
         return answer
 
     def _last_words(self) -> str:
