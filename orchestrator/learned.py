@@ -11,9 +11,9 @@ from trials.workload import Cell
 
 Score = Literal["accuracy", "loss"]
 STOP_RULE = (
-    "An epoch is better when its held-out score beats the best one so far by more than one "
-    "standard error of their difference, query by query. The score is accuracy once that has risen "
-    "above the untrained model's, loss until then."
+    "An epoch is better than the best one so far when more of its held-out answers are right; or, "
+    "while not all are, when its held-out loss is lower and no fewer are right: each by more than "
+    "one standard error of the difference, query by query."
 )
 INTERVAL_90 = 1.645  # standard errors to either side
 
@@ -118,15 +118,25 @@ def best(curve: Curve, patience: int | None = None) -> Best:
         curve: what was learnt.
         patience: epochs after the best one that none of may be better; absent for the curve's own.
     """
-    first = at = curve.epochs[0]
+    at = top = curve.epochs[0]  # the best, and the one with the most right answers
     by: Score = "loss"
     for epoch in curve.epochs[1:]:
-        if by == "loss" and gain(first.tested, epoch.tested, "accuracy").is_beyond_noise:
+        if gain(at.tested, epoch.tested, "accuracy").is_beyond_noise:
             at, by = epoch, "accuracy"
-        elif gain(at.tested, epoch.tested, by).is_beyond_noise:
-            at = epoch
+        elif (
+            gain(at.tested, epoch.tested, "loss").is_beyond_noise
+            and not gain(epoch.tested, top.tested, "accuracy").is_beyond_noise
+            and not _all_right(at.tested)
+        ):
+            at, by = epoch, "loss"
+        top = max(top, epoch, key=lambda each: each.tested.accuracy)
     last = curve.epochs[-1].epoch
     return Best(at.epoch, by, has_stopped=last - at.epoch >= (patience or curve.training.patience))
+
+
+def _all_right(tested: Tested) -> bool:
+    """Whether every answer is right, as far as these queries tell."""
+    return 1 - tested.accuracy <= standard_error(tested, "accuracy")
 
 
 def is_done(curve: Curve, training: Training, *, whole: bool) -> bool:

@@ -135,6 +135,11 @@ class Learner:
         """Every held-out query, without learning from it."""
         model = self._tuning.model
         model.eval()
+        for module in model.modules():
+            # On a CPU bitsandbytes packs 4-bit weights anew for layers that do not train, in a way
+            # that not all of its kernels take; and they have nothing else to do with it.
+            if getattr(getattr(module, "weight", None), "quant_state", None) is not None:
+                module.training = True
         try:
             scores = self._scores()
         finally:
