@@ -60,6 +60,11 @@ class ChildLearner:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    @property
+    def child_pid(self) -> int | None:
+        """Process id of the living child."""
+        return None if self._nursery is None else self._nursery.child_pid
+
     def close(self) -> None:
         """Kills the child and its nursery."""
         if self._nursery is not None:
