@@ -90,7 +90,7 @@ def asked_learning(options: argparse.Namespace) -> AskedLearning:
         data=data,
         whole=options.whole,
         checkpoints=not options.no_checkpoints,
-        threads=len(os.sched_getaffinity(0)),
+        threads=options.threads or len(os.sched_getaffinity(0)),
     )
 
 

@@ -97,6 +97,7 @@ def add_learn(
         metavar="N",
         help="of the split, the weights and the order of queries (default: 0)",
     )
+    add("--threads", type=positive, metavar="N", help="of the CPU (default: one a core)")
     add(
         "--no-checkpoints",
         action="store_true",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from trials.learning import LearnData, LearnedEpoch, Tested, Training
+from trials.learning import HeldOutScores, LearnData, LearnedEpoch, Training
 from trials.workload import Cell
 
 Score = Literal["accuracy", "loss"]
@@ -134,7 +134,7 @@ def best(curve: Curve, patience: int | None = None) -> Best:
     return Best(at.epoch, by, has_stopped=last - at.epoch >= (patience or curve.training.patience))
 
 
-def _all_right(tested: Tested) -> bool:
+def _all_right(tested: HeldOutScores) -> bool:
     """Whether every answer is right, as far as these queries tell."""
     return 1 - tested.accuracy <= standard_error(tested, "accuracy")
 
@@ -152,12 +152,12 @@ def is_done(curve: Curve, training: Training, *, whole: bool) -> bool:
     return not whole and best(curve, training.patience).has_stopped
 
 
-def gain(before: Tested, after: Tested, by: Score) -> Gain:
+def gain(before: HeldOutScores, after: HeldOutScores, by: Score) -> Gain:
     """By how much a test beats one on the same queries."""
     return _accuracy_gain(before, after) if by == "accuracy" else _loss_gain(before, after)
 
 
-def _accuracy_gain(before: Tested, after: Tested) -> Gain:
+def _accuracy_gain(before: HeldOutScores, after: HeldOutScores) -> Gain:
     """Part of the queries that went right, less that which went wrong.
 
     The error is that of Agresti and Min (2005) for matched pairs, which has half a query more of
@@ -170,13 +170,13 @@ def _accuracy_gain(before: Tested, after: Tested) -> Gain:
     return Gain((better - worse) / count, math.sqrt(variance) / (count + 2))
 
 
-def _loss_gain(before: Tested, after: Tested) -> Gain:
+def _loss_gain(before: HeldOutScores, after: HeldOutScores) -> Gain:
     """Nats a token that are saved."""
     saved = [a - b for a, b in zip(before.nats, after.nats, strict=True)]
     return Gain(*_ratio(saved, before.tokens))
 
 
-def standard_error(tested: Tested, by: Score) -> float:
+def standard_error(tested: HeldOutScores, by: Score) -> float:
     """Of a score itself, over the held-out queries.
 
     Of an accuracy half the width of the interval of Agresti and Coull (1998) of one standard error:

@@ -142,7 +142,7 @@ def parted(rendering: Rendering, example: Example) -> Parted | Mistake:
         return Parted("".join(f"{text}{JOINED_BY}" for text in prompts), texts[last])
     at = max(place for place, (_, field) in enumerate(rendering.pieces) if field is not None)
     prompt = "".join(
-        said + texts[field] for said, field in rendering.pieces[:at] if field is not None
+        said + ("" if field is None else texts[field]) for said, field in rendering.pieces[:at]
     )
     said, field = rendering.pieces[at]
     assert field is not None  # the last one that is

@@ -11,7 +11,7 @@ from torch_process import small_steps
 
 from trials.learn_queries import IGNORED, Encoded, padded, read_queries
 from trials.learner import Learner
-from trials.learning import LearnQuery, Tested, Training
+from trials.learning import HeldOutScores, LearnQuery, Training
 from trials.models.tokenizer import QueryTokenizer
 from trials.recipe import Method
 
@@ -90,7 +90,7 @@ def test_an_answer_begins_where_its_prompt_ends_and_ends_with_the_end(folder: Pa
 
 @pytest.mark.parametrize("model", ["mixtral-tiny", "blackmamba-tiny"])
 def test_padding_changes_neither_a_test_nor_a_step(folder: Path, model: str) -> None:
-    """Tested one by one or padded together, queries of many lengths have the same nats."""
+    """HeldOutScores one by one or padded together, queries of many lengths have the same nats."""
     rows = made_questions.learn_queries(12, 6)
     longer = [
         q.model_copy(update={"prompt": f"{'so and ' * place}{q.prompt}"})
@@ -182,7 +182,7 @@ def test_4_bit_weights_learn_after_they_were_tested(folder: Path) -> None:
     """Bitsandbytes packs those of layers that do not train in another way."""
     made = learner(folder, method="qlora", learning_rate=1e-2)
     tested = [made.reply(epoch).tested for epoch in range(3)]
-    losses = [each.loss for each in tested if isinstance(each, Tested)]
+    losses = [each.loss for each in tested if isinstance(each, HeldOutScores)]
     assert losses == sorted(losses, reverse=True)
     assert losses[0] - losses[-1] > 0.5
 

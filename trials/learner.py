@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from trials.learn_queries import IGNORED, Encoded, HeldOut, padded, read_queries
-from trials.learning import EpochReply, Heartbeat, LearnSetup, Tested
+from trials.learning import EpochReply, Heartbeat, HeldOutScores, LearnSetup
 from trials.models.tokenizer import QueryTokenizer
 from trials.models.tokens import TokenizerError, cannot_be_loaded
 from trials.optimizers import SkippedStepError
@@ -131,7 +131,7 @@ class Learner:
             self._say("training", step + 1, steps)
         return (nats / tokens if tokens else None), steps, skipped
 
-    def _tested(self) -> Tested:
+    def _tested(self) -> HeldOutScores:
         """Every held-out query, without learning from it."""
         model = self._tuning.model
         model.eval()
@@ -151,7 +151,7 @@ class Learner:
             nats.append(right.nats)
             tokens.append(right.tokens)
             correct.append(_is_correct(query, own))
-        return Tested(nats=tuple(nats), tokens=tuple(tokens), correct=tuple(correct))
+        return HeldOutScores(nats=tuple(nats), tokens=tuple(tokens), correct=tuple(correct))
 
     def _scores(self) -> Iterator[_Score]:
         """Of each answer of each held-out query, in order; batches are of like lengths."""

@@ -165,7 +165,7 @@ class Heartbeat(Record):
     total: int
 
 
-class Tested(Record):
+class HeldOutScores(Record):
     """What a model makes of the held-out queries, in their order; raw values.
 
     Attributes:
@@ -209,7 +209,7 @@ class EpochReply(Record):
     train_loss: Nats | None = None
     steps: Count = 0
     skipped_steps: Count = 0
-    tested: Tested | None = None
+    tested: HeldOutScores | None = None
     remark: str | None = None
 
 
@@ -237,7 +237,7 @@ class LearnedEpoch(Record):
     train_loss: Nats | None
     steps: Count
     skipped_steps: Count
-    tested: Tested
+    tested: HeldOutScores
     environment: Environment
     started_at: str
 

@@ -1,0 +1,162 @@
+"""``learn`` as a user meets it: two curves learnt in children, kept, and gone by."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import made_data
+import made_questions
+import pytest
+from made_runs import ROUTED, made_run, spec_of
+from observations import FULL, tiny_cell
+
+from orchestrator.cli import main
+from orchestrator.store import LEARNED, open_run
+from trials.child import ChildGoneError, ProbeEnd
+from trials.learn_child import ChildLearner, LearnError, _line
+from trials.observation import Outcome
+
+ENOUGH = 0.9  # of the held-out answers
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set, its tokenizer, and a run of the model, sparse and dense."""
+    found = tmp_path_factory.mktemp("learn")
+    made_questions.made_tokenizer(found / "tok")
+    made_data.write_jsonl(found / "data.jsonl", made_questions.questions(400))
+    made_run(found / "run", ROUTED.replace("[2]", "[2, 8]"), measured=2)
+    return found
+
+
+def arguments(folder: Path, *more: str, out: str = "run") -> list[str]:
+    """The command, as a user gives it."""
+    return [
+        *("learn", str(folder / "data.jsonl"), "--text-fields", "question,answer"),
+        *("--model", "mixtral-tiny", "--tokenizer", str(folder / "tok")),
+        *("--learning-rate", "3e-3", "--batch-size", "16", "--epochs", "4", "--threads", "1"),
+        *("--out", str(folder / out), *more),
+    ]
+
+
+@pytest.fixture(scope="module")
+def learnt(folder: Path) -> Path:
+    """The run, learnt in."""
+    assert main(arguments(folder)) == 0
+    return folder / "run"
+
+
+def test_sparse_and_dense_learn_the_made_language(
+    folder: Path, learnt: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nine of ten held-out answers are right, token for token; run again, nothing is done anew."""
+    kept = (learnt / LEARNED).read_bytes()
+    assert main(arguments(folder, "--json")) == 0
+    said = capsys.readouterr()
+    assert (learnt / LEARNED).read_bytes() == kept
+    assert "epoch 1:" not in said.err
+    told = json.loads(said.out)
+    assert [(row["active_experts"], row["accuracy"] >= ENOUGH) for row in told["stops"]] == [
+        (2, True),
+        (8, True),
+    ]
+    untrained = [row["accuracy"] for row in told["curves"] if row["epoch"] == 0]
+    assert all(accuracy < 0.1 for accuracy in untrained)
+    (against,) = told["sparse_against_dense"]
+    assert against["accuracy_gain_low"] < 0 < against["accuracy_gain_high"]
+    assert not (learnt / "learning").exists()  # nobody goes on with them
+
+
+def test_the_ranking_goes_by_what_was_learnt(
+    folder: Path, learnt: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the run itself, or by its file; the ranking says so, and another run has none."""
+    assert main(["rank", str(learnt), "--epochs", "auto"]) == 0
+    said = capsys.readouterr().out
+    assert "epochs, as learnt (below)" in said
+    assert f"held-out queries of {folder / 'data.jsonl'} got no better by" in said
+    learned = json.loads((learnt / "ranking.json").read_text(encoding="utf-8"))["learned"]
+    assert [each["active_experts"] for each in learned] == [2, 8]
+    made_run(folder / "other", ROUTED)
+    other = ["what-if", str(folder / "other"), "--epochs", "auto"]
+    assert main(other) == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f"--epochs auto: {folder / 'other'} has nothing that 'learn' found")
+    assert told.count("\n") == 1
+    assert main([*other, "--learned", str(learnt)]) == 0
+    assert "as learnt (below)" in capsys.readouterr().out
+    assert main(["what-if", str(learnt), "--learned", str(learnt)]) == 1
+    assert capsys.readouterr().err == f"--learned {learnt}: goes with --epochs auto: add it\n"
+
+
+def test_a_sweep_may_follow_where_something_was_learnt(folder: Path, learnt: Path) -> None:
+    """What is kept of learning is no other run's."""
+    first = folder / "first"
+    first.mkdir()
+    (first / LEARNED).write_bytes((learnt / LEARNED).read_bytes())
+    open_run(first, ROUTED, spec_of(ROUTED))
+    assert (first / LEARNED).exists()
+
+
+def test_a_child_that_is_killed_is_one_line(folder: Path) -> None:
+    """What it had learnt before is there; and a tokenizer of another model is told at once."""
+    cell = tiny_cell("llama-tiny", FULL, seq_len=64)
+    setup = made_questions.learn_setup(folder, cell, made_questions.learn_queries(20, 4))
+    with ChildLearner(setup) as child:
+        assert child.epoch(0, lambda _: None).tested is not None
+        assert child.child_pid is not None
+        os.kill(child.child_pid, signal.SIGKILL)
+        with pytest.raises(LearnError) as error:
+            child.epoch(1, lambda _: None)
+    assert str(error.value) == f"{cell.key}: epoch 1: the child was killed by SIGKILL"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "detail", "said"),
+    [
+        (
+            Outcome.OUT_OF_MEMORY,
+            "no room",
+            "OUT_OF_MEMORY (no room): give a smaller --batch-size or --cutoff, or another recipe",
+        ),
+        (
+            Outcome.FAILED,
+            "NotTrainingError: the loss is nan",
+            "the loss is nan: give a smaller --learning-rate, or --precision fp32",
+        ),
+        (Outcome.FAILED, "TokenizerError: no such folder", "no such folder"),
+    ],
+)
+def test_what_ended_a_child_is_told_with_what_to_do(
+    outcome: Outcome, detail: str, said: str
+) -> None:
+    """In a line."""
+    assert _line(ChildGoneError(ProbeEnd(outcome, detail))) == said
+
+
+def test_every_mistake_is_told_at_once_and_nothing_is_left(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Of the options and of the data."""
+    out = tmp_path / "new"
+    wrong = ("--active-experts", "9", "--held-out", "1.5", "--choices", "sound", "--recipe", "x")
+    assert main([*arguments(folder, *wrong)[:-8], "--out", str(out), *wrong]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[0] for line in lines] == [
+        "--held-out",
+        "--active-experts",
+        "--recipe",
+        "--choices",
+    ]
+    assert not out.exists()
+
+
+def test_what_cannot_start_leaves_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line for both curves, and no folder."""
+    assert main(arguments(folder, "--cutoff", "5", out="short")) == 1
+    assert capsys.readouterr().err == (
+        "mixtral-tiny: no query to learn from has its answer within 5 tokens: give a larger "
+        "--cutoff\n"
+    )
+    assert not (folder / "short").exists()
