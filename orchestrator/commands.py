@@ -57,6 +57,7 @@ from orchestrator.join_check import JoinError, node_resources
 from orchestrator.known_prices import KnownPrices, known_prices
 from orchestrator.learn import learn_command
 from orchestrator.learn_store import learned_file, learned_in
+from orchestrator.learn_tables import learning_section
 from orchestrator.learned import curves
 from orchestrator.learned_epochs import EpochsError, Found, learned_epochs
 from orchestrator.local_runner import run_trials_here
@@ -517,7 +518,9 @@ def _write_report(
     ranking = rank(
         spec.workload, catalog, plan, observations, fits.families, today=_today(), seed=spec.seed
     )
-    folder.write("report.md", markdown(spec, plan, observations, fits, ranking))
+    learning = learning_section(curves(learned_in(folder)))
+    text = markdown(spec, plan, observations, fits, ranking)
+    folder.write("report.md", f"{text}\n{learning}\n" if learning else text)
     return fits, ranking
 
 

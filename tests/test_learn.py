@@ -78,6 +78,8 @@ def test_the_ranking_goes_by_what_was_learnt(
     assert f"held-out queries of {folder / 'data.jsonl'} got no better by" in said
     learned = json.loads((learnt / "ranking.json").read_text(encoding="utf-8"))["learned"]
     assert [each["active_experts"] for each in learned] == [2, 8]
+    assert main(["report", str(learnt)]) == 0
+    assert "| epoch | sparse, 2 of 8: train loss |" in capsys.readouterr().out
     made_run(folder / "other", ROUTED)
     other = ["what-if", str(folder / "other"), "--epochs", "auto"]
     assert main(other) == 1
