@@ -27,8 +27,8 @@ class AskedData:
         rendering: how an example becomes a query; its last field or message is the answer.
         tokenizer: the model's.
         choices: fields of the answers that may be given: one that lists them, or one for each.
-        held_out: queries to test with, or the share of them; absent for a tenth, at most
-            ``MOST_HELD_OUT``. Means nothing where they are elsewhere.
+        held_out: queries to test with, or the share of them; absent for a tenth, or all of
+            ``held_out_source``, at most ``MOST_HELD_OUT``.
         held_out_source: where these are; absent for part of the same examples.
         most: examples to read, the first ones.
         seed: the split is drawn from it.
@@ -91,7 +91,11 @@ def read_data(asked: AskedData) -> ReadData:
         tested, learnt = _split(asked, queries)
         held_out_from = "the same"
     else:
-        tested, _ = _read(asked, asked.held_out_source)
+        every, _ = _read(asked, asked.held_out_source)
+        tested = _sample(asked, every)
+        if len(tested) < len(every):
+            count = f"{len(tested):,} of {len(every):,} held-out queries are tested with"
+            remarks.append(f"{count}: --held-out takes another number")
         prompts = {_prompt(query) for query in tested}
         learnt = [query for query in queries if _prompt(query) not in prompts]
         held_out_from = source_text(asked.held_out_source)
@@ -102,21 +106,18 @@ def read_data(asked: AskedData) -> ReadData:
         raise DataError(
             [Mistake("dataset", f"{asked.source.name}: none of its queries is left to learn from")]
         )
-    every = (
-        *learnt,
-        *(query.model_copy(update={"held_out": True}) for query in tested),
-    )
+    queries = [*learnt, *(query.model_copy(update={"held_out": True}) for query in tested)]
     facts = LearnData(
         source=source_text(asked.source),
         made_by=_made_by(asked),
         held_out_from=held_out_from,
         tokenizer=asked.tokenizer,
-        fingerprint=_fingerprint(asked.tokenizer, every),
+        fingerprint=_fingerprint(asked.tokenizer, queries),
         train_queries=len(learnt),
         held_out_queries=len(tested),
         accuracy="choices" if asked.choices else "exact",
     )
-    return ReadData(facts, every, tuple(remarks))
+    return ReadData(facts, tuple(queries), tuple(remarks))
 
 
 def _made_by(asked: AskedData) -> str:
@@ -251,6 +252,19 @@ def _split(
             ]
         )
     return tested, learnt
+
+
+def _sample(asked: AskedData, queries: Sequence[LearnQuery]) -> list[LearnQuery]:
+    """So many of the queries that are all held out, in their order."""
+    wanted = min(MOST_HELD_OUT, len(queries))
+    if asked.held_out is not None:
+        wanted = min(_wanted(asked.held_out, len(queries)), len(queries))
+    if wanted < FEWEST_HELD_OUT:
+        assert asked.held_out_source is not None
+        text = f"{asked.held_out_source.name}: holds one query to test with: two at least"
+        raise DataError([Mistake("held_out_data", text)])
+    places = random.Random(f"held out {asked.seed}").sample(range(len(queries)), wanted)
+    return [queries[place] for place in sorted(places)]
 
 
 def _wanted(held_out: float | None, queries: int) -> int:

@@ -181,10 +181,6 @@ def _held_out_source(
     other, split = options.held_out_data, options.held_out_split
     if other is None and split is None:
         return None
-    if options.held_out is not None:
-        name = "held_out_data" if other is not None else "held_out_split"
-        text = f"{options.held_out:g}: --{name.replace('_', '-')} says which are: keep one"
-        mistakes.append(Mistake("held_out", text))
     assert asked.dataset is not None
     subset = asked.subset if other is None else None
     source = Source(other or asked.dataset, subset, split)

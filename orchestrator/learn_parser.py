@@ -49,7 +49,7 @@ def add_learn(
         "--held-out",
         type=above_zero,
         metavar="SHARE|N",
-        help="of the queries, to test with (default: a tenth, at most 1000)",
+        help="of the queries, to test with (default: a tenth; of other data all; at most 1000)",
     )
     add("--held-out-data", metavar="DATA", help="test with these instead")
     add("--held-out-split", metavar="NAME", help="test with this split instead")

@@ -298,8 +298,9 @@ def _told(row: BestRow) -> str:
         return f"- {experts}no epoch was better than the untrained model."
     if not row.has_stopped:
         return (
-            f"- {experts}still improving, as far as {row.epochs} epochs tell: the best so far is "
-            f"{row.epoch} (by {row.by}); --epochs {2 * max(row.epochs, row.patience)} learns on."
+            f"- {experts}may be improving still: of the {row.patience} epochs after the best one "
+            f"so far, {row.epoch} (by {row.by}), {row.epochs - row.epoch} are known; "
+            f"--epochs {2 * max(row.epochs, row.patience)} learns on."
         )
     return (
         f"- {experts}stops improving at epoch {row.epoch} (by {row.by}; none of the {row.patience} "

@@ -109,7 +109,7 @@ def _problem(curve: Curve, told: Best) -> str | None:
     epochs = curve.epochs[-1].epoch
     if not told.has_stopped:
         longer = 2 * max(epochs, curve.training.patience)
-        return f"still improving after {epochs} epochs: learn on, with --epochs {longer}"
+        return f"may be improving still at epoch {epochs}: learn on, with --epochs {longer}"
     if told.epoch == 0:
         return f"none of {epochs} epochs was better than the untrained model: give a number"
     return None

@@ -105,6 +105,11 @@ def test_other_data_is_held_out_and_left_out_of_what_is_learnt(tmp_path: Path) -
     learnt, held_out = sides(found.queries)
     assert (len(learnt), len(held_out)) == (40, 20)
     assert found.remarks == ("20 queries were left out: their prompts are held out",)
+    few = read_data(
+        asked(tmp_path, rows, held_out=5, held_out_source=Source(str(tmp_path / "test.jsonl")))
+    )
+    assert [len(side) for side in sides(few.queries)] == [55, 5]
+    assert few.remarks[0].startswith("5 of 20 held-out queries are tested with")
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def test_rows_tell_each_epoch_and_where_it_stops() -> None:
     assert "stops improving at epoch 2 (by accuracy; none of the 2 after it was better)" in text
     assert learning_section([]) == ""
     unsure = learning_section(curves(epochs(LEARNT[:3])))
-    assert "still improving, as far as 2 epochs tell" in unsure
+    assert "may be improving still: of the 2 epochs after the best one so far, 2 (by" in unsure
 
 
 def test_a_job_is_priced_at_the_epochs_that_each_cell_took_to_learn() -> None:
@@ -248,7 +248,7 @@ def test_epochs_come_from_what_learns_alike_pretrained_and_latest_first() -> Non
         ([], "--epochs auto: run has nothing that 'learn' found: run 'learn DATA --model NAME"),
         (
             curves(epochs(LEARNT[:3])),
-            "2 of 8, on data.jsonl: still improving after 2 epochs: learn on, with --epochs 4",
+            "2 of 8, on data.jsonl: may be improving still at epoch 2: learn on, with --epochs 4",
         ),
         (
             curves(epochs([(50, 1.0)] * 4)),
