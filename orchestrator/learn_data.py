@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.data_lengths import source_text
 from orchestrator.examples import DataError, Example, Mistake, Source, columns_text
-from orchestrator.queries import Parted, Rendering, parted
+from orchestrator.queries import Rendering, parted
 from orchestrator.reading import QUERIES_AT_ONCE, Reading
 from trials.learning import LearnData, LearnQuery
 
@@ -104,7 +104,11 @@ def read_data(asked: AskedData) -> ReadData:
             remarks.append(f"{same:,} queries were left out: their prompts are held out")
     if not learnt:
         raise DataError(
-            [Mistake("dataset", f"{asked.source.name}: none of its queries is left to learn from")]
+            [
+                Mistake(
+                    "dataset", f"{asked.source.name}: the prompts of all its queries are held out"
+                )
+            ]
         )
     queries = [*learnt, *(query.model_copy(update={"held_out": True}) for query in tested)]
     facts = LearnData(
@@ -164,20 +168,16 @@ class _Answered:
                 )
                 return Mistake("dataset", f"{example.place}: {text}")
             answer = choices[right]
-        return LearnQuery(
-            held_out=False,
-            prompt=_plain(found),
-            answer=answer + found.end,
-            choices=tuple(choice + found.end for choice in choices),
-        )
-
-
-def _plain(found: Parted) -> str | tuple[dict[str, Any], ...]:
-    """The prompt as JSON has it: columnar files have dates and the like in their messages."""
-    if isinstance(found.prompt, str):
-        return found.prompt
-    said: list[dict[str, Any]] = json.loads(json.dumps(found.prompt, default=str))
-    return tuple(said)
+        parts = {
+            "held_out": False,
+            "prompt": found.prompt,
+            "answer": answer + found.end,
+            "choices": [choice + found.end for choice in choices],
+        }
+        # Columnar files have dates and the like in their messages; and half a character, which
+        # JSON can spell, is in no tokenizer's alphabet.
+        said = json.dumps(parts, default=str, ensure_ascii=False)
+        return LearnQuery.model_validate_json(said.encode(errors="replace"))
 
 
 def _choices(

@@ -291,7 +291,7 @@ def experts_text(cell: Cell) -> str:
 
 
 def _told(row: BestRow) -> str:
-    experts = "" if row.active_experts is None else f"{row.active_experts} experts: "
+    experts = "" if row.active_experts is None else f"{_counted(row.active_experts)}: "
     if row.epochs == 0:
         return f"- {experts}nothing was learnt yet."
     if row.epoch == 0 and row.has_stopped:
@@ -309,6 +309,10 @@ def _told(row: BestRow) -> str:
     )
 
 
+def _counted(experts: int) -> str:
+    return "1 expert" if experts == 1 else f"{experts} experts"
+
+
 def _verdict(row: SparseAgainstDense) -> str:
     gap = (
         f"{100 * row.accuracy_gain:+.1f} points of accuracy "
@@ -319,4 +323,4 @@ def _verdict(row: SparseAgainstDense) -> str:
         said = f"sparse learns {word} than dense"
     else:
         said = "sparse learns as well as dense, as far as these queries tell"
-    return f"{row.sparse_experts} experts against {row.dense_experts}: {said}: {gap}."
+    return f"{_counted(row.sparse_experts)} against {row.dense_experts}: {said}: {gap}."

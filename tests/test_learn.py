@@ -3,18 +3,22 @@
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar, Self
 
 import made_data
 import made_questions
 import pytest
 from made_runs import ROUTED, made_run, spec_of
-from observations import FULL, tiny_cell
+from observations import FULL, environment, tiny_cell
 
+from orchestrator import learn
 from orchestrator.cli import main
 from orchestrator.store import LEARNED, open_run
 from trials.child import ChildGoneError, ProbeEnd
-from trials.learn_child import ChildLearner, LearnError, _line
+from trials.learn_child import ChildLearner, LearnError, NoStartError, _line
+from trials.learning import EpochReply, Heartbeat, HeldOutScores, LearnReady, LearnSetup
 from trials.observation import Outcome
 
 ENOUGH = 0.9  # of the held-out answers
@@ -154,11 +158,105 @@ def test_every_mistake_is_told_at_once_and_nothing_is_left(
     assert not out.exists()
 
 
-def test_what_cannot_start_leaves_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+class FakeChild:
+    """A child that learns without a model; what goes wrong, and its state, are told to the class.
+
+    Attributes:
+        state: epochs learnt by its checkpoint, of each number of active experts.
+        ends_at: number of active experts and epoch at which it ends.
+        begins: whether it comes to the first epoch.
+        asked: (active experts, epoch) of all it was asked for.
+    """
+
+    state: ClassVar[dict[int, int]]
+    ends_at: ClassVar[tuple[int, int] | None]
+    begins: ClassVar[bool]
+    asked: ClassVar[list[tuple[int, int]]]
+
+    def __init__(self, setup: LearnSetup) -> None:
+        self._active = setup.cell.active_experts or 0
+
+    def __enter__(self) -> Self:
+        if not self.begins:
+            raise NoStartError("mixtral-tiny: no such tokenizer")
+        self.ready = LearnReady(
+            environment=environment(),
+            memory_limit_bytes=1,
+            epoch=self.state.get(self._active, 0),
+            cut_off=3,
+            left_out=0,
+        )
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def epoch(self, number: int, listen: Callable[[Heartbeat], None]) -> EpochReply:
+        listen(Heartbeat(doing="training", done=1, total=2))
+        if self.ends_at == (self._active, number):
+            raise LearnError("the child was killed by SIGKILL")
+        self.asked.append((self._active, number))
+        right = tuple(place < 10 * number for place in range(40))
+        return EpochReply(
+            epoch=number,
+            train_loss=1.0,
+            tested=HeldOutScores(nats=(1.0,) * 40, tokens=(1,) * 40, correct=right),
+        )
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeChild]:
+    """The class whose objects learn."""
+    FakeChild.state, FakeChild.ends_at, FakeChild.begins, FakeChild.asked = {}, None, True, []
+    monkeypatch.setattr(learn, "ChildLearner", FakeChild)
+    return FakeChild
+
+
+def test_what_cannot_start_leaves_nothing(
+    folder: Path, fake: type[FakeChild], capsys: pytest.CaptureFixture[str]
+) -> None:
     """A line for both curves, and no folder."""
-    assert main(arguments(folder, "--cutoff", "5", out="short")) == 1
-    assert capsys.readouterr().err == (
-        "mixtral-tiny: no query to learn from has its answer within 5 tokens: give a larger "
-        "--cutoff\n"
-    )
+    fake.begins = False
+    assert main(arguments(folder, out="short")) == 1
+    assert capsys.readouterr().err == "mixtral-tiny: no such tokenizer\n"
     assert not (folder / "short").exists()
+
+
+def test_a_curve_that_ends_early_is_kept_and_the_other_one_is_learnt(
+    folder: Path, fake: type[FakeChild], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Run again, it goes on where its state is; the other one is done."""
+    fake.ends_at = (2, 3)
+    assert main(arguments(folder, out="ended")) == 1
+    said = capsys.readouterr()
+    assert "the child was killed by SIGKILL\n" in said.err
+    assert "mixtral-tiny, sparse, 2 of 8: 3 queries were cut off at 2048 tokens\n" in said.err
+    assert "| 4     | " in said.out
+    assert fake.asked == [*((2, epoch) for epoch in range(3)), *((8, e) for e in range(5))]
+    fake.ends_at, fake.state, fake.asked = None, {2: 2}, []
+    assert main(arguments(folder, out="ended")) == 0
+    assert fake.asked == [(2, 3), (2, 4)]
+
+
+@pytest.mark.parametrize(
+    ("state", "asked", "attempt"),
+    [(1, [2, 3, 4], 1), (2, [2, 3, 4], 1), (0, [0, 1, 2, 3, 4], 2)],
+)
+def test_a_curve_is_begun_anew_only_when_its_state_is_lost(
+    folder: Path,
+    tmp_path: Path,
+    fake: type[FakeChild],
+    *,
+    state: int,
+    asked: list[int],
+    attempt: int,
+) -> None:
+    """A state may be one ahead of what is recorded; two attempts are never one curve."""
+    fake.ends_at = (2, 2)
+    one = arguments(folder, "--active-experts", "2", out=str(tmp_path / "lost"))
+    assert main(one) == 1
+    fake.ends_at, fake.state, fake.asked = None, {2: state}, []
+    assert main(one) == 0
+    assert fake.asked == [(2, epoch) for epoch in asked]
+    kept = [json.loads(line) for line in (tmp_path / "lost" / LEARNED).read_bytes().splitlines()]
+    assert [each["attempt"] for each in kept] == [1, 1, *[attempt] * len(asked)]

@@ -1,5 +1,6 @@
 """What ``learn`` makes of a data set: answers, choices, and queries held out."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +170,12 @@ def test_examples_without_an_answer_are_counted(tmp_path: Path) -> None:
     found = read_data(asked(tmp_path, rows))
     assert len(found.queries) == 20
     assert found.remarks == ("1 examples without an answer were left out",)
+
+
+def test_half_a_character_is_learnt_as_a_question_mark(tmp_path: Path) -> None:
+    """JSON can spell it; no tokenizer knows it."""
+    rows = [{"question": f"{place} \ud83d?", "answer": "\ud83d!"} for place in range(4)]
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="ascii")
+    found = read_data(AskedData(Source(str(path)), FIELDS, tokenizer="tok"))
+    assert {query.answer for query in found.queries} == {"?!"}

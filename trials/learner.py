@@ -1,7 +1,6 @@
 """Learning itself: epochs of the very step that is timed, on real queries, each tested after."""
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -205,7 +204,7 @@ class Learner:
             part.replace(self._checkpoint)
         except (OSError, RuntimeError) as error:  # the latter is what torch makes of a full disk
             with contextlib.suppress(OSError):
-                os.unlink(part)  # noqa: PTH108 - a path may be none any more
+                part.unlink()
             why = str(error).splitlines()[0]
             return f"{self._checkpoint}: no checkpoint ({why}): killed now, it would begin anew"
         return None
