@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Protocol, Self
@@ -174,7 +174,9 @@ def _checked(request: ProbeRequest, reply: ProbeReply) -> ProbeEnd:
 class Nursery:
     """The process that forks children, its child, and the pipes that reach both."""
 
-    def __init__(self, worker: Sequence[str], threads: int) -> None:
+    def __init__(
+        self, worker: Sequence[str], threads: int, variables: Mapping[str, str] | None = None
+    ) -> None:
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         try:
             self._process = subprocess.Popen(
@@ -182,7 +184,7 @@ class Nursery:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
-                env=_child_environment(threads),
+                env=_child_environment(threads) | dict(variables or {}),
             )
         except OSError:
             self._errors.close()

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from trials.child import ChildGoneError, Nursery, ProbeEnd
 from trials.learning import EpochReply, EpochRequest, Heartbeat, LearnReady, LearnSetup
+from trials.models.tokens import offline_variables
 from trials.observation import Outcome
 from trials.probe import Refused
 
@@ -87,7 +88,11 @@ class ChildLearner:
             raise LearnError(f"{self._setup.cell.key}: epoch {number}: {_line(error)}") from error
 
     def _started(self) -> LearnReady:
-        self._nursery = Nursery(self._worker, self._setup.threads)
+        setup = self._setup
+        loaded = [setup.tokenizer]
+        if setup.cell.weights == "pretrained" and setup.model.weights is not None:
+            loaded.append(setup.model.weights)
+        self._nursery = Nursery(self._worker, setup.threads, offline_variables(*loaded))
         self._nursery.tell(self._setup.model_dump_json() + "\n")
         line = self._nursery.start_child(BUILD_TIMEOUT_SECONDS)
         with contextlib.suppress(ValidationError):

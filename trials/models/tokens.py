@@ -74,6 +74,15 @@ def hub_is_reached() -> bool:
     return True
 
 
+def offline_variables(*names: str) -> dict[str, str]:
+    """What a child's environment needs to load these, local paths or hub names, without a wait.
+
+    Where the hub does not answer, what was fetched before will do.
+    """
+    of_the_hub = any(not Path(name).expanduser().exists() for name in names)
+    return {"HF_HUB_OFFLINE": "1"} if of_the_hub and not hub_is_reached() else {}
+
+
 class TokenCounter:
     """Counts the tokens of queries. A context manager.
 
@@ -95,14 +104,13 @@ class TokenCounter:
 
     def __enter__(self) -> Self:
         here = tokenizer_path(self._name)
-        offline = {} if here is not None or hub_is_reached() else {"HF_HUB_OFFLINE": "1"}
         self._errors = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
             CHILD,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=_environment() | offline,
+            env=_environment() | offline_variables(self._name),
             text=True,
         )
         self._tell(self._name if here is None else str(here))
