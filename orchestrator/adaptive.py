@@ -1,11 +1,10 @@
 """A sweep that measures what helps most to decide, and stops when it is decided or paid out."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 from fitting.families import fit_families
 from gpu_catalog.catalog import Catalog
-from orchestrator.driver import ROUNDS, Asked, remark, to_measure
+from orchestrator.driver import Asked, remark, to_measure
 from orchestrator.next_measurements import (
     Candidate,
     Choice,
@@ -33,8 +32,6 @@ class Adaptive:
         self._spec = spec
         self._catalog = catalog
         self.budget_usd = budget_usd
-        self._placed: dict[tuple[Cell, int | None], int] = defaultdict(int)
-        self._latest: list[tuple[Cell, int | None]] = []
         self._gone: set[tuple[Cell, int | None]] = set()
 
     def wanted(self, plan: Plan, observations: Sequence[Observation]) -> dict[Cell, Asked]:
@@ -63,11 +60,8 @@ class Adaptive:
                 continue
             planned += candidate.usd
             round_[candidate.way.cell.device] = candidate
-        self._latest = [self._key(candidate) for candidate in round_.values()]
-        for key in self._latest:
-            self._placed[key] += 1
-            if self._placed[key] >= ROUNDS:
-                self._gone.add(key)
+        # Once is enough: what it was to tell is known then, or cannot be.
+        self._gone |= {self._key(candidate) for candidate in round_.values()}
         self._tell(found, spent, dear=dear, is_over=not round_)
         # What is left is shared by what each is thought to take: none may take more than its part,
         # of which the start of a node is paid first.
@@ -88,10 +82,6 @@ class Adaptive:
             return (wish,)
         size = candidate.way.batch_size
         return () if size is None or not candidate.is_anchored else (size,)
-
-    def ended(self, cells: set[Cell]) -> None:
-        """A trial that ended has tried all it can: what it was to tell is known, or cannot be."""
-        self._gone |= {key for key in self._latest if key[0] in cells}
 
     @staticmethod
     def _key(candidate: Candidate) -> tuple[Cell, int | None]:

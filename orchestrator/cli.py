@@ -63,6 +63,7 @@ class _Parser(argparse.ArgumentParser):
     commands: Any = None
 
 
+WAIT_MINUTES = 20.0  # an instance, an image of some GB, and a second try
 UNKNOWN = "unrecognized arguments: "
 
 
@@ -118,6 +119,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     sweep.add_argument(
         "--strict", action="store_true", help="start nothing if any trial would be skipped"
+    )
+    sweep.add_argument(
+        "--wait-for-nodes",
+        type=_not_negative,
+        default=WAIT_MINUTES,
+        metavar="MINUTES",
+        help="for a GPU whose node the cluster is to start; then its cells are skipped "
+        f"(default: {WAIT_MINUTES:g})",
     )
     _add_prices(sweep)
     _add_plan(commands)

@@ -68,12 +68,24 @@ def connected_cluster(*, ask_for_packages: bool) -> Iterator[ClusterResources]:
         ) from None
     try:
         alive = [node for node in ray.nodes() if node["Alive"]]
-        packages = _packages(alive) if ask_for_packages else {}
-        yield ClusterResources(
-            tuple(Node(n["Resources"], packages.get(n["NodeID"])) for n in alive)
-        )
+        yield _resources(alive, _packages(alive) if ask_for_packages else {})
     finally:
         ray.shutdown()
+
+
+def cluster_now() -> ClusterResources:
+    """What there is at this moment of the cluster that is connected."""
+    import ray  # noqa: PLC0415 - as above
+
+    return _resources([node for node in ray.nodes() if node["Alive"]], {})
+
+
+def _resources(
+    alive: list[Mapping[str, Any]], packages: Mapping[str, frozenset[str]]
+) -> ClusterResources:
+    return ClusterResources(
+        tuple(Node(n["Resources"], packages.get(n["NodeID"]), n["NodeID"]) for n in alive)
+    )
 
 
 def _packages(nodes: list[Mapping[str, Any]]) -> dict[str, frozenset[str]]:

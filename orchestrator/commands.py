@@ -44,6 +44,7 @@ from orchestrator.estimate import EstimateError, estimates, possible_gpus
 from orchestrator.estimate_options import asked_gpus, asked_question
 from orchestrator.estimate_tables import as_json, as_table, explanation
 from orchestrator.examples import DataError
+from orchestrator.faults import faults_section
 from orchestrator.gpu_check import (
     GpuCheckError,
     gpu_check_spec_text,
@@ -158,6 +159,7 @@ def sweep(options: argparse.Namespace) -> int:
             _print_plan(plan, folder, what_is_left(spec, catalog, cluster, plan, known))
             return 0
     folder_run = open_run(folder, text, spec, prices.rows)
+    wait_seconds: float = options.wait_for_nodes * 60
     with ObservationWriter(folder_run) as writer:
         if options.adaptive:
             # What is simulated tells what to expect of what is measured.
@@ -166,7 +168,7 @@ def sweep(options: argparse.Namespace) -> int:
             strategy: Strategy = Adaptive(spec, catalog, options.budget_usd)
         else:
             strategy = Everything(spec, catalog, options.budget_usd)
-        plan = measure(folder_run, writer, spec, catalog, strategy)
+        plan = measure(folder_run, writer, spec, catalog, strategy, wait_seconds=wait_seconds)
         if not options.adaptive:
             plan = simulate(folder_run, writer, spec, plan, constants)
     ranking = _derive(folder_run, spec, catalog, plan)
@@ -518,9 +520,12 @@ def _write_report(
     ranking = rank(
         spec.workload, catalog, plan, observations, fits.families, today=_today(), seed=spec.seed
     )
-    learning = learning_section(curves(learned_in(folder)))
-    text = markdown(spec, plan, observations, fits, ranking)
-    folder.write("report.md", f"{text}\n{learning}\n" if learning else text)
+    parts = (
+        markdown(spec, plan, observations, fits, ranking),
+        faults_section(folder.faults()),
+        learning_section(curves(learned_in(folder))),
+    )
+    folder.write("report.md", "\n\n".join(part.rstrip() for part in parts if part) + "\n")
     return fits, ranking
 
 
@@ -542,6 +547,7 @@ def _plan_of(folder: RunFolder, spec: SweepSpec) -> Plan:
         complete=plan.complete,
         pending=tuple(cell for cell in spec.all_cells() if cell not in known),
         skipped=skipped,
+        given_up=tuple(gone for gone in planned.given_up if gone.cell not in known),
     )
 
 

@@ -2,29 +2,30 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from gpu_catalog.catalog import Catalog
-from orchestrator.cluster import cluster_address, connected_cluster, this_machine
+from orchestrator.cluster import cluster_address, cluster_now, connected_cluster, this_machine
 from orchestrator.cost import SECONDS_PER_HOUR
 from orchestrator.effort import Effort, expected_text, what_is_left
+from orchestrator.faults import Fault, Faults
 from orchestrator.local_runner import simulate_trials
-from orchestrator.plan import Plan, make_plan, trial_task
+from orchestrator.placer import Placer
+from orchestrator.plan import ClusterResources, Plan, make_plan, trial_task
 from orchestrator.progress import Progress
 from orchestrator.runner import run_trials
 from orchestrator.spending import Meter, rented_offer, spent_usd
-from orchestrator.store import PLAN, ObservationWriter, RunFolder
+from orchestrator.store import FAULTS, PLAN, ObservationWriter, RunFolder
 from orchestrator.sweep import SweepSpec
 from trials.observation import Observation
 from trials.simulation.clock import Constants
 from trials.simulation.traces import Traces
-from trials.trial import next_ask
+from trials.trial import TrialTask, next_ask
 from trials.workload import Cell
-
-ROUNDS = 3  # a trial that died with its node or worker is placed again, this often in all
 
 
 class PlanError(RuntimeError):
@@ -55,14 +56,14 @@ class Strategy(Protocol):
     budget_usd: float | None
 
     def wanted(self, plan: Plan, observations: Sequence[Observation]) -> dict[Cell, Asked]:
-        """What to place next, in this order; empty when that was all."""
+        """What to measure next, in this order; empty when that was all.
 
-    def ended(self, cells: set[Cell]) -> None:
-        """Told which of these trials came to their own end."""
+        What was wanted before has been tried as often as it may be.
+        """
 
 
 class Everything:
-    """Every cell, whole; those whose trials died again, a few times.
+    """Every cell, whole.
 
     Args:
         spec: of the sweep.
@@ -75,18 +76,15 @@ class Everything:
         self._spec = spec
         self._catalog = catalog
         self.budget_usd = budget_usd
-        self._rounds = 0
-        self._ended: set[Cell] = set()
+        self._tried: set[Cell] = set()
 
     def wanted(self, plan: Plan, observations: Sequence[Observation]) -> dict[Cell, Asked]:
         """What is pending."""
-        self._rounds += 1
-        if self._rounds > ROUNDS:
-            return {}
-        # A trial that ended and is pending still has tried all it can.
-        cells = [cell for cell in to_measure(plan) if cell not in self._ended]
+        cells = [cell for cell in to_measure(plan) if cell not in self._tried]
         payable = self._payable(cells, observations)
-        return {cell: Asked() for cell in cells if cell.device in payable}
+        wanted = {cell: Asked() for cell in cells if cell.device in payable}
+        self._tried |= wanted.keys()
+        return wanted
 
     def _payable(self, cells: Sequence[Cell], observations: Sequence[Observation]) -> set[str]:
         """The GPUs the budget has something left for when their nodes have started, in order."""
@@ -105,21 +103,28 @@ class Everything:
                 found.add(device)
         return found
 
-    def ended(self, cells: set[Cell]) -> None:
-        """Once is enough: what they could not have they tried for."""
-        self._ended |= cells
-
 
 class Keeper:
-    """Keeps what the trials report, shows it, and counts what it costs."""
+    """Keeps what the trials report, shows it, and counts what it costs.
+
+    Args:
+        writer: to the run's observations.
+        progress: shows them.
+        meter: counts what they cost; absent where nobody asks.
+        known: what is known of each cell: kept up to date.
+    """
 
     def __init__(
-        self, writer: ObservationWriter, progress: Progress, meter: Meter | None = None
+        self,
+        writer: ObservationWriter,
+        progress: Progress,
+        meter: Meter | None = None,
+        known: dict[Cell, list[Observation]] | None = None,
     ) -> None:
         self._writer = writer
         self._progress = progress
         self._meter = meter
-        self.ended_well: set[Cell] = set()
+        self._known = known
         self.seen: list[Observation] = []
 
     def started(self, cell: Cell) -> None:
@@ -130,6 +135,8 @@ class Keeper:
         """A probe ended."""
         if self._writer.append(observation):
             self.seen.append(observation)
+            if self._known is not None:
+                self._known[observation.cell].append(observation)
             if self._meter is not None:
                 self._meter.observed(observation)
                 self._progress.spent_usd = self._meter.usd
@@ -137,9 +144,23 @@ class Keeper:
 
     def ended(self, cell: Cell, error: str | None) -> None:
         """A trial is over."""
-        if error is None:
-            self.ended_well.add(cell)
         self._progress.ended(cell, error)
+
+
+class FaultDiary:
+    """Keeps what goes wrong in the run folder, and shows what no trial's own line tells."""
+
+    def __init__(self, folder: RunFolder, progress: Progress) -> None:
+        self._folder = folder
+        self._progress = progress
+        self.faults = folder.faults()
+
+    def note(self, fault: Fault) -> None:
+        """Writes it down."""
+        self.faults = Faults(faults=(*self.faults.faults, fault))
+        self._folder.write(FAULTS, self.faults)
+        if fault.cell is None:
+            self._progress.remark(f"{fault.node or fault.gpu}: {fault.reason}")
 
 
 def measure(
@@ -148,8 +169,19 @@ def measure(
     spec: SweepSpec,
     catalog: Catalog,
     strategy: Strategy,
+    *,
+    wait_seconds: float,
 ) -> Plan:
-    """Measures what is not known yet, and tells what is known in the end."""
+    """Measures what is not known yet, and tells what is known in the end.
+
+    Args:
+        folder: of the run.
+        writer: to its observations.
+        spec: of the sweep.
+        catalog: its GPUs and offers.
+        strategy: says what to measure.
+        wait_seconds: how long to wait for a node that the cluster's autoscaler is to start.
+    """
     known = folder.observations()
     plan = make_plan(spec, catalog, this_machine(), known)
     if cluster_address() is None and not to_measure(plan):
@@ -171,23 +203,75 @@ def measure(
         left = what_is_left(spec, catalog, cluster, plan, known)
         for line in expected_text(left, strategy.budget_usd):
             remark(line)
+        no_node: dict[Cell, str] = {}
+        died: dict[Cell, str] = {}
         while wanted := strategy.wanted(plan, known):
-            tasks = [
-                trial_task(
-                    spec, catalog, cell, known, threads=cluster.threads(catalog.gpu(cell.device))
-                ).model_copy(update={"timed": of.timed, "most_seconds": of.most_seconds})
-                for cell, of in wanted.items()
-            ]
-            with Progress(list(wanted), complete=len(plan.complete)) as progress:
-                meter = Meter(spec, catalog, known)
-                progress.spent_usd = meter.usd
-                keeper = Keeper(writer, progress, meter)
-                run_trials(tasks, cluster, keeper, partial(meter.reaches, strategy.budget_usd))
-            strategy.ended(keeper.ended_well)
+            round_ = Round(folder, writer, spec, catalog, cluster, wait_seconds)
+            placer = round_.run(wanted, len(plan.complete), strategy.budget_usd)
+            no_node |= placer.no_node
+            died |= placer.died
             known = folder.observations()
-            plan = make_plan(spec, catalog, cluster, known)
+            plan = make_plan(spec, catalog, cluster, known).after(no_node, died)
             folder.write(PLAN, plan)
     return plan
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What the trials of a sweep go by.
+
+    Attributes:
+        folder: of the run.
+        writer: to its observations.
+        spec: of the sweep.
+        catalog: its GPUs and offers.
+        cluster: what there was when the sweep began.
+        wait_seconds: how long to wait for a node that the cluster is to start.
+    """
+
+    folder: RunFolder
+    writer: ObservationWriter
+    spec: SweepSpec
+    catalog: Catalog
+    cluster: ClusterResources
+    wait_seconds: float
+
+    def run(self, wanted: Mapping[Cell, Asked], complete: int, budget_usd: float | None) -> Placer:
+        """Has cells measured; the placer knows what could not be had.
+
+        Args:
+            wanted: what of which cells, in this order.
+            complete: how many cells of the sweep are known.
+            budget_usd: no probe begins once the run has cost so much; absent for no limit.
+        """
+        seen = self.folder.observations()
+        known: dict[Cell, list[Observation]] = defaultdict(list)
+        for observation in seen:
+            known[observation.cell].append(observation)
+        gpus = {cell.device: self.catalog.gpu(cell.device) for cell in wanted}
+
+        def task(cell: Cell) -> TrialTask | None:
+            of, threads = wanted[cell], self.cluster.threads(gpus[cell.device])
+            whole = trial_task(self.spec, self.catalog, cell, known[cell], threads=threads)
+            asked = whole.model_copy(update={"timed": of.timed, "most_seconds": of.most_seconds})
+            return None if next_ask(asked, asked.done) is None else asked
+
+        with Progress(list(wanted), complete=complete) as progress:
+            meter = Meter(self.spec, self.catalog, seen)
+            progress.spent_usd = meter.usd
+            diary = FaultDiary(self.folder, progress)
+            placer = Placer(
+                list(wanted),
+                task,
+                {key: self.cluster.trial_resources(gpu) or {} for key, gpu in gpus.items()},
+                self.cluster,
+                wait_seconds=self.wait_seconds,
+                nodes_out=diary.faults.nodes_out(),
+                note=diary.note,
+                is_spent=partial(meter.reaches, budget_usd),
+            )
+            run_trials(placer, Keeper(self.writer, progress, meter, known), cluster_now)
+        return placer
 
 
 def simulate(
@@ -209,10 +293,11 @@ def simulate(
         for cell in cells
         if next_ask(task := trial_task(spec, catalog, cell, known), task.done) is None
     }
-    plan = Plan(
-        complete=(*plan.complete, *(cell for cell in cells if cell in done)),
-        pending=tuple(cell for cell in plan.pending if cell not in done),
-        skipped=plan.skipped,
+    plan = plan.model_copy(
+        update={
+            "complete": (*plan.complete, *(cell for cell in cells if cell in done)),
+            "pending": tuple(cell for cell in plan.pending if cell not in done),
+        }
     )
     folder.write(PLAN, plan)
     return plan

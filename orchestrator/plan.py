@@ -2,7 +2,7 @@
 
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_catalog.catalog import Catalog
@@ -24,10 +24,12 @@ class Node:
     Attributes:
         resources: how much it has of each resource, by name.
         packages: extras that can be imported on it; None when that is not known.
+        node_id: Ray's name of it; None for one that is not there yet.
     """
 
     resources: Mapping[str, float]
     packages: frozenset[str] | None = None
+    node_id: str | None = None
 
     def has(self, resource: str) -> bool:
         """Whether it has one of these."""
@@ -79,10 +81,27 @@ class ClusterResources:
     def at_a_time(self, gpu: Gpu) -> int:
         """Trials on this GPU that can run at once, nodes counted that are still to start."""
         keyed = sum(node.resources.get(gpu.key, 0) for node in self.nodes if node.has("CPU"))
-        to_start = sum(node.resources.get(SCALES_TO + gpu.key, 0) for node in self.nodes)
+        to_start = self.starting(gpu.key)
         if gpu.kind == "cpu" and not keyed and not to_start:
             return int(sum(node.resources.get("CPU", 0) for node in self.nodes))
         return int(max(keyed, to_start))
+
+    def holding(self, asked: Mapping[str, float], out: Collection[str] = ()) -> int:
+        """How many trials that ask for this the nodes can hold at once.
+
+        Args:
+            asked: as ``trial_resources`` has it.
+            out: nodes that none may be placed on.
+        """
+        return sum(
+            min(int(node.resources.get(name, 0) // amount) for name, amount in asked.items())
+            for node in self.nodes
+            if node.node_id not in out
+        )
+
+    def starting(self, key: str) -> int:
+        """How many nodes with a GPU of this key the autoscaler can start in all."""
+        return int(sum(node.resources.get(SCALES_TO + key, 0) for node in self.nodes))
 
     def threads(self, gpu: Gpu) -> int:
         """CPU threads a trial's steps may use.
@@ -109,11 +128,29 @@ class Plan(Record):
         complete: cells whose observations say all there is to say.
         pending: cells to measure.
         skipped: cells that cannot be measured on this cluster.
+        given_up: pending cells whose trials died too often, and of what the last one did.
     """
 
     complete: tuple[Cell, ...]
     pending: tuple[Cell, ...]
     skipped: tuple[Skip, ...]
+    given_up: tuple[Skip, ...] = ()
+
+    def after(self, no_node: Mapping[Cell, str], died: Mapping[Cell, str]) -> "Plan":
+        """The same, told of what could not be had.
+
+        Args:
+            no_node: cells for whose GPU there was no node, and why.
+            died: cells whose trials died too often, and of what.
+        """
+        gone = [cell for cell in self.pending if cell in no_node]
+        return self.model_copy(
+            update={
+                "pending": tuple(cell for cell in self.pending if cell not in no_node),
+                "skipped": (*self.skipped, *(Skip(cell=c, reason=no_node[c]) for c in gone)),
+                "given_up": tuple(Skip(cell=c, reason=died[c]) for c in self.pending if c in died),
+            }
+        )
 
 
 def trial_task(

@@ -111,7 +111,8 @@ class Progress:
 
     def started(self, cell: Cell) -> None:
         """A trial runs."""
-        self._trials[cell.key].state = "running"
+        trial = self._trials[cell.key]
+        trial.state, trial.error = "running", None
         self._line(cell, "started")
 
     def observed(self, observation: Observation) -> None:
@@ -140,6 +141,10 @@ class Progress:
         trial = self._trials[cell.key]
         trial.state, trial.error = ("done" if error is None else "died"), error
         self._line(cell, f"done, {trial.finding()}" if error is None else f"died: {error}")
+
+    def remark(self, text: str) -> None:
+        """Something that concerns more than one trial."""
+        self._console.print(text)
 
     def summary(self) -> str:
         """Trials done, died, running and waiting, time left and dollars spent, on one line."""

@@ -247,6 +247,7 @@ def rank(  # noqa: PLR0913 - what a ranking is made from
     spread = visit_spread(observations)
     shared = np.random.default_rng(seed).standard_normal(DRAWS)
     skipped = {skip.cell: skip.reason for skip in plan.skipped}
+    given_up = {gone.cell: gone.reason for gone in plan.given_up}
     groups: dict[tuple[object, ...], list[_Priced]] = defaultdict(list)
     excluded: list[Excluded] = []
     for cell in (*plan.complete, *plan.pending, *skipped):
@@ -283,7 +284,8 @@ def rank(  # noqa: PLR0913 - what a ranking is made from
         if kept:
             groups[comparable(cell)] += kept
             continue
-        reason = skipped.get(cell) or misfit or _why_not(batch, cell, mine, priced=bool(offers))
+        known_reason = skipped.get(cell) or misfit or given_up.get(cell)
+        reason = known_reason or _why_not(batch, cell, mine, priced=bool(offers))
         if times and offers:
             reason = _why_none_is_wanted(constraints, len(offers), priced)
         excluded.append(Excluded(cell=cell, reason=reason))

@@ -8,31 +8,32 @@ a temporary one and a trial that died is simply planned again.
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable
 from typing import Any
 
+from orchestrator.cluster import ClusterError
 from orchestrator.listener import Listener
+from orchestrator.placer import PLACEMENTS, Placer, Whereabouts
 from orchestrator.plan import ClusterResources
 from trials.child import ChildProber
 from trials.observation import Observation
 from trials.trial import TrialTask, run_trial
 from trials.workload import Cell
 
+LOOK_SECONDS = 1.0
+
 
 def run_trials(
-    tasks: Sequence[TrialTask],
-    cluster: ClusterResources,
-    listener: Listener,
-    is_over: Callable[[], bool] = lambda: False,
+    placer: Placer, listener: Listener, cluster_now: Callable[[], ClusterResources]
 ) -> None:
-    """Runs trials until each has ended. The cluster must be able to hold every one of them.
+    """Runs trials until the placer has none left.
 
     Args:
-        tasks: the trials, in the order to place them.
-        cluster: what there is.
+        placer: says what to place, and is told of all that happens to it.
         listener: hears of every start, observation and end, in the driver's main thread. A trial
             that began and did not end is told to have died; one that never began is not told of.
-        is_over: is asked after each observation; once it says yes no other is made.
+        cluster_now: what there is, asked anew.
 
     Raises:
         Exception: whatever the listener raised; trials that still run are stopped.
@@ -42,48 +43,103 @@ def run_trials(
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
     # Ctrl-C is the driver's to handle.
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
-    # Tune holds trials back beyond 200: those of a free GPU would wait behind those of a busy one.
-    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(len(tasks) + 1)
+    # A worker on a node that was cut off never says that it has stopped.
+    os.environ["TUNE_FORCE_TRIAL_CLEANUP_S"] = "10"
     from ray import tune  # noqa: PLC0415 - seconds to import, and only a sweep needs it
 
     # It logs a trial that died with its traceback; the listener hears of it in a line.
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-    resources = {task.cell.key: cluster.trial_resources(task.gpu) for task in tasks}
-    relay = _Relay(listener, {task.cell.key: task.cell for task in tasks})
-    with tempfile.TemporaryDirectory(prefix="sweep-") as scratch:
-        tuner = tune.Tuner(
-            tune.with_resources(
-                _trial_on_node,
-                lambda config: tune.PlacementGroupFactory([resources[config["trial"]["cell"]]]),
-            ),
-            param_space={
-                "trial": tune.grid_search(
-                    [{"cell": t.cell.key, "task": t.model_dump_json()} for t in tasks]
+    relay = _Relay(placer, listener, cluster_now)
+    in_vain = 0
+    while not placer.is_over:
+        with tempfile.TemporaryDirectory(prefix="sweep-") as scratch:
+            tuner = tune.Tuner(
+                tune.with_resources(_trial_on_node, _resources),
+                tune_config=tune.TuneConfig(
+                    search_alg=_search(relay),
+                    num_samples=-1,
+                    trial_dirname_creator=lambda trial: trial.trial_id,
+                    # A worker takes seconds to start and holds nothing of a trial: its child did.
+                    reuse_actors=True,
+                ),
+                run_config=tune.RunConfig(
+                    name="trials",
+                    storage_path=scratch,
+                    callbacks=[_tune_callback(relay)],
+                    failure_config=tune.FailureConfig(max_failures=0),
+                    stop=_stopper(relay),
+                    verbose=0,
+                ),
+            )
+            error = None
+            try:
+                tuner.fit()
+            except Exception as raised:  # noqa: BLE001 - see below
+                # What the listener raised comes back wrapped. Anything else is Tune giving up on
+                # all trials for one, as it does when Ray kills workers on a node without memory.
+                error = _first_line(raised)
+            if relay.raised is not None:
+                raise relay.raised
+            if error is None and placer.is_over:
+                return
+            error = error or "Ray stopped it"
+            ran = relay.all_ended(error)
+            in_vain = 0 if ran or placer.is_over else in_vain + 1
+            if in_vain == PLACEMENTS:
+                raise ClusterError(
+                    f"Ray places no trial any more: {error}: see that the cluster is up, and run "
+                    "the same command again, it goes on where this stopped"
                 )
-            },
-            tune_config=tune.TuneConfig(
-                trial_dirname_creator=lambda trial: trial.trial_id,
-                # A worker takes seconds to start and holds nothing of a trial: its child did.
-                reuse_actors=True,
-            ),
-            run_config=tune.RunConfig(
-                name="trials",
-                storage_path=scratch,
-                callbacks=[_tune_callback(relay)],
-                stop=_tune_stopper(is_over),
-                failure_config=tune.FailureConfig(max_failures=0),
-                verbose=0,
-            ),
-        )
-        try:
-            tuner.fit()
-        except Exception as error:  # noqa: BLE001 - see below
-            # What the listener raised comes back wrapped. Anything else is Tune giving up on all
-            # trials because of one, as it does when Ray kills workers on a node without memory.
-            if relay.raised is None:
-                relay.all_ended(_first_line(error))
-        if relay.raised is not None:
-            raise relay.raised
+
+
+def _resources(config: dict[str, Any]) -> Any:
+    """What a trial asks Ray for."""
+    from ray import tune  # noqa: PLC0415 - seconds to import, and only a sweep needs it
+
+    trial = config["trial"]
+    if not trial["avoid"]:
+        return tune.PlacementGroupFactory([trial["resources"]])
+    elsewhere = {"ray.io/node-id": f"!in({','.join(trial['avoid'])})"}
+    return tune.PlacementGroupFactory([trial["resources"]], bundle_label_selector=[elsewhere])
+
+
+def _search(relay: "_Relay") -> Any:
+    """Tune's way to ask for one trial after another."""
+    from ray.tune.search import Searcher  # noqa: PLC0415 - seconds to import
+
+    class Search(Searcher):  # type: ignore[misc]
+        def suggest(self, trial_id: str) -> Any:
+            del trial_id
+            wanted = relay.wanted()
+            if wanted is None:
+                return Searcher.FINISHED if relay.is_over else None
+            return {"trial": wanted}
+
+        def on_trial_complete(self, *event: Any, **more: Any) -> None:
+            """The callback hears of it."""
+
+        def save(self, checkpoint_path: str) -> None:
+            """Nothing: an experiment is never restored here."""
+
+        def restore(self, checkpoint_path: str) -> None:
+            """As above."""
+
+    return Search()
+
+
+def _stopper(relay: "_Relay") -> Any:
+    """Ends it when the budget is spent, or what is left waits for nodes that do not come."""
+    from ray import tune  # noqa: PLC0415 - seconds to import, and only a sweep needs it
+
+    class Over(tune.Stopper):  # type: ignore[misc]
+        def __call__(self, trial_id: str, result: Any) -> bool:
+            del trial_id, result
+            return relay.is_over
+
+        def stop_all(self) -> bool:
+            return relay.is_over
+
+    return Over()
 
 
 def _trial_on_node(config: dict[str, dict[str, str]]) -> None:
@@ -91,6 +147,9 @@ def _trial_on_node(config: dict[str, dict[str, str]]) -> None:
     import ray  # noqa: PLC0415 - this runs in the worker
     from ray import tune  # noqa: PLC0415 - as above
 
+    node_id = ray.get_runtime_context().get_node_id()
+    # Where it is must be known when it dies without another word.
+    tune.report({"node_id": node_id, "address": ray.util.get_node_ip_address()})
     task = TrialTask.model_validate_json(config["trial"]["task"])
     with ChildProber(
         task.setup,
@@ -102,41 +161,91 @@ def _trial_on_node(config: dict[str, dict[str, str]]) -> None:
             prober,
             # Returns once the driver has taken it: an observation is never in flight for long.
             lambda observation: tune.report({"observation": observation.model_dump_json()}),
-            node_id=ray.get_runtime_context().get_node_id(),
+            node_id=node_id,
         )
 
 
 class _Relay:
-    """Passes Tune's events on. What the listener raises is kept: Tune would wrap or lose it."""
+    """Between Tune and those who know what a trial is.
 
-    def __init__(self, listener: Listener, cells: Mapping[str, Cell]) -> None:
+    What a listener raises is kept: Tune would wrap or lose it.
+    """
+
+    def __init__(
+        self, placer: Placer, listener: Listener, cluster_now: Callable[[], ClusterResources]
+    ) -> None:
+        self._placer = placer
         self._listener = listener
-        self._cells = cells
-        self._running: set[Cell] = set()
+        self._cluster_now = cluster_now
+        self._running: dict[str, Any] = {}
+        self._cells: dict[str, Cell] = {}
+        self._killed: dict[str, str] = {}
+        self._looked = time.monotonic()
         self.raised: Exception | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing: Tune pickles callbacks to restore an experiment, which is never done here."""
         return {}
 
-    def started(self, trial: Any) -> None:
-        self._running.add(self._cell(trial))
-        self._pass_on(lambda: self._listener.started(self._cell(trial)))
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left that is worth waiting for."""
+        return self._placer.is_over
 
-    def reported(self, result: dict[str, Any]) -> None:
+    def wanted(self) -> dict[str, Any] | None:
+        """The next trial, in words that Tune can keep; None when there is none now."""
+        placement = self._placer.next()
+        if placement is None:
+            return None
+        cell = placement.task.cell
+        self._cells[cell.key] = cell
+        return {
+            "cell": cell.key,
+            "task": placement.task.model_dump_json(),
+            "resources": dict(placement.resources),
+            "avoid": list(placement.avoid),
+        }
+
+    def step(self) -> None:
+        """Now and then, looks at the cluster and at trials that say nothing."""
+        if time.monotonic() - self._looked < LOOK_SECONDS:
+            return
+        for cell, reason in self._placer.look(self._cluster_now()).items():
+            trial = self._running.get(cell.key)
+            if trial is not None and cell.key not in self._killed:
+                self._killed[cell.key] = reason
+                _kill(trial)
+        self._looked = time.monotonic()
+
+    def started(self, trial: Any) -> None:
+        cell = self._cell(trial)
+        self._running[cell.key] = trial
+        self._pass_on(lambda: self._placer.started(cell))
+        self._pass_on(lambda: self._listener.started(cell))
+
+    def reported(self, trial: Any, result: dict[str, Any]) -> None:
+        if "node_id" in result:
+            where = Whereabouts(result["node_id"], result["address"])
+            self._placer.is_on(self._cell(trial), where)
         if "observation" in result:
             observation = Observation.model_validate_json(result["observation"])
+            # Kept before anything else is made of it.
             self._pass_on(lambda: self._listener.observed(observation))
+            self._pass_on(lambda: self._placer.observed(observation))
 
-    def all_ended(self, error: str) -> None:
-        """Nothing runs any more."""
-        for cell in sorted(self._running, key=lambda cell: cell.key):
+    def all_ended(self, error: str) -> int:
+        """Nothing runs any more; so many did until now."""
+        ran = self._placer.interrupted(error)
+        for cell in ran:
             self._listener.ended(cell, error)
         self._running.clear()
+        return len(ran)
 
     def ended(self, trial: Any, error: str | None) -> None:
-        self._running.discard(self._cell(trial))
-        self._pass_on(lambda: self._listener.ended(self._cell(trial), error))
+        cell = self._cell(trial)
+        self._running.pop(cell.key, None)
+        error = self._killed.pop(cell.key, error)
+        self._pass_on(lambda: self._listener.ended(cell, self._placer.ended(cell, error)))
 
     def _cell(self, trial: Any) -> Cell:
         return self._cells[trial.config["trial"]["cell"]]
@@ -153,11 +262,15 @@ def _tune_callback(relay: _Relay) -> Any:
     from ray import tune  # noqa: PLC0415 - seconds to import, and only a sweep needs it
 
     class Callback(tune.Callback):  # type: ignore[misc]
+        def on_step_begin(self, **info: Any) -> None:
+            del info
+            relay.step()
+
         def on_trial_start(self, **info: Any) -> None:
             relay.started(info["trial"])
 
         def on_trial_result(self, **info: Any) -> None:
-            relay.reported(info["result"])
+            relay.reported(info["trial"], info["result"])
 
         def on_trial_complete(self, **info: Any) -> None:
             relay.ended(info["trial"], None)
@@ -168,22 +281,13 @@ def _tune_callback(relay: _Relay) -> Any:
     return Callback()
 
 
-def _tune_stopper(is_over: Callable[[], bool]) -> Any:
-    from ray import tune  # noqa: PLC0415 - as above
+def _kill(trial: Any) -> None:
+    """Has Ray kill a trial's worker: Tune hears that it died."""
+    import ray  # noqa: PLC0415 - as above
 
-    class Stopper(tune.Stopper):  # type: ignore[misc]
-        def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-            del trial_id, result
-            return is_over()
-
-        def stop_all(self) -> bool:
-            return is_over()
-
-        def __reduce__(self) -> Any:
-            """Of nothing: see ``_Relay.__getstate__``."""
-            return (tune.stopper.NoopStopper, ())
-
-    return Stopper()
+    actor = trial.temporary_state.ray_actor
+    if actor is not None:
+        ray.kill(actor)
 
 
 def _last_line(trial: Any) -> str:

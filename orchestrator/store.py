@@ -8,6 +8,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from gpu_catalog.catalog import Catalog, load_catalog
 from orchestrator.data_lengths import DataLengths
+from orchestrator.faults import Faults
 from orchestrator.local_place import LocalPlace
 from orchestrator.place import Place, RunPath, S3Url, StoreError, run_path
 from orchestrator.plan import Plan
@@ -24,6 +25,7 @@ CATALOG = "catalog.json"
 PLAN = "plan.json"
 LEARNED = "learned.jsonl"
 LEARNING = "learning"
+FAULTS = "faults.json"
 
 _MODELS = TypeAdapter(dict[str, Model])
 
@@ -122,6 +124,19 @@ class RunFolder:
         except ValidationError as error:
             raise StoreError(
                 f"{file}: not a plan ({_mistake(error)}): delete it, the next sweep writes it anew"
+            ) from None
+
+    def faults(self) -> Faults:
+        """What went wrong so far."""
+        content = self.place.read(FAULTS)
+        if content is None:
+            return Faults()
+        try:
+            return Faults.model_validate_json(content)
+        except ValidationError as error:
+            raise StoreError(
+                f"{self.path / FAULTS}: not a list of faults ({_mistake(error)}): delete it, "
+                "nothing that was measured is in it"
             ) from None
 
     def observations(self) -> list[Observation]:

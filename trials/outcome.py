@@ -68,6 +68,26 @@ FINAL_CLASSES = frozenset(
         "TargetError",
     }
 )
+# In lower case; each is part of a message that a device in order does not give, whatever the batch.
+# One cell may bring it about by a mistake of its kernels: it takes several to blame the device.
+SICK_WORDS = (
+    "cuda error",
+    "cuda driver error",
+    "cuda failure",
+    "cuda unknown error",
+    "cudaerror",
+    "cublas_status_",
+    "cudnn_status_",
+    "deviceerror",
+    "device-side assert",
+    "ecc error",
+    "fallen off the bus",
+    "gpu is lost",
+    "no cuda-capable device",
+    "nvmlerror",
+    "nvrm: xid",
+    "uncorrectable ecc",
+)
 OOM_COUNTERS = (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events"))
 
 
@@ -89,6 +109,12 @@ def classify(error: BaseException) -> tuple[Outcome, str]:
 def is_final(error: BaseException) -> bool:
     """Whether trying again cannot help."""
     return not FINAL_CLASSES.isdisjoint(_class_names(error))
+
+
+def blames_device(outcome: Outcome, detail: str | None) -> bool:
+    """Whether a probe came to nothing for its device's sake, by what it says."""
+    words = (detail or "").lower()
+    return outcome is Outcome.FAILED and any(part in words for part in SICK_WORDS)
 
 
 def ending(code: int, printed: Sequence[str], *, killed_for_memory: bool) -> tuple[Outcome, str]:

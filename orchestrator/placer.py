@@ -1,0 +1,324 @@
+"""Which trial to place next and where not, and which no more. No Ray here, and no time of its own.
+
+A trial that died is placed again from what it had reported; where that cannot go on, the cell has a
+reason. Nothing waits for ever: neither for a node nor for a trial's word.
+"""
+
+import datetime as dt
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.faults import Fault, Kind
+from orchestrator.plan import ClusterResources
+from trials.observation import Observation
+from trials.outcome import blames_device
+from trials.trial import TrialTask
+from trials.workload import Cell
+
+PLACEMENTS = 3  # of a trial that dies each time before it has reported anything new
+SICK_CELLS = 2  # so many that blame a node's device, and no verdict between: the node is out
+# A node list may be a little behind the trial that died with its node.
+GONE_SECONDS = 10.0
+# Beyond what a build and a probe may take: what a worker needs to start, and to kill a child.
+SILENT_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A trial to place.
+
+    Attributes:
+        task: what it is to do.
+        resources: what it asks Ray for.
+        avoid: ids of the nodes it must not be placed on.
+    """
+
+    task: TrialTask
+    resources: Mapping[str, float]
+    avoid: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """A node: its id, and its address for people."""
+
+    node_id: str
+    address: str
+
+
+@dataclass(slots=True)
+class _Placed:
+    """A trial that was placed and has not ended."""
+
+    task: TrialTask
+    last_word: float
+    is_running: bool = False
+    got_on: bool = False
+    node: Whereabouts | None = None
+    blamed: str | None = None
+
+
+@dataclass(slots=True)
+class _Queue:
+    """The cells of one GPU."""
+
+    resources: Mapping[str, float]
+    cells: deque[Cell] = field(default_factory=deque)
+    placed: dict[Cell, _Placed] = field(default_factory=dict)
+    waits_since: float | None = None
+    is_closed: bool = False
+
+
+class Placer:
+    """Places the trials of some cells, each GPU's in their order.
+
+    Args:
+        cells: the cells.
+        task: a cell's trial, from all that is known of it by now; None when nothing is left to do.
+        resources: what a trial on each GPU asks Ray for.
+        cluster: what there is.
+        wait_seconds: how long to wait for a node that the autoscaler is to start.
+        nodes_out: nodes to place nothing on, and why.
+        note: is told of every fault.
+        is_spent: whether the sweep may cost no more: nothing is placed then.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        cells: Sequence[Cell],
+        task: Callable[[Cell], TrialTask | None],
+        resources: Mapping[str, Mapping[str, float]],
+        cluster: ClusterResources,
+        *,
+        wait_seconds: float,
+        nodes_out: Mapping[str, str],
+        note: Callable[[Fault], None],
+        is_spent: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._task = task
+        self._cluster = cluster
+        self._wait_seconds = wait_seconds
+        self._note = note
+        self._is_spent = is_spent
+        self._clock = clock
+        self._out = dict(nodes_out)
+        self._queues: dict[str, _Queue] = {}
+        for cell in cells:
+            queue = self._queues.setdefault(cell.device, _Queue(resources[cell.device]))
+            queue.cells.append(cell)
+        self._tries: dict[Cell, int] = defaultdict(int)
+        self._avoided: dict[Cell, set[str]] = defaultdict(set)
+        self._blaming: dict[str, set[Cell]] = defaultdict(set)
+        self.died: dict[Cell, str] = {}
+        self.no_node: dict[Cell, str] = {}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is to be placed any more, and nothing placed is worth waiting for."""
+        return self._is_spent() or all(
+            queue.is_closed or not (queue.cells or queue.placed) for queue in self._queues.values()
+        )
+
+    def next(self) -> Placement | None:
+        """The next trial to place; None when there is none, or enough wait for a node already.
+
+        One more than the nodes can hold are placed: it begins where one ends. The others' turn
+        comes late, so that they know what was learned meanwhile.
+        """
+        if self._is_spent():
+            return None
+        for device, queue in self._queues.items():
+            room = self._room(device, queue) + 1 - len(queue.placed)
+            while queue.cells and room > 0 and not queue.is_closed:
+                cell = queue.cells.popleft()
+                task = self._task(cell)
+                if task is not None:
+                    queue.placed[cell] = _Placed(task, self._clock())
+                    return Placement(task, queue.resources, self._avoid(cell))
+        return None
+
+    def started(self, cell: Cell) -> None:
+        """A trial runs."""
+        queue = self._queues[cell.device]
+        queue.waits_since = None
+        if queue.is_closed:  # a node came after all
+            queue.is_closed = False
+            for waiting in (*queue.placed, *queue.cells):
+                self.no_node.pop(waiting, None)
+        placed = queue.placed[cell]
+        placed.is_running, placed.last_word = True, self._clock()
+
+    def is_on(self, cell: Cell, node: Whereabouts) -> None:
+        """A trial says where it is."""
+        placed = self._queues[cell.device].placed[cell]
+        placed.node, placed.last_word = node, self._clock()
+
+    def observed(self, observation: Observation) -> None:
+        """A probe of a running trial ended."""
+        cell = observation.cell
+        placed = self._queues[cell.device].placed[cell]
+        placed.last_word, placed.got_on = self._clock(), True
+        if blames_device(observation.outcome, observation.detail):
+            placed.blamed = observation.detail
+            if placed.node is not None:
+                self._blame(placed.node, cell, placed.blamed or "")
+        elif observation.outcome.is_verdict:
+            placed.blamed = None
+            if placed.node is not None:
+                self._blaming.pop(placed.node.node_id, None)
+
+    def ended(self, cell: Cell, error: str | None) -> str | None:
+        """A trial is over.
+
+        Args:
+            cell: what it measured.
+            error: what it died of; None when it came to its own end.
+
+        Returns:
+            Why it did not end well; None when it did, or has tried all that it could.
+        """
+        queue = self._queues[cell.device]
+        placed = queue.placed.pop(cell)
+        if error is None:
+            error = self._elsewhere(cell, placed)
+            if error is None:
+                return None
+            kind: Kind = "device"
+        else:
+            kind = "died"
+            if placed.got_on:
+                self._tries[cell] = 0
+        self._tries[cell] += 1
+        lost = self._clock() - placed.last_word if placed.is_running else 0.0
+        self._tell(kind, cell.device, error, cell=cell, node=placed.node, lost_seconds=lost)
+        if self._tries[cell] < PLACEMENTS:
+            queue.cells.appendleft(cell)
+        else:
+            self.died[cell] = f"its trial died {PLACEMENTS} times in a row, the last time: {error}"
+        return error
+
+    def interrupted(self, error: str) -> list[Cell]:
+        """Nothing that was placed runs any more; those that ran are returned, and died of it."""
+        ran = []
+        for queue in self._queues.values():
+            for cell, placed in list(queue.placed.items()):
+                if placed.is_running:
+                    self.ended(cell, error)
+                    ran.append(cell)
+                elif not queue.is_closed:
+                    del queue.placed[cell]
+                    queue.cells.appendleft(cell)
+        return ran
+
+    def look(self, cluster: ClusterResources) -> dict[Cell, str]:
+        """Looks at what there is by now, and gives up GPUs for which there is no node.
+
+        Returns:
+            Running trials to be killed, and why: they have said nothing for too long.
+        """
+        self._cluster = cluster
+        now = self._clock()
+        silent = {}
+        for device, queue in self._queues.items():
+            for cell, placed in queue.placed.items():
+                task = placed.task
+                most = task.build_timeout_seconds + task.probe_timeout_seconds + SILENT_SECONDS
+                if placed.is_running and now - placed.last_word > most:
+                    silent[cell] = f"no word of it within {most:g} s"
+            self._wait(device, queue, now)
+        return silent
+
+    def _wait(self, device: str, queue: _Queue, now: float) -> None:
+        """Counts the time for which a GPU had no node, and closes its queue in the end.
+
+        Where there is a node others use it, and it is waited for.
+        """
+        is_waiting = queue.placed and not any(p.is_running for p in queue.placed.values())
+        is_busy = any(
+            self._cluster.holding(queue.resources, self._avoid(cell)) for cell in queue.placed
+        )
+        if not is_waiting or is_busy or queue.is_closed:
+            queue.waits_since = None
+            return
+        queue.waits_since = now if queue.waits_since is None else queue.waits_since
+        is_started = self._cluster.starting(device) > 0
+        most = self._wait_seconds if is_started else min(GONE_SECONDS, self._wait_seconds)
+        if now - queue.waits_since < most:
+            return
+        reason = self._why_no_node(device, queue, is_started=is_started)
+        self._tell("no node", device, reason)
+        queue.is_closed = True
+        for cell in (*queue.placed, *queue.cells):
+            self.no_node[cell] = reason
+
+    def _why_no_node(self, device: str, queue: _Queue, *, is_started: bool) -> str:
+        if self._cluster.holding(queue.resources):
+            reasons = "; ".join(self._out.values()) or "its trials failed on all of them"
+            return f"no node with {device} is left that can be trusted: {reasons}"
+        if is_started:
+            return (
+                f"no node with {device} came within {self._wait_seconds / 60:g} minutes "
+                "(--wait-for-nodes): 'ray status' on the head says why"
+            )
+        return (
+            f"the last node with {device} is gone: start another and run the same command again, "
+            "it goes on where this stopped"
+        )
+
+    def _room(self, device: str, queue: _Queue) -> int:
+        """Trials that nodes can hold: those that are there, or that can be started too."""
+        there = self._cluster.holding(queue.resources, self._out)
+        return max(there, self._cluster.starting(device))
+
+    def _avoid(self, cell: Cell) -> tuple[str, ...]:
+        return tuple(sorted({*self._out, *self._avoided[cell]}))
+
+    def _blame(self, node: Whereabouts, cell: Cell, detail: str) -> None:
+        blaming = self._blaming[node.node_id]
+        blaming.add(cell)
+        if len(blaming) < SICK_CELLS or node.node_id in self._out:
+            return
+        reason = (
+            f"{len(blaming)} trials in a row blame its device, the last one: {detail} (look at "
+            "the GPU, and start Ray anew on that node to have it back)"
+        )
+        self._out[node.node_id] = f"{node.address}: {reason}"
+        self._tell("node out", cell.device, reason, node=node)
+
+    def _elsewhere(self, cell: Cell, placed: _Placed) -> str | None:
+        """Why a trial that came to its own end is to be placed elsewhere, if it is."""
+        node = placed.node
+        if placed.blamed is None or node is None or self._task(cell) is None:
+            return None
+        self._avoided[cell].add(node.node_id)
+        queue = self._queues[cell.device]
+        others = self._cluster.holding(queue.resources, self._avoid(cell))
+        is_possible = others or self._cluster.starting(cell.device)
+        return placed.blamed if is_possible else None
+
+    def _tell(  # noqa: PLR0913 - the parts of a fault
+        self,
+        kind: Kind,
+        gpu: str,
+        reason: str,
+        *,
+        cell: Cell | None = None,
+        node: Whereabouts | None = None,
+        lost_seconds: float = 0.0,
+    ) -> None:
+        self._note(
+            Fault(
+                kind=kind,
+                gpu=gpu,
+                cell=cell,
+                node=None if node is None else node.address,
+                node_id=None if node is None else node.node_id,
+                reason=reason,
+                at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+                lost_seconds=round(lost_seconds, 1),
+            )
+        )
