@@ -10,6 +10,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from orchestrator.cluster import ClusterError
@@ -22,6 +23,7 @@ from trials.trial import TrialTask, run_trial
 from trials.workload import Cell
 
 LOOK_SECONDS = 1.0
+UNKNOWN_DEATH = "its Ray worker or node died"
 
 
 def run_trials(
@@ -276,7 +278,7 @@ def _tune_callback(relay: _Relay) -> Any:
             relay.ended(info["trial"], None)
 
         def on_trial_error(self, **info: Any) -> None:
-            relay.ended(info["trial"], _last_line(info["trial"]))
+            relay.ended(info["trial"], _why_died(info["trial"]))
 
     return Callback()
 
@@ -290,9 +292,21 @@ def _kill(trial: Any) -> None:
         ray.kill(actor)
 
 
-def _last_line(trial: Any) -> str:
-    text = str(trial.get_pickled_error() or "its Ray worker or node died").strip()
-    return text.splitlines()[-1]
+def _why_died(trial: Any) -> str:
+    """What Ray says of a trial's death, in a line."""
+    try:
+        text = Path(trial.error_file or "").read_text(encoding="utf-8").strip()
+    except OSError:
+        return UNKNOWN_DEATH
+    lines = [line.strip() for line in text.splitlines()]
+    for line in lines:
+        _, of_node, how = line.partition("the actor's node was ")
+        if of_node:
+            return f"its node was {how}"
+        if "worker process has died" in line:
+            detail = line.partition("Worker exit detail: ")[2].partition(". ")[0]
+            return f"its Ray worker died: {detail}" if detail else "its Ray worker died"
+    return lines[-1] if lines else UNKNOWN_DEATH
 
 
 def _first_line(error: Exception) -> str:

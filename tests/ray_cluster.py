@@ -7,6 +7,7 @@ import secrets
 import socket
 import subprocess
 import time
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import psutil
@@ -25,6 +26,7 @@ class Cluster:
 
     def __init__(self, home: Path, scratch: Path) -> None:
         self.home = home
+        self.address = "127.0.0.1"
         self.gcs, self.dashboard = free_port(), free_port()
         token = home / "token"
         token.write_text(secrets.token_hex(32), encoding="ascii")
@@ -101,21 +103,30 @@ class Cluster:
     def start_node(self, *carried: str) -> None:
         """A node that carries one of each of these resources."""
         resources = json.dumps(dict.fromkeys(carried, 1))
-        self._start(f"--address=127.0.0.1:{self.gcs}", f"--resources={resources}")
+        self._start(f"--address={self.address}:{self.gcs}", f"--resources={resources}")
 
-    def _start(self, *arguments: str) -> None:
-        """One node; returns when it is up, as two at once may choose the same ports."""
+    def _start(
+        self, *arguments: str, within: Sequence[str] = (), **settings: str
+    ) -> subprocess.Popen[bytes]:
+        """One node; returns when it is up, as two at once may choose the same ports.
+
+        Args:
+            arguments: of `ray start`.
+            within: a command that runs it elsewhere.
+            settings: variables of its environment.
+        """
         log = self.home / f"node-{len(self._nodes)}.log"
         with log.open("ab") as written:
             node = subprocess.Popen(
                 [
+                    *within,
                     *("ray", "start", "--block", "--disable-usage-stats", "--num-cpus=1"),
                     "--object-store-memory=80000000",
                     # Its default is one fixed port, which only one node of a machine can have.
                     f"--dashboard-agent-listen-port={free_port()}",
                     *arguments,
                 ],
-                env=self.env,
+                env=self.env | settings,
                 cwd=self.home,
                 stdout=written,
                 stderr=written,
@@ -127,12 +138,13 @@ class Cluster:
             assert node.poll() is None, log.read_text(encoding="utf-8")
             assert time.monotonic() < deadline, log.read_text(encoding="utf-8")
             time.sleep(0.1)
+        return node
 
     def node_ids(self) -> dict[str, str]:
         """The node that carries each resource, asked of Ray itself."""
         script = (
             "import json, ray\n"
-            f"ray.init('127.0.0.1:{self.gcs}', log_to_driver=False)\n"
+            f"ray.init('{self.address}:{self.gcs}', log_to_driver=False)\n"
             "carried = {k: n['NodeID'] for n in ray.nodes() for k in n['Resources']}\n"
             "print('NODES' + json.dumps(carried))\n"
         )
@@ -164,11 +176,14 @@ class Cluster:
 
     def stop(self) -> None:
         """Ends every node at once: a polite end drains for half a minute."""
-        sessions = {node.pid for node in self._nodes}
-        for process in psutil.process_iter():
-            # Ray's processes outlive the one that started them, but stay in its session.
-            with contextlib.suppress(psutil.Error, ProcessLookupError):
-                if os.getsid(process.pid) in sessions:
-                    process.kill()
+        kill_sessions({node.pid for node in self._nodes})
         for node in self._nodes:
             node.wait(timeout=20)
+
+
+def kill_sessions(leaders: Collection[int]) -> None:
+    """Kills every process of these sessions: Ray's outlive the one that started them."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if os.getsid(process.pid) in leaders:
+                process.kill()
