@@ -50,10 +50,10 @@ class LawWorker:
         )
 
     def _step(self, batch_size: int) -> float:
-        matrix = np.ones((300, 300))
+        matrix = np.ones((500, 500))
         began = time.perf_counter()
         for _ in range(batch_size):
-            matrix @= np.eye(300)
+            matrix @= np.eye(500)
         return time.perf_counter() - began
 
 

@@ -94,7 +94,6 @@ def swept(
             if device is not None:
                 task = trial_task(spec, catalog, cell, seen)
                 run_trial(task.model_copy(update={"timed": asked.timed}), device, seen.append)
-        strategy.ended(set(wanted))
         assert len(rounds) < 50
     return seen, rounds
 

@@ -1,14 +1,22 @@
-"""What the driver hears when Tune gives up on everything at once."""
+"""What the driver hears when Tune gives up on everything at once, or a trial says nothing more."""
 
+import pickle
+from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 from made_runs import TWO_CELLS, spec_of
 
-from orchestrator.runner import _first_line, _Relay
+from orchestrator import runner
+from orchestrator.placer import Placer
+from orchestrator.plan import ClusterResources, Node, trial_task
+from orchestrator.runner import _first_line, _Relay, _why_died
 from trials.observation import Observation
 from trials.workload import Cell
 
-FIRST, SECOND = spec_of(TWO_CELLS).all_cells()
+SPEC = spec_of(TWO_CELLS)
+FIRST, SECOND = SPEC.all_cells()
+CLUSTER = ClusterResources((Node({"CPU": 2.0}, None, "n1"),))
 
 
 class Diary:
@@ -27,6 +35,21 @@ class Diary:
         self.ends.append((cell, error))
 
 
+def relay_to(diary: Diary) -> _Relay:
+    """Of both cells, on a machine with two cores."""
+    catalog = SPEC.merged_catalog()
+    placer = Placer(
+        [FIRST, SECOND],
+        lambda cell: trial_task(SPEC, catalog, cell, []),
+        {"cpu": {"CPU": 1.0}},
+        CLUSTER,
+        wait_seconds=60,
+        nodes_out={},
+        note=lambda _: None,
+    )
+    return _Relay(placer, diary, lambda: CLUSTER)
+
+
 def trial(cell: Cell) -> SimpleNamespace:
     """As Tune hands it to its callbacks."""
     return SimpleNamespace(config={"trial": {"cell": cell.key}})
@@ -35,13 +58,79 @@ def trial(cell: Cell) -> SimpleNamespace:
 def test_trials_that_began_and_did_not_end_are_told_to_have_died() -> None:
     """Ray kills workers where memory runs low, and Tune raises for all trials: none is lost."""
     diary = Diary()
-    relay = _Relay(diary, {cell.key: cell for cell in (FIRST, SECOND)})
+    relay = relay_to(diary)
+    assert [(relay.wanted() or {})["cell"] for _ in range(2)] == [FIRST.key, SECOND.key]
     relay.started(trial(FIRST))
     relay.started(trial(SECOND))
     relay.ended(trial(FIRST), None)
-    relay.all_ended("the node ran low on memory")
-    relay.all_ended("twice")
+    assert relay.all_ended("the node ran low on memory") == 1
+    assert relay.all_ended("twice") == 0
     assert diary.ends == [(FIRST, None), (SECOND, "the node ran low on memory")]
+    assert (relay.wanted() or {})["cell"] == SECOND.key
+
+
+def test_a_worker_that_says_nothing_any_more_is_killed_and_told_to_have_hung(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its own clock is no help where it hangs itself; it is killed once."""
+    killed: list[object] = []
+    monkeypatch.setattr(runner, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(runner, "_kill", killed.append)
+    diary = Diary()
+    relay = relay_to(diary)
+    relay.wanted()
+    hung = trial(FIRST)
+    relay.started(hung)
+    now = relay._placer._clock()
+    monkeypatch.setattr(relay._placer, "_clock", lambda: now + 1500)
+    relay.step()
+    relay.step()
+    assert killed == [hung]
+    relay.ended(hung, "its Ray worker died")
+    assert diary.ends == [(FIRST, "no word of it within 1320 s")]
+
+
+def test_nothing_of_it_is_pickled() -> None:
+    """Tune pickles its callbacks again and again, and never reads them here."""
+    assert pickle.loads(pickle.dumps(relay_to(Diary()))).__dict__ == {}  # noqa: S301 - our own
+
+
+NODE_DIED = """\
+Failure # 1 (occurred at 2026-11-21_11-40-44)
+The actor died unexpectedly before finishing this task.
+\tclass_name: ImplicitFunc
+\tip: 10.0.0.5
+The actor died because its node has died. Node Id: ff6c
+\tthe actor's node was terminated unexpectedly: health check failed due to missing too many heartbeats
+"""
+WORKER_DIED = """\
+Failure # 1 (occurred at 2026-11-21_11-40-44)
+The actor died unexpectedly before finishing this task.
+The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit \
+detail: Worker unexpectedly exits with a connection error code 2. End of file. There are some causes.
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            NODE_DIED,
+            "its node was terminated unexpectedly: health check failed due to missing too many "
+            "heartbeats",
+        ),
+        (
+            WORKER_DIED,
+            "its Ray worker died: Worker unexpectedly exits with a connection error code 2",
+        ),
+        ("Failure # 1\nTraceback …\nValueError: no such thing\n", "ValueError: no such thing"),
+        ("", "its Ray worker or node died"),
+    ],
+)
+def test_a_death_is_told_in_the_words_that_matter(tmp_path: Path, text: str, told: str) -> None:
+    """Ray's own run over a page."""
+    (tmp_path / "error.txt").write_text(text, encoding="utf-8")
+    assert _why_died(SimpleNamespace(error_file=str(tmp_path / "error.txt"))) == told
 
 
 def test_the_reason_is_one_line() -> None:
