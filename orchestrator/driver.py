@@ -163,7 +163,7 @@ class FaultDiary:
             self._progress.remark(f"{fault.node or fault.gpu}: {fault.reason}")
 
 
-def measure(
+def measure(  # noqa: PLR0913 - what a sweep is
     folder: RunFolder,
     writer: ObservationWriter,
     spec: SweepSpec,

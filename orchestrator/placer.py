@@ -86,7 +86,7 @@ class Placer:
         clock: seconds, monotonic.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that it goes by
         self,
         cells: Sequence[Cell],
         task: Callable[[Cell], TrialTask | None],

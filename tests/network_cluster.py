@@ -85,13 +85,16 @@ class NetworkCluster(Cluster):
         self._name = f"rt{secrets.token_hex(3)}"
         self._net = f"10.{secrets.randbelow(200) + 20}.{secrets.randbelow(250)}"
         self._namespaces: list[str] = []
+        self._has_bridge = False
         self.address = f"{self._net}.1"
 
     def start_head(self, *arguments: str) -> None:
         """A head, on the bridge that the nodes are joined to."""
-        ip("link", "add", self._name, "type", "bridge")
-        ip("addr", "add", f"{self.address}/24", "dev", self._name)
-        ip("link", "set", self._name, "up")
+        if not self._has_bridge:
+            ip("link", "add", self._name, "type", "bridge")
+            ip("addr", "add", f"{self.address}/24", "dev", self._name)
+            ip("link", "set", self._name, "up")
+            self._has_bridge = True
         super().start_head(f"--node-ip-address={self.address}", *arguments)
 
     def namespace(self) -> tuple[str, str, str]:
@@ -127,9 +130,14 @@ class NetworkCluster(Cluster):
         )
         return NetworkNode(node_id, address, cable, process.pid)
 
+    def lose(self) -> None:
+        """The head and all nodes, at once."""
+        super().stop()
+        self._nodes.clear()
+
     def stop(self) -> None:
         """Ends it, and takes its network down."""
-        super().stop()
+        self.lose()
         for name in self._namespaces:
             ip("netns", "del", name)
         subprocess.run(["ip", "link", "del", self._name], capture_output=True, check=False)

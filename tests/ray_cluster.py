@@ -34,6 +34,7 @@ class Cluster:
         self.env = environment(home, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token))
         del self.env["RAY_ADDRESS"]
         self._scratch = scratch
+        self._started = 0
         self._nodes: list[subprocess.Popen[bytes]] = []
 
     def start_head(self, *arguments: str) -> None:
@@ -115,7 +116,8 @@ class Cluster:
             within: a command that runs it elsewhere.
             settings: variables of its environment.
         """
-        log = self.home / f"node-{len(self._nodes)}.log"
+        self._started += 1
+        log = self.home / f"node-{self._started}.log"
         with log.open("ab") as written:
             node = subprocess.Popen(
                 [

@@ -101,13 +101,13 @@ The actor died unexpectedly before finishing this task.
 \tclass_name: ImplicitFunc
 \tip: 10.0.0.5
 The actor died because its node has died. Node Id: ff6c
-\tthe actor's node was terminated unexpectedly: health check failed due to missing too many heartbeats
+\tthe actor's node was terminated unexpectedly: health check failed
 """
 WORKER_DIED = """\
 Failure # 1 (occurred at 2026-11-21_11-40-44)
 The actor died unexpectedly before finishing this task.
 The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit \
-detail: Worker unexpectedly exits with a connection error code 2. End of file. There are some causes.
+detail: Worker unexpectedly exits with a connection error code 2. End of file. There are causes.
 """
 
 
@@ -116,8 +116,7 @@ detail: Worker unexpectedly exits with a connection error code 2. End of file. T
     [
         (
             NODE_DIED,
-            "its node was terminated unexpectedly: health check failed due to missing too many "
-            "heartbeats",
+            "its node was terminated unexpectedly: health check failed",
         ),
         (
             WORKER_DIED,

@@ -1,20 +1,36 @@
-"""Sweeps on nodes with networks of their own, of which one is killed and one cut off."""
+"""Sweeps on nodes with networks of their own: killed, cut off, with a sick device, without a head.
 
+Ray, the network and the trials' processes are real; what a model would be in them is a law with
+real arithmetic, as five sweeps of real ones would take minutes.
+"""
+
+import json
+import os
 import random
+import signal
 import subprocess
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import network_cluster
 import pytest
+from law_worker import LawWorker
 from network_cluster import NetworkCluster, NetworkNode
 from ray_sweeps import observations
 
-from orchestrator.plan import make_plan, this
+from orchestrator.plan import trial_task
+from orchestrator.spec_file import parse_spec
 from orchestrator.store import RunFolder
+from trials.child import ProbeEnd
+from trials.observation import Observation, Outcome
+from trials.probe import ProbeRequest, Setup
+from trials.trial import run_trial
+
+# Whoever runs this without the rights is told so: a silent pass would say that it holds.
+LACKING = network_cluster.missing()
+pytestmark = pytest.mark.skipif(LACKING is not None, reason=LACKING or "")
 
 SPEC = """\
 name: network
@@ -31,3 +47,153 @@ catalog:
     - {key: desk, kind: cpu, usable_memory_bytes: 14000000, source: test, recorded: 2026-11-20}
 """
 SEEDS = (1, 2, 3, 4, 5)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetworkCluster]:
+    """A head without a core, and a node that nothing happens to."""
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as scratch:
+        home = tmp_path_factory.mktemp("network")
+        cluster = NetworkCluster(home, Path(scratch), stand_in=True)
+        try:
+            cluster.start_head("--num-cpus=0", "--include-dashboard=false")
+            cluster.start_network_node("desk")
+            yield cluster
+        finally:
+            cluster.stop()
+
+
+class Law:
+    """The prober of an undisturbed trial: the stand-in's law, without its processes."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._worker = LawWorker(setup)
+
+    def probe(self, request: ProbeRequest, *, fresh: bool = False) -> ProbeEnd:
+        del fresh
+        reply = self._worker.probe(request)
+        return ProbeEnd(
+            reply.outcome, reply.detail, reply.measurement, self._worker.environment(), 14_000_000
+        )
+
+
+def undisturbed(text: str) -> set[str]:
+    """The keys of all that a sweep observes when nothing happens to it."""
+    spec, seen = parse_spec(text, "network.yaml"), list[Observation]()
+    for cell in spec.all_cells():
+        task = trial_task(spec, spec.merged_catalog(), cell, [])
+        run_trial(task, Law(task.setup), seen.append)
+    return {o.key for o in seen}
+
+
+class Sweep:
+    """A sweep in the background."""
+
+    def __init__(self, cluster: NetworkCluster, name: str, text: str) -> None:
+        self.out = cluster.home / name
+        spec = cluster.home / f"{name}.yaml"
+        spec.write_text(text, encoding="utf-8")
+        self._log = cluster.home / f"{name}.log"
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                ["python", "-m", "orchestrator", "sweep", str(spec), "--out", str(self.out)],
+                env=cluster.env | {"RAY_ADDRESS": f"{cluster.address}:{cluster.gcs}"},
+                cwd=cluster.home,
+                stdout=log,
+                stderr=log,
+            )
+
+    @property
+    def said(self) -> str:
+        """All of it."""
+        return self._log.read_text(encoding="utf-8")
+
+    def seen(self, node: NetworkNode | None = None) -> int:
+        """Observations by now, or those of a node: counted, since it is asked all the time."""
+        log = self.out / "observations.jsonl"
+        written = log.read_text(encoding="utf-8") if log.exists() else ""
+        return written.count("\n" if node is None else node.node_id)
+
+    def wait(self) -> int:
+        """Until it is over."""
+        return self.process.wait(timeout=120)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_killed_node_and_one_that_was_cut_off_cost_time_and_nothing_else(
+    cluster: NetworkCluster, seed: int
+) -> None:
+    """Each at a moment of its own: every observation is there once, and the time lost is told."""
+    nodes = [cluster.start_network_node("desk") for _ in range(2)]
+    text = SPEC.replace("SEED", str(seed))
+    sweep = Sweep(cluster, f"seed{seed}", text)
+    chance = random.Random(seed)
+    blows = {
+        node: (chance.randint(1, 6), blow)
+        for node, blow in zip(nodes, (NetworkNode.kill, NetworkNode.cut), strict=True)
+    }
+    while blows:
+        assert sweep.process.poll() is None, sweep.said
+        for node, (moment, blow) in list(blows.items()):
+            if sweep.seen(node) >= moment:
+                blow(node)
+                del blows[node]
+        time.sleep(0.02)
+    assert sweep.wait() == 0, sweep.said
+    found = observations(sweep.out)
+    assert {o.key for o in found} == undisturbed(text)
+    assert len({o.key for o in found}) == len(found)
+    faults = RunFolder(sweep.out).faults().faults
+    assert {fault.node for fault in faults} == {node.address for node in nodes}
+    assert sum(fault.lost_seconds for fault in faults) > 0
+    report = (sweep.out / "report.md").read_text(encoding="utf-8")
+    assert "2 times a trial was cut short" in report
+    assert all(node.address in report for node in nodes)
+    assert "Traceback" not in sweep.said
+
+
+def test_a_node_with_a_sick_device_is_named_and_its_trials_end_well_elsewhere(
+    cluster: NetworkCluster,
+) -> None:
+    """Every probe of it fails with a device's error; it takes no more than two trials to tell."""
+    faults = cluster.home / "faults"
+    faults.write_text("sick", encoding="utf-8")
+    sick = cluster.start_network_node("desk", LAW_WORKER_FAULTS=str(faults))
+    text = SPEC.replace("SEED", "0").replace("[32, 48, 64]", "[32, 48, 64, 80]")
+    sweep = Sweep(cluster, "sick", text)
+    assert sweep.wait() == 0, sweep.said
+    found = observations(sweep.out)
+    assert {o.key for o in found if o.outcome.is_verdict} >= {
+        key for key in undisturbed(text) if not key.startswith("search/b1/")
+    } - {o.key.replace("/t4", "/t1") for o in found}
+    failed = [o for o in found if o.outcome is Outcome.FAILED]
+    assert {o.environment.node_id for o in failed if o.environment} == {sick.node_id}
+    told = RunFolder(sweep.out).faults().faults
+    assert {fault.node for fault in told} == {sick.address}
+    assert "uncorrectable ECC" in told[0].reason
+    assert sick.address in (sweep.out / "report.md").read_text(encoding="utf-8")
+    sick.kill()
+
+
+def test_a_sweep_goes_on_under_a_new_head_where_it_stopped_under_the_old_one(
+    cluster: NetworkCluster,
+) -> None:
+    """The head takes all nodes and the driver, which runs on it, along; the log is what counts."""
+    text = SPEC.replace("SEED", "9")
+    sweep = Sweep(cluster, "head", text)
+    while sweep.seen() < 3:
+        assert sweep.process.poll() is None, sweep.said
+        time.sleep(0.02)
+    cluster.lose()
+    os.kill(sweep.process.pid, signal.SIGKILL)
+    sweep.process.wait()
+    before = [o.key for o in observations(sweep.out)]
+    cluster.start_head("--num-cpus=0", "--include-dashboard=false")
+    cluster.start_network_node("desk")
+    assert Sweep(cluster, "head", text).wait() == 0, sweep.said
+    found = [o.key for o in observations(sweep.out)]
+    assert found[: len(before)] == before
+    assert set(found) == undisturbed(text)
+    assert len(found) == len(set(found))
+    plan = json.loads((sweep.out / "plan.json").read_text(encoding="utf-8"))
+    assert len(plan["complete"]) == 3

@@ -9,4 +9,6 @@ if "trials.worker" in sys.orig_argv:
     found = importlib.util.find_spec("law_worker")
     assert found is not None
     assert found.origin is not None
-    os.execv(sys.executable, [sys.executable, found.origin, sys.orig_argv[-1]])
+    os.execv(  # noqa: S606 - no shell is wanted
+        sys.executable, [sys.executable, found.origin, sys.orig_argv[-1]]
+    )
