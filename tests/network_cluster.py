@@ -43,6 +43,61 @@ def ip(*arguments: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Namespace:
+    """A machine's network.
+
+    Attributes:
+        name: `ip netns exec` knows it by it.
+        address: of the machine.
+        cable: its outer end.
+    """
+
+    name: str
+    address: str
+    cable: str
+
+    @property
+    def within(self) -> tuple[str, ...]:
+        """What to put before a command that runs there."""
+        return ("ip", "netns", "exec", self.name)
+
+
+class Network:
+    """A bridge, with an address of this machine, and machines that are joined to it."""
+
+    def __init__(self) -> None:
+        self._name = f"rt{secrets.token_hex(3)}"
+        self._net = f"10.{secrets.randbelow(200) + 20}.{secrets.randbelow(250)}"
+        self._namespaces: list[str] = []
+        self.address = f"{self._net}.1"
+        ip("link", "add", self._name, "type", "bridge")
+        ip("addr", "add", f"{self.address}/24", "dev", self._name)
+        ip("link", "set", self._name, "up")
+
+    def namespace(self) -> Namespace:
+        """One more machine."""
+        number = len(self._namespaces) + 2
+        name, cable = f"{self._name}n{number}", f"{self._name}c{number}"
+        made = Namespace(name, f"{self._net}.{number}", cable)
+        ip("netns", "add", name)
+        self._namespaces.append(name)
+        ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", name)
+        ip("link", "set", cable, "master", self._name, "up")
+        ip("-n", name, "addr", "add", f"{made.address}/24", "dev", "eth0")
+        ip("-n", name, "link", "set", "eth0", "up")
+        ip("-n", name, "link", "set", "lo", "up")
+        # Ray takes for its own the address by which it would reach the world.
+        ip("-n", name, "route", "add", "default", "via", self.address)
+        return made
+
+    def close(self) -> None:
+        """Takes it down."""
+        for name in self._namespaces:
+            ip("netns", "del", name)
+        ip("link", "del", self._name)
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkNode:
     """A node of such a cluster.
 
@@ -82,34 +137,12 @@ class NetworkCluster(Cluster):
         if stand_in:
             path = os.pathsep.join(map(str, (STAND_IN, STAND_IN.parent, STAND_IN.parent.parent)))
             self.env |= {"PYTHONPATH": path}
-        self._name = f"rt{secrets.token_hex(3)}"
-        self._net = f"10.{secrets.randbelow(200) + 20}.{secrets.randbelow(250)}"
-        self._namespaces: list[str] = []
-        self._has_bridge = False
-        self.address = f"{self._net}.1"
+        self._network = Network()
+        self.address = self._network.address
 
     def start_head(self, *arguments: str) -> None:
         """A head, on the bridge that the nodes are joined to."""
-        if not self._has_bridge:
-            ip("link", "add", self._name, "type", "bridge")
-            ip("addr", "add", f"{self.address}/24", "dev", self._name)
-            ip("link", "set", self._name, "up")
-            self._has_bridge = True
         super().start_head(f"--node-ip-address={self.address}", *arguments)
-
-    def namespace(self) -> tuple[str, str, str]:
-        """A machine's network: its name, its address, and the outer end of its cable."""
-        number = len(self._namespaces) + 2
-        name, cable = f"{self._name}n{number}", f"{self._name}c{number}"
-        address = f"{self._net}.{number}"
-        ip("netns", "add", name)
-        self._namespaces.append(name)
-        ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", name)
-        ip("link", "set", cable, "master", self._name, "up")
-        ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
-        ip("-n", name, "link", "set", "eth0", "up")
-        ip("-n", name, "link", "set", "lo", "up")
-        return name, address, cable
 
     def start_network_node(self, carried: str, **settings: str) -> NetworkNode:
         """A node in a namespace of its own, that carries this resource.
@@ -118,17 +151,17 @@ class NetworkCluster(Cluster):
             carried: a catalog key.
             settings: variables of its environment.
         """
-        name, address, cable = self.namespace()
+        made = self._network.namespace()
         node_id = secrets.token_hex(28)
         process = self._start(
             f"--address={self.address}:{self.gcs}",
-            f"--node-ip-address={address}",
+            f"--node-ip-address={made.address}",
             f'--resources={{"{carried}": 1}}',
-            within=("ip", "netns", "exec", name),
+            within=made.within,
             RAY_OVERRIDE_NODE_ID_FOR_TESTING=node_id,
             **settings,
         )
-        return NetworkNode(node_id, address, cable, process.pid)
+        return NetworkNode(node_id, made.address, made.cable, process.pid)
 
     def lose(self) -> None:
         """The head and all nodes, at once."""
@@ -138,6 +171,4 @@ class NetworkCluster(Cluster):
     def stop(self) -> None:
         """Ends it, and takes its network down."""
         self.lose()
-        for name in self._namespaces:
-            ip("netns", "del", name)
-        subprocess.run(["ip", "link", "del", self._name], capture_output=True, check=False)
+        self._network.close()

@@ -123,7 +123,7 @@ class Cluster:
                 [
                     *within,
                     *("ray", "start", "--block", "--disable-usage-stats", "--num-cpus=1"),
-                    "--object-store-memory=80000000",
+                    *("--object-store-memory=80000000", "--include-log-monitor=false"),
                     # Its default is one fixed port, which only one node of a machine can have.
                     f"--dashboard-agent-listen-port={free_port()}",
                     *arguments,
