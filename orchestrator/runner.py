@@ -48,7 +48,10 @@ def run_trials(
     # A worker on a node that was cut off never says that it has stopped.
     os.environ["TUNE_FORCE_TRIAL_CLEANUP_S"] = "10"
     from ray import tune  # noqa: PLC0415 - seconds to import, and only a sweep needs it
+    from ray.tune.execution import class_cache  # noqa: PLC0415 - as above
 
+    # Tune hands AWS's keys to every worker, and Ray writes what workers are given into its logs.
+    class_cache.ENV_VARS_TO_PROPAGATE = frozenset()
     # It logs a trial that died with its traceback; the listener hears of it in a line.
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     relay = _Relay(placer, listener, cluster_now)

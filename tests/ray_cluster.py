@@ -28,12 +28,12 @@ class Cluster:
         self.home = home
         self.address = "127.0.0.1"
         self.gcs, self.dashboard = free_port(), free_port()
-        token = home / "token"
-        token.write_text(secrets.token_hex(32), encoding="ascii")
+        self.token = home / "token"
+        self.token.write_text(secrets.token_hex(32), encoding="ascii")
         # A cluster without a token runs whatever anyone on the network sends it.
-        self.env = environment(home, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token))
+        self.env = environment(home, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(self.token))
         del self.env["RAY_ADDRESS"]
-        self._scratch = scratch
+        self.scratch = scratch
         self._started = 0
         self._nodes: list[subprocess.Popen[bytes]] = []
 
@@ -44,7 +44,7 @@ class Cluster:
             f"--port={self.gcs}",
             f"--dashboard-port={self.dashboard}",
             "--dashboard-host=127.0.0.1",
-            f"--temp-dir={self._scratch}",
+            f"--temp-dir={self.scratch}",
             *arguments,
         )
 

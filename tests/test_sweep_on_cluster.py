@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from ray_cluster import Cluster
 from ray_sweeps import SMALL_CELL, observations
+from s3_server import CREDENTIALS
 
 from trials.observation import Outcome, largest_batch
 
@@ -38,6 +39,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as scratch:
         cluster = Cluster(tmp_path_factory.mktemp("cluster"), Path(scratch))
         try:
+            cluster.env |= CREDENTIALS  # as they lie about in shells
             cluster.start_head()
             cluster.start_node("desk-a")
             cluster.start_node("desk-b", "A40")
@@ -97,3 +99,34 @@ def test_node_that_is_not_what_it_says_measures_nothing(cluster: Cluster) -> Non
     assert only.outcome is Outcome.FAILED
     assert only.detail is not None
     assert only.detail.startswith("DeviceError: A40: CUDA shows no GPU to this process")
+
+
+@pytest.mark.parametrize("shown", [{"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_TOKEN": "0" * 64}])
+def test_a_job_of_somebody_without_the_token_is_refused(
+    cluster: Cluster, shown: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it run anything for one that shows another."""
+    env = {k: v for k, v in cluster.env.items() if k != "RAY_AUTH_TOKEN_PATH"} | shown
+    monkeypatch.setattr(cluster, "env", env)
+    left = cluster.home / "left-by-a-stranger"
+    (cluster.home / "strange").mkdir(exist_ok=True)
+    job = cluster.submit(cluster.home / "strange", "touch", str(left))
+    assert job.returncode != 0
+    assert "AuthenticationError" in job.stderr
+    assert not left.exists()
+
+
+def test_no_secret_is_written_down_anywhere(cluster: Cluster) -> None:
+    """Neither in what the sweeps before made, nor in what Ray and they said of it."""
+    secrets = [cluster.token.read_text(encoding="ascii")]
+    secrets += [CREDENTIALS[name] for name in ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")]
+    files = [
+        path
+        for folder in (cluster.home, cluster.scratch)
+        for path in folder.rglob("*")
+        if path.is_file() and not path.is_symlink() and path != cluster.token
+    ]
+    names = {path.name for path in files}
+    assert {"observations.jsonl", "report.md", "gcs_server.out", "dashboard.log"} <= names
+    told = [path for path in files if any(s.encode() in path.read_bytes() for s in secrets)]
+    assert told == []

@@ -29,6 +29,7 @@ from trials.timing import TimingRule
 from trials.workload import Cell
 
 ATTEMPTS = 3  # a probe that says nothing of memory is tried again in a fresh child, this often
+HANGS = 2  # one that hangs, less often: each costs a whole timeout
 
 
 class TrialTask(Record):
@@ -264,10 +265,11 @@ def run_trial(
         emit(observation)
         silent = not observation.outcome.is_verdict
         failed_builds = failed_builds + 1 if silent and observation.environment is None else 0
-        if final or failed_builds == ATTEMPTS:
+        most = HANGS if observation.outcome is Outcome.TIMED_OUT else ATTEMPTS
+        if final or failed_builds >= most:
             return
         attempts[ask] = attempts.get(ask, 0) + 1
-        if attempts[ask] == ATTEMPTS and silent:
+        if attempts[ask] >= most and silent:
             given_up.add(ask)
 
 
