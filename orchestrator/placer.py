@@ -297,8 +297,8 @@ class Placer:
         self._avoided[cell].add(node.node_id)
         queue = self._queues[cell.device]
         others = self._cluster.holding(queue.resources, self._avoid(cell))
-        is_possible = others or self._cluster.starting(cell.device)
-        return placed.blamed if is_possible else None
+        to_start = self._cluster.starting(cell.device) - self._cluster.holding(queue.resources)
+        return placed.blamed if others > 0 or to_start > 0 else None
 
     def _tell(  # noqa: PLR0913 - the parts of a fault
         self,

@@ -7,6 +7,7 @@ a temporary one and a trial that died is simply planned again.
 
 import logging
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -45,6 +46,8 @@ def run_trials(
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
     # Ctrl-C is the driver's to handle.
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
+    # The placer knows how many are worth placing; Tune would hold back all but one.
+    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(sys.maxsize)
     # A worker on a node that was cut off never says that it has stopped.
     os.environ["TUNE_FORCE_TRIAL_CLEANUP_S"] = "10"
     from ray import tune  # noqa: PLC0415 - seconds to import, and only a sweep needs it

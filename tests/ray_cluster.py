@@ -48,13 +48,16 @@ class Cluster:
             *arguments,
         )
 
-    def start_autoscaling_head(self, node_types: dict[str, dict[str, float]]) -> None:
+    def start_autoscaling_head(
+        self, node_types: dict[str, dict[str, float]], *never: str
+    ) -> None:
         """A head whose autoscaler starts nodes on this machine when they are asked for.
 
         Ray's own provider for that. The head says what it scales to, as `deploy/` has it.
 
         Args:
             node_types: resources of each.
+            never: what it says it scales to as well, and cannot.
         """
         address = subprocess.run(
             ["python", "-c", "import ray; print(ray.util.get_node_ip_address())"],
@@ -97,7 +100,7 @@ class Cluster:
             for has in node_types.values()
             for key in has
             if key not in ("CPU", "GPU")
-        }
+        } | {f"scales-to-{key}": 1 for key in never}
         self.env |= {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
         self.start_head(f"--autoscaling-config={path}", f"--resources={json.dumps(scales_to)}")
 

@@ -8,12 +8,13 @@ import pytest
 from ray_cluster import Cluster
 from ray_sweeps import SMALL_CELL, observations
 
+from orchestrator.store import RunFolder
 from trials.observation import Outcome, largest_batch
 
 SPEC = (
     """\
 name: autoscaled
-gpus: [desk-a, desk-b, A40, H200-SXM]
+gpus: [desk-a, desk-b, desk-c, A40, H200-SXM]
 """
     + SMALL_CELL
     + """\
@@ -21,6 +22,7 @@ catalog:
   gpus:
     - {key: desk-a, kind: cpu, usable_memory_bytes: 14000000, source: test, recorded: 2026-11-20}
     - {key: desk-b, kind: cpu, usable_memory_bytes: 16000000, source: test, recorded: 2026-11-20}
+    - {key: desk-c, kind: cpu, usable_memory_bytes: 16000000, source: test, recorded: 2026-11-20}
 """
 )
 
@@ -36,7 +38,8 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
                     "a": {"CPU": 1, "desk-a": 1},
                     "b": {"CPU": 1, "desk-b": 1},
                     "gpu": {"CPU": 1, "GPU": 1, "A40": 1},
-                }
+                },
+                "desk-c",
             )
             yield cluster
         finally:
@@ -44,16 +47,22 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def test_every_gpu_has_its_own_node_started_from_none(cluster: Cluster) -> None:
-    """What no node type has is skipped at once; what is not the GPU it says measures nothing."""
+    """What no node type has is skipped at once, and what is said to start and does not, in time.
+
+    What is not the GPU it says measures nothing.
+    """
     assert not {"desk-a", "desk-b", "A40"} & cluster.node_ids().keys()
     (cluster.home / "spec.yaml").write_text(SPEC, encoding="utf-8")
     out = cluster.home / "run"
     cluster.env |= {"RAY_ADDRESS": f"127.0.0.1:{cluster.gcs}"}
-    swept = cluster.run(
-        "python", "-m", "orchestrator", "sweep", "spec.yaml", "--out", str(out), timeout=240
-    )
+    sweep = ("python", "-m", "orchestrator", "sweep", "spec.yaml", "--out", str(out))
+    swept = cluster.run(*sweep, "--wait-for-nodes", "0.3", timeout=240)
     assert "H200-SXM" in swept.stderr
     assert "no node of the cluster has a core and the resource 'H200-SXM'" in swept.stderr
+    assert "desk-c: no node with desk-c came within 0.3 minutes" in swept.stderr
+    plan = RunFolder(out).plan()
+    assert plan is not None
+    assert [skip.cell.gpu for skip in plan.skipped] == ["H200-SXM", "desk-c"]
     seen = observations(out)
     nodes = cluster.node_ids()
     for key in ("desk-a", "desk-b"):

@@ -20,7 +20,7 @@ from trials.observation import (
 )
 from trials.probe import ProbeRequest
 from trials.timing import TimingRule
-from trials.trial import ATTEMPTS, TrialTask, next_ask, run_trial
+from trials.trial import ATTEMPTS, HANGS, TrialTask, next_ask, run_trial
 
 MODEL_BYTES = 1000
 BUDGET_BYTES = 10_000
@@ -236,12 +236,17 @@ def test_a_failed_probe_is_tried_again_and_the_trial_goes_on() -> None:
     assert largest_batch(observed) == (2, next(o for o in observed if o.batch_size == 3))
 
 
+def tries(outcome: Outcome) -> int:
+    """A hang costs a whole timeout each time, and is tried less often."""
+    return HANGS if outcome is Outcome.TIMED_OUT else ATTEMPTS
+
+
 @pytest.mark.parametrize("outcome", SILENT)
 def test_a_probe_that_says_nothing_is_given_up_and_the_rest_is_measured(outcome: Outcome) -> None:
     """No endless trying and no made-up limit; the ladder goes up to what is known to fit."""
     observed = run(LawProber(180, lambda r: flaky(outcome) if r.batch_size >= 12 else None))
     tried = [o for o in observed if o.outcome is outcome]
-    assert [o.attempt for o in tried] == list(range(1, ATTEMPTS + 1))
+    assert [o.attempt for o in tried] == list(range(1, tries(outcome) + 1))
     assert len({o.batch_size for o in tried}) == 1
     assert largest_batch(observed) is None
     largest = max(o.batch_size for o in observed if o.outcome is Outcome.FITS)
@@ -263,7 +268,7 @@ def test_a_machine_on_which_nothing_can_be_built_any_more_ends_the_trial(outcome
     """Each step of the ladder would wait for builds that hang; the next run makes them."""
     prober = LawProber(900, lambda r: ProbeEnd(outcome, "gone") if r.timing else None)
     observed = run(prober)
-    assert [o.outcome for o in observed if o.purpose == "ladder"] == [outcome] * ATTEMPTS
+    assert [o.outcome for o in observed if o.purpose == "ladder"] == [outcome] * tries(outcome)
     found = largest_batch(observed)
     assert found is not None
     assert found[0] == 10
