@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fitting.calibrate import CalibrationError, calibrate, measured_points
@@ -44,7 +44,7 @@ from orchestrator.estimate import EstimateError, estimates, possible_gpus
 from orchestrator.estimate_options import asked_gpus, asked_question
 from orchestrator.estimate_tables import as_json, as_table, explanation
 from orchestrator.examples import DataError
-from orchestrator.faults import faults_section
+from orchestrator.faults import faults_section, faults_text
 from orchestrator.gpu_check import (
     GpuCheckError,
     gpu_check_spec_text,
@@ -81,6 +81,7 @@ from orchestrator.spec_file import (
 from orchestrator.spending import Meter
 from orchestrator.step_seconds import Batch
 from orchestrator.store import PLAN, SPEC, ObservationWriter, RunFolder, open_run
+from orchestrator.stragglers import stragglers_section, stragglers_text
 from orchestrator.sweep import SweepSpec
 from orchestrator.tables import table
 from orchestrator.workload_options import AUTO, changed_workload
@@ -172,6 +173,8 @@ def sweep(options: argparse.Namespace) -> int:
         if not options.adaptive:
             plan = simulate(folder_run, writer, spec, plan, constants)
     ranking = _derive(folder_run, spec, catalog, plan)
+    for line in _troubles(folder_run):
+        remark(line)
     remark(in_use_text(prices, catalog, _today()))
     _say(f"{headline(ranking)}\n\n{cheapest_section(ranking)}")
     _say(f"\nEvery offer, the fits and the limits: {folder_run.path}/report.md")
@@ -205,6 +208,14 @@ def _end_of_sweep(plan: Plan, meter: Meter, budget_usd: float | None) -> int:
         remark("nothing was measured: every trial was skipped, for the reasons above")
         return 1
     return 0
+
+
+def _troubles(folder: RunFolder) -> Iterator[str]:
+    """A line on trials that were cut short, and on nodes that are not to be trusted."""
+    faults = folder.faults()
+    if faults.faults:
+        yield f"{faults_text(faults)} See Faults in the report."
+    yield from stragglers_text(folder.observations())
 
 
 def _tell_misfits(spec: SweepSpec) -> None:
@@ -485,6 +496,8 @@ def status(folder: RunFolder) -> int:
     cost = "" if spent is None else f", ${spent:.3g} spent"
     running = f"a sweep is running{cost}" if is_running else f"no sweep is running{cost}"
     _say(f"\n{len(plan.complete)} of {len(rows)} trials done; {running}")
+    for line in _troubles(folder):
+        _say(line)
     return 0
 
 
@@ -523,6 +536,7 @@ def _write_report(
     parts = (
         markdown(spec, plan, observations, fits, ranking),
         faults_section(folder.faults()),
+        stragglers_section(observations),
         learning_section(curves(learned_in(folder))),
     )
     folder.write("report.md", "\n\n".join(part.rstrip() for part in parts if part) + "\n")

@@ -29,7 +29,7 @@ STEADY = 0.10  # an interval wider than this part of its value is called unstead
 OFFER_HEADERS = ("GPU", "offer", "$/h", "batch", "queries/s", "hours", "$", "cheapest", "basis")
 
 
-def markdown(  # noqa: PLR0913, PLR0917 - what a run folder holds
+def markdown(
     spec: SweepSpec,
     plan: Plan,
     observations: Sequence[Observation],

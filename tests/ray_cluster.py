@@ -48,9 +48,7 @@ class Cluster:
             *arguments,
         )
 
-    def start_autoscaling_head(
-        self, node_types: dict[str, dict[str, float]], *never: str
-    ) -> None:
+    def start_autoscaling_head(self, node_types: dict[str, dict[str, float]], *never: str) -> None:
         """A head whose autoscaler starts nodes on this machine when they are asked for.
 
         Ray's own provider for that. The head says what it scales to, as `deploy/` has it.
