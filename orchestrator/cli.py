@@ -8,11 +8,13 @@ import difflib
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from orchestrator.deploy_options import add_deploy
 from orchestrator.learn_parser import add_learn
+from orchestrator.profile_options import add_profile
 
 EPILOG = """\
 examples:
@@ -192,6 +194,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_catalog(commands)
     add_deploy(commands, _positive, _add_prices)
+    recipe = partial(_add_recipe, method="lora", precision="bf16")
+    add_profile(commands, _positive, recipe, _add_prices)
     return parser
 
 

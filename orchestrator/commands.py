@@ -66,6 +66,7 @@ from orchestrator.next_measurements import Choice, choices, measurable, measured
 from orchestrator.next_tables import decisions, next_table
 from orchestrator.place import RunPath, StoreError, run_path
 from orchestrator.plan import ClusterResources, Plan, make_plan, trial_task
+from orchestrator.profile_command import ProfileError, profile_command
 from orchestrator.progress import Progress, fastest
 from orchestrator.ranking import Ranking, rank, ranking_csv, too_long
 from orchestrator.report import cheapest_section, headline, markdown
@@ -102,6 +103,7 @@ KNOWN_ERRORS = (
     JoinError,
     LearnError,
     PlanError,
+    ProfileError,
     ReproduceError,
     SpecError,
     StoreError,
@@ -125,6 +127,8 @@ def run(options: argparse.Namespace) -> int:
         return dataset_command(options)
     if options.command == "learn":
         return learn_command(options, _run_path(options.out, "learn"))
+    if options.command == "profile":
+        return profile_command(options, known_prices(options).catalog)
     others = {
         "sweep": sweep,
         "estimate": estimate,
