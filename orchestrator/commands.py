@@ -160,6 +160,8 @@ def sweep(options: argparse.Namespace) -> int:
             refuse_skipped(plan)
         if options.dry_run:
             _print_plan(plan, folder, what_is_left(spec, catalog, cluster, plan, known))
+            if spec.profile:
+                remark("what is measured is then profiled, at one query and at its largest batch")
             return 0
     folder_run = open_run(folder, text, spec, prices.rows)
     with ObservationWriter(folder_run) as writer:
@@ -168,9 +170,12 @@ def sweep(options: argparse.Namespace) -> int:
             plan = make_plan(spec, catalog, this_machine(), folder_run.observations())
             simulate(folder_run, writer, spec, plan, constants)
             strategy: Strategy = Adaptive(spec, catalog, options.budget_usd)
+            if spec.profile:
+                remark("profile: an adaptive sweep makes no profiles: resume it without --adaptive")
         else:
             strategy = Everything(spec, catalog, options.budget_usd)
-        plan = measure(folder_run, writer, spec, catalog, strategy)
+        profile = spec.profile and not options.adaptive
+        plan = measure(folder_run, writer, spec, catalog, strategy, profile=profile)
         if not options.adaptive:
             plan = simulate(folder_run, writer, spec, plan, constants)
     ranking = _derive(folder_run, spec, catalog, plan)
@@ -184,7 +189,8 @@ def sweep(options: argparse.Namespace) -> int:
             return 1
         _say(f"\n{decisions(found)}")
         return 0
-    return _end_of_sweep(plan, Meter(spec, catalog, folder_run.observations()), options.budget_usd)
+    paid_for = [*folder_run.observations(), *folder_run.profiles()]
+    return _end_of_sweep(plan, Meter(spec, catalog, paid_for), options.budget_usd)
 
 
 def _end_of_sweep(plan: Plan, meter: Meter, budget_usd: float | None) -> int:
@@ -483,10 +489,13 @@ def status(folder: RunFolder) -> int:
             (cell.key, state, "" if known is None else known[0], fastest(seen) or "", len(seen))
         )
     _say(table(("trial", "state", "largest batch", "fastest", "observations"), rows))
-    spent = Meter(spec, spec.merged_catalog(), observations).usd
+    profiles = folder.profiles()
+    spent = Meter(spec, spec.merged_catalog(), [*observations, *profiles]).usd
     cost = "" if spent is None else f", ${spent:.3g} spent"
     running = f"a sweep is running{cost}" if is_running else f"no sweep is running{cost}"
-    _say(f"\n{len(plan.complete)} of {len(rows)} trials done; {running}")
+    made = sum(each.profile is not None for each in profiles)
+    profiled = f", {made} profiles" if made else ""
+    _say(f"\n{len(plan.complete)} of {len(rows)} trials done{profiled}; {running}")
     return 0
 
 
@@ -523,7 +532,7 @@ def _write_report(
         spec.workload, catalog, plan, observations, fits.families, today=_today(), seed=spec.seed
     )
     learning = learning_section(curves(learned_in(folder)))
-    text = markdown(spec, plan, observations, fits, ranking)
+    text = markdown(spec, plan, observations, fits, ranking, folder.profiles())
     folder.write("report.md", f"{text}\n{learning}\n" if learning else text)
     return fits, ranking
 

@@ -12,13 +12,15 @@ from orchestrator.cluster import cluster_address, connected_cluster, this_machin
 from orchestrator.cost import SECONDS_PER_HOUR
 from orchestrator.effort import Effort, expected_text, what_is_left
 from orchestrator.local_runner import simulate_trials
-from orchestrator.plan import Plan, make_plan, trial_task
+from orchestrator.plan import ClusterResources, Plan, make_plan, trial_task
 from orchestrator.progress import Progress
 from orchestrator.runner import run_trials
 from orchestrator.spending import Meter, rented_offer, spent_usd
 from orchestrator.store import PLAN, ObservationWriter, RunFolder
 from orchestrator.sweep import SweepSpec
-from trials.observation import Observation
+from trials.observation import Observation, largest_batch
+from trials.profile import Logged, Profiled, ProfileRule, sizes_to_profile
+from trials.profile_trial import ProfileTask
 from trials.simulation.clock import Constants
 from trials.simulation.traces import Traces
 from trials.trial import next_ask
@@ -126,13 +128,17 @@ class Keeper:
         """A trial runs."""
         self._progress.started(cell)
 
-    def observed(self, observation: Observation) -> None:
-        """A probe ended."""
-        if self._writer.append(observation):
+    def observed(self, observation: Logged) -> None:
+        """A probe or a profile ended."""
+        if not self._writer.append(observation):
+            return
+        if self._meter is not None:
+            self._meter.observed(observation)
+            self._progress.spent_usd = self._meter.usd
+        if isinstance(observation, Profiled):
+            self._progress.profiled(observation)
+        else:
             self.seen.append(observation)
-            if self._meter is not None:
-                self._meter.observed(observation)
-                self._progress.spent_usd = self._meter.usd
             self._progress.observed(observation)
 
     def ended(self, cell: Cell, error: str | None) -> None:
@@ -142,17 +148,29 @@ class Keeper:
         self._progress.ended(cell, error)
 
 
-def measure(
+def measure(  # noqa: PLR0913 - what a sweep is made of
     folder: RunFolder,
     writer: ObservationWriter,
     spec: SweepSpec,
     catalog: Catalog,
     strategy: Strategy,
+    *,
+    profile: bool = False,
 ) -> Plan:
-    """Measures what is not known yet, and tells what is known in the end."""
+    """Measures what is not known yet, and tells what is known in the end.
+
+    Args:
+        folder: the run.
+        writer: of its observations.
+        spec: what is wanted.
+        catalog: the GPUs.
+        strategy: what of it to measure, in which order.
+        profile: profile the cells that are measured, too, when that is done.
+    """
     known = folder.observations()
     plan = make_plan(spec, catalog, this_machine(), known)
-    if cluster_address() is None and not to_measure(plan):
+    to_profile = profile and to_be_profiled(folder, plan)
+    if cluster_address() is None and not to_measure(plan) and not to_profile:
         folder.write(PLAN, plan)
         tell_skipped(plan)
         if plan.complete and not plan.pending:
@@ -179,7 +197,7 @@ def measure(
                 for cell, of in wanted.items()
             ]
             with Progress(list(wanted), complete=len(plan.complete)) as progress:
-                meter = Meter(spec, catalog, known)
+                meter = Meter(spec, catalog, [*known, *folder.profiles()])
                 progress.spent_usd = meter.usd
                 keeper = Keeper(writer, progress, meter)
                 run_trials(tasks, cluster, keeper, partial(meter.reaches, strategy.budget_usd))
@@ -187,7 +205,61 @@ def measure(
             known = folder.observations()
             plan = make_plan(spec, catalog, cluster, known)
             folder.write(PLAN, plan)
+        if profile:
+            _profile(folder, writer, spec, catalog, cluster, plan, strategy.budget_usd)
     return plan
+
+
+def to_be_profiled(folder: RunFolder, plan: Plan) -> dict[Cell, list[int]]:
+    """The batch sizes still to profile of each cell that a device of its own has measured."""
+    known, profiled = folder.observations(), folder.profiles()
+    left = {}
+    for cell in plan.complete:
+        if cell.simulated or cell.capped_on is not None:
+            continue
+        found = largest_batch([o for o in known if o.cell == cell])
+        tried = [p for p in profiled if p.cell == cell]
+        sizes = [] if found is None else sizes_to_profile(found[0], tried)
+        if sizes:
+            left[cell] = sizes
+    return left
+
+
+def _profile(  # noqa: PLR0913, PLR0917 - as above
+    folder: RunFolder,
+    writer: ObservationWriter,
+    spec: SweepSpec,
+    catalog: Catalog,
+    cluster: ClusterResources,
+    plan: Plan,
+    budget_usd: float | None,
+) -> None:
+    for _ in range(ROUNDS):
+        left, done = to_be_profiled(folder, plan), folder.profiles()
+        meter = Meter(spec, catalog, [*folder.observations(), *done])
+        if left and meter.reaches(budget_usd):
+            remark(f"{folder.path}: the budget is spent: {len(left)} cells are not profiled")
+            return
+        # A cell that was measured elsewhere may have no node here now.
+        placed = [cell for cell in left if cluster.trial_resources(catalog.gpu(cell.device))]
+        if not placed:
+            return
+        remark(f"{folder.path}: profiling {len(placed)} cells")
+        tasks = [
+            ProfileTask(
+                trial=trial_task(
+                    spec, catalog, cell, (), threads=cluster.threads(catalog.gpu(cell.device))
+                ),
+                rule=ProfileRule(),
+                batch_sizes=tuple(left[cell]),
+                done=tuple(p for p in done if p.cell == cell),
+            )
+            for cell in placed
+        ]
+        with Progress(placed, complete=0) as progress:
+            progress.spent_usd = meter.usd
+            keeper = Keeper(writer, progress, meter)
+            run_trials(tasks, cluster, keeper, partial(meter.reaches, budget_usd))
 
 
 def simulate(

@@ -14,13 +14,17 @@ from typing import Any
 from orchestrator.listener import Listener
 from orchestrator.plan import ClusterResources
 from trials.child import ChildProber
-from trials.observation import Observation
+from trials.profile import Logged, logged
+from trials.profile_trial import PROFILE_TIMEOUTS, ProfileTask, run_profile
 from trials.trial import TrialTask, run_trial
 from trials.workload import Cell
 
+Task = TrialTask | ProfileTask
+KINDS: dict[str, type[Task]] = {kind.__name__: kind for kind in (TrialTask, ProfileTask)}
+
 
 def run_trials(
-    tasks: Sequence[TrialTask],
+    tasks: Sequence[Task],
     cluster: ClusterResources,
     listener: Listener,
     is_over: Callable[[], bool] = lambda: False,
@@ -58,7 +62,14 @@ def run_trials(
             ),
             param_space={
                 "trial": tune.grid_search(
-                    [{"cell": t.cell.key, "task": t.model_dump_json()} for t in tasks]
+                    [
+                        {
+                            "cell": t.cell.key,
+                            "kind": type(t).__name__,
+                            "task": t.model_dump_json(),
+                        }
+                        for t in tasks
+                    ]
                 )
             },
             tune_config=tune.TuneConfig(
@@ -91,19 +102,27 @@ def _trial_on_node(config: dict[str, dict[str, str]]) -> None:
     import ray  # noqa: PLC0415 - this runs in the worker
     from ray import tune  # noqa: PLC0415 - as above
 
-    task = TrialTask.model_validate_json(config["trial"]["task"])
-    with ChildProber(
+    task = KINDS[config["trial"]["kind"]].model_validate_json(config["trial"]["task"])
+    node_id = ray.get_runtime_context().get_node_id()
+
+    def emit(observation: Logged) -> None:
+        # Returns once the driver has taken it: an observation is never in flight for long.
+        tune.report({"observation": observation.model_dump_json()})
+
+    if isinstance(task, ProfileTask):
+        with _prober(task.trial, PROFILE_TIMEOUTS) as prober:
+            run_profile(task, prober, emit, node_id=node_id)
+    else:
+        with _prober(task) as prober:
+            run_trial(task, prober, emit, node_id=node_id)
+
+
+def _prober(task: TrialTask, timeouts: float = 1.0) -> ChildProber:
+    return ChildProber(
         task.setup,
         build_timeout_seconds=task.build_timeout_seconds,
-        probe_timeout_seconds=task.probe_timeout_seconds,
-    ) as prober:
-        run_trial(
-            task,
-            prober,
-            # Returns once the driver has taken it: an observation is never in flight for long.
-            lambda observation: tune.report({"observation": observation.model_dump_json()}),
-            node_id=ray.get_runtime_context().get_node_id(),
-        )
+        probe_timeout_seconds=timeouts * task.probe_timeout_seconds,
+    )
 
 
 class _Relay:
@@ -125,7 +144,7 @@ class _Relay:
 
     def reported(self, result: dict[str, Any]) -> None:
         if "observation" in result:
-            observation = Observation.model_validate_json(result["observation"])
+            observation = logged(result["observation"].encode())
             self._pass_on(lambda: self._listener.observed(observation))
 
     def all_ended(self, error: str) -> None:

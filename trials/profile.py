@@ -11,7 +11,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 
 from gpu_catalog.record import Record
-from trials.observation import Environment, Outcome, Seconds
+from trials.observation import Environment, Observation, Outcome, Seconds
 from trials.recipe import PositiveInt
 from trials.workload import Cell
 
@@ -201,6 +201,26 @@ class Profiled(Record):
     def key(self) -> str:
         """What makes it one of a kind within a run."""
         return f"{self.cell.key}/profile/b{self.batch_size}/t{self.attempt}"
+
+
+Logged = Observation | Profiled
+"""What a run's log of observations holds."""
+
+
+def logged(line: bytes) -> Logged:
+    """One line of the log.
+
+    Raises:
+        ValidationError: it is none.
+    """
+    if is_profile(line):
+        return Profiled.model_validate_json(line)
+    return Observation.model_validate_json(line)
+
+
+def is_profile(line: bytes) -> bool:
+    """Whether a line of the log is of a profile: written by pydantic, its first field is first."""
+    return line.startswith(b'{"kind":"profile"')
 
 
 def sizes_to_profile(largest: int, profiled: Sequence[Profiled]) -> list[int]:

@@ -4,12 +4,14 @@ import datetime as dt
 import time
 from collections.abc import Callable, Sequence
 
+from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
 from trials.child import ProbeEnd, Prober
 from trials.observation import Outcome
 from trials.probe import ProbeRequest
 from trials.profile import ATTEMPTS, Profiled, ProfileRule
 from trials.trial import TrialTask
+from trials.workload import Cell
 
 PROFILE_TIMEOUTS = 3.0  # of a probe: it takes more steps, and reading their events takes long
 
@@ -28,6 +30,16 @@ class ProfileTask(Record):
     rule: ProfileRule
     batch_sizes: tuple[int, ...]
     done: tuple[Profiled, ...] = ()
+
+    @property
+    def cell(self) -> Cell:
+        """What is profiled."""
+        return self.trial.cell
+
+    @property
+    def gpu(self) -> Gpu:
+        """The catalog row of the GPU that runs it."""
+        return self.trial.gpu
 
 
 def run_profile(
