@@ -116,8 +116,8 @@ class Overhead:
         step_seconds: median of the plain steps.
         profiled_seconds: median of those under the profiler.
         overhead: how much longer these are, as a part of the plain ones.
-        stages_over_step: stages, timed without the profiler, over the plain step: 1 where they sum
-            to it.
+        stages_over_step: the shortest step whose stages were timed over the shortest plain one:
+            1 where timing them takes nothing.
     """
 
     label: str
@@ -312,13 +312,15 @@ def _lengths(found: Sequence[_Of], inside_of: Layer) -> Iterable[LengthRow]:
 
 def _overhead(of: _Of) -> Overhead:
     profile = of.profile
-    stages = sum(profile.stage_seconds(stage) for stage in STAGES if stage != "recompute")
+    stages = zip(
+        profile.forward_seconds, profile.backward_seconds, profile.optimizer_seconds, strict=True
+    )
     return Overhead(
         label=of.label,
         step_seconds=profile.step_seconds,
         profiled_seconds=statistics.median(profile.profiled_seconds),
         overhead=profile.overhead,
-        stages_over_step=stages / profile.step_seconds,
+        stages_over_step=min(map(sum, stages)) / min(profile.plain_seconds),
     )
 
 
