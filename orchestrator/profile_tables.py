@@ -339,7 +339,8 @@ def profiles_section(profiled: Sequence[Profiled]) -> str:
 
 def group_text(group: ProfileGroup) -> list[str]:
     """The tables of one group, in Markdown."""
-    parts = [f"**{group.model}**, {group.recipe}, on {group.gpu} ({group.machine})"]
+    machine = f" ({group.machine})" if group.machine else ""
+    parts = [f"**{group.model}**, {group.recipe}, on {group.gpu}{machine}"]
     if group.stages:
         inside = "the experts" if group.inside_of == "experts" else "the MLPs"
         parts += [
