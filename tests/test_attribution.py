@@ -55,7 +55,7 @@ def a_step_on_a_gpu() -> list[MadeEvent]:
 
 def test_kernels_belong_to_the_operators_that_started_them() -> None:
     """Backward ones, on another thread, to the layer of their forward operator."""
-    found = rows(a_step_on_a_gpu(), lambda _: 0, steps=1, on_gpu=True)
+    found = rows(a_step_on_a_gpu(), lambda _: 0, on_gpu=True)
     assert {(r.stage, r.layer, r.kernel): round(r.seconds * 1e6, 6) for r in found} == {
         ("forward", "experts", "matmul down"): 5.0,
         ("forward", "experts", "attention"): 2.0,
@@ -68,7 +68,7 @@ def test_kernels_belong_to_the_operators_that_started_them() -> None:
 def test_what_is_below_no_stage_is_of_no_step() -> None:
     """The profiler's own work, and that of other code of the process."""
     stray = [MadeEvent("aten::mm", 0, 5, self_cpu_time_total=5.0)]
-    assert rows(stray, lambda _: 0, steps=1, on_gpu=False) == []
+    assert rows(stray, lambda _: 0, on_gpu=False) == []
 
 
 def test_operators_between_recomputed_modules_are_recomputed() -> None:
@@ -80,7 +80,7 @@ def test_operators_between_recomputed_modules_are_recomputed() -> None:
     second = MadeEvent(Part("recompute", "mlp").range_name, 40, 60, apply)
     after = MadeEvent("aten::mul", 70, 80, apply, self_cpu_time_total=10.0)
     events = [node, apply, first, residual, second, after]
-    found = rows(events, lambda _: 0, steps=1, on_gpu=False)
+    found = rows(events, lambda _: 0, on_gpu=False)
     assert {(r.stage, r.layer): round(r.seconds * 1e6, 6) for r in found if r.seconds} == {
         ("recompute", "other"): 5.0,
         ("backward", "other"): 10.0,

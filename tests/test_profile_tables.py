@@ -31,7 +31,7 @@ def profile(scale: float = 1.0) -> Profile:
         optimizer_seconds=(0.5 * scale,) * 3,
         profiled_seconds=(5.25 * scale,) * 3,
         rows=tuple(
-            ProfileRow(stage=s, layer=of, kernel=k, seconds=t, calls=1.0, flops=f)
+            ProfileRow(stage=s, layer=of, kernel=k, seconds=t, calls=1, flops=f)
             for s, of, k, t, f in ROWS
         ),
         load=LOAD,

@@ -6,12 +6,13 @@ operator's layer's. An operator below a range that was opened in the backward pa
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trials.profile import Layer, ProfileRow, Stage
 
+Place = tuple[Stage, Layer, str]
 RANGE = "step-part|"
 NODE = "autograd::engine::evaluate_function: "
 ACCUMULATE = "AccumulateGrad"
@@ -103,37 +104,38 @@ def _of_range(name: str) -> Part:
     return Part(stage, layer, product)  # type: ignore[arg-type] # written by range_name
 
 
-def rows(events: Iterable[Event], flops_of: Any, *, steps: int, on_gpu: bool) -> list[ProfileRow]:
-    """A profile's events, added up.
+def rows(
+    events: Iterable[Event], flops_of: Callable[[Event], int], *, on_gpu: bool
+) -> list[ProfileRow]:
+    """The events of one step, added up.
 
     Args:
         events: those of CPU threads.
         flops_of: floating-point operations of an event; shapes must have been recorded for any.
-        steps: how many the profile has.
         on_gpu: count the time of kernels, not that of operators.
     """
-    seconds: defaultdict[tuple[Part, str], float] = defaultdict(float)
-    calls: defaultdict[tuple[Part, str], int] = defaultdict(int)
-    flops: defaultdict[tuple[Part, str], int] = defaultdict(int)
+    seconds: defaultdict[Place, float] = defaultdict(float)
+    calls: defaultdict[Place, int] = defaultdict(int)
+    flops: defaultdict[Place, int] = defaultdict(int)
     for event, part in attributed(events):
         named = _timed_kernels(event) if on_gpu else ((event.name, event.self_cpu_time_total),)
         for name, microseconds in named:
-            place = (Part(part.stage, part.layer), kernel_of(name, part))
+            place = (part.stage, part.layer, kernel_of(name, part))
             seconds[place] += microseconds / 1e6
             calls[place] += 1
-        place = (Part(part.stage, part.layer), kernel_of(event.name, part))
-        flops[place] += flops_of(event)
+        flops[part.stage, part.layer, kernel_of(event.name, part)] += flops_of(event)
+    places = {place for of in (seconds, flops) for place, value in of.items() if value}
     return [
         ProfileRow(
-            stage=part.stage,
-            layer=part.layer,
-            kernel=kernel,
-            seconds=max(0.0, seconds[part, kernel] / steps),
-            calls=calls[part, kernel] / steps,
-            flops=round(flops[part, kernel] / steps),
+            stage=place[0],
+            layer=place[1],
+            kernel=place[2],
+            # The clock's rounding can make a parent shorter than its parts.
+            seconds=max(0.0, seconds[place]),
+            calls=calls[place],
+            flops=flops[place],
         )
-        for part, kernel in sorted({*seconds, *flops}, key=lambda p: (p[0].stage, p[0].layer, p[1]))
-        if seconds[part, kernel] or flops[part, kernel]
+        for place in sorted(places)
     ]
 
 

@@ -60,16 +60,16 @@ class ProfileRow(Record):
         layer: whose they are.
         kernel: what they do: ``matmul gate``, ``dequantise``, ``gather/scatter``, …; ``host`` is
             Python, views and what else moves no data.
-        seconds: mean over the profiled steps: of the CPU, or of a GPU's kernels.
-        calls: mean number of operators or kernels.
-        flops: floating-point operations of matrix products and attention in a step.
+        seconds: of the CPU, or of a GPU's kernels.
+        calls: operators or kernels.
+        flops: floating-point operations of matrix products and attention.
     """
 
     stage: Stage
     layer: Layer
     kernel: str
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    calls: float
+    calls: int
     flops: int
 
 
@@ -113,8 +113,8 @@ class Profile(Record):
         forward_seconds, backward_seconds, optimizer_seconds: of steps whose stages were timed and
             that were not profiled; the three of one step stand at one place. The loss is the
             forward pass's, a recomputed forward the backward pass's.
-        profiled_seconds: raw durations of the steps under the profiler, which the rows are of.
-        rows: by stage, layer and kernel.
+        profiled_seconds: raw durations of the steps under the profiler.
+        rows: by stage, layer and kernel, of the median one of these (the lower of two).
         load: tokens of each expert; absent without experts, or where none can be counted.
     """
 

@@ -3,6 +3,7 @@
 The training code is what it always is; everything here hangs on hooks and is taken off again.
 """
 
+import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -29,6 +30,7 @@ PRODUCTS = {
     "down": "down", "w2": "down", "fc2": "down",
 }  # fmt: skip
 PRODUCTS_OF_SHAPES = frozenset(f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm"))
+WARMUP_STEPS = 2
 CPU_ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
 
@@ -139,47 +141,45 @@ def _torch_optimizer(optimizer: Any) -> torch.optim.Optimizer:
 def _under_profiler(
     tuning: FineTuning, device: Device, step: Step, steps: int
 ) -> tuple[list[ProfileRow], list[float]]:
-    """The rows of some steps, and how long each took."""
+    """The rows of the median of some steps, and how long each took."""
     on_gpu = device.torch_device.type == "cuda"
+
+    def once(*, shapes: bool) -> tuple[list[ProfileRow], float]:
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+        with profile(activities=activities, record_shapes=shapes, acc_events=True) as seen:
+            seconds = sum(marks.timed(step))
+            ranges.close()
+        events = [event for event in seen.events() or () if event.device_type.name == "CPU"]
+        found = rows(events, event_flops if shapes else lambda _: 0, on_gpu=on_gpu)
+        found += _idle(events, found) if on_gpu else ()
+        del seen, events
+        gc.collect()  # parents and children hold one another
+        return found, seconds
+
     with Ranges(tuning.model) as ranges, StageMarks(tuning, device, ranges.stage) as marks:
         # Shapes take time to record, so their step is another; it warms the profiler up.
-        with _profiler(on_gpu, shapes=True) as shaped:
-            marks.timed(step)
-            ranges.close()
-        with _profiler(on_gpu, shapes=False) as timed:
-            seconds = []
-            for _ in range(steps):
-                seconds.append(sum(marks.timed(step)))
-                ranges.close()
-    of_shapes = rows(_events(shaped), event_flops, steps=1, on_gpu=on_gpu)
-    of_times = rows(_events(timed), lambda _: 0, steps=steps, on_gpu=on_gpu)
-    found = _merged(of_times, of_shapes)
-    return [*found, *(_idle(timed, found, steps) if on_gpu else ())], seconds
-
-
-def _profiler(on_gpu: bool, *, shapes: bool) -> Any:  # noqa: FBT001 - its one other argument
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    return profile(activities=activities, record_shapes=shapes, acc_events=True)
-
-
-def _events(of: Any) -> list[Event]:
-    return [event for event in of.events() if event.device_type.name == "CPU"]
-
-
-def _merged(timed: Sequence[ProfileRow], shaped: Sequence[ProfileRow]) -> list[ProfileRow]:
-    flops = {(r.stage, r.layer, r.kernel): r.flops for r in shaped}
-    return [
-        row.model_copy(update={"flops": flops.get((row.stage, row.layer, row.kernel), 0)})
-        for row in timed
+        shaped, _ = once(shapes=True)
+        # Each step's events are let go of before the next. Until there are holes of their size in
+        # the heap, they break up the blocks that tensors would have had again, and every tensor
+        # is one that the kernel must map: steps take many times as long.
+        for _ in range(WARMUP_STEPS):
+            once(shapes=False)
+        made = [once(shapes=False) for _ in range(steps)]
+    counted = {(r.stage, r.layer, r.kernel): r.flops for r in shaped}
+    median, _ = sorted(made, key=lambda one: one[1])[(steps - 1) // 2]
+    with_flops = [
+        row.model_copy(update={"flops": counted.get((row.stage, row.layer, row.kernel), 0)})
+        for row in median
     ]
+    return with_flops, [seconds for _, seconds in made]
 
 
-def _idle(of: Any, found: Sequence[ProfileRow], steps: int) -> Iterator[ProfileRow]:
+def _idle(events: Sequence[Event], found: Sequence[ProfileRow]) -> Iterator[ProfileRow]:
     """What of each stage no kernel took: the GPU waited for its host."""
     stages: tuple[Stage, ...] = ("forward", "backward", "optimizer")
     for stage in stages:
         name = _whole(stage).range_name
-        whole = sum(e.time_range.elapsed_us() for e in _events(of) if e.name == name) / 1e6 / steps
+        whole = sum(e.time_range.elapsed_us() for e in events if e.name == name) / 1e6
         parts = (stage, "recompute") if stage == "backward" else (stage,)
         busy = sum(row.seconds for row in found if row.stage in parts)
         if whole > busy:
