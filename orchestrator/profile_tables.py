@@ -52,12 +52,20 @@ class BarPart:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One profiled batch size; its parts in an order that all bars of a chart share."""
+    """One profiled batch size.
+
+    Attributes:
+        label, cell, batch_size: which.
+        seconds: of all parts.
+        flops: floating-point operations of products and attention; 0 for stages.
+        parts: in an order that all bars of a chart share.
+    """
 
     label: str
     cell: Cell
     batch_size: int
     seconds: float
+    flops: int
     parts: tuple[BarPart, ...]
 
 
@@ -228,7 +236,7 @@ def _stage_bar(of: _Of) -> Bar:
     seconds["backward"] -= seconds["recompute"]
     whole = sum(seconds.values())
     parts = tuple(BarPart(stage, value, value / whole) for stage, value in seconds.items())
-    return Bar(of.label, of.cell, of.batch_size, whole, parts)
+    return Bar(of.label, of.cell, of.batch_size, whole, 0, parts)
 
 
 def _is_of_layers(row: ProfileRow) -> bool:
@@ -267,7 +275,7 @@ def _bar(of: _Of, names: Sequence[str], rows: Sequence[tuple[str, ProfileRow]]) 
         )
         for name in names
     )
-    return Bar(of.label, of.cell, of.batch_size, whole, parts)
+    return Bar(of.label, of.cell, of.batch_size, whole, all_flops, parts)
 
 
 def _load(of: _Of) -> Iterable[Load]:
@@ -367,8 +375,17 @@ def _bars_table(bars: Sequence[Bar]) -> str:
     kept = [
         at for at in range(len(names)) if any(bar.parts[at].share >= SMALLEST_SHARE for bar in bars)
     ]
-    rows = [(bar.label, _ms(bar.seconds), *(_share(bar.parts[at]) for at in kept)) for bar in bars]
-    return table(("", "ms", *(names[at] for at in kept)), rows)
+    rate = ("GFLOP/s",) if any(bar.flops for bar in bars) else ()
+    rows = [
+        (
+            bar.label,
+            _ms(bar.seconds),
+            *(f"{bar.flops / bar.seconds / 1e9:.3g}" for _ in rate),
+            *(_share(bar.parts[at]) for at in kept),
+        )
+        for bar in bars
+    ]
+    return table(("", "ms", *rate, *(names[at] for at in kept)), rows)
 
 
 def _share(part: BarPart) -> str:

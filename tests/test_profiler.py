@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
 )
 
-RULE = ProfileRule(steps=1, least_seconds=0.0, training_steps=2)
+RULE = ProfileRule(steps=1, least_seconds=0.0, warmup_steps=0, training_steps=2)
 QUERIES, LENGTH = 3, 16
 EAGER = recipe("full", experts="looped", attention="eager")
 LOOPED = EAGER.model_copy(update={"gradient_checkpointing": True})

@@ -36,12 +36,14 @@ class ProfileRule(Record):
         steps: of each kind: plain ones, ones with their stages timed, ones under the profiler.
         least_seconds: the first two kinds go on for so long, where steps are short.
         most_steps: but have no more than these.
+        warmup_steps: under the profiler before those that count.
         training_steps: between the two counts of the experts' tokens.
     """
 
     steps: PositiveInt = 3
     least_seconds: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] = 1.0
     most_steps: PositiveInt = 30
+    warmup_steps: Annotated[int, Field(strict=True, ge=0)] = 2
     training_steps: PositiveInt = 10
 
     def is_enough(self, plain_seconds: Sequence[float]) -> bool:

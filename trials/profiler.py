@@ -30,7 +30,6 @@ PRODUCTS = {
     "down": "down", "w2": "down", "fc2": "down",
 }  # fmt: skip
 PRODUCTS_OF_SHAPES = frozenset(f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm"))
-WARMUP_STEPS = 2
 CPU_ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
 
@@ -56,7 +55,7 @@ def profiled(
         while not rule.is_enough(plain):
             plain.append(device.step_seconds(step))
             marked.append(marks.timed(step))
-    by_part, seconds = _under_profiler(tuning, device, step, rule.steps)
+    by_part, seconds = _under_profiler(tuning, device, step, rule)
     forward, backward, optimizer = zip(*marked, strict=True)
     return Profile(
         of="cpu" if device.torch_device.type == "cpu" else "gpu",
@@ -139,7 +138,7 @@ def _torch_optimizer(optimizer: Any) -> torch.optim.Optimizer:
 
 
 def _under_profiler(
-    tuning: FineTuning, device: Device, step: Step, steps: int
+    tuning: FineTuning, device: Device, step: Step, rule: ProfileRule
 ) -> tuple[list[ProfileRow], list[float]]:
     """The rows of the median of some steps, and how long each took."""
     on_gpu = device.torch_device.type == "cuda"
@@ -162,11 +161,11 @@ def _under_profiler(
         # Each step's events are let go of before the next. Until there are holes of their size in
         # the heap, they break up the blocks that tensors would have had again, and every tensor
         # is one that the kernel must map: steps take many times as long.
-        for _ in range(WARMUP_STEPS):
+        for _ in range(rule.warmup_steps):
             once(shapes=False)
-        made = [once(shapes=False) for _ in range(steps)]
+        made = [once(shapes=False) for _ in range(rule.steps)]
     counted = {(r.stage, r.layer, r.kernel): r.flops for r in shaped}
-    median, _ = sorted(made, key=lambda one: one[1])[(steps - 1) // 2]
+    median, _ = sorted(made, key=lambda one: one[1])[(rule.steps - 1) // 2]
     with_flops = [
         row.model_copy(update={"flops": counted.get((row.stage, row.layer, row.kernel), 0)})
         for row in median
