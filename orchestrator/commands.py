@@ -87,6 +87,7 @@ from orchestrator.workload_options import AUTO, changed_workload
 from trials.learn_child import LearnError
 from trials.models.model import UnknownModelError
 from trials.observation import Observation, largest_batch
+from trials.profile import Logged
 from trials.simulation.clock import Constants
 from trials.simulation.traces import TraceError, Traces
 
@@ -189,7 +190,7 @@ def sweep(options: argparse.Namespace) -> int:
             return 1
         _say(f"\n{decisions(found)}")
         return 0
-    paid_for = [*folder_run.observations(), *folder_run.profiles()]
+    paid_for: list[Logged] = [*folder_run.observations(), *folder_run.profiles()]
     return _end_of_sweep(plan, Meter(spec, catalog, paid_for), options.budget_usd)
 
 

@@ -87,9 +87,7 @@ class Meter:
         known: what was observed and profiled before.
     """
 
-    def __init__(
-        self, spec: SweepSpec, catalog: Catalog, known: Sequence[Logged] = ()
-    ) -> None:
+    def __init__(self, spec: SweepSpec, catalog: Catalog, known: Sequence[Logged] = ()) -> None:
         self._startup = spec.workload.overheads.startup_minutes / MINUTES_PER_HOUR
         self._rates: dict[str, float | None] = {}
         self._catalog = catalog
