@@ -27,7 +27,7 @@ RULE = ProfileRule(steps=1, least_seconds=0.0, warmup_steps=0, training_steps=2)
 QUERIES, LENGTH = 3, 16
 EAGER = recipe("full", experts="looped", attention="eager")
 LOOPED = EAGER.model_copy(update={"gradient_checkpointing": True})
-QLORA = recipe("qlora")
+QLORA = recipe("qlora", precision="fp16")
 GROUPED = recipe("full", experts="grouped")
 KINDS = {
     "eager": ("mixtral-tiny", EAGER),

@@ -356,20 +356,19 @@ def _expert_modules(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
 
 def expert_load(tuning: FineTuning, tokens: torch.Tensor, training_steps: int) -> ExpertLoad | None:
     """Tokens of each expert at the first weights, and after so many steps on other batches."""
-    tuning.start_over()
-    before = expert_counts(tuning.model, tokens)
-    if before is None:
+    if not any(_expert_modules(tuning.model)):
         return None
+    tuning.start_over()
+    before = _expert_counts(tuning, tokens)
     queries = tokens.shape[0]
     for draw in range(1, training_steps + 1):
         tuning.step(tuning.tokens(queries, draw))
-    after = expert_counts(tuning.model, tokens)
-    assert after is not None
+    after = _expert_counts(tuning, tokens)
     return ExpertLoad(queries=queries, training_steps=training_steps, before=before, after=after)
 
 
-def expert_counts(model: nn.Module, tokens: torch.Tensor) -> tuple[tuple[int, ...], ...] | None:
-    """How many tokens each expert is given, (layers, experts); None for a model without experts."""
+def _expert_counts(tuning: FineTuning, tokens: torch.Tensor) -> tuple[tuple[int, ...], ...]:
+    """How many tokens each expert is given, (layers, experts)."""
     counts: list[tuple[int, ...]] = []
 
     def count(module: Any, inputs: tuple[Any, ...]) -> None:
@@ -378,8 +377,7 @@ def expert_counts(model: nn.Module, tokens: torch.Tensor) -> tuple[tuple[int, ..
         counts.append(tuple(torch.bincount(chosen, minlength=experts).tolist()))
 
     with ExitStack() as hooks:
-        for _, module in _expert_modules(model):
+        for _, module in _expert_modules(tuning.model):
             hooks.callback(module.register_forward_pre_hook(count).remove)
-        with torch.no_grad():
-            model(input_ids=tokens)
-    return tuple(counts) or None
+        tuning.look(tokens)
+    return tuple(counts)
