@@ -5,7 +5,6 @@ as 2408.04693 has them in Fig. 4 (stages), Fig. 5 (layers), Fig. 6 (inside the e
 (tokens of each expert).
 """
 
-import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -117,15 +116,15 @@ class LengthRow:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What profiling one batch size added to its steps.
+    """What profiling one batch size added to its steps, by the shortest of each kind.
 
     Attributes:
         label: of its bars.
-        step_seconds: median of the plain steps.
-        profiled_seconds: median of those under the profiler.
-        overhead: how much longer these are, as a part of the plain ones.
-        stages_over_step: the shortest step whose stages were timed over the shortest plain one:
-            1 where timing them takes nothing.
+        step_seconds: of a plain step.
+        profiled_seconds: of one under the profiler.
+        overhead: how much longer that is, as a part of the plain one.
+        stages_over_step: one whose stages were timed, without the profiler, over the plain one: 1
+            where timing them takes nothing.
     """
 
     label: str
@@ -325,8 +324,8 @@ def _overhead(of: _Of) -> Overhead:
     )
     return Overhead(
         label=of.label,
-        step_seconds=profile.step_seconds,
-        profiled_seconds=statistics.median(profile.profiled_seconds),
+        step_seconds=min(profile.plain_seconds),
+        profiled_seconds=min(profile.profiled_seconds),
         overhead=profile.overhead,
         stages_over_step=min(map(sum, stages)) / min(profile.plain_seconds),
     )
@@ -364,7 +363,7 @@ def group_text(group: ProfileGroup) -> list[str]:
     if group.lengths:
         parts += ["Sensitivity to the length of queries:", _length_table(group.lengths)]
     if group.overheads:
-        parts += ["What profiling adds:", _overhead_table(group.overheads)]
+        parts += ["What profiling adds, by the shortest steps:", _overhead_table(group.overheads)]
     if group.failures:
         parts += ["Not profiled:\n\n" + "\n".join(f"- {line}" for line in group.failures)]
     return parts

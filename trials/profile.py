@@ -41,7 +41,7 @@ class ProfileRule(Record):
     """
 
     steps: PositiveInt = 3
-    least_seconds: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] = 1.0
+    least_seconds: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] = 2.0
     most_steps: PositiveInt = 30
     warmup_steps: Annotated[int, Field(strict=True, ge=0)] = 2
     training_steps: PositiveInt = 10
@@ -136,8 +136,11 @@ class Profile(Record):
 
     @property
     def overhead(self) -> float:
-        """How much longer a profiled step takes, as a part of a plain one."""
-        return statistics.median(self.profiled_seconds) / self.step_seconds - 1
+        """How much longer a profiled step takes, as a part of a plain one.
+
+        By the shortest of each, which whoever else uses the machine has disturbed least.
+        """
+        return min(self.profiled_seconds) / min(self.plain_seconds) - 1
 
     def stage_seconds(self, stage: Stage) -> float:
         """Median of a stage without the profiler; of recomputing, its profiled share of that.
