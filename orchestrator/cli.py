@@ -22,6 +22,7 @@ examples:
   python -m orchestrator sweep my.yaml --dry-run     what would be measured, what skipped and why
   ray job submit --working-dir . -- python -m orchestrator sweep my.yaml
   python -m orchestrator estimate --model mixtral-8x7b --method qlora --seq-len 512
+  python -m orchestrator profile --model mixtral-tiny --seq-len 64    where a step's time goes
   python -m orchestrator rank runs/laptop --queries 50000 --epochs 3
 """
 

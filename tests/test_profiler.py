@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from trials.devices.cpu import CpuDevice
 from trials.finetune import FineTuning
 from trials.models.model import find_model
 from trials.profile import Layer, Profile, ProfileRule, Stage
-from trials.profiler import Ranges, StageMarks, profiled
+from trials.profiler import Ranges, StageMarks, event_flops, profiled
 from trials.recipe import Recipe
 
 # PEFT asks a transformers model under a name that transformers 5 has deprecated.
@@ -172,6 +173,20 @@ def test_flops_of_the_grouped_product_are_those_of_the_loop(profiles: dict[str, 
         counts = {r.kernel: r.flops for r in rows if r.stage == stage}
         assert counts["matmul gate+up"] == 2 * times * product
         assert counts["matmul down"] == times * product
+
+
+@pytest.mark.parametrize("kernel", ["flash_attention", "efficient_attention", "cudnn_attention"])
+def test_flops_of_attention_count_every_head_of_queries(kernel: str) -> None:
+    """Also where several share one of keys and values: two products forward, five backward."""
+    queries, shared = (3, 8, 16, 32), (3, 2, 16, 32)
+    product = 2 * 3 * 8 * 16 * 16 * 32
+    name = f"aten::_scaled_dot_product_{kernel}"
+    forward = SimpleNamespace(name=name, input_shapes=[queries, shared, shared], cpu_parent=None)
+    backward = SimpleNamespace(
+        name=f"{name}_backward", input_shapes=[queries, queries, shared, shared], cpu_parent=None
+    )
+    assert event_flops(forward) == 2 * product
+    assert event_flops(backward) == 5 * product
 
 
 def test_every_token_goes_to_top_k_experts_in_every_layer(profiles: dict[str, Profile]) -> None:

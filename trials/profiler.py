@@ -30,7 +30,7 @@ PRODUCTS = {
     "down": "down", "w2": "down", "fc2": "down",
 }  # fmt: skip
 PRODUCTS_OF_SHAPES = frozenset(f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm"))
-CPU_ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
+ATTENTION = "aten::_scaled_dot_product_"  # and which of PyTorch's own kernels
 
 
 def profiled(
@@ -199,15 +199,16 @@ def event_flops(event: Event) -> int:
         return 0  # on a CPU the grouped product is made of plain ones
     if event.name in GROUPED_PRODUCTS:
         return int(2 * shapes[0][0] * shapes[0][1] * shapes[1][-1])
-    if event.name == CPU_ATTENTION:
-        return int(sdpa_flop(*shapes[:3]))
-    if event.name == f"{CPU_ATTENTION}_backward":
-        return int(sdpa_backward_flop(*shapes[:4]))
-    # A convolution's formula needs more than shapes; Mamba's is a small one.
-    is_counted = event.name in PRODUCTS_OF_SHAPES or "aten::_scaled_dot_product" in event.name
-    operator = getattr(torch.ops.aten, event.name.removeprefix("aten::"), None)
-    formula = flop_registry.get(operator) if is_counted else None
-    return 0 if formula is None else int(formula(*shapes, out_val=None))
+    if event.name.startswith(ATTENTION) and "math" not in event.name:  # that is made of others
+        # Heads of queries that share keys and values each take their own products.
+        heads = max(shape[1] for shape in shapes if len(shape) == 4)
+        whole = [(s[0], heads, *s[2:]) if len(s) == 4 else s for s in shapes]
+        is_backward = event.name.endswith("_backward")
+        return int(sdpa_backward_flop(*whole[:4]) if is_backward else sdpa_flop(*whole[:3]))
+    if event.name not in PRODUCTS_OF_SHAPES:
+        return 0  # a convolution's formula needs more than shapes; Mamba's is a small one
+    formula = flop_registry[getattr(torch.ops.aten, event.name.removeprefix("aten::"))]
+    return int(formula(*shapes, out_val=None))
 
 
 class Ranges:
