@@ -128,8 +128,6 @@ def run(options: argparse.Namespace) -> int:
         return dataset_command(options)
     if options.command == "learn":
         return learn_command(options, _run_path(options.out, "learn"))
-    if options.command == "profile":
-        return profile_command(options, known_prices(options).catalog)
     others = {
         "sweep": sweep,
         "estimate": estimate,
@@ -139,6 +137,7 @@ def run(options: argparse.Namespace) -> int:
         "deploy": deploy,
         "join-check": join_check,
         "plan": plan_run,
+        "profile": profile,
         "rank": rank_run,
         "what-if": rank_run,
         "report": report,
@@ -175,8 +174,8 @@ def sweep(options: argparse.Namespace) -> int:
                 remark("profile: an adaptive sweep makes no profiles: resume it without --adaptive")
         else:
             strategy = Everything(spec, catalog, options.budget_usd)
-        profile = spec.profile and not options.adaptive
-        plan = measure(folder_run, writer, spec, catalog, strategy, profile=profile)
+        profiled = spec.profile and not options.adaptive
+        plan = measure(folder_run, writer, spec, catalog, strategy, profile=profiled)
         if not options.adaptive:
             plan = simulate(folder_run, writer, spec, plan, constants)
     ranking = _derive(folder_run, spec, catalog, plan)
@@ -357,6 +356,11 @@ def calibrate_runs(options: argparse.Namespace) -> int:
     _say(calibration_text(calibration))
     _say(f"\n{out}: give it to estimate and sweep as --constants {out}")
     return 0
+
+
+def profile(options: argparse.Namespace) -> int:
+    """Says where the time of a cell's steps goes."""
+    return profile_command(options, known_prices(options).catalog)
 
 
 def reproduce(options: argparse.Namespace) -> int:

@@ -174,7 +174,7 @@ class Worker:
             return None
         from trials.profiler import profiled  # noqa: PLC0415 - a second, and few probes want it
 
-        return profiled(self._tuning, self.device, tokens, request.profile)
+        return profiled(self.tuning, self.device, tokens, request.profile)
 
     def _timed(self, step: Callable[[], object], rule: TimingRule) -> Timed:
         device = self.device
