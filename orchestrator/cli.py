@@ -8,11 +8,13 @@ import difflib
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from orchestrator.deploy_options import add_deploy
 from orchestrator.learn_parser import add_learn
+from orchestrator.profile_options import add_profile
 
 EPILOG = """\
 examples:
@@ -20,6 +22,7 @@ examples:
   python -m orchestrator sweep my.yaml --dry-run     what would be measured, what skipped and why
   ray job submit --working-dir . -- python -m orchestrator sweep my.yaml
   python -m orchestrator estimate --model mixtral-8x7b --method qlora --seq-len 512
+  python -m orchestrator profile --model mixtral-tiny --seq-len 64    where a step's time goes
   python -m orchestrator rank runs/laptop --queries 50000 --epochs 3
 """
 
@@ -201,6 +204,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_catalog(commands)
     add_deploy(commands, _positive, _add_prices)
+    recipe = partial(_add_recipe, method="lora", precision="bf16")
+    add_profile(commands, _positive, recipe, _add_prices)
     return parser
 
 

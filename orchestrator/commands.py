@@ -67,6 +67,7 @@ from orchestrator.next_measurements import Choice, choices, measurable, measured
 from orchestrator.next_tables import decisions, next_table
 from orchestrator.place import RunPath, StoreError, run_path
 from orchestrator.plan import ClusterResources, Plan, make_plan, trial_task
+from orchestrator.profile_command import ProfileError, profile_command
 from orchestrator.progress import Progress, fastest
 from orchestrator.ranking import Ranking, rank, ranking_csv, too_long
 from orchestrator.report import cheapest_section, headline, markdown
@@ -88,6 +89,7 @@ from orchestrator.workload_options import AUTO, changed_workload
 from trials.learn_child import LearnError
 from trials.models.model import UnknownModelError
 from trials.observation import Observation, largest_batch
+from trials.profile import Logged
 from trials.simulation.clock import Constants
 from trials.simulation.traces import TraceError, Traces
 
@@ -104,6 +106,7 @@ KNOWN_ERRORS = (
     JoinError,
     LearnError,
     PlanError,
+    ProfileError,
     ReproduceError,
     SpecError,
     StoreError,
@@ -136,6 +139,7 @@ def run(options: argparse.Namespace) -> int:
         "deploy": deploy,
         "join-check": join_check,
         "plan": plan_run,
+        "profile": profile,
         "rank": rank_run,
         "what-if": rank_run,
         "report": report,
@@ -158,6 +162,8 @@ def sweep(options: argparse.Namespace) -> int:
             refuse_skipped(plan)
         if options.dry_run:
             _print_plan(plan, folder, what_is_left(spec, catalog, cluster, plan, known))
+            if spec.profile:
+                remark("what is measured is then profiled, at one query and at its largest batch")
             return 0
     folder_run = open_run(folder, text, spec, prices.rows)
     wait_seconds: float = options.wait_for_nodes * 60
@@ -167,9 +173,20 @@ def sweep(options: argparse.Namespace) -> int:
             plan = make_plan(spec, catalog, this_machine(), folder_run.observations())
             simulate(folder_run, writer, spec, plan, constants)
             strategy: Strategy = Adaptive(spec, catalog, options.budget_usd)
+            if spec.profile:
+                remark("profile: an adaptive sweep makes no profiles: resume it without --adaptive")
         else:
             strategy = Everything(spec, catalog, options.budget_usd)
-        plan = measure(folder_run, writer, spec, catalog, strategy, wait_seconds=wait_seconds)
+        profiled = spec.profile and not options.adaptive
+        plan = measure(
+            folder_run,
+            writer,
+            spec,
+            catalog,
+            strategy,
+            wait_seconds=wait_seconds,
+            profile=profiled,
+        )
         if not options.adaptive:
             plan = simulate(folder_run, writer, spec, plan, constants)
     ranking = _derive(folder_run, spec, catalog, plan)
@@ -185,7 +202,8 @@ def sweep(options: argparse.Namespace) -> int:
             return 1
         _say(f"\n{decisions(found)}")
         return 0
-    return _end_of_sweep(plan, Meter(spec, catalog, folder_run.observations()), options.budget_usd)
+    paid_for: list[Logged] = [*folder_run.observations(), *folder_run.profiles()]
+    return _end_of_sweep(plan, Meter(spec, catalog, paid_for), options.budget_usd)
 
 
 def _end_of_sweep(plan: Plan, meter: Meter, budget_usd: float | None) -> int:
@@ -361,6 +379,11 @@ def calibrate_runs(options: argparse.Namespace) -> int:
     return 0
 
 
+def profile(options: argparse.Namespace) -> int:
+    """Says where the time of a cell's steps goes."""
+    return profile_command(options, known_prices(options).catalog)
+
+
 def reproduce(options: argparse.Namespace) -> int:
     """Works out the paper's tables and figures anew."""
     told = reproduction()
@@ -492,10 +515,13 @@ def status(folder: RunFolder) -> int:
             (cell.key, state, "" if known is None else known[0], fastest(seen) or "", len(seen))
         )
     _say(table(("trial", "state", "largest batch", "fastest", "observations"), rows))
-    spent = Meter(spec, spec.merged_catalog(), observations).usd
+    profiles = folder.profiles()
+    spent = Meter(spec, spec.merged_catalog(), [*observations, *profiles]).usd
     cost = "" if spent is None else f", ${spent:.3g} spent"
     running = f"a sweep is running{cost}" if is_running else f"no sweep is running{cost}"
-    _say(f"\n{len(plan.complete)} of {len(rows)} trials done; {running}")
+    made = sum(each.profile is not None for each in profiles)
+    profiled = f", {made} profiles" if made else ""
+    _say(f"\n{len(plan.complete)} of {len(rows)} trials done{profiled}; {running}")
     for line in _troubles(folder):
         _say(line)
     return 0
@@ -534,7 +560,7 @@ def _write_report(
         spec.workload, catalog, plan, observations, fits.families, today=_today(), seed=spec.seed
     )
     parts = (
-        markdown(spec, plan, observations, fits, ranking),
+        markdown(spec, plan, observations, fits, ranking, folder.profiles()),
         faults_section(folder.faults()),
         stragglers_section(observations),
         learning_section(curves(learned_in(folder))),

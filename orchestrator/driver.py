@@ -3,7 +3,7 @@
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -14,14 +14,16 @@ from orchestrator.cost import SECONDS_PER_HOUR
 from orchestrator.effort import Effort, expected_text, what_is_left
 from orchestrator.faults import Fault, Faults
 from orchestrator.local_runner import simulate_trials
-from orchestrator.placer import Placer
+from orchestrator.placer import Placer, Task
 from orchestrator.plan import ClusterResources, Plan, make_plan, trial_task
 from orchestrator.progress import Progress
 from orchestrator.runner import run_trials
 from orchestrator.spending import Meter, rented_offer, spent_usd
 from orchestrator.store import FAULTS, PLAN, ObservationWriter, RunFolder
 from orchestrator.sweep import SweepSpec
-from trials.observation import Observation
+from trials.observation import Observation, largest_batch
+from trials.profile import Logged, Profiled, ProfileRule, sizes_to_profile
+from trials.profile_trial import ProfileTask
 from trials.simulation.clock import Constants
 from trials.simulation.traces import Traces
 from trials.trial import TrialTask, next_ask
@@ -111,7 +113,7 @@ class Keeper:
         writer: to the run's observations.
         progress: shows them.
         meter: counts what they cost; absent where nobody asks.
-        known: what is known of each cell: kept up to date.
+        learn: is told of all that is kept.
     """
 
     def __init__(
@@ -119,27 +121,30 @@ class Keeper:
         writer: ObservationWriter,
         progress: Progress,
         meter: Meter | None = None,
-        known: dict[Cell, list[Observation]] | None = None,
+        learn: Callable[[Logged], None] = lambda _: None,
     ) -> None:
         self._writer = writer
         self._progress = progress
         self._meter = meter
-        self._known = known
+        self._learn = learn
         self.seen: list[Observation] = []
 
     def started(self, cell: Cell) -> None:
         """A trial runs."""
         self._progress.started(cell)
 
-    def observed(self, observation: Observation) -> None:
-        """A probe ended."""
-        if self._writer.append(observation):
+    def observed(self, observation: Logged) -> None:
+        """A probe or a profile ended."""
+        if not self._writer.append(observation):
+            return
+        self._learn(observation)
+        if self._meter is not None:
+            self._meter.observed(observation)
+            self._progress.spent_usd = self._meter.usd
+        if isinstance(observation, Profiled):
+            self._progress.profiled(observation)
+        else:
             self.seen.append(observation)
-            if self._known is not None:
-                self._known[observation.cell].append(observation)
-            if self._meter is not None:
-                self._meter.observed(observation)
-                self._progress.spent_usd = self._meter.usd
             self._progress.observed(observation)
 
     def ended(self, cell: Cell, error: str | None) -> None:
@@ -163,7 +168,7 @@ class FaultDiary:
             self._progress.remark(f"{fault.node or fault.gpu}: {fault.reason}")
 
 
-def measure(  # noqa: PLR0913 - what a sweep is
+def measure(  # noqa: PLR0913 - what a sweep is made of
     folder: RunFolder,
     writer: ObservationWriter,
     spec: SweepSpec,
@@ -171,6 +176,7 @@ def measure(  # noqa: PLR0913 - what a sweep is
     strategy: Strategy,
     *,
     wait_seconds: float,
+    profile: bool = False,
 ) -> Plan:
     """Measures what is not known yet, and tells what is known in the end.
 
@@ -179,12 +185,14 @@ def measure(  # noqa: PLR0913 - what a sweep is
         writer: to its observations.
         spec: of the sweep.
         catalog: its GPUs and offers.
-        strategy: says what to measure.
+        strategy: says what to measure, in which order.
         wait_seconds: how long to wait for a node that the cluster's autoscaler is to start.
+        profile: profile the cells that are measured, too, when that is done.
     """
     known = folder.observations()
     plan = make_plan(spec, catalog, this_machine(), known)
-    if cluster_address() is None and not to_measure(plan):
+    to_profile = profile and largest_to_profile(folder, plan)
+    if cluster_address() is None and not to_measure(plan) and not to_profile:
         folder.write(PLAN, plan)
         tell_skipped(plan)
         if plan.complete and not plan.pending:
@@ -203,16 +211,18 @@ def measure(  # noqa: PLR0913 - what a sweep is
         left = what_is_left(spec, catalog, cluster, plan, known)
         for line in expected_text(left, strategy.budget_usd):
             remark(line)
+        round_ = Round(folder, writer, spec, catalog, cluster, wait_seconds)
         no_node: dict[Cell, str] = {}
         died: dict[Cell, str] = {}
         while wanted := strategy.wanted(plan, known):
-            round_ = Round(folder, writer, spec, catalog, cluster, wait_seconds)
-            placer = round_.run(wanted, len(plan.complete), strategy.budget_usd)
+            placer = round_.measure(wanted, len(plan.complete), strategy.budget_usd)
             no_node |= placer.no_node
             died |= placer.died
             known = folder.observations()
             plan = make_plan(spec, catalog, cluster, known).after(no_node, died)
             folder.write(PLAN, plan)
+        if profile:
+            round_.profile(plan, strategy.budget_usd)
     return plan
 
 
@@ -236,7 +246,9 @@ class Round:
     cluster: ClusterResources
     wait_seconds: float
 
-    def run(self, wanted: Mapping[Cell, Asked], complete: int, budget_usd: float | None) -> Placer:
+    def measure(
+        self, wanted: Mapping[Cell, Asked], complete: int, budget_usd: float | None
+    ) -> Placer:
         """Has cells measured; the placer knows what could not be had.
 
         Args:
@@ -244,24 +256,79 @@ class Round:
             complete: how many cells of the sweep are known.
             budget_usd: no probe begins once the run has cost so much; absent for no limit.
         """
-        seen = self.folder.observations()
         known: dict[Cell, list[Observation]] = defaultdict(list)
-        for observation in seen:
-            known[observation.cell].append(observation)
-        gpus = {cell.device: self.catalog.gpu(cell.device) for cell in wanted}
+        for each in self.folder.observations():
+            known[each.cell].append(each)
+
+        def learn(ended: Logged) -> None:
+            if isinstance(ended, Observation):
+                known[ended.cell].append(ended)
 
         def task(cell: Cell) -> TrialTask | None:
-            of, threads = wanted[cell], self.cluster.threads(gpus[cell.device])
-            whole = trial_task(self.spec, self.catalog, cell, known[cell], threads=threads)
+            of, whole = wanted[cell], self._trial(cell, known[cell])
             asked = whole.model_copy(update={"timed": of.timed, "most_seconds": of.most_seconds})
             return None if next_ask(asked, asked.done) is None else asked
 
-        with Progress(list(wanted), complete=complete) as progress:
-            meter = Meter(self.spec, self.catalog, seen)
+        return self._place(list(wanted), task, learn, complete, budget_usd)
+
+    def profile(self, plan: Plan, budget_usd: float | None) -> None:
+        """Has the cells profiled that are measured."""
+        # A cell that was measured elsewhere may have no node here now.
+        left = {
+            cell: largest
+            for cell, largest in largest_to_profile(self.folder, plan).items()
+            if self.cluster.trial_resources(self.catalog.gpu(cell.device))
+        }
+        known: dict[Cell, list[Profiled]] = defaultdict(list)
+        for each in self.folder.profiles():
+            known[each.cell].append(each)
+        meter = Meter(self.spec, self.catalog, self._log())
+        if left and meter.reaches(budget_usd):
+            remark(f"{self.folder.path}: the budget is spent: {len(left)} cells are not profiled")
+            return
+        if not left:
+            return
+        remark(f"{self.folder.path}: profiling {len(left)} cells")
+
+        def learn(ended: Logged) -> None:
+            if isinstance(ended, Profiled):
+                known[ended.cell].append(ended)
+
+        def task(cell: Cell) -> ProfileTask | None:
+            sizes = sizes_to_profile(left[cell], known[cell])
+            if not sizes:
+                return None
+            return ProfileTask(
+                trial=self._trial(cell, ()),
+                rule=ProfileRule(),
+                batch_sizes=tuple(sizes),
+                done=tuple(known[cell]),
+            )
+
+        self._place(list(left), task, learn, 0, budget_usd)
+
+    def _log(self) -> list[Logged]:
+        return [*self.folder.observations(), *self.folder.profiles()]
+
+    def _trial(self, cell: Cell, known: Sequence[Observation]) -> TrialTask:
+        threads = self.cluster.threads(self.catalog.gpu(cell.device))
+        return trial_task(self.spec, self.catalog, cell, known, threads=threads)
+
+    def _place(
+        self,
+        cells: Sequence[Cell],
+        task: Callable[[Cell], Task | None],
+        learn: Callable[[Logged], None],
+        complete: int,
+        budget_usd: float | None,
+    ) -> Placer:
+        gpus = {cell.device: self.catalog.gpu(cell.device) for cell in cells}
+        with Progress(cells, complete=complete) as progress:
+            meter = Meter(self.spec, self.catalog, self._log())
             progress.spent_usd = meter.usd
             diary = FaultDiary(self.folder, progress)
             placer = Placer(
-                list(wanted),
+                cells,
                 task,
                 {key: self.cluster.trial_resources(gpu) or {} for key, gpu in gpus.items()},
                 self.cluster,
@@ -270,8 +337,22 @@ class Round:
                 note=diary.note,
                 is_spent=partial(meter.reaches, budget_usd),
             )
-            run_trials(placer, Keeper(self.writer, progress, meter, known), cluster_now)
+            run_trials(placer, Keeper(self.writer, progress, meter, learn), cluster_now)
         return placer
+
+
+def largest_to_profile(folder: RunFolder, plan: Plan) -> dict[Cell, int]:
+    """The largest batch of each cell that a device of its own has measured, where one is to do."""
+    known, profiled = folder.observations(), folder.profiles()
+    left = {}
+    for cell in plan.complete:
+        if cell.simulated or cell.capped_on is not None:
+            continue
+        found = largest_batch([o for o in known if o.cell == cell])
+        tried = [p for p in profiled if p.cell == cell]
+        if found is not None and sizes_to_profile(found[0], tried):
+            left[cell] = found[0]
+    return left
 
 
 def simulate(

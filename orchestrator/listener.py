@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from trials.observation import Observation
+from trials.profile import Logged
 from trials.workload import Cell
 
 
@@ -12,8 +12,8 @@ class Listener(Protocol):
     def started(self, cell: Cell) -> None:
         """A trial was placed and runs."""
 
-    def observed(self, observation: Observation) -> None:
-        """A probe ended. Must keep the observation before it returns."""
+    def observed(self, observation: Logged) -> None:
+        """A probe or a profile ended. Must keep what it told before it returns."""
 
     def ended(self, cell: Cell, error: str | None) -> None:
         """A trial ended, or died of an error."""

@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 
 from orchestrator.faults import Fault, Kind
 from orchestrator.plan import ClusterResources
-from trials.observation import Observation
 from trials.outcome import blames_device
+from trials.profile import Logged
+from trials.profile_trial import PROFILE_TIMEOUTS, ProfileTask
 from trials.trial import TrialTask
 from trials.workload import Cell
+
+Task = TrialTask | ProfileTask
 
 PLACEMENTS = 3  # of a trial that dies each time before it has reported anything new
 SICK_CELLS = 2  # so many that blame a node's device, and no verdict between: the node is out
@@ -35,7 +38,7 @@ class Placement:
         avoid: ids of the nodes it must not be placed on.
     """
 
-    task: TrialTask
+    task: Task
     resources: Mapping[str, float]
     avoid: tuple[str, ...]
 
@@ -52,7 +55,7 @@ class Whereabouts:
 class _Placed:
     """A trial that was placed and has not ended."""
 
-    task: TrialTask
+    task: Task
     last_word: float
     is_running: bool = False
     got_on: bool = False
@@ -89,7 +92,7 @@ class Placer:
     def __init__(  # noqa: PLR0913 - all that it goes by
         self,
         cells: Sequence[Cell],
-        task: Callable[[Cell], TrialTask | None],
+        task: Callable[[Cell], Task | None],
         resources: Mapping[str, Mapping[str, float]],
         cluster: ClusterResources,
         *,
@@ -157,7 +160,7 @@ class Placer:
         placed = self._queues[cell.device].placed[cell]
         placed.node, placed.last_word = node, self._clock()
 
-    def observed(self, observation: Observation) -> None:
+    def observed(self, observation: Logged) -> None:
         """A probe of a running trial ended."""
         cell = observation.cell
         placed = self._queues[cell.device].placed[cell]
@@ -225,8 +228,7 @@ class Placer:
         silent = {}
         for device, queue in self._queues.items():
             for cell, placed in queue.placed.items():
-                task = placed.task
-                most = task.build_timeout_seconds + task.probe_timeout_seconds + SILENT_SECONDS
+                most = _longest_silence(placed.task)
                 if placed.is_running and now - placed.last_word > most:
                     silent[cell] = f"no word of it within {most:g} s"
             self._wait(device, queue, now)
@@ -322,3 +324,9 @@ class Placer:
                 lost_seconds=round(lost_seconds, 1),
             )
         )
+
+
+def _longest_silence(task: Task) -> float:
+    """Seconds within which a trial that is well says something: after each probe or profile."""
+    trial, times = (task.trial, PROFILE_TIMEOUTS) if isinstance(task, ProfileTask) else (task, 1.0)
+    return trial.build_timeout_seconds + times * trial.probe_timeout_seconds + SILENT_SECONDS

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trials.observation import MEMORY_MISSES, Basis, Observation, Outcome, largest_batch
+from trials.profile import Profiled
 from trials.workload import Cell
 
 
@@ -25,11 +26,14 @@ class _Trial:
     state: str = "waiting"
     seen: list[Observation] = field(default_factory=list)
     largest: int | None = None
+    profiled: list[str] = field(default_factory=list)
     error: str | None = None
 
     def finding(self) -> str:
         if self.error is not None:
             return self.error
+        if self.profiled:
+            return ", ".join(self.profiled)
         if not self.seen:
             return ""
         last = self.seen[-1]
@@ -135,6 +139,13 @@ class Progress:
             large = observation.cell.capped_on
             capped = "" if large is None else f", found on {large} under a memory cap"
             self._line(observation.cell, f"largest batch {known[0]}{capped}")
+
+    def profiled(self, found: Profiled) -> None:
+        """A profile ended."""
+        how = "profiled" if found.profile is not None else f"{found.outcome}: {found.detail}"
+        text = f"batch {found.batch_size} {how}"
+        self._trials[found.cell.key].profiled.append(text)
+        self._line(found.cell, text)
 
     def ended(self, cell: Cell, error: str | None) -> None:
         """A trial is over."""

@@ -11,6 +11,7 @@ from orchestrator.law_tables import laws_section, parameters_text
 from orchestrator.learned_epochs import epochs_text
 from orchestrator.memory_tables import limits_section
 from orchestrator.plan import Plan
+from orchestrator.profile_tables import profiles_section
 from orchestrator.ranking import Excluded, RankedOffer, Ranking, comparable, overheads_text
 from orchestrator.recipe_table import recipes_section
 from orchestrator.steadiness import steadiness_section
@@ -18,6 +19,7 @@ from orchestrator.sweep import SweepSpec
 from orchestrator.tables import table
 from orchestrator.workload_tokens import steps
 from trials.observation import Basis, Environment, Observation
+from trials.profile import Profiled
 from trials.workload import Cell
 
 MOST_ANSWERS = 6  # choices that are told in a sentence each
@@ -29,12 +31,13 @@ STEADY = 0.10  # an interval wider than this part of its value is called unstead
 OFFER_HEADERS = ("GPU", "offer", "$/h", "batch", "queries/s", "hours", "$", "cheapest", "basis")
 
 
-def markdown(
+def markdown(  # noqa: PLR0913, PLR0917 - what a run folder holds
     spec: SweepSpec,
     plan: Plan,
     observations: Sequence[Observation],
     fits: Fits,
     ranking: Ranking,
+    profiled: Sequence[Profiled] = (),
 ) -> str:
     """The whole report."""
     parts = [
@@ -42,19 +45,24 @@ def markdown(
         headline(ranking),
         cheapest_section(ranking),
         _ranking_section(ranking),
-        *detail_sections(spec, plan, observations, fits),
+        *detail_sections(spec, plan, observations, fits, profiled),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def detail_sections(
-    spec: SweepSpec, plan: Plan, observations: Sequence[Observation], fits: Fits
+    spec: SweepSpec,
+    plan: Plan,
+    observations: Sequence[Observation],
+    fits: Fits,
+    profiled: Sequence[Profiled] = (),
 ) -> list[str]:
     """What stands below the ranking, each under its heading."""
     parts = [
         recipes_section(observations),
         limits_section([*plan.complete, *plan.pending], observations),
         steadiness_section(observations, spec.timing),
+        profiles_section(profiled),
         laws_section(fits.families),
         _fits_section(fits.fits),
         _stack_section(observations),

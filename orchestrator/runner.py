@@ -16,13 +16,15 @@ from typing import Any
 
 from orchestrator.cluster import ClusterError
 from orchestrator.listener import Listener
-from orchestrator.placer import PLACEMENTS, Placer, Whereabouts
+from orchestrator.placer import PLACEMENTS, Placer, Task, Whereabouts
 from orchestrator.plan import ClusterResources
 from trials.child import ChildProber
-from trials.observation import Observation
+from trials.profile import Logged, logged
+from trials.profile_trial import PROFILE_TIMEOUTS, ProfileTask, run_profile
 from trials.trial import TrialTask, run_trial
 from trials.workload import Cell
 
+KINDS: dict[str, type[Task]] = {kind.__name__: kind for kind in (TrialTask, ProfileTask)}
 LOOK_SECONDS = 1.0
 UNKNOWN_DEATH = "its Ray worker or node died"
 
@@ -158,19 +160,26 @@ def _trial_on_node(config: dict[str, dict[str, str]]) -> None:
     node_id = ray.get_runtime_context().get_node_id()
     # Where it is must be known when it dies without another word.
     tune.report({"node_id": node_id, "address": ray.util.get_node_ip_address()})
-    task = TrialTask.model_validate_json(config["trial"]["task"])
-    with ChildProber(
+    task = KINDS[config["trial"]["kind"]].model_validate_json(config["trial"]["task"])
+
+    def emit(observation: Logged) -> None:
+        # Returns once the driver has taken it: an observation is never in flight for long.
+        tune.report({"observation": observation.model_dump_json()})
+
+    if isinstance(task, ProfileTask):
+        with _prober(task.trial, PROFILE_TIMEOUTS) as prober:
+            run_profile(task, prober, emit, node_id=node_id)
+    else:
+        with _prober(task) as prober:
+            run_trial(task, prober, emit, node_id=node_id)
+
+
+def _prober(task: TrialTask, timeouts: float = 1.0) -> ChildProber:
+    return ChildProber(
         task.setup,
         build_timeout_seconds=task.build_timeout_seconds,
-        probe_timeout_seconds=task.probe_timeout_seconds,
-    ) as prober:
-        run_trial(
-            task,
-            prober,
-            # Returns once the driver has taken it: an observation is never in flight for long.
-            lambda observation: tune.report({"observation": observation.model_dump_json()}),
-            node_id=node_id,
-        )
+        probe_timeout_seconds=timeouts * task.probe_timeout_seconds,
+    )
 
 
 class _Relay:
@@ -209,6 +218,7 @@ class _Relay:
         self._cells[cell.key] = cell
         return {
             "cell": cell.key,
+            "kind": type(placement.task).__name__,
             "task": placement.task.model_dump_json(),
             "resources": dict(placement.resources),
             "avoid": list(placement.avoid),
@@ -236,7 +246,7 @@ class _Relay:
             where = Whereabouts(result["node_id"], result["address"])
             self._placer.is_on(self._cell(trial), where)
         if "observation" in result:
-            observation = Observation.model_validate_json(result["observation"])
+            observation = logged(result["observation"].encode())
             # Kept before anything else is made of it.
             self._pass_on(lambda: self._listener.observed(observation))
             self._pass_on(lambda: self._placer.observed(observation))

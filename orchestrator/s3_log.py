@@ -22,7 +22,7 @@ from orchestrator.append_file import AppendFile, unusable
 from orchestrator.place import StoreError
 from orchestrator.s3_bucket import FIRST_PAUSE_SECONDS, Bucket, longer, tell
 from orchestrator.s3_lock import LostError, RunLock
-from trials.observation import Observation
+from trials.profile import logged
 
 FOLDER = "observations/"
 
@@ -249,7 +249,7 @@ def spool_folder(bucket: Bucket) -> Path:
 
 def _key(path: Path, number: int, line: bytes) -> str:
     try:
-        return Observation.model_validate_json(line).key
+        return logged(line).key
     except ValidationError:
         raise StoreError(
             f"{path}:{number}: not an observation: restore the line or delete it"

@@ -10,6 +10,7 @@ from orchestrator.cost import MINUTES_PER_HOUR, SECONDS_PER_HOUR
 from orchestrator.price_files import OWN
 from orchestrator.sweep import SweepSpec
 from trials.observation import Observation
+from trials.profile import Logged
 
 THIS_MACHINE = "cpu"
 
@@ -83,12 +84,10 @@ class Meter:
     Args:
         spec: of the sweep.
         catalog: its offers.
-        known: what was observed before.
+        known: what was observed and profiled before.
     """
 
-    def __init__(
-        self, spec: SweepSpec, catalog: Catalog, known: Sequence[Observation] = ()
-    ) -> None:
+    def __init__(self, spec: SweepSpec, catalog: Catalog, known: Sequence[Logged] = ()) -> None:
         self._startup = spec.workload.overheads.startup_minutes / MINUTES_PER_HOUR
         self._rates: dict[str, float | None] = {}
         self._catalog = catalog
@@ -96,8 +95,8 @@ class Meter:
         for observation in known:
             self.observed(observation)
 
-    def observed(self, observation: Observation) -> None:
-        """A probe ended; dollars stay absent until one has cost any."""
+    def observed(self, observation: Logged) -> None:
+        """A probe or a profile ended; dollars stay absent until one has cost any."""
         if observation.cell.simulated:
             return
         gpu = observation.cell.device

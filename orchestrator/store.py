@@ -17,6 +17,7 @@ from orchestrator.sweep import CatalogRows, Models, SweepSpec
 from orchestrator.wording import dotted
 from trials.models.model import Model
 from trials.observation import Observation
+from trials.profile import Logged, Profiled, is_profile, logged
 
 SPEC = "sweep.yaml"
 MODELS = "models.json"
@@ -145,8 +146,15 @@ class RunFolder:
         Raises:
             StoreError: a line before the last cannot be read.
         """
-        files = [_observed(file, content) for file, content in self.place.observations()]
-        return files[0] if len(files) == 1 else _once(o for found in files for o in found)
+        return [each for each in self._logged(profiles=False) if isinstance(each, Observation)]
+
+    def profiles(self) -> list[Profiled]:
+        """Every profile, alike. They stand in the same log and are no observations of a batch."""
+        return [each for each in self._logged(profiles=True) if isinstance(each, Profiled)]
+
+    def _logged(self, *, profiles: bool) -> list[Logged]:
+        files = [_read(file, content, profiles) for file, content in self.place.observations()]
+        return files[0] if len(files) == 1 else _once(each for found in files for each in found)
 
     def is_running(self) -> bool:
         """Whether a driver is writing to it now."""
@@ -245,6 +253,7 @@ class ObservationWriter:
         self._log.open()
         try:
             self._written = {o.key for o in self._run.observations()}
+            self._written |= {p.key for p in self._run.profiles()}
             self._written |= self._log.recover(self._written)
         except BaseException:
             self._log.close(failed=True)
@@ -259,8 +268,8 @@ class ObservationWriter:
     ) -> None:
         self._log.close(failed=error is not None)
 
-    def append(self, observation: Observation) -> bool:
-        """Writes one observation so that no crash can lose it.
+    def append(self, observation: Logged) -> bool:
+        """Writes one observation, or profile, so that no crash can lose it.
 
         Returns:
             Whether it was new: one that is there already is not written again.
@@ -283,13 +292,15 @@ def _place_of(path: RunPath) -> Place:
     return S3Place(path)
 
 
-def _observed(file: RunPath, content: bytes) -> list[Observation]:
-    """The observations of a file; a torn last line is not one."""
+def _read(file: RunPath, content: bytes, profiles: bool) -> list[Logged]:  # noqa: FBT001 - which
+    """The observations of a file, or its profiles; a torn last line is neither."""
     whole, _, _torn = content.rpartition(b"\n")
     found = []
     for number, line in enumerate(whole.split(b"\n") if whole else [], start=1):
+        if is_profile(line) is not profiles:
+            continue
         try:
-            found.append(Observation.model_validate_json(line))
+            found.append(logged(line))
         except ValidationError as error:
             reason = _mistake(error)
             raise StoreError(
@@ -298,9 +309,9 @@ def _observed(file: RunPath, content: bytes) -> list[Observation]:
     return found
 
 
-def _once(observations: Iterable[Observation]) -> list[Observation]:
+def _once(observations: Iterable[Logged]) -> list[Logged]:
     """Each key once, the first that was written: several files may tell of one probe."""
-    found: dict[str, Observation] = {}
+    found: dict[str, Logged] = {}
     for observation in observations:
         found.setdefault(observation.key, observation)
     return list(found.values())

@@ -22,7 +22,7 @@ from orchestrator.cost import Overheads
 from orchestrator.data_lengths import DataLengths
 from trials.models.model import Model, UnknownModelError, find_model
 from trials.possible import resolved
-from trials.recipe import NAMED_RECIPES, PositiveInt, Recipe
+from trials.recipe import NAMED_RECIPES, PositiveInt, Recipe, Switch
 from trials.timing import TimingRule
 from trials.workload import Cell, Weights
 
@@ -182,6 +182,8 @@ class SweepSpec(Record):
         timing: when to stop timing steps.
         build_timeout_seconds: how long building a model may take.
         probe_timeout_seconds: how long one probe may take.
+        profile: whether each measured cell is profiled, at one query and at its largest batch, when
+            all is measured.
         catalog: GPUs and prices the shipped catalog does not have.
     """
 
@@ -196,6 +198,7 @@ class SweepSpec(Record):
     timing: TimingRule = TimingRule()
     build_timeout_seconds: Seconds = 600.0
     probe_timeout_seconds: Seconds = 600.0
+    profile: Switch = False
     catalog: CatalogRows = CatalogRows()
     _models: Models = PrivateAttr(default_factory=dict)
     _base: Catalog | None = PrivateAttr(default=None)

@@ -1,5 +1,6 @@
 """What only a GPU can show: `make gpu-check` runs these on a machine that has one."""
 
+import statistics
 from importlib.util import find_spec
 
 import pytest
@@ -15,6 +16,7 @@ from trials.models.model import find_model
 from trials.observation import Outcome
 from trials.possible import resolved
 from trials.probe import ProbeRequest, Setup
+from trials.profile import ProfileRule
 from trials.recipe import Recipe
 from trials.timing import TimingRule
 from trials.workload import Cell
@@ -156,6 +158,32 @@ def test_every_axis_takes_hold_and_is_timed(model: str, of: Recipe, gpu: Gpu) ->
     assert end.measurement.memory.peak_reserved_bytes is not None
     assert len(end.measurement.step_seconds) >= 6
     assert end.measurement.before is not None
+
+
+PROFILED = ProbeRequest(batch_size=2, timing=None, profile=ProfileRule())
+
+
+@pytest.mark.parametrize(
+    ("model", "of"),
+    [
+        ("mixtral-tiny", recipe("qlora", precision="bf16", gradient_checkpointing=True)),
+        ("mixtral-tiny", recipe("full", precision="bf16", experts="grouped")),
+        ("blackmamba-tiny", recipe("full", precision="bf16", mamba="reference")),
+    ],
+    ids=lambda value: getattr(value, "key", value),
+)
+def test_kernels_and_waiting_add_up_to_the_profiled_step(model: str, of: Recipe, gpu: Gpu) -> None:
+    """To 5 %: each kernel is of a stage and a layer, forward and backward."""
+    (end,) = ends(model, of, gpu, PROFILED)
+    assert (end.outcome, end.detail) == (Outcome.FITS, None)
+    found = end.profile
+    assert found is not None
+    assert found.of == "gpu"
+    step = statistics.median_low(found.profiled_seconds)
+    assert sum(row.seconds for row in found.rows) == pytest.approx(step, rel=0.05)
+    for stage in ("forward", "backward"):
+        layers = {row.layer for row in found.rows if row.stage == stage}
+        assert layers >= {"experts", "norms", "head", "loss"}
 
 
 def test_out_of_memory_is_told_and_a_fresh_child_has_it_all_back(gpu: Gpu) -> None:

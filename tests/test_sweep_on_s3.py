@@ -16,10 +16,11 @@ from s3_server import BUCKET, CREDENTIALS, KEY, SECRET, TOKEN, S3Server, s3_serv
 from orchestrator.local_runner import run_trials_here
 from orchestrator.plan import trial_task
 from orchestrator.spec_file import parse_spec
-from trials.observation import Observation
+from trials.observation import Observation, largest_batch
+from trials.profile import Logged, logged
 from trials.workload import Cell
 
-ONE_CELL = SPEC.replace("[24, 32, 40]", "[24]")
+ONE_CELL = SPEC.replace("[24, 32, 40]", "[24]") + "profile: true\n"
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +45,11 @@ def start_sweep(server: S3Server, home: Path, *arguments: str) -> subprocess.Pop
         )
 
 
-def sent(server: S3Server, run: str) -> list[Observation]:
+def sent(server: S3Server, run: str) -> list[Logged]:
     """What is in the bucket by now."""
     segments = server.objects(f"{run}/observations/")
     lines = [line for content in segments.values() for line in content.splitlines()]
-    return [Observation.model_validate_json(line) for line in lines]
+    return [logged(line) for line in lines]
 
 
 class Seen:
@@ -78,7 +79,10 @@ def undisturbed() -> list[Observation]:
 def test_sweep_killed_and_resumed_on_another_machine_ends_as_one_that_nobody_disturbed(
     server: S3Server, tmp_path: Path
 ) -> None:
-    """The same keys, none twice, though every third request of the second one fails."""
+    """The same keys, none twice, though every third request of the second one fails.
+
+    Profiles are made of what was measured, of one query and of the largest batch, and only once.
+    """
     (tmp_path / "small.yaml").write_text(ONE_CELL, encoding="utf-8")
     first, second = tmp_path / "first", tmp_path / "second"
     expected = ThreadPoolExecutor(1).submit(undisturbed)
@@ -99,7 +103,13 @@ def test_sweep_killed_and_resumed_on_another_machine_ends_as_one_that_nobody_dis
     again = start_sweep(server, first, "--resume", *out)
     assert again.wait(timeout=60) == 0, (first / "log").read_text()
     keys = [o.key for o in sent(server, "small")]
-    assert sorted(keys) == sorted(o.key for o in expected.result())
+    observed = expected.result()
+    known = largest_batch(observed)
+    assert known is not None
+    profiles = [f"{observed[0].cell.key}/profile/b{size}/t1" for size in (1, known[0])]
+    assert sorted(keys) == sorted([*(o.key for o in observed), *profiles])
+    report = server.objects("small/")["report.md"].decode()
+    assert "## Where the time goes" in report
     files = {name for name in server.objects("small/") if "/" not in name}
     assert {"sweep.yaml", "models.json", "plan.json", "fits.json", "report.md"} < files
     assert {"ranking.csv", "ranking.json"} < files

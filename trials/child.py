@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from trials.observation import Environment, Measurement, Outcome
 from trials.outcome import classify, ending, host_oom_kills
 from trials.probe import START, Born, Ended, ProbeReply, ProbeRequest, Ready, Refused, Setup
+from trials.profile import Profile
 
 NURSERY_TIMEOUT_SECONDS = 10.0  # it has nothing to do but wait for its child
 LONGEST_ANSWER_BYTES = 16 * 2**20  # far more than a probe of any number of steps has to say
@@ -37,6 +38,7 @@ class ProbeEnd:
         outcome: how.
         detail: one line on why, for everything but FITS.
         measurement: present when the steps ran.
+        profile: present when it was asked for and the steps ran.
         environment: present when the child lived long enough to say where it ran.
         memory_limit_bytes: the device memory it was held against; present as above.
         final: trying again cannot help.
@@ -48,6 +50,7 @@ class ProbeEnd:
     environment: Environment | None = None
     memory_limit_bytes: int | None = None
     final: bool = False
+    profile: Profile | None = None
 
 
 class Prober(Protocol):
@@ -168,7 +171,7 @@ def _checked(request: ProbeRequest, reply: ProbeReply) -> ProbeEnd:
         return failed(f"asked for batch {request.batch_size}, told of {reply.batch_size}")
     if reply.outcome in (Outcome.FITS, Outcome.THRASHING) and reply.measurement is None:
         return failed(f"the child says {reply.outcome} and not what it measured")
-    return ProbeEnd(reply.outcome, reply.detail, reply.measurement)
+    return ProbeEnd(reply.outcome, reply.detail, reply.measurement, profile=reply.profile)
 
 
 class Nursery:

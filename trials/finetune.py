@@ -119,6 +119,13 @@ class FineTuning:
             raise NotTrainingError(f"the loss is {value}: these steps train nothing")
         return value
 
+    def look(self, tokens: torch.Tensor) -> None:
+        """A forward pass that trains nothing, in the precision of a step."""
+        is_cast = self._cell.recipe.precision == "fp16"
+        kind = self._device.type
+        with torch.no_grad(), torch.autocast(kind, torch.float16, enabled=is_cast):
+            self.model(input_ids=tokens)
+
     def tensors(self) -> list[torch.Tensor]:
         """Weights, 4-bit quantisation constants, buffers: what the model itself occupies."""
         return model_tensors(self.model)

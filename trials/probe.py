@@ -4,6 +4,7 @@ from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
 from trials.models.model import Model
 from trials.observation import Environment, Measurement, Outcome
+from trials.profile import Profile, ProfileRule
 from trials.timing import TimingRule
 from trials.workload import Cell
 
@@ -61,11 +62,13 @@ class ProbeRequest(Record):
         batch_size: queries per step.
         timing: when to stop timing; absent when only memory is to be measured.
         draw: which of the batches of this size to take: the same number gives the same tokens.
+        profile: how to profile it, once it fits; absent when that is not asked for.
     """
 
     batch_size: int
     timing: TimingRule | None
     draw: int = 0
+    profile: ProfileRule | None = None
 
 
 class ProbeReply(Record):
@@ -75,6 +78,7 @@ class ProbeReply(Record):
     outcome: Outcome
     detail: str | None = None
     measurement: Measurement | None = None
+    profile: Profile | None = None
 
 
 class Refused(Record):

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
 
+import torch
 from pydantic import BaseModel
 
 # A step that prints a warning is a step that is slower than it need be; the trial reads outcomes.
@@ -45,6 +46,7 @@ from trials.probe import (  # noqa: E402
     Refused,
     Setup,
 )
+from trials.profile import Profile  # noqa: E402
 from trials.recipe_check import RecipeError, departures  # noqa: E402
 from trials.timing import TimingRule  # noqa: E402
 
@@ -161,8 +163,18 @@ class Worker:
                 measurement=measurement,
             )
         return ProbeReply(
-            batch_size=request.batch_size, outcome=Outcome.FITS, measurement=measurement
+            batch_size=request.batch_size,
+            outcome=Outcome.FITS,
+            measurement=measurement,
+            profile=self._profile(request, tokens),
         )
+
+    def _profile(self, request: ProbeRequest, tokens: torch.Tensor) -> Profile | None:
+        if request.profile is None:
+            return None
+        from trials.profiler import profiled  # noqa: PLC0415 - a second, and few probes want it
+
+        return profiled(self.tuning, self.device, tokens, request.profile)
 
     def _timed(self, step: Callable[[], object], rule: TimingRule) -> Timed:
         device = self.device

@@ -178,7 +178,7 @@ def loop_experts(model: nn.Module) -> None:
     Raises:
         ExpertsError: they are not what transformers makes experts of.
     """
-    for parent, name in list(_places(model, _is_fused)):
+    for parent, name in list(_places(model, is_fused)):
         fused = parent.get_submodule(name)
         kind = type(fused).__name__
         if not hasattr(fused, "_apply_gate"):  # its decorator of experts puts it there
@@ -227,7 +227,7 @@ def experts_in_use(model: nn.Module) -> str | None:
     for module in model.modules():
         if isinstance(module, LoopedExperts):
             kinds.add("looped")
-        elif _is_fused(module):
+        elif is_fused(module):
             # Where transformers has one way only, its class says which.
             config = getattr(module, "config", None)
             found = str(getattr(config, "_experts_implementation", type(module).__name__))
@@ -241,7 +241,8 @@ def is_router(module: nn.Module) -> bool:
     return "router" in type(module).__name__.lower() and weight is not None and weight.dim() == 2
 
 
-def _is_fused(module: nn.Module) -> bool:
+def is_fused(module: nn.Module) -> bool:
+    """Whether these are experts as transformers keeps them, in three-dimensional parameters."""
     down = module._parameters.get("down_proj")  # noqa: SLF001 - as above
     return down is not None and down.dim() == 3
 
