@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from fitting.calibrate import CalibrationError, calibrate, measured_points
@@ -190,8 +190,7 @@ def sweep(options: argparse.Namespace) -> int:
         if not options.adaptive:
             plan = simulate(folder_run, writer, spec, plan, constants)
     ranking = _derive(folder_run, spec, catalog, plan)
-    for line in _troubles(folder_run):
-        remark(line)
+    _tell(_troubles(folder_run))
     remark(in_use_text(prices, catalog, _today()))
     _say(f"{headline(ranking)}\n\n{cheapest_section(ranking)}")
     _say(f"\nEvery offer, the fits and the limits: {folder_run.path}/report.md")
@@ -212,7 +211,8 @@ def _end_of_sweep(plan: Plan, meter: Meter, budget_usd: float | None) -> int:
         remark(f"spent: ${meter.usd:.3g}, by its probes and the starts of nodes")
     if plan.pending:
         keys = ", ".join(cell.key for cell in plan.pending)
-        if budget_usd is not None and not any(cell.simulated for cell in plan.pending):
+        is_for_budget = budget_usd is not None and not plan.given_up
+        if is_for_budget and not any(cell.simulated for cell in plan.pending):
             remark(
                 f"{len(plan.pending)} trials are left out for the budget of ${budget_usd:g}: "
                 f"{keys}: the same command with a larger one goes on"
@@ -226,6 +226,11 @@ def _end_of_sweep(plan: Plan, meter: Meter, budget_usd: float | None) -> int:
         remark("nothing was measured: every trial was skipped, for the reasons above")
         return 1
     return 0
+
+
+def _tell(lines: Iterable[str]) -> None:
+    for line in lines:
+        remark(line)
 
 
 def _troubles(folder: RunFolder) -> Iterator[str]:
