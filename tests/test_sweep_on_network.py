@@ -46,7 +46,7 @@ catalog:
   gpus:
     - {key: desk, kind: cpu, usable_memory_bytes: 14000000, source: test, recorded: 2026-11-20}
 """
-SEEDS = (1, 2, 3, 4, 5)
+SEEDS = (1, 2, *(pytest.param(seed, marks=pytest.mark.seeds) for seed in (3, 4, 5)))
 
 
 @pytest.fixture(scope="module")
@@ -163,14 +163,14 @@ def test_a_node_with_a_sick_device_is_named_and_its_trials_end_well_elsewhere(
     sweep = Sweep(cluster, "sick", text)
     assert sweep.wait() == 0, sweep.said
     found = observations(sweep.out)
-    assert {o.key for o in found if o.outcome.is_verdict} >= {
-        key for key in undisturbed(text) if not key.startswith("search/b1/")
-    } - {o.key.replace("/t4", "/t1") for o in found}
+    # A probe that failed there has its verdict at a later attempt.
+    told = {o.key.rpartition("/t")[0] for o in found if o.outcome.is_verdict}
+    assert told == {key.rpartition("/t")[0] for key in undisturbed(text)}
     failed = [o for o in found if o.outcome is Outcome.FAILED]
     assert {o.environment.node_id for o in failed if o.environment} == {sick.node_id}
-    told = RunFolder(sweep.out).faults().faults
-    assert {fault.node for fault in told} == {sick.address}
-    assert "uncorrectable ECC" in told[0].reason
+    faults_told = RunFolder(sweep.out).faults().faults
+    assert {fault.node for fault in faults_told} == {sick.address}
+    assert "uncorrectable ECC" in faults_told[0].reason
     assert sick.address in (sweep.out / "report.md").read_text(encoding="utf-8")
     sick.kill()
 
