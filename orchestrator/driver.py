@@ -2,10 +2,10 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from gpu_catalog.catalog import Catalog
 from orchestrator.cluster import cluster_address, connected_cluster, this_machine
@@ -18,6 +18,7 @@ from orchestrator.runner import run_trials
 from orchestrator.spending import Meter, rented_offer, spent_usd
 from orchestrator.store import PLAN, ObservationWriter, RunFolder
 from orchestrator.sweep import SweepSpec
+from orchestrator.tune_loggers import Tool, tune_callbacks
 from trials.observation import Observation, largest_batch
 from trials.profile import Logged, Profiled, ProfileRule, sizes_to_profile
 from trials.profile_trial import ProfileTask
@@ -156,6 +157,7 @@ def measure(  # noqa: PLR0913 - what a sweep is made of
     strategy: Strategy,
     *,
     profile: bool = False,
+    log_to: Sequence[Tool] = (),
 ) -> Plan:
     """Measures what is not known yet, and tells what is known in the end.
 
@@ -166,6 +168,7 @@ def measure(  # noqa: PLR0913 - what a sweep is made of
         catalog: the GPUs.
         strategy: what of it to measure, in which order.
         profile: profile the cells that are measured, too, when that is done.
+        log_to: tools that draw the trials, too.
     """
     known = folder.observations()
     plan = make_plan(spec, catalog, this_machine(), known)
@@ -200,7 +203,8 @@ def measure(  # noqa: PLR0913 - what a sweep is made of
                 meter = Meter(spec, catalog, [*known, *folder.profiles()])
                 progress.spent_usd = meter.usd
                 keeper = Keeper(writer, progress, meter)
-                run_trials(tasks, cluster, keeper, partial(meter.reaches, strategy.budget_usd))
+                over = partial(meter.reaches, strategy.budget_usd)
+                run_trials(tasks, cluster, keeper, over, _loggers(log_to, folder, spec, wanted))
             strategy.ended(keeper.ended_well)
             known = folder.observations()
             plan = make_plan(spec, catalog, cluster, known)
@@ -208,6 +212,13 @@ def measure(  # noqa: PLR0913 - what a sweep is made of
         if profile:
             _profile(folder, writer, spec, catalog, cluster, plan, strategy.budget_usd)
     return plan
+
+
+def _loggers(
+    tools: Sequence[Tool], folder: RunFolder, spec: SweepSpec, cells: Iterable[Cell]
+) -> list[Any]:
+    place = folder.place.local_folder()
+    return tune_callbacks(tools, place, spec.name, list(cells), remark)
 
 
 def to_be_profiled(folder: RunFolder, plan: Plan) -> dict[Cell, list[int]]:

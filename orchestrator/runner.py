@@ -13,6 +13,7 @@ from typing import Any
 
 from orchestrator.listener import Listener
 from orchestrator.plan import ClusterResources
+from orchestrator.tune_loggers import metrics
 from trials.child import ChildProber
 from trials.profile import Logged, logged
 from trials.profile_trial import PROFILE_TIMEOUTS, ProfileTask, run_profile
@@ -28,6 +29,7 @@ def run_trials(
     cluster: ClusterResources,
     listener: Listener,
     is_over: Callable[[], bool] = lambda: False,
+    loggers: Sequence[Any] = (),
 ) -> None:
     """Runs trials until each has ended. The cluster must be able to hold every one of them.
 
@@ -37,6 +39,7 @@ def run_trials(
         listener: hears of every start, observation and end, in the driver's main thread. A trial
             that began and did not end is told to have died; one that never began is not told of.
         is_over: is asked after each observation; once it says yes no other is made.
+        loggers: Ray Tune's own callbacks, told of all that the listener is told of.
 
     Raises:
         Exception: whatever the listener raised; trials that still run are stopped.
@@ -80,7 +83,7 @@ def run_trials(
             run_config=tune.RunConfig(
                 name="trials",
                 storage_path=scratch,
-                callbacks=[_tune_callback(relay)],
+                callbacks=[_tune_callback(relay), *loggers],
                 stop=_tune_stopper(is_over),
                 failure_config=tune.FailureConfig(max_failures=0),
                 verbose=0,
@@ -107,7 +110,7 @@ def _trial_on_node(config: dict[str, dict[str, str]]) -> None:
 
     def emit(observation: Logged) -> None:
         # Returns once the driver has taken it: an observation is never in flight for long.
-        tune.report({"observation": observation.model_dump_json()})
+        tune.report({"observation": observation.model_dump_json()} | metrics(observation))
 
     if isinstance(task, ProfileTask):
         with _prober(task.trial, PROFILE_TIMEOUTS) as prober:
