@@ -191,7 +191,7 @@ def sweep(options: argparse.Namespace) -> int:
     ranking = _derive(folder_run, spec, catalog, plan)
     remark(in_use_text(prices, catalog, _today()))
     _say(f"{headline(ranking)}\n\n{cheapest_section(ranking)}")
-    _say(f"\nEvery offer, the fits and the limits: {folder_run.path}/report.md")
+    _say(f"\nEvery offer, the fits and the limits: {folder_run.path / PAGE}, and {REPORT} to read")
     if options.adaptive:
         found = _choices(spec, catalog, plan, folder_run.observations())
         if not any(choice.leader.is_measured for choice in found):
@@ -290,7 +290,7 @@ def gpu_check(options: argparse.Namespace) -> int:
     _derive(run, spec, catalog, plan)
     _say(limits_section(spec.all_cells(), run.observations()))
     left = [cell for cell in cells if cell in plan.pending]
-    _say(f"\n{len(cells) - len(left)} of {len(cells)} cells done; the report: {run.path}/report.md")
+    _say(f"\n{len(cells) - len(left)} of {len(cells)} cells done; the report: {run.path / PAGE}")
     if left:
         remark(f"{len(left)} cells are left: run the same command again to go on")
     return 0

@@ -24,6 +24,7 @@ from markupsafe import Markup
 
 from orchestrator.comparison import SPEEDS, Comparison, changes_table, comparison_markdown
 from orchestrator.page_laws import errors_table, largest_table, memory_table, speed_table
+from orchestrator.page_studies import learning_table, loads_table, profiles_table
 from orchestrator.page_tables import (
     Job,
     PageTable,
@@ -59,13 +60,16 @@ def html_report(results: RunResults, made: datetime) -> str:
         "largest": largest_table(results),
         "errors": errors_table(results),
         "spending": spending_table(results),
+        "profiles": profiles_table(results),
+        "loads": loads_table(results),
+        "learning": learning_table(results),
     }
     ranking = results.ranking
     winners = [row for row in ranking.offers if row.rank == 1]
     spent = spent_usd(results.spec, results.catalog, results.observed)
     return page(
         "report.html",
-        ("charts.js", "report.js"),
+        ("charts.js", "studies.js", "report.js"),
         tables,
         title=f"{results.spec.name}: which GPU to rent",
         name=results.spec.name,
@@ -79,6 +83,8 @@ def html_report(results: RunResults, made: datetime) -> str:
         else [],
         cheapest=markdown(winners_tables(winners)),
         spent=f"{spent:.3g}" if spent else None,
+        has_profiles=bool(tables["profiles"].rows),
+        has_learnt=bool(tables["learning"].rows),
         measured=any(not o.cell.simulated for o in results.observed),
         left_out=_left_out(results),
         details=[

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from browser import Opened, opened_browser
+from made_curves import DENSE, epochs
+from made_profiles import profiled
 from made_runs import ONE_CELL, spec_of, whole_trial
 from observations import environment, observation
 from playwright.sync_api import BrowserContext
@@ -15,6 +17,7 @@ from playwright.sync_api import BrowserContext
 from fitting.fit import fit_observations
 from orchestrator.comparison import compare, comparison_markdown
 from orchestrator.html_report import html_comparison, html_report, markdown
+from orchestrator.learned import curves
 from orchestrator.plan import Plan
 from orchestrator.run_results import RunResults, derived
 from orchestrator.sweep import SweepSpec
@@ -256,6 +259,31 @@ def test_it_fits_a_phone_in_both_themes(report: Opened, scheme: str) -> None:
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     lightness = sum(map(int, re.findall(r"\d+", ground)[:3])) / 765
     assert (lightness > 0.5) is (scheme == "light")
+
+
+def test_profiles_and_curves_are_drawn(context: BrowserContext, tmp_path: Path) -> None:
+    """Stacked bars that fill their length, tokens of each expert, a line for each curve."""
+    told = results(ONE_CELL)
+    told.profiled = [profiled(1), profiled(8)]
+    told.learnt = curves([*epochs([(0, 3.0), (90, 0.5)]), *epochs([(0, 3.1), (95, 0.4)], DENSE)])
+    path = tmp_path / "report.html"
+    path.write_text(html_report(told, MADE), encoding="utf-8")
+    opened = Opened(context, path)
+    for part in ("stages", "layers", "inside"):
+        bars = f"#profile-{part} [aria-label=bar] rect"
+        widths = opened.page.locator(bars).evaluate_all(
+            "all => all.map(e => [e.getAttribute('y'), Number(e.getAttribute('width'))])"
+        )
+        total = {y: sum(width for at, width in widths if at == y) for y, _ in widths}
+        assert len(total) == 2
+        assert max(total.values()) == pytest.approx(min(total.values()), abs=15)
+    assert opened.page.locator("#loads-charts figure").count() == 2
+    assert opened.page.locator("#loss-chart [aria-label=line] path").count() == 2
+    opened.page.locator("#learning-numbers summary").click()
+    opened.page.wait_for_selector("#learning-numbers tbody tr")
+    assert opened.texts("#learning-numbers tbody td:nth-child(5)") == ["0 %", "90 %", "0 %", "95 %"]
+    assert opened.complaints == []
+    opened.page.close()
 
 
 def test_names_stay_text_whatever_they_say(context: BrowserContext, tmp_path: Path) -> None:
