@@ -25,10 +25,11 @@ sweep: setup  ## small models on this machine: measures, fits, ranks (SPEC=my.ya
 	$(RUN) -m orchestrator sweep $(SPEC)
 
 browser:  ## Chromium, which the tests open the report in (apt, where there is none)
-	@command -v chromium chromium-browser google-chrome google-chrome-stable > /dev/null || { \
+	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || \
+	command -v google-chrome > /dev/null || command -v google-chrome-stable > /dev/null || { \
 	  command -v apt-get > /dev/null || { echo 'no browser: install Chromium'; exit 1; }; \
 	  run=; [ "$$(id -u)" = 0 ] || run=sudo; \
-	  $$run apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$run apt-get install -y -qq --no-install-recommends chromium; }
+	  $$run apt-get update -qq && $$run env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; }
 
 test: setup  ## all tests, a Ray cluster on this machine among them
 	$(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
