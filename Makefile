@@ -8,7 +8,7 @@ GPU_PYTHON ?= python3
 OUT ?= runs/gpu-check
 LIMIT ?= 480
 
-.PHONY: help setup sweep test test-faults test-ssh check bench gpu-check
+.PHONY: help setup sweep browser test test-faults test-ssh check bench gpu-check
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -23,6 +23,13 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 sweep: setup  ## small models on this machine: measures, fits, ranks (SPEC=my.yaml for your own)
 	$(RUN) -m orchestrator sweep $(SPEC)
+
+browser:  ## Chromium, which the tests open the report in (apt, where there is none)
+	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || \
+	command -v google-chrome > /dev/null || command -v google-chrome-stable > /dev/null || { \
+	  command -v apt-get > /dev/null || { echo 'no browser: install Chromium'; exit 1; }; \
+	  run=; [ "$$(id -u)" = 0 ] || run=sudo; \
+	  $$run apt-get update -qq && $$run env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; }
 
 test: setup  ## all tests, a Ray cluster on this machine among them
 	$(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder

@@ -177,7 +177,7 @@ def _fit_eq2(points: Timings) -> Fit:
 
 
 def fit_peaks(points: Peaks) -> Fit:
-    """Peaks by MEMORY_AFFINE: ``peak = M0 + m * tokens``, on rows divided by the peak: none counts for its size."""
+    """``peak = M0 + m * tokens``, on rows divided by the peak: none counts for its size."""
     solution = solve_linear(
         np.stack([np.ones_like(points.tokens), points.tokens], axis=1),
         points.peak_gib,

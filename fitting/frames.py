@@ -45,44 +45,18 @@ class FrameFits:
 
     @property
     def laws(self) -> pd.DataFrame:
-        """A row for each family: form, equation, why, what to measure, how sure."""
-        rows = [
-            _of(fit)
-            | {
-                "visits": fit.visits,
-                "points": fit.points,
-                "form": fit.form,
-                "equation": fit.equation,
-                "why": fit.why,
-                "remedy": fit.remedy,
-                "spread": fit.spread,
-                "level": None if fit.intervals is None else fit.intervals.level,
-                "half_width": None if fit.intervals is None else fit.intervals.half_width,
-                "coverage": None if fit.intervals is None else fit.intervals.coverage,
-            }
-            for fit in self.families
-        ]
-        further = ["visits", "points", "form", "equation", "why", "remedy", "spread", "level"]
-        return _frame(rows, [*FAMILY, *further, "half_width", "coverage"])
+        """As ``laws_frame`` has them."""
+        return laws_frame(self.families)
 
     @property
     def coefficients(self) -> pd.DataFrame:
-        """A row for each parameter of each group: a GPU, a series, or what all of them share."""
-        rows = [row for fit in self.families for row in _coefficients(fit)]
-        further = ["form", "group", "points", "parameter", "value", "unit", "standard_error"]
-        return _frame(rows, [*FAMILY, *further, "remedy"])
+        """As ``coefficients_frame`` has them."""
+        return coefficients_frame(self.families)
 
     @property
     def candidates(self) -> pd.DataFrame:
-        """A row for each form that was tried: its errors on what it had not seen."""
-        rows = [
-            _of(fit)
-            | {"form": candidate.form, "chosen": candidate.form is fit.form}
-            | {name: getattr(candidate, name) for name in _ERRORS}
-            for fit in self.families
-            for candidate in fit.candidates
-        ]
-        return _frame(rows, [*FAMILY, "form", "chosen", *_ERRORS])
+        """As ``candidates_frame`` has them."""
+        return candidates_frame(self.families)
 
     @property
     def suspects(self) -> pd.DataFrame:
@@ -111,6 +85,47 @@ class FrameFits:
                 point = (rows.series[place], rows.sparsity[place], rows.batch_size[place])
                 found[family, str(point[0]), float(point[1]), float(point[2])].append(labels[place])
         return found
+
+
+def laws_frame(families: Sequence[FamilyFit]) -> pd.DataFrame:
+    """A row for each family: form, equation, why, what to measure, how sure."""
+    rows = [
+        _of(fit)
+        | {
+            "visits": fit.visits,
+            "points": fit.points,
+            "form": fit.form,
+            "equation": fit.equation,
+            "why": fit.why,
+            "remedy": fit.remedy,
+            "spread": fit.spread,
+            "level": None if fit.intervals is None else fit.intervals.level,
+            "half_width": None if fit.intervals is None else fit.intervals.half_width,
+            "coverage": None if fit.intervals is None else fit.intervals.coverage,
+        }
+        for fit in families
+    ]
+    further = ["visits", "points", "form", "equation", "why", "remedy", "spread", "level"]
+    return _frame(rows, [*FAMILY, *further, "half_width", "coverage"])
+
+
+def coefficients_frame(families: Sequence[FamilyFit]) -> pd.DataFrame:
+    """A row for each parameter of each group: a GPU, a series, or what all of them share."""
+    rows = [row for fit in families for row in _coefficients(fit)]
+    further = ["form", "group", "points", "parameter", "value", "unit", "standard_error"]
+    return _frame(rows, [*FAMILY, *further, "remedy"])
+
+
+def candidates_frame(families: Sequence[FamilyFit]) -> pd.DataFrame:
+    """A row for each form that was tried: its errors on what it had not seen."""
+    rows = [
+        _of(fit)
+        | {"form": candidate.form, "chosen": candidate.form is fit.form}
+        | {name: getattr(candidate, name) for name in _ERRORS}
+        for fit in families
+        for candidate in fit.candidates
+    ]
+    return _frame(rows, [*FAMILY, "form", "chosen", *_ERRORS])
 
 
 _ERRORS = ("error", "standard_error", "growing_error", "length_error", "parameters", "condition")

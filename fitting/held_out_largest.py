@@ -3,13 +3,14 @@
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from fitting.fit import Fit, Prediction, fit_peaks, predict_largest_batch, predict_peak
-from fitting.points import GIB, peaks
+from fitting.points import GIB, Peaks, peaks
 from trials.observation import MEMORY_MISSES, Observation, largest_batch
 from trials.workload import Cell
-
-Seen = Mapping[Cell, Sequence[Observation]]
 
 
 def held_out_largest(observations: Sequence[Observation]) -> dict[Cell, Prediction]:
@@ -29,38 +30,64 @@ def held_out_largest(observations: Sequence[Observation]) -> dict[Cell, Predicti
             pools[*of, o.basis, o.environment.software].setdefault(cell, []).append(o)
     found = {}
     for seen in pools.values():
-        for cell in seen:
-            told = _foretold(cell, seen)
+        known = {cell: _known(of) for cell, of in seen.items()}
+        for cell in known:
+            told = _foretold(cell, known)
             if told is not None:
                 found[cell] = told
     return found
 
 
-def _foretold(cell: Cell, seen: Seen) -> Prediction | None:
-    others = {other: of for other, of in seen.items() if other != cell}
-    fits = [fit_peaks(points) for points in peaks([o for of in others.values() for o in of])]
-    usable = [fit for fit in fits if fit.status.is_usable and fit.parameters[1].value > 0]
-    if len(usable) != 1:
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What one cell says of memory.
+
+    Attributes:
+        peaks: of what fitted.
+        limit_gib: that its probes were held against.
+        largest: its largest batch, where memory set it; else None.
+    """
+
+    peaks: Peaks
+    limit_gib: float
+    largest: int | None
+
+
+def _known(seen: Sequence[Observation]) -> _Known:
+    (points,) = peaks(seen)
+    limit = min(o.memory_limit_bytes for o in seen) / GIB
+    largest, miss = largest_batch(seen) or (0, None)
+    by_memory = largest > 0 and miss is not None and miss.outcome in MEMORY_MISSES
+    return _Known(points, limit, largest if by_memory else None)
+
+
+def _foretold(cell: Cell, known: Mapping[Cell, _Known]) -> Prediction | None:
+    others = {other: of for other, of in known.items() if other != cell}
+    closed = {other: of for other, of in others.items() if of.largest is not None}
+    if not closed:
         return None
-    (law,) = usable
-    filled = [part for other, of in others.items() if (part := _filled(law, other, of)) is not None]
-    if not filled:
+    law = fit_peaks(_together([of.peaks for of in others.values()]))
+    if not law.status.is_usable or law.parameters[1].value == 0:
         return None
-    limit = _limit_gib(seen[cell])
+    filled = [_filled(law, other, of) for other, of in closed.items()]
     low, told, high = (
-        predict_largest_batch(law, limit * part, cell.seq_len)
+        predict_largest_batch(law, known[cell].limit_gib * part, cell.seq_len)
         for part in (min(filled), statistics.median(filled), max(filled))
     )
     return told.model_copy(update={"low": low.low, "high": high.high})
 
 
-def _filled(law: Fit, cell: Cell, seen: Sequence[Observation]) -> float | None:
-    """The part of the limit that tensors have at it; None where memory did not set the limit."""
-    known = largest_batch(seen)
-    if known is None or known[0] < 1 or known[1] is None or known[1].outcome not in MEMORY_MISSES:
-        return None
-    return predict_peak(law, (known[0] + 0.5) * cell.seq_len).value / _limit_gib(seen)
+def _together(each: Sequence[Peaks]) -> Peaks:
+    """The peaks of several cells; the limits are of the first alone, and unused."""
+    return replace(
+        each[0],
+        seq_len=np.concatenate([one.seq_len for one in each]),
+        tokens=np.concatenate([one.tokens for one in each]),
+        peak_gib=np.concatenate([one.peak_gib for one in each]),
+    )
 
 
-def _limit_gib(seen: Sequence[Observation]) -> float:
-    return min(o.memory_limit_bytes for o in seen) / GIB
+def _filled(law: Fit, cell: Cell, known: _Known) -> float:
+    """The part of the limit that tensors have at it."""
+    assert known.largest is not None
+    return predict_peak(law, (known.largest + 0.5) * cell.seq_len).value / known.limit_gib

@@ -9,6 +9,7 @@ from trials.observation import Basis
 from trials.workload import Cell
 
 NEARLY_SURE = 0.995
+SOONER = 0.9  # part of the time that is worth a word
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +34,18 @@ class Answer:
         for name, other in self._alternatives():
             if other not in told:
                 told.append(other)
-                said.append(f"{name}: {other.cell.gpu} of {offer_text(other)}, {price(other)}.")
+                said.append(f"{name}: {other.cell.gpu} {_where(other)}: {price(other)}.")
         return said
 
     def _rent(self) -> str:
         row = self.best
         simulated = ", simulated" if row.basis is Basis.SIMULATED else ""
+        sure = odds_text(row.probability_cheapest)
         return (
-            f"Rent **{row.cell.gpu}** of {offer_text(row)} at ${row.usd_per_hour:.3g} an hour: "
+            f"Rent **{row.cell.gpu}** {_where(row)} at ${row.usd_per_hour:.3g} an hour: "
             f"**${row.usd:.3g}** ({row.usd_low:.3g} to {row.usd_high:.3g}) in "
             f"**{row.hours:.3g} h** ({row.hours_low:.3g} to {row.hours_high:.3g}{simulated}), at "
-            f"batches of {row.batch_size}. **{odds_text(row.probability_cheapest)}** sure that it is the cheapest."
+            f"batches of {row.batch_size}. **{sure}** sure that it is the cheapest."
         )
 
     def _alternatives(self) -> Iterator[tuple[str, RankedOffer]]:
@@ -53,7 +55,7 @@ class Answer:
         yield from self._first(
             "The next GPU", [r for r in self.rows if r.cell.gpu != best.cell.gpu]
         )
-        quicker = [r for r in self.rows if r.pareto and r.hours < best.hours]
+        quicker = [r for r in self.rows if r.pareto and r.hours < SOONER * best.hours]
         yield from self._first("Sooner, for more", sorted(quicker, key=lambda r: r.hours))
 
     @staticmethod
@@ -81,6 +83,11 @@ def offer_text(row: RankedOffer) -> str:
     return f"{row.provider} {row.instance}{several} {row.market}"
 
 
+def _where(row: RankedOffer) -> str:
+    several = f", {row.gpus_per_instance} GPUs" if row.gpus_per_instance > 1 else ""
+    return f"from {row.provider} ({row.instance}{several}, {row.market})"
+
+
 def odds_text(odds: float) -> str:
     """A probability that was drawn: never quite certain."""
     return f"{odds:.0%}" if odds < NEARLY_SURE else "more than 99%"
@@ -89,3 +96,8 @@ def odds_text(odds: float) -> str:
 def price(row: RankedOffer) -> str:
     """What a job comes to there."""
     return f"${row.usd:.3g} in {row.hours:.3g} h"
+
+
+def stands_in(row: RankedOffer) -> bool:
+    """Whether what is offered is another machine than the one that was measured."""
+    return row.cell.gpu == "cpu" and row.provider != "own"

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from orchestrator.command_help import Help, examples_text
 from orchestrator.deploy_options import add_deploy
 from orchestrator.learn_parser import add_learn
 from orchestrator.profile_options import add_profile
@@ -76,62 +77,13 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m orchestrator",
         description="Measures fine-tuning on the GPUs you could rent and ranks them by cost.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
     )
     commands = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=_Parser
     )
     parser.commands = commands
-    sweep = commands.add_parser("sweep", help="measure the cells of a specification and rank them")
-    sweep.add_argument(
-        "spec",
-        nargs="?",
-        type=Path,
-        metavar="SPEC",
-        help="a YAML file, or a shipped sweep: laptop (the default), paper, memory-saving, "
-        "memory-saving-tiny",
-    )
-    sweep.add_argument(
-        "--out",
-        metavar="DIR",
-        help="the run folder (default: runs/NAME); s3://BUCKET/FOLDER is one, too, wherever a run "
-        "is named",
-    )
-    sweep.add_argument(
-        "--resume",
-        action="store_true",
-        help="go on with the run in --out, by its own specification",
-    )
-    sweep.add_argument(
-        "--constants",
-        type=Path,
-        metavar="FILE",
-        help="of the simulated clock, as 'calibrate' wrote them",
-    )
-    sweep.add_argument("--dry-run", action="store_true", help="print the plan and start nothing")
-    sweep.add_argument(
-        "--adaptive",
-        action="store_true",
-        help="measure what helps most to decide on a GPU, and stop when that is decided",
-    )
-    sweep.add_argument(
-        "--budget-usd",
-        type=_above_zero,
-        metavar="USD",
-        help="begin no probe once so much is spent, and say what is left out",
-    )
-    sweep.add_argument(
-        "--strict", action="store_true", help="start nothing if any trial would be skipped"
-    )
-    sweep.add_argument(
-        "--wait-for-nodes",
-        type=_not_negative,
-        default=WAIT_MINUTES,
-        metavar="MINUTES",
-        help="for a GPU whose node the cluster is to start; then its cells are skipped "
-        f"(default: {WAIT_MINUTES:g})",
-    )
-    _add_prices(sweep)
+    _add_sweep(commands)
     _add_plan(commands)
     _add_estimate(commands)
     _add_dataset(commands)
@@ -146,7 +98,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("fit", "fit the laws to a run's observations, or to anybody's in a CSV"),
         ("rank", "price a job on every offer and write ranking.csv and ranking.json"),
         ("what-if", "price another job, or by other prices, and leave the run as it is"),
-        ("report", "write report.md and print it"),
+        ("report", "write report.html and report.md, and print that; or compare two runs"),
         ("status", "how far a run is"),
     ):
         command = commands.add_parser(name, help=text)
@@ -154,6 +106,9 @@ def build_parser() -> argparse.ArgumentParser:
             _add_fit(command)
             continue
         command.add_argument("run", type=_run_folder, metavar="RUN", help="the run folder")
+        if name == "report":
+            told = "set beside it, into comparison-OTHER.html of the first"
+            command.add_argument("other", nargs="?", type=_run_folder, metavar="OTHER", help=told)
         if name != "status":
             _add_prices(command)
         if name in ("rank", "what-if"):
@@ -206,7 +161,79 @@ def build_parser() -> argparse.ArgumentParser:
     add_deploy(commands, _positive, _add_prices)
     recipe = partial(_add_recipe, method="lora", precision="bf16")
     add_profile(commands, _positive, recipe, _add_prices)
+    _add_completion(commands)
+    for name, command in commands.choices.items():
+        command.formatter_class = Help
+        command.epilog = examples_text(name)
     return parser
+
+
+def _add_sweep(commands: Any) -> None:
+    sweep = commands.add_parser("sweep", help="measure the cells of a specification and rank them")
+    sweep.add_argument(
+        "spec",
+        nargs="?",
+        type=Path,
+        metavar="SPEC",
+        help="a YAML file, or a shipped sweep: laptop (the default), paper, memory-saving, "
+        "memory-saving-tiny",
+    )
+    sweep.add_argument(
+        "--out",
+        metavar="DIR",
+        help="the run folder (default: runs/NAME); s3://BUCKET/FOLDER is one, too, wherever a run "
+        "is named",
+    )
+    sweep.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the run in --out, by its own specification",
+    )
+    sweep.add_argument(
+        "--constants",
+        type=Path,
+        metavar="FILE",
+        help="of the simulated clock, as 'calibrate' wrote them",
+    )
+    sweep.add_argument("--dry-run", action="store_true", help="print the plan and start nothing")
+    sweep.add_argument(
+        "--adaptive",
+        action="store_true",
+        help="measure what helps most to decide on a GPU, and stop when that is decided",
+    )
+    sweep.add_argument(
+        "--budget-usd",
+        type=_above_zero,
+        metavar="USD",
+        help="begin no probe once so much is spent, and say what is left out",
+    )
+    sweep.add_argument(
+        "--strict", action="store_true", help="start nothing if any trial would be skipped"
+    )
+    sweep.add_argument(
+        "--wait-for-nodes",
+        type=_not_negative,
+        default=WAIT_MINUTES,
+        metavar="MINUTES",
+        help="for a GPU whose node the cluster is to start; then its cells are skipped "
+        f"(default: {WAIT_MINUTES:g})",
+    )
+    sweep.add_argument(
+        "--log-to",
+        action="append",
+        default=[],
+        choices=("tensorboard", "mlflow"),
+        help="have trials drawn there, too, while they run: in the run's folder tensorboard, or "
+        "at MLFLOW_TRACKING_URI; may be given several times",
+    )
+    _add_prices(sweep)
+
+
+def _add_completion(commands: Any) -> None:
+    completion = commands.add_parser(
+        "completion", help="a script that completes finetune-cost by Tab"
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
 
 
 def _add_constraints(command: argparse.ArgumentParser) -> None:
@@ -520,6 +547,11 @@ def _epochs(text: str) -> int | str:
 
 def _size(text: str) -> int | None:
     return None if text == "max" else _positive(text)
+
+
+def program() -> NoReturn:
+    """The command ``finetune-cost``."""
+    sys.exit(main(sys.argv[1:]))
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -24,6 +24,7 @@ from orchestrator.cluster import (
     connected_cluster,
     this_machine,
 )
+from orchestrator.comparison import compare, comparison_markdown
 from orchestrator.dataset_command import dataset_command
 from orchestrator.deploy import DeployError, deployment, write_file
 from orchestrator.deploy_options import asked_deployment
@@ -44,7 +45,8 @@ from orchestrator.estimate import EstimateError, estimates, possible_gpus
 from orchestrator.estimate_options import asked_gpus, asked_question
 from orchestrator.estimate_tables import as_json, as_table, explanation
 from orchestrator.examples import DataError
-from orchestrator.faults import faults_section, faults_text
+from orchestrator.faults import faults_text
+from orchestrator.folder_results import plan_of, results_of
 from orchestrator.gpu_check import (
     GpuCheckError,
     gpu_check_spec_text,
@@ -53,19 +55,19 @@ from orchestrator.gpu_check import (
     machine_with,
     time_is_left,
 )
+from orchestrator.html_report import html_comparison, html_report
 from orchestrator.job_options import JobError, asked_constraints, with_overheads
 from orchestrator.join_check import JoinError, node_resources
 from orchestrator.known_prices import KnownPrices, known_prices
 from orchestrator.learn import learn_command
 from orchestrator.learn_store import learned_file, learned_in
-from orchestrator.learn_tables import learning_section
 from orchestrator.learned import curves
 from orchestrator.learned_epochs import EpochsError, Found, learned_epochs
 from orchestrator.local_runner import run_trials_here
 from orchestrator.memory_tables import limits_section
 from orchestrator.next_measurements import Choice, choices, measurable, measured_cells
 from orchestrator.next_tables import decisions, next_table
-from orchestrator.place import RunPath, StoreError, run_path
+from orchestrator.place import RunPath, StoreError, distinct_names, run_path
 from orchestrator.plan import ClusterResources, Plan, make_plan, trial_task
 from orchestrator.profile_command import ProfileError, profile_command
 from orchestrator.progress import Progress, fastest
@@ -82,9 +84,10 @@ from orchestrator.spec_file import (
 from orchestrator.spending import Meter
 from orchestrator.step_seconds import Batch
 from orchestrator.store import PLAN, SPEC, ObservationWriter, RunFolder, open_run
-from orchestrator.stragglers import stragglers_section, stragglers_text
+from orchestrator.stragglers import stragglers_text
 from orchestrator.sweep import SweepSpec
 from orchestrator.tables import table
+from orchestrator.tune_loggers import check_tools
 from orchestrator.workload_options import AUTO, changed_workload
 from trials.learn_child import LearnError
 from trials.models.model import UnknownModelError
@@ -117,6 +120,9 @@ KNOWN_ERRORS = (
 )
 
 
+REPORT, PAGE = "report.md", "report.html"
+
+
 def run(options: argparse.Namespace) -> int:
     """Runs the command that was parsed."""
     if options.command == "fit" and _is_of_a_table(options):
@@ -138,6 +144,7 @@ def run(options: argparse.Namespace) -> int:
         "gpu-check": gpu_check,
         "deploy": deploy,
         "join-check": join_check,
+        "completion": completion,
         "plan": plan_run,
         "profile": profile,
         "rank": rank_run,
@@ -165,6 +172,7 @@ def sweep(options: argparse.Namespace) -> int:
             if spec.profile:
                 remark("what is measured is then profiled, at one query and at its largest batch")
             return 0
+    check_tools(options.log_to, folder)
     folder_run = open_run(folder, text, spec, prices.rows)
     wait_seconds: float = options.wait_for_nodes * 60
     with ObservationWriter(folder_run) as writer:
@@ -186,6 +194,7 @@ def sweep(options: argparse.Namespace) -> int:
             strategy,
             wait_seconds=wait_seconds,
             profile=profiled,
+            log_to=options.log_to,
         )
         if not options.adaptive:
             plan = simulate(folder_run, writer, spec, plan, constants)
@@ -193,7 +202,7 @@ def sweep(options: argparse.Namespace) -> int:
     _tell(_troubles(folder_run))
     remark(in_use_text(prices, catalog, _today()))
     _say(f"{headline(ranking)}\n\n{cheapest_section(ranking)}")
-    _say(f"\nEvery offer, the fits and the limits: {folder_run.path}/report.md")
+    _say(f"\nEvery offer, the fits and the limits: {folder_run.path / PAGE}, and {REPORT} to read")
     if options.adaptive:
         found = _choices(spec, catalog, plan, folder_run.observations())
         if not any(choice.leader.is_measured for choice in found):
@@ -254,7 +263,7 @@ def plan_run(options: argparse.Namespace) -> int:
     if isinstance(given, str) or (given is not None and (given / SPEC).exists()):
         folder = RunFolder.existing(given)
         prices, spec = _run_and_prices(folder, options)
-        plan, cluster = _plan_of(folder, spec), this_machine()
+        plan, cluster = plan_of(folder, spec), this_machine()
         catalog = prices.over(spec.merged_catalog())
     else:
         prices = known_prices(options)
@@ -306,7 +315,7 @@ def gpu_check(options: argparse.Namespace) -> int:
     _derive(run, spec, catalog, plan)
     _say(limits_section(spec.all_cells(), run.observations()))
     left = [cell for cell in cells if cell in plan.pending]
-    _say(f"\n{len(cells) - len(left)} of {len(cells)} cells done; the report: {run.path}/report.md")
+    _say(f"\n{len(cells) - len(left)} of {len(cells)} cells done; the report: {run.path / PAGE}")
     if left:
         remark(f"{len(left)} cells are left: run the same command again to go on")
     return 0
@@ -335,6 +344,15 @@ def join_check(options: argparse.Namespace) -> int:
     prices = known_prices(options)
     keys = [key.strip() for key in options.keys.split(",") if key.strip()]
     _say(node_resources(keys, prices.catalog))
+    return 0
+
+
+def completion(options: argparse.Namespace) -> int:
+    """Prints a script that completes this command line."""
+    from orchestrator.cli import build_parser  # noqa: PLC0415 - it imports this module
+    from orchestrator.completion import completion_script  # noqa: PLC0415 - for this command only
+
+    _say(completion_script(build_parser(), options.shell))
     return 0
 
 
@@ -451,7 +469,7 @@ def rank_run(options: argparse.Namespace) -> int:
     workload = with_overheads(options, workload)
     batch: Batch = options.batch_size or workload.batch_size or "fastest"
     observations = folder.observations()
-    plan = _plan_of(folder, spec)
+    plan = plan_of(folder, spec)
     # The fastest batch size is among those timed, and no law is asked about it.
     needs_law = isinstance(batch, int) or workload.lengths is not None
     families = fit_families(observations) if needs_law else ()
@@ -492,20 +510,42 @@ def _learned(options: argparse.Namespace, folder: RunFolder, plan: Plan) -> Foun
 
 
 def report(options: argparse.Namespace) -> int:
-    """Writes the report of the specification's job anew; what `rank` wrote stays."""
+    """Writes the report of the specification's job anew; what `rank` wrote stays.
+
+    Of two runs, it writes what differs between them.
+    """
+    if options.other is not None:
+        return compare_runs(options)
     folder = RunFolder.existing(options.run)
     prices, spec = _run_and_prices(folder, options)
     catalog = prices.over(spec.merged_catalog())
-    _write_report(folder, spec, catalog, _plan_of(folder, spec))
+    _write_report(folder, spec, catalog, plan_of(folder, spec))
     remark(in_use_text(prices, catalog, _today()))
-    _say((folder.place.read("report.md") or b"").decode().rstrip())
+    _say((folder.place.read(REPORT) or b"").decode().rstrip())
+    remark(f"{folder.path / PAGE}: the same to look at, in one file")
+    return 0
+
+
+def compare_runs(options: argparse.Namespace) -> int:
+    """Sets two runs side by side."""
+    folders = [RunFolder.existing(path) for path in (options.run, options.other)]
+    results = []
+    for folder in folders:
+        prices, spec = _run_and_prices(folder, options)
+        catalog = prices.over(spec.merged_catalog())
+        results.append(results_of(folder, spec, catalog, _today()))
+    names = distinct_names([folder.path for folder in folders])
+    found = compare(results[0], results[1], (names[0], names[1]))
+    file = folders[0].write(f"comparison-{names[1]}.html", html_comparison(found, _now()))
+    _say(comparison_markdown(found))
+    remark(f"{file}: the same to look at, in one file")
     return 0
 
 
 def status(folder: RunFolder) -> int:
     """Tells how far a run is, from its files alone."""
     spec, observations = folder.spec(), folder.observations()
-    plan = _plan_of(folder, spec)
+    plan = plan_of(folder, spec)
     skipped = {skip.cell for skip in plan.skipped}
     is_running = folder.is_running()
     rows = []
@@ -558,42 +598,16 @@ def _derive(folder: RunFolder, spec: SweepSpec, catalog: Catalog, plan: Plan) ->
 def _write_report(
     folder: RunFolder, spec: SweepSpec, catalog: Catalog, plan: Plan
 ) -> tuple[Fits, Ranking]:
-    """The report of the specification's own job, and what it was made from."""
-    observations = folder.observations()
-    fits = fit_observations(observations)
-    ranking = rank(
-        spec.workload, catalog, plan, observations, fits.families, today=_today(), seed=spec.seed
-    )
-    parts = (
-        markdown(spec, plan, observations, fits, ranking, folder.profiles()),
-        faults_section(folder.faults()),
-        stragglers_section(observations),
-        learning_section(curves(learned_in(folder))),
-    )
-    folder.write("report.md", "\n\n".join(part.rstrip() for part in parts if part) + "\n")
-    return fits, ranking
+    """The reports of the specification's own job, and what they were made from."""
+    results = results_of(folder, spec, catalog, _today(), plan)
+    folder.write(REPORT, markdown(results))
+    folder.write(PAGE, html_report(results, _now()))
+    return results.fits, results.ranking
 
 
 def _write_ranking(folder: RunFolder, ranking: Ranking) -> None:
     folder.write("ranking.csv", ranking_csv(ranking))
     folder.write("ranking.json", ranking)
-
-
-def _plan_of(folder: RunFolder, spec: SweepSpec) -> Plan:
-    """The latest driver's plan, brought up to date by the observations."""
-    plan = make_plan(spec, spec.merged_catalog(), this_machine(), folder.observations())
-    planned = folder.plan()
-    if planned is None:
-        return plan
-    # What can be had was for the driver's cluster to say; this machine may have no such GPU.
-    skipped = tuple(skip for skip in planned.skipped if skip.cell not in plan.complete)
-    known = {*plan.complete, *(skip.cell for skip in skipped)}
-    return Plan(
-        complete=plan.complete,
-        pending=tuple(cell for cell in spec.all_cells() if cell not in known),
-        skipped=skipped,
-        given_up=tuple(gone for gone in planned.given_up if gone.cell not in known),
-    )
 
 
 def _plan_without_starting(
@@ -670,8 +684,12 @@ def _run_path(out: str | None, name: str) -> RunPath:
     return Path.home() / path if in_ray_job else path.absolute()
 
 
+def _now() -> dt.datetime:
+    return dt.datetime.now(dt.UTC)
+
+
 def _today() -> dt.date:
-    return dt.datetime.now(dt.UTC).date()
+    return _now().date()
 
 
 def _say(text: str) -> None:

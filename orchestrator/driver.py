@@ -3,10 +3,10 @@
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from gpu_catalog.catalog import Catalog
 from orchestrator.cluster import cluster_address, cluster_now, connected_cluster, this_machine
@@ -21,6 +21,7 @@ from orchestrator.runner import run_trials
 from orchestrator.spending import Meter, rented_offer, spent_usd
 from orchestrator.store import FAULTS, PLAN, ObservationWriter, RunFolder
 from orchestrator.sweep import SweepSpec
+from orchestrator.tune_loggers import Tool, tune_callbacks
 from trials.observation import Observation, largest_batch
 from trials.profile import Logged, Profiled, ProfileRule, sizes_to_profile
 from trials.profile_trial import ProfileTask
@@ -177,6 +178,7 @@ def measure(  # noqa: PLR0913 - what a sweep is made of
     *,
     wait_seconds: float,
     profile: bool = False,
+    log_to: Sequence[Tool] = (),
 ) -> Plan:
     """Measures what is not known yet, and tells what is known in the end.
 
@@ -188,6 +190,7 @@ def measure(  # noqa: PLR0913 - what a sweep is made of
         strategy: says what to measure, in which order.
         wait_seconds: how long to wait for a node that the cluster's autoscaler is to start.
         profile: profile the cells that are measured, too, when that is done.
+        log_to: tools that draw the trials, too.
     """
     known = folder.observations()
     plan = make_plan(spec, catalog, this_machine(), known)
@@ -215,7 +218,8 @@ def measure(  # noqa: PLR0913 - what a sweep is made of
         no_node: dict[Cell, str] = {}
         died: dict[Cell, str] = {}
         while wanted := strategy.wanted(plan, known):
-            placer = round_.measure(wanted, len(plan.complete), strategy.budget_usd)
+            loggers = _loggers(log_to, folder, spec, wanted)
+            placer = round_.measure(wanted, len(plan.complete), strategy.budget_usd, loggers)
             no_node |= placer.no_node
             died |= placer.died
             known = folder.observations()
@@ -224,6 +228,13 @@ def measure(  # noqa: PLR0913 - what a sweep is made of
         if profile:
             round_.profile(plan, strategy.budget_usd)
     return plan
+
+
+def _loggers(
+    tools: Sequence[Tool], folder: RunFolder, spec: SweepSpec, cells: Iterable[Cell]
+) -> list[Any]:
+    place = folder.place.local_folder()
+    return tune_callbacks(tools, place, spec.name, list(cells), remark)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +258,11 @@ class Round:
     wait_seconds: float
 
     def measure(
-        self, wanted: Mapping[Cell, Asked], complete: int, budget_usd: float | None
+        self,
+        wanted: Mapping[Cell, Asked],
+        complete: int,
+        budget_usd: float | None,
+        loggers: Sequence[Any] = (),
     ) -> Placer:
         """Has cells measured; the placer knows what could not be had.
 
@@ -255,6 +270,7 @@ class Round:
             wanted: what of which cells, in this order.
             complete: how many cells of the sweep are known.
             budget_usd: no probe begins once the run has cost so much; absent for no limit.
+            loggers: Ray Tune's own callbacks, told of the trials.
         """
         known: dict[Cell, list[Observation]] = defaultdict(list)
         for each in self.folder.observations():
@@ -269,7 +285,7 @@ class Round:
             asked = whole.model_copy(update={"timed": of.timed, "most_seconds": of.most_seconds})
             return None if next_ask(asked, asked.done) is None else asked
 
-        return self._place(list(wanted), task, learn, complete, budget_usd)
+        return self._place(list(wanted), task, learn, complete, budget_usd, loggers)
 
     def profile(self, plan: Plan, budget_usd: float | None) -> None:
         """Has the cells profiled that are measured."""
@@ -314,13 +330,14 @@ class Round:
         threads = self.cluster.threads(self.catalog.gpu(cell.device))
         return trial_task(self.spec, self.catalog, cell, known, threads=threads)
 
-    def _place(
+    def _place(  # noqa: PLR0913, PLR0917 - what a round is
         self,
         cells: Sequence[Cell],
         task: Callable[[Cell], Task | None],
         learn: Callable[[Logged], None],
         complete: int,
         budget_usd: float | None,
+        loggers: Sequence[Any] = (),
     ) -> Placer:
         gpus = {cell.device: self.catalog.gpu(cell.device) for cell in cells}
         with Progress(cells, complete=complete) as progress:
@@ -337,7 +354,8 @@ class Round:
                 note=diary.note,
                 is_spent=partial(meter.reaches, budget_usd),
             )
-            run_trials(placer, Keeper(self.writer, progress, meter, learn), cluster_now)
+            keeper = Keeper(self.writer, progress, meter, learn)
+            run_trials(placer, keeper, cluster_now, loggers)
         return placer
 
 

@@ -1,7 +1,7 @@
 """Where a run lies: a local folder, or a bucket of S3 or of a service that answers like it."""
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
@@ -54,6 +54,14 @@ def run_path(given: RunPath | str) -> RunPath:
     if _BUCKET.fullmatch(bucket) is None or "//" in key or not key.isprintable():
         raise StoreError(f"{given!r}: is no run folder in a bucket: take {S3}BUCKET/FOLDER")
     return S3Url(bucket, key)
+
+
+def distinct_names(paths: Sequence[RunPath]) -> tuple[str, ...]:
+    """What to call runs: the last parts of their paths, numbered where those are the same."""
+    last = [str(path).rstrip("/").rpartition("/")[2] or "run" for path in paths]
+    if len(set(last)) == len(last):
+        return tuple(last)
+    return tuple(f"{name}-{number}" for number, name in enumerate(last, start=1))
 
 
 class Log(Protocol):

@@ -4,13 +4,6 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-EXAMPLES = """\
-examples:
-  python -m orchestrator profile --model mixtral-tiny --method qlora --seq-len 64 --device cpu
-  python -m orchestrator profile --model mixtral-tiny --active-experts 2,8 --seq-len 64
-  python -m orchestrator profile --model llama-tiny --seq-lens 64,128,256 --batch-size max --json
-"""
-
 
 def add_profile(
     commands: Any,
@@ -31,8 +24,6 @@ def add_profile(
         help="where the time of a step goes: stages, layers, kernels, experts",
         description="Fine-tunes for a few steps under torch.profiler in a child of its own and "
         "says where the time went, as arXiv 2408.04693 does in Fig. 4 to 6 and 11.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = profile.add_argument
     add("--model", required=True, help="a preset, a hub name, a folder or file with a config.json")

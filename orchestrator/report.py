@@ -4,22 +4,23 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import groupby
 
-from fitting.fit import Fit, Fits
-from orchestrator.answers import answers, offer_text, subject
+from fitting.fit import Fit
+from orchestrator.answers import answers, offer_text, stands_in, subject
 from orchestrator.cost import MINUTES_PER_HOUR
+from orchestrator.faults import faults_section
 from orchestrator.law_tables import laws_section, parameters_text
+from orchestrator.learn_tables import learning_section
 from orchestrator.learned_epochs import epochs_text
 from orchestrator.memory_tables import limits_section
-from orchestrator.plan import Plan
 from orchestrator.profile_tables import profiles_section
 from orchestrator.ranking import Excluded, RankedOffer, Ranking, comparable, overheads_text
 from orchestrator.recipe_table import recipes_section
+from orchestrator.run_results import RunResults
 from orchestrator.steadiness import steadiness_section
-from orchestrator.sweep import SweepSpec
+from orchestrator.stragglers import stragglers_section
 from orchestrator.tables import table
 from orchestrator.workload_tokens import steps
 from trials.observation import Basis, Environment, Observation
-from trials.profile import Profiled
 from trials.workload import Cell
 
 MOST_ANSWERS = 6  # choices that are told in a sentence each
@@ -31,41 +32,33 @@ STEADY = 0.10  # an interval wider than this part of its value is called unstead
 OFFER_HEADERS = ("GPU", "offer", "$/h", "batch", "queries/s", "hours", "$", "cheapest", "basis")
 
 
-def markdown(  # noqa: PLR0913, PLR0917 - what a run folder holds
-    spec: SweepSpec,
-    plan: Plan,
-    observations: Sequence[Observation],
-    fits: Fits,
-    ranking: Ranking,
-    profiled: Sequence[Profiled] = (),
-) -> str:
+def markdown(results: RunResults) -> str:
     """The whole report."""
+    ranking = results.ranking
     parts = [
-        f"# {spec.name}",
+        f"# {results.spec.name}",
         headline(ranking),
         cheapest_section(ranking),
         _ranking_section(ranking),
-        *detail_sections(spec, plan, observations, fits, profiled),
+        *detail_sections(results),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def detail_sections(
-    spec: SweepSpec,
-    plan: Plan,
-    observations: Sequence[Observation],
-    fits: Fits,
-    profiled: Sequence[Profiled] = (),
-) -> list[str]:
+def detail_sections(results: RunResults) -> list[str]:
     """What stands below the ranking, each under its heading."""
+    plan, observed = results.plan, results.observed
     parts = [
-        recipes_section(observations),
-        limits_section([*plan.complete, *plan.pending], observations),
-        steadiness_section(observations, spec.timing),
-        profiles_section(profiled),
-        laws_section(fits.families),
-        _fits_section(fits.fits),
-        _stack_section(observations),
+        recipes_section(observed),
+        limits_section([*plan.complete, *plan.pending], observed),
+        steadiness_section(observed, results.spec.timing),
+        profiles_section(results.profiled),
+        laws_section(results.fits.families),
+        _fits_section(results.fits.fits),
+        faults_section(results.faults),
+        stragglers_section(observed),
+        _stack_section(observed),
+        learning_section(results.learnt),
     ]
     return [part for part in parts if part]
 
@@ -121,20 +114,26 @@ def cheapest_section(ranking: Ranking) -> str:
                 f"- {subject(a.best.cell)}: {' '.join(a.sentences())}" for a in answers(ranking)
             )
             parts.append("\n".join(told))
-        for of, group in groupby(winners, key=lambda row: _workload_columns(row.cell)[:2]):
-            parts.append(", ".join(("**" + str(of[0]) + "**", str(of[1]))))
-            parts.append(
-                table(
-                    ("experts", "tokens", *OFFER_HEADERS),
-                    [(*_workload_columns(row.cell)[2:], *_offer_row(row)) for row in group],
-                )
-            )
-        parts.append(remarks(winners, ranking))
+        parts += [winners_tables(winners), remarks(winners, ranking)]
     else:
         parts.append("Nothing can be ranked yet.")
     if ranking.excluded:
         parts += ["Left out:", _left_out(ranking.excluded)]
     return "\n\n".join(part for part in parts if part)
+
+
+def winners_tables(winners: Sequence[RankedOffer]) -> str:
+    """The cheapest offers: a table for each model and recipe."""
+    parts = []
+    for of, group in groupby(winners, key=lambda row: _workload_columns(row.cell)[:2]):
+        parts.append(", ".join(("**" + str(of[0]) + "**", str(of[1]))))
+        parts.append(
+            table(
+                ("experts", "tokens", *OFFER_HEADERS),
+                [(*_workload_columns(row.cell)[2:], *_offer_row(row)) for row in group],
+            )
+        )
+    return "\n\n".join(parts)
 
 
 def _left_out(excluded: Sequence[Excluded]) -> str:
@@ -197,11 +196,6 @@ def _offer_row(row: RankedOffer) -> tuple[object, ...]:
         f"{row.probability_cheapest:.0%}",
         f"{row.basis}{elsewhere}{law}{', extrapolated' if row.extrapolated else ''}",
     )
-
-
-def stands_in(row: RankedOffer) -> bool:
-    """Whether what is offered is another machine than the one that was measured."""
-    return row.cell.gpu == "cpu" and row.provider != "own"
 
 
 def remarks(rows: Sequence[RankedOffer], ranking: Ranking) -> str:

@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from orchestrator.cluster import ClusterError
 from orchestrator.listener import Listener
 from orchestrator.placer import PLACEMENTS, Placer, Task, Whereabouts
 from orchestrator.plan import ClusterResources
+from orchestrator.tune_loggers import metrics
 from trials.child import ChildProber
 from trials.profile import Logged, logged
 from trials.profile_trial import PROFILE_TIMEOUTS, ProfileTask, run_profile
@@ -30,7 +31,10 @@ UNKNOWN_DEATH = "its Ray worker or node died"
 
 
 def run_trials(
-    placer: Placer, listener: Listener, cluster_now: Callable[[], ClusterResources]
+    placer: Placer,
+    listener: Listener,
+    cluster_now: Callable[[], ClusterResources],
+    loggers: Sequence[Any] = (),
 ) -> None:
     """Runs trials until the placer has none left.
 
@@ -39,6 +43,7 @@ def run_trials(
         listener: hears of every start, observation and end, in the driver's main thread. A trial
             that began and did not end is told to have died; one that never began is not told of.
         cluster_now: what there is, asked anew.
+        loggers: Ray Tune's own callbacks, told of all that the listener is told of.
 
     Raises:
         Exception: whatever the listener raised; trials that still run are stopped.
@@ -75,7 +80,7 @@ def run_trials(
                 run_config=tune.RunConfig(
                     name="trials",
                     storage_path=scratch,
-                    callbacks=[_tune_callback(relay)],
+                    callbacks=[_tune_callback(relay), *loggers],
                     failure_config=tune.FailureConfig(max_failures=0),
                     stop=_stopper(relay),
                     verbose=0,
@@ -164,7 +169,7 @@ def _trial_on_node(config: dict[str, dict[str, str]]) -> None:
 
     def emit(observation: Logged) -> None:
         # Returns once the driver has taken it: an observation is never in flight for long.
-        tune.report({"observation": observation.model_dump_json()})
+        tune.report({"observation": observation.model_dump_json()} | metrics(observation))
 
     if isinstance(task, ProfileTask):
         with _prober(task.trial, PROFILE_TIMEOUTS) as prober:

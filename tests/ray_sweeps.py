@@ -50,12 +50,14 @@ def environment(home: Path, **more: str) -> dict[str, str]:
     return kept | {"HOME": str(home), "PATH": path, "RAY_ADDRESS": "local"} | more
 
 
-def start_sweep(spec: Path, out: Path, home: Path) -> subprocess.Popen[bytes]:
+def start_sweep(
+    spec: Path, out: Path, home: Path, *more: str, **variables: str
+) -> subprocess.Popen[bytes]:
     """A sweep in the background, on a Ray of its own, its words in a file beside the run."""
     with out.with_suffix(".log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "orchestrator", "sweep", str(spec), "--out", str(out)],
-            env=environment(home),
+            [sys.executable, "-m", "orchestrator", "sweep", str(spec), "--out", str(out), *more],
+            env=environment(home, **variables),
             cwd=home,
             stdout=log,
             stderr=log,

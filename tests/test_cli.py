@@ -48,6 +48,18 @@ def made(tmp_path: Path) -> list[str]:
     return sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
 
 
+def test_a_tool_that_cannot_be_logged_to_is_told_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """MLflow has no address; TensorBoard's files cannot go into a bucket."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert main(["sweep", "--log-to", "mlflow"]) == 1
+    assert capsys.readouterr().err.startswith("--log-to mlflow: MLFLOW_TRACKING_URI is not set")
+    assert main(["sweep", "--out", "s3://bucket/run", "--log-to", "tensorboard"]) == 1
+    assert "s3://bucket/run: --log-to tensorboard writes beside" in capsys.readouterr().err
+    assert made(tmp_path) == []
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["sweep", "--help"]])
 def test_help_needs_no_library(arguments: list[str]) -> None:
     """It answers at once, and tells what there is."""
@@ -217,6 +229,7 @@ def test_finished_run_is_not_measured_again_but_ranked(
             "plan.json",
             "ranking.csv",
             "ranking.json",
+            "report.html",
             "report.md",
             "sweep.yaml",
         )

@@ -7,6 +7,7 @@ from fitting.fit import fit_observations
 from orchestrator.plan import ClusterResources, Node, Plan, make_plan
 from orchestrator.ranking import rank
 from orchestrator.report import markdown
+from orchestrator.run_results import RunResults
 from orchestrator.sweep import SweepSpec
 from trials.observation import Basis, Observation, Outcome
 
@@ -22,7 +23,7 @@ def report(seen: list[Observation], spec: SweepSpec = SPEC, plan: Plan | None = 
     plan = plan or make_plan(spec, catalog, ClusterResources((Node({"CPU": 1.0}),)), seen)
     fits = fit_observations(seen)
     ranking = rank(spec.workload, catalog, plan, seen, fits.families)
-    return markdown(spec, plan, seen, fits, ranking)
+    return markdown(RunResults(spec, catalog, plan, seen, fits, ranking))
 
 
 def headings(text: str) -> list[str]:
@@ -164,10 +165,11 @@ def test_the_answer_is_a_sentence() -> None:
     )
     told = part(report(SEEN, spec_of(ONE_CELL + rows)), "Cheapest").splitlines()[0]
     assert told.startswith(
-        "- llama-tiny, 16 tokens: Rent **cpu** of own desk spot at $0.02 an hour: **$"
+        "- llama-tiny, 16 tokens: Rent **cpu** from own (desk, spot) at $0.02 an hour: **$"
     )
     assert (
-        "**more than 99%** sure that it is the cheapest. Never taken away: cpu of own rack" in told
+        "**more than 99%** sure that it is the cheapest. Never taken away: cpu from own (rack, "
+        in told
     )
 
 

@@ -475,7 +475,14 @@ def test_every_command_that_takes_a_run_takes_one_in_a_bucket(
     names = {path.name for path in local.iterdir() if path.name != "observations.jsonl"}
     held = server.objects("teams/one/")
     assert {name for name in held if "/" not in name} == names
-    assert {"fits.json", "ranking.csv", "ranking.json", "report.md", "ado.csv"} < names
+    assert {
+        "fits.json",
+        "ranking.csv",
+        "ranking.json",
+        "report.md",
+        "report.html",
+        "ado.csv",
+    } < names
     assert held["ranking.csv"] == (local / "ranking.csv").read_bytes()
     assert json.loads(held["ranking.json"])
     assert not any(secret.encode() in b"".join(held.values()) for secret in (KEY, SECRET, TOKEN))

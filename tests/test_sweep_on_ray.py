@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from ray_sweeps import SPEC, observations, start_sweep
+from tensorboardX.proto import event_pb2
 
 from orchestrator.store import RunFolder
 from trials.observation import Outcome, largest_batch
@@ -39,7 +41,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def undisturbed(home: Path) -> Path:
     """A sweep nobody disturbed, but that a child was killed in it, then a Ray worker."""
     out = home / "undisturbed"
-    sweep = start_sweep(home / "small.yaml", out, home)
+    logged = {"MLFLOW_TRACKING_URI": (home / "mlflow").as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}
+    tools = ("--log-to", "tensorboard", "--log-to", "mlflow")
+    sweep = start_sweep(home / "small.yaml", out, home, *tools, **logged)
     killed = kill_a_child(sweep.pid)
     told = wait_until(lambda: any(not o.outcome.is_verdict for o in observations(out)), seconds=60)
     killed = killed and told and kill_a_ray_worker(sweep.pid)
@@ -139,6 +143,35 @@ def test_a_ray_worker_killed_in_a_sweep_is_told_and_its_trial_placed_again(
     assert "Traceback" not in log
     keys = [o.key for o in observations(undisturbed)]
     assert len(keys) == len(set(keys))
+
+
+def scalars(file: Path) -> dict[str, list[float]]:
+    """What TensorBoard would draw of a file of events, by tag."""
+    found: dict[str, list[float]] = {}
+    content, at = file.read_bytes(), 0
+    while at < len(content):  # a length, its checksum, the event, its checksum
+        (length,) = struct.unpack_from("<Q", content, at)
+        event = event_pb2.Event.FromString(content[at + 12 : at + 12 + length])
+        for value in event.summary.value:
+            found.setdefault(value.tag, []).append(value.simple_value)
+        at += 16 + length
+    return found
+
+
+def test_trials_are_drawn_in_tensorboard_and_mlflow(undisturbed: Path, home: Path) -> None:
+    """Each cell by its key, with what each of its probes saw; a killed worker's trial goes on."""
+    seen = observations(undisturbed)
+    for key in {o.cell.key for o in seen}:
+        drawn: dict[str, list[float]] = {}
+        for file in (undisturbed / "tensorboard" / key).glob("events.*"):
+            for tag, values in scalars(file).items():
+                drawn.setdefault(tag, []).extend(values)
+        of_cell = [o for o in seen if o.cell.key == key]
+        assert sorted(drawn["ray/tune/batch_size"]) == sorted(o.batch_size for o in of_cell)
+        timed = sum(bool(o.measurement and o.measurement.step_seconds) for o in of_cell)
+        assert len(drawn["ray/tune/queries_per_second"]) == timed
+    names = [path.read_text() for path in (home / "mlflow").glob("*/*/tags/mlflow.runName")]
+    assert set(names) == {o.cell.key for o in seen}
 
 
 def test_a_driver_killed_time_and_again_loses_and_repeats_nothing(

@@ -114,7 +114,7 @@ def test_sweep_killed_and_resumed_on_another_machine_ends_as_one_that_nobody_dis
     assert {"sweep.yaml", "models.json", "plan.json", "fits.json", "report.md"} < files
     assert {"ranking.csv", "ranking.json"} < files
     told = (second / "log").read_text()
-    assert f"Every offer, the fits and the limits: s3://{BUCKET}/small/report.md" in told
+    assert f"Every offer, the fits and the limits: s3://{BUCKET}/small/report.html, and " in told
     assert "Traceback" not in told + (first / "log").read_text()
     assert not list(tmp_path.glob("*/.local/state/finetune-cost/spool/*"))
     kept = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]

@@ -1,0 +1,289 @@
+"use strict";
+// The charts. Each draws rows of the page's tables and nothing else.
+
+const CANVAS = "var(--card)";
+const COLOURS = 8;
+const FEW_OFFERS = 12;
+const GPUS = [...new Set(CELLS.map((cell) => cell.gpu))];
+const gpuColour = (gpu) => `var(--s${GPUS.indexOf(gpu) % COLOURS})`;
+
+/** Draws a chart at the width of its holder, anew when that changes. */
+function drawn(holder, make) {
+  let width = 0;
+  const draw = () => {
+    const now = Math.floor(holder.clientWidth);
+    if (now < 40) return;
+    width = now;
+    holder.replaceChildren(make(width));
+  };
+  holder.observer?.disconnect();
+  holder.observer = new ResizeObserver(() => {
+    if (Math.abs(holder.clientWidth - width) > 8) requestAnimationFrame(draw);
+  });
+  holder.observer.observe(holder);
+  draw();
+}
+
+/** Says why there is no chart, and leaves none of another job there. */
+function nothing(holder, why) {
+  holder.observer?.disconnect();
+  holder.replaceChildren(element("p", { class: "note" }, why));
+}
+
+/** Room for labels of rows; where it is narrow, they take half of it. */
+function labelMargin(labels) {
+  const wanted = 14 + 6.7 * d3.max(labels, (label) => label.length);
+  return (width) => Math.min(wanted, width * 0.58);
+}
+
+function plot(options, label) {
+  const svg = Plot.plot({
+    marginLeft: 52, marginBottom: 38, marginTop: 22, marginRight: 18,
+    style: { background: "none", fontSize: "12px" },
+    ...options,
+  });
+  const drawing = svg.tagName === "FIGURE" ? svg.querySelector("svg:last-of-type") : svg;
+  drawing.setAttribute("role", "img");
+  drawing.setAttribute("aria-label", label);
+  return svg;
+}
+
+/** Points in the shapes of their bases: full ones were measured, hollow ones were not. */
+function points(rows, channels, colour, size = 4.5) {
+  return ["capped", "simulated", "measured"].map((basis) =>
+    Plot.dot(rows.filter((row) => row.basis === basis), {
+      ...channels, symbol: SHAPES[basis], r: size, strokeWidth: 1.6, stroke: colour,
+      fill: IS_FULL[basis] ? colour : CANVAS,
+    }));
+}
+
+function tip(rows, channels, title) {
+  return Plot.tip(rows, Plot.pointer({ ...channels, title, fill: CANVAS, stroke: "var(--line)", fontSize: 12, maxRadius: 30 }));
+}
+
+/** Logarithmic where values span a lot: what differs tenfold is told from what differs by a tenth. */
+function scaleOf(values, said) {
+  const [least, most] = d3.extent(values);
+  if (most <= 6 * least) {
+    const room = Math.max(0.06 * (most - least), 0.04 * most);
+    return { domain: [Math.max(0, least - room), most + room], ticks: 5, tickFormat: (v) => said(v) };
+  }
+  const decades = d3.range(Math.floor(Math.log10(least)), Math.ceil(Math.log10(most)) + 1);
+  const ticks = decades.flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));
+  const domain = [0.93 * least, 1.07 * most];
+  return { type: "log", domain, ticks: ticks.filter((v) => v >= domain[0] && v <= domain[1]), tickFormat: (v) => said(v) };
+}
+
+function offerTitle(row) {
+  return [
+    `${row.cell.gpu}, ${row.basis}`,
+    `${row.provider} ${row.instance} ${row.market}`,
+    `${dollars(row.usd)} (${span(row.usd_low, row.usd_high)})`,
+    `${hours(row.hours)} (${span(row.hours_low, row.hours_high)})`,
+  ].join("\n");
+}
+
+/** Cost against time: intervals, and the front that no other offer beats in both. */
+function costChart(holder, beyond, rows) {
+  beyond.textContent = "";
+  if (!rows.length) return nothing(holder, "No offer is left.");
+  const byUsd = d3.sort(rows, (row) => row.usd);
+  const firsts = [...d3.rollup(byUsd, (of) => of[0], (row) => row.cell.gpu).values()];
+  const front = [];
+  for (const row of d3.sort(rows, (r) => r.hours, (r) => r.usd)) {
+    if (!front.length || row.usd < front.at(-1).usd) front.push(row);
+  }
+  const told = [...new Set([...firsts, ...front])];
+  // Offers that nobody would take, with idle GPUs to pay for, would squeeze all others.
+  const most = rows.length > FEW_OFFERS ? 1.3 * d3.max(told, (row) => row.usd_high) : Infinity;
+  const near = rows.filter((row) => row.usd <= most);
+  const far = rows.length - near.length;
+  if (far) beyond.textContent = far === 1 ? "One dearer offer is in the table alone." : `${far} dearer offers are in the table alone.`;
+  const at = { x: "hours", y: "usd" };
+  const colour = (row) => gpuColour(row.cell.gpu);
+  const ends = (name) => [...told.flatMap((row) => [row[`${name}_low`], row[`${name}_high`]]), ...near.map((row) => row[name])];
+  const middle = Math.sqrt(d3.min(ends("hours")) * d3.max(ends("hours")));
+  const names = (isRight) => Plot.text(firsts.filter((row) => row.hours > middle === isRight), {
+    ...at, text: (row) => row.cell.gpu, fill: colour, stroke: CANVAS, strokeWidth: 5, fontWeight: 600,
+    textAnchor: isRight ? "end" : "start", dx: isRight ? -10 : 10, dy: -14,
+  });
+  const label = `Cost against time of ${rows.length} offers. The cheapest: ${offerTitle(byUsd[0]).replaceAll("\n", ", ")}.`;
+  return drawn(holder, (width) => plot({
+    width, height: Math.max(260, Math.min(400, width * 0.82)),
+    x: { ...scaleOf(ends("hours"), short), label: "hours →", grid: true },
+    y: { ...scaleOf(ends("usd"), dollars), label: "↑ dollars", grid: true },
+    marks: [
+      Plot.line(front, { ...at, curve: "step-after", stroke: "currentColor", strokeDasharray: "2 4", strokeOpacity: 0.7 }),
+      Plot.link(told, { x1: "hours_low", x2: "hours_high", y1: "usd_low", y2: "usd_high", stroke: colour, strokeWidth: 3, strokeOpacity: 0.35, strokeLinecap: "round" }),
+      ...points(near.filter((row) => !told.includes(row)), at, colour, 2.8),
+      ...points(told, at, colour, 5.5),
+      Plot.dot([byUsd[0]], { ...at, r: 11, stroke: "currentColor", strokeWidth: 1.5 }),
+      names(false),
+      names(true),
+      tip(near, at, offerTitle),
+    ],
+  }, label));
+}
+
+/** One small chart for each GPU, side by side, with the same scales. */
+function forEachGpu(holder, rowsOfAll, make) {
+  const gpus = GPUS.filter((gpu) => rowsOfAll.some((row) => row.cell.gpu === gpu));
+  const figures = gpus.map((gpu) => {
+    const chart = element("div", { class: "chart" });
+    return { gpu, chart, figure: element("figure", {}, element("figcaption", {}, gpu), chart) };
+  });
+  holder.replaceChildren(...figures.map((each) => each.figure));
+  for (const { gpu, chart } of figures) make(chart, gpu, (rows) => rows.filter((row) => row.cell.gpu === gpu));
+  return gpus.length;
+}
+
+const sparsities = (rows) => d3.sort(new Set(rows.map((row) => row.cell.sparsity)));
+const DASHES = [null, "7 4", "2 3", "9 3 2 3"];
+
+/** Lines of one sparsity each, with their colour and dash. */
+function bySparsity(rows, all, draw) {
+  const order = sparsities(all);
+  return [...d3.group(rows, (row) => row.cell)].flatMap(([cell, of]) => {
+    const at = order.indexOf(cell.sparsity);
+    return draw(of, { colour: `var(--s${at % COLOURS})`, dash: DASHES[at % DASHES.length], cell });
+  });
+}
+
+function sparsityKey(holder, rows) {
+  const order = sparsities(rows);
+  const cells = order.map((sparsity) => rows.find((row) => row.cell.sparsity === sparsity).cell);
+  holder.replaceChildren(...cells.map((cell, at) => {
+    const line = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+    line.setAttribute("viewBox", "0 0 28 8");
+    line.setAttribute("width", "28");
+    line.setAttribute("height", "8");
+    line.setAttribute("aria-hidden", "true");
+    const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
+    path.setAttribute("d", "M0 4H28");
+    path.setAttribute("stroke", `var(--s${at % COLOURS})`);
+    path.setAttribute("stroke-width", "2.5");
+    if (DASHES[at % DASHES.length]) path.setAttribute("stroke-dasharray", DASHES[at % DASHES.length]);
+    line.append(path);
+    return element("span", {}, line, ` ${experts(cell)}`);
+  }));
+}
+
+function batchScale(rows) {
+  const most = d3.max(rows, (row) => row.batch);
+  return { type: "log", base: 2, domain: [1, Math.max(most, 2)], label: "queries a step →", ticks: 6, tickFormat: "d", grid: true };
+}
+
+/** Throughput against batch size: visits as points, the law and its 90 % interval. */
+function speedCharts(holder, key, probes, laws) {
+  const timed = probes.filter((row) => row.queries_per_second !== null && row.basis !== "capped" && row.outcome === "FITS");
+  const all = [...timed, ...laws];
+  if (!timed.length) return nothing(holder, "No step of these was timed.");
+  sparsityKey(key, all);
+  const most = d3.max([...timed.map((row) => row.queries_per_second), ...laws.map((row) => row.queries_per_second_high)]);
+  const title = (row) => [
+    `${row.cell.gpu}, ${experts(row.cell)}, ${row.basis}`,
+    `${row.batch} queries a step`,
+    `${short(row.queries_per_second)} queries/s, steps of ${short(row.step_seconds)} s`,
+  ].join("\n");
+  return forEachGpu(holder, timed, (chart, gpu, own) => drawn(chart, (width) => plot({
+    width, height: 230,
+    x: batchScale(all),
+    y: { domain: [0, most], label: "↑ queries/s", grid: true, ticks: 5 },
+    marks: [
+      ...bySparsity(own(laws), all, (rows, { colour, dash }) => [
+        Plot.areaY(rows, { x: "batch", y1: "queries_per_second_low", y2: "queries_per_second_high", fill: colour, fillOpacity: 0.16 }),
+        Plot.line(rows, { x: "batch", y: "queries_per_second", stroke: colour, strokeWidth: 2, strokeDasharray: dash }),
+      ]),
+      ...bySparsity(own(timed), all, (rows, { colour }) => points(rows, { x: "batch", y: "queries_per_second" }, colour)),
+      tip(own(timed), { x: "batch", y: "queries_per_second" }, title),
+    ],
+  }, `Queries per second on ${gpu} against batch size, with the law and its 90 % interval.`)));
+}
+
+/** Peak memory against batch size: what fitted, what did not, the law, and the limit. */
+function memoryCharts(holder, key, probes, laws) {
+  const told = probes.filter((row) => row.peak_gib !== null || row.outcome === "OUT_OF_MEMORY");
+  if (!told.some((row) => row.peak_gib !== null)) return nothing(holder, "No peak is known.");
+  sparsityKey(key, told);
+  const [unit, name] = d3.max(told, (row) => row.limit_gib) < 1 ? [1024, "MiB"] : [1, "GiB"];
+  const peak = (row) => unit * row.peak_gib;
+  const title = (row) => [
+    `${row.cell.gpu}, ${experts(row.cell)}, ${row.basis}`,
+    `${row.batch} queries a step: ${row.outcome}`,
+    row.peak_gib === null ? "" : `${short(peak(row))} ${name} at most`,
+  ].join("\n");
+  return forEachGpu(holder, told, (chart, gpu, own) => {
+    const mine = own(told);
+    const limit = unit * d3.min(mine, (row) => row.limit_gib);
+    const fitted = mine.filter((row) => row.peak_gib !== null);
+    const missed = mine.filter((row) => row.outcome === "OUT_OF_MEMORY" || row.outcome === "THRASHING");
+    const inside = own(laws).filter((row) => unit * row.gib < 1.08 * limit);
+    drawn(chart, (width) => plot({
+      width, height: 230,
+      x: batchScale(told),
+      y: { domain: [0, 1.12 * limit], label: `↑ ${name}`, grid: true, ticks: 5 },
+      marks: [
+        Plot.ruleY([limit], { stroke: "currentColor", strokeWidth: 1.5, strokeDasharray: "6 3" }),
+        Plot.text([limit], { y: (v) => v, frameAnchor: "left", text: (v) => `limit ${short(v)} ${name}`, dx: 4, dy: -8, textAnchor: "start", fill: "currentColor" }),
+        ...bySparsity(inside, told, (rows, { colour, dash }) => [
+          Plot.areaY(rows, { x: "batch", y1: (r) => unit * r.gib_low, y2: (r) => unit * r.gib_high, fill: colour, fillOpacity: 0.16, clip: true }),
+          Plot.line(rows, { x: "batch", y: (r) => unit * r.gib, stroke: colour, strokeWidth: 2, strokeDasharray: dash, clip: true }),
+        ]),
+        ...bySparsity(fitted, told, (rows, { colour }) => points(rows, { x: "batch", y: peak }, colour, 4)),
+        ...bySparsity(missed, told, (rows, { colour }) => [
+          Plot.dot(rows, { x: "batch", y: limit, symbol: "times", r: 5, stroke: colour, strokeWidth: 2 }),
+        ]),
+        tip(fitted, { x: "batch", y: peak }, title),
+      ],
+    }, `Peak memory on ${gpu} against batch size, with the limit of ${short(limit)} ${name}.`));
+  });
+}
+
+/** The largest batch of each cell: as found, and as the others foretell it. */
+function largestChart(holder, rows) {
+  if (!rows.length) return nothing(holder, "No largest batch is known.");
+  const name = (row) => `${row.cell.gpu} · ${row.cell.experts === null ? "" : `${row.cell.active_experts} of ${row.cell.experts} · `}${row.cell.seq_len}`;
+  const unique = new Map(rows.map((row) => [name(row), row]));
+  const margin = labelMargin([...unique.keys()]);
+  const values = rows.flatMap((row) => [row.largest, row.low, row.high]).filter((v) => v > 0);
+  const colour = (row) => gpuColour(row.cell.gpu);
+  const title = (row) => [
+    name(row), `found: ${row.largest ?? "not known"} (${row.basis})`,
+    row.foretold === null ? "the others foretell nothing" : `foretold: ${row.foretold} (${span(row.low, row.high)})`,
+  ].join("\n");
+  const foretold = rows.filter((row) => row.foretold !== null);
+  const found = rows.filter((row) => row.largest > 0);
+  return drawn(holder, (width) => plot({
+    width, height: 60 + 24 * unique.size, marginLeft: margin(width), marginTop: 10,
+    x: { ...(d3.max(values) > 8 * d3.min(values) ? { type: "log", base: 2 } : { zero: true }), label: "queries a step →", grid: true, ticks: width < 500 ? 4 : 8, tickFormat: "d" },
+    y: { domain: [...unique.keys()], label: null, tickSize: 0 },
+    marks: [
+      Plot.ruleY(foretold, { x1: "low", x2: "high", y: name, stroke: colour, strokeWidth: 7, strokeOpacity: 0.28 }),
+      Plot.tickX(foretold, { x: "foretold", y: name, stroke: colour, strokeWidth: 2, insetTop: 6, insetBottom: 6 }),
+      ...points(found, { x: "largest", y: name }, colour, 5),
+      Plot.tip(rows, Plot.pointerY({ x: (row) => row.largest ?? row.foretold, y: name, title, fill: CANVAS, stroke: "var(--line)" })),
+    ],
+  }, `Largest batch of ${unique.size} cells, as found and as the other cells foretell it.`));
+}
+
+/** Held-out errors of the laws that were tried; the one chosen is full. */
+function errorsChart(holder, rows) {
+  if (!rows.length) return nothing(holder, "No law was fitted.");
+  const laws = [...new Set(d3.sort(rows, (row) => row.error).map((row) => row.law))];
+  const most = d3.max(rows, (row) => Math.min(row.error + row.standard_error, 1));
+  const title = (row) => [`${row.law}${row.chosen ? ", chosen" : ""}, ${row.basis}`, `off by ${percent(row.error)} ± ${percent(row.standard_error)}`].join("\n");
+  const at = { x: "error", y: "law" };
+  const margin = labelMargin(laws);
+  return drawn(holder, (width) => plot({
+    width, height: 60 + 26 * laws.length, marginLeft: margin(width), marginTop: 10,
+    x: { domain: [0, most], label: "mean error of the throughput at a point left out →", grid: true, tickFormat: (v) => percent(v), ticks: width < 500 ? 3 : 6 },
+    y: { domain: laws, label: null, tickSize: 0 },
+    marks: [
+      Plot.ruleY(rows, { x1: (r) => Math.max(r.error - r.standard_error, 0), x2: (r) => Math.min(r.error + r.standard_error, 1), y: "law", stroke: "var(--s0)", strokeWidth: 2, strokeOpacity: 0.5 }),
+      Plot.dot(rows, { ...at, symbol: (row) => row.basis, r: 5, stroke: "var(--s0)", strokeWidth: 1.6, fill: CANVAS }),
+      Plot.text(rows.filter((row) => row.chosen), { ...at, text: () => "chosen", dx: 10, textAnchor: "start", stroke: CANVAS, strokeWidth: 4, fill: "currentColor" }),
+      tip(rows, at, title),
+    ],
+    symbol: { domain: Object.keys(SHAPES), range: Object.values(SHAPES) },
+  }, `Errors of ${laws.length} laws at points that they had not seen.`));
+}

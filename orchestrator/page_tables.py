@@ -1,0 +1,233 @@
+"""What a page about a run shows, as tables: each number once, with the cell that it is of. Pure.
+
+A chart draws the rows of a table and nothing else, so what it shows can be read there.
+"""
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.answers import Answer, answers, stands_in, subject
+from orchestrator.ranking import RankedOffer, comparable
+from orchestrator.run_results import RunResults
+from orchestrator.spending import spending
+from trials.observation import Observation, largest_batch
+from trials.workload import Cell
+
+DIGITS = 5  # significant ones, of a number that is drawn
+MOST_OFFERS = 100  # of one job; of the dearer ones, the best of each GPU, provider and market
+MOST_OF_A_KIND = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PageTable:
+    """A table of a page.
+
+    Attributes:
+        columns: names, unique.
+        rows: values in their order; None is absent.
+    """
+
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+
+    def as_json(self) -> dict[str, Any]:
+        """For a script: numbers no longer than they are sure."""
+        return {"columns": self.columns, "rows": [[_short(v) for v in row] for row in self.rows]}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What can be chosen between: the cells of one model, weights, recipe, sparsity and length.
+
+    Attributes:
+        cell: one of them.
+        answer: absent where none has an offer.
+    """
+
+    cell: Cell
+    answer: Answer | None
+
+    @property
+    def title(self) -> str:
+        """In words, without the recipe."""
+        return subject(self.cell)
+
+    @property
+    def gpus(self) -> int:
+        """How many there are to choose from."""
+        return len({row.cell.gpu for row in self.answer.rows}) if self.answer is not None else 0
+
+
+def page_jobs(results: RunResults) -> list[Job]:
+    """Every job of a run, in the order of its cells."""
+    told = {comparable(answer.best.cell): answer for answer in answers(results.ranking)}
+    firsts: dict[tuple[object, ...], Cell] = {}
+    for cell in results.cells:
+        firsts.setdefault(comparable(cell), cell)
+    return [Job(cell, told.get(of)) for of, cell in firsts.items()]
+
+
+def cells_table(results: RunResults, jobs: Sequence[Job]) -> PageTable:
+    """Every cell, in the run's order: other tables name it by its row."""
+    columns = (
+        *("job", "gpu", "ran_on", "model", "weights", "recipe", "experts", "active_experts"),
+        *("sparsity", "seq_len", "simulated", "largest", "limited_by"),
+    )
+    of = {comparable(job.cell): place for place, job in enumerate(jobs)}
+    rows = []
+    for cell in results.cells:
+        known = largest_batch(results.seen(cell))
+        miss = None if known is None else known[1]
+        rows.append(
+            (
+                of[comparable(cell)],
+                cell.gpu,
+                cell.capped_on,
+                cell.model,
+                cell.weights,
+                cell.recipe.key,
+                cell.experts,
+                cell.active_experts,
+                cell.sparsity,
+                cell.seq_len,
+                cell.simulated,
+                None if known is None else known[0],
+                None if miss is None else miss.outcome.value,
+            )
+        )
+    return PageTable(columns, rows)
+
+
+OFFER_COLUMNS = (
+    *("cell", "rank", "odds", "tied", "pareto", "provider", "instance", "region", "market"),
+    *("gpus", "usd_per_hour", "price_of", "batch", "queries_per_second", "tokens_per_query"),
+    *("hours", "hours_low", "hours_high", "usd", "usd_low", "usd_high", "basis", "source"),
+    *("extrapolated", "elsewhere", "stack"),
+)
+
+
+def offers_table(results: RunResults, jobs: Sequence[Job]) -> PageTable:
+    """The ranking: of many offers, those that a choice is made among."""
+    rows = [
+        _offer(row, results.place(row.cell))
+        for job in jobs
+        if job.answer is not None
+        for row in _shown(job.answer.rows)
+    ]
+    return PageTable(OFFER_COLUMNS, rows)
+
+
+def _shown(rows: Sequence[RankedOffer]) -> Iterator[RankedOffer]:
+    kinds: dict[tuple[str, str, str], int] = {}
+    for row in rows:
+        kind = (row.cell.gpu, row.provider, row.market)
+        kinds[kind] = kinds.get(kind, 0) + 1
+        if row.rank <= MOST_OFFERS or row.pareto or row.tied or kinds[kind] <= MOST_OF_A_KIND:
+            yield row
+
+
+def _offer(row: RankedOffer, place: int) -> tuple[Any, ...]:
+    return (
+        place,
+        row.rank,
+        row.probability_cheapest,
+        row.tied,
+        row.pareto,
+        row.provider,
+        row.instance,
+        row.region,
+        row.market,
+        row.gpus_per_instance,
+        row.usd_per_hour,
+        str(row.price_as_of or row.price_recorded),
+        row.batch_size,
+        row.queries_per_second,
+        row.tokens_per_query,
+        row.hours,
+        row.hours_low,
+        row.hours_high,
+        row.usd,
+        row.usd_low,
+        row.usd_high,
+        row.basis.value,
+        row.source if row.law is None else f"{row.source} ({row.law})",
+        row.extrapolated,
+        stands_in(row),
+        row.stack,
+    )
+
+
+PROBE_COLUMNS = (
+    *("cell", "purpose", "batch", "repeat", "attempt", "outcome", "basis", "step_seconds"),
+    *("queries_per_second", "steps", "peak_gib", "limit_gib", "stack", "host", "started"),
+    *("seconds", "detail"),
+)
+GIB = 2**30
+
+
+def probes_table(results: RunResults) -> PageTable:
+    """Every observation, with the machine and the stack it was made on."""
+    return PageTable(PROBE_COLUMNS, [_probe(o, results.place(o.cell)) for o in results.observed])
+
+
+def _probe(o: Observation, place: int) -> tuple[Any, ...]:
+    measured, where = o.measurement, o.environment
+    steps = () if measured is None else measured.step_seconds
+    seconds = statistics.median(steps) if steps else None
+    return (
+        place,
+        o.purpose,
+        o.batch_size,
+        o.repeat,
+        o.attempt,
+        o.outcome.value,
+        o.basis.value,
+        seconds,
+        None if seconds is None else o.batch_size / seconds,
+        len(steps),
+        None if measured is None else measured.memory.peak_allocated_bytes / GIB,
+        o.memory_limit_bytes / GIB,
+        None if where is None else where.stack,
+        None if where is None else where.host,
+        o.started_at,
+        o.seconds,
+        o.detail,
+    )
+
+
+def spending_table(results: RunResults) -> PageTable:
+    """What the sweep took of each GPU."""
+    columns = (
+        "gpu",
+        "probes",
+        "probe_hours",
+        "assumed_start_hours",
+        "offer",
+        "usd_per_hour",
+        "usd",
+    )
+    rows = [
+        (
+            each.gpu,
+            each.probes,
+            each.probe_seconds / 3600,
+            each.startup_seconds / 3600,
+            None if each.offer is None else f"{each.offer.provider} {each.offer.instance}",
+            None if each.offer is None else each.offer.usd_per_hour,
+            each.usd,
+        )
+        for each in spending(results.spec, results.catalog, results.observed)
+    ]
+    return PageTable(columns, rows)
+
+
+def _short(value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    if not math.isfinite(value):
+        return None
+    rounded = float(f"{value:.{DIGITS}g}")
+    return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded

@@ -1,0 +1,162 @@
+"""A sweep in TensorBoard or MLflow while it runs, by Ray Tune's own callbacks.
+
+Beside the run folder, never instead of it: what is known is told by the observations alone.
+"""
+
+import importlib.util
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from orchestrator.place import RunPath, StoreError
+from trials.observation import Observation
+from trials.profile import Logged
+from trials.workload import Cell
+
+Tool = Literal["tensorboard", "mlflow"]
+MLFLOW_URI = "MLFLOW_TRACKING_URI"  # as MLflow's own tools have it
+GIB = 2**30
+
+
+def check_tools(tools: Sequence[Tool], folder: RunPath) -> None:
+    """Whether a sweep can be logged to these.
+
+    Raises:
+        StoreError: a package or an address is missing, or the run lies where no files can.
+    """
+    if "tensorboard" in tools and not isinstance(folder, Path):
+        raise StoreError(f"{folder}: --log-to tensorboard writes beside a run: take a local --out")
+    if "mlflow" not in tools:
+        return
+    if importlib.util.find_spec("mlflow") is None:
+        raise StoreError("--log-to mlflow: MLflow is not installed: pip install '.[mlflow]'")
+    if not os.environ.get(MLFLOW_URI):
+        raise StoreError(f"--log-to mlflow: {MLFLOW_URI} is not set: export your server's address")
+
+
+def metrics(observation: Logged) -> dict[str, float]:
+    """What is drawn of a probe: numbers alone. Of a profile, nothing."""
+    if not isinstance(observation, Observation):
+        return {}
+    told = {
+        "batch_size": float(observation.batch_size),
+        "fits": float(observation.outcome == "FITS"),
+        "probe_seconds": observation.seconds,
+    }
+    measured = observation.measurement
+    if measured is not None:
+        told["peak_gib"] = measured.memory.peak_allocated_bytes / GIB
+        if measured.step_seconds:
+            steps = sorted(measured.step_seconds)
+            told["step_seconds"] = steps[len(steps) // 2]
+            told["queries_per_second"] = observation.batch_size / told["step_seconds"]
+    return told
+
+
+def parameters(cell: Cell) -> dict[str, str | float]:
+    """What a trial is of."""
+    return {
+        "gpu": cell.gpu,
+        "model": cell.model,
+        "recipe": cell.recipe.key,
+        "sparsity": cell.sparsity,
+        "seq_len": float(cell.seq_len),
+    }
+
+
+def tune_callbacks(
+    tools: Sequence[Tool],
+    folder: Path,
+    name: str,
+    cells: Sequence[Cell],
+    say: Callable[[str], None],
+) -> list[Any]:
+    """Ray Tune's callbacks that log to these tools. One that fails is told of, and left out.
+
+    Args:
+        tools: which.
+        folder: of the run; TensorBoard's files go into a folder of it.
+        name: of the sweep, for MLflow's experiment.
+        cells: of the trials.
+        say: told, in a line, of a tool that failed.
+    """
+    known = {cell.key: cell for cell in cells}
+    made = {
+        "tensorboard": lambda: _tensorboard(folder / "tensorboard", known),
+        "mlflow": lambda: _mlflow(name, known),
+    }
+    return [_guarded(made[tool](), tool, say) for tool in dict.fromkeys(tools)]
+
+
+def _guarded(callback: Any, tool: Tool, say: Callable[[str], None]) -> Any:
+    """The callback, but that Tune never hears of its errors: it would give up all trials."""
+    from ray import tune  # noqa: PLC0415 - seconds to import
+
+    class Callback(tune.Callback):  # type: ignore[misc]
+        failed = False
+
+        def _told(self, hook: str, *positional: Any, **named: Any) -> None:
+            if self.failed:
+                return
+            try:
+                getattr(callback, hook)(*positional, **named)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the sweep goes on
+                self.failed = True
+                reason = (str(error).splitlines() or [repr(error)])[0]
+                say(f"--log-to {tool}: {reason}: the sweep goes on without it")
+
+        def setup(self, *positional: Any, **named: Any) -> None:
+            self._told("setup", *positional, **named)
+
+        def on_trial_start(self, *positional: Any, **named: Any) -> None:
+            self._told("on_trial_start", *positional, **named)
+
+        def on_trial_result(self, *positional: Any, **named: Any) -> None:
+            self._told("on_trial_result", *positional, **named)
+
+        def on_trial_complete(self, *positional: Any, **named: Any) -> None:
+            self._told("on_trial_complete", *positional, **named)
+
+        def on_trial_error(self, *positional: Any, **named: Any) -> None:
+            self._told("on_trial_error", *positional, **named)
+
+    return Callback()
+
+
+def _cell_of(trial: Any, cells: Mapping[str, Cell]) -> Cell:
+    return cells[trial.config["trial"]["cell"]]
+
+
+def _tensorboard(folder: Path, cells: Mapping[str, Cell]) -> Any:
+    from ray.tune.logger import TBXLoggerCallback  # noqa: PLC0415 - seconds to import
+    from tensorboardX.summary import hparams  # noqa: PLC0415 - as above
+
+    class Callback(TBXLoggerCallback):  # type: ignore[misc]
+        def log_trial_start(self, trial: Any) -> None:
+            # Tune's own folder is a temporary one.
+            where = folder / _cell_of(trial, cells).key
+            self._trial_writer[trial] = self._summary_writer_cls(str(where), flush_secs=5)
+            self._trial_result[trial] = {}
+
+        def _try_log_hparams(self, trial: Any, result: dict[str, Any]) -> None:
+            cell = _cell_of(trial, cells)
+            told = {key: result[key] for key in ("queries_per_second", "peak_gib") if key in result}
+            for summary in hparams(hparam_dict=parameters(cell), metric_dict=told):
+                self._trial_writer[trial].file_writer.add_summary(summary)
+
+    return Callback()
+
+
+def _mlflow(name: str, cells: Mapping[str, Cell]) -> Any:
+    from ray.air.integrations.mlflow import MLflowLoggerCallback  # noqa: PLC0415 - as above
+
+    class Callback(MLflowLoggerCallback):  # type: ignore[misc]
+        def log_trial_start(self, trial: Any) -> None:
+            # A trial's own configuration is a task in JSON, too long for a parameter.
+            cell = _cell_of(trial, cells)
+            run = self.mlflow_util.start_run(run_name=cell.key, tags={"cell": cell.key})
+            self._trial_runs[trial] = run.info.run_id
+            self.mlflow_util.log_params(run_id=run.info.run_id, params_to_log=parameters(cell))
+
+    return Callback(tracking_uri=os.environ[MLFLOW_URI], experiment_name=name)
