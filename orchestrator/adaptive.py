@@ -12,7 +12,6 @@ from orchestrator.next_measurements import (
     measured_cells,
 )
 from orchestrator.plan import Plan
-from orchestrator.spending import spent_usd
 from orchestrator.sweep import SweepSpec
 from trials.observation import Observation
 from trials.workload import Cell
@@ -24,8 +23,8 @@ class Adaptive:
     Args:
         spec: of the sweep.
         catalog: its GPUs and offers.
-        budget_usd: what the run may cost, as ``spent_usd`` counts it; absent for no limit. No probe
-            begins when it is spent: it is passed by one probe on each GPU at most.
+        budget_usd: what the run may cost, as ``spending.Meter`` counts it; absent for no limit. No
+            probe begins when it is spent: it is passed by one probe on each GPU at most.
     """
 
     def __init__(self, spec: SweepSpec, catalog: Catalog, budget_usd: float | None) -> None:
@@ -34,7 +33,9 @@ class Adaptive:
         self.budget_usd = budget_usd
         self._gone: set[tuple[Cell, int | None]] = set()
 
-    def wanted(self, plan: Plan, observations: Sequence[Observation]) -> dict[Cell, Asked]:
+    def wanted(
+        self, plan: Plan, observations: Sequence[Observation], spent_usd: float
+    ) -> dict[Cell, Asked]:
         """The next round; empty when every choice is decided, or the budget is spent."""
         families = fit_families(observations)
         found = choices(self._spec, self._catalog, measured_cells(plan), observations, families)
@@ -49,9 +50,8 @@ class Adaptive:
             ),
             key=lambda c: (-c.worth, c.usd),
         )
-        spent = spent_usd(self._spec, self._catalog, observations)
         round_: dict[str, Candidate] = {}
-        planned, dear = spent, 0
+        planned, dear = spent_usd, 0
         for candidate in useful:
             if candidate.way.cell.device in round_:
                 continue
@@ -62,11 +62,11 @@ class Adaptive:
             round_[candidate.way.cell.device] = candidate
         # Once is enough: what it was to tell is known then, or cannot be.
         self._gone |= {self._key(candidate) for candidate in round_.values()}
-        self._tell(found, spent, dear=dear, is_over=not round_)
+        self._tell(found, spent_usd, dear=dear, is_over=not round_)
         # What is left is shared by what each is thought to take: none may take more than its part,
         # of which the start of a node is paid first.
         least = sum(candidate.usd for candidate in round_.values())
-        part = None if self.budget_usd is None else (self.budget_usd - spent) / max(least, 1e-9)
+        part = None if self.budget_usd is None else (self.budget_usd - spent_usd) / max(least, 1e-9)
         return {
             c.way.cell: Asked(
                 timed=self._sizes(c),

@@ -109,8 +109,7 @@ def build_parser() -> argparse.ArgumentParser:
         if name == "report":
             told = "set beside it, into comparison-OTHER.html of the first"
             command.add_argument("other", nargs="?", type=_run_folder, metavar="OTHER", help=told)
-        if name != "status":
-            _add_prices(command)
+        _add_prices(command)
         if name in ("rank", "what-if"):
             _add_job(command)
     export = commands.add_parser(

@@ -35,12 +35,13 @@ from orchestrator.driver import (
     Strategy,
     measure,
     needs_extras,
+    payable_gpus,
     refuse_skipped,
     remark,
     simulate,
     to_measure,
 )
-from orchestrator.effort import Left, expected, what_is_left
+from orchestrator.effort import Left, Purse, expected, what_is_left
 from orchestrator.estimate import EstimateError, estimates, possible_gpus
 from orchestrator.estimate_options import asked_gpus, asked_question
 from orchestrator.estimate_tables import as_json, as_table, explanation
@@ -92,7 +93,6 @@ from orchestrator.workload_options import AUTO, changed_workload
 from trials.learn_child import LearnError
 from trials.models.model import UnknownModelError
 from trials.observation import Observation, largest_batch
-from trials.profile import Logged
 from trials.simulation.clock import Constants
 from trials.simulation.traces import TraceError, Traces
 
@@ -127,9 +127,8 @@ def run(options: argparse.Namespace) -> int:
     """Runs the command that was parsed."""
     if options.command == "fit" and _is_of_a_table(options):
         return fit_table(options)
-    of_a_run = {"fit": fit, "status": status}
-    if options.command in of_a_run:
-        return of_a_run[options.command](RunFolder.existing(options.run))
+    if options.command == "fit":
+        return fit(RunFolder.existing(options.run))
     if options.command == "catalog":
         return catalog_command(options, _today())
     if options.command == "dataset":
@@ -150,6 +149,7 @@ def run(options: argparse.Namespace) -> int:
         "rank": rank_run,
         "what-if": rank_run,
         "report": report,
+        "status": status,
         "reproduce": reproduce,
     }
     return others[options.command](options)
@@ -168,8 +168,11 @@ def sweep(options: argparse.Namespace) -> int:
         if options.strict:
             refuse_skipped(plan)
         if options.dry_run:
-            _print_plan(plan, folder, what_is_left(spec, catalog, cluster, plan, known))
-            if spec.profile:
+            left = what_is_left(spec, catalog, cluster, plan, known)
+            spent = Meter(spec, catalog, RunFolder(folder).logged()).usd or 0.0
+            profiled = spec.profile and not options.adaptive
+            _print_plan(plan, folder, left, Purse(options.budget_usd, spent, profiled))
+            if profiled:
                 remark("what is measured is then profiled, at one query and at its largest batch")
             return 0
     check_tools(options.log_to, folder)
@@ -210,28 +213,34 @@ def sweep(options: argparse.Namespace) -> int:
             return 1
         _say(f"\n{decisions(found)}")
         return 0
-    paid_for: list[Logged] = [*folder_run.observations(), *folder_run.profiles()]
-    return _end_of_sweep(plan, Meter(spec, catalog, paid_for), options.budget_usd)
+    return end_of_sweep(spec, catalog, plan, folder_run, options.budget_usd)
 
 
-def _end_of_sweep(plan: Plan, meter: Meter, budget_usd: float | None) -> int:
+def end_of_sweep(
+    spec: SweepSpec, catalog: Catalog, plan: Plan, folder: RunFolder, budget_usd: float | None
+) -> int:
     """Tells what a sweep cost, and what it did not get to."""
+    observations = folder.observations()
+    meter = Meter(spec, catalog, folder.logged())
     if meter.usd is not None:
         remark(f"spent: ${meter.usd:.3g}, by its probes and the starts of nodes")
-    if plan.pending:
-        keys = ", ".join(cell.key for cell in plan.pending)
-        is_for_budget = budget_usd is not None and not plan.given_up
-        if is_for_budget and not any(cell.simulated for cell in plan.pending):
-            remark(
-                f"{len(plan.pending)} trials are left out for the budget of ${budget_usd:g}: "
-                f"{keys}: the same command with a larger one goes on"
-            )
-            return 0
+    purse = Purse(budget_usd, meter.usd or 0.0)
+    paid = payable_gpus(spec, catalog, to_measure(plan), observations, purse)
+    unpaid = [c for c in to_measure(plan) if c.device not in paid or meter.reaches(budget_usd)]
+    tried = {gone.cell for gone in plan.given_up}
+    for_budget = [cell for cell in unpaid if cell not in tried]
+    if for_budget:
+        keys = ", ".join(cell.key for cell in for_budget)
         remark(
-            f"{len(plan.pending)} trials did not finish: {keys}: the reasons stand under Left out"
+            f"{len(for_budget)} trials are left out for the budget of ${budget_usd:g}: {keys}: "
+            "the same command with a larger one goes on"
         )
+    failed = [cell for cell in plan.pending if cell not in for_budget]
+    if failed:
+        keys = ", ".join(cell.key for cell in failed)
+        remark(f"{len(failed)} trials did not finish: {keys}: the reasons stand under Left out")
         return 1
-    if not plan.complete:
+    if not plan.complete and not plan.pending:
         remark("nothing was measured: every trial was skipped, for the reasons above")
         return 1
     return 0
@@ -274,7 +283,7 @@ def plan_run(options: argparse.Namespace) -> int:
         plan, cluster = _plan_without_starting(spec, catalog, folder.observations())
     if not options.next:
         left = what_is_left(spec, catalog, cluster, plan, folder.observations())
-        _print_plan(plan, folder.path, left)
+        _print_plan(plan, folder.path, left, Purse(profiles=spec.profile))
         return 0
     found = _choices(spec, catalog, None, folder.observations())
     remark(in_use_text(prices, catalog, _today()))
@@ -542,9 +551,11 @@ def compare_runs(options: argparse.Namespace) -> int:
     return 0
 
 
-def status(folder: RunFolder) -> int:
+def status(options: argparse.Namespace) -> int:
     """Tells how far a run is, from its files alone."""
-    spec, observations = folder.spec(), folder.observations()
+    folder = RunFolder.existing(options.run)
+    prices, spec = _run_and_prices(folder, options)
+    observations = folder.observations()
     plan = plan_of(folder, spec)
     skipped = {skip.cell for skip in plan.skipped}
     is_running = folder.is_running()
@@ -561,7 +572,8 @@ def status(folder: RunFolder) -> int:
         )
     _say(table(("trial", "state", "largest batch", "fastest", "observations"), rows))
     profiles = folder.profiles()
-    spent = Meter(spec, spec.merged_catalog(), [*observations, *profiles]).usd
+    catalog = prices.over(spec.merged_catalog())
+    spent = Meter(spec, catalog, [*observations, *profiles]).usd
     cost = "" if spent is None else f", ${spent:.3g} spent"
     running = f"a sweep is running{cost}" if is_running else f"no sweep is running{cost}"
     made = sum(each.profile is not None for each in profiles)
@@ -620,7 +632,7 @@ def _plan_without_starting(
         return make_plan(spec, catalog, cluster, known), cluster
 
 
-def _print_plan(plan: Plan, folder: RunPath, left: Sequence[Left]) -> None:
+def _print_plan(plan: Plan, folder: RunPath, left: Sequence[Left], purse: Purse) -> None:
     rows = [
         *((c.key, "to simulate" if c.simulated else "to measure", "") for c in plan.pending),
         *((cell.key, "done", f"in {folder}") for cell in plan.complete),
@@ -634,7 +646,7 @@ def _print_plan(plan: Plan, folder: RunPath, left: Sequence[Left]) -> None:
         + (f"{simulated} to simulate, " if simulated else "")
         + f"{len(plan.complete)} done, {len(plan.skipped)} skipped"
     )
-    for text in expected(left):
+    for text in expected(left, purse):
         _say(f"\n{text}")
     _say(f"\n{counts}; nothing was started")
 

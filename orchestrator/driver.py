@@ -11,14 +11,14 @@ from typing import Any, Protocol
 from gpu_catalog.catalog import Catalog
 from orchestrator.cluster import cluster_address, cluster_now, connected_cluster, this_machine
 from orchestrator.cost import SECONDS_PER_HOUR
-from orchestrator.effort import Effort, expected_text, what_is_left
+from orchestrator.effort import Effort, Purse, expected_text, what_is_left
 from orchestrator.faults import Fault, Faults
 from orchestrator.local_runner import simulate_trials
 from orchestrator.placer import Placer, Task
 from orchestrator.plan import ClusterResources, Plan, make_plan, trial_task
 from orchestrator.progress import Progress
 from orchestrator.runner import run_trials
-from orchestrator.spending import Meter, rented_offer, spent_usd
+from orchestrator.spending import Meter, rented_offer
 from orchestrator.store import FAULTS, PLAN, ObservationWriter, RunFolder
 from orchestrator.sweep import SweepSpec
 from orchestrator.tune_loggers import Tool, tune_callbacks
@@ -58,10 +58,17 @@ class Strategy(Protocol):
 
     budget_usd: float | None
 
-    def wanted(self, plan: Plan, observations: Sequence[Observation]) -> dict[Cell, Asked]:
+    def wanted(
+        self, plan: Plan, observations: Sequence[Observation], spent_usd: float
+    ) -> dict[Cell, Asked]:
         """What to measure next, in this order; empty when that was all.
 
         What was wanted before has been tried as often as it may be.
+
+        Args:
+            plan: what is pending.
+            observations: what is known.
+            spent_usd: what the run has cost by now.
         """
 
 
@@ -71,8 +78,8 @@ class Everything:
     Args:
         spec: of the sweep.
         catalog: its GPUs and offers.
-        budget_usd: what the run may cost, as ``spent_usd`` counts it; absent for no limit. A GPU
-            is left out when the start of its node alone would spend the rest.
+        budget_usd: what the run may cost, as ``spending.Meter`` counts it; absent for no limit. A
+            GPU is left out when the start of its node alone would spend the rest.
     """
 
     def __init__(self, spec: SweepSpec, catalog: Catalog, budget_usd: float | None = None) -> None:
@@ -81,30 +88,41 @@ class Everything:
         self.budget_usd = budget_usd
         self._tried: set[Cell] = set()
 
-    def wanted(self, plan: Plan, observations: Sequence[Observation]) -> dict[Cell, Asked]:
+    def wanted(
+        self, plan: Plan, observations: Sequence[Observation], spent_usd: float
+    ) -> dict[Cell, Asked]:
         """What is pending."""
         cells = [cell for cell in to_measure(plan) if cell not in self._tried]
-        payable = self._payable(cells, observations)
+        payable = payable_gpus(
+            self._spec, self._catalog, cells, observations, Purse(self.budget_usd, spent_usd)
+        )
         wanted = {cell: Asked() for cell in cells if cell.device in payable}
         self._tried |= wanted.keys()
         return wanted
 
-    def _payable(self, cells: Sequence[Cell], observations: Sequence[Observation]) -> set[str]:
-        """The GPUs the budget has something left for when their nodes have started, in order."""
-        devices = list(dict.fromkeys(cell.device for cell in cells))
-        if self.budget_usd is None:
-            return set(devices)
-        effort = Effort(observations, self._spec.workload.overheads.startup_minutes)
-        planned = spent_usd(self._spec, self._catalog, observations)
-        found = set()
-        for device in devices:
-            offer = rented_offer(self._catalog, device)
-            rate = 0.0 if offer is None else offer.usd_per_hour / SECONDS_PER_HOUR
-            start = effort.start_seconds(device) * rate
-            if planned + start < self.budget_usd or offer is None:
-                planned += start
-                found.add(device)
-        return found
+
+def payable_gpus(
+    spec: SweepSpec,
+    catalog: Catalog,
+    cells: Iterable[Cell],
+    observations: Sequence[Observation],
+    purse: Purse,
+) -> set[str]:
+    """The GPUs of cells, in their order, that a budget has something left for when they are up."""
+    devices = list(dict.fromkeys(cell.device for cell in cells))
+    if purse.budget_usd is None:
+        return set(devices)
+    effort = Effort(observations, spec.workload.overheads.startup_minutes, catalog)
+    planned = purse.spent_usd
+    found = set()
+    for device in devices:
+        offer = rented_offer(catalog, device)
+        rate = 0.0 if offer is None else offer.usd_per_hour / SECONDS_PER_HOUR
+        start = effort.start_seconds(device) * rate
+        if offer is None or planned + start < purse.budget_usd:
+            planned += start
+            found.add(device)
+    return found
 
 
 class Keeper:
@@ -212,12 +230,12 @@ def measure(  # noqa: PLR0913 - what a sweep is made of
         folder.write(PLAN, plan)
         tell_skipped(plan)
         left = what_is_left(spec, catalog, cluster, plan, known)
-        for line in expected_text(left, strategy.budget_usd):
-            remark(line)
         round_ = Round(folder, writer, spec, catalog, cluster, wait_seconds)
+        for line in expected_text(left, Purse(strategy.budget_usd, round_.spent_usd, profile)):
+            remark(line)
         no_node: dict[Cell, str] = {}
         died: dict[Cell, str] = {}
-        while wanted := strategy.wanted(plan, known):
+        while wanted := strategy.wanted(plan, known, round_.spent_usd):
             loggers = _loggers(log_to, folder, spec, wanted)
             placer = round_.measure(wanted, len(plan.complete), strategy.budget_usd, loggers)
             no_node |= placer.no_node
@@ -298,7 +316,7 @@ class Round:
         known: dict[Cell, list[Profiled]] = defaultdict(list)
         for each in self.folder.profiles():
             known[each.cell].append(each)
-        meter = Meter(self.spec, self.catalog, self._log())
+        meter = Meter(self.spec, self.catalog, self.folder.logged())
         if left and meter.reaches(budget_usd):
             remark(f"{self.folder.path}: the budget is spent: {len(left)} cells are not profiled")
             return
@@ -323,8 +341,10 @@ class Round:
 
         self._place(list(left), task, learn, 0, budget_usd)
 
-    def _log(self) -> list[Logged]:
-        return [*self.folder.observations(), *self.folder.profiles()]
+    @property
+    def spent_usd(self) -> float:
+        """What the run has cost by now."""
+        return Meter(self.spec, self.catalog, self.folder.logged()).usd or 0.0
 
     def _trial(self, cell: Cell, known: Sequence[Observation]) -> TrialTask:
         threads = self.cluster.threads(self.catalog.gpu(cell.device))
@@ -341,7 +361,7 @@ class Round:
     ) -> Placer:
         gpus = {cell.device: self.catalog.gpu(cell.device) for cell in cells}
         with Progress(cells, complete=complete) as progress:
-            meter = Meter(self.spec, self.catalog, self._log())
+            meter = Meter(self.spec, self.catalog, self.folder.logged())
             progress.spent_usd = meter.usd
             diary = FaultDiary(self.folder, progress)
             placer = Placer(

@@ -6,15 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gpu_catalog.catalog import Catalog
-from orchestrator.cost import MINUTES_PER_HOUR, SECONDS_PER_HOUR
+from orchestrator.cost import SECONDS_PER_HOUR
 from orchestrator.plan import ClusterResources, Plan
-from orchestrator.spending import rented_offer
+from orchestrator.spending import rented_offer, startup_seconds
 from orchestrator.sweep import SweepSpec
 from orchestrator.tables import table
 from trials.ladder import batch_ladder
 from trials.observation import Observation, largest_batch
 from trials.workload import Cell
 
+SECONDS_PER_MINUTE = 60.0
 SEARCH_PROBES = 5  # of a cell whose largest batch is not known, where no trial tells
 PROBE_SECONDS = 60.0  # a build and a search probe, or a timed batch, where none of a run tells
 
@@ -25,10 +26,17 @@ class Effort:
     Args:
         observations: of the run.
         startup_minutes: from renting a node to its first step.
+        catalog: which GPUs are one's own; absent where none is.
     """
 
-    def __init__(self, observations: Sequence[Observation], startup_minutes: float) -> None:
-        self._startup = startup_minutes / MINUTES_PER_HOUR * SECONDS_PER_HOUR
+    def __init__(
+        self,
+        observations: Sequence[Observation],
+        startup_minutes: float,
+        catalog: Catalog | None = None,
+    ) -> None:
+        self._startup_minutes = startup_minutes
+        self._catalog = catalog
         self._searches: dict[str, list[float]] = defaultdict(list)
         self._visits: dict[str, list[float]] = defaultdict(list)
         by_cell: dict[Cell, float] = defaultdict(float)
@@ -48,7 +56,11 @@ class Effort:
 
     def start_seconds(self, device: str) -> float:
         """Of a node, where none has started yet."""
-        return 0.0 if self.is_up(device) else self._startup
+        if self.is_up(device):
+            return 0.0
+        if self._catalog is None:
+            return self._startup_minutes * SECONDS_PER_MINUTE
+        return startup_seconds(self._startup_minutes, rented_offer(self._catalog, device))
 
     def visit_seconds(self, device: str) -> float:
         """Of one timed batch."""
@@ -108,7 +120,7 @@ def what_is_left(
     observations: Sequence[Observation],
 ) -> list[Left]:
     """What each GPU has left to measure, in the order of the plan; nothing of what is simulated."""
-    effort = Effort(observations, spec.workload.overheads.startup_minutes)
+    effort = Effort(observations, spec.workload.overheads.startup_minutes, catalog)
     seen: dict[Cell, list[Observation]] = defaultdict(list)
     for observation in observations:
         seen[observation.cell].append(observation)
@@ -126,7 +138,7 @@ def what_is_left(
                 gpu=device,
                 trials=len(pending),
                 at_a_time=max(cluster.at_a_time(gpu), 1),
-                start_seconds=0.0 if offer is None else effort.start_seconds(device),
+                start_seconds=effort.start_seconds(device),
                 probe_seconds=sum(_seconds(spec, c, seen[c], effort) for c in pending)
                 if is_known
                 else None,
@@ -154,8 +166,23 @@ def _seconds(spec: SweepSpec, cell: Cell, seen: Sequence[Observation], effort: E
     return max(visits - made, 1) * effort.visit_seconds(cell.device)
 
 
-def expected(left: Sequence[Left]) -> Iterator[str]:
-    """A table of the GPUs, and a line on the whole; nothing where no time is known."""
+@dataclass(frozen=True, slots=True)
+class Purse:
+    """What a sweep may cost.
+
+    Attributes:
+        budget_usd: in all; absent for no limit.
+        spent_usd: by now.
+        profiles: whether profiles follow, which nobody has counted.
+    """
+
+    budget_usd: float | None = None
+    spent_usd: float = 0.0
+    profiles: bool = False
+
+
+def expected(left: Sequence[Left], purse: Purse) -> Iterator[str]:
+    """A table of the GPUs, and lines on the whole; nothing where no time is known."""
     if all(each.hours is None for each in left):
         return
     rows = [
@@ -170,23 +197,30 @@ def expected(left: Sequence[Left]) -> Iterator[str]:
         for each in left
     ]
     yield table(("GPU", "trials", "at a time", "hours", "$/h", "$"), rows)
-    yield from expected_text(left)
+    yield from expected_text(left, purse)
 
 
-def expected_text(left: Sequence[Left], budget_usd: float | None = None) -> Iterator[str]:
-    """Lines on the whole: hours until the last GPU is done, and dollars."""
+def expected_text(left: Sequence[Left], purse: Purse) -> Iterator[str]:
+    """Lines on the whole: hours until the last GPU is done, dollars, and whether they are there."""
     hours = [each.hours for each in left if each.hours is not None]
     usd = [each.usd for each in left if each.usd is not None]
     if not hours:
         return
     unknown = [each.gpu for each in left if each.hours is None]
+    unknown += ["profiles"] if purse.profiles else []
     without = f", {', '.join(unknown)} not counted" if unknown else ""
     cost = f" and ${sum(usd):,.2f}" if usd else ""
     yield f"expected: {max(hours):.2g} h{cost}{without}{_assumed(left)}"
-    if budget_usd is not None and sum(usd) > budget_usd:
-        yield f"the budget is ${budget_usd:g}: what comes first is measured until it is spent"
-    if budget_usd is not None and not usd:
+    if purse.budget_usd is None:
+        return
+    if not usd:
         yield "nothing here is rented at a known price: the budget counts nothing"
+    elif purse.spent_usd + sum(usd) > purse.budget_usd:
+        spent = f", ${purse.spent_usd:,.2f} of it spent" if purse.spent_usd else ""
+        yield (
+            f"the budget is ${purse.budget_usd:g}{spent}: what comes first is measured until it "
+            "is spent"
+        )
 
 
 def _assumed(left: Sequence[Left]) -> str:

@@ -68,7 +68,7 @@ class Estimate(Record):
     Attributes:
         model, gpu, method, recipe, seq_len: the cell.
         experts, active_experts, sparsity: its routing; sparsity is 1.0 without experts.
-        batch_size: queries per step that all that follows is of.
+        batch_size: queries per step, or packed rows, that all that follows is of.
         tokens_per_query: that times are of, padding included; memory is of ``seq_len``.
         outcome: how steps of that size end.
         max_batch_size: the largest that fits; 0 when not even one query does.
@@ -360,21 +360,25 @@ def _estimated(
         fidelity=Fidelity.APPROXIMATE if approximate else Fidelity.REPRODUCED,
         approximations=approximate,
         constants=constants.source,
-        **({} if step is None else _speed(sized, constants, step)),
+        **({} if step is None else _speed(question, sized, constants, step)),
     )
     return Estimated(told, cell, gpu, step)
 
 
-def _speed(sized: _Sized, constants: Constants, step: StepTime) -> dict[str, Any]:
+def _speed(
+    question: Question, sized: _Sized, constants: Constants, step: StepTime
+) -> dict[str, Any]:
+    # A packed row has several queries.
+    queries = sized.batch_size * question.workload.queries / rows(question.workload)
     seconds = _around(step.seconds, constants.error, constants.error_above)
     batch_size = sized.batch_size
     return {
         "step_seconds": step.seconds,
         "step_seconds_interval": seconds,
         "tokens_per_second": batch_size * sized.tokens / step.seconds,
-        "queries_per_second": batch_size / step.seconds,
+        "queries_per_second": queries / step.seconds,
         "queries_per_second_interval": Interval(
-            low=batch_size / seconds.high, high=batch_size / seconds.low
+            low=queries / seconds.high, high=queries / seconds.low
         ),
     }
 
@@ -406,7 +410,8 @@ def _price(
     if not prices:
         return None, "no offer of it is wanted" if offers else "the catalog has no offer of it"
     quickest = min(price.hours for price in prices)
-    return None, too_late_or_dear(wanted, quickest, min(price.usd for price in prices))
+    missed = too_late_or_dear(wanted, quickest, min(price.usd for price in prices))
+    return None, f"the job {missed}"
 
 
 def _priced(offer: Offer, rented: FloatArray, sigma: float) -> Price:

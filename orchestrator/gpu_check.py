@@ -38,6 +38,15 @@ def gpu_of_this_machine(catalog: Catalog) -> Gpu:
         raise GpuCheckError(f"{error}") from None
 
 
+def this_machines_device(catalog: Catalog) -> Gpu:
+    """The catalog's row of this machine's GPU; of its CPU where it has none.
+
+    Raises:
+        GpuCheckError: the catalog does not know its GPU.
+    """
+    return catalog.gpu("cpu") if visible_device_name() is None else gpu_of_this_machine(catalog)
+
+
 def gpu_check_spec_text(gpu: Gpu, catalog: Catalog) -> str:
     """The specification of the check on this GPU."""
     template = resources.files("orchestrator") / "data" / "gpu-check.template"

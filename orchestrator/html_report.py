@@ -36,7 +36,7 @@ from orchestrator.page_tables import (
 )
 from orchestrator.report import detail_sections, headline, remarks, winners_tables
 from orchestrator.run_results import RunResults
-from orchestrator.spending import spent_usd
+from orchestrator.spending import Meter
 
 LIBRARIES = ("vendor/d3.min.js", "vendor/plot.umd.min.js")
 # Those of Markdown that reports are written in: no links, no images, no HTML.
@@ -66,7 +66,7 @@ def html_report(results: RunResults, made: datetime) -> str:
     }
     ranking = results.ranking
     winners = [row for row in ranking.offers if row.rank == 1]
-    spent = spent_usd(results.spec, results.catalog, results.observed)
+    spent = Meter(results.spec, results.catalog, results.logged).usd
     return page(
         "report.html",
         ("charts.js", "studies.js", "report.js"),

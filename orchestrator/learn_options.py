@@ -5,17 +5,16 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gpu_catalog.catalog import Catalog, UnknownGpuError, load_catalog
+from gpu_catalog.catalog import UnknownGpuError, load_catalog
 from gpu_catalog.gpu import Gpu
 from orchestrator.asked_workload import AskedWorkload, asked_rendering, own_tokenizer
 from orchestrator.estimate import EstimateError
 from orchestrator.estimate_options import asked_recipe
 from orchestrator.examples import DataError, Mistake, Source
-from orchestrator.gpu_check import gpu_of_this_machine
+from orchestrator.gpu_check import this_machines_device
 from orchestrator.learn_data import FEWEST_HELD_OUT, AskedData, data_mistakes
 from orchestrator.price_files import read_catalog_file
 from orchestrator.workload_options import asked_workload, given_options
-from trials.devices.nvml import visible_device_name
 from trials.extras import importable_extras
 from trials.learning import Training
 from trials.models.model import Model, UnknownModelError, find_model
@@ -108,16 +107,12 @@ def _gpu(options: argparse.Namespace, mistakes: list[Mistake]) -> Gpu | None:
         rows = read_catalog_file(options.catalog, catalog)
         catalog = catalog.merged(rows.gpus, rows.offers)
     if options.gpu is None:
-        return _this_machines(catalog)
+        return this_machines_device(catalog)
     try:
         return catalog.gpu(options.gpu)
     except UnknownGpuError as error:
         mistakes.append(Mistake("gpu", str(error)))
         return None
-
-
-def _this_machines(catalog: Catalog) -> Gpu:
-    return catalog.gpu(CPU) if visible_device_name() is None else gpu_of_this_machine(catalog)
 
 
 def _data(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from fitting.doubt import NORMAL_90
 from trials.learning import HeldOutScores, LearnData, LearnedEpoch, Training
 from trials.workload import Cell
 
@@ -15,7 +16,6 @@ STOP_RULE = (
     "while not all are, when its held-out loss is lower and no fewer are right: each by more than "
     "one standard error of the difference, query by query."
 )
-INTERVAL_90 = 1.645  # standard errors to either side
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Gain:
     @property
     def interval(self) -> tuple[float, float]:
         """Low and high end of 90 %."""
-        return self.mean - INTERVAL_90 * self.error, self.mean + INTERVAL_90 * self.error
+        return self.mean - NORMAL_90 * self.error, self.mean + NORMAL_90 * self.error
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 from orchestrator.listener import Listener
-from trials.child import ChildProber
 from trials.observation import Observation
 from trials.simulation.clock import Constants
 from trials.simulation.prober import SimulatedProber
 from trials.simulation.request import TraceRequest
 from trials.simulation.simulated import SimulatedCell
 from trials.simulation.traces import Traces
-from trials.trial import TrialTask, run_trial
+from trials.trial import TrialTask, child_prober, run_trial
 
 
 def run_trials_here(
@@ -31,11 +30,7 @@ def run_trials_here(
         if not keep_going():
             return
         listener.started(task.cell)
-        with ChildProber(
-            task.setup,
-            build_timeout_seconds=task.build_timeout_seconds,
-            probe_timeout_seconds=task.probe_timeout_seconds,
-        ) as prober:
+        with child_prober(task) as prober:
             run_trial(task, prober, listener.observed, keep_going=keep_going)
         listener.ended(task.cell, None)
 

@@ -170,7 +170,7 @@ def choices(
     for cell in cells:
         if catalog.offers(cell.gpu) and known.can_do_it(cell):
             groups[comparable(cell)].append(cell)
-    effort = Effort(observations, spec.workload.overheads.startup_minutes)
+    effort = Effort(observations, spec.workload.overheads.startup_minutes, catalog)
     order = list(dict.fromkeys(map(comparable, spec.all_cells())))
     return [
         _choice(known.ways(groups[key]), known, effort, spec.seed)

@@ -219,7 +219,7 @@ def spending_table(results: RunResults) -> PageTable:
             None if each.offer is None else each.offer.usd_per_hour,
             each.usd,
         )
-        for each in spending(results.spec, results.catalog, results.observed)
+        for each in spending(results.spec, results.catalog, results.logged)
     ]
     return PageTable(columns, rows)
 

@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 
+from fitting.doubt import NORMAL_90
 from fitting.laws import FloatArray
 from gpu_catalog.offer import Offer
 from orchestrator.cost import Overheads
@@ -14,7 +15,6 @@ from orchestrator.price_files import OWN
 
 A_MONTH = 30.0  # days that the drift of ``Overheads`` is of
 LEAST_DAYS = 1.0  # a price of today is not known to the hour
-NORMAL_90 = 1.645  # standard deviations to either end of a 90 % interval
 
 
 class PriceDrift:

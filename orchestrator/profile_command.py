@@ -12,11 +12,11 @@ from pydantic import ValidationError
 
 from gpu_catalog.catalog import Catalog, UnknownGpuError
 from gpu_catalog.gpu import Gpu
+from orchestrator.driver import remark
 from orchestrator.estimate import EstimateError, plain
 from orchestrator.estimate_options import asked_recipe
-from orchestrator.gpu_check import GpuCheckError, gpu_of_this_machine, machine_with
+from orchestrator.gpu_check import machine_with, this_machines_device
 from orchestrator.profile_tables import group_text, profile_groups
-from trials.child import ChildProber
 from trials.extras import importable_extras
 from trials.models.model import Model, UnknownModelError, find_model
 from trials.observation import Observation, largest_batch
@@ -25,7 +25,7 @@ from trials.profile import Profiled, ProfileRule
 from trials.profile_trial import PROFILE_TIMEOUTS, ProfileTask, run_profile
 from trials.recipe import Recipe
 from trials.timing import TimingRule
-from trials.trial import TrialTask, run_trial
+from trials.trial import TrialTask, child_prober, run_trial
 from trials.workload import Cell
 
 TIMEOUT_SECONDS = 600.0  # as a specification has them
@@ -50,7 +50,7 @@ def profile_command(options: argparse.Namespace, catalog: Catalog) -> int:
     for task in tasks:
         sizes = _sizes(options, task)
         asked_for |= {(task.cell, size) for size in sizes or (0,)}
-        with _prober(task, PROFILE_TIMEOUTS) as prober:
+        with child_prober(task, PROFILE_TIMEOUTS) as prober:
             asked = ProfileTask(trial=task, rule=rule, batch_sizes=sizes)
             run_profile(asked, prober, lambda each: found.append(_told(each)))
     groups = profile_groups(found)
@@ -113,12 +113,7 @@ def _or_mistake(make: Callable[[], T], mistakes: list[str]) -> T | None:
 
 
 def _device(key: str | None, catalog: Catalog) -> Gpu:
-    if key is not None:
-        return catalog.gpu(key)
-    try:
-        return gpu_of_this_machine(catalog)
-    except GpuCheckError:
-        return catalog.gpu("cpu")
+    return this_machines_device(catalog) if key is None else catalog.gpu(key)
 
 
 def _cells(
@@ -150,27 +145,19 @@ def _cells(
     return cells
 
 
-def _prober(task: TrialTask, timeouts: float = 1.0) -> ChildProber:
-    return ChildProber(
-        task.setup,
-        build_timeout_seconds=task.build_timeout_seconds,
-        probe_timeout_seconds=timeouts * task.probe_timeout_seconds,
-    )
-
-
 def _sizes(options: argparse.Namespace, task: TrialTask) -> tuple[int, ...]:
     """The batch sizes to profile, the largest looked for; none where none fits, which is told."""
     if isinstance(options.batch_size, int):
         return (options.batch_size,)
-    _remark(f"{task.cell.key}: looking for the largest batch")
+    remark(f"{task.cell.key}: looking for the largest batch")
     seen: list[Observation] = []
-    with _prober(task) as prober:
+    with child_prober(task) as prober:
         run_trial(task, prober, seen.append, keep_going=lambda: largest_batch(seen) is None)
     known = largest_batch(seen)
     if known is None or known[0] == 0:
-        _remark(f"{task.cell.key}: {_why(seen)}")
+        remark(f"{task.cell.key}: {_why(seen)}")
         return ()
-    _remark(f"{task.cell.key}: largest batch {known[0]}")
+    remark(f"{task.cell.key}: largest batch {known[0]}")
     return (known[0],) if options.batch_size == "max" else tuple(sorted({1, known[0]}))
 
 
@@ -181,9 +168,5 @@ def _why(seen: Sequence[Observation]) -> str:
 
 def _told(each: Profiled) -> Profiled:
     how = "profiled" if each.profile is not None else f"{each.outcome}: {each.detail}"
-    _remark(f"{each.cell.key}: batch {each.batch_size} {how} in {each.seconds:.0f} s")
+    remark(f"{each.cell.key}: batch {each.batch_size} {how} in {each.seconds:.0f} s")
     return each
-
-
-def _remark(text: str) -> None:
-    sys.stderr.write(text + "\n")

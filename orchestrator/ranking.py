@@ -542,7 +542,7 @@ def too_late_or_dear(constraints: Constraints, quickest: float, cheapest: float)
     if constraints.budget_usd is not None and cheapest > constraints.budget_usd:
         usd = f"${cheapest:.3g}, the budget is ${constraints.budget_usd:g}"
         parts.append(f"is expected to cost {usd}")
-    return "; ".join(parts) or "no offer keeps both the deadline and the budget"
+    return "; ".join(parts) or "keeps both the deadline and the budget on no offer"
 
 
 def _limit_reason(miss: Observation | None) -> str:

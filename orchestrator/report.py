@@ -247,8 +247,8 @@ def _drift_text(ranking: Ranking) -> str:
     if ranking.priced_on is None or not (of.price_drift or of.spot_price_drift):
         return " alone"
     return (
-        f" and, for dollars, of prices that move {of.price_drift:.0%} a month, spot "
-        f"prices {of.spot_price_drift:.0%} (assumed)"
+        f" and, for dollars, of prices that move {100 * of.price_drift:.2g}% a month, "
+        f"spot prices {100 * of.spot_price_drift:.2g}% (assumed)"
     )
 
 

@@ -13,7 +13,7 @@ from orchestrator.plan import Plan
 from orchestrator.ranking import Ranking, rank
 from orchestrator.sweep import SweepSpec
 from trials.observation import Observation
-from trials.profile import Profiled
+from trials.profile import Logged, Profiled
 from trials.workload import Cell
 
 
@@ -91,6 +91,11 @@ class RunResults:
         order = {cell: place for place, cell in enumerate(self.spec.all_cells())}
         known = dict.fromkeys([*planned, *(o.cell for o in self.observed)])
         return sorted(known, key=lambda cell: order.get(cell, len(order)))
+
+    @property
+    def logged(self) -> list[Logged]:
+        """Every observation, then every profile."""
+        return [*self.observed, *self.profiled]
 
     def place(self, cell: Cell) -> int:
         """Which of ``cells`` it is."""

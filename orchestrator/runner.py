@@ -19,10 +19,9 @@ from orchestrator.listener import Listener
 from orchestrator.placer import PLACEMENTS, Placer, Task, Whereabouts
 from orchestrator.plan import ClusterResources
 from orchestrator.tune_loggers import metrics
-from trials.child import ChildProber
 from trials.profile import Logged, logged
 from trials.profile_trial import PROFILE_TIMEOUTS, ProfileTask, run_profile
-from trials.trial import TrialTask, run_trial
+from trials.trial import TrialTask, child_prober, run_trial
 from trials.workload import Cell
 
 KINDS: dict[str, type[Task]] = {kind.__name__: kind for kind in (TrialTask, ProfileTask)}
@@ -172,19 +171,11 @@ def _trial_on_node(config: dict[str, dict[str, str]]) -> None:
         tune.report({"observation": observation.model_dump_json()} | metrics(observation))
 
     if isinstance(task, ProfileTask):
-        with _prober(task.trial, PROFILE_TIMEOUTS) as prober:
+        with child_prober(task.trial, PROFILE_TIMEOUTS) as prober:
             run_profile(task, prober, emit, node_id=node_id)
     else:
-        with _prober(task) as prober:
+        with child_prober(task) as prober:
             run_trial(task, prober, emit, node_id=node_id)
-
-
-def _prober(task: TrialTask, timeouts: float = 1.0) -> ChildProber:
-    return ChildProber(
-        task.setup,
-        build_timeout_seconds=task.build_timeout_seconds,
-        probe_timeout_seconds=timeouts * task.probe_timeout_seconds,
-    )
 
 
 class _Relay:

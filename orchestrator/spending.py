@@ -1,15 +1,13 @@
 """What a sweep has cost so far, and is costing. Pure."""
 
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.offer import Offer
 from orchestrator.cost import MINUTES_PER_HOUR, SECONDS_PER_HOUR
 from orchestrator.price_files import OWN
 from orchestrator.sweep import SweepSpec
-from trials.observation import Observation
 from trials.profile import Logged
 
 THIS_MACHINE = "cpu"
@@ -21,9 +19,9 @@ class Spending:
 
     Attributes:
         gpu: key of the GPU that ran.
-        probes: that it ran.
+        probes: that it ran, and profiles.
         probe_seconds: that they took.
-        startup_seconds: of a node, as assumed.
+        startup_seconds: of a node, as assumed; none of a machine of one's own.
         offer: the cheapest of that GPU; absent where nobody is paid, or no price is known.
     """
 
@@ -42,25 +40,10 @@ class Spending:
         return hours * self.offer.usd_per_hour
 
 
-def spending(
-    spec: SweepSpec, catalog: Catalog, observations: Sequence[Observation]
-) -> list[Spending]:
-    """What each GPU that ran has cost: its probes, and the start of a node."""
-    seconds: defaultdict[str, list[float]] = defaultdict(list)
-    for o in observations:
-        if not o.cell.simulated:
-            seconds[o.cell.device].append(o.seconds)
-    startup = spec.workload.overheads.startup_minutes / MINUTES_PER_HOUR * SECONDS_PER_HOUR
-    return [
-        Spending(
-            gpu=gpu,
-            probes=len(each),
-            probe_seconds=sum(each),
-            startup_seconds=startup,
-            offer=rented_offer(catalog, gpu),
-        )
-        for gpu, each in seconds.items()
-    ]
+def spending(spec: SweepSpec, catalog: Catalog, logged: Iterable[Logged]) -> list[Spending]:
+    """What each GPU that ran has cost: its probes and profiles, and the start of a node."""
+    meter = Meter(spec, catalog, logged)
+    return list(meter.by_gpu.values())
 
 
 def rented_offer(catalog: Catalog, gpu: str) -> Offer | None:
@@ -73,9 +56,11 @@ def rented_offer(catalog: Catalog, gpu: str) -> Offer | None:
     return min(paid, key=lambda o: o.usd_per_hour, default=None)
 
 
-def spent_usd(spec: SweepSpec, catalog: Catalog, observations: Sequence[Observation]) -> float:
-    """What a run has cost so far, each GPU at its cheapest offer; nothing where it has none."""
-    return sum(each.usd or 0.0 for each in spending(spec, catalog, observations))
+def startup_seconds(startup_minutes: float, offer: Offer | None) -> float:
+    """Of a node that is rented; a machine of one's own is there."""
+    if offer is None or offer.provider == OWN:
+        return 0.0
+    return startup_minutes / MINUTES_PER_HOUR * SECONDS_PER_HOUR
 
 
 class Meter:
@@ -85,29 +70,36 @@ class Meter:
         spec: of the sweep.
         catalog: its offers.
         known: what was observed and profiled before.
+
+    Attributes:
+        by_gpu: what each GPU has cost, by its key.
     """
 
-    def __init__(self, spec: SweepSpec, catalog: Catalog, known: Sequence[Logged] = ()) -> None:
-        self._startup = spec.workload.overheads.startup_minutes / MINUTES_PER_HOUR
-        self._rates: dict[str, float | None] = {}
+    def __init__(self, spec: SweepSpec, catalog: Catalog, known: Iterable[Logged] = ()) -> None:
+        self._startup_minutes = spec.workload.overheads.startup_minutes
         self._catalog = catalog
-        self.usd: float | None = None
-        for observation in known:
-            self.observed(observation)
+        self.by_gpu: dict[str, Spending] = {}
+        for each in known:
+            self.observed(each)
 
-    def observed(self, observation: Logged) -> None:
-        """A probe or a profile ended; dollars stay absent until one has cost any."""
-        if observation.cell.simulated:
+    def observed(self, ended: Logged) -> None:
+        """A probe or a profile ended."""
+        if ended.cell.simulated:
             return
-        gpu = observation.cell.device
-        hours = observation.seconds / SECONDS_PER_HOUR
-        if gpu not in self._rates:
+        gpu = ended.cell.device
+        before = self.by_gpu.get(gpu)
+        if before is None:
             offer = rented_offer(self._catalog, gpu)
-            self._rates[gpu] = None if offer is None else offer.usd_per_hour
-            hours += self._startup
-        rate = self._rates[gpu]
-        if rate is not None:
-            self.usd = (self.usd or 0.0) + hours * rate
+            before = Spending(gpu, 0, 0.0, startup_seconds(self._startup_minutes, offer), offer)
+        self.by_gpu[gpu] = replace(
+            before, probes=before.probes + 1, probe_seconds=before.probe_seconds + ended.seconds
+        )
+
+    @property
+    def usd(self) -> float | None:
+        """Spent so far; absent where nothing that ran is paid for."""
+        paid = [each.usd for each in self.by_gpu.values() if each.usd is not None]
+        return sum(paid) if paid else None
 
     def reaches(self, budget_usd: float | None) -> bool:
         """Whether nothing is left of a budget; there always is where there is none."""

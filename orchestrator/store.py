@@ -152,6 +152,10 @@ class RunFolder:
         """Every profile, alike. They stand in the same log and are no observations of a batch."""
         return [each for each in self._logged(profiles=True) if isinstance(each, Profiled)]
 
+    def logged(self) -> list[Logged]:
+        """All that was paid for: every observation, then every profile."""
+        return [*self.observations(), *self.profiles()]
+
     def _logged(self, *, profiles: bool) -> list[Logged]:
         files = [_read(file, content, profiles) for file, content in self.place.observations()]
         return files[0] if len(files) == 1 else _once(each for found in files for each in found)

@@ -15,6 +15,7 @@ from orchestrator.wording import WORDS, shown
 from trials.models.model import Model, find_model
 
 AUTO = "auto"
+PADDINGS = {"packed": "packing", "grouped": "group_by_length"}  # the options that say so
 OWN_WORDS = frozenset({"batch_size", "overheads"})  # options that say these in ways of their own
 
 
@@ -33,7 +34,7 @@ def given_options(options: argparse.Namespace) -> dict[str, Any]:
         found["named"] = found.pop("dataset")
     if "text_fields" in found:
         found["text_fields"] = tuple(name.strip() for name in found["text_fields"].split(","))
-    for option, padding in (("packing", "packed"), ("group_by_length", "grouped")):
+    for padding, option in PADDINGS.items():
         if getattr(options, option, False):
             found["padding"] = padding
     return found
@@ -111,12 +112,16 @@ def changed_workload(
     if workload.lengths is None:
         idle = sorted(fields.keys() & {"cutoff", "padding", "pad_to_multiple"})
         if idle:
-            raise DataError(
-                Mistake(name, f"{fields[name]!r}: the job has no lengths: add --dataset")
-                for name in idle
-            )
+            raise DataError(_without_lengths(name, fields[name]) for name in idle)
     try:
         return Workload(**terms | fields, lengths=workload.lengths)
     except ValidationError:  # the one thing that a job must have for its terms
         text = "needs --cutoff, the tokens of a row, and a job whose queries' lengths are known"
         raise DataError([Mistake("packing", text)]) from None
+
+
+def _without_lengths(name: str, value: Any) -> Mistake:
+    """A mistake: what is asked of queries whose lengths are not known."""
+    if name == "padding":
+        return Mistake(PADDINGS[value], "the job has no lengths: add --dataset")
+    return Mistake(name, f"{value!r}: the job has no lengths: add --dataset")

@@ -20,7 +20,7 @@ from orchestrator.driver import Asked
 from orchestrator.next_measurements import Choice, choices, measurable
 from orchestrator.next_tables import next_table
 from orchestrator.plan import ClusterResources, Node, make_plan, trial_task
-from orchestrator.spending import spent_usd
+from orchestrator.spending import Meter
 from orchestrator.sweep import SweepSpec
 from trials.child import ProbeEnd
 from trials.observation import Observation, Outcome
@@ -35,7 +35,7 @@ ROWS = "".join(
     for key in PRICES
 )
 OFFERS = "".join(
-    f"    - {{gpu: {key}, provider: own, region: here, instance: {key}, usd_per_hour: {usd}, "
+    f"    - {{gpu: {key}, provider: pit, region: here, instance: {key}, usd_per_hour: {usd}, "
     "source: me, recorded: 2026-01-31}\n"
     for key, usd in PRICES.items()
 )
@@ -87,7 +87,9 @@ def swept(
     catalog = spec.merged_catalog()
     seen: list[Observation] = []
     rounds = []
-    while wanted := strategy.wanted(make_plan(spec, catalog, ANYWHERE, seen), seen):
+    while wanted := strategy.wanted(
+        make_plan(spec, catalog, ANYWHERE, seen), seen, Meter(spec, catalog, seen).usd or 0.0
+    ):
         rounds.append(wanted)
         for cell, asked in wanted.items():
             device = world[cell.gpu]
@@ -135,7 +137,7 @@ def test_a_budget_is_kept() -> None:
     assert seen == []
     whole, _ = swept(adaptive(), WORLD)
     started = with_job("{queries: 1000, epochs: 3}")
-    spent = spent_usd(started, SPEC.merged_catalog(), whole)
+    spent = Meter(started, SPEC.merged_catalog(), whole).usd
     probes = sum(o.seconds * PRICES[o.cell.gpu] / 3600 for o in whole)
     starts = sum(PRICES[gpu] for gpu in {o.cell.gpu for o in whole}) / 6  # ten minutes each
     assert spent == pytest.approx(probes + starts)
@@ -227,7 +229,7 @@ def test_a_round_may_take_no_longer_than_the_budget_lasts() -> None:
     spec = with_job("{queries: 1000, epochs: 3, overheads: {startup_minutes: 6}}")
     catalog = spec.merged_catalog()
     strategy = Adaptive(spec, catalog, 2.0)
-    wanted = strategy.wanted(make_plan(spec, catalog, ANYWHERE, []), [])
+    wanted = strategy.wanted(make_plan(spec, catalog, ANYWHERE, []), [], 0.0)
     costs = [
         PRICES[cell.gpu] * (0.1 + asked.most_seconds / 3600)  # a start of six minutes, then probes
         for cell, asked in wanted.items()

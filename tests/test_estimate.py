@@ -180,6 +180,8 @@ def test_a_data_set_tells_the_lengths(capsys: pytest.CaptureFixture[str], tmp_pa
     packed = said(capsys, *TINY[:3], *asked, *data, "--packing", "--cutoff", "128")
     assert packed["step_seconds"] == longest["step_seconds"]
     assert packed["price"]["hours"] < longest["price"]["hours"]
+    seconds = packed["price"]["hours"] * 3600
+    assert packed["queries_per_second"] == pytest.approx(2 * 10_000 / seconds)
     assert main([*TINY[:3], *data, "--seq-len", "16"]) == 1
     assert "--seq-len 16: queries have up to 128 tokens: add --cutoff 16" in capsys.readouterr().err
 
@@ -233,6 +235,7 @@ def test_experts_that_get_more_than_their_share_take_more_memory(
         (("--memory-gib", "0.4"), "A40-0.4GiB: CUDA's context alone takes 0.5 GiB"),
         (("--model", "llama-tiny", "--routing-draws", "2"), "llama-tiny has no experts"),
         (("--routing-draws", "100000"), "give at most 100"),
+        (("--group-by-length",), "--group-by-length: the job has no lengths: add --dataset"),
         (("--cutoff", "16"), "--cutoff 16: the job has no lengths: add --dataset"),
         (("--gpu", "cpu"), "--gpu cpu: only CUDA GPUs are simulated"),
         (("--gpu", "a b", "--memory-gib", "10"), "--gpu 'a b': --key"),

@@ -4,11 +4,12 @@ import json
 
 import pytest
 from made_profiles import profile, profiled
+from observations import observation
 
 from orchestrator.cli import main
 from orchestrator.profile_tables import Bar, profile_groups, profiles_section
-from trials.observation import Outcome
-from trials.profile import Profiled, sizes_to_profile
+from trials.observation import Observation, Outcome
+from trials.profile import Profiled, logged, sizes_to_profile
 
 FAILED = {"outcome": Outcome.FAILED, "detail": "the child was killed", "profile": None}
 
@@ -109,3 +110,10 @@ def test_every_mistake_of_the_command_is_told_at_once(capsys: pytest.CaptureFixt
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "active_experts 9 exceeds the 8 experts of mixtral-tiny"
     assert lines[1].startswith("cpu: attention flash_attention_2 needs a CUDA GPU")
+
+
+def test_a_profile_is_told_from_an_observation_however_its_line_is_written() -> None:
+    """Tools that rewrite JSON put spaces into it."""
+    line = profiled().model_dump_json()
+    assert logged(line.encode()) == logged(json.dumps(json.loads(line), indent=1).encode())
+    assert isinstance(logged(observation(1).model_dump_json().encode()), Observation)

@@ -5,16 +5,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from made_profiles import profiled
 from made_runs import ONE_CELL, spec_of, whole_trial
 from observations import observation
 from ray_sweeps import SMALL_CELL, observations
 from ray_sweeps import environment as environment_of
 
 from orchestrator.cli import main
+from orchestrator.commands import end_of_sweep
 from orchestrator.driver import Everything
-from orchestrator.effort import expected, expected_text, what_is_left
+from orchestrator.effort import Purse, expected, expected_text, what_is_left
 from orchestrator.plan import ClusterResources, Node, make_plan
-from orchestrator.spending import Meter, spent_usd
+from orchestrator.spending import Meter, spending
+from orchestrator.store import ObservationWriter, open_run
 
 ROWS = """\
 catalog:
@@ -51,14 +54,18 @@ def test_a_sweep_is_priced_before_it_starts() -> None:
     assert fast.hours == pytest.approx((600 + WHOLE) / 3600)
     assert fast.usd == pytest.approx(2 * (600 + WHOLE) / 3600)
     assert (left["desk"].hours, left["cpu"].hours, left["cpu"].usd_per_hour) == (None, None, None)
-    table, line = expected(list(left.values()))
+    table, line = expected(list(left.values()), Purse())
     assert "| fast | 1      | 1         | 0.38          | 2   | 0.77 |" in table
     assert line == (
         "expected: 0.38 h and $0.77, desk, cpu not counted (assumed: 60 s a probe and 10 min to "
         "start a node; large models take longer)"
     )
-    lines = list(expected_text(list(left.values()), budget_usd=0.5))
+    lines = list(expected_text(list(left.values()), Purse(0.5, profiles=True)))
+    assert lines[0].startswith("expected: 0.38 h and $0.77, desk, cpu, profiles not counted ")
     assert lines[1] == "the budget is $0.5: what comes first is measured until it is spent"
+    assert len(list(expected_text(list(left.values()), Purse(1.0)))) == 1
+    _, spent = expected_text(list(left.values()), Purse(1.0, spent_usd=0.3))
+    assert spent.startswith("the budget is $1, $0.30 of it spent: ")
 
 
 def test_what_was_measured_tells_what_the_rest_takes() -> None:
@@ -72,7 +79,7 @@ def test_what_was_measured_tells_what_the_rest_takes() -> None:
     (left,) = what_is_left(spec, catalog, CLUSTER, plan, seen)
     assert left.hours == pytest.approx((searched + 8) * 2 / 3600)
     assert left.usd == pytest.approx(0.5 * (searched + 8) * 2 / 3600)
-    assert next(expected_text([left])).endswith(", by what was measured so far")
+    assert next(expected_text([left], Purse())).endswith(", by what was measured so far")
 
 
 def test_dollars_are_counted_as_they_are_spent() -> None:
@@ -85,26 +92,48 @@ def test_dollars_are_counted_as_they_are_spent() -> None:
     for each in seen:
         meter.observed(each)
     assert meter.usd == pytest.approx(2 * (600 + 180) / 3600)
-    assert meter.usd == pytest.approx(spent_usd(SPEC, CATALOG, seen))
+    profile = profiled(8, cell=FAST, seconds=30.0)
+    meter.observed(profile)
+    assert meter.usd == pytest.approx(2 * (600 + 210) / 3600)
+    by_gpu = {each.gpu: each.usd for each in spending(SPEC, CATALOG, [*seen, profile])}
+    assert by_gpu == {"fast": meter.usd}
+    meter.observed(observation(1, cell=DESK, seconds=3600.0))  # one's own is up already
+    assert meter.usd == pytest.approx(2 * (600 + 210) / 3600 + 0.5)
     assert not meter.reaches(None)
     assert not meter.reaches(1.0)
-    assert meter.reaches(meter.usd)
+    assert meter.reaches(meter.usd or 0.0)
 
 
 def test_a_gpu_whose_start_is_too_dear_is_left_out() -> None:
-    """The first in the plan are paid first; what costs nothing always runs."""
+    """The first in the plan are paid first; a machine of one's own has no start."""
     plan = make_plan(SPEC, CATALOG, CLUSTER, [])
 
-    def placed(budget_usd: float | None) -> set[str]:
-        return {cell.gpu for cell in Everything(SPEC, CATALOG, budget_usd).wanted(plan, [])}
+    def placed(budget_usd: float | None, spent_usd: float = 0.0) -> set[str]:
+        strategy = Everything(SPEC, CATALOG, budget_usd)
+        return {cell.gpu for cell in strategy.wanted(plan, [], spent_usd)}
 
-    start = 600 / 3600  # hours
+    start = 2.0 * 600 / 3600  # dollars
     assert placed(None) == {"fast", "desk", "cpu"}
-    assert placed(2.1 * start) == {"fast", "cpu"}
-    assert placed(1.9 * start) == {"desk", "cpu"}
-    assert placed(2.6 * start) == {"fast", "desk", "cpu"}
-    spent = [observation(1, cell=FAST, seconds=3600.0)]
-    assert Everything(SPEC, CATALOG, 2.0).wanted(plan, spent).keys() == {CPU}
+    assert placed(1.1 * start) == {"fast", "desk", "cpu"}
+    assert placed(0.9 * start) == {"desk", "cpu"}
+    assert placed(1.1 * start, spent_usd=0.2 * start) == {"desk", "cpu"}
+    assert placed(2.0, spent_usd=2.0) == {"cpu"}
+
+
+def test_a_failure_is_not_said_to_be_for_the_budget(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only what there were no dollars left for is left out for it; the rest did not finish."""
+    plan = make_plan(SPEC, CATALOG, CLUSTER, [])
+    folder = open_run(tmp_path / "run", ONE_CELL, SPEC)
+    with ObservationWriter(folder) as writer:
+        writer.append(observation(1, cell=DESK, seconds=7200.0))
+    assert end_of_sweep(SPEC, CATALOG, plan, folder, 1000.0) == 1
+    told = capsys.readouterr().err
+    assert "3 trials did not finish" in told
+    assert "budget" not in told
+    assert end_of_sweep(SPEC, CATALOG, plan, folder, 1.0) == 0
+    assert "3 trials are left out for the budget of $1: " in capsys.readouterr().err
 
 
 def test_strict_starts_nothing_when_a_trial_would_be_skipped(

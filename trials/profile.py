@@ -4,6 +4,7 @@ It is kept apart from observations: steps run slower under a profiler, so what t
 law, no ranking and no search.
 """
 
+import re
 import statistics
 from collections.abc import Collection, Sequence
 from typing import Annotated, Literal, get_args
@@ -208,6 +209,7 @@ class Profiled(Record):
         return f"{self.cell.key}/profile/b{self.batch_size}/t{self.attempt}"
 
 
+PROFILE_LINE = re.compile(rb'\s*\{\s*"kind"\s*:\s*"profile"')
 Logged = Observation | Profiled
 """What a run's log of observations holds."""
 
@@ -224,8 +226,8 @@ def logged(line: bytes) -> Logged:
 
 
 def is_profile(line: bytes) -> bool:
-    """Whether a line of the log is of a profile: written by pydantic, its first field is first."""
-    return line.startswith(b'{"kind":"profile"')
+    """Whether a line of the log is of a profile, which its first field tells."""
+    return PROFILE_LINE.match(line) is not None
 
 
 def sizes_to_profile(largest: int, profiled: Sequence[Profiled]) -> list[int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
-from trials.child import ProbeEnd, Prober
+from trials.child import ChildProber, ProbeEnd, Prober
 from trials.ladder import LadderStep, batch_ladder
 from trials.models.model import Model
 from trials.observation import (
@@ -106,6 +106,20 @@ class Ask:
     purpose: Purpose
     batch_size: int
     repeat: int
+
+
+def child_prober(task: TrialTask, timeouts: float = 1.0) -> ChildProber:
+    """Answers a trial's probes from children.
+
+    Args:
+        task: the trial.
+        timeouts: how many times as long as a probe may what is asked take.
+    """
+    return ChildProber(
+        task.setup,
+        build_timeout_seconds=task.build_timeout_seconds,
+        probe_timeout_seconds=timeouts * task.probe_timeout_seconds,
+    )
 
 
 def next_ask(
