@@ -123,5 +123,6 @@ def changed_workload(
 def _without_lengths(name: str, value: Any) -> Mistake:
     """A mistake: what is asked of queries whose lengths are not known."""
     if name == "padding":
-        return Mistake(PADDINGS[value], "the job has no lengths: add --dataset")
+        text = "needs a job whose queries' lengths are known: add --dataset"
+        return Mistake(PADDINGS[value], text)
     return Mistake(name, f"{value!r}: the job has no lengths: add --dataset")

@@ -235,7 +235,7 @@ def test_experts_that_get_more_than_their_share_take_more_memory(
         (("--memory-gib", "0.4"), "A40-0.4GiB: CUDA's context alone takes 0.5 GiB"),
         (("--model", "llama-tiny", "--routing-draws", "2"), "llama-tiny has no experts"),
         (("--routing-draws", "100000"), "give at most 100"),
-        (("--group-by-length",), "--group-by-length: the job has no lengths: add --dataset"),
+        (("--group-by-length",), "--group-by-length needs a job whose queries' lengths are known"),
         (("--cutoff", "16"), "--cutoff 16: the job has no lengths: add --dataset"),
         (("--gpu", "cpu"), "--gpu cpu: only CUDA GPUs are simulated"),
         (("--gpu", "a b", "--memory-gib", "10"), "--gpu 'a b': --key"),
