@@ -111,6 +111,7 @@ class _Learning:
             training=self._asked.training,
             tokenizer=self._asked.data.tokenizer,
             queries_file=str(queries),
+            curve=self._key,
             checkpoint_file=None if checkpoint is None else str(checkpoint),
         )
         console = Console(stderr=True)

@@ -1,6 +1,7 @@
 """Where what was learnt is kept: a line for each epoch, beside a run's observations or alone."""
 
 import contextlib
+import hashlib
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -103,10 +104,10 @@ class LearnedWriter:
             self.records.append(record)
 
     def checkpoint(self, curve: str) -> Path:
-        """Where the state of a curve is kept while it is learnt."""
+        """Where the state of a curve is kept: a file for whatever its key tells apart."""
         folder = self._folder / LEARNING
         folder.mkdir(exist_ok=True)
-        return folder / f"{curve.rpartition('/')[2]}.pt"
+        return folder / f"{hashlib.sha256(curve.encode()).hexdigest()[:16]}.pt"
 
     def forget(self, curve: str) -> None:
         """Removes the state of a curve: nobody will go on with it."""

@@ -80,5 +80,6 @@ def learn_setup(
         training=Training.model_validate(fields),
         tokenizer=str(folder / "tok"),
         queries_file=str(file),
+        curve=cell.key,
         checkpoint_file=str(folder / "state.pt"),
     )

@@ -15,6 +15,7 @@ from observations import FULL, environment, tiny_cell
 
 from orchestrator import learn
 from orchestrator.cli import main
+from orchestrator.learn_store import learned_file
 from orchestrator.store import LEARNED, open_run
 from trials.child import ChildGoneError, ProbeEnd
 from trials.learn_child import ChildLearner, LearnError, NoStartError, _line
@@ -70,6 +71,18 @@ def test_sparse_and_dense_learn_the_made_language(
     (against,) = told["sparse_against_dense"]
     assert against["accuracy_gain_low"] < 0 < against["accuracy_gain_high"]
     assert not (learnt / "learning").exists()  # nobody goes on with them
+
+
+def test_more_epochs_go_on_from_the_state_of_the_very_curve(folder: Path, learnt: Path) -> None:
+    """One epoch, sparse and dense, then one more of sparse: the numbers of learning at once."""
+    assert main(arguments(folder, "--epochs", "1", out="steps")) == 0
+    assert main(arguments(folder, "--epochs", "2", "--active-experts", "2", out="steps")) == 0
+    one_by_one, at_once = (
+        {each.key: (each.train_loss, each.tested) for each in learned_file(path)}
+        for path in (folder / "steps", learnt)
+    )
+    assert len(one_by_one) == 5
+    assert one_by_one.items() <= at_once.items()
 
 
 def test_the_ranking_goes_by_what_was_learnt(

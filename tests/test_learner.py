@@ -6,7 +6,7 @@ from pathlib import Path
 import made_questions
 import pytest
 import torch
-from observations import recipe, tiny_cell
+from observations import FULL, recipe, tiny_cell
 from torch_process import small_steps
 
 from trials.learn_queries import IGNORED, Encoded, padded, read_queries
@@ -176,6 +176,26 @@ def test_a_state_that_cannot_be_read_is_told_and_begun_anew(folder: Path) -> Non
     assert made.remark is not None
     assert "state.pt: cannot be read (" in made.remark
     assert "\n" not in made.remark
+
+
+def test_the_state_of_another_curve_is_not_gone_on_from(folder: Path) -> None:
+    """Though its weights are of the same shapes, as those of sparse and dense are."""
+    sparse, dense = (
+        made_questions.learn_setup(
+            folder,
+            tiny_cell("mixtral-tiny", FULL, active=active, seq_len=64),
+            made_questions.learn_queries(20, 4),
+        )
+        for active in (2, 8)
+    )
+    made = Learner(dense, lambda _: None)
+    made.reply(0)
+    made.reply(1)
+    assert Learner(dense, lambda _: None).epoch == 1
+    refused = Learner(sparse, lambda _: None)
+    assert refused.epoch == 0
+    assert refused.remark is not None
+    assert f"cannot be read (it is of {dense.curve}): beginning anew" in refused.remark
 
 
 def test_4_bit_weights_learn_after_they_were_tested(folder: Path) -> None:

@@ -50,6 +50,7 @@ class Learner:
 
     def __init__(self, setup: LearnSetup, listen: Listen) -> None:
         self._training = setup.training
+        self._curve = setup.curve
         try:
             tokenizer = QueryTokenizer(setup.tokenizer)
         except TokenizerError as error:
@@ -195,6 +196,7 @@ class Learner:
             return None
         part = self._checkpoint.with_suffix(".part")
         state = {
+            "curve": self._curve,
             "reply": reply.model_dump_json(),
             "trained": [p.detach() for p in self._tuning.trainable],
             "optimizer": self._tuning.stepper.optimizer.state_dict(),
@@ -217,6 +219,8 @@ class Learner:
         device = self._worker.device.torch_device
         try:
             state = torch.load(self._checkpoint, map_location=device, weights_only=True)
+            if state["curve"] != self._curve:
+                raise ValueError(f"it is of {state['curve']}")  # noqa: TRY301 - one way out
             reply = EpochReply.model_validate_json(state["reply"])
             with torch.no_grad():
                 for parameter, value in zip(self._tuning.trainable, state["trained"], strict=True):

@@ -121,12 +121,14 @@ class LearnSetup(Setup):
         training: how to train.
         tokenizer: a folder, a tokenizer.json, or a hub name.
         queries_file: a ``LearnQuery`` a line.
+        curve: the ``curve_key`` of what is learnt: it goes on from no other's state.
         checkpoint_file: where the state after each epoch is kept; absent for nowhere.
     """
 
     training: Training
     tokenizer: str
     queries_file: str
+    curve: str
     checkpoint_file: str | None = None
 
 
