@@ -23,7 +23,7 @@ from orchestrator.learn_tables import (
     learning_section,
     sparse_against_dense,
 )
-from orchestrator.learned import STOP_RULE, Curve, best, curves, is_done
+from orchestrator.learned import STOP_RULE, Curve, attempts, best, curves, is_done
 from orchestrator.place import RunPath, StoreError
 from trials.learn_child import ChildLearner, LearnError, NoStartError
 from trials.learning import Heartbeat, LearnedEpoch, LearnReady, LearnSetup, curve_key
@@ -116,14 +116,15 @@ class _Learning:
         )
         console = Console(stderr=True)
         with console.status(f"{self._name}: building") as status, ChildLearner(setup) as child:
-            self._learn(child, known, status)
+            self._learn(child, status)
 
-    def _learn(self, child: ChildLearner, known: Curve | None, status: Status) -> None:
-        epochs, attempt = self._begun(child.ready, known)
+    def _learn(self, child: ChildLearner, status: Status) -> None:
+        self._tell_ready(child.ready)
+        epochs, attempt = self._begun(child.ready)
         while not epochs or not self._is_done(Curve(tuple(epochs))):
             number = len(epochs)
             started_at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-            reply = child.epoch(number, lambda beat: status.update(self._doing(beat)))
+            reply = child.epoch(number, attempt, lambda beat: status.update(self._doing(beat)))
             assert reply.tested is not None  # else it has raised
             record = LearnedEpoch(
                 cell=self._cell,
@@ -144,8 +145,7 @@ class _Learning:
         if best(Curve(tuple(epochs))).has_stopped and self._asked.checkpoints:
             self._writer.forget(self._key)
 
-    def _begun(self, ready: LearnReady, known: Curve | None) -> tuple[list[LearnedEpoch], int]:
-        """What of the curve is learnt, and which attempt goes on with it."""
+    def _tell_ready(self, ready: LearnReady) -> None:
         if ready.remark is not None:
             remark(ready.remark)
         if ready.cut_off:
@@ -155,14 +155,20 @@ class _Learning:
                 f"{self._name}: {ready.left_out:,} queries were left out: their answers, or held "
                 f"out all of them, are beyond {self._cutoff} tokens"
             )
+
+    def _begun(self, ready: LearnReady) -> tuple[list[LearnedEpoch], int]:
+        """What of the curve is learnt, and which attempt goes on with it: that of the state."""
+        known = attempts(self._writer.records).get(self._key)
         if known is None:
             return [], 1
-        last = known.epochs[-1]
+        # Without a state the latest can go on if it was never trained.
+        attempt = max(known) if ready.attempt is None else ready.attempt
+        epochs = known.get(attempt, ())
         # A state may be one ahead of what is recorded: it was killed between the two.
-        if ready.epoch in {last.epoch, last.epoch + 1}:
-            return list(known.epochs), last.attempt
-        remark(f"{self._name}: no state of epoch {last.epoch} was kept: beginning anew")
-        return [], 1 + max(r.attempt for r in self._writer.records if r.curve == self._key)
+        if epochs and ready.epoch in {epochs[-1].epoch, epochs[-1].epoch + 1}:
+            return list(epochs), attempt
+        remark(f"{self._name}: no state of its last epoch was kept: beginning anew")
+        return [], 1 + max(known)
 
     def _is_done(self, curve: Curve) -> bool:
         return is_done(curve, self._asked.training, whole=self._asked.whole)

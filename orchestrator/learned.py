@@ -92,16 +92,23 @@ def curves(records: Iterable[LearnedEpoch]) -> list[Curve]:
 
     Of a curve that had to begin anew the longest attempt counts, the latest of equals.
     """
-    found: dict[str, dict[int, dict[int, LearnedEpoch]]] = defaultdict(lambda: defaultdict(dict))
-    for record in records:
-        found[record.curve][record.attempt].setdefault(record.epoch, record)
     whole = []
-    for attempts in found.values():
-        runs = {attempt: _without_gap(epochs) for attempt, epochs in attempts.items()}
+    for runs in attempts(records).values():
         longest = max(runs, key=lambda attempt: (len(runs[attempt]), attempt))
         if runs[longest]:
             whole.append(Curve(runs[longest]))
     return whole
+
+
+def attempts(records: Iterable[LearnedEpoch]) -> dict[str, dict[int, tuple[LearnedEpoch, ...]]]:
+    """Of each curve, by its key, the epochs of each attempt: from 0, as far as there is no gap."""
+    found: dict[str, dict[int, dict[int, LearnedEpoch]]] = defaultdict(lambda: defaultdict(dict))
+    for record in records:
+        found[record.curve][record.attempt].setdefault(record.epoch, record)
+    return {
+        curve: {attempt: _without_gap(epochs) for attempt, epochs in own.items()}
+        for curve, own in found.items()
+    }
 
 
 def _without_gap(epochs: dict[int, LearnedEpoch]) -> tuple[LearnedEpoch, ...]:

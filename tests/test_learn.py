@@ -16,7 +16,7 @@ from observations import FULL, environment, tiny_cell
 from orchestrator import learn
 from orchestrator.cli import main
 from orchestrator.learn_store import learned_file
-from orchestrator.store import LEARNED, open_run
+from orchestrator.store import LEARNED, LEARNING, open_run
 from trials.child import ChildGoneError, ProbeEnd
 from trials.learn_child import ChildLearner, LearnError, NoStartError, _line
 from trials.learning import EpochReply, Heartbeat, HeldOutScores, LearnReady, LearnSetup
@@ -123,11 +123,11 @@ def test_a_child_that_is_killed_is_one_line(folder: Path) -> None:
     cell = tiny_cell("llama-tiny", FULL, seq_len=64)
     setup = made_questions.learn_setup(folder, cell, made_questions.learn_queries(20, 4))
     with ChildLearner(setup) as child:
-        assert child.epoch(0, lambda _: None).tested is not None
+        assert child.epoch(0, 1, lambda _: None).tested is not None
         assert child.child_pid is not None
         os.kill(child.child_pid, signal.SIGKILL)
         with pytest.raises(LearnError) as error:
-            child.epoch(1, lambda _: None)
+            child.epoch(1, 1, lambda _: None)
     assert str(error.value) == f"{cell.key}: epoch 1: the child was killed by SIGKILL"
 
 
@@ -172,30 +172,36 @@ def test_every_mistake_is_told_at_once_and_nothing_is_left(
 
 
 class FakeChild:
-    """A child that learns without a model; what goes wrong, and its state, are told to the class.
+    """A child that learns without a model; what goes wrong is told to the class.
 
     Attributes:
-        state: epochs learnt by its checkpoint, of each number of active experts.
         ends_at: number of active experts and epoch at which it ends.
         begins: whether it comes to the first epoch.
         asked: (active experts, epoch) of all it was asked for.
     """
 
-    state: ClassVar[dict[int, int]]
     ends_at: ClassVar[tuple[int, int] | None]
     begins: ClassVar[bool]
     asked: ClassVar[list[tuple[int, int]]]
 
     def __init__(self, setup: LearnSetup) -> None:
         self._active = setup.cell.active_experts or 0
+        self._curve = setup.curve
+        assert setup.checkpoint_file is not None
+        self._checkpoint = Path(setup.checkpoint_file)
 
     def __enter__(self) -> Self:
         if not self.begins:
             raise NoStartError("mixtral-tiny: no such tokenizer")
+        kept = {"curve": None, "attempt": None, "epoch": 0}
+        if self._checkpoint.exists():
+            kept = json.loads(self._checkpoint.read_bytes())
+            assert kept["curve"] == self._curve
         self.ready = LearnReady(
             environment=environment(),
             memory_limit_bytes=1,
-            epoch=self.state.get(self._active, 0),
+            epoch=kept["epoch"],
+            attempt=kept["attempt"],
             cut_off=3,
             left_out=0,
         )
@@ -204,11 +210,14 @@ class FakeChild:
     def __exit__(self, *exception: object) -> None:
         pass
 
-    def epoch(self, number: int, listen: Callable[[Heartbeat], None]) -> EpochReply:
+    def epoch(self, number: int, attempt: int, listen: Callable[[Heartbeat], None]) -> EpochReply:
         listen(Heartbeat(doing="training", done=1, total=2))
         if self.ends_at == (self._active, number):
             raise LearnError("the child was killed by SIGKILL")
         self.asked.append((self._active, number))
+        if number:
+            kept = {"curve": self._curve, "attempt": attempt, "epoch": number}
+            self._checkpoint.write_text(json.dumps(kept), encoding="utf-8")
         right = tuple(place < 10 * number for place in range(40))
         return EpochReply(
             epoch=number,
@@ -220,7 +229,7 @@ class FakeChild:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeChild]:
     """The class whose objects learn."""
-    FakeChild.state, FakeChild.ends_at, FakeChild.begins, FakeChild.asked = {}, None, True, []
+    FakeChild.ends_at, FakeChild.begins, FakeChild.asked = None, True, []
     monkeypatch.setattr(learn, "ChildLearner", FakeChild)
     return FakeChild
 
@@ -246,21 +255,21 @@ def test_a_curve_that_ends_early_is_kept_and_the_other_one_is_learnt(
     assert "mixtral-tiny, sparse, 2 of 8: 3 queries were cut off at 2048 tokens\n" in said.err
     assert "| 4     | " in said.out
     assert fake.asked == [*((2, epoch) for epoch in range(3)), *((8, e) for e in range(5))]
-    fake.ends_at, fake.state, fake.asked = None, {2: 2}, []
+    fake.ends_at, fake.asked = None, []
     assert main(arguments(folder, out="ended")) == 0
     assert fake.asked == [(2, 3), (2, 4)]
 
 
 @pytest.mark.parametrize(
     ("state", "asked", "attempt"),
-    [(1, [2, 3, 4], 1), (2, [2, 3, 4], 1), (0, [0, 1, 2, 3, 4], 2)],
+    [(1, [2, 3, 4], 1), (2, [2, 3, 4], 1), (None, [0, 1, 2, 3, 4], 2)],
 )
 def test_a_curve_is_begun_anew_only_when_its_state_is_lost(
     folder: Path,
     tmp_path: Path,
     fake: type[FakeChild],
     *,
-    state: int,
+    state: int | None,
     asked: list[int],
     attempt: int,
 ) -> None:
@@ -268,8 +277,32 @@ def test_a_curve_is_begun_anew_only_when_its_state_is_lost(
     fake.ends_at = (2, 2)
     one = arguments(folder, "--active-experts", "2", out=str(tmp_path / "lost"))
     assert main(one) == 1
-    fake.ends_at, fake.state, fake.asked = None, {2: state}, []
+    fake.ends_at, fake.asked = None, []
+    (checkpoint,) = (tmp_path / "lost" / LEARNING).iterdir()
+    if state is None:
+        checkpoint.unlink()
+    else:
+        kept_state = json.loads(checkpoint.read_bytes()) | {"epoch": state}
+        checkpoint.write_text(json.dumps(kept_state), encoding="utf-8")
     assert main(one) == 0
     assert fake.asked == [(2, epoch) for epoch in asked]
     kept = [json.loads(line) for line in (tmp_path / "lost" / LEARNED).read_bytes().splitlines()]
     assert [each["attempt"] for each in kept] == [1, 1, *[attempt] * len(asked)]
+
+
+def test_a_second_attempt_is_gone_on_with_though_the_first_came_further(
+    folder: Path, tmp_path: Path, fake: type[FakeChild]
+) -> None:
+    """The state says which attempt it is of; killed again, nothing is learnt twice."""
+    out = tmp_path / "again"
+    one = arguments(folder, "--active-experts", "2", out=str(out))
+    fake.ends_at = (2, 4)
+    assert main(one) == 1
+    (checkpoint,) = (out / LEARNING).iterdir()
+    checkpoint.unlink()
+    fake.ends_at = (2, 2)
+    assert main(one) == 1
+    fake.ends_at, fake.asked = None, []
+    assert main(one) == 0
+    assert fake.asked == [(2, 2), (2, 3), (2, 4)]
+    assert [each.attempt for each in learned_file(out)] == [1] * 4 + [2] * 5

@@ -190,10 +190,11 @@ def test_the_state_of_another_curve_is_not_gone_on_from(folder: Path) -> None:
     )
     made = Learner(dense, lambda _: None)
     made.reply(0)
-    made.reply(1)
-    assert Learner(dense, lambda _: None).epoch == 1
+    made.reply(1, attempt=3)
+    again = Learner(dense, lambda _: None)
+    assert (again.epoch, again.attempt) == (1, 3)
     refused = Learner(sparse, lambda _: None)
-    assert refused.epoch == 0
+    assert (refused.epoch, refused.attempt) == (0, None)
     assert refused.remark is not None
     assert f"cannot be read (it is of {dense.curve}): beginning anew" in refused.remark
 

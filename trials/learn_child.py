@@ -72,18 +72,19 @@ class ChildLearner:
             self._nursery.close()
             self._nursery = None
 
-    def epoch(self, number: int, listen: Callable[[Heartbeat], None]) -> EpochReply:
+    def epoch(self, number: int, attempt: int, listen: Callable[[Heartbeat], None]) -> EpochReply:
         """One epoch: learnt and tested, or 0: tested alone.
 
         Args:
             number: the next one, or 0 to begin anew.
+            attempt: at this curve, from 1.
             listen: told of steps meanwhile.
 
         Raises:
             LearnError: it came to nothing.
         """
         try:
-            return self._answered(number, listen)
+            return self._answered(EpochRequest(epoch=number, attempt=attempt), listen)
         except (ChildGoneError, ValidationError, OSError) as error:
             raise LearnError(f"{self._setup.cell.key}: epoch {number}: {_line(error)}") from error
 
@@ -100,11 +101,11 @@ class ChildLearner:
             raise ChildGoneError(ProbeEnd(refused.outcome, refused.detail))
         return LearnReady.model_validate_json(line)
 
-    def _answered(self, number: int, listen: Callable[[Heartbeat], None]) -> EpochReply:
+    def _answered(self, request: EpochRequest, listen: Callable[[Heartbeat], None]) -> EpochReply:
         assert self._nursery is not None
-        self._nursery.tell(EpochRequest(epoch=number).model_dump_json() + "\n")
+        self._nursery.tell(request.model_dump_json() + "\n")
         while True:
-            line = self._nursery.answer(SILENCE_SECONDS, f"epoch {number}")
+            line = self._nursery.answer(SILENCE_SECONDS, f"epoch {request.epoch}")
             try:
                 listen(Heartbeat.model_validate_json(line))
             except ValidationError:

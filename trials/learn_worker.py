@@ -17,6 +17,7 @@ def learn(setup: LearnSetup, line: Line) -> None:
                 environment=learner.worker.environment(),
                 memory_limit_bytes=learner.worker.device.memory_limit_bytes,
                 epoch=learner.epoch,
+                attempt=learner.attempt,
                 cut_off=learner.queries.cut_off,
                 left_out=learner.queries.left_out,
                 remark=learner.remark,
@@ -27,12 +28,12 @@ def learn(setup: LearnSetup, line: Line) -> None:
         line.say(Refused(outcome=outcome, detail=detail, final=is_final(error)))
         return
     while request := line.hear():
-        epoch = EpochRequest.model_validate_json(request).epoch
+        asked = EpochRequest.model_validate_json(request)
         try:
-            reply = learner.reply(epoch)
+            reply = learner.reply(asked.epoch, asked.attempt)
         except Exception as error:  # noqa: BLE001 - every failure of an epoch is an outcome
             outcome, detail = classify(error)
-            reply = EpochReply(epoch=epoch, outcome=outcome, detail=detail)
+            reply = EpochReply(epoch=asked.epoch, outcome=outcome, detail=detail)
         line.say(reply)
         if reply.outcome is not Outcome.FITS:
             return

@@ -35,6 +35,7 @@ class Learner:
 
     Attributes:
         epoch: epochs it has learnt; those of its checkpoint when it is made.
+        attempt: at the curve; that of its checkpoint when it is made, None when there is none.
         queries: what it learns from and is tested with.
         remark: what to tell the user; None for nothing.
 
@@ -67,6 +68,7 @@ class Learner:
         self._listen = listen
         self._beat = time.monotonic()
         self.epoch = 0
+        self.attempt: int | None = None
         self.remark: str | None = None
         self._last: EpochReply | None = None
         self._checkpoint: Path | None = None
@@ -80,13 +82,18 @@ class Learner:
         """The device and the built model."""
         return self._worker
 
-    def reply(self, epoch: int) -> EpochReply:
+    def reply(self, epoch: int, attempt: int = 1) -> EpochReply:
         """Comes to the end of an epoch: learns it, or tells of it anew, or begins anew at 0.
+
+        Args:
+            epoch: which one.
+            attempt: at the curve; kept with the state.
 
         Raises:
             NotTrainingError: the loss is not a number.
             ValueError: the epoch is not the next one.
         """
+        self.attempt = attempt
         if epoch == 0:
             self._tuning.start_over()
             self.epoch = 0
@@ -197,6 +204,7 @@ class Learner:
         part = self._checkpoint.with_suffix(".part")
         state = {
             "curve": self._curve,
+            "attempt": self.attempt,
             "reply": reply.model_dump_json(),
             "trained": [p.detach() for p in self._tuning.trainable],
             "optimizer": self._tuning.stepper.optimizer.state_dict(),
@@ -231,7 +239,7 @@ class Learner:
             self.remark = f"{self._checkpoint}: cannot be read ({why}): beginning anew"
             self._tuning.start_over()
             return
-        self.epoch, self._last = reply.epoch, reply
+        self.epoch, self.attempt, self._last = reply.epoch, state["attempt"], reply
 
 
 def _is_correct(query: HeldOut, scores: Sequence[_Score]) -> bool:

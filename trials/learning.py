@@ -137,21 +137,29 @@ class LearnReady(Ready):
 
     Attributes:
         epoch: what its checkpoint has learnt; 0 when there is none.
+        attempt: the one that its checkpoint is of; absent when there is none.
         cut_off: queries to learn from that are longer than the cut-off, and were cut.
         left_out: those of which no answer is left, and held-out ones longer than the cut-off.
         remark: what to tell the user; absent for nothing.
     """
 
     epoch: int
+    attempt: PositiveInt | None
     cut_off: int
     left_out: int
     remark: str | None = None
 
 
 class EpochRequest(Record):
-    """Asks for one epoch: 0 tests the model as it is, another one trains, then tests."""
+    """Asks for one epoch.
+
+    Attributes:
+        epoch: 0 tests the model as it is, another one trains, then tests.
+        attempt: of the curve; kept with the state.
+    """
 
     epoch: int
+    attempt: PositiveInt
 
 
 class Heartbeat(Record):
