@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.status import Status
 
 from gpu_catalog.record import Record
@@ -23,8 +24,9 @@ from orchestrator.learn_tables import (
     learning_section,
     sparse_against_dense,
 )
-from orchestrator.learned import STOP_RULE, Curve, attempts, best, curves, is_done
+from orchestrator.learned import STOP_RULE, Curve, attempts, curves, is_done
 from orchestrator.place import RunPath, StoreError
+from orchestrator.store import LEARNING
 from trials.learn_child import ChildLearner, LearnError, NoStartError
 from trials.learning import Heartbeat, LearnedEpoch, LearnReady, LearnSetup, curve_key
 from trials.workload import Cell
@@ -72,6 +74,11 @@ def learn_command(options: argparse.Namespace, path: RunPath) -> int:
     if known:
         sys.stdout.write(f"{_as_json(known) if options.json else learning_section(known)}\n")
         remark(f"{writer.path}: 'rank RUN --epochs auto --learned {writer.path}' goes by it")
+    if writer.state_bytes:
+        remark(
+            f"{path / LEARNING}: {decimal(writer.state_bytes)} of state, to go on from with more "
+            "--epochs or --patience, or --whole: delete it when that is not wanted"
+        )
     return 1 if failures else 0
 
 
@@ -142,8 +149,6 @@ class _Learning:
             self._writer.append(record)
             epochs.append(record)
             self._tell(record, reply.remark)
-        if best(Curve(tuple(epochs))).has_stopped and self._asked.checkpoints:
-            self._writer.forget(self._key)
 
     def _tell_ready(self, ready: LearnReady) -> None:
         if ready.remark is not None:

@@ -101,7 +101,8 @@ def add_learn(
     add(
         "--no-checkpoints",
         action="store_true",
-        help="keep no state between epochs: killed, a curve begins anew",
+        help="keep no state in DIR/learning (what is trained and its optimizer's, a file each "
+        "curve): killed or asked for more, a curve begins anew",
     )
     add("--json", action="store_true", help="all of it, for programs")
     return learn

@@ -86,11 +86,10 @@ class LearnedWriter:
         traceback: TracebackType | None,
     ) -> None:
         self._file.close()
+        _remove_empty(self._folder / LEARNING)
         if not self.records:  # nothing was learnt: nothing is left behind
             self.path.unlink(missing_ok=True)
-            for folder in (self._folder / LEARNING, self._folder):
-                with contextlib.suppress(OSError):  # other things are in it
-                    folder.rmdir()
+            _remove_empty(self._folder)
 
     def append(self, record: LearnedEpoch) -> None:
         """Writes an epoch so that no crash can lose it; one that is there is not written again.
@@ -109,12 +108,15 @@ class LearnedWriter:
         folder.mkdir(exist_ok=True)
         return folder / f"{hashlib.sha256(curve.encode()).hexdigest()[:16]}.pt"
 
-    def forget(self, curve: str) -> None:
-        """Removes the state of a curve: nobody will go on with it."""
-        file = self.checkpoint(curve)
-        file.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # those of others are in it
-            file.parent.rmdir()
+    @property
+    def state_bytes(self) -> int:
+        """What the states of all curves here take on disk."""
+        return sum(file.stat().st_size for file in (self._folder / LEARNING).glob("*.pt"))
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # something is in it
+        folder.rmdir()
 
 
 def _records(file: RunPath, content: bytes) -> list[LearnedEpoch]:

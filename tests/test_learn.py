@@ -70,7 +70,8 @@ def test_sparse_and_dense_learn_the_made_language(
     assert all(accuracy < 0.1 for accuracy in untrained)
     (against,) = told["sparse_against_dense"]
     assert against["accuracy_gain_low"] < 0 < against["accuracy_gain_high"]
-    assert not (learnt / "learning").exists()  # nobody goes on with them
+    assert len(list((learnt / LEARNING).iterdir())) == 2  # to go on from
+    assert f"\n{learnt / LEARNING}: " in said.err
 
 
 def test_more_epochs_go_on_from_the_state_of_the_very_curve(folder: Path, learnt: Path) -> None:
@@ -306,3 +307,25 @@ def test_a_second_attempt_is_gone_on_with_though_the_first_came_further(
     assert main(one) == 0
     assert fake.asked == [(2, 2), (2, 3), (2, 4)]
     assert [each.attempt for each in learned_file(out)] == [1] * 4 + [2] * 5
+
+
+def test_more_patience_or_all_epochs_go_on_after_learning_has_stopped(
+    folder: Path, tmp_path: Path, fake: type[FakeChild]
+) -> None:
+    """All right at epoch 4, stopped at 6; the state of the last epoch is kept for those who ask."""
+    one = arguments(folder, "--active-experts", "2", "--epochs", "8", out=str(tmp_path / "more"))
+    for more, asked in [((), range(7)), (("--patience", "3"), [7]), (("--whole",), [8])]:
+        fake.asked = []
+        assert main([*one, *more]) == 0
+        assert fake.asked == [(2, epoch) for epoch in asked]
+
+
+def test_no_state_is_kept_where_none_is_to_be(
+    folder: Path, tmp_path: Path, fake: type[FakeChild], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor is its size told; what ends before there is one leaves no folder for it."""
+    fake.ends_at = (2, 1)
+    one = arguments(folder, "--active-experts", "2", out=str(tmp_path / "none"))
+    assert main(one) == 1
+    assert [file.name for file in (tmp_path / "none").iterdir()] == [LEARNED]
+    assert "of state" not in capsys.readouterr().err
