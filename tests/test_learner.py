@@ -145,12 +145,18 @@ def nats_of(model: torch.nn.Module, answer: Encoded) -> float:
     return -sum(float(logits[at - 1, answer.ids[at]]) for at in places)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit"])
+@pytest.mark.parametrize(
+    ("optimizer", "precision"), [("adamw", "fp32"), ("adamw_8bit", "fp32"), ("adamw", "fp16")]
+)
 def test_learning_goes_on_after_a_kill_as_if_there_had_been_none(
-    folder: Path, optimizer: str
+    folder: Path, optimizer: str, precision: str
 ) -> None:
-    """Weights, optimizer, order and dropout: the same numbers to the last bit."""
-    fields: dict[str, object] = {"lora_dropout": 0.2, "optimizer": optimizer}
+    """Weights, optimizer, loss scale, order, dropout: the same numbers to the last bit."""
+    fields: dict[str, object] = {
+        "lora_dropout": 0.2,
+        "optimizer": optimizer,
+        "precision": precision,
+    }
 
     def fresh() -> Learner:
         return learner(folder, "llama-tiny", "lora", fields=fields)
@@ -162,6 +168,8 @@ def test_learning_goes_on_after_a_kill_as_if_there_had_been_none(
     assert [killed.reply(epoch) for epoch in range(3)] == told[:3]
     resumed = fresh()
     assert resumed.epoch == 2
+    scalers = [each._tuning.stepper.state_dict()["scaler"] for each in (resumed, killed)]
+    assert scalers[0] == scalers[1]
     assert resumed.reply(2) == told[2]  # it was killed before anybody heard of it
     assert resumed.reply(3) == told[3]
     assert resumed.reply(0) == told[0]  # anew

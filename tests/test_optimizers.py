@@ -118,6 +118,20 @@ def test_an_update_that_overflow_skips_is_an_error() -> None:
         stepper.step(lambda m: loss_of(m) * 1e7)
 
 
+def test_a_state_goes_on_at_the_loss_scale_that_was_reached() -> None:
+    """Begun again at the first one, fp16 would skip steps that a run without a stop has."""
+    before, after = (
+        make_stepper(model, list(model.trained.parameters()), recipe(precision="fp16"), CPU)
+        for model in (Frozen(), Frozen())
+    )
+    before.step(loss_of)
+    with pytest.raises(SkippedStepError, match="at loss scale 1024 "):
+        before.step(lambda m: loss_of(m) * 1e7)
+    after.load_state_dict(before.state_dict())
+    with pytest.raises(SkippedStepError, match="at loss scale 512 "):
+        after.step(lambda m: loss_of(m) * 1e7)
+
+
 def test_a_loss_that_is_no_number_is_returned_in_fp16_too() -> None:
     """It is the caller's to refuse, in whatever precision."""
     model = Frozen()

@@ -207,7 +207,7 @@ class Learner:
             "attempt": self.attempt,
             "reply": reply.model_dump_json(),
             "trained": [p.detach() for p in self._tuning.trainable],
-            "optimizer": self._tuning.stepper.optimizer.state_dict(),
+            "stepper": self._tuning.stepper.state_dict(),
         }
         try:
             torch.save(state, part)
@@ -233,7 +233,7 @@ class Learner:
             with torch.no_grad():
                 for parameter, value in zip(self._tuning.trainable, state["trained"], strict=True):
                     parameter.copy_(value)
-            self._tuning.stepper.optimizer.load_state_dict(state["optimizer"])
+            self._tuning.stepper.load_state_dict(state["stepper"])
         except Exception as error:  # noqa: BLE001 - whatever is wrong with the file, it is of no use
             why = (str(error).splitlines() or [type(error).__name__])[0]
             self.remark = f"{self._checkpoint}: cannot be read ({why}): beginning anew"

@@ -52,6 +52,20 @@ class Stepper(Protocol):
             SkippedStepError: gradients overflowed in fp16, though the loss did not.
         """
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a later process goes on from with the same numbers, as ``torch.save`` takes it.
+
+        Raises:
+            NotImplementedError: it is on the host, where DeepSpeed keeps it in parts of its own.
+        """
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from such a state.
+
+        Raises:
+            NotImplementedError: as above.
+        """
+
     def close(self) -> None:
         """Gives back what it holds."""
 
@@ -136,6 +150,15 @@ class DeviceStepper:
         # The scale falls when the update was skipped, and only then.
         return scale if self._scaler.get_scale() < scale else None
 
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's state and that of loss scaling, which is empty but for fp16."""
+        return {"optimizer": self.optimizer.state_dict(), "scaler": self._scaler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from such a state."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._scaler.load_state_dict(state["scaler"])
+
     def close(self) -> None:
         """Lets go of the optimizer's state."""
         for state in self.optimizer.state.values():
@@ -176,6 +199,12 @@ class _OffloadedStepper:
         self._engine.backward(loss)
         self._engine.step()
         return float(loss.detach())
+
+    def state_dict(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
 
     def close(self) -> None:
         self._engine.destroy()
