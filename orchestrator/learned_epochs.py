@@ -70,7 +70,7 @@ def learned_epochs(cells: Iterable[Cell], curves: Sequence[Curve], where: str) -
         if not curves:
             raise EpochsError(
                 f"--epochs auto: {where} has nothing that 'learn' found: run 'learn DATA --model "
-                f"NAME --out {where}', name its file by --learned, or give a number"
+                "NAME --out DIR', then give --learned DIR, or give a number"
             )
         reasons = dict.fromkeys(str(each) for each in found.values())
         raise EpochsError("\n".join(f"--epochs auto: {where}: {reason}" for reason in reasons))

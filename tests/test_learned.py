@@ -195,7 +195,11 @@ def test_epochs_come_from_what_learns_alike_pretrained_and_latest_first() -> Non
 @pytest.mark.parametrize(
     ("known", "said"),
     [
-        ([], "--epochs auto: run has nothing that 'learn' found: run 'learn DATA --model NAME"),
+        # Whatever was given, a file or a bucket too: 'learn' writes to a local folder alone.
+        (
+            [],
+            "run 'learn DATA --model NAME --out DIR', then give --learned DIR, or give a number",
+        ),
         (
             curves(epochs(LEARNT[:3])),
             "2 of 8, on data.jsonl: may be improving still at epoch 2: learn on, with --epochs 4",
