@@ -24,7 +24,7 @@ from orchestrator.learn_tables import (
     learning_section,
     sparse_against_dense,
 )
-from orchestrator.learned import STOP_RULE, Curve, attempts, curves, is_done
+from orchestrator.learned import STOP_RULE, Curve, attempts, best, curves, is_done
 from orchestrator.place import RunPath, StoreError
 from orchestrator.store import LEARNING
 from trials.learn_child import ChildLearner, LearnError, NoStartError
@@ -73,7 +73,8 @@ def learn_command(options: argparse.Namespace, path: RunPath) -> int:
         remark(line)
     if known:
         sys.stdout.write(f"{_as_json(known) if options.json else learning_section(known)}\n")
-        remark(f"{writer.path}: 'rank RUN --epochs auto --learned {writer.path}' goes by it")
+        if any(each.is_told for each in map(best, known)):
+            remark(f"{writer.path}: 'rank RUN --epochs auto --learned {writer.path}' goes by it")
     if writer.state_bytes:
         remark(
             f"{path / LEARNING}: {decimal(writer.state_bytes)} of state, to go on from with more "

@@ -86,6 +86,11 @@ class Best:
     by: Score
     has_stopped: bool
 
+    @property
+    def is_told(self) -> bool:
+        """Whether it tells a number of epochs: some were better, and no more will be."""
+        return self.has_stopped and self.epoch > 0
+
 
 def curves(records: Iterable[LearnedEpoch]) -> list[Curve]:
     """The curves of records, in the order they were begun.

@@ -106,13 +106,13 @@ def _of(cell: Cell, curves: Sequence[Curve]) -> LearnedEpochs | str:
 
 def _problem(curve: Curve, told: Best) -> str | None:
     """Why a curve tells no number of epochs; None when it does."""
+    if told.is_told:
+        return None
     epochs = curve.epochs[-1].epoch
     if not told.has_stopped:
         longer = 2 * max(epochs, curve.training.patience)
         return f"may be improving still at epoch {epochs}: learn on, with --epochs {longer}"
-    if told.epoch == 0:
-        return f"none of {epochs} epochs was better than the untrained model: give a number"
-    return None
+    return f"none of {epochs} epochs was better than the untrained model: give a number"
 
 
 def _same_learning(one: Cell, other: Cell) -> bool:

@@ -310,7 +310,7 @@ def test_a_second_attempt_is_gone_on_with_though_the_first_came_further(
 
 
 def test_more_patience_or_all_epochs_go_on_after_learning_has_stopped(
-    folder: Path, tmp_path: Path, fake: type[FakeChild]
+    folder: Path, tmp_path: Path, fake: type[FakeChild], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All right at epoch 4, stopped at 6; the state of the last epoch is kept for those who ask."""
     one = arguments(folder, "--active-experts", "2", "--epochs", "8", out=str(tmp_path / "more"))
@@ -318,14 +318,17 @@ def test_more_patience_or_all_epochs_go_on_after_learning_has_stopped(
         fake.asked = []
         assert main([*one, *more]) == 0
         assert fake.asked == [(2, epoch) for epoch in asked]
+        assert "'rank RUN --epochs auto --learned " in capsys.readouterr().err
 
 
 def test_no_state_is_kept_where_none_is_to_be(
     folder: Path, tmp_path: Path, fake: type[FakeChild], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nor is its size told; what ends before there is one leaves no folder for it."""
+    """Nor is its size told, nor a ranking by what was not learnt; no folder is left for it."""
     fake.ends_at = (2, 1)
     one = arguments(folder, "--active-experts", "2", out=str(tmp_path / "none"))
     assert main(one) == 1
     assert [file.name for file in (tmp_path / "none").iterdir()] == [LEARNED]
-    assert "of state" not in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "of state" not in said
+    assert "--epochs auto" not in said
