@@ -5,7 +5,8 @@ A chart draws the rows of a table and nothing else, so what it shows can be read
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +60,56 @@ class Job:
     def gpus(self) -> int:
         """How many there are to choose from."""
         return len({row.cell.gpu for row in self.answer.rows}) if self.answer is not None else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a row of a chart, or a curve, is called by.
+
+    Attributes:
+        gpu, model, recipe: its own.
+        text: what it is called where these tell nothing apart.
+    """
+
+    gpu: str
+    model: str
+    recipe: str
+    text: str
+
+
+def chart_names(rows: Sequence[Named]) -> list[str]:
+    """A name for each, no two alike.
+
+    The GPU is in it where a chart has several, and the recipe, in short, where the model has.
+    """
+    gpus = {row.gpu for row in rows}
+    recipes: dict[str, set[str]] = {}
+    for row in rows:
+        recipes.setdefault(row.model, set()).add(row.recipe)
+    short = {model: short_recipes(keys) for model, keys in recipes.items()}
+    names: list[str] = []
+    counts: Counter[str] = Counter()
+    for row in rows:
+        gpu = [row.gpu] if len(gpus) > 1 else []
+        recipe = [short[row.model][row.recipe]] if len(recipes[row.model]) > 1 else []
+        name = " · ".join([*gpu, row.text, *recipe])
+        counts[name] += 1
+        names.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
+    return names
+
+
+def short_recipes(keys: Collection[str]) -> dict[str, str]:
+    """Short names of recipes by their keys: the method, and what not all of them have.
+
+    Where that leaves two alike, all keep their keys.
+    """
+    parts = {key: key.split("-") for key in keys}
+    shared = set.intersection(*map(set, parts.values()))
+    names = {
+        key: "-".join([of[0], *(part for part in of[1:] if part not in shared)])
+        for key, of in parts.items()
+    }
+    return names if len(set(names.values())) == len(names) else {key: key for key in keys}
 
 
 def page_jobs(results: RunResults) -> list[Job]:
@@ -115,12 +166,17 @@ def offers_table(results: RunResults, jobs: Sequence[Job]) -> PageTable:
         _offer(row, results.place(row.cell))
         for job in jobs
         if job.answer is not None
-        for row in _shown(job.answer.rows)
+        for row in shown_offers(job.answer.rows)
     ]
     return PageTable(OFFER_COLUMNS, rows)
 
 
-def _shown(rows: Sequence[RankedOffer]) -> Iterator[RankedOffer]:
+def shown_offers(rows: Sequence[RankedOffer]) -> Iterator[RankedOffer]:
+    """Those of a job that a page has.
+
+    Args:
+        rows: all, the cheapest first.
+    """
     kinds: dict[tuple[str, str, str], int] = {}
     for row in rows:
         kind = (row.cell.gpu, row.provider, row.market)

@@ -1,16 +1,18 @@
 """Made-up sweeps: specifications, and the trials of a device whose memory and speed are a line."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from observations import MIB, environment, measurement
 
 from gpu_catalog.gpu import Gpu
-from orchestrator.plan import trial_task
+from orchestrator.plan import Plan, trial_task
+from orchestrator.run_results import RunResults, derived
 from orchestrator.spec_file import parse_spec
 from orchestrator.store import ObservationWriter, RunFolder, open_run
 from orchestrator.sweep import SweepSpec
 from trials.child import ProbeEnd
-from trials.observation import Environment, Observation, Outcome
+from trials.observation import Basis, Environment, Observation, Outcome
 from trials.probe import ProbeRequest
 from trials.trial import run_trial
 from trials.workload import Cell
@@ -31,6 +33,12 @@ TWO_CELLS = ONE_CELL.replace("[16]", "[16, 32]")
 ROUTED = ONE_CELL.replace("llama-tiny", "mixtral-tiny").replace(
     "    seq_lens", "    active_experts: [2]\n    seq_lens"
 )
+SIMULATED = """\
+  - models: [llama-2-7b]
+    recipes: [{method: lora, lora_rank: 4, precision: bf16}]
+    seq_lens: [64]
+    simulated_on: [A40, H100-SXM]
+"""
 
 
 class LineDevice:
@@ -81,3 +89,22 @@ def made_run(folder: Path, text: str = ONE_CELL, *, measured: int = 1) -> RunFol
             for observation in whole_trial(cell, spec):
                 writer.append(observation)
     return run
+
+
+def results(
+    text: str, seen: list[Observation] | None = None, cells: Sequence[Cell] | None = None
+) -> RunResults:
+    """A run of which every cell that is not simulated was measured, unless told otherwise."""
+    spec = spec_of(text)
+    if seen is None:
+        seen = [o for cell in spec.all_cells() for o in trial(cell, spec)]
+    plan = Plan(complete=tuple(cells or spec.all_cells()), pending=(), skipped=())
+    return derived(spec, spec.merged_catalog(), plan, seen)
+
+
+def trial(cell: Cell, spec: SweepSpec) -> list[Observation]:
+    """A trial of a device that is a line; of a simulated cell, said to be simulated."""
+    seen = whole_trial(cell, spec, largest=20 if cell.simulated else 40)
+    return (
+        [o.model_copy(update={"basis": Basis.SIMULATED}) for o in seen] if cell.simulated else seen
+    )

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,19 +10,15 @@ import pytest
 from browser import Opened, opened_browser
 from made_curves import DENSE, epochs
 from made_profiles import profiled
-from made_runs import ONE_CELL, spec_of, whole_trial
-from observations import environment, observation
+from made_runs import ONE_CELL, SIMULATED, results, spec_of, whole_trial
+from observations import environment, observation, recipe, tiny_cell
 from playwright.sync_api import BrowserContext
 
 from fitting.fit import fit_observations
 from orchestrator.comparison import compare, comparison_markdown
 from orchestrator.html_report import html_comparison, html_report, markdown
 from orchestrator.learned import curves
-from orchestrator.plan import Plan
-from orchestrator.run_results import RunResults, derived
-from orchestrator.sweep import SweepSpec
-from trials.observation import Basis, Measurement, Observation, Outcome
-from trials.workload import Cell
+from trials.observation import Measurement, Outcome
 
 MADE = datetime(2026, 11, 21, tzinfo=UTC)
 PRICE = "{{gpu: {gpu}, provider: {provider}, region: {region}, instance: {instance}, "
@@ -49,25 +45,6 @@ def offer(
     return f"    - {PRICE.format(gpu=json.dumps(gpu), usd=usd, market=market, **quoted)}\n"
 
 
-def results(
-    text: str, seen: list[Observation] | None = None, cells: Sequence[Cell] | None = None
-) -> RunResults:
-    """A run of which every cell that is not simulated was measured, unless told otherwise."""
-    spec = spec_of(text)
-    if seen is None:
-        seen = [o for cell in spec.all_cells() for o in trial(cell, spec)]
-    plan = Plan(complete=tuple(cells or spec.all_cells()), pending=(), skipped=())
-    return derived(spec, spec.merged_catalog(), plan, seen)
-
-
-def trial(cell: Cell, spec: SweepSpec) -> list[Observation]:
-    """A trial of a device that is a line; of a simulated cell, said to be simulated."""
-    seen = whole_trial(cell, spec, largest=20 if cell.simulated else 40)
-    return (
-        [o.model_copy(update={"basis": Basis.SIMULATED}) for o in seen] if cell.simulated else seen
-    )
-
-
 OFFERS = "".join(
     (
         "catalog:\n  offers:\n",
@@ -82,12 +59,6 @@ OPEN_ALL = """async () => {
   await new Promise((done) => setTimeout(done, 100));
 }"""
 TWO_JOBS = ONE_CELL.replace("[16]", "[16, 32]")
-SIMULATED = """\
-  - models: [llama-2-7b]
-    recipes: [{method: lora, lora_rank: 4, precision: bf16}]
-    seq_lens: [64]
-    simulated_on: [A40, H100-SXM]
-"""
 
 
 def twice_as_fast(of: Measurement | None) -> Measurement | None:
@@ -144,15 +115,15 @@ def test_it_opens_with_the_job_that_leaves_a_choice_and_its_answer(report: Opene
 
 def test_every_job_can_be_chosen_and_all_charts_follow(report: Opened) -> None:
     """What each is of stands above it."""
-    for job, recipe in (
+    for job, of in (
         ("llama-tiny, 16 tokens", "llama-tiny, full-fp32"),
         ("llama-tiny, 32 tokens", "llama-tiny, full-fp32"),
         ("llama-2-7b, 64 tokens", "llama-2-7b, lora-r4-all-linear-bf16"),
     ):
         choose(report, job)
-        assert report.texts("#errors [data-of]") == [recipe]
+        assert report.texts("#errors [data-of]") == [of]
         (tokens,) = re.findall(r"\d+ tokens", job)
-        assert report.texts("#speed [data-of]") == [f"{recipe}, {tokens} a query"]
+        assert report.texts("#speed [data-of]") == [f"{of}, {tokens} a query"]
         assert report.page.locator("figure svg[role=img]").count() >= 3
         report.page.select_option("#market", "spot")
         report.page.select_option("#market", "")
@@ -264,8 +235,15 @@ def test_it_fits_a_phone_in_both_themes(report: Opened, scheme: str) -> None:
 def test_profiles_and_curves_are_drawn(context: BrowserContext, tmp_path: Path) -> None:
     """Stacked bars that fill their length, tokens of each expert, a line for each curve."""
     told = results(ONE_CELL)
-    told.profiled = [profiled(1), profiled(8)]
-    told.learnt = curves([*epochs([(0, 3.0), (90, 0.5)]), *epochs([(0, 3.1), (95, 0.4)], DENSE)])
+    saving = tiny_cell("mixtral-tiny", recipe("full", gradient_checkpointing=True), seq_len=16)
+    told.profiled = [profiled(1), profiled(8), profiled(8, cell=saving)]
+    told.learnt = curves(
+        [
+            *epochs([(0, 3.0), (90, 0.5)]),
+            *epochs([(0, 3.1), (95, 0.4)], DENSE),
+            *epochs([(0, 3.0), (50, 0.9)], learning_rate=3e-4),
+        ]
+    )
     path = tmp_path / "report.html"
     path.write_text(html_report(told, MADE), encoding="utf-8")
     opened = Opened(context, path)
@@ -275,13 +253,19 @@ def test_profiles_and_curves_are_drawn(context: BrowserContext, tmp_path: Path) 
             "all => all.map(e => [e.getAttribute('y'), Number(e.getAttribute('width'))])"
         )
         total = {y: sum(width for at, width in widths if at == y) for y, _ in widths}
-        assert len(total) == 2
+        assert len(total) == 3
         assert max(total.values()) == pytest.approx(min(total.values()), abs=15)
-    assert opened.page.locator("#loads-charts figure").count() == 2
-    assert opened.page.locator("#loss-chart [aria-label=line] path").count() == 2
+    assert opened.page.locator("#loads-charts figure").count() == 3
+    lines = opened.page.locator("#loss-chart [aria-label=line] path")
+    assert (
+        lines.evaluate_all("all => all.map(e => e.getAttribute('d').split('L').length)") == [2] * 3
+    )
+    assert len(set(opened.texts("#learning-key > span"))) == 3
     opened.page.locator("#learning-numbers summary").click()
     opened.page.wait_for_selector("#learning-numbers tbody tr")
-    assert opened.texts("#learning-numbers tbody td:nth-child(5)") == ["0 %", "90 %", "0 %", "95 %"]
+    assert opened.texts("#learning-numbers tbody td:nth-child(5)") == [
+        *("0 %", "90 %", "0 %", "95 %", "0 %", "50 %")
+    ]
     assert opened.complaints == []
     opened.page.close()
 

@@ -30,10 +30,29 @@ function nothing(holder, why) {
   holder.replaceChildren(element("p", { class: "note" }, why));
 }
 
-/** Room for labels of rows; where it is narrow, they take half of it. */
-function labelMargin(labels) {
-  const wanted = 14 + 6.7 * d3.max(labels, (label) => label.length);
-  return (width) => Math.min(wanted, width * 0.58);
+/**
+ * Draws a chart with a row for each name: beside it or, where that leaves too little room, above it.
+ *
+ * make(room, width) gives the rest of the plot: room, what names above take of each row, is the
+ * insetTop of bars; dots and rules move down by half of it; width is that of the drawing.
+ */
+function drawnRows(holder, names, size, make, label) {
+  const longest = 6.7 * d3.max(names, (name) => name.length);
+  return drawn(holder, (width) => {
+    const isBeside = longest + 14 <= 0.5 * width;
+    const marginLeft = isBeside ? longest + 14 : 14;
+    const room = isBeside ? 0 : 3 + 15 * Math.ceil(longest / (0.9 * (width - 30)));
+    const { marks, ...options } = make(room, width - marginLeft - 18);
+    const y = { domain: names, label: null, tickSize: 0, ...(isBeside ? {} : { axis: null }) };
+    const above = () => Plot.text(names, {
+      y: (name) => name, text: (name) => name, frameAnchor: "left", textAnchor: "start", lineAnchor: "bottom",
+      lineWidth: (width - 30) / 12, dx: -6, dy: room - 5 - (size + room) / 2, fill: "currentColor", stroke: CANVAS, strokeWidth: 4,
+    });
+    return plot({
+      width, height: 56 + (size + room) * names.length, marginLeft, marginTop: 10, ...options, y,
+      marks: isBeside ? marks : [...marks, above()],
+    }, label);
+  });
 }
 
 function plot(options, label) {
@@ -244,7 +263,6 @@ function largestChart(holder, rows) {
   if (!rows.length) return nothing(holder, "No largest batch is known.");
   const name = (row) => `${row.cell.gpu} · ${row.cell.experts === null ? "" : `${row.cell.active_experts} of ${row.cell.experts} · `}${row.cell.seq_len}`;
   const unique = new Map(rows.map((row) => [name(row), row]));
-  const margin = labelMargin([...unique.keys()]);
   const values = rows.flatMap((row) => [row.largest, row.low, row.high]).filter((v) => v > 0);
   const colour = (row) => gpuColour(row.cell.gpu);
   const title = (row) => [
@@ -253,37 +271,31 @@ function largestChart(holder, rows) {
   ].join("\n");
   const foretold = rows.filter((row) => row.foretold !== null);
   const found = rows.filter((row) => row.largest > 0);
-  return drawn(holder, (width) => plot({
-    width, height: 60 + 24 * unique.size, marginLeft: margin(width), marginTop: 10,
-    x: { ...(d3.max(values) > 8 * d3.min(values) ? { type: "log", base: 2 } : { zero: true }), label: "queries a step →", grid: true, ticks: width < 500 ? 4 : 8, tickFormat: "d" },
-    y: { domain: [...unique.keys()], label: null, tickSize: 0 },
+  return drawnRows(holder, [...unique.keys()], 24, (room, width) => ({
+    x: { ...(d3.max(values) > 8 * d3.min(values) ? { type: "log", base: 2 } : { zero: true }), label: "queries a step →", grid: true, ticks: width < 400 ? 4 : 8, tickFormat: "d" },
     marks: [
-      Plot.ruleY(foretold, { x1: "low", x2: "high", y: name, stroke: colour, strokeWidth: 7, strokeOpacity: 0.28 }),
-      Plot.tickX(foretold, { x: "foretold", y: name, stroke: colour, strokeWidth: 2, insetTop: 6, insetBottom: 6 }),
-      ...points(found, { x: "largest", y: name }, colour, 5),
+      Plot.ruleY(foretold, { x1: "low", x2: "high", y: name, stroke: colour, strokeWidth: 7, strokeOpacity: 0.28, dy: room / 2 }),
+      Plot.tickX(foretold, { x: "foretold", y: name, stroke: colour, strokeWidth: 2, insetTop: 6 + room, insetBottom: 6 }),
+      ...points(found, { x: "largest", y: name, dy: room / 2 }, colour, 5),
       Plot.tip(rows, Plot.pointerY({ x: (row) => row.largest ?? row.foretold, y: name, title, fill: CANVAS, stroke: "var(--line)" })),
     ],
-  }, `Largest batch of ${unique.size} cells, as found and as the other cells foretell it.`));
+  }), `Largest batch of ${unique.size} cells, as found and as the other cells foretell it.`);
 }
 
-/** Held-out errors of the laws that were tried; the one chosen is full. */
+/** Held-out errors of the laws that were tried; the one chosen is named. */
 function errorsChart(holder, rows) {
   if (!rows.length) return nothing(holder, "No law was fitted.");
   const laws = [...new Set(d3.sort(rows, (row) => row.error).map((row) => row.law))];
   const most = d3.max(rows, (row) => Math.min(row.error + row.standard_error, 1));
   const title = (row) => [`${row.law}${row.chosen ? ", chosen" : ""}, ${row.basis}`, `off by ${percent(row.error)} ± ${percent(row.standard_error)}`].join("\n");
   const at = { x: "error", y: "law" };
-  const margin = labelMargin(laws);
-  return drawn(holder, (width) => plot({
-    width, height: 60 + 26 * laws.length, marginLeft: margin(width), marginTop: 10,
-    x: { domain: [0, most], label: "mean error of the throughput at a point left out →", grid: true, tickFormat: (v) => percent(v), ticks: width < 500 ? 3 : 6 },
-    y: { domain: laws, label: null, tickSize: 0 },
+  return drawnRows(holder, laws, 26, (room, width) => ({
+    x: { domain: [0, most], label: "mean error of the throughput at a point left out →", grid: true, tickFormat: (v) => percent(v), ticks: width < 400 ? 3 : 6 },
     marks: [
-      Plot.ruleY(rows, { x1: (r) => Math.max(r.error - r.standard_error, 0), x2: (r) => Math.min(r.error + r.standard_error, 1), y: "law", stroke: "var(--s0)", strokeWidth: 2, strokeOpacity: 0.5 }),
-      Plot.dot(rows, { ...at, symbol: (row) => row.basis, r: 5, stroke: "var(--s0)", strokeWidth: 1.6, fill: CANVAS }),
-      Plot.text(rows.filter((row) => row.chosen), { ...at, text: () => "chosen", dx: 10, textAnchor: "start", stroke: CANVAS, strokeWidth: 4, fill: "currentColor" }),
+      Plot.ruleY(rows, { x1: (r) => Math.max(r.error - r.standard_error, 0), x2: (r) => Math.min(r.error + r.standard_error, 1), y: "law", stroke: "var(--s0)", strokeWidth: 2, strokeOpacity: 0.5, dy: room / 2 }),
+      ...points(rows, { ...at, dy: room / 2 }, "var(--s0)", 5),
+      Plot.text(rows.filter((row) => row.chosen), { ...at, text: () => "chosen", dx: 10, dy: room / 2, textAnchor: "start", stroke: CANVAS, strokeWidth: 4, fill: "currentColor" }),
       tip(rows, at, title),
     ],
-    symbol: { domain: Object.keys(SHAPES), range: Object.values(SHAPES) },
-  }, `Errors of ${laws.length} laws at points that they had not seen.`));
+  }), `Errors of ${laws.length} laws at points that they had not seen.`);
 }
