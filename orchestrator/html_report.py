@@ -26,12 +26,15 @@ from orchestrator.comparison import SPEEDS, Comparison, changes_table, compariso
 from orchestrator.page_laws import errors_table, largest_table, memory_table, speed_table
 from orchestrator.page_studies import learning_table, loads_table, profiles_table
 from orchestrator.page_tables import (
+    MOST_OF_A_KIND,
+    MOST_OFFERS,
     Job,
     PageTable,
     cells_table,
     offers_table,
     page_jobs,
     probes_table,
+    shown_offers,
     spending_table,
 )
 from orchestrator.report import detail_sections, headline, remarks, winners_tables
@@ -192,11 +195,26 @@ class _ToldJob:
     title: str
     recipe: str
     sentences: list[Markup]
+    abridged: str
 
 
 def _job(job: Job) -> _ToldJob:
     told = [] if job.answer is None else job.answer.sentences()
-    return _ToldJob(job.title, job.cell.recipe.key, [inline(sentence) for sentence in told])
+    return _ToldJob(job.title, job.cell.recipe.key, [inline(each) for each in told], _abridged(job))
+
+
+def _abridged(job: Job) -> str:
+    """How many of a job's offers the page has, and which; empty where it has all."""
+    offers = [] if job.answer is None else job.answer.rows
+    shown = sum(1 for _ in shown_offers(offers))
+    if shown == len(offers):
+        return ""
+    return (
+        f"This page has {shown:,} of the {len(offers):,} offers: the {MOST_OFFERS} cheapest, those "
+        "that cannot be told apart from the cheapest or that nothing beats in both cost and time, "
+        f"and the {MOST_OF_A_KIND} cheapest of each GPU, provider and market. ranking.csv, beside "
+        "it in the run, has all."
+    )
 
 
 def _groups(jobs: Sequence[Job]) -> list[dict[str, object]]:

@@ -64,7 +64,7 @@ function showOffers() {
   ranking.fill(rows);
   const best = ranking.best;
   at("found").textContent = best
-    ? rows.length === ofJob.length ? `All ${rows.length} offers.`
+    ? rows.length === ofJob.length ? `All ${rows.length} offers below.`
       : `${rows.length} of ${ofJob.length} offers; the cheapest of them: ${best.cell.gpu} from ${best.provider} (${best.instance}, ${best.market}), ${dollars(best.usd)} in ${hours(best.hours)}.`
     : ofJob.length ? `None of ${ofJob.length} offers is left: a later deadline, or another provider.` : "No offer can be ranked: see what was left out.";
   costChart(at("cost"), at("beyond"), rows);
