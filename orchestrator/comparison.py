@@ -5,21 +5,23 @@ have been simulated and the other measured, which is said.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from orchestrator.answers import Answer, answers, offer_text, price, subject
-from orchestrator.page_tables import PageTable
+from orchestrator.page_tables import Named, PageTable, chart_names
 from orchestrator.ranking import comparable
 from orchestrator.run_results import RunResults
 from orchestrator.step_seconds import StepTime, timed_steps, visit_spread
 from orchestrator.tables import table
-from trials.observation import Basis, largest_batch
+from trials.observation import Basis, Observation, largest_batch
 from trials.workload import Cell
 
 SPEEDS = "Queries per second"
+SAME = 0.0005  # less is told as +0.0 %
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,8 @@ class SpeedChange:
         batch_size: queries per step.
         before, after: queries per second.
         bases: of the two.
-        ratio, low, high: after over before, with a 90 % interval; of two simulations, which share
-            their error, without.
+        ratio: after over before.
+        low, high: its 90 % interval; absent of two simulations, which share their error.
     """
 
     cell: Cell
@@ -41,17 +43,43 @@ class SpeedChange:
     after: float
     bases: tuple[Basis, Basis]
     ratio: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
     @property
     def verdict(self) -> str:
         """Whether they can be told apart."""
+        if self.low is None or self.high is None:
+            if abs(self.ratio - 1) < SAME:
+                return "the same, both simulated"
+            return f"{'faster' if self.ratio > 1 else 'slower'}, both simulated"
         if self.low > 1:
             return "faster"
-        if self.high < 1:
-            return "slower"
-        return "the same" if self.low == self.high else "not told apart"
+        return "slower" if self.high < 1 else "not told apart"
+
+    @property
+    def change(self) -> str:
+        """By how much, with the interval where there is one."""
+        told = _more(self.ratio)
+        if self.low is None or self.high is None:
+            return told
+        return f"{told} ({_more(self.low)} to {_more(self.high)})"
+
+
+@dataclass(frozen=True, slots=True)
+class LargestChange:
+    """The largest batch of one cell in both runs.
+
+    Attributes:
+        cell: as the first run has it.
+        before, after: queries.
+        bases: of the two.
+    """
+
+    cell: Cell
+    before: int
+    after: int
+    bases: tuple[Basis, Basis]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +91,7 @@ class Comparison:
         differing: fields of the specification, or versions of packages, that differ: what, in the
             first, in the second.
         speeds: of cells that both have.
-        largest: cell, largest batch before and after, of those where both are known.
+        largest: of cells whose largest batch both know.
         choices: of the jobs that both have an answer to.
         alone: cells that only the first has, and only the second.
     """
@@ -71,7 +99,7 @@ class Comparison:
     names: tuple[str, str]
     differing: list[tuple[str, str, str]]
     speeds: list[SpeedChange]
-    largest: list[tuple[Cell, int, int]]
+    largest: list[LargestChange]
     choices: list[tuple[Answer, Answer]]
     alone: tuple[list[Cell], list[Cell]]
 
@@ -93,7 +121,9 @@ def compare(before: RunResults, after: RunResults, names: tuple[str, str]) -> Co
         differing=[*_specifications(before, after), *_versions(before, after)],
         speeds=list(_speeds(before, after, pairs)),
         largest=[
-            (cell, known[0], then[0])
+            LargestChange(
+                cell, known[0], then[0], (_basis(before.seen(cell)), _basis(after.seen(other)))
+            )
             for cell, other in pairs
             if (known := largest_batch(before.seen(cell))) is not None
             and (then := largest_batch(after.seen(other))) is not None
@@ -108,6 +138,11 @@ def compare(before: RunResults, after: RunResults, names: tuple[str, str]) -> Co
             [cell for cell in after.cells if _alike(cell) not in mine],
         ),
     )
+
+
+def _basis(seen: Sequence[Observation]) -> Basis:
+    """That of a cell: no cell has two."""
+    return seen[0].basis
 
 
 def _alike(cell: Cell) -> tuple[object, ...]:
@@ -176,11 +211,13 @@ def _change(
     steps: tuple[StepTime, StepTime],
 ) -> SpeedChange:
     """The doubts of the two have nothing in common; two simulations of one GPU have all of it."""
-    ratio, low, high = speeds[1] / speeds[0], 0.0, 0.0
+    ratio = speeds[1] / speeds[0]
+    ends: tuple[float | None, float | None] = (None, None)
     if set(bases) != {Basis.SIMULATED}:
         least, most = zip(*(np.log(step.doubt.factors) for step in steps), strict=True)
         # The second is slower than told, or the first faster; and the other way round.
         low, high = math.hypot(most[1], least[0]), math.hypot(least[1], most[0])
+        ends = (ratio * math.exp(-low), ratio * math.exp(high))
     return SpeedChange(
         cell=cell,
         batch_size=batch_size,
@@ -188,8 +225,8 @@ def _change(
         after=speeds[1],
         bases=bases,
         ratio=ratio,
-        low=ratio * math.exp(-low),
-        high=ratio * math.exp(high),
+        low=ends[0],
+        high=ends[1],
     )
 
 
@@ -212,10 +249,15 @@ def comparison_markdown(found: Comparison) -> str:
         parts += ["## What differs", table(("what", before, after), found.differing)]
     if found.choices:
         chosen = [
-            (subject(a.best.cell), *(_choice(each) for each in (a, b)), _usd_change(a, b))
+            (
+                subject(a.best.cell),
+                a.best.cell.recipe.key,
+                *(_choice(each) for each in (a, b)),
+                _usd_change(a, b),
+            )
             for a, b in found.choices
         ]
-        parts += ["## The cheapest", table(("job", before, after, "cost"), chosen)]
+        parts += ["## The cheapest", table(("job", "recipe", before, after, "cost"), chosen)]
     if found.speeds:
         rows = [
             (
@@ -225,16 +267,25 @@ def comparison_markdown(found: Comparison) -> str:
                 each.batch_size,
                 f"{each.before:.3g} {each.bases[0]}",
                 f"{each.after:.3g} {each.bases[1]}",
-                f"{each.ratio - 1:+.1%} ({each.low - 1:+.1%} to {each.high - 1:+.1%})",
+                each.change,
                 each.verdict,
             )
             for each in found.speeds
         ]
         headers = ("GPU", "job", "recipe", "batch", before, after, "change", "")
         parts += [f"## {SPEEDS}", table(headers, rows)]
-    changed = [(cell.key, b, a, f"{a - b:+d}") for cell, b, a in found.largest if a != b]
+    changed = [
+        (
+            each.cell.key.replace("(simulated)", ""),  # which of the two was, the numbers say
+            f"{each.before} {each.bases[0]}",
+            f"{each.after} {each.bases[1]}",
+            f"{each.after - each.before:+d}",
+        )
+        for each in found.largest
+        if each.after != each.before
+    ]
     if found.largest:
-        same = f"The same in {len(found.largest) - len(changed)} of {len(found.largest)} cells."
+        same = _same(found.largest)
         parts += ["## Largest batch", same]
         parts += [table(("cell", before, after, "change"), changed)] if changed else []
     for name, cells in zip(found.names, found.alone, strict=True):
@@ -243,19 +294,39 @@ def comparison_markdown(found: Comparison) -> str:
     return "\n\n".join(parts)
 
 
+def _same(largest: Sequence[LargestChange]) -> str:
+    """In how many cells nothing has changed, and what told it."""
+    same = [each for each in largest if each.after == each.before]
+    bases = Counter(" and ".join(dict.fromkeys(map(str, each.bases))) for each in same)
+    by = ", ".join(f"{count} {basis}" for basis, count in bases.items())
+    return f"The same in {len(same)} of {len(largest)} cells{f' ({by})' if by else ''}."
+
+
 def changes_table(found: Comparison) -> PageTable:
     """How much faster each cell is, for a page."""
     columns = (
-        *("gpu", "job", "recipe", "batch", "before", "after", "basis_before", "basis_after"),
+        *(
+            "name",
+            "gpu",
+            "job",
+            "recipe",
+            "batch",
+            "before",
+            "after",
+            "basis_before",
+            "basis_after",
+        ),
         *("ratio", "low", "high", "verdict"),
     )
+    cells = [each.cell for each in found.speeds]
+    names = chart_names([Named(c.gpu, c.model, c.recipe.key, subject(c)) for c in cells])
     rows = [
         (
-            *(each.cell.gpu, subject(each.cell), each.cell.recipe.key, each.batch_size),
+            *(name, each.cell.gpu, subject(each.cell), each.cell.recipe.key, each.batch_size),
             *(each.before, each.after, *(basis.value for basis in each.bases)),
             *(each.ratio, each.low, each.high, each.verdict),
         )
-        for each in found.speeds
+        for name, each in zip(names, found.speeds, strict=True)
     ]
     return PageTable(columns, rows)
 
@@ -266,4 +337,9 @@ def _choice(answer: Answer) -> str:
 
 
 def _usd_change(before: Answer, after: Answer) -> str:
-    return f"{after.best.usd / before.best.usd - 1:+.1%}"
+    return _more(after.best.usd / before.best.usd)
+
+
+def _more(ratio: float) -> str:
+    """How much more than one, in percent; nothing has no sign of its own."""
+    return f"{round(ratio - 1, 3) + 0.0:+.1%}"

@@ -3,25 +3,24 @@
 
 const CHANGES = rowsOf("changes");
 
+/** Empty of two simulations: they share their error, and have none. */
+const interval = (row) => (row.low === null ? "" : span(row.low, row.high));
+
 function changesChart(holder, rows) {
   if (!rows.length) return nothing(holder, "No cell was timed at the same batch size in both.");
-  const name = (row) => `${row.gpu} · ${row.job}`;
-  const names = [...new Set(rows.map(name))];
-  const title = (row) => `${name(row)}\n${row.recipe}\nbatch ${row.batch}: ${short(row.ratio)} (${span(row.low, row.high)}), ${row.verdict}`;
-  const shape = (row) => ({ ...row, y: name(row), basis: row.basis_before === "measured" && row.basis_after === "measured" ? "measured" : "simulated" });
+  const title = (row) => `${row.gpu} · ${row.job}\n${row.recipe}\nbatch ${row.batch}: ${short(row.ratio)}${interval(row) && ` (${interval(row)})`}, ${row.verdict}`;
+  const shape = (row) => ({ ...row, basis: row.basis_before === "measured" && row.basis_after === "measured" ? "measured" : "simulated" });
   const shown = rows.map(shape);
-  const margin = labelMargin(names);
-  return drawn(holder, (width) => plot({
-    width, height: 60 + 24 * names.length, marginLeft: margin(width), marginTop: 10,
-    x: { type: d3.max(rows, (row) => row.high) > 4 * d3.min(rows, (row) => row.low) ? "log" : "linear", label: "times as fast →", grid: true, ticks: width < 500 ? 3 : 7, tickFormat: (v) => short(v) },
-    y: { domain: names, label: null, tickSize: 0 },
+  const ends = rows.flatMap((row) => [row.low ?? row.ratio, row.high ?? row.ratio]);
+  return drawnRows(holder, rows.map((row) => row.name), 24, (room, width) => ({
+    x: { type: d3.max(ends) > 4 * d3.min(ends) ? "log" : "linear", label: "times as fast →", grid: true, ticks: width < 400 ? 3 : 7, tickFormat: (v) => short(v) },
     marks: [
       Plot.ruleX([1], { stroke: "currentColor", strokeDasharray: "4 3" }),
-      Plot.ruleY(shown, { x1: "low", x2: "high", y: "y", stroke: "var(--s0)", strokeWidth: 6, strokeOpacity: 0.3 }),
-      ...points(shown, { x: "ratio", y: "y" }, "var(--s0)", 5),
-      tip(shown, { x: "ratio", y: "y" }, title),
+      Plot.ruleY(shown.filter(interval), { x1: "low", x2: "high", y: "name", stroke: "var(--s0)", strokeWidth: 6, strokeOpacity: 0.3, dy: room / 2 }),
+      ...points(shown, { x: "ratio", y: "name", dy: room / 2 }, "var(--s0)", 5),
+      tip(shown, { x: "ratio", y: "name" }, title),
     ],
-  }, `Queries per second of ${rows.length} cells, the second run over the first.`));
+  }), `Queries per second of ${rows.length} cells, the second run over the first.`);
 }
 
 changesChart(document.getElementById("speeds-chart"), CHANGES);
@@ -32,7 +31,7 @@ numbersOf("speeds-numbers", {
     { label: "batch", of: (row) => row.batch, number: true },
     { label: "before", of: (row) => row.before, number: true, show: (row) => short(row.before), under: (row) => row.basis_before },
     { label: "after", of: (row) => row.after, number: true, show: (row) => short(row.after), under: (row) => row.basis_after },
-    { label: "ratio", of: (row) => row.ratio, number: true, show: (row) => short(row.ratio), under: (row) => span(row.low, row.high) },
+    { label: "ratio", of: (row) => row.ratio, number: true, show: (row) => short(row.ratio), under: interval, csv: ["ratio", "low", "high"].map((name) => [name, (r) => r[name]]) },
     { label: "", of: (row) => row.verdict },
   ],
 }, () => CHANGES)();
