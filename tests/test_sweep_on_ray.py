@@ -16,7 +16,7 @@ from tensorboardX.proto import event_pb2
 from orchestrator.store import RunFolder
 from trials.observation import Outcome, largest_batch
 
-KILLS = 4
+KILLS = 3
 
 
 def wait_until(true: Callable[[], bool], *, seconds: float) -> bool:
