@@ -18,7 +18,7 @@ setup: $(VENV)/.ready  ## the virtual environment, with pinned versions
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; name one with make PYTHON=...") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(RUN) -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 sweep: setup  ## small models on this machine: measures, fits, ranks (SPEC=my.yaml for your own)
@@ -32,7 +32,7 @@ browser:  ## Chromium, which the tests open the report in (apt, where there is n
 	  $$run apt-get update -qq && $$run env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; }
 
 test: setup  ## all tests, a Ray cluster on this machine among them
-	$(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(RUN) -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test-faults: setup  ## nodes that are killed, cut off or sick, at the moments of five seeds; as root
 	$(RUN) -m pytest -m 'not ssh' tests/test_sweep_on_network.py
