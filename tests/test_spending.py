@@ -12,12 +12,12 @@ from ray_sweeps import SMALL_CELL, observations
 from ray_sweeps import environment as environment_of
 
 from orchestrator.cli import main
-from orchestrator.commands import end_of_sweep
 from orchestrator.driver import Everything
 from orchestrator.effort import Purse, expected, expected_text, what_is_left
 from orchestrator.plan import ClusterResources, Node, make_plan
 from orchestrator.spending import Meter, spending
 from orchestrator.store import ObservationWriter, open_run
+from orchestrator.sweep_commands import end_of_sweep
 
 ROWS = """\
 catalog:

@@ -1,0 +1,63 @@
+"""What commands share: where runs are, which prices are in use, what is said."""
+
+import argparse
+import datetime as dt
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from orchestrator.driver import remark
+from orchestrator.known_prices import KnownPrices, known_prices
+from orchestrator.place import RunPath, run_path
+from orchestrator.spec_file import DEFAULT_SPEC, read_spec_text, shipped_specs
+from orchestrator.store import RunFolder
+from orchestrator.sweep import SweepSpec
+
+
+def run_and_prices(folder: RunFolder, options: argparse.Namespace) -> tuple[KnownPrices, SweepSpec]:
+    """The prices in use, and a run's specification that goes by them."""
+    prices = known_prices(options, folder.catalog_rows())
+    return prices, folder.spec(prices.catalog)
+
+
+def spec_text(spec_path: Path | None) -> tuple[str, str]:
+    """The text of a specification, shipped or of a file, and what to call it."""
+    if spec_path is None:
+        return shipped_specs()[DEFAULT_SPEC], "the default sweep"
+    if not spec_path.exists() and str(spec_path) in shipped_specs():
+        return shipped_specs()[str(spec_path)], f"the shipped sweep {spec_path}"
+    return read_spec_text(spec_path), str(spec_path)
+
+
+def given_run_path(out: str | None, name: str) -> RunPath:
+    """Where the run folder is.
+
+    A Ray job runs in a copy of the working directory that goes away with the job, and would take
+    the results along: there, a relative path starts at the home directory.
+    """
+    path = run_path(out) if out is not None else Path("runs") / name
+    if not isinstance(path, Path):
+        return path
+    in_ray_job = "runtime_resources" in Path.cwd().parts
+    return Path.home() / path if in_ray_job else path.absolute()
+
+
+def tell(lines: Iterable[str]) -> None:
+    """Lines beside the results."""
+    for line in lines:
+        remark(line)
+
+
+def now() -> dt.datetime:
+    """The time, of UTC."""
+    return dt.datetime.now(dt.UTC)
+
+
+def today() -> dt.date:
+    """The day, of UTC."""
+    return now().date()
+
+
+def say(text: str) -> None:
+    """A result."""
+    sys.stdout.write(text + "\n")

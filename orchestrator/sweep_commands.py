@@ -1,0 +1,261 @@
+"""Commands that measure, or plan to. Results go to stdout, progress and remarks to stderr."""
+
+import argparse
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from fitting.families import fit_families
+from gpu_catalog.catalog import Catalog
+from orchestrator.adaptive import Adaptive
+from orchestrator.calibration import known_constants
+from orchestrator.catalog_commands import in_use_text
+from orchestrator.cluster import cluster_address, connected_cluster, this_machine
+from orchestrator.command_tools import given_run_path, run_and_prices, say, spec_text, tell, today
+from orchestrator.driver import (
+    Everything,
+    Keeper,
+    Strategy,
+    measure,
+    needs_extras,
+    payable_gpus,
+    refuse_skipped,
+    remark,
+    simulate,
+    to_measure,
+)
+from orchestrator.effort import Left, Purse, expected, what_is_left
+from orchestrator.folder_results import plan_of
+from orchestrator.gpu_check import (
+    gpu_check_spec_text,
+    gpu_of_this_machine,
+    in_order_of_value,
+    machine_with,
+    time_is_left,
+)
+from orchestrator.known_prices import KnownPrices, known_prices
+from orchestrator.local_runner import run_trials_here
+from orchestrator.memory_tables import limits_section
+from orchestrator.next_measurements import Choice, choices, measurable, measured_cells
+from orchestrator.next_tables import decisions, next_table
+from orchestrator.place import RunPath
+from orchestrator.plan import ClusterResources, Plan, make_plan, trial_task
+from orchestrator.progress import Progress
+from orchestrator.ranking import too_long
+from orchestrator.report import cheapest_section, headline
+from orchestrator.run_commands import PAGE, REPORT, derive, troubles
+from orchestrator.spec_file import SpecError, parse_spec
+from orchestrator.spending import Meter
+from orchestrator.store import PLAN, SPEC, ObservationWriter, RunFolder, open_run
+from orchestrator.sweep import SweepSpec
+from orchestrator.tables import table
+from orchestrator.tune_loggers import check_tools
+from trials.observation import Observation
+
+
+def sweep(options: argparse.Namespace) -> int:
+    """Measures what a specification asks for and is not known yet, then fits and ranks."""
+    prices, text, spec = _given_sweep(options)
+    constants = known_constants(options.constants)
+    folder = given_run_path(options.out, spec.name)
+    catalog = prices.over(spec.merged_catalog())
+    _tell_misfits(spec)
+    if options.dry_run or options.strict:
+        known = RunFolder(folder).observations()
+        plan, cluster = _plan_without_starting(spec, catalog, known)
+        if options.strict:
+            refuse_skipped(plan)
+        if options.dry_run:
+            left = what_is_left(spec, catalog, cluster, plan, known)
+            spent = Meter(spec, catalog, RunFolder(folder).logged()).usd or 0.0
+            profiled = spec.profile and not options.adaptive
+            _print_plan(plan, folder, left, Purse(options.budget_usd, spent, profiled))
+            if profiled:
+                remark("what is measured is then profiled, at one query and at its largest batch")
+            return 0
+    check_tools(options.log_to, folder)
+    folder_run = open_run(folder, text, spec, prices.rows)
+    wait_seconds: float = options.wait_for_nodes * 60
+    with ObservationWriter(folder_run) as writer:
+        if options.adaptive:
+            # What is simulated tells what to expect of what is measured.
+            plan = make_plan(spec, catalog, this_machine(), folder_run.observations())
+            simulate(folder_run, writer, spec, plan, constants)
+            strategy: Strategy = Adaptive(spec, catalog, options.budget_usd)
+            if spec.profile:
+                remark("profile: an adaptive sweep makes no profiles: resume it without --adaptive")
+        else:
+            strategy = Everything(spec, catalog, options.budget_usd)
+        profiled = spec.profile and not options.adaptive
+        plan = measure(
+            folder_run,
+            writer,
+            spec,
+            catalog,
+            strategy,
+            wait_seconds=wait_seconds,
+            profile=profiled,
+            log_to=options.log_to,
+        )
+        if not options.adaptive:
+            plan = simulate(folder_run, writer, spec, plan, constants)
+    ranking = derive(folder_run, spec, catalog, plan)
+    tell(troubles(folder_run))
+    remark(in_use_text(prices, catalog, today()))
+    say(f"{headline(ranking)}\n\n{cheapest_section(ranking)}")
+    say(f"\nEvery offer, the fits and the limits: {folder_run.path / PAGE}, and {REPORT} to read")
+    if options.adaptive:
+        found = _choices(spec, catalog, plan, folder_run.observations())
+        if not any(choice.leader.is_measured for choice in found):
+            remark("nothing was measured that a choice could be made by: see Left out")
+            return 1
+        say(f"\n{decisions(found)}")
+        return 0
+    return end_of_sweep(spec, catalog, plan, folder_run, options.budget_usd)
+
+
+def end_of_sweep(
+    spec: SweepSpec, catalog: Catalog, plan: Plan, folder: RunFolder, budget_usd: float | None
+) -> int:
+    """Tells what a sweep cost, and what it did not get to."""
+    observations = folder.observations()
+    meter = Meter(spec, catalog, folder.logged())
+    if meter.usd is not None:
+        remark(f"spent: ${meter.usd:.3g}, by its probes and the starts of nodes")
+    purse = Purse(budget_usd, meter.usd or 0.0)
+    paid = payable_gpus(spec, catalog, to_measure(plan), observations, purse)
+    unpaid = [c for c in to_measure(plan) if c.device not in paid or meter.reaches(budget_usd)]
+    tried = {gone.cell for gone in plan.given_up}
+    for_budget = [cell for cell in unpaid if cell not in tried]
+    if for_budget:
+        keys = ", ".join(cell.key for cell in for_budget)
+        remark(
+            f"{len(for_budget)} trials are left out for the budget of ${budget_usd:g}: {keys}: "
+            "the same command with a larger one goes on"
+        )
+    failed = [cell for cell in plan.pending if cell not in for_budget]
+    if failed:
+        keys = ", ".join(cell.key for cell in failed)
+        remark(f"{len(failed)} trials did not finish: {keys}: the reasons stand under Left out")
+        return 1
+    if not plan.complete and not plan.pending:
+        remark("nothing was measured: every trial was skipped, for the reasons above")
+        return 1
+    return 0
+
+
+def _tell_misfits(spec: SweepSpec) -> None:
+    """Which cells are no good for the job of the specification, though they can be measured."""
+    misfits = [too_long(spec.workload, cell) for cell in spec.all_cells()]
+    for reason, count in Counter(reason for reason in misfits if reason is not None).items():
+        remark(f"{count} of {len(misfits)} cells cannot be ranked for this job: {reason}")
+
+
+def plan_run(options: argparse.Namespace) -> int:
+    """What is to be measured of a specification or a run; or what of it would help most."""
+    given: Path | str | None = options.given
+    if isinstance(given, str) or (given is not None and (given / SPEC).exists()):
+        folder = RunFolder.existing(given)
+        prices, spec = run_and_prices(folder, options)
+        plan, cluster = plan_of(folder, spec), this_machine()
+        catalog = prices.over(spec.merged_catalog())
+    else:
+        prices = known_prices(options)
+        text, name = spec_text(given)
+        spec = parse_spec(text, name, base=prices.catalog)
+        folder = RunFolder(given_run_path(None, spec.name))
+        catalog = prices.over(spec.merged_catalog())
+        plan, cluster = _plan_without_starting(spec, catalog, folder.observations())
+    if not options.next:
+        left = what_is_left(spec, catalog, cluster, plan, folder.observations())
+        _print_plan(plan, folder.path, left, Purse(profiles=spec.profile))
+        return 0
+    found = _choices(spec, catalog, None, folder.observations())
+    remark(in_use_text(prices, catalog, today()))
+    say(next_table(found, options.most))
+    return 0
+
+
+def _choices(
+    spec: SweepSpec, catalog: Catalog, plan: Plan | None, observations: Sequence[Observation]
+) -> list[Choice]:
+    """The GPUs to choose from: a plan's, or all that could be rented and measured."""
+    cells = measurable(spec, catalog) if plan is None else measured_cells(plan)
+    return choices(spec, catalog, cells, observations, fit_families(observations))
+
+
+def gpu_check(options: argparse.Namespace) -> int:
+    """Measures the GPU of this machine without Ray, and goes on where an earlier check ended."""
+    path = given_run_path(options.out, "gpu-check")
+    prices = known_prices(options, RunFolder(path).catalog_rows())
+    catalog = prices.over(prices.catalog)
+    gpu = gpu_of_this_machine(catalog)
+    text = gpu_check_spec_text(gpu, catalog)
+    spec = parse_spec(text, "gpu-check", base=prices.catalog)
+    run = open_run(path, text, spec, prices.rows)
+    machine = machine_with(gpu, len(os.sched_getaffinity(0)))
+    with ObservationWriter(run) as writer:
+        known = run.observations()
+        plan = make_plan(spec, catalog, machine, known)
+        run.write(PLAN, plan)
+        cells = in_order_of_value(spec, plan)
+        threads = machine.threads(gpu)
+        tasks = [trial_task(spec, catalog, cell, known, threads=threads) for cell in cells]
+        with Progress(cells, complete=len(plan.complete)) as progress:
+            keeper = Keeper(writer, progress)
+            run_trials_here(tasks, keeper, time_is_left(options.seconds, keeper.seen))
+        plan = make_plan(spec, catalog, machine, run.observations())
+        run.write(PLAN, plan)
+    derive(run, spec, catalog, plan)
+    say(limits_section(spec.all_cells(), run.observations()))
+    left = [cell for cell in cells if cell in plan.pending]
+    say(f"\n{len(cells) - len(left)} of {len(cells)} cells done; the report: {run.path / PAGE}")
+    if left:
+        remark(f"{len(left)} cells are left: run the same command again to go on")
+    return 0
+
+
+def _plan_without_starting(
+    spec: SweepSpec, catalog: Catalog, known: Sequence[Observation]
+) -> tuple[Plan, ClusterResources]:
+    """What would be done, and on which nodes."""
+    if cluster_address() is None:
+        return make_plan(spec, catalog, this_machine(), known), this_machine()
+    with connected_cluster(ask_for_packages=needs_extras(spec)) as cluster:
+        return make_plan(spec, catalog, cluster, known), cluster
+
+
+def _print_plan(plan: Plan, folder: RunPath, left: Sequence[Left], purse: Purse) -> None:
+    rows = [
+        *((c.key, "to simulate" if c.simulated else "to measure", "") for c in plan.pending),
+        *((cell.key, "done", f"in {folder}") for cell in plan.complete),
+        *((skip.cell.key, "skipped", skip.reason) for skip in plan.skipped),
+    ]
+    say(table(("trial", "plan", "why"), rows))
+    measured = len(to_measure(plan))
+    simulated = len(plan.pending) - measured
+    counts = (
+        f"{measured} to measure, "
+        + (f"{simulated} to simulate, " if simulated else "")
+        + f"{len(plan.complete)} done, {len(plan.skipped)} skipped"
+    )
+    for text in expected(left, purse):
+        say(f"\n{text}")
+    say(f"\n{counts}; nothing was started")
+
+
+def _given_sweep(options: argparse.Namespace) -> tuple[KnownPrices, str, SweepSpec]:
+    """The sweep that was asked for: its prices, its text, and what it says."""
+    if options.resume:
+        if options.out is None or options.spec is not None:
+            raise SpecError(
+                "--resume takes the run folder and no specification: sweep --resume --out DIR"
+            )
+        folder = RunFolder.existing(given_run_path(options.out, ""))
+        # By the models the run knows: their folders, or the hub, may be gone.
+        prices, spec = run_and_prices(folder, options)
+        return prices, folder.spec_text(), spec
+    prices = known_prices(options)
+    text, name = spec_text(options.spec)
+    return prices, text, parse_spec(text, name, base=prices.catalog)
