@@ -8,7 +8,7 @@ GPU_PYTHON ?= python3
 OUT ?= runs/gpu-check
 LIMIT ?= 480
 
-.PHONY: help setup sweep browser test test-faults test-ssh check bench gpu-check
+.PHONY: help setup sweep browser test test-long test-ssh check bench gpu-check
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -32,10 +32,10 @@ browser:  ## Chromium, which the tests open the report in (apt, where there is n
 	  $$run apt-get update -qq && $$run env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; }
 
 test: setup  ## all tests, a Ray cluster on this machine among them
-	$(RUN) -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-test-faults: setup  ## nodes that are killed, cut off or sick, at the moments of five seeds; as root
-	$(RUN) -m pytest -m 'not ssh' tests/test_sweep_on_network.py
+test-long: setup  ## drivers killed again and again; nodes killed, cut off, sick, at the moments of five seeds, as root
+	$(RUN) -m pytest -m long
 
 test-ssh: setup  ## `ray up`, a job and `ray down` over ssh on hosts of this machine; as root, with sshd and rsync
 	$(RUN) -m pytest -m ssh tests/test_ssh_cluster.py

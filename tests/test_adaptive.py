@@ -296,6 +296,7 @@ catalog:
 )
 
 
+@pytest.mark.long
 def test_an_adaptive_sweep_stops_when_it_knows(tmp_path: Path) -> None:
     """On a real Ray: two devices ninety times apart in price need their largest batches alone."""
     (tmp_path / "adaptive.yaml").write_text(REAL, encoding="utf-8")

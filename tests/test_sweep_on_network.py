@@ -30,7 +30,10 @@ from trials.trial import run_trial
 
 # Whoever runs this without the rights is told so: a silent pass would say that it holds.
 LACKING = network_cluster.missing()
-pytestmark = pytest.mark.skipif(LACKING is not None, reason=LACKING or "")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(LACKING is not None, reason=LACKING or ""),
+]
 
 SPEC = """\
 name: network
@@ -46,7 +49,7 @@ catalog:
   gpus:
     - {key: desk, kind: cpu, usable_memory_bytes: 14000000, source: test, recorded: 2026-11-20}
 """
-SEEDS = (1, *(pytest.param(seed, marks=pytest.mark.faults) for seed in (2, 3, 4, 5)))
+SEEDS = (1, 2, 3, 4, 5)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +155,6 @@ def test_a_killed_node_and_one_that_was_cut_off_cost_time_and_nothing_else(
     assert "Traceback" not in sweep.said
 
 
-@pytest.mark.faults
 def test_a_node_with_a_sick_device_is_named_and_its_trials_end_well_elsewhere(
     cluster: NetworkCluster,
 ) -> None:
@@ -176,7 +178,6 @@ def test_a_node_with_a_sick_device_is_named_and_its_trials_end_well_elsewhere(
     sick.kill()
 
 
-@pytest.mark.faults
 def test_a_sweep_goes_on_under_a_new_head_where_it_stopped_under_the_old_one(
     cluster: NetworkCluster,
 ) -> None:
