@@ -96,8 +96,3 @@ def odds_text(odds: float) -> str:
 def price(row: RankedOffer) -> str:
     """What a job comes to there."""
     return f"${row.usd:.3g} in {row.hours:.3g} h"
-
-
-def stands_in(row: RankedOffer) -> bool:
-    """Whether what is offered is another machine than the one that was measured."""
-    return row.cell.gpu == "cpu" and row.provider != "own"

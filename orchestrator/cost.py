@@ -13,6 +13,7 @@ from pydantic import Field
 from fitting.laws import FloatArray
 from gpu_catalog.record import Record
 
+SECONDS_PER_MINUTE = 60.0
 MINUTES_PER_HOUR = 60.0
 SECONDS_PER_HOUR = 3600.0
 HOURS_PER_DAY = 24.0

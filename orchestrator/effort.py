@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gpu_catalog.catalog import Catalog
-from orchestrator.cost import SECONDS_PER_HOUR
+from orchestrator.cost import SECONDS_PER_HOUR, SECONDS_PER_MINUTE
 from orchestrator.plan import ClusterResources, Plan
 from orchestrator.spending import rented_offer, startup_seconds
 from orchestrator.sweep import SweepSpec
@@ -15,7 +15,6 @@ from trials.ladder import batch_ladder
 from trials.observation import Observation, largest_batch
 from trials.workload import Cell
 
-SECONDS_PER_MINUTE = 60.0
 SEARCH_PROBES = 5  # of a cell whose largest batch is not known, where no trial tells
 PROBE_SECONDS = 60.0  # a build and a search probe, or a timed batch, where none of a run tells
 

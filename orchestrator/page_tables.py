@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.answers import Answer, answers, stands_in, subject
+from orchestrator.answers import Answer, answers, subject
+from orchestrator.price_files import stands_in
 from orchestrator.ranking import RankedOffer, comparable
 from orchestrator.run_results import RunResults
 from orchestrator.spending import spending
@@ -211,7 +212,7 @@ def _offer(row: RankedOffer, place: int) -> tuple[Any, ...]:
         row.basis.value,
         row.source if row.law is None else f"{row.source} ({row.law})",
         row.extrapolated,
-        stands_in(row),
+        stands_in(row.cell.gpu, row.provider),
         row.stack,
     )
 

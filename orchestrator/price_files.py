@@ -22,13 +22,19 @@ from orchestrator.located_yaml import LocatedYaml, Location, Problem, read_yaml
 from orchestrator.sweep import CatalogRows
 from orchestrator.wording import say, shown
 
-OWN = "own"
+OWN = "own"  # the provider of a machine that one has
+THIS_MACHINE = "cpu"  # key of the machine that runs a sweep
 CURRENCY = "currency"  # a column that may stand there, to say that it is US dollars
 TOML_HEADER = re.compile(r"\s*\[\[\s*([\w-]+)\s*\]\]")
 TOML_KEY = re.compile(r"\s*[\"']?([\w-]+)[\"']?\s*=")
 TOML_PLACE = re.compile(r"\s*\(at line (\d+), column \d+\)")
 NOT_A_PRICE = "usd_per_hour: must be a number"
 IN_A_ROW = re.compile(r"^offers\[\d+\]\.?")
+
+
+def stands_in(gpu: str, provider: str) -> bool:
+    """Whether what is offered is another machine than the one that runs the sweep."""
+    return gpu == THIS_MACHINE and provider != OWN
 
 
 def read_catalog_file(path: Path, catalog: Catalog) -> CatalogRows:

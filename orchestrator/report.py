@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from fitting.fit import Fit
-from orchestrator.answers import answers, offer_text, stands_in, subject
+from orchestrator.answers import answers, offer_text, subject
 from orchestrator.cost import MINUTES_PER_HOUR
 from orchestrator.faults import faults_section
 from orchestrator.law_tables import laws_section, parameters_text
 from orchestrator.learn_tables import learning_section
 from orchestrator.learned_epochs import epochs_text
 from orchestrator.memory_tables import limits_section
+from orchestrator.price_files import THIS_MACHINE, stands_in
 from orchestrator.profile_tables import profiles_section
 from orchestrator.ranking import Excluded, RankedOffer, Ranking, comparable, overheads_text
 from orchestrator.recipe_table import recipes_section
@@ -70,7 +71,7 @@ def headline(ranking: Ranking) -> str:
     bases = sorted({row.basis for row in ranking.offers})
     if bases:
         text += f" Step times are {' and '.join(bases)}, {_lengths(ranking)}."
-    if any(row.cell.gpu == "cpu" for row in ranking.offers):
+    if any(row.cell.gpu == THIS_MACHINE for row in ranking.offers):
         text += (
             "\n`cpu` is the machine that ran the sweep; the offers beside it are CPU "
             "instances that stand in for it\nand were not measured."
@@ -183,7 +184,7 @@ def _place(row: RankedOffer) -> str:
 
 def _offer_row(row: RankedOffer) -> tuple[object, ...]:
     law = f", law: {row.law}" if row.law is not None else ""
-    elsewhere = ", elsewhere" if stands_in(row) else ""
+    elsewhere = ", elsewhere" if stands_in(row.cell.gpu, row.provider) else ""
     return (
         row.cell.gpu,
         offer_text(row),
@@ -224,7 +225,7 @@ def remarks(rows: Sequence[RankedOffer], ranking: Ranking) -> str:
             f"{mostly} of these are mostly the {job.overheads.startup_minutes:g} min of start-up "
             "that are assumed: a longer job, or --startup-minutes, tells GPUs apart."
         )
-    if any(stands_in(row) for row in rows):
+    if any(stands_in(row.cell.gpu, row.provider) for row in rows):
         told.append("elsewhere: measured on this machine, which the offer stands in for.")
     deadline = ranking.constraints.deadline_hours
     if deadline is not None and any(row.hours_high > deadline for row in rows):

@@ -5,12 +5,10 @@ from dataclasses import dataclass, replace
 
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.offer import Offer
-from orchestrator.cost import MINUTES_PER_HOUR, SECONDS_PER_HOUR
-from orchestrator.price_files import OWN
+from orchestrator.cost import SECONDS_PER_HOUR, SECONDS_PER_MINUTE
+from orchestrator.price_files import OWN, stands_in
 from orchestrator.sweep import SweepSpec
 from trials.profile import Logged
-
-THIS_MACHINE = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ def rented_offer(catalog: Catalog, gpu: str) -> Offer | None:
     What the catalog has for ``cpu`` stands in for the machine that runs the sweep, which is there
     already; a price of one's own is one.
     """
-    paid = [o for o in catalog.offers(gpu) if gpu != THIS_MACHINE or o.provider == OWN]
+    paid = [o for o in catalog.offers(gpu) if not stands_in(gpu, o.provider)]
     return min(paid, key=lambda o: o.usd_per_hour, default=None)
 
 
@@ -60,7 +58,7 @@ def startup_seconds(startup_minutes: float, offer: Offer | None) -> float:
     """Of a node that is rented; a machine of one's own is there."""
     if offer is None or offer.provider == OWN:
         return 0.0
-    return startup_minutes / MINUTES_PER_HOUR * SECONDS_PER_HOUR
+    return startup_minutes * SECONDS_PER_MINUTE
 
 
 class Meter:

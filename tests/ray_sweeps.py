@@ -50,6 +50,35 @@ def environment(home: Path, **more: str) -> dict[str, str]:
     return kept | {"HOME": str(home), "PATH": path, "RAY_ADDRESS": "local"} | more
 
 
+def two_devices(name: str, small_usd: float, large_usd: float) -> str:
+    """A specification of two devices of this machine at prices an hour."""
+    rows = "".join(
+        f"    - {{key: {key}, kind: cpu, usable_memory_bytes: {size}, source: test, "
+        "recorded: 2026-11-20}\n"
+        for key, size in (("small", 14000000), ("large", 16000000))
+    )
+    offers = "".join(
+        f"    - {{gpu: {key}, provider: own, region: here, instance: {key}, usd_per_hour: {usd}, "
+        "source: test, recorded: 2026-11-20}\n"
+        for key, usd in (("small", small_usd), ("large", large_usd))
+    )
+    start = f"name: {name}\ngpus: [small, large]\n"
+    return f"{start}{SMALL_CELL}catalog:\n  gpus:\n{rows}  offers:\n{offers}"
+
+
+def ended(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command, when it has ended, in a folder that is its home, too."""
+    return subprocess.run(
+        [sys.executable, "-m", "orchestrator", *arguments],
+        env=environment(home),
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
 def start_sweep(
     spec: Path, out: Path, home: Path, *more: str, **variables: str
 ) -> subprocess.Popen[bytes]:

@@ -2,16 +2,13 @@
 
 import dataclasses
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from made_runs import ONE_CELL, spec_of
 from observations import MIB, environment, measurement
-from ray_sweeps import SMALL_CELL, observations
-from ray_sweeps import environment as environment_of
+from ray_sweeps import ended, observations, two_devices
 
 from fitting.families import fit_families
 from orchestrator.adaptive import Adaptive
@@ -276,47 +273,18 @@ def test_capped_cells_have_no_part_in_a_choice() -> None:
     assert not any(cell.capped_on for cell in measurable(spec, spec.merged_catalog()))
 
 
-REAL = (
-    """\
-name: adaptive
-gpus: [small, large]
-"""
-    + SMALL_CELL
-    + """\
-catalog:
-  gpus:
-    - {key: small, kind: cpu, usable_memory_bytes: 14000000, source: test, recorded: 2026-11-20}
-    - {key: large, kind: cpu, usable_memory_bytes: 16000000, source: test, recorded: 2026-11-20}
-  offers:
-    - {gpu: small, provider: own, region: here, instance: a, usd_per_hour: 0.1,
-       source: test, recorded: 2026-11-20}
-    - {gpu: large, provider: own, region: here, instance: b, usd_per_hour: 9.0,
-       source: test, recorded: 2026-11-20}
-"""
-)
-
-
 @pytest.mark.long
 def test_an_adaptive_sweep_stops_when_it_knows(tmp_path: Path) -> None:
     """On a real Ray: two devices ninety times apart in price need their largest batches alone."""
-    (tmp_path / "adaptive.yaml").write_text(REAL, encoding="utf-8")
-    command = [sys.executable, "-m", "orchestrator"]
-    asked: Callable[..., subprocess.CompletedProcess[str]] = lambda *of: subprocess.run(  # noqa: E731
-        [*command, *of],
-        env=environment_of(tmp_path),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    done = asked("sweep", "adaptive.yaml", "--adaptive", "--budget-usd", "5", "--out", "run")
+    (tmp_path / "adaptive.yaml").write_text(two_devices("adaptive", 0.1, 9.0), encoding="utf-8")
+    asked = ("sweep", "adaptive.yaml", "--adaptive", "--budget-usd", "5", "--out", "run")
+    done = ended(tmp_path, *asked)
     assert done.returncode == 0, done.stderr
     assert "1 of 1 choices decided" in done.stderr
     timed = [o for o in observations(tmp_path / "run") if o.purpose == "ladder"]
     assert {o.cell.gpu for o in timed} == {"small", "large"}
     assert len(timed) <= 4
     assert "decided" in done.stdout
-    again = asked("plan", "run", "--next")
+    again = ended(tmp_path, "plan", "run", "--next")
     assert again.returncode == 0, again.stderr
     assert "Every choice is decided" in again.stdout

@@ -1,15 +1,12 @@
 """Dollars of a sweep: what it is expected to take, what it has cost, and where a budget ends it."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from made_profiles import profiled
 from made_runs import ONE_CELL, spec_of, whole_trial
 from observations import observation
-from ray_sweeps import SMALL_CELL, observations
-from ray_sweeps import environment as environment_of
+from ray_sweeps import ended, observations, two_devices
 
 from orchestrator.cli import main
 from orchestrator.driver import Everything
@@ -150,39 +147,12 @@ def test_strict_starts_nothing_when_a_trial_would_be_skipped(
     assert not (tmp_path / "run").exists()
 
 
-REAL = (
-    "name: paid\ngpus: [small, large]\n"
-    + SMALL_CELL.replace("epochs: 1}", "epochs: 1, overheads: {startup_minutes: 0}}")
-    + """\
-catalog:
-  gpus:
-    - {key: small, kind: cpu, usable_memory_bytes: 14000000, source: test, recorded: 2026-11-20}
-    - {key: large, kind: cpu, usable_memory_bytes: 16000000, source: test, recorded: 2026-11-20}
-  offers:
-    - {gpu: small, provider: own, region: here, instance: a, usd_per_hour: 3600,
-       source: test, recorded: 2026-11-20}
-    - {gpu: large, provider: own, region: here, instance: b, usd_per_hour: 3600,
-       source: test, recorded: 2026-11-20}
-"""
-)
-
-
 def test_a_sweep_ends_when_its_budget_is_spent(tmp_path: Path) -> None:
     """On a real Ray, at a dollar a second: what it found is kept, what it left out is told."""
-    (tmp_path / "paid.yaml").write_text(REAL, encoding="utf-8")
+    text = two_devices("paid", 3600, 3600)
+    (tmp_path / "paid.yaml").write_text(text, encoding="utf-8")
     budget = 0.5
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "orchestrator", "sweep", "paid.yaml", "--out", "run"),
-            *("--budget-usd", str(budget)),
-        ],
-        env=environment_of(tmp_path),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = ended(tmp_path, "sweep", "paid.yaml", "--out", "run", "--budget-usd", str(budget))
     assert done.returncode == 0, done.stderr
     seen = observations(tmp_path / "run")
     spent = sum(o.seconds for o in seen)
