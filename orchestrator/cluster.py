@@ -83,9 +83,21 @@ def cluster_now() -> ClusterResources:
 def _resources(
     alive: list[Mapping[str, Any]], packages: Mapping[str, frozenset[str]]
 ) -> ClusterResources:
+    leaving = leaving_nodes()
     return ClusterResources(
-        tuple(Node(n["Resources"], packages.get(n["NodeID"]), n["NodeID"]) for n in alive)
+        tuple(
+            Node(node["Resources"], packages.get(node["NodeID"]), id_, is_leaving=id_ in leaving)
+            for node in alive
+            if (id_ := node["NodeID"])
+        )
     )
+
+
+def leaving_nodes() -> frozenset[str]:
+    """Ids of the nodes that had notice and are to be taken away: Ray drains them."""
+    from ray._private.state import state  # noqa: PLC0415 - as above; Ray Train asks here too
+
+    return frozenset(state.get_draining_nodes())
 
 
 def _packages(nodes: list[Mapping[str, Any]]) -> dict[str, frozenset[str]]:

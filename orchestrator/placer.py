@@ -258,7 +258,7 @@ class Placer:
             self.no_node[cell] = reason
 
     def _why_no_node(self, device: str, queue: _Queue, *, is_started: bool) -> str:
-        if self._cluster.holding(queue.resources):
+        if self._cluster.holding(queue.resources, self._leaving):
             reasons = "; ".join(self._out.values()) or "its trials failed on all of them"
             return f"no node with {device} is left that can be trusted: {reasons}"
         if is_started:
@@ -273,11 +273,15 @@ class Placer:
 
     def _room(self, device: str, queue: _Queue) -> int:
         """Trials that nodes can hold: those that are there, or that can be started too."""
-        there = self._cluster.holding(queue.resources, self._out)
+        there = self._cluster.holding(queue.resources, {*self._out, *self._leaving})
         return max(there, self._cluster.starting(device))
 
     def _avoid(self, cell: Cell) -> tuple[str, ...]:
-        return tuple(sorted({*self._out, *self._avoided[cell]}))
+        return tuple(sorted({*self._out, *self._avoided[cell], *self._leaving}))
+
+    @property
+    def _leaving(self) -> set[str]:
+        return {n.node_id for n in self._cluster.nodes if n.is_leaving and n.node_id is not None}
 
     def _blame(self, node: Whereabouts, cell: Cell, detail: str) -> None:
         blaming = self._blaming[node.node_id]

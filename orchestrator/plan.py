@@ -25,11 +25,13 @@ class Node:
         resources: how much it has of each resource, by name.
         packages: extras that can be imported on it; None when that is not known.
         node_id: Ray's name of it; None for one that is not there yet.
+        is_leaving: whether it had notice that it is to be taken away.
     """
 
     resources: Mapping[str, float]
     packages: frozenset[str] | None = None
     node_id: str | None = None
+    is_leaving: bool = False
 
     def has(self, resource: str) -> bool:
         """Whether it has one of these."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cluster import ClusterError
+from orchestrator.cluster import ClusterError, leaving_nodes
 from orchestrator.listener import Listener
 from orchestrator.placer import PLACEMENTS, Placer, Task, Whereabouts
 from orchestrator.plan import ClusterResources
@@ -27,6 +27,11 @@ from trials.workload import Cell
 KINDS: dict[str, type[Task]] = {kind.__name__: kind for kind in (TrialTask, ProfileTask)}
 LOOK_SECONDS = 1.0
 UNKNOWN_DEATH = "its Ray worker or node died"
+NODE_LEAVES = "its node had notice that it is to be taken away"
+
+
+class NodeLeavesError(RuntimeError):
+    """A trial would begin on a node that is to be taken away."""
 
 
 def run_trials(
@@ -164,6 +169,8 @@ def _trial_on_node(config: dict[str, dict[str, str]]) -> None:
     node_id = ray.get_runtime_context().get_node_id()
     # Where it is must be known when it dies without another word.
     tune.report({"node_id": node_id, "address": ray.util.get_node_ip_address()})
+    if node_id in leaving_nodes():  # Ray places nothing there, but Tune reuses the worker it has
+        raise NodeLeavesError(NODE_LEAVES)
     task = KINDS[config["trial"]["kind"]].model_validate_json(config["trial"]["task"])
 
     def emit(observation: Logged) -> None:
@@ -318,6 +325,8 @@ def _why_died(trial: Any) -> str:
         if "worker process has died" in line:
             detail = line.partition("Worker exit detail: ")[2].partition(". ")[0]
             return f"its Ray worker died: {detail}" if detail else "its Ray worker died"
+        if line.endswith(NODE_LEAVES):
+            return NODE_LEAVES
     return lines[-1] if lines else UNKNOWN_DEATH
 
 

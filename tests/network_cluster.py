@@ -163,6 +163,19 @@ class NetworkCluster(Cluster):
         )
         return NetworkNode(node_id, made.address, made.cable, process.pid)
 
+    def give_notice(self, node: NetworkNode) -> None:
+        """That a node will be taken away in two minutes, as clouds do; it is not taken."""
+        subprocess.run(
+            [
+                *("ray", "drain-node", f"--address={self.address}:{self.gcs}"),
+                *(f"--node-id={node.node_id}", "--reason=DRAIN_NODE_REASON_PREEMPTION"),
+                *("--reason-message=preempted", "--deadline-remaining-seconds=120"),
+            ],
+            env=self.env,
+            capture_output=True,
+            check=True,
+        )
+
     def lose(self) -> None:
         """The head and all nodes, at once."""
         super().stop()

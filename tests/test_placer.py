@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from made_runs import ONE_CELL, LineDevice, spec_of
@@ -197,6 +198,27 @@ def test_where_all_nodes_were_taken_out_the_cells_are_skipped_for_that_reason() 
     assert set(world.placer.no_node.values()) == {
         f"no node with desk is left that can be trusted: 10.0.0.1: {ECC}"
     }
+
+
+def test_nothing_is_placed_on_a_node_that_is_leaving() -> None:
+    """Its trial runs on as long as it lasts; the last one to leave is not waited for."""
+    first, second = node("n1", "desk"), node("n2", "desk")
+    world = World(DESK, first, second)
+    assert world.placed() == DESK[:3]
+    world.run(DESK[0], N1)
+    world.placer.look(ClusterResources((replace(first, is_leaving=True), second)))
+    assert world.placer.ended(DESK[0], None) is None
+    assert world.placed() == []  # the other is taken, and its next trial waits
+    world.run(DESK[1], N2)
+    assert world.placer.ended(DESK[1], None) is None
+    placement = world.placer.next()
+    assert placement is not None
+    assert (placement.task.cell, placement.avoid) == (DESK[3], ("n1",))
+    for _ in range(2):
+        world.placer.look(ClusterResources((replace(first, is_leaving=True),)))
+        world.now += 20
+    assert set(world.placer.no_node) == {DESK[2], DESK[3]}
+    assert "the last node with desk is gone" in world.placer.no_node[DESK[3]]
 
 
 @pytest.mark.parametrize(("scales", "seconds"), [(True, 600), (False, 10)])

@@ -147,6 +147,7 @@ def test_strict_starts_nothing_when_a_trial_would_be_skipped(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_a_sweep_ends_when_its_budget_is_spent(tmp_path: Path) -> None:
     """On a real Ray, at a dollar a second: what it found is kept, what it left out is told."""
     text = two_devices("paid", 3600, 3600)

@@ -21,6 +21,7 @@ from network_cluster import NetworkCluster, NetworkNode
 from ray_sweeps import observations
 
 from orchestrator.plan import trial_task
+from orchestrator.runner import NODE_LEAVES
 from orchestrator.spec_file import parse_spec
 from orchestrator.store import RunFolder
 from trials.child import ProbeEnd
@@ -117,6 +118,14 @@ class Sweep:
         written = log.read_text(encoding="utf-8") if log.exists() else ""
         return written.count("\n" if node is None else node.node_id)
 
+    def cells_on(self, node: NetworkNode) -> set[str]:
+        """Keys of the cells that this node has observed something of."""
+        return {
+            o.cell.key
+            for o in observations(self.out)
+            if o.environment and o.environment.node_id == node.node_id
+        }
+
     def wait(self) -> int:
         """Until it is over."""
         return self.process.wait(timeout=120)
@@ -153,6 +162,27 @@ def test_a_killed_node_and_one_that_was_cut_off_cost_time_and_nothing_else(
     assert "2 times a trial was cut short" in report
     assert all(node.address in report for node in nodes)
     assert "Traceback" not in sweep.said
+
+
+def test_nothing_begins_on_a_node_that_is_to_be_preempted(cluster: NetworkCluster) -> None:
+    """Such a notice is a drain to Ray: the trial that runs there is the last."""
+    spot = cluster.start_network_node("desk")
+    text = SPEC.replace("SEED", "7").replace("[32, 48, 64]", "[32, 40, 48, 56, 64, 72, 80, 88]")
+    sweep = Sweep(cluster, "preempted", text)
+    while sweep.seen(spot) < 2:
+        assert sweep.process.poll() is None, sweep.said
+        time.sleep(0.02)
+    cluster.give_notice(spot)
+    before = sweep.cells_on(spot)
+    assert sweep.wait() == 0, sweep.said
+    # One may have begun while the notice was given; the next, which waited for it, says why not.
+    assert len(sweep.cells_on(spot) - before) <= 1
+    (fault,) = RunFolder(sweep.out).faults().faults
+    assert (fault.node, fault.reason) == (spot.address, NODE_LEAVES)
+    found = [o.key for o in observations(sweep.out)]
+    assert set(found) == undisturbed(text)
+    assert len(found) == len(set(found))
+    spot.kill()
 
 
 def test_a_node_with_a_sick_device_is_named_and_its_trials_end_well_elsewhere(
