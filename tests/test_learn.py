@@ -74,6 +74,7 @@ def test_sparse_and_dense_learn_the_made_language(
     assert f"\n{learnt / LEARNING}: " in said.err
 
 
+@pytest.mark.long
 def test_more_epochs_go_on_from_the_state_of_the_very_curve(folder: Path, learnt: Path) -> None:
     """One epoch, sparse and dense, then one more of sparse: the numbers of learning at once."""
     assert main(arguments(folder, "--epochs", "1", out="steps")) == 0
