@@ -205,7 +205,7 @@ def test_a_cluster_of_hosts_comes_up_takes_a_job_and_goes_down(
     finally:
         os.killpg(dashboard.pid, 15)
         dashboard.wait(timeout=20)
-    assert "Every offer, the fits and the limits: /mnt/runs/my/report.md" in said
+    assert "Every offer, the fits and the limits: /mnt/runs/my/report.html" in said
     seen = hosts.run(head, "cat ~/runs/my/observations.jsonl")
     assert '"host":"worker"' in seen
     assert '"host":"head"' not in seen
