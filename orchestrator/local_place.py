@@ -14,6 +14,8 @@ OBSERVATIONS = "observations.jsonl"
 class LocalPlace:
     """A folder of this machine, or one that it has mounted."""
 
+    has_several_files = False
+
     def __init__(self, path: Path) -> None:
         self._path = path
 
@@ -60,11 +62,10 @@ class LocalPlace:
         except OSError as error:
             raise unusable(self._path, "made", error) from None
 
-    def observations(self) -> Iterator[tuple[Path, bytes]]:
+    def observations(self) -> Iterator[tuple[Path, Iterator[bytes]]]:
         """One file has them all."""
-        content = self.read(OBSERVATIONS)
-        if content is not None:
-            yield self._path / OBSERVATIONS, content
+        file = self._path / OBSERVATIONS
+        yield file, _lines(file)
 
     def is_written(self) -> bool:
         """Whether a driver is writing to it now."""
@@ -108,3 +109,14 @@ class LocalLog:
         """Lets others have it."""
         del failed
         self._file.close()
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    """The lines of a file as they are read; none of one that is not there."""
+    try:
+        with file.open("rb") as lines:
+            yield from lines
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise unusable(file, "read", error) from None

@@ -100,7 +100,13 @@ class Log(Protocol):
 
 
 class Place(Protocol):
-    """What a run folder asks of where it lies. Every method may raise StoreError, in one line."""
+    """What a run folder asks of where it lies. Every method may raise StoreError, in one line.
+
+    Attributes:
+        has_several_files: of observations; more than one may tell of one probe.
+    """
+
+    has_several_files: bool
 
     def names(self) -> set[str] | None:
         """What it holds; None when there is no such folder."""
@@ -114,8 +120,8 @@ class Place(Protocol):
     def make(self) -> None:
         """Makes the folder, unless it is there."""
 
-    def observations(self) -> Iterator[tuple[RunPath, bytes]]:
-        """The files of observations, in the order written. The last line may be torn."""
+    def observations(self) -> Iterator[tuple[RunPath, Iterator[bytes]]]:
+        """The lines of each file of observations, as written. The last of a file may be torn."""
 
     def is_written(self) -> bool:
         """Whether a driver is writing to it now."""

@@ -1,5 +1,6 @@
 """A run in a bucket."""
 
+import io
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,6 +10,8 @@ from orchestrator.s3_bucket import CONNECTIONS, Bucket
 from orchestrator.s3_lock import RunLock
 from orchestrator.s3_log import FOLDER, S3Log, Timings, spool_folder
 
+AT_ONCE = 4 * CONNECTIONS  # files of observations; each is some hundred lines
+MOST_KEPT_BYTES = 256 * 2**20
 _DEFAULT = Timings()
 
 
@@ -20,13 +23,17 @@ class S3Place:
         timings: how long things may take.
     """
 
+    has_several_files = True
+
     def __init__(self, url: S3Url, timings: Timings = _DEFAULT) -> None:
         self._url = url
         self._timings = timings
         self._bucket = Bucket(url, timings.patience_seconds)
         self._log: S3Log | None = None
         self._looked_for: S3Log | None = None
-        self._seen: dict[str, bytes] = {}  # what was sent once never changes
+        self._names: list[str] = []
+        self._kept: dict[str, bytes] = {}  # what was sent once never changes
+        self._kept_bytes = 0
 
     def names(self) -> set[str] | None:
         """What it holds; None when that is nothing."""
@@ -45,16 +52,23 @@ class S3Place:
     def make(self) -> None:
         """A bucket has no folders to make."""
 
-    def observations(self) -> Iterator[tuple[RunPath, bytes]]:
+    def observations(self) -> Iterator[tuple[RunPath, Iterator[bytes]]]:
         """What drivers have sent; of a run that this process writes, what it has not sent, too."""
         log = self._log if self._log is not None and self._log.is_open else None
         if log is None or log is not self._looked_for:
-            self._look()
+            held = self._bucket.patiently(lambda: self._bucket.names(FOLDER))
+            self._names = sorted(FOLDER + name for name in held if name.endswith(".jsonl"))
             self._looked_for = log  # from now on nobody else writes
-        for name in sorted(self._seen):
-            yield self._url / name, self._seen[name]
+        # A few at a time: a long run's are more than this machine may hold.
+        for start in range(0, len(self._names), AT_ONCE):
+            names = self._names[start : start + AT_ONCE]
+            with ThreadPoolExecutor(CONNECTIONS) as pool:
+                contents = list(pool.map(self._content, names))
+            for name, content in zip(names, contents, strict=True):
+                yield self._url / name, io.BytesIO(content)
         if log is not None:
-            yield log.spooled()
+            path, content = log.spooled()
+            yield path, io.BytesIO(content)
 
     def is_written(self) -> bool:
         """Whether a driver is writing to it now."""
@@ -69,15 +83,14 @@ class S3Place:
         """Where observations wait for buckets."""
         return spool_folder(self._bucket).parent
 
-    def _look(self) -> None:
-        """Reads what is there and was not seen yet."""
-        held = self._bucket.patiently(lambda: self._bucket.names(FOLDER))
-        names = [FOLDER + name for name in held if name.endswith(".jsonl")]
-        new = [name for name in names if name not in self._seen]
-        with ThreadPoolExecutor(CONNECTIONS) as pool:
-            read = dict(zip(new, pool.map(self.read, new), strict=True))
-        for name in names:
-            content = self._seen.get(name, read.get(name))
+    def _content(self, name: str) -> bytes:
+        """What a file of observations holds; kept for the next time, where it is not much."""
+        content = self._kept.get(name)
+        if content is None:
+            content = self.read(name)
             if content is None:
                 raise StoreError(f"{self._url / name}: was deleted while it was read: run it again")
-            self._seen[name] = content
+            if self._kept_bytes + len(content) <= MOST_KEPT_BYTES:
+                self._kept[name] = content
+                self._kept_bytes += len(content)
+        return content

@@ -1,8 +1,8 @@
 """The run folder: everything one sweep produced. One writer appends observations, durably."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -15,9 +15,10 @@ from orchestrator.plan import Plan
 from orchestrator.spec_file import SpecError, decoded, parse_spec
 from orchestrator.sweep import CatalogRows, Models, SweepSpec
 from orchestrator.wording import dotted
+from trials.log_lines import LineReader
 from trials.models.model import Model
 from trials.observation import Observation
-from trials.profile import Logged, Profiled, is_profile, logged
+from trials.profile import Logged, Profiled, is_profile
 
 SPEC = "sweep.yaml"
 MODELS = "models.json"
@@ -28,6 +29,7 @@ LEARNED = "learned.jsonl"
 LEARNING = "learning"
 FAULTS = "faults.json"
 
+L = TypeVar("L", Observation, Profiled)
 _MODELS = TypeAdapter(dict[str, Model])
 
 
@@ -146,19 +148,28 @@ class RunFolder:
         Raises:
             StoreError: a line before the last cannot be read.
         """
-        return [each for each in self._logged(profiles=False) if isinstance(each, Observation)]
+        return list(self.each_observation())
+
+    def each_observation(self) -> Iterator[Observation]:
+        """As ``observations``, one after the other: those of a long log need not be held at once.
+
+        Raises:
+            StoreError: a line before the last cannot be read.
+        """
+        return self._logged(LineReader().observation, profiles=False)
 
     def profiles(self) -> list[Profiled]:
         """Every profile, alike. They stand in the same log and are no observations of a batch."""
-        return [each for each in self._logged(profiles=True) if isinstance(each, Profiled)]
+        return list(self._logged(Profiled.model_validate_json, profiles=True))
 
     def logged(self) -> list[Logged]:
         """All that was paid for: every observation, then every profile."""
         return [*self.observations(), *self.profiles()]
 
-    def _logged(self, *, profiles: bool) -> list[Logged]:
-        files = [_read(file, content, profiles) for file, content in self.place.observations()]
-        return files[0] if len(files) == 1 else _once(each for found in files for each in found)
+    def _logged(self, read: Callable[[bytes], L], *, profiles: bool) -> Iterator[L]:
+        files = self.place.observations()
+        found = (each for file, lines in files for each in _read(file, lines, read, profiles))
+        return _once(found) if self.place.has_several_files else found
 
     def is_running(self) -> bool:
         """Whether a driver is writing to it now."""
@@ -256,7 +267,7 @@ class ObservationWriter:
     def __enter__(self) -> Self:
         self._log.open()
         try:
-            self._written = {o.key for o in self._run.observations()}
+            self._written = {o.key for o in self._run.each_observation()}
             self._written |= {p.key for p in self._run.profiles()}
             self._written |= self._log.recover(self._written)
         except BaseException:
@@ -296,29 +307,35 @@ def _place_of(path: RunPath) -> Place:
     return S3Place(path)
 
 
-def _read(file: RunPath, content: bytes, profiles: bool) -> list[Logged]:  # noqa: FBT001 - which
+def _read(
+    file: RunPath,
+    lines: Iterable[bytes],
+    read: Callable[[bytes], L],
+    profiles: bool,  # noqa: FBT001 - which
+) -> Iterator[L]:
     """The observations of a file, or its profiles; a torn last line is neither."""
-    whole, _, _torn = content.rpartition(b"\n")
-    found = []
-    for number, line in enumerate(whole.split(b"\n") if whole else [], start=1):
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith(b"\n"):
+            return  # what a writer adds meanwhile is not the rest of another line
         if is_profile(line) is not profiles:
             continue
         try:
-            found.append(logged(line))
+            yield read(line)
         except ValidationError as error:
             reason = _mistake(error)
             raise StoreError(
                 f"{file}:{number}: not an observation ({reason}): restore the line or delete it"
             ) from None
-    return found
 
 
-def _once(observations: Iterable[Logged]) -> list[Logged]:
+def _once(logged: Iterable[L]) -> Iterator[L]:
     """Each key once, the first that was written: several files may tell of one probe."""
-    found: dict[str, Logged] = {}
-    for observation in observations:
-        found.setdefault(observation.key, observation)
-    return list(found.values())
+    keys: set[str] = set()
+    for each in logged:
+        key = each.key
+        if key not in keys:
+            keys.add(key)
+            yield each
 
 
 def _mistake(error: ValidationError) -> str:

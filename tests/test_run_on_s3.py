@@ -16,6 +16,7 @@ from made_runs import ONE_CELL, TWO_CELLS, made_run, spec_of
 from observations import observation
 from s3_server import BUCKET, CREDENTIALS, KEY, SECRET, TOKEN, S3Server, s3_server
 
+from orchestrator import s3_place
 from orchestrator.cli import main
 from orchestrator.place import S3Url, StoreError
 from orchestrator.s3_bucket import Bucket
@@ -162,6 +163,20 @@ def test_what_a_killed_driver_could_not_send_is_sent_once_by_the_next_on_its_mac
     assert found == {2: 1.0, 1: 2.0, 3: 2.0}
     assert len(the_run().observations()) == 3
     assert spools(first) == spools(second) == []
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 5000, 10**6])
+def test_a_long_run_is_read_a_few_files_at_a_time_and_again(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, kept_bytes: int
+) -> None:
+    """However many of them are kept for the next time."""
+    monkeypatch.setattr(s3_place, "AT_ONCE", 2)
+    monkeypatch.setattr(s3_place, "MOST_KEPT_BYTES", kept_bytes)
+    for size in range(1, 6):
+        with ObservationWriter(the_run()) as writer:
+            writer.append(observation(size))
+    for _ in range(2):
+        assert sorted(batches(run)) == [1, 2, 3, 4, 5]
 
 
 def test_a_damaged_spool_is_told_with_its_line_and_kept(run: RunFolder, tmp_path: Path) -> None:
