@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from fitting.laws import FloatArray
-from fitting.step_times import BoolArray, FittedForm, Form, StepTimes, fit_form
+from fitting.step_times import BoolArray, FittedForm, FittedValues, Form, StepTimes, fit_form
 
-Fitting = Callable[[StepTimes], FittedForm | None]
+Fitting = Callable[[StepTimes], FittedValues | None]
+ALIKE = 9  # decimals of an error: two forms may be one law, as of a single length, but for rounding
 UNSPOKEN = 1.0  # the error of a law on a point that it does not speak of without it
 
 
@@ -59,7 +60,7 @@ def chosen(candidates: list[Tried]) -> Tried | None:
         return None
     best = min(candidates, key=lambda c: c.error)
     good = [c for c in candidates if c.error <= best.error + best.standard_error]
-    return min(good, key=lambda c: (c.fitted.parameters, c.error))
+    return min(good, key=lambda c: (c.fitted.parameters, round(c.error, ALIKE)))
 
 
 def fit_chosen(rows: StepTimes) -> FittedForm | None:
@@ -85,14 +86,19 @@ def smaller_half(rows: StepTimes) -> BoolArray:
     return np.asarray(place < (sizes[curve] + 1) // 2)
 
 
+def off(fitted: FittedValues | None, rows: StepTimes) -> FloatArray:
+    """(rows,) ``log(fitted / measured)``; nan where no law speaks."""
+    if fitted is None:
+        return np.full(len(rows), np.nan)
+    return np.asarray(np.log(fitted.seconds(rows) / rows.seconds))
+
+
 def held_out(rows: StepTimes, groups: np.ndarray, fit: Fitting) -> FloatArray:
     """(rows,) ``log(fitted / measured)``, each group of rows by a fit to all others."""
     residuals = np.full(len(rows), np.nan)
     for group in np.unique(groups):
         out = groups == group
-        fitted = fit(rows.where(~out))
-        if fitted is not None:
-            residuals[out] = np.log(fitted.seconds(rows.where(out)) / rows.seconds[out])
+        residuals[out] = off(fit(rows.where(~out)), rows.where(out))
     return residuals
 
 
@@ -100,7 +106,4 @@ def growing(rows: StepTimes, fit: Fitting) -> FloatArray:
     """(larger rows,) ``log(fitted / measured)`` of larger batches, fitted to the smaller half."""
     is_small = smaller_half(rows)
     larger = rows.where(~is_small)
-    fitted = fit(rows.where(is_small)) if len(larger) else None
-    if fitted is None:
-        return np.full(len(larger), np.nan)
-    return np.asarray(np.log(fitted.seconds(larger) / larger.seconds))
+    return off(fit(rows.where(is_small)) if len(larger) else None, larger)

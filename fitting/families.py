@@ -4,14 +4,25 @@
 what it took and why. What it gives is a record, and ``predictions`` need nothing else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from fitting.choice import Tried, chosen, fit_chosen, growing, held_out, throughput_errors, tried
+from fitting.choice import (
+    ALIKE,
+    Tried,
+    chosen,
+    fit_chosen,
+    held_out,
+    off,
+    smaller_half,
+    throughput_errors,
+    tried,
+)
+from fitting.columns import Columns, columns_of
 from fitting.intervals import LEVEL, Scales, coverage, scales
 from fitting.laws import FloatArray
 from fitting.points import gpu_name, ladders, series_name
@@ -20,13 +31,14 @@ from fitting.result import Parameter, Prediction
 from fitting.step_times import (
     EQUATIONS,
     SHAPES,
+    BoolArray,
     FittedForm,
     Form,
     Per,
     Sparsity,
     StepTimes,
     Work,
-    fit_form,
+    fit_values,
     form_seconds,
     group_of,
 )
@@ -226,8 +238,13 @@ class FamilyFit(Record):
         return self
 
 
-def fit_families(observations: Sequence[Observation]) -> tuple[FamilyFit, ...]:
+def fit_families(observations: Iterable[Observation]) -> tuple[FamilyFit, ...]:
     """The law of every family of a run, refusals included."""
+    return fit_columns(columns_of(observations))
+
+
+def fit_columns(columns: Columns) -> tuple[FamilyFit, ...]:
+    """The law of every family, as ``fit_families``."""
     return fit_each(
         [
             (
@@ -240,7 +257,7 @@ def fit_families(observations: Sequence[Observation]) -> tuple[FamilyFit, ...]:
                 ),
                 rows,
             )
-            for source, rows in ladders(observations)
+            for source, rows in ladders(columns)
         ]
     )
 
@@ -280,7 +297,9 @@ def fit_family(name: FamilyName, rows: StepTimes, *, most_nested: int = MOST_NES
         equation=EQUATIONS[fitted.form],
         why=_why(best, candidates),
         remedy=None,
-        candidates=tuple(_candidate(c, points) for c in sorted(candidates, key=lambda c: c.error)),
+        candidates=tuple(
+            _candidate(c, points) for c in sorted(candidates, key=lambda c: round(c.error, ALIKE))
+        ),
         exponent=None
         if fitted.exponent is None
         else Parameter(
@@ -408,34 +427,37 @@ def _left_out(fitted: FittedForm, points: StepTimes, *, nested: bool) -> tuple[F
 def _why(best: Tried, candidates: Sequence[Tried]) -> str:
     if len(candidates) == 1:
         return "the only form that the points can carry"
-    least = min(candidates, key=lambda c: c.error)
-    if least is best:
+    least = min(candidates, key=lambda c: round(c.error, ALIKE))
+    if round(least.error, ALIKE) == round(best.error, ALIKE):
         return "least held-out error"
     return f"the simplest within one standard error of the best, {least.fitted.form}"
 
 
 def _candidate(one: Tried, points: StepTimes) -> Candidate:
     fitted = one.fitted
+    outs = [~smaller_half(points), *_by_length(fitted.form, points)]
+    laws = fit_values(fitted.form, points, [~out for out in outs])
+    larger, *lengths = (off(law, points.where(out)) for law, out in zip(laws, outs, strict=True))
     return Candidate(
         form=fitted.form,
         error=one.error,
         standard_error=one.standard_error,
-        growing_error=_mean_error(growing(points, lambda rows: fit_form(fitted.form, rows))),
-        length_error=_length_error(fitted.form, points),
+        growing_error=_mean_error(larger),
+        length_error=_mean_error(np.concatenate(lengths)) if lengths else None,
         parameters=fitted.parameters,
         condition=fitted.condition if np.isfinite(fitted.condition) else None,
     )
 
 
-def _length_error(form: Form, points: StepTimes) -> float | None:
+def _by_length(form: Form, points: StepTimes) -> list[BoolArray]:
+    """(points,) of each length, or several: which are of it. None for a form by series."""
     if form not in SHAPES or SHAPES[form].per is Per.SERIES:
-        return None
+        return []
     _, series = np.unique(points.series, return_inverse=True)
     total = np.bincount(series, weights=points.tokens / points.batch_size)
     _, length = np.unique(np.rint(total / np.bincount(series))[series], return_inverse=True)
-    if length.max() == 0:
-        return None
-    return _mean_error(held_out(points, length % MOST_LENGTHS, lambda rows: fit_form(form, rows)))
+    fold = length % MOST_LENGTHS
+    return [fold == one for one in range(fold.max() + 1)] if length.max() > 0 else []
 
 
 def _mean_error(residuals: FloatArray) -> float | None:

@@ -1,12 +1,13 @@
 """Fits laws to observations, and predicts with what was fitted."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from fitting.families import FamilyFit, fit_families
+from fitting.columns import columns_of
+from fitting.families import FamilyFit, fit_columns
 from fitting.intervals import LEVEL
 from fitting.laws import FloatArray, eq2_terms, max_batch_affine, max_batch_eq1
 from fitting.points import GIB, FitGroup, Limits, Peaks, Source, Timings, limits, peaks, timings
@@ -48,20 +49,21 @@ class Fits(Record):
     families: tuple[FamilyFit, ...]
 
 
-def fit_observations(observations: Sequence[Observation]) -> Fits:
+def fit_observations(observations: Iterable[Observation]) -> Fits:
     """Every law for every group and family that may be fitted together, refusals included.
 
-    Stacks, bases and recipes are never mixed.
+    Stacks, bases and recipes are never mixed. Observations are looked at once, and not kept.
 
     Raises:
         ValueError: an observation holds a number that cannot be.
     """
+    columns = columns_of(observations)
     fits = (
-        *(_fit_eq1(points) for points in limits(observations)),
-        *(fit_peaks(points) for points in peaks(observations)),
-        *(_fit_eq2(points) for points in timings(observations)),
+        *(_fit_eq1(points) for points in limits(columns)),
+        *(fit_peaks(points) for points in peaks(columns)),
+        *(_fit_eq2(points) for points in timings(columns)),
     )
-    return Fits(fits=fits, families=fit_families(observations))
+    return Fits(fits=fits, families=fit_columns(columns))
 
 
 def predict_largest_batch(fit: Fit, usable_gib: float, seq_len: int) -> Prediction:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fitting.columns import columns_of
 from fitting.fit import Fit, Prediction, fit_peaks, predict_largest_batch, predict_peak
 from fitting.points import GIB, Peaks, peaks
 from trials.observation import MEMORY_MISSES, Observation, largest_batch
@@ -54,7 +55,7 @@ class _Known:
 
 
 def _known(seen: Sequence[Observation]) -> _Known:
-    (points,) = peaks(seen)
+    (points,) = peaks(columns_of(seen))
     limit = min(o.memory_limit_bytes for o in seen) / GIB
     largest, miss = largest_batch(seen) or (0, None)
     by_memory = largest > 0 and miss is not None and miss.outcome in MEMORY_MISSES

@@ -65,7 +65,7 @@ def scales(series: NameArray, residuals: FloatArray) -> Scales | None:
     names, at = np.unique(series, return_inverse=True)
     sigmas, family, scores = _scaled(np.asarray(at, np.int64), residuals**2, len(names))
     most = float(np.abs(residuals).max())
-    return Scales(names=names, sigmas=sigmas, family=family, scores=scores, most=most)
+    return Scales(names=names, sigmas=sigmas, family=family, scores=np.sort(scores), most=most)
 
 
 def _scaled(at: IntArray, squares: FloatArray, count: int) -> tuple[FloatArray, float, FloatArray]:
@@ -78,7 +78,7 @@ def _scaled(at: IntArray, squares: FloatArray, count: int) -> tuple[FloatArray, 
     without = (BORROWED * others + own[at] - squares) / (BORROWED + sizes[at] - 1)
     scores = np.sqrt(squares / np.maximum(without, 1e-12))
     sigmas = np.sqrt((BORROWED * family + own) / (BORROWED + sizes))
-    return sigmas, float(np.sqrt(family)), np.sort(scores)
+    return sigmas, float(np.sqrt(family)), scores
 
 
 def _half_width(scores: FloatArray, most: float, sigma: float, level: float) -> float:
@@ -90,7 +90,7 @@ def _half_width(scores: FloatArray, most: float, sigma: float, level: float) -> 
     """
     place = int(np.ceil((len(scores) + 1) * level))
     if place <= len(scores):
-        return min(float(scores[place - 1]) * sigma, most)
+        return min(float(np.partition(scores, place - 1)[place - 1]) * sigma, most)
     return t_quantile((1 + level) / 2, max(len(scores) - 1, 1)) * sigma
 
 

@@ -1,23 +1,15 @@
 """The points a law is fitted to, drawn from observations that may be compared with each other."""
 
-import statistics
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from fitting.columns import BASES, NOWHERE, Columns
 from fitting.laws import FloatArray
-from fitting.step_times import StepTimes
+from fitting.step_times import IntArray, StepTimes
 from gpu_catalog.record import Record
-from trials.observation import (
-    MEMORY_MISSES,
-    Basis,
-    Environment,
-    Observation,
-    Outcome,
-    largest_batch,
-)
+from trials.observation import MEMORY_MISSES, Basis, Outcome
 from trials.recipe import PositiveInt, Recipe
 from trials.workload import Cell, Weights
 
@@ -112,24 +104,28 @@ class Peaks:
     peak_gib: FloatArray
 
 
-def timings(observations: Sequence[Observation]) -> list[Timings]:
+def timings(columns: Columns) -> Iterator[Timings]:
     """The ladder, by (GPU, model, recipe, length), basis and stack: a point per observation.
 
     A capped GPU's speed is that of the larger one that stood in for it: none of its points is here.
     """
-    own = [o for o in observations if o.basis is not Basis.CAPPED]
-    return [_timings(source, members) for source, members in _sources(own, _group_of_times, _stack)]
+    stacks = _Names(environment.stack for environment in columns.environments)
+    sparsity = np.array([cell.sparsity for cell in columns.cells], np.float64)[columns.cell]
+    every, timed = np.stack([columns.batch_size, sparsity, columns.step_seconds]), columns.timed
+    for source, members in _sources(columns, _own(columns), _group_of_times, stacks):
+        table = every[:, members[timed[members]]]
+        yield Timings(source, *table[:, np.lexsort(table[::-1])])
 
 
-def ladders(observations: Sequence[Observation]) -> list[tuple[Source, StepTimes]]:
+def ladders(columns: Columns) -> Iterator[tuple[Source, StepTimes]]:
     """The ladder, by (model, recipe), basis and software, all GPUs and lengths together.
 
     A row per observation, none of a capped GPU, as in ``timings``.
     """
-    own = [o for o in observations if o.basis is not Basis.CAPPED]
-    return [
-        (source, _ladder(members)) for source, members in _sources(own, _group_of_limits, _software)
-    ]
+    stacks = [environment.stack for environment in columns.environments]
+    software, timed = _software(columns), columns.timed
+    for source, members in _sources(columns, _own(columns), _group_of_limits, software):
+        yield source, _ladder(columns, members[timed[members]], stacks)
 
 
 def gpu_name(gpu: str, stack: str) -> str:
@@ -142,24 +138,22 @@ def series_name(gpu: str, stack: str, seq_len: int) -> str:
     return f"{gpu_name(gpu, stack)}/seq{seq_len}"
 
 
-def limits(observations: Sequence[Observation]) -> list[Limits]:
+def limits(columns: Columns) -> Iterator[Limits]:
     """Largest batches, by (model, recipe), basis and software.
 
     A stack names its device, so points across GPUs share only the rest of it: their fingerprint is
     that of the software alone, the driver left out.
     """
-    return [
-        _limits(source, members)
-        for source, members in _sources(observations, _group_of_limits, _software)
-    ]
+    every = np.arange(len(columns.cell))
+    for source, members in _sources(columns, every, _group_of_limits, _software(columns)):
+        yield _limits(columns, source, members)
 
 
-def peaks(observations: Sequence[Observation]) -> list[Peaks]:
+def peaks(columns: Columns) -> Iterator[Peaks]:
     """Peaks of what fits, by (model, recipe, active experts), basis and software, as ``limits``."""
-    return [
-        _peaks(source, members)
-        for source, members in _sources(observations, _group_of_peaks, _software)
-    ]
+    every = np.arange(len(columns.cell))
+    for source, members in _sources(columns, every, _group_of_peaks, _software(columns)):
+        yield _peaks(columns, source, members)
 
 
 def _group_of_times(cell: Cell) -> FitGroup:
@@ -180,121 +174,139 @@ def _group_of_peaks(cell: Cell) -> FitGroup:
     return _group_of_limits(cell).model_copy(update={"active_experts": cell.active_experts})
 
 
-def _stack(environment: Environment) -> str:
-    return environment.stack
+class _Names:
+    """Names of what there is several of, each but once.
+
+    Args:
+        told: the name of each.
+    """
+
+    def __init__(self, told: Iterable[str]) -> None:
+        every = list(told)
+        self.names = sorted(set(every))
+        places = {name: place for place, name in enumerate(self.names)}
+        self.of: IntArray = np.array([*(places[name] for name in every), NOWHERE], np.int64)
+        """Which of the names each has; the last one is of what is ``NOWHERE``."""
 
 
-def _software(environment: Environment) -> str:
+def _software(columns: Columns) -> _Names:
     # What fits does not depend on the driver, and no two clouds have the same one.
-    return environment.software
+    return _Names(environment.software for environment in columns.environments)
+
+
+def _own(columns: Columns) -> IntArray:
+    """The rows of GPUs that ran themselves."""
+    return np.flatnonzero(columns.basis != BASES.index(Basis.CAPPED))
 
 
 def _sources(
-    observations: Sequence[Observation],
-    group_of: Callable[[Cell], FitGroup],
-    stack_of: Callable[[Environment], str],
-) -> Iterator[tuple[Source, list[Observation]]]:
+    columns: Columns, rows: IntArray, group_of: Callable[[Cell], FitGroup], stacks: _Names
+) -> Iterator[tuple[Source, IntArray]]:
     """Splits what must not be mixed, in an order that does not depend on that of the log."""
-    pools: defaultdict[tuple[FitGroup, Basis], list[Observation]] = defaultdict(list)
-    for o in observations:
-        pools[group_of(o.cell), o.basis].append(o)
-    for (group, basis), pool in sorted(
-        pools.items(), key=lambda item: (item[0][0].key, item[0][1])
-    ):
-        has_experts = any(o.cell.experts is not None for o in pool)
-        for stack, members in _by_stack(pool, stack_of):
-            yield Source(group, basis, stack, has_experts), members
+    groups: dict[FitGroup, int] = {}
+    group = np.array([groups.setdefault(group_of(c), len(groups)) for c in columns.cells], np.int64)
+    named, keys = tuple(groups), [each.key for each in groups]
+    has_experts = np.array([cell.experts is not None for cell in columns.cells], bool)
+    pools = [
+        (keys[number // len(BASES)], named[number // len(BASES)], BASES[number % len(BASES)], pool)
+        for number, pool in _split(group[columns.cell[rows]] * len(BASES) + columns.basis[rows])
+    ]
+    for _, of, basis, pool in sorted(pools, key=lambda each: (each[0], each[2])):
+        several = bool(has_experts[columns.cell[rows[pool]]].any())
+        for stack, members in _by_stack(columns, rows[pool], stacks):
+            yield Source(of, basis, stack, several), members
 
 
 def _by_stack(
-    pool: Sequence[Observation], stack_of: Callable[[Environment], str]
-) -> list[tuple[str | None, list[Observation]]]:
+    columns: Columns, pool: IntArray, stacks: _Names
+) -> list[tuple[str | None, IntArray]]:
     """Splits a pool by stack.
 
     A child killed by the host does not say where it ran. Such a probe belongs to the pool's only
     stack; where there are several, nobody knows to which, and it is left out.
     """
-    by_stack: defaultdict[str, list[Observation]] = defaultdict(list)
-    for o in pool:
-        if o.environment is not None:
-            by_stack[stack_of(o.environment)].append(o)
+    told = stacks.of[columns.environment[pool]]
+    by_stack = [(place, of) for place, of in _split(told) if place != NOWHERE]
     if len(by_stack) > 1:
-        return sorted(by_stack.items())
-    return [(next(iter(by_stack), None), list(pool))]
+        return [(stacks.names[place], pool[of]) for place, of in by_stack]
+    return [(stacks.names[by_stack[0][0]] if by_stack else None, pool)]
 
 
-def _timed(members: Sequence[Observation]) -> Iterator[tuple[Cell, str, int, float]]:
-    """Cell, stack, batch size and median step of each timed probe of the ladder."""
-    for o in members:
-        if o.purpose != "ladder" or o.outcome is not Outcome.FITS or o.environment is None:
-            continue
-        if o.measurement is not None and o.measurement.step_seconds:
-            seconds = statistics.median(o.measurement.step_seconds)
-            yield o.cell, o.environment.stack, o.batch_size, seconds
+def _split(numbers: IntArray) -> list[tuple[int, IntArray]]:
+    """Each number, ascending, and the places where it stands, ascending."""
+    order = np.argsort(numbers, kind="stable")
+    found, starts = np.unique(numbers[order], return_index=True)
+    return list(zip(found.tolist(), np.split(order, starts[1:]), strict=True)) if len(found) else []
 
 
-def _timings(source: Source, members: Sequence[Observation]) -> Timings:
-    rows = [(size, cell.sparsity, seconds) for cell, _, size, seconds in _timed(members)]
-    table = np.array(sorted(rows), dtype=float).reshape(-1, 3)
-    return Timings(source, *table.T)
-
-
-def _ladder(members: Sequence[Observation]) -> StepTimes:
-    timed = list(_timed(members))
-    numbers = [(size, size * cell.seq_len, cell.sparsity, t) for cell, _, size, t in timed]
-    table = np.array(numbers, dtype=float).reshape(-1, 4)
-    batch_size, tokens, sparsity, seconds = table.T
+def _ladder(columns: Columns, rows: IntArray, stacks: Sequence[str]) -> StepTimes:
+    places = np.stack([columns.cell[rows], columns.environment[rows]], axis=1)
+    kinds, kind = np.unique(places, axis=0, return_inverse=True)
+    kind = kind.ravel()
+    told = [(columns.cells[cell], stacks[environment]) for cell, environment in kinds.tolist()]
+    batch_size = columns.batch_size[rows]
     return StepTimes(
-        gpu=np.array([gpu_name(cell.gpu, stack) for cell, stack, *_ in timed], np.str_),
-        series=np.array(
-            [series_name(cell.gpu, stack, cell.seq_len) for cell, stack, *_ in timed], np.str_
-        ),
+        gpu=np.array([gpu_name(c.gpu, stack) for c, stack in told], np.str_)[kind],
+        series=np.array([series_name(c.gpu, stack, c.seq_len) for c, stack in told], np.str_)[kind],
         batch_size=batch_size,
-        tokens=tokens,
-        sparsity=sparsity,
-        seconds=seconds,
+        tokens=batch_size * np.array([float(cell.seq_len) for cell, _ in told])[kind],
+        sparsity=np.array([cell.sparsity for cell, _ in told], np.float64)[kind],
+        seconds=columns.step_seconds[rows],
     )
 
 
-def _peaks(source: Source, members: Sequence[Observation]) -> Peaks:
+def _peaks(columns: Columns, source: Source, members: IntArray) -> Peaks:
     """What several visits say of one batch size differs a little: the most counts."""
-    most: defaultdict[tuple[str, int, int], int] = defaultdict(int)
-    for o in members:
-        if o.outcome is Outcome.FITS and o.measurement is not None:
-            at = (o.cell.gpu, o.cell.seq_len, o.batch_size)
-            most[at] = max(most[at], o.measurement.memory.peak_allocated_bytes)
-    rows = [(length, length * size, peak / GIB) for (_, length, size), peak in most.items()]
-    table = np.array(sorted(rows), dtype=float).reshape(-1, 3)
-    return Peaks(source, _limits(source, members), *table.T)
+    known = _limits(columns, source, members)
+    is_told = columns.ended(members, Outcome.FITS) & np.isfinite(columns.peak_bytes[members])
+    rows = members[is_told]
+    cells, cell = np.unique(columns.cell[rows], return_inverse=True)
+    named = [columns.cells[place] for place in cells]
+    gpu = _Names(each.gpu for each in named).of[cell]
+    seq_len = np.array([each.seq_len for each in named], np.float64)[cell]
+    size, peak = columns.batch_size[rows], columns.peak_bytes[rows]
+    order = np.lexsort((-peak, size, seq_len, gpu))
+    point = np.stack([gpu, seq_len, size])[:, order]
+    is_first = np.any(np.diff(point, axis=1, prepend=np.nan) != 0, axis=0)
+    _, length, batch = point[:, is_first]
+    table = np.stack([length, length * batch, peak[order][is_first] / GIB])
+    return Peaks(source, known, *table[:, np.lexsort(table[::-1])])
 
 
-def _limits(source: Source, members: Sequence[Observation]) -> Limits:
-    cells: defaultdict[Cell, list[Observation]] = defaultdict(list)
-    for o in members:
-        cells[o.cell].append(o)
-    known = {cell: row for cell, of in cells.items() if (row := _limit(cell, of)) is not None}
-    table = np.array(sorted(known.values()), dtype=float).reshape(-1, 5)
-    gpus = tuple(sorted({cell.gpu for cell in known}))
-    return Limits(source, gpus, len(cells), *table.T)
+def _limits(columns: Columns, source: Source, members: IntArray) -> Limits:
+    """A row for each cell of which device memory showed the limit.
 
-
-def _limit(cell: Cell, observations: list[Observation]) -> tuple[float, ...] | None:
-    """One cell's row of Limits, or None when device memory did not show its limit.
-
-    What a GPU has to give differs a little from process to process: the least counts.
+    The largest batch is what ``trials.observation.largest_batch`` says it is. What a GPU has to
+    give differs a little from process to process: the least counts.
     """
-    found = largest_batch(observations)
-    if found is None:
-        return None
-    largest, miss = found
-    if largest < 1 or miss is None or miss.outcome not in MEMORY_MISSES:
-        return None
-    measured = [o for o in observations if o.measurement is not None]
-    memory_limit_bytes = min(o.memory_limit_bytes for o in measured)
-    model_bytes = max(o.measurement.model_memory_bytes for o in measured if o.measurement)
-    if model_bytes >= memory_limit_bytes:
-        raise ValueError(
-            f"{cell.key}: {largest} queries are said to fit in {memory_limit_bytes} bytes, yet the "
-            f"model alone takes {model_bytes}: remove these observations and measure them again"
-        )
-    return memory_limit_bytes / 1e9, model_bytes / 1e9, cell.seq_len, cell.sparsity, largest
+    cells, cell = np.unique(columns.cell[members], return_inverse=True)
+    size = columns.batch_size[members]
+    fits, missed = columns.ended(members, Outcome.FITS), columns.ended(members, *MEMORY_MISSES)
+    lowest_miss = np.full(len(cells), np.inf)
+    np.minimum.at(lowest_miss, cell[missed], size[missed])
+    largest = np.zeros(len(cells))
+    below = fits & (size < lowest_miss[cell])
+    np.maximum.at(largest, cell[below], size[below])
+    measured = np.isfinite(columns.model_bytes[members])
+    memory_limit, model = np.full(len(cells), np.inf), np.zeros(len(cells))
+    np.minimum.at(memory_limit, cell[measured], columns.memory_limit_bytes[members][measured])
+    np.maximum.at(model, cell[measured], columns.model_bytes[members][measured])
+    known = np.flatnonzero((largest >= 1) & (lowest_miss == largest + 1))
+    named = [columns.cells[place] for place in cells[known]]
+    for place, one in zip(known, named, strict=True):
+        if model[place] >= memory_limit[place]:
+            raise ValueError(
+                f"{one.key}: {largest[place]:.0f} queries are said to fit in "
+                f"{memory_limit[place]:.0f} bytes, yet the model alone takes {model[place]:.0f}: "
+                "remove these observations and measure them again"
+            )
+    rows = [
+        memory_limit[known] / 1e9,
+        model[known] / 1e9,
+        np.array([each.seq_len for each in named], np.float64),
+        np.array([each.sparsity for each in named], np.float64),
+        largest[known],
+    ]
+    table = np.stack(rows)[:, np.lexsort(rows[::-1])]
+    gpus = tuple(sorted({each.gpu for each in named}))
+    return Limits(source, gpus, len(cells), *table)

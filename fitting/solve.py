@@ -322,7 +322,9 @@ def _spectrum(minimum: _Minimum) -> tuple[int, float | None, BoolArray]:
     points, parameter_count = minimum.matrix.shape
     if points == 0:
         return 0, None, np.zeros(parameter_count, dtype=bool)
-    _, singular, directions = np.linalg.svd(minimum.matrix / _column_lengths(minimum.matrix))
+    scaled = minimum.matrix / _column_lengths(minimum.matrix)
+    # Of fewer points than parameters the unseen directions are asked for; else they take points**2.
+    _, singular, directions = np.linalg.svd(scaled, full_matrices=points < parameter_count)
     rank = int(np.sum(singular > minimum.tolerance * singular[0]))
     condition = float(singular[0] / singular[-1]) if rank == parameter_count else None
     return rank, condition, np.linalg.norm(directions[rank:], axis=0) < NULL_SHARE

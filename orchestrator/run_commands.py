@@ -36,7 +36,7 @@ REPORT, PAGE = "report.md", "report.html"
 
 def fit(folder: RunFolder) -> int:
     """Fits the laws to a run's observations."""
-    fits = fit_observations(folder.observations())
+    fits = fit_observations(folder.each_observation())
     path = folder.write("fits.json", fits)
     usable = sum(f.status.is_usable for f in fits.fits)
     with_law = sum(family.form is not None for family in fits.families)

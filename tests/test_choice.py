@@ -56,6 +56,14 @@ def test_the_true_form_is_chosen_where_noise_is_small(form: Form) -> None:
     assert right >= 7
 
 
+@pytest.mark.parametrize("rounding", [-1e-16, 1e-16])
+def test_of_forms_that_are_one_law_the_simplest_is_chosen(rounding: float) -> None:
+    """Of a single length tokens are queries: rounding, which differs by machine, must not tell."""
+    tokens = _candidate(Form.AFFINE_TOKENS, 3, [0.1, 0.2])
+    queries = _candidate(Form.AFFINE_QUERIES, 3, [0.1 + rounding, 0.2 + rounding])
+    assert chosen([tokens, queries]) is tokens
+
+
 @pytest.mark.parametrize(("sigma", "tolerance"), [(0.02, 0.01), (0.05, 0.025)])
 @pytest.mark.parametrize("form", Form)
 def test_what_is_chosen_is_never_much_worse_than_the_true_form(

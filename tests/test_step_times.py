@@ -21,6 +21,7 @@ from fitting.step_times import (
     Sparsity,
     StepTimes,
     fit_form,
+    fit_values,
     group_of,
 )
 
@@ -329,6 +330,26 @@ def test_what_is_told_of_points_left_out_agrees_with_fits_without_them(form: For
         moved = refitted - fitted.residuals
         assert np.linalg.norm(told - refitted) < tolerance * np.linalg.norm(moved)
         assert np.abs(told).mean() == pytest.approx(np.abs(refitted).mean(), rel=0.15)
+
+
+@pytest.mark.parametrize("form", Form)
+def test_parts_fitted_at_once_are_as_if_each_were_fitted_alone(form: Form) -> None:
+    """Also where they overlap, one lacks a GPU or sparsities, and one can carry nothing."""
+    random = np.random.default_rng(0)
+    rows = noisy(made(form, random).rows, random, NOISE)
+    parts = [
+        np.ones(len(rows), bool),
+        rows.batch_size < 12,
+        rows.gpu != "A40",
+        rows.sparsity == 1,
+        rows.batch_size == 1,
+    ]
+    for part, found in zip(parts, fit_values(form, rows, parts), strict=True):
+        alone = fit_form(form, rows.where(part))
+        assert (found is None) == (alone is None)
+        if found is not None and alone is not None:
+            assert found.seconds(rows) == pytest.approx(alone.seconds(rows), rel=1e-5, nan_ok=True)
+            assert (found.exponent is None) == (alone.exponent is None)
 
 
 @pytest.mark.parametrize("model", ["mixtral-8x7b", "blackmamba-2.8b"])
