@@ -1,0 +1,244 @@
+"""A log of a million observations: what `fit` on it takes, in seconds, CPU seconds and memory.
+
+What is made up: 12 GPUs (two of them simulated) x 9 models (four of them sparse and dense) x 16
+recipes x 10 lengths, 24,960 cells. A cell has its search (what fits and what does not), the limit
+tried again, a killed child that does not say where it ran, a hang, and 36 timed visits of up to
+eight batch sizes, 46 observations in all; of one where not even a query fits there are seven. A GPU
+has four nodes, that differ in name alone. So laws are fitted to some 166,000 points, each of four
+or five visits. Lines are what the project's own records write, with all that a GPU says, 2.2 kB
+each; that they are is checked. Two minutes, 2.5 GB of disk.
+"""
+
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from made_runs import ONE_CELL
+from observations import built, environment
+
+from orchestrator.local_place import OBSERVATIONS
+from orchestrator.store import SPEC
+from orchestrator.tables import table
+from trials.observation import Basis, Observation, Outcome
+from trials.recipe import Recipe
+from trials.workload import Cell
+
+SIZES = (10_000, 100_000, 1_000_000)
+STEPS = 12
+NODES = 4
+VISITS = 36  # of a cell's ladder
+LIMIT = 1024
+GIB = 2**30
+
+# Key, usable GiB, how fast.
+GPUS = (
+    *(("A40", 44.35, 1.0), ("A100-40GB-SXM", 39.49, 2.2), ("A100-80GB-SXM", 79.14, 2.3)),
+    *(("H100-SXM", 79.18, 4.5), ("H100-PCIe", 79.11, 3.5), ("H200-SXM", 139.8, 4.8)),
+    *(("L4", 22.03, 0.6), ("L40S", 44.52, 1.9), ("A10G", 22.06, 0.5), ("RTX-4090", 23.64, 1.5)),
+)
+SIMULATED_GPUS = (("B200", 178.35, 9.0), ("RTX-5090", 31.35, 2.0))
+# Name, billions of parameters, layers, experts, active experts.
+MODELS = (
+    *(("mixtral-8x7b", 46.7, 32, 8, (2, 8)), ("blackmamba-2.8b", 2.8, 36, 8, (2, 8))),
+    *(("qwen3-30b-a3b", 30.5, 48, 128, (8, 128)), ("olmoe-1b-7b", 6.9, 16, 64, (8, 64))),
+    *(("llama-2-7b", 6.7, 32, None, (None,)), ("llama-2-13b", 13.0, 40, None, (None,))),
+    *(("llama-3.1-8b", 8.0, 32, None, (None,)), ("mistral-7b", 7.2, 32, None, (None,))),
+    ("qwen2.5-7b", 7.6, 28, None, (None,)),
+)
+LENGTHS = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+RECIPES = tuple(
+    Recipe.model_validate(
+        {
+            "method": method,
+            "lora_rank": rank,
+            "lora_targets": ("all-linear",),
+            "precision": "bf16",
+            "gradient_checkpointing": checkpointing,
+            "attention": attention,
+        }
+    )
+    for method, rank, checkpointing, attention in itertools.product(
+        ("lora", "qlora"), (8, 64), (False, True), ("sdpa", "flash_attention_2")
+    )
+)
+
+
+def cells() -> list[tuple[Cell, float, float, float]]:
+    """Each cell, its GPU's GiB and speed, its model's GiB; mixed, as sweeps interleave GPUs."""
+    found = []
+    product = itertools.product(RECIPES, MODELS, LENGTHS, (*GPUS, *SIMULATED_GPUS))
+    for recipe, (model, billions, _, experts, actives), length, (gpu, gib, speed) in product:
+        for active in actives:
+            cell = Cell(
+                gpu=gpu,
+                simulated=(gpu, gib, speed) in SIMULATED_GPUS,
+                model=model,
+                recipe=recipe,
+                experts=experts,
+                active_experts=active,
+                seq_len=length,
+            )
+            model_gib = billions * (0.6 if recipe.method == "qlora" else 2.0) * 1e9 / GIB
+            found.append((cell, gib, speed, model_gib))
+    order = np.random.default_rng(1).permutation(len(found))
+    return [found[place] for place in order]
+
+
+Line = Callable[[int, str, int, Outcome, float, float], str]
+
+
+class Lines:
+    """Lines of a log: a real record of each kind, written once, its numbers put in by text."""
+
+    def __init__(self) -> None:
+        self._random = np.random.default_rng(0)
+        self._wheres: dict[tuple[str, int], str] = {}
+
+    def of(self, cell: Cell, gib: float, speed: float, model_gib: float) -> Iterator[str]:
+        """Those of one cell."""
+        per_token_gib = 2e-4 if cell.recipe.gradient_checkpointing else 1.2e-3
+        free = gib * 0.97 - model_gib
+        largest = int(min(max(free / per_token_gib / cell.seq_len, 0), LIMIT))
+        numbers = self._templates(cell, gib, model_gib)
+        for size, purpose, repeat in self._probes(largest):
+            peak = model_gib + size * cell.seq_len * per_token_gib
+            if size > largest:
+                yield numbers(size, purpose, repeat, Outcome.OUT_OF_MEMORY, peak, 0.0)
+                continue
+            work = size * cell.seq_len * cell.sparsity**0.6 * 2e-5 / speed
+            yield numbers(size, purpose, repeat, Outcome.FITS, peak, (0.05 + work) * model_gib / 20)
+        yield numbers(1, "search", 9, Outcome.HOST_OUT_OF_MEMORY, 0.0, 0.0)
+        yield numbers(1, "search", 8, Outcome.TIMED_OUT, 0.0, 0.0)
+
+    def _probes(self, largest: int) -> Iterator[tuple[int, str, int]]:
+        tried = sorted({1, 2, max(largest // 2, 1), max(largest, 1), largest + 1})
+        for size in tried:
+            yield size, "search", 0
+        for repeat in range(3):
+            yield largest + repeat % 2, "boundary", repeat
+        sizes = np.unique(np.geomspace(1, max(largest, 1), 8).round().astype(int)).tolist()
+        for visit in range(VISITS if largest else 0):
+            yield sizes[visit % len(sizes)], "ladder", visit // len(sizes)
+
+    def _templates(self, cell: Cell, gib: float, model_gib: float) -> Line:
+        """What makes a line of the cell's numbers."""
+        basis = Basis.SIMULATED if cell.simulated else Basis.MEASURED
+        head = f'{{"cell":{cell.model_dump_json()},"purpose":"'
+        made = built(
+            attention=cell.recipe.attention,
+            dtypes=("bfloat16", "float32"),
+            kernels=("aten::_scaled_dot_product_flash_attention", "bitsandbytes::dequantize_4bit"),
+            adapters=cell.recipe.lora_rank,
+        ).model_dump_json()
+        fixed = (
+            f'"basis":"{basis}","memory_limit_bytes":{int(gib * 0.97 * GIB)},'
+            f'"batch_limit":{LIMIT},"seed":0,"measurement":'
+        )
+        model_bytes = int(model_gib * GIB)
+        wheres = [self._where(cell.gpu, node) for node in range(NODES)]
+
+        def line(  # noqa: PLR0917 - the numbers of a line
+            size: int, purpose: str, repeat: int, outcome: Outcome, peak: float, seconds: float
+        ) -> str:
+            where = "null" if outcome is Outcome.HOST_OUT_OF_MEMORY else wheres[size % NODES]
+            detail = "null" if outcome is Outcome.FITS else '"CUDA out of memory. Tried to…"'
+            told = "null"
+            if outcome is Outcome.FITS:
+                told = self._measured(purpose, model_bytes, int(peak * GIB), seconds, made)
+            return (
+                f'{head}{purpose}","batch_size":{size},"repeat":{repeat},"attempt":1,'
+                f'"outcome":"{outcome}","detail":{detail},{fixed}{told},"environment":{where},'
+                '"started_at":"2026-11-20T12:00:00+00:00","seconds":31.25}\n'
+            )
+
+        return line
+
+    def _measured(
+        self, purpose: str, model_bytes: int, peak: int, seconds: float, made: str
+    ) -> str:
+        draws = self._random.normal(0, 0.01, STEPS + 5)
+        steps, reading, further = "", "null", '"warmup_seconds":[],"step_seconds":[]'
+        if purpose == "ladder":
+            visit = seconds * np.exp(draws[-1])
+            steps = ",".join(map(repr, (visit * np.exp(draws[:STEPS])).tolist()))
+            warm = ",".join(map(repr, (visit * (1.1 + draws[-4:-1])).tolist()))
+            further = f'"warmup_seconds":[{warm}],"step_seconds":[{steps}]'
+            reading = self._reading(int(draws[0] * 1000), peak)
+        reason = '"precise"' if steps else "null"
+        energy = repr(float(seconds * 3000)) if steps else "null"
+        return (
+            '{"memory_steps":3,"memory":{"peak_allocated_bytes":'
+            f'{peak},"peak_reserved_bytes":{peak + 2**21},"allocator_retries":0,'
+            f'"overhead_bytes":546308096,"foreign_bytes":0}},"model_memory_bytes":{model_bytes},'
+            f'{further},"stop_reason":{reason},"energy_joules":{energy},"before":{reading},'
+            f'"after":{reading},"built":{made},"relative_error":null,"relative_error_above":null}}'
+        )
+
+    @staticmethod
+    def _reading(off: int, peak: int) -> str:
+        return (
+            f'{{"sm_clock_mhz":{1410 + off},"memory_clock_mhz":1215,"temperature_celsius":'
+            f'{60 + off // 10},"power_watts":{300.5 + off},"throttle_reasons":[],'
+            f'"used_memory_bytes":{peak + 2**29}}}'
+        )
+
+    def _where(self, gpu: str, node: int) -> str:
+        if (gpu, node) not in self._wheres:
+            names = ("accelerate", "bitsandbytes", "cuda", "cudnn", "driver", "flash_attn", "peft")
+            names += ("python", "torch", "transformers", "triton")
+            of = environment(
+                versions=tuple((name, "12.8.93") for name in names),
+                device_name=f"NVIDIA {gpu}",
+                threads=8,
+                allocator="expandable_segments:True",
+                host=f"ip-10-0-{node}-17.ec2.internal",
+                node_id=f"{node}" * 56,
+            )
+            self._wheres[gpu, node] = of.model_dump_json()
+        return self._wheres[gpu, node]
+
+
+def write_run(folder: Path, observations: int) -> None:
+    """A run folder with a log of so many observations."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SPEC).write_text(ONE_CELL, encoding="utf-8")
+    lines, all_cells = Lines(), cells()
+    for line in itertools.chain.from_iterable(Lines().of(*each) for each in all_cells[:30]):
+        assert Observation.model_validate_json(line).model_dump_json() + "\n" == line
+    every = itertools.chain.from_iterable(lines.of(*each) for each in all_cells)
+    with (folder / OBSERVATIONS).open("w", encoding="utf-8") as file:
+        file.writelines(itertools.islice(every, observations))
+
+
+def fitted(folder: Path) -> tuple[float, float, float]:
+    """What `fit` took: seconds, CPU seconds, and the most MiB at once."""
+    began = time.perf_counter()
+    child = subprocess.Popen([sys.executable, "-m", "orchestrator", "fit", str(folder)])
+    _, status, used = os.wait4(child.pid, 0)
+    assert status == 0
+    cpu = used.ru_utime + used.ru_stime
+    return time.perf_counter() - began, cpu, used.ru_maxrss / 2**10
+
+
+def main() -> None:
+    """Prints the table."""
+    rows = []
+    for observations in SIZES:
+        with tempfile.TemporaryDirectory() as scratch:
+            write_run(Path(scratch), observations)
+            seconds, cpu, most = fitted(Path(scratch))
+        rows.append((f"{observations:,}", f"{seconds:.0f} s", f"{cpu:.0f} s", f"{most:.0f} MiB"))
+    sys.stdout.write(table(("observations", "took", "CPU", "memory"), rows) + "\n")
+
+
+if __name__ == "__main__":
+    main()
