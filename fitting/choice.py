@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fitting.form_fit import fit_form
 from fitting.laws import FloatArray
-from fitting.step_times import BoolArray, FittedForm, FittedValues, Form, StepTimes, fit_form
+from fitting.step_times import BoolArray, FittedForm, FittedValues, Form, StepTimes
 
 Fitting = Callable[[StepTimes], FittedValues | None]
 ALIKE = 9  # decimals of an error: two forms may be one law, as of a single length, but for rounding

@@ -23,6 +23,7 @@ from fitting.choice import (
     tried,
 )
 from fitting.columns import Columns, columns_of
+from fitting.form_fit import fit_values
 from fitting.intervals import LEVEL, Scales, coverage, scales
 from fitting.laws import FloatArray
 from fitting.points import gpu_name, ladders, series_name
@@ -38,7 +39,6 @@ from fitting.step_times import (
     Sparsity,
     StepTimes,
     Work,
-    fit_values,
     form_seconds,
     group_of,
 )

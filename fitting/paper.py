@@ -22,19 +22,12 @@ from fitting.choice import (
     throughput_errors,
     tried,
 )
+from fitting.form_fit import fit_form
 from fitting.intervals import LEVEL, coverage
 from fitting.laws import FloatArray, max_batch_affine, max_batch_eq1, step_seconds_transferred
 from fitting.lengths import Lengths
 from fitting.solve import solve_most_agreed, solve_nonlinear
-from fitting.step_times import (
-    SHAPES,
-    FittedForm,
-    Form,
-    NameArray,
-    Per,
-    StepTimes,
-    fit_form,
-)
+from fitting.step_times import SHAPES, FittedForm, Form, NameArray, Per, StepTimes
 from gpu_catalog.catalog import load_catalog
 from gpu_catalog.gpu import Gpu
 from trials.models.model import find_model

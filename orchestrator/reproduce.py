@@ -10,8 +10,9 @@ import numpy as np
 
 from fitting import paper
 from fitting.choice import fit_chosen, throughput_errors
+from fitting.form_fit import fit_form
 from fitting.paper import Reproduction
-from fitting.step_times import FittedForm, Form, StepTimes, fit_form
+from fitting.step_times import FittedForm, Form, StepTimes
 from orchestrator.tables import table
 
 TITLE = "# Understanding the Performance and Estimating the Cost of LLM Fine-Tuning, reproduced"

@@ -18,8 +18,9 @@ from fitting.choice import (
     throughput_errors,
     tried,
 )
+from fitting.form_fit import fit_form
 from fitting.paper import throughput_points
-from fitting.step_times import FittedForm, Form, StepTimes, fit_form
+from fitting.step_times import FittedForm, Form, StepTimes
 
 SEEDS = range(8)
 

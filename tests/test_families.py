@@ -22,9 +22,10 @@ from fitting.families import (
     predict,
     predictions,
 )
+from fitting.form_fit import fit_form
 from fitting.laws import step_seconds_smooth
 from fitting.result import Parameter
-from fitting.step_times import EQUATIONS, Form, StepTimes, fit_form
+from fitting.step_times import EQUATIONS, Form, StepTimes
 from trials.observation import Basis, Observation
 from trials.workload import Cell
 

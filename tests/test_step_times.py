@@ -9,21 +9,11 @@ from hypothesis import strategies as st
 from made_step_times import BATCHES, OURS, Truth, made, noisy, visits, work_of
 
 from fitting.choice import held_out
+from fitting.form_fit import LEAST_SPREAD, fit_form, fit_values
 from fitting.laws import FloatArray
 from fitting.paper import throughput_points
 from fitting.solve import solve_linear
-from fitting.step_times import (
-    LEAST_SPREAD,
-    SHAPES,
-    BoolArray,
-    FittedForm,
-    Form,
-    Sparsity,
-    StepTimes,
-    fit_form,
-    fit_values,
-    group_of,
-)
+from fitting.step_times import SHAPES, BoolArray, FittedForm, Form, Sparsity, StepTimes, group_of
 
 NOISE = 0.02
 

@@ -13,11 +13,12 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import OptimizeWarning, curve_fit
 
+from fitting.form_fit import fit_form
 from fitting.frames import FrameFits, fit_frame
 from fitting.laws import FloatArray
 from fitting.observed import read_frame
 from fitting.paper import Reproduction, reproduction
-from fitting.step_times import Form, fit_form
+from fitting.step_times import Form
 from orchestrator.tables import table
 
 SEED = 20240804
