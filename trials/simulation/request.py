@@ -166,6 +166,6 @@ def _sources(trials: Path) -> Iterator[Path]:
     yield from sorted((trials / "devices").glob("*.py"))
     traced = (
         *("trace", "tracer", "fakes", "kernels", "operators", "optimizers", "turns", "worker"),
-        *("events", "traces"),
+        *("events", "shapes", "traces"),
     )
     yield from (trials / "simulation" / f"{name}.py" for name in traced)

@@ -1,6 +1,7 @@
 """Traces one step of a cell: the model, recipe and step of the real run, without its memory."""
 
 import contextlib
+import copy
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -117,6 +118,23 @@ class TraceableCell:
                 yield
         finally:
             torch.set_autocast_enabled("cuda", before)
+
+    def at_length(self, seq_len: int) -> "TraceableCell":
+        """The same model with queries of another length.
+
+        Raises:
+            UntraceableError: it takes none so long.
+        """
+        other = copy.copy(self)
+        other._cell = self._cell.model_copy(update={"seq_len": seq_len})
+        _check_positions(self._model, other._cell)
+        return other
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the model keeps what lengths it has seen: frequencies that grow with them."""
+        kinds = [str(getattr(module, "rope_type", "")) for module in self._model.modules()]
+        return any("dynamic" in kind or "longrope" in kind for kind in kinds)
 
     @property
     def model(self) -> nn.Module:
@@ -260,8 +278,8 @@ class _Ghosts:
     """Parameters of the layers that are not traced: without them the update would be too small."""
 
     def __init__(self, cell: TraceableCell, layers: list[nn.Module]) -> None:
-        self._of: dict[int, list[nn.Parameter]] = {}
-        self._pairs: list[tuple[nn.Parameter, nn.Parameter, int]] = []
+        self._of: dict[int, list[torch.Tensor]] = {}
+        self._pairs: list[tuple[torch.Tensor, nn.Parameter, int]] = []
         turns = cell.turns
         if turns.copies == 0 or not layers:
             return
@@ -272,17 +290,17 @@ class _Ghosts:
         last = self._of.setdefault(id(second[-1]), [])
         for copy in range(1, turns.copies + 1):
             for parameter in second:
-                ghost = nn.Parameter(fake_like(parameter))
+                ghost = fake_like(parameter).requires_grad_()
                 ghost.grad = fake_like(parameter)
                 last.append(ghost)
                 self._pairs.append((ghost, parameter, copy))
 
     @property
-    def parameters(self) -> list[nn.Parameter]:
+    def parameters(self) -> list[torch.Tensor]:
         """All of them."""
         return [ghost for ghost, _, _ in self._pairs]
 
-    def among(self, trainable: list[nn.Parameter]) -> list[nn.Parameter]:
+    def among(self, trainable: list[nn.Parameter]) -> list[torch.Tensor]:
         """All that the whole model trains, in its order."""
         return [each for p in trainable for each in (p, *self._of.get(id(p), ()))]
 

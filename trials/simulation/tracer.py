@@ -1,7 +1,7 @@
 """Records what a step does, operation by operation, under fake tensors."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -14,11 +14,11 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     in_kernel_invocation_manager,
 )
-from torch.utils._mode_utils import no_dispatch
 
 from trials.devices.storages import StorageWatch
 from trials.simulation.events import UPDATES, Column, IntArray, Kind, Numbers, Recording, Segment
 from trials.simulation.operators import describe, workspace_bytes
+from trials.simulation.shapes import CPU, Told, key_of, new_fake, shape_of, told_shapes
 
 aten = torch.ops.aten
 NO_NUMBERS: Numbers = (0.0,) * len(Column)
@@ -51,7 +51,6 @@ UPDATING = {
     aten._foreach_add_.List,
     aten._foreach_mul_.Scalar,
 }
-CPU = torch.device("cpu")
 GROUPED = aten._grouped_mm.default  # noqa: SLF001 - the operator's name
 
 
@@ -90,6 +89,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         self._overflows: int | None = None
         self._following: Segment | None = None
         self._ghosts: list[tuple[int, int, int]] = []
+        self._told: dict[Hashable, Told] = {}
         self.segment = Segment.BEFORE
         self._held = True
         self.note_all(already_live)
@@ -138,25 +138,46 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
             return self._read(args[0])
         if func is UNSCALED:
             self._overflows = self.note_tensor(args[1])
+        key = key_of(func, args, kwargs)
+        told = None if key is None else self._told.get(key)
+        if told is None or told.mode is None:
+            result, told = self._asked(func, args, kwargs)
+            if key is not None:
+                self._told[key] = told
+        else:
+            result = told.results()
+        self.note(result)
+        if func is LIFTED:
+            self._counters.add(self.name_of(result))
+        self._works(told)
+        if func in ROUTED:
+            self._event(Kind.WAITED, 0, NO_NUMBERS)
+        return result
+
+    def _asked(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Told]:
+        """The result of an operator, and what is known of all that are given the same shapes."""
         try:
             result = self._result(func, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise UntraceableError(f"{func.name()}: {NO_VALUES}") from error
-        self.note(result)
-        if func is LIFTED:
-            self._counters.add(self.name_of(result))
         workspace = workspace_bytes(func, args, kwargs) if self._with_workspaces else 0
-        if workspace > 0:
+        works = describe(func, args, kwargs, result)
+        # How many are picked is not told by the shape of a mask.
+        shapes = None if func in ROUTED else told_shapes(result, (args, kwargs))
+        return result, Told(workspace, works, *(shapes or ()))
+
+    def _works(self, told: Told) -> None:
+        """What an operator is to the device."""
+        if told.workspace > 0:
             self._workspaces.append(self._next_name)
-            self._event(Kind.MADE, self._next_name, (float(workspace), *NO_NUMBERS[1:]))
-        for work, rate, numbers in describe(func, args, kwargs, result):
+            self._event(Kind.MADE, self._next_name, (float(told.workspace), *NO_NUMBERS[1:]))
+        for work, rate, numbers in told.works:
             self._event(Kind.RUN, 4 * work + rate, numbers)
-        if workspace > 0:
+        if told.workspace > 0:
             self._event(Kind.FREED, self._next_name, NO_NUMBERS)
             self._next_name += 1
-        if func in ROUTED:
-            self._event(Kind.WAITED, 0, NO_NUMBERS)
-        return result
 
     def _read(self, tensor: torch.Tensor) -> float | bool:
         """What the host is told when it reads a number: 1, and it waits for it.
@@ -248,9 +269,7 @@ def _fake(result: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
 def fake_like(tensor: torch.Tensor) -> torch.Tensor:
     """A new fake tensor of the shape and dtype of one, fast."""
     assert isinstance(tensor, FakeTensor)
-    with no_dispatch():
-        empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-    return FakeTensor(tensor.fake_mode, empty, CPU)
+    return new_fake(shape_of(tensor), tensor.fake_mode)
 
 
 def _grouped_product(

@@ -65,6 +65,7 @@ class Tracing:
         # An update is the same at every batch size and length, so one for a model and recipe; but
         # for a batch of one, after other operators, its storages have other names.
         self._updates: dict[tuple[str, bool], Recording] = {}
+        self._built: dict[tuple[str, str, int | None], TraceableCell] = {}
 
     def trace(self, request: TraceRequest) -> StepTrace:
         """Traces what is asked.
@@ -72,7 +73,7 @@ class Tracing:
         Raises:
             Exception: one of ``REFUSALS``.
         """
-        cell = TraceableCell(request.cell, request.model, whole=request.whole)
+        cell = self._cell(request)
         gc.freeze()  # a trace collects garbage first; going through torch and its like takes 0.3 s
         gc.enable()
         shares: Callable[[], Shares] = lambda: routed_shares(request.routing, request.cell.experts)  # noqa: E731 - a new count for each trace
@@ -85,6 +86,17 @@ class Tracing:
             held=traced[0].held,
             copies=traced[0].copies,
         )
+
+    def _cell(self, request: TraceRequest) -> TraceableCell:
+        """The cell of a request, built once for all lengths."""
+        key = (request.updates, request.model.name, request.cell.active_experts)
+        built = self._built.get(key)
+        if built is not None:
+            return built.at_length(request.cell.seq_len)
+        built = TraceableCell(request.cell, request.model, whole=request.whole)
+        if not built.remembers:
+            self._built[key] = built
+        return built
 
     def _first(
         self,
