@@ -238,13 +238,15 @@ def _two_lanes(host: FloatArray, device: FloatArray, waits: IntArray) -> float:
     """
     now = free = 0.0
     start = 0
-    for end in (*waits, len(host)):
-        launched = now + np.cumsum(host[start:end])
-        busy = device[start:end]
-        if len(busy):
-            total = np.cumsum(busy)
-            ready = np.where(busy > 0, launched - (total - busy), -np.inf)
-            free = float(total[-1] + max(free, ready.max()))
+    idle = np.where(device > 0, 0.0, -np.inf)
+    for end in (*waits.tolist(), len(host)):
+        if end > start:
+            launched = host[start:end].cumsum()
+            launched += now
+            total = device[start:end].cumsum()
+            ready = launched - (total - device[start:end])
+            ready += idle[start:end]
+            free = float(total[-1]) + max(free, float(ready.max()))
             now = float(launched[-1])
         if end < len(host):  # the wait itself
             now = max(now, free) + float(host[end])

@@ -113,12 +113,28 @@ class Replays:
         ]
 
     def _first_beyond(self, limit_bytes: int, fit: int, batch_limit: int) -> int:
-        """The first batch above one that fits with more in use at once than the limit."""
+        """The first batch above one that fits with more in use at once than the limit.
+
+        What is in use is affine in the batch, but for rounding: the line through two batches tells
+        nearly where it is.
+        """
         miss = batch_limit + 1
+        if miss - fit <= 1:
+            return miss
+        least, most = self._in_use(SMALLEST), self._in_use(batch_limit)
+        if most <= limit_bytes:
+            return miss
+        rise = max((most - least) / max(batch_limit - SMALLEST, 1), 1.0)
+        guess, step = SMALLEST + int((limit_bytes - least) / rise), 1
+        has_fitted = has_missed = False
         while miss - fit > 1:
-            middle = (fit + miss) // 2
-            is_beyond = self._in_use(middle) > limit_bytes
-            fit, miss = (fit, middle) if is_beyond else (middle, miss)
+            is_between = has_fitted and has_missed
+            middle = (fit + miss) // 2 if is_between else min(max(guess, fit + 1), miss - 1)
+            if self._in_use(middle) > limit_bytes:
+                miss, has_missed, guess = middle, True, middle - step
+            else:
+                fit, has_fitted, guess = middle, True, middle + step
+            step *= 2
         return miss
 
     def _guess(self, limit_bytes: int, without: int) -> int:
