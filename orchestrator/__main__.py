@@ -1,8 +1,6 @@
 """``python -m orchestrator``."""
 
-import sys
-
-from orchestrator.cli import main
+from orchestrator.cli import program
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    program()

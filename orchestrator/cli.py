@@ -550,18 +550,22 @@ def _size(text: str) -> int | None:
 
 def program() -> NoReturn:
     """The command ``finetune-cost``."""
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], is_alone=True))
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], *, is_alone: bool = False) -> int:
     """Runs one command.
+
+    Args:
+        arguments: of the command line.
+        is_alone: whether the process is there for it, so that it may use what is idle.
 
     Returns:
         0 done, 1 a known error (said in a line on stderr), 2 usage, 130 interrupted.
     """
     try:
         try:
-            return _run(arguments)
+            return _run(arguments, is_alone=is_alone)
         finally:
             sys.stdout.flush()  # a reader that has left is noticed here, not when Python ends
     except BrokenPipeError:
@@ -570,8 +574,18 @@ def main(arguments: Sequence[str]) -> int:
         return 0
 
 
-def _run(arguments: Sequence[str]) -> int:
+def _run(arguments: Sequence[str], *, is_alone: bool) -> int:
     options = build_parser().parse_args(arguments)
+    options.ahead = []
+    if options.command != "estimate" or options.seq_len is None or not is_alone:
+        return _command(options)
+    from trials.simulation.tracing_child import started_ahead  # noqa: PLC0415 - as in _command
+
+    with started_ahead(options.model, options.seq_len) as options.ahead:
+        return _command(options)
+
+
+def _command(options: argparse.Namespace) -> int:
     from orchestrator import commands  # noqa: PLC0415 - --help needs none of it
 
     try:

@@ -143,7 +143,7 @@ def estimate(options: argparse.Namespace) -> int:
             say("[]")
         return 1
     constants = known_constants(options.constants)
-    found = estimates(question, gpus, catalog, constants, Traces())
+    found = estimates(question, gpus, catalog, constants, Traces(ahead=options.ahead))
     if options.json:
         say(as_json(found, one=len(asked) == 1))
         return 0

@@ -19,14 +19,13 @@ from trials.observation import Environment, Measurement, Outcome
 from trials.outcome import classify, ending, host_oom_kills
 from trials.probe import START, Born, Ended, ProbeReply, ProbeRequest, Ready, Refused, Setup
 from trials.profile import Profile
+from trials.quiet import QUIET
 
 NURSERY_TIMEOUT_SECONDS = 10.0  # it has nothing to do but wait for its child
 LONGEST_ANSWER_BYTES = 16 * 2**20  # far more than a probe of any number of steps has to say
 PRINTED_BYTES = 64 * 2**10  # of what it printed; why it ended stands at the end
 # Left alone, BLAS and OpenMP take every core of the machine, whatever torch is told later.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-# transformers would fetch kernels from the hub, PyTorch would touch the GPU to see if there is one.
-QUIET = {"USE_HUB_KERNELS": "NO", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 WORKER = (sys.executable, "-m", "trials.worker")
 
 

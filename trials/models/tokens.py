@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
-from trials.child import QUIET
+from trials.quiet import QUIET
 
 CHILD = (sys.executable, "-m", "trials.models.tokenizer")
 HUB_TIMEOUT_SECONDS = 10.0  # to see whether there is a network

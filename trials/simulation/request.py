@@ -14,6 +14,7 @@ from gpu_catalog.record import Record
 from trials.models.model import Model
 from trials.possible import AMPERE
 from trials.recipe import Recipe
+from trials.simulation.tracing_child import key_start
 from trials.workload import Cell
 
 STACK = ("torch", "transformers", "peft", "bitsandbytes")
@@ -72,7 +73,8 @@ class TraceRequest(Record):
             self.whole,
         )
         text = repr((asked, versions(), _code()))
-        return hashlib.sha256(text.encode()).hexdigest()[:24]
+        digest = hashlib.sha256(text.encode()).hexdigest()[:24]
+        return f"{key_start(self.model.name, self.cell.seq_len)}{digest}"
 
     @property
     def updates(self) -> str:
@@ -166,6 +168,6 @@ def _sources(trials: Path) -> Iterator[Path]:
     yield from sorted((trials / "devices").glob("*.py"))
     traced = (
         *("trace", "tracer", "fakes", "kernels", "operators", "optimizers", "turns", "worker"),
-        *("events", "shapes", "traces"),
+        *("begin", "events", "shapes", "traces"),
     )
     yield from (trials / "simulation" / f"{name}.py" for name in traced)

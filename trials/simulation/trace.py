@@ -1,7 +1,6 @@
 """Traces one step of a cell: the model, recipe and step of the real run, without its memory."""
 
 import contextlib
-import copy
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -119,16 +118,15 @@ class TraceableCell:
         finally:
             torch.set_autocast_enabled("cuda", before)
 
-    def at_length(self, seq_len: int) -> "TraceableCell":
-        """The same model with queries of another length.
+    def set_length(self, seq_len: int) -> None:
+        """Makes the queries of further traces so long.
 
         Raises:
-            UntraceableError: it takes none so long.
+            UntraceableError: the model takes none so long.
         """
-        other = copy.copy(self)
-        other._cell = self._cell.model_copy(update={"seq_len": seq_len})
-        _check_positions(self._model, other._cell)
-        return other
+        cell = self._cell.model_copy(update={"seq_len": seq_len})
+        _check_positions(self._model, cell)
+        self._cell = cell
 
     @property
     def remembers(self) -> bool:
@@ -278,8 +276,8 @@ class _Ghosts:
     """Parameters of the layers that are not traced: without them the update would be too small."""
 
     def __init__(self, cell: TraceableCell, layers: list[nn.Module]) -> None:
-        self._of: dict[int, list[torch.Tensor]] = {}
-        self._pairs: list[tuple[torch.Tensor, nn.Parameter, int]] = []
+        self._of: dict[int, list[nn.Parameter]] = {}
+        self._pairs: list[tuple[nn.Parameter, nn.Parameter, int]] = []
         turns = cell.turns
         if turns.copies == 0 or not layers:
             return
@@ -290,17 +288,18 @@ class _Ghosts:
         last = self._of.setdefault(id(second[-1]), [])
         for copy in range(1, turns.copies + 1):
             for parameter in second:
-                ghost = fake_like(parameter).requires_grad_()
+                # To an optimizer it is a parameter; to make it one would take longer.
+                ghost: Any = fake_like(parameter).requires_grad_()
                 ghost.grad = fake_like(parameter)
                 last.append(ghost)
                 self._pairs.append((ghost, parameter, copy))
 
     @property
-    def parameters(self) -> list[torch.Tensor]:
+    def parameters(self) -> list[nn.Parameter]:
         """All of them."""
         return [ghost for ghost, _, _ in self._pairs]
 
-    def among(self, trainable: list[nn.Parameter]) -> list[torch.Tensor]:
+    def among(self, trainable: list[nn.Parameter]) -> list[nn.Parameter]:
         """All that the whole model trains, in its order."""
         return [each for p in trainable for each in (p, *self._of.get(id(p), ()))]
 

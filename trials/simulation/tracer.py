@@ -154,9 +154,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
             self._event(Kind.WAITED, 0, NO_NUMBERS)
         return result
 
-    def _asked(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, Told]:
+    def _asked(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Told]:
         """The result of an operator, and what is known of all that are given the same shapes."""
         try:
             result = self._result(func, args, kwargs)

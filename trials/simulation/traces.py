@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import zlib
 from collections import defaultdict
@@ -16,15 +15,11 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from trials.child import QUIET
 from trials.simulation.events import Held, Recording, StructureError, with_updates_of
 from trials.simulation.request import TraceRequest
+from trials.simulation.tracing_child import TracingChild, cache_folder
 
 TIMEOUT_SECONDS = 600.0
-# Importing torch and its like makes millions of objects that all stay: looking for garbage among
-# them takes a fifth of it.
-APART = "--apart"  # a child forks for each request, once all is imported
-CHILD = "import gc; gc.disable(); from trials.simulation.worker import main; main()"
 
 
 class TraceError(RuntimeError):
@@ -46,12 +41,6 @@ class StepTrace:
     recordings: tuple[Recording, ...]
     held: Held
     copies: int
-
-
-def cache_folder() -> Path:
-    """Where traces are kept: in the user's cache, as other programs do."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "finetune-cost" / "traces"
 
 
 def write_trace(path: Path, trace: StepTrace) -> None:
@@ -128,11 +117,19 @@ class Traces:
     Args:
         folder: where they are kept; the user's cache unless told otherwise.
         workers: child processes that make them at a time.
+        ahead: children that are there already; those that are asked are taken from it.
     """
 
-    def __init__(self, folder: Path | None = None, *, workers: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        workers: int | None = None,
+        ahead: list[TracingChild] | None = None,
+    ) -> None:
         self._folder = cache_folder() if folder is None else folder
         self._workers = workers or min(4, len(os.sched_getaffinity(0)))
+        self._ahead = [] if ahead is None else ahead
         self._known: dict[str, StepTrace] = {}
         self._refused: dict[str, str] = {}
 
@@ -179,8 +176,8 @@ class Traces:
         halves = [request.model_copy(update={"batch_size": size}) for size in request.batch_sizes]
         # In a folder of its own: what another process asks for at the same time is not touched.
         with tempfile.TemporaryDirectory() as folder:
-            apart = Traces(Path(folder), workers=self._workers)
-            apart._take_in(halves, apart._traced(halves, APART))
+            apart = Traces(Path(folder), workers=self._workers, ahead=self._ahead)
+            apart._take_in(halves, apart._traced(halves, apart=True))
             try:
                 whole = joined([apart.get(half) for half in halves])
             except (StructureError, TraceError) as error:
@@ -204,22 +201,27 @@ class Traces:
             for part, told in zip(parts, threads.map(self._traced, parts), strict=True):
                 self._take_in(part, told)
 
-    def _traced(self, requests: Sequence[TraceRequest], *options: str) -> dict[str, str | None]:
-        """Has a process trace these; why not, by key, None for those that it traced."""
+    def _traced(
+        self, requests: Sequence[TraceRequest], *, apart: bool = False
+    ) -> dict[str, str | None]:
+        """Has a process trace these; why not, by key, None for those that it traced.
+
+        Args:
+            requests: what is to be traced.
+            apart: at the same time, by a process for each.
+        """
+        lines = (f"{r.key} {r.model_dump_json()}\n" for r in requests)
+        asked = json.dumps([str(self._folder), apart]) + "\n" + "".join(lines)
         try:
-            done = subprocess.run(
-                [sys.executable, "-c", CHILD, str(self._folder), *options],
-                input="".join(f"{r.key} {r.model_dump_json()}\n" for r in requests),
-                env=os.environ | QUIET,
-                capture_output=True,
-                text=True,
-                timeout=TIMEOUT_SECONDS * len(requests),
-                check=False,
-            )
+            child = self._ahead.pop()
+        except IndexError:
+            child = TracingChild()
+        try:
+            answered, printed = child.answer(asked, TIMEOUT_SECONDS * len(requests))
         except subprocess.TimeoutExpired:
             return {r.key: f"tracing took more than {TIMEOUT_SECONDS:g} s" for r in requests}
-        told = dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith("["))
-        ended_early = _last_line(done.stderr)
+        told = dict(json.loads(line) for line in answered.splitlines() if line.startswith("["))
+        ended_early = _last_line(printed)
         return {request.key: told.get(request.key, ended_early) for request in requests}
 
     def _take_in(self, requests: Sequence[TraceRequest], told: dict[str, str | None]) -> None:

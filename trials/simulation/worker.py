@@ -1,4 +1,7 @@
-"""The child process that traces: a key and a request a line on stdin, a line of JSON for each.
+"""The child process that traces: asked on stdin, it answers with a line of JSON for each request.
+
+The first line is ``[folder, apart]``: where traces go, and whether they are made at the same time;
+each further one a key and a request.
 
 ``[key, null]`` says that the trace is written under its key, ``[key, "why"]`` that there is none.
 """
@@ -25,7 +28,7 @@ from trials.simulation.repeat import check_repeats
 from trials.simulation.request import SMALLEST, Routing, TraceRequest
 from trials.simulation.trace import Shares, TraceableCell, Traced
 from trials.simulation.tracer import UntraceableError
-from trials.simulation.traces import APART, StepTrace, not_kept, write_trace
+from trials.simulation.traces import StepTrace, not_kept, write_trace
 
 REFUSALS = (UntraceableError, KernelError, ExpertsError, TargetError, StructureError, ImportError)
 
@@ -92,7 +95,8 @@ class Tracing:
         key = (request.updates, request.model.name, request.cell.active_experts)
         built = self._built.get(key)
         if built is not None:
-            return built.at_length(request.cell.seq_len)
+            built.set_length(request.cell.seq_len)
+            return built
         built = TraceableCell(request.cell, request.model, whole=request.whole)
         if not built.remembers:
             self._built[key] = built
@@ -160,14 +164,18 @@ def _answer(line: str, tracing: Tracing, folder: Path, out: TextIO) -> None:
 
 
 def main() -> None:
-    """Traces until stdin ends; with ``--apart``, every request at the same time."""
+    """Traces until stdin ends."""
     _settle_imports()
-    folder = Path(sys.argv[1])
+    first = sys.stdin.readline()
+    if not first:
+        return  # nobody asks: it was started ahead, in vain
+    told, apart = json.loads(first)
+    folder = Path(told)
     out = sys.stdout
     sys.stdout = sys.stderr  # what libraries print is no answer
     torch.set_num_threads(1)
     tracing = Tracing()
-    if APART in sys.argv:
+    if apart:
         lines = list(sys.stdin)
         _import_for(lines[0])
         # What is imported is there for all; nothing has a thread yet that a fork would lose.
