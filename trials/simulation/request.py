@@ -43,6 +43,7 @@ class TraceRequest(Record):
         routing: the experts' shares.
         batch_size: trace this one; absent for the two that tell all sizes from ``SMALLEST`` on.
         whole: trace every layer.
+        with_updates: trace the optimizer's, too; another batch size may tell them.
     """
 
     cell: Cell
@@ -50,6 +51,7 @@ class TraceRequest(Record):
     routing: Routing = Routing()
     batch_size: int | None = None
     whole: bool = False
+    with_updates: bool = True
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -71,6 +73,7 @@ class TraceRequest(Record):
             self.routing.model_dump_json(),
             self.batch_sizes,
             self.whole,
+            self.with_updates,
         )
         text = repr((asked, versions(), _code()))
         digest = hashlib.sha256(text.encode()).hexdigest()[:24]

@@ -4,7 +4,7 @@ import contextlib
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -90,7 +90,14 @@ class TraceableCell:
         self._recipe = recipe
         _check_positions(self._model, cell)
 
-    def trace(self, batch_size: int, shares: Shares, updates_of: Recording | None = None) -> Traced:
+    def trace(
+        self,
+        batch_size: int,
+        shares: Shares,
+        updates_of: Recording | None = None,
+        *,
+        with_updates: bool = True,
+    ) -> Traced:
         """Traces a step of so many queries.
 
         Args:
@@ -98,10 +105,15 @@ class TraceableCell:
             shares: how many entries of a routing mask are set.
             updates_of: a recording at another batch size to take the updates from, which are the
                 same at every one, if all else has its structure; absent to trace them.
+            with_updates: trace them; else there are none, unless they are taken.
         """
         with warnings.catch_warnings(), _masks_as_ever(), self._on_target(), self._mode:
             warnings.simplefilter("ignore")  # libraries', about devices that are not there
-            return _Step(self, batch_size, shares, updates_of).traced()
+            has_own = with_updates and updates_of is None
+            traced = _Step(self, batch_size, shares, has_updates=has_own).traced()
+        if updates_of is None:
+            return traced
+        return replace(traced, recording=with_updates_of(traced.recording, updates_of))
 
     @contextlib.contextmanager
     def _on_target(self) -> Iterator[None]:
@@ -200,13 +212,14 @@ class _Step:
         cell: TraceableCell,
         batch_size: int,
         shares: Shares,
-        updates_of: Recording | None,
+        *,
+        has_updates: bool,
     ) -> None:
         self._cell = cell
         self._batch_size = batch_size
-        self._updates_of = updates_of
+        self._has_updates = has_updates
         self._layers = decoder_layers(cell.model)
-        self._ghosts = _Ghosts(cell, [] if updates_of is not None else self._layers)
+        self._ghosts = _Ghosts(cell, self._layers if has_updates else [])
         held = [*model_tensors(cell.model), *self._ghosts.parameters]
         self._tracer = Tracer(shares, held, with_workspaces=cell.is_on_gpu)
         self._trainable = [p for p in cell.model.parameters() if p.requires_grad]
@@ -223,11 +236,8 @@ class _Step:
                 layer.__class__ = kind
             for parameter in self._trainable:
                 parameter.grad = None
-        recording = self._tracer.recording(self._gradients)
-        if self._updates_of is not None:
-            recording = with_updates_of(recording, self._updates_of)
         return Traced(
-            recording=recording,
+            recording=self._tracer.recording(self._gradients),
             held=_held(self._cell),
             copies=self._cell.turns.copies,
         )
@@ -242,7 +252,7 @@ class _Step:
                 [name for p in self._trainable if (name := self._gradient_name(p)) is not None],
                 np.int64,
             )
-            if self._updates_of is not None:
+            if not self._has_updates:
                 tracer.segment = Segment.FORGET  # what the end of this brings is not kept
                 return
             self._ghosts.have_gradients(tracer)

@@ -173,7 +173,10 @@ class Traces:
         if len(request.batch_sizes) == 1:
             self._make([request])
             return
-        halves = [request.model_copy(update={"batch_size": size}) for size in request.batch_sizes]
+        halves = [
+            request.model_copy(update={"batch_size": size, "with_updates": number == 0})
+            for number, size in enumerate(request.batch_sizes)
+        ]
         # In a folder of its own: what another process asks for at the same time is not touched.
         with tempfile.TemporaryDirectory() as folder:
             apart = Traces(Path(folder), workers=self._workers, ahead=self._ahead)

@@ -109,6 +109,8 @@ class Tracing:
         batch_size: int,
         shares: Callable[[], Shares],
     ) -> Traced:
+        if not request.with_updates:
+            return cell.trace(batch_size, shares(), with_updates=False)
         key = (request.updates, batch_size < SMALLEST)
         known = self._updates.get(key)
         traced = None
