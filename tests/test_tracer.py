@@ -1,19 +1,24 @@
 """What a trace does where code asks for values that it has not."""
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
 
 import numpy as np
 import pytest
 import torch
-from observations import tiny_cell
+from observations import FULL, recipe, tiny_cell
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from trials.models.model import find_model
-from trials.simulation.events import Kind, Segment
+from trials.recipe import Recipe
+from trials.simulation import tracer as tracer_module
+from trials.simulation.events import Kind, Recording, Segment
+from trials.simulation.request import Routing
 from trials.simulation.trace import TraceableCell
 from trials.simulation.tracer import Tracer, UntraceableError
+from trials.simulation.worker import routed_shares
 
 
 def no_shares(_: torch.Tensor) -> int:
@@ -75,6 +80,37 @@ def test_an_optimizer_waits_for_a_norm_and_not_for_its_counter() -> None:
             kinds = traced.recording(np.zeros(0, np.int64)).kinds
             waits[kind.__name__] = int((kinds == Kind.WAITED).sum())
     assert waits == {"AdamW": 0, "Adafactor": 2}
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    "of", [recipe("qlora", precision="bf16", gradient_checkpointing=True), FULL]
+)
+def test_what_shapes_tell_is_what_the_operators_return(
+    of: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shape rule that is asked once gives the events that it gives asked each time."""
+    model = find_model("mixtral-tiny")
+    cell = TraceableCell(tiny_cell(model.name, of), model)
+
+    def traced() -> Recording:
+        return cell.trace(4, routed_shares(Routing(), model.experts)).recording
+
+    told = traced()
+    monkeypatch.setattr(tracer_module, "key_of", lambda *_: None)
+    asked = traced()
+    for field in fields(Recording):
+        assert np.array_equal(getattr(told, field.name), getattr(asked, field.name)), field.name
+
+
+def test_numbers_of_two_types_are_not_taken_for_each_other() -> None:
+    """1 and 1.0 are equal; what they are added to becomes another dtype."""
+    with FakeTensorMode(), tracer():
+        whole = torch.ones(3, dtype=torch.int64)
+        dtypes = [(whole + number).dtype for number in (1, 1.0, 1, 1.0)]
+        assert dtypes == [torch.int64, torch.float32] * 2
+        one, other = whole + 1, whole + 1
+        assert one.untyped_storage()._cdata != other.untyped_storage()._cdata
 
 
 def test_storages_are_recorded_from_first_to_last() -> None:

@@ -1,6 +1,7 @@
 """Traces on disk: made once, found by content, and never in the way when one is broken."""
 
 import dataclasses
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from trials.simulation import traces as traces_module
 from trials.simulation.events import Column, Kind
 from trials.simulation.request import TraceRequest, approximations, not_simulated
 from trials.simulation.traces import StepTrace, TraceError, Traces, read_trace
+from trials.simulation.tracing_child import started_ahead
 from trials.workload import Cell
 
 LORA = recipe("lora", precision="bf16")
@@ -60,7 +62,7 @@ def test_a_trace_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         raise AssertionError("nothing is to be traced")
 
     with monkeypatch.context() as patched:
-        patched.setattr(traces_module.subprocess, "run", no_more)
+        patched.setattr(traces_module, "TracingChild", no_more)
         assert same(Traces(tmp_path).get(LLAMA), made)
     (path,) = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:1000])
@@ -85,6 +87,26 @@ def test_processes_that_want_the_same_do_not_disturb_each_other(tmp_path: Path) 
         one, other = threads.map(lambda _: Traces(tmp_path, workers=2).get(LLAMA), range(2))
     assert same(one, other)
     assert [path.stem for path in tmp_path.iterdir()] == [LLAMA.key]
+
+
+def test_a_process_is_started_ahead_where_there_is_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the one that is asked; unasked, it ends with the command."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    with started_ahead("llama-tiny", 16) as ahead:
+        (child,) = ahead
+        with monkeypatch.context() as patched:
+            patched.setattr(traces_module, "TracingChild", None)  # there is no other
+            made = Traces(ahead=ahead).get(LLAMA)
+        assert made.batch_sizes == (2, 4)
+    with started_ahead("llama-tiny", 16) as ahead:
+        assert ahead == []
+    with started_ahead("llama-tiny", 17) as (child,):
+        pass
+    with pytest.raises(ValueError, match="after starting communication"):
+        child.answer("too late", 1.0)
 
 
 def test_autocast_lets_its_casts_go_in_any_order(tmp_path: Path) -> None:
