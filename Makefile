@@ -8,6 +8,9 @@ GPU_PYTHON ?= python3
 OUT ?= runs/gpu-check
 LIMIT ?= 480
 
+# Nothing is compiled ahead: what is imported is, once, unless the environment forbids to keep it.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup sweep browser test test-long test-ssh check bench gpu-check
 
 help:  ## this list
