@@ -181,8 +181,13 @@ class Purse:
 
 
 def expected(left: Sequence[Left], purse: Purse) -> Iterator[str]:
-    """A table of the GPUs, and lines on the whole; nothing where no time is known."""
+    """A table of the GPUs, and lines on the whole; where no time is known, a line that says so."""
+    if not left:
+        return
     if all(each.hours is None for each in left):
+        yield (
+            f"expected: not known before the first probes of {', '.join(each.gpu for each in left)}"
+        )
         return
     rows = [
         (
@@ -191,7 +196,7 @@ def expected(left: Sequence[Left], purse: Purse) -> Iterator[str]:
             each.at_a_time,
             "not known yet" if each.hours is None else f"{each.hours:.2g}",
             "" if each.usd_per_hour is None else f"{each.usd_per_hour:.3g}",
-            "" if each.usd is None else f"{each.usd:,.2f}",
+            "" if each.usd is None else _dollars(each.usd),
         )
         for each in left
     ]
@@ -208,7 +213,7 @@ def expected_text(left: Sequence[Left], purse: Purse) -> Iterator[str]:
     unknown = [each.gpu for each in left if each.hours is None]
     unknown += ["profiles"] if purse.profiles else []
     without = f", {', '.join(unknown)} not counted" if unknown else ""
-    cost = f" and ${sum(usd):,.2f}" if usd else ""
+    cost = f" and ${_dollars(sum(usd))}" if usd else ""
     yield f"expected: {max(hours):.2g} h{cost}{without}{_assumed(left)}"
     if purse.budget_usd is None:
         return
@@ -220,6 +225,11 @@ def expected_text(left: Sequence[Left], purse: Purse) -> Iterator[str]:
             f"the budget is ${purse.budget_usd:g}{spent}: what comes first is measured until it "
             "is spent"
         )
+
+
+def _dollars(usd: float) -> str:
+    """To the cent, or as small as they are."""
+    return f"{usd:,.2f}" if usd >= 1 or usd == 0 else f"{usd:.2g}"
 
 
 def _assumed(left: Sequence[Left]) -> str:

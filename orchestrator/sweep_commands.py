@@ -40,7 +40,7 @@ from orchestrator.memory_tables import limits_section
 from orchestrator.next_measurements import Choice, choices, measurable, measured_cells
 from orchestrator.next_tables import decisions, next_table
 from orchestrator.place import RunPath
-from orchestrator.plan import ClusterResources, Plan, make_plan, trial_task
+from orchestrator.plan import ClusterResources, Node, Plan, make_plan, trial_task
 from orchestrator.progress import Progress
 from orchestrator.ranking import too_long
 from orchestrator.report import cheapest_section, headline
@@ -168,8 +168,10 @@ def plan_run(options: argparse.Namespace) -> int:
         catalog = prices.over(spec.merged_catalog())
         plan, cluster = _plan_without_starting(spec, catalog, folder.observations())
     if not options.next:
-        left = what_is_left(spec, catalog, cluster, plan, folder.observations())
+        known = folder.observations()
+        left = what_is_left(spec, catalog, cluster, plan, known)
         _print_plan(plan, folder.path, left, Purse(profiles=spec.profile))
+        _tell_what_a_cluster_takes(spec, catalog, cluster, plan, known)
         return 0
     found = _choices(spec, catalog, None, folder.observations())
     remark(in_use_text(prices, catalog, today()))
@@ -224,6 +226,31 @@ def _plan_without_starting(
         return make_plan(spec, catalog, this_machine(), known), this_machine()
     with connected_cluster(ask_for_packages=needs_extras(spec)) as cluster:
         return make_plan(spec, catalog, cluster, known), cluster
+
+
+def _tell_what_a_cluster_takes(
+    spec: SweepSpec,
+    catalog: Catalog,
+    cluster: ClusterResources,
+    plan: Plan,
+    known: Sequence[Observation],
+) -> None:
+    """Hours and dollars of the GPUs that are not here, if there were a node of each."""
+    skipped = dict.fromkeys(skip.cell.device for skip in plan.skipped)
+    absent = [catalog.gpu(key) for key in skipped if not cluster.nodes_for(catalog.gpu(key))]
+    nodes = tuple(Node({"CPU": 1.0, "GPU": 1.0, gpu.key: 1.0}) for gpu in absent)
+    there = ClusterResources((*cluster.nodes, *nodes))
+    with_them = make_plan(spec, catalog, there, known)
+    left = [
+        each
+        for each in what_is_left(spec, catalog, there, with_them, known)
+        if each.gpu in {gpu.key for gpu in absent}
+    ]
+    if left:
+        keys = ", ".join(each.gpu for each in left)
+        say(f"\nOn a cluster with a node of each of {keys} ('deploy' writes one):")
+        for text in expected(left, Purse(profiles=spec.profile)):
+            say(f"\n{text}")
 
 
 def _print_plan(plan: Plan, folder: RunPath, left: Sequence[Left], purse: Purse) -> None:

@@ -147,6 +147,20 @@ def test_strict_starts_nothing_when_a_trial_would_be_skipped(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_plan_tells_what_gpus_would_cost_that_are_not_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any is rented, apart from what this machine can do."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    spec = tmp_path / "made.yaml"
+    spec.write_text(ONE_CELL.replace("[cpu]", "[cpu, A40]"), encoding="utf-8")
+    assert main(["plan", str(spec)]) == 0
+    here, there = capsys.readouterr().out.split("On a cluster with a node of each of A40 ")
+    assert "expected: not known before the first probes of cpu" in here
+    assert "| A40 | 1      | 1         | 0.38 " in there
+    assert "expected: 0.38 h and $0." in there
+
+
 @pytest.mark.long
 def test_a_sweep_ends_when_its_budget_is_spent(tmp_path: Path) -> None:
     """On a real Ray, at a dollar a second: what it found is kept, what it left out is told."""
