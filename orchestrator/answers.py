@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from orchestrator.price_files import OWN
 from orchestrator.ranking import RankedOffer, Ranking, comparable
 from trials.observation import Basis
 from trials.workload import Cell
@@ -41,8 +42,9 @@ class Answer:
         row = self.best
         simulated = ", simulated" if row.basis is Basis.SIMULATED else ""
         sure = odds_text(row.probability_cheapest)
+        do = "Use" if row.provider == OWN else "Rent"
         return (
-            f"Rent **{row.cell.gpu}** {_where(row)} at ${row.usd_per_hour:.3g} an hour: "
+            f"{do} **{row.cell.gpu}** {_where(row)} at ${row.usd_per_hour:.3g} an hour: "
             f"**${row.usd:.3g}** ({row.usd_low:.3g} to {row.usd_high:.3g}) in "
             f"**{row.hours:.3g} h** ({row.hours_low:.3g} to {row.hours_high:.3g}{simulated}), at "
             f"batches of {row.batch_size}. **{sure}** sure that it is the cheapest."
@@ -85,6 +87,8 @@ def offer_text(row: RankedOffer) -> str:
 
 def _where(row: RankedOffer) -> str:
     several = f", {row.gpus_per_instance} GPUs" if row.gpus_per_instance > 1 else ""
+    if row.provider == OWN:
+        return f"of your own ({row.instance}{several})"
     return f"from {row.provider} ({row.instance}{several}, {row.market})"
 
 

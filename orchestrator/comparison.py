@@ -22,6 +22,10 @@ from trials.workload import Cell
 
 SPEEDS = "Queries per second"
 SAME = 0.0005  # less is told as +0.0 %
+ANOTHER_HOUR = (
+    "Intervals are of how the steps of one run scatter. A machine that was busier, or hotter, in "
+    "one of the two shows as a difference: measure both again before you believe one."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +278,8 @@ def comparison_markdown(found: Comparison) -> str:
         ]
         headers = ("GPU", "job", "recipe", "batch", before, after, "change", "")
         parts += [f"## {SPEEDS}", table(headers, rows)]
+        if any(each.low is not None for each in found.speeds):
+            parts.append(ANOTHER_HOUR)
     changed = [
         (
             each.cell.key.replace("(simulated)", ""),  # which of the two was, the numbers say

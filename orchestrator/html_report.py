@@ -22,7 +22,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from orchestrator.comparison import SPEEDS, Comparison, changes_table, comparison_markdown
+from orchestrator.comparison import (
+    ANOTHER_HOUR,
+    SPEEDS,
+    Comparison,
+    changes_table,
+    comparison_markdown,
+)
 from orchestrator.page_laws import errors_table, largest_table, memory_table, speed_table
 from orchestrator.page_studies import learning_table, loads_table, profiles_table
 from orchestrator.page_tables import (
@@ -115,6 +121,7 @@ def html_comparison(found: Comparison, made: datetime) -> str:
         title=f"{before} and {after}",
         before=before,
         after=after,
+        another_hour=ANOTHER_HOUR,
         # The page has the speeds in a chart and a table of its own.
         parts=[(h, markdown(body)) for h, _, body in told if h != SPEEDS],
         made=f"{made:%Y-%m-%d %H:%M} UTC",

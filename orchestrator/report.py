@@ -1,18 +1,18 @@
 """A run in words and tables: Markdown from what the run folder holds. Pure."""
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from fitting.fit import Fit
-from orchestrator.answers import answers, offer_text, subject
+from orchestrator.answers import Answer, answers, offer_text, subject
 from orchestrator.cost import MINUTES_PER_HOUR
 from orchestrator.faults import faults_section
 from orchestrator.law_tables import laws_section, parameters_text
 from orchestrator.learn_tables import learning_section
 from orchestrator.learned_epochs import epochs_text
 from orchestrator.memory_tables import limits_section
-from orchestrator.price_files import THIS_MACHINE, stands_in
+from orchestrator.price_files import OWN, THIS_MACHINE, stands_in
 from orchestrator.profile_tables import profiles_section
 from orchestrator.ranking import Excluded, RankedOffer, Ranking, comparable, overheads_text
 from orchestrator.recipe_table import recipes_section
@@ -71,7 +71,7 @@ def headline(ranking: Ranking) -> str:
     bases = sorted({row.basis for row in ranking.offers})
     if bases:
         text += f" Step times are {' and '.join(bases)}, {_lengths(ranking)}."
-    if any(row.cell.gpu == THIS_MACHINE for row in ranking.offers):
+    if any(r.cell.gpu == THIS_MACHINE and r.provider != OWN for r in ranking.offers):
         text += (
             "\n`cpu` is the machine that ran the sweep; the offers beside it are CPU "
             "instances that stand in for it\nand were not measured."
@@ -111,16 +111,22 @@ def cheapest_section(ranking: Ranking) -> str:
     winners = [row for row in ranking.offers if row.rank == 1]
     if winners:
         if len(winners) <= MOST_ANSWERS:
-            told = (
-                f"- {subject(a.best.cell)}: {' '.join(a.sentences())}" for a in answers(ranking)
-            )
-            parts.append("\n".join(told))
+            parts.append("\n".join(_verdicts(answers(ranking))))
         parts += [winners_tables(winners), remarks(winners, ranking)]
     else:
         parts.append("Nothing can be ranked yet.")
     if ranking.excluded:
         parts += ["Left out:", _left_out(ranking.excluded)]
     return "\n\n".join(part for part in parts if part)
+
+
+def _verdicts(told: Sequence[Answer]) -> Iterator[str]:
+    """An item for each; with its recipe where there are several of one model and length."""
+    jobs = Counter(subject(each.best.cell) for each in told)
+    for each in told:
+        job = subject(each.best.cell)
+        recipe = f", {each.best.cell.recipe.key}" if jobs[job] > 1 else ""
+        yield f"- {job}{recipe}: {' '.join(each.sentences())}"
 
 
 def winners_tables(winners: Sequence[RankedOffer]) -> str:

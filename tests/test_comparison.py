@@ -5,6 +5,7 @@ import re
 from made_runs import ONE_CELL, SIMULATED, results
 
 from orchestrator.comparison import changes_table, compare, comparison_markdown
+from orchestrator.report import cheapest_section
 from trials.observation import Basis, Observation
 
 BOTH = ONE_CELL.replace("workload:", f"{SIMULATED}workload:")
@@ -39,6 +40,7 @@ def test_two_simulations_have_no_interval() -> None:
     assert (row["gpu"], row["low"], row["high"]) == ("A40", None, None)
     same = compare(before, before, ("a", "b"))
     assert "-0.0%" not in comparison_markdown(found)
+    assert "A machine that was busier" in comparison_markdown(found)
     assert {each.verdict for each in same.speeds} == {"not told apart", "the same, both simulated"}
 
 
@@ -65,5 +67,8 @@ def test_recipes_of_one_job_are_told_apart() -> None:
     names = [row[0] for row in changes_table(found).rows]
     assert names == ["llama-tiny, 16 tokens · full-checkpointed", "llama-tiny, 16 tokens · full"]
     cheapest = comparison_markdown(found).partition("## The cheapest")[2].partition("##")[0]
+    told = cheapest_section(before.ranking)
+    assert "- llama-tiny, 16 tokens, full-fp32: Use " in told or ", full-fp32: Rent " in told
+    assert "- llama-tiny, 16 tokens, full-fp32-checkpointed: " in told
     assert "| full-fp32 " in cheapest
     assert "| full-fp32-checkpointed " in cheapest

@@ -109,8 +109,8 @@ def test_it_opens_with_the_job_that_leaves_a_choice_and_its_answer(report: Opene
     assert "The next GPU: " in report.texts(".answer:not([hidden])")[0]
     choose(report, "llama-tiny, 16 tokens")
     (answer,) = report.texts(".answer:not([hidden]) .lead")
-    assert answer.startswith("Rent cpu from own (desk, spot) at $0.02 an hour: $0.0")
-    assert "Never taken away: cpu from own" not in answer
+    assert answer.startswith("Use cpu of your own (desk) at $0.02 an hour: $0.0")
+    assert "Never taken away: cpu of your own" not in answer
 
 
 def test_every_job_can_be_chosen_and_all_charts_follow(report: Opened) -> None:

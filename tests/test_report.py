@@ -165,10 +165,10 @@ def test_the_answer_is_a_sentence() -> None:
     )
     told = part(report(SEEN, spec_of(ONE_CELL + rows)), "Cheapest").splitlines()[0]
     assert told.startswith(
-        "- llama-tiny, 16 tokens: Rent **cpu** from own (desk, spot) at $0.02 an hour: **$"
+        "- llama-tiny, 16 tokens: Use **cpu** of your own (desk) at $0.02 an hour: **$"
     )
     assert (
-        "**more than 99%** sure that it is the cheapest. Never taken away: cpu from own (rack, "
+        "**more than 99%** sure that it is the cheapest. Never taken away: cpu of your own (rack)"
         in told
     )
 
