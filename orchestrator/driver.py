@@ -360,8 +360,9 @@ class Round:
         loggers: Sequence[Any] = (),
     ) -> Placer:
         gpus = {cell.device: self.catalog.gpu(cell.device) for cell in cells}
-        with Progress(cells, complete=complete) as progress:
-            meter = Meter(self.spec, self.catalog, self.folder.logged())
+        known = self.folder.logged()
+        with Progress(cells, complete=complete, known=known) as progress:
+            meter = Meter(self.spec, self.catalog, known)
             progress.spent_usd = meter.usd
             diary = FaultDiary(self.folder, progress)
             placer = Placer(
@@ -404,7 +405,7 @@ def simulate(
     remark(f"{folder.path}: tracing {models} to simulate {len(cells)} cells; no GPU runs them")
     catalog, known = spec.merged_catalog(), folder.observations()
     tasks = [trial_task(spec, catalog, cell, known) for cell in cells]
-    with Progress(cells, complete=len(plan.complete)) as progress:
+    with Progress(cells, complete=len(plan.complete), known=known) as progress:
         simulate_trials(tasks, Keeper(writer, progress), Traces(), constants)
     known = folder.observations()
     done = {

@@ -4,7 +4,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self, TextIO
@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trials.observation import MEMORY_MISSES, Basis, Observation, Outcome, largest_batch
-from trials.profile import Profiled
+from trials.profile import Logged, Profiled
 from trials.workload import Cell
 
 
@@ -66,6 +66,7 @@ class Progress:
     Args:
         cells: the trials to run.
         complete: how many trials of the sweep were done before.
+        known: what was observed before, of these trials and of others.
         stream: where to write; a live table when it is a terminal.
         clock: seconds, monotonic.
     """
@@ -75,11 +76,18 @@ class Progress:
         cells: Sequence[Cell],
         *,
         complete: int,
+        known: Iterable[Logged] = (),
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         stream = sys.stderr if stream is None else stream
         self._trials = {cell.key: _Trial() for cell in cells}
+        for seen in known:
+            if isinstance(seen, Observation) and seen.cell.key in self._trials:
+                self._trials[seen.cell.key].seen.append(seen)
+        for trial in self._trials.values():
+            largest = largest_batch(trial.seen)
+            trial.largest = None if largest is None else largest[0]
         self._complete = complete
         self._clock = clock
         self._started = clock()

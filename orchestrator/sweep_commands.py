@@ -204,7 +204,7 @@ def gpu_check(options: argparse.Namespace) -> int:
         cells = in_order_of_value(spec, plan)
         threads = machine.threads(gpu)
         tasks = [trial_task(spec, catalog, cell, known, threads=threads) for cell in cells]
-        with Progress(cells, complete=len(plan.complete)) as progress:
+        with Progress(cells, complete=len(plan.complete), known=known) as progress:
             keeper = Keeper(writer, progress)
             run_trials_here(tasks, keeper, time_is_left(options.seconds, keeper.seen))
         plan = make_plan(spec, catalog, machine, run.observations())

@@ -33,6 +33,20 @@ def lines(log: io.StringIO) -> list[str]:
     return log.getvalue().splitlines()
 
 
+def test_a_trial_that_goes_on_is_told_with_what_it_knew() -> None:
+    """Its largest batch is of before; so is that of others, which are not of this sweep."""
+    log = io.StringIO()
+    *before, last = whole_trial(FIRST, SPEC)
+    known = [*before, *whole_trial(SECOND, SPEC)]
+    with Progress([FIRST], complete=1, known=known, stream=log) as progress:
+        progress.started(FIRST)
+        progress.observed(last)
+        progress.ended(FIRST, None)
+    assert lines(log)[1:] == [
+        f"[2/2 done, 0 running, 0 waiting] {FIRST.key}: done, largest batch 40; 800 queries/s"
+    ]
+
+
 def test_log_has_a_plain_line_for_every_start_find_and_end() -> None:
     """Each with how far the sweep is; trials done before count as done."""
     log, clock = io.StringIO(), Clock()
