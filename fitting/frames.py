@@ -16,7 +16,7 @@ from fitting.families import FamilyFit, FamilyName, fit_each, predictions
 from fitting.lengths import Lengths
 from fitting.observed import Observed, read_frame
 from fitting.result import Parameter
-from fitting.sheet import Sheet, quoted
+from fitting.sheet import Sheet, SheetFile, quoted
 from fitting.sheet_rows import COLUMNS, Told, read_rows
 from fitting.step_times import IntArray, StepTimes
 from gpu_catalog.near import did_you_mean
@@ -135,14 +135,14 @@ def fit_frame(
     frame: pd.DataFrame,
     *,
     lengths: Mapping[str, Lengths] | None = None,
-    file: str | None = None,
+    file: SheetFile | None = None,
 ) -> FrameFits:
     """Fits the law of every family of a table.
 
     Args:
         frame: observations, as ``fitting.observed.read_frame`` takes them.
         lengths: of data sets' examples, by name.
-        file: where the table is from, for messages.
+        file: that it is from, for messages.
 
     Raises:
         TableError: it cannot be read; a line for each mistake.
@@ -160,7 +160,7 @@ def predict_frame(
     frame: pd.DataFrame,
     *,
     lengths: Mapping[str, Lengths] | None = None,
-    file: str | None = None,
+    file: SheetFile | None = None,
 ) -> pd.DataFrame:
     """Asks the laws: the frame with columns ``PREDICTED`` beside its own.
 
@@ -173,20 +173,25 @@ def predict_frame(
         fits: of families.
         frame: the questions.
         lengths: of data sets' examples, by name.
-        file: where the questions are from, for messages.
+        file: that they are from, for messages.
 
     Raises:
-        TableError: a question cannot be read, or is of no family or several; a line for each.
+        TableError: a question cannot be read, or is of several families; a line for each mistake.
     """
     sheet = Sheet(frame, COLUMNS, file)
     told, rows = read_rows(sheet, lengths, timed=False)
     of_model: defaultdict[str, list[FamilyFit]] = defaultdict(list)
     for fit in fits:
         of_model[fit.name.model].append(fit)
+    answers: list[dict[str, object]] = [{"note": SEVERAL_GPUS} for _ in told]
     asked: defaultdict[int, list[int]] = defaultdict(list)
     for place, one in enumerate(told):
-        found = _family_of(sheet, place, one, of_model) if sheet.kept[place] else None
-        if found is not None:
+        if not sheet.kept[place] or one.model is None:
+            continue  # several GPUs, or told by itself
+        found = _family_of(sheet, place, one, one.model, of_model)
+        if isinstance(found, str):
+            answers[place] = {"note": found}
+        elif found is not None:
             asked[id(found)].append(place)
     questions = []
     for fit in fits:
@@ -195,7 +200,6 @@ def predict_frame(
             own = _with_stacks(sheet, rows.where(places), places, fit)
             questions.append((fit, places, own))
     sheet.check()
-    answers: list[dict[str, object]] = [{"note": SEVERAL_GPUS} for _ in told]
     for fit, places, own in questions:
         for place, answer in zip(places, _answers(fit, own), strict=True):
             answers[place] = answer
@@ -204,23 +208,20 @@ def predict_frame(
 
 
 def _family_of(
-    sheet: Sheet, place: int, told: Told, of_model: Mapping[str, Sequence[FamilyFit]]
-) -> FamilyFit | None:
-    """The one family a question is of; the sheet is told where there is none, or several."""
-    if told.model is None:
-        return None  # told by itself
-    if told.model not in of_model:
-        near = did_you_mean(told.model, of_model)
-        sheet.row_is_wrong("model", place, f"nothing was fitted to {quoted(told.model)}{near}")
-        return None
-    left = of_model[told.model]
+    sheet: Sheet, place: int, told: Told, model: str, of_model: Mapping[str, Sequence[FamilyFit]]
+) -> FamilyFit | str | None:
+    """The one family a question is of, or why it is of none.
+
+    Where it may be of several it is None, and the sheet is told.
+    """
+    if model not in of_model:
+        return f"nothing was fitted to {quoted(model)}{did_you_mean(model, of_model)}"
+    left = of_model[model]
     for name in ("recipe", "basis", "software", "weights"):
         said = getattr(told, name)
         known = sorted({str(getattr(fit.name, name)) for fit in left})
         if said is not None and said not in known:
-            text = f"nothing of {told.model} was fitted with {quoted(said)}, but with {_or(known)}"
-            sheet.row_is_wrong(name, place, text)
-            return None
+            return f"nothing of {model} was fitted with {quoted(said)}, but with {_or(known)}"
         if said is not None:
             left = [fit for fit in left if getattr(fit.name, name) == said]
     if len(left) > 1:
@@ -229,7 +230,7 @@ def _family_of(
             for name in ("recipe", "basis", "software", "weights")
             if len({getattr(fit.name, name) for fit in left}) > 1
         ]
-        text = f"{len(left)} laws are of {quoted(told.model)}: say also {', '.join(differing)}"
+        text = f"{len(left)} laws are of {quoted(model)}: say also {', '.join(differing)}"
         sheet.row_is_wrong("model", place, text)
         return None
     return left[0]

@@ -4,8 +4,8 @@ A table of ours has ``gpu, model, batch_size, queries_per_second`` and how long 
 of IBM's ado (``fitting.ado``) are read by the same names.
 """
 
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +15,11 @@ import pandas as pd
 from fitting import ado
 from fitting.families import FamilyName
 from fitting.lengths import Lengths
-from fitting.sheet import LeftOut, Sheet, folded, quoted, read_sheet
-from fitting.sheet_rows import COLUMNS, Told, positive, read_rows
+from fitting.sheet import LeftOut, Sheet, SheetFile, folded, quoted, read_sheet
+from fitting.sheet_rows import COLUMNS, Told, gpu_key, gpu_names, positive, read_rows
 from fitting.step_times import IntArray, StepTimes
+from gpu_catalog.near import is_mistyped
+from trials.models.model import presets
 
 LENGTH_COLUMNS = {"dataset": (), "tokens": ("length",), "examples": ("count", "queries")}
 
@@ -56,7 +58,7 @@ def read_frame(
     frame: pd.DataFrame,
     *,
     lengths: Mapping[str, Lengths] | None = None,
-    file: str | None = None,
+    file: SheetFile | None = None,
 ) -> Observed:
     """Reads a table, its columns by any of their names.
 
@@ -67,7 +69,7 @@ def read_frame(
     Args:
         frame: the table.
         lengths: of data sets' examples, by name.
-        file: where it is from, for messages.
+        file: that it is from, for messages.
 
     Raises:
         TableError: it cannot be read; a line for each mistake.
@@ -91,7 +93,8 @@ def read_lengths(path: Path) -> dict[str, Lengths]:
     Raises:
         TableError: it cannot be read; a line for each mistake.
     """
-    sheet = Sheet(read_sheet(path), LENGTH_COLUMNS, str(path))
+    frame, file = read_sheet(path)
+    sheet = Sheet(frame, LENGTH_COLUMNS, file)
     for name in LENGTH_COLUMNS:
         if name not in sheet:
             sheet.head_is_wrong(f"no column {name}: the three are dataset, tokens and examples")
@@ -117,7 +120,38 @@ def _remarks(sheet: Sheet) -> list[str]:
         found.append(f"columns not used: {named}")
     if "sparsity" not in sheet:
         found.append("no column sparsity: every row is taken to have one, 1 (no experts, or all)")
-    return found
+    gpus = [None if name is None else gpu_key(name) for name in sheet.texts("gpu")]
+    models = {name: each.name for each in presets().values() for name in (each.name, *each.aliases)}
+    return [
+        *found,
+        *_mistyped(sheet, "GPU", gpus, gpu_names()),
+        *_mistyped(sheet, "model", sheet.texts("model"), models),
+    ]
+
+
+def _mistyped(
+    sheet: Sheet, label: str, names: Sequence[str | None], known: Mapping[str, str]
+) -> Iterator[str]:
+    """A line for each name that nobody knows and that most likely is another one, mistyped.
+
+    Args:
+        sheet: the table.
+        label: what has these names.
+        names: (rows,) of the table.
+        known: what is right, by all its names.
+    """
+    kept = zip(names, sheet.kept, strict=True)
+    counts = Counter(name for name, is_kept in kept if is_kept and name is not None)
+    seen: list[str] = []
+    # Of two that nobody knows, that with fewer rows is taken for the mistake.
+    for name in sorted(counts, key=lambda name: (name not in known, -counts[name])):
+        others = (other for other in known if folded(other) != folded(name))
+        near = next((each for each in (*seen, *others) if is_mistyped(name, each)), None)
+        if near is not None and name not in known:
+            rows = "1 row" if counts[name] == 1 else f"{counts[name]} rows"
+            meant = quoted(known.get(near, near))
+            yield sheet.remark(f"{label} {quoted(name)} has {rows}: did you mean {meant}?")
+        seen.append(name)
 
 
 def _bracketed(near: str) -> str:

@@ -17,39 +17,54 @@ from gpu_catalog.near import did_you_mean
 
 LINE = "line"  # what the index of a file's rows is called
 BLANK = frozenset({"", "-", "na", "n/a", "nan", "none", "null", "<na>"})
-MOST_OF_A_COLUMN = 20  # mistakes told of one column, before the others are only counted
+MOST_OF_A_COLUMN = 20  # mistakes told of one, or of broken lines, before others are only counted
 MOST_CHARACTERS = 60
 TIDY_ENCODING = "utf-8-sig"  # as UTF-8, and as spreadsheets write it
 
 
-def read_sheet(path: Path) -> pd.DataFrame:
+@dataclass(frozen=True, slots=True)
+class SheetFile:
+    """The file a frame was read from.
+
+    Attributes:
+        name: as messages have it.
+        broken: lines that are no row of the frame, and what is wrong with each.
+    """
+
+    name: str
+    broken: tuple[tuple[int, str], ...] = ()
+
+
+def read_sheet(path: Path) -> tuple[pd.DataFrame, SheetFile]:
     """A CSV file as texts, its rows indexed by their lines; comma, semicolon or tab between fields.
 
+    Lines that do not fit its head are no rows: a ``Sheet`` tells them with the other mistakes.
+
     Raises:
-        TableError: it cannot be read, or rows do not fit its head; a line for each mistake.
+        TableError: it cannot be read.
     """
     text = _text(path)
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text), strict=True)
-    rows, numbers = [], []
+    head: list[str] = []
+    rows, numbers, broken = [], [], []
     try:
         head = next(lines, [])
         for row in lines:
-            if any(field.strip() for field in row):
+            if not any(field.strip() for field in row):
+                continue
+            if len(row) == len(head):
                 rows.append(row)
                 numbers.append(lines.line_num)
+            else:
+                counts = f"fields: {len(row)}, where the head has {len(head)}"
+                hint = "quote those with commas in them, fill in missing ones"
+                broken.append((lines.line_num, f"{counts}: {hint}"))
     except csv.Error as error:
-        raise TableError(f"{path}:{lines.line_num}: is no CSV ({error}): repair the line") from None
-    wrong = [
-        f"{path}:{number}: fields: {len(row)}, where the head has {len(head)}: quote those with "
-        "commas in them, fill in missing ones"
-        for row, number in zip(rows, numbers, strict=True)
-        if len(row) != len(head)
-    ]
-    if not head or not rows:
-        wrong.append(f"{path}: has no rows below a head: the first line names the columns")
-    if wrong:
-        raise TableError("\n".join(_some(wrong)))
-    return pd.DataFrame(rows, columns=head, index=pd.Index(numbers, name=LINE), dtype=object)
+        broken.append((lines.line_num, f"is no CSV ({error}): repair the line"))
+    if not head or not (rows or broken):
+        raise TableError(f"{path}: has no rows below a head: the first line names the columns")
+    frame = pd.DataFrame(rows, columns=head, index=pd.Index(numbers, name=LINE), dtype=object)
+    return frame, SheetFile(str(path), tuple(broken))
 
 
 def _text(path: Path) -> str:
@@ -111,7 +126,10 @@ class Sheet:
     """
 
     def __init__(
-        self, frame: pd.DataFrame, synonyms: Mapping[str, Sequence[str]], file: str | None = None
+        self,
+        frame: pd.DataFrame,
+        synonyms: Mapping[str, Sequence[str]],
+        file: SheetFile | None = None,
     ) -> None:
         self._frame = frame
         self._file = file
@@ -210,15 +228,25 @@ class Sheet:
         Raises:
             TableError: there are any.
         """
-        lines = [f"{self._file}:1: {text}" if self._file else text for text in self._of_columns]
+        head = "" if self._file is None else f"{self._file.name}:1: "
+        lines = [f"{head}{text}" for text in self._of_columns]
         told = []
         for name, found in self._of_rows.items():
             label, column = self._label(name), self._places.get(name, -1)
             texts = [(row, f"{self._at(row)}: {label}: {text}") for row, text in found.items()]
-            told += [(row, column, text) for row, text in found_first(texts)]
+            told += [(self._line(row), column, text) for row, text in found_first(texts)]
+        if self._file is not None:
+            broken = [
+                (line, f"{self._file.name}:{line}: {text}") for line, text in self._file.broken
+            ]
+            told += [(line, -1, text) for line, text in found_first(broken, of="such lines")]
         lines += [text for _, _, text in sorted(told)]
         if lines:
             raise TableError("\n".join(lines))
+
+    def remark(self, text: str) -> str:
+        """A line on the table that is no mistake, with the file that it is of."""
+        return text if self._file is None else f"{self._file.name}: {text}"
 
     def _values(self, name: str) -> list[object]:
         if name not in self._places:
@@ -232,20 +260,22 @@ class Sheet:
 
     def _at(self, place: int) -> str:
         row = self._frame.index[place]
-        return f"{self._file}:{row}" if self._file else f"row {row}"
+        return f"row {row}" if self._file is None else f"{self._file.name}:{row}"
+
+    def _line(self, place: int) -> int:
+        """What rows are sorted by: a file's lines, else their places."""
+        return place if self._file is None else int(self._frame.index[place])
 
 
-def found_first(mistakes: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """The first mistakes of a column, and how many more there are."""
+def found_first(
+    mistakes: list[tuple[int, str]], of: str = "in this column"
+) -> list[tuple[int, str]]:
+    """The first mistakes of a kind, and how many more there are."""
     if len(mistakes) <= MOST_OF_A_COLUMN:
         return mistakes
     *first, (place, last) = mistakes[:MOST_OF_A_COLUMN]
     more = len(mistakes) - MOST_OF_A_COLUMN
-    return [*first, (place, f"{last} (and {more} more in this column)")]
-
-
-def _some(lines: list[str]) -> list[str]:
-    return [text for _, text in found_first([(0, line) for line in lines])]
+    return [*first, (place, f"{last} (and {more} more {of})")]
 
 
 def _as_text(value: object) -> str:

@@ -117,11 +117,17 @@ def gpu_key(name: str) -> str:
 
 @cache
 def _gpu_keys() -> dict[str, str]:
+    return {folded(name): key for name, key in gpu_names().items()}
+
+
+@cache
+def gpu_names() -> dict[str, str]:
+    """The catalog's keys by all names of their GPUs."""
     keys = {}
     for gpu in load_catalog().gpus:
         for name in (gpu.key, *gpu.device_names):
-            keys[folded(name)] = gpu.key
-            keys[folded(name).removeprefix("nvidia")] = gpu.key
+            keys[name] = gpu.key
+            keys[name.removeprefix("NVIDIA ")] = gpu.key
     return keys
 
 

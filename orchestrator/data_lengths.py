@@ -251,7 +251,8 @@ def read_histogram(path: Path) -> DataLengths:
     from fitting.sheet import Sheet, read_sheet  # noqa: PLC0415 - pandas, for tables only
 
     try:
-        sheet = Sheet(read_sheet(path), HISTOGRAM_COLUMNS, str(path))
+        frame, file = read_sheet(path)
+        sheet = Sheet(frame, HISTOGRAM_COLUMNS, file)
         for name in ("tokens", "examples"):
             if name not in sheet:
                 sheet.head_is_wrong(f"no column {name}: the two are tokens and examples")

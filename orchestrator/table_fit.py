@@ -39,11 +39,12 @@ def fit_csv(
         StoreError: a file cannot be written.
     """
     known = {} if lengths is None else read_lengths(lengths)
-    fits = fit_frame(read_sheet(path), lengths=known, file=str(path))
+    frame, file = read_sheet(path)
+    fits = fit_frame(frame, lengths=known, file=file)
     predicted = None
     if asked is not None:
-        questions = read_sheet(asked)
-        predicted = predict_frame(fits.families, questions, lengths=known, file=str(asked))
+        questions, file = read_sheet(asked)
+        predicted = predict_frame(fits.families, questions, lengths=known, file=file)
     folder = path.with_name(f"{path.stem}{SUFFIX}") if out is None else out
     _write(folder, fits, predicted)
     parts = [SYMBOLS, *_laws(fits), *_left_out(fits)]

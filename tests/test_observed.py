@@ -10,7 +10,7 @@ from fitting.families import FamilyName
 from fitting.lengths import Lengths
 from fitting.observed import read_frame, read_lengths
 from fitting.paper import DATA, dataset_lengths, throughput_points
-from fitting.sheet import LeftOut, read_sheet
+from fitting.sheet import LeftOut, SheetFile, read_sheet
 from fitting.sheet_rows import UNKNOWN_RECIPE, gpu_key
 from fitting.table_error import TableError
 from trials.observation import Basis
@@ -85,7 +85,8 @@ def test_a_data_sets_lengths_tell_how_far_a_batch_is_padded() -> None:
 def test_the_papers_own_points_are_read_as_they_are() -> None:
     """With the lengths beside them, to the last bit what the reproduction has."""
     path, lengths = DATA / "throughput.csv", read_lengths(DATA / "lengths.csv")
-    read = read_frame(read_sheet(path), lengths=lengths)
+    frame, _ = read_sheet(path)
+    read = read_frame(frame, lengths=lengths)
     expected = throughput_points().rows
     for name in ("batch_size", "tokens", "sparsity", "seconds"):
         assert getattr(read.rows, name).tolist() == getattr(expected, name).tolist()
@@ -98,7 +99,8 @@ def test_the_papers_own_points_are_read_as_they_are() -> None:
 def test_lengths_that_nobody_tells_are_asked_for_in_a_line() -> None:
     """The paper's points without theirs."""
     path = DATA / "throughput.csv"
-    assert mistakes(read_sheet(path), file="throughput.csv") == [
+    frame, _ = read_sheet(path)
+    assert mistakes(frame, file=SheetFile("throughput.csv")) == [
         (
             "throughput.csv:1: no column says how long queries are: add seq_len or padded_tokens "
             "(tokens per query), or a dataset whose lengths are given (--lengths CSV of dataset, "
@@ -205,7 +207,7 @@ def test_every_mistake_is_told_at_once() -> None:
         },
         index=[2, 3, 4],
     )
-    assert mistakes(frame, file="a.csv") == [
+    assert mistakes(frame, file=SheetFile("a.csv")) == [
         "a.csv:2: Batch: must be a whole number of at least 1, not 1.5",
         "a.csv:3: GPU: is empty: name the GPU, or leave the row out",
         ("a.csv:3: sparsity: must be above 0 and at most 1 (active experts over experts), not 1.5"),
@@ -240,6 +242,26 @@ def test_columns_that_are_not_used_are_named() -> None:
     """A misspelt one with what it may have been."""
     read = read_frame(plain(sparcity=1, figure=14))
     assert read.remarks == ("columns not used: 'sparcity' (did you mean 'sparsity'?), 'figure'",)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ({"gpu": ["A4O", "L4"]}, ["GPU 'A4O' has 1 row: did you mean 'A40'?"]),
+        ({"gpu": "Tesla V10O-SXM2-16GB"}, ["GPU 'Tesla V10O-SXM2-16GB' has 2 rows: did you mean"]),
+        ({"gpu": ["P40", "my A40"]}, []),
+        ({"model": ["mixtrl-8x7b", "mixtral-8x22b"]}, ["model 'mixtrl-8x7b' has 1 row: did you "]),
+        ({"model": ["granite-3b", "granite-8b"]}, []),
+        ({"model": ["mine", "Mine"]}, ["model 'Mine' has 1 row: did you mean 'mine'?"]),
+        ({"model": "Mixtral-8x7B"}, []),
+    ],
+)
+def test_names_that_may_be_mistyped_are_told(names: dict[str, object], said: list[str]) -> None:
+    """By the catalog, the presets or the same table; numbers and short words make products."""
+    remarks = read_frame(plain(**names), file=SheetFile("a.csv")).remarks
+    assert len(remarks) == len(said), remarks
+    for remark, begin in zip(remarks, said, strict=True):
+        assert remark.startswith(f"a.csv: {begin}")
 
 
 def test_lengths_are_read_with_all_their_mistakes(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fitting.sheet import LeftOut, Sheet, read_sheet
+from fitting.sheet import LeftOut, Sheet, SheetFile, read_sheet
 from fitting.table_error import TableError
 
 SYNONYMS = {"gpu": ("device",), "batch_size": ("batch",)}
@@ -28,7 +28,7 @@ def file_of(tmp_path: Path, content: str | bytes) -> Path:
 def test_rows_are_known_by_their_lines(tmp_path: Path) -> None:
     """Blank lines and fields of several lines do not shift what follows."""
     path = file_of(tmp_path, 'gpu,note\nA40,x\n\nA10,"two\nlines"\nT4,y\n')
-    frame = read_sheet(path)
+    frame, _ = read_sheet(path)
     assert list(frame.index) == [2, 5, 6]
     assert list(frame["gpu"]) == ["A40", "A10", "T4"]
 
@@ -36,7 +36,7 @@ def test_rows_are_known_by_their_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["gpu;n\nA40;1\n", "gpu\tn\nA40\t1\n", "\ufeffgpu,n\nA40,1\n"])
 def test_what_spreadsheets_write_is_read(tmp_path: Path, content: str) -> None:
     """Semicolons, tabs, a mark at the beginning."""
-    frame = read_sheet(file_of(tmp_path, content))
+    frame, _ = read_sheet(file_of(tmp_path, content))
     assert list(frame.columns) == ["gpu", "n"]
     assert frame.to_numpy().tolist() == [["A40", "1"]]
 
@@ -46,23 +46,48 @@ def test_what_spreadsheets_write_is_read(tmp_path: Path, content: str) -> None:
     [
         ("", "a.csv: has no rows below a head: the first line names the columns"),
         ("gpu,n\n", "a.csv: has no rows below a head: the first line names the columns"),
-        (
-            "gpu,n\nA40\nA40,1\nA40,1,2\n",
-            f"a.csv:2: fields: 1, where {RAGGED}\na.csv:4: fields: 3, where {RAGGED}",
-        ),
-        ('gpu,n\n"A40,1\n', "a.csv:2: is no CSV (unexpected end of data): repair the line"),
         (b"gpu,n\n\xff,1\n", "a.csv: not UTF-8 text (byte 6): save it as UTF-8"),
     ],
 )
 def test_files_that_are_no_tables_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | bytes, words: str
 ) -> None:
-    """By line, all lines at once."""
+    """In a line."""
     file_of(tmp_path, content)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(TableError) as told:
         read_sheet(Path("a.csv"))
     assert str(told.value) == words
+
+
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [
+        (
+            "gpu,batch\nA40\nA40,x\nA40,1,2\n",
+            [f"2: fields: 1, where {RAGGED}", "3: batch: must be", f"4: fields: 3, where {RAGGED}"],
+        ),
+        (
+            'gpu,batch\nA40,0\n"A40,1\n',
+            ["2: batch: must be above 0", "3: is no CSV (unexpected end of data): repair the line"],
+        ),
+        ("gpu,batch\nA40,0\nA40\n" + 99 * "A40,1,2\n", ["2: batch: ", "3: fields: 1"]),
+    ],
+)
+def test_lines_that_are_no_rows_hide_nothing(
+    tmp_path: Path, content: str, lines: list[str]
+) -> None:
+    """They are told among the other mistakes, the first twenty of them."""
+    frame, file = read_sheet(file_of(tmp_path, content))
+    sheet = Sheet(frame, SYNONYMS, file)
+    sheet.numbers("batch_size", positive)
+    with pytest.raises(TableError) as told:
+        sheet.check()
+    found = str(told.value).split("\n")
+    for line, begin in zip(found, lines, strict=False):
+        assert line.startswith(f"{tmp_path}/a.csv:{begin}")
+    assert len(found) == min(content.count("\n") - 1, 21)
+    assert ("(and 80 more such lines)" in found[-1]) == (len(found) == 21)
 
 
 def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
@@ -93,7 +118,7 @@ def test_every_mistake_is_told_once_and_in_order() -> None:
     """With the value, the row and the column as the table has it."""
     values = ["8", "x", 0, "1,5", "inf", True, "1_0", "", None, np.nan]
     frame = pd.DataFrame({"Batch": values}, index=range(2, 12))
-    sheet = Sheet(frame, SYNONYMS, "a.csv")
+    sheet = Sheet(frame, SYNONYMS, SheetFile("a.csv"))
     numbers = sheet.numbers("batch_size", positive)
     sheet.row_is_wrong("batch_size", 1, "is wrong in another way, too")
     sheet.head_is_wrong("no column gpu")

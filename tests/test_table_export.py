@@ -34,7 +34,8 @@ def test_a_run_is_written_in_ados_columns_and_can_be_read(
     left = "left out 1 that say nothing of what fits"
     assert capsys.readouterr().out == f"{path}: {rows}; {left}\n"
     assert list(pd.read_csv(path)["basis"].unique()) == ["measured"]
-    read = read_frame(read_sheet(path))
+    frame, _ = read_sheet(path)
+    read = read_frame(frame)
     steps = {o.batch_size: o.measurement for o in seen if o.measurement is not None}
     assert set(read.rows.batch_size) <= set(steps)
     # made_runs: 10 ms a step and 1 ms a query.

@@ -54,14 +54,17 @@ def test_questions_are_answered_with_intervals(capsys: pytest.CaptureFixture[str
     rows = rows_of("A40") + rows_of("L4", slope=1.0)
     Path("mine.csv").write_text(HEAD + rows)
     Path("asked.csv").write_text(
-        "gpu,model,seq_len,batch_size,who\nA40,m,128,4,a\nl4,m,128,64,b\nT4,m,128,4,c\n"
+        "gpu,model,seq_len,batch_size,who\nA40,m,128,4,a\nl4,m,128,64,b\nT4,m,128,4,c\nA40,n,128,4,d\n"
     )
     assert main(["fit", "mine.csv", "--predict", "asked.csv", "--out", "out"]) == 0
     said = capsys.readouterr()
-    assert "2 of 3 questions answered; 1 of them beyond what was observed" in said.out
-    assert "- 1 not: no observation of T4, but of A40, L4" in said.out
+    assert "2 of 4 questions answered; 1 of them beyond what was observed" in said.out
+    assert (
+        "- 1 not: no observation of T4, but of A40, L4\n- 1 not: nothing was fitted to 'n'\n"
+        in said.out
+    )
     told = pd.read_csv("out/predictions.csv")
-    assert told["who"].tolist() == ["a", "b", "c"]
+    assert told["who"].tolist() == ["a", "b", "c", "d"]
     assert told["predicted_step_seconds"].tolist()[0] == pytest.approx(3.0, rel=1e-3)
     assert told["predicted_queries_per_second"].tolist()[0] == pytest.approx(4 / 3, rel=1e-3)
     assert told["extrapolated"].tolist()[:2] == [False, True]
@@ -141,10 +144,13 @@ def test_mistakes_are_told_all_at_once_and_nothing_is_written(
         "mine.csv:3: Queries/s: must be above 0, not '0'",
     ]
     Path("mine.csv").write_text(HEAD + rows_of("A40"))
-    Path("asked.csv").write_text("gpu,model,seq_len,batch_size\nA40,n,128,4\nA40,m,128,1.5\n")
+    Path("asked.csv").write_text("gpu,model,seq_len,batch_size\nA40,m\nA40,m,128,1.5\n")
     assert main(["fit", "mine.csv", "--predict", "asked.csv"]) == 1
     assert capsys.readouterr().err.splitlines() == [
-        "asked.csv:2: model: nothing was fitted to 'n'",
+        (
+            "asked.csv:2: fields: 2, where the head has 4: quote those with commas in them, fill "
+            "in missing ones"
+        ),
         "asked.csv:3: batch_size: must be a whole number of at least 1, not '1.5'",
     ]
     assert not Path("mine.fits").exists()
