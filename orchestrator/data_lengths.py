@@ -19,7 +19,7 @@ from fitting.table_error import TableError
 from gpu_catalog.record import Record
 from orchestrator.examples import DataError, Mistake, Source, columns_text
 from orchestrator.queries import Chat, Rendering
-from orchestrator.reading import QUERIES_AT_ONCE, Reading
+from orchestrator.reading import QUERIES_AT_ONCE, Place, Reading
 from trials.models.tokens import Counted, Query, TokenCounter, TokenizerError
 from trials.recipe import PositiveInt
 
@@ -38,6 +38,7 @@ class DataLengths(Record):
         histogram: (tokens, queries with so many), ascending.
         complete: false where there are more examples than were read.
         empty: examples without any text, which are left out.
+        empty_at: where the first of them stand.
         assumed: what is taken for granted, where not every length is known.
         fingerprint: the same for the same queries and tokenizer; absent where none were read.
     """
@@ -48,6 +49,7 @@ class DataLengths(Record):
     histogram: Annotated[tuple[tuple[PositiveInt, PositiveInt], ...], Field(min_length=1)]
     complete: Annotated[bool, Field(strict=True)] = True
     empty: Annotated[int, Field(strict=True, ge=0)] = 0
+    empty_at: tuple[str, ...] = ()
     assumed: str | None = None
     fingerprint: str | None = None
 
@@ -166,15 +168,15 @@ def counted_lengths(
             if isinstance(rendering, Chat):
                 counter.need_chat_template()
             for counted in counter.counted(chunks):
-                reading.note_refused(counted)
+                reading.note_counted(counted)
                 histogram.update(counted.tokens)
                 if progress is not None:
                     progress(histogram.total())
             fingerprint = f"{counter.fingerprint}-{reading.digest}"
     except TokenizerError as error:
         next(chunks, None)  # what is wrong with the data is told as well
-        reading.mistakes.append(Mistake("tokenizer", str(error)))
-    reading.empty += histogram.pop(0, 0)  # texts of which the tokenizer knows nothing
+        reading.note_option(Mistake("tokenizer", str(error)))
+    histogram.pop(0, None)
     reading.check(any_left=bool(histogram))
     return DataLengths(
         source=source_text(source),
@@ -183,6 +185,7 @@ def counted_lengths(
         histogram=tuple(sorted(histogram.items())),
         complete=reading.complete,
         empty=reading.empty,
+        empty_at=tuple(reading.empty_at),
         fingerprint=fingerprint,
     )
 
@@ -200,7 +203,8 @@ class _Counting(Reading[Query]):
     def __init__(self, source: Source, rendering: Rendering, most: int | None) -> None:
         super().__init__(source, rendering, most)
         self._digest = hashlib.sha256()
-        self._places: deque[list[str]] = deque()
+        self._tells_more = isinstance(rendering, Chat)
+        self._places: deque[list[Place]] = deque()
 
     @property
     def digest(self) -> str:
@@ -208,11 +212,17 @@ class _Counting(Reading[Query]):
         return self._digest.hexdigest()[:16]
 
     def chunks(self) -> Iterator[list[Query]]:
-        """The queries, so many at once as are counted at once; none once there is a mistake."""
-        places: list[str] = []
+        """The queries, so many at once as are counted at once.
+
+        None once there is a mistake, unless they are conversations: the chat template may have more
+        to say against them.
+        """
+        places: list[Place] = []
         queries: list[Query] = []
         characters = 0
         for place, query in self.queries():
+            if self.has_mistakes and not self._tells_more:
+                continue
             said = query if isinstance(query, str) else json.dumps(query, default=str)
             self._digest.update(f"{len(said)} {said}".encode(errors="replace"))
             places.append(place)
@@ -221,16 +231,24 @@ class _Counting(Reading[Query]):
             if len(queries) == QUERIES_AT_ONCE or characters > CHARACTERS_AT_ONCE:
                 yield self._chunk(places, queries)
                 places, queries, characters = [], [], 0
-        if queries and not self.mistakes:
+        if queries and (self._tells_more or not self.has_mistakes):
             yield self._chunk(places, queries)
 
-    def note_refused(self, counted: Counted) -> None:
-        """What the chat template said to the earliest chunk that it has not answered yet."""
+    def note_counted(self, counted: Counted) -> None:
+        """What was said to the earliest chunk that was not answered yet."""
         places = self._places.popleft()
+        if (
+            0 in counted.tokens and not counted.refused
+        ):  # texts of which the tokenizer knows nothing
+            for place, tokens in zip(places, counted.tokens, strict=True):
+                if tokens == 0:
+                    self.note_empty(place.text)
         for at, why in counted.refused.items():
-            self.note(Mistake("dataset", f"{places[at]}: the chat template refuses it: {why}"))
+            place = places[at]
+            text = f"{place.text}: the chat template refuses it: {why}"
+            self.note(Mistake("dataset", text), place.number)
 
-    def _chunk(self, places: list[str], queries: list[Query]) -> list[Query]:
+    def _chunk(self, places: list[Place], queries: list[Query]) -> list[Query]:
         self._places.append(places)
         return queries
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from orchestrator.data_lengths import DataLengths, histogram_csv
 from orchestrator.examples import DataError, Mistake
+from orchestrator.reading import empty_text
 from orchestrator.sweep import Padding, Workload
 from orchestrator.tables import table
 from orchestrator.workload_tokens import padded_tokens, rows
@@ -89,7 +90,7 @@ def _facts(data: DataLengths, cutoff: int | None) -> Iterator[str]:
     if data.assumed is not None:
         yield f"Assumed: {data.assumed}."
     if data.empty:
-        yield f"Left out for having no text: {data.empty:,} examples."
+        yield f"Left out for having no text: {empty_text(data.empty, data.empty_at)}."
     if not data.complete:
         yield "There are more examples: the first ones were taken for a sample of them."
 

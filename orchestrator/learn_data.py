@@ -85,8 +85,8 @@ def read_data(asked: AskedData) -> ReadData:
     Raises:
         DataError: it cannot be read, or there is too little; a line for each mistake.
     """
-    queries, empty = _read(asked, asked.source)
-    remarks = [f"{empty:,} examples without an answer were left out"] if empty else []
+    queries, reading = _read(asked, asked.source)
+    remarks = [f"left out without an answer: {reading.empty_text}"] if reading.empty else []
     if asked.held_out_source is None:
         tested, learnt = _split(asked, queries)
         held_out_from = "the same"
@@ -208,12 +208,12 @@ def _right(answer: str, choices: Sequence[str], names: Sequence[str]) -> int | N
     return None
 
 
-def _read(asked: AskedData, source: Source) -> tuple[list[LearnQuery], int]:
-    """The queries of a source, and how many examples had none."""
+def _read(asked: AskedData, source: Source) -> tuple[list[LearnQuery], Reading[LearnQuery]]:
+    """The queries of a source, and what was seen in reading them."""
     reading = _reading(asked, source, asked.most)
     found = [query for _, query in reading.queries()]
     reading.check(any_left=bool(found))
-    return found, reading.empty
+    return found, reading
 
 
 def _reading(asked: AskedData, source: Source, most: int | None) -> Reading[LearnQuery]:

@@ -12,6 +12,9 @@ JOINED_BY = "\n"
 # Conversations of ShareGPT say it so; templates know the others.
 ROLES = {"human": "user", "gpt": "assistant", "system": "system", "tool": "tool"}
 
+CALLS = ("tool_calls", "function_call")
+NO_MESSAGE = "role and content (nor from and value)"
+
 
 @dataclass(frozen=True, slots=True)
 class TextFields:
@@ -96,13 +99,9 @@ class Chat:
             return _wrong(example, self.field, f"must be a list of messages, not {_kind(messages)}")
         found = [_message(message) for message in messages]
         for number, message in enumerate(found, start=1):
-            if message is None:
-                return _wrong(
-                    example,
-                    self.field,
-                    f"message {number} has no role and content (nor from and value)",
-                )
-        return [message for message in found if message is not None]
+            if isinstance(message, str):
+                return _wrong(example, self.field, f"message {number} has no {message}")
+        return [message for message in found if not isinstance(message, str)]
 
     def __str__(self) -> str:
         return f"chat template on {self.field}"
@@ -222,11 +221,15 @@ def _kind(value: object) -> str:
     return repr(value)[:40]
 
 
-def _message(message: object) -> Mapping[str, Any] | None:
-    """As chat templates take it; None for what is no message."""
+def _message(message: object) -> Mapping[str, Any] | str:
+    """As chat templates take it; what it lacks where it is no message."""
     if not isinstance(message, dict):
-        return None
-    if "role" in message:
-        return message
-    role, said = message.get("from"), message.get("value")
-    return {"role": ROLES.get(role, role), "content": said} if isinstance(role, str) else None
+        return NO_MESSAGE
+    names = ("role", "content") if "role" in message else ("from", "value")
+    role, said = (message.get(name) for name in names)
+    if not isinstance(role, str):
+        return NO_MESSAGE
+    # An assistant that calls a tool need not say anything.
+    if said is None and not any(message.get(call) for call in CALLS):
+        return f"{names[1]}: fill it in, or leave the example out"
+    return message if "role" in message else {"role": ROLES.get(role, role), "content": said}

@@ -2,16 +2,33 @@
 
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from gpu_catalog.near import did_you_mean
 from orchestrator.examples import DataError, Example, Mistake, Source, columns_text, examples
 
 QUERIES_AT_ONCE = 1000
 MOST_MISTAKES = 20  # then reading stops
+MOST_EMPTY = 5  # examples told one by one
 
 Made_co = TypeVar("Made_co", covariant=True)
 Q = TypeVar("Q")
+
+
+class Place(NamedTuple):
+    """Where an example stands: its number in the order of reading, and as people are told."""
+
+    number: int
+    text: str
+
+
+def empty_text(empty: int, empty_at: Sequence[str]) -> str:
+    """How many examples are empty, and where the first of them stand."""
+    counted = "1 example" if empty == 1 else f"{empty:,} examples"
+    if not empty_at:
+        return counted
+    more = ", ..." if empty > len(empty_at) else ""
+    return f"{counted} ({', '.join(empty_at)}{more})"
 
 
 class Maker(Protocol[Made_co]):
@@ -33,9 +50,9 @@ class Reading(Generic[Q]):
     """A pass over the examples, and what was seen in it.
 
     Attributes:
-        mistakes: what is wrong with them; no more is read once they are ``MOST_MISTAKES``.
         complete: whether nothing was left to read.
         empty: examples without any text.
+        empty_at: where the first ``MOST_EMPTY`` of them stand.
 
     Args:
         source: where they are.
@@ -55,20 +72,48 @@ class Reading(Generic[Q]):
         self._maker = maker
         self._most = most
         self._parts = parts or {}
-        self.mistakes: list[Mistake] = []
+        self._of_options: list[Mistake] = []
+        self._of_examples: list[tuple[int, Mistake]] = []
+        self._number = 0
         self.complete = True
         self.empty = 0
+        self.empty_at: list[str] = []
 
-    def queries(self) -> Iterator[tuple[str, Q]]:
+    @property
+    def mistakes(self) -> list[Mistake]:
+        """What is wrong: first the options, then examples in their order.
+
+        No more is read once the latter are ``MOST_MISTAKES``.
+        """
+        found = [mistake for _, mistake in sorted(self._of_examples, key=lambda noted: noted[0])]
+        if len(found) == MOST_MISTAKES:
+            text = f"{found[-1].text} (there may be more: reading stopped here)"
+            found[-1] = Mistake(found[-1].part, text)
+        if self.empty and self.has_mistakes:
+            text = f"{self._source.name}: empty, and left out: {self.empty_text}"
+            found.append(Mistake("dataset", text))
+        return [*self._of_options, *found]
+
+    @property
+    def empty_text(self) -> str:
+        """How many examples are empty, and where the first of them stand."""
+        return empty_text(self.empty, self.empty_at)
+
+    @property
+    def has_mistakes(self) -> bool:
+        """Whether anything is wrong so far."""
+        return bool(self._of_options or self._of_examples)
+
+    def queries(self) -> Iterator[tuple[Place, Q]]:
         """The queries that are not empty, each with where its example stands."""
         for example in self._examples():
             query = self._maker.query(example)
             if isinstance(query, Mistake):
                 self.note(query)
             elif not query or (isinstance(query, str) and not query.strip()):
-                self.empty += 1
-            elif not self.mistakes:
-                yield example.place, query
+                self.note_empty(example.place)
+            else:
+                yield Place(self._number, example.place), query
 
     def check(self, *, any_left: bool) -> None:
         """Tells what is wrong.
@@ -79,19 +124,35 @@ class Reading(Generic[Q]):
         Raises:
             DataError: anything is, or there is none.
         """
-        if not any_left and not self.mistakes:
+        if not any_left and not self.has_mistakes:
             what = f"all {self.empty} examples are empty" if self.empty else "holds no examples"
-            self.mistakes.append(Mistake("dataset", f"{self._source.name}: {what}"))
-        if self.mistakes:
+            raise DataError([Mistake("dataset", f"{self._source.name}: {what}")])
+        if self.has_mistakes:
             raise DataError(self.mistakes)
 
-    def note(self, mistake: Mistake) -> None:
-        """Adds a mistake, unless there are enough of them."""
-        if len(self.mistakes) < MOST_MISTAKES:
-            self.mistakes.append(mistake)
-            if len(self.mistakes) == MOST_MISTAKES:
-                text = f"{mistake.text} (there may be more: reading stopped here)"
-                self.mistakes[-1] = Mistake(mistake.part, text)
+    def note(self, mistake: Mistake, number: int | None = None) -> None:
+        """Adds a mistake of an example, unless there are enough of them.
+
+        Args:
+            mistake: what is wrong.
+            number: of the example; absent for the one that is being read.
+        """
+        if not self._is_full:
+            self._of_examples.append((self._number if number is None else number, mistake))
+
+    def note_empty(self, place: str) -> None:
+        """Adds an example without any text."""
+        self.empty += 1
+        if self.empty <= MOST_EMPTY:
+            self.empty_at.append(place)
+
+    def note_option(self, mistake: Mistake) -> None:
+        """Adds a mistake that is of no example."""
+        self._of_options.append(mistake)
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._of_examples) >= MOST_MISTAKES
 
     def _examples(self) -> Iterator[Example]:
         """The examples, until there are enough of them, or of mistakes."""
@@ -99,9 +160,13 @@ class Reading(Generic[Q]):
             entries = examples(self._source, self._maker.fields)
             first = list(itertools.islice(entries, QUERIES_AT_ONCE))
             self._check_fields([entry for entry in first if isinstance(entry, Example)])
+            if self._of_options:
+                # Every example would be wrong; what is none is told all the same.
+                first = [entry for entry in first if isinstance(entry, Mistake)]
+                entries = iter(())
             seen = 0
-            for entry in itertools.chain(first, entries):
-                if len(self.mistakes) >= MOST_MISTAKES:
+            for self._number, entry in enumerate(itertools.chain(first, entries)):
+                if self._is_full:
                     return
                 if isinstance(entry, Mistake):
                     self.note(entry)
@@ -112,22 +177,13 @@ class Reading(Generic[Q]):
                 seen += 1
                 yield entry
         except DataError as error:
-            self.mistakes += error.mistakes
+            self._of_options += error.mistakes
 
     def _check_fields(self, first: Collection[Example]) -> None:
-        """Whether a field is in none of the first examples.
-
-        Raises:
-            DataError: it is.
-        """
+        """Notes the fields that are in none of the first examples."""
         there = dict.fromkeys(name for example in first for name in example.fields)
         unknown = [field for field in self._maker.fields if field not in there]
-        if there and unknown:
-            raise DataError(
-                Mistake(
-                    self._parts.get(field, self._maker.part),
-                    f"{field!r}: no such field in {self._source.name}"
-                    f"{did_you_mean(field, there) or f': it has {columns_text(there)}'}",
-                )
-                for field in unknown
-            )
+        for field in unknown if there else ():
+            near = did_you_mean(field, there) or f": it has {columns_text(there)}"
+            text = f"{field!r}: no such field in {self._source.name}{near}"
+            self.note_option(Mistake(self._parts.get(field, self._maker.part), text))

@@ -274,7 +274,7 @@ def test_examples_without_text_are_left_out_and_counted(
     path = tmp_path / "data.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in found), encoding="utf-8")
     lengths = lengths_of(count(path, text_fields=FIELDS))
-    assert lengths.empty == 2
+    assert (lengths.empty, lengths.empty_at) == (2, (f"{path}:1", f"{path}:2"))
     texts = ["seven", "how many\n7", "half a ? character"]
     assert lengths.histogram == expected_histogram(tokenizer, texts)
 
@@ -483,12 +483,31 @@ def test_conversations_that_are_none_are_told(
     chats = [right, [], None, [{"role": "tool", "content": "x"}]]
     path = made_data.write_jsonl(tmp_path / "chats.jsonl", [{"messages": chat} for chat in chats])
     assert told(count, path, chat="messages") == [
-        f"{path}:4: the chat template refuses it: no role tool here"
+        f"{path}:4: the chat template refuses it: no role tool here",
+        f"{path}: empty, and left out: 2 examples ({path}:2, {path}:3)",
     ]
-    made_data.write_jsonl(path, [{"messages": right}, {"messages": [*right, {"text": "x"}]}])
+    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}
+    wrong = (
+        [{"role": "user"}],
+        [{"text": "x"}],
+        [{"from": "gpt"}],
+        [{"role": "tool", "content": ""}],
+    )
+    chats = [right, [*right, call], *([*right, *more] for more in wrong)]
+    lines = [json.dumps({"messages": chat}) + "\n" for chat in chats]
+    path.write_text("".join([*lines[:3], "{\n", *lines[3:]]))
+    broken = "Expecting property name enclosed in double quotes"
+    absent = "fill it in, or leave the example out"
     assert told(count, path, chat="messages") == [
-        f"{path}:2: messages: message 2 has no role and content (nor from and value)"
+        f"{path}:3: messages: message 2 has no content: {absent}",
+        f"{path}:4: not JSON ({broken}): each line is an object of fields",
+        f"{path}:5: messages: message 2 has no role and content (nor from and value)",
+        f"{path}:6: messages: message 2 has no value: {absent}",
+        f"{path}:7: the chat template refuses it: no role tool here",
     ]
+    path.write_text("{\n" + lines[0])
+    found = told(count, path, chat="mesages")
+    assert [line.partition(": ")[0] for line in found] == ["--chat 'mesages'", f"{path}:1"]
 
 
 def test_a_tokenizer_without_a_chat_template_takes_no_conversations(

@@ -169,7 +169,7 @@ def test_examples_without_an_answer_are_counted(tmp_path: Path) -> None:
     rows = [*made_questions.questions(20), {"question": "?", "answer": " "}]
     found = read_data(asked(tmp_path, rows))
     assert len(found.queries) == 20
-    assert found.remarks == ("1 examples without an answer were left out",)
+    assert found.remarks == (f"left out without an answer: 1 example ({tmp_path}/data.jsonl:21)",)
 
 
 def test_half_a_character_is_learnt_as_a_question_mark(tmp_path: Path) -> None:
