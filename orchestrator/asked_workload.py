@@ -20,6 +20,7 @@ from orchestrator.queries import Chat, Rendering, TextFields, parsed_template
 from orchestrator.sweep import JobTerms, Workload
 from orchestrator.wording import shown
 from trials.models.model import Model
+from trials.models.tokens import said_of_own
 from trials.recipe import PositiveInt
 
 Text = Annotated[str, Field(strict=True, min_length=1)]
@@ -69,6 +70,7 @@ def workload_of(
     models: Collection[Model],
     known: DataLengths | None = None,
     progress: Callable[[int], None] | None = None,
+    hub_model: str | None = None,
 ) -> Workload:
     """What is asked for, its lengths counted or looked up.
 
@@ -77,6 +79,7 @@ def workload_of(
         models: those it is priced for; the only one's tokenizer counts, unless one is named.
         known: lengths that were counted before; nothing is read then.
         progress: told how many queries were counted so far.
+        hub_model: the hub's name of the only model, instead, where that is all that is known of it.
 
     Raises:
         DataError: it contradicts itself, or its data cannot be read; a line for each mistake.
@@ -85,7 +88,7 @@ def workload_of(
     rendering = asked_rendering(asked, mistakes)
     tokenizer = ""
     if asked.dataset is not None and known is None:
-        tokenizer = asked.tokenizer or own_tokenizer(models, mistakes)
+        tokenizer = asked.tokenizer or hub_model or own_tokenizer(models, mistakes)
     source = None
     if asked.dataset is not None and known is None:
         source = Source(asked.dataset, asked.subset, asked.split)
@@ -96,7 +99,10 @@ def workload_of(
     lengths = known
     if source is not None:
         assert rendering is not None  # else there is a mistake
-        lengths = counted_lengths(source, rendering, tokenizer, asked.most, progress)
+        try:
+            lengths = counted_lengths(source, rendering, tokenizer, asked.most, progress)
+        except DataError as error:
+            raise error if asked.tokenizer else _of_own(error, tokenizer) from None
     elif known is None and asked.length_histogram is not None:
         lengths = read_histogram(Path(asked.length_histogram).expanduser())
     elif known is None and asked.named is not None:
@@ -104,6 +110,14 @@ def workload_of(
     terms = {name: getattr(asked, name) for name in JobTerms.model_fields}
     terms["queries"] = asked.queries or _queries(asked, lengths)
     return Workload(**terms, lengths=lengths)
+
+
+def _of_own(error: DataError, tokenizer: str) -> DataError:
+    """The same, said of a tokenizer that nobody named."""
+    return DataError(
+        Mistake(m.part, said_of_own(m.text, tokenizer)) if m.part == "tokenizer" else m
+        for m in error.mistakes
+    )
 
 
 def _queries(asked: AskedWorkload, lengths: DataLengths | None) -> int:

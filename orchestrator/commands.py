@@ -221,11 +221,13 @@ def _is_of_a_table(options: argparse.Namespace) -> bool:
     """Whether ``fit`` is given a CSV, and not a run.
 
     Raises:
-        TableError: it is a run, with options of a CSV.
+        TableError: it is neither, or a run with options of a CSV.
     """
     path: Path | str = options.run
     if isinstance(path, Path) and path.suffix.casefold() == ".csv" and not path.is_dir():
         return True
+    if isinstance(path, Path) and path.is_file():
+        raise TableError(f"{path}: give a run folder, or observations in a file that ends in .csv")
     for name in ("predict", "lengths", "out"):
         if getattr(options, name) is not None:
             raise TableError(f"{path}: --{name} goes with a CSV of observations, not with a run")

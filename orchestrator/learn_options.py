@@ -18,7 +18,7 @@ from orchestrator.workload_options import asked_workload, given_options
 from trials.extras import importable_extras
 from trials.learning import Training
 from trials.models.model import Model, UnknownModelError, find_model
-from trials.models.tokens import TokenizerError, tokenizer_path
+from trials.models.tokens import TokenizerError, said_of_own, tokenizer_path
 from trials.possible import obstacle, resolved
 from trials.recipe import Recipe
 from trials.workload import Cell, Weights
@@ -159,14 +159,17 @@ def _data(
 
 def _tokenizer(name: str | None, model: Model | None, mistakes: list[Mistake]) -> str:
     """Whose tokens queries are made of: the model's own, unless one is named."""
-    if name is None:
-        return own_tokenizer([model], mistakes) if model is not None else ""
-    try:
-        path = tokenizer_path(name)
-    except TokenizerError as error:
-        mistakes.append(Mistake("tokenizer", str(error)))
+    own = own_tokenizer([model], mistakes) if name is None and model is not None else ""
+    named = name or own
+    if not named:
         return ""
-    return name if path is None else str(path)
+    try:
+        path = tokenizer_path(named)
+    except TokenizerError as error:
+        text = said_of_own(str(error), own) if own else str(error)
+        mistakes.append(Mistake("tokenizer", text))
+        return ""
+    return named if own or path is None else str(path)
 
 
 def _held_out_source(

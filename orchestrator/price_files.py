@@ -44,6 +44,10 @@ def read_catalog_file(path: Path, catalog: Catalog) -> CatalogRows:
         CatalogError: every mistake in it, a line each: file, line, what, what to do.
     """
     located = _toml(path) if path.suffix.casefold() == ".toml" else read_yaml(_text(path))
+    if path.suffix.casefold() == ".csv" or not isinstance(located.data, dict | None):
+        said = "" if isinstance(located.data, dict | None) else f", not {shown(located.data)}"
+        text = f"must be a mapping of keys to values{said}: list gpus, offers or both"
+        raise CatalogError(f"{path}:1: {text}; a CSV of prices goes to --prices")
     return _checked(path, located, catalog)
 
 

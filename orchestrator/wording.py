@@ -102,6 +102,8 @@ def _text(detail: dict[str, Any], model: type[BaseModel]) -> str:
         return str(detail["ctx"]["error"])
     if kind in WORDS:
         hint = ": write it out, without quotes" if kind in NUMBERS and _is_number(value) else ""
+        if kind == "string_type" and isinstance(value, bool | int | float | dt.date):
+            hint = ": put it in quotes"
         context = detail.get("ctx", {})
         signs = "'.', '_' or '-'" if "_" in context.get("pattern", "") else "'.' or '-'"
         return f"{WORDS[kind].format(signs=signs, **context)}, not {shown(value)}{hint}"

@@ -76,12 +76,13 @@ def data_workload(
         text = "no data set: name a file, a folder or OWNER/NAME, or give --length-histogram"
         raise DataError([Mistake("dataset", text)])
     models: list[Model] = []
+    hub_model: str | None = None
     if options.model is not None and "dataset" in fields and "tokenizer" not in fields:
         if options.model.count("/") == 1 and not options.model.startswith((".", "/", "~")):
-            fields["tokenizer"] = options.model  # of the hub, where it is under its own name
+            hub_model = options.model  # the tokenizer of the hub is under its own name
         else:
             models = [find_model(options.model)]
-    return workload_of(asked_workload(fields), models, progress=progress)
+    return workload_of(asked_workload(fields), models, progress=progress, hub_model=hub_model)
 
 
 def changed_workload(

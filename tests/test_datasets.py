@@ -32,7 +32,7 @@ from orchestrator.spec_file import SpecError
 from orchestrator.store import StoreError, open_run
 from orchestrator.sweep import Workload
 from orchestrator.workload_tokens import longest_tokens, padded_tokens, rows, steps
-from trials.models.model import presets
+from trials.models.model import find_model, presets
 from trials.models.tokens import TokenCounter, TokenizerError
 
 ROWS = made_data.rows(700)
@@ -541,6 +541,13 @@ def test_the_models_own_tokenizer_counts_when_there_is_one(tmp_path: Path) -> No
     two = [known["mixtral-8x7b"], known["llama-2-7b"]]
     with pytest.raises(DataError, match="mixtral-8x7b, llama-2-7b have different ones: name that"):
         workload_of(asked, two)
+    bare = written(tmp_path, "config.json", json.dumps(known["llama-tiny"].config)).parent
+    said = f"--tokenizer '{bare}' (the model's own, as none is given) cannot be loaded (the folder"
+    for given, begin in ((None, said), (str(bare), f"--tokenizer '{bare}' cannot be loaded (")):
+        with pytest.raises(DataError) as error:
+            workload_of(asked.model_copy(update={"tokenizer": given}), [find_model(str(bare))])
+        assert str(error.value).startswith(begin)
+        assert "): give a local folder with a tokenizer.json, or a hub name (" in str(error.value)
 
 
 def test_a_hub_data_set_without_a_network_is_one_line(

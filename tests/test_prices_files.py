@@ -244,6 +244,28 @@ def test_every_mistake_of_yaml_and_toml_is_told_with_its_line(
         assert found == lines
 
 
+@pytest.mark.parametrize("name", ["c.csv", "c.yaml"])
+def test_prices_in_place_of_a_catalog_are_told_where_they_go(name: str, tmp_path: Path) -> None:
+    """Whatever the file is called."""
+    path = written(tmp_path, name, "gpu,usd_per_hour\nA40,0.12\n")
+    with pytest.raises(CatalogError) as error:
+        read_catalog_file(path, CATALOG)
+    assert str(error.value) == (
+        f"{path}:1: must be a mapping of keys to values, not 'gpu,usd_per_hour A40,0.12': list "
+        "gpus, offers or both; a CSV of prices goes to --prices"
+    )
+
+
+def test_a_number_for_a_text_is_to_be_quoted(tmp_path: Path) -> None:
+    """As YAML takes a version for one."""
+    text = GPU_YAML.replace("    marketed", "    compute_capability: 12.0\n    marketed")
+    with pytest.raises(CatalogError) as error:
+        read_catalog_file(written(tmp_path, "c.yaml", text), CATALOG)
+    assert str(error.value).endswith(
+        ":5: gpus[0].compute_capability: must be text, not 12.0: put it in quotes"
+    )
+
+
 def test_facts_of_a_known_gpu_cannot_be_replaced(tmp_path: Path) -> None:
     """By key or by the name it reports; the same facts again are no mistake."""
     text = GPU_YAML.replace("key: L40", "key: A40").replace("gpu: L40", "gpu: A40")

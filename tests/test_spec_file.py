@@ -144,7 +144,7 @@ MISTAKES: list[tuple[str, str, Sequence[tuple[str, ...]]]] = [
     ("[cpu]", "[a40]", [("2: gpus[0]: ", "'a40'", "'A40'?")]),
     ("[cpu]", "\n  - cpu\n  - A4O", [("4: gpus[1]: ", "'A4O'", "'A40'")]),
     ("[cpu]", "[1, 2026-01-31, null, [cpu], {a: yes}]", [
-        ("2: gpus[0]: must be text, not 1",),
+        ("2: gpus[0]: must be text, not 1: put it in quotes",),
         ("2: gpus[1]: must be text, not 2026-01-31",),
         ("2: gpus[2]: must be text, not nothing",),
         ("2: gpus[3]: must be text, not ['cpu']",),

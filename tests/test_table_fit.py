@@ -166,12 +166,17 @@ def test_tables_alone_need_pandas() -> None:
 def test_options_of_a_csv_are_refused_with_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a line; and a CSV that is not there, and a place that cannot be written."""
+    """In a line; and what is neither, a CSV that is not there, a place that is no folder."""
     made_run(tmp_path / "run")
     assert main(["fit", "run", "--out", "x"]) == 1
     assert capsys.readouterr().err == (
         "run: --out goes with a CSV of observations, not with a run\n"
     )
+    for more in ([], ["--out", "x"]):
+        assert main(["fit", "run/sweep.yaml", *more]) == 1
+        assert capsys.readouterr().err == (
+            "run/sweep.yaml: give a run folder, or observations in a file that ends in .csv\n"
+        )
     assert main(["fit", "none.csv"]) == 1
     assert capsys.readouterr().err == "none.csv: no such file\n"
     Path("mine.csv").write_text(HEAD + rows_of("A40"))

@@ -13,7 +13,7 @@ from torch.nn import functional
 from trials.learn_queries import IGNORED, Encoded, HeldOut, padded, read_queries
 from trials.learning import EpochReply, Heartbeat, HeldOutScores, LearnSetup
 from trials.models.tokenizer import QueryTokenizer
-from trials.models.tokens import TokenizerError, cannot_be_loaded
+from trials.models.tokens import TokenizerError, cannot_be_loaded, said_of_own
 from trials.optimizers import SkippedStepError
 from trials.worker import Worker
 
@@ -55,8 +55,10 @@ class Learner:
         try:
             tokenizer = QueryTokenizer(setup.tokenizer)
         except TokenizerError as error:
-            text = f"tokenizer {cannot_be_loaded(setup.tokenizer, str(error))}"
-            raise TokenizerError(text) from None
+            text = cannot_be_loaded(setup.tokenizer, str(error))
+            if setup.tokenizer == setup.model.weights:
+                text = said_of_own(text, setup.tokenizer)
+            raise TokenizerError(f"--tokenizer {text}") from None
         self.queries = read_queries(
             Path(setup.queries_file), tokenizer, setup.training.cutoff, setup.model.vocab_size
         )

@@ -14,6 +14,7 @@ from typing import IO, Any, Self
 from trials.quiet import QUIET
 
 CHILD = (sys.executable, "-m", "trials.models.tokenizer")
+TOKENIZER_FILES = ("tokenizer", "vocab", "merges", "tekken")  # what their names begin with
 HUB_TIMEOUT_SECONDS = 10.0  # to see whether there is a network
 
 Conversation = Sequence[Mapping[str, Any]]
@@ -42,23 +43,34 @@ class Counted:
 def cannot_be_loaded(name: str, why: str) -> str:
     """What to say of a tokenizer that there is not."""
     return (
-        f"{name!r} cannot be loaded ({why}): give a folder with a tokenizer.json, or a hub name "
-        "(OWNER/NAME) with a network, and HF_TOKEN if it is gated"
+        f"{name!r} cannot be loaded ({why}): give a local folder with a tokenizer.json, or a hub "
+        "name (OWNER/NAME) with a network, and HF_TOKEN if it is gated"
     )
+
+
+def said_of_own(text: str, name: str) -> str:
+    """What to say of a tokenizer that nobody named: that it is the model's."""
+    return f"{name!r} (the model's own, as none is given){text.removeprefix(repr(name))}"
 
 
 def tokenizer_path(name: str) -> Path | None:
     """The file or folder of a tokenizer; None for a hub name.
 
     Raises:
-        TokenizerError: it is a folder, and there is none.
+        TokenizerError: it is a folder, and there is none, or no tokenizer in it.
     """
     here = Path(name).expanduser()
+    if here.is_dir() and not any(_is_of_a_tokenizer(file) for file in here.iterdir()):
+        raise TokenizerError(cannot_be_loaded(name, "the folder has none"))
     if here.exists():
         return here
     if name.startswith((".", "/", "~")):
         raise TokenizerError(f"{name!r}: no such folder: give one with a tokenizer.json")
     return None
+
+
+def _is_of_a_tokenizer(file: Path) -> bool:
+    return file.name.startswith(TOKENIZER_FILES) or file.suffix in {".model", ".tiktoken"}
 
 
 def hub_is_reached() -> bool:
@@ -93,7 +105,7 @@ class TokenCounter:
             before will do when there is no network.
 
     Raises:
-        TokenizerError: on entering, when it is a folder and there is none.
+        TokenizerError: on entering, as ``tokenizer_path`` does.
     """
 
     def __init__(self, name: str) -> None:
@@ -142,7 +154,7 @@ class TokenCounter:
         if not self._settled()["has_chat_template"]:
             raise TokenizerError(
                 f"{self._name!r} has no chat template: make queries of text fields, or give the "
-                "tokenizer of a model for conversations"
+                "tokenizer of a model for conversations, such as a base model's instruct sibling"
             )
 
     def counted(self, chunks: Iterable[Sequence[Query]]) -> Iterator[Counted]:
