@@ -20,6 +20,7 @@ from orchestrator.store import LEARNED, LEARNING, open_run
 from trials.child import ChildGoneError, ProbeEnd
 from trials.learn_child import ChildLearner, LearnError, NoStartError, _line
 from trials.learning import EpochReply, Heartbeat, HeldOutScores, LearnReady, LearnSetup
+from trials.models.model import presets
 from trials.observation import Outcome
 
 ENOUGH = 0.9  # of the held-out answers
@@ -170,6 +171,22 @@ def test_every_mistake_is_told_at_once_and_nothing_is_left(
         "--recipe",
         "--choices",
     ]
+    assert not out.exists()
+
+
+def test_a_models_folder_without_a_tokenizer_is_told_at_once(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Whose tokenizer it is, and how to name another."""
+    (tmp_path / "config.json").write_text(json.dumps(presets()["llama-tiny"].config))
+    data = ("learn", str(folder / "data.jsonl"), "--text-fields", "question,answer")
+    out = tmp_path / "new"
+    weights = ("--weights", "random", "--active-experts", "2")
+    assert main([*data, "--model", str(tmp_path), *weights, "--out", str(out)]) == 1
+    said = f"--tokenizer '{tmp_path}' (the model's own, as none is given) cannot be loaded (the "
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith(f"{said}folder has none): give a local folder with a tokenizer.json")
+    assert [line.split()[0] for line in lines[1:]] == ["--active-experts"]
     assert not out.exists()
 
 

@@ -248,7 +248,7 @@ MISTAKES: list[tuple[str, str, Sequence[tuple[str, ...]]]] = [
     ("full", "qlor", [("5: cells[0].recipes[0].method: must be ", "'qlor'", "mean 'qlora'")]),
     ("full", "[full]", [("5: cells[0].recipes[0].method: must be ", "not ['full']")]),
     ("full", "full, lora_rank: 8", [("5: cells[0].recipes[0]: lora_rank 8 ", "drop it")]),
-    ("full", "lora", [("5: cells[0].recipes[0]: method lora needs lora_rank",)]),
+    ("full", "lora", [("5: cells[0].recipes[0]: method lora needs lora_rank", "lora_rank: 16")]),
     ("full", "full, gradient_checkpointing: 1", [
         ("5: cells[0].recipes[0].gradient_checkpointing: must be true or false, not 1",),
     ]),
