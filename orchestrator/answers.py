@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from orchestrator.estimate import Price
 from orchestrator.price_files import OWN
 from orchestrator.ranking import RankedOffer, Ranking, comparable
 from trials.observation import Basis
@@ -35,7 +36,7 @@ class Answer:
         for name, other in self._alternatives():
             if other not in told:
                 told.append(other)
-                said.append(f"{name}: {other.cell.gpu} {_where(other)}: {price(other)}.")
+                said.append(f"{name}: {other.cell.gpu} {where(other)}: {price(other)}.")
         return said
 
     def _rent(self) -> str:
@@ -44,7 +45,7 @@ class Answer:
         sure = odds_text(row.probability_cheapest)
         do = "Use" if row.provider == OWN else "Rent"
         return (
-            f"{do} **{row.cell.gpu}** {_where(row)} at ${row.usd_per_hour:.3g} an hour: "
+            f"{do} **{row.cell.gpu}** {where(row)} at ${row.usd_per_hour:.3g} an hour: "
             f"**${row.usd:.3g}** ({row.usd_low:.3g} to {row.usd_high:.3g}) in "
             f"**{row.hours:.3g} h** ({row.hours_low:.3g} to {row.hours_high:.3g}{simulated}), at "
             f"batches of {row.batch_size}. **{sure}** sure that it is the cheapest."
@@ -85,7 +86,8 @@ def offer_text(row: RankedOffer) -> str:
     return f"{row.provider} {row.instance}{several} {row.market}"
 
 
-def _where(row: RankedOffer) -> str:
+def where(row: RankedOffer | Price) -> str:
+    """From whom."""
     several = f", {row.gpus_per_instance} GPUs" if row.gpus_per_instance > 1 else ""
     if row.provider == OWN:
         return f"of your own ({row.instance}{several})"

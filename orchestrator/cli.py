@@ -4,7 +4,6 @@ What a command needs is imported when it runs: ``--help`` answers at once.
 """
 
 import argparse
-import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import Any, NoReturn
 from orchestrator.command_help import Help, examples_text
 from orchestrator.deploy_options import add_deploy
 from orchestrator.learn_parser import add_learn
+from orchestrator.parsing import Parser, above_zero, batch_size, epochs, not_negative, positive
 from orchestrator.profile_options import add_profile
 
 EPILOG = """\
@@ -28,66 +28,31 @@ examples:
 """
 
 
-def _positive(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}") from None
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
-    return value
-
-
 def _run_folder(text: str) -> Path | str:
     """A path; an address stays as it is: a path would make one slash of two."""
     return text if "://" in text else Path(text)
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says a mistake in a line, with what may have been meant, not in a page of usage."""
-
-    def error(self, message: str) -> NoReturn:
-        known = [option for action in self._actions for option in action.option_strings]
-        near = [
-            f"{given}: did you mean {found[0]}?"
-            for given in message.removeprefix(UNKNOWN).split()
-            if message.startswith(UNKNOWN)
-            and (found := difflib.get_close_matches(given.partition("=")[0], known, n=1))
-        ]
-        self.exit(2, f"{self.prog}: {'; '.join([message, *near])} (--help tells all)\n")
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As ever, but what a command does not know is for that command to say."""
-        options, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            command = self.commands.choices.get(options.command, self)
-            command.error(f"{UNKNOWN}{' '.join(unknown)}")
-        return options
-
-    commands: Any = None
-
-
 WAIT_MINUTES = 20.0  # an instance, an image of some GB, and a second try
-UNKNOWN = "unrecognized arguments: "
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of every command."""
-    parser = _Parser(
+    parser = Parser(
         prog="python -m orchestrator",
         description="Measures fine-tuning on the GPUs you could rent and ranks them by cost.",
         epilog=EPILOG,
         formatter_class=Help,
     )
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="COMMAND", parser_class=_Parser
+        dest="command", required=True, metavar="COMMAND", parser_class=Parser
     )
     parser.commands = commands
     _add_sweep(commands)
     _add_plan(commands)
     _add_estimate(commands)
     _add_dataset(commands)
-    learn = add_learn(commands, _positive, _above_zero)
+    learn = add_learn(commands, positive, above_zero)
     _add_recipe(
         learn,
         method="lora; full for random weights",
@@ -140,7 +105,7 @@ def build_parser() -> argparse.ArgumentParser:
         "gpu-check", help="measure the GPU of this machine, without Ray; again to go on"
     )
     check.add_argument("--out", metavar="DIR", help="the run folder (default: runs/gpu-check)")
-    check.add_argument("--seconds", type=_positive, default=480, help="end by then (default: 480)")
+    check.add_argument("--seconds", type=positive, default=480, help="end by then (default: 480)")
     _add_prices(check)
     reproduce = commands.add_parser(
         "reproduce",
@@ -157,9 +122,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="where reproduction.md and fig13.svg to fig15.svg go (default: reproduction)",
     )
     _add_catalog(commands)
-    add_deploy(commands, _positive, _add_prices)
+    add_deploy(commands, positive, _add_prices)
     recipe = partial(_add_recipe, method="lora", precision="bf16")
-    add_profile(commands, _positive, recipe, _add_prices)
+    add_profile(commands, positive, recipe, _add_prices)
     _add_completion(commands)
     for name, command in commands.choices.items():
         command.formatter_class = Help
@@ -202,7 +167,7 @@ def _add_sweep(commands: Any) -> None:
     )
     sweep.add_argument(
         "--budget-usd",
-        type=_above_zero,
+        type=above_zero,
         metavar="USD",
         help="begin no probe once so much is spent, and say what is left out",
     )
@@ -211,7 +176,7 @@ def _add_sweep(commands: Any) -> None:
     )
     sweep.add_argument(
         "--wait-for-nodes",
-        type=_not_negative,
+        type=not_negative,
         default=WAIT_MINUTES,
         metavar="MINUTES",
         help="for a GPU whose node the cluster is to start; then its cells are skipped "
@@ -238,8 +203,8 @@ def _add_completion(commands: Any) -> None:
 def _add_constraints(command: argparse.ArgumentParser) -> None:
     """Which offers are wanted."""
     add = command.add_argument
-    add("--deadline", type=_above_zero, metavar="HOURS", help="leave out what takes longer")
-    add("--budget-usd", type=_above_zero, metavar="USD", help="leave out what costs more")
+    add("--deadline", type=above_zero, metavar="HOURS", help="leave out what takes longer")
+    add("--budget-usd", type=above_zero, metavar="USD", help="leave out what costs more")
     add("--providers", metavar="A,B", help="of these alone")
     add("--regions", metavar="A,B", help="alike, in the provider's own words")
     add(
@@ -266,16 +231,16 @@ def _add_overheads(command: argparse.ArgumentParser) -> None:
         ("spot_price_drift", "part of it that a spot price moves in 30 days"),
     ):
         told = f"{unit} (default: the specification's, else assumed, and said)"
-        kind = _above_zero if name == "checkpoint_minutes" else _not_negative
+        kind = above_zero if name == "checkpoint_minutes" else not_negative
         add(f"--{name.replace('_', '-')}", type=kind, metavar="N", help=told)
 
 
 def _add_job(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add("--queries", type=_positive, help="training examples")
+    add("--queries", type=positive, help="training examples")
     add(
         "--epochs",
-        type=_epochs,
+        type=epochs,
         metavar="N|auto",
         help="how often each is seen; auto: until learning stops, by what 'learn' kept in the run",
     )
@@ -288,8 +253,8 @@ def _add_job(command: argparse.ArgumentParser) -> None:
     _add_queries(command)
     add(
         "--batch-size",
-        type=_timed_size,
-        metavar="N|fastest|largest",
+        type=batch_size,
+        metavar="N|max|fastest",
         help="queries per step, or which of those timed (default: fastest)",
     )
     _add_constraints(command)
@@ -369,8 +334,8 @@ def _add_data(command: argparse.ArgumentParser) -> None:
     add("--tokenizer", metavar="NAME", help="a folder or a hub name (default: the model's own)")
     add("--subset", metavar="NAME", help="which configuration of a hub data set")
     add("--split", metavar="NAME", help="of a folder or a hub data set (default: train)")
-    add("--most", type=_positive, metavar="N", help="read so many examples, the first ones")
-    add("--cutoff", type=_positive, metavar="N", help="tokens; longer queries are cut off there")
+    add("--most", type=positive, metavar="N", help="read so many examples, the first ones")
+    add("--cutoff", type=positive, metavar="N", help="tokens; longer queries are cut off there")
 
 
 def _add_histogram(command: argparse.ArgumentParser) -> None:
@@ -457,7 +422,7 @@ def _add_plan(commands: Any) -> None:
     )
     _add_prices(plan)
     plan.add_argument("--next", action="store_true", help="what to measure next, and its price")
-    plan.add_argument("--most", type=_positive, default=10, help="list so many (default: 10)")
+    plan.add_argument("--most", type=positive, default=10, help="list so many (default: 10)")
 
 
 def _add_estimate(commands: Any) -> None:
@@ -469,19 +434,25 @@ def _add_estimate(commands: Any) -> None:
     add = estimate.add_argument
     add("--model", required=True, help="a preset, a hub name, a folder or file with a config.json")
     add("--gpu", default="all", help="keys of 'catalog gpus', with commas, or all (the default)")
-    add("--memory-gib", type=_above_zero, help="usable memory, of a GPU that does not exist yet")
+    add("--memory-gib", type=above_zero, help="usable memory, of a GPU that does not exist yet")
     _add_recipe(estimate, method="lora", precision="bf16")
-    add("--active-experts", type=_positive, help="for each token (default: the model's own)")
-    add("--seq-len", type=_positive, help="tokens per query (default: as --dataset has them)")
-    add("--batch-size", type=_size, default=None, help="queries per step, or max (the default)")
+    add("--active-experts", type=positive, help="for each token (default: the model's own)")
+    add("--seq-len", type=positive, help="tokens per query (default: as --dataset has them)")
+    add(
+        "--batch-size",
+        type=batch_size,
+        metavar="N|max|fastest",
+        help="queries per step, the largest that fits, or the fastest of powers of two and that "
+        "(default: max; fastest where queries are padded to those of a data set)",
+    )
     add(
         "--queries",
-        type=_positive,
+        type=positive,
         help="training examples (default: those of --dataset, or 15000)",
     )
-    add("--epochs", type=_positive, help="how often each is seen (default: 10)")
+    add("--epochs", type=positive, help="how often each is seen (default: 10)")
     _add_queries(estimate)
-    add("--routing-draws", type=_positive, help="draw the experts' shares so often: peak's spread")
+    add("--routing-draws", type=positive, help="draw the experts' shares so often: peak's spread")
     add(
         "--expandable-segments",
         action="store_true",
@@ -500,52 +471,13 @@ def _add_recipe(command: argparse.ArgumentParser, *, method: str, precision: str
     add = command.add_argument
     add("--method", choices=("full", "lora", "qlora"), help=f"default: {method}")
     add("--recipe", metavar="NAME", help="start from a named one: paper-mixtral, paper-blackmamba")
-    add("--lora-rank", type=_positive, help="default: 16")
+    add("--lora-rank", type=positive, help="default: 16")
     add("--lora-targets", metavar="a,b,c", help="attention, experts, router, all-linear, or names")
     add("--gradient-checkpointing", choices=("on", "off"), help="default: off")
     add("--attention", choices=("eager", "sdpa", "flash_attention_2"))
     add("--experts", choices=("looped", "grouped"))
     add("--optimizer", metavar="NAME", help="adamw (default), adamw_8bit, paged_adamw_8bit, …")
     add("--precision", choices=("bf16", "fp16", "fp32"), help=f"default: {precision}")
-
-
-def _above_zero(text: str) -> float:
-    value = _not_negative(text)
-    if value == 0:
-        raise argparse.ArgumentTypeError(f"must be greater than 0, not {text}")
-    return value
-
-
-def _not_negative(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}") from None
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number of at least 0, not {text}")
-    return value
-
-
-def _timed_size(text: str) -> int | str:
-    if text in ("fastest", "largest"):
-        return text
-    try:
-        return _positive(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{error}; or fastest, or largest") from None
-
-
-def _epochs(text: str) -> int | str:
-    if text == "auto":
-        return text
-    try:
-        return _positive(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{error}; or auto") from None
-
-
-def _size(text: str) -> int | None:
-    return None if text == "max" else _positive(text)
 
 
 def program() -> NoReturn:

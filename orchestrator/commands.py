@@ -16,8 +16,9 @@ from orchestrator.dataset_command import dataset_command
 from orchestrator.deploy import DeployError, deployment, write_file
 from orchestrator.deploy_options import asked_deployment
 from orchestrator.driver import PlanError, remark
-from orchestrator.estimate import EstimateError, estimates, possible_gpus
+from orchestrator.estimate import estimates
 from orchestrator.estimate_options import asked_gpus, asked_question
+from orchestrator.estimate_question import EstimateError, possible_gpus
 from orchestrator.estimate_tables import as_json, as_table, explanation
 from orchestrator.examples import DataError
 from orchestrator.gpu_check import GpuCheckError
@@ -148,7 +149,7 @@ def estimate(options: argparse.Namespace) -> int:
         say(as_json(found, one=len(asked) == 1))
         return 0
     remark(in_use_text(prices, catalog, today()))
-    say(as_table(found, question.workload))
+    say(as_table(found, question))
     if options.explain:
         for each in found:
             say(f"\n{explanation(each)}")

@@ -8,11 +8,13 @@ from pydantic import ValidationError
 
 from gpu_catalog.catalog import Catalog, UnknownGpuError
 from gpu_catalog.gpu import Gpu
-from orchestrator.estimate import EstimateError, Question, plain
+from orchestrator.asked_workload import SOURCES
+from orchestrator.estimate_question import EstimateError, Question, plain
 from orchestrator.job_options import asked_constraints, with_overheads
 from orchestrator.price_drift import PriceDrift
+from orchestrator.step_seconds import Batch
 from orchestrator.sweep import Workload, written_out
-from orchestrator.workload_options import changed_workload
+from orchestrator.workload_options import changed_workload, given_options
 from orchestrator.workload_tokens import longest_query, longest_tokens
 from trials.models.model import Model, find_model
 from trials.recipe import Method, Precision, Recipe
@@ -43,14 +45,28 @@ def asked_question(options: argparse.Namespace, catalog: Catalog, today: dt.date
         recipe=asked_recipe(options),
         active_experts=options.active_experts,
         seq_len=_seq_len(options, workload),
-        batch_size=options.batch_size,
+        batch=options.batch_size or _batch(workload),
         batch_limit=BATCH_LIMIT,
         workload=workload,
         constraints=asked_constraints(options, catalog),
         drift=PriceDrift(workload.overheads, today, seed=0, draws=0),
         routing_draws=_draws(options, model),
         expandable_segments=options.expandable_segments,
+        by_default=_not_given(options),
     )
+
+
+def _batch(workload: Workload) -> Batch:
+    """Where larger batches are padded to more, the largest is seldom the fastest."""
+    is_padded = workload.lengths is not None and workload.padding != "packed"
+    return "fastest" if is_padded else "largest"
+
+
+def _not_given(options: argparse.Namespace) -> tuple[str, ...]:
+    """The options in whose place the job is a made-up one."""
+    has_data = bool(given_options(options).keys() & set(SOURCES))
+    given = {"--queries": has_data or options.queries is not None, "--epochs": options.epochs}
+    return tuple(name for name, value in given.items() if not value)
 
 
 def _seq_len(options: argparse.Namespace, workload: Workload) -> int:

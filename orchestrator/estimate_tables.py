@@ -4,14 +4,18 @@ import json
 from collections.abc import Iterator, Sequence
 
 from fitting.result import Interval
+from orchestrator.constraints import Constraints
 from orchestrator.estimate import MEMORY_ERROR, Estimate, Estimated
+from orchestrator.estimate_answers import batch_text, exceeds, padding_text, verdict
+from orchestrator.estimate_question import Question
 from orchestrator.ranking import overheads_text
-from orchestrator.sweep import Workload
 from orchestrator.tables import table
 from trials.observation import Outcome
 from trials.simulation.clock import StepTime
 from trials.simulation.events import Purpose, Work
 from trials.simulation.simulated import CONTEXT_BYTES, GIB
+
+BEYOND = " !"  # the deadline, or the budget, by the interval
 
 
 def as_json(found: Sequence[Estimated], *, one: bool) -> str:
@@ -20,8 +24,8 @@ def as_json(found: Sequence[Estimated], *, one: bool) -> str:
     return json.dumps(dumped[0] if one and dumped else dumped, indent=2)
 
 
-def as_table(found: Sequence[Estimated], workload: Workload) -> str:
-    """One line for each GPU."""
+def as_table(found: Sequence[Estimated], question: Question) -> str:
+    """What to rent, one line for each GPU, and what must be known of them."""
     headers = (
         "GPU",
         "offer",
@@ -35,16 +39,20 @@ def as_table(found: Sequence[Estimated], workload: Workload) -> str:
         "$",
         "basis",
     )
+    workload, wanted = question.workload, question.constraints
+    by_default = ", ".join(question.by_default)
     job = (
         f"The job: {workload.queries:,} queries x {workload.epochs} epochs"
+        f"{f' (the default: {by_default})' if by_default else ''}"
         f"{overheads_text(workload.overheads)}. Nothing was measured. "
         "The cheapest first; in brackets 90 % intervals."
     )
-    rows = [_row(each.estimate) for each in found]
-    return f"{job}\n\n{table(headers, rows)}\n\n{_remarks(found)}"
+    rows = [_row(each.estimate, wanted) for each in found]
+    parts = (job, verdict(found, wanted), table(headers, rows), _remarks(found, question))
+    return "\n\n".join(part for part in parts if part)
 
 
-def _row(told: Estimate) -> tuple[object, ...]:
+def _row(told: Estimate, wanted: Constraints) -> tuple[object, ...]:
     fits = told.outcome is Outcome.FITS
     batch = (
         f"{told.batch_size} of {told.max_batch_size}"
@@ -57,7 +65,9 @@ def _row(told: Estimate) -> tuple[object, ...]:
         offer = f"{price.provider} {price.instance}{several} {price.market}"
         rate = f"{price.usd_per_hour:.3g}"
         hours = _between(price.hours, price.hours_interval)
+        hours += BEYOND if exceeds(price.hours_interval, wanted.deadline_hours) else ""
         usd = _between(price.usd, price.usd_interval)
+        usd += BEYOND if exceeds(price.usd_interval, wanted.budget_usd) else ""
     return (
         told.gpu,
         offer,
@@ -79,21 +89,29 @@ def _row(told: Estimate) -> tuple[object, ...]:
     )
 
 
+def _goes_beyond(told: Estimate, wanted: Constraints) -> bool:
+    price = told.price
+    return price is not None and (
+        exceeds(price.hours_interval, wanted.deadline_hours)
+        or exceeds(price.usd_interval, wanted.budget_usd)
+    )
+
+
 def _between(value: float, interval: Interval) -> str:
     return f"{value:.3g} ({interval.low:.3g} to {interval.high:.3g})"
 
 
-def _remarks(found: Sequence[Estimated]) -> str:
+def _remarks(found: Sequence[Estimated], question: Question) -> str:
     told = found[0].estimate
     every = [each.estimate for each in found]
     lines = [f"{told.model}, {told.recipe}, {_lengths(every)}."]
-    stood_in = dict.fromkeys(what for each in every for what in each.approximations)
-    for what in stood_in:
-        gpus = [each.gpu for each in every if what in each.approximations]
-        where = "" if len(gpus) == len(every) else f" ({', '.join(sorted(gpus))})"
-        lines.append(f"Approximate: {what}{where}.")
-    if not stood_in:
-        lines.append("Traced: the installed libraries themselves.")
+    lines += filter(None, (batch_text(found, question), padding_text(found, question)))
+    if any(_goes_beyond(each, question.constraints) for each in every):
+        lines.append(
+            f"{BEYOND.strip()} the 90 % interval goes beyond the deadline or the budget; what is "
+            "expected decides what is left out."
+        )
+    lines += _stood_in(every)
     lines += [
         f"Step times by {told.constants}.",
         f"Memory within {MEMORY_ERROR:.0%}, as far as a prototype was off published runs.",
@@ -112,7 +130,10 @@ def _remarks(found: Sequence[Estimated]) -> str:
         lines.append(f"No dollars for {', '.join(gpus)}: {reason}.")
     timeless = sorted(e.estimate.gpu for e in found if _lacks_speed(e.estimate))
     if timeless:
-        lines.append(f"No time for {', '.join(timeless)}: the catalog does not know its speed.")
+        lines.append(
+            f"No time for {', '.join(timeless)}: the catalog does not know its speed. --catalog "
+            "mine.yaml can tell it: bf16_dense_tflops and memory_bandwidth_gb_per_second of a GPU."
+        )
     positions = found[0].cell.model.positions
     if positions is not None and told.seq_len > positions:
         lines.append(f"{told.model} was made for queries of {positions} tokens at most.")
@@ -124,6 +145,17 @@ def _remarks(found: Sequence[Estimated]) -> str:
                 f"median, {upper:.1f} at the 95th percentile."
             )
     return "\n".join(lines)
+
+
+def _stood_in(every: Sequence[Estimate]) -> Iterator[str]:
+    """What is not the very stack that would run, and on which GPUs."""
+    stood_in = dict.fromkeys(what for each in every for what in each.approximations)
+    for what in stood_in:
+        gpus = [each.gpu for each in every if what in each.approximations]
+        where = "" if len(gpus) == len(every) else f" ({', '.join(sorted(gpus))})"
+        yield f"Approximate: {what}{where}."
+    if not stood_in:
+        yield "Traced: the installed libraries themselves."
 
 
 def _lengths(every: Sequence[Estimate]) -> str:

@@ -6,8 +6,8 @@ from pydantic import ValidationError
 
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.near import did_you_mean
+from orchestrator.constraints import Constraints
 from orchestrator.cost import Overheads
-from orchestrator.ranking import Constraints
 from orchestrator.sweep import Workload
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from gpu_catalog.catalog import UnknownGpuError, load_catalog
 from gpu_catalog.gpu import Gpu
 from orchestrator.asked_workload import AskedWorkload, asked_rendering, own_tokenizer
-from orchestrator.estimate import EstimateError
 from orchestrator.estimate_options import asked_recipe
+from orchestrator.estimate_question import EstimateError
 from orchestrator.examples import DataError, Mistake, Source
 from orchestrator.gpu_check import this_machines_device
 from orchestrator.learn_data import FEWEST_HELD_OUT, AskedData, data_mistakes

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from gpu_catalog.catalog import Catalog, UnknownGpuError
 from gpu_catalog.gpu import Gpu
 from orchestrator.driver import remark
-from orchestrator.estimate import EstimateError, plain
 from orchestrator.estimate_options import asked_recipe
+from orchestrator.estimate_question import EstimateError, plain
 from orchestrator.gpu_check import machine_with, this_machines_device
 from orchestrator.profile_tables import group_text, profile_groups
 from trials.extras import importable_extras
@@ -158,7 +158,7 @@ def _sizes(options: argparse.Namespace, task: TrialTask) -> tuple[int, ...]:
         remark(f"{task.cell.key}: {_why(seen)}")
         return ()
     remark(f"{task.cell.key}: largest batch {known[0]}")
-    return (known[0],) if options.batch_size == "max" else tuple(sorted({1, known[0]}))
+    return (known[0],) if options.batch_size == "largest" else tuple(sorted({1, known[0]}))
 
 
 def _why(seen: Sequence[Observation]) -> str:

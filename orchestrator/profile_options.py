@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from orchestrator.parsing import largest_or_size
+
 
 def add_profile(
     commands: Any,
@@ -15,9 +17,6 @@ def add_profile(
 
     def several(text: str) -> tuple[int, ...]:
         return tuple(dict.fromkeys(positive(part.strip()) for part in text.split(",")))
-
-    def size(text: str) -> int | str:
-        return text if text == "max" else positive(text)
 
     profile = commands.add_parser(
         "profile",
@@ -44,7 +43,12 @@ def add_profile(
         metavar="N,…",
         help="tokens per query; of several, how much depends on them",
     )
-    add("--batch-size", type=size, metavar="N|max", help="default: 1 and the largest that fits")
+    add(
+        "--batch-size",
+        type=largest_or_size,
+        metavar="N|max",
+        help="default: 1 and the largest that fits",
+    )
     add("--max-batch-size", type=positive, default=1024, help="look no further (default: 1024)")
     add("--weights", choices=("random", "pretrained"), default="random", help="default: random")
     add("--steps", type=positive, default=3, help="plain, and as many profiled (default: 3)")

@@ -8,10 +8,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
-from pydantic import Field
 
 from fitting.design import ALIKE
 from fitting.families import FamilyFit
@@ -20,6 +19,7 @@ from fitting.step_times import Form
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.offer import Offer
 from gpu_catalog.record import Record
+from orchestrator.constraints import Constraints, Missed
 from orchestrator.cost import (
     NO_OVERHEADS,
     SECONDS_PER_HOUR,
@@ -46,42 +46,6 @@ DRAWS = 2000  # of what is not known: probabilities are told to about 1 %
 FAR = 4.0  # standard deviations that no draw of ``DRAWS`` is likely to be off
 TIED = 0.05  # as likely as this to be the cheapest, and an offer is not told apart from it
 LOW, HIGH = 5.0, 95.0  # percentiles: the ends of the 90 % intervals
-PriceAbove = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-class Constraints(Record):
-    """What an offer must be to be ranked.
-
-    Attributes:
-        deadline_hours: the job is expected to take no longer.
-        budget_usd: and to cost no more.
-        providers: one of these; empty for any.
-        regions: alike, in the provider's own words.
-        market: on demand, spot, or absent for either.
-        single_gpu: of an instance with one GPU, so that nothing idle is paid for.
-    """
-
-    deadline_hours: PriceAbove | None = None
-    budget_usd: PriceAbove | None = None
-    providers: tuple[str, ...] = ()
-    regions: tuple[str, ...] = ()
-    market: Literal["on-demand", "spot"] | None = None
-    single_gpu: bool = False
-
-    def allows(self, offer: Offer) -> bool:
-        """Whether the offer itself is one that is wanted."""
-        return (
-            (not self.providers or offer.provider in self.providers)
-            and (not self.regions or offer.region in self.regions)
-            and self.market in (None, offer.market)
-            and not (self.single_gpu and offer.gpus_per_instance > 1)
-        )
-
-    def refuse(self, hours: float, usd: float) -> bool:
-        """Whether a job on it takes too long, or costs too much."""
-        return (self.deadline_hours is not None and hours > self.deadline_hours) or (
-            self.budget_usd is not None and usd > self.budget_usd
-        )
 
 
 class RankedOffer(Record):
@@ -153,10 +117,15 @@ class RankedOffer(Record):
 
 
 class Excluded(Record):
-    """A cell that is not ranked, and why."""
+    """A cell that is not ranked, and why.
+
+    Attributes:
+        missed: by how much its best offers miss the deadline or the budget, where that is why.
+    """
 
     cell: Cell
     reason: str
+    missed: Missed | None = None
 
 
 class Ranking(Record):
@@ -286,9 +255,13 @@ def rank(  # noqa: PLR0913 - what a ranking is made from
             continue
         known_reason = skipped.get(cell) or misfit or given_up.get(cell)
         reason = known_reason or _why_not(batch, cell, mine, priced=bool(offers))
-        if times and offers:
-            reason = _why_none_is_wanted(constraints, len(offers), priced)
-        excluded.append(Excluded(cell=cell, reason=reason))
+        missed = Missed.best_of((each.rented.hours, each.usd) for each in priced)
+        if missed is not None:
+            reason = missed.text(constraints)
+        elif times and offers:
+            unwanted = f"none of its {len(offers)} offers"
+            reason = f"{unwanted} is of the providers, regions and kind asked for"
+        excluded.append(Excluded(cell=cell, reason=reason, missed=missed))
     ranked: list[RankedOffer] = []
     for group in groups.values():
         alike, others = _of_like_lengths(workload, group)
@@ -516,33 +489,6 @@ def _of_like_lengths(
     reason = "no law tells how long shorter steps take: time more batch sizes, or another length"
     out = dict.fromkeys(p.rented.job.cell for p in group if p.rented.job.cell not in kept)
     return at_lengths, [Excluded(cell=cell, reason=reason) for cell in out]
-
-
-def _why_none_is_wanted(constraints: Constraints, offers: int, priced: Sequence[_Priced]) -> str:
-    """Why none of a cell's offers is ranked though there are some."""
-    if not priced:
-        return f"none of its {offers} offers is of the providers, regions and kind asked for"
-    quickest = min(each.rented.hours for each in priced)
-    return too_late_or_dear(constraints, quickest, min(each.usd for each in priced))
-
-
-def too_late_or_dear(constraints: Constraints, quickest: float, cheapest: float) -> str:
-    """By how much the best offers of a GPU miss the deadline or the budget.
-
-    Args:
-        constraints: with either, or both.
-        quickest: hours of the one.
-        cheapest: dollars of the other.
-    """
-    parts = []
-    if constraints.deadline_hours is not None and quickest > constraints.deadline_hours:
-        parts.append(
-            f"is expected to take {quickest:.3g} h, the deadline is {constraints.deadline_hours:g}"
-        )
-    if constraints.budget_usd is not None and cheapest > constraints.budget_usd:
-        usd = f"${cheapest:.3g}, the budget is ${constraints.budget_usd:g}"
-        parts.append(f"is expected to cost {usd}")
-    return "; ".join(parts) or "keeps both the deadline and the budget on no offer"
 
 
 def _limit_reason(miss: Observation | None) -> str:

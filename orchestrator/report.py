@@ -6,6 +6,7 @@ from itertools import groupby
 
 from fitting.fit import Fit
 from orchestrator.answers import Answer, answers, offer_text, subject
+from orchestrator.constraints import nothing_text
 from orchestrator.cost import MINUTES_PER_HOUR
 from orchestrator.faults import faults_section
 from orchestrator.law_tables import laws_section, parameters_text
@@ -114,7 +115,7 @@ def cheapest_section(ranking: Ranking) -> str:
             parts.append("\n".join(_verdicts(answers(ranking))))
         parts += [winners_tables(winners), remarks(winners, ranking)]
     else:
-        parts.append("Nothing can be ranked yet.")
+        parts.append(_nothing(ranking))
     if ranking.excluded:
         parts += ["Left out:", _left_out(ranking.excluded)]
     return "\n\n".join(part for part in parts if part)
@@ -127,6 +128,16 @@ def _verdicts(told: Sequence[Answer]) -> Iterator[str]:
         job = subject(each.best.cell)
         recipe = f", {each.best.cell.recipe.key}" if jobs[job] > 1 else ""
         yield f"- {job}{recipe}: {' '.join(each.sentences())}"
+
+
+def _nothing(ranking: Ranking) -> str:
+    """Why there is no offer: what misses the deadline or the budget least, where that is why."""
+    misses = [
+        (f"{each.cell.gpu}{' (simulated)' if each.cell.simulated else ''}", each.missed)
+        for each in ranking.excluded
+        if each.missed is not None
+    ]
+    return nothing_text(ranking.constraints, misses) if misses else "Nothing can be ranked yet."
 
 
 def winners_tables(winners: Sequence[RankedOffer]) -> str:

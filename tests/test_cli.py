@@ -317,15 +317,20 @@ def test_what_if_answers_and_leaves_the_run_as_it_is(
     made_run(tmp_path / "run")
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
     asked = ["what-if", "run", "--queries", "80", "--epochs", "5", "--startup-minutes", "0"]
-    assert main([*asked, "--batch-size", "largest", "--json"]) == 0
-    ranking = Ranking.model_validate_json(capsys.readouterr().out)
+    for largest in ("max", "largest"):
+        assert main([*asked, "--batch-size", largest, "--json"]) == 0
+        ranking = Ranking.model_validate_json(capsys.readouterr().out)
     assert {(offer.batch_size, offer.batch) for offer in ranking.offers} == {(40, "largest")}
     assert ranking.offers[0].hours * 3600 == pytest.approx(0.5)
     assert main([*asked, "--csv"]) == 0
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
     assert [row["instance"] for row in rows] == [offer.instance for offer in ranking.offers]
     assert main([*asked, "--deadline", "0.0001", "--providers", "aws"]) == 0
-    assert "the deadline is 0.0001" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "Nothing is done within 0.0001 h: the quickest is expected to take 0.000" in told
+    assert "h, on cpu." in told
+    assert "the deadline is 0.0001" in told
+    assert "Nothing can be ranked yet." not in told
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
 
 
@@ -416,6 +421,10 @@ def test_reader_that_has_had_enough_ends_it_quietly(arguments: list[str], tmp_pa
         ),
         (["rank", "run", "--batch-size", "medium"], "'medium'; or fastest, or largest"),
         (["swep"], "invalid choice: 'swep'"),
+        (["estimat", "--model", "m"], "; estimat: did you mean estimate?"),
+        (["estimate", "--model", "m", "--method", "qlor"], "; qlor: did you mean qlora?"),
+        (["estimate", "--modle=m"], "required: --model; --modle=m: did you mean --model?"),
+        (["catalog", "price"], "; price: did you mean prices?"),
     ],
 )
 def test_a_mistake_of_usage_is_one_line(

@@ -116,6 +116,10 @@ def test_a_gpu_that_does_not_exist_has_memory_and_no_time(
     assert told["usable_gib"] == pytest.approx(100 - 0.5)
     assert told["step_seconds"] is None
     assert told["price"] is None
+    assert main([*TINY, "--gpu", "X100", "--memory-gib", "100", "--batch-size", "4"]) == 0
+    assert "No time for X100: the catalog does not know its speed. --catalog mine.yaml can" in (
+        capsys.readouterr().out
+    )
 
 
 def test_a_gpu_of_other_memory_is_another_gpu(capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,6 +188,119 @@ def test_a_data_set_tells_the_lengths(capsys: pytest.CaptureFixture[str], tmp_pa
     assert packed["queries_per_second"] == pytest.approx(2 * 10_000 / seconds)
     assert main([*TINY[:3], *data, "--seq-len", "16"]) == 1
     assert "--seq-len 16: queries have up to 128 tokens: add --cutoff 16" in capsys.readouterr().err
+
+
+# Slow, so that steps take as long as their tokens do, not as the host does.
+SLOW = """\
+gpus:
+  - {key: SLOW, kind: cuda, device_names: [Slow], compute_capability: "8.6", multiprocessors: 84,
+     usable_memory_bytes: 640000000, memory_bandwidth_gb_per_second: 1.0, bf16_dense_tflops: 0.01,
+     fp16_dense_tflops: 0.01, fp32_tflops: 0.01, source: made up, recorded: 2026-11-20}
+offers:
+  - {gpu: SLOW, provider: own, region: office, instance: desk, usd_per_hour: 0.05,
+     source: made up, recorded: 2026-11-20}
+"""
+
+
+def test_where_queries_are_padded_the_fastest_batch_is_priced(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Of powers of two and the largest, the one that the job takes least time at; and what is lost."""
+    (tmp_path / "mine.yaml").write_text(SLOW, encoding="utf-8")
+    (tmp_path / "lengths.csv").write_text("tokens,examples\n32,950\n512,50\n", encoding="utf-8")
+    asked = (
+        *("estimate", "--model", "llama-tiny", "--method", "full", "--gpu", "SLOW"),
+        *("--catalog", str(tmp_path / "mine.yaml")),
+        *("--length-histogram", str(tmp_path / "lengths.csv")),
+    )
+    told = said(capsys, *asked)
+    assert (told["batch"], told["outcome"]) == ("fastest", "FITS")
+    assert told["batch_size"] < told["max_batch_size"]
+    sizes = [2**power for power in range(10) if 2**power < told["max_batch_size"]]
+    hours = [
+        said(capsys, *asked, "--batch-size", str(size))["price"]["hours"]
+        for size in (*sizes, told["max_batch_size"])
+    ]
+    assert told["price"]["hours"] == min(hours) < hours[-1]
+    largest, same = (said(capsys, *asked, "--batch-size", word) for word in ("max", "largest"))
+    assert largest == same
+    assert (largest["batch"], largest["price"]["hours"]) == ("largest", hours[-1])
+    assert main(asked) == 0
+    shown = capsys.readouterr().out
+    assert f"The job: 1,000 queries x 10 epochs (the default: --epochs), " in shown
+    assert f"**${told['price']['usd']:.3g}**" in shown
+    assert "Rent **SLOW** from own (desk, on-demand) at $0.05 an hour: " in shown
+    assert f", simulated), at batches of {told['batch_size']}.\n" in shown
+    listed = ", ".join(map(str, sizes))
+    assert f"batch: on each GPU the fastest of {listed} and the largest that fits. " in shown
+    worse = f"{hours[-1] / min(hours) - 1:.0%}"
+    assert f"{worse[0]}" in shown.partition("steps would take ")[2]
+    padding = 1 - 56 / largest["tokens_per_query"]
+    assert padding > 0.2
+    assert f", at the largest batches {padding:.0%}: --group-by-length" in shown
+    grouped = said(capsys, *asked, "--group-by-length", "--batch-size", "max")
+    lost = 1 - 56 / grouped["tokens_per_query"]
+    assert f"(batches of like lengths) makes that {lost:.0%}, --packing with --cutoff" in shown
+    assert main([*asked, "--packing", "--cutoff", "512", "--batch-size", "1"]) == 0
+    assert "Padding" not in capsys.readouterr().out
+
+
+def test_without_data_the_largest_is_priced_and_the_fastest_on_request(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Which is no slower."""
+    asked = (*TINY, "--gpu", "A40", "--memory-gib", "0.8")
+    largest, fastest = (said(capsys, *asked, *more) for more in ((), ("--batch-size", "fastest")))
+    assert (largest["batch"], largest["batch_size"]) == ("largest", largest["max_batch_size"])
+    assert fastest["batch"] == "fastest"
+    assert fastest["queries_per_second"] >= largest["queries_per_second"]
+    assert main([*asked, "--queries", "100"]) == 0
+    shown = capsys.readouterr().out
+    assert "100 queries x 10 epochs (the default: --epochs)" in shown
+    assert "batch: the largest that fits (--batch-size fastest tries smaller ones" in shown
+
+
+def test_what_is_expected_decides_and_what_may_be_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of deadline and budget: kept surely, kept as expected, or by nothing, and what must give."""
+    asked = (*TINY, "--gpu", "A40,H100-SXM", "--batch-size", "8")
+    prices = [each["price"] for each in said(capsys, *asked)]
+    quickest = min(prices, key=lambda price: price["hours"])
+    cheapest = prices[0]
+
+    def shown(*more: object) -> str:
+        assert main([*asked, *map(str, more)]) == 0
+        return capsys.readouterr().out
+
+    assert "15,000 queries x 10 epochs (the default: --queries, --epochs), " in shown()
+    between = (cheapest["usd"] + cheapest["usd_interval"]["high"]) / 2
+    assert "; expected within the deadline of 10000 h, and so is the 90 % interval." in (
+        shown("--deadline", 10000)
+    )
+    unsure = shown("--budget-usd", between)
+    assert "but the 90 % interval goes beyond the budget of $" in unsure
+    assert f"{cheapest['usd_interval']['high']:.3g}) ! |" in unsure
+    assert "! the 90 % interval goes beyond the deadline or the budget; what is" in unsure
+    none = shown("--deadline", 0.001)
+    assert (
+        "Nothing is done within 0.001 h: the quickest is expected to take "
+        f"{quickest['hours']:.3g} h, on "
+    ) in none
+    assert "Rent" not in none
+    assert f"the cheapest is expected to cost ${cheapest['usd']:.3g}, on " in (
+        shown("--budget-usd", 0.001)
+    )
+
+
+def test_a_batch_that_fits_nowhere_tells_what_is_short(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """And the largest that does fit."""
+    assert main([*TINY, "--gpu", "A40", "--memory-gib", "0.8", "--batch-size", "1024"]) == 0
+    shown = capsys.readouterr().out
+    assert "The batch does not fit: A40-0.8GiB is nearest, and lacks " in shown
+    assert "; the largest is " in shown
 
 
 def test_programs_get_a_list_though_no_gpu_can_do_it(capsys: pytest.CaptureFixture[str]) -> None:

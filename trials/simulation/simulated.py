@@ -74,6 +74,13 @@ class SimulatedCell:
         one = self._request.model_copy(update={"batch_size": 1})
         return [self._request, one] if alone else [self._request]
 
+    def request_of(self, batch_size: int) -> TraceRequest:
+        """What must be traced for steps of so many queries."""
+        request = self._request
+        if batch_size < request.batch_sizes[0] and batch_size == 1:
+            return request.model_copy(update={"batch_size": 1})
+        return request
+
     @property
     def model(self) -> Model:
         """What is fine-tuned."""
@@ -187,10 +194,7 @@ class SimulatedCell:
         return self._steps_of(batch_size).at_peak(batch_size) | library
 
     def _steps_of(self, batch_size: int) -> Steps:
-        request = self._request
-        if batch_size < request.batch_sizes[0] and batch_size == 1:
-            request = request.model_copy(update={"batch_size": 1})
-        return self._of(request)
+        return self._of(self.request_of(batch_size))
 
     def _of(self, request: TraceRequest) -> Steps:
         if request.key not in self._steps:

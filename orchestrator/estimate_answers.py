@@ -1,0 +1,137 @@
+"""What to rent by an estimate, and what to try, in sentences."""
+
+from collections.abc import Iterator, Sequence
+
+from fitting.result import Interval
+from orchestrator.answers import where
+from orchestrator.constraints import Constraints, nothing_text
+from orchestrator.estimate import Estimated, Price
+from orchestrator.estimate_question import Question
+from orchestrator.sweep import Workload
+from orchestrator.workload_tokens import padded_tokens
+from trials.observation import Outcome
+
+MUCH_PADDING = 0.2  # part of the tokens that is worth a word
+
+
+def verdict(found: Sequence[Estimated], wanted: Constraints) -> str:
+    """What to rent; or what must give. Empty where nothing is known of either.
+
+    Args:
+        found: the cheapest first.
+        wanted: deadline and budget.
+    """
+    best = found[0].estimate
+    if best.price is not None:
+        price = best.price
+        return (
+            f"Rent **{best.gpu}** {where(price)} at ${price.usd_per_hour:.3g} an hour: "
+            f"**${price.usd:.3g}** ({_ends(price.usd_interval)}) in **{price.hours:.3g} h** "
+            f"({_ends(price.hours_interval)}, simulated), at batches of {best.batch_size}"
+            f"{_kept(price, wanted)}."
+        )
+    misses = [(each.estimate.gpu, each.missed) for each in found if each.missed is not None]
+    if misses:
+        return f"{nothing_text(wanted, misses)} (Simulated.)"
+    return "" if any(each.step is not None for each in found) else _too_large(found)
+
+
+def _ends(interval: Interval) -> str:
+    return f"{interval.low:.3g} to {interval.high:.3g}"
+
+
+def _kept(price: Price, wanted: Constraints) -> str:
+    """Whether deadline and budget are kept surely, or only as expected."""
+    limits = []
+    if wanted.deadline_hours is not None:
+        is_unsure = exceeds(price.hours_interval, wanted.deadline_hours)
+        limits.append((f"the deadline of {wanted.deadline_hours:g} h", is_unsure))
+    if wanted.budget_usd is not None:
+        is_unsure = exceeds(price.usd_interval, wanted.budget_usd)
+        limits.append((f"the budget of ${wanted.budget_usd:g}", is_unsure))
+    if not limits:
+        return ""
+    said = f"; expected within {' and '.join(name for name, _ in limits)}"
+    unsure = [name for name, is_unsure in limits if is_unsure]
+    beyond = f", but the 90 % interval goes beyond {' and '.join(unsure)}"
+    return said + (beyond if unsure else ", and so is the 90 % interval")
+
+
+def exceeds(interval: Interval, limit: float | None) -> bool:
+    """Whether it may well be more than a limit; never, where there is none."""
+    return limit is not None and interval.high > limit
+
+
+def _too_large(found: Sequence[Estimated]) -> str:
+    """What is short where nothing fits."""
+    told = [each.estimate for each in found]
+    if any(each.outcome is Outcome.FITS for each in told):
+        return ""  # it fits where no speed is known
+    nearest = min(told, key=lambda each: each.reserved_gib - each.usable_gib)
+    what = "Not even one query fits" if nearest.batch_size == 1 else "The batch does not fit"
+    most = max(told, key=lambda each: each.max_batch_size)
+    largest = (
+        f"; the largest is {most.max_batch_size}, on {most.gpu}" if most.max_batch_size else ""
+    )
+    return (
+        f"{what}: {nearest.gpu} is nearest, and lacks "
+        f"{nearest.reserved_gib - nearest.usable_gib:.1f} GiB{largest}."
+    )
+
+
+def batch_text(found: Sequence[Estimated], question: Question) -> str | None:
+    """Why those batch sizes; None where they were asked for."""
+    tried = [each.hours for each in found if each.hours]
+    if tried:
+        sizes = sorted({size for hours in tried for size in hours if size < max(hours)})
+        slower = sorted(hours[max(hours)] / min(hours.values()) - 1 for hours in tried)
+        why = "Larger ones are padded to more: at" if question.workload.lengths else "At"
+        return (
+            f"batch: on each GPU the fastest of {', '.join(map(str, sizes))} and the largest that "
+            f"fits. {why} the largest the job's steps would take {_parts(slower)} longer "
+            "(--batch-size max)."
+        )
+    if question.batch == "largest":
+        return "batch: the largest that fits (--batch-size fastest tries smaller ones, too)."
+    return None
+
+
+def padding_text(found: Sequence[Estimated], question: Question) -> str | None:
+    """How much of the tokens is padding, and what would make that less; None where it is little."""
+    data = question.workload.lengths
+    if data is None or question.workload.padding == "packed":
+        return None
+    cutoff = question.workload.cutoff
+    mean = (data.lengths if cutoff is None else data.lengths.cut(cutoff)).mean
+    fitting = [each.estimate for each in found if each.step is not None]
+    taken = [each.batch_size for each in fitting]
+    largest = [each.max_batch_size for each in fitting]
+    if not fitting or _padding(question, largest, mean)[-1] <= MUCH_PADDING:
+        return None
+    said = f"Padding is {_parts(_padding(question, taken, mean))} of the tokens"
+    if taken != largest:
+        said += f", at the largest batches {_parts(_padding(question, largest, mean))}"
+    return f"{said}: {', '.join(_remedies(question, largest, mean))}."
+
+
+def _remedies(question: Question, sizes: Sequence[int], mean: float) -> Iterator[str]:
+    if question.workload.padding != "grouped":
+        grouped = question.workload.model_copy(update={"padding": "grouped"})
+        parts = _parts(_padding(question, sizes, mean, grouped))
+        yield f"--group-by-length (batches of like lengths) makes that {parts}"
+    cutoff = "" if question.workload.cutoff else " with --cutoff, the tokens of a row,"
+    yield f"--packing{cutoff} none"
+
+
+def _padding(
+    question: Question, sizes: Sequence[int], mean: float, workload: Workload | None = None
+) -> list[float]:
+    """Part of the tokens at each batch size, ascending."""
+    job = workload or question.workload
+    tokens = (padded_tokens(job, size, question.seq_len) for size in sizes)
+    return sorted(1 - mean / each for each in tokens)
+
+
+def _parts(parts: Sequence[float]) -> str:
+    least, most = (f"{part:.0%}" for part in (parts[0], parts[-1]))
+    return least if least == most else f"{least} to {most}"
