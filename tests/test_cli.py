@@ -423,7 +423,7 @@ def test_reader_that_has_had_enough_ends_it_quietly(arguments: list[str], tmp_pa
         (["swep"], "invalid choice: 'swep'"),
         (["estimat", "--model", "m"], "; estimat: did you mean estimate?"),
         (["estimate", "--model", "m", "--method", "qlor"], "; qlor: did you mean qlora?"),
-        (["estimate", "--modle=m"], "required: --model; --modle=m: did you mean --model?"),
+        (["estimate", "--modle=m"], "required: --model; --modle: did you mean --model?"),
         (["catalog", "price"], "; price: did you mean prices?"),
     ],
 )
