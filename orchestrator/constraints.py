@@ -66,15 +66,23 @@ class Missed(Record):
         hours, usd = zip(*listed, strict=True)
         return cls(quickest_hours=min(hours), cheapest_usd=min(usd))
 
+    def is_late(self, wanted: Constraints) -> bool:
+        """Whether even the quickest takes too long."""
+        return wanted.deadline_hours is not None and self.quickest_hours > wanted.deadline_hours
+
+    def is_dear(self, wanted: Constraints) -> bool:
+        """Whether even the cheapest costs too much."""
+        return wanted.budget_usd is not None and self.cheapest_usd > wanted.budget_usd
+
     def text(self, wanted: Constraints) -> str:
         """By how much, in words, to follow what they are of."""
         parts = []
-        if _is_late(self, wanted):
+        if self.is_late(wanted):
             parts.append(
                 f"is expected to take {self.quickest_hours:.3g} h, the deadline is "
                 f"{wanted.deadline_hours:g}"
             )
-        if _is_dear(self, wanted):
+        if self.is_dear(wanted):
             parts.append(
                 f"is expected to cost ${self.cheapest_usd:.3g}, the budget is "
                 f"${wanted.budget_usd:g}"
@@ -94,16 +102,8 @@ def nothing_text(wanted: Constraints, misses: Sequence[tuple[str, Missed]]) -> s
     takes = f"the quickest is expected to take {quickest.quickest_hours:.3g} h, on {on_quickest}"
     costs = f"the cheapest is expected to cost ${cheapest.cheapest_usd:.3g}, on {on_cheapest}"
     parts = []
-    if _is_late(quickest, wanted):
+    if quickest.is_late(wanted):
         parts.append(f"Nothing is done within {wanted.deadline_hours:g} h: {takes}.")
-    if _is_dear(cheapest, wanted):
+    if cheapest.is_dear(wanted):
         parts.append(f"Nothing costs ${wanted.budget_usd:g} or less: {costs}.")
     return " ".join(parts) or f"Nothing keeps both the deadline and the budget: {takes}; {costs}."
-
-
-def _is_late(missed: Missed, wanted: Constraints) -> bool:
-    return wanted.deadline_hours is not None and missed.quickest_hours > wanted.deadline_hours
-
-
-def _is_dear(missed: Missed, wanted: Constraints) -> bool:
-    return wanted.budget_usd is not None and missed.cheapest_usd > wanted.budget_usd

@@ -1,11 +1,11 @@
 """What to rent by an estimate, and what to try, in sentences."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from fitting.result import Interval
 from orchestrator.answers import where
 from orchestrator.constraints import Constraints, nothing_text
-from orchestrator.estimate import Estimated, Price
+from orchestrator.estimate import Estimate, Estimated, Price
 from orchestrator.estimate_question import Question
 from orchestrator.sweep import Workload
 from orchestrator.workload_tokens import padded_tokens
@@ -24,11 +24,12 @@ def verdict(found: Sequence[Estimated], wanted: Constraints) -> str:
     best = found[0].estimate
     if best.price is not None:
         price = best.price
+        surer = next((e.estimate for e in found if is_sure(e.estimate.price, wanted)), best)
         return (
             f"Rent **{best.gpu}** {where(price)} at ${price.usd_per_hour:.3g} an hour: "
             f"**${price.usd:.3g}** ({_ends(price.usd_interval)}) in **{price.hours:.3g} h** "
             f"({_ends(price.hours_interval)}, simulated), at batches of {best.batch_size}"
-            f"{_kept(price, wanted)}."
+            f"{_kept(price, wanted)}.{_surer(surer) if surer is not best else ''}"
         )
     misses = [(each.estimate.gpu, each.missed) for each in found if each.missed is not None]
     if misses:
@@ -53,8 +54,49 @@ def _kept(price: Price, wanted: Constraints) -> str:
         return ""
     said = f"; expected within {' and '.join(name for name, _ in limits)}"
     unsure = [name for name, is_unsure in limits if is_unsure]
-    beyond = f", but the 90 % interval goes beyond {' and '.join(unsure)}"
-    return said + (beyond if unsure else ", and so is the 90 % interval")
+    if not unsure:
+        return f"{said}, and so is the 90 % interval"
+    which = unsure[0] if len(unsure) < len(limits) else "it" if len(limits) == 1 else "both"
+    return f"{said}, but the 90 % interval goes beyond {which}"
+
+
+def is_sure(price: Price | None, wanted: Constraints) -> bool:
+    """Whether deadline and budget are kept nine times in ten."""
+    return price is not None and not (
+        exceeds(price.hours_interval, wanted.deadline_hours)
+        or exceeds(price.usd_interval, wanted.budget_usd)
+    )
+
+
+def _surer(told: Estimate) -> str:
+    price = told.price
+    assert price is not None
+    return (
+        f" Within by the 90 % interval, too: {told.gpu} {where(price)}: ${price.usd:.3g} in "
+        f"{price.hours:.3g} h."
+    )
+
+
+def missed_text(found: Sequence[Estimated], wanted: Constraints) -> Iterator[str]:
+    """What is left out by the deadline, by the budget, and by both together only."""
+    missed = [(each.estimate.gpu, each.missed) for each in found if each.missed is not None]
+    late = {gpu: f"{m.quickest_hours:.3g} h" for gpu, m in missed if m.is_late(wanted)}
+    dear = {gpu: f"${m.cheapest_usd:.3g}" for gpu, m in missed if m.is_dear(wanted)}
+    both = {
+        gpu: f"{m.quickest_hours:.3g} h at best, or ${m.cheapest_usd:.3g}"
+        for gpu, m in missed
+        if gpu not in late and gpu not in dear
+    }
+    if late:
+        yield f"Not within the deadline of {wanted.deadline_hours:g} h: {_listed(late)}."
+    if dear:
+        yield f"Not within the budget of ${wanted.budget_usd:g}: {_listed(dear)}."
+    if both:
+        yield f"On no offer within both the deadline and the budget: {_listed(both)}."
+
+
+def _listed(best: Mapping[str, str]) -> str:
+    return ", ".join(f"{gpu} ({what})" for gpu, what in best.items())
 
 
 def exceeds(interval: Interval, limit: float | None) -> bool:
@@ -75,7 +117,7 @@ def _too_large(found: Sequence[Estimated]) -> str:
     )
     return (
         f"{what}: {nearest.gpu} is nearest, and lacks "
-        f"{nearest.reserved_gib - nearest.usable_gib:.1f} GiB{largest}."
+        f"{nearest.reserved_gib - nearest.usable_gib:.2g} GiB{largest}."
     )
 
 
@@ -85,10 +127,15 @@ def batch_text(found: Sequence[Estimated], question: Question) -> str | None:
     if tried:
         sizes = sorted({size for hours in tried for size in hours if size < max(hours)})
         slower = sorted(hours[max(hours)] / min(hours.values()) - 1 for hours in tried)
+        tries = (
+            f"batch: on each GPU the fastest of {', '.join(map(str, sizes))} and the largest that "
+            "fits"
+        )
+        if slower[-1] == 0:
+            return f"{tries}, which is the largest."
         why = "Larger ones are padded to more: at" if question.workload.lengths else "At"
         return (
-            f"batch: on each GPU the fastest of {', '.join(map(str, sizes))} and the largest that "
-            f"fits. {why} the largest the job's steps would take {_parts(slower)} longer "
+            f"{tries}. {why} the largest the job's steps would take {_parts(slower)} longer "
             "(--batch-size max)."
         )
     if question.batch == "largest":

@@ -6,7 +6,14 @@ from collections.abc import Iterator, Sequence
 from fitting.result import Interval
 from orchestrator.constraints import Constraints
 from orchestrator.estimate import MEMORY_ERROR, Estimate, Estimated
-from orchestrator.estimate_answers import batch_text, exceeds, padding_text, verdict
+from orchestrator.estimate_answers import (
+    batch_text,
+    exceeds,
+    is_sure,
+    missed_text,
+    padding_text,
+    verdict,
+)
 from orchestrator.estimate_question import Question
 from orchestrator.ranking import overheads_text
 from orchestrator.tables import table
@@ -89,14 +96,6 @@ def _row(told: Estimate, wanted: Constraints) -> tuple[object, ...]:
     )
 
 
-def _goes_beyond(told: Estimate, wanted: Constraints) -> bool:
-    price = told.price
-    return price is not None and (
-        exceeds(price.hours_interval, wanted.deadline_hours)
-        or exceeds(price.usd_interval, wanted.budget_usd)
-    )
-
-
 def _between(value: float, interval: Interval) -> str:
     return f"{value:.3g} ({interval.low:.3g} to {interval.high:.3g})"
 
@@ -106,7 +105,7 @@ def _remarks(found: Sequence[Estimated], question: Question) -> str:
     every = [each.estimate for each in found]
     lines = [f"{told.model}, {told.recipe}, {_lengths(every)}."]
     lines += filter(None, (batch_text(found, question), padding_text(found, question)))
-    if any(_goes_beyond(each, question.constraints) for each in every):
+    if any(each.price and not is_sure(each.price, question.constraints) for each in every):
         lines.append(
             f"{BEYOND.strip()} the 90 % interval goes beyond the deadline or the budget; what is "
             "expected decides what is left out."
@@ -125,8 +124,10 @@ def _remarks(found: Sequence[Estimated], question: Question) -> str:
             "Most of what is unknown of the times all GPUs share: their order is surer than the "
             "hours. Each is told at its cheapest offer."
         )
-    for reason in dict.fromkeys(each.no_price for each in every if each.no_price is not None):
-        gpus = sorted(each.gpu for each in every if each.no_price == reason)
+    lines += missed_text(found, question.constraints)
+    priceless = [e.estimate for e in found if e.estimate.no_price and not e.missed]
+    for reason in dict.fromkeys(each.no_price for each in priceless):
+        gpus = sorted(each.gpu for each in priceless if each.no_price == reason)
         lines.append(f"No dollars for {', '.join(gpus)}: {reason}.")
     timeless = sorted(e.estimate.gpu for e in found if _lacks_speed(e.estimate))
     if timeless:

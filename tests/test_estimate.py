@@ -161,7 +161,7 @@ def test_the_offer_is_the_cheapest_of_those_wanted(capsys: pytest.CaptureFixture
     shown = capsys.readouterr().out
     assert "No dollars for H100-NVL: the catalog has no offer of it." in shown
     assert main([*TINY, "--gpu", "A40", *asked[2:], "--deadline", "0.01"]) == 0
-    assert "the deadline is 0.01." in capsys.readouterr().out
+    assert "Not within the deadline of 0.01 h: A40 (0." in capsys.readouterr().out
     told = said(capsys, *TINY, "--gpu", "A40", *asked[2:], "--budget-usd", "0.001")
     assert told["price"] is None
     assert told["no_price"].endswith("the budget is $0.001")
@@ -287,7 +287,8 @@ def test_what_is_expected_decides_and_what_may_be_is_said(
         shown("--deadline", 10000)
     )
     unsure = shown("--budget-usd", between)
-    assert "but the 90 % interval goes beyond the budget of $" in unsure
+    assert f"; expected within the budget of ${between:g}, but the 90 % interval goes" in unsure
+    assert f"Not within the budget of ${between:g}: H100-SXM ($" in unsure
     assert f"{cheapest['usd_interval']['high']:.3g}) ! |" in unsure
     assert "! the 90 % interval goes beyond the deadline or the budget; what is" in unsure
     none = shown("--deadline", 0.001)
@@ -296,6 +297,9 @@ def test_what_is_expected_decides_and_what_may_be_is_said(
         f"{quickest['hours']:.3g} h, on "
     ) in none
     assert "Rent" not in none
+    both = shown("--deadline", 1000, "--budget-usd", between)
+    assert f"within the deadline of 1000 h and the budget of ${between:g}, but" in both
+    assert f"goes beyond the budget of ${between:g}." in both
     assert f"the cheapest is expected to cost ${cheapest['usd']:.3g}, on " in (
         shown("--budget-usd", 0.001)
     )
