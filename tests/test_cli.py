@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from made_runs import ONE_CELL, TWO_CELLS, made_run, spec_of
 
-from orchestrator.cli import main
+from orchestrator.cli import build_parser, main
 from orchestrator.plan import Plan, Skip
 from orchestrator.ranking import Ranking
 from orchestrator.store import open_run
@@ -437,6 +437,19 @@ def test_a_mistake_of_usage_is_one_line(
     told = capsys.readouterr().err
     assert message in told
     assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("word", ["max", "largest"])
+def test_the_largest_batch_goes_by_either_word(word: str) -> None:
+    """Of every command that takes it."""
+    for command in (
+        ["estimate", "--model", "m"],
+        ["profile", "--model", "m", "--seq-len", "8"],
+        ["rank", "run"],
+        ["what-if", "run"],
+    ):
+        parsed = build_parser().parse_args([*command, "--batch-size", word])
+        assert parsed.batch_size == "largest"
 
 
 def test_cells_too_short_for_the_data_are_told_before_anything_is_measured(

@@ -11,11 +11,11 @@ from observations import environment, measurement, observation
 
 from fitting.families import FamilyFit, fit_families
 from fitting.step_times import Form
+from orchestrator.constraints import Constraints, Missed, nothing_text
 from orchestrator.cost import NO_OVERHEADS, Overheads
 from orchestrator.data_lengths import DataLengths
 from orchestrator.plan import ClusterResources, Node, Plan, make_plan
 from orchestrator.ranking import (
-    Constraints,
     Excluded,
     RankedOffer,
     Ranking,
@@ -526,6 +526,24 @@ def test_offers_are_held_to_what_is_asked_of_them() -> None:
     reasons.clear()
     assert left(budget_usd=0.03) == ["slow"]
     assert reasons == ["is expected to cost $0.0375, the budget is $0.03"]
+
+
+def test_where_nothing_is_wanted_the_least_that_must_give_is_told() -> None:
+    """The deadline, the budget, either, or both at once, each by the GPU that is nearest."""
+    misses = [
+        ("A", Missed(quickest_hours=2.0, cheapest_usd=3.0)),
+        ("B", Missed(quickest_hours=1.0, cheapest_usd=5.0)),
+    ]
+    takes = "the quickest is expected to take 1 h, on B"
+    costs = "the cheapest is expected to cost $3, on A"
+    for deadline, budget, text in (
+        (0.5, None, f"Nothing is done within 0.5 h: {takes}."),
+        (1.5, 2.0, f"Nothing costs $2 or less: {costs}."),
+        (0.5, 2.0, f"Nothing is done within 0.5 h: {takes}. Nothing costs $2 or less: {costs}."),
+        (1.5, 4.0, f"Nothing keeps both the deadline and the budget: {takes}; {costs}."),
+    ):
+        wanted = Constraints(deadline_hours=deadline, budget_usd=budget)
+        assert nothing_text(wanted, misses) == text
 
 
 def test_comparable_offers_are_numbered_from_the_cheapest_across_gpus() -> None:
