@@ -43,9 +43,8 @@ class Answer:
         row = self.best
         simulated = ", simulated" if row.basis is Basis.SIMULATED else ""
         sure = odds_text(row.probability_cheapest)
-        do = "Use" if row.provider == OWN else "Rent"
         return (
-            f"{do} **{row.cell.gpu}** {where(row)} at ${row.usd_per_hour:.3g} an hour: "
+            f"{choice(row.cell.gpu, row)}: "
             f"**${row.usd:.3g}** ({row.usd_low:.3g} to {row.usd_high:.3g}) in "
             f"**{row.hours:.3g} h** ({row.hours_low:.3g} to {row.hours_high:.3g}{simulated}), at "
             f"batches of {row.batch_size}. **{sure}** sure that it is the cheapest."
@@ -84,6 +83,12 @@ def offer_text(row: RankedOffer) -> str:
     """What is rented, where."""
     several = f" ({row.gpus_per_instance} GPUs)" if row.gpus_per_instance > 1 else ""
     return f"{row.provider} {row.instance}{several} {row.market}"
+
+
+def choice(gpu: str, row: RankedOffer | Price) -> str:
+    """What to rent, or to use, for how much an hour."""
+    do = "Use" if row.provider == OWN else "Rent"
+    return f"{do} **{gpu}** {where(row)} at ${row.usd_per_hour:.3g} an hour"
 
 
 def where(row: RankedOffer | Price) -> str:

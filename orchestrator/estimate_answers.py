@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from fitting.result import Interval
-from orchestrator.answers import where
+from orchestrator.answers import choice, where
 from orchestrator.constraints import Constraints, nothing_text
 from orchestrator.estimate import Estimate, Estimated, Price
 from orchestrator.estimate_question import Question
@@ -26,7 +26,7 @@ def verdict(found: Sequence[Estimated], wanted: Constraints) -> str:
         price = best.price
         surer = next((e.estimate for e in found if is_sure(e.estimate.price, wanted)), best)
         return (
-            f"Rent **{best.gpu}** {where(price)} at ${price.usd_per_hour:.3g} an hour: "
+            f"{choice(best.gpu, price)}: "
             f"**${price.usd:.3g}** ({_ends(price.usd_interval)}) in **{price.hours:.3g} h** "
             f"({_ends(price.hours_interval)}, simulated), at batches of {best.batch_size}"
             f"{_kept(price, wanted)}.{_surer(surer) if surer is not best else ''}"

@@ -232,7 +232,7 @@ def test_where_queries_are_padded_the_fastest_batch_is_priced(
     shown = capsys.readouterr().out
     assert "The job: 1,000 queries x 10 epochs (the default: --epochs), " in shown
     assert f"**${told['price']['usd']:.3g}**" in shown
-    assert "Rent **SLOW** from own (desk, on-demand) at $0.05 an hour: " in shown
+    assert "Use **SLOW** of your own (desk) at $0.05 an hour: " in shown
     assert f", simulated), at batches of {told['batch_size']}.\n" in shown
     listed = ", ".join(map(str, sizes))
     assert f"batch: on each GPU the fastest of {listed} and the largest that fits. " in shown
