@@ -138,7 +138,7 @@ def batch_text(found: Sequence[Estimated], question: Question) -> str | None:
             f"{tries}. {why} the largest the job's steps would take {_parts(slower)} longer "
             "(--batch-size max)."
         )
-    if question.batch == "largest":
+    if question.batch == "largest" and any(each.step is not None for each in found):
         return "batch: the largest that fits (--batch-size fastest tries smaller ones, too)."
     return None
 
