@@ -5,7 +5,7 @@ what it took and why. What it gives is a record, and ``predictions`` need nothin
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal, Self
 
 import numpy as np
@@ -23,6 +23,7 @@ from fitting.choice import (
     tried,
 )
 from fitting.columns import Columns, columns_of
+from fitting.doubt import NORMAL_90
 from fitting.form_fit import fit_values
 from fitting.intervals import LEVEL, Scales, coverage, scales
 from fitting.laws import FloatArray
@@ -196,6 +197,45 @@ class Intervals(Record):
     coverage: Number | None
 
 
+class LengthLaw(Record):
+    """The law that tells how a step's time changes with the length of its queries.
+
+    It is the one by GPU that is least off on lengths that it has not seen, whichever form is best
+    at those that were: a form by series is fitted to each length by itself, and tells of no other.
+
+    Attributes:
+        form: which.
+        error: its ``Candidate.length_error``.
+        half_width: half the interval of the logarithm of a step time at a length that it has not
+            seen, at the level of the fit's intervals.
+        exponent: g, of the sparsity; absent where it was never varied.
+        groups: what was fitted to each GPU.
+    """
+
+    form: Form
+    error: Number
+    half_width: Number
+    exponent: Parameter | None
+    groups: tuple[GroupLaw, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LengthScale:
+    """How a step's time changes from one length of its queries to another.
+
+    Attributes:
+        form: the law that says so.
+        factor: what the step time is multiplied by.
+        sigma: standard deviation of its logarithm.
+        error: how far off the law is on lengths that it has not seen.
+    """
+
+    form: Form
+    factor: float
+    sigma: float
+    error: float
+
+
 class FamilyFit(Record):
     """The law of a family, or the reason that there is none and a remedy.
 
@@ -214,6 +254,7 @@ class FamilyFit(Record):
         suspects: points that the law does not believe.
         series: what was seen: elsewhere the law extrapolates.
         intervals: how sure predictions are; absent where nothing is left to tell it from.
+        by_length: the law of lengths; absent where there is one length, or too few points.
     """
 
     name: FamilyName
@@ -230,6 +271,7 @@ class FamilyFit(Record):
     suspects: tuple[Suspect, ...]
     series: tuple[SeriesSeen, ...]
     intervals: Intervals | None
+    by_length: LengthLaw | None = None
 
     @model_validator(mode="after")
     def _is_a_law_or_a_refusal(self) -> Self:
@@ -289,6 +331,7 @@ def fit_family(name: FamilyName, rows: StepTimes, *, most_nested: int = MOST_NES
     fitted = best.fitted
     left_out, is_nested = _left_out(fitted, points, nested=len(points) <= most_nested)
     told = scales(points.series, left_out)
+    judged = [_Judged.of(c, points) for c in candidates]
     return FamilyFit(
         name=name,
         visits=len(rows),
@@ -298,30 +341,20 @@ def fit_family(name: FamilyName, rows: StepTimes, *, most_nested: int = MOST_NES
         why=_why(best, candidates),
         remedy=None,
         candidates=tuple(
-            _candidate(c, points) for c in sorted(candidates, key=lambda c: round(c.error, ALIKE))
+            sorted((j.candidate for j in judged), key=lambda c: round(c.error, ALIKE))
         ),
-        exponent=None
-        if fitted.exponent is None
-        else Parameter(
-            name="g", value=fitted.exponent, unit="1", standard_error=fitted.exponent_error
-        ),
+        exponent=_exponent(fitted),
         groups=_groups(fitted, points),
         spread=fitted.spread,
         suspects=_suspects(fitted, points),
         series=_series(points, told),
         intervals=None if told is None else _intervals(points, left_out, told, nested=is_nested),
+        by_length=_law_of_lengths(judged, points),
     )
 
 
 def predict(  # noqa: PLR0913, PLR0917 - what a step depends on
-    fit: FamilyFit,
-    gpu: str,
-    stack: str,
-    seq_len: int,
-    sparsity: float,
-    batch_size: float,
-    *,
-    tokens_per_query: float | None = None,
+    fit: FamilyFit, gpu: str, stack: str, seq_len: int, sparsity: float, batch_size: float
 ) -> Prediction | None:
     """Seconds of one step of queries of one length; None where the law does not speak of it.
 
@@ -332,22 +365,61 @@ def predict(  # noqa: PLR0913, PLR0917 - what a step depends on
         seq_len: tokens per query.
         sparsity: active experts over experts.
         batch_size: queries per step.
-        tokens_per_query: padding included; absent for the length itself. A law of queries says
-            nothing of another.
     """
-    tokens = seq_len if tokens_per_query is None else tokens_per_query
-    shape = None if fit.form is None else SHAPES.get(fit.form)
-    if tokens != seq_len and (shape is None or shape.work is not Work.TOKENS):
+    return predictions(fit, _rows(gpu, stack, seq_len, sparsity, batch_size, [seq_len]))[0]
+
+
+def length_scale(  # noqa: PLR0913, PLR0917 - what a step depends on
+    fit: FamilyFit,
+    gpu: str,
+    stack: str,
+    seq_len: int,
+    sparsity: float,
+    batch_size: float,
+    tokens_per_query: float,
+) -> LengthScale | None:
+    """What a step's time is multiplied by for queries of another length, by the law of lengths.
+
+    None where it does not speak of it, or there is none: of one length nothing tells what another
+    takes, whatever its law counts the work in.
+
+    Args:
+        fit: of the family.
+        gpu: its key.
+        stack: fingerprint of what it runs, device and driver included.
+        seq_len: tokens per query of the steps that are known.
+        sparsity: active experts over experts.
+        batch_size: queries per step.
+        tokens_per_query: of those that are asked about, padding included.
+    """
+    law = fit.by_length
+    if law is None:
         return None
-    row = StepTimes(
-        gpu=np.array([gpu_name(gpu, stack)]),
-        series=np.array([series_name(gpu, stack, seq_len)]),
-        batch_size=np.array([float(batch_size)]),
-        tokens=np.array([float(batch_size * tokens)]),
-        sparsity=np.array([float(sparsity)]),
-        seconds=np.array([np.nan]),
+    rows = _rows(gpu, stack, seq_len, sparsity, batch_size, [tokens_per_query, seq_len])
+    short, full = _law_seconds(law.form, law.groups, law.exponent, rows)
+    if np.isnan(short):
+        return None
+    return LengthScale(law.form, float(short / full), law.half_width / NORMAL_90, law.error)
+
+
+def _rows(  # noqa: PLR0913, PLR0917 - what a step depends on
+    gpu: str,
+    stack: str,
+    seq_len: int,
+    sparsity: float,
+    batch_size: float,
+    tokens_per_query: Sequence[float],
+) -> StepTimes:
+    """Steps that are asked about: a row for each number of tokens, its seconds not known."""
+    count = len(tokens_per_query)
+    return StepTimes(
+        gpu=np.full(count, gpu_name(gpu, stack)),
+        series=np.full(count, series_name(gpu, stack, seq_len)),
+        batch_size=np.full(count, float(batch_size)),
+        tokens=batch_size * np.array(tokens_per_query, np.float64),
+        sparsity=np.full(count, float(sparsity)),
+        seconds=np.full(count, np.nan),
     )
-    return predictions(fit, row)[0]
 
 
 def predictions(fit: FamilyFit, rows: StepTimes) -> list[Prediction | None]:
@@ -360,13 +432,7 @@ def predictions(fit: FamilyFit, rows: StepTimes) -> list[Prediction | None]:
     """
     if fit.form is None or fit.intervals is None:
         return [None] * len(rows)
-    laws = {law.name: law for law in fit.groups}
-    values = [
-        _values(fit.form, laws.get(str(group)), float(sparsity))
-        for group, sparsity in zip(group_of(fit.form, rows), rows.sparsity, strict=True)
-    ]
-    exponent = None if fit.exponent is None else fit.exponent.value
-    seconds = form_seconds(fit.form, np.array(values), exponent, rows)
+    seconds = _law_seconds(fit.form, fit.groups, fit.exponent, rows)
     seen = {each.name: each for each in fit.series}
     return [
         None if np.isnan(value) else _predicted(fit.intervals, seen.get(str(name)), value, *at)
@@ -374,6 +440,19 @@ def predictions(fit: FamilyFit, rows: StepTimes) -> list[Prediction | None]:
             rows.series, seconds, rows.sparsity, rows.batch_size, strict=True
         )
     ]
+
+
+def _law_seconds(
+    form: Form, groups: Sequence[GroupLaw], exponent: Parameter | None, rows: StepTimes
+) -> FloatArray:
+    """(rows,) step times by a form with its values; nan where it says nothing."""
+    laws = {law.name: law for law in groups}
+    values = [
+        _values(form, laws.get(str(group)), float(sparsity))
+        for group, sparsity in zip(group_of(form, rows), rows.sparsity, strict=True)
+    ]
+    shared = None if exponent is None else exponent.value
+    return form_seconds(form, np.array(values), shared, rows)
 
 
 def merged(rows: StepTimes) -> StepTimes:
@@ -433,19 +512,64 @@ def _why(best: Tried, candidates: Sequence[Tried]) -> str:
     return f"the simplest within one standard error of the best, {least.fitted.form}"
 
 
-def _candidate(one: Tried, points: StepTimes) -> Candidate:
-    fitted = one.fitted
-    outs = [~smaller_half(points), *_by_length(fitted.form, points)]
-    laws = fit_values(fitted.form, points, [~out for out in outs])
-    larger, *lengths = (off(law, points.where(out)) for law, out in zip(laws, outs, strict=True))
-    return Candidate(
-        form=fitted.form,
-        error=one.error,
-        standard_error=one.standard_error,
-        growing_error=_mean_error(larger),
-        length_error=_mean_error(np.concatenate(lengths)) if lengths else None,
-        parameters=fitted.parameters,
-        condition=fitted.condition if np.isfinite(fitted.condition) else None,
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """A form, what is told of it, and (points,) its residuals by fits without their length.
+
+    They are nan for a form by series, and where no law spoke.
+    """
+
+    fitted: FittedForm
+    candidate: Candidate
+    unseen: FloatArray
+
+    @classmethod
+    def of(cls, one: Tried, points: StepTimes) -> "_Judged":
+        fitted = one.fitted
+        lengths = _by_length(fitted.form, points)
+        outs = [~smaller_half(points), *lengths]
+        laws = fit_values(fitted.form, points, [~out for out in outs])
+        unseen = np.full(len(points), np.nan)
+        for law, out in zip(laws[1:], lengths, strict=True):
+            unseen[out] = off(law, points.where(out))
+        candidate = Candidate(
+            form=fitted.form,
+            error=one.error,
+            standard_error=one.standard_error,
+            growing_error=_mean_error(off(laws[0], points.where(outs[0]))),
+            length_error=_mean_error(unseen),
+            parameters=fitted.parameters,
+            condition=fitted.condition if np.isfinite(fitted.condition) else None,
+        )
+        return cls(fitted, candidate, unseen)
+
+
+def _law_of_lengths(judged: Sequence[_Judged], points: StepTimes) -> LengthLaw | None:
+    """The form that is least off on lengths left out; of as good ones the simplest."""
+    speaking = [
+        (round(one.candidate.length_error, ALIKE), one.fitted.parameters, one, told)
+        for one in judged
+        if one.candidate.length_error is not None
+        and (told := scales(points.series, one.unseen)) is not None
+    ]
+    if not speaking:
+        return None
+    _, _, best, told = min(speaking, key=lambda each: each[:2])
+    assert best.candidate.length_error is not None
+    return LengthLaw(
+        form=best.fitted.form,
+        error=best.candidate.length_error,
+        half_width=told.half_width(None, LEVEL),
+        exponent=_exponent(best.fitted),
+        groups=_groups(best.fitted, points),
+    )
+
+
+def _exponent(fitted: FittedForm) -> Parameter | None:
+    if fitted.exponent is None:
+        return None
+    return Parameter(
+        name="g", value=fitted.exponent, unit="1", standard_error=fitted.exponent_error
     )
 
 

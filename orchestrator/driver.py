@@ -22,6 +22,7 @@ from orchestrator.spending import Meter, rented_offer
 from orchestrator.store import FAULTS, PLAN, ObservationWriter, RunFolder
 from orchestrator.sweep import SweepSpec
 from orchestrator.tune_loggers import Tool, tune_callbacks
+from orchestrator.workload_tokens import shorter_lengths
 from trials.observation import Observation, largest_batch
 from trials.profile import Logged, Profiled, ProfileRule, sizes_to_profile
 from trials.profile_trial import ProfileTask
@@ -406,7 +407,8 @@ def simulate(
     catalog, known = spec.merged_catalog(), folder.observations()
     tasks = [trial_task(spec, catalog, cell, known) for cell in cells]
     with Progress(cells, complete=len(plan.complete), known=known) as progress:
-        simulate_trials(tasks, Keeper(writer, progress), Traces(), constants)
+        lengths = partial(shorter_lengths, spec.workload)
+        simulate_trials(tasks, Keeper(writer, progress), Traces(), constants, lengths)
     known = folder.observations()
     done = {
         cell

@@ -42,6 +42,11 @@ def _family(family: FamilyFit) -> list[str]:
         _rivals(family.candidates),
         _values(family),
     ]
+    if family.by_length is not None:
+        parts.append(
+            f"Queries of other lengths are priced by {family.by_length.form}: off by "
+            f"{family.by_length.error:.2%} at lengths that it had not seen."
+        )
     if family.suspects:
         parts.append("Points that the law does not believe:")
         parts.append("\n".join(_suspect(each) for each in family.suspects))

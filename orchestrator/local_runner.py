@@ -2,9 +2,9 @@
 
 import multiprocessing
 import os
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 
 from orchestrator.listener import Listener
 from trials.observation import Observation
@@ -36,7 +36,11 @@ def run_trials_here(
 
 
 def simulate_trials(
-    tasks: Sequence[TrialTask], listener: Listener, traces: Traces, constants: Constants
+    tasks: Sequence[TrialTask],
+    listener: Listener,
+    traces: Traces,
+    constants: Constants,
+    lengths: Callable[[int], Sequence[int]] = lambda _: (),
 ) -> None:
     """Runs trials on models of their GPUs, on all cores.
 
@@ -45,14 +49,19 @@ def simulate_trials(
         listener: hears of every start, observation and end.
         traces: where what the steps do comes from; all that is missing is traced first.
         constants: what the stack reaches of a GPU.
+        lengths: tokens of shorter queries to time beside those of a cell's own length.
     """
-    groups: dict[str, list[TrialTask]] = defaultdict(list)
+    groups: dict[str, _Alike] = {}
     requests: dict[str, TraceRequest] = {}
     for task in tasks:
         cell = SimulatedCell(task.cell, task.model, traces)
         # The search asks for a batch of one query first.
         first, *others = cell.requests(alone=True)
-        groups[first.key].append(task)
+        if first.key not in groups:
+            groups[first.key] = _Alike([], tuple(lengths(task.cell.seq_len)))
+            shorter = groups[first.key].shorter(task, traces).values()
+            others += [request for each in shorter for request in each.requests(alone=True)]
+        groups[first.key].tasks.append(task)
         requests |= {request.key: request for request in (first, *others)}
     traces.prepare(list(requests.values()))
     for task, observations in _simulated(list(groups.values()), traces, constants):
@@ -62,11 +71,24 @@ def simulate_trials(
         listener.ended(task.cell, None)
 
 
+@dataclass(frozen=True, slots=True)
+class _Alike:
+    """Trials whose steps are the same, on several GPUs, and the shorter lengths to time."""
+
+    tasks: list[TrialTask]
+    lengths: tuple[int, ...]
+
+    def shorter(self, task: TrialTask, traces: Traces) -> dict[int, SimulatedCell]:
+        """The steps of such a trial at each of the lengths."""
+        cells = (task.cell.model_copy(update={"seq_len": tokens}) for tokens in self.lengths)
+        return {cell.seq_len: SimulatedCell(cell, task.model, traces) for cell in cells}
+
+
 Simulated = Iterable[tuple[TrialTask, list[Observation]]]
 
 
 def _simulated(
-    groups: Sequence[list[TrialTask]], traces: Traces, constants: Constants
+    groups: Sequence[_Alike], traces: Traces, constants: Constants
 ) -> Iterator[tuple[TrialTask, list[Observation]]]:
     """Each trial's observations, group by group."""
     processes = min(len(groups), len(os.sched_getaffinity(0)))
@@ -82,13 +104,15 @@ def _simulated(
             yield from future.result()
 
 
-def _of_group(tasks: Sequence[TrialTask], traces: Traces, constants: Constants) -> Simulated:
-    """Trials whose steps are the same, on several GPUs: most of their replays are, too."""
-    same = SimulatedCell(tasks[0].cell, tasks[0].model, traces)
+def _of_group(group: _Alike, traces: Traces, constants: Constants) -> Simulated:
+    """Trials whose steps are the same: most of their replays are, too."""
+    first = group.tasks[0]
+    same = SimulatedCell(first.cell, first.model, traces)
+    shorter = group.shorter(first, traces)
     told = []
-    for task in tasks:
+    for task in group.tasks:
         seen: list[Observation] = []
-        prober = SimulatedProber(same, task.gpu, constants)
+        prober = SimulatedProber(same, task.gpu, constants, shorter)
         likely = prober.likely_largest(task.batch_limit)
         run_trial(task.model_copy(update={"likely_largest": likely}), prober, seen.append)
         told.append((task, seen))

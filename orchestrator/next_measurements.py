@@ -237,7 +237,7 @@ class _Known:
         largest = self._largest(cell)
         least = self._spec.workload.batch_size or 1
         fits = largest is None or largest >= least
-        return fits and too_long(self._spec.workload, cell) is None
+        return fits and too_long(self._spec.workload, cell, ()) is None
 
     def ways(self, cells: Sequence[Cell]) -> list[Way]:
         """Every way to do the job on these."""

@@ -5,7 +5,7 @@ import hashlib
 import io
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Literal
@@ -69,8 +69,10 @@ class RankedOffer(Record):
         limited_by: what the next larger batch size ended in, or the search's limit.
         queries_per_second: throughput at ``batch_size``; of packed rows, those.
         epochs: how often each query is seen.
-        tokens_per_query: padding included; the cell's length where the job has no lengths, or no
-            law tells how much shorter its steps are.
+        tokens_per_query: padding included; the cell's length where the job has no lengths, or
+            ``as_if_full``.
+        as_if_full: whether every query is priced as if it had the cell's length though the job's
+            are shorter, since nothing tells how long its steps take: an upper bound.
         hours, hours_low, hours_high: from renting to the end: start-up, steps, checkpoints, and of
             spot instances what interruptions are expected to cost.
         usd, usd_low, usd_high: what is paid for them; the interval is of the hours and of how far
@@ -78,7 +80,8 @@ class RankedOffer(Record):
         checkpoint_minutes: of work between two checkpoints.
         basis: measured or simulated; a capped GPU has no price.
         source: where the step time comes from.
-        law: which, where it comes from one.
+        law: which, where it comes from one, or was scaled by one to the job's lengths.
+        length_error: how far off that law is on lengths that it has not seen, where it was scaled.
         extrapolated: the law was asked beyond what it was fitted on.
     """
 
@@ -103,6 +106,7 @@ class RankedOffer(Record):
     queries_per_second: float
     epochs: int
     tokens_per_query: float
+    as_if_full: bool = False
     hours: float
     hours_low: float
     hours_high: float
@@ -113,6 +117,7 @@ class RankedOffer(Record):
     basis: Basis
     source: Source
     law: Form | None
+    length_error: float | None = None
     extrapolated: bool
 
 
@@ -219,12 +224,13 @@ def rank(  # noqa: PLR0913 - what a ranking is made from
     given_up = {gone.cell: gone.reason for gone in plan.given_up}
     groups: dict[tuple[object, ...], list[_Priced]] = defaultdict(list)
     excluded: list[Excluded] = []
-    for cell in (*plan.complete, *plan.pending, *skipped):
+    cells = (*plan.complete, *plan.pending, *skipped)
+    for cell in cells:
         mine = seen.get(cell, [])
         offers = catalog.offers(cell.gpu)
         wanted = [offer for offer in offers if constraints.allows(offer)]
         told = None if learned is None else learned[cell]
-        misfit = too_long(workload, cell) or (told if isinstance(told, str) else None)
+        misfit = too_long(workload, cell, cells) or (told if isinstance(told, str) else None)
         job = workload
         if isinstance(told, LearnedEpochs):
             job = workload.model_copy(update={"epochs": told.epochs})
@@ -411,6 +417,7 @@ def _ranked(group: Sequence[_Priced], batch: Batch) -> Iterator[RankedOffer]:
             queries_per_second=step.batch_size / step.seconds,
             epochs=job.workload.epochs,
             tokens_per_query=step.tokens or float(job.cell.seq_len),
+            as_if_full=job.workload.lengths is not None and step.tokens is None,
             hours=rented.hours,
             hours_low=rented.low,
             hours_high=rented.high,
@@ -421,6 +428,7 @@ def _ranked(group: Sequence[_Priced], batch: Batch) -> Iterator[RankedOffer]:
             basis=job.basis,
             source=step.source,
             law=step.law,
+            length_error=step.length_error,
             extrapolated=step.extrapolated,
         )
         if rented.hours < quickest:
@@ -464,15 +472,29 @@ def padding(workload: Workload, cell: Cell) -> Callable[[int], float] | None:
     return lambda size: min(padded_tokens(workload, size, cell.seq_len), float(cell.seq_len))
 
 
-def too_long(workload: Workload, cell: Cell) -> str | None:
-    """Why a cell's length is none for the job; None where it is."""
+def too_long(workload: Workload, cell: Cell, others: Iterable[Cell]) -> str | None:
+    """Why a cell's length is none for the job; None where it is.
+
+    Args:
+        workload: the job.
+        cell: asked about.
+        others: all there are: one that differs in its length alone may have the job.
+    """
     longest = longest_query(workload)
     if longest is None or longest <= cell.seq_len:
         return None
-    return (
-        f"its length is {cell.seq_len}, queries have up to {longest} tokens: "
-        f"--cutoff {cell.seq_len}, or a sweep at {longest_tokens(workload, cell.seq_len)}"
+    long_enough = (
+        other.seq_len
+        for other in others
+        if other.seq_len >= longest and other.model_copy(update={"seq_len": cell.seq_len}) == cell
     )
+    length = min(long_enough, default=None)
+    remedy = (
+        f"--cutoff {cell.seq_len}, or a sweep at {longest_tokens(workload, cell.seq_len)}"
+        if length is None
+        else f"the cell at {length} is for this job, --cutoff {cell.seq_len} for one of this cell"
+    )
+    return f"its length is {cell.seq_len}, queries have up to {longest} tokens: {remedy}"
 
 
 def _of_like_lengths(

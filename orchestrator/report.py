@@ -71,7 +71,7 @@ def headline(ranking: Ranking) -> str:
     text = f"The job: {job.queries:,} queries x {_epochs(ranking)}{overheads_text(job.overheads)}."
     bases = sorted({row.basis for row in ranking.offers})
     if bases:
-        text += f" Step times are {' and '.join(bases)}, {_lengths(ranking)}."
+        text += f" Step times are {' and '.join(bases)}, {_lengths(ranking)}"
     if any(r.cell.gpu == THIS_MACHINE and r.provider != OWN for r in ranking.offers):
         text += (
             "\n`cpu` is the machine that ran the sweep; the offers beside it are CPU "
@@ -95,15 +95,52 @@ def _epochs(ranking: Ranking) -> str:
 
 
 def _lengths(ranking: Ranking) -> str:
-    """At which lengths of queries."""
+    """At which lengths of queries, by which law, and what that leaves unsure."""
     data = ranking.workload.lengths
     if data is None:
-        return "at full sequence length"
-    padded = [row.tokens_per_query for row in ranking.offers]
-    full = sum(row.tokens_per_query == row.cell.seq_len for row in ranking.offers)
-    most = "" if max(padded) == min(padded) else f" to {max(padded):.0f}"
-    text = f"at the lengths of {data.source}, padded to {min(padded):.0f}{most} tokens a query"
-    return text + (f"; {full} offers at the full length, for want of a law" if full else "")
+        return "at full sequence length."
+    at_lengths = [row for row in ranking.offers if not row.as_if_full]
+    full = [row for row in ranking.offers if row.as_if_full]
+    parts = []
+    if at_lengths:
+        padded = [row.tokens_per_query for row in at_lengths]
+        parts.append(
+            f"at the lengths of {data.source}, padded to {_span(padded, '.0f')} tokens a query"
+            f"{_scaled(at_lengths)}."
+        )
+    if full:
+        parts.append(_as_if_full(full, data.source, among_others=bool(at_lengths)))
+    return "\n".join(parts)
+
+
+def _scaled(rows: Sequence[RankedOffer]) -> str:
+    """By which laws from the full length, and how far off they are."""
+    errors: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        if row.law is not None and row.length_error is not None:
+            errors[row.law].append(row.length_error)
+    laws = [f"{law} (off by {_span(off, '.1%')})" for law, off in errors.items()]
+    told = f"; from the full length by the law {' and '.join(laws)} on lengths it has not seen"
+    return told if laws else ""
+
+
+def _span(values: Sequence[float], digits: str) -> str:
+    low, high = format(min(values), digits), format(max(values), digits)
+    return low if low == high else f"{low} to {high}"
+
+
+def _as_if_full(rows: Sequence[RankedOffer], source: str, *, among_others: bool) -> str:
+    """That these are priced at the full length, what that does to them, and what to do."""
+    lengths = _span([float(row.cell.seq_len) for row in rows], ".0f")
+    subject = f"{len(rows)} offers are priced " if among_others else ""
+    is_simulated = any(row.basis is Basis.SIMULATED for row in rows)
+    return (
+        f"{subject}as if every query had the full {lengths} tokens, not the lengths of {source}: "
+        "nothing tells how long shorter ones take.\nSo their hours and dollars are upper bounds, "
+        "and the odds of being the cheapest are those of full queries. To price the lengths, time "
+        "several batch sizes at several `seq_lens`"
+        + (", or simulate with this data set in `workload`." if is_simulated else ".")
+    )
 
 
 def cheapest_section(ranking: Ranking) -> str:

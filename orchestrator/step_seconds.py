@@ -3,15 +3,17 @@
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+
 from fitting.doubt import NORMAL_90, Doubt, simulated
-from fitting.families import FamilyFit, predict
+from fitting.families import FamilyFit, length_scale, predict
 from fitting.points import series_name
 from fitting.step_times import Form
-from trials.observation import Basis, Measurement, Observation, Outcome, largest_batch
+from trials.observation import Basis, Measurement, Observation, Outcome, Shorter, largest_batch
 from trials.timing import median_interval
 from trials.workload import Cell
 
@@ -41,8 +43,11 @@ class StepTime:
         doubt: of that.
         source: where it is known from.
         law: which, where it is known from one, or was scaled by one to another length.
-        tokens: per query, padding included, where it was; absent at the full length.
+        tokens: per query, padding included; absent where nothing tells how long steps of the job's
+            lengths take, and they are taken to have the full one.
+        length_error: how far off that law is at lengths that it has not seen, where that is known.
         extrapolated: the law was asked beyond what it was fitted on.
+        shorter: of simulated steps, tokens per query and seconds of shorter ones, ascending.
     """
 
     batch_size: int
@@ -52,6 +57,8 @@ class StepTime:
     law: Form | None = None
     extrapolated: bool = False
     tokens: float | None = None
+    length_error: float | None = None
+    shorter: Shorter = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +137,29 @@ def step_times(  # noqa: PLR0913, PLR0917 - all that a step time may be known fr
         elif _fits_in_memory(batch, seen):
             told = by_law(batch, cell, stack, basis, seen, families)
             if told is not None:
-                times[stack, basis] = padded(told)
+                shorter = _shorter_between(told, at_full)
+                times[stack, basis] = padded(replace(told, shorter=shorter))
     return times
+
+
+def _shorter_between(step: StepTime, timed: Mapping[int, StepTime]) -> Shorter:
+    """Seconds of shorter queries at a batch size that was not simulated, by those that were.
+
+    What parts of a full step they take, between the two nearest by the logarithm of the batch size.
+    """
+    sizes = sorted(size for size in timed if timed[size].shorter)
+    lengths = {tokens for size in sizes for tokens, _ in timed[size].shorter}
+    told = []
+    for tokens in sorted(lengths):
+        parts = {
+            size: seconds / timed[size].seconds
+            for size in sizes
+            for at, seconds in timed[size].shorter
+            if at == tokens
+        }
+        part = np.interp(math.log(step.batch_size), np.log(list(parts)), list(parts.values()))
+        told.append((tokens, step.seconds * float(part)))
+    return tuple(told)
 
 
 def by_law(  # noqa: PLR0913, PLR0917 - what a law of a step speaks of
@@ -167,8 +195,9 @@ def at_length(  # noqa: PLR0913, PLR0917 - what a step depends on
 ) -> StepTime | None:
     """The step time of queries padded to so many tokens on average, not to the full length.
 
-    As many times shorter as the law of the family says; None where it is not one of tokens. It
-    extrapolates where that GPU was seen at no length as short.
+    Simulated steps lie on a line between the two nearest lengths that were simulated. Others are as
+    many times shorter as the family's law of lengths says, which extrapolates where that GPU was
+    seen at no length as short; None where there is no such law.
 
     Args:
         step: at the full length.
@@ -180,22 +209,24 @@ def at_length(  # noqa: PLR0913, PLR0917 - what a step depends on
     """
     if tokens == cell.seq_len:
         return replace(step, tokens=tokens)
+    if step.shorter and tokens >= step.shorter[0][0]:
+        lengths, seconds = np.array([*step.shorter, (cell.seq_len, step.seconds)]).T
+        return replace(step, seconds=float(np.interp(tokens, lengths, seconds)), tokens=tokens)
     place = (cell.gpu, stack, cell.seq_len, cell.sparsity, step.batch_size)
     for family in _families_of(cell, basis, families):
-        full = predict(family, *place)
-        short = predict(family, *place, tokens_per_query=tokens)
-        if full is None or short is None:
+        scale = length_scale(family, *place, tokens)
+        if scale is None:
             continue
-        law = math.log(short.high / short.low) / 2 / NORMAL_90
-        doubt = replace(step.doubt, own=math.hypot(step.doubt.own, law))
+        doubt = replace(step.doubt, own=math.hypot(step.doubt.own, scale.sigma))
         gpu = series_name(cell.gpu, stack, 0).removesuffix("0")
         lengths = [int(s.name.removeprefix(gpu)) for s in family.series if s.name.startswith(gpu)]
         return replace(
             step,
-            seconds=step.seconds * short.value / full.value,
+            seconds=step.seconds * scale.factor,
             doubt=doubt,
-            law=family.form,
+            law=scale.form,
             tokens=tokens,
+            length_error=scale.error,
             extrapolated=step.extrapolated or tokens < min(lengths, default=cell.seq_len),
         )
     return None
@@ -245,7 +276,8 @@ def _measured(batch_size: int, visits: Sequence[Observation], spread: Spread) ->
     steps = [m.step_seconds for m in measurements]
     if all(m.relative_error is not None for m in measurements):
         doubt = _simulation_doubt(measurements)
-        return StepTime(batch_size, steps[0][0], doubt, "simulated steps")
+        shorter = measurements[0].shorter_step_seconds
+        return StepTime(batch_size, steps[0][0], doubt, "simulated steps", shorter=shorter)
     within = [(median_interval(s) or (min(s), max(s)), s) for s in steps]
     squares = [(math.log(high / low) / 2 / NORMAL_95) ** 2 for (low, high), _ in within]
     # What the steps of one visit differ by is in the spread of visits; where it is more, it counts.

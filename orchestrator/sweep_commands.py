@@ -147,7 +147,8 @@ def end_of_sweep(
 
 def _tell_misfits(spec: SweepSpec) -> None:
     """Which cells are no good for the job of the specification, though they can be measured."""
-    misfits = [too_long(spec.workload, cell) for cell in spec.all_cells()]
+    cells = spec.all_cells()
+    misfits = [too_long(spec.workload, cell, cells) for cell in cells]
     for reason, count in Counter(reason for reason in misfits if reason is not None).items():
         remark(f"{count} of {len(misfits)} cells cannot be ranked for this job: {reason}")
 

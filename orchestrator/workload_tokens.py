@@ -5,7 +5,12 @@ A workload without lengths is as before: every query has the full sequence lengt
 
 import math
 
+import numpy as np
+
+from fitting.lengths import MULTIPLE
 from orchestrator.sweep import Workload
+
+SHORTER = 4  # lengths that steps are simulated at beside the full one: each takes a trace
 
 
 def padded_tokens(workload: Workload, batch_size: int, seq_len: int) -> float:
@@ -29,6 +34,25 @@ def padded_tokens(workload: Workload, batch_size: int, seq_len: int) -> float:
     if workload.padding == "grouped":
         return lengths.grouped(rows, workload.queries, workload.pad_to_multiple)
     return lengths.padded(rows, workload.pad_to_multiple)
+
+
+def shorter_lengths(workload: Workload, seq_len: int) -> tuple[int, ...]:
+    """Tokens per query to simulate beside a full length, ascending; none without lengths.
+
+    Any padding of the job lies between two of them, or the last and the full length; from half of
+    what a query alone has, for what may be asked of a run later: to cut queries off.
+
+    Args:
+        workload: the job.
+        seq_len: the full length.
+    """
+    longest = longest_query(workload)
+    if workload.lengths is None or longest is None or longest > seq_len:
+        return ()
+    alone = workload.lengths.lengths.padded(1, workload.pad_to_multiple)
+    spaced = np.geomspace(min(alone / 2, seq_len), seq_len, SHORTER + 1)[:-1]
+    rounded = {max(round(tokens / MULTIPLE) * MULTIPLE, 1) for tokens in spaced}
+    return tuple(sorted(tokens for tokens in rounded if tokens < seq_len))
 
 
 def longest_tokens(workload: Workload, seq_len: int) -> int:

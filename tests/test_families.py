@@ -18,6 +18,7 @@ from fitting.families import (
     GroupLaw,
     fit_families,
     fit_family,
+    length_scale,
     merged,
     predict,
     predictions,
@@ -237,6 +238,31 @@ def test_other_lengths_and_larger_batches_are_told_of_the_laws_that_speak_of_the
     assert growing > 0.1
     single = fit_family(NAME, points(("a40",), (128,), (1.0,), (1, 2, 4)))
     assert {(c.length_error, c.growing_error) for c in single.candidates} == {(None, None)}
+
+
+def test_law_of_lengths_is_one_that_speaks_of_them() -> None:
+    """Where each length is off by itself a form by series is best, and tells of no other length."""
+    rows = points(lengths=(128, 256, 512, 1024), noise=0.001)
+    length = rows.tokens / rows.batch_size
+    rows.seconds[:] *= np.select([length == 128, length == 512], [1.1, 0.92], 1.0)
+    fit = fitted(rows)
+    assert fit.form not in {None, Form.POOLED, Form.AFFINE_TOKENS}
+    errors = {c.form: c.length_error for c in fit.candidates if c.length_error is not None}
+    law = fit.by_length
+    assert law is not None
+    assert (law.form, law.error) == min(errors.items(), key=lambda each: each[1])
+    assert 0.03 < law.error < 0.15
+    asked = ("a40", STACK, 1024, 0.25, 8)
+    scale = length_scale(fit, *asked, 700)
+    assert scale is not None
+    assert (scale.form, scale.error) == (law.form, law.error)
+    assert scale.factor == pytest.approx(700 / 1024, rel=0.1)
+    again = FamilyFit.model_validate_json(fit.model_dump_json())
+    assert length_scale(again, *asked, 700) == scale
+    assert length_scale(fit, "a100", *asked[1:], 700) is None
+    single = fitted(points(lengths=(128,), noise=0.01))
+    assert single.by_length is None
+    assert length_scale(single, "a40", STACK, 128, 0.25, 8, 64) is None
 
 
 def test_point_that_the_law_does_not_believe_is_named() -> None:

@@ -83,6 +83,31 @@ def test_a_simulated_sweep_is_ranked_and_says_that_it_is(
     assert (len(plan.complete), plan.pending, len(plan.skipped)) == (2, (), 1)
 
 
+def test_simulated_queries_are_as_long_as_the_data_has_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From one length in the specification, and as `estimate` has it; later without a trace."""
+    monkeypatch.setattr("orchestrator.workload_tokens.SHORTER", 2)  # each costs this test a second
+    Path("lengths.csv").write_text("tokens,examples\n64,800\n128,150\n512,50\n")
+    data = ["--length-histogram", "lengths.csv", "--epochs", "3"]
+    text = SIMULATED.replace("[16]", "[512]").replace("H100-SXM, T4", "H100-SXM")
+    Path("nobody.yaml").write_text(text.replace("queries: 1000", "length_histogram: lengths.csv"))
+    assert main(["sweep", "nobody.yaml"]) == 0
+    assert "at the lengths of lengths.csv, padded to" in capsys.readouterr().out
+    what = ["--model", "llama-tiny", "--method", "lora", "--lora-rank", "4", "--batch-size", "64"]
+    assert main(["estimate", *what, "--gpu", "A40,H100-SXM", *data, "--json"]) == 0
+    estimated = {e["gpu"]: e for e in json.loads(capsys.readouterr().out)}
+    Path("cache").rename("no-cache")  # nothing is traced from here on
+    assert main(["what-if", "runs/nobody", *data, "--batch-size", "64", "--json"]) == 0
+    offers = json.loads(capsys.readouterr().out)["offers"]
+    assert {row["cell"]["gpu"] for row in offers} == set(estimated) == {"A40", "H100-SXM"}
+    for row in offers:
+        there = estimated[row["cell"]["gpu"]]
+        assert (row["law"], row["as_if_full"]) == (None, False)
+        assert row["tokens_per_query"] == pytest.approx(there["tokens_per_query"])
+        assert row["queries_per_second"] == pytest.approx(there["queries_per_second"], rel=0.03)
+
+
 def test_a_model_that_cannot_be_traced_is_left_out_with_the_reason(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

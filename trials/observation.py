@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from gpu_catalog.record import Record
+from trials.recipe import PositiveInt
 from trials.workload import Cell
 
 
@@ -53,7 +54,10 @@ class Basis(StrEnum):
 
 Purpose = Literal["search", "boundary", "ladder"]
 StopReason = Literal["precise", "step cap", "time cap"]
-Seconds = tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...]
+Second = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = tuple[Second, ...]
+Shorter = tuple[tuple[PositiveInt, Second], ...]
+"""Tokens per query, ascending, and seconds of a step of such queries."""
 
 
 class Environment(Record):
@@ -190,6 +194,8 @@ class Measurement(Record):
         relative_error: how much shorter than told a simulated step may be, of its 90 % interval, as
             a part of it; absent when steps were measured.
         relative_error_above: how much longer; absent for as much.
+        shorter_step_seconds: of simulated steps at that batch size whose queries are shorter than
+            the cell's, by their tokens; empty where the job's are not.
     """
 
     memory_steps: int
@@ -204,6 +210,7 @@ class Measurement(Record):
     built: Built | None = None
     relative_error: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     relative_error_above: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    shorter_step_seconds: Shorter = ()
 
 
 class Observation(Record):

@@ -4,10 +4,11 @@ import hashlib
 import os
 import platform
 import socket
+from collections.abc import Iterator, Mapping
 
 from gpu_catalog.gpu import Gpu
 from trials.child import ProbeEnd
-from trials.observation import Environment, Measurement, MemoryReading, Outcome
+from trials.observation import Environment, Measurement, MemoryReading, Outcome, Shorter
 from trials.probe import ProbeRequest
 from trials.simulation.clock import Constants, NoSpeedError
 from trials.simulation.events import StructureError
@@ -34,10 +35,18 @@ class SimulatedProber:
         cell: what is fine-tuned; probers of one cell on several GPUs may share it.
         gpu: the catalog row of its GPU.
         constants: what the stack reaches of a GPU.
+        shorter: the same with shorter queries, by their tokens; timed steps tell their times, too.
     """
 
-    def __init__(self, cell: SimulatedCell, gpu: Gpu, constants: Constants) -> None:
+    def __init__(
+        self,
+        cell: SimulatedCell,
+        gpu: Gpu,
+        constants: Constants,
+        shorter: Mapping[int, SimulatedCell] | None = None,
+    ) -> None:
         self._cell = cell
+        self._shorter = shorter or {}
         self._gpu = gpu
         self._constants = constants
         self._limit = usable_bytes(gpu)
@@ -64,9 +73,11 @@ class SimulatedProber:
     def _end(self, request: ProbeRequest, use: MemoryUse) -> ProbeEnd:
         timed = request.timing is not None
         seconds: tuple[float, ...] = ()
+        shorter: Shorter = ()
         if timed and use.outcome is Outcome.FITS:
             step = self._cell.step_time(request.batch_size, self._gpu, self._constants)
             seconds = (step.seconds,)
+            shorter = tuple(self._shorter_seconds(request.batch_size))
         measurement = Measurement(
             memory_steps=STEPS,
             memory=MemoryReading(
@@ -79,6 +90,7 @@ class SimulatedProber:
             step_seconds=seconds,
             relative_error=self._constants.error if seconds else None,
             relative_error_above=self._constants.error_above if seconds else None,
+            shorter_step_seconds=shorter,
         )
         missed = use.outcome is Outcome.OUT_OF_MEMORY
         return ProbeEnd(
@@ -88,6 +100,10 @@ class SimulatedProber:
             environment=self._environment(),
             memory_limit_bytes=self._limit,
         )
+
+    def _shorter_seconds(self, batch_size: int) -> Iterator[tuple[int, float]]:
+        for tokens, cell in sorted(self._shorter.items()):
+            yield tokens, cell.step_time(batch_size, self._gpu, self._constants).seconds
 
     def _detail(self, use: MemoryUse) -> str:
         limit = f"{self._limit / GIB:.2f} GiB that {self._gpu.key} has for PyTorch"
