@@ -5,12 +5,10 @@ A workload without lengths is as before: every query has the full sequence lengt
 
 import math
 
-import numpy as np
-
-from fitting.lengths import MULTIPLE
 from orchestrator.sweep import Workload
 
-SHORTER = 4  # lengths that steps are simulated at beside the full one: each takes a trace
+SIMULATED_PADDED = (1, 2, 3, 4, 8, 16)  # batch sizes whose padded lengths are simulated
+ALIKE = 0.97  # a length that is as much of another, or more, is not simulated beside it
 
 
 def padded_tokens(workload: Workload, batch_size: int, seq_len: int) -> float:
@@ -39,20 +37,23 @@ def padded_tokens(workload: Workload, batch_size: int, seq_len: int) -> float:
 def shorter_lengths(workload: Workload, seq_len: int) -> tuple[int, ...]:
     """Tokens per query to simulate beside a full length, ascending; none without lengths.
 
-    Any padding of the job lies between two of them, or the last and the full length; from half of
-    what a query alone has, for what may be asked of a run later: to cut queries off.
+    Those that batches of ``SIMULATED_PADDED`` are padded to: a small batch takes steps that grow by
+    leaps, a wave of tiles at a time, so that between two lengths nothing tells what it takes. And
+    half of the shortest, for what may be asked of a run later: to cut queries off.
 
     Args:
         workload: the job.
         seq_len: the full length.
     """
     longest = longest_query(workload)
-    if workload.lengths is None or longest is None or longest > seq_len:
+    if longest is None or longest > seq_len:
         return ()
-    alone = workload.lengths.lengths.padded(1, workload.pad_to_multiple)
-    spaced = np.geomspace(min(alone / 2, seq_len), seq_len, SHORTER + 1)[:-1]
-    rounded = {max(round(tokens / MULTIPLE) * MULTIPLE, 1) for tokens in spaced}
-    return tuple(sorted(tokens for tokens in rounded if tokens < seq_len))
+    padded = {round(padded_tokens(workload, size, seq_len)) for size in SIMULATED_PADDED}
+    kept: list[int] = []
+    for tokens in sorted({min(padded) // 2, *padded}, reverse=True):
+        if 0 < tokens < ALIKE * (kept[-1] if kept else seq_len):
+            kept.append(tokens)
+    return tuple(sorted(kept))
 
 
 def longest_tokens(workload: Workload, seq_len: int) -> int:

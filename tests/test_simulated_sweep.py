@@ -87,7 +87,8 @@ def test_simulated_queries_are_as_long_as_the_data_has_them(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From one length in the specification, and as `estimate` has it; later without a trace."""
-    monkeypatch.setattr("orchestrator.workload_tokens.SHORTER", 2)  # each costs this test a second
+    # Each length costs this test a second.
+    monkeypatch.setattr("orchestrator.workload_tokens.SIMULATED_PADDED", (1, 64))
     Path("lengths.csv").write_text("tokens,examples\n64,800\n128,150\n512,50\n")
     data = ["--length-histogram", "lengths.csv", "--epochs", "3"]
     text = SIMULATED.replace("[16]", "[512]").replace("H100-SXM, T4", "H100-SXM")

@@ -12,7 +12,13 @@ from orchestrator.data_lengths import PUBLISHED, DataLengths, known_lengths, rea
 from orchestrator.examples import DataError
 from orchestrator.sweep import Workload
 from orchestrator.workload_options import changed_workload
-from orchestrator.workload_tokens import longest_tokens, padded_tokens, rows, steps
+from orchestrator.workload_tokens import (
+    longest_tokens,
+    padded_tokens,
+    rows,
+    shorter_lengths,
+    steps,
+)
 
 
 def lengths_of(workload: Workload) -> DataLengths:
@@ -91,6 +97,20 @@ def test_a_workload_without_lengths_is_as_it_was() -> None:
     assert (rows(workload), steps(workload, 10)) == (1001, 202)
     with pytest.raises(ValueError, match="packing needs lengths, and a cutoff"):
         Workload(queries=1, epochs=1, padding="packed", cutoff=8)
+
+
+def test_lengths_to_simulate_hold_every_padding_of_the_job() -> None:
+    """Each that small batches are padded to, none like another, none of a job that has no place."""
+    data = DataLengths(source="made", histogram=((100, 900), (400, 100)))
+    job = Workload(queries=1000, epochs=1, lengths=data, pad_to_multiple=1)
+    lengths = shorter_lengths(job, 400)
+    assert lengths == (65, 130, 157, 181, 203, 271, 344)
+    assert lengths[1] == round(padded_tokens(job, 1, 400))
+    assert shorter_lengths(job, 352) == ()
+    assert shorter_lengths(job.model_copy(update={"cutoff": 300}), 352)[-1] < 300
+    packed = job.model_copy(update={"cutoff": 200, "padding": "packed"})
+    assert shorter_lengths(packed, 400) == (100, 200)
+    assert shorter_lengths(job.model_copy(update={"lengths": None}), 400) == ()
 
 
 def test_the_papers_padding_is_what_was_found_beforehand() -> None:
