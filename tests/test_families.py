@@ -18,11 +18,9 @@ from fitting.families import (
     GroupLaw,
     fit_families,
     fit_family,
-    length_scale,
     merged,
-    predict,
-    predictions,
 )
+from fitting.family_predictions import length_scale, predict, predictions
 from fitting.form_fit import fit_form
 from fitting.laws import step_seconds_smooth
 from fitting.result import Parameter
