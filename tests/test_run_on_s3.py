@@ -318,11 +318,11 @@ def test_lock_is_taken_over_when_its_holder_gave_no_sign_for_minutes(
     log = writer._log
     writer.append(observation(1))
     ((name, _),) = server.objects("teams/one/lock/").items()
-    server.age(f"teams/one/lock/{name}", 299)
+    server.age(f"teams/one/lock/{name}", 240)
     assert run.is_running()
     with pytest.raises(StoreError, match="another sweep is writing to it"):
         ObservationWriter(run).__enter__()
-    server.age(f"teams/one/lock/{name}", 2)
+    server.age(f"teams/one/lock/{name}", 61)
     assert not run.is_running()
     with ObservationWriter(run) as second:
         second.append(observation(2))

@@ -77,7 +77,7 @@ def monotone_laws(draw: st.DrawFn) -> tuple[int, int, int, Callable[[int], int |
     return limit, largest, memory, peak
 
 
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=1200, deadline=None)
 @given(monotone_laws())
 def test_any_law_is_searched_exactly_within_two_probes_of_plain(
     law: tuple[int, int, int, Callable[[int], int | None]],
@@ -103,7 +103,7 @@ class Adversary:
         return Reading(fits=fits, peak_memory_bytes=peak if fits else None)
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=800, deadline=None)
 @given(
     st.integers(1, 10_000),
     st.lists(st.tuples(st.booleans(), st.none() | st.integers(1, 2000)), min_size=1, max_size=20),

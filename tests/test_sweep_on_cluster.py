@@ -85,6 +85,7 @@ workload: {queries: 100, epochs: 1}
 """
 
 
+@pytest.mark.long
 def test_node_that_is_not_what_it_says_measures_nothing(cluster: Cluster) -> None:
     """It carries the resource A40 and has neither FlashAttention nor the GPU: both are told."""
     work, out = cluster.home / "pretending", cluster.home / "nothing"

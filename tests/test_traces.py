@@ -81,6 +81,7 @@ def test_a_trace_does_not_depend_on_what_was_traced_before(tmp_path: Path) -> No
     assert [path.stem for path in (tmp_path / "alone").iterdir()] == [longer.key]
 
 
+@pytest.mark.long
 def test_processes_that_want_the_same_do_not_disturb_each_other(tmp_path: Path) -> None:
     """Each traces for itself what none has kept yet."""
     with ThreadPoolExecutor(2) as threads:
@@ -146,11 +147,14 @@ def test_fp32_with_shared_heads_keeps_every_score(tmp_path: Path) -> None:
     assert not llama.has_grouped_queries
     traces = Traces(tmp_path, workers=1)
 
+    def asked(model: Model) -> TraceRequest:
+        return request_for(model, recipe("lora", precision="fp32"), seq_len=512)
+
     def largest(model: Model) -> float:
-        trace = traces.get(request_for(model, recipe("lora", precision="fp32"), seq_len=512))
-        recording = trace.recordings[0]
+        recording = traces.get(asked(model)).recordings[0]
         return float(recording.numbers[recording.kinds == Kind.MADE, Column.BYTES].max())
 
+    traces.prepare([asked(shared), asked(llama)])
     scores = 2 * 4 * 512 * 512 * heads
     assert largest(shared) == scores > largest(llama)
 
