@@ -175,10 +175,10 @@ def test_nothing_begins_on_a_node_that_is_to_be_preempted(cluster: NetworkCluste
     cluster.give_notice(spot)
     before = sweep.cells_on(spot)
     assert sweep.wait() == 0, sweep.said
-    # One may have begun while the notice was given; the next, which waited for it, says why not.
+    # One may have begun while the notice was given; the next, if it waited for it, says why not.
     assert len(sweep.cells_on(spot) - before) <= 1
-    (fault,) = RunFolder(sweep.out).faults().faults
-    assert (fault.node, fault.reason) == (spot.address, NODE_LEAVES)
+    told = {(fault.node, fault.reason) for fault in RunFolder(sweep.out).faults().faults}
+    assert told <= {(spot.address, NODE_LEAVES)}
     found = [o.key for o in observations(sweep.out)]
     assert set(found) == undisturbed(text)
     assert len(found) == len(set(found))
