@@ -4,8 +4,9 @@ A log has a million probes of some ten thousand cells. Each cell and each place 
 of a probe no more than a row of numbers, so that nobody need hold the records themselves.
 """
 
+import statistics
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,7 +86,8 @@ def columns_of(observations: Iterable[Observation]) -> Columns:
         if o.measurement is not None:
             model = o.measurement.model_memory_bytes
             peak = o.measurement.memory.peak_allocated_bytes
-            step = _median(o.measurement.step_seconds)
+            if o.measurement.step_seconds:
+                step = statistics.median(o.measurement.step_seconds)
         numbers.extend((o.batch_size, o.memory_limit_bytes, model, peak, step))
     by_code = np.array(codes, np.int64).reshape(-1, 5).T.copy()
     by_number = np.array(numbers, np.float64).reshape(-1, 5).T.copy()
@@ -103,11 +105,3 @@ def columns_of(observations: Iterable[Observation]) -> Columns:
         peak_bytes=by_number[3],
         step_seconds=by_number[4],
     )
-
-
-def _median(seconds: Sequence[float]) -> float:
-    """Of none, nan."""
-    if not seconds:
-        return np.nan
-    ordered, half = sorted(seconds), len(seconds) // 2
-    return ordered[half] if len(seconds) % 2 else (ordered[half - 1] + ordered[half]) / 2

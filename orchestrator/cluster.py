@@ -84,11 +84,11 @@ def _resources(
     alive: list[Mapping[str, Any]], packages: Mapping[str, frozenset[str]]
 ) -> ClusterResources:
     leaving = leaving_nodes()
+    nodes = [(node["NodeID"], node["Resources"]) for node in alive]
     return ClusterResources(
         tuple(
-            Node(node["Resources"], packages.get(node["NodeID"]), id_, is_leaving=id_ in leaving)
-            for node in alive
-            if (id_ := node["NodeID"])
+            Node(has, packages.get(node_id), node_id, is_leaving=node_id in leaving)
+            for node_id, has in nodes
         )
     )
 

@@ -8,6 +8,7 @@ from orchestrator.constraints import Constraints, nothing_text
 from orchestrator.estimate import Estimate, Estimated, Price
 from orchestrator.estimate_question import Question
 from orchestrator.sweep import Workload
+from orchestrator.tables import span
 from orchestrator.workload_tokens import padded_tokens
 from trials.observation import Outcome
 
@@ -135,7 +136,7 @@ def batch_text(found: Sequence[Estimated], question: Question) -> str | None:
             return f"{tries}, which is the largest."
         why = "Larger ones are padded to more: at" if question.workload.lengths else "At"
         return (
-            f"{tries}. {why} the largest the job's steps would take {_parts(slower)} longer "
+            f"{tries}. {why} the largest the job's steps would take {span(slower, '.0%')} longer "
             "(--batch-size max)."
         )
     if question.batch == "largest" and any(each.step is not None for each in found):
@@ -155,16 +156,16 @@ def padding_text(found: Sequence[Estimated], question: Question) -> str | None:
     largest = [each.max_batch_size for each in fitting]
     if not fitting or _padding(question, largest, mean)[-1] <= MUCH_PADDING:
         return None
-    said = f"Padding is {_parts(_padding(question, taken, mean))} of the tokens"
+    said = f"Padding is {span(_padding(question, taken, mean), '.0%')} of the tokens"
     if taken != largest:
-        said += f", at the largest batches {_parts(_padding(question, largest, mean))}"
+        said += f", at the largest batches {span(_padding(question, largest, mean), '.0%')}"
     return f"{said}: {', '.join(_remedies(question, largest, mean))}."
 
 
 def _remedies(question: Question, sizes: Sequence[int], mean: float) -> Iterator[str]:
     if question.workload.padding != "grouped":
         grouped = question.workload.model_copy(update={"padding": "grouped"})
-        parts = _parts(_padding(question, sizes, mean, grouped))
+        parts = span(_padding(question, sizes, mean, grouped), ".0%")
         yield f"--group-by-length (batches of like lengths) makes that {parts}"
     cutoff = "" if question.workload.cutoff else " with --cutoff, the tokens of a row,"
     yield f"--packing{cutoff} none"
@@ -177,8 +178,3 @@ def _padding(
     job = workload or question.workload
     tokens = (padded_tokens(job, size, question.seq_len) for size in sizes)
     return sorted(1 - mean / each for each in tokens)
-
-
-def _parts(parts: Sequence[float]) -> str:
-    least, most = (f"{part:.0%}" for part in (parts[0], parts[-1]))
-    return least if least == most else f"{least} to {most}"

@@ -1,10 +1,11 @@
 """How a command line is read: values of options, and mistakes in one line with what was meant."""
 
 import argparse
-import difflib
 import re
 from collections.abc import Iterable
 from typing import Any, NoReturn
+
+from gpu_catalog.near import did_you_mean
 
 UNKNOWN = "unrecognized arguments: "
 MISSING = "the following arguments are required: "
@@ -60,9 +61,7 @@ class Parser(argparse.ArgumentParser):
 
 def _near_matches(given: Iterable[str], known: list[str]) -> list[str]:
     return [
-        f"{each}: did you mean {found[0]}?"
-        for each in given
-        if (found := difflib.get_close_matches(each.partition("=")[0], known, n=1))
+        f"{each}{near}" for each in given if (near := did_you_mean(each.partition("=")[0], known))
     ]
 
 

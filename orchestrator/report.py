@@ -20,7 +20,7 @@ from orchestrator.recipe_table import recipes_section
 from orchestrator.run_results import RunResults
 from orchestrator.steadiness import steadiness_section
 from orchestrator.stragglers import stragglers_section
-from orchestrator.tables import table
+from orchestrator.tables import span, table
 from orchestrator.workload_tokens import steps
 from trials.observation import Basis, Environment, Observation
 from trials.workload import Cell
@@ -105,7 +105,7 @@ def _lengths(ranking: Ranking) -> str:
     if at_lengths:
         padded = [row.tokens_per_query for row in at_lengths]
         parts.append(
-            f"at the lengths of {data.source}, padded to {_span(padded, '.0f')} tokens a query"
+            f"at the lengths of {data.source}, padded to {span(padded, '.0f')} tokens a query"
             f"{_scaled(at_lengths)}."
         )
     if full:
@@ -119,19 +119,14 @@ def _scaled(rows: Sequence[RankedOffer]) -> str:
     for row in rows:
         if row.law is not None and row.length_error is not None:
             errors[row.law].append(row.length_error)
-    laws = [f"{law} (off by {_span(off, '.1%')})" for law, off in errors.items()]
+    laws = [f"{law} (off by {span(off, '.1%')})" for law, off in errors.items()]
     told = f"; from the full length by the law {' and '.join(laws)} on lengths it has not seen"
     return told if laws else ""
 
 
-def _span(values: Sequence[float], digits: str) -> str:
-    low, high = format(min(values), digits), format(max(values), digits)
-    return low if low == high else f"{low} to {high}"
-
-
 def _as_if_full(rows: Sequence[RankedOffer], source: str, *, among_others: bool) -> str:
     """That these are priced at the full length, what that does to them, and what to do."""
-    lengths = _span([float(row.cell.seq_len) for row in rows], ".0f")
+    lengths = span([float(row.cell.seq_len) for row in rows], ".0f")
     subject = f"{len(rows)} offers are priced " if among_others else ""
     is_simulated = any(row.basis is Basis.SIMULATED for row in rows)
     return (

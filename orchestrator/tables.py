@@ -10,3 +10,15 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return "\n".join(lines)
+
+
+def span(values: Iterable[float], digits: str) -> str:
+    """The least and the most of some values, once where they read the same.
+
+    Args:
+        values: at least one.
+        digits: how each is written, as ``format`` has it.
+    """
+    listed = list(values)
+    low, high = format(min(listed), digits), format(max(listed), digits)
+    return low if low == high else f"{low} to {high}"

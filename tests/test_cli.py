@@ -417,14 +417,14 @@ def test_reader_that_has_had_enough_ends_it_quietly(arguments: list[str], tmp_pa
     [
         (
             ["what-if", "run", "--spto"],
-            "arguments: --spto; --spto: did you mean --spot",
+            "arguments: --spto; --spto: did you mean '--spot', ",
         ),
         (["rank", "run", "--batch-size", "medium"], "'medium'; or fastest, or largest"),
         (["swep"], "invalid choice: 'swep'"),
-        (["estimat", "--model", "m"], "; estimat: did you mean estimate?"),
-        (["estimate", "--model", "m", "--method", "qlor"], "; qlor: did you mean qlora?"),
-        (["estimate", "--modle=m"], "required: --model; --modle: did you mean --model?"),
-        (["catalog", "price"], "; price: did you mean prices?"),
+        (["estimat", "--model", "m"], "; estimat: did you mean 'estimate'?"),
+        (["estimate", "--model", "m", "--method", "qlor"], "; qlor: did you mean 'qlora'?"),
+        (["estimate", "--modle=m"], "required: --model; --modle: did you mean '--model', "),
+        (["catalog", "price"], "; price: did you mean 'prices'?"),
     ],
 )
 def test_a_mistake_of_usage_is_one_line(

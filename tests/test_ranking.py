@@ -459,16 +459,7 @@ LONG = spec_of(TEXT.replace("[16]", "[64, 128]").replace("[desk, lap, attic]", "
 
 
 MISS = Outcome.OUT_OF_MEMORY
-SHORTER = """\
-name: shorter
-gpus: [cpu]
-cells:
-  - models: [llama-tiny]
-    recipes: [{method: lora, lora_rank: 4}]
-    seq_lens: [128]
-    simulated_on: [A40]
-workload: {queries: 1000, epochs: 3}
-"""
+SHORTER = ONE_CELL.replace("[16]", "[128]\n    simulated_on: [A40]")
 SHORT = spec_of(TEXT.replace("[16]", "[64]").replace("[desk, lap, attic]", "[desk]"))
 
 
