@@ -26,7 +26,7 @@ LONGEST_ANSWER_BYTES = 16 * 2**20  # far more than a probe of any number of step
 PRINTED_BYTES = 64 * 2**10  # of what it printed; why it ended stands at the end
 # Left alone, BLAS and OpenMP take every core of the machine, whatever torch is told later.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-WORKER = (sys.executable, "-m", "trials.worker")
+WORKER = (sys.executable, "-m", "trials.begin", "trials.worker")
 
 
 @dataclass(frozen=True, slots=True)

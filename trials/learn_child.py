@@ -13,7 +13,7 @@ from trials.models.tokens import offline_variables
 from trials.observation import Outcome
 from trials.probe import Refused
 
-LEARN_WORKER = (sys.executable, "-m", "trials.learn_worker")
+LEARN_WORKER = (sys.executable, "-m", "trials.begin", "trials.learn_worker")
 BUILD_TIMEOUT_SECONDS = 3600.0  # pretrained weights may have to be fetched
 SILENCE_SECONDS = 600.0  # of a child in the midst of an epoch: more than any step takes
 

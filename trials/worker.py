@@ -7,7 +7,6 @@ forks the children.
 
 import contextlib
 import ctypes
-import gc
 import os
 import platform
 import signal
@@ -25,7 +24,8 @@ from pydantic import BaseModel
 # A step that prints a warning is a step that is slower than it need be; the trial reads outcomes.
 warnings.filterwarnings("ignore")
 
-from trials.devices.cpu import CpuDevice  # noqa: E402 - the filter must come before these imports
+from trials.begin import settled  # noqa: E402 - the filter must come before these imports
+from trials.devices.cpu import CpuDevice  # noqa: E402
 from trials.devices.device import Device  # noqa: E402
 from trials.finetune import FineTuning, import_libraries  # noqa: E402
 from trials.observation import (  # noqa: E402
@@ -249,8 +249,7 @@ def nurse_of(line: Line, told: type[S], live: Callable[[S, Line], None]) -> None
     setup = told.model_validate_json(line.hear())
     if setup.gpu.kind == "cpu":  # on a GPU they may touch it, which no parent of a child must
         import_libraries(setup.cell.recipe)
-    # The collector looks through a child's own objects only, not through half a million of these.
-    gc.freeze()
+    settled()
     while request := line.hear():
         if request != START:
             continue  # meant for a child that ended before it read it

@@ -3,17 +3,23 @@
 import contextlib
 import ctypes
 import importlib
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 LIBRARIES = ("libtorch_cpu.so", "libtorch_python.so")
+# transformers and accelerate do without; where they are, half a second goes into importing them.
+NEEDLESS = ("boto3", "scipy")
 
 
 def main() -> None:
     """Imports all, then traces what it is asked."""
     loading = Thread(target=_load_libraries)
     loading.start()
+    modules: Any = sys.modules
+    modules.update(dict.fromkeys(NEEDLESS))  # as if they were not installed
     # Neither needs PyTorch. What they leave to be imported later does.
     for name in ("transformers", "sympy"):
         importlib.import_module(name)
@@ -32,3 +38,7 @@ def _load_libraries() -> None:
     for name in LIBRARIES:
         with contextlib.suppress(OSError):
             ctypes.CDLL(str(folder / name))
+
+
+if __name__ == "__main__":
+    main()

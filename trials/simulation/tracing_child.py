@@ -14,9 +14,7 @@ from pathlib import Path
 
 from trials.quiet import QUIET
 
-# Importing makes millions of objects that all stay: looking for garbage among them takes a fifth
-# of it.
-CHILD = "import gc; gc.disable(); from trials.simulation.begin import main; main()"
+CHILD = (sys.executable, "-m", "trials.begin", "trials.simulation.begin")
 
 
 def cache_folder() -> Path:
@@ -37,7 +35,7 @@ class TracingChild:
     def __init__(self) -> None:
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
-            [sys.executable, "-c", CHILD],
+            CHILD,
             env=os.environ | QUIET,
             stdin=pipe,
             stdout=pipe,

@@ -7,7 +7,6 @@ each further one a key and a request.
 """
 
 import contextlib
-import gc
 import importlib
 import json
 import os
@@ -20,6 +19,7 @@ from typing import Any, TextIO
 import numpy as np
 import torch
 
+from trials.begin import settled
 from trials.models.build import KernelError
 from trials.models.experts import ExpertsError
 from trials.models.targets import TargetError
@@ -77,8 +77,7 @@ class Tracing:
             Exception: one of ``REFUSALS``.
         """
         cell = self._cell(request)
-        gc.freeze()  # a trace collects garbage first; going through torch and its like takes 0.3 s
-        gc.enable()
+        settled()  # a trace collects garbage first; going through torch and its like takes 0.3 s
         shares: Callable[[], Shares] = lambda: routed_shares(request.routing, request.cell.experts)  # noqa: E731 - a new count for each trace
         first, *others = request.batch_sizes
         traced = [self._first(cell, request, first, shares)]
