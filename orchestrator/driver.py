@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +22,7 @@ from orchestrator.store import FAULTS, PLAN, ObservationWriter, RunFolder
 from orchestrator.sweep import SweepSpec
 from orchestrator.tune_loggers import Tool, tune_callbacks
 from orchestrator.workload_tokens import shorter_lengths
-from trials.observation import Observation, largest_batch
+from trials.observation import Observation, by_cell, largest_batch
 from trials.profile import Logged, Profiled, ProfileRule, sizes_to_profile
 from trials.profile_trial import ProfileTask
 from trials.simulation.clock import Constants
@@ -291,9 +290,7 @@ class Round:
             budget_usd: no probe begins once the run has cost so much; absent for no limit.
             loggers: Ray Tune's own callbacks, told of the trials.
         """
-        known: dict[Cell, list[Observation]] = defaultdict(list)
-        for each in self.folder.observations():
-            known[each.cell].append(each)
+        known = by_cell(self.folder.observations())
 
         def learn(ended: Logged) -> None:
             if isinstance(ended, Observation):
@@ -314,9 +311,7 @@ class Round:
             for cell, largest in largest_to_profile(self.folder, plan).items()
             if self.cluster.trial_resources(self.catalog.gpu(cell.device))
         }
-        known: dict[Cell, list[Profiled]] = defaultdict(list)
-        for each in self.folder.profiles():
-            known[each.cell].append(each)
+        known = by_cell(self.folder.profiles())
         meter = Meter(self.spec, self.catalog, self.folder.logged())
         if left and meter.reaches(budget_usd):
             remark(f"{self.folder.path}: the budget is spent: {len(left)} cells are not profiled")
@@ -383,14 +378,13 @@ class Round:
 
 def largest_to_profile(folder: RunFolder, plan: Plan) -> dict[Cell, int]:
     """The largest batch of each cell that a device of its own has measured, where one is to do."""
-    known, profiled = folder.observations(), folder.profiles()
+    known, profiled = by_cell(folder.observations()), by_cell(folder.profiles())
     left = {}
     for cell in plan.complete:
         if cell.simulated or cell.capped_on is not None:
             continue
-        found = largest_batch([o for o in known if o.cell == cell])
-        tried = [p for p in profiled if p.cell == cell]
-        if found is not None and sizes_to_profile(found[0], tried):
+        found = largest_batch(known[cell])
+        if found is not None and sizes_to_profile(found[0], profiled[cell]):
             left[cell] = found[0]
     return left
 
@@ -404,16 +398,17 @@ def simulate(
         return plan
     models = ", ".join(dict.fromkeys(cell.model for cell in cells))
     remark(f"{folder.path}: tracing {models} to simulate {len(cells)} cells; no GPU runs them")
-    catalog, known = spec.merged_catalog(), folder.observations()
-    tasks = [trial_task(spec, catalog, cell, known) for cell in cells]
-    with Progress(cells, complete=len(plan.complete), known=known) as progress:
+    catalog, seen = spec.merged_catalog(), folder.observations()
+    known = by_cell(seen)
+    tasks = [trial_task(spec, catalog, cell, known[cell]) for cell in cells]
+    with Progress(cells, complete=len(plan.complete), known=seen) as progress:
         lengths = partial(shorter_lengths, spec.workload)
         simulate_trials(tasks, Keeper(writer, progress), Traces(), constants, lengths)
-    known = folder.observations()
+    known = by_cell(folder.observations())
     done = {
         cell
         for cell in cells
-        if next_ask(task := trial_task(spec, catalog, cell, known), task.done) is None
+        if next_ask(task := trial_task(spec, catalog, cell, known[cell]), task.done) is None
     }
     plan = plan.model_copy(
         update={

@@ -12,7 +12,7 @@ from orchestrator.spending import rented_offer, startup_seconds
 from orchestrator.sweep import SweepSpec
 from orchestrator.tables import table
 from trials.ladder import batch_ladder
-from trials.observation import Observation, largest_batch
+from trials.observation import Observation, by_cell, largest_batch
 from trials.workload import Cell
 
 SEARCH_PROBES = 5  # of a cell whose largest batch is not known, where no trial tells
@@ -120,9 +120,7 @@ def what_is_left(
 ) -> list[Left]:
     """What each GPU has left to measure, in the order of the plan; nothing of what is simulated."""
     effort = Effort(observations, spec.workload.overheads.startup_minutes, catalog)
-    seen: dict[Cell, list[Observation]] = defaultdict(list)
-    for observation in observations:
-        seen[observation.cell].append(observation)
+    seen = by_cell(observations)
     cells: dict[str, list[Cell]] = defaultdict(list)
     for cell in plan.pending:
         if not cell.simulated:

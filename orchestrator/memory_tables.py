@@ -10,6 +10,7 @@ from trials.observation import (
     Observation,
     Outcome,
     boundary,
+    by_cell,
     largest_batch,
 )
 from trials.workload import Cell
@@ -20,7 +21,8 @@ MIB = 2**20
 
 def limits_section(cells: Sequence[Cell], observations: Sequence[Observation]) -> str:
     """The largest batch of each cell, what was in use there, and what happened one above."""
-    seen = [(cell, [o for o in observations if o.cell == cell]) for cell in cells]
+    of_cell = by_cell(observations)
+    seen = [(cell, of_cell[cell]) for cell in cells]
     rows = [(cell.key, *_limit(of)) for cell, of in seen if of]
     if not rows:
         return ""

@@ -28,7 +28,7 @@ from orchestrator.step_seconds import (
 from orchestrator.sweep import SweepSpec
 from orchestrator.workload_tokens import rows
 from trials.ladder import batch_ladder
-from trials.observation import Basis, Observation, largest_batch
+from trials.observation import Basis, Observation, by_cell, largest_batch
 from trials.possible import obstacle
 from trials.workload import Cell
 
@@ -163,10 +163,7 @@ def choices(
         families: the laws fitted to it.
     """
     groups: dict[tuple[object, ...], list[Cell]] = defaultdict(list)
-    seen: dict[Cell, list[Observation]] = defaultdict(list)
-    for observation in observations:
-        seen[observation.cell].append(observation)
-    known = _Known(spec, catalog, seen, families, visit_spread(observations))
+    known = _Known(spec, catalog, by_cell(observations), families, visit_spread(observations))
     for cell in cells:
         if catalog.offers(cell.gpu) and known.can_do_it(cell):
             groups[comparable(cell)].append(cell)

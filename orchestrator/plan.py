@@ -10,7 +10,7 @@ from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
 from orchestrator.sweep import SweepSpec
 from trials.models.model import Model
-from trials.observation import Observation
+from trials.observation import Observation, by_cell
 from trials.possible import obstacle
 from trials.simulation.request import not_simulated
 from trials.trial import TrialTask, next_ask
@@ -193,12 +193,10 @@ def make_plan(
     """
     complete, skipped = [], []
     pending: dict[str, list[Cell]] = defaultdict(list)
-    by_cell: dict[Cell, list[Observation]] = defaultdict(list)
-    for observation in observations:
-        by_cell[observation.cell].append(observation)
+    seen = by_cell(observations)
     for cell in spec.all_cells():
         reason = _why_not(cell, spec.model(cell.model), catalog, cluster)
-        known = by_cell[cell]
+        known = seen[cell]
         if known and next_ask(trial_task(spec, catalog, cell, known), known) is None:
             complete.append(cell)
         elif reason is not None:

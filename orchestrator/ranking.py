@@ -39,7 +39,7 @@ from orchestrator.step_seconds import (
 )
 from orchestrator.sweep import Workload
 from orchestrator.workload_tokens import longest_query, longest_tokens, padded_tokens, rows
-from trials.observation import Basis, Observation, largest_batch
+from trials.observation import Basis, Observation, by_cell, largest_batch
 from trials.workload import Cell
 
 DRAWS = 2000  # of what is not known: probabilities are told to about 1 %
@@ -215,9 +215,7 @@ def rank(  # noqa: PLR0913 - what a ranking is made from
     constraints = constraints or Constraints()
     drift = PriceDrift(workload.overheads, today, seed, DRAWS)
     batch = batch or workload.batch_size or "fastest"
-    seen: dict[Cell, list[Observation]] = defaultdict(list)
-    for observation in observations:
-        seen[observation.cell].append(observation)
+    seen = by_cell(observations)
     spread = visit_spread(observations)
     shared = np.random.default_rng(seed).standard_normal(DRAWS)
     skipped = {skip.cell: skip.reason for skip in plan.skipped}

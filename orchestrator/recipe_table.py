@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.tables import table
-from trials.observation import MEMORY_MISSES, Basis, Observation, Outcome, largest_batch
+from trials.observation import MEMORY_MISSES, Basis, Observation, Outcome, by_cell, largest_batch
 from trials.recipe import Recipe
 from trials.workload import Cell
 
@@ -104,8 +104,8 @@ def _by_stack(pool: Sequence[Observation]) -> list[list[Observation]]:
     if not stacks:
         return [list(pool)]
     only: dict[Cell, str | None] = {}
-    for cell in dict.fromkeys(o.cell for o in pool):
-        own = _stacks([o for o in pool if o.cell == cell]) or stacks
+    for cell, seen in by_cell(pool).items():
+        own = _stacks(seen) or stacks
         only[cell] = own[0] if len(own) == 1 else None
     return [
         [
@@ -123,9 +123,7 @@ def _stacks(observations: Sequence[Observation]) -> list[str]:
 
 
 def _comparison(group: Sequence[Observation]) -> RecipeComparison | None:
-    cells: defaultdict[Cell, list[Observation]] = defaultdict(list)
-    for o in group:
-        cells[o.cell].append(o)
+    cells = by_cell(group)
     fits = {cell: found for cell, seen in cells.items() if (found := _fits(seen))}
     hopeless = [cell for cell, seen in cells.items() if _nothing_fits(seen)]
     common = set.intersection(*map(set, fits.values())) if fits else set()

@@ -29,7 +29,7 @@ from orchestrator.stragglers import stragglers_text
 from orchestrator.sweep import SweepSpec
 from orchestrator.tables import table
 from orchestrator.workload_options import AUTO, changed_workload
-from trials.observation import largest_batch
+from trials.observation import by_cell, largest_batch
 
 REPORT, PAGE = "report.md", "report.html"
 
@@ -141,8 +141,9 @@ def status(options: argparse.Namespace) -> int:
     skipped = {skip.cell for skip in plan.skipped}
     is_running = folder.is_running()
     rows = []
+    of_cell = by_cell(observations)
     for cell in spec.all_cells():
-        seen = [o for o in observations if o.cell == cell]
+        seen = of_cell[cell]
         # An adaptive sweep measures no more of a cell than it needs.
         in_part = "in part" if fastest(seen) and not is_running else "begun"
         begun = in_part if seen else "waiting"

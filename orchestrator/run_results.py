@@ -12,7 +12,7 @@ from orchestrator.learned import Curve
 from orchestrator.plan import Plan
 from orchestrator.ranking import Ranking, rank
 from orchestrator.sweep import SweepSpec
-from trials.observation import Observation
+from trials.observation import Observation, by_cell
 from trials.profile import Logged, Profiled
 from trials.workload import Cell
 
@@ -111,7 +111,4 @@ class RunResults:
 
     @cached_property
     def _by_cell(self) -> defaultdict[Cell, list[Observation]]:
-        found: defaultdict[Cell, list[Observation]] = defaultdict(list)
-        for o in self.observed:
-            found[o.cell].append(o)
-        return found
+        return by_cell(self.observed)

@@ -51,7 +51,7 @@ from orchestrator.store import PLAN, SPEC, ObservationWriter, RunFolder, open_ru
 from orchestrator.sweep import SweepSpec
 from orchestrator.tables import table
 from orchestrator.tune_loggers import check_tools
-from trials.observation import Observation
+from trials.observation import Observation, by_cell
 
 
 def sweep(options: argparse.Namespace) -> int:
@@ -203,8 +203,8 @@ def gpu_check(options: argparse.Namespace) -> int:
         plan = make_plan(spec, catalog, machine, known)
         run.write(PLAN, plan)
         cells = in_order_of_value(spec, plan)
-        threads = machine.threads(gpu)
-        tasks = [trial_task(spec, catalog, cell, known, threads=threads) for cell in cells]
+        of_cell, threads = by_cell(known), machine.threads(gpu)
+        tasks = [trial_task(spec, catalog, cell, of_cell[cell], threads=threads) for cell in cells]
         with Progress(cells, complete=len(plan.complete), known=known) as progress:
             keeper = Keeper(writer, progress)
             run_trials_here(tasks, keeper, time_is_left(options.seconds, keeper.seen))

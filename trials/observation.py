@@ -1,10 +1,11 @@
 """The record of one probe: what was asked, what happened, and on which machine. No torch here."""
 
 import hashlib
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol, TypeVar
 
 from pydantic import Field
 
@@ -255,6 +256,25 @@ class Observation(Record):
     def key(self) -> str:
         """What makes this observation one of a kind within a run."""
         return f"{self.cell.key}/{self.purpose}/b{self.batch_size}/r{self.repeat}/t{self.attempt}"
+
+
+class OfCell(Protocol):
+    """Anything that was seen of one cell."""
+
+    @property
+    def cell(self) -> Cell:
+        """Which."""
+
+
+S = TypeVar("S", bound=OfCell)
+
+
+def by_cell(seen: Iterable[S]) -> defaultdict[Cell, list[S]]:
+    """What was seen of each cell, in the order given; nothing of any other."""
+    found: defaultdict[Cell, list[S]] = defaultdict(list)
+    for each in seen:
+        found[each.cell].append(each)
+    return found
 
 
 def largest_batch(observations: Sequence[Observation]) -> tuple[int, Observation | None] | None:
