@@ -277,7 +277,7 @@ class Placer:
         return max(there, self._cluster.starting(device))
 
     def _avoid(self, cell: Cell) -> tuple[str, ...]:
-        return tuple(sorted({*self._out, *self._avoided[cell], *self._leaving}))
+        return tuple(sorted({*self._out, *self._avoided.get(cell, ()), *self._leaving}))
 
     @property
     def _leaving(self) -> set[str]:

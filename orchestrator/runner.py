@@ -5,6 +5,8 @@ Nothing of Tune's own is kept: what is done is told by the observations, so its 
 a temporary one and a trial that died is simply planned again.
 """
 
+import contextlib
+import functools
 import logging
 import os
 import sys
@@ -61,6 +63,9 @@ def run_trials(
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(sys.maxsize)
     # A worker on a node that was cut off never says that it has stopped.
     os.environ["TUNE_FORCE_TRIAL_CLEANUP_S"] = "10"
+    # An experiment is never restored here: its state, all trials as text in memory, is not to be
+    # written again and again.
+    os.environ["TUNE_GLOBAL_CHECKPOINT_S"] = str(sys.maxsize)
     from ray import tune  # noqa: PLC0415 - seconds to import, and only a sweep needs it
     from ray.tune.execution import class_cache  # noqa: PLC0415 - as above
 
@@ -77,14 +82,14 @@ def run_trials(
                 tune_config=tune.TuneConfig(
                     search_alg=_search(relay),
                     num_samples=-1,
-                    trial_dirname_creator=lambda trial: trial.trial_id,
+                    trial_dirname_creator=_folder_of,
                     # A worker takes seconds to start and holds nothing of a trial: its child did.
                     reuse_actors=True,
                 ),
                 run_config=tune.RunConfig(
                     name="trials",
                     storage_path=scratch,
-                    callbacks=[_tune_callback(relay), *loggers],
+                    callbacks=[_tune_callback(relay), *loggers, _letting_go()],
                     failure_config=tune.FailureConfig(max_failures=0),
                     stop=_stopper(relay),
                     verbose=0,
@@ -111,15 +116,24 @@ def run_trials(
                 )
 
 
+def _folder_of(trial: Any) -> str:
+    return str(trial.trial_id)
+
+
 def _resources(config: dict[str, Any]) -> Any:
     """What a trial asks Ray for."""
+    trial = config["trial"]
+    return _placement_group(tuple(trial["resources"].items()), tuple(trial["avoid"]))
+
+
+@functools.lru_cache  # Tune keeps each trial's: they are to share one
+def _placement_group(resources: tuple[tuple[str, float], ...], avoid: tuple[str, ...]) -> Any:
     from ray import tune  # noqa: PLC0415 - seconds to import, and only a sweep needs it
 
-    trial = config["trial"]
-    if not trial["avoid"]:
-        return tune.PlacementGroupFactory([trial["resources"]])
-    elsewhere = {"ray.io/node-id": f"!in({','.join(trial['avoid'])})"}
-    return tune.PlacementGroupFactory([trial["resources"]], bundle_label_selector=[elsewhere])
+    if not avoid:
+        return tune.PlacementGroupFactory([dict(resources)])
+    elsewhere = {"ray.io/node-id": f"!in({','.join(avoid)})"}
+    return tune.PlacementGroupFactory([dict(resources)], bundle_label_selector=[elsewhere])
 
 
 def _search(relay: "_Relay") -> Any:
@@ -300,6 +314,39 @@ def _tune_callback(relay: _Relay) -> Any:
             relay.ended(info["trial"], _why_died(info["trial"]))
 
     return Callback()
+
+
+def _letting_go() -> Any:
+    """Lets go of trials that are over, when all other callbacks have been told."""
+    from ray import tune  # noqa: PLC0415 - seconds to import, and only a sweep needs it
+
+    class Callback(tune.Callback):  # type: ignore[misc]
+        def on_trial_complete(self, **info: Any) -> None:
+            # Where a later Ray names things otherwise, they stay: no reason to end a sweep.
+            with contextlib.suppress(AttributeError):
+                _let_go(info["trial"])
+
+        def on_trial_error(self, **info: Any) -> None:
+            self.on_trial_complete(**info)
+
+    return Callback()
+
+
+def _let_go(trial: Any) -> None:
+    """Leaves a shell of a trial that is over.
+
+    Tune keeps each until the last is over: its task in six copies, what it reported last, and
+    statistics of every number it reported. A Tuner begun anew now and then would be rid of them,
+    but then all GPUs wait for the slowest trial.
+    """
+    trial.config["trial"] = {"cell": trial.config["trial"]["cell"]}
+    trial.evaluated_params.clear()
+    trial.set_experiment_tag("")
+    trial.metric_analysis.clear()
+    trial.metric_n_steps.clear()
+    # Were it empty, Tune would ask the worker.
+    trial.run_metadata.last_result = {"done": True}
+    trial._default_result_or_future = None  # noqa: SLF001 - else Ray's store keeps it, unread
 
 
 def _kill(trial: Any) -> None:

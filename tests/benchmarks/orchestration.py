@@ -5,6 +5,7 @@ Fresh actors take a second a trial, so a hundred of them must do.
 """
 
 import contextlib
+import gc
 import io
 import json
 import os
@@ -13,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +55,24 @@ def nothing_on_node(config: dict[str, dict[str, str]]) -> None:
     tune.report({"node_id": node_id, "address": ray.util.get_node_ip_address()})
 
 
-def ours(trials: int) -> None:
+class Scales(tune.Callback):
+    """Weighs what Python holds in the driver as every so many trials have ended."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self.ended = 0
+        self.bytes_held: list[int] = []
+
+    def on_trial_complete(self, **info: Any) -> None:
+        """One more."""
+        del info
+        self.ended += 1
+        if self.ended % self.every == 0:
+            gc.collect()
+            self.bytes_held.append(tracemalloc.get_traced_memory()[0])
+
+
+def ours(trials: int, loggers: Sequence[Any] = ()) -> None:
     """The driver's placer and runner."""
     lengths = ", ".join(str(length) for length in range(1, trials + 1))
     spec = spec_of(ONE_CELL.replace("[16]", f"[{lengths}]"))
@@ -67,7 +86,7 @@ def ours(trials: int) -> None:
         nodes_out={},
         note=lambda fault: sys.exit(fault.reason),
     )
-    runner.run_trials(placer, Nobody(), cluster_now)
+    runner.run_trials(placer, Nobody(), cluster_now, loggers)
     assert placer.is_over
 
 
@@ -98,11 +117,27 @@ RUNS = [
 ]
 
 
-def one_run(name: str, trials: int) -> None:
-    """In a process and a Ray of its own: prints seconds a trial, and MiB before and after."""
+def prepare() -> None:
+    """Trials do nothing, and Tune writes nothing about them."""
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
     runner._trial_on_node = nothing_on_node
+
+
+def bytes_kept(trials: int) -> None:
+    """In a process and a Ray of its own: prints what each of the later trials leaves behind."""
+    prepare()
+    scales = Scales(trials // 2)
+    with connected_cluster(ask_for_packages=False), contextlib.redirect_stdout(io.StringIO()):
+        tracemalloc.start()
+        ours(trials, [scales])
+    first, last = scales.bytes_held
+    sys.stdout.write(f"{(last - first) // (trials // 2)}\n")
+
+
+def one_run(name: str, trials: int) -> None:
+    """In a process and a Ray of its own: prints seconds a trial, and MiB before and after."""
+    prepare()
     with connected_cluster(ask_for_packages=False):
         with contextlib.redirect_stdout(io.StringIO()):
             ours(4)  # Ray's first workers take seconds
@@ -132,7 +167,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if len(sys.argv) > 1 and sys.argv[1] == "kept":
+        bytes_kept(int(sys.argv[2]))
+    elif len(sys.argv) > 1:
         one_run(sys.argv[1], int(sys.argv[2]))
     else:
         main()
