@@ -7,7 +7,7 @@ of a probe no more than a row of numbers, so that nobody need hold the records t
 import statistics
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -105,3 +105,28 @@ def columns_of(observations: Iterable[Observation]) -> Columns:
         peak_bytes=by_number[3],
         step_seconds=by_number[4],
     )
+
+
+def joined(parts: Iterable[Columns]) -> Columns:
+    """The columns of all observations, from those of one or more parts of them, in their order."""
+    cells: dict[Cell, int] = {}
+    environments: dict[Environment, int] = {}
+    told = []
+    for part in parts:
+        cell = [cells.setdefault(each, len(cells)) for each in part.cells]
+        environment = [
+            environments.setdefault(each, len(environments)) for each in part.environments
+        ]
+        told.append(
+            replace(
+                part,
+                cell=np.array(cell, np.int64)[part.cell],
+                environment=np.array([*environment, NOWHERE], np.int64)[part.environment],
+            )
+        )
+    arrays = {
+        field.name: np.concatenate([getattr(part, field.name) for part in told])
+        for field in fields(Columns)
+        if field.name not in ("cells", "environments")
+    }
+    return Columns(cells=tuple(cells), environments=tuple(environments), **arrays)

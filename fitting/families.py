@@ -4,9 +4,9 @@
 what it took and why. What it gives is a record, and ``family_predictions`` needs nothing else.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Protocol, Self, TypeVar
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -51,6 +51,15 @@ MOST_LENGTHS = 10  # fits with lengths left out; more lengths are left out sever
 FEWEST_JUDGED = 5  # points that a coverage is told of
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+class Each(Protocol):
+    """Calls a function on each of several items, in order, as ``map`` does."""
+
+    def __call__(self, function: Callable[[A], B], items: Iterable[A], /) -> Iterable[B]:
+        """What it returns of each."""
 
 
 class FamilyName(Record):
@@ -266,10 +275,15 @@ def fit_families(observations: Iterable[Observation]) -> tuple[FamilyFit, ...]:
     return fit_columns(columns_of(observations))
 
 
-def fit_columns(columns: Columns) -> tuple[FamilyFit, ...]:
-    """The law of every family, as ``fit_families``."""
+def fit_columns(columns: Columns, each: Each = map) -> tuple[FamilyFit, ...]:
+    """The law of every family, as ``fit_families``.
+
+    Args:
+        columns: of the observations.
+        each: ``map``, or what does as it does in several processes.
+    """
     return fit_each(
-        [
+        (
             (
                 FamilyName(
                     model=source.group.model,
@@ -281,19 +295,28 @@ def fit_columns(columns: Columns) -> tuple[FamilyFit, ...]:
                 rows,
             )
             for source, rows in ladders(columns)
-        ]
+        ),
+        each,
     )
 
 
-def fit_each(families: Sequence[tuple[FamilyName, StepTimes]]) -> tuple[FamilyFit, ...]:
+def fit_each(
+    families: Iterable[tuple[FamilyName, StepTimes]], each: Each = map
+) -> tuple[FamilyFit, ...]:
     """The law of each family.
 
     Intervals are nested for the smaller families, until that would take too long.
+
+    Args:
+        families: their names and timed steps.
+        each: as in ``fit_columns``.
     """
-    counts = np.sort([len(merged(rows)) for _, rows in families])
+    asked = [_Family(name, len(rows), merged(rows)) for name, rows in families]
+    counts = np.sort([len(family.points) for family in asked])
     within = counts[np.cumsum(counts) <= MOST_NESTED_OF_RUN]
     most_nested = min(MOST_NESTED, int(within.max(initial=0)))
-    return tuple(fit_family(name, rows, most_nested=most_nested) for name, rows in families)
+    is_nested = [replace(one, nested=len(one.points) <= most_nested) for one in asked]
+    return tuple(each(_fitted, is_nested))
 
 
 def fit_family(name: FamilyName, rows: StepTimes, *, most_nested: int = MOST_NESTED) -> FamilyFit:
@@ -305,17 +328,32 @@ def fit_family(name: FamilyName, rows: StepTimes, *, most_nested: int = MOST_NES
         most_nested: points up to which intervals come of choices made without each.
     """
     points = merged(rows)
+    return _fitted(_Family(name, len(rows), points, nested=len(points) <= most_nested))
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """What a law is to be found of: its points, of so many visits; and whether it is nested."""
+
+    name: FamilyName
+    visits: int
+    points: StepTimes
+    nested: bool = False
+
+
+def _fitted(family: _Family) -> FamilyFit:
+    points = family.points
     candidates = [c for c in tried(points) if np.isfinite(c.error)] if len(points) else []
     best = chosen(candidates)
     if best is None:
-        return _refused(name, len(rows), points)
+        return _refused(family.name, family.visits, points)
     fitted = best.fitted
-    left_out, is_nested = _left_out(fitted, points, nested=len(points) <= most_nested)
+    left_out, is_nested = _left_out(fitted, points, nested=family.nested)
     told = scales(points.series, left_out)
     judged = [_Judged.of(c, points) for c in candidates]
     return FamilyFit(
-        name=name,
-        visits=len(rows),
+        name=family.name,
+        visits=family.visits,
         points=len(points),
         form=fitted.form,
         equation=EQUATIONS[fitted.form],

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal
 
 import numpy as np
 
-from fitting.columns import columns_of
-from fitting.families import FamilyFit, fit_columns
+from fitting.columns import Columns, columns_of
+from fitting.families import Each, FamilyFit, fit_columns
 from fitting.intervals import LEVEL
 from fitting.laws import FloatArray, eq2_terms, max_batch_affine, max_batch_eq1
 from fitting.points import GIB, FitGroup, Limits, Peaks, Source, Timings, limits, peaks, timings
@@ -26,6 +27,7 @@ __all__ = [
     "Parameter",
     "Prediction",
     "Status",
+    "fit_laws",
     "fit_observations",
     "predict_largest_batch",
     "predict_peak",
@@ -57,13 +59,26 @@ def fit_observations(observations: Iterable[Observation]) -> Fits:
     Raises:
         ValueError: an observation holds a number that cannot be.
     """
-    columns = columns_of(observations)
-    fits = (
-        *(_fit_eq1(points) for points in limits(columns)),
-        *(fit_peaks(points) for points in peaks(columns)),
-        *(_fit_eq2(points) for points in timings(columns)),
+    return fit_laws(columns_of(observations))
+
+
+def fit_laws(columns: Columns, each: Each = map) -> Fits:
+    """Every law, as ``fit_observations``.
+
+    Args:
+        columns: of the observations.
+        each: ``map``, or what does as it does in several processes.
+
+    Raises:
+        ValueError: an observation holds a number that cannot be.
+    """
+    fits = chain(
+        each(_fit_eq1, limits(columns)),
+        each(fit_peaks, peaks(columns)),
+        each(_fit_eq2, timings(columns)),
     )
-    return Fits(fits=fits, families=fit_columns(columns))
+    families = fit_columns(columns, each)
+    return Fits(fits=tuple(fits), families=families)
 
 
 def predict_largest_batch(fit: Fit, usable_gib: float, seq_len: int) -> Prediction:

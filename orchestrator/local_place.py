@@ -9,6 +9,7 @@ from orchestrator.append_file import AppendFile, has_writer, sync_folder, unusab
 from orchestrator.place import StoreError
 
 OBSERVATIONS = "observations.jsonl"
+BUFFER_BYTES = 2**20
 
 
 class LocalPlace:
@@ -18,6 +19,11 @@ class LocalPlace:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+
+    @property
+    def file(self) -> Path:
+        """Of the observations."""
+        return self._path / OBSERVATIONS
 
     def names(self) -> set[str] | None:
         """What it holds; None when there is no such folder."""
@@ -64,12 +70,11 @@ class LocalPlace:
 
     def observations(self) -> Iterator[tuple[Path, Iterator[bytes]]]:
         """One file has them all."""
-        file = self._path / OBSERVATIONS
-        yield file, _lines(file)
+        yield self.file, lines_of(self.file)
 
     def is_written(self) -> bool:
         """Whether a driver is writing to it now."""
-        return has_writer(self._path / OBSERVATIONS)
+        return has_writer(self.file)
 
     def log(self) -> "LocalLog":
         """To write observations to."""
@@ -111,11 +116,25 @@ class LocalLog:
         self._file.close()
 
 
-def _lines(file: Path) -> Iterator[bytes]:
-    """The lines of a file as they are read; none of one that is not there."""
+def lines_of(file: Path, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+    """The lines of a file as they are read; none of one that is not there.
+
+    Args:
+        file: to read.
+        start: lines that begin before this byte are left out.
+        end: so are those that begin at this one or later; absent for none.
+    """
     try:
-        with file.open("rb") as lines:
-            yield from lines
+        with file.open("rb", BUFFER_BYTES) as lines:
+            at = start
+            if start > 0:
+                lines.seek(start - 1)
+                at += len(lines.readline()) - 1
+            for line in lines:
+                if end is not None and at >= end:
+                    return
+                yield line
+                at += len(line)
     except FileNotFoundError:
         return
     except OSError as error:

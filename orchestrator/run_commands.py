@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterator
 
 from fitting.families import fit_families
-from fitting.fit import Fits, fit_observations
+from fitting.fit import Fits
 from gpu_catalog.catalog import Catalog
 from orchestrator.catalog_commands import in_use_text
 from orchestrator.command_tools import now, run_and_prices, say, today
@@ -17,6 +17,7 @@ from orchestrator.job_options import asked_constraints, with_overheads
 from orchestrator.learn_store import learned_file, learned_in
 from orchestrator.learned import curves
 from orchestrator.learned_epochs import EpochsError, Found, learned_epochs
+from orchestrator.long_log import fits_of
 from orchestrator.place import distinct_names
 from orchestrator.plan import Plan
 from orchestrator.progress import fastest
@@ -36,7 +37,7 @@ REPORT, PAGE = "report.md", "report.html"
 
 def fit(folder: RunFolder) -> int:
     """Fits the laws to a run's observations."""
-    fits = fit_observations(folder.each_observation())
+    fits = fits_of(folder)
     path = folder.write("fits.json", fits)
     usable = sum(f.status.is_usable for f in fits.fits)
     with_law = sum(family.form is not None for family in fits.families)

@@ -168,7 +168,7 @@ class RunFolder:
 
     def _logged(self, read: Callable[[bytes], L], *, profiles: bool) -> Iterator[L]:
         files = self.place.observations()
-        found = (each for file, lines in files for each in _read(file, lines, read, profiles))
+        found = (each for file, lines in files for each in _told(file, lines, read, profiles))
         return _once(found) if self.place.has_several_files else found
 
     def is_running(self) -> bool:
@@ -307,13 +307,35 @@ def _place_of(path: RunPath) -> Place:
     return S3Place(path)
 
 
-def _read(
-    file: RunPath,
-    lines: Iterable[bytes],
-    read: Callable[[bytes], L],
-    profiles: bool,  # noqa: FBT001 - which
+class BadLineError(ValueError):
+    """A line of the log that cannot be read.
+
+    Args:
+        number: of the line, from 1.
+        reason: what is wrong with it.
+    """
+
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(number, reason)
+        self.number = number
+        self.reason = reason
+
+    def of(self, file: RunPath, before: int = 0) -> StoreError:
+        """What a user is told: where it stands in its file, after so many others, and a remedy."""
+        return StoreError(
+            f"{file}:{before + self.number}: not an observation ({self.reason}): "
+            "restore the line or delete it"
+        )
+
+
+def read_lines(
+    lines: Iterable[bytes], read: Callable[[bytes], L], *, profiles: bool = False
 ) -> Iterator[L]:
-    """The observations of a file, or its profiles; a torn last line is neither."""
+    """The observations of lines, or their profiles; a torn last line is neither.
+
+    Raises:
+        BadLineError: a line before the last cannot be read.
+    """
     for number, line in enumerate(lines, start=1):
         if not line.endswith(b"\n"):
             return  # what a writer adds meanwhile is not the rest of another line
@@ -322,10 +344,20 @@ def _read(
         try:
             yield read(line)
         except ValidationError as error:
-            reason = _mistake(error)
-            raise StoreError(
-                f"{file}:{number}: not an observation ({reason}): restore the line or delete it"
-            ) from None
+            raise BadLineError(number, _mistake(error)) from None
+
+
+def _told(
+    file: RunPath,
+    lines: Iterable[bytes],
+    read: Callable[[bytes], L],
+    profiles: bool,  # noqa: FBT001 - which
+) -> Iterator[L]:
+    """As ``read_lines``, of a file."""
+    try:
+        yield from read_lines(lines, read, profiles=profiles)
+    except BadLineError as error:
+        raise error.of(file) from None
 
 
 def _once(logged: Iterable[L]) -> Iterator[L]:

@@ -6,10 +6,8 @@ forks the children.
 """
 
 import contextlib
-import ctypes
 import os
 import platform
-import signal
 import socket
 import sys
 import warnings
@@ -28,6 +26,7 @@ from trials.begin import settled  # noqa: E402 - the filter must come before the
 from trials.devices.cpu import CpuDevice  # noqa: E402
 from trials.devices.device import Device  # noqa: E402
 from trials.finetune import FineTuning, import_libraries  # noqa: E402
+from trials.lifeline import die_with_parent  # noqa: E402
 from trials.observation import (  # noqa: E402
     DeviceReading,
     Environment,
@@ -264,15 +263,6 @@ def nurse_of(line: Line, told: type[S], live: Callable[[S, Line], None]) -> None
         _, status = os.waitpid(child, 0)
         # On a line of its own, whatever the child had begun to say.
         line.say(Ended(exit_code=os.waitstatus_to_exitcode(status)), before=b"\n")
-
-
-def die_with_parent(parent: int) -> None:
-    """Asks Linux to kill this process when the one that started it dies, however it dies."""
-    if sys.platform == "linux":
-        set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)  # it died before we asked
 
 
 def line_to_trial() -> Line:

@@ -180,7 +180,8 @@ class Lines:
             f'{peak},"peak_reserved_bytes":{peak + 2**21},"allocator_retries":0,'
             f'"overhead_bytes":546308096,"foreign_bytes":0}},"model_memory_bytes":{model_bytes},'
             f'{further},"stop_reason":{reason},"energy_joules":{energy},"before":{reading},'
-            f'"after":{reading},"built":{made},"relative_error":null,"relative_error_above":null}}'
+            f'"after":{reading},"built":{made},"relative_error":null,"relative_error_above":null,'
+            '"shorter_step_seconds":[]}'
         )
 
     @staticmethod
