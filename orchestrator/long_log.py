@@ -46,7 +46,7 @@ def fits_of(folder: RunFolder) -> Fits:
     try:
         with _in_processes(processes) as each:
             return fit_laws(joined(_columns(parts, each)), each)
-    except BrokenProcessPool:
+    except (BrokenProcessPool, BrokenPipeError):  # the second as it began
         raise StoreError(
             f"{folder.path}: a process that read or fitted its observations was killed: see that "
             "memory is free, and run the same command again"

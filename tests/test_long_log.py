@@ -115,6 +115,8 @@ def test_a_process_that_was_killed_ends_it_in_a_line(run: RunFolder) -> None:
     def kill() -> None:
         while not (new := [w for w in workers(os.getpid()) if w.pid not in before]):
             time.sleep(0.01)
+        while new[0].cpu_times().user < 0.2:  # it has begun
+            time.sleep(0.01)
         new[0].kill()
 
     killer = threading.Thread(target=kill)
