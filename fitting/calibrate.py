@@ -19,7 +19,7 @@ from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
 from trials.models.model import Model
 from trials.observation import Basis, Observation, Outcome
-from trials.simulation.clock import Constants, step_time
+from trials.simulation.clock import Constants, lanes_of, step_time
 from trials.simulation.events import Operators
 from trials.simulation.simulated import SimulatedCell
 from trials.simulation.traces import TraceError, Traces
@@ -38,6 +38,9 @@ FURTHEST = 5.0  # a constant moves by this factor from its start at most
 FURTHEST_HOST = 20.0
 SEEN = 0.02  # a constant that moves no step by this part of it when it doubles is not fitted
 TOLERANCE = 1e-6
+LEAST_NOISE = 0.01  # a step that is measured twice hardly comes out nearer than that
+HOSTS_TRIED = 61  # factors of a host, over the whole range
+MOST_TURNS = 4  # of fitting all, then trying every host's factors
 
 
 class CalibrationError(ValueError):
@@ -200,16 +203,48 @@ class _Problem:
     note: str | None
 
     def solved(self) -> Solution:
+        """The minimum, of those that a host's factor has where it begins to tell."""
         bounds = np.array(
             [np.log(FURTHEST)] * len(self.names) + [np.log(FURTHEST_HOST)] * len(self.hosts)
         )
-        return solve_nonlinear(
-            self.residuals,
-            np.zeros(len(bounds)),
-            lower=-bounds,
-            upper=bounds,
-            tolerance=TOLERANCE,
-        )
+        begin = self._with_best_hosts(np.zeros(len(bounds)))
+        for _ in range(MOST_TURNS):
+            solution = solve_nonlinear(
+                self.residuals, begin, lower=-bounds, upper=bounds, tolerance=TOLERANCE
+            )
+            begin = self._with_best_hosts(solution.values)
+            if np.array_equal(begin, solution.values):
+                break
+        return solution
+
+    def _with_best_hosts(self, moved: FloatArray) -> FloatArray:
+        """The same, each host's factor the best of all that are tried; as it is among equals."""
+        best = moved.copy()
+        for host in self.hosts:
+            tried, sums = self._by_factor(host, moved)
+            if sums[1:].min(initial=np.inf) < (1 - TOLERANCE) * sums[0]:
+                best[self._place(host)] = tried[sums.argmin()]
+        return best
+
+    def _by_factor(self, host: str, moved: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Sums of a host's squared residuals by its factor, all else as it is; the first as it is.
+
+        A host that the GPU hardly ever waits for makes no step longer, until its factor is so large
+        that it does: a search that goes by slopes does not see that far.
+        """
+        own = [point for point in self.points if point.host == host]
+        now = float(moved[self._place(host)])
+        lanes = [lanes_of(p.operators, p.gpu, self.of(host, moved)) for p in own]
+        measured = np.array([p.seconds for p in own])
+        # Within the bounds, not on them: it is begun from.
+        most = np.log(FURTHEST_HOST) * (1 - TOLERANCE)
+        tried = np.array([now, *np.linspace(-most, most, HOSTS_TRIED)])
+        told = np.array([[each.seconds(float(np.exp(by - now))) for each in lanes] for by in tried])
+        sums: FloatArray = np.square(np.log(told / measured)).sum(axis=1)
+        return tried, sums
+
+    def _place(self, host: str) -> int:
+        return len(self.names) + self.hosts.index(host)
 
     def residuals(self, moved: FloatArray) -> FloatArray:
         """Simulated over measured step times, in the logarithm."""
@@ -225,7 +260,7 @@ class _Problem:
         common = _moved(self.start, self.names, moved)
         if host not in self.hosts:
             return common
-        factor = float(np.exp(moved[len(self.names) + self.hosts.index(host)]))
+        factor = float(np.exp(moved[self._place(host)]))
         return common.model_copy(update={"host_factor": self.start.host_factor * factor})
 
     def constants(self, moved: FloatArray) -> Constants:
@@ -236,28 +271,56 @@ class _Problem:
 
     def told(self, solution: Solution) -> list[CalibratedConstant]:
         """Each constant, with what the points say of it."""
-        quantile = t_quantile(0.975, max(solution.degrees_of_freedom, 1))
-        found = []
         labels = [*self.names, *(f"host_factor of {host}" for host in self.hosts)]
-        for index, name in enumerate(labels):
-            start = self._start(name)
-            value = start * float(np.exp(solution.values[index]))
-            error = solution.standard_errors[index]
-            interval = None
-            if error is not None:
-                spread = float(np.exp(quantile * error))
-                interval = Interval(low=value / spread, high=value * spread)
-            found.append(
-                CalibratedConstant(
-                    name=name, start=start, value=value, interval=interval, fitted=True
-                )
+        found = [
+            CalibratedConstant(
+                name=name,
+                start=self._start(name),
+                value=self._start(name) * float(np.exp(solution.values[place])),
+                interval=self._interval(place, name, solution),
+                fitted=True,
             )
+            for place, name in enumerate(labels)
+        ]
         left = [name for name in FITTED if name not in self.names]
         starts = [(name, self._start(name)) for name in left]
         return found + [
             CalibratedConstant(name=name, start=start, value=start, fitted=False)
             for name, start in starts
         ]
+
+    def _interval(self, place: int, name: str, solution: Solution) -> Interval | None:
+        """95 % of a constant, by how the points scatter, which they do by ``LEAST_NOISE`` at least.
+
+        A few points can lie on a law with many kinks by chance, as if they did not scatter.
+        """
+        freedom, now = solution.degrees_of_freedom, float(solution.values[place])
+        if freedom < 1 or solution.rmse is None:
+            return None
+        scatter = solution.rmse * float(np.sqrt(solution.points / freedom))
+        noise = max(scatter, LEAST_NOISE)
+        allowed = t_quantile(0.975, freedom) * noise
+        ends = []
+        error = solution.standard_errors[place]
+        if error is not None and scatter > 0:
+            ends = [now - allowed * error / scatter, now + allowed * error / scatter]
+        if place >= len(self.names):
+            host = self.hosts[place - len(self.names)]
+            ends += self._factors_within(host, solution.values, allowed)
+        if not ends:
+            return None
+        low, high = np.exp([min(ends), max(ends)]) * self._start(name)
+        return Interval(low=float(low), high=float(high))
+
+    def _factors_within(self, host: str, moved: FloatArray, allowed: float) -> list[float]:
+        """The ends of what a host's factor may be for its residuals not to grow by more."""
+        tried, sums = self._by_factor(host, moved)
+        within = np.flatnonzero(sums[1:] <= sums[0] + allowed**2)
+        if not len(within):
+            return []
+        # It ends somewhere before the next that was tried.
+        first, last = max(within[0] - 1, 0), min(within[-1] + 1, HOSTS_TRIED - 1)
+        return [float(tried[1 + first]), float(tried[1 + last])]
 
     def _start(self, name: str) -> float:
         if name not in FITTED:

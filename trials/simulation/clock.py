@@ -97,6 +97,32 @@ class StepTime:
     host_seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """What a step asks of host and GPU, event by event.
+
+    Attributes:
+        work: (events,) of ``Work``.
+        host: (events,) the host's seconds.
+        device: (events,) the GPU's.
+        waits: the events at which the host waits for the GPU.
+        overlapped: whether it goes on elsewhere.
+    """
+
+    work: IntArray
+    host: FloatArray
+    device: FloatArray
+    waits: IntArray
+    overlapped: bool
+
+    def seconds(self, slower: float = 1.0) -> float:
+        """From start to end, on a host that takes so many times as long."""
+        host = self.host * slower
+        if self.overlapped:
+            return _two_lanes(host, self.device, self.waits)
+        return float(host.sum() + self.device.sum())
+
+
 def step_time(operators: Operators, gpu: Gpu, constants: Constants) -> StepTime:
     """The time of a step.
 
@@ -108,6 +134,17 @@ def step_time(operators: Operators, gpu: Gpu, constants: Constants) -> StepTime:
     Raises:
         NoSpeedError: the catalog does not know its rates or its bandwidth.
     """
+    lanes = lanes_of(operators, gpu, constants)
+    busy = np.bincount(lanes.work, weights=lanes.device, minlength=len(Work))
+    return StepTime(
+        seconds=lanes.seconds(),
+        busy_seconds=busy.astype(np.float64),
+        host_seconds=float(lanes.host.sum()),
+    )
+
+
+def lanes_of(operators: Operators, gpu: Gpu, constants: Constants) -> Lanes:
+    """What a step asks of host and GPU; arguments and errors are those of ``step_time``."""
     operators = _with_groups_one_by_one(operators, gpu)
     kinds, numbers = operators.kinds, operators.numbers
     runs = kinds == Kind.RUN
@@ -117,15 +154,12 @@ def step_time(operators: Operators, gpu: Gpu, constants: Constants) -> StepTime:
     device[kernels] = _device_seconds(
         work[kernels], operators.names[kernels] % 4, numbers[kernels], gpu, constants
     )
-    host = _host_seconds(kinds, work, numbers, constants)
-    if constants.overlapped:
-        seconds = _two_lanes(host, device, np.flatnonzero(kinds == Kind.WAITED))
-    else:
-        seconds = float(host.sum() + device.sum())
-    return StepTime(
-        seconds=seconds,
-        busy_seconds=np.bincount(work, weights=device, minlength=len(Work)).astype(np.float64),
-        host_seconds=float(host.sum()),
+    return Lanes(
+        work=work,
+        host=_host_seconds(kinds, work, numbers, constants),
+        device=device,
+        waits=np.flatnonzero(kinds == Kind.WAITED),
+        overlapped=constants.overlapped,
     )
 
 
