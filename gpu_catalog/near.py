@@ -13,16 +13,21 @@ PARTS = re.compile(r"[a-z]+|\d+")
 def near_matches(word: str, candidates: Iterable[str]) -> list[str]:
     """The candidates a person may have meant, best first, at most ``MOST``.
 
-    Case does not count. A beginning is meant as one: ``a100-80`` is near the 80 GB A100s and no
-    other GPU. Else spelling counts, then a candidate that begins the word or has it inside.
+    Neither case nor the dashes of an option count. A beginning is meant as one: ``a100-80`` is near
+    the 80 GB A100s and no other GPU. Else spelling counts, then a candidate that begins the word or
+    has it inside.
     """
-    by_folded = {candidate.casefold(): candidate for candidate in candidates}
-    folded = word.casefold()
+    by_folded = {_folded(candidate): candidate for candidate in candidates}
+    folded = _folded(word)
     near = [name for name in by_folded if folded and name.startswith(folded)]
     if not near:
         alike = difflib.get_close_matches(folded, by_folded, n=MOST, cutoff=0.6)
         near = [*alike, *(name for name in by_folded if _is_part(folded, name))]
     return [by_folded[name] for name in dict.fromkeys(near)][:MOST]
+
+
+def _folded(name: str) -> str:
+    return name.casefold().lstrip("-")
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:

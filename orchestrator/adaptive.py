@@ -4,13 +4,14 @@ from collections.abc import Sequence
 
 from fitting.families import fit_families
 from gpu_catalog.catalog import Catalog
-from orchestrator.driver import Asked, remark, to_measure
+from orchestrator.driver import Asked, to_measure
 from orchestrator.next_measurements import (
     Candidate,
     Choice,
     choices,
     measured_cells,
 )
+from orchestrator.output import remark
 from orchestrator.plan import Plan
 from orchestrator.sweep import SweepSpec
 from trials.observation import Observation

@@ -2,7 +2,6 @@
 
 import argparse
 import datetime as dt
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from gpu_catalog.price_table import age_text, refreshed_path, write_offers, writ
 from gpu_catalog.refresh import refresh
 from gpu_catalog.sources.source import PriceSource
 from orchestrator.known_prices import KnownPrices, known_prices
+from orchestrator.output import remark, say
 from orchestrator.tables import table
 
 # Where two tell the price of one thing, the later is believed: it is nearer to who rents it out.
@@ -27,10 +27,10 @@ def catalog_command(options: argparse.Namespace, today: dt.date) -> int:
         return refresh_prices(options, dt.datetime.now(dt.UTC))
     known = known_prices(options)
     if options.what == "gpus":
-        _say(gpus_table(known.catalog))
+        say(gpus_table(known.catalog))
         return 0
     catalog = known.over(known.catalog)
-    _say(f"{prices_table(catalog)}\n\n{in_use_text(known, catalog, today)}")
+    say(f"{prices_table(catalog)}\n\n{in_use_text(known, catalog, today)}")
     return 0
 
 
@@ -109,31 +109,31 @@ def refresh_prices(options: argparse.Namespace, now: dt.datetime) -> int:
     last = written_offers(out)
     known = known_prices(options)
     for source in sources:
-        _remark(f"asking {source.name}")
+        remark(f"asking {source.name}")
     found = refresh(sources, known.catalog, last, now.date())
     for line in (*found.warnings, *found.missed):
-        _remark(line)
+        remark(line)
     _tell_doubts(found.doubts, out)
     if not found.live:
         kept = age_text(last or known.catalog.all_offers, now.date())
-        _remark(f"no new prices: {kept} stay in use")
+        remark(f"no new prices: {kept} stay in use")
         return 1
     write_offers(out, found.offers)
     gpus = {offer.gpu for offer in found.offers}
     providers = {offer.provider for offer in found.offers}
-    _say(
+    say(
         f"{out}: {found.live} new prices of {', '.join(found.answered)}, "
         f"{len(found.offers) - found.live} kept; {len(gpus)} GPUs, {len(providers)} providers; "
         f"{age_text(found.offers, now.date())}"
     )
     if options.out is not None:
-        _say(f"give it to other commands as --prices {out}")
+        say(f"give it to other commands as --prices {out}")
     return 0
 
 
 def _tell_doubts(doubts: Sequence[Doubt], out: Path) -> None:
     for doubt in doubts[:MOST_DOUBTS]:
-        _remark(str(doubt))
+        remark(str(doubt))
     more = len(doubts) - MOST_DOUBTS
     if more <= 0:
         return
@@ -143,7 +143,7 @@ def _tell_doubts(doubts: Sequence[Doubt], out: Path) -> None:
         path.write_text("".join(f"{doubt}\n" for doubt in doubts), encoding="utf-8")
     except OSError as error:
         raise CatalogError(f"{path}: cannot be written: {error.strerror}") from None
-    _remark(f"{more} more are left out: all {len(doubts)} with their reasons are in {path}")
+    remark(f"{more} more are left out: all {len(doubts)} with their reasons are in {path}")
 
 
 def _sources(names: str, regions: str | None, now: dt.datetime) -> list[PriceSource]:
@@ -181,11 +181,3 @@ def _aws(now: dt.datetime, regions: Sequence[str]) -> PriceSource:
     from gpu_catalog.sources.aws_api import AwsApi  # noqa: PLC0415 - botocore, for who asks Amazon
 
     return AwsApi(now, regions)
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-
-
-def _remark(text: str) -> None:
-    sys.stderr.write(text + "\n")

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from orchestrator.command_help import Help, examples_text
 from orchestrator.deploy_options import add_deploy
 from orchestrator.learn_parser import add_learn
+from orchestrator.output import remark
 from orchestrator.parsing import Parser, above_zero, batch_size, epochs, not_negative, positive
 from orchestrator.profile_options import add_profile
 
@@ -523,8 +524,8 @@ def _command(options: argparse.Namespace) -> int:
     try:
         return commands.run(options)
     except commands.KNOWN_ERRORS as error:
-        sys.stderr.write(f"{error}\n")
+        remark(str(error))
         return 1
     except KeyboardInterrupt:
-        sys.stderr.write("stopped: run the same command again, it continues where this stopped\n")
+        remark("stopped: run the same command again, it continues where this stopped")
         return 130

@@ -2,12 +2,11 @@
 
 import argparse
 import datetime as dt
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from orchestrator.driver import remark
 from orchestrator.known_prices import KnownPrices, known_prices
+from orchestrator.output import remark
 from orchestrator.place import RunPath, run_path
 from orchestrator.spec_file import DEFAULT_SPEC, read_spec_text, shipped_specs
 from orchestrator.store import RunFolder
@@ -56,8 +55,3 @@ def now() -> dt.datetime:
 def today() -> dt.date:
     """The day, of UTC."""
     return now().date()
-
-
-def say(text: str) -> None:
-    """A result."""
-    sys.stdout.write(text + "\n")

@@ -11,11 +11,11 @@ from gpu_catalog.catalog import CatalogError, UnknownGpuError, load_catalog
 from orchestrator.calibration import calibration_text, known_constants
 from orchestrator.catalog_commands import catalog_command, in_use_text
 from orchestrator.cluster import ClusterError
-from orchestrator.command_tools import given_run_path, say, spec_text, today
+from orchestrator.command_tools import given_run_path, spec_text, today
 from orchestrator.dataset_command import dataset_command
 from orchestrator.deploy import DeployError, deployment, write_file
 from orchestrator.deploy_options import asked_deployment
-from orchestrator.driver import PlanError, remark
+from orchestrator.driver import PlanError
 from orchestrator.estimate import estimates
 from orchestrator.estimate_options import asked_gpus, asked_question
 from orchestrator.estimate_question import EstimateError, possible_gpus
@@ -27,6 +27,7 @@ from orchestrator.join_check import JoinError, node_resources
 from orchestrator.known_prices import known_prices
 from orchestrator.learn import learn_command
 from orchestrator.learned_epochs import EpochsError
+from orchestrator.output import remark, say
 from orchestrator.place import StoreError
 from orchestrator.profile_command import ProfileError, profile_command
 from orchestrator.reproduce import ReproduceError, as_markdown, draw

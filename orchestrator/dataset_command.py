@@ -1,9 +1,9 @@
 """``dataset``: counts how long the queries of a data set are, and tells what that comes to."""
 
 import argparse
-import sys
 
 from orchestrator.dataset_report import dataset_json, dataset_text, save_histogram
+from orchestrator.output import remark, say
 from orchestrator.workload_options import data_workload
 
 TOLD_EACH = 100_000  # queries
@@ -20,10 +20,10 @@ def dataset_command(options: argparse.Namespace) -> int:
     if options.save is not None:
         save_histogram(options.save, workload)
     text = dataset_json(workload) if options.json else dataset_text(workload)
-    sys.stdout.write(f"{text}\n")
+    say(text)
     return 0
 
 
 def _tell_counted(queries: int) -> None:
     if queries % TOLD_EACH == 0:
-        sys.stderr.write(f"{queries:,} queries counted\n")
+        remark(f"{queries:,} queries counted")

@@ -1,7 +1,6 @@
 """The driver of a sweep: places trials, keeps what they report, until enough is known."""
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +12,7 @@ from orchestrator.cost import SECONDS_PER_HOUR
 from orchestrator.effort import Effort, Purse, expected_text, what_is_left
 from orchestrator.faults import Fault, Faults
 from orchestrator.local_runner import simulate_trials
+from orchestrator.output import remark
 from orchestrator.placer import Placer, Task
 from orchestrator.plan import ClusterResources, Plan, make_plan, trial_task
 from orchestrator.progress import Progress
@@ -446,8 +446,3 @@ def tell_skipped(plan: Plan) -> None:
     """A line for each cell that cannot be had, with the reason."""
     for skip in plan.skipped:
         remark(f"skipped {skip.cell.key}: {skip.reason}")
-
-
-def remark(text: str) -> None:
-    """A line beside the results."""
-    sys.stderr.write(text + "\n")

@@ -3,7 +3,6 @@
 import argparse
 import datetime as dt
 import json
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,6 @@ from rich.filesize import decimal
 from rich.status import Status
 
 from gpu_catalog.record import Record
-from orchestrator.driver import remark
 from orchestrator.learn_data import ReadData, read_data
 from orchestrator.learn_options import AskedLearning, asked_learning
 from orchestrator.learn_store import LearnedWriter
@@ -25,6 +23,7 @@ from orchestrator.learn_tables import (
     sparse_against_dense,
 )
 from orchestrator.learned import STOP_RULE, Curve, attempts, best, curves, is_done
+from orchestrator.output import remark, say
 from orchestrator.place import RunPath, StoreError
 from orchestrator.store import LEARNING
 from trials.learn_child import ChildLearner, LearnError, NoStartError
@@ -72,7 +71,7 @@ def learn_command(options: argparse.Namespace, path: RunPath) -> int:
     for line in failures:
         remark(line)
     if known:
-        sys.stdout.write(f"{_as_json(known) if options.json else learning_section(known)}\n")
+        say(_as_json(known) if options.json else learning_section(known))
         if any(each.is_told for each in map(best, known)):
             remark(f"{writer.path}: 'rank RUN --epochs auto --learned {writer.path}' goes by it")
     if writer.state_bytes:

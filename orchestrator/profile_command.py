@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -12,10 +11,10 @@ from pydantic import ValidationError
 
 from gpu_catalog.catalog import Catalog, UnknownGpuError
 from gpu_catalog.gpu import Gpu
-from orchestrator.driver import remark
 from orchestrator.estimate_options import asked_recipe
 from orchestrator.estimate_question import EstimateError, plain
 from orchestrator.gpu_check import machine_with, this_machines_device
+from orchestrator.output import remark, say
 from orchestrator.profile_tables import group_text, profile_groups
 from trials.extras import importable_extras
 from trials.models.model import Model, UnknownModelError, find_model
@@ -57,9 +56,9 @@ def profile_command(options: argparse.Namespace, catalog: Catalog) -> int:
     if options.json:
         tables = [asdict(group) for group in groups]
         raw = [each.model_dump(mode="json") for each in found]
-        sys.stdout.write(json.dumps({"profiles": raw, "tables": tables}, default=_plain) + "\n")
+        say(json.dumps({"profiles": raw, "tables": tables}, default=_plain))
     elif groups:
-        sys.stdout.write("\n\n".join(part for of in groups for part in group_text(of)) + "\n")
+        say("\n\n".join(part for of in groups for part in group_text(of)))
     made = {(each.cell, each.batch_size) for each in found if each.profile is not None}
     return 0 if asked_for == made else 1
 

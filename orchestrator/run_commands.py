@@ -7,9 +7,8 @@ from fitting.families import fit_families
 from fitting.fit import Fits
 from gpu_catalog.catalog import Catalog
 from orchestrator.catalog_commands import in_use_text
-from orchestrator.command_tools import now, run_and_prices, say, today
+from orchestrator.command_tools import now, run_and_prices, today
 from orchestrator.comparison import compare, comparison_markdown
-from orchestrator.driver import remark
 from orchestrator.faults import faults_text
 from orchestrator.folder_results import plan_of, results_of
 from orchestrator.html_report import html_comparison, html_report
@@ -18,6 +17,7 @@ from orchestrator.learn_store import learned_file, learned_in
 from orchestrator.learned import curves
 from orchestrator.learned_epochs import EpochsError, Found, learned_epochs
 from orchestrator.long_log import fits_of
+from orchestrator.output import remark, say
 from orchestrator.place import distinct_names
 from orchestrator.plan import Plan
 from orchestrator.progress import fastest

@@ -4,7 +4,6 @@ import contextlib
 import email.utils
 import hashlib
 import random
-import sys
 import time
 from base64 import b64encode
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from botocore.exceptions import (
 )
 from botocore.exceptions import ConnectionError as NoConnectionError
 
+from orchestrator.output import remark
 from orchestrator.place import S3Url, StoreError
 
 CONNECTIONS = 16
@@ -143,7 +143,7 @@ class Bucket:
                         f"{error}, for {passed:.0f} s now: run the same command again later"
                     ) from None
                 if pause == FIRST_PAUSE_SECONDS:
-                    tell(f"{error}; it is asked for up to {self.patience_seconds:.0f} s")
+                    remark(f"{error}; it is asked for up to {self.patience_seconds:.0f} s")
             time.sleep(random.uniform(pause / 2, pause))
             pause = longer(pause)
 
@@ -210,11 +210,6 @@ class Bucket:
         except Exception as error:  # noqa: BLE001 - what is below may raise anything, keys in it
             raise _unanswered(self.url, error) from None
         return answer
-
-
-def tell(text: str) -> None:
-    """A line beside the results."""
-    sys.stderr.write(text + "\n")
 
 
 def longer(pause: float) -> float:

@@ -19,8 +19,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from orchestrator.append_file import AppendFile, unusable
+from orchestrator.output import remark
 from orchestrator.place import StoreError
-from orchestrator.s3_bucket import FIRST_PAUSE_SECONDS, Bucket, longer, tell
+from orchestrator.s3_bucket import FIRST_PAUSE_SECONDS, Bucket, longer
 from orchestrator.s3_lock import LostError, RunLock
 from trials.profile import logged
 
@@ -156,7 +157,7 @@ class S3Log:
         if not failed:
             raise self._gave_up()
         if left:
-            tell(str(self._gave_up()))
+            remark(str(self._gave_up()))
 
     def _work(self) -> None:
         """Sends what waits, gives signs of life, until it is closed or all patience is used up."""
@@ -174,7 +175,7 @@ class S3Log:
                 self._missed(error)
             else:
                 if self._away_since is not None:
-                    tell(f"{self._bucket.url}: answers again")
+                    remark(f"{self._bucket.url}: answers again")
                 self._away_since, self._pause, self._again = None, FIRST_PAUSE_SECONDS, 0.0
 
     def _is_over(self) -> bool:
@@ -218,7 +219,7 @@ class S3Log:
         now = time.monotonic()
         if self._away_since is None:
             self._away_since = now
-            tell(f"{error}; meanwhile observations are kept in {self._spool.path}")
+            remark(f"{error}; meanwhile observations are kept in {self._spool.path}")
         with self._mutex:
             end = self._away_since + self._timings.outage_seconds
             end = end if self._end is None else min(end, self._end)

@@ -12,7 +12,7 @@ from orchestrator.adaptive import Adaptive
 from orchestrator.calibration import known_constants
 from orchestrator.catalog_commands import in_use_text
 from orchestrator.cluster import cluster_address, connected_cluster, this_machine
-from orchestrator.command_tools import given_run_path, run_and_prices, say, spec_text, tell, today
+from orchestrator.command_tools import given_run_path, run_and_prices, spec_text, tell, today
 from orchestrator.driver import (
     Everything,
     Keeper,
@@ -21,7 +21,6 @@ from orchestrator.driver import (
     needs_extras,
     payable_gpus,
     refuse_skipped,
-    remark,
     simulate,
     to_measure,
 )
@@ -39,6 +38,7 @@ from orchestrator.local_runner import run_trials_here
 from orchestrator.memory_tables import limits_section
 from orchestrator.next_measurements import Choice, choices, measurable, measured_cells
 from orchestrator.next_tables import decisions, next_table
+from orchestrator.output import remark, say
 from orchestrator.place import RunPath
 from orchestrator.plan import ClusterResources, Node, Plan, make_plan, trial_task
 from orchestrator.progress import Progress

@@ -372,6 +372,29 @@ def test_fit_and_report_write_their_files_and_say_so(
     assert "cpu/llama-tiny/full-fp32/dense/seq16" in said
 
 
+@pytest.mark.parametrize(("kind", "cheapest"), [("xterm", "\033[1mcpu\033[0m "), ("dumb", " cpu ")])
+def test_what_is_bold_is_bold_in_a_terminal(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    cheapest: str,
+) -> None:
+    """It is Markdown in a file or a pipe."""
+    made_run(tmp_path / "run")
+    asked = ["what-if", "run", "--queries", "80", "--epochs", "5"]
+    assert main(asked) == 0
+    markdown = capsys.readouterr().out
+    assert "**cpu**" in markdown
+    monkeypatch.setenv("TERM", kind)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main(asked) == 0
+    told = capsys.readouterr().out
+    assert cheapest in told
+    assert "**" not in told
+    assert told.replace("\033[1m", "").replace("\033[0m", "") == markdown.replace("**", "")
+
+
 @pytest.mark.parametrize("what", ["gpus", "prices"])
 def test_catalog_lists_every_row(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A line each, prices cheapest first."""
@@ -417,13 +440,13 @@ def test_reader_that_has_had_enough_ends_it_quietly(arguments: list[str], tmp_pa
     [
         (
             ["what-if", "run", "--spto"],
-            "arguments: --spto; --spto: did you mean '--spot', ",
+            "arguments: --spto; --spto: did you mean '--spot' or '--split'?",
         ),
         (["rank", "run", "--batch-size", "medium"], "'medium'; or fastest, or largest"),
         (["swep"], "invalid choice: 'swep'"),
         (["estimat", "--model", "m"], "; estimat: did you mean 'estimate'?"),
         (["estimate", "--model", "m", "--method", "qlor"], "; qlor: did you mean 'qlora'?"),
-        (["estimate", "--modle=m"], "required: --model; --modle: did you mean '--model', "),
+        (["estimate", "--modle=m"], "required: --model; --modle: did you mean '--model'?"),
         (["catalog", "price"], "; price: did you mean 'prices'?"),
     ],
 )
