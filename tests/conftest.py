@@ -4,7 +4,10 @@ import os
 
 import pytest
 
-LONGEST = ("test_sweep_on_", "test_adaptive")
+LONGEST = (
+    *("test_sweep_on_", "test_learn", "test_estimate", "test_simulated_", "test_traces"),
+    *("test_run_on_s3", "test_child", "test_calibrate", "test_profile"),
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -26,7 +26,7 @@ COMMAND = """\
 import os
 from orchestrator import long_log
 from orchestrator.cli import main
-long_log.LONG_BYTES, long_log.PART_BYTES = 0, 100_000
+long_log.LONG_BYTES, long_log.PART_BYTES = 0, 1_000
 os.sched_getaffinity = lambda of: {0, 1}
 raise SystemExit(main(["fit", RUN]))
 """
@@ -130,7 +130,7 @@ def test_a_process_that_was_killed_ends_it_in_a_line(run: RunFolder) -> None:
 
 @pytest.fixture
 def command(run: RunFolder) -> Iterator["subprocess.Popen[str]"]:
-    """``fit`` on a terminal of its own, as soon as its processes are there."""
+    """``fit`` on a terminal of its own, its processes held up as soon as they are there."""
     text = COMMAND.replace("RUN", repr(str(run.path)))
     with subprocess.Popen(
         [sys.executable, "-c", text],
@@ -139,8 +139,11 @@ def command(run: RunFolder) -> Iterator["subprocess.Popen[str]"]:
         text=True,
         start_new_session=True,
     ) as process:
-        while len(workers(process.pid)) < 2 and process.poll() is None:
-            time.sleep(0.01)
+        held: set[psutil.Process] = set()
+        while len(held) < 2 and process.poll() is None:
+            for each in set(workers(process.pid)) - held:
+                each.suspend()
+                held.add(each)
         yield process
         process.kill()
 
@@ -151,6 +154,8 @@ def test_ctrl_c_ends_it_with_all_its_processes_in_a_line(
     """A terminal sends it to each of them."""
     begun = workers(command.pid)
     os.killpg(command.pid, signal.SIGINT)
+    for each in begun:
+        each.resume()
     printed, complaint = command.communicate(timeout=60)
     assert (command.returncode, printed) == (130, "")
     assert complaint.startswith("stopped: ")
@@ -162,6 +167,8 @@ def test_its_processes_end_with_it_however_it_ends(command: "subprocess.Popen[st
     """Of a driver that is killed, nothing goes on."""
     begun = workers(command.pid)
     assert len(begun) == 2
+    for each in begun:
+        each.resume()
     command.kill()
     assert psutil.wait_procs(begun, timeout=30)[1] == []
 

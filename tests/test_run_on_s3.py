@@ -443,7 +443,7 @@ def test_bucket_nobody_answers_for_is_asked_for_a_while_and_told(
         "AWS_ENDPOINT_URL if set)"
     )
     assert re.fullmatch(
-        re.escape(away) + r", for [12] s now: run the same command again later", told
+        re.escape(away) + r", for [1-9]\d* s now: run the same command again later", told
     )
     assert capsys.readouterr().err == f"{away}; it is asked for up to 2 s\n"
 
