@@ -147,7 +147,7 @@ def estimate(options: argparse.Namespace) -> int:
     constants = known_constants(options.constants)
     found = estimates(question, gpus, catalog, constants, Traces(ahead=options.ahead))
     if options.json:
-        say(as_json(found, one=len(asked) == 1))
+        say(as_json(found, one=len(asked) == 1, explain=options.explain))
         return 0
     remark(in_use_text(prices, catalog, today()))
     say(as_table(found, question))

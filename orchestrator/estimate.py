@@ -67,6 +67,7 @@ class Estimate(Record):
         tokens_per_query: that times are of, padding included; memory is of ``seq_len``.
         outcome: how steps of that size end.
         max_batch_size: the largest that fits; 0 when not even one query does.
+        batch_limit: the largest that was tried: where ``max_batch_size`` is as large, more may fit.
         max_batch_size_interval: by the interval of the memory.
         peak_gib, peak_gib_interval: most memory in use at once, as PyTorch's allocator counts it.
         reserved_gib: most memory it holds.
@@ -76,6 +77,7 @@ class Estimate(Record):
         step_seconds, step_seconds_interval: absent when the GPU's speed is not known, or the batch
             does not fit; as are those that follow.
         tokens_per_second, queries_per_second, queries_per_second_interval: throughput.
+        hours, hours_interval: of the job: as rented for ``price``, else as on demand.
         price: absent without an offer, too.
         no_price: why there is none, where there is a time.
         fidelity: how near the traced stack is to the one that would run.
@@ -97,6 +99,7 @@ class Estimate(Record):
     tokens_per_query: float
     outcome: Outcome
     max_batch_size: int
+    batch_limit: int
     max_batch_size_interval: Interval
     peak_gib: float
     peak_gib_interval: Interval
@@ -108,6 +111,8 @@ class Estimate(Record):
     tokens_per_second: float | None = None
     queries_per_second: float | None = None
     queries_per_second_interval: Interval | None = None
+    hours: float | None = None
+    hours_interval: Interval | None = None
     price: Price | None = None
     no_price: str | None = None
     fidelity: Fidelity
@@ -199,10 +204,11 @@ def _estimated(
             step = batch.timed.step_time(batch.size, gpu, constants)
     asked = question.cell(gpu)
     approximate = approximations(asked, question.model, gpu)
-    price, reason, missed = (None, None, None)
+    timed: dict[str, Any] = {}
+    missed = None
     if step is not None:
-        offers = catalog.offers(gpu.key)
-        price, reason, missed = _price(question, offers, batch.size, step, constants)
+        timed, missed = _job(question, catalog.offers(gpu.key), batch.size, step, constants)
+        timed |= _speed(question, batch, constants, step)
     told = Estimate(
         model=asked.model,
         gpu=gpu.key,
@@ -217,18 +223,17 @@ def _estimated(
         tokens_per_query=batch.tokens,
         outcome=use.outcome,
         max_batch_size=each.largest,
+        batch_limit=question.batch_limit,
         max_batch_size_interval=_batches(cell, gpu, limit, each.largest, question.batch_limit),
         peak_gib=needed.peak_allocated_bytes / GIB,
         peak_gib_interval=_around(needed.peak_allocated_bytes / GIB, MEMORY_ERROR),
         reserved_gib=needed.peak_reserved_bytes / GIB,
         usable_gib=limit / GIB,
         routed_peak_gib=_spread(each.routed, gpu, batch.size),
-        price=price,
-        no_price=reason,
         fidelity=Fidelity.APPROXIMATE if approximate else Fidelity.REPRODUCED,
         approximations=approximate,
         constants=constants.source,
-        **({} if step is None else _speed(question, batch, constants, step)),
+        **timed,
     )
     return Estimated(told, cell, gpu, step, batch.hours, missed)
 
@@ -256,14 +261,14 @@ def _speed(
     }
 
 
-def _price(
+def _job(
     question: Question,
     offers: Sequence[Offer],
     batch_size: int,
     step: StepTime,
     constants: Constants,
-) -> tuple[Price | None, str | None, Missed | None]:
-    """The job on the cheapest of a GPU's offers that are wanted; else why there is none."""
+) -> tuple[dict[str, Any], Missed | None]:
+    """The job on the cheapest of a GPU's offers that are wanted; else its hours, and why."""
     seconds = _around(step.seconds, constants.error, constants.error_above)
     told = np.array([step.seconds, seconds.low, seconds.high])
     steps_hours = job_hours(question.workload, batch_size, 1.0) * told
@@ -279,12 +284,16 @@ def _price(
     ]
     kept = [price for price in prices if not wanted.refuse(price.hours, price.usd)]
     if kept:
-        return min(kept, key=lambda price: price.usd), None, None
+        best = min(kept, key=lambda price: price.usd)
+        return {"price": best, "hours": best.hours, "hours_interval": best.hours_interval}, None
+    hours, low, high = map(float, rented[False])
     missed = Missed.best_of((price.hours, price.usd) for price in prices)
-    if missed is None:
+    if missed is not None:
+        reason = f"the job {missed.text(wanted)}"
+    else:
         reason = "no offer of it is wanted" if offers else "the catalog has no offer of it"
-        return None, reason, None
-    return None, f"the job {missed.text(wanted)}", missed
+    unpriced = {"no_price": reason, "hours": hours, "hours_interval": Interval(low=low, high=high)}
+    return unpriced, missed
 
 
 def _priced(offer: Offer, rented: FloatArray, sigma: float) -> Price:

@@ -94,6 +94,8 @@ def asked_gpus(options: argparse.Namespace, catalog: Catalog) -> list[Gpu]:
         found = [gpu for gpu in catalog.gpus if gpu.kind == "cuda"]
     else:
         keys = [key.strip() for key in options.gpu.split(",") if key.strip()]
+        if "all" in keys:
+            raise EstimateError(f"--gpu {options.gpu}: all has every GPU in it: give it alone")
         found = [_gpu(key, catalog, options.memory_gib) for key in dict.fromkeys(keys)]
     if not found:
         raise EstimateError(

@@ -1,7 +1,7 @@
 """Estimates as JSON, as a table, and explained."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from fitting.result import Interval
 from orchestrator.constraints import Constraints
@@ -25,9 +25,20 @@ from trials.simulation.simulated import CONTEXT_BYTES, GIB
 BEYOND = " !"  # the deadline, or the budget, by the interval
 
 
-def as_json(found: Sequence[Estimated], *, one: bool) -> str:
-    """An object where one GPU was asked for, else a list, however many there are."""
+def as_json(found: Sequence[Estimated], *, one: bool, explain: bool = False) -> str:
+    """An object where one GPU was asked for, else a list, however many there are.
+
+    Args:
+        found: the estimates.
+        one: whether one GPU was asked for.
+        explain: whether each is to have what fills its memory, in GiB, and what its time goes to,
+            in seconds: ``explained``.
+    """
     dumped = [each.estimate.model_dump(mode="json") for each in found]
+    if explain:
+        for told, each in zip(dumped, found, strict=True):
+            time = {} if each.step is None else dict(_time(each.step))
+            told["explained"] = {"peak_gib": dict(_memory(each)), "step_seconds": time}
     return json.dumps(dumped[0] if one and dumped else dumped, indent=2)
 
 
@@ -67,11 +78,12 @@ def _row(told: Estimate, wanted: Constraints) -> tuple[object, ...]:
     )
     price = told.price
     offer, rate, hours, usd = ("", "", "", "")
+    if told.hours is not None and told.hours_interval is not None:
+        hours = _between(told.hours, told.hours_interval)
     if price is not None:
         several = f" ({price.gpus_per_instance} GPUs)" if price.gpus_per_instance > 1 else ""
         offer = f"{price.provider} {price.instance}{several} {price.market}"
         rate = f"{price.usd_per_hour:.3g}"
-        hours = _between(price.hours, price.hours_interval)
         hours += BEYOND if exceeds(price.hours_interval, wanted.deadline_hours) else ""
         usd = _between(price.usd, price.usd_interval)
         usd += BEYOND if exceeds(price.usd_interval, wanted.budget_usd) else ""
@@ -125,6 +137,9 @@ def _remarks(found: Sequence[Estimated], question: Question) -> str:
             "hours. Each is told at its cheapest offer."
         )
     lines += missed_text(found, question.constraints)
+    endless = sorted(each.gpu for each in every if each.max_batch_size >= each.batch_limit)
+    if endless:
+        lines.append(f"No batch above {told.batch_limit} was tried: {', '.join(endless)}.")
     priceless = [e.estimate for e in found if e.estimate.no_price and not e.missed]
     for reason in dict.fromkeys(each.no_price for each in priceless):
         gpus = sorted(each.gpu for each in priceless if each.no_price == reason)
@@ -176,15 +191,16 @@ def explanation(estimated: Estimated) -> str:
     """What fills the memory at the peak, and what the time goes to."""
     told = estimated.estimate
     parts = [f"## {told.gpu}, batch {told.batch_size}"]
-    memory = estimated.cell.at_peak(told.batch_size, estimated.gpu)
-    total = sum(memory.values())
-    rows = [
-        (PURPOSES[purpose], f"{size / GIB:.2f}", f"{size / total:.1%}")
-        for purpose, size in sorted(memory.items(), key=lambda item: -item[1])
-    ]
+    memory = _memory(estimated)
+    total = sum(gib for _, gib in memory)
+    rows = [(what, f"{gib:.2f}", f"{gib / total:.1%}") for what, gib in memory]
     parts.append(table(("in use at the peak", "GiB", "part"), rows))
     if estimated.step is not None:
-        parts.append(table(("of a step", "seconds", "part"), list(_time_rows(estimated.step))))
+        whole = estimated.step.seconds
+        rows = [
+            (what, f"{took:.4f}", f"{took / whole:.1%}") for what, took in _time(estimated.step)
+        ]
+        parts.append(table(("of a step", "seconds", "part"), rows))
     return "\n\n".join(parts)
 
 
@@ -211,13 +227,18 @@ WORKS = {
 }
 
 
-def _time_rows(step: StepTime) -> Iterator[tuple[object, ...]]:
+def _memory(estimated: Estimated) -> list[tuple[str, float]]:
+    """GiB at the peak by what they are for, the most first."""
+    memory = estimated.cell.at_peak(estimated.estimate.batch_size, estimated.gpu)
+    return _largest_first((PURPOSES[purpose], size / GIB) for purpose, size in memory.items())
+
+
+def _time(step: StepTime) -> list[tuple[str, float]]:
+    """Seconds of a step by what they go to, the most first."""
     busy = [(WORKS[work], float(step.busy_seconds[work])) for work in WORKS]
     waiting = step.seconds - sum(seconds for _, seconds in busy)
-    for name, seconds in sorted([*busy, ("the GPU waits for the host", waiting)], key=_slowest):
-        if seconds > 0:
-            yield name, f"{seconds:.4f}", f"{seconds / step.seconds:.1%}"
+    return _largest_first([*busy, ("the GPU waits for the host", waiting)])
 
 
-def _slowest(row: tuple[str, float]) -> float:
-    return -row[1]
+def _largest_first(parts: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
+    return sorted((part for part in parts if part[1] > 0), key=lambda part: -part[1])

@@ -124,15 +124,28 @@ def test_a_gpu_that_does_not_exist_has_memory_and_no_time(
 
 
 def test_a_gpu_of_other_memory_is_another_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    """As fast as the one it is named for; nobody offers it."""
+    """As fast as the one it is named for, and as long at the job; nobody offers it."""
     known, smaller = (
-        said(capsys, *TINY, "--gpu", "A40", "--batch-size", "4", *memory)
+        said(capsys, *TINY, "--gpu", "A40", "--batch-size", "4", "--no-spot", *memory)
         for memory in ((), ("--memory-gib", "10"))
     )
     assert smaller["gpu"] == "A40-10GiB"
     assert smaller["usable_gib"] == pytest.approx(9.5)
     assert smaller["step_seconds"] == known["step_seconds"]
     assert (known["price"] is None, smaller["price"] is None) == (False, True)
+    assert smaller["hours"] == known["hours"] == known["price"]["hours"]
+
+
+def test_where_the_search_ends_is_no_limit_of_the_memory(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of more memory than any GPU has."""
+    endless = (*TINY, "--gpu", "A40", "--memory-gib", "1e9")
+    told = said(capsys, *endless)
+    assert told["max_batch_size"] == told["batch_limit"]
+    assert main([*endless]) == 0
+    shown = capsys.readouterr().out
+    assert f"No batch above {told['batch_limit']} was tried: A40-1e+09GiB." in shown
 
 
 def test_doubt_about_memory_leaves_what_fits_with_room(capsys: pytest.CaptureFixture[str]) -> None:
@@ -335,6 +348,10 @@ def test_what_is_explained_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
         parts = [row.split("|")[-2] for row in table.splitlines() if row.startswith("| ")]
         shares = [float(part.strip(" %")) for part in parts if part.strip().endswith("%")]
         assert sum(shares) == pytest.approx(100, abs=0.5)
+    told = said(capsys, *TINY, "--gpu", "A40", "--batch-size", "8", "--explain")
+    for name, parts in told["explained"].items():
+        assert list(parts.values()) == sorted(parts.values(), reverse=True)
+        assert sum(parts.values()) == pytest.approx(told[name], rel=1e-3)
 
 
 def test_experts_that_get_more_than_their_share_take_more_memory(
@@ -360,6 +377,7 @@ def test_experts_that_get_more_than_their_share_take_more_memory(
         ),
         (("--interruptions-per-day", "1000"), "--interruptions-per-day 1000: Input should be less"),
         (("--gpu", " ,"), "--gpu ' ,' names none: give keys of 'catalog gpus', or all"),
+        (("--gpu", "all,A40"), "--gpu all,A40: all has every GPU in it: give it alone"),
         (("--gpu", "A40,L4", "--memory-gib", "10"), "--memory-gib is the memory of one GPU"),
         (("--memory-gib", "0.4"), "A40-0.4GiB: CUDA's context alone takes 0.5 GiB"),
         (("--model", "llama-tiny", "--routing-draws", "2"), "llama-tiny has no experts"),

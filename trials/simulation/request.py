@@ -106,7 +106,7 @@ def not_simulated(recipe: Recipe, model: Model, gpu: Gpu) -> str | None:
         return "offload_optimizer is not simulated: leave it out, or measure"
     if recipe.attention == "sdpa" and model.has_grouped_queries and not _since(gpu, AMPERE):
         return (
-            f"{gpu.key}: below compute capability {AMPERE} sdpa has no kernel for the grouped "
+            f"below compute capability {AMPERE} sdpa has no kernel for the grouped "
             f"queries of {model.name}, and what it does instead is not simulated: use eager"
         )
     return None
