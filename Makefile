@@ -38,10 +38,10 @@ test: setup  ## all tests, a Ray cluster on this machine among them
 	$(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-long: setup  ## drivers killed again and again; nodes killed, cut off, sick, at the moments of five seeds, as root
-	$(RUN) -m pytest -m long
+	$(RUN) -m pytest -rs -m long
 
 test-ssh: setup  ## `ray up`, a job and `ray down` over ssh on hosts of this machine; as root, with sshd and rsync
-	$(RUN) -m pytest -m ssh tests/test_ssh_cluster.py
+	$(RUN) -m pytest -rs -m ssh tests/test_ssh_cluster.py
 
 check: setup  ## format, lint, types, layers, README commands
 	$(RUN) -m ruff format --check .

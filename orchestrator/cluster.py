@@ -3,6 +3,8 @@
 import contextlib
 import logging
 import os
+import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -83,14 +85,46 @@ def cluster_now() -> ClusterResources:
 def _resources(
     alive: list[Mapping[str, Any]], packages: Mapping[str, frozenset[str]]
 ) -> ClusterResources:
-    leaving = leaving_nodes()
+    leaving, used = leaving_nodes(), _used_by_others()
     nodes = [(node["NodeID"], node["Resources"]) for node in alive]
     return ClusterResources(
         tuple(
-            Node(has, packages.get(node_id), node_id, is_leaving=node_id in leaving)
+            Node(
+                has,
+                packages.get(node_id),
+                node_id,
+                is_leaving=node_id in leaving,
+                used=used.get(node_id, {}),
+            )
             for node_id, has in nodes
         )
     )
+
+
+def _used_by_others() -> dict[str, dict[str, float]]:
+    """How much of its resources other jobs than this one use on each node.
+
+    What is set aside for a trial of ours is not: it may wait there for a worker that never starts.
+    Ray sets it aside as resources of the node whose names end in the placement group's id, and that
+    in the job's.
+    """
+    import ray  # noqa: PLC0415 - as above
+    from ray._private.state import state  # noqa: PLC0415 - Ray tells of a node nowhere else
+
+    of_ours = re.compile(rf"(.+)_group_[0-9a-f]{{28}}{ray.get_runtime_context().get_job_id()}")
+    free = state.available_resources_per_node()
+    used = {}
+    for node_id, has in state.total_resources_per_node().items():
+        ours: dict[str, float] = defaultdict(float)
+        for name, amount in has.items():
+            if aside := of_ours.fullmatch(name):
+                ours[aside[1]] += amount
+        used[node_id] = {
+            name: amount - free.get(node_id, {}).get(name, 0.0) - ours[name]
+            for name, amount in has.items()
+            if "_group_" not in name
+        }
+    return used
 
 
 def leaving_nodes() -> frozenset[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.faults import Fault, Kind
-from orchestrator.plan import ClusterResources
+from orchestrator.plan import ClusterResources, Node
 from trials.outcome import blames_device
 from trials.profile import Logged
 from trials.profile_trial import PROFILE_TIMEOUTS, ProfileTask
@@ -24,6 +24,8 @@ PLACEMENTS = 3  # of a trial that dies each time before it has reported anything
 SICK_CELLS = 2  # so many that blame a node's device, and no verdict between: the node is out
 # A node list may be a little behind the trial that died with its node.
 GONE_SECONDS = 10.0
+# A node that came has so long to start a worker, however long it was waited for before.
+WORKER_SECONDS = 120.0
 # Beyond what a build and a probe may take: what a worker needs to start, and to kill a child.
 SILENT_SECONDS = 120.0
 
@@ -65,13 +67,23 @@ class _Placed:
 
 @dataclass(slots=True)
 class _Queue:
-    """The cells of one GPU."""
+    """The cells of one GPU, and its nodes that were ever seen."""
 
     resources: Mapping[str, float]
     cells: deque[Cell] = field(default_factory=deque)
     placed: dict[Cell, _Placed] = field(default_factory=dict)
+    nodes: set[str] = field(default_factory=set)
     waits_since: float | None = None
+    there_since: float | None = None
     is_closed: bool = False
+
+    def sees(self, cluster: ClusterResources) -> None:
+        """Remembers the nodes that there are."""
+        self.nodes |= {
+            node.node_id
+            for node in cluster.nodes
+            if node.node_id is not None and node.holding(self.resources)
+        }
 
 
 class Placer:
@@ -82,7 +94,8 @@ class Placer:
         task: a cell's trial, from all that is known of it by now; None when nothing is left to do.
         resources: what a trial on each GPU asks Ray for.
         cluster: what there is.
-        wait_seconds: how long to wait for a node that the autoscaler is to start.
+        wait_seconds: how long to wait for a node that the autoscaler is to start, for one that was
+            there to come back, and for one that nobody uses to start a worker.
         nodes_out: nodes to place nothing on, and why.
         note: is told of every fault.
         is_spent: whether the sweep may cost no more: nothing is placed then.
@@ -113,6 +126,8 @@ class Placer:
         for cell in cells:
             queue = self._queues.setdefault(cell.device, _Queue(resources[cell.device]))
             queue.cells.append(cell)
+        for queue in self._queues.values():
+            queue.sees(cluster)
         self._tries: dict[Cell, int] = defaultdict(int)
         self._avoided: dict[Cell, set[str]] = defaultdict(set)
         self._blaming: dict[str, set[Cell]] = defaultdict(set)
@@ -198,10 +213,12 @@ class Placer:
         self._tries[cell] += 1
         lost = self._clock() - placed.last_word if placed.is_running else 0.0
         self._tell(kind, cell.device, error, cell=cell, node=placed.node, lost_seconds=lost)
-        if self._tries[cell] < PLACEMENTS:
-            queue.cells.appendleft(cell)
-        else:
+        if self._tries[cell] >= PLACEMENTS:
             self.died[cell] = f"its trial died {PLACEMENTS} times in a row, the last time: {error}"
+        elif kind == "device":  # it may have to wait for another node: the others need not
+            queue.cells.append(cell)
+        else:
+            queue.cells.appendleft(cell)
         return error
 
     def interrupted(self, error: str) -> list[Cell]:
@@ -231,44 +248,76 @@ class Placer:
                 most = _longest_silence(placed.task)
                 if placed.is_running and now - placed.last_word > most:
                     silent[cell] = f"no word of it within {most:g} s"
+            queue.sees(cluster)
             self._wait(device, queue, now)
         return silent
 
     def _wait(self, device: str, queue: _Queue, now: float) -> None:
         """Counts the time for which a GPU had no node, and closes its queue in the end.
 
-        Where there is a node others use it, and it is waited for.
+        A node that others use is waited for. One that nobody uses and that starts no worker is as
+        good as none.
         """
         is_waiting = queue.placed and not any(p.is_running for p in queue.placed.values())
-        is_busy = any(
-            self._cluster.holding(queue.resources, self._avoid(cell)) for cell in queue.placed
-        )
-        if not is_waiting or is_busy or queue.is_closed:
-            queue.waits_since = None
+        usable = self._usable(queue)
+        if not is_waiting or queue.is_closed or self._is_busy(queue, usable):
+            queue.waits_since = queue.there_since = None
             return
         queue.waits_since = now if queue.waits_since is None else queue.waits_since
-        is_started = self._cluster.starting(device) > 0
-        most = self._wait_seconds if is_started else min(GONE_SECONDS, self._wait_seconds)
-        if now - queue.waits_since < most:
+        since = now if queue.there_since is None else queue.there_since
+        queue.there_since = since if usable else None
+        if now - queue.waits_since < self._patience(device, queue, usable):
             return
-        reason = self._why_no_node(device, queue, is_started=is_started)
+        if usable and now - since < WORKER_SECONDS:
+            return
+        reason = self._why_no_node(device, queue, usable)
         self._tell("no node", device, reason)
         queue.is_closed = True
         for cell in (*queue.placed, *queue.cells):
             self.no_node[cell] = reason
 
-    def _why_no_node(self, device: str, queue: _Queue, *, is_started: bool) -> str:
+    def _usable(self, queue: _Queue) -> list[Node]:
+        """The nodes that a trial which was placed may begin on."""
+        avoided = [self._avoid(cell) for cell in queue.placed]
+        return [
+            node
+            for node in self._cluster.nodes
+            if node.holding(queue.resources) and any(node.node_id not in out for out in avoided)
+        ]
+
+    def _is_busy(self, queue: _Queue, nodes: Sequence[Node]) -> bool:
+        """Whether others use one of these nodes, or trials on other GPUs do."""
+        placed = (p for other in self._queues.values() for p in other.placed.values())
+        ours = {p.node.node_id for p in placed if p.is_running and p.node is not None}
+        return any(node.is_taken(queue.resources) or node.node_id in ours for node in nodes)
+
+    def _patience(self, device: str, queue: _Queue, usable: Sequence[Node]) -> float:
+        """Seconds to wait for a node: few where there is no hope of one."""
+        is_hoped_for = usable or self._cluster.starting(device) or self._gone(queue)
+        return self._wait_seconds if is_hoped_for else min(GONE_SECONDS, self._wait_seconds)
+
+    def _gone(self, queue: _Queue) -> set[str]:
+        """Nodes that were there, could be trusted, and may come back: a host that starts anew."""
+        there = {node.node_id for node in self._cluster.nodes if not node.is_leaving}
+        return queue.nodes - there - self._out.keys()
+
+    def _why_no_node(self, device: str, queue: _Queue, usable: Sequence[Node]) -> str:
+        within = f"within {self._wait_seconds / 60:g} minutes (--wait-for-nodes)"
+        if usable:
+            names = ", ".join(str(node.node_id)[:8] for node in usable)
+            return (
+                f"the node with {device} ({names}) is there and free and started no worker "
+                f"{within}: Ray's logs on it say why (raylet.out, worker-*.err)"
+            )
         if self._cluster.holding(queue.resources, self._leaving):
             reasons = "; ".join(self._out.values()) or "its trials failed on all of them"
             return f"no node with {device} is left that can be trusted: {reasons}"
-        if is_started:
-            return (
-                f"no node with {device} came within {self._wait_seconds / 60:g} minutes "
-                "(--wait-for-nodes): 'ray status' on the head says why"
-            )
+        if self._cluster.starting(device):
+            return f"no node with {device} came {within}: 'ray status' on the head says why"
+        came = f"came back {within}" if self._gone(queue) else "is there"
         return (
-            f"the last node with {device} is gone: start another and run the same command again, "
-            "it goes on where this stopped"
+            f"no node with {device} {came}: start one and run the same command again, it goes on "
+            "where this stopped"
         )
 
     def _room(self, device: str, queue: _Queue) -> int:
@@ -302,9 +351,9 @@ class Placer:
             return None
         self._avoided[cell].add(node.node_id)
         queue = self._queues[cell.device]
-        others = self._cluster.holding(queue.resources, self._avoid(cell))
-        to_start = self._cluster.starting(cell.device) - self._cluster.holding(queue.resources)
-        return placed.blamed if others > 0 or to_start > 0 else None
+        # A cluster that starts nodes starts another when this one, unused, has gone away.
+        has_others = self._cluster.holding(queue.resources, self._avoid(cell)) > 0
+        return placed.blamed if has_others or self._cluster.starting(cell.device) > 0 else None
 
     def _tell(  # noqa: PLR0913 - the parts of a fault
         self,

@@ -3,7 +3,7 @@
 import itertools
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.gpu import Gpu
@@ -26,16 +26,29 @@ class Node:
         packages: extras that can be imported on it; None when that is not known.
         node_id: Ray's name of it; None for one that is not there yet.
         is_leaving: whether it had notice that it is to be taken away.
+        used: how much of them others use than who asks; nothing of what is not told.
     """
 
     resources: Mapping[str, float]
     packages: frozenset[str] | None = None
     node_id: str | None = None
     is_leaving: bool = False
+    used: Mapping[str, float] = field(default_factory=dict)
 
     def has(self, resource: str) -> bool:
         """Whether it has one of these."""
         return self.resources.get(resource, 0) >= 1
+
+    def holding(self, asked: Mapping[str, float]) -> int:
+        """How many trials that ask for this it can hold at once, whoever uses it now."""
+        return min(int(self.resources.get(name, 0) // amount) for name, amount in asked.items())
+
+    def is_taken(self, asked: Mapping[str, float]) -> bool:
+        """Whether others leave no room on it for a trial that asks for this."""
+        return any(
+            self.resources.get(name, 0) - self.used.get(name, 0) < amount
+            for name, amount in asked.items()
+        )
 
 
 SCALES_TO = "scales-to-"
@@ -95,11 +108,7 @@ class ClusterResources:
             asked: as ``trial_resources`` has it.
             out: nodes that none may be placed on.
         """
-        return sum(
-            min(int(node.resources.get(name, 0) // amount) for name, amount in asked.items())
-            for node in self.nodes
-            if node.node_id not in out
-        )
+        return sum(node.holding(asked) for node in self.nodes if node.node_id not in out)
 
     def starting(self, key: str) -> int:
         """How many nodes with a GPU of this key the autoscaler can start in all."""

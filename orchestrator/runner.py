@@ -245,7 +245,9 @@ class _Relay:
         """Now and then, looks at the cluster and at trials that say nothing."""
         if time.monotonic() - self._looked < LOOK_SECONDS:
             return
-        for cell, reason in self._placer.look(self._cluster_now()).items():
+        cluster, silent = self._cluster_now(), dict[Cell, str]()
+        self._pass_on(lambda: silent.update(self._placer.look(cluster)))
+        for cell, reason in silent.items():
             trial = self._running.get(cell.key)
             if trial is not None and cell.key not in self._killed:
                 self._killed[cell.key] = reason

@@ -11,6 +11,7 @@ from made_runs import TWO_CELLS, spec_of
 from ray_sweeps import environment
 
 from orchestrator import runner
+from orchestrator.place import StoreError
 from orchestrator.placer import Placer
 from orchestrator.plan import ClusterResources, Node, trial_task
 from orchestrator.runner import _first_line, _Relay, _why_died
@@ -95,6 +96,22 @@ def test_a_worker_that_says_nothing_any_more_is_killed_and_told_to_have_hung(
     assert killed == [hung]
     relay.ended(hung, "its Ray worker died")
     assert diary.ends == [(FIRST, "no word of it within 1320 s")]
+
+
+def test_a_full_disk_while_looking_at_the_cluster_is_told_as_what_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not as Ray's failure to place trials: what the placer raises comes first."""
+    monkeypatch.setattr(runner, "LOOK_SECONDS", 0.0)
+    relay = relay_to(Diary())
+
+    def full(_: ClusterResources) -> dict[Cell, str]:
+        raise StoreError("faults.json: No space left on device")
+
+    monkeypatch.setattr(relay._placer, "look", full)
+    with pytest.raises(StoreError):
+        relay.step()
+    assert isinstance(relay.raised, StoreError)
 
 
 def test_nothing_of_it_is_pickled() -> None:
