@@ -33,6 +33,8 @@ class Columns:
         basis: (rows,) which of ``BASES``.
         outcome: (rows,) which of ``OUTCOMES``.
         is_ladder: (rows,) whether throughput was asked for.
+        repeat: (rows,) which visit of its batch size.
+        attempt: (rows,) which try of that visit.
         batch_size: (rows,) queries per step.
         memory_limit_bytes: (rows,) that the probe was held against.
         model_bytes: (rows,) of weights and buffers; nan without a measurement.
@@ -47,6 +49,8 @@ class Columns:
     basis: IntArray
     outcome: IntArray
     is_ladder: BoolArray
+    repeat: IntArray
+    attempt: IntArray
     batch_size: FloatArray
     memory_limit_bytes: FloatArray
     model_bytes: FloatArray
@@ -59,10 +63,23 @@ class Columns:
 
     @property
     def timed(self) -> BoolArray:
-        """(rows,) which are of the ladder, fitted, were timed, and say where they ran."""
+        """(rows,) which are of the ladder, fitted, were timed, and say where they ran.
+
+        Of a visit that was timed again the last time counts, as in ``standing``.
+        """
         every = np.arange(len(self.cell))
-        is_told = (self.environment != NOWHERE) & np.isfinite(self.step_seconds)
-        return np.asarray(self.is_ladder & is_told & self.ended(every, Outcome.FITS))
+        timed = np.flatnonzero(self.is_ladder & self.ended(every, Outcome.FITS))
+        visit = np.stack([self.cell[timed], self.batch_size[timed], self.repeat[timed]])
+        order = np.lexsort(visit)
+        visit, timed = visit[:, order], timed[order]
+        begins = np.ones(len(order), np.bool_)
+        begins[1:] = np.any(visit[:, 1:] != visit[:, :-1], axis=0)
+        of, attempt = np.cumsum(begins) - 1, self.attempt[timed]
+        last = np.zeros(begins.sum(), np.int64)
+        np.maximum.at(last, of, attempt)
+        stands = np.zeros(len(every), np.bool_)
+        stands[timed[attempt == last[of]]] = True
+        return np.asarray(stands & (self.environment != NOWHERE) & np.isfinite(self.step_seconds))
 
 
 def columns_of(observations: Iterable[Observation]) -> Columns:
@@ -80,6 +97,8 @@ def columns_of(observations: Iterable[Observation]) -> Columns:
                 bases[o.basis],
                 outcomes[o.outcome],
                 o.purpose == "ladder",
+                o.repeat,
+                o.attempt,
             )
         )
         model, peak, step = np.nan, np.nan, np.nan
@@ -89,7 +108,7 @@ def columns_of(observations: Iterable[Observation]) -> Columns:
             if o.measurement.step_seconds:
                 step = statistics.median(o.measurement.step_seconds)
         numbers.extend((o.batch_size, o.memory_limit_bytes, model, peak, step))
-    by_code = np.array(codes, np.int64).reshape(-1, 5).T.copy()
+    by_code = np.array(codes, np.int64).reshape(-1, 7).T.copy()
     by_number = np.array(numbers, np.float64).reshape(-1, 5).T.copy()
     return Columns(
         cells=tuple(cells),
@@ -99,6 +118,8 @@ def columns_of(observations: Iterable[Observation]) -> Columns:
         basis=by_code[2],
         outcome=by_code[3],
         is_ladder=by_code[4].astype(bool),
+        repeat=by_code[5],
+        attempt=by_code[6],
         batch_size=by_number[0],
         memory_limit_bytes=by_number[1],
         model_bytes=by_number[2],

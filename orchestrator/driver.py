@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from gpu_catalog.catalog import Catalog
@@ -19,6 +20,7 @@ from orchestrator.progress import Progress
 from orchestrator.runner import run_trials
 from orchestrator.spending import Meter, rented_offer
 from orchestrator.store import FAULTS, PLAN, ObservationWriter, RunFolder
+from orchestrator.stragglers import stragglers
 from orchestrator.sweep import SweepSpec
 from orchestrator.tune_loggers import Tool, tune_callbacks
 from orchestrator.workload_tokens import shorter_lengths
@@ -243,6 +245,7 @@ def measure(  # noqa: PLR0913 - what a sweep is made of
             known = folder.observations()
             plan = make_plan(spec, catalog, cluster, known).after(no_node, died)
             folder.write(PLAN, plan)
+        round_.time_again(strategy.budget_usd)
         if profile:
             round_.profile(plan, strategy.budget_usd)
     return plan
@@ -281,6 +284,7 @@ class Round:
         complete: int,
         budget_usd: float | None,
         loggers: Sequence[Any] = (),
+        slow: Mapping[str, str] = MappingProxyType({}),
     ) -> Placer:
         """Has cells measured; the placer knows what could not be had.
 
@@ -289,6 +293,7 @@ class Round:
             complete: how many cells of the sweep are known.
             budget_usd: no probe begins once the run has cost so much; absent for no limit.
             loggers: Ray Tune's own callbacks, told of the trials.
+            slow: ids of nodes that nothing is to be timed on, and why.
         """
         known = by_cell(self.folder.observations())
 
@@ -298,10 +303,32 @@ class Round:
 
         def task(cell: Cell) -> TrialTask | None:
             of, whole = wanted[cell], self._trial(cell, known[cell])
-            asked = whole.model_copy(update={"timed": of.timed, "most_seconds": of.most_seconds})
+            asked = whole.model_copy(
+                update={
+                    "timed": of.timed,
+                    "most_seconds": of.most_seconds,
+                    "slow_nodes": tuple(slow),
+                }
+            )
             return None if next_ask(asked, asked.done) is None else asked
 
-        return self._place(list(wanted), task, learn, complete, budget_usd, loggers)
+        return self._place(list(wanted), task, learn, complete, budget_usd, loggers, slow)
+
+    def time_again(self, budget_usd: float | None) -> None:
+        """Has cells that slow nodes timed timed by others, where there are such now."""
+        found = stragglers(self.folder.observations())
+        slow = {each.node_id: each.text for each in found}
+        out = {*slow, *self.folder.faults().nodes_out()}
+        wanted: dict[Cell, Asked] = {}
+        now = cluster_now() if found else self.cluster
+        for cell, sizes in ((c, s) for each in found for c, s in each.standing.items()):
+            asked = now.trial_resources(self.catalog.gpu(cell.device))
+            if asked is not None and now.holding(asked, out):
+                before = wanted[cell].timed or () if cell in wanted else ()
+                wanted[cell] = Asked(timed=tuple(dict.fromkeys((*before, *sizes))))
+        if wanted:
+            remark(f"{'; '.join(slow.values())}: timing {len(wanted)} trials again elsewhere")
+            self.measure(wanted, 0, budget_usd, slow=slow)
 
     def profile(self, plan: Plan, budget_usd: float | None) -> None:
         """Has the cells profiled that are measured."""
@@ -354,6 +381,7 @@ class Round:
         complete: int,
         budget_usd: float | None,
         loggers: Sequence[Any] = (),
+        slow: Mapping[str, str] = MappingProxyType({}),
     ) -> Placer:
         gpus = {cell.device: self.catalog.gpu(cell.device) for cell in cells}
         known = self.folder.logged()
@@ -367,7 +395,7 @@ class Round:
                 {key: self.cluster.trial_resources(gpu) or {} for key, gpu in gpus.items()},
                 self.cluster,
                 wait_seconds=self.wait_seconds,
-                nodes_out=diary.faults.nodes_out(),
+                nodes_out={**slow, **diary.faults.nodes_out()},
                 note=diary.note,
                 is_spent=partial(meter.reaches, budget_usd),
             )

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.tables import table
-from trials.observation import MEMORY_MISSES, Basis, Observation, Outcome, by_cell, largest_batch
+from trials.observation import (
+    MEMORY_MISSES,
+    Basis,
+    Observation,
+    Outcome,
+    by_cell,
+    largest_batch,
+    standing,
+)
 from trials.recipe import Recipe
 from trials.workload import Cell
 
@@ -85,7 +93,7 @@ def compare_recipes(observations: Sequence[Observation]) -> list[RecipeCompariso
     A capped GPU has no speed of its own and is not among them.
     """
     pools: defaultdict[tuple[object, ...], list[Observation]] = defaultdict(list)
-    for o in observations:
+    for o in standing(observations):
         if o.basis is not Basis.CAPPED:
             cell = o.cell
             setting = (cell.gpu, cell.model, cell.weights, cell.active_experts, cell.seq_len)

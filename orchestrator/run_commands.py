@@ -79,6 +79,8 @@ def rank_run(options: argparse.Namespace) -> int:
     if options.command == "rank":
         _write_ranking(folder, ranking)
     remark(in_use_text(prices, catalog, today()))
+    for line in stragglers_text(observations):
+        remark(line)
     if options.json:
         say(ranking.model_dump_json(indent=1))
     elif options.csv:

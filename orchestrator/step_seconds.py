@@ -14,7 +14,15 @@ from fitting.families import FamilyFit
 from fitting.family_predictions import length_scale, predict
 from fitting.points import series_name
 from fitting.step_times import Form
-from trials.observation import Basis, Measurement, Observation, Outcome, Shorter, largest_batch
+from trials.observation import (
+    Basis,
+    Measurement,
+    Observation,
+    Outcome,
+    Shorter,
+    largest_batch,
+    standing,
+)
 from trials.timing import median_interval
 from trials.workload import Cell
 
@@ -78,7 +86,7 @@ class Spread:
 def visit_spread(observations: Sequence[Observation]) -> Spread:
     """The spread of measured visits, by those of a run that were repeated."""
     visits: dict[tuple[Cell, str, int], list[float]] = defaultdict(list)
-    for o in observations:
+    for o in standing(observations):
         if o.basis is Basis.MEASURED and o.measurement is not None and o.environment is not None:
             steps = o.measurement.step_seconds
             if steps:
@@ -263,7 +271,7 @@ def _timed_visits(
     visits: dict[tuple[str, Basis], dict[int, list[Observation]]] = defaultdict(
         lambda: defaultdict(list)
     )
-    for o in seen:
+    for o in standing(seen):
         trainable = o.outcome is Outcome.FITS and o.batch_size < lowest_miss
         timed = o.measurement is not None and o.measurement.step_seconds
         if trainable and timed and o.basis is not Basis.CAPPED and o.environment is not None:

@@ -2,16 +2,18 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.tables import table
-from trials.observation import Basis, Observation, Outcome
+from trials.observation import Basis, Observation, Outcome, standing
 from trials.workload import Cell
 
 SLOW = 4.0  # times; a clock that is held down, or a neighbour, makes less
 # Batches of so like numbers of tokens are compared: what a step takes beside them weighs alike.
 ALIKE = 1.5
+
+_Node = tuple[str, str, str]  # the GPU it says it has, its host and its id
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,8 @@ class Straggler:
         times: how many times longer it takes, in the median of what can be compared.
         compared: pairs of batches, one on it and one on another node.
         cells: what was timed on it.
+        standing: those of them that were not timed again on a node that is not slow, and the batch
+            sizes that were not.
     """
 
     gpu: str
@@ -33,6 +37,15 @@ class Straggler:
     times: float
     compared: int
     cells: tuple[Cell, ...]
+    standing: Mapping[Cell, tuple[int, ...]]
+
+    @property
+    def text(self) -> str:
+        """What it is, in words."""
+        return (
+            f"{self.host} ({self.node_id[:8]}) takes {self.times:.1f} times as long as other nodes "
+            f"with {self.gpu}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +55,11 @@ class _Timed:
     node_id: str
     tokens: int
     tokens_per_second: float
+
+    @property
+    def node(self) -> _Node:
+        """Where."""
+        return self.cell.device, self.host, self.node_id
 
 
 def stragglers(observations: Sequence[Observation]) -> list[Straggler]:
@@ -56,22 +74,40 @@ def stragglers(observations: Sequence[Observation]) -> list[Straggler]:
         if timed is not None:
             of = o.cell
             groups[of.device, of.model, of.weights, of.recipe, of.active_experts].append(timed)
-    ratios: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-    cells: dict[tuple[str, str, str], dict[Cell, None]] = defaultdict(dict)
+    ratios: dict[_Node, list[float]] = defaultdict(list)
+    cells: dict[_Node, dict[Cell, None]] = defaultdict(dict)
     for group in groups.values():
         for one in group:
-            node = (one.cell.device, one.host, one.node_id)
-            cells[node][one.cell] = None
-            ratios[node] += [
+            cells[one.node][one.cell] = None
+            ratios[one.node] += [
                 other.tokens_per_second / one.tokens_per_second
                 for other in group
                 if other.node_id != one.node_id and _are_alike(one, other)
             ]
+    slow = [node for node, found in ratios.items() if found and statistics.median(found) >= SLOW]
+    stand = _standing_on(slow, observations) if slow else {}
     return [
-        Straggler(*node, statistics.median(found), len(found), tuple(cells[node]))
-        for node, found in ratios.items()
-        if found and statistics.median(found) >= SLOW
+        Straggler(
+            *node,
+            statistics.median(ratios[node]),
+            len(ratios[node]),
+            tuple(cells[node]),
+            stand[node],
+        )
+        for node in slow
     ]
+
+
+def _standing_on(
+    nodes: Sequence[_Node], observations: Sequence[Observation]
+) -> dict[_Node, dict[Cell, tuple[int, ...]]]:
+    """The batch sizes of cells whose times, as they stand, are of each of these nodes."""
+    sizes: dict[_Node, dict[Cell, dict[int, None]]] = {node: defaultdict(dict) for node in nodes}
+    for o in standing(observations):
+        timed = _timed(o)
+        if timed is not None and timed.node in sizes:
+            sizes[timed.node][o.cell][o.batch_size] = None
+    return {node: {c: tuple(found) for c, found in of.items()} for node, of in sizes.items()}
 
 
 def _timed(o: Observation) -> _Timed | None:
@@ -100,22 +136,27 @@ def stragglers_section(observations: Sequence[Observation]) -> str:
             f"{each.host} ({each.node_id[:8]})",
             f"{each.times:.1f}",
             each.compared,
-            ", ".join(cell.key for cell in each.cells),
+            len(each.cells) - len(each.standing),
+            ", ".join(cell.key for cell in each.standing) or "none",
         )
         for each in found
     ]
-    headers = ("GPU", "node", "times slower", "batches compared", "timed on it")
+    headers = ("GPU", "node", "times slower", "batches compared", "timed again elsewhere", "not")
     return (
-        "## Slow nodes\n\nWhat was timed on these stands in the ranking as it was measured. Look "
-        "at their clocks and at what else runs there; a sweep without them, into another --out, "
-        f"measures it anew.\n\n{table(headers, rows)}"
+        "## Slow nodes\n\nTrials that were timed on these are timed again at the end of a sweep, "
+        "where another node with that GPU is there: those times count alone. Do not trust the "
+        f"others.\n\n{table(headers, rows)}"
     )
 
 
 def stragglers_text(observations: Sequence[Observation]) -> Iterator[str]:
     """A line on each."""
     for each in stragglers(observations):
+        if not each.standing:
+            yield f"{each.text}: what was timed on it was timed again elsewhere, which counts"
+            continue
+        keys = ", ".join(cell.key for cell in each.standing)
         yield (
-            f"{each.host} ({each.node_id[:8]}) takes {each.times:.1f} times as long as other nodes "
-            f"with {each.gpu}: do not trust what was timed on it; see Slow nodes in the report"
+            f"{each.text}: do not trust what was timed on it ({keys}): run the same command again "
+            "when another such node is there, and it is timed again"
         )

@@ -7,6 +7,7 @@ from fitting.ado import ado_frame
 from orchestrator.append_file import unusable
 from orchestrator.place import RunPath
 from orchestrator.store import RunFolder
+from trials.observation import standing
 
 ADO = "ado.csv"
 
@@ -25,7 +26,7 @@ def export_ado(folder: RunFolder, path: Path | None) -> str:
         StoreError: it cannot be.
     """
     gpus = {gpu.key: gpu for gpu in folder.spec().merged_catalog().gpus}
-    observations = folder.observations()
+    observations = standing(folder.observations())
     frame = ado_frame(observations, gpus)
     written = _write(folder, path, frame.to_csv(index=False))
     counts = Counter(frame["basis"]) if len(frame) else Counter()

@@ -1,7 +1,8 @@
 """A worker without a model: the real nursery, fork and pipes, memory by a law, real arithmetic.
 
 It starts in a tenth of the time that PyTorch takes, for tests of what happens around trials. A file
-whose name is in ``LAW_WORKER_FAULTS`` makes it go wrong on this node alone: ``hang`` or ``sick``.
+whose name is in ``LAW_WORKER_FAULTS`` makes it go wrong on this node alone: ``hang``, which it does
+once, ``sick`` or ``slow``.
 """
 
 import os
@@ -35,14 +36,16 @@ class LawWorker:
         fault = Path(faults).read_text(encoding="utf-8").strip() if faults else ""
         if fault == "sick":
             raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
-        if fault == "hang":
+        if faults and fault == "hang":
+            Path(faults).write_text("", encoding="utf-8")
             time.sleep(3600)
+        work = 20 if fault == "slow" else 1
         peak = 1_000_000 + BYTES_PER_TOKEN * self._tokens * request.batch_size
         if peak > LIMIT_BYTES:
             return ProbeReply(
                 batch_size=request.batch_size, outcome=Outcome.OUT_OF_MEMORY, detail="by the law"
             )
-        steps = tuple(self._step(request.batch_size) for _ in range(6))
+        steps = tuple(self._step(work * request.batch_size) for _ in range(6))
         return ProbeReply(
             batch_size=request.batch_size,
             outcome=Outcome.FITS,

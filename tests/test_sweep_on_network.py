@@ -25,7 +25,7 @@ from orchestrator.runner import NODE_LEAVES
 from orchestrator.spec_file import parse_spec
 from orchestrator.store import RunFolder
 from trials.child import ProbeEnd
-from trials.observation import Observation, Outcome
+from trials.observation import Observation, Outcome, standing
 from trials.probe import ProbeRequest, Setup
 from trials.trial import run_trial
 
@@ -93,14 +93,14 @@ def undisturbed(text: str) -> set[str]:
 class Sweep:
     """A sweep in the background."""
 
-    def __init__(self, cluster: NetworkCluster, name: str, text: str) -> None:
+    def __init__(self, cluster: NetworkCluster, name: str, text: str, *more: str) -> None:
         self.out = cluster.home / name
         spec = cluster.home / f"{name}.yaml"
         spec.write_text(text, encoding="utf-8")
         self._log = cluster.home / f"{name}.log"
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                ["python", "-m", "orchestrator", "sweep", str(spec), "--out", str(self.out)],
+                ["python", "-m", "orchestrator", "sweep", str(spec), "--out", str(self.out), *more],
                 env=cluster.env | {"RAY_ADDRESS": f"{cluster.address}:{cluster.gcs}"},
                 cwd=cluster.home,
                 stdout=log,
@@ -126,9 +126,9 @@ class Sweep:
             if o.environment and o.environment.node_id == node.node_id
         }
 
-    def wait(self) -> int:
+    def wait(self, *, seconds: float = 120) -> int:
         """Until it is over."""
-        return self.process.wait(timeout=120)
+        return self.process.wait(timeout=seconds)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -206,6 +206,59 @@ def test_a_node_with_a_sick_device_is_named_and_its_trials_end_well_elsewhere(
     assert "uncorrectable ECC" in faults_told[0].reason
     assert sick.address in (sweep.out / "report.md").read_text(encoding="utf-8")
     sick.kill()
+
+
+def test_what_a_slow_node_timed_is_timed_again_on_another_before_it_is_ranked(
+    cluster: NetworkCluster,
+) -> None:
+    """It does twenty times the work: told by name, and none of its times counts."""
+    faults = cluster.home / "slow"
+    faults.write_text("slow", encoding="utf-8")
+    slow = cluster.start_network_node("desk", LAW_WORKER_FAULTS=str(faults))
+    text = SPEC.replace("SEED", "8").replace("[32, 48, 64]", "[32, 36, 40, 44, 48, 52]")
+    sweep = Sweep(cluster, "slow", text)
+    assert sweep.wait() == 0, sweep.said
+    found = observations(sweep.out)
+    assert {o.key for o in found} > undisturbed(text)
+    there = {o.key for o in found if o.environment and o.environment.node_id == slow.node_id}
+    assert {o.key for o in found if o.is_timing} & there
+    assert not {o.key for o in standing(found) if o.is_timing} & there
+    assert "timed again elsewhere, which counts" in sweep.said
+    slow.kill()
+
+
+def test_a_probe_that_hangs_is_killed_with_its_reason_and_tried_again(
+    cluster: NetworkCluster,
+) -> None:
+    """It costs its timeout; the sweep goes on and every cell is whole, whatever hung once."""
+    faults = cluster.home / "hangs"
+    faults.write_text("hang", encoding="utf-8")
+    node = cluster.start_network_node("hanging", LAW_WORKER_FAULTS=str(faults))
+    text = SPEC.replace("SEED", "5\nprobe_timeout_seconds: 4").replace("desk", "hanging")
+    sweep = Sweep(cluster, "hanging", text)
+    assert sweep.wait() == 0, sweep.said
+    found = observations(sweep.out)
+    (hung,) = [o for o in found if not o.outcome.is_verdict]
+    assert (hung.outcome, hung.detail) == (Outcome.TIMED_OUT, "no answer within 4 s, batch 1")
+    told = {o.key.rpartition("/t")[0] for o in found if o.outcome.is_verdict}
+    assert told == {key.rpartition("/t")[0] for key in undisturbed(text)}
+    assert "Traceback" not in sweep.said
+    node.kill()
+
+
+def test_a_node_that_starts_no_worker_is_given_up_in_time(cluster: NetworkCluster) -> None:
+    """It is there and nobody uses it: its cells are skipped, and the sweep ends."""
+    broken = cluster.home / "broken"
+    broken.mkdir()
+    ends = "import os, sys\nif 'default_worker.py' in ' '.join(sys.orig_argv):\n    os._exit(1)\n"
+    (broken / "sitecustomize.py").write_text(ends, encoding="utf-8")
+    mute = cluster.start_network_node("mute", PYTHONPATH=str(broken))
+    text = SPEC.replace("SEED", "6").replace("desk", "mute")
+    sweep = Sweep(cluster, "mute", text, "--wait-for-nodes", "0.2")
+    assert sweep.wait(seconds=240) == 1, sweep.said
+    assert f"the node with mute ({mute.node_id[:8]}) is there and free" in sweep.said
+    assert "Traceback" not in sweep.said
+    mute.kill()
 
 
 def test_a_sweep_goes_on_under_a_new_head_where_it_stopped_under_the_old_one(

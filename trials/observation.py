@@ -223,7 +223,8 @@ class Observation(Record):
             fresh child with other tokens, ``ladder`` measures throughput.
         batch_size: queries per step.
         repeat: 0 for the first visit of this batch size for this purpose, then 1, 2, …
-        attempt: 1 for the first try; higher after a FAILED one.
+        attempt: 1 for the first try; higher after one that told nothing, or whose times were not
+            to be trusted.
         outcome: how it ended.
         detail: one line on why, for everything but FITS.
         basis: measured, capped or simulated.
@@ -257,6 +258,11 @@ class Observation(Record):
         """What makes this observation one of a kind within a run."""
         return f"{self.cell.key}/{self.purpose}/b{self.batch_size}/r{self.repeat}/t{self.attempt}"
 
+    @property
+    def is_timing(self) -> bool:
+        """Whether it was asked for throughput, and fitted."""
+        return self.purpose == "ladder" and self.outcome is Outcome.FITS
+
 
 class OfCell(Protocol):
     """Anything that was seen of one cell."""
@@ -275,6 +281,19 @@ def by_cell(seen: Iterable[S]) -> defaultdict[Cell, list[S]]:
     for each in seen:
         found[each.cell].append(each)
     return found
+
+
+def standing(observations: Iterable[Observation]) -> list[Observation]:
+    """All but the timed probes that were timed again, since their node was not to be trusted."""
+    every = list(observations)
+    last: dict[tuple[Cell, int, int], int] = {}
+    for o in every:
+        if o.is_timing:
+            of = (o.cell, o.batch_size, o.repeat)
+            last[of] = max(o.attempt, last.get(of, 0))
+    return [
+        o for o in every if not o.is_timing or o.attempt == last[o.cell, o.batch_size, o.repeat]
+    ]
 
 
 def largest_batch(observations: Sequence[Observation]) -> tuple[int, Observation | None] | None:

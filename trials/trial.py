@@ -52,6 +52,7 @@ class TrialTask(Record):
         likely_largest: the largest batch that something else speaks for: where the search begins.
         timed: batch sizes to time; absent for all of the ladder's, empty for the largest.
         most_seconds: no probe begins later than this after the trial did; absent for no limit.
+        slow_nodes: ids of nodes that are not to be trusted: what was timed there is timed again.
     """
 
     cell: Cell
@@ -69,6 +70,7 @@ class TrialTask(Record):
     likely_largest: int | None = None
     timed: tuple[int, ...] | None = None
     most_seconds: float | None = None
+    slow_nodes: tuple[str, ...] = ()
 
     @property
     def memory_guess_bytes(self) -> int:
@@ -154,7 +156,7 @@ def next_ask(
     climbed = {
         (o.batch_size, o.repeat)
         for o in observed
-        if o.purpose == "ladder" and o.outcome is Outcome.FITS
+        if o.is_timing and (o.environment is None or o.environment.node_id not in task.slow_nodes)
     }
     for step in _visits(task, largest):
         ask = Ask("ladder", step.batch_size, step.repeat)
