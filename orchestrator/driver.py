@@ -1,6 +1,7 @@
 """The driver of a sweep: places trials, keeps what they report, until enough is known."""
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -318,14 +319,14 @@ class Round:
         """Has cells that slow nodes timed timed by others, where there are such now."""
         found = stragglers(self.folder.observations())
         slow = {each.node_id: each.text for each in found}
-        out = {*slow, *self.folder.faults().nodes_out()}
-        wanted: dict[Cell, Asked] = {}
         now = cluster_now() if found else self.cluster
-        for cell, sizes in ((c, s) for each in found for c, s in each.standing.items()):
+        out = {*slow, *self.folder.faults().nodes_out(), *now.leaving}
+        sizes: dict[Cell, list[int]] = defaultdict(list)
+        for cell, of_cell in ((c, s) for each in found for c, s in each.standing.items()):
             asked = now.trial_resources(self.catalog.gpu(cell.device))
             if asked is not None and now.holding(asked, out):
-                before = wanted[cell].timed or () if cell in wanted else ()
-                wanted[cell] = Asked(timed=tuple(dict.fromkeys((*before, *sizes))))
+                sizes[cell] += of_cell
+        wanted = {cell: Asked(timed=tuple(of_cell)) for cell, of_cell in sizes.items()}
         if wanted:
             remark(f"{'; '.join(slow.values())}: timing {len(wanted)} trials again elsewhere")
             self.measure(wanted, 0, budget_usd, slow=slow)

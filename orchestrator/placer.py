@@ -309,7 +309,7 @@ class Placer:
                 f"the node with {device} ({names}) is there and free and started no worker "
                 f"{within}: Ray's logs on it say why (raylet.out, worker-*.err)"
             )
-        if self._cluster.holding(queue.resources, self._leaving):
+        if self._cluster.holding(queue.resources, self._cluster.leaving):
             reasons = "; ".join(self._out.values()) or "its trials failed on all of them"
             return f"no node with {device} is left that can be trusted: {reasons}"
         if self._cluster.starting(device):
@@ -322,15 +322,11 @@ class Placer:
 
     def _room(self, device: str, queue: _Queue) -> int:
         """Trials that nodes can hold: those that are there, or that can be started too."""
-        there = self._cluster.holding(queue.resources, {*self._out, *self._leaving})
+        there = self._cluster.holding(queue.resources, {*self._out, *self._cluster.leaving})
         return max(there, self._cluster.starting(device))
 
     def _avoid(self, cell: Cell) -> tuple[str, ...]:
-        return tuple(sorted({*self._out, *self._avoided.get(cell, ()), *self._leaving}))
-
-    @property
-    def _leaving(self) -> set[str]:
-        return {n.node_id for n in self._cluster.nodes if n.is_leaving and n.node_id is not None}
+        return tuple(sorted({*self._out, *self._avoided.get(cell, ()), *self._cluster.leaving}))
 
     def _blame(self, node: Whereabouts, cell: Cell, detail: str) -> None:
         blaming = self._blaming[node.node_id]

@@ -110,6 +110,11 @@ class ClusterResources:
         """
         return sum(node.holding(asked) for node in self.nodes if node.node_id not in out)
 
+    @property
+    def leaving(self) -> set[str]:
+        """Ids of the nodes that are to be taken away."""
+        return {n.node_id for n in self.nodes if n.is_leaving and n.node_id is not None}
+
     def starting(self, key: str) -> int:
         """How many nodes with a GPU of this key the autoscaler can start in all."""
         return int(sum(node.resources.get(SCALES_TO + key, 0) for node in self.nodes))

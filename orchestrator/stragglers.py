@@ -26,7 +26,7 @@ class Straggler:
         node_id: Ray's name of it.
         times: how many times longer it takes, in the median of what can be compared.
         compared: pairs of batches, one on it and one on another node.
-        cells: what was timed on it.
+        cells: what was timed on it and can be compared.
         standing: those of them that were not timed again on a node that is not slow, and the batch
             sizes that were not.
     """
@@ -77,6 +77,8 @@ def stragglers(observations: Sequence[Observation]) -> list[Straggler]:
     ratios: dict[_Node, list[float]] = defaultdict(list)
     cells: dict[_Node, dict[Cell, None]] = defaultdict(dict)
     for group in groups.values():
+        if len({one.node_id for one in group}) == 1:
+            continue
         for one in group:
             cells[one.node][one.cell] = None
             ratios[one.node] += [
@@ -155,8 +157,7 @@ def stragglers_text(observations: Sequence[Observation]) -> Iterator[str]:
         if not each.standing:
             yield f"{each.text}: what was timed on it was timed again elsewhere, which counts"
             continue
-        keys = ", ".join(cell.key for cell in each.standing)
         yield (
-            f"{each.text}: do not trust what was timed on it ({keys}): run the same command again "
-            "when another such node is there, and it is timed again"
+            f"{each.text}: do not trust what was timed on it alone (see Slow nodes in the report): "
+            "run the same command again when another such node is there, and it is timed again"
         )
