@@ -180,7 +180,7 @@ def _add_sweep(commands: Any) -> None:
         type=not_negative,
         default=WAIT_MINUTES,
         metavar="MINUTES",
-        help="for a GPU whose node the cluster is to start; then its cells are skipped "
+        help="for a GPU's node to start, come back or start a worker; then its cells are skipped "
         f"(default: {WAIT_MINUTES:g})",
     )
     sweep.add_argument(
