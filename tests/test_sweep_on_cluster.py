@@ -102,6 +102,49 @@ def test_node_that_is_not_what_it_says_measures_nothing(cluster: Cluster) -> Non
     assert only.detail.startswith("DeviceError: A40: CUDA shows no GPU to this process")
 
 
+WHO_USES_WHAT = """\
+import sys
+import time
+
+import ray
+from orchestrator.cluster import cluster_now
+
+ray.init(sys.argv[1], log_to_driver=False)
+
+
+@ray.remote(num_cpus=1, resources={"desk-a": 1})
+class Somebody:
+    def is_here(self):
+        return True
+
+
+somebody = Somebody.remote()
+ray.get(somebody.is_here.remote())
+ours = ray.util.placement_group([{"CPU": 1, "desk-b": 1}])
+ray.get(ours.ready())
+until = time.monotonic() + 20
+taken = {}
+while not taken.get("desk-a") and time.monotonic() < until:
+    time.sleep(0.2)  # Ray tells of it a little later
+    taken = {
+        key: node.is_taken({"CPU": 1, key: 1})
+        for node in cluster_now().nodes
+        for key in ("desk-a", "desk-b")
+        if node.has(key)
+    }
+print("TAKEN", sorted(key for key in taken if taken[key]), "OF", sorted(taken))
+"""
+
+
+def test_a_node_that_others_use_is_told_from_one_where_our_own_trial_is_to_start(
+    cluster: Cluster,
+) -> None:
+    """The first is waited for; the second, if it starts no worker, not without end."""
+    address = f"{cluster.address}:{cluster.gcs}"
+    told = cluster.run("python", "-c", WHO_USES_WHAT, address, timeout=120)
+    assert "TAKEN ['desk-a'] OF ['desk-a', 'desk-b']" in told.stdout, told.stderr
+
+
 @pytest.mark.parametrize("shown", [{"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_TOKEN": "0" * 64}])
 def test_a_job_of_somebody_without_the_token_is_refused(
     cluster: Cluster, shown: dict[str, str], monkeypatch: pytest.MonkeyPatch

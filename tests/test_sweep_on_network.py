@@ -216,7 +216,7 @@ def test_what_a_slow_node_timed_is_timed_again_on_another_before_it_is_ranked(
     faults.write_text("slow", encoding="utf-8")
     slow = cluster.start_network_node("desk", LAW_WORKER_FAULTS=str(faults))
     text = SPEC.replace("SEED", "8").replace("[32, 48, 64]", "[32, 36, 40, 44, 48, 52]")
-    sweep = Sweep(cluster, "slow", text)
+    sweep = Sweep(cluster, "slower", text)
     assert sweep.wait() == 0, sweep.said
     found = observations(sweep.out)
     assert {o.key for o in found} > undisturbed(text)
