@@ -129,7 +129,8 @@ class Placer:
         for queue in self._queues.values():
             queue.sees(cluster)
         self._tries: dict[Cell, int] = defaultdict(int)
-        self._avoided: dict[Cell, set[str]] = defaultdict(set)
+        # Nodes that it is not to be placed on, and what failed there.
+        self._avoided: dict[Cell, dict[str, str]] = defaultdict(dict)
         self._blaming: dict[str, set[Cell]] = defaultdict(set)
         self.died: dict[Cell, str] = {}
         self.no_node: dict[Cell, str] = {}
@@ -167,6 +168,7 @@ class Placer:
             queue.is_closed = False
             for waiting in (*queue.placed, *queue.cells):
                 self.no_node.pop(waiting, None)
+                self.died.pop(waiting, None)
         placed = queue.placed[cell]
         placed.is_running, placed.last_word = True, self._clock()
 
@@ -274,7 +276,8 @@ class Placer:
         self._tell("no node", device, reason)
         queue.is_closed = True
         for cell in (*queue.placed, *queue.cells):
-            self.no_node[cell] = reason
+            # One that failed on a node was not skipped.
+            (self.died if cell in self._avoided else self.no_node)[cell] = reason
 
     def _usable(self, queue: _Queue) -> list[Node]:
         """The nodes that a trial which was placed may begin on."""
@@ -310,7 +313,7 @@ class Placer:
                 f"{within}: Ray's logs on it say why (raylet.out, worker-*.err)"
             )
         if self._cluster.holding(queue.resources, self._cluster.leaving):
-            reasons = "; ".join(self._out.values()) or "its trials failed on all of them"
+            reasons = "; ".join(self._out.values()) or self._failures(queue)
             return f"no node with {device} is left that can be trusted: {reasons}"
         if self._cluster.starting(device):
             return f"no node with {device} came {within}: 'ray status' on the head says why"
@@ -319,6 +322,10 @@ class Placer:
             f"no node with {device} {came}: start one and run the same command again, it goes on "
             "where this stopped"
         )
+
+    def _failures(self, queue: _Queue) -> str:
+        told = (why for cell in queue.placed for why in self._avoided.get(cell, {}).values())
+        return f"its trials failed on all of them: {'; '.join(dict.fromkeys(told))}"
 
     def _room(self, device: str, queue: _Queue) -> int:
         """Trials that nodes can hold: those that are there, or that can be started too."""
@@ -345,7 +352,7 @@ class Placer:
         node = placed.node
         if placed.blamed is None or node is None or self._task(cell) is None:
             return None
-        self._avoided[cell].add(node.node_id)
+        self._avoided[cell][node.node_id] = placed.blamed
         queue = self._queues[cell.device]
         # A cluster that starts nodes starts another when this one, unused, has gone away.
         has_others = self._cluster.holding(queue.resources, self._avoid(cell)) > 0

@@ -212,6 +212,24 @@ def test_a_cell_that_waits_for_another_node_holds_up_none_that_need_not() -> Non
     assert world.placed() == [DESK[3]]
 
 
+def test_a_lone_cell_whose_node_is_not_replaced_is_given_up_with_what_failed() -> None:
+    """The cluster may keep an idle node: it is waited for another so long, and no longer."""
+    nodes = HEAD, node("n1", "desk")
+    world = World(DESK[:1], *nodes)
+    world.placed()
+    world.run(DESK[0], SICK[0])
+    assert world.placer.ended(DESK[0], None) == ECC
+    assert world.placed() == DESK[:1]
+    for _ in range(2):
+        assert not world.placer.is_over
+        world.placer.look(ClusterResources(nodes))
+        world.now += 600
+    world.placer.look(ClusterResources(nodes))
+    assert world.placer.is_over
+    reason = "no node with desk is left that can be trusted: its trials failed on all of them"
+    assert (world.placer.died, world.placer.no_node) == ({DESK[0]: f"{reason}: {ECC}"}, {})
+
+
 def test_a_cell_that_fails_on_every_node_is_not_held_against_them() -> None:
     """A mistake of its kernels looks alike; it is tried on each, then let be."""
     world = World(DESK[:1], node("n1", "desk"), node("n2", "desk"))

@@ -63,6 +63,8 @@ def test_every_gpu_has_its_own_node_started_from_none(cluster: Cluster) -> None:
     plan = RunFolder(out).plan()
     assert plan is not None
     assert [skip.cell.gpu for skip in plan.skipped] == ["H200-SXM", "desk-c"]
+    (gone,) = plan.given_up
+    assert "failed on all of them: DeviceError: A40: CUDA shows no GPU" in gone.reason
     seen = observations(out)
     nodes = cluster.node_ids()
     for key in ("desk-a", "desk-b"):
