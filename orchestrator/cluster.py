@@ -42,9 +42,15 @@ def connected_cluster(*, ask_for_packages: bool) -> Iterator[ClusterResources]:
         ask_for_packages: find out which extras each node has; costs a worker's start on each.
 
     Raises:
-        ClusterError: RAY_ADDRESS names a cluster that does not answer.
+        ClusterError: RAY_ADDRESS names a cluster that does not answer, or where jobs are submitted.
     """
     address = cluster_address()
+    if address is not None and address.startswith(("http://", "https://")):
+        raise ClusterError(
+            f"RAY_ADDRESS={address} is where jobs are submitted, and no Ray address: put 'ray job "
+            "submit --working-dir . --' before this command, which then runs on that cluster, or "
+            "unset RAY_ADDRESS to use this machine alone"
+        )
     # Ray says on every start how this variable's default will change, unless it is set.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray  # noqa: PLC0415 - seconds to import, and only a sweep needs it

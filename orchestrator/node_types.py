@@ -22,7 +22,7 @@ class Instance:
     Attributes:
         name: the provider's.
         gpu: key of its GPU in the catalog.
-        vcpus: what Ray counts as its cores.
+        vcpus: its cores.
         markets: it is to be had on.
     """
 
