@@ -11,7 +11,7 @@ from gpu_catalog.gpu import Gpu
 from orchestrator.node_types import HEADS, Choice, NodeType
 from orchestrator.plan import SCALES_TO
 
-SPOT_PRIORITY = 10  # of two node types that serve a trial alike, Ray starts the one with more
+SPOT_PRIORITY = 10  # of two node types that a trial fills alike, Ray starts the one with more
 POD_CPUS = 4
 POD_MEMORY_GIB = 28
 
@@ -34,6 +34,7 @@ def cloud_file(provider: str, choice: Choice, nodes_each: int, header: str) -> s
         header: comment lines.
     """
     gpus = dict.fromkeys(node.gpu for node in choice.nodes)
+    cores = {gpu: _cores(choice, gpu) for gpu in gpus}
     return _filled(
         _template(provider),
         HEADER=header,
@@ -42,10 +43,13 @@ def cloud_file(provider: str, choice: Choice, nodes_each: int, header: str) -> s
         HEAD=HEADS[provider],
         HEAD_RESOURCES=_flow(_head_resources(list(gpus), nodes_each)),
         NODE_TYPES=_block(
-            {_low(n.name): _cloud_node(provider, n, nodes_each) for n in choice.nodes},
+            {
+                _low(n.name): _cloud_node(provider, n, nodes_each, cores[n.gpu])
+                for n in choice.nodes
+            },
             2,
         ),
-        JOIN=_join('"$(cat ~/gpu-key)"'),
+        JOIN=_join('"$(cat ~/gpu-key)"', cloud=provider),
     )
 
 
@@ -103,7 +107,16 @@ def _head_resources(keys: Sequence[str], nodes_each: int) -> dict[str, int]:
     return {"CPU": 1} | {SCALES_TO + key: nodes_each for key in keys}
 
 
-def _cloud_node(provider: str, node: NodeType, nodes_each: int) -> dict[str, Any]:
+def _cores(choice: Choice, gpu: str) -> int:
+    """What every instance with a GPU has at least, and all are said to have.
+
+    Ray looks at how full a trial makes a node before it looks at the priority: of two sizes it
+    would start the smaller one, spot or not.
+    """
+    return min(node.instance.vcpus for node in choice.nodes if node.gpu == gpu)
+
+
+def _cloud_node(provider: str, node: NodeType, nodes_each: int, cores: int) -> dict[str, Any]:
     """A type of worker: Ray starts one for a trial that asks for its GPU's key."""
     gpus = {"GPU": 1} if node.kind == "cuda" else {}
     image = {} if gpus else {"docker": {"worker_image": "YOUR_REGISTRY/finetune-cost:cpu"}}
@@ -111,7 +124,7 @@ def _cloud_node(provider: str, node: NodeType, nodes_each: int) -> dict[str, Any
         "min_workers": 0,
         "max_workers": nodes_each,
         "priority": SPOT_PRIORITY if node.market == "spot" else 0,
-        "resources": {"CPU": node.instance.vcpus, **gpus, node.gpu: 1},
+        "resources": {"CPU": cores, **gpus, node.gpu: 1},
         **image,
         # What the node is checked against before it may join.
         "worker_setup_commands": [f"echo {node.gpu} > ~/gpu-key"],
@@ -222,15 +235,21 @@ def _ray_job(spec: str, name: str, text: str) -> str:
     )
 
 
-def _join(keys: str, *, installed_in: str = "") -> str:
-    """The commands by which a worker joins, or does not."""
+def _join(keys: str, *, installed_in: str = "", cloud: str | None = None) -> str:
+    """The commands by which a worker joins, or does not; then it waits for notice of its cloud."""
     path = f' PATH="{installed_in}:$PATH"' if installed_in else ""
+    notice = (
+        ""
+        if cloud is None
+        else " &&\n  (setsid python -m orchestrator node-notice "
+        f"{cloud} < /dev/null > ~/node-notice.log 2>&1 &)"
+    )
     return textwrap.indent(
         f"- export RAY_AUTH_MODE=token{path}; ray stop\n"
         "- >-\n"
         f"  export RAY_AUTH_MODE=token{path};\n"
         f'  resources="$(python -m orchestrator join-check {keys})" &&\n'
-        '  ray start --address=$RAY_HEAD_IP:6379 --resources="$resources"',
+        f'  ray start --address=$RAY_HEAD_IP:6379 --resources="$resources"{notice}',
         "  ",
     )
 

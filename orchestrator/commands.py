@@ -25,14 +25,16 @@ from orchestrator.gpu_check import GpuCheckError
 from orchestrator.job_options import JobError
 from orchestrator.join_check import JoinError, node_resources
 from orchestrator.known_prices import known_prices
+from orchestrator.launch import LaunchError, launch
 from orchestrator.learn import learn_command
 from orchestrator.learned_epochs import EpochsError
+from orchestrator.node_notice import wait_for_notice
 from orchestrator.output import remark, say
 from orchestrator.place import StoreError
 from orchestrator.profile_command import ProfileError, profile_command
 from orchestrator.reproduce import ReproduceError, as_markdown, draw
 from orchestrator.run_commands import fit, rank_run, report, status
-from orchestrator.spec_file import SpecError, parse_spec
+from orchestrator.spec_file import SpecError, parse_spec, read_spec_text
 from orchestrator.store import RunFolder
 from orchestrator.sweep_commands import gpu_check, plan_run, sweep
 from trials.learn_child import LearnError
@@ -51,6 +53,7 @@ KNOWN_ERRORS = (
     GpuCheckError,
     JobError,
     JoinError,
+    LaunchError,
     LearnError,
     PlanError,
     ProfileError,
@@ -84,6 +87,8 @@ def run(options: argparse.Namespace) -> int:
         "gpu-check": gpu_check,
         "deploy": deploy,
         "join-check": join_check,
+        "launch": launch_sweep,
+        "node-notice": node_notice,
         "completion": completion,
         "plan": plan_run,
         "profile": profile,
@@ -119,6 +124,22 @@ def join_check(options: argparse.Namespace) -> int:
     prices = known_prices(options)
     keys = [key.strip() for key in options.keys.split(",") if key.strip()]
     say(node_resources(keys, prices.catalog))
+    return 0
+
+
+def launch_sweep(options: argparse.Namespace) -> int:
+    """Sweeps on a cluster that is there for that alone."""
+    from orchestrator.cli import build_parser  # noqa: PLC0415 - it imports this module
+
+    words = ["sweep", options.spec.name, *options.more]
+    swept = build_parser().parse_args(words)  # ends here where the sweep would on the cluster
+    parse_spec(read_spec_text(options.spec), str(options.spec))
+    return launch(options.cluster, options.spec, words, swept.out)
+
+
+def node_notice(options: argparse.Namespace) -> int:
+    """Has Ray drain this machine's node when its cloud gives notice."""
+    wait_for_notice(options.provider, options.metadata, options.node_id)
     return 0
 
 

@@ -6,9 +6,11 @@ import os
 import secrets
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 from ray_sweeps import environment
@@ -145,14 +147,26 @@ class Cluster:
 
     def node_ids(self) -> dict[str, str]:
         """The node that carries each resource, asked of Ray itself."""
+        return dict(self._asked("{k: n['NodeID'] for n in ray.nodes() for k in n['Resources']}"))
+
+    def staying_nodes(self) -> list[str]:
+        """Ids of the nodes that are up, and are not to be taken away."""
+        return list(
+            self._asked(
+                "[n['NodeID'] for n in ray.nodes() if n['Alive'] and n['NodeID'] not in "
+                "ray._private.state.state.get_draining_nodes()]"
+            )
+        )
+
+    def _asked(self, expression: str) -> Any:
+        """Its value in a driver of this cluster."""
         script = (
             "import json, ray\n"
             f"ray.init('{self.address}:{self.gcs}', log_to_driver=False)\n"
-            "carried = {k: n['NodeID'] for n in ray.nodes() for k in n['Resources']}\n"
-            "print('NODES' + json.dumps(carried))\n"
+            f"print('ANSWER' + json.dumps({expression}))\n"
         )
         answer = self.run("python", "-c", script, timeout=60)
-        return dict(json.loads(answer.stdout.partition("NODES")[2].splitlines()[0]))
+        return json.loads(answer.stdout.partition("ANSWER")[2].splitlines()[0])
 
     def run(self, *command: str, timeout: float) -> subprocess.CompletedProcess[str]:
         """A command of a user of this cluster."""
@@ -164,6 +178,39 @@ class Cluster:
             text=True,
             timeout=timeout,
             check=False,
+        )
+
+    def launch(self, spec: Path, *options: str) -> subprocess.Popen[str]:
+        """`launch` on a laptop of which this machine is the cloud: its ray up and down are noted.
+
+        Every tunnel leaves its process's id in `tunnels`, every other call in `calls`.
+        """
+        laptop = self.home / "laptop"
+        laptop.mkdir()
+        (laptop / "cluster.yaml").write_text("cluster_name: here\n", encoding="utf-8")
+        tunnel = f"{sys.executable} {Path(__file__).with_name('tunnel.py')}"
+        ray = laptop / "ray"
+        ray.write_text(
+            "#!/bin/sh\n"
+            'case "$1" in\n'
+            f'job) exec {Path(sys.executable).with_name("ray")} "$@" ;;\n'
+            f"dashboard) echo $$ >> {laptop}/tunnels; exec {tunnel} $3 {self.dashboard} ;;\n"
+            f'*) echo "$@" >> {laptop}/calls ;;\n'
+            "esac\n",
+            encoding="utf-8",
+        )
+        ray.chmod(0o755)
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-m", "orchestrator", "launch", "cluster.yaml", str(spec)),
+                *options,
+            ],
+            env=self.env
+            | {"PATH": f"{laptop}:{self.env['PATH']}", "RAY_ADDRESS": "http://127.0.0.1:9"},
+            cwd=laptop,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
     def submit(self, work: Path, *command: str) -> subprocess.CompletedProcess[str]:

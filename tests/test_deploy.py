@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from functools import cache as cached
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,8 @@ from ray.autoscaler._private.kuberay.autoscaling_config import (
 )
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.autoscaler.v2.instance_manager.config import AutoscalingConfig
+from ray.autoscaler.v2.scheduler import ResourceDemandScheduler, SchedulingRequest
+from ray.autoscaler.v2.utils import ResourceRequestUtil
 
 from gpu_catalog.catalog import UnknownGpuError, load_catalog
 from orchestrator.cli import main
@@ -162,19 +165,39 @@ def test_the_single_gpus_of_each_cloud_are_there() -> None:
     }
 
 
+def launched_for(key: str, text: str, *, without_spot: bool = False) -> str:
+    """The node type that Ray's own scheduler starts for a trial on a GPU."""
+    config = AutoscalingConfig(loaded(text), skip_content_hash=True)
+    types = config.get_node_type_configs()
+    assert types is not None
+    spent = {name: 0.0 for name in types if without_spot and name.endswith("-spot")}
+    trial = {"CPU": 1.0, "GPU": 1.0, key: 1.0}
+    request = SchedulingRequest(
+        disable_launch_config_check=True,
+        node_type_configs=types,
+        max_num_nodes=config.get_max_num_nodes(),
+        resource_requests=ResourceRequestUtil.group_by_count([ResourceRequestUtil.make(trial)]),
+        cloud_resource_availabilities=spent,
+        recoverable_resource_availabilities=spent,
+    )
+    (launch,) = ResourceDemandScheduler().schedule(request).to_launch
+    return str(launch.instance_type)
+
+
 @pytest.mark.parametrize("file", ["aws.yaml", "gcp.yaml", "azure.yaml"])
 def test_spot_comes_first_and_on_demand_in_its_place(file: str) -> None:
-    """By Ray's own priority: of two types that serve a trial alike, it starts the higher one."""
-    types = AutoscalingConfig(loaded(shipped(file)), skip_content_hash=True).get_node_type_configs()
-    priorities = {name: node.priority for name, node in types.items() if name != "head"}
-    assert set(priorities.values()) == {10, 0}
-    for name, priority in priorities.items():
-        assert priority == (10 if name.endswith("-spot") else 0)
+    """By Ray's own scheduler: another type once the provider had no spot one."""
+    text = shipped(file)
+    types = loaded(text)["available_node_types"].keys() - {"head"}
     alone = {"h100-sxm-spot"} if file == "gcp.yaml" else set()  # A3 of one GPU is spot alone
-    spots = {name for name in priorities if name.endswith("-spot")} - alone
-    assert {name.replace("-spot", "-on-demand") for name in spots} == priorities.keys() - (
-        spots | alone
-    )
+    spots = {name for name in types if name.endswith("-spot")}
+    assert {name.replace("-spot", "-on-demand") for name in spots - alone} == types - spots
+    for spot in spots:
+        key = next(gpu.key for gpu in CATALOG.gpus if spot == f"{gpu.key.lower()}-spot")
+        assert launched_for(key, text) == spot
+        if spot not in alone:
+            instead = launched_for(key, text, without_spot=True)
+            assert instead == spot.replace("-spot", "-on-demand")
 
 
 @pytest.mark.parametrize("file", LAUNCHED)
@@ -192,21 +215,25 @@ def test_a_worker_joins_by_its_check_alone(file: str) -> None:
     """Ray starts only with the resources that the check has printed."""
     joins = loaded(shipped(file))["worker_start_ray_commands"][-1]
     assert re.search(r'resources="\$\(python -m orchestrator join-check .+\)" && ray start', joins)
-    assert joins.endswith('--resources="$resources"')
+    waits = f"(setsid python -m orchestrator node-notice {file.removesuffix('.yaml')} < /dev/null"
+    notice = "" if file == "local.yaml" else f" && {waits} > ~/node-notice.log 2>&1 &)"
+    assert joins.endswith(f'--resources="$resources"{notice}')
 
 
 @pytest.mark.parametrize(("key", "joins"), [("cpu", True), ("A40", False)])
 def test_a_refused_node_starts_no_ray(key: str, joins: bool, tmp_path: Path) -> None:  # noqa: FBT001
     """The commands as a node runs them, its key in its home, with a `ray` that tells on itself."""
     (tmp_path / "gpu-key").write_text(f"{key}\n", encoding="utf-8")
-    ray = tmp_path / "ray"
-    ray.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/started\n', encoding="utf-8")
-    ray.chmod(0o755)
-    command = loaded(shipped("aws.yaml"))["worker_start_ray_commands"][-1]
+    for name, tells in (("ray", "started"), ("setsid", "waits")):
+        command = tmp_path / name
+        said = f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/{tells}\n'
+        command.write_text(said, encoding="utf-8")
+        command.chmod(0o755)
+    join = loaded(shipped("aws.yaml"))["worker_start_ray_commands"][-1]
     path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     node = {"HOME": str(tmp_path), "PATH": path, "RAY_HEAD_IP": "h", "CUDA_VISIBLE_DEVICES": ""}
     ended = subprocess.run(
-        ["bash", "-c", command], env=node, cwd=ROOT, capture_output=True, text=True, check=False
+        ["bash", "-c", join], env=node, cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert (ended.returncode == 0) is joins
     started = tmp_path / "started"
@@ -215,7 +242,14 @@ def test_a_refused_node_starts_no_ray(key: str, joins: bool, tmp_path: Path) -> 
         assert started.read_text(encoding="utf-8").splitlines() == [
             *("start", "--address=h:6379", '--resources={"cpu": 1}'),
         ]
+        deadline = time.monotonic() + 20
+        while not (waits := tmp_path / "waits").exists() or not waits.read_text(encoding="utf-8"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        words = ["python", "-m", "orchestrator", "node-notice", "aws"]
+        assert waits.read_text(encoding="utf-8").split() == words
     else:
+        assert not (tmp_path / "waits").exists()
         assert ended.stderr.count("\n") == 1
 
 
@@ -449,11 +483,19 @@ def test_a_policy_allows_every_instance_a_file_can_name() -> None:
 
 @pytest.mark.parametrize("file", ["gcp/launcher-role.json", "azure/launcher-role.json"])
 def test_a_role_names_each_permission(file: str) -> None:
-    """None by a star, and none that hands out roles over a whole project."""
+    """None by a star; roles are handed out by Azure's alone, within its one resource group."""
     role = json.loads((DEPLOY / file).read_text(encoding="utf-8"))
     permissions = role.get("includedPermissions", role.get("Actions"))
     assert permissions
-    assert not [p for p in permissions if "*" in p or p.endswith("setIamPolicy")]
+    assert not [p for p in permissions if "*" in p]
+    hands_out = ("setiampolicy", "roleassignments/write", "roledefinitions/write", "roles.create")
+    granting = [p for p in permissions if p.lower().endswith((*hands_out, "roles.update"))]
+    if file.startswith("gcp"):
+        assert granting == []
+    else:
+        assert granting == ["Microsoft.Authorization/roleAssignments/write"]
+        (scope,) = role["AssignableScopes"]
+        assert scope.endswith("/resourceGroups/finetune-cost")
 
 
 def test_instances_are_of_gpus_of_the_catalog() -> None:
@@ -503,9 +545,9 @@ def test_the_cheapest_of_several_instances_is_taken() -> None:
     )
     types = loaded(made_of.text)["available_node_types"]
     assert types["a10g-spot"]["node_config"]["InstanceType"] == "g5.2xlarge"
-    assert types["a10g-spot"]["resources"]["CPU"] == 8
     assert types["a10g-on-demand"]["node_config"]["InstanceType"] == "g5.xlarge"
     assert yaml.safe_load(made_of.text)["provider"]["region"] == "eu-west-1"
+    assert launched_for("A10G", made_of.text) == "a10g-spot"  # the larger one
 
 
 @pytest.mark.parametrize(("spot", "markets"), [(True, {"spot"}), (False, {"on-demand"})])

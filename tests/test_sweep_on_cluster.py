@@ -1,10 +1,15 @@
 """A sweep as a cluster's user runs it: a head, two nodes with different resources, a Ray job."""
 
+import os
+import signal
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from metadata_server import metadata_server
 from ray_cluster import Cluster
 from ray_sweeps import SMALL_CELL, observations
 from s3_server import CREDENTIALS
@@ -48,15 +53,29 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             cluster.stop()
 
 
-def test_each_cell_runs_on_the_node_it_names(cluster: Cluster) -> None:
-    """`ray job submit` measures where the resource is, falls back to a core, skips what is not."""
+def test_each_cell_runs_on_the_node_it_names_and_the_cluster_goes_down_after_it(
+    cluster: Cluster,
+) -> None:
+    """`launch` measures where the resource is, falls back to a core, skips what is not.
+
+    The tunnel drops on the way: the cluster goes down when the job has ended, and no sooner.
+    """
     work, out = cluster.home / "work", cluster.home / "run"
     work.mkdir()
     (work / "cluster.yaml").write_text(SPEC, encoding="utf-8")
-    job = cluster.submit(
-        work, "python", "-m", "orchestrator", "sweep", "cluster.yaml", "--out", str(out)
-    )
-    assert job.returncode == 0, job.stdout + job.stderr
+    launched = cluster.launch(work / "cluster.yaml", "--out", str(out))
+    laptop = cluster.home / "laptop"
+    while not (out / "observations.jsonl").exists():
+        assert launched.poll() is None, launched.communicate()
+        time.sleep(0.1)
+    os.kill(int((laptop / "tunnels").read_text(encoding="ascii").split()[-1]), signal.SIGKILL)
+    calls = (laptop / "calls").read_text(encoding="utf-8").splitlines()
+    assert calls == ["up --yes --no-restart cluster.yaml"]
+    said, told = launched.communicate(timeout=240)
+    assert launched.returncode == 0, said + told
+    assert len((laptop / "tunnels").read_text(encoding="ascii").split()) >= 2
+    calls = (laptop / "calls").read_text(encoding="utf-8").splitlines()
+    assert calls[1:] == [f"rsync-down cluster.yaml {out}/ runs/run/", "down --yes cluster.yaml"]
     seen = observations(out)
     where = {
         key: {o.environment.node_id for o in seen if o.cell.gpu == key and o.environment}
@@ -71,7 +90,19 @@ def test_each_cell_runs_on_the_node_it_names(cluster: Cluster) -> None:
     sizes = {key: known[0] for key, known in largest.items() if known is not None}
     assert sizes["desk-a"] < sizes["desk-b"] == sizes["desk-c"]  # memory: 14, 16 and 16 MB
     assert {o.outcome for o in seen} == {Outcome.FITS, Outcome.OUT_OF_MEMORY}
-    assert "no node of the cluster has a core and the resource 'H100-SXM'" in job.stdout
+    # Each line once, though the log was asked for again.
+    assert said.count("Running entrypoint for job launch-cluster") == 1
+    assert "no node of the cluster has a core and the resource 'H100-SXM'" in said
+    assert "Every offer, the fits and the limits" in said
+
+
+def test_a_job_is_asked_for_by_its_id(cluster: Cluster) -> None:
+    """Its state and its log, long after it has ended, from any machine that has the token."""
+    address = f"--address=http://127.0.0.1:{cluster.dashboard}"
+    status = cluster.run("ray", "job", "status", address, "launch-cluster", timeout=60)
+    assert "Job 'launch-cluster' succeeded" in status.stdout
+    log = cluster.run("ray", "job", "logs", address, "launch-cluster", timeout=60)
+    assert "no node of the cluster has a core and the resource 'H100-SXM'" in log.stdout
 
 
 PRETENDING = """\
@@ -158,6 +189,28 @@ def test_a_job_of_somebody_without_the_token_is_refused(
     assert job.returncode != 0
     assert "AuthenticationError" in job.stderr
     assert not left.exists()
+
+
+def test_notice_of_a_cloud_drains_the_node(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a spot node of AWS asks for it: Ray begins nothing there any more."""
+    # A machine has a node of one cluster; this one may have several's.
+    here = {"RAY_ADDRESS": f"{cluster.address}:{cluster.gcs}"}
+    monkeypatch.setattr(cluster, "env", cluster.env | here)
+    node = cluster.node_ids()["desk-a"]
+    with metadata_server() as metadata:
+        metadata.spot_action_in = 120
+        ended = cluster.run(
+            *(sys.executable, "-m", "orchestrator", "node-notice", "aws"),
+            *("--metadata", metadata.address, "--node-id", node),
+            timeout=60,
+        )
+    assert ended.returncode == 0, ended.stderr
+    assert "AWS takes this spot instance away (terminate), in 1" in ended.stderr
+    left = cluster.staying_nodes()
+    assert node not in left
+    assert cluster.node_ids()["desk-b"] in left
 
 
 def test_no_secret_is_written_down_anywhere(cluster: Cluster) -> None:

@@ -1,0 +1,252 @@
+"""A sweep on a cluster that is brought up for it and taken down after it: ``launch``.
+
+The job is the cluster's and goes on without this machine; what Ray says of it, and nothing else,
+takes the cluster down. So a tunnel that drops or a laptop that sleeps costs no more than the view.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from orchestrator.output import remark, say
+from orchestrator.place import S3
+
+POLL_SECONDS = 2.0
+OPEN_SECONDS = 30.0  # for ssh to open its port
+SUBMIT_SECONDS = 300.0  # a head that has just started takes no job yet
+SILENT_SECONDS = 3600.0
+STAY_HERE = [".git", ".venv", "runs"]  # of the specification's folder: nothing that a sweep reads
+STDERR = 2
+# Lines of `ray job logs` that the job has not said: one at the start, one where it stops short.
+NOT_OF_THE_JOB = ("Job submission server address", "Status for job", "Status message")
+
+State = Literal["absent", "running", "succeeded", "failed", "stopped"]
+ENDED: tuple[State, ...] = ("succeeded", "failed", "stopped")
+
+
+class LaunchError(RuntimeError):
+    """The sweep cannot be started or followed; one line on why, and what is left running."""
+
+
+class _UnreachableError(RuntimeError):
+    """The cluster does not answer now; one line on why."""
+
+
+def launch(cluster: Path, spec: Path, words: Sequence[str], out: str | None) -> int:
+    """Brings a cluster up, sweeps on it, shows what the sweep says, and takes the cluster down.
+
+    Args:
+        cluster: the file that ``deploy`` made.
+        spec: the specification; its folder is sent along.
+        words: the sweep's command line.
+        out: the run folder in that, if it is given.
+
+    Returns:
+        0 if the sweep has ended well, else 1.
+
+    Raises:
+        LaunchError: it cannot be started, followed or ended; the cluster may be up.
+    """
+    config = _read(cluster)
+    job = f"launch-{re.sub('[^A-Za-z0-9_-]', '-', spec.stem)}"
+    head = _Head(cluster, job)
+    if not head.ray("up", "--yes", "--no-restart", str(cluster)):  # a job that runs there goes on
+        raise LaunchError(f"'ray up' failed: what it started is up until 'ray down {cluster}'")
+    try:
+        with head.tunnel():
+            state = _followed(head, spec.resolve().parent, words)
+    except KeyboardInterrupt:
+        remark(f"{job} goes on on the cluster, and the cluster stays up")
+        raise
+    if out is None or not out.startswith(S3):
+        _fetch(head, config, out or f"runs/{_name(spec)}")
+    if not head.ray("down", "--yes", str(cluster)):
+        raise LaunchError(f"'ray down' failed: what is up costs money until 'ray down {cluster}'")
+    remark(f"{job} {state}; the cluster is down")
+    return 0 if state == "succeeded" else 1
+
+
+def _read(cluster: Path) -> dict[str, Any]:
+    """The cluster's file."""
+    try:
+        config = yaml.safe_load(cluster.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = getattr(error, "strerror", None) or "is no YAML"
+        raise LaunchError(f"{cluster}: cannot be read ({reason})") from None
+    if not isinstance(config, dict) or "cluster_name" not in config:
+        raise LaunchError(
+            f"{cluster}: is no file for 'ray up': make one with 'deploy --provider', or, if it is "
+            "for Kubernetes, use 'kubectl apply'"
+        )
+    return config
+
+
+def _name(spec: Path) -> str:
+    return str(yaml.safe_load(spec.read_text(encoding="utf-8"))["name"])
+
+
+def _followed(head: "_Head", folder: Path, words: Sequence[str]) -> State:
+    """How the job has ended; it is handed over first where the cluster does not have it."""
+    heard, asked, told = time.monotonic(), None, ""
+    while True:
+        try:
+            state = head.state()
+            heard, told = time.monotonic(), ""
+            if state in ENDED:
+                return state
+            if state == "running":
+                asked = None
+                head.show_log()
+            else:
+                asked = asked or heard
+                head.submit(folder, words)
+        except _UnreachableError as error:
+            now = time.monotonic()
+            if asked is not None and heard > asked + SUBMIT_SECONDS:
+                raise LaunchError(f"the job is not taken: {error}: {head.left_up}") from None
+            if now > heard + SILENT_SECONDS:
+                raise LaunchError(f"no answer for an hour: {error}: {head.left_up}") from None
+            if str(error) != told:
+                remark(f"{error}: tried again every {POLL_SECONDS:.0f} seconds")
+            told = str(error)
+        time.sleep(POLL_SECONDS)
+
+
+def _fetch(head: "_Head", config: dict[str, Any], out: str) -> None:
+    """Brings a run here from the head, whose disk goes away with it."""
+    home = "/root" if "docker" in config else "~"
+    there = out if out.startswith("/") else f"{home}/{out}"
+    here = Path("runs") / Path(out).name if out.startswith("/") else Path(out)
+    here.mkdir(parents=True, exist_ok=True)
+    if not head.ray("rsync-down", str(head.file), f"{there}/", f"{here}/"):
+        raise LaunchError(f"{there}: cannot be fetched: {head.left_up}")
+    remark(f"the run is in {here}")
+
+
+class _Head:
+    """The cluster's head, through an ssh tunnel that is opened again whenever it has dropped."""
+
+    def __init__(self, file: Path, job: str) -> None:
+        self.file = file
+        self.left_up = f"the cluster is up, and costs money until 'ray down {file}'"
+        self._job = job
+        self._told = 0
+        self._ssh: subprocess.Popen[bytes] | None = None
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = int(probe.getsockname()[1])
+        self._env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+        # What the sweep says is to be seen when it says it.
+        self._env = {"RAY_AUTH_MODE": "token"} | self._env | {"PYTHONUNBUFFERED": "1"}
+
+    def ray(self, *words: str) -> bool:
+        """Whether a command of the launcher's has ended well; what is wrong it says itself."""
+        ended = subprocess.run(["ray", *words], env=self._env, stdout=STDERR, check=False)  # noqa: S607
+        return ended.returncode == 0
+
+    @contextlib.contextmanager
+    def tunnel(self) -> Iterator[None]:
+        """Within it, jobs can be asked for."""
+        try:
+            yield
+        finally:
+            self._close()
+
+    def state(self) -> State:
+        """How the job is.
+
+        Raises:
+            _UnreachableError: not to be had now.
+            LaunchError: nor later.
+        """
+        said = self._job_command("status", self._job)
+        if "does not exist" in said.stderr:
+            return "absent"
+        self._check(said)
+        ended = re.search(r"^Job '.*' (?:was )?(\w+)$", said.stdout, flags=re.MULTILINE)
+        return next((s for s in ENDED if ended and s == ended[1]), "running")
+
+    def submit(self, folder: Path, words: Sequence[str]) -> None:
+        """Hands the job over, and does not wait for it.
+
+        Raises:
+            _UnreachableError: it may not have been taken.
+        """
+        runtime_env = json.dumps({"working_dir": str(folder), "excludes": STAY_HERE})
+        sweep = ("python", "-m", "orchestrator", *words)
+        self._check(
+            self._job_command(
+                *("submit", "--no-wait", "--submission-id", self._job),
+                *("--runtime-env-json", runtime_env, "--", *sweep),
+            )
+        )
+        remark(f"{self._job} is on the cluster, and goes on there whatever happens here")
+
+    def show_log(self) -> None:
+        """Prints what the job says, until it ends or the connection drops."""
+        seen = 0
+        with subprocess.Popen(
+            self._command("logs", "--follow", self._job),
+            env=self._env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as log:
+            assert log.stdout is not None
+            for line in log.stdout:
+                if line.startswith(NOT_OF_THE_JOB):
+                    continue
+                seen += 1
+                if seen > self._told:  # it begins anew each time
+                    say(line.rstrip("\n"))
+        self._told = max(seen, self._told)
+
+    def _job_command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        self._open()
+        return subprocess.run(
+            self._command(*words), env=self._env, capture_output=True, text=True, check=False
+        )
+
+    def _command(self, name: str, *words: str) -> list[str]:
+        plain = ("--log-style=pretty", "--log-color=false")
+        return ["ray", "job", name, *plain, f"--address=http://127.0.0.1:{self._port}", *words]
+
+    def _check(self, said: subprocess.CompletedProcess[str]) -> None:
+        if said.returncode == 0:
+            return
+        lines = said.stderr.strip().splitlines() or [f"ended with {said.returncode}"]
+        if "AuthenticationError" in said.stderr:  # which the next try cannot mend
+            raise LaunchError(f"the cluster has another token than this machine: {self.left_up}")
+        raise _UnreachableError(lines[-1])
+
+    def _open(self) -> None:
+        if self._ssh is not None and self._ssh.poll() is None:
+            return
+        self._ssh = subprocess.Popen(
+            ["ray", "dashboard", "--port", str(self._port), str(self.file)],  # noqa: S607
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + OPEN_SECONDS
+        while self._ssh.poll() is None and time.monotonic() < deadline:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port)):
+                return
+            time.sleep(0.2)
+
+    def _close(self) -> None:
+        if self._ssh is not None and self._ssh.poll() is None:
+            os.killpg(self._ssh.pid, signal.SIGTERM)
+            self._ssh.wait()

@@ -1,0 +1,146 @@
+"""`launch` takes a cluster down when Ray has said that the job has ended, and never on a guess."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator import launch
+from orchestrator.cli import main
+
+SPEC = """\
+name: small
+gpus: [L4]
+cells:
+  - {models: [llama-tiny], recipes: [{method: full, precision: fp32}], seq_lens: [32]}
+workload: {queries: 100, epochs: 1}
+"""
+BUCKET = ("--out", "s3://bucket/run")
+ABSENT = "echo 'RuntimeError: 404: Job launch-my does not exist' >&2; exit 1"
+CLOSED = "echo 'ConnectionError: Failed to connect to Ray' >&2; exit 1"
+ENDED = "echo \"Job 'launch-my' {}\""
+RUNS = "echo \"Status for job 'launch-my': RUNNING\""
+
+
+@pytest.fixture
+def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Launches with a `ray` that answers from scripts; what it was asked for."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(launch, "POLL_SECONDS", 0.0)
+    Path("my.yaml").write_text(SPEC, encoding="utf-8")
+    Path("cluster.yaml").write_text("cluster_name: x\n", encoding="utf-8")
+
+    def launched(
+        *options: str, status: list[str], submit: str = "true", down: str = "true"
+    ) -> list[str]:
+        answers = [f"{n}) {text} ;;" for n, text in enumerate(status, start=1)]
+        script = [
+            f'#!/bin/sh\necho "$@" >> {tmp_path}/calls',
+            f"n=$(grep -c '^job status' {tmp_path}/calls)",
+            'case "$1 $2" in',
+            f'"job status") case $n in {" ".join(answers)} *) {status[-1]} ;; esac ;;',
+            f'"job submit") {submit} ;;',
+            '"job logs") echo one; echo two ;;',
+            f"down*) {down} ;;",
+            "esac",
+        ]
+        ray = tmp_path / "ray"
+        ray.write_text("\n".join(script), encoding="utf-8")
+        ray.chmod(0o755)
+        ended = main(["launch", "cluster.yaml", "my.yaml", *options])
+        calls = tmp_path / "calls"
+        said = calls.read_text(encoding="utf-8").splitlines() if calls.exists() else []
+        return [str(ended), *(line for line in said if not line.startswith("dashboard"))]
+
+    return launched
+
+
+def test_it_waits_until_the_job_has_ended(
+    laptop: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Through lost connections; the log of every new one begins anew, and is said once."""
+    states = [CLOSED, ABSENT, RUNS, CLOSED, RUNS, ENDED.format("succeeded")]
+    ended, *calls = laptop(*BUCKET, "--budget-usd", "20", status=states)
+    assert ended == "0"
+    assert calls[0] == "up --yes --no-restart cluster.yaml"
+    assert calls[-1] == "down --yes cluster.yaml"
+    assert sum(call.startswith("down") for call in calls) == 1
+    (submit,) = (call for call in calls if call.startswith("job submit"))
+    sweep = "-- python -m orchestrator sweep my.yaml --out s3://bucket/run --budget-usd 20"
+    assert submit.endswith(sweep)
+    assert "--no-wait --submission-id launch-my" in submit
+    told = capsys.readouterr()
+    assert told.out == "one\ntwo\n"
+    assert told.err.count("Failed to connect to Ray") == 2  # once for each time it was lost
+
+
+@pytest.mark.parametrize("state", ["failed", "was stopped"])
+def test_a_sweep_that_failed_takes_the_cluster_down_too(
+    state: str, laptop: Callable[..., list[str]]
+) -> None:
+    """Found so by a second `launch`, which hands nothing over."""
+    ended, *calls = laptop(*BUCKET, status=[ENDED.format(state)])
+    assert ended == "1"
+    assert calls[-1] == "down --yes cluster.yaml"
+    assert not any(call.startswith("job submit") for call in calls)
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (
+            {"status": [ABSENT], "submit": CLOSED},
+            "the job is not taken: ConnectionError: Failed to connect to Ray: the cluster is up",
+        ),
+        ({"status": [CLOSED]}, "no answer for an hour: ConnectionError"),
+        (
+            {"status": ["echo AuthenticationError >&2; exit 1"]},
+            "the cluster has another token than this machine: the cluster is up",
+        ),
+        (
+            {"status": [ENDED.format("succeeded")], "down": "exit 1"},
+            "'ray down' failed: what is up costs money until 'ray down cluster.yaml'",
+        ),
+    ],
+)
+def test_what_is_left_up_is_told(
+    given: dict[str, object],
+    line: str,
+    laptop: Callable[..., list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In the last line; nothing was taken down that may be at work."""
+    monkeypatch.setattr(launch, "SUBMIT_SECONDS", 0.0)
+    monkeypatch.setattr(launch, "SILENT_SECONDS", 60.0 if "submit" in given else 0.0)
+    ended, *calls = laptop(*BUCKET, **given)
+    assert ended == "1"
+    assert capsys.readouterr().err.splitlines()[-1].startswith(line)
+    assert any(call.startswith("down") for call in calls) is ("down" in given)
+
+
+def test_what_cannot_be_starts_nothing(
+    laptop: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file of Kubernetes, a mistake in the specification, an option that no sweep has."""
+    Path("cluster.yaml").write_text("kind: RayCluster\n", encoding="utf-8")
+    assert laptop(status=[RUNS]) == ["1"]
+    assert "cluster.yaml: is no file for 'ray up'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        laptop("--budget", "much", status=[RUNS])
+    Path("my.yaml").write_text(SPEC.replace("L4", "L5"), encoding="utf-8")
+    assert laptop(status=[RUNS]) == ["1"]
+    assert "L5" in capsys.readouterr().err
+
+
+def test_a_command_that_wants_the_cluster_is_told_where_it_can_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """RAY_ADDRESS as it is exported for `ray job submit`."""
+    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:8265")
+    (tmp_path / "my.yaml").write_text(SPEC, encoding="utf-8")
+    assert main(["plan", str(tmp_path / "my.yaml")]) == 1
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert told.startswith("RAY_ADDRESS=http://127.0.0.1:8265 is where jobs are submitted")
