@@ -59,6 +59,10 @@ EXAMPLES = {
         ("catalog refresh", "the prices of today"),
     ),
     "deploy": (("deploy my.yaml --provider aws --out cluster.yaml", "and what it would cost"),),
+    "launch": (
+        ("launch cluster.yaml my.yaml --out s3://my-bucket/runs/my", "again, to follow it again"),
+        ("launch cluster.yaml my.yaml --budget-usd 20", "fetched into runs/my at the end"),
+    ),
     "completion": (
         ('eval "$(finetune-cost completion bash)"', "in ~/.bashrc"),
         ("finetune-cost completion zsh > ~/.zfunc/_finetune-cost", "a folder of fpath"),

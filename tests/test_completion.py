@@ -25,8 +25,8 @@ def commands() -> dict[str, argparse.ArgumentParser]:
 
 
 def test_every_command_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    """But for the one that nodes of a cluster run, not people."""
-    assert set(commands()) - set(EXAMPLES) == {"join-check"}
+    """But for those that nodes of a cluster run, not people."""
+    assert set(commands()) - set(EXAMPLES) == {"join-check", "node-notice"}
     with pytest.raises(SystemExit):
         main(["report", "--help"])
     assert "  python -m orchestrator report runs/my runs/other" in capsys.readouterr().out
