@@ -8,6 +8,7 @@ Each cloud's metadata service tells it to the machine itself, and to nobody else
 - Azure: learn.microsoft.com/azure/virtual-machines/linux/scheduled-events
 """
 
+import contextlib
 import datetime as dt
 import email.utils
 import json
@@ -17,6 +18,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from orchestrator.output import remark
 
@@ -90,7 +92,7 @@ def _drain(found: Notice, node_id: str | None) -> bool:
         *("ray", "drain-node", "--reason=DRAIN_NODE_REASON_PREEMPTION"),
         f"--reason-message={found.reason}",
         f"--deadline-remaining-seconds={found.seconds}",
-        *([] if node_id is None else [f"--node-id={node_id}"]),
+        *([f"--node-id={node_id}"] if node_id is not None else _own_node()),
     ]
     try:
         ended = subprocess.run(
@@ -103,6 +105,17 @@ def _drain(found: Notice, node_id: str | None) -> bool:
         lines = ended.stderr.strip().splitlines() or [f"ended with {ended.returncode}"]
         remark(f"ray drain-node: {lines[-1]}: tried again")
     return ended.returncode == 0
+
+
+def _own_node() -> list[str]:
+    """How to name the node of this machine, by the process it is: a driver of Ray's takes long."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            words = file.read_bytes().decode(errors="replace").split("\0")
+            flags = dict(word.lstrip("-").split("=", 1) for word in words if "=" in word)
+            if words[0].endswith("/raylet") and {"node_id", "gcs-address"} <= flags.keys():
+                return [f"--node-id={flags['node_id']}", f"--address={flags['gcs-address']}"]
+    return []
 
 
 def _aws(base: str) -> Notice | None:

@@ -14,6 +14,7 @@ from ray_cluster import Cluster
 from ray_sweeps import SMALL_CELL, observations
 from s3_server import CREDENTIALS
 
+from orchestrator.node_notice import _own_node
 from trials.observation import Outcome, largest_batch
 
 SPEC = (
@@ -199,6 +200,8 @@ def test_notice_of_a_cloud_drains_the_node(
     here = {"RAY_ADDRESS": f"{cluster.address}:{cluster.gcs}"}
     monkeypatch.setattr(cluster, "env", cluster.env | here)
     node = cluster.node_ids()["desk-a"]
+    # Where it is alone on its machine, it is found by its process.
+    assert [word.partition("=")[0] for word in _own_node()] == ["--node-id", "--address"]
     with metadata_server() as metadata:
         metadata.spot_action_in = 120
         ended = cluster.run(
