@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from fitting.families import fit_families
-from gpu_catalog.catalog import Catalog
 from orchestrator.driver import Asked, to_measure
 from orchestrator.next_measurements import (
     Candidate,
@@ -13,6 +12,7 @@ from orchestrator.next_measurements import (
 )
 from orchestrator.output import remark
 from orchestrator.plan import Plan
+from orchestrator.rented import Rates
 from orchestrator.sweep import SweepSpec
 from trials.observation import Observation
 from trials.workload import Cell
@@ -23,14 +23,14 @@ class Adaptive:
 
     Args:
         spec: of the sweep.
-        catalog: its GPUs and offers.
+        rates: what nodes cost, by its GPUs and offers.
         budget_usd: what the run may cost, as ``spending.Meter`` counts it; absent for no limit. No
             probe begins when it is spent: it is passed by one probe on each GPU at most.
     """
 
-    def __init__(self, spec: SweepSpec, catalog: Catalog, budget_usd: float | None) -> None:
+    def __init__(self, spec: SweepSpec, rates: Rates, budget_usd: float | None) -> None:
         self._spec = spec
-        self._catalog = catalog
+        self._rates = rates
         self.budget_usd = budget_usd
         self._gone: set[tuple[Cell, int | None]] = set()
 
@@ -39,7 +39,7 @@ class Adaptive:
     ) -> dict[Cell, Asked]:
         """The next round; empty when every choice is decided, or the budget is spent."""
         families = fit_families(observations)
-        found = choices(self._spec, self._catalog, measured_cells(plan), observations, families)
+        found = choices(self._spec, self._rates, measured_cells(plan), observations, families)
         open_to = set(to_measure(plan))
         useful = sorted(
             (

@@ -191,6 +191,7 @@ def _add_sweep(commands: Any) -> None:
         help="have trials drawn there, too, while they run: in the run's folder tensorboard, or "
         "at MLFLOW_TRACKING_URI; may be given several times",
     )
+    _add_rented(sweep)
     _add_prices(sweep)
 
 
@@ -206,17 +207,29 @@ def _add_constraints(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--deadline", type=above_zero, metavar="HOURS", help="leave out what takes longer")
     add("--budget-usd", type=above_zero, metavar="USD", help="leave out what costs more")
-    add("--providers", metavar="A,B", help="of these alone")
-    add("--regions", metavar="A,B", help="alike, in the provider's own words")
-    add(
-        "--spot",
-        action=argparse.BooleanOptionalAction,
-        help="spot instances alone, or none (default: both)",
-    )
+    _add_offers(command, "of these alone", "spot instances alone, or none (default: both)")
     add(
         "--single-gpu-instances",
         action="store_true",
         help="none whose other GPUs would be paid for in vain",
+    )
+
+
+def _add_offers(command: argparse.ArgumentParser, providers: str, spot: str) -> None:
+    """Which offers are meant, and what for."""
+    add = command.add_argument
+    add("--providers", metavar="A,B", help=providers)
+    add("--regions", metavar="A,B", help="alike, in the provider's own words")
+    add("--spot", action=argparse.BooleanOptionalAction, help=spot)
+
+
+def _add_rented(command: argparse.ArgumentParser) -> None:
+    """What the nodes are rented as, on which trials run."""
+    _add_offers(
+        command,
+        "your nodes are rented of these: what the sweep costs is counted by the cheapest of their "
+        "offers, unless a node itself says what it is (default: as the run has it, else of any)",
+        "your nodes are spot instances, or none is (default: the cheaper of both)",
     )
 
 
@@ -421,6 +434,7 @@ def _add_plan(commands: Any) -> None:
     plan.add_argument(
         "given", nargs="?", type=_run_folder, metavar="SPEC|RUN", help="default: the default sweep"
     )
+    _add_rented(plan)
     _add_prices(plan)
     plan.add_argument("--next", action="store_true", help="what to measure next, and its price")
     plan.add_argument("--most", type=positive, default=10, help="list so many (default: 10)")

@@ -92,7 +92,7 @@ def _resources(
     alive: list[Mapping[str, Any]], packages: Mapping[str, frozenset[str]]
 ) -> ClusterResources:
     leaving, used = leaving_nodes(), _used_by_others()
-    nodes = [(node["NodeID"], node["Resources"]) for node in alive]
+    nodes = [(node["NodeID"], node["Resources"], node["Labels"]) for node in alive]
     return ClusterResources(
         tuple(
             Node(
@@ -101,8 +101,9 @@ def _resources(
                 node_id,
                 is_leaving=node_id in leaving,
                 used=used.get(node_id, {}),
+                labels=labels,
             )
-            for node_id, has in nodes
+            for node_id, has, labels in nodes
         )
     )
 

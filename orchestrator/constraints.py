@@ -1,43 +1,51 @@
 """What an offer must be, and what is said where none is. Pure."""
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field
 
-from gpu_catalog.offer import Offer
+from gpu_catalog.offer import Market, Offer
 from gpu_catalog.record import Record
 
 Above = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class Constraints(Record):
-    """What an offer must be to be ranked.
+class OfferFilter(Record):
+    """Which offers are meant.
 
     Attributes:
-        deadline_hours: the job is expected to take no longer.
-        budget_usd: and to cost no more.
         providers: one of these; empty for any.
         regions: alike, in the provider's own words.
         market: on demand, spot, or absent for either.
         single_gpu: of an instance with one GPU, so that nothing idle is paid for.
     """
 
-    deadline_hours: Above | None = None
-    budget_usd: Above | None = None
     providers: tuple[str, ...] = ()
     regions: tuple[str, ...] = ()
-    market: Literal["on-demand", "spot"] | None = None
+    market: Market | None = None
     single_gpu: bool = False
 
     def allows(self, offer: Offer) -> bool:
-        """Whether the offer itself is one that is wanted."""
+        """Whether an offer is one of them."""
         return (
             (not self.providers or offer.provider in self.providers)
             and (not self.regions or offer.region in self.regions)
             and self.market in (None, offer.market)
             and not (self.single_gpu and offer.gpus_per_instance > 1)
         )
+
+
+class Constraints(OfferFilter):
+    """What an offer must be to be ranked.
+
+    Attributes:
+        deadline_hours: the job is expected to take no longer.
+        budget_usd: and to cost no more.
+    """
+
+    deadline_hours: Above | None = None
+    budget_usd: Above | None = None
 
     def refuse(self, hours: float, usd: float) -> bool:
         """Whether a job on it takes too long, or costs too much."""

@@ -18,9 +18,10 @@ from orchestrator.output import remark
 from orchestrator.placer import Placer, Task
 from orchestrator.plan import ClusterResources, Plan, make_plan, trial_task
 from orchestrator.progress import Progress
+from orchestrator.rented import Rates
 from orchestrator.runner import run_trials
-from orchestrator.spending import Meter, rented_offer
-from orchestrator.store import FAULTS, PLAN, ObservationWriter, RunFolder
+from orchestrator.spending import Meter
+from orchestrator.store import FAULTS, PLAN, RENTED, ObservationWriter, RunFolder
 from orchestrator.stragglers import stragglers
 from orchestrator.sweep import SweepSpec
 from orchestrator.tune_loggers import Tool, tune_callbacks
@@ -80,14 +81,14 @@ class Everything:
 
     Args:
         spec: of the sweep.
-        catalog: its GPUs and offers.
+        rates: what nodes cost.
         budget_usd: what the run may cost, as ``spending.Meter`` counts it; absent for no limit. A
             GPU is left out when the start of its node alone would spend the rest.
     """
 
-    def __init__(self, spec: SweepSpec, catalog: Catalog, budget_usd: float | None = None) -> None:
+    def __init__(self, spec: SweepSpec, rates: Rates, budget_usd: float | None = None) -> None:
         self._spec = spec
-        self._catalog = catalog
+        self._rates = rates
         self.budget_usd = budget_usd
         self._tried: set[Cell] = set()
 
@@ -97,7 +98,7 @@ class Everything:
         """What is pending."""
         cells = [cell for cell in to_measure(plan) if cell not in self._tried]
         payable = payable_gpus(
-            self._spec, self._catalog, cells, observations, Purse(self.budget_usd, spent_usd)
+            self._spec, self._rates, cells, observations, Purse(self.budget_usd, spent_usd)
         )
         wanted = {cell: Asked() for cell in cells if cell.device in payable}
         self._tried |= wanted.keys()
@@ -106,7 +107,7 @@ class Everything:
 
 def payable_gpus(
     spec: SweepSpec,
-    catalog: Catalog,
+    rates: Rates,
     cells: Iterable[Cell],
     observations: Sequence[Observation],
     purse: Purse,
@@ -115,11 +116,11 @@ def payable_gpus(
     devices = list(dict.fromkeys(cell.device for cell in cells))
     if purse.budget_usd is None:
         return set(devices)
-    effort = Effort(observations, spec.workload.overheads.startup_minutes, catalog)
+    effort = Effort(observations, spec.workload.overheads.startup_minutes, rates)
     planned = purse.spent_usd
     found = set()
     for device in devices:
-        offer = rented_offer(catalog, device)
+        offer = rates.offer(device)
         rate = 0.0 if offer is None else offer.usd_per_hour / SECONDS_PER_HOUR
         start = effort.start_seconds(device) * rate
         if offer is None or planned + start < purse.budget_usd:
@@ -174,27 +175,40 @@ class Keeper:
         self._progress.ended(cell, error)
 
 
-class FaultDiary:
-    """Keeps what goes wrong in the run folder, and shows what no trial's own line tells."""
+class Diary:
+    """Keeps what a sweep learns beside its observations: what goes wrong, and of its nodes.
 
-    def __init__(self, folder: RunFolder, progress: Progress) -> None:
-        self._folder = folder
-        self._progress = progress
+    It is written the way observations are: no trial waits for a bucket that is away.
+
+    Args:
+        folder: of the run.
+        writer: to it.
+        rates: are told what nodes say that they are rented as.
+    """
+
+    def __init__(self, folder: RunFolder, writer: ObservationWriter, rates: Rates) -> None:
+        self._writer = writer
+        self.rates = rates
         self.faults = folder.faults()
 
     def note(self, fault: Fault) -> None:
-        """Writes it down."""
+        """Writes down what went wrong."""
         self.faults = Faults(faults=(*self.faults.faults, fault))
-        self._folder.write(FAULTS, self.faults)
-        if fault.cell is None:
-            self._progress.remark(f"{fault.node or fault.gpu}: {fault.reason}")
+        self._writer.write(FAULTS, self.faults)
+
+    def saw(self, cluster: ClusterResources) -> None:
+        """Writes down what nodes are rented as that were not there before."""
+        rented = self.rates.rented.with_nodes(cluster.nodes)
+        if rented is not self.rates.rented:
+            self.rates.rented = rented
+            self._writer.write(RENTED, rented)
 
 
 def measure(  # noqa: PLR0913 - what a sweep is made of
     folder: RunFolder,
     writer: ObservationWriter,
     spec: SweepSpec,
-    catalog: Catalog,
+    rates: Rates,
     strategy: Strategy,
     *,
     wait_seconds: float,
@@ -207,17 +221,17 @@ def measure(  # noqa: PLR0913 - what a sweep is made of
         folder: of the run.
         writer: to its observations.
         spec: of the sweep.
-        catalog: its GPUs and offers.
+        rates: what nodes cost, by its GPUs and offers.
         strategy: says what to measure, in which order.
         wait_seconds: how long to wait for a node that the cluster's autoscaler is to start.
         profile: profile the cells that are measured, too, when that is done.
         log_to: tools that draw the trials, too.
     """
-    known = folder.observations()
+    known, catalog = folder.observations(), rates.catalog
     plan = make_plan(spec, catalog, this_machine(), known)
     to_profile = profile and largest_to_profile(folder, plan)
     if cluster_address() is None and not to_measure(plan) and not to_profile:
-        folder.write(PLAN, plan)
+        writer.write(PLAN, plan)
         tell_skipped(plan)
         if plan.complete and not plan.pending:
             remark(f"{folder.path}: nothing left to measure; another --out measures anew")
@@ -230,11 +244,14 @@ def measure(  # noqa: PLR0913 - what a sweep is made of
     os.chdir(folder.place.local_folder())
     with connected_cluster(ask_for_packages=needs_extras(spec)) as cluster:
         plan = make_plan(spec, catalog, cluster, known)
-        folder.write(PLAN, plan)
+        writer.write(PLAN, plan)
         tell_skipped(plan)
-        left = what_is_left(spec, catalog, cluster, plan, known)
-        round_ = Round(folder, writer, spec, catalog, cluster, wait_seconds)
-        for line in expected_text(left, Purse(strategy.budget_usd, round_.spent_usd, profile)):
+        diary = Diary(folder, writer, rates)
+        diary.saw(cluster)
+        left = what_is_left(spec, rates, cluster, plan, known)
+        round_ = Round(folder, writer, spec, diary, cluster, wait_seconds)
+        purse = Purse(strategy.budget_usd, round_.spent_usd, profile)
+        for line in expected_text(left, purse, rates):
             remark(line)
         no_node: dict[Cell, str] = {}
         died: dict[Cell, str] = {}
@@ -245,7 +262,7 @@ def measure(  # noqa: PLR0913 - what a sweep is made of
             died |= placer.died
             known = folder.observations()
             plan = make_plan(spec, catalog, cluster, known).after(no_node, died)
-            folder.write(PLAN, plan)
+            writer.write(PLAN, plan)
         round_.time_again(strategy.budget_usd)
         if profile:
             round_.profile(plan, strategy.budget_usd)
@@ -267,7 +284,7 @@ class Round:
         folder: of the run.
         writer: to its observations.
         spec: of the sweep.
-        catalog: its GPUs and offers.
+        diary: what else it learns, and what nodes cost.
         cluster: what there was when the sweep began.
         wait_seconds: how long to wait for a node that the cluster is to start.
     """
@@ -275,7 +292,7 @@ class Round:
     folder: RunFolder
     writer: ObservationWriter
     spec: SweepSpec
-    catalog: Catalog
+    diary: Diary
     cluster: ClusterResources
     wait_seconds: float
 
@@ -320,7 +337,7 @@ class Round:
         found = stragglers(self.folder.observations())
         slow = {each.node_id: each.text for each in found}
         now = cluster_now() if found else self.cluster
-        out = {*slow, *self.folder.faults().nodes_out(), *now.leaving}
+        out = {*slow, *self.diary.faults.nodes_out(), *now.leaving}
         sizes: dict[Cell, list[int]] = defaultdict(list)
         for cell, of_cell in ((c, s) for each in found for c, s in each.standing.items()):
             asked = now.trial_resources(self.catalog.gpu(cell.device))
@@ -340,7 +357,7 @@ class Round:
             if self.cluster.trial_resources(self.catalog.gpu(cell.device))
         }
         known = by_cell(self.folder.profiles())
-        meter = Meter(self.spec, self.catalog, self.folder.logged())
+        meter = self._meter()
         if left and meter.reaches(budget_usd):
             remark(f"{self.folder.path}: the budget is spent: {len(left)} cells are not profiled")
             return
@@ -368,7 +385,16 @@ class Round:
     @property
     def spent_usd(self) -> float:
         """What the run has cost by now."""
-        return Meter(self.spec, self.catalog, self.folder.logged()).usd or 0.0
+        return self._meter().usd or 0.0
+
+    @property
+    def catalog(self) -> Catalog:
+        """The GPUs and offers of the sweep."""
+        return self.diary.rates.catalog
+
+    def _meter(self) -> Meter:
+        logged, faults = self.folder.logged(), self.diary.faults.faults
+        return Meter(self.spec, self.diary.rates, logged, faults)
 
     def _trial(self, cell: Cell, known: Sequence[Observation]) -> TrialTask:
         threads = self.cluster.threads(self.catalog.gpu(cell.device))
@@ -385,11 +411,22 @@ class Round:
         slow: Mapping[str, str] = MappingProxyType({}),
     ) -> Placer:
         gpus = {cell.device: self.catalog.gpu(cell.device) for cell in cells}
-        known = self.folder.logged()
-        with Progress(cells, complete=complete, known=known) as progress:
-            meter = Meter(self.spec, self.catalog, known)
+        diary, meter = self.diary, self._meter()
+        with Progress(cells, complete=complete, known=self.folder.observations()) as progress:
             progress.spent_usd = meter.usd
-            diary = FaultDiary(self.folder, progress)
+
+            def note(fault: Fault) -> None:
+                diary.note(fault)
+                meter.lost(fault)
+                progress.spent_usd = meter.usd
+                if fault.cell is None:  # no trial's own line tells it
+                    progress.remark(f"{fault.node or fault.gpu}: {fault.reason}")
+
+            def look() -> ClusterResources:
+                cluster = cluster_now()
+                diary.saw(cluster)
+                return cluster
+
             placer = Placer(
                 cells,
                 task,
@@ -397,11 +434,11 @@ class Round:
                 self.cluster,
                 wait_seconds=self.wait_seconds,
                 nodes_out={**slow, **diary.faults.nodes_out()},
-                note=diary.note,
+                note=note,
                 is_spent=partial(meter.reaches, budget_usd),
             )
             keeper = Keeper(self.writer, progress, meter, learn)
-            run_trials(placer, keeper, cluster_now, loggers)
+            run_trials(placer, keeper, look, loggers)
         return placer
 
 
@@ -445,7 +482,7 @@ def simulate(
             "pending": tuple(cell for cell in plan.pending if cell not in done),
         }
     )
-    folder.write(PLAN, plan)
+    writer.write(PLAN, plan)
     return plan
 
 

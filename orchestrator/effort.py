@@ -5,10 +5,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gpu_catalog.catalog import Catalog
+from gpu_catalog.offer import Offer
 from orchestrator.cost import SECONDS_PER_HOUR, SECONDS_PER_MINUTE
 from orchestrator.plan import ClusterResources, Plan
-from orchestrator.spending import rented_offer, startup_seconds
+from orchestrator.rented import Rates
+from orchestrator.spending import startup_seconds
 from orchestrator.sweep import SweepSpec
 from orchestrator.tables import table
 from trials.ladder import batch_ladder
@@ -25,17 +26,17 @@ class Effort:
     Args:
         observations: of the run.
         startup_minutes: from renting a node to its first step.
-        catalog: which GPUs are one's own; absent where none is.
+        rates: what nodes are rented as, and which are one's own; absent where none is.
     """
 
     def __init__(
         self,
         observations: Sequence[Observation],
         startup_minutes: float,
-        catalog: Catalog | None = None,
+        rates: Rates | None = None,
     ) -> None:
         self._startup_minutes = startup_minutes
-        self._catalog = catalog
+        self._rates = rates
         self._searches: dict[str, list[float]] = defaultdict(list)
         self._visits: dict[str, list[float]] = defaultdict(list)
         by_cell: dict[Cell, float] = defaultdict(float)
@@ -57,9 +58,9 @@ class Effort:
         """Of a node, where none has started yet."""
         if self.is_up(device):
             return 0.0
-        if self._catalog is None:
+        if self._rates is None:
             return self._startup_minutes * SECONDS_PER_MINUTE
-        return startup_seconds(self._startup_minutes, rented_offer(self._catalog, device))
+        return startup_seconds(self._startup_minutes, self._rates.offer(device))
 
     def visit_seconds(self, device: str) -> float:
         """Of one timed batch."""
@@ -80,19 +81,21 @@ class Left:
         gpu: key of the GPU that runs it.
         trials: that are left.
         at_a_time: trials that run at a time; one where the cluster has no such GPU yet.
+        nodes: that are there, and that are to be started, in words.
         start_seconds: of a node, where none has started yet.
         probe_seconds: of all probes, one after the other; absent where that is not known: of a CPU,
             before its first probes, since what it can do is anything.
-        usd_per_hour: of its cheapest offer; absent where it has none that is paid.
+        offer: what its nodes are taken to be rented as; absent where none is paid, or known.
         is_assumed: whether nothing was measured there that tells how long a probe takes.
     """
 
     gpu: str
     trials: int
     at_a_time: int
+    nodes: str
     start_seconds: float
     probe_seconds: float | None
-    usd_per_hour: float | None
+    offer: Offer | None
     is_assumed: bool
 
     @property
@@ -106,20 +109,20 @@ class Left:
     @property
     def usd(self) -> float | None:
         """Of the nodes, each from its start to its last probe."""
-        if self.hours is None or self.usd_per_hour is None:
+        if self.hours is None or self.offer is None:
             return None
-        return self.hours * min(self.trials, self.at_a_time) * self.usd_per_hour
+        return self.hours * min(self.trials, self.at_a_time) * self.offer.usd_per_hour
 
 
 def what_is_left(
     spec: SweepSpec,
-    catalog: Catalog,
+    rates: Rates,
     cluster: ClusterResources,
     plan: Plan,
     observations: Sequence[Observation],
 ) -> list[Left]:
     """What each GPU has left to measure, in the order of the plan; nothing of what is simulated."""
-    effort = Effort(observations, spec.workload.overheads.startup_minutes, catalog)
+    effort = Effort(observations, spec.workload.overheads.startup_minutes, rates)
     seen = by_cell(observations)
     cells: dict[str, list[Cell]] = defaultdict(list)
     for cell in plan.pending:
@@ -127,19 +130,19 @@ def what_is_left(
             cells[cell.device].append(cell)
     found = []
     for device, pending in cells.items():
-        gpu = catalog.gpu(device)
+        gpu = rates.catalog.gpu(device)
         is_known = effort.is_up(device) or gpu.kind == "cuda"
-        offer = rented_offer(catalog, device)
         found.append(
             Left(
                 gpu=device,
                 trials=len(pending),
                 at_a_time=max(cluster.at_a_time(gpu), 1),
+                nodes=cluster.nodes_text(gpu),
                 start_seconds=effort.start_seconds(device),
                 probe_seconds=sum(_seconds(spec, c, seen[c], effort) for c in pending)
                 if is_known
                 else None,
-                usd_per_hour=None if offer is None else offer.usd_per_hour,
+                offer=rates.offer(device),
                 is_assumed=not effort.is_up(device),
             )
         )
@@ -178,7 +181,7 @@ class Purse:
     profiles: bool = False
 
 
-def expected(left: Sequence[Left], purse: Purse) -> Iterator[str]:
+def expected(left: Sequence[Left], purse: Purse, rates: Rates) -> Iterator[str]:
     """A table of the GPUs, and lines on the whole; where no time is known, a line that says so."""
     if not left:
         return
@@ -191,19 +194,26 @@ def expected(left: Sequence[Left], purse: Purse) -> Iterator[str]:
         (
             each.gpu,
             each.trials,
+            each.nodes,
             each.at_a_time,
             "not known yet" if each.hours is None else f"{each.hours:.2g}",
-            "" if each.usd_per_hour is None else f"{each.usd_per_hour:.3g}",
+            "" if each.offer is None else f"{each.offer.usd_per_hour:.3g}",
             "" if each.usd is None else _dollars(each.usd),
         )
         for each in left
     ]
-    yield table(("GPU", "trials", "at a time", "hours", "$/h", "$"), rows)
-    yield from expected_text(left, purse)
+    yield table(("GPU", "trials", "nodes", "at a time", "hours", "$/h", "$"), rows)
+    yield from expected_text(left, purse, rates)
 
 
-def expected_text(left: Sequence[Left], purse: Purse) -> Iterator[str]:
-    """Lines on the whole: hours until the last GPU is done, dollars, and whether they are there."""
+def expected_text(left: Sequence[Left], purse: Purse, rates: Rates) -> Iterator[str]:
+    """Lines on the whole: hours until the last GPU is done, dollars, and whether they are there.
+
+    Args:
+        left: to measure.
+        purse: what it may cost.
+        rates: by which it is priced, as a line says.
+    """
     hours = [each.hours for each in left if each.hours is not None]
     usd = [each.usd for each in left if each.usd is not None]
     if not hours:
@@ -213,6 +223,9 @@ def expected_text(left: Sequence[Left], purse: Purse) -> Iterator[str]:
     without = f", {', '.join(unknown)} not counted" if unknown else ""
     cost = f" and ${_dollars(sum(usd))}" if usd else ""
     yield f"expected: {max(hours):.2g} h{cost}{without}{_assumed(left)}"
+    priced = rates.text((each.gpu, each.offer) for each in left if each.hours is not None)
+    if priced:
+        yield priced
     if purse.budget_usd is None:
         return
     if not usd:

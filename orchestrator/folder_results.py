@@ -33,6 +33,7 @@ def results_of(
         profiled=folder.profiles(),
         learnt=curves(learned_in(folder)),
         faults=folder.faults(),
+        rented=folder.rented(),
     )
 
 

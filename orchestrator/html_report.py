@@ -45,7 +45,6 @@ from orchestrator.page_tables import (
 )
 from orchestrator.report import detail_sections, headline, remarks, winners_tables
 from orchestrator.run_results import RunResults
-from orchestrator.spending import Meter
 
 LIBRARIES = ("vendor/d3.min.js", "vendor/plot.umd.min.js")
 # Those of Markdown that reports are written in: no links, no images, no HTML.
@@ -75,7 +74,7 @@ def html_report(results: RunResults, made: datetime) -> str:
     }
     ranking = results.ranking
     winners = [row for row in ranking.offers if row.rank == 1]
-    spent = Meter(results.spec, results.catalog, results.logged).usd
+    spent = results.meter.usd
     return page(
         "report.html",
         ("charts.js", "studies.js", "report.js"),

@@ -6,7 +6,8 @@ from pydantic import ValidationError
 
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.near import did_you_mean
-from orchestrator.constraints import Constraints
+from gpu_catalog.offer import Market
+from orchestrator.constraints import Constraints, OfferFilter
 from orchestrator.cost import Overheads
 from orchestrator.sweep import Workload
 
@@ -21,7 +22,23 @@ def asked_constraints(options: argparse.Namespace, catalog: Catalog) -> Constrai
     Raises:
         JobError: no offer of the catalog is of a provider or region.
     """
-    markets = {True: "spot", False: "on-demand", None: None}
+    return Constraints.model_validate(
+        {
+            "deadline_hours": getattr(options, "deadline", None),
+            "budget_usd": getattr(options, "budget_usd", None),
+            **asked_offers(options, catalog).model_dump(),
+            "single_gpu": options.single_gpu_instances,
+        }
+    )
+
+
+def asked_offers(options: argparse.Namespace, catalog: Catalog) -> OfferFilter:
+    """Which offers are meant, by ``--providers``, ``--regions`` and ``--spot``.
+
+    Raises:
+        JobError: no offer of the catalog is of a provider or region.
+    """
+    markets: dict[bool | None, Market | None] = {True: "spot", False: "on-demand", None: None}
     offers = catalog.all_offers
     known = {
         "provider": sorted({offer.provider for offer in offers}),
@@ -36,15 +53,8 @@ def asked_constraints(options: argparse.Namespace, catalog: Catalog) -> Constrai
     ]
     if mistakes:
         raise JobError("\n".join(mistakes))
-    return Constraints.model_validate(
-        {
-            "deadline_hours": getattr(options, "deadline", None),
-            "budget_usd": getattr(options, "budget_usd", None),
-            "providers": asked["provider"],
-            "regions": asked["region"],
-            "market": markets[options.spot],
-            "single_gpu": options.single_gpu_instances,
-        }
+    return OfferFilter(
+        providers=asked["provider"], regions=asked["region"], market=markets[options.spot]
     )
 
 

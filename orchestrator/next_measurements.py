@@ -15,6 +15,7 @@ from orchestrator.cost import SECONDS_PER_HOUR
 from orchestrator.effort import Effort
 from orchestrator.plan import Plan
 from orchestrator.ranking import comparable, job_hours, offer_usd, padding, too_long
+from orchestrator.rented import Rates
 from orchestrator.step_seconds import (
     VISIT,
     Spread,
@@ -81,7 +82,7 @@ class Candidate:
         saving_usd: in dollars; absent where the job's cost is not known at all.
         seconds: what it takes, the start of its node included.
         start_seconds: of that start; 0 where something was measured on that GPU before.
-        usd: what that costs, on the cheapest offer.
+        usd: what that costs, on what the sweep's nodes are rented as.
     """
 
     way: Way
@@ -145,7 +146,7 @@ def measurable(spec: SweepSpec, catalog: Catalog) -> list[Cell]:
 
 def choices(
     spec: SweepSpec,
-    catalog: Catalog,
+    rates: Rates,
     cells: Sequence[Cell],
     observations: Sequence[Observation],
     families: Sequence[FamilyFit],
@@ -157,17 +158,17 @@ def choices(
 
     Args:
         spec: the job, and the order.
-        catalog: GPUs and offers.
+        rates: GPUs and offers, and what measuring costs.
         cells: those that can be measured.
         observations: what is known.
         families: the laws fitted to it.
     """
     groups: dict[tuple[object, ...], list[Cell]] = defaultdict(list)
-    known = _Known(spec, catalog, by_cell(observations), families, visit_spread(observations))
+    known = _Known(spec, rates, by_cell(observations), families, visit_spread(observations))
     for cell in cells:
-        if catalog.offers(cell.gpu) and known.can_do_it(cell):
+        if rates.catalog.offers(cell.gpu) and known.can_do_it(cell):
             groups[comparable(cell)].append(cell)
-    effort = Effort(observations, spec.workload.overheads.startup_minutes, catalog)
+    effort = Effort(observations, spec.workload.overheads.startup_minutes, rates)
     order = list(dict.fromkeys(map(comparable, spec.all_cells())))
     return [
         _choice(known.ways(groups[key]), known, effort, spec.seed)
@@ -205,7 +206,7 @@ def _choice(ways: Sequence[Way], known: "_Known", effort: Effort, seed: int) -> 
                 saving_usd=None if must or leader.usd is None else float(part) * leader.usd,
                 seconds=seconds,
                 start_seconds=start,
-                usd=seconds / SECONDS_PER_HOUR * known.price(way.cell),
+                usd=seconds / SECONDS_PER_HOUR * known.rate(way.cell),
             )
         )
     candidates.sort(key=lambda c: (-c.worth, c.usd, c.way.cell.key, c.way.batch_size or 0))
@@ -218,13 +219,13 @@ class _Known:
     def __init__(
         self,
         spec: SweepSpec,
-        catalog: Catalog,
+        rates: Rates,
         seen: Mapping[Cell, Sequence[Observation]],
         families: Sequence[FamilyFit],
         spread: Spread,
     ) -> None:
         self._spec = spec
-        self._catalog = catalog
+        self._rates, self._catalog = rates, rates.catalog
         self._seen = seen
         self._families = families
         self._spread = spread
@@ -252,6 +253,11 @@ class _Known:
     def price(self, cell: Cell) -> float:
         """Dollars an hour of the cheapest offer."""
         return min(offer.usd_per_hour for offer in self._catalog.offers(cell.device))
+
+    def rate(self, cell: Cell) -> float:
+        """Dollars an hour of the node that measures it; of what stands in for it, where none is."""
+        offer = self._rates.offer(cell.device)
+        return self.price(cell) if offer is None else offer.usd_per_hour
 
     def is_searched(self, cell: Cell) -> bool:
         """Whether its largest batch is known."""

@@ -13,8 +13,8 @@ from typing import Any
 from orchestrator.answers import Answer, answers, subject
 from orchestrator.price_files import stands_in
 from orchestrator.ranking import RankedOffer, comparable
+from orchestrator.rented import offer_name
 from orchestrator.run_results import RunResults
-from orchestrator.spending import spending
 from trials.observation import Observation, largest_batch
 from trials.workload import Cell
 
@@ -261,6 +261,8 @@ def spending_table(results: RunResults) -> PageTable:
         "gpu",
         "probes",
         "probe_hours",
+        "lost_hours",
+        "nodes",
         "assumed_start_hours",
         "offer",
         "usd_per_hour",
@@ -271,12 +273,14 @@ def spending_table(results: RunResults) -> PageTable:
             each.gpu,
             each.probes,
             each.probe_seconds / 3600,
+            each.lost_seconds / 3600,
+            each.nodes,
             each.startup_seconds / 3600,
-            None if each.offer is None else f"{each.offer.provider} {each.offer.instance}",
+            None if each.offer is None else offer_name(each.offer),
             None if each.offer is None else each.offer.usd_per_hour,
             each.usd,
         )
-        for each in spending(results.spec, results.catalog, results.logged)
+        for each in results.meter.spent
     ]
     return PageTable(columns, rows)
 

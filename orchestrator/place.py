@@ -91,6 +91,16 @@ class Log(Protocol):
             StoreError: it could not be; what was there before is untouched.
         """
 
+    def write(self, name: str, content: bytes) -> None:
+        """Replaces a file beside the observations, without waiting for a bucket that is away.
+
+        It is there when the log is closed, at the latest; of two contents of a file the first may
+        never be.
+
+        Raises:
+            StoreError: it could not be; the old one is still there.
+        """
+
     def close(self, *, failed: bool) -> None:
         """Lets others have it. After a failure it takes seconds at most, and raises nothing.
 

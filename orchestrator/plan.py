@@ -27,6 +27,7 @@ class Node:
         node_id: Ray's name of it; None for one that is not there yet.
         is_leaving: whether it had notice that it is to be taken away.
         used: how much of them others use than who asks; nothing of what is not told.
+        labels: of Ray, by which a cluster's file has it say what it is rented as.
     """
 
     resources: Mapping[str, float]
@@ -34,6 +35,7 @@ class Node:
     node_id: str | None = None
     is_leaving: bool = False
     used: Mapping[str, float] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     def has(self, resource: str) -> bool:
         """Whether it has one of these."""
@@ -70,9 +72,13 @@ class ClusterResources:
         The node that carries a resource equal to the catalog key is the one with that GPU. A cpu
         device needs no such node: any free core will do, where no node carries its key.
         """
+        keyed = self._keyed(gpu) or self._startable(gpu)
         with_cores = [node for node in self.nodes if node.has("CPU")]
-        keyed = [node for node in with_cores if node.has(gpu.key)] or self._startable(gpu)
         return with_cores if not keyed and gpu.kind == "cpu" else keyed
+
+    def _keyed(self, gpu: Gpu) -> list[Node]:
+        """The nodes that are there and carry the key of this GPU."""
+        return [node for node in self.nodes if node.has("CPU") and node.has(gpu.key)]
 
     def _startable(self, gpu: Gpu) -> list[Node]:
         """A node that the autoscaler would start for this GPU, of which no more is known."""
@@ -100,6 +106,15 @@ class ClusterResources:
         if gpu.kind == "cpu" and not keyed and not to_start:
             return int(sum(node.resources.get("CPU", 0) for node in self.nodes))
         return int(max(keyed, to_start))
+
+    def nodes_text(self, gpu: Gpu) -> str:
+        """Where trials on this GPU run: nodes that are there, or are to be started, in words."""
+        there = self._keyed(gpu) or (self.nodes_for(gpu) if not self.starting(gpu.key) else [])
+        # What the autoscaler can start in all, those that are up among them.
+        to_start = max(0, self.starting(gpu.key) - len(there))
+        parts = [f"{len(there)} there"] if there else []
+        parts += [f"{to_start} to be started"] if to_start else []
+        return ", ".join(parts)
 
     def holding(self, asked: Mapping[str, float], out: Collection[str] = ()) -> int:
         """How many trials that ask for this the nodes can hold at once.

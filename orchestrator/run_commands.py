@@ -1,7 +1,7 @@
 """Commands on a run that is there. Results go to stdout, progress and remarks to stderr."""
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from fitting.families import fit_families
 from fitting.fit import Fits
@@ -9,7 +9,7 @@ from gpu_catalog.catalog import Catalog
 from orchestrator.catalog_commands import in_use_text
 from orchestrator.command_tools import now, run_and_prices, today
 from orchestrator.comparison import compare, comparison_markdown
-from orchestrator.faults import faults_text
+from orchestrator.faults import Faults, faults_text
 from orchestrator.folder_results import plan_of, results_of
 from orchestrator.html_report import html_comparison, html_report
 from orchestrator.job_options import asked_constraints, with_overheads
@@ -22,6 +22,7 @@ from orchestrator.place import distinct_names
 from orchestrator.plan import Plan
 from orchestrator.progress import fastest
 from orchestrator.ranking import Ranking, rank, ranking_csv
+from orchestrator.rented import Rates
 from orchestrator.report import cheapest_section, headline, markdown
 from orchestrator.spending import Meter
 from orchestrator.step_seconds import Batch
@@ -30,7 +31,7 @@ from orchestrator.stragglers import stragglers_text
 from orchestrator.sweep import SweepSpec
 from orchestrator.tables import table
 from orchestrator.workload_options import AUTO, changed_workload
-from trials.observation import by_cell, largest_batch
+from trials.observation import Observation, by_cell, largest_batch
 
 REPORT, PAGE = "report.md", "report.html"
 
@@ -158,23 +159,23 @@ def status(options: argparse.Namespace) -> int:
     say(table(("trial", "state", "largest batch", "fastest", "observations"), rows))
     profiles = folder.profiles()
     catalog = prices.over(spec.merged_catalog())
-    spent = Meter(spec, catalog, [*observations, *profiles]).usd
-    cost = "" if spent is None else f", ${spent:.3g} spent"
-    running = f"a sweep is running{cost}" if is_running else f"no sweep is running{cost}"
+    running = f"{'a' if is_running else 'no'} sweep is running"
     made = sum(each.profile is not None for each in profiles)
     profiled = f", {made} profiles" if made else ""
     say(f"\n{len(plan.complete)} of {len(rows)} trials done{profiled}; {running}")
-    for line in troubles(folder):
+    faults = folder.faults()
+    rates = Rates(catalog, folder.rented())
+    meter = Meter(spec, rates, [*observations, *profiles], faults.faults)
+    for line in (*meter.text(), *troubles(faults, observations)):
         say(line)
     return 0
 
 
-def troubles(folder: RunFolder) -> Iterator[str]:
+def troubles(faults: Faults, observations: Sequence[Observation]) -> Iterator[str]:
     """A line on trials that were cut short, and on nodes that are not to be trusted."""
-    faults = folder.faults()
     if faults.faults:
         yield f"{faults_text(faults)} See Faults in the report."
-    yield from stragglers_text(folder.observations())
+    yield from stragglers_text(observations)
 
 
 def derive(folder: RunFolder, spec: SweepSpec, catalog: Catalog, plan: Plan) -> Ranking:

@@ -11,6 +11,8 @@ from orchestrator.faults import NO_FAULTS, Faults
 from orchestrator.learned import Curve
 from orchestrator.plan import Plan
 from orchestrator.ranking import Ranking, rank
+from orchestrator.rented import NOT_SAID, Rates, Rented
+from orchestrator.spending import Meter
 from orchestrator.sweep import SweepSpec
 from trials.observation import Observation, by_cell
 from trials.profile import Logged, Profiled
@@ -27,6 +29,7 @@ def derived(  # noqa: PLR0913 - all there is of a run
     profiled: Sequence[Profiled] = (),
     learnt: Sequence[Curve] = (),
     faults: Faults = NO_FAULTS,
+    rented: Rented = NOT_SAID,
 ) -> "RunResults":
     """The results of a specification's own job, from what was observed.
 
@@ -39,12 +42,15 @@ def derived(  # noqa: PLR0913 - all there is of a run
         profiled: every profile.
         learnt: every curve.
         faults: what went wrong on the way.
+        rented: what nodes were rented as.
     """
     fits = fit_observations(observed)
     ranking = rank(
         spec.workload, catalog, plan, observed, fits.families, today=today, seed=spec.seed
     )
-    return RunResults(spec, catalog, plan, observed, fits, ranking, profiled, learnt, faults)
+    return RunResults(
+        spec, catalog, plan, observed, fits, ranking, profiled, learnt, faults, rented
+    )
 
 
 class RunResults:
@@ -60,6 +66,7 @@ class RunResults:
         profiled: every profile.
         learnt: every curve of learning.
         faults: what went wrong on the way.
+        rented: what nodes were rented as.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - all there is of a run
@@ -73,6 +80,7 @@ class RunResults:
         profiled: Sequence[Profiled] = (),
         learnt: Sequence[Curve] = (),
         faults: Faults = NO_FAULTS,
+        rented: Rented = NOT_SAID,
     ) -> None:
         self.spec = spec
         self.catalog = catalog
@@ -83,6 +91,7 @@ class RunResults:
         self.profiled = profiled
         self.learnt = learnt
         self.faults = faults
+        self.rented = rented
 
     @cached_property
     def cells(self) -> list[Cell]:
@@ -96,6 +105,12 @@ class RunResults:
     def logged(self) -> list[Logged]:
         """Every observation, then every profile."""
         return [*self.observed, *self.profiled]
+
+    @cached_property
+    def meter(self) -> Meter:
+        """What it has cost."""
+        rates = Rates(self.catalog, self.rented)
+        return Meter(self.spec, rates, self.logged, self.faults.faults)
 
     def place(self, cell: Cell) -> int:
         """Which of ``cells`` it is."""

@@ -1,8 +1,8 @@
-"""Observations on their way into a bucket.
+"""Observations, and files that go with them, on their way into a bucket.
 
-Each is first on this machine's disk, in a spool, and goes on from there: a few seconds' worth as
-one object, written once. An outage costs nothing but disk, until it has lasted too long. What a
-driver that was killed left in its spool is sent by the next one on the same machine.
+Each observation is first on this machine's disk, in a spool, and goes on from there: a few seconds'
+worth as one object, written once. An outage costs nothing but disk, until it has lasted too long.
+What a driver that was killed left in its spool is sent by the next one on the same machine.
 """
 
 import contextlib
@@ -67,6 +67,7 @@ class S3Log:
         self._mutex = threading.Lock()
         # Below: what both threads use, under the mutex.
         self._waiting: list[bytes] = []
+        self._files: dict[str, bytes] = {}
         self._end: float | None = None  # when to stop trying; set when it is closed
         # The sending thread's own.
         self._sending: list[bytes] = []
@@ -130,6 +131,14 @@ class S3Log:
         if self._gave_up is not None:
             raise self._gave_up()
 
+    def write(self, name: str, content: bytes) -> None:
+        """Has a file of the run replaced, in its turn: an outage holds up nobody but the sender."""
+        with self._mutex:
+            self._files[name] = content
+        self._wake.set()
+        if self._gave_up is not None:
+            raise self._gave_up()
+
     def spooled(self) -> tuple[Path, bytes]:
         """All that this driver has written, sent or not."""
         return self._spool.path, self._spool.path.read_bytes()
@@ -150,7 +159,7 @@ class S3Log:
                 self._spools.rmdir()  # unless another driver's is in it
         with contextlib.suppress(StoreError):  # others take it over when it is stale
             self._lock.release()
-        if left and self._gave_up is None:  # the thread ended as nobody foresaw
+        if (left or self._files) and self._gave_up is None:  # the thread ended as nobody foresaw
             self._gave_up = partial(self._kept, f"{self._bucket.url}: sending broke off", "again")
         if self._gave_up is None:
             return
@@ -182,7 +191,8 @@ class S3Log:
         if self._gave_up is not None:
             return True
         with self._mutex:
-            return self._end is not None and not self._waiting and not self._sending
+            is_sent = not (self._waiting or self._sending or self._files)
+            return self._end is not None and is_sent
 
     def _due(self) -> float:
         """When there is something to do."""
@@ -191,7 +201,7 @@ class S3Log:
             due = self._next_beat
             if self._sending or waiting >= self._timings.batch or ends:
                 due = 0.0
-            elif waiting:
+            elif waiting or self._files:
                 due = min(due, self._latest + self._timings.ship_seconds)
         return max(due, self._again)
 
@@ -213,6 +223,15 @@ class S3Log:
             self._sending = []
             self._sent += 1
             self._latest = time.monotonic()
+        # After the observations: what they say of these is there when they are.
+        with self._mutex:
+            files = dict(self._files)
+        for name, content in files.items():
+            self._bucket.put(name, content)
+            self._latest = time.monotonic()
+            with self._mutex:
+                if self._files[name] is content:
+                    del self._files[name]
 
     def _missed(self, error: StoreError) -> None:
         """Keeps on trying, ever less often, for as long as patience lasts."""

@@ -12,6 +12,7 @@ from orchestrator.faults import Faults
 from orchestrator.local_place import LocalPlace
 from orchestrator.place import Place, RunPath, S3Url, StoreError, run_path
 from orchestrator.plan import Plan
+from orchestrator.rented import Rented
 from orchestrator.spec_file import SpecError, decoded, parse_spec
 from orchestrator.sweep import CatalogRows, Models, SweepSpec
 from orchestrator.wording import dotted
@@ -28,6 +29,7 @@ PLAN = "plan.json"
 LEARNED = "learned.jsonl"
 LEARNING = "learning"
 FAULTS = "faults.json"
+RENTED = "rented.json"
 
 L = TypeVar("L", Observation, Profiled)
 _MODELS = TypeAdapter(dict[str, Model])
@@ -142,6 +144,19 @@ class RunFolder:
                 "nothing that was measured is in it"
             ) from None
 
+    def rented(self) -> Rented:
+        """What the nodes of the run are rented as; anything where nobody has said."""
+        content = self.place.read(RENTED)
+        if content is None:
+            return Rented()
+        try:
+            return Rented.model_validate_json(content)
+        except ValidationError as error:
+            raise StoreError(
+                f"{self.path / RENTED}: does not say what nodes are rented as ({_mistake(error)}): "
+                "delete it, and say it to the next sweep"
+            ) from None
+
     def observations(self) -> list[Observation]:
         """Every observation, in the order written. A torn last line is not one.
 
@@ -181,8 +196,7 @@ class RunFolder:
         Raises:
             StoreError: it could not be written; the old one is still there.
         """
-        text = content if isinstance(content, str) else content.model_dump_json(indent=1) + "\n"
-        self.place.write(name, text.encode())
+        self.place.write(name, _bytes_of(content))
         return self.path / name
 
 
@@ -297,6 +311,21 @@ class ObservationWriter:
         self._log.append(observation.model_dump_json().encode() + b"\n")
         self._written.add(observation.key)
         return True
+
+    def write(self, name: str, content: BaseModel) -> None:
+        """Replaces one file of the run, as ``RunFolder.write``, but waits for no bucket.
+
+        A sweep's trials go on while its bucket is away: the file is there when this is left.
+
+        Raises:
+            StoreError: it could not be written; the old one is still there.
+        """
+        self._log.write(name, _bytes_of(content))
+
+
+def _bytes_of(content: str | BaseModel) -> bytes:
+    text = content if isinstance(content, str) else content.model_dump_json(indent=1) + "\n"
+    return text.encode()
 
 
 def _place_of(path: RunPath) -> Place:

@@ -3,7 +3,7 @@
 import argparse
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fitting.families import fit_families
@@ -13,6 +13,7 @@ from orchestrator.calibration import known_constants
 from orchestrator.catalog_commands import in_use_text
 from orchestrator.cluster import cluster_address, connected_cluster, this_machine
 from orchestrator.command_tools import given_run_path, run_and_prices, spec_text, tell, today
+from orchestrator.constraints import OfferFilter
 from orchestrator.driver import (
     Everything,
     Keeper,
@@ -24,7 +25,7 @@ from orchestrator.driver import (
     simulate,
     to_measure,
 )
-from orchestrator.effort import Left, Purse, expected, what_is_left
+from orchestrator.effort import Purse, expected, what_is_left
 from orchestrator.folder_results import plan_of
 from orchestrator.gpu_check import (
     gpu_check_spec_text,
@@ -33,6 +34,7 @@ from orchestrator.gpu_check import (
     machine_with,
     time_is_left,
 )
+from orchestrator.job_options import asked_offers
 from orchestrator.known_prices import KnownPrices, known_prices
 from orchestrator.local_runner import run_trials_here
 from orchestrator.memory_tables import limits_section
@@ -40,14 +42,15 @@ from orchestrator.next_measurements import Choice, choices, measurable, measured
 from orchestrator.next_tables import decisions, next_table
 from orchestrator.output import remark, say
 from orchestrator.place import RunPath
-from orchestrator.plan import ClusterResources, Node, Plan, make_plan, trial_task
+from orchestrator.plan import SCALES_TO, ClusterResources, Node, Plan, make_plan, trial_task
 from orchestrator.progress import Progress
 from orchestrator.ranking import too_long
+from orchestrator.rented import Rates
 from orchestrator.report import cheapest_section, headline
 from orchestrator.run_commands import PAGE, REPORT, derive, troubles
 from orchestrator.spec_file import SpecError, parse_spec
 from orchestrator.spending import Meter
-from orchestrator.store import PLAN, SPEC, ObservationWriter, RunFolder, open_run
+from orchestrator.store import PLAN, RENTED, SPEC, ObservationWriter, RunFolder, open_run
 from orchestrator.sweep import SweepSpec
 from orchestrator.tables import table
 from orchestrator.tune_loggers import check_tools
@@ -60,6 +63,7 @@ def sweep(options: argparse.Namespace) -> int:
     constants = known_constants(options.constants)
     folder = given_run_path(options.out, spec.name)
     catalog = prices.over(spec.merged_catalog())
+    rented = _asked_rented(options, catalog)
     _tell_misfits(spec)
     if options.dry_run or options.strict:
         known = RunFolder(folder).observations()
@@ -67,32 +71,36 @@ def sweep(options: argparse.Namespace) -> int:
         if options.strict:
             refuse_skipped(plan)
         if options.dry_run:
-            left = what_is_left(spec, catalog, cluster, plan, known)
-            spent = Meter(spec, catalog, RunFolder(folder).logged()).usd or 0.0
+            rates = _rates(catalog, RunFolder(folder), rented)
+            left = what_is_left(spec, rates, cluster, plan, known)
+            spent = _meter(spec, rates, RunFolder(folder)).usd or 0.0
             profiled = spec.profile and not options.adaptive
-            _print_plan(plan, folder, left, Purse(options.budget_usd, spent, profiled))
+            purse = Purse(options.budget_usd, spent, profiled)
+            _print_plan(plan, folder, expected(left, purse, rates), cluster, catalog)
             if profiled:
                 remark("what is measured is then profiled, at one query and at its largest batch")
             return 0
     check_tools(options.log_to, folder)
     folder_run = open_run(folder, text, spec, prices.rows)
+    rates = _rates(catalog, folder_run, rented)
     wait_seconds: float = options.wait_for_nodes * 60
     with ObservationWriter(folder_run) as writer:
+        _keep_rented(folder_run, writer, rates)
         if options.adaptive:
             # What is simulated tells what to expect of what is measured.
             plan = make_plan(spec, catalog, this_machine(), folder_run.observations())
             simulate(folder_run, writer, spec, plan, constants)
-            strategy: Strategy = Adaptive(spec, catalog, options.budget_usd)
+            strategy: Strategy = Adaptive(spec, rates, options.budget_usd)
             if spec.profile:
                 remark("profile: an adaptive sweep makes no profiles: resume it without --adaptive")
         else:
-            strategy = Everything(spec, catalog, options.budget_usd)
+            strategy = Everything(spec, rates, options.budget_usd)
         profiled = spec.profile and not options.adaptive
         plan = measure(
             folder_run,
             writer,
             spec,
-            catalog,
+            rates,
             strategy,
             wait_seconds=wait_seconds,
             profile=profiled,
@@ -101,30 +109,29 @@ def sweep(options: argparse.Namespace) -> int:
         if not options.adaptive:
             plan = simulate(folder_run, writer, spec, plan, constants)
     ranking = derive(folder_run, spec, catalog, plan)
-    tell(troubles(folder_run))
+    tell(troubles(folder_run.faults(), folder_run.observations()))
     remark(in_use_text(prices, catalog, today()))
     say(f"{headline(ranking)}\n\n{cheapest_section(ranking)}")
     say(f"\nEvery offer, the fits and the limits: {folder_run.path / PAGE}, and {REPORT} to read")
     if options.adaptive:
-        found = _choices(spec, catalog, plan, folder_run.observations())
+        found = _choices(spec, rates, plan, folder_run.observations())
         if not any(choice.leader.is_measured for choice in found):
             remark("nothing was measured that a choice could be made by: see Left out")
             return 1
         say(f"\n{decisions(found)}")
         return 0
-    return end_of_sweep(spec, catalog, plan, folder_run, options.budget_usd)
+    return end_of_sweep(spec, rates, plan, folder_run, options.budget_usd)
 
 
 def end_of_sweep(
-    spec: SweepSpec, catalog: Catalog, plan: Plan, folder: RunFolder, budget_usd: float | None
+    spec: SweepSpec, rates: Rates, plan: Plan, folder: RunFolder, budget_usd: float | None
 ) -> int:
     """Tells what a sweep cost, and what it did not get to."""
     observations = folder.observations()
-    meter = Meter(spec, catalog, folder.logged())
-    if meter.usd is not None:
-        remark(f"spent: ${meter.usd:.3g}, by its probes and the starts of nodes")
+    meter = _meter(spec, rates, folder)
+    tell(meter.text())
     purse = Purse(budget_usd, meter.usd or 0.0)
-    paid = payable_gpus(spec, catalog, to_measure(plan), observations, purse)
+    paid = payable_gpus(spec, rates, to_measure(plan), observations, purse)
     unpaid = [c for c in to_measure(plan) if c.device not in paid or meter.reaches(budget_usd)]
     tried = {gone.cell for gone in plan.given_up}
     for_budget = [cell for cell in unpaid if cell not in tried]
@@ -143,6 +150,33 @@ def end_of_sweep(
         remark("nothing was measured: every trial was skipped, for the reasons above")
         return 1
     return 0
+
+
+def _asked_rented(options: argparse.Namespace, catalog: Catalog) -> OfferFilter | None:
+    """What nodes are said to be rented as; None where nothing is said.
+
+    Raises:
+        JobError: no offer is of a provider or region that was given.
+    """
+    asked = asked_offers(options, catalog)
+    is_said = any(each is not None for each in (options.providers, options.regions, options.spot))
+    return asked if is_said else None
+
+
+def _rates(catalog: Catalog, folder: RunFolder, asked: OfferFilter | None) -> Rates:
+    """What nodes cost: as they are said to be rented now, else as the run has it."""
+    kept = folder.rented()
+    return Rates(catalog, kept if asked is None else kept.model_copy(update={"offers": asked}))
+
+
+def _keep_rented(folder: RunFolder, writer: ObservationWriter, rates: Rates) -> None:
+    """Whoever goes on with the run, or looks at it, prices it alike."""
+    if rates.rented != folder.rented():
+        writer.write(RENTED, rates.rented)
+
+
+def _meter(spec: SweepSpec, rates: Rates, folder: RunFolder) -> Meter:
+    return Meter(spec, rates, folder.logged(), folder.faults().faults)
 
 
 def _tell_misfits(spec: SweepSpec) -> None:
@@ -168,24 +202,26 @@ def plan_run(options: argparse.Namespace) -> int:
         folder = RunFolder(given_run_path(None, spec.name))
         catalog = prices.over(spec.merged_catalog())
         plan, cluster = _plan_without_starting(spec, catalog, folder.observations())
+    rates = _rates(catalog, folder, _asked_rented(options, catalog))
     if not options.next:
         known = folder.observations()
-        left = what_is_left(spec, catalog, cluster, plan, known)
-        _print_plan(plan, folder.path, left, Purse(profiles=spec.profile))
-        _tell_what_a_cluster_takes(spec, catalog, cluster, plan, known)
+        left = what_is_left(spec, rates, cluster, plan, known)
+        lines = expected(left, Purse(profiles=spec.profile), rates)
+        _print_plan(plan, folder.path, lines, cluster, catalog)
+        _tell_what_a_cluster_takes(spec, rates, cluster, plan, known)
         return 0
-    found = _choices(spec, catalog, None, folder.observations())
+    found = _choices(spec, rates, None, folder.observations())
     remark(in_use_text(prices, catalog, today()))
     say(next_table(found, options.most))
     return 0
 
 
 def _choices(
-    spec: SweepSpec, catalog: Catalog, plan: Plan | None, observations: Sequence[Observation]
+    spec: SweepSpec, rates: Rates, plan: Plan | None, observations: Sequence[Observation]
 ) -> list[Choice]:
     """The GPUs to choose from: a plan's, or all that could be rented and measured."""
-    cells = measurable(spec, catalog) if plan is None else measured_cells(plan)
-    return choices(spec, catalog, cells, observations, fit_families(observations))
+    cells = measurable(spec, rates.catalog) if plan is None else measured_cells(plan)
+    return choices(spec, rates, cells, observations, fit_families(observations))
 
 
 def gpu_check(options: argparse.Namespace) -> int:
@@ -231,32 +267,48 @@ def _plan_without_starting(
 
 def _tell_what_a_cluster_takes(
     spec: SweepSpec,
-    catalog: Catalog,
+    rates: Rates,
     cluster: ClusterResources,
     plan: Plan,
     known: Sequence[Observation],
 ) -> None:
-    """Hours and dollars of the GPUs that are not here, if there were a node of each."""
+    """Hours and dollars of the GPUs that are not here, if a node of each could be started."""
+    catalog = rates.catalog
     skipped = dict.fromkeys(skip.cell.device for skip in plan.skipped)
     absent = [catalog.gpu(key) for key in skipped if not cluster.nodes_for(catalog.gpu(key))]
-    nodes = tuple(Node({"CPU": 1.0, "GPU": 1.0, gpu.key: 1.0}) for gpu in absent)
+    nodes = tuple(Node({SCALES_TO + gpu.key: 1.0}) for gpu in absent)
     there = ClusterResources((*cluster.nodes, *nodes))
     with_them = make_plan(spec, catalog, there, known)
     left = [
         each
-        for each in what_is_left(spec, catalog, there, with_them, known)
+        for each in what_is_left(spec, rates, there, with_them, known)
         if each.gpu in {gpu.key for gpu in absent}
     ]
     if left:
         keys = ", ".join(each.gpu for each in left)
         say(f"\nOn a cluster with a node of each of {keys} ('deploy' writes one):")
-        for text in expected(left, Purse(profiles=spec.profile)):
+        for text in expected(left, Purse(profiles=spec.profile), rates):
             say(f"\n{text}")
 
 
-def _print_plan(plan: Plan, folder: RunPath, left: Sequence[Left], purse: Purse) -> None:
+def _print_plan(
+    plan: Plan,
+    folder: RunPath,
+    expectations: Iterable[str],
+    cluster: ClusterResources,
+    catalog: Catalog,
+) -> None:
+    devices = {c.device for c in plan.pending if not c.simulated and cluster_address() is not None}
+    nodes = {
+        key: f"nodes: {text}" for key in devices if (text := cluster.nodes_text(catalog.gpu(key)))
+    }
     rows = [
-        *((c.key, "to simulate" if c.simulated else "to measure", "") for c in plan.pending),
+        *(
+            (c.key, "to simulate", "")
+            if c.simulated
+            else (c.key, "to measure", nodes.get(c.device, ""))
+            for c in plan.pending
+        ),
         *((cell.key, "done", f"in {folder}") for cell in plan.complete),
         *((skip.cell.key, "skipped", skip.reason) for skip in plan.skipped),
     ]
@@ -268,7 +320,7 @@ def _print_plan(plan: Plan, folder: RunPath, left: Sequence[Left], purse: Purse)
         + (f"{simulated} to simulate, " if simulated else "")
         + f"{len(plan.complete)} done, {len(plan.skipped)} skipped"
     )
-    for text in expected(left, purse):
+    for text in expectations:
         say(f"\n{text}")
     say(f"\n{counts}; nothing was started")
 

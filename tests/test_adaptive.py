@@ -17,6 +17,7 @@ from orchestrator.driver import Asked
 from orchestrator.next_measurements import Choice, choices, measurable
 from orchestrator.next_tables import next_table
 from orchestrator.plan import ClusterResources, Node, make_plan, trial_task
+from orchestrator.rented import Rates
 from orchestrator.spending import Meter
 from orchestrator.sweep import SweepSpec
 from trials.child import ProbeEnd
@@ -43,6 +44,7 @@ TEXT = (
     + f"catalog:\n  gpus:\n{ROWS}  offers:\n{OFFERS}"
 )
 SPEC = spec_of(TEXT)
+RATES = Rates(SPEC.merged_catalog())
 ANYWHERE = ClusterResources((Node({"CPU": 1.0}, frozenset()),))
 
 
@@ -85,7 +87,7 @@ def swept(
     seen: list[Observation] = []
     rounds = []
     while wanted := strategy.wanted(
-        make_plan(spec, catalog, ANYWHERE, seen), seen, Meter(spec, catalog, seen).usd or 0.0
+        make_plan(spec, catalog, ANYWHERE, seen), seen, Meter(spec, Rates(catalog), seen).usd or 0.0
     ):
         rounds.append(wanted)
         for cell, asked in wanted.items():
@@ -100,13 +102,13 @@ def swept(
 def chosen(seen: Sequence[Observation]) -> Choice:
     """The only choice of the specification, as it stands."""
     catalog = SPEC.merged_catalog()
-    (choice,) = choices(SPEC, catalog, SPEC.all_cells(), seen, fit_families(seen))
+    (choice,) = choices(SPEC, Rates(catalog), SPEC.all_cells(), seen, fit_families(seen))
     return choice
 
 
 def adaptive(budget_usd: float | None = None) -> Adaptive:
     """For the specification."""
-    return Adaptive(SPEC, SPEC.merged_catalog(), budget_usd)
+    return Adaptive(SPEC, RATES, budget_usd)
 
 
 def test_the_winner_is_found_without_measuring_everything() -> None:
@@ -134,7 +136,7 @@ def test_a_budget_is_kept() -> None:
     assert seen == []
     whole, _ = swept(adaptive(), WORLD)
     started = with_job("{queries: 1000, epochs: 3}")
-    spent = Meter(started, SPEC.merged_catalog(), whole).usd
+    spent = Meter(started, RATES, whole).usd
     probes = sum(o.seconds * PRICES[o.cell.gpu] / 3600 for o in whole)
     starts = sum(PRICES[gpu] for gpu in {o.cell.gpu for o in whole}) / 6  # ten minutes each
     assert spent == pytest.approx(probes + starts)
@@ -178,8 +180,8 @@ def swept_choice(
 ) -> tuple[Choice, list[Observation]]:
     """How the only choice stands in the end, and what was observed."""
     catalog = spec.merged_catalog()
-    seen, _ = swept(Adaptive(spec, catalog, None), world, spec)
-    (choice,) = choices(spec, catalog, spec.all_cells(), seen, fit_families(seen))
+    seen, _ = swept(Adaptive(spec, Rates(catalog), None), world, spec)
+    (choice,) = choices(spec, Rates(catalog), spec.all_cells(), seen, fit_families(seen))
     return choice, seen
 
 
@@ -225,7 +227,7 @@ def test_a_round_may_take_no_longer_than_the_budget_lasts() -> None:
     """Each trial gets its part of what is left, however long its probes turn out to be."""
     spec = with_job("{queries: 1000, epochs: 3, overheads: {startup_minutes: 6}}")
     catalog = spec.merged_catalog()
-    strategy = Adaptive(spec, catalog, 2.0)
+    strategy = Adaptive(spec, Rates(catalog), 2.0)
     wanted = strategy.wanted(make_plan(spec, catalog, ANYWHERE, []), [], 0.0)
     costs = [
         PRICES[cell.gpu] * (0.1 + asked.most_seconds / 3600)  # a start of six minutes, then probes

@@ -5,16 +5,20 @@ from pathlib import Path
 import pytest
 from made_profiles import profiled
 from made_runs import ONE_CELL, spec_of, whole_trial
-from observations import observation
+from observations import environment, observation
 from ray_sweeps import ended, observations, two_devices
 
 from orchestrator.cli import main
+from orchestrator.constraints import OfferFilter
 from orchestrator.driver import Everything
 from orchestrator.effort import Purse, expected, expected_text, what_is_left
+from orchestrator.faults import Fault
 from orchestrator.plan import ClusterResources, Node, make_plan
-from orchestrator.spending import Meter, spending
+from orchestrator.rented import NodeRental, Rates, Rented
+from orchestrator.spending import Meter
 from orchestrator.store import ObservationWriter, open_run
 from orchestrator.sweep_commands import end_of_sweep
+from trials.observation import Observation
 
 ROWS = """\
 catalog:
@@ -32,6 +36,7 @@ catalog:
 """
 SPEC = spec_of(ONE_CELL.replace("[cpu]", "[fast, desk, cpu]") + ROWS)
 CATALOG = SPEC.merged_catalog()
+RATES = Rates(CATALOG)
 FAST, DESK, CPU = SPEC.all_cells()
 CLUSTER = ClusterResources(
     (
@@ -45,23 +50,30 @@ WHOLE = (5 + 8) * 60.0  # seconds of a trial as assumed: five probes that search
 def test_a_sweep_is_priced_before_it_starts() -> None:
     """By hand: a node's start and a minute a probe; of a CPU nothing before its first probes."""
     plan = make_plan(SPEC, CATALOG, CLUSTER, [])
-    left = {each.gpu: each for each in what_is_left(SPEC, CATALOG, CLUSTER, plan, [])}
+    left = {each.gpu: each for each in what_is_left(SPEC, RATES, CLUSTER, plan, [])}
     assert {gpu: each.at_a_time for gpu, each in left.items()} == {"fast": 1, "desk": 3, "cpu": 12}
     fast = left["fast"]
     assert fast.hours == pytest.approx((600 + WHOLE) / 3600)
     assert fast.usd == pytest.approx(2 * (600 + WHOLE) / 3600)
-    assert (left["desk"].hours, left["cpu"].hours, left["cpu"].usd_per_hour) == (None, None, None)
-    table, line = expected(list(left.values()), Purse())
-    assert "| fast | 1      | 1         | 0.38          | 2   | 0.77 |" in table
+    assert (left["desk"].hours, left["cpu"].hours, left["cpu"].offer) == (None, None, None)
+    table, line, priced = expected(list(left.values()), Purse(), RATES)
+    assert "| fast | 1      | 1 there         | 1         | 0.38          | 2   | 0.77 |" in table
+    assert "| desk | 1      | 3 to be started | 3 " in table
+    assert "| cpu  | 1      | 2 there         | 12 " in table
     assert line == (
         "expected: 0.38 h and $0.77, desk, cpu not counted (assumed: 60 s a probe and 10 min to "
         "start a node; large models take longer)"
     )
-    lines = list(expected_text(list(left.values()), Purse(0.5, profiles=True)))
+    assert priced == (
+        "priced as: fast pit b spot in here at $2/h (the cheapest there is: --providers, "
+        "--regions, --spot or --no-spot say what your nodes are); idle nodes and the head are not "
+        "counted"
+    )
+    lines = list(expected_text(list(left.values()), Purse(0.5, profiles=True), RATES))
     assert lines[0].startswith("expected: 0.38 h and $0.77, desk, cpu, profiles not counted ")
-    assert lines[1] == "the budget is $0.5: what comes first is measured until it is spent"
-    assert len(list(expected_text(list(left.values()), Purse(1.0)))) == 1
-    _, spent = expected_text(list(left.values()), Purse(1.0, spent_usd=0.3))
+    assert lines[2] == "the budget is $0.5: what comes first is measured until it is spent"
+    assert len(list(expected_text(list(left.values()), Purse(1.0), RATES))) == 2
+    *_, spent = expected_text(list(left.values()), Purse(1.0, spent_usd=0.3), RATES)
     assert spent.startswith("the budget is $1, $0.30 of it spent: ")
 
 
@@ -73,15 +85,17 @@ def test_what_was_measured_tells_what_the_rest_takes() -> None:
     seen = [o.model_copy(update={"seconds": 2.0}) for o in whole_trial(done, spec, largest=40)]
     searched = sum(o.purpose != "ladder" for o in seen)
     plan = make_plan(spec, catalog, CLUSTER, seen)
-    (left,) = what_is_left(spec, catalog, CLUSTER, plan, seen)
+    (left,) = what_is_left(spec, Rates(catalog), CLUSTER, plan, seen)
     assert left.hours == pytest.approx((searched + 8) * 2 / 3600)
     assert left.usd == pytest.approx(0.5 * (searched + 8) * 2 / 3600)
-    assert next(expected_text([left], Purse())).endswith(", by what was measured so far")
+    assert next(expected_text([left], Purse(), Rates(catalog))).endswith(
+        ", by what was measured so far"
+    )
 
 
 def test_dollars_are_counted_as_they_are_spent() -> None:
     """A node's start and its probes, at the cheapest offer; nothing for the machine one has."""
-    meter = Meter(SPEC, CATALOG)
+    meter = Meter(SPEC, RATES)
     assert meter.usd is None
     meter.observed(observation(1, cell=CPU, seconds=100.0))
     assert meter.usd is None
@@ -92,8 +106,8 @@ def test_dollars_are_counted_as_they_are_spent() -> None:
     profile = profiled(8, cell=FAST, seconds=30.0)
     meter.observed(profile)
     assert meter.usd == pytest.approx(2 * (600 + 210) / 3600)
-    by_gpu = {each.gpu: each.usd for each in spending(SPEC, CATALOG, [*seen, profile])}
-    assert by_gpu == {"fast": meter.usd}
+    again = Meter(SPEC, RATES, [*seen, profile])
+    assert {each.gpu: each.usd for each in again.spent} == {"fast": meter.usd}
     meter.observed(observation(1, cell=DESK, seconds=3600.0))  # one's own is up already
     assert meter.usd == pytest.approx(2 * (600 + 210) / 3600 + 0.5)
     assert not meter.reaches(None)
@@ -101,12 +115,111 @@ def test_dollars_are_counted_as_they_are_spent() -> None:
     assert meter.reaches(meter.usd or 0.0)
 
 
+def ran(host: str, node_id: str | None, seconds: float = 36.0) -> Observation:
+    """A probe of the fast GPU on a node."""
+    return observation(
+        1, cell=FAST, seconds=seconds, environment=environment(host=host, node_id=node_id)
+    )
+
+
+def died(node_id: str | None, seconds: float) -> Fault:
+    """A trial of the fast GPU that was cut short on a node."""
+    return Fault(
+        kind="died", gpu="fast", node_id=node_id, reason="why", at="now", lost_seconds=seconds
+    )
+
+
+def test_each_node_has_a_start_and_what_died_with_trials_is_paid_for() -> None:
+    """By hand, of two dollars an hour and ten minutes a start."""
+    meter = Meter(SPEC, RATES, [ran("one", "a"), ran("two", "b")], [died("b", 18.0)])
+    assert meter.usd == pytest.approx(2 * (2 * 600 + 2 * 36 + 18) / 3600)
+    # Ray was started anew on a machine that is still rented.
+    meter.observed(ran("two", "c"))
+    assert meter.usd == pytest.approx(2 * (2 * 600 + 3 * 36 + 18) / 3600)
+    # A node that was taken away before it could report anything.
+    meter.lost(died("d", 54.0))
+    assert meter.usd == pytest.approx(2 * (3 * 600 + 3 * 36 + 72) / 3600)
+    # Nobody knows where: no further start.
+    meter.lost(died(None, 36.0))
+    assert meter.usd == pytest.approx(2 * (3 * 600 + 4 * 36 + 72) / 3600)
+    spent, priced = meter.text()
+    assert spent == (
+        "spent: $1.12: probes, 108 s lost with trials that died, 3 starts of a node (10 min, "
+        "assumed)"
+    )
+    assert priced.startswith("priced as: fast pit b spot in here at $2/h (the cheapest there is: ")
+    assert priced.endswith("; idle nodes and the head are not counted")
+
+
+def test_what_nodes_are_said_to_be_rented_as_is_what_they_cost() -> None:
+    """The cheapest of those offers; nothing where there is none, which is told."""
+    dear = Rates(CATALOG, Rented(offers=OfferFilter(market="on-demand")))
+    meter = Meter(SPEC, dear, [ran("one", "a")])
+    assert meter.usd == pytest.approx(3 * 636 / 3600)
+    assert list(meter.text())[1] == (
+        "priced as: fast pit a on-demand in here at $3/h; idle nodes and the head are not counted"
+    )
+    none = Rates(CATALOG, Rented(offers=OfferFilter(providers=("own",))))
+    assert Meter(SPEC, none, [ran("one", "a")]).usd is None
+    meter = Meter(SPEC, none, [ran("one", "a"), observation(1, cell=DESK, seconds=3600.0)])
+    assert list(meter.text()) == [
+        "spent: $0.5: probes",
+        "priced as: fast not at all: no such price is known, desk own c on-demand in here at "
+        "$0.5/h",
+    ]
+
+
+def test_a_node_that_says_what_it_is_is_priced_as_that() -> None:
+    """By its labels, whatever the others are; what has no price is priced as they are."""
+    said = NodeRental(instance="a", region="here", market="on-demand")
+    gone = NodeRental(instance="x", market="on-demand")
+    nodes = [
+        Node({"CPU": 1.0, "fast": 1.0}, node_id="a", labels={"other": "1"} | said.labels),
+        Node({"CPU": 1.0, "fast": 1.0}, node_id="b", labels={"other": "1"}),
+        Node({"CPU": 1.0, "fast": 1.0}, node_id="c", labels=gone.labels),
+    ]
+    rented = Rented().with_nodes(nodes)
+    assert rented.nodes == {"a": said, "c": gone}
+    assert rented.with_nodes(nodes[:1]) is rented
+    rates = Rates(CATALOG, rented)
+    asked = {node_id: rates.offer("fast", node_id) for node_id in ("a", "b", "c")}
+    assert {key: o and o.instance for key, o in asked.items()} == {"a": "a", "b": "b", "c": "a"}
+    meter = Meter(SPEC, rates, [ran("one", "a"), ran("two", "b")])
+    assert meter.usd == pytest.approx(5 * 636 / 3600)
+    assert {e.offer and e.offer.instance: e.nodes for e in meter.spent} == {"a": 1, "b": 1}
+
+
+def test_what_nodes_are_rented_as_is_kept_with_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep, its plan, status and whoever goes on with it price alike."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    text = ONE_CELL.replace("[cpu]", "[fast]") + ROWS
+    run = open_run(tmp_path / "run", text, spec_of(text))
+    spec = tmp_path / "made.yaml"
+    spec.write_text(text, encoding="utf-8")
+    with ObservationWriter(run) as writer:
+        for each in whole_trial(FAST, SPEC, largest=40):
+            writer.append(each)
+    sweep = ["sweep", str(spec), "--out", str(run.path)]
+    assert main([*sweep, "--providers", "pit", "--no-spot"]) == 0
+    told = "priced as: fast pit a on-demand in here at $3/h; "
+    assert told in capsys.readouterr().err
+    assert run.rented() == Rented(offers=OfferFilter(providers=("pit",), market="on-demand"))
+    for command in (["status", str(run.path)], sweep, [*sweep[:1], "--resume", *sweep[2:]]):
+        assert main(command) == 0
+        assert told in "".join(capsys.readouterr())
+    assert main([*sweep, "--providers", "pitt", "--dry-run"]) == 1
+    said = capsys.readouterr().err
+    assert said == "--providers: no offer is of provider 'pitt': did you mean 'pit'?\n"
+
+
 def test_a_gpu_whose_start_is_too_dear_is_left_out() -> None:
     """The first in the plan are paid first; a machine of one's own has no start."""
     plan = make_plan(SPEC, CATALOG, CLUSTER, [])
 
     def placed(budget_usd: float | None, spent_usd: float = 0.0) -> set[str]:
-        strategy = Everything(SPEC, CATALOG, budget_usd)
+        strategy = Everything(SPEC, RATES, budget_usd)
         return {cell.gpu for cell in strategy.wanted(plan, [], spent_usd)}
 
     start = 2.0 * 600 / 3600  # dollars
@@ -125,11 +238,11 @@ def test_a_failure_is_not_said_to_be_for_the_budget(
     folder = open_run(tmp_path / "run", ONE_CELL, SPEC)
     with ObservationWriter(folder) as writer:
         writer.append(observation(1, cell=DESK, seconds=7200.0))
-    assert end_of_sweep(SPEC, CATALOG, plan, folder, 1000.0) == 1
+    assert end_of_sweep(SPEC, RATES, plan, folder, 1000.0) == 1
     told = capsys.readouterr().err
     assert "3 trials did not finish" in told
     assert "budget" not in told
-    assert end_of_sweep(SPEC, CATALOG, plan, folder, 1.0) == 0
+    assert end_of_sweep(SPEC, RATES, plan, folder, 1.0) == 0
     assert "3 trials are left out for the budget of $1: " in capsys.readouterr().err
 
 
@@ -157,7 +270,7 @@ def test_a_plan_tells_what_gpus_would_cost_that_are_not_here(
     assert main(["plan", str(spec)]) == 0
     here, there = capsys.readouterr().out.split("On a cluster with a node of each of A40 ")
     assert "expected: not known before the first probes of cpu" in here
-    assert "| A40 | 1      | 1         | 0.38 " in there
+    assert "| A40 | 1      | 1 to be started | 1         | 0.38 " in there
     assert "expected: 0.38 h and $0." in there
 
 

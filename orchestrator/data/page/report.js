@@ -121,6 +121,7 @@ const NUMBERS = [
 new Table(at("spending-table"), {
   caption: "What the sweep took", most: 50, columns: [
     { label: "GPU", of: (row) => row.gpu, head: true }, numeric("probes", "probes"), numeric("hours of probes", "probe_hours"),
+    numeric("hours lost with trials that died", "lost_hours"), numeric("nodes", "nodes"),
     numeric("hours of starting, assumed", "assumed_start_hours"), { label: "at", of: (row) => row.offer ?? "no price is known" },
     numeric("$/h", "usd_per_hour"), numeric("cost", "usd", dollars),
   ],
