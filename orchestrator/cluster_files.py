@@ -10,6 +10,7 @@ import yaml
 from gpu_catalog.gpu import Gpu
 from orchestrator.node_types import HEADS, Choice, NodeType
 from orchestrator.plan import SCALES_TO
+from orchestrator.rented import NodeRental
 
 SPOT_PRIORITY = 10  # of two node types that a trial fills alike, Ray starts the one with more
 POD_CPUS = 4
@@ -123,6 +124,7 @@ def _cloud_node(provider: str, node: NodeType, nodes_each: int, cores: int) -> d
     return {
         "min_workers": 0,
         "max_workers": nodes_each,
+        "labels": _rental(node).labels,  # by which a sweep knows what it costs
         "priority": SPOT_PRIORITY if node.market == "spot" else 0,
         "resources": {"CPU": cores, **gpus, node.gpu: 1},
         **image,
@@ -130,6 +132,11 @@ def _cloud_node(provider: str, node: NodeType, nodes_each: int, cores: int) -> d
         "worker_setup_commands": [f"echo {node.gpu} > ~/gpu-key"],
         "node_config": _NODE_CONFIGS[provider](node),
     }
+
+
+def _rental(node: NodeType) -> NodeRental:
+    region = None if node.offer is None else node.offer.region
+    return NodeRental(instance=node.instance.name, region=region, market=node.market)
 
 
 def _aws_node(node: NodeType) -> dict[str, Any]:

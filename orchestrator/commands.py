@@ -115,6 +115,7 @@ def deploy(options: argparse.Namespace) -> int:
         write_file(out, made.text)
     for line in (*made.left_out, *made.bill):
         remark(line)
+    remark(made.dollars.replace("SPEC", str(options.spec)))
     remark(in_use_text(prices, catalog, today()))
     return 0
 

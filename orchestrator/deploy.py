@@ -33,11 +33,16 @@ class Deployment:
         text: of the file.
         bill: lines on what it costs.
         left_out: a line for each GPU that the provider does not have.
+        dollars: by which options a sweep counts what these nodes cost.
     """
 
     text: str
     bill: tuple[str, ...]
     left_out: tuple[str, ...]
+    dollars: str = (
+        "a sweep counts its dollars by what your nodes are rented as, if you say so: --providers, "
+        "--regions, --spot or --no-spot"
+    )
 
 
 def deployment(asked: Asked, spec: SweepSpec, text: str, name: str, catalog: Catalog) -> Deployment:
@@ -65,7 +70,7 @@ def deployment(asked: Asked, spec: SweepSpec, text: str, name: str, catalog: Cat
     bill = _cloud_bill(asked, choice, spec, catalog)
     header = _header(name, asked, bill, choice.left_out)
     file = cloud_file(asked.provider, choice, asked.nodes_each, header)
-    return Deployment(file, bill, choice.left_out)
+    return Deployment(file, bill, choice.left_out, _dollars(asked, choice.region, catalog))
 
 
 def write_file(out: Path, text: str) -> None:
@@ -223,6 +228,19 @@ def _sweep_bill(
         return (f"{took}; its dollars are not known ({assumed})",)
     usd = sum(taken / SECONDS_PER_HOUR * known[key] for key, taken in seconds.items())
     return (f"{took}, about ${usd:.2f} ({assumed})",)
+
+
+def _dollars(asked: Asked, region: str, catalog: Catalog) -> str:
+    """Options that say what its nodes are, as far as there are prices of such."""
+    offers = [offer for offer in catalog.all_offers if offer.provider == asked.provider]
+    if not offers:
+        return (
+            f"a sweep on it counts other providers' dollars: no price of {asked.provider} is known "
+            "('catalog refresh' asks for them)"
+        )
+    regions = f" --regions {region}" if any(offer.region == region for offer in offers) else ""
+    spot = {None: "", True: " --spot", False: " --no-spot"}[asked.spot]
+    return f"measure on it with: sweep SPEC --providers {asked.provider}{regions}{spot}"
 
 
 def _trials(spec: SweepSpec, catalog: Catalog, key: str) -> int:

@@ -91,10 +91,10 @@ class Rates:
     def offer(self, gpu: str, node_id: str | None = None) -> Offer | None:
         """What a GPU is taken to be rented as; None where nobody is paid, or no price is known.
 
-        It is the offer that the node itself names; where it names none, or no price of that is
-        known, the cheapest of those that the run's nodes are said to be. What the catalog has for
-        ``cpu`` stands in for the machine that runs the sweep, which is there already; a price of
-        one's own is one.
+        It is the offer that the node itself names, or another of that instance; where it names
+        none, or no price of it is known, the cheapest of those that the run's nodes are said to be.
+        What the catalog has for ``cpu`` stands in for the machine that runs the sweep, which is
+        there already; a price of one's own is one.
 
         Args:
             gpu: key of the GPU.
@@ -102,17 +102,15 @@ class Rates:
         """
         offers = self.catalog.offers(gpu)  # the cheapest first
         said = self.rented.nodes.get(node_id or "")
-        if said is not None:
-            named = next((offer for offer in offers if said.is_of(offer)), None)
-            if named is not None:
-                return named
-        meant = [
+        named = [o for o in offers if said is not None and o.instance == said.instance]
+        if said is not None and named:
+            return next(filter(said.is_of, named), named[0])
+        meant = (
             offer
             for offer in offers
             if self.rented.offers.allows(offer) and not stands_in(gpu, offer.provider)
-        ]
-        alike = (o for o in meant if said is not None and said.market == o.market)
-        return next(alike, next(iter(meant), None))
+        )
+        return next(meant, None)
 
     def text(self, priced: Iterable[tuple[str, Offer | None]]) -> str:
         """What GPUs are priced as, in a line; empty where none of them is rented."""

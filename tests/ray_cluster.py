@@ -67,7 +67,13 @@ class Cluster:
             check=True,
         ).stdout.split()[-1]
         types = {
-            name: {"resources": has, "node_config": {}, "min_workers": 0, "max_workers": 1}
+            name: {
+                "resources": has,
+                "labels": {"finetune-cost/instance": name},
+                "node_config": {},
+                "min_workers": 0,
+                "max_workers": 1,
+            }
             for name, has in node_types.items()
         }
         head = {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0}

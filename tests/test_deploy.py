@@ -623,6 +623,7 @@ def test_the_command_writes_the_file_and_tells_the_bill(
     assert told.out == ""
     assert "A40: aws does not offer it" in told.err
     assert "at most $7.00 an hour with 1 node and the head up" in told.err
+    assert "measure on it with: sweep paper --providers aws --regions us-" in told.err
     assert main(arguments) == 0
     assert capsys.readouterr().out == out.read_text(encoding="utf-8")
     assert main([*arguments, "--out", str(tmp_path / "no" / "aws.yaml")]) == 1

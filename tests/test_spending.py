@@ -162,28 +162,31 @@ def test_what_nodes_are_said_to_be_rented_as_is_what_they_cost() -> None:
     none = Rates(CATALOG, Rented(offers=OfferFilter(providers=("own",))))
     assert Meter(SPEC, none, [ran("one", "a")]).usd is None
     meter = Meter(SPEC, none, [ran("one", "a"), observation(1, cell=DESK, seconds=3600.0)])
-    assert list(meter.text()) == [
-        "spent: $0.5: probes",
-        "priced as: fast not at all: no such price is known, desk own c on-demand in here at "
-        "$0.5/h",
-    ]
+    spent, priced = meter.text()
+    assert spent == "spent: $0.5: probes"
+    assert priced == (
+        "priced as: fast not at all: no such price is known, desk own c on-demand in here at $0.5/h"
+    )
 
 
 def test_a_node_that_says_what_it_is_is_priced_as_that() -> None:
     """By its labels, whatever the others are; what has no price is priced as they are."""
     said = NodeRental(instance="a", region="here", market="on-demand")
     gone = NodeRental(instance="x", market="on-demand")
+    unpriced = NodeRental(instance="a", region="here", market="spot")
     nodes = [
         Node({"CPU": 1.0, "fast": 1.0}, node_id="a", labels={"other": "1"} | said.labels),
         Node({"CPU": 1.0, "fast": 1.0}, node_id="b", labels={"other": "1"}),
         Node({"CPU": 1.0, "fast": 1.0}, node_id="c", labels=gone.labels),
+        Node({"CPU": 1.0, "fast": 1.0}, node_id="d", labels=unpriced.labels),
     ]
     rented = Rented().with_nodes(nodes)
-    assert rented.nodes == {"a": said, "c": gone}
+    assert rented.nodes == {"a": said, "c": gone, "d": unpriced}
     assert rented.with_nodes(nodes[:1]) is rented
     rates = Rates(CATALOG, rented)
-    asked = {node_id: rates.offer("fast", node_id) for node_id in ("a", "b", "c")}
-    assert {key: o and o.instance for key, o in asked.items()} == {"a": "a", "b": "b", "c": "a"}
+    asked = {node_id: rates.offer("fast", node_id) for node_id in "abcd"}
+    instances = {key: offer and offer.instance for key, offer in asked.items()}
+    assert instances == {"a": "a", "b": "b", "c": "b", "d": "a"}
     meter = Meter(SPEC, rates, [ran("one", "a"), ran("two", "b")])
     assert meter.usd == pytest.approx(5 * 636 / 3600)
     assert {e.offer and e.offer.instance: e.nodes for e in meter.spent} == {"a": 1, "b": 1}

@@ -10,6 +10,7 @@ from network_cluster import STAND_IN
 from ray_cluster import Cluster
 from ray_sweeps import SMALL_CELL, observations
 
+from orchestrator.rented import NodeRental
 from orchestrator.store import RunFolder
 from trials.observation import largest_batch
 
@@ -20,6 +21,9 @@ gpus: [{", ".join(STARTED)}, desk, H200-SXM]
 {SMALL_CELL}catalog:
   gpus:
     - {{key: desk, kind: cpu, usable_memory_bytes: 16000000, source: test, recorded: 2026-11-20}}
+  offers:
+    - {{gpu: A40, provider: pit, region: here, instance: a40, usd_per_hour: 36.0, source: test,
+        recorded: 2026-11-20}}
 """
 
 
@@ -62,3 +66,7 @@ def test_every_gpu_has_its_own_node_started_from_none(cluster: Cluster) -> None:
         mine = [o for o in seen if o.cell.gpu == key]
         assert largest_batch(mine) is not None
         assert {o.environment.node_id for o in mine if o.environment} == {nodes[key]}
+    rented = RunFolder(out).rented().nodes
+    assert rented[nodes["A40"]] == NodeRental(instance="a40")
+    *_, priced = (line for line in swept.stderr.splitlines() if line.startswith("priced as: "))
+    assert "A40 pit a40 on-demand in here at $36/h" in priced  # not the cheapest there is
