@@ -18,12 +18,15 @@ from s3_server import BUCKET, CREDENTIALS, KEY, SECRET, TOKEN, S3Server, s3_serv
 
 from orchestrator import s3_place
 from orchestrator.cli import main
+from orchestrator.driver import Diary
+from orchestrator.faults import Fault
 from orchestrator.place import S3Url, StoreError
+from orchestrator.rented import Rates
 from orchestrator.s3_bucket import Bucket
 from orchestrator.s3_lock import Holder, RunLock
 from orchestrator.s3_log import Timings
 from orchestrator.s3_place import S3Place
-from orchestrator.store import ObservationWriter, RunFolder, open_run
+from orchestrator.store import FAULTS, ObservationWriter, RunFolder, open_run
 
 URL = S3Url(BUCKET, "teams/one")
 LATER = Timings(ship_seconds=1000.0)  # what is not sent on leaving is not sent at all
@@ -225,6 +228,72 @@ def test_outage_is_waited_out_while_measuring_goes_on(
     assert away.startswith(f"{URL}: there is no such bucket (NoSuchBucket): make it, or name anoth")
     assert away.endswith(f"; meanwhile observations are kept in {spool}")
     assert again == f"{URL}: answers again"
+
+
+def test_what_goes_wrong_in_an_outage_is_noted_without_waiting_for_the_bucket(
+    server: S3Server, run: RunFolder
+) -> None:
+    """Else one preempted node would hold up the trials of all: it is in the bucket afterwards."""
+    run.place = S3Place(URL, Timings(ship_seconds=0.05, beat_seconds=0.1))
+    with ObservationWriter(run) as writer:
+        diary = Diary(run, writer, Rates(spec_of().merged_catalog()))
+        server.answers = (503, "ServiceUnavailable")
+        for reason in ("first", "second"):
+            diary.note(Fault(kind="died", gpu="cpu", reason=reason, at="now", lost_seconds=1.0))
+        writer.append(observation(1))
+        assert server.objects("teams/one/").keys().isdisjoint({FAULTS})
+        asked = len(server.asked)
+        assert until(lambda: len(server.asked) > asked + 1)
+        server.answers = None
+        assert until(lambda: len(the_run().faults().faults) == 2)
+        diary.note(Fault(kind="died", gpu="cpu", reason="third", at="now"))
+    assert [fault.reason for fault in the_run().faults().faults] == ["first", "second", "third"]
+    assert batches(the_run()) == [1]
+
+
+FULL = """\
+    import resource, signal, sys
+    from observations import observation
+    from orchestrator.place import S3Url, StoreError
+    from orchestrator.s3_log import Timings
+    from orchestrator.s3_place import S3Place
+    from orchestrator.store import ObservationWriter, RunFolder
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    run = RunFolder(sys.argv[1])
+    run.place = S3Place(run.path, Timings(ship_seconds=1000.0))
+    room, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with ObservationWriter(run) as writer:
+        writer.append(observation(1))
+        spool, content = run.place._log.spooled()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(content) + 10, hard))
+        try:
+            writer.append(observation(2))
+        except StoreError as error:
+            print(error)
+        print(spool, spool.read_bytes() == content)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+        print(writer.append(observation(2)))
+"""
+
+
+def test_a_full_disk_on_the_way_to_the_bucket_is_told_and_loses_nothing(run: RunFolder) -> None:
+    """A limit on the spool's size stands for the disk; with room again, it goes on."""
+    here = Path(__file__).parent
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(FULL), str(URL)],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": f"{here.parent}:{here}"},
+    )
+    told, whole, again = ended.stdout.splitlines()
+    spool, _, is_whole = whole.rpartition(" ")
+    assert told == (
+        f"{spool}: cannot be written: File too large: make room and run the same command again, it "
+        "continues where this stopped"
+    )
+    assert (is_whole, again) == ("True", "True")
+    assert batches(run) == [1, 2]
 
 
 def test_outage_that_lasts_too_long_ends_the_sweep_in_a_line_and_loses_nothing(
