@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from orchestrator.command_help import Help, examples_text
 from orchestrator.deploy_options import add_deploy
 from orchestrator.learn_parser import add_learn
+from orchestrator.offer_options import add_constraints, add_rented
 from orchestrator.output import remark
 from orchestrator.parsing import Parser, above_zero, batch_size, epochs, not_negative, positive
 from orchestrator.profile_options import add_profile
@@ -191,7 +192,7 @@ def _add_sweep(commands: Any) -> None:
         help="have trials drawn there, too, while they run: in the run's folder tensorboard, or "
         "at MLFLOW_TRACKING_URI; may be given several times",
     )
-    _add_rented(sweep)
+    add_rented(sweep)
     _add_prices(sweep)
 
 
@@ -200,37 +201,6 @@ def _add_completion(commands: Any) -> None:
         "completion", help="a script that completes finetune-cost by Tab"
     )
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
-
-
-def _add_constraints(command: argparse.ArgumentParser) -> None:
-    """Which offers are wanted."""
-    add = command.add_argument
-    add("--deadline", type=above_zero, metavar="HOURS", help="leave out what takes longer")
-    add("--budget-usd", type=above_zero, metavar="USD", help="leave out what costs more")
-    _add_offers(command, "of these alone", "spot instances alone, or none (default: both)")
-    add(
-        "--single-gpu-instances",
-        action="store_true",
-        help="none whose other GPUs would be paid for in vain",
-    )
-
-
-def _add_offers(command: argparse.ArgumentParser, providers: str, spot: str) -> None:
-    """Which offers are meant, and what for."""
-    add = command.add_argument
-    add("--providers", metavar="A,B", help=providers)
-    add("--regions", metavar="A,B", help="alike, in the provider's own words")
-    add("--spot", action=argparse.BooleanOptionalAction, help=spot)
-
-
-def _add_rented(command: argparse.ArgumentParser) -> None:
-    """What the nodes are rented as, on which trials run."""
-    _add_offers(
-        command,
-        "your nodes are rented of these: what the sweep costs is counted by the cheapest of their "
-        "offers, unless a node itself says what it is (default: as the run has it, else of any)",
-        "your nodes are spot instances, or none is (default: the cheaper of both)",
-    )
 
 
 def _add_overheads(command: argparse.ArgumentParser) -> None:
@@ -271,7 +241,7 @@ def _add_job(command: argparse.ArgumentParser) -> None:
         metavar="N|max|fastest",
         help="queries per step, or which of those timed (default: fastest)",
     )
-    _add_constraints(command)
+    add_constraints(command)
     _add_overheads(command)
     shown = command.add_mutually_exclusive_group()
     shown.add_argument("--json", action="store_true", help="print what ranking.json has")
@@ -434,7 +404,7 @@ def _add_plan(commands: Any) -> None:
     plan.add_argument(
         "given", nargs="?", type=_run_folder, metavar="SPEC|RUN", help="default: the default sweep"
     )
-    _add_rented(plan)
+    add_rented(plan)
     _add_prices(plan)
     plan.add_argument("--next", action="store_true", help="what to measure next, and its price")
     plan.add_argument("--most", type=positive, default=10, help="list so many (default: 10)")
@@ -477,7 +447,7 @@ def _add_estimate(commands: Any) -> None:
     add("--constants", type=Path, metavar="FILE", help="of the clock, as 'calibrate' wrote them")
     add("--json", action="store_true", help="all of it, for programs")
     _add_prices(estimate)
-    _add_constraints(estimate)
+    add_constraints(estimate)
     _add_overheads(estimate)
 
 

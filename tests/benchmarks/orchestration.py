@@ -1,7 +1,8 @@
 """What placing a trial costs: this project's driver beside a plain grid of Ray Tune's.
 
-The trials' work is nothing. Each row is a process and a Ray of its own on all cores: run it alone.
-Fresh actors take a second a trial, so a hundred of them must do.
+The trials' work is nothing; ours report one probe each, which is kept as any. Each row is a process
+and a Ray of its own on all cores: run it alone. Fresh actors take a second a trial, so a hundred of
+them must do.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,36 +25,31 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import ray
 from made_runs import ONE_CELL, spec_of
+from observations import environment, observation
 from ray import tune
 
 from orchestrator import runner
 from orchestrator.cluster import cluster_now, connected_cluster
+from orchestrator.driver import Keeper
 from orchestrator.placer import Placer
 from orchestrator.plan import trial_task
+from orchestrator.progress import Progress
+from orchestrator.rented import Rates
+from orchestrator.spending import Meter
+from orchestrator.store import ObservationWriter, open_run
 from orchestrator.tables import table
-from trials.observation import Observation
-from trials.workload import Cell
-
-
-class Nobody:
-    """Hears of trials."""
-
-    def started(self, cell: Cell) -> None:
-        """A trial runs."""
-
-    def observed(self, observation: Observation) -> None:
-        """A probe ended."""
-
-    def ended(self, cell: Cell, error: str | None) -> None:
-        """A trial is over."""
-        assert error is None, f"{cell.key}: {error}"
+from orchestrator.tune_loggers import metrics
+from trials.trial import TrialTask
 
 
 def nothing_on_node(config: dict[str, dict[str, str]]) -> None:
-    """In the place of a trial: says where it is, as one does, and ends."""
-    del config
+    """In the place of a trial: says where it is, as one does, reports one probe, and ends."""
     node_id = ray.get_runtime_context().get_node_id()
     tune.report({"node_id": node_id, "address": ray.util.get_node_ip_address()})
+    task = TrialTask.model_validate_json(config["trial"]["task"])
+    where = environment(node_id=node_id)
+    probe = observation(1, cell=task.cell, environment=where)
+    tune.report({"observation": probe.model_dump_json()} | metrics(probe))
 
 
 class Scales(tune.Callback):
@@ -73,21 +70,32 @@ class Scales(tune.Callback):
 
 
 def ours(trials: int, loggers: Sequence[Any] = ()) -> None:
-    """The driver's placer and runner."""
+    """The driver's placer and runner, into a run folder: log, progress and dollars are in it."""
     lengths = ", ".join(str(length) for length in range(1, trials + 1))
-    spec = spec_of(ONE_CELL.replace("[16]", f"[{lengths}]"))
-    catalog = spec.merged_catalog()
-    placer = Placer(
-        spec.all_cells(),
-        lambda cell: trial_task(spec, catalog, cell, []),
-        {"cpu": {"CPU": 1.0}},
-        cluster_now(),
-        wait_seconds=60,
-        nodes_out={},
-        note=lambda fault: sys.exit(fault.reason),
-    )
-    runner.run_trials(placer, Nobody(), cluster_now, loggers)
-    assert placer.is_over
+    text = ONE_CELL.replace("[16]", f"[{lengths}]")
+    spec = spec_of(text)
+    catalog, cells = spec.merged_catalog(), spec.all_cells()
+    with tempfile.TemporaryDirectory() as scratch:
+        run = open_run(Path(scratch) / "run", text, spec)
+        with (
+            Path(scratch, "progress.txt").open("w", encoding="utf-8") as lines,
+            ObservationWriter(run) as writer,
+            Progress(cells, complete=0, stream=lines) as progress,
+        ):
+            meter = Meter(spec, Rates(catalog))
+            placer = Placer(
+                cells,
+                lambda cell: trial_task(spec, catalog, cell, []),
+                {"cpu": {"CPU": 1.0}},
+                cluster_now(),
+                wait_seconds=60,
+                nodes_out={},
+                note=lambda fault: sys.exit(fault.reason),
+                is_spent=partial(meter.reaches, 1.0),
+            )
+            runner.run_trials(placer, Keeper(writer, progress, meter), cluster_now, loggers)
+        assert placer.is_over
+        assert len(run.observations()) == trials
 
 
 def plain(trials: int, *, reuse_actors: bool) -> None:
@@ -119,6 +127,9 @@ RUNS = [
 
 def prepare() -> None:
     """Trials do nothing, and Tune writes nothing about them."""
+    # A worker looks for the modules of tests, too.
+    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent.parent), *known])
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
     runner._trial_on_node = nothing_on_node
