@@ -11,6 +11,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -148,6 +149,9 @@ class _Head:
         self._env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
         # What the sweep says is to be seen when it says it.
         self._env = {"RAY_AUTH_MODE": "token"} | self._env | {"PYTHONUNBUFFERED": "1"}
+        # Where no environment was activated `ray` is beside this Python.
+        path = (self._env.get("PATH", os.defpath), str(Path(sys.executable).parent))
+        self._env["PATH"] = os.pathsep.join(path)
 
     def ray(self, *words: str) -> bool:
         """Whether a command of the launcher's has ended well; what is wrong it says itself."""

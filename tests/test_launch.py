@@ -1,5 +1,7 @@
 """`launch` takes a cluster down when Ray has said that the job has ended, and never on a guess."""
 
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,6 +120,17 @@ def test_what_is_left_up_is_told(
     assert ended == "1"
     assert capsys.readouterr().err.splitlines()[-1].startswith(line)
     assert any(call.startswith("down") for call in calls) is ("down" in given)
+
+
+def test_ray_is_found_where_no_environment_was_activated(
+    laptop: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `.venv/bin/python -m orchestrator launch` has it: beside this Python."""
+    monkeypatch.setenv("PATH", os.defpath)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    ended, *calls = laptop(*BUCKET, status=[ENDED.format("succeeded")])
+    assert ended == "0"
+    assert calls[-1] == "down --yes cluster.yaml"
 
 
 def test_what_cannot_be_starts_nothing(
