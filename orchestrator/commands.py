@@ -167,7 +167,7 @@ def estimate(options: argparse.Namespace) -> int:
             say("[]")
         return 1
     constants = known_constants(options.constants)
-    found = estimates(question, gpus, catalog, constants, Traces(ahead=options.ahead))
+    found = estimates(question, gpus, catalog, constants, Traces(ahead=options.ahead, tell=remark))
     if options.json:
         say(as_json(found, one=len(asked) == 1, explain=options.explain))
         return 0
@@ -189,7 +189,7 @@ def calibrate_runs(options: argparse.Namespace) -> int:
     gpus = {gpu.key: gpu for spec in specs for gpu in spec.merged_catalog().gpus}
     gpus |= {gpu.key: gpu for gpu in catalog.gpus}
     seen = [o for folder in folders for o in folder.observations()]
-    points, reasons = measured_points(seen, models, gpus, Traces())
+    points, reasons = measured_points(seen, models, gpus, Traces(tell=remark))
     for reason in reasons:
         remark(reason)
     calibration = calibrate(points, Constants())

@@ -469,7 +469,9 @@ def simulate(
     tasks = [trial_task(spec, catalog, cell, known[cell]) for cell in cells]
     with Progress(cells, complete=len(plan.complete), known=seen) as progress:
         lengths = partial(shorter_lengths, spec.workload)
-        simulate_trials(tasks, Keeper(writer, progress), Traces(), constants, lengths)
+        simulate_trials(
+            tasks, Keeper(writer, progress), Traces(tell=progress.remark), constants, lengths
+        )
     known = by_cell(folder.observations())
     done = {
         cell

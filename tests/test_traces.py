@@ -107,7 +107,7 @@ def test_a_process_is_started_ahead_where_there_is_no_trace(
     with started_ahead("llama-tiny", 17) as (child,):
         pass
     with pytest.raises(ValueError, match="after starting communication"):
-        child.answer("too late", 1.0)
+        child.answer(["too late"], ("", False, 1.0), 1.0, print)
 
 
 def test_autocast_lets_its_casts_go_in_any_order(tmp_path: Path) -> None:

@@ -117,7 +117,10 @@ class ChildLearner:
 
 
 # Errors whose text needs no more.
-SAY_IT_ALL = ("DeviceError", "KernelError", "QueriesError", "RecipeError", "TokenizerError")
+SAY_IT_ALL = (
+    *("DeviceError", "FamilyError", "KernelError", "QueriesError", "RecipeError"),
+    "TokenizerError",
+)
 REMEDIES = {
     Outcome.OUT_OF_MEMORY: "give a smaller --batch-size or --cutoff, or another recipe",
     Outcome.HOST_OUT_OF_MEMORY: "free memory on this machine, and run the same command again",

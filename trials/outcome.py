@@ -61,6 +61,7 @@ FINAL_CLASSES = frozenset(
     {
         "DeviceError",
         "ExpertsError",
+        "FamilyError",
         "ImportError",
         "KernelError",
         "ModuleNotFoundError",

@@ -13,8 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import __version__ as transformers_version
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+)
 
+from gpu_catalog.near import did_you_mean
 from trials.models.experts import experts_implementation, linear_routers, loop_experts
 from trials.models.mamba import choose_mamba_kernels
 from trials.models.model import Model
@@ -28,6 +35,10 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 class KernelError(ValueError):
     """The model cannot have a kernel that was asked for."""
+
+
+class FamilyError(ValueError):
+    """transformers has no causal language model of the model's family."""
 
 
 def weights_dtype(recipe: Recipe) -> torch.dtype:
@@ -49,9 +60,11 @@ def stock_model(model: Model, recipe: Recipe, active_experts: int | None) -> nn.
     """The model as transformers has it, on the meta device: shapes and dtypes, no weights.
 
     Raises:
+        FamilyError: transformers has no such model.
         ImportError: the attention kernel asked for is not installed.
         KernelError: the model cannot have it.
     """
+    _check_family(model)
     config = model.config_with(active_experts)
     experts = experts_implementation(recipe.experts)
     dtype = weights_dtype(recipe)
@@ -79,8 +92,38 @@ def _told(model: Model, recipe: Recipe, make: Callable[[], nn.Module]) -> nn.Mod
             raise
         raise KernelError(
             f"attention {recipe.attention}: {model.name} cannot have it in transformers "
-            f"({str(error).splitlines()[0][:120]}): use another"
+            f"({str(error).partition('. ')[0].removesuffix(' yet')}): use {_other_kernels(model)}"
         ) from None
+
+
+def _other_kernels(model: Model) -> str:
+    """The attention kernels that a model can have, as transformers declares them."""
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(_auto_config(model.config_with(None)))]
+    flags = {"sdpa": "_supports_sdpa", "flash_attention_2": "_supports_flash_attn"}
+    only = getattr(kind, "_compatible_flash_implementations", None)
+    others = [
+        name
+        for name, flag in flags.items()
+        if getattr(kind, flag, False) and (name == "sdpa" or only is None or name in only)
+    ]
+    return " or ".join(["eager", *others])
+
+
+def _check_family(model: Model) -> None:
+    """Only what transformers itself has is built: no code that comes along with a model is run."""
+    family = model.family
+    if family == BLACKMAMBA or family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return
+    here = f"transformers {transformers_version}"
+    if family in CONFIG_MAPPING_NAMES:
+        raise FamilyError(f"{model.name}: {here} has no causal language model of {family!r}")
+    if model.config.get("auto_map"):
+        raise FamilyError(
+            f"{model.name}: model_type {family!r} is custom code (auto_map), which is not run, and "
+            f"{here} has none of that type: use a model whose code is in transformers"
+        )
+    near = did_you_mean(family, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) or ": another version may"
+    raise FamilyError(f"{model.name}: {here} has no model_type {family!r}{near}")
 
 
 def build_model(  # noqa: PLR0913 - what a model is built from

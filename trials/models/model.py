@@ -6,13 +6,14 @@ that transformers builds from the configuration, on the meta device (``trials.mo
 
 import datetime as dt
 import json
+import math
 import tomllib
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, JsonValue, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, ValidationError, model_validator
 
 from gpu_catalog.near import did_you_mean
 from gpu_catalog.record import Record
@@ -24,8 +25,33 @@ POSITIONS_NAMES = ("max_position_embeddings", "n_positions")
 STATE_SIZE_NAMES = ("state_size", "mamba_d_state", "ssm_state_size")
 
 
+# How transformers writes what JSON has no number for (an endless limit of a Mamba's time steps).
+FLOAT_TAG = "__float__"
+FLOAT_TAGS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+
+
 class UnknownModelError(LookupError):
     """No preset of this name, no folder with a config.json, nothing the hub knows."""
+
+
+def _tagged(value: Any) -> Any:
+    """What JSON has no number for in the form it can be written in: else it would come out null."""
+    if isinstance(value, dict):
+        return {key: _tagged(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_tagged(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        sign = "-" if value < 0 else ""
+        return {FLOAT_TAG: "NaN" if math.isnan(value) else f"{sign}Infinity"}
+    return value
+
+
+def _untagged(value: Any) -> Any:
+    if isinstance(value, dict):
+        if set(value) == {FLOAT_TAG}:
+            return FLOAT_TAGS.get(str(value[FLOAT_TAG]), value)
+        return {key: _untagged(each) for key, each in value.items()}
+    return [_untagged(each) for each in value] if isinstance(value, list) else value
 
 
 class Model(Record):
@@ -52,7 +78,7 @@ class Model(Record):
     published_parameters: Annotated[int, Field(strict=True, gt=0)] | None = None
     published_rounding: Annotated[int, Field(strict=True, gt=0)] | None = None
     published_in: str | None = None
-    config: dict[str, JsonValue]
+    config: Annotated[dict[str, JsonValue], BeforeValidator(_tagged)]
 
     @model_validator(mode="after")
     def _is_a_language_model(self) -> "Model":
@@ -124,7 +150,7 @@ class Model(Record):
 
     def config_with(self, active_experts: int | None) -> dict[str, Any]:
         """The configuration with so many experts active for each token."""
-        config: dict[str, Any] = dict(self.config)
+        config: dict[str, Any] = _untagged(self.config)
         name = self._first(ACTIVE_EXPERTS_NAMES)
         if active_experts is not None and name is not None:
             config[name] = active_experts

@@ -114,6 +114,10 @@ class StructureError(ValueError):
     """What was traced does not repeat as it must to be told from a part."""
 
 
+class RepeatError(StructureError):
+    """The turns that were traced differ, so that none of them can stand for others."""
+
+
 class Purpose(IntEnum):
     """What a storage is for."""
 

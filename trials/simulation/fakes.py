@@ -1,12 +1,15 @@
 """A model under a recipe without memory: fake tensors in the place of its weights."""
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import PreTrainedModel
 
 from trials.models.build import adapters_dtype, quantise_laid_out, stock_model, under_recipe
 from trials.models.mamba import PACKAGES
@@ -15,6 +18,7 @@ from trials.recipe import Recipe
 from trials.simulation.turns import Turns, cut, turns_of
 
 BLOCK = 64  # weights that share a constant in bitsandbytes' 4-bit layers
+FLASH = "flash_attention_2"
 NESTED_BLOCK = 256  # constants that share one, when these are quantised in turn
 
 
@@ -38,7 +42,9 @@ def fake_model(
     Returns:
         The model, in training mode, and which of its layers stand for more.
     """
-    stock = stock_model(model, recipe, active_experts)
+    stands_in = _flash_by_sdpa() if recipe.attention == FLASH else contextlib.nullcontext()
+    with stands_in:
+        stock = stock_model(model, recipe, active_experts)
     turns = Turns(first=0, period=1, copies=0, traced=0) if whole else turns_of(stock)
     cut(stock, turns)
     with torch.device("meta"):
@@ -47,6 +53,31 @@ def fake_model(
             _set_adapters_dtype(built, recipe)
     _fake_all(built, mode)
     return built, turns
+
+
+@contextlib.contextmanager
+def _flash_by_sdpa() -> Iterator[None]:
+    """FlashAttention-2 by PyTorch's own, the same kernel, without the package.
+
+    For the models alone that transformers lets have it, whether they can have sdpa or not.
+    """
+    kind: Any = PreTrainedModel
+    name = "_check_and_adjust_attn_implementation"
+    own = getattr(kind, name)
+
+    def checked(self: Any, asked: str | None, *args: Any, **kwargs: Any) -> str:
+        if asked not in {FLASH, "sdpa"}:  # a model's parts are told what it was given
+            return own(self, asked, *args, **kwargs)  # type: ignore[no-any-return]
+        only = self._compatible_flash_implementations
+        if not self._supports_flash_attn or (only is not None and FLASH not in only):
+            raise ValueError(f"{type(self).__name__} does not support FlashAttention-2")
+        return "sdpa"
+
+    setattr(kind, name, checked)
+    try:
+        yield
+    finally:
+        setattr(kind, name, own)
 
 
 def stand_in_for_mamba() -> None:

@@ -21,6 +21,7 @@ from trials.simulation.events import (
     Kind,
     Purpose,
     Recording,
+    RepeatError,
     Segment,
     Stream,
     StructureError,
@@ -31,15 +32,15 @@ def check_repeats(recording: Recording) -> None:
     """Makes sure that the three turns make the same storages in the same order.
 
     Raises:
-        StructureError: they do not, so the second cannot stand for others.
+        RepeatError: they do not, so the second cannot stand for others.
     """
     for family in (FORWARD, BACKWARD[1:]):
         made = [_made(recording, segment) for segment in family]
         if any(len(one) != len(made[0]) for one in made[1:]):
-            raise StructureError("the layers that repeat do not make the same storages")
+            raise RepeatError("the layers that repeat do not make the same storages")
         sizes = [recording.numbers[one, Column.BYTES] for one in made]
         if any(not np.array_equal(one, sizes[0]) for one in sizes[1:]):
-            raise StructureError("the layers that repeat make storages of different sizes")
+            raise RepeatError("the layers that repeat make storages of different sizes")
 
 
 def whole_step(recording: Recording, copies: int) -> Stream:

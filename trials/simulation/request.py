@@ -19,6 +19,8 @@ from trials.workload import Cell
 
 STACK = ("torch", "transformers", "peft", "bitsandbytes")
 HOPPER = 9.0  # the first compute capability of Hopper
+# The families whose layers call the one function of mamba-ssm that operators stand in for.
+SCANS_WHOLE = frozenset({"blackmamba", "mamba"})
 SMALLEST = 2  # a batch of one query takes other operators in places; it is traced by itself
 
 
@@ -95,7 +97,7 @@ class Fidelity(StrEnum):
     """How near the traced stack is to the one that would run."""
 
     REPRODUCED = "reproduced"
-    """The very libraries that are installed ran under the trace."""
+    """The very libraries that are installed ran under the trace, and every operator is theirs."""
     APPROXIMATE = "approximate"
     """Something of it stands in for what would run: said in ``approximations``."""
 
@@ -115,19 +117,28 @@ def not_simulated(recipe: Recipe, model: Model, gpu: Gpu) -> str | None:
 def approximations(cell: Cell, model: Model, gpu: Gpu) -> tuple[str, ...]:
     """What of a cell's stack is not run by the installed libraries themselves on its GPU."""
     recipe = cell.recipe
+    has_scan = recipe.mamba == "mamba-ssm"
     uses_sdpa = recipe.attention == "sdpa"
+    # In fp32 no fused kernel takes shared heads: PyTorch's own steps are traced.
+    is_fused = uses_sdpa and not (recipe.precision == "fp32" and model.has_grouped_queries)
+    takes_flash = recipe.precision != "fp32" and _since(gpu, AMPERE)
     is_windowed = model.window is not None and cell.seq_len > model.window
     stands_in = {
         "FlashAttention-2 by the kernel that PyTorch has of it": recipe.attention
         == "flash_attention_2",
         f"attention within {model.window} tokens as attention to all before": is_windowed
         and recipe.attention in {"flash_attention_2", "sdpa"},
-        "sdpa by FlashAttention-2, where PyTorch may take cuDNN's": uses_sdpa
-        and recipe.precision != "fp32"
+        "sdpa by what its FlashAttention-2 is declared to return and take": is_fused
+        and takes_flash
+        and not _since(gpu, HOPPER),
+        "sdpa by FlashAttention-2, where PyTorch may take cuDNN's": is_fused
+        and takes_flash
         and _since(gpu, HOPPER),
-        "sdpa by FlashAttention-2, where PyTorch takes its memory-efficient kernel": uses_sdpa
-        and (recipe.precision == "fp32" or not _since(gpu, AMPERE)),
-        "mamba-ssm by operators of its shapes": recipe.mamba == "mamba-ssm",
+        "sdpa by FlashAttention-2, where PyTorch takes its memory-efficient kernel": is_fused
+        and not takes_flash,
+        "mamba-ssm by operators of its shapes": has_scan and model.family in SCANS_WHOLE,
+        "mamba-ssm by transformers' own slower code, whose memory and time are others": has_scan
+        and model.family not in SCANS_WHOLE,
         f"{recipe.optimizer} by its state and one kernel a tensor": "8bit" in recipe.optimizer,
         "fp16 by the rules autocast has on a CPU": recipe.precision == "fp16",
         "bitsandbytes multiplies dequantised weights, whatever the rows": recipe.method == "qlora",
@@ -171,6 +182,6 @@ def _sources(trials: Path) -> Iterator[Path]:
     yield from sorted((trials / "devices").glob("*.py"))
     traced = (
         *("trace", "tracer", "fakes", "kernels", "operators", "optimizers", "turns", "worker"),
-        *("begin", "events", "shapes", "traces"),
+        *("begin", "events", "patience", "repeat", "shapes", "traces"),
     )
     yield from (trials / "simulation" / f"{name}.py" for name in traced)

@@ -1,7 +1,6 @@
 """Traces one step of a cell: the model, recipe and step of the real run, without its memory."""
 
 import contextlib
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from trials.simulation.events import Held, Purpose, Recording, Segment, with_upd
 from trials.simulation.fakes import fake_model, stand_in_for_mamba
 from trials.simulation.kernels import as_on_gpu
 from trials.simulation.optimizers import simulated_optimizer
+from trials.simulation.patience import innermost_module
 from trials.simulation.tracer import Tracer, UntraceableError, fake_like
 from trials.simulation.turns import Turns, mark_passes
 from trials.workload import Cell
@@ -77,8 +77,6 @@ class TraceableCell:
             if recipe.mamba == "mamba-ssm":
                 stand_in_for_mamba()
             if recipe.attention == "flash_attention_2":
-                # PyTorch's own is the same kernel; the package need not be installed for it.
-                recipe = recipe.model_copy(update={"attention": "sdpa"})
                 model = _without_window(model)
         import_libraries(recipe)
         self._cell = cell
@@ -230,7 +228,8 @@ class _Step:
         try:
             self._run()
         except UntraceableError as error:
-            raise UntraceableError(f"{error} ({_innermost_module(error)})") from None
+            where = innermost_module(error) or "the model"
+            raise UntraceableError(f"{error} (in {where})") from None
         finally:
             for layer, kind in kinds:
                 layer.__class__ = kind
@@ -349,13 +348,3 @@ def _held(cell: TraceableCell) -> Held:
 def _quantisation_constants(part: nn.Module) -> list[torch.Tensor]:
     plain = {id(t) for t in (*part.parameters(), *part.buffers())}
     return [t for t in model_tensors(part) if id(t) not in plain]
-
-
-def _innermost_module(error: BaseException) -> str:
-    """The model's part in which an error came up, as far as its frames tell."""
-    found = "the model"
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        owner: Any = frame.f_locals.get("self")
-        if isinstance(owner, nn.Module):
-            found = type(owner).__name__
-    return f"in {found}"

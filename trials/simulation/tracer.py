@@ -160,6 +160,9 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
             result = self._result(func, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise UntraceableError(f"{func.name()}: {NO_VALUES}") from error
+        except Exception as error:
+            error.add_note(func.name())  # whoever tells of it names the operator
+            raise
         workspace = workspace_bytes(func, args, kwargs) if self._with_workspaces else 0
         works = describe(func, args, kwargs, result)
         # How many are picked is not told by the shape of a mask.

@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 import zlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,7 +19,14 @@ from trials.simulation.events import Held, Recording, StructureError, with_updat
 from trials.simulation.request import TraceRequest
 from trials.simulation.tracing_child import TracingChild, cache_folder
 
-TIMEOUT_SECONDS = 600.0
+LIMIT_SECONDS = 180.0
+"""How long a trace may take. Most take seconds."""
+STARTING_SECONDS = 120.0
+"""What a process that traces takes besides, on the slowest of machines."""
+
+
+def _unheard(_: str) -> None:
+    """Of what takes long nobody wants to know."""
 
 
 class TraceError(RuntimeError):
@@ -118,6 +125,8 @@ class Traces:
         folder: where they are kept; the user's cache unless told otherwise.
         workers: child processes that make them at a time.
         ahead: children that are there already; those that are asked are taken from it.
+        tell: is given a line on what takes longer than usual, by other threads.
+        limit_seconds: how long a trace may take; what takes longer is refused.
     """
 
     def __init__(
@@ -126,17 +135,22 @@ class Traces:
         *,
         workers: int | None = None,
         ahead: list[TracingChild] | None = None,
+        tell: Callable[[str], None] = _unheard,
+        limit_seconds: float = LIMIT_SECONDS,
     ) -> None:
         self._folder = cache_folder() if folder is None else folder
         self._workers = workers or min(4, len(os.sched_getaffinity(0)))
         self._ahead = [] if ahead is None else ahead
+        self._tell = tell
+        self._told: set[str] = set()
+        self._limit_seconds = limit_seconds
         self._known: dict[str, StepTrace] = {}
         self._refused: dict[str, str] = {}
 
     @property
     def on_disk(self) -> "Traces":
         """The same, to be sent to another process: without what memory has of them."""
-        traces = Traces(self._folder, workers=self._workers)
+        traces = Traces(self._folder, workers=self._workers, limit_seconds=self._limit_seconds)
         traces._refused |= self._refused
         return traces
 
@@ -179,7 +193,13 @@ class Traces:
         ]
         # In a folder of its own: what another process asks for at the same time is not touched.
         with tempfile.TemporaryDirectory() as folder:
-            apart = Traces(Path(folder), workers=self._workers, ahead=self._ahead)
+            apart = Traces(
+                Path(folder),
+                workers=self._workers,
+                ahead=self._ahead,
+                tell=self._tell_once,
+                limit_seconds=self._limit_seconds,
+            )
             apart._take_in(halves, apart._traced(halves, apart=True))
             try:
                 whole = joined([apart.get(half) for half in halves])
@@ -214,18 +234,29 @@ class Traces:
             apart: at the same time, by a process for each.
         """
         lines = (f"{r.key} {r.model_dump_json()}\n" for r in requests)
-        asked = json.dumps([str(self._folder), apart]) + "\n" + "".join(lines)
+        how = (str(self._folder), apart, self._limit_seconds)
+        longest = STARTING_SECONDS + self._limit_seconds * (1 + len(requests))
         try:
             child = self._ahead.pop()
         except IndexError:
             child = TracingChild()
         try:
-            answered, printed = child.answer(asked, TIMEOUT_SECONDS * len(requests))
+            answered, printed = child.answer(lines, how, longest, self._tell_once)
         except subprocess.TimeoutExpired:
-            return {r.key: f"tracing took more than {TIMEOUT_SECONDS:g} s" for r in requests}
+            # It looks to the time itself: what it runs has not come back from PyTorch.
+            return {
+                r.key: f"{r.model.name} cannot be traced: no answer in {longest:g} s"
+                for r in requests
+            }
         told = dict(json.loads(line) for line in answered.splitlines() if line.startswith("["))
         ended_early = _last_line(printed)
         return {request.key: told.get(request.key, ended_early) for request in requests}
+
+    def _tell_once(self, text: str) -> None:
+        """Processes that trace the same have the same to tell."""
+        if text not in self._told:
+            self._told.add(text)
+            self._tell(text)
 
     def _take_in(self, requests: Sequence[TraceRequest], told: dict[str, str | None]) -> None:
         for request in requests:

@@ -5,12 +5,14 @@ before that is known.
 """
 
 import contextlib
+import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from threading import Thread
 
 from trials.quiet import QUIET
 
@@ -34,6 +36,7 @@ class TracingChild:
 
     def __init__(self) -> None:
         pipe = subprocess.PIPE
+        self._heard, self._telling = os.pipe()
         self._process = subprocess.Popen(
             CHILD,
             env=os.environ | QUIET,
@@ -41,18 +44,41 @@ class TracingChild:
             stdout=pipe,
             stderr=pipe,
             text=True,
+            pass_fds=(self._telling,),
         )
+        os.close(self._telling)
 
-    def answer(self, asked: str, timeout_seconds: float) -> tuple[str, str]:
+    def answer(
+        self,
+        asked: Iterable[str],
+        how: tuple[str, bool, float],
+        timeout_seconds: float,
+        tell: Callable[[str], None],
+    ) -> tuple[str, str]:
         """What it says to what it is asked, and what it printed besides; it ends with that.
+
+        Args:
+            asked: a line for each trace.
+            how: the folder for them, whether all at the same time, how long each may take.
+            timeout_seconds: how long all may take.
+            tell: is given a line on what takes long, as it does.
 
         Raises:
             TimeoutExpired: it took longer, and was killed.
         """
+        first = json.dumps([*how, self._telling]) + "\n"
+        listening = Thread(target=self._listen, args=(tell,), daemon=True)
+        listening.start()
         try:
-            return self._process.communicate(asked, timeout=timeout_seconds)
+            return self._process.communicate(first + "".join(asked), timeout=timeout_seconds)
         finally:
             self.end()
+            listening.join(1.0)  # what it told before it ended
+
+    def _listen(self, tell: Callable[[str], None]) -> None:
+        with open(self._heard, encoding="utf-8") as lines:  # noqa: PTH123 - a pipe has no path
+            for line in lines:
+                tell(line.rstrip("\n"))
 
     def end(self) -> None:
         """Kills it, unless it has ended."""

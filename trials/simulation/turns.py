@@ -12,6 +12,8 @@ from trials.models.build import decoder_layers
 
 TRACED = 3
 """Turns that are traced: the first, one for all between, the last."""
+NUMBERS = ("idx", "layer_id")
+"""How the names end of what a layer calls its own number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,11 @@ def turns_of(model: nn.Module) -> Turns:
 
     Layers are alike when their modules, shapes, dtypes and settings are.
     """
-    marks = [_mark(layer) for layer in decoder_layers(model)]
+    layers = decoder_layers(model)
     best = Turns(first=0, period=1, copies=0, traced=0)
+    if not any(_holds(module, layers) for module in model.modules()):
+        return best  # layers within layers, or on lists of their own: none can be left out
+    marks = [_mark(layer) for layer in layers]
     for period in range(1, len(marks) // (TRACED + 1) + 1):
         for first, end in _stretches(marks, period):
             copies = (end - first) // period - TRACED
@@ -65,6 +70,11 @@ def _stretches(marks: list[Any], period: int) -> Iterator[tuple[int, int]]:
             first = index - period + 1
 
 
+def _holds(module: nn.Module, layers: Sequence[nn.Module]) -> bool:
+    """Whether a list is that of all layers."""
+    return isinstance(module, nn.ModuleList) and list(module) == list(layers)
+
+
 def _mark(layer: nn.Module) -> tuple[object, ...]:
     """What makes a layer what it is, but for its number."""
     parts: list[object] = []
@@ -72,7 +82,7 @@ def _mark(layer: nn.Module) -> tuple[object, ...]:
         settings = {
             key: value
             for key, value in vars(module).items()
-            if not key.endswith("idx") and isinstance(value, (bool, int, float, str, type(None)))
+            if not key.endswith(NUMBERS) and isinstance(value, (bool, int, float, str, type(None)))
         }
         shapes = [
             (key, tuple(p.shape), p.dtype) for key, p in module.named_parameters(recurse=False)
@@ -89,8 +99,8 @@ def cut(model: nn.Module, turns: Turns) -> None:
     kept = turns.kept(len(layers))
     for parent in model.modules():
         for name, child in parent.named_children():
-            if isinstance(child, nn.ModuleList) and len(child) and child[0] is layers[0]:
-                setattr(parent, name, nn.ModuleList([child[index] for index in kept]))
+            if _holds(child, layers):
+                setattr(parent, name, nn.ModuleList([layers[index] for index in kept]))
     config: Any = model.config
     for name, value in vars(config).items():
         if isinstance(value, list) and len(value) == len(layers):
