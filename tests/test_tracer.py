@@ -1,5 +1,6 @@
 """What a trace does where code asks for values that it has not."""
 
+import re
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 
@@ -13,12 +14,14 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from trials.models.model import find_model
 from trials.recipe import Recipe
+from trials.simulation import patience as patience_module
 from trials.simulation import tracer as tracer_module
 from trials.simulation.events import Kind, Recording, Segment
+from trials.simulation.patience import patience
 from trials.simulation.request import Routing
 from trials.simulation.trace import TraceableCell
 from trials.simulation.tracer import Tracer, UntraceableError
-from trials.simulation.worker import routed_shares
+from trials.simulation.worker import refusal, routed_shares
 
 
 def no_shares(_: torch.Tensor) -> int:
@@ -55,6 +58,38 @@ def test_the_module_whose_course_depends_on_values_is_named(
     cell = TraceableCell(tiny_cell(), find_model("llama-tiny"))
     with pytest.raises(UntraceableError, match=r"_local_scalar_dense: .* \(in LlamaMLP\)"):
         cell.trace(2, no_shares)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_the_operator_and_the_module_that_fail_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a bounded line that begins with the model, however much is said."""
+    own = LlamaMLP.forward
+    monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: own(self, x[..., 1:]))
+    model = find_model("llama-tiny")
+    with pytest.raises(RuntimeError) as caught:
+        TraceableCell(tiny_cell(), model).trace(2, no_shares)
+    told = refusal(model, caught.value)
+    assert re.match(r"llama-tiny cannot be traced: aten::mm: RuntimeError: .* \(in Linear\)$", told)
+    long = refusal(model, ValueError("\n".join(["of", "many", "lines"] * 1000)))
+    assert long.startswith("llama-tiny cannot be traced: ValueError: of many lines of")
+    assert len(long) < 400
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_what_takes_long_is_told_and_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which model, since when, until when."""
+    cell, said = TraceableCell(tiny_cell(), find_model("llama-tiny")), list[str]()
+    monkeypatch.setattr(patience_module, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(patience_module, "TOLD_AFTER_SECONDS", 0.0)
+    with patience("llama-tiny, 16 tokens", 600.0, said.append):
+        while not said:
+            cell.trace(2, no_shares)
+    assert re.match("llama-tiny, 16 tokens: tracing for 0 s.*; given up after 600 s$", said[0])
+    limited = patience("llama-tiny", 0.01, said.append)
+    with pytest.raises(UntraceableError, match="tracing took more than 0.01 s"), limited:
+        while True:
+            cell.trace(2, no_shares)
 
 
 def test_after_the_backward_pass_the_host_reads_and_waits() -> None:

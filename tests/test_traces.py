@@ -187,9 +187,15 @@ def test_what_stands_in_is_told_gpu_by_gpu() -> None:
         return " ".join(approximations(cell, model, catalog.gpu(gpu)))
 
     half, single = (recipe("lora", precision=p, attention="sdpa") for p in ("bf16", "fp32"))
-    assert told("A40", half) == ""
+    assert "declared" in told("A40", half)
+    assert "declared" not in told("H100-SXM", half)
+    assert told("A40", recipe("lora", precision="bf16", attention="eager")) == ""
     assert "cuDNN" in told("H100-SXM", half)
-    assert "memory-efficient" in told("H100-SXM", single)
+    assert told("H100-SXM", single) == ""  # in fp32 nothing fused has shared heads
+    assert "memory-efficient" in told("H100-SXM", single, find_model("llama-2-7b"))
+    mamba = recipe("full", precision="bf16", mamba="mamba-ssm")
+    assert "its shapes" in told("A40", mamba, find_model("blackmamba-2.8b"))
+    assert "slower code" in told("A40", mamba, tiny("mamba2", state_size=4))
     windowed = mistral.model_copy(update={"config": mistral.config | {"sliding_window": 8}})
     assert "within 8 tokens" in told("A40", half, windowed)
     assert "within" not in told("A40", half, windowed, seq_len=8)
@@ -230,18 +236,60 @@ def test_batch_sizes_give_each_expert_whole_tokens() -> None:
     assert LLAMA.batch_sizes == (2, 4)
 
 
+def tiny(family: str, layers: int = 10, **config: object) -> Model:
+    """A family of transformers that no preset is of."""
+    sizes = {"model_type": family, "vocab_size": 64, "hidden_size": 32}
+    depth = {"num_hidden_layers": layers}
+    return Model.model_validate({"name": family, "source": "", "config": sizes | depth | config})
+
+
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+GEMMA = tiny("gemma2", 8, intermediate_size=64, sliding_window=8, **HEADS)
+FULL = recipe("full", precision="bf16")
+FLASH = recipe("full", precision="bf16", attention="flash_attention_2")
+
+
 def test_what_cannot_be_traced_is_told_in_a_line(tmp_path: Path) -> None:
-    """What is not simulated, and a family that transformers does not know: others go on."""
+    """What is not simulated, custom code, kernels, a configuration, a length: others go on."""
     llama = find_model("llama-tiny")
-    offloaded = request_for(llama, recipe("lora", precision="bf16", offload_optimizer=True))
-    strange = llama.model_copy(update={"config": llama.config | {"model_type": "strange"}})
+    own = tiny("own", auto_map={"AutoModelForCausalLM": "modeling_own.Own"})
+    told = {
+        "llama-tiny .*offload_optimizer": request_for(
+            llama, recipe("lora", precision="bf16", offload_optimizer=True)
+        ),
+        "^own: model_type 'own' is custom code .*auto_map.* is not run": request_for(own, FULL),
+        "^lama: .* no model_type 'lama': did you mean 'llama'": request_for(tiny("lama"), FULL),
+        "^t5: .* no causal language model of 't5'$": request_for(tiny("t5"), FULL),
+        "sdpa: gemma2 .*use eager or flash_attention_2$": request_for(GEMMA, FULL),
+        "flash_attention_2: gpt_oss .*FlashAttention-2.*use eager$": request_for(
+            tiny("gpt_oss", num_local_experts=2, num_experts_per_tok=1, **HEADS),
+            recipe("full", precision="bf16", attention="flash_attention_2"),
+        ),
+        r"^mamba2 cannot be traced: .*'chunk_size'.*int.*wide": request_for(
+            tiny("mamba2", chunk_size="wide"), FULL
+        ),
+    }
     traces = Traces(tmp_path, workers=1)
-    traces.prepare([offloaded, request_for(strange), LLAMA])
-    with pytest.raises(TraceError, match="offload_optimizer"):
-        traces.get(offloaded)
-    with pytest.raises(TraceError, match=r"llama-tiny cannot be traced .*strange"):
-        traces.get(request_for(strange))
+    traces.prepare([*told.values(), LLAMA])
+    for pattern, request in told.items():
+        with pytest.raises(TraceError, match=pattern) as caught:
+            traces.get(request)
+        assert len(str(caught.value)) < 700
     assert traces.get(LLAMA).copies == 0  # two layers: nothing to repeat
+
+
+def test_layers_that_cannot_stand_for_others_are_all_traced(tmp_path: Path) -> None:
+    """And a line says so: a first that is unlike the others, layers within layers."""
+    said: list[str] = []
+    mamba = tiny("mamba", state_size=4, time_step_rank=4)
+    mamba2 = tiny("mamba2", 10, state_size=4, head_dim=16, num_heads=4, n_groups=1)
+    mamba2 = mamba2.model_copy(update={"config": mamba2.config | {"chunk_size": 8}})
+    requests = [request_for(each, FULL) for each in (mamba, mamba2)]
+    capped = request_for(GEMMA, FLASH)  # its layers repeat by twos
+    traces = Traces(tmp_path, workers=1, tell=said.append)
+    traces.prepare([*requests, capped])
+    assert [traces.get(request).copies for request in (*requests, capped)] == [0, 0, 1]
+    assert [line.partition(":")[0] for line in said] == ["mamba", "mamba2"]
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:

@@ -64,8 +64,6 @@ def stock_model(model: Model, recipe: Recipe, active_experts: int | None) -> nn.
         ImportError: the attention kernel asked for is not installed.
         KernelError: the model cannot have it.
     """
-    _check_family(model)
-    config = model.config_with(active_experts)
     experts = experts_implementation(recipe.experts)
     dtype = weights_dtype(recipe)
     with torch.device("meta"):
@@ -73,12 +71,15 @@ def stock_model(model: Model, recipe: Recipe, active_experts: int | None) -> nn.
             # Not before the Mamba kernels are chosen.
             from trials.models.blackmamba import blackmamba  # noqa: PLC0415
 
+            config = model.config_with(active_experts)
             return blackmamba(config, experts_implementation=experts, dtype=dtype)  # type: ignore[no-any-return]
         return _told(
             model,
             recipe,
             lambda: AutoModelForCausalLM.from_config(
-                _auto_config(config), dtype=dtype, **_implementations(model, recipe, experts)
+                auto_config(model, active_experts),
+                dtype=dtype,
+                **_implementations(model, recipe, experts),
             ),
         )
 
@@ -98,7 +99,7 @@ def _told(model: Model, recipe: Recipe, make: Callable[[], nn.Module]) -> nn.Mod
 
 def _other_kernels(model: Model) -> str:
     """The attention kernels that a model can have, as transformers declares them."""
-    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(_auto_config(model.config_with(None)))]
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(auto_config(model, None))]
     flags = {"sdpa": "_supports_sdpa", "flash_attention_2": "_supports_flash_attn"}
     only = getattr(kind, "_compatible_flash_implementations", None)
     others = [
@@ -112,7 +113,7 @@ def _other_kernels(model: Model) -> str:
 def _check_family(model: Model) -> None:
     """Only what transformers itself has is built: no code that comes along with a model is run."""
     family = model.family
-    if family == BLACKMAMBA or family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return
     here = f"transformers {transformers_version}"
     if family in CONFIG_MAPPING_NAMES:
@@ -182,7 +183,14 @@ def under_recipe(model: nn.Module, recipe: Recipe, place: Callable[[nn.Module], 
     return model
 
 
-def _auto_config(config: dict[str, Any]) -> Any:
+def auto_config(model: Model, active_experts: int | None) -> Any:
+    """The configuration of a model as transformers has it.
+
+    Raises:
+        FamilyError: transformers has no such model.
+    """
+    _check_family(model)
+    config = model.config_with(active_experts)
     fields = {key: value for key, value in config.items() if key != "model_type"}
     return AutoConfig.for_model(config["model_type"], **fields | {"use_cache": False})
 
@@ -207,7 +215,7 @@ def _pretrained(model: Model, recipe: Recipe, active_experts: int | None) -> nn.
         recipe,
         lambda: AutoModelForCausalLM.from_pretrained(
             model.weights,
-            config=_auto_config(model.config_with(active_experts)),
+            config=auto_config(model, active_experts),
             dtype=weights_dtype(recipe),
             **_implementations(model, recipe, experts),
         ),

@@ -12,11 +12,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trials.finetune import import_libraries, model_tensors
-from trials.models.build import decoder_layers
+from trials.models.build import auto_config, decoder_layers
 from trials.models.model import Model
 from trials.optimizers import DeviceStepper
 from trials.simulation.events import Held, Purpose, Recording, Segment, with_updates_of
-from trials.simulation.fakes import fake_model, stand_in_for_mamba
+from trials.simulation.fakes import FLASH, fake_model, stand_in_for_mamba
 from trials.simulation.kernels import as_on_gpu
 from trials.simulation.optimizers import simulated_optimizer
 from trials.simulation.patience import innermost_module
@@ -76,7 +76,7 @@ class TraceableCell:
         if target == "cuda":
             if recipe.mamba == "mamba-ssm":
                 stand_in_for_mamba()
-            if recipe.attention == "flash_attention_2":
+            if recipe.attention == FLASH:
                 model = _without_window(model)
         import_libraries(recipe)
         self._cell = cell
@@ -118,12 +118,14 @@ class TraceableCell:
         if self._target == "cpu":
             yield
             return
+        nothing = contextlib.nullcontext()
         autocast = self._recipe.precision == "fp16"
         before = torch.is_autocast_enabled("cuda")
         # Libraries ask whether CUDA casts, whatever the device.
         torch.set_autocast_enabled("cuda", autocast)
         try:
-            with as_on_gpu():
+            capped = _scores_capped_within() if self._recipe.attention == FLASH else nothing
+            with as_on_gpu(), capped:
                 yield
         finally:
             torch.set_autocast_enabled("cuda", before)
@@ -173,8 +175,8 @@ class TraceableCell:
 
 def _without_window(model: Model) -> Model:
     """A model whose attention needs no mask for its window: FlashAttention-2 takes none."""
-    if model.window is None or "layer_types" in model.config:
-        return model
+    if model.window is None or getattr(auto_config(model, None), "layer_types", None):
+        return model  # some of its layers have it, others not
     return model.model_copy(update={"config": model.config | {"sliding_window": None}})
 
 
@@ -187,6 +189,24 @@ def _check_positions(model: nn.Module, cell: Cell) -> None:
                 f"seq_len {cell.seq_len}: {cell.model} has positions for {module.num_embeddings} "
                 "tokens: give at most as many"
             )
+
+
+@contextlib.contextmanager
+def _scores_capped_within() -> Iterator[None]:
+    """FlashAttention-2 caps scores as it goes; transformers refuses PyTorch's kernel a cap."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: PLC0415 - as below
+
+    own = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def capped(*args: Any, softcap: float | None = None, **kwargs: Any) -> Any:
+        del softcap
+        return own(*args, **kwargs)
+
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = capped
+    try:
+        yield
+    finally:
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = own
 
 
 @contextlib.contextmanager
