@@ -15,12 +15,14 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from trials.simulation.events import Held, Recording, StructureError, with_updates_of
+from trials.simulation.events import Held, Recording, Segment, StructureError, with_updates_of
 from trials.simulation.request import TraceRequest
 from trials.simulation.tracing_child import TracingChild, cache_folder
 
 LIMIT_SECONDS = 180.0
 """How long a trace may take. Most take seconds."""
+MANY_EVENTS = 1_000_000
+"""A step of so many takes long to replay, too."""
 STARTING_SECONDS = 120.0
 """What a process that traces takes besides, on the slowest of machines."""
 
@@ -48,6 +50,13 @@ class StepTrace:
     recordings: tuple[Recording, ...]
     held: Held
     copies: int
+
+    @property
+    def events(self) -> int:
+        """Of a step of the whole model, about."""
+        kinds, segments = self.recordings[0].kinds, self.recordings[0].segments
+        middle = np.isin(segments, (Segment.FORWARD_2, Segment.BACKWARD_2)).sum()
+        return len(kinds) + self.copies * int(middle)
 
 
 def write_trace(path: Path, trace: StepTrace) -> None:
@@ -171,7 +180,7 @@ class Traces:
         for request in requests:
             if request.key not in self._known and request.key not in self._refused:
                 with contextlib.suppress(OSError):
-                    self._known[request.key] = read_trace(self._path(request))
+                    self._know(request, read_trace(self._path(request)))
                     continue
                 missing[request.key] = request
         if len(missing) == 1 and self._workers > 1:
@@ -208,7 +217,7 @@ class Traces:
                 return
         try:
             write_trace(self._path(request), whole)
-            self._known[request.key] = whole
+            self._know(request, whole)
         except OSError as error:
             self._refused[request.key] = not_kept(self._folder, error)
 
@@ -252,6 +261,14 @@ class Traces:
         ended_early = _last_line(printed)
         return {request.key: told.get(request.key, ended_early) for request in requests}
 
+    def _know(self, request: TraceRequest, trace: StepTrace) -> None:
+        self._known[request.key] = trace
+        if trace.events > MANY_EVENTS:
+            self._tell_once(
+                f"{request.model.name}: a step is {trace.events / 1e6:.0f} million events, which "
+                "take minutes to replay"
+            )
+
     def _tell_once(self, text: str) -> None:
         """Processes that trace the same have the same to tell."""
         if text not in self._told:
@@ -263,7 +280,7 @@ class Traces:
             refusal = told[request.key]
             if refusal is None:
                 try:
-                    self._known[request.key] = read_trace(self._path(request))
+                    self._know(request, read_trace(self._path(request)))
                 except OSError as error:
                     refusal = f"the trace was made and cannot be read: {error}"
             if refusal is not None:
