@@ -265,6 +265,9 @@ def test_what_cannot_be_traced_is_told_in_a_line(tmp_path: Path) -> None:
             tiny("gpt_oss", num_local_experts=2, num_experts_per_tok=1, **HEADS),
             recipe("full", precision="bf16", attention="flash_attention_2"),
         ),
+        "^experts grouped: llama4_text .*experts implementation.*use another model$": request_for(
+            tiny("llama4_text", num_local_experts=2, num_experts_per_tok=1, **HEADS), FULL
+        ),
         r"^mamba2 cannot be traced: .*'chunk_size'.*int.*wide": request_for(
             tiny("mamba2", chunk_size="wide"), FULL
         ),

@@ -85,12 +85,17 @@ def stock_model(model: Model, recipe: Recipe, active_experts: int | None) -> nn.
 
 
 def _told(model: Model, recipe: Recipe, make: Callable[[], nn.Module]) -> nn.Module:
-    """What transformers makes; its refusal of an attention kernel in our words."""
+    """What transformers makes; its refusal of a kernel in our words."""
     try:
         return make()
     except ValueError as error:
         if "does not support" not in str(error):
             raise
+        if "experts implementation" in str(error):
+            raise KernelError(
+                f"experts {recipe.experts}: {model.name} cannot have it in transformers "
+                f"({str(error).removesuffix('.')}): use another model"
+            ) from None
         raise KernelError(
             f"attention {recipe.attention}: {model.name} cannot have it in transformers "
             f"({str(error).partition('. ')[0].removesuffix(' yet')}): use {_other_kernels(model)}"
