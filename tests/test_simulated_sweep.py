@@ -120,7 +120,7 @@ def test_a_model_that_cannot_be_traced_is_left_out_with_the_reason(
     Path("nobody.yaml").write_text(SIMULATED.replace("[llama-tiny]", "[llama-tiny, ./strange]"))
     assert main(["sweep", "nobody.yaml"]) == 1
     shown = capsys.readouterr()
-    assert "strange cannot be traced" in shown.out
+    assert "has no model_type 'strange'" in shown.out
     assert "llama-tiny" in shown.out
 
 
