@@ -45,7 +45,7 @@ def cloud_file(provider: str, choice: Choice, nodes_each: int, header: str) -> s
         HEAD_RESOURCES=_flow(_head_resources(list(gpus), nodes_each)),
         NODE_TYPES=_block(
             {
-                _low(n.name): _cloud_node(provider, n, nodes_each, cores[n.gpu])
+                _low(n.name): _cloud_node(provider, choice.region, n, nodes_each, cores[n.gpu])
                 for n in choice.nodes
             },
             2,
@@ -117,14 +117,19 @@ def _cores(choice: Choice, gpu: str) -> int:
     return min(node.instance.vcpus for node in choice.nodes if node.gpu == gpu)
 
 
-def _cloud_node(provider: str, node: NodeType, nodes_each: int, cores: int) -> dict[str, Any]:
+def _cloud_node(
+    provider: str, region: str, node: NodeType, nodes_each: int, cores: int
+) -> dict[str, Any]:
     """A type of worker: Ray starts one for a trial that asks for its GPU's key."""
     gpus = {"GPU": 1} if node.kind == "cuda" else {}
     image = {} if gpus else {"docker": {"worker_image": "YOUR_REGISTRY/finetune-cost:cpu"}}
     return {
         "min_workers": 0,
         "max_workers": nodes_each,
-        "labels": _rental(node).labels,  # by which a sweep knows what it costs
+        # By which a sweep knows what it costs.
+        "labels": NodeRental(
+            provider=provider, instance=node.instance.name, region=region, market=node.market
+        ).labels,
         "priority": SPOT_PRIORITY if node.market == "spot" else 0,
         "resources": {"CPU": cores, **gpus, node.gpu: 1},
         **image,
@@ -132,11 +137,6 @@ def _cloud_node(provider: str, node: NodeType, nodes_each: int, cores: int) -> d
         "worker_setup_commands": [f"echo {node.gpu} > ~/gpu-key"],
         "node_config": _NODE_CONFIGS[provider](node),
     }
-
-
-def _rental(node: NodeType) -> NodeRental:
-    region = None if node.offer is None else node.offer.region
-    return NodeRental(instance=node.instance.name, region=region, market=node.market)
 
 
 def _aws_node(node: NodeType) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """What the nodes of a cluster are rented as, and so what an hour of them costs. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 
 from pydantic import Field
 
@@ -19,11 +20,13 @@ class NodeRental(Record):
     """What a node says that it is rented as; of what it does not say, anything.
 
     Attributes:
+        provider: as prices name it.
         instance: the provider's name for it.
         region: in the provider's own words.
         market: on demand or spot.
     """
 
+    provider: str | None = None
     instance: str
     region: str | None = None
     market: Market | None = None
@@ -41,12 +44,26 @@ class NodeRental(Record):
         """The labels that say it."""
         return {LABEL + name: text for name, text in self.model_dump(exclude_none=True).items()}
 
-    def is_of(self, offer: Offer) -> bool:
-        """Whether the offer is what it says."""
-        return (
-            self.instance == offer.instance
-            and self.region in {None, offer.region}
-            and self.market in {None, offer.market}
+    def names(self, offer: Offer) -> bool:
+        """Whether the offer is of the instance that it says, wherever and however rented."""
+        return self.instance == offer.instance and self.provider in {None, offer.provider}
+
+    def nearest(self, offers: Sequence[Offer]) -> Offer | None:
+        """The offer that it is, or what comes nearest; none of another provider.
+
+        Where no price of it is known it is the one on demand there, which is more, then one of the
+        same instance elsewhere, then another instance.
+        """
+        its = [o for o in offers if o.provider == self.provider or self.names(o)]
+        return min(
+            its,
+            key=lambda o: (
+                not self.names(o),
+                self.market == "on-demand" != o.market,
+                self.region not in {None, o.region},
+                self.market not in {None, o.market},
+            ),
+            default=None,
         )
 
 
@@ -91,8 +108,9 @@ class Rates:
     def offer(self, gpu: str, node_id: str | None = None) -> Offer | None:
         """What a GPU is taken to be rented as; None where nobody is paid, or no price is known.
 
-        It is the offer that the node itself names, or another of that instance; where it names
-        none, or no price of it is known, the cheapest of those that the run's nodes are said to be.
+        It is the offer that the node itself names, or the nearest of its provider's; of a node that
+        is not there yet, as those with that GPU that were. Where none is named, or no price of that
+        provider is known, it is the cheapest of those that the run's nodes are said to be.
         What the catalog has for ``cpu`` stands in for the machine that runs the sweep, which is
         there already; a price of one's own is one.
 
@@ -101,10 +119,11 @@ class Rates:
             node_id: of the node; absent for any.
         """
         offers = self.catalog.offers(gpu)  # the cheapest first
-        said = self.rented.nodes.get(node_id or "")
-        named = [o for o in offers if said is not None and o.instance == said.instance]
-        if said is not None and named:
-            return next(filter(said.is_of, named), named[0])
+        alike = (r for r in self.rented.nodes.values() if any(map(r.names, offers)))
+        said = next(alike, None) if node_id is None else self.rented.nodes.get(node_id)
+        near = None if said is None else said.nearest(offers)
+        if near is not None:
+            return near
         meant = (
             offer
             for offer in offers
@@ -124,8 +143,14 @@ class Rates:
             for gpu, offer in listed
         ]
         is_rented = any(offer is not None and offer.provider != OWN for _, offer in listed)
-        assumed = CHEAPEST if is_rented and self.rented == NOT_SAID else ""
+        assumed = CHEAPEST if any(starmap(self._is_assumed, listed)) else ""
         return f"priced as: {', '.join(parts)}{assumed}{NOT_COUNTED if is_rented else ''}"
+
+    def _is_assumed(self, _: str, offer: Offer | None) -> bool:
+        """Whether nobody has said that it is this one, neither a user nor a node."""
+        if offer is None or offer.provider == OWN or self.rented.offers != OfferFilter():
+            return False
+        return not any(rental.names(offer) for rental in self.rented.nodes.values())
 
     def _is_for_rent(self, gpu: str) -> bool:
         return any(not stands_in(gpu, offer.provider) for offer in self.catalog.offers(gpu))

@@ -192,6 +192,48 @@ def test_a_node_that_says_what_it_is_is_priced_as_that() -> None:
     assert {e.offer and e.offer.instance: e.nodes for e in meter.spent} == {"a": 1, "b": 1}
 
 
+def test_no_price_is_taken_for_less_than_the_node_may_cost() -> None:
+    """The nearest to what it says: on demand there before spot elsewhere, of no other provider."""
+    rows = [
+        ("east", "small", "spot", 1.0),
+        ("west", "small", "on-demand", 4.0),
+        ("west", "large", "on-demand", 9.0),
+    ]
+    offers = [
+        CATALOG.offers("fast")[0].model_copy(
+            update={
+                "region": r,
+                "instance": i,
+                "market": m,
+                "usd_per_hour": usd,
+                "provider": "hill",
+            }
+        )
+        for r, i, m, usd in rows
+    ]
+
+    def told(**said: str) -> str:
+        rental = NodeRental.model_validate({"provider": "hill", **said})
+        near = rental.nearest([*CATALOG.offers("fast"), *offers])
+        return "" if near is None else f"{near.region} {near.instance} {near.market}"
+
+    assert told(instance="small", region="west", market="spot") == "west small on-demand"
+    assert told(instance="small", region="east", market="spot") == "east small spot"
+    assert told(instance="small", region="east", market="on-demand") == "west small on-demand"
+    assert told(instance="huge", region="west", market="on-demand") == "west small on-demand"
+    assert told(provider="moon", instance="small", region="west") == ""
+
+
+def test_a_price_that_nobody_said_is_told_as_the_cheapest_there_is() -> None:
+    """Also where one of two nodes says what it is; a node yet to come is priced as that one."""
+    said = NodeRental(provider="pit", instance="a", region="here", market="on-demand")
+    rates = Rates(CATALOG, Rented(nodes={"a": said}))
+    offers = [rates.offer("fast", node_id) for node_id in (None, "a", "b")]
+    assert [offer and offer.instance for offer in offers] == ["a", "a", "b"]
+    assert "the cheapest there is" not in rates.text([("fast", offers[1])])
+    assert "the cheapest there is" in rates.text([("fast", offer) for offer in offers])
+
+
 def test_what_nodes_are_rented_as_is_kept_with_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
