@@ -24,7 +24,7 @@ from trials.observation import Basis, Outcome
 from trials.recipe import Recipe
 from trials.simulation.clock import Constants, NoSpeedError, StepTime
 from trials.simulation.prober import usable_bytes
-from trials.simulation.request import Fidelity, Routing, approximations
+from trials.simulation.request import SMALLEST, Fidelity, Routing, approximations
 from trials.simulation.simulated import GIB, SimulatedCell
 from trials.simulation.traces import Traces
 
@@ -323,12 +323,17 @@ def _around(value: float, error: float, above: float | None = None) -> Interval:
 
 
 def _batches(cell: SimulatedCell, gpu: Gpu, limit: int, largest: int, batch_limit: int) -> Interval:
-    """The largest batches if every need were as far off as it may be, either way."""
-    fewer, more = (
-        cell.largest_batch(gpu, round(limit * factor), batch_limit)
-        for factor in (1 / (1 + MEMORY_ERROR), 1 + MEMORY_ERROR)
-    )
-    return Interval(low=min(fewer, largest), high=max(more, largest))
+    """The largest batches if every need were as far off as it may be, either way.
+
+    A doubt is not worth further replays: they are told by the line through those there are.
+    """
+    least, most = limit / (1 + MEMORY_ERROR), limit * (1 + MEMORY_ERROR)
+    if largest < SMALLEST:
+        fewer, more = (cell.largest_batch(gpu, round(at), batch_limit) for at in (least, most))
+        return Interval(low=min(fewer, largest), high=max(more, largest))
+    fewer, more = (cell.roughly_largest(gpu, at, largest) for at in (least, most))
+    low = min(max(fewer, 0), largest)
+    return Interval(low=low, high=max(min(more, batch_limit), largest))
 
 
 def _spread(

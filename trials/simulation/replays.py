@@ -88,7 +88,7 @@ class Replays:
             miss = min(above) if above else self._first_beyond(limit_bytes, fit, batch_limit)
             if miss - fit <= 1 or fit >= batch_limit:
                 return min(fit, batch_limit)
-            guess = (fit + miss) // 2 if turn % 4 == 0 else self._guess(limit_bytes, miss - 1)
+            guess = (fit + miss) // 2 if turn % 4 == 0 else self.guess(limit_bytes, miss - 1)
             guess = min(max(guess, fit + 1), miss - 1, batch_limit)
             if guess == fit + 1:  # if it misses, that is the end, and how is asked for next
                 self.within(guess, limit_bytes)
@@ -137,8 +137,8 @@ class Replays:
             step *= 2
         return miss
 
-    def _guess(self, limit_bytes: int, without: int) -> int:
-        """The batch that holds as much as the limit, by the replays there are."""
+    def guess(self, limit_bytes: float, without: int) -> int:
+        """The batch that holds as much as the limit, by the replays there are; else ``without``."""
         held = dict(self._anywhere)
         if not held:
             return without
@@ -146,4 +146,4 @@ class Replays:
         if len(held) == 1:
             held[SMALLEST] = self._in_use(SMALLEST)
         rise = np.polyfit(list(held), list(held.values()), 1)[0] if len(held) > 1 else 0.0
-        return without if rise <= 0 else near + int((limit_bytes - held[near]) // rise)
+        return without if rise <= 0 else int(near + (limit_bytes - held[near]) // rise)

@@ -154,6 +154,16 @@ class SimulatedCell:
         # A batch of one is traced by itself, and only where it is the answer.
         return int(self.without_limit(1, gpu).peak_reserved_bytes <= limit_bytes)
 
+    def roughly_largest(self, gpu: Gpu, limit_bytes: float, unknown: int) -> int:
+        """The largest batch by the line through what was replayed; ``unknown`` where there is none.
+
+        Args:
+            gpu: whose libraries hold memory.
+            limit_bytes: what may be held.
+            unknown: what to tell instead.
+        """
+        return self._replays_of(gpu).guess(limit_bytes, unknown)
+
     def _replays_of(self, gpu: Gpu) -> Replays:
         library = library_bytes(gpu)
         if library not in self._replays:
