@@ -1,6 +1,7 @@
 """One short function per command. Results go to stdout, progress and remarks to stderr."""
 
 import argparse
+import contextlib
 import json
 from pathlib import Path
 
@@ -25,12 +26,12 @@ from orchestrator.gpu_check import GpuCheckError
 from orchestrator.job_options import JobError
 from orchestrator.join_check import JoinError, node_resources
 from orchestrator.known_prices import known_prices
-from orchestrator.launch import LaunchError, launch
+from orchestrator.launch import LaunchError, launch, refuse_what_cannot_go_along
 from orchestrator.learn import learn_command
 from orchestrator.learned_epochs import EpochsError
 from orchestrator.node_notice import wait_for_notice
 from orchestrator.output import remark, say
-from orchestrator.place import StoreError
+from orchestrator.place import StoreError, run_path
 from orchestrator.profile_command import ProfileError, profile_command
 from orchestrator.reproduce import ReproduceError, as_markdown, draw
 from orchestrator.run_commands import fit, rank_run, report, status
@@ -134,8 +135,16 @@ def launch_sweep(options: argparse.Namespace) -> int:
 
     words = ["sweep", options.spec.name, *options.more]
     swept = build_parser().parse_args(words)  # ends here where the sweep would on the cluster
-    parse_spec(read_spec_text(options.spec), str(options.spec))
-    return launch(options.cluster, options.spec, words, swept.out)
+    text, folder = read_spec_text(options.spec), options.spec.absolute().parent
+    refuse_what_cannot_go_along(swept, folder)
+    with contextlib.chdir(folder):  # as the job will be in its copy
+        prices = known_prices(swept)
+        known_constants(swept.constants)
+        spec = parse_spec(text, str(options.spec), base=prices.catalog)
+        prices.over(spec.merged_catalog())
+    out = swept.out or f"runs/{spec.name}"
+    run_path(out)
+    return launch(options.cluster, options.spec, words, out)
 
 
 def node_notice(options: argparse.Namespace) -> int:

@@ -4,21 +4,25 @@ The job is the cluster's and goes on without this machine; what Ray says of it, 
 takes the cluster down. So a tunnel that drops or a laptop that sleeps costs no more than the view.
 """
 
+import argparse
 import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
+from orchestrator.known_prices import NAMES
 from orchestrator.output import remark, say
 from orchestrator.place import S3
 
@@ -43,14 +47,42 @@ class _UnreachableError(RuntimeError):
     """The cluster does not answer now; one line on why."""
 
 
-def launch(cluster: Path, spec: Path, words: Sequence[str], out: str | None) -> int:
+def refuse_what_cannot_go_along(swept: argparse.Namespace, folder: Path) -> None:
+    """Refuses options of ``sweep`` that a job on a cluster cannot have.
+
+    Args:
+        swept: the options.
+        folder: of the specification, which is all that is sent.
+
+    Raises:
+        LaunchError: there is one; a line for each.
+    """
+    lines = ["--dry-run: starts no cluster: take 'sweep --dry-run'"] if swept.dry_run else []
+    prices = [name for name in swept.prices or () if name not in NAMES]
+    given = [("catalog", swept.catalog), *(("prices", name) for name in prices)]
+    for option, name in (*given, ("constants", swept.constants)):
+        if name is not None and not _goes_along(Path(name), folder):
+            lines.append(
+                f"--{option} {name}: is no file in {folder}, which goes to the cluster without "
+                f"{', '.join(STAY_HERE)}: put it there, and name it as seen from there"
+            )
+    if lines:
+        raise LaunchError("\n".join(lines))
+
+
+def _goes_along(file: Path, folder: Path) -> bool:
+    is_below = not file.is_absolute() and not {"..", *STAY_HERE} & set(file.parts)
+    return is_below and (folder / file).is_file()
+
+
+def launch(cluster: Path, spec: Path, words: Sequence[str], out: str) -> int:
     """Brings a cluster up, sweeps on it, shows what the sweep says, and takes the cluster down.
 
     Args:
         cluster: the file that ``deploy`` made.
         spec: the specification; its folder is sent along.
         words: the sweep's command line.
-        out: the run folder in that, if it is given.
+        out: the run folder that it writes.
 
     Returns:
         0 if the sweep has ended well, else 1.
@@ -59,22 +91,32 @@ def launch(cluster: Path, spec: Path, words: Sequence[str], out: str | None) -> 
         LaunchError: it cannot be started, followed or ended; the cluster may be up.
     """
     config = _read(cluster)
+    run = None if out.startswith(S3) else _run_on_head(config, out)
     job = f"launch-{re.sub('[^A-Za-z0-9_-]', '-', spec.stem)}"
     head = _Head(cluster, job)
-    if not head.ray("up", "--yes", "--no-restart", str(cluster)):  # a job that runs there goes on
-        raise LaunchError(f"'ray up' failed: what it started is up until 'ray down {cluster}'")
     try:
-        with head.tunnel():
-            state = _followed(head, spec.resolve().parent, words)
+        # A link may lie in another folder than what it names: the link's is the one.
+        state = _swept(head, spec.absolute().parent, words, run)
     except KeyboardInterrupt:
-        remark(f"{job} goes on on the cluster, and the cluster stays up")
+        remark(f"{job} goes on there: {head.left_up}" if head.has_job else head.left_up)
         raise
-    if out is None or not out.startswith(S3):
-        _fetch(head, config, out or f"runs/{_name(spec)}")
-    if not head.ray("down", "--yes", str(cluster)):
-        raise LaunchError(f"'ray down' failed: what is up costs money until 'ray down {cluster}'")
     remark(f"{job} {state}; the cluster is down")
     return 0 if state == "succeeded" else 1
+
+
+def _swept(head: "_Head", folder: Path, words: Sequence[str], run: "_Run | None") -> "State":
+    """How the job has ended; the cluster is down then."""
+    if not head.ray("up", "--yes", "--no-restart", str(head.file)):  # a job there goes on
+        raise LaunchError(f"'ray up' failed: {head.left_up}")
+    head.left_up = f"the cluster is up, and {head.bill}"
+    with head.tunnel():
+        state = _followed(head, folder, words)
+    if run is not None:
+        _fetch(head, run, state)
+    head.left_up = f"what is up {head.bill}"
+    if not head.ray("down", "--yes", str(head.file)):
+        raise LaunchError(f"'ray down' failed: {head.left_up}")
+    return state
 
 
 def _read(cluster: Path) -> dict[str, Any]:
@@ -92,18 +134,41 @@ def _read(cluster: Path) -> dict[str, Any]:
     return config
 
 
-def _name(spec: Path) -> str:
-    return str(yaml.safe_load(spec.read_text(encoding="utf-8"))["name"])
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A run folder whose disk goes away with the head: there, and here."""
+
+    there: str
+    here: Path
+
+
+def _run_on_head(config: dict[str, Any], out: str) -> _Run:
+    """Where a run will be; its folder here is made before anything costs money."""
+    home = "/root" if "docker" in config else "~"
+    here = Path("runs") / Path(out).name if out.startswith("/") else Path(out)
+    try:
+        here.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(
+            f"{here}: cannot be made, for the run ({error.strerror}): nothing was started"
+        ) from None
+    return _Run(out if out.startswith("/") else f"{home}/{out}", here)
 
 
 def _followed(head: "_Head", folder: Path, words: Sequence[str]) -> State:
     """How the job has ended; it is handed over first where the cluster does not have it."""
-    heard, asked, told = time.monotonic(), None, ""
+    heard, asked, told, is_first = time.monotonic(), None, "", True
     while True:
         try:
             state = head.state()
-            heard, told = time.monotonic(), ""
+            heard = time.monotonic()
+            if state != "absent":  # a head that takes no job yet says so every time
+                told = ""
+            if is_first and state != "absent":
+                remark(f"{head.job} is there already: the options given now are not used")
+            is_first = False
             if state in ENDED:
+                head.show_log()  # what nobody has followed
                 return state
             if state == "running":
                 asked = None
@@ -123,15 +188,16 @@ def _followed(head: "_Head", folder: Path, words: Sequence[str]) -> State:
         time.sleep(POLL_SECONDS)
 
 
-def _fetch(head: "_Head", config: dict[str, Any], out: str) -> None:
-    """Brings a run here from the head, whose disk goes away with it."""
-    home = "/root" if "docker" in config else "~"
-    there = out if out.startswith("/") else f"{home}/{out}"
-    here = Path("runs") / Path(out).name if out.startswith("/") else Path(out)
-    here.mkdir(parents=True, exist_ok=True)
-    if not head.ray("rsync-down", str(head.file), f"{there}/", f"{here}/"):
-        raise LaunchError(f"{there}: cannot be fetched: {head.left_up}")
-    remark(f"the run is in {here}")
+def _fetch(head: "_Head", run: _Run, state: State) -> None:
+    """Brings a run here; a job that has failed may have none."""
+    if head.ray("rsync-down", str(head.file), f"{run.there}/", f"{run.here}/"):
+        remark(f"the run is in {run.here}")
+        return
+    home, _, path = run.there.partition("/")  # a quoted ~ is no home
+    is_absent = f"test ! -e {home}/{shlex.quote(path)}"
+    if state == "succeeded" or not head.ray("exec", str(head.file), is_absent):
+        raise LaunchError(f"{run.there}: cannot be fetched: {head.left_up}")
+    remark(f"{run.there}: the job ended before there was a run: nothing is fetched")
 
 
 class _Head:
@@ -139,8 +205,10 @@ class _Head:
 
     def __init__(self, file: Path, job: str) -> None:
         self.file = file
-        self.left_up = f"the cluster is up, and costs money until 'ray down {file}'"
-        self._job = job
+        self.job = job
+        self.has_job = False  # that goes on
+        self.bill = f"costs money until 'ray down {file}'"
+        self.left_up = f"what is up {self.bill}"
         self._told = 0
         self._ssh: subprocess.Popen[bytes] | None = None
         with socket.socket() as probe:
@@ -173,12 +241,14 @@ class _Head:
             _UnreachableError: not to be had now.
             LaunchError: nor later.
         """
-        said = self._job_command("status", self._job)
+        said = self._job_command("status", self.job)
         if "does not exist" in said.stderr:
             return "absent"
         self._check(said)
         ended = re.search(r"^Job '.*' (?:was )?(\w+)$", said.stdout, flags=re.MULTILINE)
-        return next((s for s in ENDED if ended and s == ended[1]), "running")
+        state = next((s for s in ENDED if ended and s == ended[1]), "running")
+        self.has_job = state == "running"
+        return state
 
     def submit(self, folder: Path, words: Sequence[str]) -> None:
         """Hands the job over, and does not wait for it.
@@ -190,17 +260,18 @@ class _Head:
         sweep = ("python", "-m", "orchestrator", *words)
         self._check(
             self._job_command(
-                *("submit", "--no-wait", "--submission-id", self._job),
+                *("submit", "--no-wait", "--submission-id", self.job),
                 *("--runtime-env-json", runtime_env, "--", *sweep),
             )
         )
-        remark(f"{self._job} is on the cluster, and goes on there whatever happens here")
+        self.has_job = True
+        remark(f"{self.job} is on the cluster, and goes on there whatever happens here")
 
     def show_log(self) -> None:
         """Prints what the job says, until it ends or the connection drops."""
         seen = 0
         with subprocess.Popen(
-            self._command("logs", "--follow", self._job),
+            self._command("logs", "--follow", self.job),
             env=self._env,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -11,6 +11,7 @@ Each cloud's metadata service tells it to the machine itself, and to nobody else
 import contextlib
 import datetime as dt
 import email.utils
+import http.client
 import json
 import subprocess
 import time
@@ -29,6 +30,7 @@ DRAIN_SECONDS = 60.0
 # Google tells that, and not when; its documentation does.
 PREEMPTED_SECONDS = 30
 MAINTENANCE_SECONDS = 3600  # of a machine with a GPU
+NO_ANSWER = (OSError, http.client.HTTPException, ValueError, LookupError, TypeError)
 TAKEN_AWAY = {"Preempt", "Terminate", "Reboot", "Redeploy"}  # a freeze of seconds is none
 
 
@@ -63,7 +65,7 @@ def wait_for_notice(
     while True:
         try:
             found = notice(provider, base)
-        except (OSError, ValueError, LookupError) as error:
+        except NO_ANSWER as error:
             if not is_silent:
                 remark(f"{base}: no answer of {provider}'s metadata service ({error}): going on")
             is_silent = True
@@ -79,8 +81,10 @@ def notice(provider: str, base: str = METADATA) -> Notice | None:
 
     Raises:
         OSError: it does not answer.
-        ValueError: not as it is documented to.
+        HTTPException: it breaks off.
+        ValueError: it answers otherwise than it is documented to.
         LookupError: likewise.
+        TypeError: likewise.
     """
     return _NOTICES[provider](base)
 
