@@ -246,7 +246,7 @@ class _Head:
             return "absent"
         self._check(said)
         ended = re.search(r"^Job '.*' (?:was )?(\w+)$", said.stdout, flags=re.MULTILINE)
-        state = next((s for s in ENDED if ended and s == ended[1]), "running")
+        state: State = next((s for s in ENDED if ended and s == ended[1]), "running")
         self.has_job = state == "running"
         return state
 

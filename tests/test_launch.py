@@ -1,6 +1,7 @@
 """`launch` takes a cluster down when Ray has said that the job has ended, and never on a guess."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +35,14 @@ def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
     Path("cluster.yaml").write_text("cluster_name: x\n", encoding="utf-8")
 
     def launched(
-        *options: str, status: list[str], submit: str = "true", down: str = "true"
+        *options: str,
+        spec: str = "my.yaml",
+        status: list[str],
+        up: str = "true",
+        submit: str = "true",
+        fetch: str = "true",
+        is_absent: str = "true",
+        down: str = "true",
     ) -> list[str]:
         answers = [f"{n}) {text} ;;" for n, text in enumerate(status, start=1)]
         script = [
@@ -44,13 +52,16 @@ def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
             f'"job status") case $n in {" ".join(answers)} *) {status[-1]} ;; esac ;;',
             f'"job submit") {submit} ;;',
             '"job logs") echo one; echo two ;;',
+            f"up*) {up} ;;",
+            f"rsync-down*) {fetch} ;;",
+            f"exec*) {is_absent} ;;",
             f"down*) {down} ;;",
             "esac",
         ]
         ray = tmp_path / "ray"
         ray.write_text("\n".join(script), encoding="utf-8")
         ray.chmod(0o755)
-        ended = main(["launch", "cluster.yaml", "my.yaml", *options])
+        ended = main(["launch", "cluster.yaml", spec, *options])
         calls = tmp_path / "calls"
         said = calls.read_text(encoding="utf-8").splitlines() if calls.exists() else []
         return [str(ended), *(line for line in said if not line.startswith("dashboard"))]
@@ -79,13 +90,101 @@ def test_it_waits_until_the_job_has_ended(
 
 @pytest.mark.parametrize("state", ["failed", "was stopped"])
 def test_a_sweep_that_failed_takes_the_cluster_down_too(
-    state: str, laptop: Callable[..., list[str]]
+    state: str, laptop: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Found so by a second `launch`, which hands nothing over."""
+    """Found so by a second `launch`, which hands nothing over and shows what was said."""
     ended, *calls = laptop(*BUCKET, status=[ENDED.format(state)])
     assert ended == "1"
     assert calls[-1] == "down --yes cluster.yaml"
     assert not any(call.startswith("job submit") for call in calls)
+    told = capsys.readouterr()
+    assert told.out == "one\ntwo\n"
+    assert "launch-my is there already: the options given now are not used" in told.err
+
+
+def test_a_run_is_fetched_before_the_head_goes(laptop: Callable[..., list[str]]) -> None:
+    """The specification is a link, beside which its files are; it may be gone by then."""
+    Path("elsewhere").mkdir()
+    Path("my.yaml").rename("elsewhere/the.yaml")
+    Path("my.yaml").symlink_to("elsewhere/the.yaml")
+    states = [ABSENT, ENDED.format("succeeded")]
+    ended, *calls = laptop(status=states, submit="rm elsewhere/the.yaml")
+    assert ended == "0"
+    (submit,) = (call for call in calls if call.startswith("job submit"))
+    assert f'"working_dir": "{Path.cwd()}"' in submit
+    assert calls[-2:] == [
+        "rsync-down cluster.yaml ~/runs/small/ runs/small/",
+        "down --yes cluster.yaml",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("state", "is_absent", "line"),
+    [
+        ("failed", "true", "launch-my failed; the cluster is down"),
+        ("failed", "exit 1", "~/runs/a b: cannot be fetched: the cluster is up, and costs money"),
+        ("succeeded", "true", "~/runs/a b: cannot be fetched: the cluster is up, and costs money"),
+    ],
+)
+def test_a_run_that_cannot_be_fetched_is_not_lost(
+    state: str,
+    is_absent: str,
+    line: str,
+    laptop: Callable[..., list[str]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The cluster goes down where the head says that there is none."""
+    ended, *calls = laptop(
+        *("--out", "runs/a b"), status=[ENDED.format(state)], fetch="exit 1", is_absent=is_absent
+    )
+    assert ended == "1"
+    assert capsys.readouterr().err.splitlines()[-1].startswith(line)
+    assert (calls[-1] == "down --yes cluster.yaml") is ("is down" in line)
+    asked = [call for call in calls if call.startswith("exec")]
+    expected = "exec cluster.yaml test ! -e ~/'runs/a b'"
+    assert asked == ([] if state == "succeeded" else [expected])
+
+
+def test_a_head_that_takes_no_job_yet_is_told_of_once(
+    laptop: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may be minutes."""
+    states = [ABSENT, ABSENT, ABSENT, ENDED.format("succeeded")]
+    assert laptop(*BUCKET, status=states, submit=CLOSED)[0] == "0"
+    told = capsys.readouterr().err
+    assert told.count("Failed to connect to Ray") == 1
+    assert "is there already" not in told
+
+
+@pytest.mark.parametrize(
+    ("at", "status", "line"),
+    [
+        ("up", RUNS, "what is up costs money"),
+        ("submit", ABSENT, "the cluster is up, and costs money"),
+        ("status", RUNS, "launch-my goes on there: the cluster is up, and costs money"),
+        ("fetch", ENDED.format("failed"), "the cluster is up, and costs money"),
+        ("down", ENDED.format("failed"), "what is up costs money"),
+    ],
+)
+def test_whoever_stops_it_is_told_what_is_up(
+    at: str,
+    status: str,
+    line: str,
+    laptop: Callable[..., list[str]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By Ctrl-C, at any point."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    stop = "kill -INT $PPID; exit 1"
+    given = {"status": [status, stop]} if at == "status" else {"status": [status], at: stop}
+    try:
+        ended, *_ = laptop(**given)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended == "130"
+    told = capsys.readouterr().err.splitlines()
+    assert told[-2] == f"{line} until 'ray down cluster.yaml'"
+    assert told[-1].startswith("stopped: run the same command again")
 
 
 @pytest.mark.parametrize(
@@ -145,6 +244,36 @@ def test_what_cannot_be_starts_nothing(
     Path("my.yaml").write_text(SPEC.replace("L4", "L5"), encoding="utf-8")
     assert laptop(status=[RUNS]) == ["1"]
     assert "L5" in capsys.readouterr().err
+
+
+def test_what_cannot_go_along_starts_nothing(
+    laptop: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of it is told at once; nor is a run begun that there would be no folder for."""
+    Path("mine.yaml").touch()
+    Path("runs").write_text("", encoding="utf-8")
+    files = ("--catalog", str(Path("mine.yaml").absolute()), "--prices", "../my.csv")
+    more = ("--prices", "shipped", "--constants", "runs/constants.json", "--dry-run")
+    assert laptop(*files, *more, status=[RUNS]) == ["1"]
+    told = capsys.readouterr().err.splitlines()
+    assert [line.split()[0] for line in told] == [
+        *("--dry-run:", "--catalog", "--prices", "--constants"),
+    ]
+    assert "../my.csv: is no file in" in told[2]
+    assert laptop(status=[RUNS]) == ["1"]
+    assert capsys.readouterr().err.startswith("runs/small: cannot be made, for the run (")
+    assert laptop("--out", "gs://bucket/run", status=[RUNS]) == ["1"]
+
+
+def test_files_beside_the_specification_go_along(laptop: Callable[..., list[str]]) -> None:
+    """As seen from its folder, wherever `launch` is run; the sweep's GPU is one of theirs."""
+    gpu = "{key: mine, kind: cpu, usable_memory_bytes: 50331648, source: me, recorded: 2026-11-20}"
+    Path("sweeps").mkdir()
+    Path("sweeps/gpus.yaml").write_text(f"gpus: [{gpu}]\n", encoding="utf-8")
+    Path("my.yaml").unlink()
+    Path("sweeps/my.yaml").write_text(SPEC.replace("L4", "mine"), encoding="utf-8")
+    options = (*BUCKET, "--catalog", "gpus.yaml")
+    assert laptop(*options, spec="sweeps/my.yaml", status=[ENDED.format("succeeded")])[0] == "0"
 
 
 def test_a_command_that_wants_the_cluster_is_told_where_it_can_run(

@@ -1,5 +1,7 @@
 """Notice of a cloud, as its metadata service gives it over HTTP, ends in a drain of Ray's node."""
 
+import socketserver
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +68,43 @@ def test_azure_tells_of_others_too(metadata: Metadata) -> None:
     begun = notice("azure", metadata.address)
     assert begun is not None
     assert begun.seconds == 0
+
+
+@pytest.mark.parametrize(
+    ("provider", "answer"),
+    [
+        ("aws", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"),  # it breaks off
+        ("aws", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]"),
+        ("azure", b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nnull"),
+        ("gcp", b"what?\r\n\r\n"),
+    ],
+)
+def test_it_outlives_an_answer_that_is_none(
+    provider: str, answer: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing else would look out for the notice."""
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while self.rfile.readline().strip():
+                pass
+            self.wfile.write(answer)
+
+    def sleep(seconds: float) -> None:
+        raise InterruptedError(seconds)
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            with pytest.raises(InterruptedError):  # it waits, to ask again
+                wait_for_notice(
+                    provider, f"http://127.0.0.1:{server.server_address[1]}", "a", sleep
+                )
+        finally:
+            server.shutdown()
+            thread.join()
+    assert f"no answer of {provider}'s metadata service" in capsys.readouterr().err
 
 
 def test_it_goes_on_until_ray_has_agreed(
