@@ -237,12 +237,12 @@ def test_what_cannot_be_starts_nothing(
 ) -> None:
     """A file of Kubernetes, a mistake in the specification, an option that no sweep has."""
     Path("cluster.yaml").write_text("kind: RayCluster\n", encoding="utf-8")
-    assert laptop(status=[RUNS]) == ["1"]
+    assert laptop(status=[ENDED.format("failed")]) == ["1"]
     assert "cluster.yaml: is no file for 'ray up'" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        laptop("--budget", "much", status=[RUNS])
+        laptop("--budget", "much", status=[ENDED.format("failed")])
     Path("my.yaml").write_text(SPEC.replace("L4", "L5"), encoding="utf-8")
-    assert laptop(status=[RUNS]) == ["1"]
+    assert laptop(status=[ENDED.format("failed")]) == ["1"]
     assert "L5" in capsys.readouterr().err
 
 
@@ -254,15 +254,15 @@ def test_what_cannot_go_along_starts_nothing(
     Path("runs").write_text("", encoding="utf-8")
     files = ("--catalog", str(Path("mine.yaml").absolute()), "--prices", "../my.csv")
     more = ("--prices", "shipped", "--constants", "runs/constants.json", "--dry-run")
-    assert laptop(*files, *more, status=[RUNS]) == ["1"]
+    assert laptop(*files, *more, status=[ENDED.format("failed")]) == ["1"]
     told = capsys.readouterr().err.splitlines()
     assert [line.split()[0] for line in told] == [
         *("--dry-run:", "--catalog", "--prices", "--constants"),
     ]
     assert "../my.csv: is no file in" in told[2]
-    assert laptop(status=[RUNS]) == ["1"]
+    assert laptop(status=[ENDED.format("failed")]) == ["1"]
     assert capsys.readouterr().err.startswith("runs/small: cannot be made, for the run (")
-    assert laptop("--out", "gs://bucket/run", status=[RUNS]) == ["1"]
+    assert laptop("--out", "gs://bucket/run", status=[ENDED.format("failed")]) == ["1"]
 
 
 def test_files_beside_the_specification_go_along(laptop: Callable[..., list[str]]) -> None:
