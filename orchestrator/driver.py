@@ -200,8 +200,8 @@ class Diary:
         """Writes down what nodes are rented as that were not there before."""
         rented = self.rates.rented.with_nodes(cluster.nodes)
         if rented is not self.rates.rented:
-            self.rates.rented = rented
             self._writer.write(RENTED, rented)
+            self.rates.rented = rented
 
 
 def measure(  # noqa: PLR0913 - what a sweep is made of
@@ -422,11 +422,6 @@ class Round:
                 if fault.cell is None:  # no trial's own line tells it
                     progress.remark(f"{fault.node or fault.gpu}: {fault.reason}")
 
-            def look() -> ClusterResources:
-                cluster = cluster_now()
-                diary.saw(cluster)
-                return cluster
-
             placer = Placer(
                 cells,
                 task,
@@ -438,7 +433,7 @@ class Round:
                 is_spent=partial(meter.reaches, budget_usd),
             )
             keeper = Keeper(self.writer, progress, meter, learn)
-            run_trials(placer, keeper, look, loggers)
+            run_trials(placer, keeper, cluster_now, loggers, diary.saw)
         return placer
 
 
