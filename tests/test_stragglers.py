@@ -28,9 +28,7 @@ SPEC = spec_of(TWO_CELLS)
 SHORT, LONG = SPEC.all_cells()
 
 
-def timed_on(
-    cell: Cell, host: str, *, times: float, spec: SweepSpec = SPEC
-) -> list[Observation]:
+def timed_on(cell: Cell, host: str, *, times: float, spec: SweepSpec = SPEC) -> list[Observation]:
     """A trial on a node that takes so many times as long."""
     found = []
     for o in whole_trial(cell, spec, where=environment(host=host, node_id=host * 4)):
@@ -109,11 +107,14 @@ def test_nodes_that_differ_by_what_nodes_differ_are_not_accused() -> None:
     assert stragglers_section(seen) == ""
 
 
-DESKS = TWO_CELLS.replace("[cpu]", "[desk]") + """\
+DESKS = (
+    TWO_CELLS.replace("[cpu]", "[desk]")
+    + """\
 catalog:
   gpus:
     - {key: desk, kind: cpu, usable_memory_bytes: 100000000, source: me, recorded: 2026-01-31}
 """
+)
 
 
 class QuickDesk:
