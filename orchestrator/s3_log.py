@@ -2,8 +2,8 @@
 
 Each observation is first on this machine's disk, in a spool, and goes on from there: a few seconds'
 worth as one object, written once. A file lies beside the spool until it is sent. An outage costs
-nothing but disk, until it has lasted too long. What a driver that was killed, or gave up, left there
-is sent by the next one on the same machine.
+nothing but disk, until it has lasted too long. What a driver left there that was killed, or gave
+up, is sent by the next one on the same machine.
 """
 
 import contextlib
