@@ -30,7 +30,7 @@ from orchestrator.s3_place import S3Place
 from orchestrator.store import FAULTS, ObservationWriter, RunFolder, open_run
 
 URL = S3Url(BUCKET, "teams/one")
-RENTAL = NodeRental(instance="a", region="here", market="spot")
+RENTAL = NodeRental(provider="pit", instance="a", region="here", market="spot")
 LATER = Timings(ship_seconds=1000.0)  # what is not sent on leaving is not sent at all
 QUICK = Timings(ship_seconds=0.05, beat_seconds=0.1, patience_seconds=0.6, outage_seconds=0.8)
 
