@@ -3,7 +3,7 @@
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -200,8 +200,8 @@ class Diary:
         """Writes down what nodes are rented as that were not there before."""
         rented = self.rates.rented.with_nodes(cluster.nodes)
         if rented is not self.rates.rented:
-            self.rates.rented = rented
             self._writer.write(RENTED, rented)
+            self.rates.rented = rented
 
 
 def measure(  # noqa: PLR0913 - what a sweep is made of
@@ -255,15 +255,22 @@ def measure(  # noqa: PLR0913 - what a sweep is made of
             remark(line)
         no_node: dict[Cell, str] = {}
         died: dict[Cell, str] = {}
+
+        def look_back() -> tuple[list[Observation], Plan]:
+            """What is known by now, and the plan that is left."""
+            seen = folder.observations()
+            left = make_plan(spec, catalog, cluster, seen).after(no_node, died)
+            writer.write(PLAN, left)
+            return seen, left
+
         while wanted := strategy.wanted(plan, known, round_.spent_usd):
             loggers = _loggers(log_to, folder, spec, wanted)
             placer = round_.measure(wanted, len(plan.complete), strategy.budget_usd, loggers)
             no_node |= placer.no_node
             died |= placer.died
-            known = folder.observations()
-            plan = make_plan(spec, catalog, cluster, known).after(no_node, died)
-            writer.write(PLAN, plan)
-        round_.time_again(strategy.budget_usd)
+            known, plan = look_back()
+        if round_.time_again(strategy.budget_usd):  # which may make a cell whole
+            known, plan = look_back()
         if profile:
             round_.profile(plan, strategy.budget_usd)
     return plan
@@ -332,8 +339,12 @@ class Round:
 
         return self._place(list(wanted), task, learn, complete, budget_usd, loggers, slow)
 
-    def time_again(self, budget_usd: float | None) -> None:
-        """Has cells that slow nodes timed timed by others, where there are such now."""
+    def time_again(self, budget_usd: float | None) -> bool:
+        """Has cells that slow nodes timed timed by others, where there are such now.
+
+        Returns:
+            Whether there was anything to time.
+        """
         found = stragglers(self.folder.observations())
         slow = {each.node_id: each.text for each in found}
         now = cluster_now() if found else self.cluster
@@ -346,7 +357,9 @@ class Round:
         wanted = {cell: Asked(timed=tuple(of_cell)) for cell, of_cell in sizes.items()}
         if wanted:
             remark(f"{'; '.join(slow.values())}: timing {len(wanted)} trials again elsewhere")
-            self.measure(wanted, 0, budget_usd, slow=slow)
+            # A node may have joined whose GPU the sweep began without.
+            replace(self, cluster=now).measure(wanted, 0, budget_usd, slow=slow)
+        return bool(wanted)
 
     def profile(self, plan: Plan, budget_usd: float | None) -> None:
         """Has the cells profiled that are measured."""
@@ -422,11 +435,6 @@ class Round:
                 if fault.cell is None:  # no trial's own line tells it
                     progress.remark(f"{fault.node or fault.gpu}: {fault.reason}")
 
-            def look() -> ClusterResources:
-                cluster = cluster_now()
-                diary.saw(cluster)
-                return cluster
-
             placer = Placer(
                 cells,
                 task,
@@ -438,7 +446,7 @@ class Round:
                 is_spent=partial(meter.reaches, budget_usd),
             )
             keeper = Keeper(self.writer, progress, meter, learn)
-            run_trials(placer, keeper, look, loggers)
+            run_trials(placer, keeper, cluster_now, loggers, diary.saw)
         return placer
 
 

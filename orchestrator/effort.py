@@ -39,15 +39,15 @@ class Effort:
         self._rates = rates
         self._searches: dict[str, list[float]] = defaultdict(list)
         self._visits: dict[str, list[float]] = defaultdict(list)
-        by_cell: dict[Cell, float] = defaultdict(float)
+        searched: dict[Cell, float] = defaultdict(float)  # seconds
         for o in observations:
             if o.cell.simulated:
                 continue
             if o.purpose == "ladder":
                 self._visits[o.cell.device].append(o.seconds)
             else:
-                by_cell[o.cell] += o.seconds
-        for cell, seconds in by_cell.items():
+                searched[o.cell] += o.seconds
+        for cell, seconds in searched.items():
             self._searches[cell.device].append(seconds)
 
     def is_up(self, device: str) -> bool:

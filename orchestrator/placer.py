@@ -7,7 +7,7 @@ reason. Nothing waits for ever: neither for a node nor for a trial's word.
 import datetime as dt
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.faults import Fault, Kind
@@ -67,23 +67,32 @@ class _Placed:
 
 @dataclass(slots=True)
 class _Queue:
-    """The cells of one GPU, and its nodes that were ever seen."""
+    """The cells of one GPU, and its nodes: all that were ever seen, and those that are hoped for.
+
+    A host on which Ray is started anew is another node to Ray, and so is one that replaces another:
+    each that comes stands for one that is gone, which is hoped for no more.
+    """
 
     resources: Mapping[str, float]
     cells: deque[Cell] = field(default_factory=deque)
     placed: dict[Cell, _Placed] = field(default_factory=dict)
-    nodes: set[str] = field(default_factory=set)
+    seen: set[str] = field(default_factory=set)
+    hoped_for: set[str] = field(default_factory=set)
     waits_since: float | None = None
     there_since: float | None = None
     is_closed: bool = False
 
-    def sees(self, cluster: ClusterResources) -> None:
-        """Remembers the nodes that there are."""
-        self.nodes |= {
+    def sees(self, cluster: ClusterResources, out: Collection[str]) -> None:
+        """Remembers the nodes that there are; of those that are gone, one out comes back first."""
+        there = {
             node.node_id
             for node in cluster.nodes
             if node.node_id is not None and node.holding(self.resources)
         }
+        come, staying = there - self.seen, there - cluster.leaving
+        gone = sorted(self.hoped_for - staying, key=lambda node_id: (node_id not in out, node_id))
+        self.hoped_for = (self.hoped_for | come) - set(gone[: len(come & staying)])
+        self.seen |= come
 
 
 class Placer:
@@ -127,7 +136,7 @@ class Placer:
             queue = self._queues.setdefault(cell.device, _Queue(resources[cell.device]))
             queue.cells.append(cell)
         for queue in self._queues.values():
-            queue.sees(cluster)
+            queue.sees(cluster, self._out)
         self._tries: dict[Cell, int] = defaultdict(int)
         # Nodes that it is not to be placed on, and what failed there.
         self._avoided: dict[Cell, dict[str, str]] = defaultdict(dict)
@@ -250,7 +259,7 @@ class Placer:
                 most = _longest_silence(placed.task)
                 if placed.is_running and now - placed.last_word > most:
                     silent[cell] = f"no word of it within {most:g} s"
-            queue.sees(cluster)
+            queue.sees(cluster, self._out)
             self._wait(device, queue, now)
         return silent
 
@@ -272,7 +281,7 @@ class Placer:
             return
         if usable and now - since < WORKER_SECONDS:
             return
-        reason = self._why_no_node(device, queue, usable)
+        reason = self._why_no_node(device, queue, usable, now - since)
         self._tell("no node", device, reason)
         queue.is_closed = True
         for cell in (*queue.placed, *queue.cells):
@@ -302,15 +311,18 @@ class Placer:
     def _gone(self, queue: _Queue) -> set[str]:
         """Nodes that were there, could be trusted, and may come back: a host that starts anew."""
         there = {node.node_id for node in self._cluster.nodes if not node.is_leaving}
-        return queue.nodes - there - self._out.keys()
+        return queue.hoped_for - there - self._out.keys()
 
-    def _why_no_node(self, device: str, queue: _Queue, usable: Sequence[Node]) -> str:
+    def _why_no_node(
+        self, device: str, queue: _Queue, usable: Sequence[Node], there_seconds: float
+    ) -> str:
         within = f"within {self._wait_seconds / 60:g} minutes (--wait-for-nodes)"
         if usable:
             names = ", ".join(str(node.node_id)[:8] for node in usable)
             return (
-                f"the node with {device} ({names}) is there and free and started no worker "
-                f"{within}: Ray's logs on it say why (raylet.out, worker-*.err)"
+                f"the node with {device} ({names}) has been there and free for "
+                f"{there_seconds / 60:.0f} minutes and started no worker: Ray's logs on it say why "
+                "(raylet.out, worker-*.err)"
             )
         if self._cluster.holding(queue.resources, self._cluster.leaving):
             reasons = "; ".join(self._out.values()) or self._failures(queue)

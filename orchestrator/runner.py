@@ -41,6 +41,7 @@ def run_trials(
     listener: Listener,
     cluster_now: Callable[[], ClusterResources],
     loggers: Sequence[Any] = (),
+    saw: Callable[[ClusterResources], None] = lambda _: None,
 ) -> None:
     """Runs trials until the placer has none left.
 
@@ -50,9 +51,10 @@ def run_trials(
             that began and did not end is told to have died; one that never began is not told of.
         cluster_now: what there is, asked anew.
         loggers: Ray Tune's own callbacks, told of all that the listener is told of.
+        saw: is told what there is, now and then.
 
     Raises:
-        Exception: whatever the listener raised; trials that still run are stopped.
+        Exception: whatever the listener, or ``saw``, raised; trials that still run are stopped.
     """
     # Tune writes result files and banners of its own unless told not to.
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
@@ -73,7 +75,7 @@ def run_trials(
     class_cache.ENV_VARS_TO_PROPAGATE = frozenset()
     # It logs a trial that died with its traceback; the listener hears of it in a line.
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-    relay = _Relay(placer, listener, cluster_now)
+    relay = _Relay(placer, listener, cluster_now, saw)
     in_vain = 0
     while not placer.is_over:
         with tempfile.TemporaryDirectory(prefix="sweep-") as scratch:
@@ -206,11 +208,16 @@ class _Relay:
     """
 
     def __init__(
-        self, placer: Placer, listener: Listener, cluster_now: Callable[[], ClusterResources]
+        self,
+        placer: Placer,
+        listener: Listener,
+        cluster_now: Callable[[], ClusterResources],
+        saw: Callable[[ClusterResources], None],
     ) -> None:
         self._placer = placer
         self._listener = listener
         self._cluster_now = cluster_now
+        self._saw = saw
         self._running: dict[str, Any] = {}
         self._cells: dict[str, Cell] = {}
         self._killed: dict[str, str] = {}
@@ -246,6 +253,7 @@ class _Relay:
         if time.monotonic() - self._looked < LOOK_SECONDS:
             return
         cluster, silent = self._cluster_now(), dict[Cell, str]()
+        self._pass_on(lambda: self._saw(cluster))
         self._pass_on(lambda: silent.update(self._placer.look(cluster)))
         for cell, reason in silent.items():
             trial = self._running.get(cell.key)

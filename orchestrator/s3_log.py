@@ -1,8 +1,9 @@
 """Observations, and files that go with them, on their way into a bucket.
 
 Each observation is first on this machine's disk, in a spool, and goes on from there: a few seconds'
-worth as one object, written once. An outage costs nothing but disk, until it has lasted too long.
-What a driver that was killed left in its spool is sent by the next one on the same machine.
+worth as one object, written once. A file lies beside the spool until it is sent. An outage costs
+nothing but disk, until it has lasted too long. What a driver left there that was killed, or gave
+up, is sent by the next one on the same machine.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from orchestrator.append_file import AppendFile, unusable
+from orchestrator.local_place import LocalPlace
 from orchestrator.output import remark
 from orchestrator.place import StoreError
 from orchestrator.s3_bucket import FIRST_PAUSE_SECONDS, Bucket, longer
@@ -26,6 +28,7 @@ from orchestrator.s3_lock import LostError, RunLock
 from trials.profile import logged
 
 FOLDER = "observations/"
+DATE_SECONDS = 2.0  # a bucket tells when a file was written, and what time it is, in whole seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +104,9 @@ class S3Log:
         self.is_open = True
 
     def recover(self, known: Collection[str]) -> set[str]:
-        """Sends what is left in the spools of drivers that are gone."""
+        """Sends what is left in the spools of drivers that are gone, and beside them."""
         found: set[str] = set()
+        written: dict[str, float] = {}
         for path in sorted(self._spools.glob("*.jsonl")):
             if path == self._spool.path:
                 continue
@@ -117,10 +121,34 @@ class S3Log:
                     if key not in known and key not in found:
                         self.append(line)
                         found.add(key)
+                for file in sorted({*self._spools.glob(f"{path.stem}.*")} - {path}):
+                    self._send_left(file, file.name.removeprefix(f"{path.stem}."), written)
                 path.unlink()
             finally:
                 left.close()
         return found
+
+    def _send_left(self, file: Path, name: str, written: dict[str, float]) -> None:
+        """Sends a file that a driver could not, unless there is a later one.
+
+        Args:
+            file: the driver's.
+            name: of the run's file.
+            written: when each of the run's files was written, by this machine's clock.
+        """
+        if name not in written:
+            found = self._bucket.patiently(lambda: self._bucket.get(name))
+            written[name] = 0.0 if found is None else time.time() - found.age_seconds
+        at = file.stat().st_mtime
+        if at + DATE_SECONDS >= written[name]:
+            self._bucket.patiently(lambda: self._bucket.put(name, file.read_bytes()))
+            written[name] = at
+        else:
+            remark(
+                f"{self._bucket.url / name}: another sweep has written it since: what a sweep here "
+                "could not send in an outage before that is left out"
+            )
+        file.unlink()
 
     def append(self, line: bytes) -> None:
         """Puts an observation into the spool, from where it is sent."""
@@ -134,6 +162,7 @@ class S3Log:
     def write(self, name: str, content: bytes) -> None:
         """Has a file of the run replaced, in its turn: an outage holds up nobody but the sender."""
         with self._mutex:
+            LocalPlace(self._spools).write(self._beside(name), content)
             self._files[name] = content
         self._wake.set()
         if self._gave_up is not None:
@@ -152,14 +181,14 @@ class S3Log:
         self._thread.join()
         self._spool.close()
         self.is_open = False
-        left = len(self._sending) + len(self._waiting)
+        left = bool(self._sending or self._waiting or self._files)
         if not left:
             with contextlib.suppress(OSError):
                 self._spool.path.unlink()
                 self._spools.rmdir()  # unless another driver's is in it
         with contextlib.suppress(StoreError):  # others take it over when it is stale
             self._lock.release()
-        if (left or self._files) and self._gave_up is None:  # the thread ended as nobody foresaw
+        if left and self._gave_up is None:  # the thread ended as nobody foresaw
             self._gave_up = partial(self._kept, f"{self._bucket.url}: sending broke off", "again")
         if self._gave_up is None:
             return
@@ -232,6 +261,8 @@ class S3Log:
             with self._mutex:
                 if self._files[name] is content:
                     del self._files[name]
+                    with contextlib.suppress(OSError):  # then it is sent again: it is the same
+                        (self._spools / self._beside(name)).unlink()
 
     def _missed(self, error: StoreError) -> None:
         """Keeps on trying, ever less often, for as long as patience lasts."""
@@ -249,11 +280,17 @@ class S3Log:
         self._again = now + random.uniform(self._pause / 2, self._pause)
         self._pause = longer(self._pause)
 
+    def _beside(self, name: str) -> str:
+        """What a file of the run is called beside the spool."""
+        return f"{self._spool.path.stem}.{name}"
+
     def _kept(self, told: str, when: str) -> StoreError:
         """What to say of having given up, and of what waits by now."""
         with self._mutex:
-            left = len(self._sending) + len(self._waiting)
-        where = f"{left} observations lie in {self._spool.path}" if left else "all it has is there"
+            left, files = len(self._sending) + len(self._waiting), sorted(self._files)
+        parts = [*([f"{left} observations"] if left else []), *files]
+        folder = self._spools if files else self._spool.path
+        where = f"{', '.join(parts)} lie in {folder}" if parts else "all it has is there"
         return StoreError(
             f"{told}: {where}: run the same command here {when}, it sends them and goes on"
         )

@@ -82,9 +82,9 @@ def sweep(options: argparse.Namespace) -> int:
             return 0
     check_tools(options.log_to, folder)
     folder_run = open_run(folder, text, spec, prices.rows)
-    rates = _rates(catalog, folder_run, rented)
     wait_seconds: float = options.wait_for_nodes * 60
     with ObservationWriter(folder_run) as writer:
+        rates = _rates(catalog, folder_run, rented)  # the writer may have found what was not sent
         _keep_rented(folder_run, writer, rates)
         if options.adaptive:
             # What is simulated tells what to expect of what is measured.

@@ -1,11 +1,11 @@
 """A long log is read and fitted by several processes, and nobody can tell but by the clock."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,17 +112,25 @@ def test_a_process_that_was_killed_ends_it_in_a_line(run: RunFolder) -> None:
     """As the kernel does where memory is short."""
     before = {each.pid for each in workers(os.getpid())}
 
+    is_over = threading.Event()
+
     def kill() -> None:
-        while not (new := [w for w in workers(os.getpid()) if w.pid not in before]):
-            time.sleep(0.01)
-        while new[0].cpu_times().user < 0.2:  # it has begun
-            time.sleep(0.01)
-        new[0].kill()
+        held = None
+        while held is None and not is_over.wait(0.01):
+            held = next((w for w in workers(os.getpid()) if w.pid not in before), None)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if held is not None:
+                held.suspend()  # it ends nothing now: the others go on, and wait for it
+                is_over.wait(0.5)
+                held.kill()
 
     killer = threading.Thread(target=kill)
     killer.start()
-    mistake = told(run)
-    killer.join()
+    try:
+        mistake = told(run)
+    finally:
+        is_over.set()
+        killer.join()
     assert mistake.startswith(f"{run.path}: a process that read or fitted its observations was")
     assert "\n" not in mistake
     assert {each.pid for each in workers(os.getpid())} == before

@@ -322,6 +322,46 @@ def test_a_lone_host_that_is_away_for_a_while_goes_on_where_it_stopped() -> None
     assert world.placer.is_over
 
 
+def test_a_host_that_came_back_as_another_node_is_not_waited_for_as_the_one_it_was() -> None:
+    """Ray names it anew; when it is taken out then, nothing is left to hope for."""
+    world = World(DESK[:3], node("n1", "desk"))
+    world.placed()
+    world.run(DESK[0], N1, probes=1)
+    world.placer.ended(DESK[0], "its node is gone")
+    world.placer.look(ClusterResources(()))
+    back = ClusterResources((node("n2", "desk"),))
+    world.placer.look(back)
+    for cell in DESK[:2]:
+        world.placed()
+        world.run(cell, SICK[1])
+        world.placer.ended(cell, None)
+    world.placed()
+    for _ in range(2):
+        world.placer.look(back)
+        world.now += 11
+    assert world.placer.is_over
+    assert "is left that can be trusted: 10.0.0.67: " in world.placer.no_node[DESK[2]]
+
+
+def test_of_two_hosts_that_are_away_the_one_that_did_not_come_back_is_still_waited_for() -> None:
+    """Each that comes stands for one of them."""
+    world = World(DESK[:3], node("n3", "desk"), node("n4", "desk"))
+    world.placed()
+    world.placer.look(ClusterResources(()))
+    back = ClusterResources((node("n1", "desk"),))
+    world.placer.look(back)
+    for cell in DESK[:2]:
+        world.run(cell, SICK[0])
+        world.placer.ended(cell, None)
+    world.placed()
+    for seconds in (599, 2):
+        world.placer.look(back)
+        assert not world.placer.is_over
+        world.now += seconds
+    world.placer.look(back)
+    assert world.placer.is_over
+
+
 def test_a_node_that_others_use_is_waited_for() -> None:
     """It is there; whose turn it is, Ray knows."""
     cluster = ClusterResources((replace(node("n1", "desk"), used={"CPU": 1.0, "desk": 1.0}),))
@@ -360,5 +400,5 @@ def test_a_node_that_nobody_uses_and_that_starts_no_worker_is_not_waited_for_wit
     world.placer.look(there)
     assert world.placer.is_over
     assert set(world.placer.no_node) == set(DESK)
-    told = "the node with desk (n1) is there and free and started no worker within 10 minutes"
+    told = "the node with desk (n1) has been there and free for 2 minutes and started no worker: "
     assert told in world.placer.no_node[DESK[0]]

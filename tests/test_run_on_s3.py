@@ -19,9 +19,10 @@ from s3_server import BUCKET, CREDENTIALS, KEY, SECRET, TOKEN, S3Server, s3_serv
 from orchestrator import s3_place
 from orchestrator.cli import main
 from orchestrator.driver import Diary
-from orchestrator.faults import Fault
+from orchestrator.faults import Fault, Faults
 from orchestrator.place import S3Url, StoreError
-from orchestrator.rented import Rates
+from orchestrator.plan import ClusterResources, Node
+from orchestrator.rented import NodeRental, Rates
 from orchestrator.s3_bucket import Bucket
 from orchestrator.s3_lock import Holder, RunLock
 from orchestrator.s3_log import Timings
@@ -29,6 +30,7 @@ from orchestrator.s3_place import S3Place
 from orchestrator.store import FAULTS, ObservationWriter, RunFolder, open_run
 
 URL = S3Url(BUCKET, "teams/one")
+RENTAL = NodeRental(provider="pit", instance="a", region="here", market="spot")
 LATER = Timings(ship_seconds=1000.0)  # what is not sent on leaving is not sent at all
 QUICK = Timings(ship_seconds=0.05, beat_seconds=0.1, patience_seconds=0.6, outage_seconds=0.8)
 
@@ -321,6 +323,95 @@ def test_outage_that_lasts_too_long_ends_the_sweep_in_a_line_and_loses_nothing(
     with ObservationWriter(the_run()) as writer:
         assert not writer.append(observation(2))
     assert batches(the_run()) == [1, 2]
+    assert spools(tmp_path) == []
+
+
+def noted(run: RunFolder) -> list[str]:
+    """What is told to have gone wrong."""
+    return [fault.reason for fault in run.faults().faults]
+
+
+def diary_of(run: RunFolder, writer: ObservationWriter) -> Diary:
+    """A driver's."""
+    return Diary(run, writer, Rates(spec_of().merged_catalog()))
+
+
+def fault(reason: str) -> Fault:
+    """Something that went wrong."""
+    return Fault(kind="died", gpu="cpu", reason=reason, at="now", lost_seconds=1.0)
+
+
+def ended_in_an_outage(server: S3Server, *sizes: int) -> str:
+    """A sweep that notes faults and observes batches it cannot send; what it says in the end."""
+
+    def sweep() -> None:
+        with ObservationWriter(run := the_run()) as writer:
+            diary = diary_of(run, writer)
+            diary.note(fault("first"))
+            assert until(lambda: noted(the_run()) == ["first"])
+            server.answers = (503, "ServiceUnavailable")
+            diary.note(fault("second"))
+            node = Node({}, None, "a", labels=RENTAL.labels)
+            diary.saw(ClusterResources((node,)))
+            for size in sizes:
+                writer.append(observation(size))
+
+    told = one_line(sweep)
+    server.answers = None
+    lock = max(server.objects("teams/one/lock/"))
+    server.age(f"teams/one/lock/{lock}", 301)  # this process lives on, and so would its lock
+    return told
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"), [((), ""), ((1,), "1 observations, "), ((1, 2), "2 observations, ")]
+)
+def test_what_went_wrong_in_an_outage_without_end_is_kept_and_sent_by_the_next(
+    server: S3Server, run: RunFolder, tmp_path: Path, sizes: tuple[int, ...], words: str
+) -> None:
+    """With what nodes are rented as, and whether anything was observed meanwhile or not."""
+    told = ended_in_an_outage(server, *sizes)
+    (folder,) = {path.parent for path in spools(tmp_path)}
+    assert f" s now: {words}faults.json, rented.json lie in {folder}: run the same command" in told
+    server.age("teams/one/faults.json", 60)
+    with ObservationWriter(again := the_run()) as writer:
+        assert again.rented().nodes == {"a": RENTAL}
+        diary_of(again, writer).note(fault("third"))
+    assert noted(run) == ["first", "second", "third"]
+    assert batches(the_run()) == list(sizes)
+    assert spools(tmp_path) == []
+
+
+def test_the_next_sweep_prices_by_what_was_kept_in_the_outage(
+    server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And does not write its own over it."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    run, spec = made_run(URL), tmp_path / "made.yaml"
+    spec.write_text(ONE_CELL, encoding="utf-8")
+    ended_in_an_outage(server)
+    assert main(["sweep", str(spec), "--out", str(URL)]) == 0
+    assert run.rented().nodes == {"a": RENTAL}
+    assert noted(run) == ["first", "second"]
+
+
+def test_what_another_sweep_wrote_since_is_not_written_over(
+    server: S3Server, run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It went on elsewhere: what is older is left out, and that is told."""
+    ended_in_an_outage(server)
+    for path in spools(tmp_path):
+        os.utime(path, (time.time() - 60, time.time() - 60))
+    run.write(FAULTS, Faults(faults=(fault("elsewhere"),)))
+    capsys.readouterr()
+    with ObservationWriter(the_run()):
+        pass
+    assert noted(run) == ["elsewhere"]
+    assert run.rented().nodes == {"a": RENTAL}
+    assert capsys.readouterr().err == (
+        f"{URL}/faults.json: another sweep has written it since: what a sweep here could not send "
+        "in an outage before that is left out\n"
+    )
     assert spools(tmp_path) == []
 
 

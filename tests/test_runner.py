@@ -56,7 +56,7 @@ def relay_to(diary: Diary) -> _Relay:
         nodes_out={},
         note=lambda _: None,
     )
-    return _Relay(placer, diary, lambda: CLUSTER)
+    return _Relay(placer, diary, lambda: CLUSTER, lambda _: None)
 
 
 def trial(cell: Cell) -> SimpleNamespace:
@@ -110,6 +110,22 @@ def test_a_full_disk_while_looking_at_the_cluster_is_told_as_what_it_is(
         raise StoreError("faults.json: No space left on device")
 
     monkeypatch.setattr(relay._placer, "look", full)
+    with pytest.raises(StoreError):
+        relay.step()
+    assert isinstance(relay.raised, StoreError)
+
+
+def test_a_full_disk_while_nodes_are_written_down_is_told_as_what_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What new nodes are rented as is kept while trials run."""
+    monkeypatch.setattr(runner, "LOOK_SECONDS", 0.0)
+    relay = relay_to(Diary())
+
+    def full(_: ClusterResources) -> None:
+        raise StoreError("rented.json: No space left on device")
+
+    monkeypatch.setattr(relay, "_saw", full)
     with pytest.raises(StoreError):
         relay.step()
     assert isinstance(relay.raised, StoreError)

@@ -10,13 +10,13 @@ from ray_sweeps import ended, observations, two_devices
 
 from orchestrator.cli import main
 from orchestrator.constraints import OfferFilter
-from orchestrator.driver import Everything
+from orchestrator.driver import Diary, Everything
 from orchestrator.effort import Purse, expected, expected_text, what_is_left
 from orchestrator.faults import Fault
 from orchestrator.plan import ClusterResources, Node, make_plan
 from orchestrator.rented import NodeRental, Rates, Rented
 from orchestrator.spending import Meter
-from orchestrator.store import ObservationWriter, open_run
+from orchestrator.store import RENTED, ObservationWriter, StoreError, open_run
 from orchestrator.sweep_commands import end_of_sweep
 from trials.observation import Observation
 
@@ -232,6 +232,25 @@ def test_a_price_that_nobody_said_is_told_as_the_cheapest_there_is() -> None:
     assert [offer and offer.instance for offer in offers] == ["a", "a", "b"]
     assert "the cheapest there is" not in rates.text([("fast", offers[1])])
     assert "the cheapest there is" in rates.text([("fast", offer) for offer in offers])
+
+
+def test_what_a_node_is_rented_as_is_written_down_again_where_it_could_not_be(
+    tmp_path: Path,
+) -> None:
+    """A full disk that has room again; until then nothing is priced by what was not kept."""
+    run = open_run(tmp_path / "run", ONE_CELL, spec_of())
+    said = NodeRental(provider="pit", instance="a", region="here", market="on-demand")
+    cluster = ClusterResources((Node({"CPU": 1.0}, node_id="a", labels=said.labels),))
+    in_the_way = tmp_path / "run" / RENTED / "file"
+    in_the_way.mkdir(parents=True)
+    with ObservationWriter(run) as writer:
+        diary = Diary(run, writer, Rates(CATALOG))
+        with pytest.raises(StoreError):
+            diary.saw(cluster)
+        in_the_way.rmdir()
+        in_the_way.parent.rmdir()
+        diary.saw(cluster)
+    assert run.rented() == diary.rates.rented == Rented(nodes={"a": said})
 
 
 def test_what_nodes_are_rented_as_is_kept_with_the_run(

@@ -1,14 +1,26 @@
 """A node far slower than others with the same GPU is told, and what it timed is timed again."""
 
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
 from made_runs import TWO_CELLS, LineDevice, spec_of, whole_trial
 from observations import environment
 
 from fitting.columns import columns_of
-from orchestrator.plan import trial_task
+from orchestrator import driver
+from orchestrator.driver import Everything, Keeper, measure
+from orchestrator.placer import Placer, Whereabouts
+from orchestrator.plan import ClusterResources, Node, trial_task
 from orchestrator.recipe_table import compare_recipes
+from orchestrator.rented import Rates
 from orchestrator.step_seconds import timed_steps, visit_spread
+from orchestrator.store import ObservationWriter, open_run
 from orchestrator.stragglers import stragglers, stragglers_section, stragglers_text
+from orchestrator.sweep import SweepSpec
 from trials.observation import Observation, standing
+from trials.profile_trial import ProfileTask
 from trials.trial import next_ask, run_trial
 from trials.workload import Cell
 
@@ -16,10 +28,10 @@ SPEC = spec_of(TWO_CELLS)
 SHORT, LONG = SPEC.all_cells()
 
 
-def timed_on(cell: Cell, host: str, *, times: float) -> list[Observation]:
+def timed_on(cell: Cell, host: str, *, times: float, spec: SweepSpec = SPEC) -> list[Observation]:
     """A trial on a node that takes so many times as long."""
     found = []
-    for o in whole_trial(cell, SPEC, where=environment(host=host, node_id=host * 4)):
+    for o in whole_trial(cell, spec, where=environment(host=host, node_id=host * 4)):
         if o.measurement is None:
             found.append(o)
             continue
@@ -93,3 +105,62 @@ def test_nodes_that_differ_by_what_nodes_differ_are_not_accused() -> None:
     seen = [*timed_on(SHORT, "quick", times=1), *timed_on(SHORT, "slower", times=2)]
     assert stragglers(seen) == []
     assert stragglers_section(seen) == ""
+
+
+DESKS = (
+    TWO_CELLS.replace("[cpu]", "[desk]")
+    + """\
+catalog:
+  gpus:
+    - {key: desk, kind: cpu, usable_memory_bytes: 100000000, source: me, recorded: 2026-01-31}
+"""
+)
+
+
+class QuickDesk:
+    """A cluster that a node with a desk joins while a sweep is at work: trials run on that."""
+
+    def __init__(self) -> None:
+        self.begun = ClusterResources((Node({}, None, "head"),))
+        desk = Node({"CPU": 1.0, "desk": 1.0}, None, "new")
+        self.now = ClusterResources((*self.begun.nodes, desk))
+
+    def run(self, placer: Placer, keeper: Keeper, *_: Any) -> None:
+        """As Ray would."""
+        while (placement := placer.next()) is not None:
+            assert placement.resources == {"CPU": 1.0, "desk": 1.0}
+            task, cell = placement.task, placement.task.cell
+            assert not isinstance(task, ProfileTask)
+            placer.started(cell)
+            placer.is_on(cell, Whereabouts("new", "10.0.0.9"))
+
+            def emit(observation: Observation) -> None:
+                keeper.observed(observation)
+                placer.observed(observation)
+
+            run_trial(task, LineDevice(40, environment(host="new", node_id="new")), emit)
+            placer.ended(cell, None)
+
+
+def test_a_node_that_joins_during_a_resumed_sweep_times_again_what_a_slow_one_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There was none with its GPU at the start: a cell that it makes whole is skipped no more."""
+    spec, cluster = spec_of(DESKS), QuickDesk()
+    short, long = spec.all_cells()
+    slow = [o for o in timed_on(long, "slow", times=10, spec=spec) if o.repeat == 0]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(driver, "cluster_address", lambda: "ray")
+    monkeypatch.setattr(driver, "connected_cluster", lambda **_: nullcontext(cluster.begun))
+    monkeypatch.setattr(driver, "cluster_now", lambda: cluster.now)
+    monkeypatch.setattr(driver, "run_trials", cluster.run)
+    run = open_run(tmp_path / "run", DESKS, spec)
+    with ObservationWriter(run) as writer:
+        for each in (*timed_on(short, "quick", times=1, spec=spec), *slow):
+            writer.append(each)
+        rates = Rates(spec.merged_catalog())
+        plan = measure(run, writer, spec, rates, Everything(spec, rates), wait_seconds=60)
+    (found,) = stragglers(run.observations())
+    assert (found.host, found.standing) == ("slow", {})
+    assert (plan.complete, plan.skipped) == ((short, long), ())
+    assert run.plan() == plan
