@@ -12,7 +12,8 @@ from gpu_catalog.catalog import Catalog
 from orchestrator.cluster import cluster_address, cluster_now, connected_cluster, this_machine
 from orchestrator.cost import SECONDS_PER_HOUR
 from orchestrator.effort import Effort, Purse, expected_text, what_is_left
-from orchestrator.faults import Fault, Faults
+from orchestrator.faults import Fault
+from orchestrator.keeping import Diary, Keeper
 from orchestrator.local_runner import simulate_trials
 from orchestrator.output import remark
 from orchestrator.placer import Placer, Task
@@ -21,7 +22,7 @@ from orchestrator.progress import Progress
 from orchestrator.rented import Rates
 from orchestrator.runner import run_trials
 from orchestrator.spending import Meter
-from orchestrator.store import FAULTS, PLAN, RENTED, ObservationWriter, RunFolder
+from orchestrator.store import PLAN, ObservationWriter, RunFolder
 from orchestrator.stragglers import stragglers
 from orchestrator.sweep import SweepSpec
 from orchestrator.tune_loggers import Tool, tune_callbacks
@@ -127,81 +128,6 @@ def payable_gpus(
             planned += start
             found.add(device)
     return found
-
-
-class Keeper:
-    """Keeps what the trials report, shows it, and counts what it costs.
-
-    Args:
-        writer: to the run's observations.
-        progress: shows them.
-        meter: counts what they cost; absent where nobody asks.
-        learn: is told of all that is kept.
-    """
-
-    def __init__(
-        self,
-        writer: ObservationWriter,
-        progress: Progress,
-        meter: Meter | None = None,
-        learn: Callable[[Logged], None] = lambda _: None,
-    ) -> None:
-        self._writer = writer
-        self._progress = progress
-        self._meter = meter
-        self._learn = learn
-        self.seen: list[Observation] = []
-
-    def started(self, cell: Cell) -> None:
-        """A trial runs."""
-        self._progress.started(cell)
-
-    def observed(self, observation: Logged) -> None:
-        """A probe or a profile ended."""
-        if not self._writer.append(observation):
-            return
-        self._learn(observation)
-        if self._meter is not None:
-            self._meter.observed(observation)
-            self._progress.spent_usd = self._meter.usd
-        if isinstance(observation, Profiled):
-            self._progress.profiled(observation)
-        else:
-            self.seen.append(observation)
-            self._progress.observed(observation)
-
-    def ended(self, cell: Cell, error: str | None) -> None:
-        """A trial is over."""
-        self._progress.ended(cell, error)
-
-
-class Diary:
-    """Keeps what a sweep learns beside its observations: what goes wrong, and of its nodes.
-
-    It is written the way observations are: no trial waits for a bucket that is away.
-
-    Args:
-        folder: of the run.
-        writer: to it.
-        rates: are told what nodes say that they are rented as.
-    """
-
-    def __init__(self, folder: RunFolder, writer: ObservationWriter, rates: Rates) -> None:
-        self._writer = writer
-        self.rates = rates
-        self.faults = folder.faults()
-
-    def note(self, fault: Fault) -> None:
-        """Writes down what went wrong."""
-        self.faults = Faults(faults=(*self.faults.faults, fault))
-        self._writer.write(FAULTS, self.faults)
-
-    def saw(self, cluster: ClusterResources) -> None:
-        """Writes down what nodes are rented as that were not there before."""
-        rented = self.rates.rented.with_nodes(cluster.nodes)
-        if rented is not self.rates.rented:
-            self._writer.write(RENTED, rented)
-            self.rates.rented = rented
 
 
 def measure(  # noqa: PLR0913 - what a sweep is made of

@@ -16,7 +16,6 @@ from orchestrator.command_tools import given_run_path, run_and_prices, spec_text
 from orchestrator.constraints import OfferFilter
 from orchestrator.driver import (
     Everything,
-    Keeper,
     Strategy,
     measure,
     needs_extras,
@@ -35,6 +34,7 @@ from orchestrator.gpu_check import (
     time_is_left,
 )
 from orchestrator.job_options import asked_offers
+from orchestrator.keeping import Keeper
 from orchestrator.known_prices import KnownPrices, known_prices
 from orchestrator.local_runner import run_trials_here
 from orchestrator.memory_tables import limits_section

@@ -18,8 +18,8 @@ from s3_server import BUCKET, CREDENTIALS, KEY, SECRET, TOKEN, S3Server, s3_serv
 
 from orchestrator import s3_place
 from orchestrator.cli import main
-from orchestrator.driver import Diary
 from orchestrator.faults import Fault, Faults
+from orchestrator.keeping import Diary
 from orchestrator.place import S3Url, StoreError
 from orchestrator.plan import ClusterResources, Node
 from orchestrator.rented import NodeRental, Rates

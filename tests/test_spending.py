@@ -10,9 +10,10 @@ from ray_sweeps import ended, observations, two_devices
 
 from orchestrator.cli import main
 from orchestrator.constraints import OfferFilter
-from orchestrator.driver import Diary, Everything
+from orchestrator.driver import Everything
 from orchestrator.effort import Purse, expected, expected_text, what_is_left
 from orchestrator.faults import Fault
+from orchestrator.keeping import Diary
 from orchestrator.plan import ClusterResources, Node, make_plan
 from orchestrator.rented import NodeRental, Rates, Rented
 from orchestrator.spending import Meter

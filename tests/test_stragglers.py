@@ -10,7 +10,8 @@ from observations import environment
 
 from fitting.columns import columns_of
 from orchestrator import driver
-from orchestrator.driver import Everything, Keeper, measure
+from orchestrator.driver import Everything, measure
+from orchestrator.keeping import Keeper
 from orchestrator.placer import Placer, Whereabouts
 from orchestrator.plan import ClusterResources, Node, trial_task
 from orchestrator.recipe_table import compare_recipes

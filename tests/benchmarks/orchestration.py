@@ -30,7 +30,7 @@ from ray import tune
 
 from orchestrator import runner
 from orchestrator.cluster import cluster_now, connected_cluster
-from orchestrator.driver import Keeper
+from orchestrator.keeping import Keeper
 from orchestrator.placer import Placer
 from orchestrator.plan import trial_task
 from orchestrator.progress import Progress
