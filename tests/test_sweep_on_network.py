@@ -256,7 +256,7 @@ def test_a_node_that_starts_no_worker_is_given_up_in_time(cluster: NetworkCluste
     text = SPEC.replace("SEED", "6").replace("desk", "mute")
     sweep = Sweep(cluster, "mute", text, "--wait-for-nodes", "0.2")
     assert sweep.wait(seconds=240) == 1, sweep.said
-    assert f"the node with mute ({mute.node_id[:8]}) is there and free" in sweep.said
+    assert f"the node with mute ({mute.node_id[:8]}) has been there and free for" in sweep.said
     assert "Traceback" not in sweep.said
     mute.kill()
 
