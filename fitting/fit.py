@@ -8,7 +8,8 @@ from typing import Literal
 import numpy as np
 
 from fitting.columns import Columns, columns_of
-from fitting.families import Each, FamilyFit, fit_columns
+from fitting.families import Each, fit_columns
+from fitting.family import FamilyFit
 from fitting.intervals import LEVEL
 from fitting.laws import FloatArray, eq2_terms, max_batch_affine, max_batch_eq1
 from fitting.points import GIB, FitGroup, Limits, Peaks, Source, Timings, limits, peaks, timings

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from fitting.families import FamilyFit, FamilyName, fit_each
+from fitting.families import fit_each
+from fitting.family import FamilyFit, FamilyName
 from fitting.family_predictions import predictions
 from fitting.lengths import Lengths
 from fitting.observed import Observed, read_frame

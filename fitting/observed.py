@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from fitting import ado
-from fitting.families import FamilyName
+from fitting.family import FamilyName
 from fitting.lengths import Lengths
 from fitting.sheet import LeftOut, Sheet, SheetFile, folded, quoted, read_sheet
 from fitting.sheet_rows import COLUMNS, Told, gpu_key, gpu_names, positive, read_rows

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 
 from fitting import ado
-from fitting.families import FamilyName
+from fitting.family import FamilyName
 from fitting.laws import FloatArray
 from fitting.lengths import Lengths
 from fitting.points import gpu_name

@@ -6,7 +6,7 @@ from itertools import groupby
 
 from orchestrator.estimate import Price
 from orchestrator.price_files import OWN
-from orchestrator.ranking import RankedOffer, Ranking, comparable
+from orchestrator.ranked import RankedOffer, Ranking, comparable
 from trials.observation import Basis
 from trials.workload import Cell
 

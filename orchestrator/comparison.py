@@ -13,7 +13,7 @@ import numpy as np
 
 from orchestrator.answers import Answer, answers, offer_text, price, subject
 from orchestrator.page_tables import Named, PageTable, chart_names
-from orchestrator.ranking import comparable
+from orchestrator.ranked import comparable
 from orchestrator.run_results import RunResults
 from orchestrator.step_seconds import StepTime, timed_steps, visit_spread
 from orchestrator.tables import table

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from fitting.families import Candidate, FamilyFit, GroupLaw, Suspect
+from fitting.family import Candidate, FamilyFit, GroupLaw, Suspect
 from fitting.result import Parameter
 from orchestrator.tables import table
 

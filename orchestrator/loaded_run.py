@@ -15,7 +15,7 @@ from orchestrator.folder_results import results_of
 from orchestrator.known_prices import known_prices
 from orchestrator.page_tables import cells_table, page_jobs, probes_table
 from orchestrator.place import run_path
-from orchestrator.ranking import ranking_csv
+from orchestrator.ranked import ranking_csv
 from orchestrator.run_results import RunResults
 from orchestrator.store import RunFolder
 

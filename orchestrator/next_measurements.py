@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fitting.design import Ways, expected_savings, probability_right
-from fitting.families import FamilyFit
+from fitting.family import FamilyFit
 from gpu_catalog.catalog import Catalog
 from orchestrator.cost import SECONDS_PER_HOUR
 from orchestrator.effort import Effort
 from orchestrator.plan import Plan
-from orchestrator.ranking import comparable, job_hours, offer_usd, padding, too_long
+from orchestrator.ranked import comparable
+from orchestrator.ranking import job_hours, offer_usd, padding, too_long
 from orchestrator.rented import Rates
 from orchestrator.step_seconds import (
     VISIT,

@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestrator.answers import Answer, answers, subject
 from orchestrator.price_files import stands_in
-from orchestrator.ranking import RankedOffer, comparable
+from orchestrator.ranked import RankedOffer, comparable
 from orchestrator.rented import offer_name
 from orchestrator.run_results import RunResults
 from trials.observation import Observation, largest_batch

@@ -15,7 +15,8 @@ from orchestrator.learned_epochs import epochs_text
 from orchestrator.memory_tables import limits_section
 from orchestrator.price_files import OWN, THIS_MACHINE, stands_in
 from orchestrator.profile_tables import profiles_section
-from orchestrator.ranking import Excluded, RankedOffer, Ranking, comparable, overheads_text
+from orchestrator.ranked import Excluded, RankedOffer, Ranking, comparable
+from orchestrator.ranking import overheads_text
 from orchestrator.recipe_table import recipes_section
 from orchestrator.run_results import RunResults
 from orchestrator.steadiness import steadiness_section

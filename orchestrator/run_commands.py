@@ -21,7 +21,8 @@ from orchestrator.output import remark, say
 from orchestrator.place import distinct_names
 from orchestrator.plan import Plan
 from orchestrator.progress import fastest
-from orchestrator.ranking import Ranking, rank, ranking_csv
+from orchestrator.ranked import Ranking, ranking_csv
+from orchestrator.ranking import rank
 from orchestrator.rented import Rates
 from orchestrator.report import cheapest_section, headline, markdown
 from orchestrator.spending import Meter

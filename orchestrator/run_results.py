@@ -10,7 +10,8 @@ from gpu_catalog.catalog import Catalog
 from orchestrator.faults import NO_FAULTS, Faults
 from orchestrator.learned import Curve
 from orchestrator.plan import Plan
-from orchestrator.ranking import Ranking, rank
+from orchestrator.ranked import Ranking
+from orchestrator.ranking import rank
 from orchestrator.rented import NOT_SAID, Rates, Rented
 from orchestrator.spending import Meter
 from orchestrator.sweep import SweepSpec

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from fitting.doubt import NORMAL_90, Doubt, simulated
-from fitting.families import FamilyFit
+from fitting.family import FamilyFit
 from fitting.family_predictions import length_scale, predict
 from fitting.points import series_name
 from fitting.step_times import Form

@@ -31,6 +31,7 @@ LEARNING = "learning"
 FAULTS = "faults.json"
 RENTED = "rented.json"
 
+K = TypeVar("K")
 L = TypeVar("L", Observation, Profiled)
 _MODELS = TypeAdapter(dict[str, Model])
 
@@ -82,80 +83,54 @@ class RunFolder:
 
     def catalog_rows(self) -> CatalogRows:
         """The GPUs and prices of the user's file that the run began with; it may be gone by now."""
-        content = self.place.read(CATALOG)
-        if content is None:
-            return CatalogRows()
-        try:
-            return CatalogRows.model_validate_json(content)
-        except ValidationError as error:
-            raise StoreError(
-                f"{self.path / CATALOG}: not rows of a catalog ({_mistake(error)}): restore it"
-            ) from None
+        rows = self._kept(
+            CATALOG, CatalogRows.model_validate_json, "not rows of a catalog", "restore it"
+        )
+        return CatalogRows() if rows is None else rows
 
     def _models(self) -> Models:
         """The models as they were when the run began: their folders may be gone by now."""
-        content = self.place.read(MODELS)
-        if content is None:
-            return {}
-        try:
-            return _MODELS.validate_json(content)
-        except ValidationError as error:
-            raise StoreError(
-                f"{self.path / MODELS}: not a list of models ({_mistake(error)}): restore it, or "
-                "delete it and have the models found again"
-            ) from None
+        remedy = "restore it, or delete it and have the models found again"
+        return self._kept(MODELS, _MODELS.validate_json, "not a list of models", remedy) or {}
 
     def _lengths(self) -> DataLengths | None:
         """How long queries were counted to be when the run began; their data may be gone by now."""
-        content = self.place.read(LENGTHS)
-        if content is None:
-            return None
-        try:
-            return DataLengths.model_validate_json(content)
-        except ValidationError as error:
-            raise StoreError(
-                f"{self.path / LENGTHS}: not lengths of queries ({_mistake(error)}): restore it, "
-                "or delete it and have them counted again"
-            ) from None
+        remedy = "restore it, or delete it and have them counted again"
+        return self._kept(
+            LENGTHS, DataLengths.model_validate_json, "not lengths of queries", remedy
+        )
 
     def plan(self) -> Plan | None:
         """What the latest driver planned; None before it did."""
-        file = self.path / PLAN
-        content = self.place.read(PLAN)
-        if content is None:
-            return None
-        try:
-            return Plan.model_validate_json(content)
-        except ValidationError as error:
-            raise StoreError(
-                f"{file}: not a plan ({_mistake(error)}): delete it, the next sweep writes it anew"
-            ) from None
+        remedy = "delete it, the next sweep writes it anew"
+        return self._kept(PLAN, Plan.model_validate_json, "not a plan", remedy)
 
     def faults(self) -> Faults:
         """What went wrong so far."""
-        content = self.place.read(FAULTS)
-        if content is None:
-            return Faults()
-        try:
-            return Faults.model_validate_json(content)
-        except ValidationError as error:
-            raise StoreError(
-                f"{self.path / FAULTS}: not a list of faults ({_mistake(error)}): delete it, "
-                "nothing that was measured is in it"
-            ) from None
+        remedy = "delete it, nothing that was measured is in it"
+        faults = self._kept(FAULTS, Faults.model_validate_json, "not a list of faults", remedy)
+        return Faults() if faults is None else faults
 
     def rented(self) -> Rented:
         """What the nodes of the run are rented as; anything where nobody has said."""
-        content = self.place.read(RENTED)
+        wrong = "does not say what nodes are rented as"
+        remedy = "delete it, and say it to the next sweep"
+        rented = self._kept(RENTED, Rented.model_validate_json, wrong, remedy)
+        return Rented() if rented is None else rented
+
+    def _kept(self, name: str, read: Callable[[bytes], K], wrong: str, remedy: str) -> K | None:
+        """What a file of the run holds; None where there is none.
+
+        Raises:
+            StoreError: it holds something else; what is wrong with it, and what to do.
+        """
+        content = self.place.read(name)
         if content is None:
-            return Rented()
+            return None
         try:
-            return Rented.model_validate_json(content)
+            return read(content)
         except ValidationError as error:
-            raise StoreError(
-                f"{self.path / RENTED}: does not say what nodes are rented as ({_mistake(error)}): "
-                "delete it, and say it to the next sweep"
-            ) from None
+            raise StoreError(f"{self.path / name}: {wrong} ({_mistake(error)}): {remedy}") from None
 
     def observations(self) -> list[Observation]:
         """Every observation, in the order written. A torn last line is not one.

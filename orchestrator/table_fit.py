@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fitting.families import FamilyFit
+from fitting.family import FamilyFit
 from fitting.fit import Fits
 from fitting.frames import FrameFits, fit_frame, predict_frame
 from fitting.observed import read_lengths

@@ -5,10 +5,12 @@ import datetime as dt
 from made_runs import ONE_CELL, spec_of
 from observations import measurement, observation
 
-from fitting.families import FamilyFit, fit_families
+from fitting.families import fit_families
+from fitting.family import FamilyFit
 from orchestrator.cost import NO_OVERHEADS
 from orchestrator.plan import ClusterResources, Node, Plan, make_plan
-from orchestrator.ranking import Ranking, rank
+from orchestrator.ranked import Ranking
+from orchestrator.ranking import rank
 from orchestrator.sweep import SweepSpec, Workload
 from trials.observation import Observation, Outcome
 from trials.workload import Cell

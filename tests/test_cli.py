@@ -12,7 +12,7 @@ from made_runs import ONE_CELL, TWO_CELLS, made_run, spec_of
 
 from orchestrator.cli import build_parser, main
 from orchestrator.plan import Plan, Skip
-from orchestrator.ranking import Ranking
+from orchestrator.ranked import Ranking
 from orchestrator.store import open_run
 
 HERE = Path(__file__).parent.parent

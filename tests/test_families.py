@@ -12,14 +12,8 @@ from mixtral_probes import cell, environment, ladder, limit, noisy_ladder, probe
 from pydantic import ValidationError
 
 from fitting import families
-from fitting.families import (
-    FamilyFit,
-    FamilyName,
-    GroupLaw,
-    fit_families,
-    fit_family,
-    merged,
-)
+from fitting.families import fit_families, fit_family, merged
+from fitting.family import FamilyFit, FamilyName, GroupLaw
 from fitting.family_predictions import length_scale, predict, predictions
 from fitting.form_fit import fit_form
 from fitting.laws import step_seconds_smooth

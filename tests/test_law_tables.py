@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from fitting.families import FamilyFit, FamilyName, fit_family
+from fitting.families import fit_family
+from fitting.family import FamilyFit, FamilyName
 from fitting.step_times import EQUATIONS, Form, StepTimes
 from orchestrator.law_tables import laws_section
 from trials.observation import Basis

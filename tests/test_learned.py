@@ -12,7 +12,8 @@ from orchestrator.learn_tables import best_rows, curve_rows, learning_section, s
 from orchestrator.learned import Curve, best, curves, gain, standard_error
 from orchestrator.learned_epochs import EpochsError, LearnedEpochs, learned_epochs
 from orchestrator.plan import Plan
-from orchestrator.ranking import rank, ranking_csv
+from orchestrator.ranked import ranking_csv
+from orchestrator.ranking import rank
 from orchestrator.report import headline
 from trials.learning import HeldOutScores
 

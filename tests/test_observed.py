@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fitting.families import FamilyName
+from fitting.family import FamilyName
 from fitting.lengths import Lengths
 from fitting.observed import read_frame, read_lengths
 from fitting.paper import DATA, dataset_lengths, throughput_points

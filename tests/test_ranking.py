@@ -15,15 +15,8 @@ from fitting.step_times import Form
 from orchestrator.constraints import Constraints, Missed, nothing_text
 from orchestrator.cost import NO_OVERHEADS, Overheads
 from orchestrator.plan import ClusterResources, Node, make_plan
-from orchestrator.ranking import (
-    Excluded,
-    RankedOffer,
-    Ranking,
-    comparable,
-    job_hours,
-    rank,
-    ranking_csv,
-)
+from orchestrator.ranked import Excluded, RankedOffer, Ranking, comparable, ranking_csv
+from orchestrator.ranking import job_hours, rank
 from orchestrator.sweep import Workload
 from trials.observation import Basis, Observation, Outcome
 from trials.workload import Cell

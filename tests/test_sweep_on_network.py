@@ -11,7 +11,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import network_cluster
@@ -88,6 +88,19 @@ def undisturbed(text: str) -> set[str]:
         task = trial_task(spec, spec.merged_catalog(), cell, [])
         run_trial(task, Law(task.setup), seen.append)
     return {o.key for o in seen}
+
+
+def faulty_node(cluster: NetworkCluster, device: str, fault: str) -> NetworkNode:
+    """A node on which trials go wrong, as ``law_worker`` has it."""
+    file = cluster.home / f"fault-{fault}"
+    file.write_text(fault, encoding="utf-8")
+    return cluster.start_network_node(device, LAW_WORKER_FAULTS=str(file))
+
+
+def assert_every_verdict(found: Sequence[Observation], text: str) -> None:
+    """What an undisturbed sweep has verdicts of, each at whichever attempt."""
+    told = {o.key.rpartition("/t")[0] for o in found if o.outcome.is_verdict}
+    assert told == {key.rpartition("/t")[0] for key in undisturbed(text)}
 
 
 class Sweep:
@@ -189,16 +202,12 @@ def test_a_node_with_a_sick_device_is_named_and_its_trials_end_well_elsewhere(
     cluster: NetworkCluster,
 ) -> None:
     """Every probe of it fails with a device's error; it takes no more than two trials to tell."""
-    faults = cluster.home / "faults"
-    faults.write_text("sick", encoding="utf-8")
-    sick = cluster.start_network_node("desk", LAW_WORKER_FAULTS=str(faults))
+    sick = faulty_node(cluster, "desk", "sick")
     text = SPEC.replace("SEED", "0").replace("[32, 48, 64]", "[32, 48, 64, 80]")
     sweep = Sweep(cluster, "sick", text)
     assert sweep.wait() == 0, sweep.said
     found = observations(sweep.out)
-    # A probe that failed there has its verdict at a later attempt.
-    told = {o.key.rpartition("/t")[0] for o in found if o.outcome.is_verdict}
-    assert told == {key.rpartition("/t")[0] for key in undisturbed(text)}
+    assert_every_verdict(found, text)
     failed = [o for o in found if o.outcome is Outcome.FAILED]
     assert {o.environment.node_id for o in failed if o.environment} == {sick.node_id}
     faults_told = RunFolder(sweep.out).faults().faults
@@ -212,9 +221,7 @@ def test_what_a_slow_node_timed_is_timed_again_on_another_before_it_is_ranked(
     cluster: NetworkCluster,
 ) -> None:
     """It does twenty times the work: told by name, and none of its times counts."""
-    faults = cluster.home / "slow"
-    faults.write_text("slow", encoding="utf-8")
-    slow = cluster.start_network_node("desk", LAW_WORKER_FAULTS=str(faults))
+    slow = faulty_node(cluster, "desk", "slow")
     text = SPEC.replace("SEED", "8").replace("[32, 48, 64]", "[32, 36, 40, 44, 48, 52]")
     sweep = Sweep(cluster, "slower", text)
     assert sweep.wait() == 0, sweep.said
@@ -231,17 +238,14 @@ def test_a_probe_that_hangs_is_killed_with_its_reason_and_tried_again(
     cluster: NetworkCluster,
 ) -> None:
     """It costs its timeout; the sweep goes on and every cell is whole, whatever hung once."""
-    faults = cluster.home / "hangs"
-    faults.write_text("hang", encoding="utf-8")
-    node = cluster.start_network_node("hanging", LAW_WORKER_FAULTS=str(faults))
+    node = faulty_node(cluster, "hanging", "hang")
     text = SPEC.replace("SEED", "5\nprobe_timeout_seconds: 4").replace("desk", "hanging")
     sweep = Sweep(cluster, "hanging", text)
     assert sweep.wait() == 0, sweep.said
     found = observations(sweep.out)
     (hung,) = [o for o in found if not o.outcome.is_verdict]
     assert (hung.outcome, hung.detail) == (Outcome.TIMED_OUT, "no answer within 4 s, batch 1")
-    told = {o.key.rpartition("/t")[0] for o in found if o.outcome.is_verdict}
-    assert told == {key.rpartition("/t")[0] for key in undisturbed(text)}
+    assert_every_verdict(found, text)
     assert "Traceback" not in sweep.said
     node.kill()
 

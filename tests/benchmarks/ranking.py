@@ -22,7 +22,8 @@ from gpu_catalog.gpu import Gpu
 from gpu_catalog.offer import Offer
 from orchestrator.cost import NO_OVERHEADS
 from orchestrator.plan import Plan
-from orchestrator.ranking import Ranking, job_hours, rank
+from orchestrator.ranked import Ranking
+from orchestrator.ranking import job_hours, rank
 from orchestrator.sweep import Workload
 from orchestrator.tables import table
 from trials.ladder import batch_ladder
