@@ -11,7 +11,8 @@ from gpu_catalog.near import did_you_mean
 from gpu_catalog.price_table import age_text, refreshed_path, write_offers, written_offers
 from gpu_catalog.refresh import refresh
 from gpu_catalog.sources.source import PriceSource
-from orchestrator.known_prices import KnownPrices, known_prices
+from orchestrator.command_tools import asked_prices
+from orchestrator.known_prices import KnownPrices
 from orchestrator.output import remark, say
 from orchestrator.tables import table
 
@@ -25,7 +26,7 @@ def catalog_command(options: argparse.Namespace, today: dt.date) -> int:
     """Runs ``catalog gpus``, ``catalog prices`` or ``catalog refresh``."""
     if options.what == "refresh":
         return refresh_prices(options, dt.datetime.now(dt.UTC))
-    known = known_prices(options)
+    known = asked_prices(options)
     if options.what == "gpus":
         say(gpus_table(known.catalog))
         return 0
@@ -107,7 +108,7 @@ def refresh_prices(options: argparse.Namespace, now: dt.datetime) -> int:
     sources = _sources(options.source, options.regions, now)
     out: Path = options.out or refreshed_path()
     last = written_offers(out)
-    known = known_prices(options)
+    known = asked_prices(options)
     for source in sources:
         remark(f"asking {source.name}")
     found = refresh(sources, known.catalog, last, now.date())

@@ -15,7 +15,7 @@ from orchestrator.command_help import Help, examples_text
 from orchestrator.deploy_options import add_deploy
 from orchestrator.learn_parser import add_learn
 from orchestrator.offer_options import add_constraints, add_rented
-from orchestrator.output import remark
+from orchestrator.output import remark, say
 from orchestrator.parsing import Parser, above_zero, batch_size, epochs, not_negative, positive
 from orchestrator.profile_options import add_profile
 
@@ -128,6 +128,7 @@ def build_parser() -> argparse.ArgumentParser:
     recipe = partial(_add_recipe, method="lora", precision="bf16")
     add_profile(commands, positive, recipe, _add_prices)
     _add_completion(commands)
+    commands.choices["launch"].set_defaults(parser=parser)  # it checks the words of its sweep
     for name, command in commands.choices.items():
         command.formatter_class = Help
         command.epilog = examples_text(name)
@@ -503,6 +504,11 @@ def _run(arguments: Sequence[str], *, is_alone: bool) -> int:
 
 
 def _command(options: argparse.Namespace) -> int:
+    if options.command == "completion":
+        from orchestrator.completion import completion_script  # noqa: PLC0415 - for it alone
+
+        say(completion_script(build_parser(), options.shell))
+        return 0
     from orchestrator import commands  # noqa: PLC0415 - --help needs none of it
 
     try:

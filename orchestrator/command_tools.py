@@ -10,13 +10,18 @@ from orchestrator.output import remark
 from orchestrator.place import RunPath, run_path
 from orchestrator.spec_file import DEFAULT_SPEC, read_spec_text, shipped_specs
 from orchestrator.store import RunFolder
-from orchestrator.sweep import SweepSpec
+from orchestrator.sweep import CatalogRows, SweepSpec
 
 
 def run_and_prices(folder: RunFolder, options: argparse.Namespace) -> tuple[KnownPrices, SweepSpec]:
     """The prices in use, and a run's specification that goes by them."""
-    prices = known_prices(options, folder.catalog_rows())
+    prices = asked_prices(options, folder.catalog_rows())
     return prices, folder.spec(prices.catalog)
+
+
+def asked_prices(options: argparse.Namespace, run_rows: CatalogRows | None = None) -> KnownPrices:
+    """The prices that ``--prices`` and ``--catalog`` name."""
+    return known_prices(options.prices or (), options.catalog, run_rows)
 
 
 def spec_text(spec_path: Path | None) -> tuple[str, str]:

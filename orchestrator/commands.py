@@ -12,7 +12,7 @@ from gpu_catalog.catalog import CatalogError, UnknownGpuError, load_catalog
 from orchestrator.calibration import calibration_text, known_constants
 from orchestrator.catalog_commands import catalog_command, in_use_text
 from orchestrator.cluster import ClusterError
-from orchestrator.command_tools import given_run_path, spec_text, today
+from orchestrator.command_tools import asked_prices, given_run_path, spec_text, today
 from orchestrator.dataset_command import dataset_command
 from orchestrator.deploy import DeployError, deployment, write_file
 from orchestrator.deploy_options import asked_deployment
@@ -25,8 +25,7 @@ from orchestrator.examples import DataError
 from orchestrator.gpu_check import GpuCheckError
 from orchestrator.job_options import JobError
 from orchestrator.join_check import JoinError, node_resources
-from orchestrator.known_prices import known_prices
-from orchestrator.launch import LaunchError, launch, refuse_what_cannot_go_along
+from orchestrator.launch import LaunchError, launch, refuse_files_left_behind
 from orchestrator.learn import learn_command
 from orchestrator.learned_epochs import EpochsError
 from orchestrator.node_notice import wait_for_notice
@@ -90,7 +89,6 @@ def run(options: argparse.Namespace) -> int:
         "join-check": join_check,
         "launch": launch_sweep,
         "node-notice": node_notice,
-        "completion": completion,
         "plan": plan_run,
         "profile": profile,
         "rank": rank_run,
@@ -104,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
 
 def deploy(options: argparse.Namespace) -> int:
     """Writes the file of a cluster for a specification, and tells the bill."""
-    prices, asked = known_prices(options), asked_deployment(options)
+    prices, asked = asked_prices(options), asked_deployment(options)
     text, _ = spec_text(options.spec)
     spec = parse_spec(text, str(options.spec), base=prices.catalog)
     catalog = prices.over(spec.merged_catalog())
@@ -123,7 +121,7 @@ def deploy(options: argparse.Namespace) -> int:
 
 def join_check(options: argparse.Namespace) -> int:
     """Prints the resources of this machine's node, if it is what its key says."""
-    prices = known_prices(options)
+    prices = asked_prices(options)
     keys = [key.strip() for key in options.keys.split(",") if key.strip()]
     say(node_resources(keys, prices.catalog))
     return 0
@@ -131,14 +129,15 @@ def join_check(options: argparse.Namespace) -> int:
 
 def launch_sweep(options: argparse.Namespace) -> int:
     """Sweeps on a cluster that is there for that alone."""
-    from orchestrator.cli import build_parser  # noqa: PLC0415 - it imports this module
-
     words = ["sweep", options.spec.name, *options.more]
-    swept = build_parser().parse_args(words)  # ends here where the sweep would on the cluster
+    swept = options.parser.parse_args(words)  # ends here where the sweep would on the cluster
+    if swept.dry_run:
+        raise LaunchError("--dry-run: starts no cluster: take 'sweep --dry-run'")
     text, folder = read_spec_text(options.spec), options.spec.absolute().parent
-    refuse_what_cannot_go_along(swept, folder)
+    files = [("catalog", swept.catalog), *(("prices", name) for name in swept.prices or ())]
+    refuse_files_left_behind([*files, ("constants", swept.constants)], folder)
     with contextlib.chdir(folder):  # as the job will be in its copy
-        prices = known_prices(swept)
+        prices = asked_prices(swept)
         known_constants(swept.constants)
         spec = parse_spec(text, str(options.spec), base=prices.catalog)
         prices.over(spec.merged_catalog())
@@ -153,18 +152,9 @@ def node_notice(options: argparse.Namespace) -> int:
     return 0
 
 
-def completion(options: argparse.Namespace) -> int:
-    """Prints a script that completes this command line."""
-    from orchestrator.cli import build_parser  # noqa: PLC0415 - it imports this module
-    from orchestrator.completion import completion_script  # noqa: PLC0415 - for this command only
-
-    say(completion_script(build_parser(), options.shell))
-    return 0
-
-
 def estimate(options: argparse.Namespace) -> int:
     """Simulates a job on GPUs of the catalog."""
-    prices = known_prices(options)
+    prices = asked_prices(options)
     catalog = prices.over(prices.catalog)
     question = asked_question(options, catalog, today())
     asked = asked_gpus(options, catalog)
@@ -210,7 +200,7 @@ def calibrate_runs(options: argparse.Namespace) -> int:
 
 def profile(options: argparse.Namespace) -> int:
     """Says where the time of a cell's steps goes."""
-    return profile_command(options, known_prices(options).catalog)
+    return profile_command(options, asked_prices(options).catalog)
 
 
 def reproduce(options: argparse.Namespace) -> int:

@@ -1,6 +1,5 @@
 """The GPUs and prices that a command goes by: a table, and a user's files merged over it."""
 
-import argparse
 import datetime as dt
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,18 +57,23 @@ class KnownPrices:
         )
 
 
-def known_prices(options: argparse.Namespace, run_rows: CatalogRows | None = None) -> KnownPrices:
-    """The table and the files that options name.
+def known_prices(
+    given: Sequence[str] = (),
+    catalog_file: Path | None = None,
+    run_rows: CatalogRows | None = None,
+) -> KnownPrices:
+    """Prices of a table and of files.
 
     Args:
-        options: of the command line.
-        run_rows: of the user's file that a run began with: they lie below those of ``--catalog``.
+        given: a table's name and files of prices, as ``--prices`` takes them.
+        catalog_file: GPUs and offers of the user's own, as ``--catalog`` takes them.
+        run_rows: rows of the user's file that a run began with; those of ``catalog_file`` go over
+            them.
 
     Raises:
         CatalogError: there is no such table or file, or a file cannot be read.
     """
     run_rows = run_rows or CatalogRows()
-    given: Sequence[str] = options.prices or ()
     tables = [name for name in given if name in NAMES]
     if len(tables) > 1:
         raise CatalogError(f"--prices {' and '.join(tables)}: name one table; files go over it")
@@ -81,7 +85,7 @@ def known_prices(options: argparse.Namespace, run_rows: CatalogRows | None = Non
     table = price_table(tables[0] if tables else None)
     catalog = table.catalog.merged(run_rows.gpus, run_rows.offers)
     rows = CatalogRows()
-    if options.catalog is not None:
-        rows = read_catalog_file(options.catalog, catalog)
+    if catalog_file is not None:
+        rows = read_catalog_file(catalog_file, catalog)
         catalog = catalog.merged(rows.gpus, rows.offers)
     return KnownPrices(table.name, catalog, rows, files)

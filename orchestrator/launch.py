@@ -4,7 +4,6 @@ The job is the cluster's and goes on without this machine; what Ray says of it, 
 takes the cluster down. So a tunnel that drops or a laptop that sleeps costs no more than the view.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -15,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -47,21 +46,19 @@ class _UnreachableError(RuntimeError):
     """The cluster does not answer now; one line on why."""
 
 
-def refuse_what_cannot_go_along(swept: argparse.Namespace, folder: Path) -> None:
-    """Refuses options of ``sweep`` that a job on a cluster cannot have.
+def refuse_files_left_behind(files: Iterable[tuple[str, str | Path | None]], folder: Path) -> None:
+    """Refuses files that a job on a cluster would not have.
 
     Args:
-        swept: the options.
+        files: option and file; None where the option was not given.
         folder: of the specification, which is all that is sent.
 
     Raises:
         LaunchError: there is one; a line for each.
     """
-    lines = ["--dry-run: starts no cluster: take 'sweep --dry-run'"] if swept.dry_run else []
-    prices = [name for name in swept.prices or () if name not in NAMES]
-    given = [("catalog", swept.catalog), *(("prices", name) for name in prices)]
-    for option, name in (*given, ("constants", swept.constants)):
-        if name is not None and not _goes_along(Path(name), folder):
+    lines = []
+    for option, name in files:
+        if name is not None and name not in NAMES and not _goes_along(Path(name), folder):
             lines.append(
                 f"--{option} {name}: is no file in {folder}, which goes to the cluster without "
                 f"{', '.join(STAY_HERE)}: put it there, and name it as seen from there"

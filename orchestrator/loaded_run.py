@@ -1,6 +1,5 @@
 """A run for notebooks: what it observed, fitted and ranked, as pandas frames."""
 
-import argparse
 import datetime as dt
 import io
 from collections.abc import Sequence
@@ -56,7 +55,7 @@ def load_run(path: str | PathLike[str]) -> LoadedRun:
         StoreError: there is no run, or a file of it cannot be read.
     """
     folder = RunFolder.existing(run_path(fspath(path)))
-    prices = known_prices(argparse.Namespace(prices=None, catalog=None), folder.catalog_rows())
+    prices = known_prices(run_rows=folder.catalog_rows())
     spec = folder.spec(prices.catalog)
     today = dt.datetime.now(dt.UTC).date()
     results = results_of(folder, spec, prices.over(spec.merged_catalog()), today)

@@ -1,6 +1,7 @@
 """Commands on a run that is there. Results go to stdout, progress and remarks to stderr."""
 
 import argparse
+import datetime as dt
 from collections.abc import Iterator, Sequence
 
 from fitting.families import fit_families
@@ -79,7 +80,7 @@ def rank_run(options: argparse.Namespace) -> int:
         seed=spec.seed,
     )
     if options.command == "rank":
-        _write_ranking(folder, ranking)
+        write_ranking(folder, ranking)
     remark(in_use_text(prices, catalog, today()))
     for line in stragglers_text(observations):
         remark(line)
@@ -114,7 +115,7 @@ def report(options: argparse.Namespace) -> int:
     folder = RunFolder.existing(options.run)
     prices, spec = run_and_prices(folder, options)
     catalog = prices.over(spec.merged_catalog())
-    _write_report(folder, spec, catalog, plan_of(folder, spec))
+    write_report(folder, spec, catalog, plan_of(folder, spec), now())
     remark(in_use_text(prices, catalog, today()))
     say((folder.place.read(REPORT) or b"").decode().rstrip())
     remark(f"{folder.path / PAGE}: the same to look at, in one file")
@@ -179,24 +180,27 @@ def troubles(faults: Faults, observations: Sequence[Observation]) -> Iterator[st
     yield from stragglers_text(observations)
 
 
-def derive(folder: RunFolder, spec: SweepSpec, catalog: Catalog, plan: Plan) -> Ranking:
+def derive(
+    folder: RunFolder, spec: SweepSpec, catalog: Catalog, plan: Plan, now: dt.datetime
+) -> Ranking:
     """Fits, ranking and report, written from the observations."""
-    fits, ranking = _write_report(folder, spec, catalog, plan)
+    fits, ranking = write_report(folder, spec, catalog, plan, now)
     folder.write("fits.json", fits)
-    _write_ranking(folder, ranking)
+    write_ranking(folder, ranking)
     return ranking
 
 
-def _write_report(
-    folder: RunFolder, spec: SweepSpec, catalog: Catalog, plan: Plan
+def write_report(
+    folder: RunFolder, spec: SweepSpec, catalog: Catalog, plan: Plan, now: dt.datetime
 ) -> tuple[Fits, Ranking]:
     """The reports of the specification's own job, and what they were made from."""
-    results = results_of(folder, spec, catalog, today(), plan)
+    results = results_of(folder, spec, catalog, now.date(), plan)
     folder.write(REPORT, markdown(results))
-    folder.write(PAGE, html_report(results, now()))
+    folder.write(PAGE, html_report(results, now))
     return results.fits, results.ranking
 
 
-def _write_ranking(folder: RunFolder, ranking: Ranking) -> None:
+def write_ranking(folder: RunFolder, ranking: Ranking) -> None:
+    """The ranking, as CSV and as JSON."""
     folder.write("ranking.csv", ranking_csv(ranking))
     folder.write("ranking.json", ranking)

@@ -12,7 +12,15 @@ from orchestrator.adaptive import Adaptive
 from orchestrator.calibration import known_constants
 from orchestrator.catalog_commands import in_use_text
 from orchestrator.cluster import cluster_address, connected_cluster, this_machine
-from orchestrator.command_tools import given_run_path, run_and_prices, spec_text, tell, today
+from orchestrator.command_tools import (
+    asked_prices,
+    given_run_path,
+    now,
+    run_and_prices,
+    spec_text,
+    tell,
+    today,
+)
 from orchestrator.constraints import OfferFilter
 from orchestrator.driver import (
     Everything,
@@ -35,7 +43,7 @@ from orchestrator.gpu_check import (
 )
 from orchestrator.job_options import asked_offers
 from orchestrator.keeping import Keeper
-from orchestrator.known_prices import KnownPrices, known_prices
+from orchestrator.known_prices import KnownPrices
 from orchestrator.local_runner import run_trials_here
 from orchestrator.memory_tables import limits_section
 from orchestrator.next_measurements import Choice, choices, measurable, measured_cells
@@ -108,7 +116,7 @@ def sweep(options: argparse.Namespace) -> int:
         )
         if not options.adaptive:
             plan = simulate(folder_run, writer, spec, plan, constants)
-    ranking = derive(folder_run, spec, catalog, plan)
+    ranking = derive(folder_run, spec, catalog, plan, now())
     tell(troubles(folder_run.faults(), folder_run.observations()))
     remark(in_use_text(prices, catalog, today()))
     say(f"{headline(ranking)}\n\n{cheapest_section(ranking)}")
@@ -196,7 +204,7 @@ def plan_run(options: argparse.Namespace) -> int:
         plan, cluster = plan_of(folder, spec), this_machine()
         catalog = prices.over(spec.merged_catalog())
     else:
-        prices = known_prices(options)
+        prices = asked_prices(options)
         text, name = spec_text(given)
         spec = parse_spec(text, name, base=prices.catalog)
         folder = RunFolder(given_run_path(None, spec.name))
@@ -227,7 +235,7 @@ def _choices(
 def gpu_check(options: argparse.Namespace) -> int:
     """Measures the GPU of this machine without Ray, and goes on where an earlier check ended."""
     path = given_run_path(options.out, "gpu-check")
-    prices = known_prices(options, RunFolder(path).catalog_rows())
+    prices = asked_prices(options, RunFolder(path).catalog_rows())
     catalog = prices.over(prices.catalog)
     gpu = gpu_of_this_machine(catalog)
     text = gpu_check_spec_text(gpu, catalog)
@@ -246,7 +254,7 @@ def gpu_check(options: argparse.Namespace) -> int:
             run_trials_here(tasks, keeper, time_is_left(options.seconds, keeper.seen))
         plan = make_plan(spec, catalog, machine, run.observations())
         run.write(PLAN, plan)
-    derive(run, spec, catalog, plan)
+    derive(run, spec, catalog, plan, now())
     say(limits_section(spec.all_cells(), run.observations()))
     left = [cell for cell in cells if cell in plan.pending]
     say(f"\n{len(cells) - len(left)} of {len(cells)} cells done; the report: {run.path / PAGE}")
@@ -336,6 +344,6 @@ def _given_sweep(options: argparse.Namespace) -> tuple[KnownPrices, str, SweepSp
         # By the models the run knows: their folders, or the hub, may be gone.
         prices, spec = run_and_prices(folder, options)
         return prices, folder.spec_text(), spec
-    prices = known_prices(options)
+    prices = asked_prices(options)
     text, name = spec_text(options.spec)
     return prices, text, parse_spec(text, name, base=prices.catalog)
