@@ -25,7 +25,7 @@ from orchestrator.examples import DataError
 from orchestrator.gpu_check import GpuCheckError
 from orchestrator.job_options import JobError
 from orchestrator.join_check import JoinError, node_resources
-from orchestrator.launch import LaunchError, launch, refuse_files_left_behind
+from orchestrator.launch import LaunchError, files_left_behind, launch
 from orchestrator.learn import learn_command
 from orchestrator.learned_epochs import EpochsError
 from orchestrator.node_notice import wait_for_notice
@@ -131,11 +131,12 @@ def launch_sweep(options: argparse.Namespace) -> int:
     """Sweeps on a cluster that is there for that alone."""
     words = ["sweep", options.spec.name, *options.more]
     swept = options.parser.parse_args(words)  # ends here where the sweep would on the cluster
-    if swept.dry_run:
-        raise LaunchError("--dry-run: starts no cluster: take 'sweep --dry-run'")
     text, folder = read_spec_text(options.spec), options.spec.absolute().parent
     files = [("catalog", swept.catalog), *(("prices", name) for name in swept.prices or ())]
-    refuse_files_left_behind([*files, ("constants", swept.constants)], folder)
+    mistakes = ["--dry-run: starts no cluster: take 'sweep --dry-run'"] if swept.dry_run else []
+    mistakes += files_left_behind([*files, ("constants", swept.constants)], folder)
+    if mistakes:
+        raise LaunchError("\n".join(mistakes))
     with contextlib.chdir(folder):  # as the job will be in its copy
         prices = asked_prices(swept)
         known_constants(swept.constants)

@@ -46,15 +46,12 @@ class _UnreachableError(RuntimeError):
     """The cluster does not answer now; one line on why."""
 
 
-def refuse_files_left_behind(files: Iterable[tuple[str, str | Path | None]], folder: Path) -> None:
-    """Refuses files that a job on a cluster would not have.
+def files_left_behind(files: Iterable[tuple[str, str | Path | None]], folder: Path) -> list[str]:
+    """Mistakes: files that a job on a cluster would not have.
 
     Args:
         files: option and file; None where the option was not given.
         folder: of the specification, which is all that is sent.
-
-    Raises:
-        LaunchError: there is one; a line for each.
     """
     lines = []
     for option, name in files:
@@ -63,8 +60,7 @@ def refuse_files_left_behind(files: Iterable[tuple[str, str | Path | None]], fol
                 f"--{option} {name}: is no file in {folder}, which goes to the cluster without "
                 f"{', '.join(STAY_HERE)}: put it there, and name it as seen from there"
             )
-    if lines:
-        raise LaunchError("\n".join(lines))
+    return lines
 
 
 def _goes_along(file: Path, folder: Path) -> bool:
