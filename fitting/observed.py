@@ -4,8 +4,10 @@ A table of ours has ``gpu, model, batch_size, queries_per_second`` and how long 
 of IBM's ado (``fitting.ado``) are read by the same names.
 """
 
+import difflib
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +20,6 @@ from fitting.lengths import Lengths
 from fitting.sheet import LeftOut, Sheet, SheetFile, folded, quoted, read_sheet
 from fitting.sheet_rows import COLUMNS, Told, gpu_key, gpu_names, positive, read_rows
 from fitting.step_times import IntArray, StepTimes
-from gpu_catalog.near import is_mistyped
 from trials.models.model import presets
 
 LENGTH_COLUMNS = {"dataset": (), "tokens": ("length",), "examples": ("count", "queries")}
@@ -146,12 +147,21 @@ def _mistyped(
     # Of two that nobody knows, that with fewer rows is taken for the mistake.
     for name in sorted(counts, key=lambda name: (name not in known, -counts[name])):
         others = (other for other in known if folded(other) != folded(name))
-        near = next((each for each in (*seen, *others) if is_mistyped(name, each)), None)
-        if near is not None and name not in known:
+        near = None if name in known else _nearest(name, (*seen, *others))
+        if near is not None:
             rows = "1 row" if counts[name] == 1 else f"{counts[name]} rows"
             meant = quoted(known.get(near, near))
             yield sheet.remark(f"{label} {quoted(name)} has {rows}: did you mean {meant}?")
         seen.append(name)
+
+
+def _nearest(name: str, others: Iterable[str]) -> str | None:
+    """The name most alike: digits tell products apart, case and O for 0 do not."""
+    alike = {other.upper().replace("O", "0"): other for other in others}
+    sign = name.upper().replace("O", "0")
+    near = difflib.get_close_matches(sign, alike, cutoff=0.85)
+    digits = re.sub(r"\D", "", sign)
+    return next((alike[match] for match in near if re.sub(r"\D", "", match) == digits), None)
 
 
 def _bracketed(near: str) -> str:

@@ -1,13 +1,10 @@
 """Near matches for a word that was not found."""
 
 import difflib
-import re
 from collections.abc import Iterable
 
 MOST = 4  # as many as the forms one GPU comes in: A100 has four
 SHORTEST_PART = 3  # a shorter part is in too many words to mean anything
-LOOK_ALIKE = str.maketrans("oil", "011")
-PARTS = re.compile(r"[a-z]+|\d+")
 
 
 def near_matches(word: str, candidates: Iterable[str]) -> list[str]:
@@ -37,39 +34,6 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str:
         return ""
     *others, last = near
     return f": did you mean {', '.join(others)} or {last}?" if others else f": did you mean {last}?"
-
-
-def is_mistyped(word: str, meant: str) -> bool:
-    """Whether a name that may be right is most likely another one, mistyped.
-
-    Letters that look like digits are (``A4O``), and one slip of the fingers in a word of letters
-    (``mixtrl-8x7b``). Numbers and short words tell one product from the next: ``7b`` is no
-    ``8b``, nor ``gh200`` a ``h200``.
-    """
-    one, other = word.casefold(), meant.casefold()
-    if _signs(one) == _signs(other):
-        return word != meant
-    parts, others = PARTS.findall(one), PARTS.findall(other)
-    differing = [(a, b) for a, b in zip(parts, others, strict=False) if a != b]
-    if len(parts) != len(others) or len(differing) != 1:
-        return False
-    a, b = differing[0]
-    return a.isalpha() and b.isalpha() and min(len(a), len(b)) >= SHORTEST_PART and _one_slip(a, b)
-
-
-def _signs(name: str) -> str:
-    return "".join(PARTS.findall(name)).translate(LOOK_ALIKE)
-
-
-def _one_slip(one: str, other: str) -> bool:
-    """Whether a letter is missing or another one, or two neighbours have changed places."""
-    short, long = sorted((one, other), key=len)
-    if len(short) == len(long):
-        wrong = [place for place, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
-        first, last = wrong[0], wrong[-1]
-        has_swapped = one[first : last + 1] == other[first : last + 1][::-1]
-        return first == last or (last == first + 1 and has_swapped)
-    return any(long[:place] + long[place + 1 :] == short for place in range(len(long)))
 
 
 def _is_part(word: str, candidate: str) -> bool:
