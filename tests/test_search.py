@@ -1,7 +1,7 @@
 from collections.abc import Callable
 
 import pytest
-from benchmarks.search_probes import KINDS, Kind, Law, draw_laws, our_search, ours, score
+from benchmarks.search_probes import KINDS, Kind, Law, draw_laws, drive, our_search, ours, score
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,7 +10,6 @@ from trials.search import (
     Reading,
     Search,
     doubling_and_bisection,
-    drive,
     search_largest_batch,
 )
 

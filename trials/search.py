@@ -4,7 +4,7 @@ The search is a generator of batch sizes to probe, so whoever runs it owns the p
 made, stored, timed out and retried. It knows nothing of models, devices or records.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass
 
 EXTRA_PROBES = 2
@@ -90,18 +90,6 @@ def doubling_and_bisection(*, limit: int) -> Search:
         reading = yield batch
         fit, miss = (batch, miss) if reading.fits else (fit, batch)
     return fit
-
-
-def drive(search: Search, probe: Callable[[int], Reading]) -> int:
-    """Run a search to its end, answering each batch size with ``probe``."""
-    reading: Reading | None = None
-    while True:
-        try:
-            batch = next(search) if reading is None else search.send(reading)
-        except StopIteration as end:
-            largest: int = end.value
-            return largest
-        reading = probe(batch)
 
 
 def _guided(

@@ -17,7 +17,6 @@ from trials.search import (
     Reading,
     Search,
     doubling_and_bisection,
-    drive,
     search_largest_batch,
 )
 
@@ -151,6 +150,18 @@ def score(contender: Callable[[Tally], int], laws: list[Law]) -> Score:
         tally.found = contender(tally)
         result.tallies.append(tally)
     return result
+
+
+def drive(search: Search, probe: Callable[[int], Reading]) -> int:
+    """Run a search to its end, answering each batch size with ``probe``."""
+    reading: Reading | None = None
+    while True:
+        try:
+            batch = next(search) if reading is None else search.send(reading)
+        except StopIteration as end:
+            largest: int = end.value
+            return largest
+        reading = probe(batch)
 
 
 def our_search(law: Law) -> Search:

@@ -7,8 +7,7 @@ Exact, given the order of segments in memory: sizes, pools, segments, best fit, 
 is given back, and the statistics. Simplified:
 
 - Where free blocks of one size lie in several segments, the lowest address is taken. CUDA chooses
-  the addresses of segments; here an older segment lies lower (``replay_at`` takes real ones). The
-  peaks of one stream may differ for it.
+  the addresses of segments; here an older segment lies lower, so peaks of a stream may differ.
 - The capacity is the memory of a GPU that nothing else takes from. Under
   ``set_per_process_memory_fraction`` expandable segments are first held to as much as a segment of
   their own would take (alloc_block), so they may retry or fail earlier than here.
@@ -17,7 +16,7 @@ is given back, and the statistics. Simplified:
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -96,24 +95,6 @@ def replay(
     return _replay(storages, sizes, _Memory(capacity_bytes, expandable=expandable_segments))
 
 
-def replay_at(
-    storages: Sequence[int],
-    sizes: Sequence[int],
-    addresses: Iterable[int],
-    *,
-    capacity_bytes: int | None,
-) -> AllocatorPeaks:
-    """``replay`` where it is known which addresses CUDA gave to segments, in the order taken.
-
-    It is what the model is held against the allocator with: all else that decides is in the sizes.
-
-    Raises:
-        ValueError: a storage goes that is not there, or more segments are taken than were given.
-    """
-    memory = _Memory(capacity_bytes, addresses=iter(addresses))
-    return _replay(storages, sizes, memory)
-
-
 @dataclass(slots=True)
 class _Memory:
     """Blocks that are free, and the segments or pages they are of.
@@ -124,7 +105,6 @@ class _Memory:
 
     capacity: int | None
     expandable: bool = False
-    addresses: Iterator[int] | None = None
     pools: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
     free_sizes: dict[int, int] = field(default_factory=dict)
     free_ends: dict[int, int] = field(default_factory=dict)
@@ -165,17 +145,15 @@ class _Memory:
         size = segment_bytes(rounded)
         if not self._reserve(size):
             return None
-        if self.addresses is None:
-            address = self.tops[is_large]
-            self.tops[is_large] += size + MIN_BLOCK  # so that no two segments are neighbours
-        else:
-            given = next(self.addresses, None)
-            if given is None:
-                raise ValueError("more segments are taken than addresses were given")
-            # Twice as far apart, so that segments in a row are no neighbours, in the same order.
-            address = 2 * given + (LARGE_BASE if is_large else 0)
+        address = self.segment_address(size, is_large=is_large)
         self.segments[address] = size
         return address, size
+
+    def segment_address(self, size: int, *, is_large: bool) -> int:
+        """Where a new segment goes: above the older ones, next to none of them."""
+        address = self.tops[is_large]
+        self.tops[is_large] += size + MIN_BLOCK
+        return address
 
     def _reserve(self, size: int) -> bool:
         if self.capacity is not None and self.reserved + size > self.capacity:
