@@ -1,6 +1,5 @@
 """YAML that remembers on which line everything stood, so that a mistake can be pointed at."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +11,6 @@ Location = tuple[str | int, ...]
 MOST_LEVELS = 20
 MOST_PARTS = 100_000  # a few aliases of aliases stand for more than memory holds
 MOST_BITS = 63
-INT_TAG = "tag:yaml.org,2002:int"
-MERGE_TAG = "tag:yaml.org,2002:merge"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,32 +39,29 @@ class LocatedYaml:
 class _UnreadableError(Exception):
     """Where reading had to stop."""
 
-    def __init__(self, line: int, text: str) -> None:
+    def __init__(self, node: yaml.Node, text: str) -> None:
         super().__init__(text)
-        self.problem = Problem(line, text)
+        self.problem = Problem(_line(node), text)
 
 
 def read_yaml(text: str) -> LocatedYaml:
-    """Parses one YAML document.
+    """Parse one YAML document.
 
     A key given twice is a problem here: YAML readers keep the last one silently. One that overrides
-    a merged key (``<<``) is not.
+    a merged key (``<<``) is not. PyYAML rather than ruamel.yaml, which stops at the first key given
+    twice, wraps scalars in types of its own, and takes ``yes`` for text.
     """
     try:
-        loader = yaml.SafeLoader(text)
-        try:
-            node = loader.get_single_node()
-            reader = _Reader(loader)
-            data = None if node is None else reader.read(node, ())
-        finally:
-            loader.dispose()
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        data = None if node is None else loader.read(node, ())
     except _UnreadableError as error:
         return LocatedYaml(None, {}, (error.problem,))
     except RecursionError:
         return LocatedYaml(None, {}, (Problem(1, f"is nested more than {MOST_LEVELS} deep"),))
     except yaml.YAMLError as error:
         return LocatedYaml(None, {}, (_not_yaml(error, text),))
-    return LocatedYaml(data, reader.lines, tuple(reader.problems))
+    return LocatedYaml(data, loader.lines, tuple(loader.problems))
 
 
 def _not_yaml(error: yaml.YAMLError, text: str) -> Problem:
@@ -77,84 +71,68 @@ def _not_yaml(error: yaml.YAMLError, text: str) -> Problem:
     assert isinstance(error, yaml.MarkedYAMLError)  # all others that a text can cause
     mark = error.problem_mark or error.context_mark
     line = 1 if mark is None else mark.line + 1
-    said = str(error.problem)
+    problem = str(error.problem)
     if error.context is not None:
         begun = error.context_mark.line + 1 if error.context_mark is not None else line
-        said = f"{error.context}{f' (line {begun})' if begun != line else ''}: {said}"
-    return Problem(line, f"not YAML: {said}")
+        problem = f"{error.context}{f' (line {begun})' if begun != line else ''}: {problem}"
+    return Problem(line, f"not YAML: {problem}")
 
 
-class _Reader:
-    def __init__(self, loader: yaml.SafeLoader) -> None:
-        self._loader = loader
-        self._keys_checked: set[int] = set()  # of mappings, by identity: aliases share them
+class _Loader(yaml.SafeLoader):
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
         self.lines: dict[Location, int] = {}
         self.problems: list[Problem] = []
 
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Compose a mapping as it is written, before keys are merged in: there, none is twice."""
+        node = super().compose_mapping_node(anchor)
+        names: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise _UnreadableError(key, "a key must be text, not a list or a mapping")
+            if key.value in names:
+                text = f"{_shortened(key.value)} is given twice: keep one"
+                self.problems.append(Problem(_line(key), text))
+            names.add(key.value)
+        return node
+
     def read(self, node: yaml.Node, location: Location) -> Any:
-        line = node.start_mark.line + 1
-        self.lines[location] = line
+        """Plain data of a node; keeps the line of each of its parts."""
+        self.lines.setdefault(location, _line(node))
         if len(location) > MOST_LEVELS:
             # An alias to a part that holds it has no end.
-            raise _UnreadableError(line, f"is nested more than {MOST_LEVELS} deep")
+            raise _UnreadableError(node, f"is nested more than {MOST_LEVELS} deep")
         if len(self.lines) > MOST_PARTS:
-            raise _UnreadableError(line, f"holds more than {MOST_PARTS} values: list fewer")
-        if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, location)
+            raise _UnreadableError(node, f"holds more than {MOST_PARTS} values: list fewer")
         if isinstance(node, yaml.SequenceNode):
             return [self.read(item, (*location, i)) for i, item in enumerate(node.value)]
-        return self._scalar(node)
+        if not isinstance(node, yaml.MappingNode):
+            return self._scalar(node)
+        self.flatten_mapping(node)
+        data = {}
+        for key, value in node.value:
+            self.lines[(*location, key.value)] = _line(key)
+            data[key.value] = self.read(value, (*location, key.value))
+        return data
 
     def _scalar(self, node: yaml.Node) -> Any:
         try:
-            value = self._loader.construct_object(node)
+            value = self.construct_object(node)
         except (ValueError, ArithmeticError, LookupError, AttributeError):
-            # PyYAML trips over what looks like a date or a number and is none: then it is text.
-            value = node.value
-            if node.tag == INT_TAG and value.strip("+-").isdecimal():
-                value = 2**MOST_BITS  # more digits than Python converts
+            # PyYAML trips over text that looks like a date, and over more digits than int() takes.
+            value = 2**MOST_BITS if node.value.strip("+-").isdecimal() else node.value
         if isinstance(value, int) and value.bit_length() > MOST_BITS:
             text = (
                 f"the number {_shortened(node.value)} is too large: write one of at most 18 digits"
             )
-            raise _UnreadableError(node.start_mark.line + 1, text)
+            raise _UnreadableError(node, text)
         return value
 
-    def _mapping(self, node: yaml.MappingNode, location: Location) -> dict[str, Any]:
-        self._check_keys(node)
-        self._loader.flatten_mapping(node)
-        found: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            key = key_node.value
-            line = key_node.start_mark.line + 1
-            found[key] = self.read(value_node, (*location, key))
-            self.lines[(*location, key)] = line
-        return found
 
-    def _check_keys(self, node: yaml.MappingNode) -> None:
-        """Before keys are merged in, which come first and may be overridden."""
-        if id(node) in self._keys_checked:
-            return
-        self._keys_checked.add(id(node))
-        seen: set[str] = set()
-        for key_node, value_node in node.value:
-            line = key_node.start_mark.line + 1
-            if not isinstance(key_node, yaml.ScalarNode):
-                raise _UnreadableError(line, "a key must be text, not a list or a mapping")
-            if key_node.value in seen:
-                self.problems.append(
-                    Problem(line, f"{_shortened(key_node.value)} is given twice: keep one")
-                )
-            seen.add(key_node.value)
-            if key_node.tag == MERGE_TAG:
-                for merged in _merged(value_node):
-                    self._check_keys(merged)
-
-
-def _merged(node: yaml.Node) -> Iterator[yaml.MappingNode]:
-    """The mappings after ``<<``; what else stands there, PyYAML refuses."""
-    parts = node.value if isinstance(node, yaml.SequenceNode) else [node]
-    return (part for part in parts if isinstance(part, yaml.MappingNode))
+def _line(node: yaml.Node) -> int:
+    line: int = node.start_mark.line
+    return line + 1
 
 
 def _shortened(text: str) -> str:
