@@ -1,6 +1,6 @@
 """A sweep in TensorBoard or MLflow while it runs, by Ray Tune's own callbacks.
 
-Beside the run folder, never instead of it: what is known is told by the observations alone.
+Beside the run folder, never instead of it: results come from the observations alone.
 """
 
 import importlib.util
@@ -17,10 +17,11 @@ from trials.workload import Cell
 Tool = Literal["tensorboard", "mlflow"]
 MLFLOW_URI = "MLFLOW_TRACKING_URI"  # as MLflow's own tools have it
 GIB = 2**30
+HOOKS = ("setup", "on_trial_start", "on_trial_result", "on_trial_complete", "on_trial_error")
 
 
 def check_tools(tools: Sequence[Tool], folder: RunPath) -> None:
-    """Whether a sweep can be logged to these.
+    """Check that a sweep can be logged to these.
 
     Raises:
         StoreError: a package or an address is missing, or the run lies where no files can.
@@ -36,26 +37,26 @@ def check_tools(tools: Sequence[Tool], folder: RunPath) -> None:
 
 
 def metrics(observation: Logged) -> dict[str, float]:
-    """What is drawn of a probe: numbers alone. Of a profile, nothing."""
+    """The numbers that a probe draws; a profile draws none."""
     if not isinstance(observation, Observation):
         return {}
-    told = {
+    drawn = {
         "batch_size": float(observation.batch_size),
         "fits": float(observation.outcome == "FITS"),
         "probe_seconds": observation.seconds,
     }
     measured = observation.measurement
     if measured is not None:
-        told["peak_gib"] = measured.memory.peak_allocated_bytes / GIB
+        drawn["peak_gib"] = measured.memory.peak_allocated_bytes / GIB
         if measured.step_seconds:
             steps = sorted(measured.step_seconds)
-            told["step_seconds"] = steps[len(steps) // 2]
-            told["queries_per_second"] = observation.batch_size / told["step_seconds"]
-    return told
+            drawn["step_seconds"] = steps[len(steps) // 2]
+            drawn["queries_per_second"] = observation.batch_size / drawn["step_seconds"]
+    return drawn
 
 
 def parameters(cell: Cell) -> dict[str, str | float]:
-    """What a trial is of."""
+    """Parameters of a trial."""
     return {
         "gpu": cell.gpu,
         "model": cell.model,
@@ -72,56 +73,44 @@ def tune_callbacks(
     cells: Sequence[Cell],
     say: Callable[[str], None],
 ) -> list[Any]:
-    """Ray Tune's callbacks that log to these tools. One that fails is told of, and left out.
+    """Ray Tune's callbacks that log to these tools; one that fails is reported once and left out.
 
     Args:
         tools: which.
         folder: of the run; TensorBoard's files go into a folder of it.
         name: of the sweep, for MLflow's experiment.
         cells: of the trials.
-        say: told, in a line, of a tool that failed.
+        say: takes the line about a tool that failed.
     """
-    known = {cell.key: cell for cell in cells}
+    by_key = {cell.key: cell for cell in cells}
     made = {
-        "tensorboard": lambda: _tensorboard(folder / "tensorboard", known),
-        "mlflow": lambda: _mlflow(name, known),
+        "tensorboard": lambda: _tensorboard(folder / "tensorboard", by_key),
+        "mlflow": lambda: _mlflow(name, by_key),
     }
     return [_guarded(made[tool](), tool, say) for tool in dict.fromkeys(tools)]
 
 
 def _guarded(callback: Any, tool: Tool, say: Callable[[str], None]) -> Any:
-    """The callback, but that Tune never hears of its errors: it would give up all trials."""
-    from ray import tune  # noqa: PLC0415 - seconds to import
+    """Silence a callback after its first error, for which Tune would give up all trials."""
+    failed = False
 
-    class Callback(tune.Callback):  # type: ignore[misc]
-        failed = False
-
-        def _told(self, hook: str, *positional: Any, **named: Any) -> None:
-            if self.failed:
+    def guarded(hook: Callable[..., None]) -> Callable[..., None]:
+        def call(*positional: Any, **named: Any) -> None:
+            nonlocal failed
+            if failed:
                 return
             try:
-                getattr(callback, hook)(*positional, **named)
+                hook(*positional, **named)
             except Exception as error:  # noqa: BLE001 - whatever it is, the sweep goes on
-                self.failed = True
+                failed = True
                 reason = (str(error).splitlines() or [repr(error)])[0]
                 say(f"--log-to {tool}: {reason}: the sweep goes on without it")
 
-        def setup(self, *positional: Any, **named: Any) -> None:
-            self._told("setup", *positional, **named)
+        return call
 
-        def on_trial_start(self, *positional: Any, **named: Any) -> None:
-            self._told("on_trial_start", *positional, **named)
-
-        def on_trial_result(self, *positional: Any, **named: Any) -> None:
-            self._told("on_trial_result", *positional, **named)
-
-        def on_trial_complete(self, *positional: Any, **named: Any) -> None:
-            self._told("on_trial_complete", *positional, **named)
-
-        def on_trial_error(self, *positional: Any, **named: Any) -> None:
-            self._told("on_trial_error", *positional, **named)
-
-    return Callback()
+    for name in HOOKS:
+        setattr(callback, name, guarded(getattr(callback, name)))
+    return callback
 
 
 def _cell_of(trial: Any, cells: Mapping[str, Cell]) -> Cell:
@@ -130,20 +119,14 @@ def _cell_of(trial: Any, cells: Mapping[str, Cell]) -> Cell:
 
 def _tensorboard(folder: Path, cells: Mapping[str, Cell]) -> Any:
     from ray.tune.logger import TBXLoggerCallback  # noqa: PLC0415 - seconds to import
-    from tensorboardX.summary import hparams  # noqa: PLC0415 - as above
 
     class Callback(TBXLoggerCallback):  # type: ignore[misc]
         def log_trial_start(self, trial: Any) -> None:
             # Tune's own folder is a temporary one.
-            where = folder / _cell_of(trial, cells).key
-            self._trial_writer[trial] = self._summary_writer_cls(str(where), flush_secs=5)
-            self._trial_result[trial] = {}
-
-        def _try_log_hparams(self, trial: Any, result: dict[str, Any]) -> None:
             cell = _cell_of(trial, cells)
-            told = {key: result[key] for key in ("queries_per_second", "peak_gib") if key in result}
-            for summary in hparams(hparam_dict=parameters(cell), metric_dict=told):
-                self._trial_writer[trial].file_writer.add_summary(summary)
+            self._trial_writer[trial] = self._summary_writer_cls(str(folder / cell.key))
+            self._trial_result[trial] = {}
+            trial.evaluated_params = parameters(cell)  # its table of hyperparameters
 
     return Callback()
 
