@@ -8,7 +8,7 @@ from gpu_catalog.catalog import Catalog, UnknownGpuError
 from gpu_catalog.gpu import Gpu
 from orchestrator.plan import ClusterResources, Node, Plan
 from orchestrator.sweep import SweepSpec
-from trials.devices.nvml import visible_device_name
+from trials.devices.nvml import visible_device
 from trials.extras import importable_extras
 from trials.observation import Observation
 from trials.workload import Cell
@@ -29,11 +29,11 @@ def gpu_of_this_machine(catalog: Catalog) -> Gpu:
     Raises:
         GpuCheckError: there is none, or the catalog does not know it.
     """
-    name = visible_device_name()
-    if name is None:
+    device = visible_device()
+    if device is None:
         raise GpuCheckError("no NVIDIA GPU: NVML finds none on this machine")
     try:
-        return catalog.gpu_by_device_name(name)
+        return catalog.gpu_by_device_name(device[0])
     except UnknownGpuError as error:
         raise GpuCheckError(f"{error}") from None
 
@@ -44,7 +44,7 @@ def this_machines_device(catalog: Catalog) -> Gpu:
     Raises:
         GpuCheckError: the catalog does not know its GPU.
     """
-    return catalog.gpu("cpu") if visible_device_name() is None else gpu_of_this_machine(catalog)
+    return catalog.gpu("cpu") if visible_device() is None else gpu_of_this_machine(catalog)
 
 
 def gpu_check_spec_text(gpu: Gpu, catalog: Catalog) -> str:

@@ -105,10 +105,10 @@ def library(*, with_version_2: bool = True) -> Any:
 
     def memory(_: object, version: int | None = None) -> SimpleNamespace:
         if version is None:
-            return SimpleNamespace(total=H100[1] + 640 * 2**20)
+            return SimpleNamespace(total=H100[1] + 640 * 2**20, used=0)
         if not with_version_2:
             raise NVMLError
-        return SimpleNamespace(total=H100[1] + 640 * 2**20, reserved=640 * 2**20)
+        return SimpleNamespace(total=H100[1] + 640 * 2**20, reserved=640 * 2**20, free=H100[1])
 
     def named(handle: object) -> bytes:
         if handle not in {1, "GPU-abc"}:

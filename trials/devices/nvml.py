@@ -1,15 +1,17 @@
-"""What NVML says of one GPU. What it does not say of this GPU is absent, never an error."""
+"""NVML's readings of one GPU; a reading that this GPU does not have is None, never an error.
+
+By pynvml itself: nvitop's ``Device`` has neither throttle reasons nor energy, and would be one more
+package on the GPU machine.
+"""
 
 import contextlib
 import importlib
 import os
-from collections.abc import Callable
 from types import ModuleType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from trials.observation import DeviceReading
 
-T = TypeVar("T")
 # Reasons that hold no clock down that a step wants: nothing runs, or somebody set the clock.
 NO_THROTTLING = ("GpuIdle", "ApplicationsClocksSetting", "UserDefinedClocks", "DisplayClockSetting")
 REASON_PREFIXES = ("nvmlClocksEventReason", "nvmlClocksThrottleReason")
@@ -29,7 +31,7 @@ class Nvml:
 
     @classmethod
     def of(cls, uuid: str, library: ModuleType | None = None) -> Self | None:
-        """The GPU of this UUID, as torch tells it, with or without its prefix; None without NVML.
+        """The GPU of this UUID, as torch has it, with or without its prefix; None without NVML.
 
         By UUID, because CUDA may number the GPUs otherwise, or see a part of them only.
         """
@@ -43,14 +45,15 @@ class Nvml:
 
     @property
     def driver_version(self) -> str | None:
-        """Of the NVIDIA driver."""
-        return self._ask(lambda: _text(self._library.nvmlSystemGetDriverVersion()))
+        """Version of the NVIDIA driver."""
+        try:
+            return _text(self._library.nvmlSystemGetDriverVersion())
+        except self._library.NVMLError:
+            return None
 
     def energy_joules(self) -> float | None:
         """Energy the GPU has drawn since the driver was loaded (Volta and later)."""
-        millijoules = self._ask(
-            lambda: self._library.nvmlDeviceGetTotalEnergyConsumption(self._handle)
-        )
+        millijoules = self._ask("nvmlDeviceGetTotalEnergyConsumption")
         return None if millijoules is None else millijoules / 1000
 
     def used_memory_bytes(self) -> int | None:
@@ -58,65 +61,52 @@ class Nvml:
 
         Without what the driver keeps for itself, which CUDA does not count among the GPU's memory
         either: hundreds of MiB, which would look like another process. Drivers before 510 do not
-        tell it apart.
+        report it apart.
         """
-        library, handle = self._library, self._handle
-        told_apart = self._ask(
-            lambda: library.nvmlDeviceGetMemoryInfo(handle, version=library.nvmlMemory_v2)
-        )
-        if told_apart is not None:
-            # Not its ``used``: whether that has the reserved part in it, NVML's manuals disagree.
-            return int(told_apart.total - told_apart.free - told_apart.reserved)
-        return self._ask(lambda: int(library.nvmlDeviceGetMemoryInfo(handle).used))
+        try:
+            return _memory(self._library, self._handle)[1]
+        except self._library.NVMLError:
+            return None
 
     def process_bytes(self) -> dict[int, int]:
-        """Memory of each process that computes on the GPU, as far as NVML tells.
+        """Memory of each process that computes on the GPU, as far as NVML reports it.
 
-        By NVML's process ids: inside a container they may be the host's, or none be told at all.
+        By NVML's process ids: inside a container they may be the host's, or there are none.
         """
-        library = self._library
-        listed = self._ask(lambda: library.nvmlDeviceGetComputeRunningProcesses(self._handle))
-        return {p.pid: p.usedGpuMemory for p in listed or () if p.usedGpuMemory is not None}
+        listed = self._ask("nvmlDeviceGetComputeRunningProcesses") or ()
+        return {p.pid: p.usedGpuMemory for p in listed if p.usedGpuMemory is not None}
 
     def reading(self) -> DeviceReading:
         """Clocks, temperature, power, and what holds the clocks down, now."""
-        library, handle = self._library, self._handle
-        power = self._ask(lambda: library.nvmlDeviceGetPowerUsage(handle))
+        library = self._library
+        power = self._ask("nvmlDeviceGetPowerUsage")
         return DeviceReading(
-            sm_clock_mhz=self._ask(
-                lambda: library.nvmlDeviceGetClockInfo(handle, library.NVML_CLOCK_SM)
-            ),
-            memory_clock_mhz=self._ask(
-                lambda: library.nvmlDeviceGetClockInfo(handle, library.NVML_CLOCK_MEM)
-            ),
-            temperature_celsius=self._ask(
-                lambda: library.nvmlDeviceGetTemperature(handle, library.NVML_TEMPERATURE_GPU)
-            ),
+            sm_clock_mhz=self._ask("nvmlDeviceGetClockInfo", library.NVML_CLOCK_SM),
+            memory_clock_mhz=self._ask("nvmlDeviceGetClockInfo", library.NVML_CLOCK_MEM),
+            temperature_celsius=self._ask("nvmlDeviceGetTemperature", library.NVML_TEMPERATURE_GPU),
             power_watts=None if power is None else power / 1000,
             throttle_reasons=self._throttle_reasons(),
             used_memory_bytes=self.used_memory_bytes(),
         )
 
     def _throttle_reasons(self) -> tuple[str, ...]:
-        library = self._library
-        # The newer name first; older drivers and libraries know the other one only.
-        mask = self._ask(lambda: library.nvmlDeviceGetCurrentClocksEventReasons(self._handle))
+        # The newer name first; drivers before 535 know the other one only.
+        mask = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
         if mask is None:
-            mask = self._ask(
-                lambda: library.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle)
-            )
-        reasons = {
-            name.removeprefix(prefix)
+            mask = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
+        bits = {
+            name.removeprefix(prefix): getattr(self._library, name)
             for prefix in REASON_PREFIXES
-            for name in dir(library)
-            if name.startswith(prefix) and _is_one_bit(getattr(library, name)) and mask
-            if mask & getattr(library, name)
+            for name in dir(self._library)
+            if name.startswith(prefix)
         }
-        return tuple(sorted(reasons - set(NO_THROTTLING)))
+        holding = {name for name, bit in bits.items() if bit & mask and bit.bit_count() == 1}
+        return tuple(sorted(holding.difference(NO_THROTTLING)))
 
-    def _ask(self, question: Callable[[], T]) -> T | None:
+    def _ask(self, function: str, *arguments: object) -> Any:
+        """The answer about this GPU; None where the library, the driver or the GPU has none."""
         try:
-            return question()
+            return getattr(self._library, function)(self._handle, *arguments)
         except (self._library.NVMLError, AttributeError):
             return None
 
@@ -150,17 +140,10 @@ class Neighbours:
         return max(0, self._unlisted_bytes + others)
 
 
-def visible_device_name() -> str | None:
-    """What the first GPU that CUDA would show calls itself; None where there is none.
-
-    Torch is not asked, which would make a CUDA context.
-    """
-    seen = visible_device()
-    return None if seen is None else seen[0]
-
-
 def visible_device(library: ModuleType | None = None) -> tuple[str, int] | None:
     """Name and memory, in bytes, of the first GPU that CUDA would show; None where there is none.
+
+    Torch is not asked, which would make a CUDA context.
 
     Args:
         library: the pynvml module; absent for the one that is installed.
@@ -175,17 +158,20 @@ def visible_device(library: ModuleType | None = None) -> tuple[str, int] | None:
             if first.isdigit()
             else library.nvmlDeviceGetHandleByUUID(first)
         )
-        return _text(library.nvmlDeviceGetName(handle)), _usable_bytes(library, handle)
+        return _text(library.nvmlDeviceGetName(handle)), _memory(library, handle)[0]
     except library.NVMLError:
         return None
 
 
-def _usable_bytes(library: ModuleType, handle: Any) -> int:
-    """Memory that CUDA would call the total: without what the driver keeps, where it tells."""
+def _memory(library: ModuleType, handle: Any) -> tuple[int, int]:
+    """Bytes in total and in use, without what the driver keeps, where it reports that."""
     with contextlib.suppress(library.NVMLError, AttributeError):
-        told = library.nvmlDeviceGetMemoryInfo(handle, version=library.nvmlMemory_v2)
-        return int(told.total - told.reserved)
-    return int(library.nvmlDeviceGetMemoryInfo(handle).total)
+        memory = library.nvmlDeviceGetMemoryInfo(handle, version=library.nvmlMemory_v2)
+        total = int(memory.total - memory.reserved)
+        # Not its ``used``: NVML's manuals disagree on whether the reserved part is in it.
+        return total, total - int(memory.free)
+    memory = library.nvmlDeviceGetMemoryInfo(handle)
+    return int(memory.total), int(memory.used)
 
 
 def _initialised_library() -> ModuleType | None:
@@ -195,10 +181,6 @@ def _initialised_library() -> ModuleType | None:
     except Exception:  # noqa: BLE001 - no library, no driver: nothing to ask
         return None
     return library
-
-
-def _is_one_bit(value: object) -> bool:
-    return isinstance(value, int) and value > 0 and value & (value - 1) == 0
 
 
 def _text(value: str | bytes) -> str:
