@@ -1,7 +1,6 @@
 """The run folder: everything one sweep produced. One writer appends observations, durably."""
 
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import Self, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -264,12 +263,7 @@ class ObservationWriter:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self._log.close(failed=error is not None)
 
     def append(self, observation: Logged) -> bool:
