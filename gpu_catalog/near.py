@@ -1,4 +1,4 @@
-"""Near matches for a word that was not found."""
+"""Near matches for an unknown word."""
 
 import difflib
 from collections.abc import Iterable

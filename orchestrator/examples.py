@@ -25,14 +25,14 @@ KNOWN_FORMATS = f"{', '.join(FORMATS)}, or the texts among them with {ZIPPED}"
 # What a folder of the hub's library holds beside the examples.
 NOT_EXAMPLES = frozenset({"dataset_info.json", "dataset_infos.json", "dataset_dict.json"})
 NOT_EXAMPLES |= {"state.json", "config.json", "tokenizer.json", "tokenizer_config.json"}
-# Words that tell a split in a file's name, as on the hub.
+# Words that name a split in a file's name, as on the hub.
 SPLITS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
 SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}")
-UNSPLIT = "data"  # shards that the hub's library saves to disk; the folder tells the split
+UNSPLIT = "data"  # shards that the hub's library saves to disk; the folder names the split
 FIRST_SPLIT = "train"
 BOM = b"\xef\xbb\xbf"  # what some editors begin a text with
 AT_ONCE = 1000  # rows read from a columnar file
@@ -60,7 +60,7 @@ class DataError(ValueError):
 
     def __init__(self, mistakes: Iterable[Mistake]) -> None:
         self.mistakes = tuple(mistakes)
-        # A file says by itself what it is.
+        # A file needs no option before its name.
         lines = (
             m.text if m.part == "dataset" else f"--{m.part.replace('_', '-')} {m.text}"
             for m in self.mistakes
@@ -150,7 +150,7 @@ def _checked_file(path: Path) -> Path:
 
 def _files(folder: Path, source: Source) -> list[Path]:
     """The files of a folder's split."""
-    found = [
+    files = [
         path
         for path in sorted(folder.rglob("*"))
         if _format(path) in FORMATS
@@ -158,13 +158,13 @@ def _files(folder: Path, source: Source) -> list[Path]:
         and path.name not in NOT_EXAMPLES
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     ]
-    if not found:
+    if not files:
         raise _wrong(f"{folder}: holds no file of examples: known are {KNOWN_FORMATS}")
     splits: dict[str, list[Path]] = {}
-    for path in found:
+    for path in files:
         splits.setdefault(_split(path.relative_to(folder)) or "", []).append(path)
     if set(splits) == {""}:
-        splits = {FIRST_SPLIT: found}  # nothing says otherwise
+        splits = {FIRST_SPLIT: files}
     wanted = source.split or FIRST_SPLIT
     if wanted not in splits:
         names = sorted(name for name in splits if name)
@@ -181,7 +181,7 @@ def _files(folder: Path, source: Source) -> list[Path]:
 
 
 def _split(path: Path) -> str | None:
-    """The split that a file's name, or its folder's, says it is of; None where it says none."""
+    """The split that the name of a file or its folder states, if any."""
     stem = path.name[: path.name.index(".")] if "." in path.name else path.name
     shard = SHARD.fullmatch(stem)
     if shard is not None and shard[1] != UNSPLIT:
@@ -326,9 +326,8 @@ def _of_parquet(path: Path, fields: Sequence[str]) -> Iterator[Example | Mistake
 
     try:
         with pq.ParquetFile(path) as file:
-            known = set(file.schema_arrow.names)
-            # Of unknown fields all there are is told.
-            columns = list(fields) if known.issuperset(fields) else None
+            # Where a field is missing, the mistake lists all columns.
+            columns = list(fields) if set(fields) <= set(file.schema_arrow.names) else None
             yield from _of_batches(path, file.iter_batches(AT_ONCE, columns=columns))
     except pa.ArrowException as error:
         yield _at(path, f"not a Parquet file ({str(error).splitlines()[0]})")

@@ -9,14 +9,14 @@ from orchestrator.examples import DataError, Example, Mistake, Source, columns_t
 
 QUERIES_AT_ONCE = 1000
 MOST_MISTAKES = 20  # then reading stops
-MOST_EMPTY = 5  # examples told one by one
+MOST_EMPTY = 5  # examples listed one by one
 
 Made_co = TypeVar("Made_co", covariant=True)
 Q = TypeVar("Q")
 
 
 class Place(NamedTuple):
-    """Where an example stands: its number in the order of reading, and as people are told."""
+    """Where an example stands: its number in the order of reading, and its name in messages."""
 
     number: int
     text: str
@@ -47,7 +47,7 @@ class Maker(Protocol[Made_co]):
 
 
 class Reading(Generic[Q]):
-    """A pass over the examples, and what was seen in it.
+    """A pass over the examples, and its mistakes.
 
     Attributes:
         complete: whether nothing was left to read.
@@ -57,7 +57,7 @@ class Reading(Generic[Q]):
     Args:
         source: where they are.
         maker: makes queries of them.
-        most: examples to read, the first ones; all of them unless told.
+        most: examples to read, the first ones; None for all.
         parts: the option of each field that is not of the maker's own.
     """
 
@@ -81,18 +81,18 @@ class Reading(Generic[Q]):
 
     @property
     def mistakes(self) -> list[Mistake]:
-        """What is wrong: first the options, then examples in their order.
+        """The mistakes: first the options, then examples in their order.
 
         No more is read once the latter are ``MOST_MISTAKES``.
         """
-        found = [mistake for _, mistake in sorted(self._of_examples, key=lambda noted: noted[0])]
-        if len(found) == MOST_MISTAKES:
-            text = f"{found[-1].text} (there may be more: reading stopped here)"
-            found[-1] = Mistake(found[-1].part, text)
+        mistakes = [mistake for _, mistake in sorted(self._of_examples, key=lambda noted: noted[0])]
+        if len(mistakes) == MOST_MISTAKES:
+            text = f"{mistakes[-1].text} (there may be more: reading stopped here)"
+            mistakes[-1] = Mistake(mistakes[-1].part, text)
         if self.empty and self.has_mistakes:
             text = f"{self._source.name}: empty, and left out: {self.empty_text}"
-            found.append(Mistake("dataset", text))
-        return [*self._of_options, *found]
+            mistakes.append(Mistake("dataset", text))
+        return [*self._of_options, *mistakes]
 
     @property
     def empty_text(self) -> str:
@@ -116,7 +116,7 @@ class Reading(Generic[Q]):
                 yield Place(self._number, example.place), query
 
     def check(self, *, any_left: bool) -> None:
-        """Tells what is wrong.
+        """Raise the mistakes.
 
         Args:
             any_left: whether there is any query.
@@ -161,20 +161,20 @@ class Reading(Generic[Q]):
             first = list(itertools.islice(entries, QUERIES_AT_ONCE))
             self._check_fields([entry for entry in first if isinstance(entry, Example)])
             if self._of_options:
-                # Every example would be wrong; what is none is told all the same.
+                # Every example would be wrong; what is no example is reported all the same.
                 first = [entry for entry in first if isinstance(entry, Mistake)]
                 entries = iter(())
-            seen = 0
+            count = 0
             for self._number, entry in enumerate(itertools.chain(first, entries)):
                 if self._is_full:
                     return
                 if isinstance(entry, Mistake):
                     self.note(entry)
                     continue
-                if seen == self._most:
+                if count == self._most:
                     self.complete = False
                     return
-                seen += 1
+                count += 1
                 yield entry
         except DataError as error:
             self._of_options += error.mistakes

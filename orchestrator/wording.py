@@ -67,9 +67,9 @@ def say(error: ValidationError, located: LocatedYaml, model: type[BaseModel]) ->
     for detail in details:
         location = detail["loc"]
         if detail["type"] == "missing" and location in misspelt:
-            continue  # told where it is misspelt
+            continue  # reported where it is misspelt
         if detail["type"] == "too_short" and detail["input"]:
-            continue  # what is in it is wrong, which is told by itself
+            continue  # the mistake inside it is reported by itself
         where, text = dotted(location), _text(detail, model)
         problems.append(Problem(located.line(location), f"{where}: {text}" if where else text))
     return problems
@@ -153,7 +153,7 @@ def _model_in(annotation: object) -> type[BaseModel] | None:
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
         return annotation if issubclass(annotation, BaseModel) else None
     for part in typing.get_args(annotation):
-        found = _model_in(part)
-        if found is not None:
-            return found
+        model = _model_in(part)
+        if model is not None:
+            return model
     return None

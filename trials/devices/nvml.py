@@ -114,7 +114,7 @@ class Nvml:
 class Neighbours:
     """The GPU's memory that other processes hold.
 
-    What is in use before this process has a CUDA context is theirs. Later it is told from what
+    What is in use before this process has a CUDA context is theirs. Later it comes from what
     NVML lists, where it lists this process: the one that came with the context, since its id there
     may be another than here.
 
