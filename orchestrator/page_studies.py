@@ -18,11 +18,9 @@ def profiles_table(results: RunResults) -> PageTable:
     names = _bar_names(groups)
     rows = [
         (
-            group.gpu,
-            group.model,
-            group.recipe,
-            of,
-            names[group.gpu, group.model, group.recipe, bar.label],
+            *_key(group),
+            stage,
+            names[*_key(group), bar.label],
             bar.label,
             bar.batch_size,
             part.name,
@@ -31,8 +29,8 @@ def profiles_table(results: RunResults) -> PageTable:
             part.flop_share,
         )
         for group in groups
-        for of in PARTS
-        for bar in getattr(group, of)
+        for stage in PARTS
+        for bar in getattr(group, stage)
         for part in bar.parts
     ]
     columns = (
@@ -48,10 +46,8 @@ def loads_table(results: RunResults) -> PageTable:
     names = _bar_names(groups)
     rows = [
         (
-            group.gpu,
-            group.model,
-            group.recipe,
-            names[group.gpu, group.model, group.recipe, load.label],
+            *_key(group),
+            names[*_key(group), load.label],
             load.label,
             number,
             when,
@@ -59,16 +55,20 @@ def loads_table(results: RunResults) -> PageTable:
         )
         for group in groups
         for load in group.loads
-        for when, told in (("before", load.before), ("after", load.after))
-        for number, tokens in enumerate(told)
+        for when, per_expert in (("before", load.before), ("after", load.after))
+        for number, tokens in enumerate(per_expert)
     ]
     columns = ("gpu", "model", "recipe", "name", "bar", "expert", "when", "tokens")
     return PageTable(columns, rows)
 
 
+def _key(group: ProfileGroup) -> tuple[str, str, str]:
+    return group.gpu, group.model, group.recipe
+
+
 def _bar_names(groups: Sequence[ProfileGroup]) -> dict[tuple[str, str, str, str], str]:
     """What each profile is called, by its GPU, model, recipe and label."""
-    keys = [(g.gpu, g.model, g.recipe, bar.label) for g in groups for bar in g.stages]
+    keys = [(*_key(group), bar.label) for group in groups for bar in group.stages]
     named = [Named(gpu, model, recipe, f"{model} · {bar}") for gpu, model, recipe, bar in keys]
     return dict(zip(keys, chart_names(named), strict=True))
 

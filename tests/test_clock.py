@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gpu_catalog.catalog import load_catalog
-from trials.simulation.clock import Constants, NoSpeedError, step_time
+from trials.simulation.clock import Constants, NoSpeedError, lanes_of, step_time
 from trials.simulation.events import Column, Kind, Operators, Rate, Segment, Work
 
 A100 = load_catalog().gpu("A100-80GB-SXM")  # 312 TFLOP/s, 2039 GB/s, 108 multiprocessors
@@ -127,17 +127,19 @@ def test_experts_go_one_by_one_where_no_kernel_groups_them() -> None:
         products=8,
         launches=1,
     )
-    once = step_time(operators(moving(1e-3), grouped), HOPPER, PLAIN)
-    assert once.host_seconds == pytest.approx(20e-6)
+    together = operators(moving(1e-3), grouped)
+    once = step_time(together, HOPPER, PLAIN)
+    assert lanes_of(together, HOPPER, PLAIN).host.sum() == pytest.approx(20e-6)
     assert once.busy_seconds[Work.GROUPED_PRODUCT] > 0
-    apart = step_time(operators(moving(1e-3), grouped), A100, PLAIN)
-    assert apart.host_seconds == pytest.approx(10e-6 + 10e-6 + 7 * (10e-6 + 3 * 1e-6))
+    apart = step_time(together, A100, PLAIN)
+    host_seconds = lanes_of(together, A100, PLAIN).host.sum()
+    assert host_seconds == pytest.approx(10e-6 + 10e-6 + 7 * (10e-6 + 3 * 1e-6))
     assert apart.busy_seconds[Work.GROUPED_PRODUCT] == 0
     product = apart.busy_seconds[Work.MATRIX_PRODUCT]
     # The first kernel is over before the experts' are launched.
-    assert apart.seconds == pytest.approx(10e-6 + 1e-3 + (apart.host_seconds - 10e-6) + product)
+    assert apart.seconds == pytest.approx(10e-6 + 1e-3 + (host_seconds - 10e-6) + product)
     single = (Work.GROUPED_PRODUCT, Rate.FP32, grouped[2])
-    assert step_time(operators(single), HOPPER, PLAIN).host_seconds > 8 * 10e-6
+    assert lanes_of(operators(single), HOPPER, PLAIN).host.sum() > 8 * 10e-6
 
 
 def test_dequantisation_costs_the_host_more() -> None:

@@ -89,12 +89,10 @@ class StepTime:
     Attributes:
         seconds: from start to end.
         busy_seconds: (kinds of work,) the GPU's, by ``Work``.
-        host_seconds: the host's, without waiting.
     """
 
     seconds: float
     busy_seconds: FloatArray
-    host_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +137,6 @@ def step_time(operators: Operators, gpu: Gpu, constants: Constants) -> StepTime:
     return StepTime(
         seconds=lanes.seconds(),
         busy_seconds=busy.astype(np.float64),
-        host_seconds=float(lanes.host.sum()),
     )
 
 
