@@ -9,7 +9,7 @@ import datetime as dt
 import io
 import re
 import tomllib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +123,8 @@ def _csv(path: Path) -> LocatedYaml:
             if len(row) != len(columns):
                 counts = f"has {len(row)} fields, where the head has {len(columns)}"
                 problems.append(Problem(table.line_num, f"{counts}: quote those with commas"))
-            told = zip(columns, (field.strip() for field in row), strict=False)
-            rows.append({name: value for name, value in told if value})
+            named = zip(columns, (field.strip() for field in row), strict=False)
+            rows.append({name: value for name, value in named if value})
     except csv.Error as error:
         problems.append(Problem(table.line_num, f"is no CSV ({error}): repair the line"))
     if not rows and not problems:
@@ -151,15 +151,15 @@ def _checked(
     data = located.data
     if data is None and not problems:
         problems.append(Problem(1, "is empty: list gpus, offers or both"))
-    # Mistakes of a head would be told again of every row.
+    # A mistake of the head would be repeated for every row.
     if data is not None and not problems:
         problems += _currencies(located)
         filled = _filled(data, path)
         try:
             rows = CatalogRows.model_validate(filled)
         except ValidationError as error:
-            told = LocatedYaml(filled, located.lines, ())
-            problems += [_in_words(problem) for problem in say(error, told, CatalogRows)]
+            completed = LocatedYaml(filled, located.lines, ())
+            problems += [_in_words(problem) for problem in say(error, completed, CatalogRows)]
         problems += [
             *_gpus_there_already(located, catalog, rows),
             *_unknown_gpus(located, catalog),
@@ -180,13 +180,12 @@ def _filled(data: Any, path: Path) -> Any:
         return data
     written = dt.datetime.fromtimestamp(path.stat().st_mtime, tz=dt.UTC).date()
     given = {"provider": OWN, "region": OWN, "recorded": written, "source": path.name}
-    filled = []
-    for offer in offers:
-        if isinstance(offer, dict):
-            known = {key: value for key, value in offer.items() if key != CURRENCY}
-            filled.append(given | {"instance": offer.get("gpu", OWN)} | known)
-        else:
-            filled.append(offer)
+    filled = [
+        given | {"instance": offer.get("gpu", OWN)} | offer if isinstance(offer, dict) else offer
+        for offer in offers
+    ]
+    for _, offer in _rows({"offers": filled}, "offers"):
+        offer.pop(CURRENCY, None)
     return data | {"offers": filled}
 
 
@@ -196,15 +195,15 @@ def _in_words(problem: Problem) -> Problem:
     return problem
 
 
-def _offers(data: Any) -> Iterator[tuple[Location, dict[str, Any]]]:
-    offers = data.get("offers") if isinstance(data, dict) else None
-    for index, offer in enumerate(offers if isinstance(offers, list) else ()):
-        if isinstance(offer, dict):
-            yield ("offers", index), offer
+def _rows(data: Any, table: str) -> Iterator[tuple[Location, dict[str, Any]]]:
+    rows = data.get(table) if isinstance(data, dict) else None
+    for index, row in enumerate(rows if isinstance(rows, list) else ()):
+        if isinstance(row, dict):
+            yield (table, index), row
 
 
 def _currencies(located: LocatedYaml) -> Iterator[Problem]:
-    for place, offer in _offers(located.data):
+    for place, offer in _rows(located.data, "offers"):
         currency = offer.get(CURRENCY, "USD")
         if str(currency).upper() != "USD":
             text = f"{_dotted(place)}{CURRENCY}: must be USD, not {shown(currency)}"
@@ -223,19 +222,15 @@ def _gpus_there_already(
 
 
 def _unknown_gpus(located: LocatedYaml, catalog: Catalog) -> Iterator[Problem]:
-    known = {gpu.key for gpu in catalog.gpus} | set(_own_keys(located.data))
-    for place, offer in _offers(located.data):
+    keys = [row.get("key") for _, row in _rows(located.data, "gpus")]
+    own = (key for key in keys if isinstance(key, str))
+    there = dict.fromkeys([*(gpu.key for gpu in catalog.gpus), *own])
+    for place, offer in _rows(located.data, "offers"):
         key = offer.get("gpu")
-        if isinstance(key, str) and key not in known:
-            near = did_you_mean(key, known)
+        if isinstance(key, str) and key not in there:
+            near = did_you_mean(key, there)
             text = f"unknown GPU {key!r}{near} ('python -m orchestrator catalog gpus' lists all)"
             yield Problem(located.line((*place, "gpu")), f"{_dotted(place)}gpu: {text}")
-
-
-def _own_keys(data: Any) -> Collection[str]:
-    gpus = data.get("gpus") if isinstance(data, dict) else None
-    rows = gpus if isinstance(gpus, list) else []
-    return [row["key"] for row in rows if isinstance(row, dict) and "key" in row]
 
 
 def _repeated(located: LocatedYaml, rows: CatalogRows) -> Iterator[Problem]:

@@ -204,6 +204,7 @@ def test_a_csv_that_is_not_understood_is_told_by_its_head(
         ("p.yaml", "", ["1: is empty: list gpus, offers or both"]),
         ("p.yaml", "offers: 3\n", ["1: offers: must be a list, as in [a, b], not 3"]),
         ("p.yaml", "[1, 2]\n", None),
+        ("p.yaml", "gpus:\n  - key: [A40]\noffers: [{gpu: A40, usd_per_hour: 1}]\n", None),
         ("p.yaml", "offers: [\n", None),
         ("p.yaml", "offer:\n  - {gpu: A40}\n", ["1: offer: unknown key: did you mean 'offers'?"]),
         (
