@@ -94,8 +94,8 @@ def test_the_ranking_goes_by_what_was_learnt(
     """In the run itself, or by its file; the ranking says so, and another run has none."""
     assert main(["rank", str(learnt), "--epochs", "auto"]) == 0
     said = capsys.readouterr().out
-    assert "epochs, as learnt (below)" in said
-    assert f"held-out queries of {folder / 'data.jsonl'} got no better by" in said
+    assert "epochs, as learned (below)" in said
+    assert f"held-out examples of {folder / 'data.jsonl'} got no better by" in said
     learned = json.loads((learnt / "ranking.json").read_text(encoding="utf-8"))["learned"]
     assert [each["active_experts"] for each in learned] == [2, 8]
     assert main(["report", str(learnt)]) == 0
@@ -107,7 +107,7 @@ def test_the_ranking_goes_by_what_was_learnt(
     assert told.startswith(f"--epochs auto: {folder / 'other'} has nothing that 'learn' found")
     assert told.count("\n") == 1
     assert main([*other, "--learned", str(learnt)]) == 0
-    assert "as learnt (below)" in capsys.readouterr().out
+    assert "as learned (below)" in capsys.readouterr().out
     assert main(["what-if", str(learnt), "--learned", str(learnt)]) == 1
     assert capsys.readouterr().err == f"--learned {learnt}: goes with --epochs auto: add it\n"
 
@@ -271,7 +271,7 @@ def test_a_curve_that_ends_early_is_kept_and_the_other_one_is_learnt(
     assert main(arguments(folder, out="ended")) == 1
     said = capsys.readouterr()
     assert "the child was killed by SIGKILL\n" in said.err
-    assert "mixtral-tiny, sparse, 2 of 8: 3 queries were cut off at 2048 tokens\n" in said.err
+    assert "mixtral-tiny, sparse, 2 of 8: 3 examples were truncated to 2048 tokens\n" in said.err
     assert "| 4     | " in said.out
     assert fake.asked == [*((2, epoch) for epoch in range(3)), *((8, e) for e in range(5))]
     fake.ends_at, fake.asked = None, []

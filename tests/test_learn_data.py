@@ -105,12 +105,12 @@ def test_other_data_is_held_out_and_left_out_of_what_is_learnt(tmp_path: Path) -
     found = read_data(asked(tmp_path, rows, held_out_source=Source(str(tmp_path / "test.jsonl"))))
     learnt, held_out = sides(found.queries)
     assert (len(learnt), len(held_out)) == (40, 20)
-    assert found.remarks == ("20 queries were left out: their prompts are held out",)
+    assert found.remarks == ("20 examples were left out of training: their prompts are held out",)
     few = read_data(
         asked(tmp_path, rows, held_out=5, held_out_source=Source(str(tmp_path / "test.jsonl")))
     )
     assert [len(side) for side in sides(few.queries)] == [55, 5]
-    assert few.remarks[0].startswith("5 of 20 held-out queries are tested with")
+    assert few.remarks[0].startswith("5 of 20 held-out examples are used")
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_every_mistake_is_told_with_its_place(tmp_path: Path) -> None:
     ("fields", "said"),
     [
         ({"choices": ("sound",)}, "--choices 'sound': no such field in {data}: did you mean"),
-        ({"held_out": 60}, "--held-out 60: nothing is left to learn from: {data} has 60 queries"),
+        ({"held_out": 60}, "--held-out 60: nothing is left to train on: {data} has 60 examples"),
     ],
 )
 def test_what_cannot_be_held_out_or_chosen_is_one_line(
@@ -169,7 +169,7 @@ def test_examples_without_an_answer_are_counted(tmp_path: Path) -> None:
     rows = [*made_questions.questions(20), {"question": "?", "answer": " "}]
     found = read_data(asked(tmp_path, rows))
     assert len(found.queries) == 20
-    assert found.remarks == (f"left out without an answer: 1 example ({tmp_path}/data.jsonl:21)",)
+    assert found.remarks == (f"skipped without an answer: 1 example ({tmp_path}/data.jsonl:21)",)
 
 
 def test_half_a_character_is_learnt_as_a_question_mark(tmp_path: Path) -> None:
