@@ -2,7 +2,6 @@
 
 import argparse
 import datetime as dt
-import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +13,8 @@ from rich.status import Status
 from orchestrator.learn_data import ReadData, read_data
 from orchestrator.learn_options import AskedLearning, asked_learning
 from orchestrator.learn_store import LearnedWriter
-from orchestrator.learn_tables import (
-    best_rows,
-    comparison_rows,
-    curve_rows,
-    experts_text,
-    learning_section,
-)
-from orchestrator.learned import STOP_RULE, Curve, attempts, best, curves, is_done
+from orchestrator.learn_tables import experts_text, learning_json, learning_section
+from orchestrator.learned import Curve, attempts, best, curves, is_done
 from orchestrator.output import remark, say
 from orchestrator.place import RunPath, StoreError
 from orchestrator.store import LEARNING
@@ -46,11 +39,11 @@ def learn_command(options: argparse.Namespace, path: RunPath) -> int:
     """
     if not isinstance(path, Path):
         raise StoreError(f"{path}: 'learn' keeps its results in a local folder: give one as --out")
-    asked = asked_learning(options)
-    data = read_data(asked.data)
+    request = asked_learning(options)
+    data = read_data(request.data)
     for line in data.remarks:
         remark(line)
-    keys = {cell: curve_key(cell, asked.training, data.facts) for cell in asked.cells}
+    keys = {cell: curve_key(cell, request.training, data.facts) for cell in request.cells}
     failures = []
     with LearnedWriter(path) as writer, tempfile.TemporaryDirectory() as folder:
         examples = Path(folder) / "examples.jsonl"
@@ -58,7 +51,7 @@ def learn_command(options: argparse.Namespace, path: RunPath) -> int:
         examples.write_text(lines, encoding="utf-8", errors="replace")
         for cell, key in keys.items():
             try:
-                _Learning(asked, data, cell, key, writer).run(examples)
+                _Learning(request, data, cell, key, writer).run(examples)
             except LearnError as error:
                 failures.append(str(error))
                 if isinstance(error, NoStartError):
@@ -67,7 +60,7 @@ def learn_command(options: argparse.Namespace, path: RunPath) -> int:
     for line in failures:
         remark(line)
     if learned:
-        say(_as_json(learned) if options.json else learning_section(learned))
+        say(learning_json(learned) if options.json else learning_section(learned))
         if any(best(curve).is_conclusive for curve in learned):
             remark(f"{writer.path}: 'rank RUN --epochs auto --learned {writer.path}' goes by it")
     if writer.state_bytes:
@@ -82,7 +75,7 @@ def learn_command(options: argparse.Namespace, path: RunPath) -> int:
 class _Learning:
     """One curve, trained to its end."""
 
-    asked: AskedLearning
+    request: AskedLearning
     data: ReadData
     cell: Cell
     key: str
@@ -101,16 +94,16 @@ class _Learning:
         """
         if any(c.key == self.key and self._is_done(c) for c in curves(self.writer.records)):
             return
-        asked = self.asked
-        checkpoint = str(self.writer.checkpoint(self.key)) if asked.checkpoints else None
+        request = self.request
+        checkpoint = str(self.writer.checkpoint(self.key)) if request.checkpoints else None
         setup = LearnSetup(
             cell=self.cell,
-            model=asked.model,
-            gpu=asked.gpu,
-            seed=asked.training.seed,
-            threads=asked.threads,
-            training=asked.training,
-            tokenizer=asked.data.tokenizer,
+            model=request.model,
+            gpu=request.gpu,
+            seed=request.training.seed,
+            threads=request.threads,
+            training=request.training,
+            tokenizer=request.data.tokenizer,
             queries_file=str(examples),
             curve=self.key,
             checkpoint_file=checkpoint,
@@ -135,7 +128,7 @@ class _Learning:
         record = LearnedEpoch(
             **reply.model_dump(exclude={"remark"}),
             cell=self.cell,
-            training=self.asked.training,
+            training=self.request.training,
             data=self.data.facts,
             attempt=attempt,
             environment=child.ready.environment,
@@ -153,7 +146,7 @@ class _Learning:
         return record
 
     def _remark_ready(self, ready: LearnReady) -> None:
-        cutoff = self.asked.training.cutoff
+        cutoff = self.request.training.cutoff
         if ready.remark is not None:
             remark(ready.remark)
         if ready.cut_off:
@@ -179,16 +172,4 @@ class _Learning:
         return [], 1 + max(logged)
 
     def _is_done(self, curve: Curve) -> bool:
-        return is_done(curve, self.asked.training, whole=self.asked.whole)
-
-
-def _as_json(learned: list[Curve]) -> str:
-    """All curves, for programs."""
-    return json.dumps(
-        {
-            "curves": curve_rows(learned),
-            "stops": best_rows(learned),
-            "sparse_against_dense": comparison_rows(learned),
-            "rule": STOP_RULE,
-        }
-    )
+        return is_done(curve, self.request.training, whole=self.request.whole)

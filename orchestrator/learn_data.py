@@ -59,18 +59,18 @@ class ReadData:
     remarks: tuple[str, ...]
 
 
-def data_mistakes(asked: AskedData) -> list[Mistake]:
+def data_mistakes(request: AskedData) -> list[Mistake]:
     """Mistakes in the first examples, for when other mistakes make reading all pointless."""
     mistakes: list[Mistake] = []
-    for source in filter(None, (asked.source, asked.held_out_source)):
-        reading = _reading(asked, source, min(asked.most or QUERIES_AT_ONCE, QUERIES_AT_ONCE))
+    for source in filter(None, (request.source, request.held_out_source)):
+        reading = _reading(request, source, min(request.most or QUERIES_AT_ONCE, QUERIES_AT_ONCE))
         for _ in reading.queries():
             pass
         mistakes += reading.mistakes
     return mistakes
 
 
-def read_data(asked: AskedData) -> ReadData:
+def read_data(request: AskedData) -> ReadData:
     """Read a data set and split it.
 
     Examples with the same prompt stay together, so no held-out prompt is trained on.
@@ -78,13 +78,13 @@ def read_data(asked: AskedData) -> ReadData:
     Raises:
         DataError: it cannot be read, or is too small; a line for each mistake.
     """
-    examples, reading = _read(asked, asked.source)
+    examples, reading = _read(request, request.source)
     remarks = [f"skipped without an answer: {reading.empty_text}"] if reading.empty else []
-    if asked.held_out_source is None:
-        held_out, train = _split(asked, examples)
+    if request.held_out_source is None:
+        held_out, train = _split(request, examples)
     else:
-        others, _ = _read(asked, asked.held_out_source)
-        held_out = _sample(asked, asked.held_out_source, others)
+        others, _ = _read(request, request.held_out_source)
+        held_out = _sample(request, request.held_out_source, others)
         if len(held_out) < len(others):
             count = f"{len(held_out):,} of {len(others):,} held-out examples"
             remarks.append(f"{count} are used: --held-out takes another number")
@@ -94,19 +94,21 @@ def read_data(asked: AskedData) -> ReadData:
             count = f"{len(examples) - len(train):,} examples"
             remarks.append(f"{count} were left out of training: their prompts are held out")
     if not train:
-        text = f"{asked.source.name}: the prompts of all its examples are held out"
+        text = f"{request.source.name}: the prompts of all its examples are held out"
         raise DataError([Mistake("dataset", text)])
     both = [*train, *(example.model_copy(update={"held_out": True}) for example in held_out)]
-    made_by = ", choices ".join(filter(None, (str(asked.rendering), ", ".join(asked.choices))))
+    made_by = ", choices ".join(filter(None, (str(request.rendering), ", ".join(request.choices))))
     facts = LearnData(
-        source=source_text(asked.source),
+        source=source_text(request.source),
         made_by=made_by,
-        held_out_from=source_text(asked.held_out_source) if asked.held_out_source else "the same",
-        tokenizer=asked.tokenizer,
-        fingerprint=_fingerprint(asked.tokenizer, both),
+        held_out_from=source_text(request.held_out_source)
+        if request.held_out_source
+        else "the same",
+        tokenizer=request.tokenizer,
+        fingerprint=_fingerprint(request.tokenizer, both),
         train_queries=len(train),
         held_out_queries=len(held_out),
-        accuracy="choices" if asked.choices else "exact",
+        accuracy="choices" if request.choices else "exact",
     )
     return ReadData(facts, tuple(both), tuple(remarks))
 
@@ -181,17 +183,17 @@ def _choices(
     return f"its answer {answer!r} is none of its choices: {columns_text(choices)}"
 
 
-def _read(asked: AskedData, source: Source) -> tuple[list[LearnQuery], Reading[LearnQuery]]:
+def _read(request: AskedData, source: Source) -> tuple[list[LearnQuery], Reading[LearnQuery]]:
     """Examples of a source, and the pass over it."""
-    reading = _reading(asked, source, asked.most)
+    reading = _reading(request, source, request.most)
     examples = [example for _, example in reading.queries()]
     reading.check(any_left=bool(examples))
     return examples, reading
 
 
-def _reading(asked: AskedData, source: Source, most: int | None) -> Reading[LearnQuery]:
-    maker = _Answered(asked.rendering, asked.choices, asked.rendering.part)
-    return Reading(source, maker, most, dict.fromkeys(asked.choices, "choices"))
+def _reading(request: AskedData, source: Source, most: int | None) -> Reading[LearnQuery]:
+    maker = _Answered(request.rendering, request.choices, request.rendering.part)
+    return Reading(source, maker, most, dict.fromkeys(request.choices, "choices"))
 
 
 def _prompt(example: LearnQuery) -> str:
@@ -199,34 +201,34 @@ def _prompt(example: LearnQuery) -> str:
 
 
 def _split(
-    asked: AskedData, examples: Sequence[LearnQuery]
+    request: AskedData, examples: Sequence[LearnQuery]
 ) -> tuple[list[LearnQuery], list[LearnQuery]]:
     """Held-out and training examples; those with one prompt are on one side."""
-    wanted = _wanted(asked.held_out, len(examples))
+    wanted = _wanted(request.held_out, len(examples))
     # Only its answer distinguishes an example without a prompt.
     groups: dict[str, list[LearnQuery]] = {}
     for example in examples:
         groups.setdefault(_prompt(example) or example.answer, []).append(example)
     order = sorted(groups)
-    random.Random(f"held out {asked.seed}").shuffle(order)
+    random.Random(f"held out {request.seed}").shuffle(order)
     held_out: list[LearnQuery] = []
     train: list[LearnQuery] = []
     for prompt in order:
         (held_out if len(held_out) < wanted else train).extend(groups[prompt])
     if not train:
-        text = f"{asked.held_out:g}: " if asked.held_out is not None else ""
-        text += f"nothing is left to train on: {asked.source.name} has {len(examples)} examples "
+        text = f"{request.held_out:g}: " if request.held_out is not None else ""
+        text += f"nothing is left to train on: {request.source.name} has {len(examples)} examples "
         raise DataError([Mistake("held_out", f"{text}with {len(groups)} different prompts")])
     return held_out, train
 
 
-def _sample(asked: AskedData, source: Source, examples: Sequence[LearnQuery]) -> list[LearnQuery]:
+def _sample(request: AskedData, source: Source, examples: Sequence[LearnQuery]) -> list[LearnQuery]:
     """Random sample of a source that is held out as a whole, in order."""
-    wanted = MOST_HELD_OUT if asked.held_out is None else _wanted(asked.held_out, len(examples))
+    wanted = MOST_HELD_OUT if request.held_out is None else _wanted(request.held_out, len(examples))
     if min(wanted, len(examples)) < FEWEST_HELD_OUT:
         text = f"{source.name}: holds one example, at least two are needed"
         raise DataError([Mistake("held_out_data", text)])
-    draw = random.Random(f"held out {asked.seed}")
+    draw = random.Random(f"held out {request.seed}")
     places = draw.sample(range(len(examples)), min(wanted, len(examples)))
     return [examples[place] for place in sorted(places)]
 

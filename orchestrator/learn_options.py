@@ -115,28 +115,28 @@ def _data(
         return None
     try:
         # Epochs of a job are how often it is priced; --epochs here is a maximum to train.
-        asked = asked_workload(fields | {"epochs": 1})
+        workload = asked_workload(fields | {"epochs": 1})
     except DataError as error:
         mistakes += error.mistakes
         return None
-    rendering = asked_rendering(asked, mistakes)
-    tokenizer = _tokenizer(asked.tokenizer, model, mistakes)
-    held_out = _held_out_source(options, asked, mistakes)
+    rendering = asked_rendering(workload, mistakes)
+    tokenizer = _tokenizer(workload.tokenizer, model, mistakes)
+    held_out = _held_out_source(options, workload, mistakes)
     count = options.held_out or 0
     if count >= 1 and (count % 1 or count < FEWEST_HELD_OUT):
         text = f"{count:g}: give a share below 1, or a number from {FEWEST_HELD_OUT}"
         mistakes.append(Mistake("held_out", text))
     if rendering is None:
         return None
-    assert asked.dataset is not None  # the parser asks for it
+    assert workload.dataset is not None  # the parser asks for it
     return AskedData(
-        source=Source(asked.dataset, asked.subset, asked.split),
+        source=Source(workload.dataset, workload.subset, workload.split),
         rendering=rendering,
         tokenizer=tokenizer,
         choices=_listed(options.choices),
         held_out=options.held_out,
         held_out_source=held_out,
-        most=asked.most,
+        most=workload.most,
         seed=options.seed,
     )
 
@@ -157,16 +157,16 @@ def _tokenizer(name: str | None, model: Model | None, mistakes: list[Mistake]) -
 
 
 def _held_out_source(
-    options: argparse.Namespace, asked: AskedWorkload, mistakes: list[Mistake]
+    options: argparse.Namespace, workload: AskedWorkload, mistakes: list[Mistake]
 ) -> Source | None:
     """Source of the held-out set, if it is not split from the training data."""
     other, split = options.held_out_data, options.held_out_split
     if other is None and split is None:
         return None
-    assert asked.dataset is not None
-    subset = asked.subset if other is None else None
-    source = Source(other or asked.dataset, subset, split)
-    if source == Source(asked.dataset, asked.subset, asked.split):
+    assert workload.dataset is not None
+    subset = workload.subset if other is None else None
+    source = Source(other or workload.dataset, subset, split)
+    if source == Source(workload.dataset, workload.subset, workload.split):
         mistakes.append(Mistake("held_out_data", f"{source.name}: is the training data itself"))
     return source
 
@@ -218,20 +218,20 @@ def _of_line(line: str) -> Mistake:
     return Mistake("recipe", line)
 
 
-def _actives(asked: str | None, model: Model, mistakes: list[Mistake]) -> Sequence[int | None]:
+def _actives(numbers: str | None, model: Model, mistakes: list[Mistake]) -> Sequence[int | None]:
     """Numbers of active experts, one curve each."""
     if model.experts is None:
-        if asked is not None:
-            text = f"{asked}: {model.name} has no experts: leave it out"
+        if numbers is not None:
+            text = f"{numbers}: {model.name} has no experts: leave it out"
             mistakes.append(Mistake("active_experts", text))
         return [None]
-    if asked is None:
+    if numbers is None:
         return sorted({model.active_experts or model.experts, model.experts})
-    numbers = set()
-    for part in _listed(asked) or ("",):
+    actives = set()
+    for part in _listed(numbers) or ("",):
         if part.isdecimal() and 1 <= int(part) <= model.experts:
-            numbers.add(int(part))
+            actives.add(int(part))
         else:
             text = f"{part!r}: {model.name} has {model.experts} experts: give numbers up to that"
             mistakes.append(Mistake("active_experts", text))
-    return sorted(numbers)
+    return sorted(actives)

@@ -1,5 +1,7 @@
 """Training curves as rows of JSON and as Markdown. Pure."""
 
+import dataclasses
+import json
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -35,77 +37,69 @@ class SparseAgainstDense:
         return low > 0 or high < 0
 
 
-def curve_rows(curves: Sequence[Curve]) -> list[Row]:
-    """One row per epoch of each curve, for programs."""
-    return [_row(curve, epoch) for curve in curves for epoch in curve.epochs]
+def learning_json(curves: Sequence[Curve]) -> str:
+    """Epochs, best epochs and comparisons of curves, for programs; losses in nats per token."""
+    return json.dumps(
+        {
+            "curves": [_epoch_row(curve, epoch) for curve in curves for epoch in curve.epochs],
+            "stops": [_stop_row(curve) for curve in curves],
+            "sparse_against_dense": [_pair_row(pair) for pair in sparse_against_dense(curves)],
+            "rule": STOP_RULE,
+        }
+    )
 
 
-def _row(curve: Curve, epoch: LearnedEpoch) -> Row:
-    """Facts of one epoch and of its curve; losses in nats per token."""
-    cell, data, training = curve.cell, curve.data, curve.training
+def _facts(curve: Curve) -> Row:
+    recipe, data = curve.cell.recipe.key, curve.data.source
+    return {"model": curve.cell.model, "recipe": recipe, "data": data}
+
+
+def _epoch_row(curve: Curve, epoch: LearnedEpoch) -> Row:
+    cell, training = curve.cell, {"learning_rate", "schedule", "batch_size", "seed", "cutoff"}
+    routing = {"weights", "gpu", "experts", "active_experts"}
     loss_error = standard_error(epoch.tested, "loss")
-    kept = {"learning_rate", "schedule", "batch_size", "seed", "cutoff"}
     return {
         "curve": curve.key,
-        **cell.model_dump(mode="json", include={"model", "weights", "gpu", "experts"}),
-        "recipe": cell.recipe.key,
-        "active_experts": cell.active_experts,
+        **_facts(curve),
+        **cell.model_dump(mode="json", include=routing),
         "sparsity": cell.sparsity,
-        "data": data.source,
-        "training_queries": data.train_queries,
-        "held_out_queries": data.held_out_queries,
-        **training.model_dump(mode="json", include=kept),
+        "training_queries": curve.data.train_queries,
+        "held_out_queries": curve.data.held_out_queries,
+        **curve.training.model_dump(mode="json", include=training),
         "epoch": epoch.epoch,
         "train_loss": epoch.train_loss,
         "held_out_loss": epoch.tested.loss,
         "held_out_loss_error": loss_error if math.isfinite(loss_error) else None,
         "accuracy": epoch.tested.accuracy,
         "accuracy_error": standard_error(epoch.tested, "accuracy"),
-        "accuracy_kind": data.accuracy,
+        "accuracy_kind": curve.data.accuracy,
         "is_best": epoch.epoch == best(curve).epoch,
         "basis": Basis.MEASURED.value,
     }
 
 
-def best_rows(curves: Sequence[Curve]) -> list[Row]:
-    """One row per curve on where it stops improving, for programs."""
-    return [
-        {
-            "curve": curve.key,
-            "model": curve.cell.model,
-            "recipe": curve.cell.recipe.key,
-            "active_experts": curve.cell.active_experts,
-            "data": curve.data.source,
-            "epoch": (found := best(curve)).epoch,
-            "by": found.by,
-            "has_stopped": found.has_stopped,
-            "patience": curve.training.patience,
-            "epochs": curve.epochs[-1].epoch,
-            "held_out_loss": curve.best_scores.loss,
-            "accuracy": curve.best_scores.accuracy,
-        }
-        for curve in curves
-    ]
+def _stop_row(curve: Curve) -> Row:
+    return {
+        "curve": curve.key,
+        **_facts(curve),
+        "active_experts": curve.cell.active_experts,
+        **dataclasses.asdict(best(curve)),
+        "patience": curve.training.patience,
+        "epochs": curve.epochs[-1].epoch,
+        "held_out_loss": curve.best_scores.loss,
+        "accuracy": curve.best_scores.accuracy,
+    }
 
 
-def comparison_rows(curves: Sequence[Curve]) -> list[Row]:
-    """One row per sparse curve beside its dense one, for programs."""
-    rows = []
-    for pair in sparse_against_dense(curves):
-        row: Row = {
-            "sparse": pair.sparse.key,
-            "dense": pair.dense.key,
-            "model": pair.sparse.cell.model,
-            "recipe": pair.sparse.cell.recipe.key,
-            "data": pair.sparse.data.source,
-            "sparse_experts": pair.sparse.cell.active_experts,
-            "dense_experts": pair.dense.cell.active_experts,
-        }
-        for name, improvement in (("accuracy", pair.accuracy), ("loss", pair.loss)):
-            row[f"{name}_gain"] = improvement.mean
-            row[f"{name}_gain_low"], row[f"{name}_gain_high"] = improvement.interval
-        rows.append(row | {"told_apart": pair.is_significant})
-    return rows
+def _pair_row(pair: SparseAgainstDense) -> Row:
+    sparse, dense = pair.sparse, pair.dense
+    row: Row = {"sparse": sparse.key, "dense": dense.key, **_facts(sparse)}
+    row["sparse_experts"] = sparse.cell.active_experts
+    row["dense_experts"] = dense.cell.active_experts
+    for name, improvement in (("accuracy", pair.accuracy), ("loss", pair.loss)):
+        row[f"{name}_gain"] = improvement.mean
+        row[f"{name}_gain_low"], row[f"{name}_gain_high"] = improvement.interval
+    return row | {"told_apart": pair.is_significant}
 
 
 def sparse_against_dense(curves: Sequence[Curve]) -> list[SparseAgainstDense]:
@@ -193,22 +187,22 @@ def experts_text(cell: Cell) -> str:
 
 def _stop_text(curve: Curve) -> str:
     """Where a curve stops improving, in a line."""
-    found, scores = best(curve), curve.best_scores
+    stop, scores = best(curve), curve.best_scores
     last, patience = curve.epochs[-1].epoch, curve.training.patience
     active = curve.cell.active_experts
     start = "- " if active is None else f"- {_counted(active)}: "
     if last == 0:
         return f"{start}no epoch was trained yet."
-    if not found.has_stopped:
+    if not stop.has_stopped:
         return (
             f"{start}may be improving still: of the {patience} epochs after the best one so far, "
-            f"{found.epoch} (by {found.by}), {last - found.epoch} are known; "
+            f"{stop.epoch} (by {stop.by}), {last - stop.epoch} are known; "
             f"--epochs {2 * max(last, patience)} continues."
         )
-    if found.epoch == 0:
+    if stop.epoch == 0:
         return f"{start}no epoch was better than the untrained model."
     return (
-        f"{start}stops improving at epoch {found.epoch} (by {found.by}; none of the {patience} "
+        f"{start}stops improving at epoch {stop.epoch} (by {stop.by}; none of the {patience} "
         f"after it was better): held-out loss {scores.loss:.4g}, accuracy "
         f"{100 * scores.accuracy:.1f} %."
     )

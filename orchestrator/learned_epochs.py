@@ -9,7 +9,7 @@ from trials.recipe import Recipe
 from trials.workload import Cell, Weights
 
 # Parts of a recipe that decide speed and memory, but not the number of epochs.
-OF_SPEED = {
+SPEED_ONLY = {
     "gradient_checkpointing": False,
     "attention": None,
     "experts": None,
@@ -112,7 +112,7 @@ def _of(cell: Cell, curves: Sequence[Curve]) -> LearnedEpochs | str:
 def _learning_key(cell: Cell) -> tuple[str, int | None, Recipe]:
     """Everything of a cell that decides its number of epochs."""
     paged = {"optimizer": "adamw_8bit"} if cell.recipe.optimizer == "paged_adamw_8bit" else {}
-    return cell.model, cell.active_experts, cell.recipe.model_copy(update=OF_SPEED | paged)
+    return cell.model, cell.active_experts, cell.recipe.model_copy(update=SPEED_ONLY | paged)
 
 
 def epochs_text(learned: Sequence[LearnedEpochs]) -> str:

@@ -61,7 +61,7 @@ def detail_sections(results: RunResults) -> list[str]:
         faults_section(results.faults),
         stragglers_section(observed),
         _stack_section(observed),
-        learning_section(results.learnt),
+        learning_section(results.learned),
     ]
     return [part for part in parts if part]
 

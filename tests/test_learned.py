@@ -1,5 +1,6 @@
 """Curves, where they stop, and how often a job's queries are seen by them."""
 
+import json
 import random
 from collections.abc import Sequence
 
@@ -8,13 +9,7 @@ from made_curves import DENSE, SPARSE, epochs, scores_of
 from made_runs import ROUTED, spec_of, whole_trial
 from observations import recipe, tiny_cell
 
-from orchestrator.learn_tables import (
-    best_rows,
-    comparison_rows,
-    curve_rows,
-    learning_section,
-    sparse_against_dense,
-)
+from orchestrator.learn_tables import learning_json, learning_section, sparse_against_dense
 from orchestrator.learned import Curve, best, curves, gain, standard_error
 from orchestrator.learned_epochs import EpochsError, LearnedEpochs, learned_epochs
 from orchestrator.plan import Plan
@@ -108,7 +103,7 @@ def test_sparse_is_held_against_dense_at_the_best_of_each() -> None:
     alike = curves([*epochs(LEARNT), *epochs(SLOWER, DENSE)])
     (pair,) = sparse_against_dense(alike)
     assert not pair.is_significant
-    (row,) = comparison_rows(alike)
+    (row,) = json.loads(learning_json(alike))["sparse_against_dense"]
     assert (row["sparse_experts"], row["dense_experts"], row["told_apart"]) == (2, 8, False)
     assert row["accuracy_gain"] == pytest.approx(-0.01)
     assert pair.accuracy.interval == (row["accuracy_gain_low"], row["accuracy_gain_high"])
@@ -127,14 +122,15 @@ def test_sparse_is_held_against_dense_at_the_best_of_each() -> None:
 def test_rows_tell_each_epoch_and_where_it_stops() -> None:
     """As charts take them."""
     found = curves(epochs(LEARNT))
-    rows = curve_rows(found)
+    for_programs = json.loads(learning_json(found))
+    rows = for_programs["curves"]
     assert [row["epoch"] for row in rows] == [0, 1, 2, 3, 4]
     assert [row["epoch"] for row in rows if row["is_best"]] == [2]
     assert rows[0]["train_loss"] is None
     assert rows[2]["accuracy"] == 0.9
     assert rows[2]["accuracy_error"] == pytest.approx(0.03, rel=0.05)
     assert rows[0]["accuracy_error"] > 0  # none right of a hundred is not none for ever
-    (stop,) = best_rows(found)
+    (stop,) = for_programs["stops"]
     assert (stop["epoch"], stop["epochs"], stop["has_stopped"]) == (2, 4, True)
     text = learning_section(found)
     assert "| 2     | 0.5                        |" in text
@@ -146,7 +142,7 @@ def test_rows_tell_each_epoch_and_where_it_stops() -> None:
 
 
 def test_a_job_is_priced_at_the_epochs_that_each_cell_took_to_learn() -> None:
-    """Sparse and dense alone; what was not learnt, or not to its end, is left out with why."""
+    """Sparse and dense alone; what was not learned, or not to its end, is left out with why."""
     spec = spec_of(ROUTED.replace("[2]", "[2, 8, 4]"))
     sparse, dense, unknown = cells = spec.all_cells()
     observations = [o for cell in cells for o in whole_trial(cell, spec)]

@@ -58,7 +58,7 @@ def _no_state(folder: Path) -> None:
     (folder / "state.pt").unlink(missing_ok=True)
 
 
-def test_answers_alone_are_learnt_and_padding_has_no_label() -> None:
+def test_answers_alone_are_learned_and_padding_has_no_label() -> None:
     """Prompt and padding are ignored; the answer is not."""
     ids, labels = padded([Encoded([5, 6, 7, 8], 2), Encoded([5, 9], 1)])
     assert ids.tolist() == [[5, 6, 7, 8], [5, 9, 0, 0]]

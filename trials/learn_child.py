@@ -17,7 +17,7 @@ LEARN_WORKER = (sys.executable, "-m", "trials.begin", "trials.learn_worker")
 BUILD_TIMEOUT_SECONDS = 3600.0  # pretrained weights may have to be downloaded
 SILENCE_SECONDS = 600.0  # longest pause between two heartbeats: far more than a step takes
 # Errors whose text stands alone.
-SAY_IT_ALL = frozenset(
+SELF_EXPLANATORY = frozenset(
     {"DeviceError", "FamilyError", "KernelError", "QueriesError", "RecipeError", "TokenizerError"}
 )
 REMEDIES = {
@@ -135,7 +135,7 @@ def _line(error: ChildGoneError | ValidationError | OSError) -> str:
     end = error.end
     detail = end.detail or "no reason was given"
     name, colon, text = detail.partition(": ")
-    if colon and name in SAY_IT_ALL:
+    if colon and name in SELF_EXPLANATORY:
         return text
     if colon and name == "NotTrainingError":
         return f"{text}: give a smaller --learning-rate, or --precision fp32"

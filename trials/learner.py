@@ -1,13 +1,11 @@
 """Fine-tuning on a data set with the optimizer step that is timed, and evaluation per epoch.
 
 ``transformers.get_scheduler`` and PyTorch's data loader do their parts. ``transformers.Trainer``
-does not run the loop: it has a training step of its own, so the step would no longer be the timed
-one; it writes checkpoints that a kill leaves half-written and a full disk ends training for; and it
-refuses fp16 on a CPU.
+does not run the loop: its training step is not the timed one (on a CPU it drops fp16 without a
+word), a kill leaves its checkpoint half-written, and a full disk ends its training.
 """
 
 import contextlib
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +22,6 @@ from trials.models.tokenizer import QueryTokenizer
 from trials.models.tokens import TokenizerError, cannot_be_loaded, said_of_own
 from trials.optimizers import SkippedStepError
 from trials.worker import Worker
-
-BEAT_SECONDS = 1.0
-Listen = Callable[[Heartbeat], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +45,7 @@ class Learner:
 
     Args:
         setup: model, data and training arguments.
-        listen: called with progress, once a second at most.
+        listen: called with progress after each batch.
 
     Raises:
         QueriesError: the examples do not suit the model.
@@ -58,7 +53,7 @@ class Learner:
         TokenizerError: the tokenizer cannot be loaded.
     """
 
-    def __init__(self, setup: LearnSetup, listen: Listen) -> None:
+    def __init__(self, setup: LearnSetup, listen: Callable[[Heartbeat], None]) -> None:
         self._training = setup.training
         self._curve = setup.curve
         self.queries = read_queries(
@@ -75,7 +70,6 @@ class Learner:
         self._tuning = self.worker.tuning
         self._half = cell.recipe.precision == "fp16"
         self._listen = listen
-        self._beat = time.monotonic()
         self.remark: str | None = None
         self._checkpoint: Path | None = None
         self._start_over()
@@ -156,7 +150,7 @@ class Learner:
                 count = int((labels[:, 1:] != IGNORED).sum())
                 nats, tokens = nats + loss * count, tokens + count
             self._scheduler.step()
-            self._say("training", step, len(batches))
+            self._listen(Heartbeat(doing="training", done=step, total=len(batches)))
         return (nats / tokens if tokens else None), len(batches), skipped
 
     def _evaluated(self) -> HeldOutScores:
@@ -189,7 +183,7 @@ class Learner:
         for start in range(0, len(order), size):
             batch = order[start : start + size]
             scores |= zip(batch, self._scored([answers[at] for at in batch]), strict=True)
-            self._say("testing", len(scores), len(answers))
+            self._listen(Heartbeat(doing="testing", done=len(scores), total=len(answers)))
         return [scores[index] for index in range(len(answers))]
 
     @torch.no_grad()
@@ -206,11 +200,6 @@ class Learner:
         counts = is_answer.sum(1).tolist()
         parts = zip(torch.split(nats, counts), torch.split(wrong, counts), strict=True)
         return [_Score(float(n.sum()), len(n), not bool(w.any())) for n, w in parts]
-
-    def _say(self, doing: Any, done: int, total: int) -> None:
-        if time.monotonic() >= self._beat + BEAT_SECONDS:
-            self._beat = time.monotonic()
-            self._listen(Heartbeat(doing=doing, done=done, total=total))
 
     def _save(self, reply: EpochReply) -> str | None:
         """Write a checkpoint, whole or not at all; return one line on why it failed, or None."""
