@@ -31,7 +31,7 @@ def results_of(
         folder.observations(),
         today=today,
         profiled=folder.profiles(),
-        learnt=curves(learned_in(folder)),
+        learned=curves(learned_in(folder)),
         faults=folder.faults(),
         rented=folder.rented(),
     )

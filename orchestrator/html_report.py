@@ -92,7 +92,7 @@ def html_report(results: RunResults, made: datetime) -> str:
         cheapest=markdown(winners_tables(winners)),
         spent=f"{spent:.3g}" if spent else None,
         has_profiles=bool(tables["profiles"].rows),
-        has_learnt=bool(tables["learning"].rows),
+        has_learned=bool(tables["learning"].rows),
         measured=any(not o.cell.simulated for o in results.observed),
         left_out=_left_out(results),
         details=[

@@ -1,28 +1,20 @@
-"""``learn``: fine-tunes cells on a data set in children, and keeps every epoch's test."""
+"""``learn``: fine-tunes cells on a data set in child processes, and logs every epoch."""
 
 import argparse
 import datetime as dt
-import json
 import tempfile
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.filesize import decimal
 from rich.status import Status
 
-from gpu_catalog.record import Record
 from orchestrator.learn_data import ReadData, read_data
 from orchestrator.learn_options import AskedLearning, asked_learning
 from orchestrator.learn_store import LearnedWriter
-from orchestrator.learn_tables import (
-    best_rows,
-    curve_rows,
-    experts_text,
-    learning_section,
-    sparse_against_dense,
-)
-from orchestrator.learned import STOP_RULE, Curve, attempts, best, curves, is_done
+from orchestrator.learn_tables import experts_text, learning_json, learning_section
+from orchestrator.learned import Curve, attempts, best, curves, is_done
 from orchestrator.output import remark, say
 from orchestrator.place import RunPath, StoreError
 from orchestrator.store import LEARNING
@@ -32,14 +24,14 @@ from trials.workload import Cell
 
 
 def learn_command(options: argparse.Namespace, path: RunPath) -> int:
-    """Learns what is asked for and not known yet, and tells the curves.
+    """Train the curves that are not in the log yet, and print them all.
 
     Args:
-        options: those of ``learn``.
-        path: the folder.
+        options: options of ``learn``.
+        path: folder of the log.
 
     Returns:
-        0 when every curve is whole, else 1.
+        0 when every curve is complete, else 1.
 
     Raises:
         DataError: the options or the data are wrong; a line for each mistake.
@@ -47,32 +39,29 @@ def learn_command(options: argparse.Namespace, path: RunPath) -> int:
     """
     if not isinstance(path, Path):
         raise StoreError(f"{path}: 'learn' keeps its results in a local folder: give one as --out")
-    asked = asked_learning(options)
-    data = read_data(asked.data)
+    request = asked_learning(options)
+    data = read_data(request.data)
     for line in data.remarks:
         remark(line)
-    keys = [curve_key(cell, asked.training, data.facts) for cell in asked.cells]
+    keys = {cell: curve_key(cell, request.training, data.facts) for cell in request.cells}
     failures = []
     with LearnedWriter(path) as writer, tempfile.TemporaryDirectory() as folder:
-        queries = Path(folder) / "queries.jsonl"
-        queries.write_text(
-            "".join(f"{query.model_dump_json()}\n" for query in data.queries),
-            encoding="utf-8",
-            errors="replace",
-        )
-        for cell, key in zip(asked.cells, keys, strict=True):
+        examples = Path(folder) / "examples.jsonl"
+        lines = "".join(f"{example.model_dump_json()}\n" for example in data.queries)
+        examples.write_text(lines, encoding="utf-8", errors="replace")
+        for cell, key in keys.items():
             try:
-                _Learning(asked, data, cell, key, writer).run(queries)
+                _Learning(request, data, cell, key, writer).run(examples)
             except LearnError as error:
                 failures.append(str(error))
                 if isinstance(error, NoStartError):
                     break  # the others would not start either
-        known = [curve for curve in curves(writer.records) if curve.key in keys]
+        learned = [curve for curve in curves(writer.records) if curve.key in keys.values()]
     for line in failures:
         remark(line)
-    if known:
-        say(_as_json(known) if options.json else learning_section(known))
-        if any(each.is_told for each in map(best, known)):
+    if learned:
+        say(learning_json(learned) if options.json else learning_section(learned))
+        if any(best(curve).is_conclusive for curve in learned):
             remark(f"{writer.path}: 'rank RUN --epochs auto --learned {writer.path}' goes by it")
     if writer.state_bytes:
         remark(
@@ -82,130 +71,105 @@ def learn_command(options: argparse.Namespace, path: RunPath) -> int:
     return 1 if failures else 0
 
 
+@dataclass(frozen=True, slots=True)
 class _Learning:
-    """One curve, learnt to its end."""
+    """One curve, trained to its end."""
 
-    def __init__(
-        self,
-        asked: AskedLearning,
-        data: ReadData,
-        cell: Cell,
-        key: str,
-        writer: LearnedWriter,
-    ) -> None:
-        self._asked = asked
-        self._data = data
-        self._cell = cell
-        self._key = key
-        self._writer = writer
+    request: AskedLearning
+    data: ReadData
+    cell: Cell
+    key: str
+    writer: LearnedWriter
 
-    def run(self, queries: Path) -> None:
-        """Learns what is left of it.
+    @property
+    def name(self) -> str:
+        """Model and active experts, for messages."""
+        return f"{self.cell.model}, {experts_text(self.cell)}"
+
+    def run(self, examples: Path) -> None:
+        """Train the epochs that are not in the log.
 
         Raises:
-            LearnError: it came to nothing; what was learnt is kept.
+            LearnError: training failed; earlier epochs are kept.
         """
-        known = next((c for c in curves(self._writer.records) if c.key == self._key), None)
-        if known is not None and self._is_done(known):
+        if any(c.key == self.key and self._is_done(c) for c in curves(self.writer.records)):
             return
-        checkpoint = self._writer.checkpoint(self._key) if self._asked.checkpoints else None
+        request = self.request
+        checkpoint = str(self.writer.checkpoint(self.key)) if request.checkpoints else None
         setup = LearnSetup(
-            cell=self._cell,
-            model=self._asked.model,
-            gpu=self._asked.gpu,
-            seed=self._asked.training.seed,
-            threads=self._asked.threads,
-            training=self._asked.training,
-            tokenizer=self._asked.data.tokenizer,
-            queries_file=str(queries),
-            curve=self._key,
-            checkpoint_file=None if checkpoint is None else str(checkpoint),
+            cell=self.cell,
+            model=request.model,
+            gpu=request.gpu,
+            seed=request.training.seed,
+            threads=request.threads,
+            training=request.training,
+            tokenizer=request.data.tokenizer,
+            queries_file=str(examples),
+            curve=self.key,
+            checkpoint_file=checkpoint,
         )
         console = Console(stderr=True)
-        with console.status(f"{self._name}: building") as status, ChildLearner(setup) as child:
-            self._learn(child, status)
+        with console.status(f"{self.name}: building") as status, ChildLearner(setup) as child:
+            self._remark_ready(child.ready)
+            epochs, attempt = self._resumed(child.ready)
+            while not epochs or not self._is_done(Curve(tuple(epochs))):
+                epochs.append(self._epoch(child, len(epochs), attempt, status))
 
-    def _learn(self, child: ChildLearner, status: Status) -> None:
-        self._tell_ready(child.ready)
-        epochs, attempt = self._begun(child.ready)
-        while not epochs or not self._is_done(Curve(tuple(epochs))):
-            number = len(epochs)
-            started_at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-            reply = child.epoch(number, attempt, lambda beat: status.update(self._doing(beat)))
-            assert reply.tested is not None  # else it has raised
-            record = LearnedEpoch(
-                cell=self._cell,
-                training=self._asked.training,
-                data=self._data.facts,
-                attempt=attempt,
-                epoch=number,
-                train_loss=reply.train_loss,
-                steps=reply.steps,
-                skipped_steps=reply.skipped_steps,
-                tested=reply.tested,
-                environment=child.ready.environment,
-                started_at=started_at,
-            )
-            self._writer.append(record)
-            epochs.append(record)
-            self._tell(record, reply.remark)
+    def _epoch(
+        self, child: ChildLearner, number: int, attempt: int, status: Status
+    ) -> LearnedEpoch:
+        """Train and log one epoch."""
 
-    def _tell_ready(self, ready: LearnReady) -> None:
+        def listen(beat: Heartbeat) -> None:
+            status.update(f"{self.name}: {beat.doing}, {beat.done:,} of {beat.total:,}")
+
+        started_at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+        reply = child.epoch(number, attempt, listen)
+        record = LearnedEpoch(
+            **reply.model_dump(exclude={"remark"}),
+            cell=self.cell,
+            training=self.request.training,
+            data=self.data.facts,
+            attempt=attempt,
+            environment=child.ready.environment,
+            started_at=started_at,
+        )
+        self.writer.append(record)
+        scores = record.tested
+        skipped = f", {record.skipped_steps} steps skipped" if record.skipped_steps else ""
+        remark(
+            f"{self.name}, epoch {number}: held-out loss {scores.loss:.4g}, accuracy "
+            f"{100 * scores.accuracy:.1f} %{skipped}"
+        )
+        if reply.remark is not None:
+            remark(reply.remark)
+        return record
+
+    def _remark_ready(self, ready: LearnReady) -> None:
+        cutoff = self.request.training.cutoff
         if ready.remark is not None:
             remark(ready.remark)
         if ready.cut_off:
-            remark(f"{self._name}: {ready.cut_off:,} queries were cut off at {self._cutoff} tokens")
+            remark(f"{self.name}: {ready.cut_off:,} examples were truncated to {cutoff} tokens")
         if ready.left_out:
             remark(
-                f"{self._name}: {ready.left_out:,} queries were left out: their answers, or held "
-                f"out all of them, are beyond {self._cutoff} tokens"
+                f"{self.name}: {ready.left_out:,} examples were skipped: their answers, or all of "
+                f"them if held out, do not fit into {cutoff} tokens"
             )
 
-    def _begun(self, ready: LearnReady) -> tuple[list[LearnedEpoch], int]:
-        """What of the curve is learnt, and which attempt goes on with it: that of the state."""
-        known = attempts(self._writer.records).get(self._key)
-        if known is None:
+    def _resumed(self, ready: LearnReady) -> tuple[list[LearnedEpoch], int]:
+        """Epochs to continue from and their attempt, which is that of the checkpoint."""
+        logged = attempts(self.writer.records).get(self.key)
+        if logged is None:
             return [], 1
-        # Without a state the latest can go on if it was never trained.
-        attempt = max(known) if ready.attempt is None else ready.attempt
-        epochs = known.get(attempt, ())
-        # A state may be one ahead of what is recorded: it was killed between the two.
+        # Without a checkpoint the latest attempt can continue if it has not been trained.
+        attempt = max(logged) if ready.attempt is None else ready.attempt
+        epochs = logged.get(attempt, ())
+        # A checkpoint may be one epoch ahead of the log: the run was killed between the two.
         if epochs and ready.epoch in {epochs[-1].epoch, epochs[-1].epoch + 1}:
             return list(epochs), attempt
-        remark(f"{self._name}: no state of its last epoch was kept: beginning anew")
-        return [], 1 + max(known)
+        remark(f"{self.name}: no checkpoint of its last epoch: beginning anew")
+        return [], 1 + max(logged)
 
     def _is_done(self, curve: Curve) -> bool:
-        return is_done(curve, self._asked.training, whole=self._asked.whole)
-
-    @property
-    def _cutoff(self) -> int:
-        return self._asked.training.cutoff
-
-    @property
-    def _name(self) -> str:
-        return f"{self._cell.model}, {experts_text(self._cell)}"
-
-    def _doing(self, beat: Heartbeat) -> str:
-        return f"{self._name}: {beat.doing}, {beat.done:,} of {beat.total:,}"
-
-    def _tell(self, record: LearnedEpoch, note: str | None) -> None:
-        tested = record.tested
-        skipped = f", {record.skipped_steps} steps skipped" if record.skipped_steps else ""
-        remark(
-            f"{self._name}, epoch {record.epoch}: held-out loss {tested.loss:.4g}, accuracy "
-            f"{100 * tested.accuracy:.1f} %{skipped}"
-        )
-        if note is not None:
-            remark(note)
-
-
-def _as_json(found: Sequence[Curve]) -> str:
-    """All of it, for programs."""
-    parts: dict[str, Sequence[Record]] = {
-        "curves": curve_rows(found),
-        "stops": best_rows(found),
-        "sparse_against_dense": sparse_against_dense(found),
-    }
-    told = {name: [row.model_dump(mode="json") for row in rows] for name, rows in parts.items()}
-    return json.dumps(told | {"rule": STOP_RULE})
+        return is_done(curve, self.request.training, whole=self.request.whole)

@@ -1,4 +1,4 @@
-"""The data that ``learn`` learns from and tests with: read, parted, and split. No torch."""
+"""The data set of ``learn``: examples with prompt, answer and choices, and the held-out split."""
 
 import hashlib
 import json
@@ -13,25 +13,25 @@ from orchestrator.queries import Rendering, parted
 from orchestrator.reading import QUERIES_AT_ONCE, Reading
 from trials.learning import LearnData, LearnQuery
 
-MOST_HELD_OUT = 1000  # unless told: more tell no more, and each is tested after every epoch
+MOST_HELD_OUT = 1000  # by default: more hardly narrow an interval, and each costs time every epoch
 HELD_OUT_SHARE = 0.1
-FEWEST_HELD_OUT = 2  # one tells nothing of noise
+FEWEST_HELD_OUT = 2  # a standard error needs two
 
 
 @dataclass(frozen=True, slots=True)
 class AskedData:
-    """What to learn.
+    """Where examples are, how they are rendered and split.
 
     Attributes:
-        source: where the examples are.
-        rendering: how an example becomes a query; its last field or message is the answer.
-        tokenizer: the model's.
-        choices: fields of the answers that may be given: one that lists them, or one for each.
-        held_out: queries to test with, or the share of them; absent for a tenth, or all of
+        source: file, folder or hub name.
+        rendering: how an example becomes text; its last field or message is the answer.
+        tokenizer: name of the tokenizer.
+        choices: fields of possible answers: one with a list of them, or one each.
+        held_out: number of held-out examples, or their share below 1; default: a tenth, or all of
             ``held_out_source``, at most ``MOST_HELD_OUT``.
-        held_out_source: where these are; absent for part of the same examples.
-        most: examples to read, the first ones.
-        seed: the split is drawn from it.
+        held_out_source: source of the held-out set; default: split from ``source``.
+        most: number of examples to read, the first ones.
+        seed: seed of the split.
     """
 
     source: Source
@@ -46,12 +46,12 @@ class AskedData:
 
 @dataclass(frozen=True, slots=True)
 class ReadData:
-    """What was read.
+    """A data set after the split.
 
     Attributes:
-        facts: of the data.
-        queries: those to learn from, and those held out.
-        remarks: what to tell of it.
+        facts: facts of the data set.
+        queries: training examples, then held-out ones.
+        remarks: messages for the user.
     """
 
     facts: LearnData
@@ -59,86 +59,70 @@ class ReadData:
     remarks: tuple[str, ...]
 
 
-def data_mistakes(asked: AskedData) -> list[Mistake]:
-    """What is wrong with the first examples; for when there is no point in reading them all."""
-    sources = (asked.source, asked.held_out_source)
-    return [
-        mistake
-        for source in sources
-        if source is not None
-        for mistake in _first_mistakes(asked, source)
-    ]
+def data_mistakes(request: AskedData) -> list[Mistake]:
+    """Mistakes in the first examples, for when other mistakes make reading all pointless."""
+    mistakes: list[Mistake] = []
+    for source in filter(None, (request.source, request.held_out_source)):
+        reading = _reading(request, source, min(request.most or QUERIES_AT_ONCE, QUERIES_AT_ONCE))
+        for _ in reading.queries():
+            pass
+        mistakes += reading.mistakes
+    return mistakes
 
 
-def _first_mistakes(asked: AskedData, source: Source) -> list[Mistake]:
-    reading = _reading(asked, source, min(asked.most or QUERIES_AT_ONCE, QUERIES_AT_ONCE))
-    for _ in reading.queries():
-        pass
-    return reading.mistakes
+def read_data(request: AskedData) -> ReadData:
+    """Read a data set and split it.
 
-
-def read_data(asked: AskedData) -> ReadData:
-    """Reads a data set and holds some of it out.
-
-    Queries with the same prompt stay together: what is learnt is never what is tested.
+    Examples with the same prompt stay together, so no held-out prompt is trained on.
 
     Raises:
-        DataError: it cannot be read, or there is too little; a line for each mistake.
+        DataError: it cannot be read, or is too small; a line for each mistake.
     """
-    queries, reading = _read(asked, asked.source)
-    remarks = [f"left out without an answer: {reading.empty_text}"] if reading.empty else []
-    if asked.held_out_source is None:
-        tested, learnt = _split(asked, queries)
-        held_out_from = "the same"
+    examples, reading = _read(request, request.source)
+    remarks = [f"skipped without an answer: {reading.empty_text}"] if reading.empty else []
+    if request.held_out_source is None:
+        held_out, train = _split(request, examples)
     else:
-        every, _ = _read(asked, asked.held_out_source)
-        tested = _sample(asked, every)
-        if len(tested) < len(every):
-            count = f"{len(tested):,} of {len(every):,} held-out queries are tested with"
-            remarks.append(f"{count}: --held-out takes another number")
-        prompts = {_prompt(query) for query in tested}
-        learnt = [query for query in queries if _prompt(query) not in prompts]
-        held_out_from = source_text(asked.held_out_source)
-        if len(learnt) < len(queries):
-            same = len(queries) - len(learnt)
-            remarks.append(f"{same:,} queries were left out: their prompts are held out")
-    if not learnt:
-        raise DataError(
-            [
-                Mistake(
-                    "dataset", f"{asked.source.name}: the prompts of all its queries are held out"
-                )
-            ]
-        )
-    queries = [*learnt, *(query.model_copy(update={"held_out": True}) for query in tested)]
+        others, _ = _read(request, request.held_out_source)
+        held_out = _sample(request, request.held_out_source, others)
+        if len(held_out) < len(others):
+            count = f"{len(held_out):,} of {len(others):,} held-out examples"
+            remarks.append(f"{count} are used: --held-out takes another number")
+        prompts = {_prompt(example) for example in held_out}
+        train = [example for example in examples if _prompt(example) not in prompts]
+        if len(train) < len(examples):
+            count = f"{len(examples) - len(train):,} examples"
+            remarks.append(f"{count} were left out of training: their prompts are held out")
+    if not train:
+        text = f"{request.source.name}: the prompts of all its examples are held out"
+        raise DataError([Mistake("dataset", text)])
+    both = [*train, *(example.model_copy(update={"held_out": True}) for example in held_out)]
+    made_by = ", choices ".join(filter(None, (str(request.rendering), ", ".join(request.choices))))
     facts = LearnData(
-        source=source_text(asked.source),
-        made_by=_made_by(asked),
-        held_out_from=held_out_from,
-        tokenizer=asked.tokenizer,
-        fingerprint=_fingerprint(asked.tokenizer, queries),
-        train_queries=len(learnt),
-        held_out_queries=len(tested),
-        accuracy="choices" if asked.choices else "exact",
+        source=source_text(request.source),
+        made_by=made_by,
+        held_out_from=source_text(request.held_out_source)
+        if request.held_out_source
+        else "the same",
+        tokenizer=request.tokenizer,
+        fingerprint=_fingerprint(request.tokenizer, both),
+        train_queries=len(train),
+        held_out_queries=len(held_out),
+        accuracy="choices" if request.choices else "exact",
     )
-    return ReadData(facts, tuple(queries), tuple(remarks))
+    return ReadData(facts, tuple(both), tuple(remarks))
 
 
-def _made_by(asked: AskedData) -> str:
-    choices = f", choices {', '.join(asked.choices)}" if asked.choices else ""
-    return f"{asked.rendering}{choices}"
-
-
-def _fingerprint(tokenizer: str, queries: Sequence[LearnQuery]) -> str:
+def _fingerprint(tokenizer: str, examples: Sequence[LearnQuery]) -> str:
     digest = hashlib.sha256(tokenizer.encode())
-    for query in queries:
-        digest.update(query.model_dump_json().encode(errors="replace"))
+    for example in examples:
+        digest.update(example.model_dump_json().encode(errors="replace"))
     return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
 class _Answered:
-    """Makes queries with answers of examples."""
+    """Renders examples with their answers."""
 
     rendering: Rendering
     choices: tuple[str, ...]
@@ -149,125 +133,107 @@ class _Answered:
         return (*self.rendering.fields, *self.choices)
 
     def query(self, example: Example) -> LearnQuery | Mistake | None:
-        found = parted(self.rendering, example)
-        if isinstance(found, Mistake):
-            return found
-        if not found.answer.strip():
+        rendered = parted(self.rendering, example)
+        if isinstance(rendered, Mistake):
+            return rendered
+        if not rendered.answer.strip():
             return None
+        answer = rendered.answer
         choices: tuple[str, ...] = ()
-        answer = found.answer
         if self.choices:
-            listed = _choices(example, self.choices)
-            if isinstance(listed, Mistake):
-                return listed
-            choices, names = listed
-            right = _right(found.answer, choices, names)
-            if right is None:
-                text = (
-                    f"its answer {found.answer!r} is none of its choices: {columns_text(choices)}"
-                )
-                return Mistake("dataset", f"{example.place}: {text}")
-            answer = choices[right]
+            listed = _choices(example, self.choices, answer)
+            if isinstance(listed, str):
+                return Mistake("dataset", f"{example.place}: {listed}")
+            answer, choices = listed
         parts = {
             "held_out": False,
-            "prompt": found.prompt,
-            "answer": answer + found.end,
-            "choices": [choice + found.end for choice in choices],
+            "prompt": rendered.prompt,
+            "answer": answer + rendered.end,
+            "choices": [choice + rendered.end for choice in choices],
         }
         # Columnar files have dates and the like in their messages; and half a character, which
         # JSON can spell, is in no tokenizer's alphabet.
-        said = json.dumps(parts, default=str, ensure_ascii=False)
-        return LearnQuery.model_validate_json(said.encode(errors="replace"))
+        text = json.dumps(parts, default=str, ensure_ascii=False)
+        return LearnQuery.model_validate_json(text.encode(errors="replace"))
 
 
 def _choices(
-    example: Example, fields: tuple[str, ...]
-) -> tuple[tuple[str, ...], tuple[str, ...]] | Mistake:
-    """The choices of an example, and their names: where data sets name them, else their places."""
+    example: Example, fields: tuple[str, ...], answer: str
+) -> tuple[str, tuple[str, ...]] | str:
+    """The right choice and all choices of an example, or a mistake.
+
+    An answer names its choice by text, by label where the data set has labels, or by index.
+    """
     given: Any = [example.fields.get(field) for field in fields]
-    names: Any = None
+    labels: Any = None
     if len(fields) == 1:
         given = given[0]
         if isinstance(given, Mapping):  # as many data sets of the hub have it
-            given, names = given.get("text"), given.get("label")
-    is_list = isinstance(given, list) and all(isinstance(each, str | int | float) for each in given)
+            given, labels = given.get("text"), given.get("label")
+    is_list = isinstance(given, list) and all(isinstance(text, str | int | float) for text in given)
     if not is_list or len(given) < 2 or len(set(map(str, given))) < len(given):
-        text = f"{', '.join(fields)}: must be a list of different texts, two at least"
-        return Mistake("dataset", f"{example.place}: {text}")
-    if not isinstance(names, list) or len(names) != len(given):
-        names = range(len(given))
-    return tuple(map(str, given)), tuple(map(str, names))
+        return f"{', '.join(fields)}: must be a list of different texts, two at least"
+    choices = tuple(map(str, given))
+    indices = [str(index) for index in range(len(choices))]
+    if not isinstance(labels, list) or len(labels) != len(choices):
+        labels = indices
+    for names in (choices, tuple(map(str, labels)), indices):
+        if answer in names:
+            return choices[names.index(answer)], choices
+    return f"its answer {answer!r} is none of its choices: {columns_text(choices)}"
 
 
-def _right(answer: str, choices: Sequence[str], names: Sequence[str]) -> int | None:
-    """The place of the choice that an answer is: by its text, else by its name, else its place."""
-    places = [str(place) for place in range(len(choices))]
-    for known in (choices, names, places):
-        if answer in known:
-            return list(known).index(answer)
-    return None
+def _read(request: AskedData, source: Source) -> tuple[list[LearnQuery], Reading[LearnQuery]]:
+    """Examples of a source, and the pass over it."""
+    reading = _reading(request, source, request.most)
+    examples = [example for _, example in reading.queries()]
+    reading.check(any_left=bool(examples))
+    return examples, reading
 
 
-def _read(asked: AskedData, source: Source) -> tuple[list[LearnQuery], Reading[LearnQuery]]:
-    """The queries of a source, and what was seen in reading them."""
-    reading = _reading(asked, source, asked.most)
-    found = [query for _, query in reading.queries()]
-    reading.check(any_left=bool(found))
-    return found, reading
+def _reading(request: AskedData, source: Source, most: int | None) -> Reading[LearnQuery]:
+    maker = _Answered(request.rendering, request.choices, request.rendering.part)
+    return Reading(source, maker, most, dict.fromkeys(request.choices, "choices"))
 
 
-def _reading(asked: AskedData, source: Source, most: int | None) -> Reading[LearnQuery]:
-    maker = _Answered(asked.rendering, asked.choices, asked.rendering.part)
-    return Reading(source, maker, most, dict.fromkeys(asked.choices, "choices"))
-
-
-def _prompt(query: LearnQuery) -> str:
-    return query.prompt if isinstance(query.prompt, str) else json.dumps(query.prompt)
+def _prompt(example: LearnQuery) -> str:
+    return example.prompt if isinstance(example.prompt, str) else json.dumps(example.prompt)
 
 
 def _split(
-    asked: AskedData, queries: Sequence[LearnQuery]
+    request: AskedData, examples: Sequence[LearnQuery]
 ) -> tuple[list[LearnQuery], list[LearnQuery]]:
-    """Held-out queries, and the others; those with one prompt are on one side."""
-    wanted = _wanted(asked.held_out, len(queries))
-    # Without a prompt nothing can be asked, and only the whole of a text tells it from another.
+    """Held-out and training examples; those with one prompt are on one side."""
+    wanted = _wanted(request.held_out, len(examples))
+    # Only its answer distinguishes an example without a prompt.
     groups: dict[str, list[LearnQuery]] = {}
-    for query in queries:
-        groups.setdefault(_prompt(query) or query.answer, []).append(query)
+    for example in examples:
+        groups.setdefault(_prompt(example) or example.answer, []).append(example)
     order = sorted(groups)
-    random.Random(f"held out {asked.seed}").shuffle(order)
-    tested: list[LearnQuery] = []
-    learnt: list[LearnQuery] = []
+    random.Random(f"held out {request.seed}").shuffle(order)
+    held_out: list[LearnQuery] = []
+    train: list[LearnQuery] = []
     for prompt in order:
-        (tested if len(tested) < wanted else learnt).extend(groups[prompt])
-    if not learnt:
-        text = f"{asked.held_out:g}: " if asked.held_out is not None else ""
-        raise DataError(
-            [
-                Mistake(
-                    "held_out",
-                    f"{text}nothing is left to learn from: {asked.source.name} has {len(queries)} "
-                    f"queries with {len(groups)} different prompts",
-                )
-            ]
-        )
-    return tested, learnt
+        (held_out if len(held_out) < wanted else train).extend(groups[prompt])
+    if not train:
+        text = f"{request.held_out:g}: " if request.held_out is not None else ""
+        text += f"nothing is left to train on: {request.source.name} has {len(examples)} examples "
+        raise DataError([Mistake("held_out", f"{text}with {len(groups)} different prompts")])
+    return held_out, train
 
 
-def _sample(asked: AskedData, queries: Sequence[LearnQuery]) -> list[LearnQuery]:
-    """So many of the queries that are all held out, in their order."""
-    wanted = min(MOST_HELD_OUT, len(queries))
-    if asked.held_out is not None:
-        wanted = min(_wanted(asked.held_out, len(queries)), len(queries))
-    if wanted < FEWEST_HELD_OUT:
-        assert asked.held_out_source is not None
-        text = f"{asked.held_out_source.name}: holds one query to test with: two at least"
+def _sample(request: AskedData, source: Source, examples: Sequence[LearnQuery]) -> list[LearnQuery]:
+    """Random sample of a source that is held out as a whole, in order."""
+    wanted = MOST_HELD_OUT if request.held_out is None else _wanted(request.held_out, len(examples))
+    if min(wanted, len(examples)) < FEWEST_HELD_OUT:
+        text = f"{source.name}: holds one example, at least two are needed"
         raise DataError([Mistake("held_out_data", text)])
-    places = random.Random(f"held out {asked.seed}").sample(range(len(queries)), wanted)
-    return [queries[place] for place in sorted(places)]
+    draw = random.Random(f"held out {request.seed}")
+    places = draw.sample(range(len(examples)), min(wanted, len(examples)))
+    return [examples[place] for place in sorted(places)]
 
 
-def _wanted(held_out: float | None, queries: int) -> int:
+def _wanted(held_out: float | None, examples: int) -> int:
     if held_out is None:
-        held_out = min(HELD_OUT_SHARE, MOST_HELD_OUT / queries)
-    return max(round(held_out * queries), FEWEST_HELD_OUT) if held_out < 1 else round(held_out)
+        held_out = min(HELD_OUT_SHARE, MOST_HELD_OUT / examples)
+    return max(round(held_out * examples), FEWEST_HELD_OUT) if held_out < 1 else round(held_out)

@@ -1,6 +1,7 @@
-"""What the options of ``learn`` mean."""
+"""Options of ``learn``, validated."""
 
 import argparse
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,27 +21,24 @@ from trials.learning import Training
 from trials.models.model import Model, UnknownModelError, find_model
 from trials.models.tokens import TokenizerError, said_of_own, tokenizer_path
 from trials.possible import obstacle, resolved
-from trials.recipe import Recipe
 from trials.workload import Cell, Weights
 
-CUTOFF = 2048  # unless told: as far as trainers go by default
-CPU = "cpu"
-OF_A_JOB = frozenset({"epochs"})  # options of the same name that say something else here
+CUTOFF = 2048  # by default, as in common trainers
 
 
 @dataclass(frozen=True, slots=True)
 class AskedLearning:
-    """What is to be learnt.
+    """A request to learn.
 
     Attributes:
-        model: what learns.
-        gpu: where.
-        cells: one for each number of active experts, the fewest first.
-        training: how.
-        data: from what.
-        whole: all epochs, though learning has stopped.
-        checkpoints: whether the state is kept after each epoch.
-        threads: CPU threads a step may use.
+        model: model to fine-tune.
+        gpu: device.
+        cells: one per number of active experts, in ascending order.
+        training: training arguments.
+        data: data set.
+        whole: train all epochs, also after learning has stopped.
+        checkpoints: save a checkpoint after each epoch.
+        threads: CPU threads of a step.
     """
 
     model: Model
@@ -54,15 +52,18 @@ class AskedLearning:
 
 
 def asked_learning(options: argparse.Namespace) -> AskedLearning:
-    """What is to be learnt.
+    """Validate options and resolve them into a request.
 
     Raises:
-        DataError: the options cannot be, or contradict one another; a line for each mistake.
-        GpuCheckError: the catalog does not know the GPU of this machine.
+        DataError: options are invalid or contradict one another; a line for each mistake.
+        GpuCheckError: the GPU of this machine is not in the catalog.
     """
     mistakes: list[Mistake] = []
-    model = _model(options.model, mistakes)
-    gpu = _gpu(options, mistakes)
+    model, gpu = None, None
+    with _noting(mistakes, "model", UnknownModelError):
+        model = find_model(options.model)
+    with _noting(mistakes, "gpu", UnknownGpuError):
+        gpu = _gpu(options)
     data = _data(options, model, mistakes)
     cells: tuple[Cell, ...] = ()
     if model is not None and gpu is not None:
@@ -76,15 +77,9 @@ def asked_learning(options: argparse.Namespace) -> AskedLearning:
         model=model,
         gpu=gpu,
         cells=cells,
-        training=Training(
-            learning_rate=options.learning_rate,
-            schedule=options.schedule,
-            warmup_steps=options.warmup_steps,
-            batch_size=options.batch_size,
-            epochs=options.epochs,
-            patience=options.patience,
-            seed=options.seed,
-            cutoff=cells[0].seq_len,
+        training=Training.model_validate(
+            {name: getattr(options, name) for name in Training.model_fields}
+            | {"cutoff": cells[0].seq_len}
         ),
         data=data,
         whole=options.whole,
@@ -93,26 +88,21 @@ def asked_learning(options: argparse.Namespace) -> AskedLearning:
     )
 
 
-def _model(name: str, mistakes: list[Mistake]) -> Model | None:
+@contextlib.contextmanager
+def _noting(mistakes: list[Mistake], part: str, expected: type[Exception]) -> Iterator[None]:
+    """Append an expected error to the mistakes, and go on."""
     try:
-        return find_model(name)
-    except UnknownModelError as error:
-        mistakes.append(Mistake("model", str(error)))
-        return None
+        yield
+    except expected as error:
+        mistakes.append(Mistake(part, str(error)))
 
 
-def _gpu(options: argparse.Namespace, mistakes: list[Mistake]) -> Gpu | None:
+def _gpu(options: argparse.Namespace) -> Gpu:
     catalog = load_catalog()
     if options.catalog is not None:
         rows = read_catalog_file(options.catalog, catalog)
         catalog = catalog.merged(rows.gpus, rows.offers)
-    if options.gpu is None:
-        return this_machines_device(catalog)
-    try:
-        return catalog.gpu(options.gpu)
-    except UnknownGpuError as error:
-        mistakes.append(Mistake("gpu", str(error)))
-        return None
+    return this_machines_device(catalog) if options.gpu is None else catalog.gpu(options.gpu)
 
 
 def _data(
@@ -120,45 +110,39 @@ def _data(
 ) -> AskedData | None:
     fields = given_options(options)
     if "named" in fields:
-        name = fields["named"]
-        mistakes.append(
-            Mistake(
-                "dataset",
-                f"{name}: the lengths of {name} are known, not its queries: name the data itself",
-            )
-        )
+        text = f"{fields['named']}: its lengths are built in, not its examples: give the data set"
+        mistakes.append(Mistake("dataset", text))
         return None
-    fields = {name: value for name, value in fields.items() if name not in OF_A_JOB}
     try:
-        asked = asked_workload(fields | {"epochs": 1})
+        # Epochs of a job are how often it is priced; --epochs here is a maximum to train.
+        workload = asked_workload(fields | {"epochs": 1})
     except DataError as error:
         mistakes += error.mistakes
         return None
-    rendering = asked_rendering(asked, mistakes)
-    tokenizer = _tokenizer(asked.tokenizer, model, mistakes)
-    held_out = _held_out_source(options, asked, mistakes)
-    if options.held_out is not None and options.held_out >= 1:
-        part = options.held_out % 1
-        if part or options.held_out < FEWEST_HELD_OUT:
-            text = f"{options.held_out:g}: give a share below 1, or a number from {FEWEST_HELD_OUT}"
-            mistakes.append(Mistake("held_out", text))
+    rendering = asked_rendering(workload, mistakes)
+    tokenizer = _tokenizer(workload.tokenizer, model, mistakes)
+    held_out = _held_out_source(options, workload, mistakes)
+    count = options.held_out or 0
+    if count >= 1 and (count % 1 or count < FEWEST_HELD_OUT):
+        text = f"{count:g}: give a share below 1, or a number from {FEWEST_HELD_OUT}"
+        mistakes.append(Mistake("held_out", text))
     if rendering is None:
         return None
-    assert asked.dataset is not None  # the parser asks for it
+    assert workload.dataset is not None  # the parser asks for it
     return AskedData(
-        source=Source(asked.dataset, asked.subset, asked.split),
+        source=Source(workload.dataset, workload.subset, workload.split),
         rendering=rendering,
         tokenizer=tokenizer,
         choices=_listed(options.choices),
         held_out=options.held_out,
         held_out_source=held_out,
-        most=asked.most,
+        most=workload.most,
         seed=options.seed,
     )
 
 
 def _tokenizer(name: str | None, model: Model | None, mistakes: list[Mistake]) -> str:
-    """Whose tokens queries are made of: the model's own, unless one is named."""
+    """Name of the tokenizer: the model's own by default."""
     own = own_tokenizer([model], mistakes) if name is None and model is not None else ""
     named = name or own
     if not named:
@@ -173,17 +157,17 @@ def _tokenizer(name: str | None, model: Model | None, mistakes: list[Mistake]) -
 
 
 def _held_out_source(
-    options: argparse.Namespace, asked: AskedWorkload, mistakes: list[Mistake]
+    options: argparse.Namespace, workload: AskedWorkload, mistakes: list[Mistake]
 ) -> Source | None:
-    """Where held-out queries are, if not among the others."""
+    """Source of the held-out set, if it is not split from the training data."""
     other, split = options.held_out_data, options.held_out_split
     if other is None and split is None:
         return None
-    assert asked.dataset is not None
-    subset = asked.subset if other is None else None
-    source = Source(other or asked.dataset, subset, split)
-    if source == Source(asked.dataset, asked.subset, asked.split):
-        mistakes.append(Mistake("held_out_data", f"{source.name}: is what is learnt from"))
+    assert workload.dataset is not None
+    subset = workload.subset if other is None else None
+    source = Source(other or workload.dataset, subset, split)
+    if source == Source(workload.dataset, workload.subset, workload.split):
+        mistakes.append(Mistake("held_out_data", f"{source.name}: is the training data itself"))
     return source
 
 
@@ -194,12 +178,11 @@ def _listed(text: str | None) -> tuple[str, ...]:
 def _cells(
     options: argparse.Namespace, model: Model, gpu: Gpu, mistakes: list[Mistake]
 ) -> Iterator[Cell]:
-    """A cell for each number of active experts; what is wrong is added to the mistakes."""
+    """One cell per number of active experts; mistakes are appended."""
     weights: Weights = options.weights or ("random" if model.weights is None else "pretrained")
     if weights == "pretrained" and model.weights is None:
-        mistakes.append(
-            Mistake("weights", f"pretrained: none of {model.name} are known: give random")
-        )
+        text = f"pretrained: there are none for {model.name}: give random"
+        mistakes.append(Mistake("weights", text))
     actives = _actives(options.active_experts, model, mistakes)
     try:
         recipe = asked_recipe(
@@ -208,7 +191,7 @@ def _cells(
             precision="fp32" if gpu.kind == "cpu" else "bf16",
         )
     except EstimateError as error:
-        mistakes += [_said(line) for line in str(error).split("\n")]
+        mistakes += [_of_line(line) for line in str(error).split("\n")]
         return
     recipe = resolved(recipe, model, gpu)
     reason = obstacle(recipe, model, gpu, importable_extras())
@@ -216,50 +199,39 @@ def _cells(
         mistakes.append(Mistake("recipe", reason))
         return
     for active in actives:
-        yield _cell(model, gpu, recipe, active, weights, options.cutoff)
+        yield Cell(
+            gpu=gpu.key,
+            model=model.name,
+            weights=weights,
+            recipe=recipe,
+            experts=model.experts,
+            active_experts=active,
+            seq_len=options.cutoff or min(CUTOFF, model.positions or CUTOFF),
+        )
 
 
-def _cell(  # noqa: PLR0913, PLR0917 - what a cell is
-    model: Model,
-    gpu: Gpu,
-    recipe: Recipe,
-    active: int | None,
-    weights: Weights,
-    cutoff: int | None,
-) -> Cell:
-    return Cell(
-        gpu=gpu.key,
-        model=model.name,
-        weights=weights,
-        recipe=recipe,
-        experts=model.experts,
-        active_experts=active,
-        seq_len=cutoff or min(CUTOFF, model.positions or CUTOFF),
-    )
-
-
-def _said(line: str) -> Mistake:
-    """A mistake that may name its option already."""
+def _of_line(line: str) -> Mistake:
+    """A mistake of a line that may name its option."""
     name, colon, text = line.partition(": ")
     if colon and name.startswith("--"):
         return Mistake(name.removeprefix("--").replace("-", "_"), text)
     return Mistake("recipe", line)
 
 
-def _actives(asked: str | None, model: Model, mistakes: list[Mistake]) -> Sequence[int | None]:
-    """How many experts are to be active, one curve each."""
+def _actives(numbers: str | None, model: Model, mistakes: list[Mistake]) -> Sequence[int | None]:
+    """Numbers of active experts, one curve each."""
     if model.experts is None:
-        if asked is not None:
-            text = f"{asked}: {model.name} has no experts: leave it out"
+        if numbers is not None:
+            text = f"{numbers}: {model.name} has no experts: leave it out"
             mistakes.append(Mistake("active_experts", text))
         return [None]
-    if asked is None:
+    if numbers is None:
         return sorted({model.active_experts or model.experts, model.experts})
-    found = []
-    for part in _listed(asked) or ("",):
+    actives = set()
+    for part in _listed(numbers) or ("",):
         if part.isdecimal() and 1 <= int(part) <= model.experts:
-            found.append(int(part))
+            actives.add(int(part))
         else:
             text = f"{part!r}: {model.name} has {model.experts} experts: give numbers up to that"
             mistakes.append(Mistake("active_experts", text))
-    return sorted(set(found))
+    return sorted(actives)

@@ -1,4 +1,4 @@
-"""Where what was learnt is kept: a line for each epoch, beside a run's observations or alone."""
+"""The log of learning, ``learned.jsonl``, in a run folder or alone, and its checkpoints."""
 
 import contextlib
 import hashlib
@@ -16,7 +16,7 @@ from trials.learning import LearnedEpoch
 
 
 def learned_in(run: RunFolder) -> list[LearnedEpoch]:
-    """What was learnt in a run; nothing where nothing was.
+    """Read the epochs of a run; none without a log.
 
     Raises:
         StoreError: a line before the last cannot be read.
@@ -26,33 +26,48 @@ def learned_in(run: RunFolder) -> list[LearnedEpoch]:
 
 
 def learned_file(path: Path) -> list[LearnedEpoch]:
-    """The same of a file, or of a folder that has one.
+    """Read the epochs of a log, or of a folder with one.
 
     Raises:
-        StoreError: there is none, or it cannot be read.
+        StoreError: it is missing or cannot be read.
     """
     file = path / LEARNED if path.is_dir() else path
     try:
-        content = file.read_bytes()
+        return _records(file, file.read_bytes())
     except OSError as error:
         raise StoreError(
             f"{file}: cannot be read: {error.strerror}: give what 'learn' wrote, or its folder"
         ) from None
-    return _records(file, content)
+
+
+def _records(file: RunPath, content: bytes) -> list[LearnedEpoch]:
+    """Epochs of a log, without a torn last line."""
+    records = []
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+        try:
+            records.append(LearnedEpoch.model_validate_json(line))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            reason = f"{dotted(first['loc'])}: {first['msg']}".removeprefix(": ")
+            raise StoreError(
+                f"{file}:{number}: not an epoch of 'learn' ({reason}): restore the line, or delete "
+                "it"
+            ) from None
+    return records
 
 
 class LearnedWriter:
-    """The one writer of what is learnt in a local folder. A context manager.
+    """The one writer of a log of learning. A context manager.
 
     Attributes:
-        records: what is there.
-        path: the file.
+        records: epochs in the log.
+        path: the log.
 
     Args:
-        folder: where; it is made when it is not there.
+        folder: local folder of the log; made if it does not exist, removed if it stays empty.
 
     Raises:
-        StoreError: on entering, when another one is writing, or it cannot be.
+        StoreError: on entering, when another process is writing, or the log cannot be read.
     """
 
     records: list[LearnedEpoch]
@@ -61,7 +76,6 @@ class LearnedWriter:
         self._folder = folder
         self.path = folder / LEARNED
         self._file = AppendFile(self.path)
-        self._written: set[str] = set()
 
     def __enter__(self) -> Self:
         RunFolder(self._folder).place.make()
@@ -76,7 +90,6 @@ class LearnedWriter:
         except BaseException:
             self._file.close()
             raise
-        self._written = {record.key for record in self.records}
         return self
 
     def __exit__(
@@ -86,51 +99,29 @@ class LearnedWriter:
         traceback: TracebackType | None,
     ) -> None:
         self._file.close()
-        _remove_empty(self._folder / LEARNING)
-        if not self.records:  # nothing was learnt: nothing is left behind
+        with contextlib.suppress(OSError):  # not empty
+            (self._folder / LEARNING).rmdir()
+        if not self.records:
             self.path.unlink(missing_ok=True)
-            _remove_empty(self._folder)
+            with contextlib.suppress(OSError):
+                self._folder.rmdir()
 
     def append(self, record: LearnedEpoch) -> None:
-        """Writes an epoch so that no crash can lose it; one that is there is not written again.
+        """Write an epoch durably.
 
         Raises:
-            StoreError: the disk would not take it.
+            StoreError: the disk refused it.
         """
-        if record.key not in self._written:
-            self._file.append(record.model_dump_json().encode() + b"\n")
-            self._written.add(record.key)
-            self.records.append(record)
+        self._file.append(record.model_dump_json().encode() + b"\n")
+        self.records.append(record)
 
     def checkpoint(self, curve: str) -> Path:
-        """Where the state of a curve is kept: a file for whatever its key tells apart."""
+        """File of the checkpoint of a curve."""
         folder = self._folder / LEARNING
         folder.mkdir(exist_ok=True)
         return folder / f"{hashlib.sha256(curve.encode()).hexdigest()[:16]}.pt"
 
     @property
     def state_bytes(self) -> int:
-        """What the states of all curves here take on disk."""
+        """Size of all checkpoints in the folder."""
         return sum(file.stat().st_size for file in (self._folder / LEARNING).glob("*.pt"))
-
-
-def _remove_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # something is in it
-        folder.rmdir()
-
-
-def _records(file: RunPath, content: bytes) -> list[LearnedEpoch]:
-    """The epochs of a file; a torn last line is not one."""
-    whole, _, _torn = content.rpartition(b"\n")
-    found = []
-    for number, line in enumerate(whole.split(b"\n") if whole else [], start=1):
-        try:
-            found.append(LearnedEpoch.model_validate_json(line))
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            reason = f"{dotted(first['loc'])}: {first['msg']}".removeprefix(": ")
-            raise StoreError(
-                f"{file}:{number}: not an epoch of 'learn' ({reason}): restore the line, or delete "
-                "it"
-            ) from None
-    return found

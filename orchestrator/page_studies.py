@@ -90,7 +90,7 @@ def learning_table(results: RunResults) -> PageTable:
             epoch.tested.loss,
             epoch.tested.accuracy,
         )
-        for curve, name in zip(results.learnt, curve_names(results.learnt), strict=True)
+        for curve, name in zip(results.learned, curve_names(results.learned), strict=True)
         for epoch in curve.epochs
     ]
     columns = (

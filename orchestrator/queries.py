@@ -159,7 +159,9 @@ def _parted_chat(rendering: Chat, example: Example) -> Parted | Mistake:
     *before, last = messages
     if last["role"] != "assistant" or not isinstance(last.get("content"), str):
         return _wrong(
-            example, rendering.field, "the last message is to be learnt, and is no assistant's text"
+            example,
+            rendering.field,
+            "the last message must be the answer, and is no assistant's text",
         )
     return Parted(tuple(before), last["content"])
 

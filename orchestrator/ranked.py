@@ -104,10 +104,10 @@ class Ranking(Record):
     """Every cell of a sweep on every offer of its GPU, cheapest first within comparable cells.
 
     Attributes:
-        workload: the job; its epochs are the most of any cell where they were learnt.
+        workload: the job; its epochs are the most of any cell where they were learned.
         priced_on: the day that prices have moved until; absent where they are as quoted.
         constraints: what an offer must be.
-        learned: where epochs come from that were learnt; empty where they were asked for.
+        learned: where epochs come from that were learned; empty where they were asked for.
         offers, excluded: what is ranked, and what is not.
     """
 

@@ -61,7 +61,7 @@ def detail_sections(results: RunResults) -> list[str]:
         faults_section(results.faults),
         stragglers_section(observed),
         _stack_section(observed),
-        learning_section(results.learnt),
+        learning_section(results.learned),
     ]
     return [part for part in parts if part]
 
@@ -87,12 +87,12 @@ def headline(ranking: Ranking) -> str:
 
 
 def _epochs(ranking: Ranking) -> str:
-    """How many, and where they come from if they were learnt."""
-    epochs = sorted({each.epochs for each in ranking.learned})
+    """Range of epochs over the cells, with a hint at their source if they were learned."""
+    epochs = sorted({row.epochs for row in ranking.learned})
     if not epochs:
         return f"{ranking.workload.epochs} epochs"
     most = "" if len(epochs) == 1 else f" to {epochs[-1]}"
-    return f"{epochs[0]}{most} epochs, as learnt (below)"
+    return f"{epochs[0]}{most} epochs, as learned (below)"
 
 
 def _lengths(ranking: Ranking) -> str:

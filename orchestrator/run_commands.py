@@ -94,7 +94,7 @@ def rank_run(options: argparse.Namespace) -> int:
 
 
 def _learned(options: argparse.Namespace, folder: RunFolder, plan: Plan) -> Found | None:
-    """The epochs of each cell by what was learnt, if they are asked for."""
+    """The epochs of each cell by what was learned, if they are asked for."""
     if options.epochs != AUTO:
         if options.learned is not None:
             raise EpochsError(f"--learned {options.learned}: goes with --epochs auto: add it")

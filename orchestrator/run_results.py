@@ -28,7 +28,7 @@ def derived(  # noqa: PLR0913 - all there is of a run
     *,
     today: date | None = None,
     profiled: Sequence[Profiled] = (),
-    learnt: Sequence[Curve] = (),
+    learned: Sequence[Curve] = (),
     faults: Faults = NO_FAULTS,
     rented: Rented = NOT_SAID,
 ) -> "RunResults":
@@ -41,7 +41,7 @@ def derived(  # noqa: PLR0913 - all there is of a run
         observed: every observation.
         today: for what prices may have done since; absent for as they were.
         profiled: every profile.
-        learnt: every curve.
+        learned: every curve.
         faults: what went wrong on the way.
         rented: what nodes were rented as.
     """
@@ -50,7 +50,7 @@ def derived(  # noqa: PLR0913 - all there is of a run
         spec.workload, catalog, plan, observed, fits.families, today=today, seed=spec.seed
     )
     return RunResults(
-        spec, catalog, plan, observed, fits, ranking, profiled, learnt, faults, rented
+        spec, catalog, plan, observed, fits, ranking, profiled, learned, faults, rented
     )
 
 
@@ -65,7 +65,7 @@ class RunResults:
         fits: the laws.
         ranking: of its job.
         profiled: every profile.
-        learnt: every curve of learning.
+        learned: every curve of learning.
         faults: what went wrong on the way.
         rented: what nodes were rented as.
     """
@@ -79,7 +79,7 @@ class RunResults:
         fits: Fits,
         ranking: Ranking,
         profiled: Sequence[Profiled] = (),
-        learnt: Sequence[Curve] = (),
+        learned: Sequence[Curve] = (),
         faults: Faults = NO_FAULTS,
         rented: Rented = NOT_SAID,
     ) -> None:
@@ -90,7 +90,7 @@ class RunResults:
         self.fits = fits
         self.ranking = ranking
         self.profiled = profiled
-        self.learnt = learnt
+        self.learned = learned
         self.faults = faults
         self.rented = rented
 

@@ -28,7 +28,7 @@ def given_options(options: argparse.Namespace) -> dict[str, Any]:
     fields = {name: getattr(options, name, None) for name in names}
     found = {name: value for name, value in fields.items() if value is not None}
     if found.get("epochs") == AUTO:
-        del found["epochs"]  # the ranking asks what was learnt
+        del found["epochs"]  # the ranking asks what was learned
     name = found.get("dataset")
     if name in PUBLISHED and not Path(name).exists():
         found["named"] = found.pop("dataset")

@@ -56,7 +56,7 @@ def learns_fast(trained: FineTuning) -> None:
 
 
 @pytest.mark.parametrize("model", ["llama-tiny", *ALL_EXPERTS])
-def test_the_loss_falls_when_one_batch_is_learnt_by_heart(model: str) -> None:
+def test_the_loss_falls_when_one_batch_is_learned_by_heart(model: str) -> None:
     """Ten large steps on the same tokens take at least a nat off, from guessing at the start."""
     trained = tuning(model)
     learns_fast(trained)

@@ -29,7 +29,7 @@ def seen(seq_len: int, *, fills: float = 0.9, longer: int = 0) -> list[Observati
 
 
 def test_a_cell_is_foretold_by_the_others_alone() -> None:
-    """What an allocator keeps of the limit is learnt from them; its own probes change nothing."""
+    """What an allocator keeps of the limit is learned from them; its own probes change nothing."""
     probes = [*seen(16), *seen(32), *seen(64)]
     told = held_out_largest(probes)
     for seq_len in (16, 32, 64):

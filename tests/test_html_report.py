@@ -237,7 +237,7 @@ def test_profiles_and_curves_are_drawn(context: BrowserContext, tmp_path: Path) 
     told = results(ONE_CELL)
     saving = tiny_cell("mixtral-tiny", recipe("full", gradient_checkpointing=True), seq_len=16)
     told.profiled = [profiled(1), profiled(8), profiled(8, cell=saving)]
-    told.learnt = curves(
+    told.learned = curves(
         [
             *epochs([(0, 3.0), (90, 0.5)]),
             *epochs([(0, 3.1), (95, 0.4)], DENSE),

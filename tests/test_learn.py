@@ -1,4 +1,4 @@
-"""``learn`` as a user meets it: two curves learnt in children, kept, and gone by."""
+"""``learn`` as a user meets it: two curves learned in children, kept, and gone by."""
 
 import json
 import os
@@ -47,20 +47,20 @@ def arguments(folder: Path, *more: str, out: str = "run") -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def learnt(folder: Path) -> Path:
-    """The run, learnt in."""
+def learned(folder: Path) -> Path:
+    """The run, learned in."""
     assert main(arguments(folder)) == 0
     return folder / "run"
 
 
 def test_sparse_and_dense_learn_the_made_language(
-    folder: Path, learnt: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, learned: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nine of ten held-out answers are right, token for token; run again, nothing is done anew."""
-    kept = (learnt / LEARNED).read_bytes()
+    kept = (learned / LEARNED).read_bytes()
     assert main(arguments(folder, "--json")) == 0
     said = capsys.readouterr()
-    assert (learnt / LEARNED).read_bytes() == kept
+    assert (learned / LEARNED).read_bytes() == kept
     assert "epoch 1:" not in said.err
     told = json.loads(said.out)
     assert [(row["active_experts"], row["accuracy"] >= ENOUGH) for row in told["stops"]] == [
@@ -71,34 +71,34 @@ def test_sparse_and_dense_learn_the_made_language(
     assert all(accuracy < 0.1 for accuracy in untrained)
     (against,) = told["sparse_against_dense"]
     assert against["accuracy_gain_low"] < 0 < against["accuracy_gain_high"]
-    assert len(list((learnt / LEARNING).iterdir())) == 2  # to go on from
-    assert f"\n{learnt / LEARNING}: " in said.err
+    assert len(list((learned / LEARNING).iterdir())) == 2  # to go on from
+    assert f"\n{learned / LEARNING}: " in said.err
 
 
 @pytest.mark.long
-def test_more_epochs_go_on_from_the_state_of_the_very_curve(folder: Path, learnt: Path) -> None:
+def test_more_epochs_go_on_from_the_state_of_the_very_curve(folder: Path, learned: Path) -> None:
     """One epoch, sparse and dense, then one more of sparse: the numbers of learning at once."""
     assert main(arguments(folder, "--epochs", "1", out="steps")) == 0
     assert main(arguments(folder, "--epochs", "2", "--active-experts", "2", out="steps")) == 0
     one_by_one, at_once = (
         {each.key: (each.train_loss, each.tested) for each in learned_file(path)}
-        for path in (folder / "steps", learnt)
+        for path in (folder / "steps", learned)
     )
     assert len(one_by_one) == 5
     assert one_by_one.items() <= at_once.items()
 
 
-def test_the_ranking_goes_by_what_was_learnt(
-    folder: Path, learnt: Path, capsys: pytest.CaptureFixture[str]
+def test_the_ranking_goes_by_what_was_learned(
+    folder: Path, learned: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In the run itself, or by its file; the ranking says so, and another run has none."""
-    assert main(["rank", str(learnt), "--epochs", "auto"]) == 0
+    assert main(["rank", str(learned), "--epochs", "auto"]) == 0
     said = capsys.readouterr().out
-    assert "epochs, as learnt (below)" in said
-    assert f"held-out queries of {folder / 'data.jsonl'} got no better by" in said
-    learned = json.loads((learnt / "ranking.json").read_text(encoding="utf-8"))["learned"]
-    assert [each["active_experts"] for each in learned] == [2, 8]
-    assert main(["report", str(learnt)]) == 0
+    assert "epochs, as learned (below)" in said
+    assert f"held-out examples of {folder / 'data.jsonl'} got no better by" in said
+    rows = json.loads((learned / "ranking.json").read_text(encoding="utf-8"))["learned"]
+    assert [row["active_experts"] for row in rows] == [2, 8]
+    assert main(["report", str(learned)]) == 0
     assert "| epoch | sparse, 2 of 8: train loss |" in capsys.readouterr().out
     made_run(folder / "other", ROUTED)
     other = ["what-if", str(folder / "other"), "--epochs", "auto"]
@@ -106,23 +106,23 @@ def test_the_ranking_goes_by_what_was_learnt(
     told = capsys.readouterr().err
     assert told.startswith(f"--epochs auto: {folder / 'other'} has nothing that 'learn' found")
     assert told.count("\n") == 1
-    assert main([*other, "--learned", str(learnt)]) == 0
-    assert "as learnt (below)" in capsys.readouterr().out
-    assert main(["what-if", str(learnt), "--learned", str(learnt)]) == 1
-    assert capsys.readouterr().err == f"--learned {learnt}: goes with --epochs auto: add it\n"
+    assert main([*other, "--learned", str(learned)]) == 0
+    assert "as learned (below)" in capsys.readouterr().out
+    assert main(["what-if", str(learned), "--learned", str(learned)]) == 1
+    assert capsys.readouterr().err == f"--learned {learned}: goes with --epochs auto: add it\n"
 
 
-def test_a_sweep_may_follow_where_something_was_learnt(folder: Path, learnt: Path) -> None:
+def test_a_sweep_may_follow_where_something_was_learned(folder: Path, learned: Path) -> None:
     """What is kept of learning is no other run's."""
     first = folder / "first"
     first.mkdir()
-    (first / LEARNED).write_bytes((learnt / LEARNED).read_bytes())
+    (first / LEARNED).write_bytes((learned / LEARNED).read_bytes())
     open_run(first, ROUTED, spec_of(ROUTED))
     assert (first / LEARNED).exists()
 
 
 def test_a_child_that_is_killed_is_one_line(folder: Path) -> None:
-    """What it had learnt before is there; and a tokenizer of another model is told at once."""
+    """What it had learned before is there; and a tokenizer of another model is told at once."""
     cell = tiny_cell("llama-tiny", FULL, seq_len=64)
     setup = made_questions.learn_setup(folder, cell, made_questions.learn_queries(20, 4))
     with ChildLearner(setup) as child:
@@ -263,7 +263,7 @@ def test_what_cannot_start_leaves_nothing(
     assert not (folder / "short").exists()
 
 
-def test_a_curve_that_ends_early_is_kept_and_the_other_one_is_learnt(
+def test_a_curve_that_ends_early_is_kept_and_the_other_one_is_learned(
     folder: Path, fake: type[FakeChild], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Run again, it goes on where its state is; the other one is done."""
@@ -271,7 +271,7 @@ def test_a_curve_that_ends_early_is_kept_and_the_other_one_is_learnt(
     assert main(arguments(folder, out="ended")) == 1
     said = capsys.readouterr()
     assert "the child was killed by SIGKILL\n" in said.err
-    assert "mixtral-tiny, sparse, 2 of 8: 3 queries were cut off at 2048 tokens\n" in said.err
+    assert "mixtral-tiny, sparse, 2 of 8: 3 examples were truncated to 2048 tokens\n" in said.err
     assert "| 4     | " in said.out
     assert fake.asked == [*((2, epoch) for epoch in range(3)), *((8, e) for e in range(5))]
     fake.ends_at, fake.asked = None, []
@@ -312,7 +312,7 @@ def test_a_curve_is_begun_anew_only_when_its_state_is_lost(
 def test_a_second_attempt_is_gone_on_with_though_the_first_came_further(
     folder: Path, tmp_path: Path, fake: type[FakeChild]
 ) -> None:
-    """The state says which attempt it is of; killed again, nothing is learnt twice."""
+    """The state says which attempt it is of; killed again, nothing is learned twice."""
     out = tmp_path / "again"
     one = arguments(folder, "--active-experts", "2", out=str(out))
     fake.ends_at = (2, 4)
@@ -342,7 +342,7 @@ def test_more_patience_or_all_epochs_go_on_after_learning_has_stopped(
 def test_no_state_is_kept_where_none_is_to_be(
     folder: Path, tmp_path: Path, fake: type[FakeChild], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nor is its size told, nor a ranking by what was not learnt; no folder is left for it."""
+    """Nor is its size told, nor a ranking by what was not learned; no folder is left for it."""
     fake.ends_at = (2, 1)
     one = arguments(folder, "--active-experts", "2", out=str(tmp_path / "none"))
     assert main(one) == 1

@@ -60,7 +60,7 @@ def test_the_last_message_is_the_answer() -> None:
     wrong = parted(Chat("chat"), Example("data:7", {"chat": [asked]}))
     assert isinstance(wrong, Mistake)
     assert wrong.text == (
-        "data:7: chat: the last message is to be learnt, and is no assistant's text"
+        "data:7: chat: the last message must be the answer, and is no assistant's text"
     )
 
 
@@ -75,13 +75,13 @@ def sides(queries: tuple[LearnQuery, ...]) -> tuple[list[LearnQuery], list[Learn
     return [q for q in queries if not q.held_out], [q for q in queries if q.held_out]
 
 
-def test_what_is_held_out_is_never_learnt(tmp_path: Path) -> None:
+def test_what_is_held_out_is_never_learned(tmp_path: Path) -> None:
     """Not even when a prompt is there several times; the same seed holds out the same."""
     rows = made_questions.questions(60) * 3
     found = read_data(asked(tmp_path, rows))
-    learnt, held_out = sides(found.queries)
-    assert (len(learnt), len(held_out)) == (162, 18)
-    assert not {q.prompt for q in learnt} & {q.prompt for q in held_out}
+    train, held_out = sides(found.queries)
+    assert (len(train), len(held_out)) == (162, 18)
+    assert not {q.prompt for q in train} & {q.prompt for q in held_out}
     assert (found.facts.train_queries, found.facts.held_out_queries) == (162, 18)
     assert read_data(asked(tmp_path, rows)) == found
     other = read_data(asked(tmp_path, rows, seed=1))
@@ -98,19 +98,19 @@ def test_a_share_or_a_number_is_held_out(
     assert len(sides(found.queries)[1]) == count
 
 
-def test_other_data_is_held_out_and_left_out_of_what_is_learnt(tmp_path: Path) -> None:
+def test_other_data_is_held_out_and_left_out_of_what_is_learned(tmp_path: Path) -> None:
     """Prompts that are in both are tested, which is said."""
     rows = made_questions.questions(60)
     made_data.write_jsonl(tmp_path / "test.jsonl", rows[:20])
     found = read_data(asked(tmp_path, rows, held_out_source=Source(str(tmp_path / "test.jsonl"))))
-    learnt, held_out = sides(found.queries)
-    assert (len(learnt), len(held_out)) == (40, 20)
-    assert found.remarks == ("20 queries were left out: their prompts are held out",)
+    train, held_out = sides(found.queries)
+    assert (len(train), len(held_out)) == (40, 20)
+    assert found.remarks == ("20 examples were left out of training: their prompts are held out",)
     few = read_data(
         asked(tmp_path, rows, held_out=5, held_out_source=Source(str(tmp_path / "test.jsonl")))
     )
     assert [len(side) for side in sides(few.queries)] == [55, 5]
-    assert few.remarks[0].startswith("5 of 20 held-out queries are tested with")
+    assert few.remarks[0].startswith("5 of 20 held-out examples are used")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_other_data_is_held_out_and_left_out_of_what_is_learnt(tmp_path: Path) -
 def test_a_choice_is_told_by_its_text_its_name_or_its_place(
     tmp_path: Path, answer: object, choices: object
 ) -> None:
-    """As data sets have it; the text is what is learnt, with what the template has after it."""
+    """As data sets have it; the text is what is learned, with what the template has after it."""
     rows = [{"q": f"{place}?", "a": answer, "c": choices} for place in range(4)]
     rendering = template("{q} {a}.")
     found = read_data(asked(tmp_path, rows, rendering=rendering, choices=("c",)))
@@ -134,7 +134,7 @@ def test_a_choice_is_told_by_its_text_its_name_or_its_place(
 
 
 def test_every_mistake_is_told_with_its_place(tmp_path: Path) -> None:
-    """At once; nothing is learnt of the rest."""
+    """At once; nothing is learned of the rest."""
     row = {"question": "?", "answer": "moo", "c": ["moo", "woof"]}
     rows = [row, row | {"answer": "meow"}, row | {"c": ["moo"]}, row | {"answer": ["moo"]}]
     with pytest.raises(DataError) as error:
@@ -151,7 +151,7 @@ def test_every_mistake_is_told_with_its_place(tmp_path: Path) -> None:
     ("fields", "said"),
     [
         ({"choices": ("sound",)}, "--choices 'sound': no such field in {data}: did you mean"),
-        ({"held_out": 60}, "--held-out 60: nothing is left to learn from: {data} has 60 queries"),
+        ({"held_out": 60}, "--held-out 60: nothing is left to train on: {data} has 60 examples"),
     ],
 )
 def test_what_cannot_be_held_out_or_chosen_is_one_line(
@@ -169,10 +169,10 @@ def test_examples_without_an_answer_are_counted(tmp_path: Path) -> None:
     rows = [*made_questions.questions(20), {"question": "?", "answer": " "}]
     found = read_data(asked(tmp_path, rows))
     assert len(found.queries) == 20
-    assert found.remarks == (f"left out without an answer: 1 example ({tmp_path}/data.jsonl:21)",)
+    assert found.remarks == (f"skipped without an answer: 1 example ({tmp_path}/data.jsonl:21)",)
 
 
-def test_half_a_character_is_learnt_as_a_question_mark(tmp_path: Path) -> None:
+def test_half_a_character_is_learned_as_a_question_mark(tmp_path: Path) -> None:
     """JSON can spell it; no tokenizer knows it."""
     rows = [{"question": f"{place} \ud83d?", "answer": "\ud83d!"} for place in range(4)]
     path = tmp_path / "data.jsonl"

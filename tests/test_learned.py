@@ -1,5 +1,6 @@
 """Curves, where they stop, and how often a job's queries are seen by them."""
 
+import json
 import random
 from collections.abc import Sequence
 
@@ -8,7 +9,7 @@ from made_curves import DENSE, SPARSE, epochs, scores_of
 from made_runs import ROUTED, spec_of, whole_trial
 from observations import recipe, tiny_cell
 
-from orchestrator.learn_tables import best_rows, curve_rows, learning_section, sparse_against_dense
+from orchestrator.learn_tables import learning_json, learning_section, sparse_against_dense
 from orchestrator.learned import Curve, best, curves, gain, standard_error
 from orchestrator.learned_epochs import EpochsError, LearnedEpochs, learned_epochs
 from orchestrator.plan import Plan
@@ -100,14 +101,17 @@ SLOWER = [(0, 3.0), (30, 2.0), (50, 1.0), (70, 0.8), (91, 0.5), (91, 0.5), (91, 
 def test_sparse_is_held_against_dense_at_the_best_of_each() -> None:
     """With an interval; as good where that holds zero, worse where it does not."""
     alike = curves([*epochs(LEARNT), *epochs(SLOWER, DENSE)])
-    (row,) = sparse_against_dense(alike)
-    assert (row.sparse_experts, row.dense_experts, row.told_apart) == (2, 8, False)
-    assert row.accuracy_gain == pytest.approx(-0.01)
-    assert row.accuracy_gain_low < -0.01 < 0 < row.accuracy_gain_high
+    (pair,) = sparse_against_dense(alike)
+    assert not pair.is_significant
+    (row,) = json.loads(learning_json(alike))["sparse_against_dense"]
+    assert (row["sparse_experts"], row["dense_experts"], row["told_apart"]) == (2, 8, False)
+    assert row["accuracy_gain"] == pytest.approx(-0.01)
+    assert pair.accuracy.interval == (row["accuracy_gain_low"], row["accuracy_gain_high"])
+    assert pair.accuracy.interval[0] < -0.01 < 0 < pair.accuracy.interval[1]
     assert "sparse learns as well as dense, as far as these" in learning_section(alike)
     worse = curves([*epochs([(0, 3.0), (20, 1), (20, 1), (20, 1)]), *epochs(SLOWER, DENSE)])
-    (row,) = sparse_against_dense(worse)
-    assert row.told_apart
+    (pair,) = sparse_against_dense(worse)
+    assert pair.is_significant
     assert "sparse learns worse than dense: -71.0 points" in learning_section(worse)
     # Another learning rate, or other data, is nothing to hold it against.
     other = epochs(SLOWER, DENSE, learning_rate=2e-3)
@@ -118,15 +122,16 @@ def test_sparse_is_held_against_dense_at_the_best_of_each() -> None:
 def test_rows_tell_each_epoch_and_where_it_stops() -> None:
     """As charts take them."""
     found = curves(epochs(LEARNT))
-    rows = curve_rows(found)
-    assert [row.epoch for row in rows] == [0, 1, 2, 3, 4]
-    assert [row.epoch for row in rows if row.is_best] == [2]
-    assert rows[0].train_loss is None
-    assert rows[2].accuracy == 0.9
-    assert rows[2].accuracy_error == pytest.approx(0.03, rel=0.05)
-    assert rows[0].accuracy_error > 0  # none right of a hundred is not none for ever
-    (told,) = best_rows(found)
-    assert (told.epoch, told.epochs, told.has_stopped) == (2, 4, True)
+    for_programs = json.loads(learning_json(found))
+    rows = for_programs["curves"]
+    assert [row["epoch"] for row in rows] == [0, 1, 2, 3, 4]
+    assert [row["epoch"] for row in rows if row["is_best"]] == [2]
+    assert rows[0]["train_loss"] is None
+    assert rows[2]["accuracy"] == 0.9
+    assert rows[2]["accuracy_error"] == pytest.approx(0.03, rel=0.05)
+    assert rows[0]["accuracy_error"] > 0  # none right of a hundred is not none for ever
+    (stop,) = for_programs["stops"]
+    assert (stop["epoch"], stop["epochs"], stop["has_stopped"]) == (2, 4, True)
     text = learning_section(found)
     assert "| 2     | 0.5                        |" in text
     assert "90.0 ± 3.0 % *" in text
@@ -137,7 +142,7 @@ def test_rows_tell_each_epoch_and_where_it_stops() -> None:
 
 
 def test_a_job_is_priced_at_the_epochs_that_each_cell_took_to_learn() -> None:
-    """Sparse and dense alone; what was not learnt, or not to its end, is left out with why."""
+    """Sparse and dense alone; what was not learned, or not to its end, is left out with why."""
     spec = spec_of(ROUTED.replace("[2]", "[2, 8, 4]"))
     sparse, dense, unknown = cells = spec.all_cells()
     observations = [o for cell in cells for o in whole_trial(cell, spec)]
@@ -160,9 +165,9 @@ def test_a_job_is_priced_at_the_epochs_that_each_cell_took_to_learn() -> None:
     assert of[sparse].hours == next(r.hours for r in again.offers if r.cell == sparse)
     (excluded,) = ranking.excluded
     assert excluded.cell == unknown
-    assert "nothing was learnt by mixtral-tiny, full, sparse, 4 of 8" in excluded.reason
+    assert "nothing was learned by mixtral-tiny, full, sparse, 4 of 8" in excluded.reason
     text = headline(ranking)
-    assert "1,000 queries x 2 to 4 epochs, as learnt (below)" in text
+    assert "1,000 queries x 2 to 4 epochs, as learned (below)" in text
     assert "mixtral-tiny, 8 experts, full-fp32-grouped: 4 epochs, after which 100 held-out" in text
     last = {line.split(",")[5]: line.split(",")[-1] for line in ranking_csv(ranking).splitlines()}
     assert (last["2"], last["8"]) == ("2", "4")
@@ -189,7 +194,7 @@ def test_epochs_come_from_what_learns_alike_pretrained_and_latest_first() -> Non
     assert isinstance(told, LearnedEpochs)
     assert (told.epochs, told.weights) == (4, "pretrained")
     lora = tiny_cell("mixtral-tiny", recipe("lora"), active=2)
-    with pytest.raises(EpochsError, match="nothing was learnt by mixtral-tiny, lora, sparse"):
+    with pytest.raises(EpochsError, match="nothing was learned by mixtral-tiny, lora, sparse"):
         learned_epochs([lora], known, "run")
 
 
@@ -203,7 +208,7 @@ def test_epochs_come_from_what_learns_alike_pretrained_and_latest_first() -> Non
         ),
         (
             curves(epochs(LEARNT[:3])),
-            "2 of 8, on data.jsonl: may be improving still at epoch 2: learn on, with --epochs 4",
+            "2 of 8, on data.jsonl: may be improving still at epoch 2: continue with --epochs 4",
         ),
         (
             curves(epochs([(50, 1.0)] * 4)),

@@ -105,7 +105,7 @@ class FineTuning:
 
         Args:
             tokens: (batch, length) ids.
-            labels: the same, -100 where nothing is to be learnt; absent to learn all of it.
+            labels: the same, -100 where nothing is to be learned; absent to learn all of it.
 
         Returns:
             The loss, in nats per token. Reading it waits for the device, as a loop that logs does.

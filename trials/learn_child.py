@@ -1,8 +1,8 @@
-"""The parent's side of the learning child: asks for epochs, says in one line what went wrong."""
+"""The parent's side of the learning child: requests epochs, reports failures in one line."""
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
 from pydantic import ValidationError
@@ -14,30 +14,39 @@ from trials.observation import Outcome
 from trials.probe import Refused
 
 LEARN_WORKER = (sys.executable, "-m", "trials.begin", "trials.learn_worker")
-BUILD_TIMEOUT_SECONDS = 3600.0  # pretrained weights may have to be fetched
-SILENCE_SECONDS = 600.0  # of a child in the midst of an epoch: more than any step takes
+BUILD_TIMEOUT_SECONDS = 3600.0  # pretrained weights may have to be downloaded
+SILENCE_SECONDS = 600.0  # longest pause between two heartbeats: far more than a step takes
+# Errors whose text stands alone.
+SELF_EXPLANATORY = frozenset(
+    {"DeviceError", "FamilyError", "KernelError", "QueriesError", "RecipeError", "TokenizerError"}
+)
+REMEDIES = {
+    Outcome.OUT_OF_MEMORY: "give a smaller --batch-size or --cutoff, or another recipe",
+    Outcome.HOST_OUT_OF_MEMORY: "free memory on this machine, and run the same command again",
+    Outcome.TIMED_OUT: "run the same command again, it goes on after the last epoch",
+}
 
 
 class LearnError(RuntimeError):
-    """Learning that ended before its end; one line on why and what to do."""
+    """Learning ended early; one line on why and what to do."""
 
 
 class NoStartError(LearnError):
-    """It did not come to the first epoch."""
+    """Learning ended before the first epoch."""
 
 
 class ChildLearner:
-    """Learns in a child process. A context manager: on leaving, the child is gone.
+    """Fine-tunes in a child process. A context manager that kills the child on exit.
 
     Attributes:
-        ready: what the child said first.
+        ready: first message of the child.
 
     Args:
-        setup: what to learn, and how.
-        worker: the command that starts a nursery.
+        setup: model, data and training arguments.
+        worker: command that starts a nursery.
 
     Raises:
-        LearnError: on entering, when the child cannot learn it.
+        NoStartError: on entering, when the child cannot start.
     """
 
     ready: LearnReady
@@ -48,14 +57,16 @@ class ChildLearner:
         self._nursery: Nursery | None = None
 
     def __enter__(self) -> Self:
-        try:
-            self.ready = self._started()
-        except (ChildGoneError, ValidationError, OSError) as error:
-            self.close()
-            raise NoStartError(f"{self._setup.cell.model}: {_line(error)}") from error
-        except BaseException:
-            self.close()
-            raise
+        setup = self._setup
+        loaded = [setup.tokenizer]
+        if setup.cell.weights == "pretrained" and setup.model.weights is not None:
+            loaded.append(setup.model.weights)
+        with self._closing_on(NoStartError, setup.cell.model):
+            self._nursery = Nursery(self._worker, setup.threads, offline_variables(*loaded))
+            self._nursery.tell(setup.model_dump_json() + "\n")
+            line = self._nursery.start_child(BUILD_TIMEOUT_SECONDS)
+            _raise_refusal(line)
+            self.ready = LearnReady.model_validate_json(line)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -67,80 +78,68 @@ class ChildLearner:
         return None if self._nursery is None else self._nursery.child_pid
 
     def close(self) -> None:
-        """Kills the child and its nursery."""
+        """Kill the child and its nursery."""
         if self._nursery is not None:
             self._nursery.close()
             self._nursery = None
 
     def epoch(self, number: int, attempt: int, listen: Callable[[Heartbeat], None]) -> EpochReply:
-        """One epoch: learnt and tested, or 0: tested alone.
+        """Train and evaluate one epoch; 0 only evaluates, from initial weights.
 
         Args:
-            number: the next one, or 0 to begin anew.
-            attempt: at this curve, from 1.
-            listen: told of steps meanwhile.
+            number: the next epoch, or 0 to start over.
+            attempt: attempt at this curve, from 1.
+            listen: called with progress.
 
         Raises:
-            LearnError: it came to nothing.
+            LearnError: the child failed.
         """
+        with self._closing_on(LearnError, f"{self._setup.cell.key}: epoch {number}"):
+            assert self._nursery is not None
+            request = EpochRequest(epoch=number, attempt=attempt)
+            self._nursery.tell(request.model_dump_json() + "\n")
+            while True:
+                line = self._nursery.answer(SILENCE_SECONDS, f"epoch {number}")
+                try:
+                    listen(Heartbeat.model_validate_json(line))
+                except ValidationError:
+                    _raise_refusal(line)
+                    return EpochReply.model_validate_json(line)
+
+    @contextlib.contextmanager
+    def _closing_on(self, failure: type[LearnError], where: str) -> Iterator[None]:
+        """Kill the child on any error, and raise the expected ones as a failure."""
         try:
-            return self._answered(EpochRequest(epoch=number, attempt=attempt), listen)
+            yield
         except (ChildGoneError, ValidationError, OSError) as error:
-            raise LearnError(f"{self._setup.cell.key}: epoch {number}: {_line(error)}") from error
-
-    def _started(self) -> LearnReady:
-        setup = self._setup
-        loaded = [setup.tokenizer]
-        if setup.cell.weights == "pretrained" and setup.model.weights is not None:
-            loaded.append(setup.model.weights)
-        self._nursery = Nursery(self._worker, setup.threads, offline_variables(*loaded))
-        self._nursery.tell(self._setup.model_dump_json() + "\n")
-        line = self._nursery.start_child(BUILD_TIMEOUT_SECONDS)
-        with contextlib.suppress(ValidationError):
-            refused = Refused.model_validate_json(line)
-            raise ChildGoneError(ProbeEnd(refused.outcome, refused.detail))
-        return LearnReady.model_validate_json(line)
-
-    def _answered(self, request: EpochRequest, listen: Callable[[Heartbeat], None]) -> EpochReply:
-        assert self._nursery is not None
-        self._nursery.tell(request.model_dump_json() + "\n")
-        while True:
-            line = self._nursery.answer(SILENCE_SECONDS, f"epoch {request.epoch}")
-            try:
-                listen(Heartbeat.model_validate_json(line))
-            except ValidationError:
-                break
-        reply = EpochReply.model_validate_json(line)
-        if reply.outcome is not Outcome.FITS or reply.tested is None:
-            raise ChildGoneError(ProbeEnd(reply.outcome, reply.detail))
-        return reply
+            self.close()
+            raise failure(f"{where}: {_line(error)}") from error
+        except BaseException:
+            self.close()
+            raise
 
 
-# Errors whose text needs no more.
-SAY_IT_ALL = (
-    *("DeviceError", "FamilyError", "KernelError", "QueriesError", "RecipeError"),
-    "TokenizerError",
-)
-REMEDIES = {
-    Outcome.OUT_OF_MEMORY: "give a smaller --batch-size or --cutoff, or another recipe",
-    Outcome.HOST_OUT_OF_MEMORY: "free memory on this machine, and run the same command again",
-    Outcome.TIMED_OUT: "run the same command again, it goes on after the last epoch",
-}
+def _raise_refusal(line: str) -> None:
+    """Raise ``ChildGoneError`` if a message is a refusal."""
+    with contextlib.suppress(ValidationError):
+        refused = Refused.model_validate_json(line)
+        raise ChildGoneError(ProbeEnd(refused.outcome, refused.detail))
 
 
 def _line(error: ChildGoneError | ValidationError | OSError) -> str:
-    """What went wrong, and what to do."""
+    """One line on a failure and its remedy."""
     if isinstance(error, ValidationError):
         return "the child's answer is not one"
     if isinstance(error, OSError):
         return error.strerror or str(error)
     end = error.end
     detail = end.detail or "no reason was given"
-    name, colon, said = detail.partition(": ")
-    if colon and name in SAY_IT_ALL:
-        return said
+    name, colon, text = detail.partition(": ")
+    if colon and name in SELF_EXPLANATORY:
+        return text
     if colon and name == "NotTrainingError":
-        return f"{said}: give a smaller --learning-rate, or --precision fp32"
-    told = detail if end.outcome is Outcome.FAILED else f"{end.outcome} ({detail})"
+        return f"{text}: give a smaller --learning-rate, or --precision fp32"
+    if end.outcome is not Outcome.FAILED:
+        detail = f"{end.outcome} ({detail})"
     remedy = REMEDIES.get(end.outcome)
-    return told if remedy is None else f"{told}: {remedy}"
+    return detail if remedy is None else f"{detail}: {remedy}"
