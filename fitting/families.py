@@ -1,7 +1,7 @@
 """The law of the step time that a family's own points speak for.
 
-``fit_family`` tries every form of ``fitting.step_times`` on points that it has not seen, and tells
-what it took and why. What it gives is a record, and ``family_predictions`` needs nothing else.
+Every form of ``fitting.step_times`` is judged by points left out of its fit; the record holds the
+form chosen and why, and is all that ``family_predictions`` needs.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -116,18 +116,6 @@ def fit_each(
     most_nested = min(MOST_NESTED, int(within.max(initial=0)))
     is_nested = [replace(one, nested=len(one.points) <= most_nested) for one in asked]
     return tuple(each(_fitted, is_nested))
-
-
-def fit_family(name: FamilyName, rows: StepTimes, *, most_nested: int = MOST_NESTED) -> FamilyFit:
-    """The law of one family, chosen by what each form makes of points that it has not seen.
-
-    Args:
-        name: what it is the law of.
-        rows: timed steps; visits of one batch size are put together.
-        most_nested: points up to which intervals come of choices made without each.
-    """
-    points = merged(rows)
-    return _fitted(_Family(name, len(rows), points, nested=len(points) <= most_nested))
 
 
 @dataclass(frozen=True, slots=True)

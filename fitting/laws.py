@@ -64,90 +64,17 @@ def max_batch_affine(  # noqa: PLR0913, PLR0917 - the equation has six symbols
     return np.asarray(free / (np.asarray(seq_len, dtype=float) * per_token))
 
 
-def throughput_eq2_printed(
-    batch_size: ArrayLike, sparsity: ArrayLike, c2: float, c3: float, c4: float
-) -> FloatArray:
-    """Queries per second, as the paper prints it (arXiv 2408.04693, Eq. 2).
-
-    ``q = C2 * log(batch / (sparsity * C3)) + C4``. Not what it fitted (``throughput_eq2``): printed
-    so, C3 and C4 are one parameter, ``C4 - C2 log C3``, and C4 is not the throughput of one query,
-    as its text says it is, unless ``sparsity * C3`` is 1.
-
-    Args:
-        batch_size: queries per step.
-        sparsity: active experts over experts, 1.0 for a model without experts.
-        c2: scaling coefficient, in queries per second per e-fold of the batch.
-        c3: MoE attenuation coefficient.
-        c4: intercept, in queries per second.
-    """
-    argument = np.asarray(batch_size, dtype=float) / (np.asarray(sparsity, dtype=float) * c3)
-    return np.asarray(c2 * np.log(argument) + c4)
-
-
-def throughput_eq2(
-    batch_size: ArrayLike, sparsity: ArrayLike, c2_over_c3: float, c4: float
-) -> FloatArray:
-    """Queries per second, in the form the paper really fitted (arXiv 2408.04693, Eq. 2).
-
-    Printed: ``q = C2 * log(batch / (sparsity * C3)) + C4``. Fitted in the paper's artifact:
-    ``q = C4 + C2 * ln(batch ** (1 / (sparsity * C3)))``, which is
-    ``q = C4 + (C2 / C3) * ln(batch) / sparsity``. C2 and C3 appear only as their ratio, so no
-    data can tell them apart: the artifact set C3 by hand (1.8 for Mixtral, 2.5 for BlackMamba).
-    Here the ratio is the parameter.
-
-    Args:
-        batch_size: queries per step.
-        sparsity: active experts over experts, 1.0 for a model without experts.
-        c2_over_c3: C2 / C3, in queries per second per e-fold of the batch at sparsity 1.
-        c4: throughput at batch size 1, in queries per second.
-    """
-    return np.asarray(eq2_terms(batch_size, sparsity) @ np.array([c2_over_c3, c4]))
-
-
 def eq2_terms(batch_size: ArrayLike, sparsity: ArrayLike) -> FloatArray:
-    """What multiplies c2_over_c3 and c4 in ``throughput_eq2``: one column each."""
+    """(…, 2) terms of the paper's throughput law, in the form it fitted (arXiv 2408.04693, Eq. 2).
+
+    Printed: ``q = C2 * log(batch / (s * C3)) + C4`` queries per second. Fitted in its artifact:
+    ``q = C4 + C2 * ln(batch ** (1 / (s * C3)))``, which is ``q = C4 + (C2 / C3) * ln(batch) / s``.
+    C2 and C3 appear only as their ratio, so no data separate them: the artifact set C3 by hand (1.8
+    for Mixtral, 2.5 for BlackMamba). Here the ratio is the first parameter and C4, the throughput
+    at batch size 1, the second.
+    """
     logarithm = np.log(np.asarray(batch_size, dtype=float)) / np.asarray(sparsity, dtype=float)
     return np.stack([logarithm, np.ones_like(logarithm)], axis=-1)
-
-
-def step_seconds_affine(
-    work: ArrayLike, sparsity: ArrayLike, t0: float, k0: float, k1: float
-) -> FloatArray:
-    """Seconds per optimizer step: ``t = t0 + work * (k0 + k1 * s)``.
-
-    What does not depend on the batch (launches, reading the weights, the optimizer), then a cost
-    for each query or token, of which the experts' part grows with how many are active.
-
-    Args:
-        work: queries or padded tokens per step.
-        sparsity: s, active experts over experts, 1.0 for a model without experts.
-        t0: seconds per step whatever the work.
-        k0: seconds per query or token of all but the experts.
-        k1: of all experts, were they all active.
-    """
-    slope = k0 + k1 * np.asarray(sparsity, dtype=float)
-    return np.asarray(t0 + np.asarray(work, dtype=float) * slope)
-
-
-def step_seconds_smooth(  # noqa: PLR0913, PLR0917 - the equation has six symbols
-    work: ArrayLike, sparsity: ArrayLike, t0: float, k: float, exponent: float, power: float
-) -> FloatArray:
-    """Seconds per optimizer step: ``t**p = t0**p + (work * k * sparsity**g)**p``.
-
-    A smooth maximum of a floor and a cost that grows: their sum at p = 1, the larger of them as p
-    grows. In padded tokens, with p = 1.1 and g shared by a model's GPUs, it is the best that is
-    known on the paper's points (``fitting.step_times`` fits it).
-
-    Args:
-        work: queries or padded tokens per step.
-        sparsity: active experts over experts, 1.0 for a model without experts.
-        t0: seconds per step whatever the work.
-        k: seconds per query or token at sparsity 1.
-        exponent: g, 0 to about 1: how much of the work the experts are.
-        power: p, 1 or more.
-    """
-    grown = np.asarray(work, dtype=float) * k * np.asarray(sparsity, dtype=float) ** exponent
-    return np.asarray((t0**power + grown**power) ** (1 / power))
 
 
 def step_seconds_transferred(  # noqa: PLR0913, PLR0917 - what two GPUs differ in, and the law
@@ -163,7 +90,8 @@ def step_seconds_transferred(  # noqa: PLR0913, PLR0917 - what two GPUs differ i
 ) -> FloatArray:
     """Seconds per optimizer step on a GPU that nobody has measured.
 
-    ``step_seconds_smooth`` with ``t0 = h + D / bandwidth`` and ``k = F / rate``: the host's time is
+    ``t**p = t0**p + (tokens * k * s**g)**p``, a smooth maximum of a floor and a cost that grows,
+    with ``t0 = h + D / bandwidth`` and ``k = F / rate``: the host's time is
     the same everywhere, what must be read and written whatever the batch takes as long as the
     memory lets it, and a token as long as the tensor cores need. D is counted from the model, not
     fitted; h, F and g are, on any GPU.

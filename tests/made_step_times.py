@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from step_time_equations import step_seconds_smooth, throughput_eq2
 
-from fitting.laws import FloatArray, step_seconds_smooth, throughput_eq2
+from fitting.laws import FloatArray
 from fitting.step_times import (
     SHAPES,
     Form,

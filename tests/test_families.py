@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mixtral_probes import cell, environment, ladder, limit, noisy_ladder, probe
 from pydantic import ValidationError
+from step_time_equations import step_seconds_smooth
 
 from fitting import families
-from fitting.families import fit_families, fit_family, merged
+from fitting.families import MOST_NESTED, fit_each, fit_families, merged
 from fitting.family import FamilyFit, FamilyName, GroupLaw
 from fitting.family_predictions import length_scale, predict, predictions
 from fitting.form_fit import fit_form
-from fitting.laws import step_seconds_smooth
 from fitting.result import Parameter
 from fitting.step_times import EQUATIONS, Form, StepTimes
 from trials.observation import Basis, Observation
@@ -69,9 +69,17 @@ def with_seconds(rows: StepTimes, place: int, factor: float) -> StepTimes:
     return rows
 
 
+def fit_family(rows: StepTimes, most_nested: int = MOST_NESTED) -> FamilyFit:
+    """The law of one family, nested up to so many points."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(families, "MOST_NESTED", most_nested)
+        (fit,) = fit_each([(NAME, rows)])
+    return fit
+
+
 def fitted(rows: StepTimes) -> FamilyFit:
     """The family's law, in no time: no choice is made anew without each point."""
-    return fit_family(NAME, rows, most_nested=0)
+    return fit_family(rows, most_nested=0)
 
 
 def law_of(fit: FamilyFit, name: str) -> GroupLaw:
@@ -152,7 +160,7 @@ def test_visits_of_one_batch_size_are_one_point() -> None:
     one = merged(again)
     assert (one.batch_size.tolist(), one.seconds.tolist()) == ([1, 2, 4], [2.0, 2.0, 5.0])
     assert one.tokens.tolist() == [128, 256, 512]
-    fit = fit_family(NAME, again)
+    fit = fit_family(again)
     assert (fit.visits, fit.points) == (6, 3)
 
 
@@ -228,7 +236,7 @@ def test_other_lengths_and_larger_batches_are_told_of_the_laws_that_speak_of_the
     growing = by_form[Form.LOGARITHM].growing_error
     assert growing is not None
     assert growing > 0.1
-    single = fit_family(NAME, points(("a40",), (128,), (1.0,), (1, 2, 4)))
+    single = fit_family(points(("a40",), (128,), (1.0,), (1, 2, 4)))
     assert {(c.length_error, c.growing_error) for c in single.candidates} == {(None, None)}
 
 
@@ -280,7 +288,7 @@ def test_intervals_hold_as_often_as_they_say(most_nested: int) -> None:
     inside = []
     for seed in range(0, 2 * draws, 2):
         rows, fresh = (points(("a40",), noise=0.03, seed=each) for each in (seed, seed + 1))
-        fit = fit_family(NAME, rows, most_nested=most_nested)
+        fit = fit_family(rows, most_nested=most_nested)
         assert fit.intervals is not None
         assert fit.intervals.residuals == ("nested" if most_nested else "first order")
         assert fit.intervals.coverage is not None
@@ -294,10 +302,10 @@ def test_intervals_hold_as_often_as_they_say(most_nested: int) -> None:
 
 def test_few_points_are_not_said_to_be_covered() -> None:
     """Three tell an interval, by Student's t, but not how often it holds."""
-    fit = fit_family(NAME, points(("a40",), (128,), (1.0,), (1, 4, 16), noise=0.03))
+    fit = fit_family(points(("a40",), (128,), (1.0,), (1, 4, 16), noise=0.03))
     assert fit.intervals is not None
     assert fit.intervals.coverage is None
-    many = fit_family(NAME, points(("a40",), (128,), (1.0,), range(1, 17), noise=0.03))
+    many = fit_family(points(("a40",), (128,), (1.0,), range(1, 17), noise=0.03))
     assert many.intervals is not None
     assert fit.intervals.half_width > many.intervals.half_width
 

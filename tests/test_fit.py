@@ -15,9 +15,9 @@ from mixtral_probes import (
     value,
 )
 from pydantic import ValidationError
+from step_time_equations import throughput_eq2
 
 from fitting.fit import Fit, Fits, Law, Status, fit_observations
-from fitting.laws import throughput_eq2
 from trials.observation import Basis, Outcome
 from trials.workload import Cell
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fitting.families import fit_family
+from fitting.families import fit_each
 from fitting.family import FamilyFit, FamilyName
 from fitting.step_times import EQUATIONS, Form, StepTimes
 from orchestrator.law_tables import laws_section
@@ -22,17 +22,16 @@ def family(sizes: np.ndarray = SIZES, *, slow: int | None = None) -> FamilyFit:
     series, batch_size, tokens, seconds = (np.array(part) for part in zip(*rows, strict=True))
     if slow is not None:
         seconds[slow] *= 1.5
-    return fit_family(
-        NAME,
-        StepTimes(
-            gpu=np.full(len(rows), "a40@s"),
-            series=series,
-            batch_size=batch_size,
-            tokens=tokens,
-            sparsity=np.ones(len(rows)),
-            seconds=seconds,
-        ),
+    times = StepTimes(
+        gpu=np.full(len(rows), "a40@s"),
+        series=series,
+        batch_size=batch_size,
+        tokens=tokens,
+        sparsity=np.ones(len(rows)),
+        seconds=seconds,
     )
+    (fit,) = fit_each([(NAME, times)])
+    return fit
 
 
 def test_law_is_told_with_its_equation_and_every_rival() -> None:

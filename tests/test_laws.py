@@ -2,16 +2,18 @@
 
 import numpy as np
 import pytest
+from step_time_equations import (
+    step_seconds_affine,
+    step_seconds_smooth,
+    throughput_eq2,
+    throughput_eq2_printed,
+)
 
 from fitting.laws import (
     eq2_terms,
     max_batch_affine,
     max_batch_eq1,
-    step_seconds_affine,
-    step_seconds_smooth,
     step_seconds_transferred,
-    throughput_eq2,
-    throughput_eq2_printed,
 )
 from fitting.solve import Status, solve_nonlinear
 from fitting.step_times import Form, StepTimes, form_seconds
