@@ -24,21 +24,22 @@ from fitting.choice import (
 from fitting.columns import Columns, columns_of
 from fitting.family import (
     Candidate,
-    Curve,
     FamilyFit,
     FamilyName,
-    GroupLaw,
-    Intervals,
     LengthLaw,
-    SeriesSeen,
-    Suspect,
+)
+from fitting.fitted_groups import (
+    exponent_parameter,
+    family_intervals,
+    group_laws,
+    observed_series,
+    suspect_points,
 )
 from fitting.form_fit import fit_values
-from fitting.intervals import LEVEL, Scales, coverage, scales
+from fitting.intervals import LEVEL, scales
 from fitting.laws import FloatArray
 from fitting.points import ladders
 from fitting.refusal import refusal_of_family
-from fitting.result import Parameter
 from fitting.step_times import (
     EQUATIONS,
     SHAPES,
@@ -46,17 +47,13 @@ from fitting.step_times import (
     FittedForm,
     Form,
     Per,
-    Sparsity,
     StepTimes,
-    Work,
-    group_of,
 )
 from trials.observation import Observation
 
 MOST_NESTED = 60  # points of a family whose choice is made anew without each: some seconds
 MOST_NESTED_OF_RUN = 200  # points of such families in a run, smaller ones first
 MOST_LENGTHS = 10  # fits with lengths left out; more lengths are left out several at once
-FEWEST_JUDGED = 5  # points that a coverage is told of
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -149,12 +146,14 @@ def _fitted(family: _Family) -> FamilyFit:
         candidates=tuple(
             sorted((j.candidate for j in judged), key=lambda c: round(c.error, ALIKE))
         ),
-        exponent=_exponent(fitted),
-        groups=_groups(fitted, points),
+        exponent=exponent_parameter(fitted),
+        groups=group_laws(fitted, points),
         spread=fitted.spread,
-        suspects=_suspects(fitted, points),
-        series=_series(points, told),
-        intervals=None if told is None else _intervals(points, left_out, told, nested=is_nested),
+        suspects=suspect_points(fitted, points),
+        series=observed_series(points, told),
+        intervals=None
+        if told is None
+        else family_intervals(points, left_out, told, nested=is_nested),
         by_length=_law_of_lengths(judged, points),
     )
 
@@ -192,7 +191,7 @@ def _refused(name: FamilyName, visits: int, points: StepTimes) -> FamilyFit:
         groups=(),
         spread=None,
         suspects=(),
-        series=_series(points, None),
+        series=observed_series(points, None),
         intervals=None,
     )
 
@@ -264,16 +263,8 @@ def _law_of_lengths(judged: Sequence[_Judged], points: StepTimes) -> LengthLaw |
         form=best.fitted.form,
         error=best.candidate.length_error,
         half_width=told.half_width(None, LEVEL),
-        exponent=_exponent(best.fitted),
-        groups=_groups(best.fitted, points),
-    )
-
-
-def _exponent(fitted: FittedForm) -> Parameter | None:
-    if fitted.exponent is None:
-        return None
-    return Parameter(
-        name="g", value=fitted.exponent, unit="1", standard_error=fitted.exponent_error
+        exponent=exponent_parameter(best.fitted),
+        groups=group_laws(best.fitted, points),
     )
 
 
@@ -292,122 +283,3 @@ def _mean_error(residuals: FloatArray) -> float | None:
     """Over the points that a law speaks of; None where it speaks of none."""
     spoken = residuals[np.isfinite(residuals)]
     return float(throughput_errors(spoken).mean()) if len(spoken) else None
-
-
-def _groups(fitted: FittedForm, points: StepTimes) -> tuple[GroupLaw, ...]:
-    _, at = np.unique(group_of(fitted.form, points), return_inverse=True)
-    order = np.argsort(at, kind="stable")
-    members = np.split(order, np.cumsum(np.bincount(at))[:-1])
-    return tuple(_group(fitted, place, points.sparsity[rows]) for place, rows in enumerate(members))
-
-
-def _group(fitted: FittedForm, place: int, sparsities: FloatArray) -> GroupLaw:
-    form, several = fitted.form, len(np.unique(sparsities)) > 1
-    terms = _terms(form, several=several)
-    is_free = form is Form.LOGARITHM or several or fitted.exponent is not None
-    values, errors = fitted.values[place], fitted.standard_errors[place]
-    carried = bool(np.isfinite(values).all())
-    parameters = tuple(
-        _parameter(form, *term, value, error)
-        for term, value, error in zip(terms, values, errors, strict=False)
-    )
-    return GroupLaw(
-        name=str(fitted.names[place]),
-        points=len(sparsities),
-        parameters=parameters if carried else (),
-        held_at_zero=tuple(p.name for p in parameters if carried and p.value == 0),
-        sparsity=None if is_free else float(sparsities[0]),
-        remedy=None
-        if carried
-        else f"measure at least {len(terms) + 1} points of it, among them two batch sizes at one "
-        "sparsity",
-    )
-
-
-def _terms(form: Form, *, several: bool) -> tuple[tuple[str, str], ...]:
-    """Names and units of what multiplies the terms of a form.
-
-    Args:
-        form: which.
-        several: whether the group has several sparsities.
-    """
-    if form is Form.LOGARITHM:
-        return (("c2_over_c3", "queries/s"), ("c4", "queries/s"))
-    shape = SHAPES[form]
-    unit = "s/token" if shape.work is Work.TOKENS else "s/query"
-    if shape.sparsity is Sparsity.SHARED or not several:
-        return (("t0", "s"), ("k", unit))
-    powered = unit if shape.power == 1 else f"({unit})^{shape.power:g}"
-    return (("t0", "s"), ("k0", powered), ("k1", powered))
-
-
-def power_of(form: Form, name: str) -> float:
-    """What a parameter is raised to where it multiplies its term."""
-    return SHAPES[form].power if name in ("t0", "k") else 1.0
-
-
-def _parameter(form: Form, name: str, unit: str, value: float, error: float) -> Parameter:
-    power = power_of(form, name)
-    rooted = float(value ** (1 / power)) if power != 1 else float(value)
-    told = np.isfinite(error) and not (power != 1 and value == 0)
-    return Parameter(
-        name=name,
-        value=rooted,
-        unit=unit,
-        standard_error=float(error * (rooted / value / power if power != 1 else 1))
-        if told
-        else None,
-    )
-
-
-def _suspects(fitted: FittedForm, points: StepTimes) -> tuple[Suspect, ...]:
-    without = fitted.left_out_residuals
-    return tuple(
-        Suspect(
-            gpu=str(points.gpu[row]),
-            series=str(points.series[row]),
-            seq_len=float(points.tokens[row] / points.batch_size[row]),
-            sparsity=float(points.sparsity[row]),
-            batch_size=float(points.batch_size[row]),
-            seconds=float(points.seconds[row]),
-            expected_seconds=float(points.seconds[row] * np.exp(without[row])),
-            spreads=float(abs(without[row]) / fitted.spread),
-        )
-        for row in np.flatnonzero(fitted.suspects)
-    )
-
-
-def _series(points: StepTimes, told: Scales | None) -> tuple[SeriesSeen, ...]:
-    """What was seen, the points being in the order of ``merged``."""
-    names, counts = np.unique(points.series, return_counts=True)
-    ends = np.cumsum(counts)
-    return tuple(
-        SeriesSeen(
-            name=str(name),
-            curves=_curves(points.where(np.arange(start, end))),
-            sigma=None if told is None else told.sigma(str(name)),
-            half_width=None if told is None else told.half_width(str(name), LEVEL),
-        )
-        for name, start, end in zip(names, ends - counts, ends, strict=True)
-    )
-
-
-def _curves(series: StepTimes) -> tuple[Curve, ...]:
-    curves = []
-    for sparsity in np.unique(series.sparsity):
-        sizes = series.batch_size[series.sparsity == sparsity]
-        curves.append(
-            Curve(sparsity=float(sparsity), smallest=float(sizes.min()), largest=float(sizes.max()))
-        )
-    return tuple(curves)
-
-
-def _intervals(points: StepTimes, left_out: FloatArray, told: Scales, *, nested: bool) -> Intervals:
-    is_judged = np.isfinite(left_out).sum() >= FEWEST_JUDGED
-    return Intervals(
-        level=LEVEL,
-        residuals="nested" if nested else "first order",
-        sigma=told.family,
-        half_width=told.half_width(None, LEVEL),
-        coverage=coverage(points.series, left_out, LEVEL)[0] if is_judged else None,
-    )

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fitting.doubt import NORMAL_90
-from fitting.families import power_of
 from fitting.family import Curve, FamilyFit, GroupLaw, Intervals, SeriesSeen
+from fitting.fitted_groups import power_of
 from fitting.laws import FloatArray
 from fitting.points import gpu_name, series_name
 from fitting.result import Parameter, Prediction

@@ -1,14 +1,8 @@
-"""The paper's published numbers, and what they come to: by its laws, and by ours.
+"""The paper's results (arXiv 2408.04693) reproduced: by its laws, and by ours."""
 
-"Understanding the Performance and Estimating the Cost of LLM Fine-Tuning" (arXiv 2408.04693): its
-Tables III and IV, Fig. 13 to 15, and the points of its public artifact (stsxxx/finetune).
-"""
-
-import csv
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from pathlib import Path
 
 import numpy as np
 
@@ -25,101 +19,41 @@ from fitting.choice import (
 from fitting.form_fit import fit_form
 from fitting.intervals import LEVEL, coverage
 from fitting.laws import FloatArray, max_batch_affine, max_batch_eq1, step_seconds_transferred
-from fitting.lengths import Lengths
+from fitting.published import (
+    AS_PCIE,
+    BLACKMAMBA,
+    CS,
+    EPOCHS,
+    EQ1_FIGURE,
+    FIGURE_LENGTH,
+    GPUS,
+    MATH,
+    MIXTRAL,
+    NOMINAL_GB,
+    OPENORCA_QUERIES,
+    SPARSE,
+    TABLE_IV,
+    TABLE_IV_QUERIES,
+    WEIGHTS_GB,
+    Points,
+    dataset_lengths,
+    table,
+    throughput_points,
+)
 from fitting.solve import solve_most_agreed, solve_nonlinear
-from fitting.step_times import SHAPES, FittedForm, Form, NameArray, Per, StepTimes
+from fitting.step_times import SHAPES, FittedForm, Form, Per, StepTimes
 from gpu_catalog.catalog import load_catalog
 from gpu_catalog.gpu import Gpu
 from trials.models.model import find_model
 
-DATA = Path(__file__).parent / "data"
-MIXTRAL, BLACKMAMBA = "mixtral-8x7b", "blackmamba-2.8b"
-CS, MATH = "commonsense_15k", "math_14k"
-# The catalog's rows for its GPUs. It does not say which form of the 80 GB ones it ran on.
-GPUS = {
-    "A40": "A40",
-    "A100-40GB": "A100-40GB-SXM",
-    "A100-80GB": "A100-80GB-SXM",
-    "H100-80GB": "H100-SXM",
-}
-AS_PCIE = GPUS | {"A100-80GB": "A100-80GB-PCIe", "H100-80GB": "H100-PCIe"}
 PERCENT = 100.0
 SECONDS_PER_HOUR = 3600.0
-# Table IV: GPU, largest batch, queries/s, $/h, $. That is what 15,000 queries x 10 epochs cost.
-TABLE_IV = {
-    "A40": (4, 1.01, 0.79, 32.7),
-    "A100-80GB": (17, 2.74, 1.67, 25.4),
-    "H100": (17, 4.90, 2.10, 17.9),
-}
-TABLE_IV_QUERIES, EPOCHS = 15_000, 10
-OPENORCA_QUERIES = 2_900_000  # what $3460 comes from; the text says "more than 2M queries"
-OPENORCA_USD = 3460.0
-# Eq. 1: in the text, and as its Fig. 13 was drawn (sparse Mixtral, 23.35 GB of weights).
-EQ1_TEXT, EQ1_FIGURE = (82.0, 0.95), (62.0, 0.89)
-WEIGHTS_GB, FIGURE_LENGTH, SPARSE = 23.35, 512, 0.25
-NOMINAL_GB = {"A40": 48.0, "A100-40GB": 40.0, "A100-80GB": 80.0, "H100-80GB": 80.0}
 # A step of QLoRA reads the experts' weights thrice (forward, again for the checkpoints, gradient of
 # the input), and each time 0.5 bytes to unpack, 2 to write and 2 to multiply.
 PASSES, BYTES_A_PASS = 3, 4.5
 REACHED = 0.83  # of the bandwidth
 MOST_RATIO, RATIO_STEP = 2.5, 0.01  # of the two data sets' lengths, as far as is looked
 GIB = 2**30
-
-
-@dataclass(frozen=True, slots=True)
-class Points:
-    """The 96 measured points of Fig. 14 and 15.
-
-    Attributes:
-        model: (points,) names.
-        gpu: (points,) as the paper has them.
-        dataset: (points,) names.
-        rows: (points,) as step times: by GPU within a model, a series for each data set.
-    """
-
-    model: NameArray
-    gpu: NameArray
-    dataset: NameArray
-    rows: StepTimes
-
-
-def dataset_lengths() -> dict[str, Lengths]:
-    """How long the examples of its two data sets are."""
-    rows = _table("lengths.csv")
-    return {
-        name: Lengths(
-            tokens=np.array([float(r["tokens"]) for r in rows if r["dataset"] == name]),
-            examples=np.array([float(r["examples"]) for r in rows if r["dataset"] == name]),
-        )
-        for name in (CS, MATH)
-    }
-
-
-def throughput_points() -> Points:
-    """The points, their batches padded to the length that its data sets have them on average."""
-    rows, lengths = _table("throughput.csv"), dataset_lengths()
-    model, gpu, dataset = (
-        np.array([r[name] for r in rows]) for name in ("model", "gpu", "dataset")
-    )
-    batch, sparsity, rate = (
-        np.array([float(r[name]) for r in rows])
-        for name in ("batch_size", "sparsity", "queries_per_second")
-    )
-    padded = [lengths[name].padded(size) for name, size in zip(dataset, batch, strict=True)]
-    series = np.array([f"{m}/{g}/{d}" for m, g, d in zip(model, gpu, dataset, strict=True)])
-    return Points(
-        model=model,
-        gpu=gpu,
-        dataset=dataset,
-        rows=StepTimes(
-            gpu=np.array([f"{m}/{g}" for m, g in zip(model, gpu, strict=True)]),
-            series=series,
-            batch_size=batch,
-            tokens=batch * np.array(padded),
-            sparsity=sparsity,
-            seconds=batch / rate,
-        ),
-    )
 
 
 class Throughput:
@@ -183,7 +117,7 @@ class Throughput:
     @cached_property
     def paper(self) -> FloatArray:
         """(points,) residuals of the paper's law."""
-        return self.by_family(lambda rows: fit_form(Form.LOGARITHM, rows))
+        return self.by_family(_fit_logarithm)
 
     def coverage(self) -> tuple[float, float]:
         """Parts of the points within their 90 % interval; its median half-width."""
@@ -294,7 +228,7 @@ class LargestBatches:
 
 def largest_batches() -> LargestBatches:
     """Fits Eq. 1 and ``max_batch_affine``, each so that most agree."""
-    rows = tuple(r for r in _table("largest_batches.csv") if r["model"] == MIXTRAL)
+    rows = tuple(r for r in table("largest_batches.csv") if r["model"] == MIXTRAL)
     catalog, lengths = load_catalog(), dataset_lengths()
     usable = np.array([_usable_gib(catalog.gpu(GPUS[r["gpu"]])) for r in rows])
     nominal = np.array([NOMINAL_GB[r["gpu"]] for r in rows])
@@ -365,14 +299,9 @@ def _mean_percent(residuals: FloatArray) -> float:
     return float(throughput_errors(residuals).mean()) * PERCENT
 
 
-def _table(name: str) -> list[dict[str, str]]:
-    with (DATA / name).open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def rmse_eq2(rows: StepTimes) -> float:
     """Root mean square error of the paper's law on what it was fitted to, in queries per second."""
-    fitted = fit_form(Form.LOGARITHM, rows)
+    fitted = _fit_logarithm(rows)
     assert fitted is not None
     rate = rows.batch_size / rows.seconds
     return float(np.sqrt(np.mean((rows.batch_size / fitted.seconds(rows) - rate) ** 2)))
@@ -380,7 +309,7 @@ def rmse_eq2(rows: StepTimes) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """Everything that ``reproduce`` tells.
+    """Everything that ``reproduce`` prints.
 
     Attributes:
         throughput: the points and what laws make of them.
@@ -398,55 +327,62 @@ class Reproduction:
 
 @cache
 def reproduction() -> Reproduction:
-    """Works everything out, once: some seconds."""
+    """The reproduction, computed once: some seconds."""
     throughput = Throughput()
-    transfer = Transfer(throughput.points, GPUS)
-    largest = largest_batches()
-    inside, half_width = throughput.coverage()
-    from_a40, left_out = transfer.from_one(), transfer.leaving_one_out()
-
-    def paper_law(rows: StepTimes) -> FittedForm | None:
-        return fit_form(Form.LOGARITHM, rows)
-
-    figures = {
-        "loo_mape_pct.paper": _mean_percent(throughput.paper),
-        "loo_mape_pct.chosen": _mean_percent(throughput.chosen),
-        "extrapolation_mape_pct.paper": throughput.growing(paper_law),
-        "extrapolation_mape_pct.paper_without_h100": throughput.growing(paper_law, without="H100"),
-        "extrapolation_mape_pct.chosen": throughput.growing(fit_chosen),
-        "extrapolation_mape_pct.chosen_without_h100": throughput.growing(
-            fit_chosen, without="H100"
-        ),
-        "dataset_transfer_mape_pct.mixtral.by_median_length": max(
-            throughput.to_other_dataset(MIXTRAL, by_median=True).values()
-        ),
-        "dataset_transfer_mape_pct.blackmamba.by_median_length": max(
-            throughput.to_other_dataset(BLACKMAMBA, by_median=True).values()
-        ),
-        "dataset_transfer_mape_pct.mixtral": max(throughput.to_other_dataset(MIXTRAL).values()),
-        "dataset_transfer_mape_pct.blackmamba": max(
-            throughput.to_other_dataset(BLACKMAMBA).values()
-        ),
-        "gpu_transfer_mape_pct.a40_only_mean": float(np.mean(list(from_a40.values()))),
-        "gpu_transfer_mape_pct.a40_only_worst": max(from_a40.values()),
-        "leave_one_gpu_out_mape_pct.mean": float(np.mean(list(left_out.values()))),
-        "leave_one_gpu_out_mape_pct.worst": max(left_out.values()),
-        "interval_coverage_pct": inside * PERCENT,
-        "interval_half_width_pct": half_width * PERCENT,
-        "max_batch_exact_of_12": float(largest.exact(largest.ours)),
-        "max_batch_exact_of_12.paper": float(largest.exact(largest.eq1)),
-        **{
-            f"table_iv_usd.{gpu}": job_usd(TABLE_IV_QUERIES, rate, price)
-            for gpu, (_, rate, price, _) in TABLE_IV.items()
-        },
-        "openorca_usd": job_usd(OPENORCA_QUERIES, TABLE_IV["H100"][1], TABLE_IV["H100"][2]),
-        "projected_max_batch.100GB": projected_max_batch(100.0),
-        "projected_max_batch.120GB": projected_max_batch(120.0),
-    }
+    transfer, largest = Transfer(throughput.points, GPUS), largest_batches()
     return Reproduction(
         throughput=throughput,
         transfer=transfer,
         transfer_as_pcie=Transfer(throughput.points, AS_PCIE),
         largest=largest,
-        figures=figures,
+        figures=_throughput_figures(throughput)
+        | _transfer_figures(transfer)
+        | {
+            "max_batch_exact_of_12": float(largest.exact(largest.ours)),
+            "max_batch_exact_of_12.paper": float(largest.exact(largest.eq1)),
+            **{
+                f"table_iv_usd.{gpu}": job_usd(TABLE_IV_QUERIES, rate, price)
+                for gpu, (_, rate, price, _) in TABLE_IV.items()
+            },
+            "openorca_usd": job_usd(OPENORCA_QUERIES, TABLE_IV["H100"][1], TABLE_IV["H100"][2]),
+            "projected_max_batch.100GB": projected_max_batch(100.0),
+            "projected_max_batch.120GB": projected_max_batch(120.0),
+        },
     )
+
+
+def _throughput_figures(throughput: Throughput) -> dict[str, float]:
+    """Errors in per cent on points left out, larger batches, the other data set; intervals."""
+    inside, half_width = throughput.coverage()
+    figures = {
+        "loo_mape_pct.paper": _mean_percent(throughput.paper),
+        "loo_mape_pct.chosen": _mean_percent(throughput.chosen),
+    }
+    for name, fit in (("paper", _fit_logarithm), ("chosen", fit_chosen)):
+        figure = f"extrapolation_mape_pct.{name}"
+        figures[figure] = throughput.growing(fit)
+        figures[f"{figure}_without_h100"] = throughput.growing(fit, without="H100")
+    for suffix, by_median in ((".by_median_length", True), ("", False)):
+        for name, model in (("mixtral", MIXTRAL), ("blackmamba", BLACKMAMBA)):
+            errors = throughput.to_other_dataset(model, by_median=by_median)
+            figures[f"dataset_transfer_mape_pct.{name}{suffix}"] = max(errors.values())
+    return figures | {
+        "interval_coverage_pct": inside * PERCENT,
+        "interval_half_width_pct": half_width * PERCENT,
+    }
+
+
+def _transfer_figures(transfer: Transfer) -> dict[str, float]:
+    """Errors in per cent on GPUs that were never fitted."""
+    from_a40, left_out = transfer.from_one(), transfer.leaving_one_out()
+    return {
+        "gpu_transfer_mape_pct.a40_only_mean": float(np.mean(list(from_a40.values()))),
+        "gpu_transfer_mape_pct.a40_only_worst": max(from_a40.values()),
+        "leave_one_gpu_out_mape_pct.mean": float(np.mean(list(left_out.values()))),
+        "leave_one_gpu_out_mape_pct.worst": max(left_out.values()),
+    }
+
+
+def _fit_logarithm(rows: StepTimes) -> FittedForm | None:
+    """The paper's law."""
+    return fit_form(Form.LOGARITHM, rows)

@@ -119,7 +119,7 @@ def known_lengths(name: str) -> DataLengths | None:
     Raises:
         KeyError: it is none of ``PUBLISHED``.
     """
-    from fitting.paper import dataset_lengths  # noqa: PLC0415 - nothing else needs it
+    from fitting.published import dataset_lengths  # noqa: PLC0415 - nothing else needs it
 
     known, counted = PUBLISHED[name], dataset_lengths().get(name)
     source = f"{name} of {PAPER}"

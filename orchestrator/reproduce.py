@@ -12,6 +12,17 @@ from fitting import paper
 from fitting.choice import fit_chosen, throughput_errors
 from fitting.form_fit import fit_form
 from fitting.paper import Reproduction
+from fitting.published import (
+    BLACKMAMBA,
+    EQ1_FIGURE,
+    EQ1_TEXT,
+    MATH,
+    MIXTRAL,
+    OPENORCA_QUERIES,
+    OPENORCA_USD,
+    TABLE_IV,
+    TABLE_IV_QUERIES,
+)
 from fitting.step_times import FittedForm, Form, StepTimes
 from orchestrator.tables import table
 
@@ -115,7 +126,7 @@ def _on_unseen(told: Reproduction) -> str:
         "it was asked; batches padded to the length that they have on average. The forms, and "
         "their powers of 1.1 and 1.5, were chosen on these points before: so much they have seen."
     )
-    laws = [f"{model}: {_law(told, model)}" for model in (paper.MIXTRAL, paper.BLACKMAMBA)]
+    laws = [f"{model}: {_law(told, model)}" for model in (MIXTRAL, BLACKMAMBA)]
     return "\n\n".join(
         [
             "## Points that a law has not seen",
@@ -187,7 +198,7 @@ def _projections() -> str:
             f"{memory} GB",
             published,
             f"{paper.projected_max_batch(memory):.1f}",
-            f"{paper.projected_max_batch(memory, paper.EQ1_TEXT):.1f}",
+            f"{paper.projected_max_batch(memory, EQ1_TEXT):.1f}",
         )
         for memory, published in PROJECTED.items()
     ]
@@ -196,12 +207,12 @@ def _projections() -> str:
 
 
 def _costs(told: Reproduction) -> str:
-    fitted = _fitted(told, paper.MIXTRAL)
+    fitted = _fitted(told, MIXTRAL)
     points = told.throughput.points
     rows = []
-    for name, (batch, rate, price, published) in paper.TABLE_IV.items():
+    for name, (batch, rate, price, published) in TABLE_IV.items():
         gpu = "H100-80GB" if name == "H100" else name
-        series = f"{paper.MIXTRAL}/{gpu}/{paper.MATH}"
+        series = f"{MIXTRAL}/{gpu}/{MATH}"
         of = np.flatnonzero((points.rows.series == series) & (points.rows.batch_size == batch))
         sparse = points.rows.where(of[points.rows.sparsity[of] < 1])
         ours = float((sparse.batch_size / fitted.seconds(sparse))[0])
@@ -213,7 +224,7 @@ def _costs(told: Reproduction) -> str:
                 f"{ours:.2f}",
                 f"{published:.1f}",
                 f"{told.figures[f'table_iv_usd.{name}']:.1f}",
-                f"{paper.job_usd(paper.TABLE_IV_QUERIES, ours, price):.1f}",
+                f"{paper.job_usd(TABLE_IV_QUERIES, ours, price):.1f}",
             )
         )
     headers = (
@@ -230,8 +241,8 @@ def _costs(told: Reproduction) -> str:
             "## Table IV, sparse Mixtral on MATH, ten epochs",
             table(headers, rows),
             (
-                f"15,000 queries at CUDO's prices. OpenOrca on the H100: ${paper.OPENORCA_USD:.0f} "
-                f"published, ${told.figures['openorca_usd']:.0f} for {paper.OPENORCA_QUERIES:,} "
+                f"15,000 queries at CUDO's prices. OpenOrca on the H100: ${OPENORCA_USD:.0f} "
+                f"published, ${told.figures['openorca_usd']:.0f} for {OPENORCA_QUERIES:,} "
                 "queries, which is what the published sum comes from."
             ),
         ]
@@ -267,7 +278,7 @@ def _contradictions(told: Reproduction) -> str:
     worst = max(np.unique(points.series), key=lambda name: _rmse(points, name))
     first = paper.projected_max_batch(100)
     at_80 = paper.projected_max_batch(80)
-    text_80 = paper.projected_max_batch(80, paper.EQ1_TEXT)
+    text_80 = paper.projected_max_batch(80, EQ1_TEXT)
     lines = [
         "Table III: 3 queries of sparse Mixtral on MATH fit an A40; Table IV and Fig. 14: 4.",
         "Table III: 2 and 8 queries of BlackMamba on MATH; Fig. 14 has points up to 3 and 10.",
@@ -325,7 +336,7 @@ def _draw_memory(path: Path) -> Path:
     figure = Figure(figsize=(WIDTH * 1.4, HEIGHT), dpi=DPI, layout="constrained")
     axes = figure.subplots()
     memory = np.linspace(24.0, 125.0, 50)
-    for name, constants in (("drawn", paper.EQ1_FIGURE), ("text", paper.EQ1_TEXT)):
+    for name, constants in (("drawn", EQ1_FIGURE), ("text", EQ1_TEXT)):
         curve = [paper.projected_max_batch(m, constants) for m in memory]
         axes.plot(memory, curve, label=f"Eq. 1, constants as {name}")
     axes.plot(list(PROJECTED), [int(b) for b in PROJECTED.values()], "^", label="published")

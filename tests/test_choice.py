@@ -19,7 +19,7 @@ from fitting.choice import (
     tried,
 )
 from fitting.form_fit import fit_form
-from fitting.paper import throughput_points
+from fitting.published import throughput_points
 from fitting.step_times import FittedForm, Form, StepTimes
 
 SEEDS = range(8)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fitting.lengths import Lengths
-from fitting.paper import dataset_lengths
+from fitting.published import dataset_lengths
 
 
 @st.composite

@@ -9,7 +9,7 @@ import pytest
 from fitting.family import FamilyName
 from fitting.lengths import Lengths
 from fitting.observed import read_frame, read_lengths
-from fitting.paper import DATA, dataset_lengths, throughput_points
+from fitting.published import DATA, dataset_lengths, throughput_points
 from fitting.sheet import LeftOut, SheetFile, read_sheet
 from fitting.sheet_rows import UNKNOWN_RECIPE, gpu_key
 from fitting.table_error import TableError

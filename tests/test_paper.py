@@ -6,14 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fitting.paper import (
-    EQ1_TEXT,
-    Reproduction,
-    dataset_lengths,
-    projected_max_batch,
-    reproduction,
-    throughput_points,
-)
+from fitting.paper import Reproduction, projected_max_batch, reproduction
+from fitting.published import EQ1_TEXT, dataset_lengths, throughput_points
 from orchestrator.cli import main
 from orchestrator.reproduce import as_markdown
 

@@ -11,7 +11,7 @@ from made_step_times import BATCHES, OURS, Truth, made, noisy, visits, work_of
 from fitting.choice import held_out
 from fitting.form_fit import LEAST_SPREAD, fit_form, fit_values
 from fitting.laws import FloatArray
-from fitting.paper import throughput_points
+from fitting.published import throughput_points
 from fitting.solve import solve_linear
 from fitting.step_times import SHAPES, BoolArray, FittedForm, Form, Sparsity, StepTimes, group_of
 

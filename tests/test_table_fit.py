@@ -10,7 +10,7 @@ import pytest
 from made_runs import made_run
 
 from fitting.fit import Fits
-from fitting.paper import DATA
+from fitting.published import DATA
 from orchestrator.cli import main
 
 HEAD = "GPU,Model,Sparsity,Sequence length,Batch size,Queries/s\n"

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fitting.paper import dataset_lengths, throughput_points
+from fitting.published import dataset_lengths, throughput_points
 from gpu_catalog.catalog import load_catalog
 from orchestrator.tables import table
 from trials.models.model import find_model
