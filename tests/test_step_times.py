@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_step_times import BATCHES, OURS, Truth, made, noisy, visits, work_of
+from scipy.optimize import least_squares
 
 from fitting.choice import held_out
 from fitting.form_fit import LEAST_SPREAD, fit_form, fit_values
@@ -361,3 +362,33 @@ def test_the_condition_tells_of_batches_too_close_to_each_other() -> None:
         for rows in (visits(batches=BATCHES), visits(batches=(1000, 1001, 1002)))
     )
     assert far.condition < 12 < near.condition
+
+
+@pytest.mark.parametrize("model", ["mixtral-8x7b", "blackmamba-2.8b"])
+@pytest.mark.parametrize("form", OURS)
+def test_no_general_solver_gets_below_the_loss_of_a_fit(form: Form, model: str) -> None:
+    """scipy, started at the fit and given its spread, stays there: it is a minimum."""
+    points = throughput_points()
+    rows = points.rows.where(points.model == model)
+    fitted = _fitted(form, rows)
+    free = fitted.values > 0
+    start = fitted.values[free]
+    exponent = [] if fitted.exponent is None else [fitted.exponent]
+
+    def residuals(scales: FloatArray) -> FloatArray:
+        values = fitted.values.copy()
+        values[free] = start * scales[: len(start)]
+        shared = None if fitted.exponent is None else fitted.exponent * float(scales[-1])
+        law = replace(fitted, values=values, exponent=shared)
+        return np.asarray(np.log(law.seconds(rows) / rows.seconds))
+
+    least = least_squares(
+        residuals,
+        np.ones(len(start) + len(exponent)),
+        bounds=(0.0, np.inf),
+        loss="soft_l1",
+        f_scale=fitted.spread,
+    )
+    loss = 2 * (np.sqrt(1 + (residuals(np.ones(len(least.x))) / fitted.spread) ** 2) - 1)
+    assert least.cost == pytest.approx(fitted.spread**2 * loss.sum() / 2, rel=1e-6)
+    assert least.x == pytest.approx(1.0, abs=1e-3)
