@@ -1,4 +1,4 @@
-"""Which law speaks for a family: chosen by what it makes of points it has not seen."""
+"""Choice of a family's law by its errors on points left out of the fit."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ UNSPOKEN = 1.0  # the error of a law on a point that it does not speak of withou
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A form, and how far it is off on what it has not seen.
+    """A form, and its errors on points left out of the fit.
 
     Attributes:
-        fitted: the form on all rows.
+        fitted: by all rows.
         errors: (rows,) of throughput, as a part of it: each point's without the point, to first
             order; ``UNSPOKEN`` where it then speaks of none.
     """
@@ -34,13 +34,13 @@ class Tried:
 
     @property
     def standard_error(self) -> float:
-        """Of that mean, by the points that it speaks of: ``UNSPOKEN`` is a rule, and no noise."""
+        """Standard error of the mean, over points with a prediction: ``UNSPOKEN`` is no noise."""
         errors = self.errors[np.isfinite(self.fitted.left_out_residuals)]
         return float(errors.std(ddof=1) / np.sqrt(len(errors))) if len(errors) > 1 else 0.0
 
 
 def tried(rows: StepTimes) -> list[Tried]:
-    """Every form that the rows can carry."""
+    """Every form with at least one identified group."""
     found = []
     for form in Form:
         fitted = fit_form(form, rows)
@@ -51,11 +51,11 @@ def tried(rows: StepTimes) -> list[Tried]:
 
 
 def chosen(candidates: list[Tried]) -> Tried | None:
-    """The one to use: of those as good as the best, to a standard error, the simplest.
+    """The simplest candidate whose error is within one standard error of the least.
 
-    The rule of one standard error (Breiman et al., Classification and Regression Trees, 3.4.3): on
-    points like those seen it loses nothing that could be told from noise, and with fewer parameters
-    it bends less where there are none.
+    The one-standard-error rule (Breiman et al., Classification and Regression Trees, 1984, 3.4.3):
+    the difference to the best cannot be distinguished from noise, and a law with fewer parameters
+    bends less where there are no points. The noise is that of the best candidate's mean error.
     """
     if not candidates:
         return None
@@ -65,13 +65,13 @@ def chosen(candidates: list[Tried]) -> Tried | None:
 
 
 def fit_chosen(rows: StepTimes) -> FittedForm | None:
-    """The form that the rows speak for, fitted to them."""
+    """Fit the form chosen for the rows; None where no group is identified."""
     best = chosen(tried(rows))
     return None if best is None else best.fitted
 
 
 def throughput_errors(residuals: FloatArray) -> FloatArray:
-    """What residuals ``log(fitted / measured)`` of step times are as a part of the throughput."""
+    """(rows,) relative errors of throughput, from residuals ``log(fitted / measured)`` of times."""
     return np.asarray(np.nan_to_num(np.abs(np.exp(-residuals) - 1), nan=UNSPOKEN))
 
 

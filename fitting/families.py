@@ -51,7 +51,7 @@ from fitting.step_times import (
 )
 from trials.observation import Observation
 
-MOST_NESTED = 60  # points of a family whose choice is made anew without each: some seconds
+MOST_NESTED = 60  # points of a family whose law is chosen anew without each: some seconds
 MOST_NESTED_OF_RUN = 200  # points of such families in a run, smaller ones first
 MOST_LENGTHS = 10  # fits with lengths left out; more lengths are left out several at once
 
@@ -117,7 +117,7 @@ def fit_each(
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """What a law is to be found of: its points, of so many visits; and whether it is nested."""
+    """A family to fit: its merged points, its visits, and whether its intervals are nested."""
 
     name: FamilyName
     visits: int
@@ -133,7 +133,7 @@ def _fitted(family: _Family) -> FamilyFit:
         return _refused(family.name, family.visits, points)
     fitted = best.fitted
     left_out, is_nested = _left_out(fitted, points, nested=family.nested)
-    told = scales(points.series, left_out)
+    scale = scales(points.series, left_out)
     judged = [_Judged.of(c, points) for c in candidates]
     return FamilyFit(
         name=family.name,
@@ -150,10 +150,10 @@ def _fitted(family: _Family) -> FamilyFit:
         groups=group_laws(fitted, points),
         spread=fitted.spread,
         suspects=suspect_points(fitted, points),
-        series=observed_series(points, told),
+        series=observed_series(points, scale),
         intervals=None
-        if told is None
-        else family_intervals(points, left_out, told, nested=is_nested),
+        if scale is None
+        else family_intervals(points, left_out, scale, nested=is_nested),
         by_length=_law_of_lengths(judged, points),
     )
 
@@ -161,7 +161,7 @@ def _fitted(family: _Family) -> FamilyFit:
 def merged(rows: StepTimes) -> StepTimes:
     """A row for each series, sparsity and batch size, its seconds the median of its visits'.
 
-    A visit that stayed while its twin is left out would tell what is asked.
+    A visit that stayed while its twin is left out would leak what is predicted.
     """
     if len(rows) == 0:
         return rows
@@ -217,9 +217,9 @@ def _why(best: Tried, candidates: Sequence[Tried]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """A form, what is told of it, and (points,) its residuals by fits without their length.
+    """A form, its record as a candidate, and (points,) residuals by fits without their length.
 
-    They are nan for a form by series, and where no law spoke.
+    Residuals are nan for a form by series, and where there is no prediction.
     """
 
     fitted: FittedForm
@@ -248,28 +248,28 @@ class _Judged:
 
 
 def _law_of_lengths(judged: Sequence[_Judged], points: StepTimes) -> LengthLaw | None:
-    """The form that is least off on lengths left out; of as good ones the simplest."""
+    """The form with the least error on lengths left out; of equal ones the simplest."""
     speaking = [
-        (round(one.candidate.length_error, ALIKE), one.fitted.parameters, one, told)
+        (round(one.candidate.length_error, ALIKE), one.fitted.parameters, one, scale)
         for one in judged
         if one.candidate.length_error is not None
-        and (told := scales(points.series, one.unseen)) is not None
+        and (scale := scales(points.series, one.unseen)) is not None
     ]
     if not speaking:
         return None
-    _, _, best, told = min(speaking, key=lambda each: each[:2])
+    _, _, best, scale = min(speaking, key=lambda each: each[:2])
     assert best.candidate.length_error is not None
     return LengthLaw(
         form=best.fitted.form,
         error=best.candidate.length_error,
-        half_width=told.half_width(None, LEVEL),
+        half_width=scale.half_width(None, LEVEL),
         exponent=exponent_parameter(best.fitted),
         groups=group_laws(best.fitted, points),
     )
 
 
 def _by_length(form: Form, points: StepTimes) -> list[BoolArray]:
-    """(points,) of each length, or several: which are of it. None for a form by series."""
+    """(points,) a mask of each length, or of several; no masks for a form by series."""
     if form not in SHAPES or SHAPES[form].per is Per.SERIES:
         return []
     _, series = np.unique(points.series, return_inverse=True)
@@ -280,6 +280,6 @@ def _by_length(form: Form, points: StepTimes) -> list[BoolArray]:
 
 
 def _mean_error(residuals: FloatArray) -> float | None:
-    """Over the points that a law speaks of; None where it speaks of none."""
+    """Mean over the points with a prediction; None without any."""
     spoken = residuals[np.isfinite(residuals)]
     return float(throughput_errors(spoken).mean()) if len(spoken) else None

@@ -1,8 +1,11 @@
-"""Intervals that hold as often as they say: conformal, with a scale of each series' own.
+"""Conformal prediction intervals of step times, with a scale for each series.
 
-A law is off by what it was off on points it had not seen. Some series are steadier than others, so
-residuals are divided by a scale of their series before they are put together; a series of few
-points borrows from all. What is claimed is for points like those seen: not beyond them.
+Residuals of left-out points, each divided by the scale of its series, are pooled, and their
+quantile is the half-width in units of that scale: locally weighted conformal prediction (Lei et
+al., JASA 113, 2018, section 5.2), with residuals that leave one point out. It needs no normal
+errors, only points to predict that are exchangeable with those measured; nothing is claimed beyond
+their range. A series of few points borrows from all: its variance is a weighted mean of its own and
+the family's, as if the latter were ``BORROWED`` points more (Smyth, 2004).
 """
 
 from dataclasses import dataclass
@@ -13,14 +16,14 @@ from fitting.laws import FloatArray
 from fitting.solve import t_quantile
 from fitting.step_times import IntArray, NameArray
 
-LEVEL = 0.9  # how often an interval is to hold
-MOST_JUDGED = 500  # points that a coverage is told from: 90 % is then known to 1.3
+LEVEL = 0.9  # nominal coverage of an interval
+MOST_JUDGED = 500  # points that a coverage is estimated from: 90 % to within 1.3
 BORROWED = 4.0  # points that the family's scale counts as, in that of a series
 
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """How far off a law is, series by series.
+    """Scales of the residuals of a law, by series.
 
     Attributes:
         names: (series,) sorted.
@@ -39,7 +42,7 @@ class Scales:
     most: float
 
     def sigma(self, series: str | None) -> float:
-        """That of a series, or of one that was never seen."""
+        """Scale of a series, or of a new one."""
         if series is None:
             return self.family
         at = int(np.searchsorted(self.names, series))

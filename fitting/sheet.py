@@ -1,4 +1,9 @@
-"""Tables that anybody made: columns by our names, values checked, every mistake told at once."""
+"""Other people's tables: columns by our names, values checked, all mistakes at once.
+
+A schema library does not shorten this: pandera checks a frame whose columns are named and typed
+already, less than a tenth of the code here. The rest finds columns by synonyms, broken lines, rows
+to leave out and near misses of names, and words messages with the file's line, column and value.
+"""
 
 import csv
 import io
@@ -17,7 +22,7 @@ from gpu_catalog.near import did_you_mean
 
 LINE = "line"  # what the index of a file's rows is called
 BLANK = frozenset({"", "-", "na", "n/a", "nan", "none", "null", "<na>"})
-MOST_OF_A_COLUMN = 20  # mistakes told of one, or of broken lines, before others are only counted
+MOST_OF_A_COLUMN = 20  # mistakes named of a column, or of broken lines; others are counted
 MOST_CHARACTERS = 60
 TIDY_ENCODING = "utf-8-sig"  # as UTF-8, and as spreadsheets write it
 
@@ -38,7 +43,7 @@ class SheetFile:
 def read_sheet(path: Path) -> tuple[pd.DataFrame, SheetFile]:
     """A CSV file as texts, its rows indexed by their lines; comma, semicolon or tab between fields.
 
-    Lines that do not fit its head are no rows: a ``Sheet`` tells them with the other mistakes.
+    Lines that do not fit its head are no rows: a ``Sheet`` lists them with the other mistakes.
 
     Raises:
         TableError: it cannot be read.
@@ -91,13 +96,13 @@ def folded(name: object) -> str:
 
 
 def quoted(value: object) -> str:
-    """A value as messages have it: short."""
+    """A value as messages quote it: short."""
     text = repr(value) if isinstance(value, str) else str(value)
     return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 3] + "..."
 
 
 def is_blank(value: object) -> bool:
-    """Whether a cell says nothing."""
+    """Whether a cell is empty, or has one of the usual words for it."""
     if isinstance(value, str):
         return value.strip().casefold() in BLANK
     return value is None or value is pd.NA or value is pd.NaT or value != value  # noqa: PLR0124 - nan
@@ -112,7 +117,7 @@ class LeftOut:
 
 
 class Sheet:
-    """A frame whose columns are found by any of their names, and whose mistakes are gathered.
+    """A frame whose columns are addressed by our names, and which gathers its mistakes.
 
     Args:
         frame: the table. Its index is how its rows are named in messages: a file's lines.
@@ -163,30 +168,30 @@ class Sheet:
 
     @property
     def index(self) -> pd.Index:
-        """The frame's."""
+        """Index of the frame: a file's line numbers."""
         return self._frame.index
 
     def leave_out(self, rows: BoolArray, reason: str) -> None:
-        """Some of the rows say nothing that is asked: they are counted, and not checked."""
+        """Leave rows out for a reason: they are counted, and not checked."""
         count = int((rows & self.kept).sum())
         if count:
             self.left_out.append(LeftOut(reason, count))
         self.kept &= ~rows
 
     def near(self, column: str) -> str:
-        """What a column that nobody knows may have been meant to be."""
+        """Suggestion of the column that an unknown one was meant to be; empty without one."""
         return did_you_mean(column, self._synonyms)
 
     def head_is_wrong(self, text: str) -> None:
-        """A mistake of the columns."""
+        """Note a mistake of the columns."""
         self._of_columns.append(text)
 
     def row_is_wrong(self, name: str, place: int, text: str) -> None:
-        """A mistake in a column of a row, the first row at place 0; of one cell the first."""
+        """Note a mistake in a column of a row, counted from 0; the first of a cell is kept."""
         self._of_rows.setdefault(name, {}).setdefault(place, text)
 
     def texts(self, name: str) -> list[str | None]:
-        """(rows,) what the cells say; None where blank, or where there is no such column."""
+        """(rows,) stripped texts; None where blank, or where there is no such column."""
         return [
             None if is_blank(value) else _as_text(value).strip() for value in self._values(name)
         ]
@@ -204,7 +209,7 @@ class Sheet:
                 continue
             number = _number(value)
             if number is None:
-                hint = ": no commas, a point before decimals" if _has_comma(value) else ""
+                hint = ": no commas, a point before decimals" if str(value).count(",") == 1 else ""
                 self.row_is_wrong(name, place, f"must be a number, not {quoted(value)}{hint}")
                 continue
             needed = wrong(number)
@@ -215,7 +220,7 @@ class Sheet:
         return found
 
     def check_filled(self, name: str) -> None:
-        """Notes the rows in which a column, if there is one, says nothing."""
+        """Note the blank cells of a column, if there is one."""
         if name not in self:
             return
         for place, text in enumerate(self.texts(name)):
@@ -223,29 +228,29 @@ class Sheet:
                 self.row_is_wrong(name, place, "is empty: fill it in, or leave the row out")
 
     def check(self) -> None:
-        """Tells the mistakes.
+        """Raise the mistakes noted.
 
         Raises:
             TableError: there are any.
         """
         head = "" if self._file is None else f"{self._file.name}:1: "
         lines = [f"{head}{text}" for text in self._of_columns]
-        told = []
+        messages = []
         for name, found in self._of_rows.items():
             label, column = self._label(name), self._places.get(name, -1)
             texts = [(row, f"{self._at(row)}: {label}: {text}") for row, text in found.items()]
-            told += [(self._line(row), column, text) for row, text in found_first(texts)]
+            messages += [(self._line(row), column, text) for row, text in found_first(texts)]
         if self._file is not None:
             broken = [
                 (line, f"{self._file.name}:{line}: {text}") for line, text in self._file.broken
             ]
-            told += [(line, -1, text) for line, text in found_first(broken, of="such lines")]
-        lines += [text for _, _, text in sorted(told)]
+            messages += [(line, -1, text) for line, text in found_first(broken, of="such lines")]
+        lines += [text for _, _, text in sorted(messages)]
         if lines:
             raise TableError("\n".join(lines))
 
     def remark(self, text: str) -> str:
-        """A line on the table that is no mistake, with the file that it is of."""
+        """A line on the table that is no mistake, with the file's name."""
         return text if self._file is None else f"{self._file.name}: {text}"
 
     def _values(self, name: str) -> list[object]:
@@ -255,7 +260,7 @@ class Sheet:
         return values
 
     def _label(self, name: str) -> str:
-        """What the table itself calls a column."""
+        """Name of a column in the table itself."""
         return str(self._frame.columns[self._places[name]]) if name in self._places else name
 
     def _at(self, place: int) -> str:
@@ -263,7 +268,7 @@ class Sheet:
         return f"row {row}" if self._file is None else f"{self._file.name}:{row}"
 
     def _line(self, place: int) -> int:
-        """What rows are sorted by: a file's lines, else their places."""
+        """Order of a row's messages: by the file's lines, else by place."""
         return place if self._file is None else int(self._frame.index[place])
 
 
@@ -286,19 +291,12 @@ def _as_text(value: object) -> str:
 
 
 def _number(value: object) -> float | None:
-    if isinstance(value, bool | np.bool_):
+    if isinstance(value, bool | np.bool_) or not isinstance(value, str | int | float | np.number):
         return None
-    if isinstance(value, str):
-        try:
-            number = math.nan if "_" in value else float(value)
-        except ValueError:
-            return None
-    elif isinstance(value, int | float | np.number):
+    if isinstance(value, str) and "_" in value:  # Python reads 1_000, no spreadsheet writes it
+        return None
+    try:
         number = float(value)
-    else:
+    except ValueError:
         return None
     return number if math.isfinite(number) else None
-
-
-def _has_comma(value: object) -> bool:
-    return isinstance(value, str) and value.count(",") == 1

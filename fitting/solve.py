@@ -1,6 +1,6 @@
-"""Least squares with an honest answer: the only module that imports scipy, and when it is used.
+"""Least squares with rank, bounds and covariance: the only module that imports scipy.
 
-Its import takes as long as all else that most commands import.
+It imports scipy where it is used: that takes as long as all else that most commands import.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,13 @@ from fitting.laws import FloatArray
 BoolArray = NDArray[np.bool_]
 
 # A direction of parameter space counts as seen when its singular value, with columns scaled to
-# length 1, exceeds this share of the largest. Exact designs carry rounding of about 1e-15;
-# three-point Jacobians an error of about 1e-10.
+# length 1, exceeds this share of the largest. Scaling makes the rank independent of units, and the
+# condition nearly the least that any scaling gives (van der Sluis, Numer. Math. 14, 1969). Exact
+# designs carry rounding of about 1e-15; three-point Jacobians an error of about 1e-10.
 LINEAR_RANK_TOLERANCE = 1e-10
 JACOBIAN_RANK_TOLERANCE = 1e-7
-# A parameter takes part in an unseen direction when its share of it exceeds this.
+# A parameter takes part in an unseen direction when its share of it exceeds this. The others are
+# identified, and keep their errors, though the design as a whole is rank-deficient.
 NULL_SHARE = 1e-4
 LEAST_UNIT = 1e-3  # of a value, as a part of its start: that which goes to zero keeps a magnitude
 MOST_ITERATIONS = 1000  # for each parameter; the longest of NIST's problems takes 520
@@ -29,14 +31,14 @@ LEAST_MARGIN = 1e-6  # of a row that agrees, as a part of its limit: touching is
 
 
 class Status(StrEnum):
-    """What became of a fit. Only OK and BOUND_HIT give parameters to use."""
+    """Status of a fit. Only OK and BOUND_HIT give parameters to use."""
 
     OK = "OK"
     """Every parameter is identified and inside its bounds."""
     BOUND_HIT = "BOUND_HIT"
     """A parameter was held at its bound; the others are fitted given that."""
     RANK_DEFICIENT = "RANK_DEFICIENT"
-    """The points cannot tell the parameters apart."""
+    """The points do not identify all parameters."""
     TOO_FEW_POINTS = "TOO_FEW_POINTS"
     """Not more points than parameters: nothing is left to judge the fit by."""
     NOT_CONVERGED = "NOT_CONVERGED"
@@ -143,8 +145,8 @@ def solve_nonlinear(
 
     The covariance is that of the law linearised at the minimum. It stops where no value changes by
     more than ``tolerance``, as a part of it, or the sum by a thousandth of that: in a narrow valley
-    the sum hardly falls far from the minimum. It does so twice: the start tells how large values
-    and residuals are, and where it ends, that tells better.
+    the sum hardly falls far from the minimum. It does so twice, the second
+    time scaled by the values that the first one found.
     """
     if len(residuals(start)) == 0:
         idle = np.zeros(len(start), dtype=bool)
@@ -157,7 +159,7 @@ def solve_nonlinear(
 
 @dataclass(frozen=True, slots=True)
 class _Nonlinear:
-    """What ``solve_nonlinear`` is asked."""
+    """Residuals, bounds and tolerance of ``solve_nonlinear``."""
 
     residuals: Callable[[FloatArray], FloatArray]
     lower: FloatArray
@@ -165,7 +167,7 @@ class _Nonlinear:
     tolerance: float
 
     def minimum(self, start: FloatArray, unit: FloatArray) -> _Minimum:
-        """Where scipy stops, in units of its own: to it, 1 is large and 2e-16 is zero.
+        """Minimise in scaled units: to scipy, 1 is large and 2e-16 is zero.
 
         Its steps for slopes are parts of ``max(1, |value|)``, and a gradient of less than 2e-16
         ends its search.
@@ -323,7 +325,7 @@ def _spectrum(minimum: _Minimum) -> tuple[int, float | None, BoolArray]:
     if points == 0:
         return 0, None, np.zeros(parameter_count, dtype=bool)
     scaled = minimum.matrix / _column_lengths(minimum.matrix)
-    # Of fewer points than parameters the unseen directions are asked for; else they take points**2.
+    # All directions are needed only where points are fewer; else they would take points**2 numbers.
     _, singular, directions = np.linalg.svd(scaled, full_matrices=points < parameter_count)
     rank = int(np.sum(singular > minimum.tolerance * singular[0]))
     condition = float(singular[0] / singular[-1]) if rank == parameter_count else None

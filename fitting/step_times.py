@@ -18,8 +18,8 @@ IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 NameArray = NDArray[np.str_]
 
-ALONE = 0.02  # what is left of a point's freedom where nothing else tells of what it tells
-SUSPECT = 5.0  # spreads from the law, from where on a point is named
+ALONE = 0.02  # 1 - leverage below which no other point determines the fit at this one
+SUSPECT = 5.0  # a point further than so many spreads from the law is a suspect
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,8 @@ class Shape:
     sparsity: Sparsity
 
 
-# The powers are those that the paper's 96 points spoke for before this was written: they are not
-# fitted, since no curve of ten points tells them.
+# The powers were chosen on the paper's 96 points before this was written. They are not fitted: a
+# curve of ten points does not identify one.
 SHAPES = {
     Form.POOLED: Shape(
         "t^1.1 = t0^1.1 + (N k s^g)^1.1, t0 and k by GPU",
@@ -187,17 +187,18 @@ class FittedForm(FittedValues):
 
     @property
     def left_out_residuals(self) -> FloatArray:
-        """(rows,) what each residual would be without its point: ``r / (1 - h)``, to first order.
+        """(rows,) residual of each point by a fit without it: ``r / (1 - h)`` (Allen, 1974).
 
-        The weights of the others are taken to stay as they are. nan where no other point tells what
-        this one does; a group that is left as many points as parameters is asked all the same.
+        Exact for linear least squares, of first order here: the robust weights of the others are
+        taken to stay as they are. nan where no other point determines what this one does; a group
+        left with as many points as parameters still counts.
         """
         free = 1 - self.leverages
         return np.where(free > ALONE, self.residuals / np.maximum(free, ALONE), np.nan)
 
     @property
     def suspects(self) -> BoolArray:
-        """(rows,) which points the law does not believe."""
+        """(rows,) which points are too far from the law fitted without them."""
         return np.asarray(np.abs(self.left_out_residuals) > SUSPECT * self.spread)
 
 
