@@ -201,9 +201,9 @@ def _left_out(fitted: FittedForm, points: StepTimes, *, nested: bool) -> tuple[F
     first_order = fitted.left_out_residuals
     if not nested:
         return first_order, False
-    found = held_out(points, np.arange(len(points)), fit_chosen)
-    is_told = np.isfinite(found)
-    return np.where(is_told, found, first_order), bool(is_told.any())
+    refitted = held_out(points, np.arange(len(points)), fit_chosen)
+    is_finite = np.isfinite(refitted)
+    return np.where(is_finite, refitted, first_order), bool(is_finite.any())
 
 
 def _why(best: Tried, candidates: Sequence[Tried]) -> str:
