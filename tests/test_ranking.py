@@ -305,6 +305,61 @@ def test_offers_that_cannot_be_told_apart_are_tied() -> None:
     assert [(row.probability_cheapest, row.tied) for row in apart[:2]] == [(1, True), (0, False)]
 
 
+@pytest.mark.parametrize(
+    ("lap_seconds", "tied"),
+    [(0.425, ["single", "slow"]), (0.43, ["single", "slow"]), (0.435, ["single"])],
+)
+def test_an_offer_is_tied_from_one_chance_in_twenty(lap_seconds: float, tied: list[str]) -> None:
+    """Chances of a cost within 1 % of the lowest: 9.6, 6.3 and 4.3 % at these step times."""
+    rows = ranked(two_gpus(0.1, lap_seconds)).offers
+    assert [row.instance for row in rows if row.tied] == tied
+
+
+DRIFTING = NO_OVERHEADS.model_copy(update={"price_drift": 0.02})
+
+
+@pytest.mark.parametrize(("sigmas", "chance"), [(1.2, 0.115), (2.0, 0.023)])
+def test_of_one_gpu_an_offer_may_become_the_cheapest_as_prices_move(
+    sigmas: float, chance: float
+) -> None:
+    """The normal tail at as many standard deviations of the difference, up to four of them."""
+    sigma = math.hypot(0.02, 0.02) * math.sqrt(90 / 30)
+    whole = f"usd_per_hour: {3.6 * math.exp(sigmas * sigma):.4f}"
+    text = TEXT.replace("usd_per_hour: 7.2", whole).replace("3.6, market: spot", "3.6")
+    job = JOB.model_copy(update={"overheads": DRIFTING})
+    day = dt.date(2026, 1, 31) + dt.timedelta(days=90)
+    text = text.replace(", as_of: 2025-12-24", "")
+    rows = ranked(two_gpus(0.1, 10.0), job, spec=spec_of(text), today=day).offers
+    (row,) = (row for row in rows if row.instance == "whole")
+    assert row.probability_cheapest == pytest.approx(chance, rel=0.2)
+
+
+def test_a_minimum_bill_leaves_an_offer_without_one_its_chance() -> None:
+    """The lower price by the hour is the cheapest only where the job outlasts the minimum."""
+    text = TEXT.replace("usd_per_hour: 7.2", "usd_per_hour: 3.8").replace(
+        "3.6, market: spot", "3.6, minimum_minutes: 0.78125"
+    )
+    # 375 steps of 0.125 s are expected, which is the minimum; visits lie far apart.
+    visits = [timed(8, *6 * [0.1]), timed(8, *6 * [0.15], repeat=1)]
+    rows = ranked([*found(8), *visits], spec=spec_of(text)).offers
+    chances = {row.instance: row.probability_cheapest for row in rows}
+    assert (rows[0].instance, rows[0].usd) == ("single", pytest.approx(0.046875))
+    assert 0.05 < chances["whole"] < 0.5
+    assert chances["single"] + chances["whole"] == pytest.approx(1)
+
+
+def test_at_the_same_cost_what_was_measured_comes_before_what_was_simulated() -> None:
+    """Whichever of the two was observed first."""
+    both = [
+        timed(8, *6 * [0.1], basis=Basis.SIMULATED),
+        timed(8, *6 * [0.1], repeat=1),
+    ]
+    for observations in (both, both[::-1]):
+        rows = [row for row in ranked([*found(8), *observations]).offers if row.rank < 3]
+        assert rows[0].usd == rows[1].usd
+        assert [row.basis for row in rows] == ["measured", "simulated"]
+
+
 def test_what_is_neither_fastest_nor_cheapest_is_not_on_the_front() -> None:
     """The desk is faster, the lap cheaper; the desk's dearer offer is neither."""
     rows = ranked(two_gpus(0.1, 0.2)).offers
