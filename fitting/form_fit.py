@@ -25,7 +25,6 @@ from fitting.step_times import (
 LEAST_SPREAD = 0.01
 NORMAL_MAD = 1.4826  # the median absolute deviation of a normal distribution is sigma over this
 ITERATIONS = 60
-SQUARES = 4  # iterations of plain least squares, before points far off count less
 SPREADS = 12  # iteration from which on the spread stays as it is, so that the rest settles
 SETTLED = 1e-10  # of the fitted times, between two iterations
 SETTLED_UNSEEN = 1e-7  # for laws that are asked of points that they are off by some per cent
@@ -158,10 +157,9 @@ class _Problem:
             fitted = np.where(self._spoken, np.maximum(fitted, 1e-300), target)
             before, apart = apart, np.log(fitted / target)
             residuals = apart / shape.power
-            if SQUARES <= turn <= SPREADS:  # bad points widen the first spread: it is told anew
+            if turn <= SPREADS:  # bad points widen the first spread: estimate it again
                 spreads = self._spreads(residuals)
-            if turn >= SQUARES:
-                robust = 1 / np.sqrt(1 + (residuals / spreads[self._part]) ** 2)
+            robust = 1 / np.sqrt(1 + (residuals / spreads[self._part]) ** 2)
             steps = np.zeros(1)
             if self._has_exponent.any():
                 steps = self._exponent_steps(terms, values, fitted, residuals, robust)

@@ -78,6 +78,15 @@ def test_a_job_shorter_than_the_interval_is_one_interval() -> None:
     assert told.checkpoint_minutes == pytest.approx(6)
 
 
+def test_free_checkpoints_lose_no_work() -> None:
+    """They are written all the time: interruptions cost nothing where a start is free, too."""
+    overheads = Overheads(startup_minutes=0, checkpoint_seconds=0, interruptions_per_day=24)
+    free = rental(HOURS, overheads, spot=True)
+    assert float(free.hours[0]) == pytest.approx(5, rel=1e-3)
+    assert free.checkpoint_minutes == pytest.approx(0.06)
+    assert best_interval(0.01, 1.0) == pytest.approx(math.sqrt(2 / 0.01), rel=0.1)
+
+
 def test_a_bill_has_a_minimum() -> None:
     """Where one is known."""
     assert charged_hours(0.001, 1) == pytest.approx(1 / 60)

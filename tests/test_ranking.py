@@ -5,6 +5,7 @@ import datetime as dt
 import io
 import math
 
+import numpy as np
 import pytest
 from made_rankings import ATTIC, DESK, JOB, LAP, SPEC, TEXT, found, ranked, timed
 from made_runs import ONE_CELL, spec_of, whole_trial
@@ -15,6 +16,7 @@ from fitting.step_times import Form
 from orchestrator.constraints import Constraints, Missed, nothing_text
 from orchestrator.cost import NO_OVERHEADS, Overheads
 from orchestrator.plan import ClusterResources, Node, make_plan
+from orchestrator.price_drift import PriceDrift, widened
 from orchestrator.ranked import Excluded, RankedOffer, Ranking, comparable, ranking_csv
 from orchestrator.ranking import job_hours, rank
 from orchestrator.sweep import Workload
@@ -488,6 +490,68 @@ def test_where_nothing_is_wanted_the_least_that_must_give_is_told() -> None:
     ):
         wanted = Constraints(deadline_hours=deadline, budget_usd=budget)
         assert nothing_text(wanted, misses) == text
+
+
+def test_a_limit_that_is_just_met_is_kept() -> None:
+    """Hours equal to the deadline and dollars equal to the budget are not too much."""
+    wanted = Constraints(deadline_hours=1.0, budget_usd=3.0)
+    assert not wanted.refuse(1.0, 3.0)
+    assert wanted.refuse(1.01, 3.0)
+    assert wanted.refuse(1.0, 3.01)
+    best = Missed(quickest_hours=1.0, cheapest_usd=3.0)
+    assert not best.is_late(wanted)
+    assert not best.is_dear(wanted)
+
+
+def test_the_cheapest_is_named_wherever_it_stands() -> None:
+    """The GPU with the lowest cost, not the one whose name comes first."""
+    misses = [
+        ("A", Missed(quickest_hours=1.0, cheapest_usd=5.0)),
+        ("B", Missed(quickest_hours=2.0, cheapest_usd=3.0)),
+    ]
+    text = nothing_text(Constraints(budget_usd=2.0), misses)
+    assert "$3" in text
+    assert text.endswith("on B.")
+
+
+def test_drawn_prices_repeat_with_the_seed_and_differ_between_offers() -> None:
+    """Two runs of one ranking agree; prices of two offers move by themselves."""
+    first, second, *_ = SPEC.merged_catalog().offers("desk")
+    day = first.recorded + dt.timedelta(days=30)
+    overheads = Overheads(price_drift=0.1, spot_price_drift=0.1)
+    draws = [PriceDrift(overheads, day, seed, 2000).errors(first) for seed in (0, 0, 1)]
+    drift = PriceDrift(overheads, day, 0, 2000)
+    other = drift.errors(second)
+    assert draws[0].tolist() == draws[1].tolist()
+    for unlike in (draws[2], other):
+        assert abs(np.corrcoef(draws[0], unlike)[0, 1]) < 0.1
+    for offer, drawn in ((first, draws[0]), (second, other)):
+        assert drawn.std() == pytest.approx(drift.sigma(offer), rel=0.1)
+    # Prices that e-fold within a standard deviation, too, widen what hours alone make of it.
+    low, high = widened(2.0, 2.0, 2.0, 1.0)
+    assert (math.log(2 / low), math.log(high / 2)) == pytest.approx((1.645, 1.645), abs=1e-3)
+
+
+def test_two_gpus_are_not_a_single_one() -> None:
+    """Where an instance with one GPU is asked for, one with two is no offer."""
+    offer = SPEC.merged_catalog().offers("desk")[0]
+    single = Constraints(single_gpu=True)
+    counts = {count: offer.model_copy(update={"gpus_per_instance": count}) for count in (1, 2)}
+    assert single.allows(counts[1])
+    assert not single.allows(counts[2])
+
+
+def test_csv_has_the_parts_of_the_cell_first_and_no_column_twice() -> None:
+    """A table for other programs: lines end as on Unix, and the job stands last."""
+    text = ranking_csv(full_ranking())
+    header = text.splitlines()[0].split(",")
+    assert header[:7] == [
+        *("gpu", "model", "weights", "recipe", "sparsity", "active_experts", "seq_len"),
+    ]
+    assert header[-2:] == ["queries", "epochs"]
+    assert len(set(header)) == len(header)
+    assert "cell" not in header
+    assert "\r" not in text
 
 
 def test_comparable_offers_are_numbered_from_the_cheapest_across_gpus() -> None:
