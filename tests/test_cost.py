@@ -63,6 +63,8 @@ def test_a_rental_is_start_up_work_and_checkpoints() -> None:
     overheads = Overheads(startup_minutes=12, checkpoint_seconds=36, interruptions_per_day=2)
     on_demand = rental(HOURS, overheads, spot=False)
     assert on_demand.hours == pytest.approx(0.2 + 5 + 5 * 0.01)
+    often = overheads.model_copy(update={"checkpoint_minutes": 30.0})
+    assert rental(HOURS, often, spot=False).hours == pytest.approx(0.2 + 5 + 10 * 0.01)
     spot = rental(HOURS, overheads, spot=True)
     assert float(spot.hours[0]) > float(on_demand.hours[0])
     assert spot.checkpoint_minutes / 60 == pytest.approx(best_interval(2 / 24, 0.01))
@@ -74,6 +76,8 @@ def test_a_rental_is_start_up_work_and_checkpoints() -> None:
 def test_a_job_shorter_than_the_interval_is_one_interval() -> None:
     """It is not charged for a part of a checkpoint that it never writes."""
     rare = Overheads(startup_minutes=0, interruptions_per_day=0.01)
+    none = rental(np.array([0.0]), rare, spot=True)
+    assert none.hours == pytest.approx(0)
     told = rental(np.array([0.1]), rare, spot=True)
     assert told.checkpoint_minutes == pytest.approx(6)
 
