@@ -11,7 +11,7 @@ LIMIT ?= 480
 # Nothing is compiled ahead: what is imported is, once, unless the environment forbids to keep it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup sweep browser test test-long test-ssh check bench gpu-check
+.PHONY: help setup sweep browser test test-long test-ssh check mutants bench gpu-check
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -50,6 +50,11 @@ check: setup  ## format, lint, types, layers, README commands
 	$(VENV)/bin/lint-imports
 	$(RUN) tests/readme_commands.py
 	$(RUN) tests/measured_table.py
+
+mutants: setup  ## changes the code in small ways and counts the changes that a test notices: an hour
+	rm -rf mutants
+	nice -n 15 $(VENV)/bin/mutmut run > mutants.log 2>&1 || { tail -n 40 mutants.log; exit 1; }
+	$(RUN) tests/mutation_score.py
 
 gpu-check:  ## on a machine with an NVIDIA GPU and PyTorch: its tests, then measures it (OUT=, LIMIT= seconds)
 	$(GPU_PYTHON) -m pytest -m gpu -W default tests/test_on_gpu.py tests/test_allocator_on_gpu.py

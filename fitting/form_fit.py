@@ -38,7 +38,6 @@ from fitting.step_times import (
 LEAST_SPREAD = 0.01
 NORMAL_MAD = 1.4826  # sigma over the median absolute deviation, for a normal distribution
 ITERATIONS = 60
-SQUARES = 4  # iterations of plain least squares, before points far off count less
 SPREADS = 12  # last iteration that estimates the spread; then it is fixed, so that the rest settles
 SETTLED = 1e-10  # relative change of the fitted times between two iterations
 SETTLED_HELD_OUT = 1e-7  # the same, for laws judged by errors of some per cent
@@ -200,10 +199,9 @@ class RobustFormFit:
             fitted = np.where(self._has_prediction, np.maximum(fitted, 1e-300), target)
             before, log_residual = log_residual, np.log(fitted / target)
             residuals = log_residual / shape.power
-            if SQUARES <= turn <= SPREADS:  # bad points widen the first spread: it is renewed
+            if turn <= SPREADS:  # bad points widen the first spread: estimate it again
                 spreads = self._spreads(residuals)
-            if turn >= SQUARES:
-                robust = 1 / np.sqrt(1 + (residuals / spreads[self._part]) ** 2)
+            robust = 1 / np.sqrt(1 + (residuals / spreads[self._part]) ** 2)
             steps = np.zeros(1)
             if self._has_exponent.any():
                 steps = self._exponent_steps(terms, values, fitted, log_residual, robust)

@@ -63,6 +63,8 @@ def test_a_rental_is_start_up_work_and_checkpoints() -> None:
     overheads = Overheads(startup_minutes=12, checkpoint_seconds=36, interruptions_per_day=2)
     on_demand = rental(HOURS, overheads, spot=False)
     assert on_demand.hours == pytest.approx(0.2 + 5 + 5 * 0.01)
+    often = overheads.model_copy(update={"checkpoint_minutes": 30.0})
+    assert rental(HOURS, often, spot=False).hours == pytest.approx(0.2 + 5 + 10 * 0.01)
     spot = rental(HOURS, overheads, spot=True)
     assert float(spot.hours[0]) > float(on_demand.hours[0])
     assert spot.checkpoint_minutes / 60 == pytest.approx(best_interval(2 / 24, 0.01))
@@ -74,8 +76,19 @@ def test_a_rental_is_start_up_work_and_checkpoints() -> None:
 def test_a_job_shorter_than_the_interval_is_one_interval() -> None:
     """It is not charged for a part of a checkpoint that it never writes."""
     rare = Overheads(startup_minutes=0, interruptions_per_day=0.01)
+    none = rental(np.array([0.0]), rare, spot=True)
+    assert none.hours == pytest.approx(0)
     told = rental(np.array([0.1]), rare, spot=True)
     assert told.checkpoint_minutes == pytest.approx(6)
+
+
+def test_free_checkpoints_lose_no_work() -> None:
+    """They are written all the time: interruptions cost nothing where a start is free, too."""
+    overheads = Overheads(startup_minutes=0, checkpoint_seconds=0, interruptions_per_day=24)
+    free = rental(HOURS, overheads, spot=True)
+    assert float(free.hours[0]) == pytest.approx(5, rel=1e-3)
+    assert free.checkpoint_minutes == pytest.approx(0.06)
+    assert best_interval(0.01, 1.0) == pytest.approx(math.sqrt(2 / 0.01), rel=0.1)
 
 
 def test_a_bill_has_a_minimum() -> None:

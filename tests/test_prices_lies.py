@@ -167,6 +167,15 @@ def test_a_low_price_that_the_provider_asks_alike_for_two_sizes_is_believed() ->
     assert len(refreshed([*far, *elsewhere(1.4, 1.6, 1.8)]).doubts) == 2
 
 
+@pytest.mark.parametrize(("times", "rejected"), [(1.09, 0), (1.15, 2), (0.91, 0), (0.89, 2)])
+def test_prices_of_two_sizes_confirm_each_other_within_ten_percent(
+    times: float, rejected: int
+) -> None:
+    """The limit counts per GPU, to either side; farther apart, neither price is believed."""
+    cheap = [raw(price=0.8), raw(instance="l40s.8", gpus=8, price=8 * 0.8 * times)]
+    assert len(refreshed([*cheap, *elsewhere(1.6, 1.6, 1.6)]).doubts) == rejected
+
+
 def test_a_marketplace_is_honestly_cheaper_and_no_part_of_what_is_usual() -> None:
     """Its hosts' prices are believed, and do not pull down the median that others are held to."""
     market = [

@@ -9,6 +9,8 @@ from trials.search import (
     EXTRA_PROBES,
     Reading,
     Search,
+    _guided,
+    _predicted_limit,
     doubling_and_bisection,
     search_largest_batch,
 )
@@ -207,3 +209,45 @@ def test_no_kind_of_law_in_the_benchmark_exceeds_the_bound(kind: Kind) -> None:
         assert len(run(our_search(law), probes(law))) <= (
             probes_of_plain(law.largest, 8192) + EXTRA_PROBES
         )
+
+
+@pytest.mark.parametrize(
+    ("peaks", "predicted"),
+    [
+        ({}, None),
+        ({4: 0}, None),
+        ({4: 1}, 8000),
+        ({4: 40}, 200),
+        ({4: 40, 8: 100}, 68),
+        ({5: 40, 8: 100}, 53),
+        ({1: 5, 3: 40, 4: 45, 5: 99, 9: 105}, 83),
+        ({4: 80, 8: 80}, None),
+        ({4: 79, 8: 80}, 3688),
+        ({4: 81, 8: 80}, None),
+    ],
+)
+def test_peaks_predict_the_limit_by_the_line_from_half_of_the_largest(
+    peaks: dict[int, int], predicted: int | None
+) -> None:
+    """By hand, in a memory of 1,000; one peak alone predicts twice its share, a flat line none."""
+    assert _predicted_limit(peaks, 1000) == predicted
+
+
+@pytest.mark.parametrize(
+    ("fit", "miss", "limit", "probe"),
+    [
+        (2, 101, 200, 96),
+        (20, 101, 200, 100),
+        (20, 100, 200, 46),
+        (100, 200, 400, 101),
+        (20, 80, 400, 65),
+        (20, 81, 400, 40),
+        (98, 100, 400, 99),
+        (20, 61, 60, 60),
+    ],
+)
+def test_a_guided_probe_follows_the_prediction_until_a_miss_contradicts_it(
+    fit: int, miss: int, limit: int, probe: int
+) -> None:
+    """At 100 by its peaks, at most so many times the fit; past a miss, well inside, then near."""
+    assert _guided({1: 10, 8: 80}, fit, miss, limit, 1000) == probe

@@ -112,6 +112,18 @@ def test_bad_points_hardly_move_a_law(form: Form, share: float, tolerance: float
     assert min(plain) > 2 * tolerance
 
 
+@pytest.mark.parametrize("form", OURS)
+def test_bad_points_that_crowd_a_series_do_not_set_the_spread(form: Form) -> None:
+    """One in five at random, three times as long: points far off count little from the start."""
+    for seed in range(10):
+        random = np.random.default_rng(seed)
+        truth = made(form, random)
+        clean = noisy(truth.rows, random, NOISE)
+        bad = random.random(len(clean)) < 0.2
+        rows = replace(clean, seconds=clean.seconds * np.where(bad, 3.0, 1.0))
+        assert _off(_fitted(form, rows), truth.rows).mean() < 0.038
+
+
 @pytest.mark.parametrize("factor", [0.2, 3.0])
 @pytest.mark.parametrize("form", OURS)
 def test_gross_errors_are_suspects_and_nothing_else_is(form: Form, factor: float) -> None:

@@ -108,6 +108,29 @@ def test_nodes_that_differ_by_what_nodes_differ_are_not_accused() -> None:
     assert stragglers_section(seen) == ""
 
 
+def of_batch(observations: list[Observation], *batch_sizes: int) -> list[Observation]:
+    """The timings at these batch sizes."""
+    return [o for o in observations if o.is_timing and o.batch_size in batch_sizes]
+
+
+@pytest.mark.parametrize(("times", "hosts"), [(3.99, []), (4.0, ["slow"]), (4.01, ["slow"])])
+def test_a_node_is_slow_from_four_times_as_long(times: float, hosts: list[str]) -> None:
+    """Measured by the same batch on both nodes; four times exactly is slow."""
+    observations = [*timed_on(SHORT, "quick", times=1), *timed_on(SHORT, "slow", times=times)]
+    assert [node.host for node in stragglers(of_batch(observations, 40))] == hosts
+
+
+@pytest.mark.parametrize(("largest", "compared"), [(60, 2), (61, 0)])
+def test_batches_are_compared_up_to_one_and_a_half_times_the_tokens(
+    largest: int, compared: int
+) -> None:
+    """A larger batch makes more of the fixed time of a step: the node itself may be as quick."""
+    slow = of_batch(timed_on(SHORT, "slow", times=10), 40)
+    quick = of_batch(timed_on(SHORT, "quick", times=1), 40)
+    quick = [o.model_copy(update={"batch_size": largest}) for o in quick]
+    assert sum(node.compared for node in stragglers([*slow, *quick])) == compared * len(quick)
+
+
 DESKS = (
     TWO_CELLS.replace("[cpu]", "[desk]")
     + """\
