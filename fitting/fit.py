@@ -7,36 +7,45 @@ from typing import Literal
 
 import numpy as np
 
-from fitting.columns import Columns, columns_of
-from fitting.families import Each, fit_columns
-from fitting.family import FamilyFit
-from fitting.intervals import LEVEL
-from fitting.laws import FloatArray, eq2_terms, max_batch_affine, max_batch_eq1
-from fitting.points import GIB, FitGroup, Limits, Peaks, Source, Timings, limits, peaks, timings
-from fitting.refusal import Refusal, refusal_of_limits, refusal_of_peaks, refusal_of_times
-from fitting.result import Fit, InputRange, Law, Parameter, Prediction
-from fitting.solve import Solution, Status, solve_linear, solve_nonlinear, t_quantile
+from fitting.families.fit_family import Each, fit_columns
+from fitting.families.records import FamilyFit
+from fitting.laws.equations import eq2_terms, max_batch_eq1
+from fitting.laws.fit_failure import (
+    FitFailure,
+    refusal_of_limits,
+    refusal_of_peaks,
+    refusal_of_times,
+)
+from fitting.laws.fit_result import Fit, InputRange, Law, Parameter
+from fitting.memory_prediction import largest
+from fitting.numerics.arrays import FloatArray
+from fitting.numerics.least_squares import Solution, Status, solve_linear, solve_nonlinear
+from fitting.points.fit_points import (
+    GIB,
+    LadderTimings,
+    Limits,
+    Peaks,
+    PointSource,
+    limits,
+    peaks,
+    timings,
+)
+from fitting.points.observation_columns import Columns, columns_of
 from gpu_catalog.record import Record
-from trials.observation import Observation
+from trials.records.observation import Observation
 
 __all__ = [
     "Fit",
-    "FitGroup",
     "Fits",
     "InputRange",
     "Law",
     "Parameter",
-    "Prediction",
     "Status",
     "fit_laws",
     "fit_observations",
-    "predict_largest_batch",
-    "predict_peak",
 ]
 
-
 Names = tuple[tuple[str, str], ...]  # of parameters, each with its unit
-ROUNDING = 1e-9  # queries that a whole number may come out below itself
 
 
 class Fits(Record):
@@ -82,82 +91,6 @@ def fit_laws(columns: Columns, each: Each = map) -> Fits:
     return Fits(fits=tuple(fits), families=families)
 
 
-def predict_largest_batch(fit: Fit, usable_gib: float, seq_len: int) -> Prediction:
-    """Queries that fit by MEMORY_AFFINE, rounded down, with a 90 % interval.
-
-    Low and high are what fits in ``usable -+ q * sqrt(x^T C x + (s * usable)**2)``: x the terms of
-    the law there, C the covariance, s the residual standard deviation as a part of the peak, q the
-    95 % quantile of Student's t. What the allocator holds beyond what is allocated, and what others
-    hold of the GPU, must be taken off ``usable_gib`` beforehand.
-
-    Args:
-        fit: of MEMORY_AFFINE.
-        usable_gib: memory that tensors may take, in 2**30 bytes.
-        seq_len: tokens per query, as padded.
-
-    Raises:
-        ValueError: the fit is a refusal, of another law, or says that tokens take no memory.
-    """
-    model_gib, per_token = _memory_law(fit)
-    if per_token == 0:
-        raise ValueError(f"{fit.key} predicts nothing: its peaks do not grow with the tokens")
-    half = _half_peak(fit, max(usable_gib - model_gib, 0.0) / per_token, usable_gib)
-    low, value, high = (
-        float(_largest(usable, seq_len, model_gib, per_token))
-        for usable in (usable_gib - half, usable_gib, usable_gib + half)
-    )
-    asked = {"seq_len": float(seq_len), "tokens": value * seq_len}
-    return Prediction(
-        value=value,
-        low=low,
-        high=high,
-        extrapolated=any(not r.low <= asked[r.name] <= r.high for r in fit.input_range),
-    )
-
-
-def predict_peak(fit: Fit, tokens: float) -> Prediction:
-    """Peak memory by MEMORY_AFFINE, in 2**30 bytes, with a 90 % interval.
-
-    ``M0 + m * tokens -+ q * sqrt(x^T C x + (s * peak)**2)``, as in ``predict_largest_batch``.
-
-    Args:
-        fit: of MEMORY_AFFINE.
-        tokens: of a step, padding included.
-
-    Raises:
-        ValueError: the fit is a refusal, or of another law.
-    """
-    model_gib, per_token = _memory_law(fit)
-    peak = model_gib + per_token * tokens
-    half = _half_peak(fit, tokens, peak)
-    seen = next(r for r in fit.input_range if r.name == "tokens")
-    return Prediction(
-        value=peak,
-        low=max(peak - half, 0.0),
-        high=peak + half,
-        extrapolated=not seen.low <= tokens <= seen.high,
-    )
-
-
-def _memory_law(fit: Fit) -> tuple[float, float]:
-    """The memory of the model, and that of a token."""
-    if fit.law is not Law.MEMORY_AFFINE:
-        raise ValueError(f"{fit.key} predicts no memory: give a {Law.MEMORY_AFFINE}")
-    if fit.rmse is None:
-        raise ValueError(f"{fit.key} predicts nothing ({fit.status}: {fit.note}): {fit.remedy}")
-    model_gib, per_token = (p.value for p in fit.parameters)
-    return model_gib, per_token
-
-
-def _half_peak(fit: Fit, tokens: float, peak_gib: float) -> float:
-    """Half the 90 % interval of a peak."""
-    assert fit.rmse is not None
-    terms = np.array([1.0, tokens])
-    residual_variance = fit.rmse**2 * fit.points / fit.degrees_of_freedom
-    variance = float(terms @ np.array(fit.covariance) @ terms) + residual_variance * peak_gib**2
-    return t_quantile((1 + LEVEL) / 2, fit.degrees_of_freedom) * float(np.sqrt(variance))
-
-
 @dataclass(frozen=True, slots=True)
 class _Form:
     """A law in the form that is tried: its parameters and what its residuals are in."""
@@ -172,12 +105,12 @@ class _Attempt:
     """A form tried on points: what they span and what came of it."""
 
     form: _Form
-    source: Source
+    source: PointSource
     inputs: tuple[tuple[str, FloatArray], ...]
     solution: Solution
 
 
-def _fit_eq2(points: Timings) -> Fit:
+def _fit_eq2(points: LadderTimings) -> Fit:
     """On queries per second as they are, as the paper did."""
     solution = solve_linear(
         eq2_terms(points.batch_size, points.sparsity), points.batch_size / points.step_seconds
@@ -217,22 +150,11 @@ def _note_of_peaks(known: Limits, solution: Solution) -> str | None:
     if len(known.largest_batch) == 0 or per_token == 0:
         return None
     usable_gib = known.memory_gb * 1e9 / GIB
-    exact = _largest(usable_gib, known.seq_len, model_gib, per_token) == known.largest_batch
+    exact = largest(usable_gib, known.seq_len, model_gib, per_token) == known.largest_batch
     return (
         "peaks as allocated: what the allocator holds beyond them is not in it; it gives "
         f"{int(exact.sum())} of {len(exact)} largest batches exactly"
     )
-
-
-def _largest(
-    usable_gib: FloatArray | float,
-    seq_len: FloatArray | float,
-    model_gib: float,
-    per_token: float,
-) -> FloatArray:
-    """Queries that fit, rounded down, none below zero."""
-    unrounded = max_batch_affine(usable_gib, model_gib, seq_len, 1.0, per_token, 0.0)
-    return np.asarray(np.maximum(np.floor(unrounded + ROUNDING), 0.0))
 
 
 def _fit_eq1(points: Limits) -> Fit:
@@ -310,7 +232,7 @@ def _accepted(attempt: _Attempt, note: str | None) -> Fit:
     )
 
 
-def _refused(attempt: _Attempt, refusal: Refusal) -> Fit:
+def _refused(attempt: _Attempt, refusal: FitFailure) -> Fit:
     return _told(attempt, note=refusal.reason, remedy=refusal.remedy)
 
 

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from gpu_catalog.gpu import Gpu
-from gpu_catalog.near import did_you_mean
 from gpu_catalog.offer import Offer
+from gpu_catalog.suggestions import did_you_mean
 
 Row = TypeVar("Row", bound=BaseModel)
 
@@ -134,9 +134,9 @@ def _shipped() -> Catalog:
     return Catalog(_parsed(Gpu, "gpus.toml", gpus), shipped_offers("offers.csv"))
 
 
-def shipped_text(name: str) -> str:
-    """A data file of this package."""
-    return (resources.files("gpu_catalog") / "data" / name).read_text(encoding="utf-8")
+def shipped_text(name: str, package: str = "gpu_catalog") -> str:
+    """A file in the folder ``data`` of a package."""
+    return (resources.files(package) / "data" / name).read_text(encoding="utf-8")
 
 
 def shipped_offers(name: str) -> list[Offer]:

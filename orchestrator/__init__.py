@@ -7,11 +7,11 @@ from os import PathLike
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from orchestrator.loaded_run import LoadedRun
+    from orchestrator.reporting.notebook import LoadedRun
 
 
 def load_run(path: str | PathLike[str]) -> "LoadedRun":
-    """Reads a run as pandas frames: see ``orchestrator.loaded_run``.
+    """Reads a run as pandas frames: see ``orchestrator.reporting.notebook``.
 
     Args:
         path: of the run folder, or s3://BUCKET/FOLDER.
@@ -19,6 +19,8 @@ def load_run(path: str | PathLike[str]) -> "LoadedRun":
     Raises:
         StoreError: there is no run, or a file of it cannot be read.
     """
-    from orchestrator import loaded_run  # noqa: PLC0415 - pandas, which no command needs at once
+    from orchestrator.reporting import (  # noqa: PLC0415 - pandas, which no command needs at once
+        notebook as loaded_run,
+    )
 
     return loaded_run.load_run(path)

@@ -1,6 +1,6 @@
 """``python -m orchestrator``."""
 
-from orchestrator.cli import program
+from orchestrator.cli.main import program
 
 if __name__ == "__main__":
     program()

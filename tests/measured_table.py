@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gpu_catalog.catalog import load_catalog
-from orchestrator.tables import table
-from trials.models.model import find_model, presets
-from trials.observation import Observation, Outcome, largest_batch
-from trials.simulation.clock import Constants
-from trials.simulation.simulated import SimulatedCell
-from trials.simulation.traces import Traces
-from trials.workload import Cell
+from orchestrator.markdown_table import table
+from trials.records.cell import Cell
+from trials.records.model import find_model, presets
+from trials.records.observation import Observation, Outcome, largest_batch
+from trials.simulation.simulated_cell import SimulatedCell
+from trials.simulation.timing_model import EfficiencyConstants
+from trials.simulation.trace_cache import Traces
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ROOT / "tests" / "data" / "measured"
@@ -85,7 +85,7 @@ def _compared(cell: Cell, seen: Sequence[Observation]) -> Iterator[tuple[object,
     batch_size, measured = max(timed, key=lambda each: each[0])
     simulated = SimulatedCell(cell, find_model(cell.model), Traces())
     peak = simulated.without_limit(batch_size, gpu).peak_allocated_bytes
-    seconds = simulated.step_time(batch_size, gpu, Constants()).seconds
+    seconds = simulated.step_time(batch_size, gpu, EfficiencyConstants()).seconds
     measured_peak = measured.memory.peak_allocated_bytes
     measured_seconds = statistics.median(measured.step_seconds)
     yield (

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from orchestrator.cli import build_parser
+from orchestrator.cli.main import build_parser
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 import torch
-from recorded_segments import replay_at
+from builders.recorded_segments import replay_at
 
 from trials.simulation.allocator import AllocatorPeaks, replay
 

@@ -1,11 +1,11 @@
 """The README's table of what was measured: from the kept observations, and nothing else."""
 
 import pytest
+from builders.observations import measurement, observation, tiny_cell
 from measured_table import measured_block
-from observations import measurement, observation, tiny_cell
 
-from trials.observation import Observation, Outcome
-from trials.workload import Cell
+from trials.records.cell import Cell
+from trials.records.observation import Observation, Outcome
 
 
 @pytest.fixture(autouse=True)

@@ -5,21 +5,22 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from observations import recipe
+from builders.observations import recipe
 
 from gpu_catalog.catalog import load_catalog
 from gpu_catalog.gpu import Gpu
-from trials.child import ChildProber, ProbeEnd
+from trials.child_process.child_prober import ChildProber
+from trials.child_process.fork_server import ProbeEnd
 from trials.devices.cuda import CudaDevice
 from trials.devices.device import DeviceError
-from trials.models.model import find_model
-from trials.observation import Outcome
-from trials.possible import resolved
-from trials.probe import ProbeRequest, Setup
-from trials.profile import ProfileRule
-from trials.recipe import Recipe
-from trials.timing import TimingRule
-from trials.workload import Cell
+from trials.records.cell import Cell
+from trials.records.compatibility import with_defaults
+from trials.records.messages import ProbeRequest, Setup
+from trials.records.model import find_model
+from trials.records.observation import Outcome
+from trials.records.profile import ProfileRule
+from trials.records.recipe import Recipe
+from trials.records.timing_rule import TimingRule
 
 pytestmark = [
     pytest.mark.gpu,
@@ -116,7 +117,7 @@ def ends(model: str, of: Recipe, gpu: Gpu, *requests: ProbeRequest) -> list[Prob
     cell = Cell(
         gpu=gpu.key,
         model=model,
-        recipe=resolved(of, facts, gpu),
+        recipe=with_defaults(of, facts, gpu),
         experts=facts.experts,
         active_experts=facts.active_experts,
         seq_len=64,

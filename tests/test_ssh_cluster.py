@@ -14,14 +14,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import network_cluster
 import pytest
 import yaml
-from network_cluster import Namespace, Network
-from ray_cluster import free_port
-from ray_sweeps import SMALL_CELL, environment
+from fakes import network_cluster
+from fakes.network_cluster import Namespace, Network
+from fakes.ray_cluster import free_port
+from fakes.ray_sweeps import SMALL_CELL, environment
 
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 
 SSHD = "/usr/sbin/sshd"
 HOME = "/mnt"  # of root on a host, in the host's own view of the file system

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from network_cluster import STAND_IN
-from ray_cluster import Cluster
-from ray_sweeps import SMALL_CELL, observations
+from fakes.network_cluster import STAND_IN
+from fakes.ray_cluster import Cluster
+from fakes.ray_sweeps import SMALL_CELL, observations
 
-from orchestrator.rented import NodeRental
-from orchestrator.store import RunFolder
-from trials.observation import largest_batch
+from orchestrator.planning.node_pricing import NodeRental
+from orchestrator.run_folder.run_folder import RunFolder
+from trials.records.observation import largest_batch
 
 STARTED = ("A40", "A100-40GB-SXM", "H100-SXM")
 SPEC = f"""\

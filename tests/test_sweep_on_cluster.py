@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from metadata_server import metadata_server
-from ray_cluster import Cluster
-from ray_sweeps import SMALL_CELL, observations
-from s3_server import CREDENTIALS
+from fakes.metadata_server import metadata_server
+from fakes.ray_cluster import Cluster
+from fakes.ray_sweeps import SMALL_CELL, observations
+from fakes.s3_server import CREDENTIALS
 
-from orchestrator.node_notice import _own_node
-from trials.observation import Outcome, largest_batch
+from orchestrator.clouds.preemption_notice import _own_node
+from trials.records.observation import Outcome, largest_batch
 
 SPEC = (
     """\
@@ -139,7 +139,7 @@ import sys
 import time
 
 import ray
-from orchestrator.cluster import cluster_now
+from orchestrator.ray_backend.cluster import cluster_now
 
 ray.init(sys.argv[1], log_to_driver=False)
 

@@ -14,19 +14,19 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import network_cluster
 import pytest
-from law_worker import LawWorker
-from network_cluster import NetworkCluster, NetworkNode
-from ray_sweeps import observations
+from fakes import network_cluster
+from fakes.law_worker import LawWorker
+from fakes.network_cluster import NetworkCluster, NetworkNode
+from fakes.ray_sweeps import observations
 
-from orchestrator.plan import trial_task
-from orchestrator.runner import NODE_LEAVES
-from orchestrator.spec_file import parse_spec
-from orchestrator.store import RunFolder
-from trials.child import ProbeEnd
-from trials.observation import Observation, Outcome, standing
-from trials.probe import ProbeRequest, Setup
+from orchestrator.planning.plan import trial_task
+from orchestrator.ray_backend.tune_callbacks import NODE_LEAVES
+from orchestrator.run_folder.run_folder import RunFolder
+from orchestrator.spec.spec_file import parse_spec
+from trials.child_process.fork_server import ProbeEnd
+from trials.records.messages import ProbeRequest, Setup
+from trials.records.observation import Observation, Outcome, standing
 from trials.trial import run_trial
 
 # Whoever runs this without the rights is told so: a silent pass would say that it holds.

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from ray_sweeps import SPEC, observations, start_sweep
+from fakes.ray_sweeps import SPEC, observations, start_sweep
 from tensorboardX.proto import event_pb2
 
-from orchestrator.store import RunFolder
-from trials.observation import Outcome, largest_batch
+from orchestrator.run_folder.run_folder import RunFolder
+from trials.records.observation import Outcome, largest_batch
 
 KILLS = 10
 DIED = ": died: "  # what the driver says of a trial whose Ray worker is gone
@@ -116,7 +116,7 @@ def alive(process: psutil.Process) -> bool:
 
 def _is_worker(process: psutil.Process | None) -> bool:
     try:
-        return process is not None and "trials.worker" in process.cmdline()
+        return process is not None and "trials.training.worker" in process.cmdline()
     except psutil.Error:
         return False
 

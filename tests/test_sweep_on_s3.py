@@ -10,15 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from ray_sweeps import SPEC, environment
-from s3_server import BUCKET, CREDENTIALS, KEY, SECRET, TOKEN, S3Server, s3_server
+from fakes.ray_sweeps import SPEC, environment
+from fakes.s3_server import BUCKET, CREDENTIALS, KEY, SECRET, TOKEN, S3Server, s3_server
 
-from orchestrator.local_runner import run_trials_here
-from orchestrator.plan import trial_task
-from orchestrator.spec_file import parse_spec
-from trials.observation import Observation, largest_batch
-from trials.profile import Logged, logged
-from trials.workload import Cell
+from orchestrator.planning.plan import trial_task
+from orchestrator.spec.spec_file import parse_spec
+from trials.local_runner import run_trials_here
+from trials.records.cell import Cell
+from trials.records.observation import Observation, largest_batch
+from trials.records.profile import Logged, logged
 
 ONE_CELL = SPEC.replace("[24, 32, 40]", "[24]") + "profile: true\n"
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
-from trials.child import ProbeEnd, Prober
-from trials.observation import Outcome
-from trials.probe import ProbeRequest
-from trials.profile import ATTEMPTS, Profiled, ProfileRule
+from trials.child_process.child_prober import Prober
+from trials.child_process.fork_server import ProbeEnd
+from trials.records.cell import Cell
+from trials.records.messages import ProbeRequest
+from trials.records.observation import Outcome
+from trials.records.profile import ATTEMPTS, Profiled, ProfileRule
 from trials.trial import TrialTask
-from trials.workload import Cell
 
 PROFILE_TIMEOUTS = 3.0  # of a probe: it takes more steps, and reading their events takes long
 

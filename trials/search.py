@@ -19,7 +19,7 @@ line more misses: weigh a change of it with tests/benchmarks/search_probes.py.""
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ProbeResult:
     """The answer of one probe.
 
     Attributes:
@@ -32,11 +32,11 @@ class Reading:
     peak_memory_bytes: int | None = None
 
 
-Search = Generator[int, Reading, int]
+Search = Generator[int, ProbeResult, int]
 
 
 def search_largest_batch(*, limit: int, memory_limit_bytes: int) -> Search:
-    """Yield each batch size to probe, take its Reading by ``send``, return the largest that fits.
+    """Yield each batch size to probe, take its ProbeResult by ``send``, return the largest that fits.
 
     The result is 0 when not even one query fits and ``limit`` when that fits; in between, the
     probes include a fit at it and a miss one above. No probe is asked whose answer is implied.
@@ -66,7 +66,7 @@ def search_largest_batch(*, limit: int, memory_limit_bytes: int) -> Search:
     plain_batch, plain_done, used = next(plain), 0, 0
     while miss - fit > 1:
         while not fit < plain_batch < miss:
-            plain_batch = plain.send(Reading(plain_batch <= fit, None))
+            plain_batch = plain.send(ProbeResult(plain_batch <= fit, None))
             plain_done += 1
         batch = plain_batch
         if used + 1 <= plain_done + EXTRA_PROBES:

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
-from trials.child import ChildProber, ProbeEnd, Prober
-from trials.ladder import LadderStep, batch_ladder
-from trials.models.model import Model
-from trials.observation import (
+from trials.batch_ladder import LadderStep, batch_ladder
+from trials.child_process.child_prober import ChildProber, Prober
+from trials.child_process.fork_server import ProbeEnd
+from trials.records.cell import Cell
+from trials.records.messages import ProbeRequest, Setup
+from trials.records.model import Model
+from trials.records.observation import (
     MEMORY_MISSES,
     Basis,
     Observation,
@@ -23,10 +26,8 @@ from trials.observation import (
     Purpose,
     largest_batch,
 )
-from trials.probe import ProbeRequest, Setup
-from trials.search import Reading, search_largest_batch
-from trials.timing import TimingRule
-from trials.workload import Cell
+from trials.records.timing_rule import TimingRule
+from trials.search import ProbeResult, search_largest_batch
 
 ATTEMPTS = 3  # a probe that says nothing of memory is tried again in a fresh child, this often
 HANGS = 2  # one that hangs, less often: each costs a whole timeout
@@ -223,7 +224,7 @@ def _search(
         while batch_size <= largest_fit or (
             smallest_miss is not None and batch_size >= smallest_miss
         ):
-            implied = Reading(fits=batch_size <= largest_fit)
+            implied = ProbeResult(fits=batch_size <= largest_fit)
             batch_size = search.send(fits.get(batch_size, implied))
     except StopIteration as closed:
         largest: int = closed.value
@@ -231,20 +232,20 @@ def _search(
     return Ask("search", batch_size, 0)
 
 
-def _evidence(observed: Sequence[Observation]) -> tuple[dict[int, Reading], int | None]:
+def _evidence(observed: Sequence[Observation]) -> tuple[dict[int, ProbeResult], int | None]:
     """Readings of the batch sizes known to fit, and the smallest known not to.
 
     One miss outweighs any number of fits, at its size and above.
     """
     misses = (o.batch_size for o in observed if o.outcome in MEMORY_MISSES)
     smallest_miss = min(misses, default=None)
-    fits: dict[int, Reading] = {}
+    fits: dict[int, ProbeResult] = {}
     for observation in observed:
         below = smallest_miss is None or observation.batch_size < smallest_miss
         if observation.outcome is Outcome.FITS and below:
             assert observation.measurement is not None
             peak = observation.measurement.memory.peak_allocated_bytes
-            fits.setdefault(observation.batch_size, Reading(fits=True, peak_memory_bytes=peak))
+            fits.setdefault(observation.batch_size, ProbeResult(fits=True, peak_memory_bytes=peak))
     return fits, smallest_miss
 
 

@@ -12,10 +12,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from test_adaptive import PRICES, Device, adaptive, chosen, swept
+from test_scheduling_adaptive import PRICES, Device, adaptive, chosen, swept
 
-from orchestrator.tables import table
-from trials.ladder import batch_ladder
+from orchestrator.markdown_table import table
+from trials.batch_ladder import batch_ladder
 
 WORLDS = 100
 LIMIT = 64  # of the search

@@ -24,15 +24,15 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from made_runs import ONE_CELL
-from observations import built, environment
+from builders.observations import built, environment
+from builders.runs import ONE_CELL
 
-from orchestrator.local_place import OBSERVATIONS
-from orchestrator.store import SPEC
-from orchestrator.tables import table
-from trials.observation import Basis, Observation, Outcome
-from trials.recipe import Recipe
-from trials.workload import Cell
+from orchestrator.markdown_table import table
+from orchestrator.run_folder.file_names import SPEC
+from orchestrator.storage.local_storage import OBSERVATIONS
+from trials.records.cell import Cell
+from trials.records.observation import Basis, Observation, Outcome
+from trials.records.recipe import Recipe
 
 SIZES = (10_000, 100_000, 1_000_000)
 STEPS = 12

@@ -24,21 +24,22 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import ray
-from made_runs import ONE_CELL, spec_of
-from observations import environment, observation
+from builders.observations import environment, observation
+from builders.runs import ONE_CELL, spec_of
 from ray import tune
 
-from orchestrator import runner
-from orchestrator.cluster import cluster_now, connected_cluster
-from orchestrator.keeping import Keeper
-from orchestrator.placer import Placer
-from orchestrator.plan import trial_task
-from orchestrator.progress import Progress
-from orchestrator.rented import Rates
-from orchestrator.spending import Meter
-from orchestrator.store import ObservationWriter, open_run
-from orchestrator.tables import table
-from orchestrator.tune_loggers import metrics
+from orchestrator.markdown_table import table
+from orchestrator.planning.node_pricing import NodePrices
+from orchestrator.planning.plan import trial_task
+from orchestrator.planning.spending import Meter
+from orchestrator.ray_backend import tune_runner as runner
+from orchestrator.ray_backend.cluster import cluster_now, connected_cluster
+from orchestrator.ray_backend.tune_loggers import metrics
+from orchestrator.run_folder.observation_writer import ObservationWriter
+from orchestrator.run_folder.run_folder import open_run
+from orchestrator.running.progress import Progress
+from orchestrator.running.recorder import ObservationRecorder
+from orchestrator.scheduling.scheduler import Scheduler
 from trials.trial import TrialTask
 
 
@@ -82,8 +83,8 @@ def ours(trials: int, loggers: Sequence[Any] = ()) -> None:
             ObservationWriter(run) as writer,
             Progress(cells, complete=0, stream=lines) as progress,
         ):
-            meter = Meter(spec, Rates(catalog))
-            placer = Placer(
+            meter = Meter(spec, NodePrices(catalog))
+            placer = Scheduler(
                 cells,
                 lambda cell: trial_task(spec, catalog, cell, []),
                 {"cpu": {"CPU": 1.0}},
@@ -93,7 +94,9 @@ def ours(trials: int, loggers: Sequence[Any] = ()) -> None:
                 note=lambda fault: sys.exit(fault.reason),
                 is_spent=partial(meter.reaches, 1.0),
             )
-            runner.run_trials(placer, Keeper(writer, progress, meter), cluster_now, loggers)
+            runner.run_trials(
+                placer, ObservationRecorder(writer, progress, meter), cluster_now, loggers
+            )
         assert placer.is_over
         assert len(run.observations()) == trials
 

@@ -15,21 +15,21 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from observations import environment, measurement, observation
+from builders.observations import environment, measurement, observation
 
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.offer import Offer
-from orchestrator.cost import NO_OVERHEADS
-from orchestrator.plan import Plan
-from orchestrator.ranked import Ranking
-from orchestrator.ranking import job_hours, rank
-from orchestrator.sweep import Workload
-from orchestrator.tables import table
-from trials.ladder import batch_ladder
-from trials.observation import Observation
-from trials.recipe import Recipe
-from trials.workload import Cell
+from orchestrator.markdown_table import table
+from orchestrator.planning.plan import Plan
+from orchestrator.ranking.priced_job import job_hours
+from orchestrator.ranking.ranked_offer import Ranking
+from orchestrator.ranking.ranking import rank
+from orchestrator.spec.job import NO_OVERHEADS, Job
+from trials.batch_ladder import batch_ladder
+from trials.records.cell import Cell
+from trials.records.observation import Observation
+from trials.records.recipe import Recipe
 
 SWEEPS = 2000
 GPUS = 3
@@ -38,7 +38,7 @@ LARGEST = 40
 NOTED = dt.date(2026, 9, 22)
 TODAY = dt.date(2026, 11, 21)
 DRIFT = 0.02  # of a price in 30 days
-JOB = Workload(
+JOB = Job(
     queries=15_000,
     epochs=10,
     overheads=NO_OVERHEADS.model_copy(update={"price_drift": DRIFT}),

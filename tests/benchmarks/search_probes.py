@@ -14,7 +14,7 @@ from random import Random
 from typing import TYPE_CHECKING, Literal
 
 from trials.search import (
-    Reading,
+    ProbeResult,
     Search,
     doubling_and_bisection,
     search_largest_batch,
@@ -61,12 +61,12 @@ class Law:
     fixed_share: float
     memory_limit_bytes: int
 
-    def probe(self, batch: int) -> Reading:
+    def probe(self, batch: int) -> ProbeResult:
         if batch > self.largest:
-            return Reading(fits=False, peak_memory_bytes=None)
+            return ProbeResult(fits=False, peak_memory_bytes=None)
         # What was reported cannot exceed the memory there is.
         peak_bytes = min(int(self._peak_bytes(batch)), self.memory_limit_bytes)
-        return Reading(fits=True, peak_memory_bytes=peak_bytes)
+        return ProbeResult(fits=True, peak_memory_bytes=peak_bytes)
 
     def _peak_bytes(self, batch: int) -> float:
         random = Random(f"{self.name}/{batch}")  # asked again, a batch answers the same
@@ -109,7 +109,7 @@ class Tally:
     probes: int = 0
     misses: int = 0
 
-    def probe(self, batch: int) -> Reading:
+    def probe(self, batch: int) -> ProbeResult:
         reading = self.law.probe(batch)
         self.probes += 1
         self.misses += not reading.fits
@@ -152,9 +152,9 @@ def score(contender: Callable[[Tally], int], laws: list[Law]) -> Score:
     return result
 
 
-def drive(search: Search, probe: Callable[[int], Reading]) -> int:
+def drive(search: Search, probe: Callable[[int], ProbeResult]) -> int:
     """Run a search to its end, answering each batch size with ``probe``."""
-    reading: Reading | None = None
+    reading: ProbeResult | None = None
     while True:
         try:
             batch = next(search) if reading is None else search.send(reading)

@@ -16,18 +16,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fitting.published import dataset_lengths, throughput_points
+from fitting.paper.published import dataset_lengths, throughput_points
 from gpu_catalog.catalog import load_catalog
-from orchestrator.tables import table
-from trials.models.model import find_model
-from trials.possible import resolved
-from trials.recipe import NAMED_RECIPES
-from trials.simulation.clock import Constants
-from trials.simulation.prober import usable_bytes
-from trials.simulation.simulated import SimulatedCell
-from trials.simulation.traces import Traces
-from trials.simulation.worker import Tracing
-from trials.workload import Cell
+from orchestrator.markdown_table import table
+from trials.records.cell import Cell
+from trials.records.compatibility import with_defaults
+from trials.records.model import find_model
+from trials.records.recipe import NAMED_RECIPES
+from trials.simulation.simulated_cell import SimulatedCell
+from trials.simulation.simulated_prober import usable_bytes
+from trials.simulation.timing_model import EfficiencyConstants
+from trials.simulation.trace_cache import Traces
+from trials.simulation.tracing.tracing_worker import Tracing
 
 CATALOG = load_catalog()
 # The paper does not say which H100 it ran on: both are shown.
@@ -39,7 +39,7 @@ GPUS = {
 }
 # Its model file waits for the GPU in every block: host and GPU take turns.
 BETWEEN = ("step times", "batches", "off by", "absolute", "at most", "same order")
-INSTRUMENTED = Constants(overlapped=False)
+INSTRUMENTED = EfficiencyConstants(overlapped=False)
 USD_PER_HOUR = {"A40": 0.79, "A100-80GB": 1.67, "H100-80GB": 2.10}  # 2408.04693, Table IV
 RECIPES = {"mixtral-8x7b": "paper-mixtral", "blackmamba-2.8b": "paper-blackmamba"}
 MIXTRAL, BASE = "mixtral-8x7b", "A100-80GB"
@@ -102,7 +102,7 @@ class Simulation:
                 gpu=gpu.key,
                 simulated=True,
                 model=model_name,
-                recipe=resolved(NAMED_RECIPES[RECIPES[model_name]], model, gpu),
+                recipe=with_defaults(NAMED_RECIPES[RECIPES[model_name]], model, gpu),
                 experts=model.experts,
                 active_experts=round(sparsity * (model.experts or 1)),
                 seq_len=seq_len,
@@ -124,10 +124,12 @@ class Simulation:
         }
         self.traces.prepare(list(requests.values()))
 
-    def step_seconds(self, point: Point, gpu: str, constants: Constants | None = None) -> float:
+    def step_seconds(
+        self, point: Point, gpu: str, constants: EfficiencyConstants | None = None
+    ) -> float:
         """Of a point, simulated on one form of its GPU."""
         of, size = self.of(point), point.batch_size
-        return of.step_time(size, CATALOG.gpu(gpu), constants or Constants()).seconds
+        return of.step_time(size, CATALOG.gpu(gpu), constants or EfficiencyConstants()).seconds
 
 
 def host_factor(simulation: Simulation, point: Point, gpu: str) -> float:
@@ -137,7 +139,7 @@ def host_factor(simulation: Simulation, point: Point, gpu: str) -> float:
     return max(0.1, (point.step_seconds - without) / once)
 
 
-def _instrumented(factor: float) -> Constants:
+def _instrumented(factor: float) -> EfficiencyConstants:
     return INSTRUMENTED.model_copy(update={"host_factor": factor})
 
 

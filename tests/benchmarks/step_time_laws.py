@@ -13,13 +13,13 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import OptimizeWarning, curve_fit
 
-from fitting.form_fit import fit_form
-from fitting.frames import FrameFits, fit_frame
-from fitting.laws import FloatArray
-from fitting.observed import read_frame
-from fitting.paper import Reproduction, reproduction
-from fitting.step_times import Form
-from orchestrator.tables import table
+from fitting.laws.forms import Form
+from fitting.laws.robust_fit import fit_form
+from fitting.numerics.arrays import FloatArray
+from fitting.paper.reproduction import Reproduction, reproduction
+from fitting.tables.frames import FrameFits, fit_frame
+from fitting.tables.observations_table import read_frame
+from orchestrator.markdown_table import table
 
 SEED = 20240804
 FAMILIES, GPUS = 100, 10

@@ -9,7 +9,7 @@ import torch
 
 from gpu_catalog.gpu import Gpu
 from trials.devices.live_tensors import LiveTensorCounter
-from trials.observation import DeviceReading, MemoryReading
+from trials.records.observation import DeviceReading, MemoryReading
 
 
 class CpuDevice:

@@ -12,8 +12,8 @@ from gpu_catalog.gpu import Gpu
 from trials.devices.device import DeviceError
 from trials.devices.identity import identity_mistake
 from trials.devices.nvml import Neighbours, Nvml
-from trials.observation import DeviceReading, MemoryReading, Outcome
-from trials.outcome import classify
+from trials.records.failure_classification import classify
+from trials.records.observation import DeviceReading, MemoryReading, Outcome
 
 # A killed process's memory comes back a moment after it is gone: so long at most, and when it has
 # not fallen for so long it is a living one's. As little as this is nobody's.

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from trials.observation import DeviceReading, MemoryReading
+from trials.records.observation import DeviceReading, MemoryReading
 
 
 class DeviceError(RuntimeError):

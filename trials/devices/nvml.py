@@ -10,7 +10,7 @@ import os
 from types import ModuleType
 from typing import Any, Self
 
-from trials.observation import DeviceReading
+from trials.records.observation import DeviceReading
 
 # Reasons that hold no clock down that a step wants: nothing runs, or somebody set the clock.
 NO_THROTTLING = ("GpuIdle", "ApplicationsClocksSetting", "UserDefinedClocks", "DisplayClockSetting")

@@ -5,32 +5,29 @@ the device, random or pretrained, and its linear layers are quantised before the
 So a model in 4 bits never needs the memory it would take in 16.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import __version__ as transformers_version
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
 )
 
-from gpu_catalog.near import did_you_mean
+from gpu_catalog.suggestions import did_you_mean
+from trials.models.adapter_targets import adapts_router, lora_targets
 from trials.models.experts import experts_implementation, linear_routers, loop_experts
 from trials.models.mamba import choose_mamba_kernels
-from trials.models.model import Model
-from trials.models.targets import adapts_router, lora_targets
-from trials.recipe import Recipe
-from trials.workload import Weights
+from trials.models.weight_placement import DTYPES, place
+from trials.records.cell import Weights
+from trials.records.model import Model
+from trials.records.recipe import Recipe
 
 BLACKMAMBA = "blackmamba"
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class KernelError(ValueError):
@@ -145,7 +142,7 @@ def build_model(  # noqa: PLR0913 - what a model is built from
 
     Args:
         model: its configuration.
-        recipe: every field that applies filled in (``trials.possible.resolved``).
+        recipe: every field that applies filled in (``trials.records.compatibility.resolved``).
         active_experts: experts each token is routed to; absent for a dense model.
         weights: random or pretrained. Pretrained ones pass through the host's memory whole.
         device: where it goes.
@@ -163,7 +160,7 @@ def build_model(  # noqa: PLR0913 - what a model is built from
         if weights == "pretrained"
         else stock_model(model, recipe, active_experts)
     )
-    return under_recipe(built, recipe, lambda model: _place(model, recipe, device))
+    return under_recipe(built, recipe, lambda model: place(model, recipe, device))
 
 
 def under_recipe(model: nn.Module, recipe: Recipe, place: Callable[[nn.Module], None]) -> nn.Module:
@@ -227,97 +224,6 @@ def _pretrained(model: Model, recipe: Recipe, active_experts: int | None) -> nn.
     )
 
 
-def _place(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
-    """Weights onto the device, a decoder layer at a time, quantised where the recipe says so."""
-    tied = _tied_parameters(model)
-    head = model.get_output_embeddings()  # type: ignore[operator]
-    with torch.no_grad():
-        for part in _parts(model):
-            if any(t.is_meta for t in (*part.parameters(), *part.buffers())):
-                _draw(model, part, device, tied)
-            else:
-                part.to(device)
-            if recipe.method == "qlora":
-                _quantise_linears(part, recipe, keep=head, quantise=_quantised)
-    if recipe.method == "qlora":
-        _declare_4bit(model)
-
-
-def quantise_laid_out(
-    model: nn.Module, recipe: Recipe, quantise: Callable[[Any, nn.Linear, Recipe], None]
-) -> None:
-    """Gives a model without weights 4-bit layers without weights.
-
-    Args:
-        model: on the meta device.
-        recipe: a QLoRA one.
-        quantise: gives a bitsandbytes layer, the first argument, what stands for the weights of the
-            linear one.
-    """
-    head = model.get_output_embeddings()  # type: ignore[operator]
-    _quantise_linears(model, recipe, keep=head, quantise=quantise)
-    _declare_4bit(model)
-
-
-def _declare_4bit(model: nn.Module) -> None:
-    # PEFT asks for it before it puts adapters made for 4-bit layers beside them.
-    model.is_loaded_in_4bit = True  # type: ignore[assignment]
-
-
-def _parts(model: nn.Module) -> Iterator[nn.Module]:
-    """Every decoder layer, then the model for the rest of it."""
-    yield from decoder_layers(model)
-    yield model
-
-
-def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """The layers that checkpointing works out again, in their order."""
-    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-
-
-@dataclass(slots=True)
-class _Tied:
-    """A parameter that several modules share: as laid out, and as drawn by the first of them."""
-
-    laid_out: nn.Parameter
-    drawn: nn.Parameter | None = None
-
-
-def _tied_parameters(model: nn.Module) -> dict[int, _Tied]:
-    """The parameters that more than one module holds, by identity."""
-    held = [p for module in model.modules() for p in module.parameters(recurse=False)]
-    counts = Counter(id(parameter) for parameter in held)
-    return {id(p): _Tied(p) for p in held if counts[id(p)] > 1}
-
-
-def _draw(model: nn.Module, part: nn.Module, device: torch.device, tied: dict[int, _Tied]) -> None:
-    """Gives random weights to what of a part has none yet, as the model's own class draws them."""
-    drawn = []
-    for module in part.modules():
-        fresh = False
-        for name, parameter in module.named_parameters(recurse=False):
-            if not parameter.is_meta:
-                continue
-            shared = tied.get(id(parameter))
-            weights = None if shared is None else shared.drawn
-            if weights is None:
-                # What the class has no rule for is drawn as its linear layers are.
-                values = torch.empty_like(parameter, device=device).normal_(std=0.02)
-                weights = nn.Parameter(values, parameter.requires_grad)
-                fresh = True
-            if shared is not None:
-                shared.drawn = weights
-            setattr(module, name, weights)
-        for name, buffer in module.named_buffers(recurse=False):
-            if buffer.is_meta:
-                module._buffers[name] = torch.zeros_like(buffer, device=device)  # noqa: SLF001 - setattr would register it anew
-                fresh = True
-        if fresh:
-            drawn.append(module)
-    for module in reversed(drawn):  # a mixer draws its own way what its parts drew before
-        model._init_weights(module)  # type: ignore[operator] # noqa: SLF001 - the class's own rules
-
-
 def _checkpoint(model: nn.Module) -> None:
     # transformers 5.20 renamed it; the old name warns there.
     enable = getattr(model, "activation_checkpointing_enable", None)
@@ -345,47 +251,3 @@ def _adapt(model: nn.Module, recipe: Recipe) -> nn.Module:
         return get_peft_model(model, config, autocast_adapter_dtype=keep)  # type: ignore[no-any-return]
     finally:
         del facts.model_type  # the class has it
-
-
-def _quantise_linears(
-    module: nn.Module,
-    recipe: Recipe,
-    *,
-    keep: nn.Module,
-    quantise: Callable[[Any, nn.Linear, Recipe], None],
-) -> None:
-    """Replaces linear layers by their 4-bit NF4 form (QLoRA, 2305.14314).
-
-    The head keeps its precision, as bitsandbytes leaves it in transformers, and so do routers:
-    there they are no linear layers, and they are small.
-    """
-    import bitsandbytes as bnb  # noqa: PLC0415 - seconds, and only 4-bit weights need it
-
-    for name, child in module.named_children():
-        if type(child) is not nn.Linear:
-            _quantise_linears(child, recipe, keep=keep, quantise=quantise)
-        elif child is not keep and name != "router_linear":
-            linear = bnb.nn.Linear4bit(
-                child.in_features,
-                child.out_features,
-                bias=child.bias is not None,
-                compute_dtype=DTYPES[recipe.precision],
-                compress_statistics=recipe.double_quantisation,
-                quant_type="nf4",
-                device="meta",
-            )
-            linear.bias = child.bias
-            quantise(linear, child, recipe)
-            setattr(module, name, linear)
-
-
-def _quantised(linear: Any, plain: nn.Linear, recipe: Recipe) -> None:
-    import bitsandbytes as bnb  # noqa: PLC0415 - as above
-
-    linear.weight = bnb.nn.Params4bit(
-        plain.weight.data,
-        requires_grad=False,
-        compress_statistics=recipe.double_quantisation,
-        quant_type="nf4",
-    )
-    linear.to(plain.weight.device)  # which quantises

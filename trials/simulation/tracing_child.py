@@ -14,9 +14,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from threading import Thread
 
-from trials.quiet import QUIET
+from trials.child_process.environment import CHILD_VARIABLES
 
-CHILD = (sys.executable, "-m", "trials.begin", "trials.simulation.begin")
+CHILD = (
+    sys.executable,
+    "-m",
+    "trials.child_process.bootstrap",
+    "trials.simulation.tracing.bootstrap",
+)
 
 
 def cache_folder() -> Path:
@@ -39,7 +44,7 @@ class TracingChild:
         self._heard, self._telling = os.pipe()
         self._process = subprocess.Popen(
             CHILD,
-            env=os.environ | QUIET,
+            env=os.environ | CHILD_VARIABLES,
             stdin=pipe,
             stdout=pipe,
             stderr=pipe,

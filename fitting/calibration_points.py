@@ -1,0 +1,64 @@
+"""Measured steps that a calibration fits: the step as traced, and its seconds."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpu_catalog.gpu import Gpu
+from trials.records.cell import Cell
+from trials.records.model import Model
+from trials.records.observation import Basis, Observation, Outcome
+from trials.simulation.recording import Operators
+from trials.simulation.simulated_cell import SimulatedCell
+from trials.simulation.trace_cache import TraceError, Traces
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A step that was measured, and what it runs."""
+
+    gpu: Gpu
+    host: str
+    operators: Operators
+    seconds: float
+
+
+def measured_points(
+    observations: Sequence[Observation],
+    models: Mapping[str, Model],
+    gpus: Mapping[str, Gpu],
+    traces: Traces,
+) -> tuple[list[Point], list[str]]:
+    """The measured steps on CUDA GPUs, one for each cell, batch size and stack.
+
+    Args:
+        observations: of any runs.
+        models: by name.
+        gpus: by key.
+        traces: where what the steps do comes from.
+
+    Returns:
+        The points, and why cells are not among them, a line each.
+    """
+    by_step: dict[tuple[Cell, int, str, str], list[float]] = defaultdict(list)
+    for o in observations:
+        timed = o.measurement is not None and o.measurement.step_seconds
+        cuda = o.cell.gpu in gpus and gpus[o.cell.gpu].kind == "cuda"
+        if o.basis is Basis.MEASURED and o.outcome is Outcome.FITS and timed and cuda:
+            assert o.measurement is not None
+            assert o.environment is not None
+            key = (o.cell, o.batch_size, o.environment.host, o.environment.stack)
+            by_step[key] += o.measurement.step_seconds
+    simulated = {cell: SimulatedCell(cell, models[cell.model], traces) for cell, *_ in by_step}
+    ones = {cell for cell, batch_size, *_ in by_step if batch_size == 1}
+    traces.prepare([r for c, s in simulated.items() for r in s.requests(alone=c in ones)])
+    points, reasons = [], {}
+    for (cell, batch_size, host, _), seconds in by_step.items():
+        try:
+            operators = simulated[cell].operators(batch_size)
+        except TraceError as error:
+            reasons[cell.key] = f"{cell.key}: {error}"
+            continue
+        points.append(Point(gpus[cell.gpu], host, operators, statistics.median(seconds)))
+    return points, list(reasons.values())

@@ -1,0 +1,147 @@
+"""The record of a family's law from its fit: groups, parameters, suspects, series, intervals."""
+
+import numpy as np
+
+from fitting.families.records import BatchSizeRange, GroupLaw, Intervals, SeriesSeen, Suspect
+from fitting.laws.fit_result import Parameter
+from fitting.laws.forms import SHAPES, FittedForm, Form, Sparsity, WorkUnit, group_of
+from fitting.numerics.arrays import FloatArray
+from fitting.numerics.intervals import LEVEL, Scales, coverage
+from fitting.points.step_time_rows import StepTimes
+
+FEWEST_JUDGED = 5  # points that a coverage is estimated from
+
+
+def exponent_parameter(fitted: FittedForm) -> Parameter | None:
+    """The shared exponent of the sparsity, where the form has one."""
+    if fitted.exponent is None:
+        return None
+    return Parameter(
+        name="g", value=fitted.exponent, unit="1", standard_error=fitted.exponent_error
+    )
+
+
+def group_laws(fitted: FittedForm, points: StepTimes) -> tuple[GroupLaw, ...]:
+    """Parameters of every group, with a remedy for those that have too few points."""
+    _, at = np.unique(group_of(fitted.form, points), return_inverse=True)
+    order = np.argsort(at, kind="stable")
+    members = np.split(order, np.cumsum(np.bincount(at))[:-1])
+    return tuple(_group(fitted, place, points.sparsity[rows]) for place, rows in enumerate(members))
+
+
+def _group(fitted: FittedForm, place: int, sparsities: FloatArray) -> GroupLaw:
+    form, several = fitted.form, len(np.unique(sparsities)) > 1
+    terms = _terms(form, several=several)
+    is_free = form is Form.LOGARITHM or several or fitted.exponent is not None
+    values, errors = fitted.values[place], fitted.standard_errors[place]
+    carried = bool(np.isfinite(values).all())
+    parameters = tuple(
+        _parameter(form, *term, value, error)
+        for term, value, error in zip(terms, values, errors, strict=False)
+    )
+    return GroupLaw(
+        name=str(fitted.names[place]),
+        points=len(sparsities),
+        parameters=parameters if carried else (),
+        held_at_zero=tuple(p.name for p in parameters if carried and p.value == 0),
+        sparsity=None if is_free else float(sparsities[0]),
+        remedy=None
+        if carried
+        else f"measure at least {len(terms) + 1} points of it, among them two batch sizes at one "
+        "sparsity",
+    )
+
+
+def _terms(form: Form, *, several: bool) -> tuple[tuple[str, str], ...]:
+    """Names and units of the parameters of a form.
+
+    Args:
+        form: of the law.
+        several: whether the group has several sparsities.
+    """
+    if form is Form.LOGARITHM:
+        return (("c2_over_c3", "queries/s"), ("c4", "queries/s"))
+    shape = SHAPES[form]
+    unit = "s/token" if shape.work is WorkUnit.TOKENS else "s/query"
+    if shape.sparsity is Sparsity.SHARED or not several:
+        return (("t0", "s"), ("k", unit))
+    powered = unit if shape.power == 1 else f"({unit})^{shape.power:g}"
+    return (("t0", "s"), ("k0", powered), ("k1", powered))
+
+
+def power_of(form: Form, name: str) -> float:
+    """Power of a parameter where it multiplies its term."""
+    return SHAPES[form].power if name in ("t0", "k") else 1.0
+
+
+def _parameter(form: Form, name: str, unit: str, value: float, error: float) -> Parameter:
+    power = power_of(form, name)
+    rooted = float(value ** (1 / power)) if power != 1 else float(value)
+    is_identified = np.isfinite(error) and not (power != 1 and value == 0)
+    return Parameter(
+        name=name,
+        value=rooted,
+        unit=unit,
+        standard_error=float(error * (rooted / value / power if power != 1 else 1))
+        if is_identified
+        else None,
+    )
+
+
+def suspect_points(fitted: FittedForm, points: StepTimes) -> tuple[Suspect, ...]:
+    """Points further than ``SUSPECT`` spreads from the law fitted without them."""
+    without = fitted.left_out_residuals
+    return tuple(
+        Suspect(
+            gpu=str(points.gpu[row]),
+            series=str(points.series[row]),
+            seq_len=float(points.tokens[row] / points.batch_size[row]),
+            sparsity=float(points.sparsity[row]),
+            batch_size=float(points.batch_size[row]),
+            seconds=float(points.seconds[row]),
+            expected_seconds=float(points.seconds[row] * np.exp(without[row])),
+            spreads=float(abs(without[row]) / fitted.spread),
+        )
+        for row in np.flatnonzero(fitted.suspects)
+    )
+
+
+def observed_series(points: StepTimes, scale: Scales | None) -> tuple[SeriesSeen, ...]:
+    """Observed curves of every series, of points in the order of ``merged``."""
+    names, counts = np.unique(points.series, return_counts=True)
+    ends = np.cumsum(counts)
+    return tuple(
+        SeriesSeen(
+            name=str(name),
+            curves=_curves(points.where(np.arange(start, end))),
+            sigma=None if scale is None else scale.sigma(str(name)),
+            half_width=None if scale is None else scale.half_width(str(name), LEVEL),
+        )
+        for name, start, end in zip(names, ends - counts, ends, strict=True)
+    )
+
+
+def _curves(series: StepTimes) -> tuple[BatchSizeRange, ...]:
+    curves = []
+    for sparsity in np.unique(series.sparsity):
+        sizes = series.batch_size[series.sparsity == sparsity]
+        curves.append(
+            BatchSizeRange(
+                sparsity=float(sparsity), smallest=float(sizes.min()), largest=float(sizes.max())
+            )
+        )
+    return tuple(curves)
+
+
+def family_intervals(
+    points: StepTimes, left_out: FloatArray, scale: Scales, *, nested: bool
+) -> Intervals:
+    """Interval widths of the family, with the share of left-out points inside them."""
+    is_judged = np.isfinite(left_out).sum() >= FEWEST_JUDGED
+    return Intervals(
+        level=LEVEL,
+        residuals="nested" if nested else "first order",
+        sigma=scale.family,
+        half_width=scale.half_width(None, LEVEL),
+        coverage=coverage(points.series, left_out, LEVEL)[0] if is_judged else None,
+    )

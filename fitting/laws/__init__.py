@@ -1,0 +1,1 @@
+"""Equations, their forms, robust fits, selection, results and failures."""

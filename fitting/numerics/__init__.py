@@ -1,0 +1,1 @@
+"""Least squares, intervals and uncertainty, independent of GPUs."""

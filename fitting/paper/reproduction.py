@@ -1,0 +1,390 @@
+"""The paper's results (arXiv 2408.04693) reproduced: by its laws, and by ours."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+
+import numpy as np
+
+from fitting.laws.equations import max_batch_affine, max_batch_eq1, step_seconds_transferred
+from fitting.laws.forms import SHAPES, FittedForm, Form, Per
+from fitting.laws.model_selection import (
+    Fitting,
+    chosen,
+    fit_chosen,
+    growing,
+    held_out,
+    smaller_half,
+    throughput_errors,
+    tried,
+)
+from fitting.laws.robust_fit import fit_form
+from fitting.numerics.arrays import FloatArray
+from fitting.numerics.intervals import LEVEL, coverage
+from fitting.numerics.least_squares import solve_most_agreed, solve_nonlinear
+from fitting.paper.published import (
+    AS_PCIE,
+    BLACKMAMBA,
+    CS,
+    EPOCHS,
+    EQ1_FIGURE,
+    FIGURE_LENGTH,
+    GPUS,
+    MATH,
+    MIXTRAL,
+    NOMINAL_GB,
+    OPENORCA_QUERIES,
+    SPARSE,
+    TABLE_IV,
+    TABLE_IV_QUERIES,
+    WEIGHTS_GB,
+    Points,
+    dataset_lengths,
+    table,
+    throughput_points,
+)
+from fitting.points.step_time_rows import StepTimes
+from gpu_catalog.catalog import load_catalog
+from gpu_catalog.gpu import Gpu
+from trials.records.model import find_model
+
+PERCENT = 100.0
+SECONDS_PER_HOUR = 3600.0
+# A step of QLoRA reads the experts' weights thrice (forward, again for the checkpoints, gradient of
+# the input), and each time 0.5 bytes to unpack, 2 to write and 2 to multiply.
+PASSES, BYTES_A_PASS = 3, 4.5
+REACHED = 0.83  # of the bandwidth
+MOST_RATIO, RATIO_STEP = 2.5, 0.01  # of the two data sets' lengths, as far as is looked
+GIB = 2**30
+
+
+class Throughput:
+    """How well laws predict the points that they have not seen."""
+
+    def __init__(self) -> None:
+        self.points = throughput_points()
+
+    def by_family(self, fit: Fitting) -> FloatArray:
+        """(points,) ``log(fitted / measured)``, each point by a fit to its model's others."""
+        residuals = np.full(len(self.points.rows), np.nan)
+        for rows in self._families():
+            own = self.points.rows.where(rows)
+            residuals[rows] = held_out(own, np.arange(len(own)), fit)
+        return residuals
+
+    def growing(self, fit: Fitting, *, without: str | None = None) -> float:
+        """Mean error in per cent on each curve's larger batches, fitted to the smaller half.
+
+        Args:
+            fit: makes the law.
+            without: a GPU whose points are not counted, though they are fitted.
+        """
+        found = []
+        for rows in self._families():
+            own = self.points.rows.where(rows)
+            residuals = growing(own, fit)
+            larger = own.where(~smaller_half(own))
+            counted = np.ones(len(larger), bool)
+            if without is not None:
+                counted = np.char.find(larger.gpu, without) < 0
+            found.append(residuals[counted])
+        return _mean_percent(np.concatenate(found))
+
+    def to_other_dataset(self, model: str, *, by_median: bool = False) -> dict[str, float]:
+        """Mean error in per cent on one data set of a law that has seen the other, on the A40.
+
+        Args:
+            model: of the family.
+            by_median: take every query to have its data set's median length, as the paper's text
+                has it, and not the length of the longest in its batch.
+        """
+        points, lengths = self.points, dataset_lengths()
+        rows = points.rows
+        if by_median:
+            median = np.array([lengths[name].median for name in points.dataset])
+            rows = replace(rows, tokens=rows.batch_size * median)
+        own = (points.model == model) & (points.gpu == "A40")
+        errors = {}
+        for seen, other in ((CS, MATH), (MATH, CS)):
+            fitted = _across_series(rows.where(own & (points.dataset == seen)))
+            asked = rows.where(own & (points.dataset == other))
+            errors[other] = _mean_percent(np.log(fitted.seconds(asked) / asked.seconds))
+        return errors
+
+    @cached_property
+    def chosen(self) -> FloatArray:
+        """(points,) residuals of the law chosen, each time without the point."""
+        return self.by_family(fit_chosen)
+
+    @cached_property
+    def paper(self) -> FloatArray:
+        """(points,) residuals of the paper's law."""
+        return self.by_family(_fit_logarithm)
+
+    def coverage(self) -> tuple[float, float]:
+        """Parts of the points within their 90 % interval; its median half-width."""
+        inside, widths = coverage(self.points.rows.series, self.chosen, LEVEL)
+        return inside, float(np.median(np.exp(widths) - 1))
+
+    def _families(self) -> Iterator[np.ndarray]:
+        for model in np.unique(self.points.model):
+            yield np.flatnonzero(self.points.model == model)
+
+
+class Transfer:
+    """Mixtral's step time on GPUs that were never fitted.
+
+    Args:
+        points: the paper's.
+        forms: which row of the catalog each of its GPUs is.
+    """
+
+    def __init__(self, points: Points, forms: Mapping[str, str]) -> None:
+        own = np.flatnonzero(points.model == MIXTRAL)
+        self._rows = points.rows.where(own)
+        self._names = points.gpu[own]
+        catalog = load_catalog()
+        gpus = [catalog.gpu(forms[name]) for name in self._names]
+        self._bandwidth = np.array([_known(g.memory_bandwidth_gb_per_second) for g in gpus])
+        self._rate = np.array([_known(g.bf16_dense_tflops) for g in gpus])
+
+    def from_one(self, name: str = "A40") -> dict[str, float]:
+        """Mean error in per cent on each other GPU, calibrated on one."""
+        seconds = self._seconds(self._names == name)
+        return {other: self._off(seconds, other) for other in GPUS if other != name}
+
+    def leaving_one_out(self) -> dict[str, float]:
+        """Mean error in per cent on each GPU, calibrated on the others."""
+        return {name: self._off(self._seconds(self._names != name), name) for name in GPUS}
+
+    def _seconds(self, seen: np.ndarray) -> FloatArray:
+        """(rows,) by the law, fitted where ``seen``: the host's time, the cost, the exponent."""
+        measured = self._rows.seconds
+
+        def law(values: FloatArray) -> FloatArray:
+            return step_seconds_transferred(
+                self._rows.tokens,
+                self._rows.sparsity,
+                self._bandwidth,
+                self._rate,
+                moved_gb=moved_gb() / REACHED,
+                host_seconds=float(values[0]),
+                flop_per_token=float(values[1]),
+                exponent=float(values[2]),
+            )
+
+        found = solve_nonlinear(
+            lambda values: np.log(law(values)[seen] / measured[seen]),
+            np.array([1.0, 0.5, 0.7]),
+            lower=np.array([0.0, 0.0, 0.0]),
+            upper=np.array([100.0, 100.0, 2.0]),
+        )
+        return law(found.values)
+
+    def _off(self, seconds: FloatArray, name: str) -> float:
+        of = self._names == name
+        return _mean_percent(np.log(seconds[of] / self._rows.seconds[of]))
+
+
+def moved_gb() -> float:
+    """10**9 bytes that a step of Mixtral moves for its experts' weights, whatever the batch."""
+    config = find_model(MIXTRAL).config
+    layers, experts, hidden, width = (
+        int(str(config[name]))
+        for name in (
+            "num_hidden_layers",
+            "num_local_experts",
+            "hidden_size",
+            "intermediate_size",
+        )
+    )
+    return layers * experts * 3 * hidden * width * PASSES * BYTES_A_PASS / 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class LargestBatches:
+    """Mixtral's 12 largest batches, and what the laws make of them.
+
+    Attributes:
+        rows: where each is from.
+        published: (12,) queries.
+        eq1: (12,) by Eq. 1 at its best: nominal memory, weights alone, median lengths.
+        eq1_constants: c0 and c1.
+        ours: (12,) by memory affine in padded tokens.
+        model_gib: what the model holds by ours, M0.
+        ratio: how much longer than CS's batches MATH's are, by ours.
+    """
+
+    rows: tuple[dict[str, str], ...]
+    published: FloatArray
+    eq1: FloatArray
+    eq1_constants: tuple[float, float]
+    ours: FloatArray
+    model_gib: float
+    ratio: float
+
+    def exact(self, law: FloatArray) -> int:
+        """How many a law has exactly."""
+        return int((law == self.published).sum())
+
+
+def largest_batches() -> LargestBatches:
+    """Fits Eq. 1 and ``max_batch_affine``, each so that most agree."""
+    rows = tuple(r for r in table("largest_batches.csv") if r["model"] == MIXTRAL)
+    catalog, lengths = load_catalog(), dataset_lengths()
+    usable = np.array([_usable_gib(catalog.gpu(GPUS[r["gpu"]])) for r in rows])
+    nominal = np.array([NOMINAL_GB[r["gpu"]] for r in rows])
+    median = np.array([lengths[r["dataset"]].median for r in rows])
+    sparsity = np.array([float(r["sparsity"]) for r in rows])
+    published = np.array([float(r["largest_batch"]) for r in rows])
+    is_math = np.array([r["dataset"] == MATH for r in rows])
+    at, beyond = (_memory_terms(b * median, sparsity)[:, 1:] for b in (published, published + 1))
+    q0, q1 = solve_most_agreed(at, beyond, nominal - WEIGHTS_GB)
+    constants = (float(1 / (q0 + q1)), float(q1 / (q0 + q1)))
+    best: tuple[tuple[float, ...], float, FloatArray] | None = None
+    for ratio in np.arange(1.0, MOST_RATIO, RATIO_STEP):
+        length = np.where(is_math, ratio, 1.0)
+        at, beyond = (_memory_terms(b * length, sparsity) for b in (published, published + 1))
+        values = solve_most_agreed(at, beyond, usable)
+        margins = np.minimum(usable - at @ values, beyond @ values - usable) / usable
+        agreeing = margins[margins > 0]
+        key = (float(len(agreeing)), float(agreeing.min(initial=1.0)))
+        if best is None or key > best[0]:
+            best = (key, float(ratio), values)
+    assert best is not None
+    _, ratio, (model_gib, p0, p1) = best
+    length = np.where(is_math, ratio, 1.0)
+    return LargestBatches(
+        rows=rows,
+        published=published,
+        eq1=np.floor(max_batch_eq1(nominal, WEIGHTS_GB, median, sparsity, *constants)),
+        eq1_constants=constants,
+        ours=np.floor(max_batch_affine(usable, model_gib, length, sparsity, p0, p1)),
+        model_gib=float(model_gib),
+        ratio=ratio,
+    )
+
+
+def projected_max_batch(memory_gb: float, constants: tuple[float, float] = EQ1_FIGURE) -> float:
+    """Fig. 13's projection of sparse Mixtral, before rounding."""
+    return float(max_batch_eq1(memory_gb, WEIGHTS_GB, FIGURE_LENGTH, SPARSE, *constants))
+
+
+def job_usd(queries: float, queries_per_second: float, usd_per_hour: float) -> float:
+    """What ten epochs cost."""
+    return queries * EPOCHS / queries_per_second / SECONDS_PER_HOUR * usd_per_hour
+
+
+def _across_series(rows: StepTimes) -> FittedForm:
+    """The best law of those that speak of another data set, too: by GPU and padded tokens."""
+    able = {form for form, shape in SHAPES.items() if shape.per is Per.GPU}
+    best = chosen([candidate for candidate in tried(rows) if candidate.fitted.form in able])
+    assert best is not None
+    return best.fitted
+
+
+def _memory_terms(tokens: FloatArray, sparsity: FloatArray) -> FloatArray:
+    return np.stack([np.ones_like(tokens), tokens, tokens * sparsity], axis=1)
+
+
+def _usable_gib(gpu: Gpu) -> float:
+    return _known(gpu.usable_memory_bytes) / GIB
+
+
+def _known(value: float | None) -> float:
+    if value is None:
+        raise ValueError("the catalog does not know what the paper's GPUs need")
+    return float(value)
+
+
+def _mean_percent(residuals: FloatArray) -> float:
+    return float(throughput_errors(residuals).mean()) * PERCENT
+
+
+def rmse_eq2(rows: StepTimes) -> float:
+    """Root mean square error of the paper's law on what it was fitted to, in queries per second."""
+    fitted = _fit_logarithm(rows)
+    assert fitted is not None
+    rate = rows.batch_size / rows.seconds
+    return float(np.sqrt(np.mean((rows.batch_size / fitted.seconds(rows) - rate) ** 2)))
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduction:
+    """Everything that ``reproduce`` prints.
+
+    Attributes:
+        throughput: the points and what laws make of them.
+        transfer, transfer_as_pcie: to other GPUs, the 80 GB ones taken to be SXM, or PCIe.
+        largest: Mixtral's largest batches.
+        figures: by flat name: errors in per cent, dollars, queries.
+    """
+
+    throughput: Throughput
+    transfer: Transfer
+    transfer_as_pcie: Transfer
+    largest: LargestBatches
+    figures: dict[str, float]
+
+
+@cache
+def reproduction() -> Reproduction:
+    """The reproduction, computed once: some seconds."""
+    throughput = Throughput()
+    transfer, largest = Transfer(throughput.points, GPUS), largest_batches()
+    return Reproduction(
+        throughput=throughput,
+        transfer=transfer,
+        transfer_as_pcie=Transfer(throughput.points, AS_PCIE),
+        largest=largest,
+        figures=_throughput_figures(throughput)
+        | _transfer_figures(transfer)
+        | {
+            "max_batch_exact_of_12": float(largest.exact(largest.ours)),
+            "max_batch_exact_of_12.paper": float(largest.exact(largest.eq1)),
+            **{
+                f"table_iv_usd.{gpu}": job_usd(TABLE_IV_QUERIES, rate, price)
+                for gpu, (_, rate, price, _) in TABLE_IV.items()
+            },
+            "openorca_usd": job_usd(OPENORCA_QUERIES, TABLE_IV["H100"][1], TABLE_IV["H100"][2]),
+            "projected_max_batch.100GB": projected_max_batch(100.0),
+            "projected_max_batch.120GB": projected_max_batch(120.0),
+        },
+    )
+
+
+def _throughput_figures(throughput: Throughput) -> dict[str, float]:
+    """Errors in per cent on points left out, larger batches, the other data set; intervals."""
+    inside, half_width = throughput.coverage()
+    figures = {
+        "loo_mape_pct.paper": _mean_percent(throughput.paper),
+        "loo_mape_pct.chosen": _mean_percent(throughput.chosen),
+    }
+    for name, fit in (("paper", _fit_logarithm), ("chosen", fit_chosen)):
+        figure = f"extrapolation_mape_pct.{name}"
+        figures[figure] = throughput.growing(fit)
+        figures[f"{figure}_without_h100"] = throughput.growing(fit, without="H100")
+    for suffix, by_median in ((".by_median_length", True), ("", False)):
+        for name, model in (("mixtral", MIXTRAL), ("blackmamba", BLACKMAMBA)):
+            errors = throughput.to_other_dataset(model, by_median=by_median)
+            figures[f"dataset_transfer_mape_pct.{name}{suffix}"] = max(errors.values())
+    return figures | {
+        "interval_coverage_pct": inside * PERCENT,
+        "interval_half_width_pct": half_width * PERCENT,
+    }
+
+
+def _transfer_figures(transfer: Transfer) -> dict[str, float]:
+    """Errors in per cent on GPUs that were never fitted."""
+    from_a40, left_out = transfer.from_one(), transfer.leaving_one_out()
+    return {
+        "gpu_transfer_mape_pct.a40_only_mean": float(np.mean(list(from_a40.values()))),
+        "gpu_transfer_mape_pct.a40_only_worst": max(from_a40.values()),
+        "leave_one_gpu_out_mape_pct.mean": float(np.mean(list(left_out.values()))),
+        "leave_one_gpu_out_mape_pct.worst": max(left_out.values()),
+    }
+
+
+def _fit_logarithm(rows: StepTimes) -> FittedForm | None:
+    """The paper's law."""
+    return fit_form(Form.LOGARITHM, rows)

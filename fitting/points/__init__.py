@@ -1,0 +1,1 @@
+"""Observations as arrays."""

@@ -1,0 +1,40 @@
+"""Step times of one family as arrays, a row for each timed batch size."""
+
+from dataclasses import dataclass
+
+from fitting.numerics.arrays import BoolArray, FloatArray, IntArray, NameArray
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Timed steps of one family, a row for each visit.
+
+    Attributes:
+        gpu: (rows,) which GPU, with the stack it ran on.
+        series: (rows,) what is one curve but for the sparsity: a GPU at a length or a data set.
+        batch_size: (rows,) queries per step.
+        tokens: (rows,) padded tokens per step.
+        sparsity: (rows,) active experts over experts; 1 without experts.
+        seconds: (rows,) per step.
+    """
+
+    gpu: NameArray
+    series: NameArray
+    batch_size: FloatArray
+    tokens: FloatArray
+    sparsity: FloatArray
+    seconds: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def where(self, rows: BoolArray | IntArray) -> "StepTimes":
+        """Some of the rows."""
+        return StepTimes(
+            gpu=self.gpu[rows],
+            series=self.series[rows],
+            batch_size=self.batch_size[rows],
+            tokens=self.tokens[rows],
+            sparsity=self.sparsity[rows],
+            seconds=self.seconds[rows],
+        )

@@ -1,0 +1,1 @@
+"""Other projects' CSV files in, data frames out."""

@@ -1,0 +1,195 @@
+"""The columns of IBM's ado and of LLMFineTuningBench, read and written.
+
+ado's SFTTrainer actuator (github.com/IBM/ado, docs/user-guide/actuators/sft-trainer.md: "Entity
+space", "Measured properties", "is_valid logic") measures fine-tuning; what it measured is on
+Hugging Face as ibm-research/LLMFineTuningBench, a row for each run. What matters of it here:
+
+- ``batch_size`` is that of one forward and backward pass over all GPUs of the run. The optimizer
+  steps after each ``gradient_accumulation_steps`` of them, 4 unless the identifier says otherwise;
+  a row of ours steps after each.
+- Every example is cut and padded to ``tokens_per_sample`` (``model_max_length`` in exports of
+  ado itself). ``dataset_tokens_per_second`` counts no padding, so it is queries per second times
+  that length wherever the texts are no shorter, as in all data sets but ``news-chars-*``.
+- ``train_samples_per_second`` and its like are wrong in runs that were ended early, says ado: they
+  are not read.
+- ``is_valid`` 0 is a run out of GPU memory, or one that was refused before it began.
+- ``gpu_model`` is the Kubernetes label: the device's name, its spaces as hyphens; without a GPU,
+  ``number_gpus`` is 0 and there is none. ``gpu_memory_utilization_peak`` is in per cent.
+- Other settings of a run stand in ``experiment_id`` and ``identifier`` alone.
+"""
+
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from fitting.numerics.arrays import BoolArray
+from fitting.tables.csv_table import CsvTable, folded, quoted
+from gpu_catalog.gpu import Gpu
+from trials.records.observation import Basis, Observation, Outcome
+
+RATE = "dataset_tokens_per_second"
+SETTINGS = (
+    *("fms_hf_tuning_version", "torch_dtype", "fast_kernels", "fast_moe", "enable_roce"),
+    "optim",
+)
+COLUMNS: dict[str, tuple[str, ...]] = dict.fromkeys(
+    ("number_gpus", "is_valid", RATE, "identifier", "experiment_id", *SETTINGS), ()
+)
+"""Columns that are read beside those of tables in general."""
+
+MEASURED = tuple(
+    [
+        f"{what}_{of}"
+        for what in (
+            *("gpu_compute_utilization", "gpu_memory_utilization", "gpu_power_watts"),
+            "gpu_power_percent",
+        )
+        for of in ("min", "avg", "max", "peak")
+    ]
+    + [
+        *("cpu_compute_utilization", "cpu_memory_utilization", "train_runtime"),
+        *("train_samples_per_second", "train_steps_per_second", "train_tokens_per_second"),
+        *("train_tokens_per_gpu_per_second", "dataset_tokens_per_second_per_gpu"),
+        *("model_load_time", "lh_created_at", "number_nodes", "generatorid", "", "Unnamed: 0"),
+    ]
+)
+ALSO_THERE = frozenset(folded(name) for name in MEASURED)
+"""Columns that are not read, ``folded``: nobody need be told."""
+
+LEFT_SHORTER = "have texts shorter than tokens_per_sample (news-chars-*), nobody says how long"
+SHORTER_TEXTS = "news-chars-"
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_COORDINATES = re.compile(
+    r"(?:^|-)(?:number_gpus|number_nodes|model_max_length|batch_size)\.[\d.]+"
+)
+
+
+def invalid(sheet: CsvTable) -> BoolArray:
+    """(rows,) which runs are said not to have run."""
+    said = [None if text is None else text.casefold() for text in sheet.texts("is_valid")]
+    for place, text in enumerate(said):
+        if sheet.kept[place] and text not in {"1", "true", "0", "false", None}:
+            sheet.row_is_wrong("is_valid", place, f"must be 1 or 0, not {quoted(text)}")
+    return np.array([text in {"0", "false"} for text in said], bool)
+
+
+def of_shorter_texts(sheet: CsvTable) -> BoolArray:
+    """(rows,) whose examples are shorter than they are padded to: tokens tell no queries."""
+    if RATE not in sheet or "queries_per_second" in sheet:
+        return np.zeros(len(sheet), bool)
+    pairs = zip(sheet.texts("identifier"), sheet.texts("dataset"), strict=True)
+    return np.array(
+        [
+            f"dataset_id.{SHORTER_TEXTS}" in (identifier or "")
+            or (dataset or "").startswith(SHORTER_TEXTS)
+            for identifier, dataset in pairs
+        ],
+        bool,
+    )
+
+
+def settings(sheet: CsvTable) -> list[str]:
+    """(rows,) how a run was set up but for what has a column of ours; empty in other tables.
+
+    From ``experiment_id``, ``identifier`` less model, GPU, length and batch, and further columns.
+    """
+    others = {name: sheet.texts(name) for name in SETTINGS if name in sheet}
+    found = []
+    for place, (experiment, identifier, model, gpu) in enumerate(
+        zip(
+            *(sheet.texts(name) for name in ("experiment_id", "identifier", "model", "gpu")),
+            strict=True,
+        )
+    ):
+        rest = identifier or ""
+        for key, value in (("model_name", model), ("gpu_model", gpu)):
+            rest = rest.replace(f"{key}.{value}", "")
+        rest = re.sub("-+", "-", _COORDINATES.sub("", rest)).strip("-")
+        parts = [experiment or "", rest]
+        text = " ".join(part for part in parts if part)
+        further = [
+            f"{name}.{values[place]}"
+            for name, values in others.items()
+            if values[place] is not None and f"{name}." not in text
+        ]
+        found.append(" ".join([*([text] if text else []), *further]))
+    return found
+
+
+def ado_frame(observations: Sequence[Observation], gpus: Mapping[str, Gpu]) -> pd.DataFrame:
+    """Observations in ado's columns, and those of ours that it has not: recipe, basis and others.
+
+    A row for each probe that says whether a batch fits. Throughput is that of the median step, and
+    only where it is the GPU's own: a capped one's is not. A simulated row says so in ``basis``.
+
+    Args:
+        observations: of a run.
+        gpus: by key: how they report themselves.
+    """
+    verdicts = (Outcome.FITS, Outcome.OUT_OF_MEMORY)
+    return pd.DataFrame([_row(o, gpus) for o in observations if o.outcome in verdicts])
+
+
+def _row(observation: Observation, gpus: Mapping[str, Gpu]) -> dict[str, object]:
+    o, cell = observation, observation.cell
+    gpu = gpus[cell.gpu]
+    has_gpu = gpu.kind == "cuda"
+    label = gpu.device_names[0].replace(" ", "-") if has_gpu else None
+    entity = {
+        "model_name": cell.model,
+        "number_gpus": int(has_gpu),
+        "model_max_length": cell.seq_len,
+        "batch_size": o.batch_size,
+        **({"gpu_model": label} if has_gpu else {}),
+        "gradient_accumulation_steps": 1,
+    }
+    return {
+        "identifier": "-".join(f"{key}.{value}" for key, value in entity.items()),
+        "experiment_id": f"finetune-cost.{cell.recipe.key}",
+        "method": cell.recipe.method,
+        "model_name": cell.model,
+        "number_nodes": 1,
+        "gpu_model": label,
+        "number_gpus": int(has_gpu),
+        "tokens_per_sample": cell.seq_len,
+        "batch_size": o.batch_size,
+        "torch_dtype": DTYPES[cell.recipe.precision],
+        "is_valid": int(o.outcome is Outcome.FITS),
+        **_measured(o),
+        "sparsity": cell.sparsity,
+        "recipe": cell.recipe.key,
+        "weights": cell.weights,
+        "software": None if o.environment is None else o.environment.software,
+        "stack": None if o.environment is None else o.environment.stack,
+        "basis": o.basis.value,
+    }
+
+
+def _measured(observation: Observation) -> dict[str, float | None]:
+    """What ado calls measured properties, as far as they were."""
+    o, measurement = observation, observation.measurement
+    peak = runtime = rate = watts = None
+    if measurement is not None:
+        memory = measurement.memory
+        held = memory.peak_reserved_bytes or memory.peak_allocated_bytes
+        peak = 100 * held / o.memory_limit_bytes
+        steps = measurement.step_seconds if o.basis is not Basis.CAPPED else ()
+        if steps:
+            runtime, rate = sum(steps), o.batch_size / statistics.median(steps)
+            if measurement.energy_joules is not None:
+                watts = measurement.energy_joules / runtime
+    tokens = None if rate is None else rate * o.cell.seq_len
+    return {
+        "gpu_memory_utilization_peak": peak,
+        "gpu_power_watts_avg": watts,
+        "train_runtime": runtime,
+        "train_samples_per_second": rate,
+        "train_steps_per_second": None if rate is None else rate / o.batch_size,
+        "train_tokens_per_second": tokens,
+        "train_tokens_per_gpu_per_second": tokens,
+        "dataset_tokens_per_second": tokens,
+        "dataset_tokens_per_second_per_gpu": tokens,
+    }

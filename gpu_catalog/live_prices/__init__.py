@@ -1,0 +1,1 @@
+"""Today's prices: fetched, identified and checked."""

@@ -1,0 +1,125 @@
+"""Amazon's on-demand prices without an account: the public offer files, one a region.
+
+A file has hundreds of megabytes: it is read as it comes, and only the rows of GPUs are kept.
+"""
+
+import csv
+import datetime as dt
+import http.client
+import io
+import itertools
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Iterator, Sequence
+
+from gpu_catalog.live_prices.sources.aws_instances import AWS, GPU_FAMILY, MINIMUM_MINUTES, gpus_of
+from gpu_catalog.live_prices.sources.raw_offer import RawOffer, SourceError, SourceReply
+
+BASE_URL = "https://pricing.us-east-1.amazonaws.com"
+REGIONS = ("us-east-1", "us-west-2")
+HEAD_LINES = 5  # of metadata, before the names of the columns
+SECONDS = 60.0  # without a byte, before it counts as dead
+RENTED = {
+    "TermType": {"OnDemand"},
+    "Unit": {"Hrs"},
+    "Tenancy": {"Shared"},
+    "Operating System": {"Linux"},
+    "CapacityStatus": {"Used"},
+    "Pre Installed S/W": {"", "NA"},
+    "Instance Family": {GPU_FAMILY},
+}
+NEEDED = (*RENTED, "PricePerUnit", "Currency", "Instance Type", "Region Code", "GPU")
+
+
+class AwsPublic:
+    """The public offer files as a source.
+
+    Args:
+        regions: whose files to read.
+        base_url: where they are.
+    """
+
+    name = "aws-public"
+
+    def __init__(self, regions: Sequence[str] = (), base_url: str | None = None) -> None:
+        self._regions = tuple(regions) or REGIONS
+        self._base_url = base_url or BASE_URL
+
+    def fetch(self) -> SourceReply:
+        """On-demand prices of every region asked for.
+
+        Raises:
+            SourceError: none of their files can be read.
+        """
+        offers: list[RawOffer] = []
+        warnings: list[str] = []
+        for region in self._regions:
+            try:
+                offers += self._of_region(region)
+            except SourceError as error:
+                warnings.append(f"{region}: {error}")
+        if len(warnings) == len(self._regions):
+            raise SourceError("; ".join(warnings))
+        return SourceReply(offers, warnings, regions_apart=True)
+
+    def _of_region(self, region: str) -> list[RawOffer]:
+        url = f"{self._base_url}/offers/v1.0/aws/AmazonEC2/current/{region}/index.csv"
+        try:
+            with urllib.request.urlopen(url, timeout=SECONDS) as response:  # noqa: S310 - https, or a test's own server
+                lines = io.TextIOWrapper(response, encoding="utf-8", newline="")
+                found = list(_rented(lines))
+                # A connection that breaks off looks like the end of the file.
+                if response.length:
+                    raise SourceError(f"{url} broke off, {response.length} bytes were missing")
+                return found
+        except urllib.error.HTTPError as error:
+            error.close()
+            raise SourceError(f"{url} is not to be had (HTTP {error.code})") from None
+        except (OSError, http.client.HTTPException, UnicodeDecodeError) as error:
+            reason = getattr(error, "reason", None) or error
+            raise SourceError(f"{url} does not answer ({reason})") from None
+
+
+def _rented(lines: Iterable[str]) -> Iterator[RawOffer]:
+    """The rows of an offer file that a job can rent.
+
+    Raises:
+        SourceError: it is no such file.
+    """
+    lines = iter(lines)
+    about = dict(row[:2] for row in csv.reader(itertools.islice(lines, HEAD_LINES)) if len(row) > 1)
+    columns = next(csv.reader(itertools.islice(lines, 1)), [])
+    missing = [name for name in NEEDED if name not in columns]
+    if missing:
+        raise SourceError(f"is no offer file: it has no column {', '.join(missing)}")
+    as_of = _day(about.get("Publication Date", ""))
+    market = columns.index("MarketOption") if "MarketOption" in columns else None
+    at = {name: columns.index(name) for name in NEEDED}
+    # Looking for the family in the text of a line is many times faster than taking it apart.
+    for row in csv.reader(line for line in lines if GPU_FAMILY in line):
+        if len(row) != len(columns) or any(row[at[n]] not in told for n, told in RENTED.items()):
+            continue
+        if market is not None and row[market] not in {"", "OnDemand"}:
+            continue
+        name = row[at["Instance Type"]]
+        yield RawOffer(
+            provider=AWS,
+            region=row[at["Region Code"]],
+            instance=name,
+            gpus=gpus_of(name, row[at["GPU"]]),
+            price=row[at["PricePerUnit"]],
+            currency=row[at["Currency"]],
+            market="on-demand",
+            source="aws-public: offer file" + ("" if as_of is None else f" of {as_of}"),
+            gpu_name=name,
+            minimum_minutes=MINIMUM_MINUTES,
+            as_of=as_of,
+            first_hand=True,
+        )
+
+
+def _day(text: str) -> dt.date | None:
+    try:
+        return dt.date.fromisoformat(text[:10])
+    except ValueError:
+        return None

@@ -1,0 +1,83 @@
+"""Commands ``fit``, ``export`` and ``reproduce``."""
+
+import argparse
+import json
+from pathlib import Path
+
+from fitting.paper.reproduction import reproduction
+from fitting.tables.table_error import TableError
+from orchestrator.console import print_result, remark
+from orchestrator.reporting.paper_report import ReproduceError, as_markdown, draw
+from orchestrator.run_folder.parallel_fit import fits_of
+from orchestrator.run_folder.run_folder import RunFolder
+
+
+def reproduce(options: argparse.Namespace) -> int:
+    """Works out the paper's tables and figures anew."""
+    told = reproduction()
+    if options.json:
+        print_result(json.dumps({"figures": told.figures}, indent=2))
+        return 0
+    text = as_markdown(told)
+    print_result(text)
+    folder: Path = options.out
+    try:
+        drawn = draw(told, folder)
+        (folder / "reproduction.md").write_text(f"{text}\n", encoding="utf-8")
+    except OSError as error:
+        raise ReproduceError(f"--out {folder}: cannot be written ({error.strerror})") from None
+    remark(f"{folder}: reproduction.md, {', '.join(path.name for path in drawn)}")
+    return 0
+
+
+def fit_table(options: argparse.Namespace) -> int:
+    """Fits the laws to anybody's observations, in a CSV."""
+    from orchestrator.reporting.csv_fit_report import (  # noqa: PLC0415 - pandas, for tables only
+        fit_csv,
+    )
+
+    text, remarks = fit_csv(options.run, options.predict, options.lengths, options.out)
+    for line in remarks:
+        remark(line)
+    print_result(text)
+    return 0
+
+
+def export(options: argparse.Namespace) -> int:
+    """Writes a run's observations in the columns of another project."""
+    from orchestrator.reporting.ado_export import (  # noqa: PLC0415 - pandas, for tables only
+        export_ado,
+    )
+
+    print_result(export_ado(RunFolder.existing(options.run), options.out))
+    return 0
+
+
+def is_of_a_table(options: argparse.Namespace) -> bool:
+    """Whether ``fit`` is given a CSV, and not a run.
+
+    Raises:
+        TableError: it is neither, or a run with options of a CSV.
+    """
+    path: Path | str = options.run
+    if isinstance(path, Path) and path.suffix.casefold() == ".csv" and not path.is_dir():
+        return True
+    if isinstance(path, Path) and path.is_file():
+        raise TableError(f"{path}: give a run folder, or observations in a file that ends in .csv")
+    for name in ("predict", "lengths", "out"):
+        if getattr(options, name) is not None:
+            raise TableError(f"{path}: --{name} goes with a CSV of observations, not with a run")
+    return False
+
+
+def fit(folder: RunFolder) -> int:
+    """Fits the laws to a run's observations."""
+    fits = fits_of(folder)
+    path = folder.write("fits.json", fits)
+    usable = sum(f.status.is_usable for f in fits.fits)
+    with_law = sum(family.form is not None for family in fits.families)
+    print_result(
+        f"{path}: {usable} of {len(fits.fits)} fits usable, {with_law} of {len(fits.families)} "
+        "families with a law of the step time"
+    )
+    return 0

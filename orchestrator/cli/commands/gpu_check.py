@@ -1,0 +1,58 @@
+"""Command ``gpu-check``: measure the GPU of this machine, without Ray."""
+
+import argparse
+import os
+
+from orchestrator.cli.options.inputs import asked_prices, given_run_path, now
+from orchestrator.console import print_result, remark
+from orchestrator.planning.plan import make_plan, trial_task
+from orchestrator.reporting.sections.memory_section import limits_section
+from orchestrator.reporting.write_reports import derive
+from orchestrator.run_folder.file_names import PAGE, PLAN
+from orchestrator.run_folder.observation_writer import ObservationWriter
+from orchestrator.run_folder.run_folder import RunFolder, open_run
+from orchestrator.running.gpu_check import (
+    gpu_check_spec_text,
+    gpu_of_this_machine,
+    in_order_of_value,
+    machine_with,
+    time_is_left,
+)
+from orchestrator.running.progress import Progress
+from orchestrator.running.recorder import ObservationRecorder
+from orchestrator.spec.spec_file import parse_spec
+from trials.local_runner import run_trials_here
+from trials.records.observation import by_cell
+
+
+def gpu_check(options: argparse.Namespace) -> int:
+    """Measures the GPU of this machine without Ray, and goes on where an earlier check ended."""
+    path = given_run_path(options.out, "gpu-check")
+    prices = asked_prices(options, RunFolder(path).catalog_rows())
+    catalog = prices.over(prices.catalog)
+    gpu = gpu_of_this_machine(catalog)
+    text = gpu_check_spec_text(gpu, catalog)
+    spec = parse_spec(text, "gpu-check", base=prices.catalog)
+    run = open_run(path, text, spec, prices.rows)
+    machine = machine_with(gpu, len(os.sched_getaffinity(0)))
+    with ObservationWriter(run) as writer:
+        known = run.observations()
+        plan = make_plan(spec, catalog, machine, known)
+        run.write(PLAN, plan)
+        cells = in_order_of_value(spec, plan)
+        of_cell, threads = by_cell(known), machine.threads(gpu)
+        tasks = [trial_task(spec, catalog, cell, of_cell[cell], threads=threads) for cell in cells]
+        with Progress(cells, complete=len(plan.complete), known=known) as progress:
+            keeper = ObservationRecorder(writer, progress)
+            run_trials_here(tasks, keeper, time_is_left(options.seconds, keeper.seen))
+        plan = make_plan(spec, catalog, machine, run.observations())
+        run.write(PLAN, plan)
+    derive(run, spec, catalog, plan, now())
+    print_result(limits_section(spec.all_cells(), run.observations()))
+    left = [cell for cell in cells if cell in plan.pending]
+    print_result(
+        f"\n{len(cells) - len(left)} of {len(cells)} cells done; the report: {run.path / PAGE}"
+    )
+    if left:
+        remark(f"{len(left)} cells are left: run the same command again to go on")
+    return 0

@@ -1,0 +1,71 @@
+"""Completion of the command line by Tab, as a script for a shell.
+
+By shtab, which writes the whole of it once: a Tab starts no Python, which takes a tenth of a
+second each time where argcomplete asks the program itself.
+"""
+
+import argparse
+import pathlib
+import shlex
+from collections.abc import Iterable
+
+import shtab
+
+from gpu_catalog.catalog import load_catalog
+from orchestrator.cli.options.help import PROGRAM
+from orchestrator.spec.spec_file import shipped_specs
+from trials.records.model import presets
+from trials.records.recipe import NAMED_RECIPES
+
+RUNS = ("RUN", "OTHER", "DIR", "SPEC|RUN")
+
+
+def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
+    """The script for a shell.
+
+    Args:
+        parser: of every command; it is changed.
+        shell: bash, zsh or tcsh.
+    """
+    named = {
+        "gpus": [gpu.key for gpu in load_catalog().gpus],
+        "models": presets(),
+        "recipes": NAMED_RECIPES,
+        "sweeps": shipped_specs(),
+    }
+    functions = {name: f"_{PROGRAM.replace('-', '_')}_{name}" for name in named}
+    parser.prog = PROGRAM
+    for action in _actions(parser):
+        of = {"--gpu": "gpus", "--model": "models", "--recipe": "recipes"}
+        name = next((of[option] for option in action.option_strings if option in of), None)
+        name = "sweeps" if action.dest == "spec" else name
+        if name is not None:
+            action.complete = {"bash": functions[name], "zsh": functions[name], "tcsh": "f"}  # type: ignore[attr-defined]
+        elif action.metavar in RUNS:
+            action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+        elif action.type is pathlib.Path:
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+    preamble = {
+        "bash": "\n".join(_bash(functions[name], words) for name, words in named.items()),
+        "zsh": "\n".join(_zsh(functions[name], words) for name, words in named.items()),
+    }
+    return str(shtab.complete(parser, shell=shell, preamble=preamble.get(shell, "")))
+
+
+def _bash(function: str, words: Iterable[str]) -> str:
+    """Words, or a file of one's own."""
+    listed = shlex.quote(" ".join(words))
+    return f'{function}() {{ compgen -W {listed} -- "$1"; compgen -f -- "$1"; }}'
+
+
+def _zsh(function: str, words: Iterable[str]) -> str:
+    listed = " ".join(shlex.quote(word) for word in words)
+    return f"{function}() {{ compadd -- {listed}; _files }}"
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterable[argparse.Action]:
+    for action in parser._actions:  # noqa: SLF001 - argparse has no other way to see them
+        yield action
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - as above
+            for each in action.choices.values():
+                yield from _actions(each)

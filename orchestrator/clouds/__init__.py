@@ -1,0 +1,1 @@
+"""Cluster files, launch and preemption notices."""

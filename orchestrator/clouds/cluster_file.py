@@ -1,0 +1,296 @@
+"""The file of a cluster, for Ray's launcher or KubeRay: a template, and the nodes it may start."""
+
+import textwrap
+from collections.abc import Sequence
+from importlib import metadata, resources
+from typing import Any
+
+import yaml
+
+from gpu_catalog.gpu import Gpu
+from orchestrator.clouds.node_types import HEADS, ChosenNodes, NodeType
+from orchestrator.planning.cluster_resources import SCALES_TO
+from orchestrator.planning.node_pricing import NodeRental
+
+SPOT_PRIORITY = 10  # of two node types that a trial fills alike, Ray starts the one with more
+POD_CPUS = 4
+POD_MEMORY_GIB = 28
+
+
+class _Dumper(yaml.SafeDumper):
+    """Never names a thing by an anchor: each node type reads by itself."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        del data
+        return True
+
+
+def cloud_file(provider: str, choice: ChosenNodes, nodes_each: int, header: str) -> str:
+    """For Ray's launcher on a cloud: no worker at first, and a type of worker for each GPU.
+
+    Args:
+        provider: aws, gcp or azure.
+        choice: its instances.
+        nodes_each: most nodes for a GPU at once.
+        header: comment lines.
+    """
+    gpus = dict.fromkeys(node.gpu for node in choice.nodes)
+    cores = {gpu: _cores(choice, gpu) for gpu in gpus}
+    return _filled(
+        _template(provider),
+        HEADER=header,
+        MAX_WORKERS=str(nodes_each * len(gpus)),
+        REGION=choice.region,
+        HEAD=HEADS[provider],
+        HEAD_RESOURCES=_flow(_head_resources(list(gpus), nodes_each)),
+        NODE_TYPES=_block(
+            {
+                _low(n.name): _cloud_node(provider, choice.region, n, nodes_each, cores[n.gpu])
+                for n in choice.nodes
+            },
+            2,
+        ),
+        JOIN=_join('"$(cat ~/gpu-key)"', cloud=provider),
+    )
+
+
+def local_file(keys: Sequence[str], hosts: Sequence[str], header: str) -> str:
+    """For Ray's launcher on hosts that are there: each carries the key of the GPU it has.
+
+    Args:
+        keys: of the catalog, of GPUs the hosts may have.
+        hosts: their addresses, the head's first.
+        header: comment lines.
+    """
+    head, *workers = hosts
+    return _filled(
+        _template("local"),
+        HEADER=header,
+        HEAD=head,
+        WORKERS=", ".join(workers),
+        MAX_WORKERS=str(len(workers)),
+        JOIN=_join(",".join(keys), installed_in="$HOME/finetune-cost-env/bin"),
+    )
+
+
+def kuberay_file(
+    gpus: Sequence[Gpu], nodes_each: int, header: str, job: tuple[str, str] | None = None
+) -> str:
+    """For KubeRay: a cluster, or a job that brings its own and takes it down.
+
+    Args:
+        gpus: a group of workers for each.
+        nodes_each: most pods of a group.
+        header: comment lines.
+        job: name and text of the specification that the job measures; absent for a cluster.
+    """
+    volumes = [{"name": "runs", "persistentVolumeClaim": {"claimName": "finetune-cost-runs"}}]
+    mounts = [{"name": "runs", "mountPath": "/data/runs"}]
+    if job is not None:
+        volumes.append({"name": "spec", "configMap": {"name": "finetune-cost-spec"}})
+        mounts.append({"name": "spec", "mountPath": "/spec"})
+    spec = _filled(
+        _template("kuberay-spec"),
+        HEAD_RESOURCES=_flow(
+            {k: str(v) for k, v in _head_resources([g.key for g in gpus], nodes_each).items()}
+        ),
+        RAY_VERSION=metadata.version("ray"),
+        MOUNTS=_flow(mounts),
+        VOLUMES=_flow(volumes),
+        NODE_TYPES=_dump([_worker_group(gpu, nodes_each) for gpu in gpus]).rstrip("\n"),
+    )
+    cluster = _ray_cluster(spec) if job is None else _ray_job(spec, *job)
+    return _filled(_template("kuberay"), HEADER=header, CLUSTER=cluster)
+
+
+def _head_resources(keys: Sequence[str], nodes_each: int) -> dict[str, int]:
+    """A core, and the nodes that the autoscaler can start: Ray tells no driver of them."""
+    return {"CPU": 1} | {SCALES_TO + key: nodes_each for key in keys}
+
+
+def _cores(choice: ChosenNodes, gpu: str) -> int:
+    """What every instance with a GPU has at least, and all are said to have.
+
+    Ray looks at how full a trial makes a node before it looks at the priority: of two sizes it
+    would start the smaller one, spot or not.
+    """
+    return min(node.instance.vcpus for node in choice.nodes if node.gpu == gpu)
+
+
+def _cloud_node(
+    provider: str, region: str, node: NodeType, nodes_each: int, cores: int
+) -> dict[str, Any]:
+    """A type of worker: Ray starts one for a trial that asks for its GPU's key."""
+    gpus = {"GPU": 1} if node.kind == "cuda" else {}
+    image = {} if gpus else {"docker": {"worker_image": "YOUR_REGISTRY/finetune-cost:cpu"}}
+    return {
+        "min_workers": 0,
+        "max_workers": nodes_each,
+        # By which a sweep knows what it costs.
+        "labels": NodeRental(
+            provider=provider, instance=node.instance.name, region=region, market=node.market
+        ).labels,
+        "priority": SPOT_PRIORITY if node.market == "spot" else 0,
+        "resources": {"CPU": cores, **gpus, node.gpu: 1},
+        **image,
+        # What the node is checked against before it may join.
+        "worker_setup_commands": [f"echo {node.gpu} > ~/gpu-key"],
+        "node_config": _NODE_CONFIGS[provider](node),
+    }
+
+
+def _aws_node(node: NodeType) -> dict[str, Any]:
+    spot = {"InstanceMarketOptions": {"MarketType": "spot"}} if node.market == "spot" else {}
+    return {
+        "InstanceType": node.instance.name,
+        "ImageId": "*image",
+        "SecurityGroupIds": "*group",
+        "MetadataOptions": "*metadata",
+        "BlockDeviceMappings": "*disk",
+    } | spot
+
+
+def _gcp_node(node: NodeType) -> dict[str, Any]:
+    # A machine with a GPU cannot be moved while Google mends the one below it.
+    scheduling: dict[str, Any] = {"onHostMaintenance": "TERMINATE"}
+    if node.market == "spot":
+        scheduling |= {
+            "provisioningModel": "SPOT",
+            "instanceTerminationAction": "DELETE",
+            "automaticRestart": False,
+        }
+    return {
+        "machineType": node.instance.name,
+        "disks": "*disks",
+        "networkInterfaces": "*network",
+        "scheduling": scheduling,
+    }
+
+
+def _azure_node(node: NodeType) -> dict[str, Any]:
+    spot = {"priority": "Spot", "billingProfile": {"maxPrice": -1}} if node.market == "spot" else {}
+    image = {
+        "imagePublisher": "microsoft-dsvm",
+        "imageOffer": "ubuntu-hpc",
+        "imageSku": "2204",
+        "imageVersion": "latest",
+    }
+    return {"azure_arm_parameters": {"vmSize": node.instance.name} | image | spot}
+
+
+_NODE_CONFIGS = {"aws": _aws_node, "gcp": _gcp_node, "azure": _azure_node}
+
+
+def _worker_group(gpu: Gpu, nodes_each: int) -> dict[str, Any]:
+    """Pods on nodes that NVIDIA's operator has labelled with this GPU; each is checked, too."""
+    is_gpu = gpu.kind == "cuda"
+    counted = {"nvidia.com/gpu": "1"} if is_gpu else {}
+    asked = {"cpu": str(POD_CPUS), "memory": f"{POD_MEMORY_GIB}Gi"} | counted
+    image = f"YOUR_REGISTRY/finetune-cost:{'cuda' if is_gpu else 'cpu'}"
+    container = {"image": image, "resources": {"requests": asked, "limits": asked}}
+    check = f"python -m orchestrator join-check {gpu.key}".split()
+    labels = [name.replace(" ", "-") for name in gpu.device_names]
+    placed = {"affinity": _on_nodes_with(labels)} if labels else {}
+    return {
+        "groupName": _low(gpu.key),
+        "replicas": 0,
+        "minReplicas": 0,
+        "maxReplicas": nodes_each,
+        "resources": {"CPU": str(POD_CPUS)} | ({"GPU": "1"} if is_gpu else {}) | {gpu.key: "1"},
+        "rayStartParams": {},
+        "template": {
+            "metadata": {"labels": {"app": "finetune-cost"}},
+            "spec": {
+                "restartPolicy": "Never",
+                "securityContext": {"runAsNonRoot": True, "runAsUser": 1000},
+                "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+                **placed,
+                "initContainers": [{"name": "join-check", "command": check} | container],
+                "containers": [{"name": "ray-worker"} | container],
+            },
+        },
+    }
+
+
+def _on_nodes_with(products: Sequence[str]) -> dict[str, Any]:
+    expression = {"key": "nvidia.com/gpu.product", "operator": "In", "values": list(products)}
+    terms = [{"matchExpressions": [expression]}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    return {"nodeAffinity": required}
+
+
+def _ray_cluster(spec: str) -> str:
+    head = "apiVersion: ray.io/v1\nkind: RayCluster\nmetadata: {name: finetune-cost}\nspec:\n"
+    return head + textwrap.indent(spec, "  ").rstrip()
+
+
+def _ray_job(spec: str, name: str, text: str) -> str:
+    run = f"python -m orchestrator sweep /spec/sweep.yaml --out /data/runs/{name}"
+    configuration = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "finetune-cost-spec"},
+    }
+    given = "data:\n  sweep.yaml: |\n" + textwrap.indent(text.rstrip("\n"), "    ")
+    return (
+        f"{_dump(configuration)}{given}\n---\n"
+        "apiVersion: ray.io/v1\nkind: RayJob\nmetadata: {name: finetune-cost}\nspec:\n"
+        f"  entrypoint: {run}\n"
+        "  shutdownAfterJobFinishes: true  # the cluster goes with it; the runs stay\n"
+        "  ttlSecondsAfterFinished: 300\n"
+        "  rayClusterSpec:\n" + textwrap.indent(spec, "    ").rstrip()
+    )
+
+
+def _join(keys: str, *, installed_in: str = "", cloud: str | None = None) -> str:
+    """The commands by which a worker joins, or does not; then it waits for notice of its cloud."""
+    path = f' PATH="{installed_in}:$PATH"' if installed_in else ""
+    notice = (
+        ""
+        if cloud is None
+        else " &&\n  (setsid python -m orchestrator node-notice "
+        f"{cloud} < /dev/null > ~/node-notice.log 2>&1 &)"
+    )
+    return textwrap.indent(
+        f"- export RAY_AUTH_MODE=token{path}; ray stop\n"
+        "- >-\n"
+        f"  export RAY_AUTH_MODE=token{path};\n"
+        f'  resources="$(python -m orchestrator join-check {keys})" &&\n'
+        f'  ray start --address=$RAY_HEAD_IP:6379 --resources="$resources"{notice}',
+        "  ",
+    )
+
+
+def _template(name: str) -> str:
+    file = resources.files("orchestrator.clouds") / "templates" / f"deploy-{name}.template"
+    return file.read_text(encoding="utf-8")
+
+
+def _filled(template: str, **values: str) -> str:
+    for name, text in values.items():
+        template = template.replace(f"@{name}@", text)
+    return template
+
+
+def _dump(value: object) -> str:
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=100)
+
+
+def _flow(value: object) -> str:
+    text = yaml.dump(
+        value, Dumper=_Dumper, sort_keys=False, default_flow_style=True, width=1_000_000
+    )
+    return text.rstrip("\n")
+
+
+def _block(value: object, indent: int) -> str:
+    """YAML below a key; what the template names by an anchor is not a text."""
+    text = textwrap.indent(_dump(value), " " * indent)
+    for anchor in ("image", "group", "metadata", "disk", "disks", "network"):
+        text = text.replace(f": '*{anchor}'\n", f": *{anchor}\n")
+    return text
+
+
+def _low(name: str) -> str:
+    """As Google's labels and Kubernetes' names want it."""
+    return name.lower().replace(".", "-")

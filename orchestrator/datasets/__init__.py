@@ -1,0 +1,1 @@
+"""Training examples in any common format, and their lengths in tokens."""

@@ -1,0 +1,111 @@
+"""Training examples as anybody keeps them: files, folders of files, data sets of the hub.
+
+Files are read here, not by ``datasets``: its readers stop at the first broken line, count it from
+the start of a block rather than of the file, and take seconds to import.
+"""
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gpu_catalog.suggestions import did_you_mean
+from orchestrator.datasets.file_formats import FIRST_SPLIT, of_file, of_hub, wrong
+from orchestrator.datasets.source import (
+    FORMATS,
+    KNOWN_FORMATS,
+    ZIPPED,
+    DataError,
+    DatasetSource,
+    Example,
+    Mistake,
+    data_format,
+)
+
+# What a folder of the hub's library holds beside the examples.
+NOT_EXAMPLES = frozenset({"dataset_info.json", "dataset_infos.json", "dataset_dict.json"})
+NOT_EXAMPLES |= {"state.json", "config.json", "tokenizer.json", "tokenizer_config.json"}
+# Words that name a split in a file's name, as on the hub.
+SPLITS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}")
+UNSPLIT = "data"  # shards that the hub's library saves to disk; the folder names the split
+
+
+def examples(source: DatasetSource, fields: Sequence[str]) -> Iterator[Example | Mistake]:
+    """The examples one by one, and what stands there that is none.
+
+    Args:
+        source: where they are.
+        fields: those that are wanted; others may be left out.
+
+    Raises:
+        DataError: there is nothing to read.
+    """
+    path = source.path
+    if path is None:
+        return of_hub(source, fields)
+    mistakes = []
+    if source.subset is not None:
+        mistakes.append(Mistake("subset", f"{source.subset!r}: is of a hub data set: leave it out"))
+    if source.split is not None and path.is_file():
+        mistakes.append(Mistake("split", f"{source.split!r}: one file is not split: leave it out"))
+    if mistakes:
+        raise DataError(mistakes)
+    files = _files(path, source) if path.is_dir() else [_checked_file(path)]
+    return itertools.chain.from_iterable(of_file(file, fields) for file in files)
+
+
+def _checked_file(path: Path) -> Path:
+    if not path.exists():
+        hint = "" if path.suffix else "; a hub data set is OWNER/NAME"
+        raise wrong(f"{path}: no such file or folder{hint}")
+    zipped = path.name.casefold().endswith(ZIPPED)
+    if data_format(path) not in FORMATS or (zipped and data_format(path) in {".parquet", ".arrow"}):
+        raise wrong(f"{path}: unknown format {path.suffix!r}: known are {KNOWN_FORMATS}")
+    return path
+
+
+def _files(folder: Path, source: DatasetSource) -> list[Path]:
+    """The files of a folder's split."""
+    files = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if data_format(path) in FORMATS
+        and path.is_file()
+        and path.name not in NOT_EXAMPLES
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    ]
+    if not files:
+        raise wrong(f"{folder}: holds no file of examples: known are {KNOWN_FORMATS}")
+    splits: dict[str, list[Path]] = {}
+    for path in files:
+        splits.setdefault(_split(path.relative_to(folder)) or "", []).append(path)
+    if set(splits) == {""}:
+        splits = {FIRST_SPLIT: files}
+    wanted = source.split or FIRST_SPLIT
+    if wanted not in splits:
+        names = sorted(name for name in splits if name)
+        near = did_you_mean(wanted, names) or f": it has {', '.join(names)}"
+        raise DataError([Mistake("split", f"{wanted!r}: {folder} has no such split{near}")])
+    chosen = splits[wanted]
+    formats = sorted({data_format(path) for path in chosen})
+    if len(formats) > 1:
+        raise wrong(
+            f"{folder}: holds {' and '.join(formats)} files, perhaps the same examples twice: "
+            "name a file, or a folder with one kind"
+        )
+    return chosen
+
+
+def _split(path: Path) -> str | None:
+    """The split that the name of a file or its folder states, if any."""
+    stem = path.name[: path.name.index(".")] if "." in path.name else path.name
+    shard = SHARD.fullmatch(stem)
+    if shard is not None and shard[1] != UNSPLIT:
+        return shard[1]
+    words = re.split(r"[^a-z0-9]+", path.with_name(stem).as_posix().casefold())
+    return next((split for split, names in SPLITS.items() if set(names) & set(words)), None)

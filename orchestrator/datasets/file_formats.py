@@ -1,0 +1,225 @@
+"""Readers of JSON, JSON Lines, CSV, Parquet and Arrow files and of the hub's data sets."""
+
+import csv
+import gzip
+import itertools
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+from orchestrator.datasets.source import (
+    ZIPPED,
+    DataError,
+    DatasetSource,
+    Example,
+    Mistake,
+    data_format,
+)
+from trials.child_process.token_counter import hub_is_reached
+
+FIRST_SPLIT = "train"
+BOM = b"\xef\xbb\xbf"  # what some editors begin a text with
+AT_ONCE = 1000  # rows read from a columnar file
+LONGEST_FIELD = 2**31 - 1  # csv's own limit is 128 KiB
+NOT_UTF8 = "not UTF-8 text: save it as UTF-8"
+MOST_COLUMNS = 12  # named in a message
+
+
+def columns_text(columns: Iterable[str]) -> str:
+    """Names of columns, the first few of them."""
+    names = list(columns)
+    more = f" and {len(names) - MOST_COLUMNS} more" if len(names) > MOST_COLUMNS else ""
+    return ", ".join(names[:MOST_COLUMNS]) + more
+
+
+def wrong(text: str) -> DataError:
+    return DataError([Mistake("dataset", text)])
+
+
+def of_file(path: Path, fields: Sequence[str]) -> Iterator[Example | Mistake]:
+    try:
+        match data_format(path):
+            case ".parquet":
+                yield from _of_parquet(path, fields)
+            case ".arrow":
+                yield from _of_arrow(path)
+            case ".csv" | ".tsv":
+                yield from _of_csv(path)
+            case _:
+                yield from _of_json(path, fields)
+    except UnicodeDecodeError as error:
+        yield _at(path, f"{NOT_UTF8} (byte {error.start})")
+    except (OSError, EOFError, zlib.error) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        yield _at(path, f"cannot be read: {why}")
+
+
+def _at(place: object, text: str) -> Mistake:
+    return Mistake("dataset", f"{place}: {text}")
+
+
+def _opened(path: Path) -> gzip.GzipFile | BufferedReader:
+    return gzip.open(path) if path.name.casefold().endswith(ZIPPED) else path.open("rb")
+
+
+def _of_json(path: Path, fields: Sequence[str]) -> Iterator[Example | Mistake]:
+    with _opened(path) as file:
+        begin = file.read(AT_ONCE).removeprefix(BOM).lstrip()[:1]
+        file.seek(0)
+        lines = begin != b"[" and (
+            data_format(path) != ".json" or _is_example(file.readline(), fields)
+        )
+    return _of_lines(path) if lines else _of_document(path)
+
+
+def _is_example(line: bytes, fields: Sequence[str]) -> bool:
+    """Whether the first line of a file is an example, and not all or the beginning of them."""
+    try:
+        data = json.loads(line.removeprefix(BOM))
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(data, dict):
+        return True
+    return not data.keys().isdisjoint(fields) or not any(map(_is_list_of_objects, data.values()))
+
+
+def _of_lines(path: Path) -> Iterator[Example | Mistake]:
+    """JSON Lines: an object a line."""
+    with _opened(path) as file:
+        for number, line in enumerate(file, start=1):
+            place = f"{path}:{number}"
+            text = line.removeprefix(BOM) if number == 1 else line
+            if not text.strip():
+                continue
+            try:
+                fields = json.loads(text)
+            except UnicodeDecodeError:
+                yield _at(place, NOT_UTF8)
+            except (ValueError, RecursionError) as error:
+                yield _at(place, f"not JSON ({_reason(error)}): each line is an object of fields")
+            else:
+                yield _example(place, fields)
+
+
+def _of_document(path: Path) -> Iterator[Example | Mistake]:
+    """One JSON document: a list of examples, or an object that holds one."""
+    with _opened(path) as file:
+        text = file.read().removeprefix(BOM).decode()
+    if not text.strip():
+        return
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        place = f"{path}:{error.lineno}" if isinstance(error, json.JSONDecodeError) else path
+        yield _at(place, f"not JSON ({_reason(error)}): repair it")
+        return
+    if isinstance(data, dict):
+        lists = [value for value in data.values() if _is_list_of_objects(value)]
+        if len(lists) != 1:
+            wrong = f"an object with {columns_text(data)} and not one list of examples"
+            yield _at(path, f"{wrong}: make it a list of objects, or an object a line")
+            return
+        data = lists[0]
+    if not isinstance(data, list):
+        yield _at(path, f"{data!r} is no list of examples: make it a list of objects")
+        return
+    for number, fields in enumerate(data, start=1):
+        yield _example(f"{path}: example {number}", fields)
+
+
+def _is_list_of_objects(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "msg", None) or str(error)
+
+
+def _example(place: str, fields: object) -> Example | Mistake:
+    if isinstance(fields, dict):
+        return Example(place, fields)
+    kind = "a list" if isinstance(fields, list) else repr(fields)[:40]
+    return _at(place, f"must be an object of fields, not {kind}")
+
+
+def _of_csv(path: Path) -> Iterator[Example | Mistake]:
+    csv.field_size_limit(LONGEST_FIELD)
+    with _opened(path) as binary:
+        # Lines are taken one by one and decoded as they come: a field may hold some of them.
+        lines = (line.decode() for line in binary)
+        first = next(lines, "").removeprefix("\ufeff")
+        tabbed = data_format(path) == ".tsv"
+        sign = "\t" if tabbed else next((sign for sign in ",;\t" if sign in first), ",")
+        rows = csv.reader(itertools.chain([first], lines), delimiter=sign, strict=True)
+        try:
+            head = next(rows, [])
+            for row in rows:
+                place = f"{path}:{rows.line_num}"
+                if not row:
+                    continue
+                if len(row) != len(head):
+                    text = f"{len(row)} fields, where the head has {len(head)}"
+                    yield _at(place, f"{text}: quote those with a {sign!r} or a line end in them")
+                else:
+                    yield Example(place, dict(zip(head, row, strict=True)))
+        except csv.Error as error:
+            yield _at(f"{path}:{rows.line_num}", f"not CSV ({error}): repair the line")
+        except UnicodeDecodeError:
+            yield _at(f"{path}:{rows.line_num + 1}", NOT_UTF8)
+
+
+def _of_parquet(path: Path, fields: Sequence[str]) -> Iterator[Example | Mistake]:
+    import pyarrow as pa  # noqa: PLC0415 - only columnar files need it
+    import pyarrow.parquet as pq  # noqa: PLC0415 - as above
+
+    try:
+        with pq.ParquetFile(path) as file:
+            # Where a field is missing, the mistake lists all columns.
+            columns = list(fields) if set(fields) <= set(file.schema_arrow.names) else None
+            yield from _of_batches(path, file.iter_batches(AT_ONCE, columns=columns))
+    except pa.ArrowException as error:
+        yield _at(path, f"not a Parquet file ({str(error).splitlines()[0]})")
+
+
+def _of_arrow(path: Path) -> Iterator[Example | Mistake]:
+    """As the hub's library saves to disk."""
+    import pyarrow as pa  # noqa: PLC0415 - only columnar files need it
+
+    try:
+        with pa.memory_map(str(path)) as mapped, pa.ipc.open_stream(mapped) as batches:
+            yield from _of_batches(path, batches)
+    except pa.ArrowException as error:
+        yield _at(path, f"not a stream of Arrow ({str(error).splitlines()[0]})")
+
+
+def _of_batches(path: Path, batches: Iterable[Any]) -> Iterator[Example]:
+    number = itertools.count(1)
+    for batch in batches:
+        for row in batch.to_pylist():
+            yield Example(f"{path}: example {next(number)}", row)
+
+
+def of_hub(source: DatasetSource, fields: Sequence[str]) -> Iterator[Example | Mistake]:
+    """A data set of the hub, fetched as it is read."""
+    label = f"{source.name!r}"
+    remedy = "check the name, the network and HF_TOKEN, or give a file"
+    if not hub_is_reached():
+        raise wrong(f"data set {label}: the hub cannot be reached: {remedy}")
+    import datasets  # noqa: PLC0415 - takes a second, and only this needs it
+
+    # It would import torch to be one of its data sets.
+    datasets.config.TORCH_AVAILABLE = False
+    datasets.disable_progress_bars()
+    split = source.split or FIRST_SPLIT
+    try:
+        data = datasets.load_dataset(source.name, source.subset, split=split, streaming=True)
+        if set(fields) <= set(data.features or ()):
+            data = data.select_columns(list(fields))
+        for number, row in enumerate(data, start=1):
+            yield Example(f"{source.name}: example {number}", row)
+    except Exception as error:  # noqa: BLE001 - whatever its library, the network or a file of it raises
+        why = " ".join(str(error).split()) or type(error).__name__
+        yield Mistake("dataset", f"data set {label}, split {split!r}: {why}: {remedy}")

@@ -1,0 +1,72 @@
+"""A data set's source and format, and mistakes in it with their lines."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FORMATS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow")
+ZIPPED = ".gz"
+KNOWN_FORMATS = f"{', '.join(FORMATS)}, or the texts among them with {ZIPPED}"
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """One mistake.
+
+    Attributes:
+        part: what was given wrong: a key of ``workload`` in a specification, an option without
+            its dashes, with underscores.
+        text: what is wrong, with the value, and what to do.
+    """
+
+    part: str
+    text: str
+
+
+class DataError(ValueError):
+    """A data set that cannot be used; the message has one line for each mistake."""
+
+    def __init__(self, mistakes: Iterable[Mistake]) -> None:
+        self.mistakes = tuple(mistakes)
+        # A file needs no option before its name.
+        lines = (
+            m.text if m.part == "dataset" else f"--{m.part.replace('_', '-')} {m.text}"
+            for m in self.mistakes
+        )
+        super().__init__("\n".join(lines))
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One example: where it stands, and its fields."""
+
+    place: str
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetSource:
+    """Where examples are.
+
+    Attributes:
+        name: a file, a folder, or a hub name.
+        subset: which of a hub data set's configurations; None for its only one.
+        split: which part; None for training.
+    """
+
+    name: str
+    subset: str | None = None
+    split: str | None = None
+
+    @property
+    def path(self) -> Path | None:
+        """The file or folder; None for a hub name."""
+        path = Path(self.name).expanduser()
+        stated = self.name.startswith((".", "/", "~")) or data_format(path) in FORMATS
+        return path if stated or path.exists() or self.name.count("/") != 1 else None
+
+
+def data_format(path: Path) -> str:
+    name = path.name.casefold().removesuffix(ZIPPED)
+    return Path(name).suffix

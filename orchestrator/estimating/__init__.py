@@ -1,0 +1,1 @@
+"""A job on GPUs that nobody here has: simulated and priced."""

@@ -1,0 +1,121 @@
+"""What ``estimate`` is asked, and which GPUs it can be asked of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from fitting.families.cell_step_time import Batch
+from gpu_catalog.gpu import Gpu
+from orchestrator.pricing.offer_constraints import Constraints
+from orchestrator.pricing.price_drift import PriceDrift
+from orchestrator.spec.job import Job
+from trials.records.cell import Cell
+from trials.records.compatibility import incompatibility, with_defaults
+from trials.records.model import Model
+from trials.records.recipe import Recipe
+from trials.simulation.simulated_cell import CONTEXT_BYTES, GIB
+from trials.simulation.simulated_prober import usable_bytes
+from trials.simulation.trace_request import not_simulated
+
+EXTRAS = frozenset({"flash_attn", "mamba_ssm", "causal_conv1d", "deepspeed"})
+
+
+class EstimateError(ValueError):
+    """What is asked cannot be estimated; a line for each reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked of every GPU.
+
+    Attributes:
+        model: what is fine-tuned.
+        recipe: how, as asked.
+        active_experts: experts each token is routed to; absent for the model's own.
+        seq_len: tokens of the longest query, padding included.
+        batch: queries per step, or which: the largest that fits, or the fastest of several.
+        batch_limit: the largest to try.
+        workload: the job to price.
+        constraints: what an offer must be.
+        drift: how far prices may have moved.
+        routing_draws: draws of the experts' shares to tell the spread of the peak from.
+        expandable_segments: a setting of PyTorch's allocator.
+        by_default: the options that were not given, in whose place the job is a made-up one.
+    """
+
+    model: Model
+    recipe: Recipe
+    active_experts: int | None
+    seq_len: int
+    batch: Batch
+    batch_limit: int
+    workload: Job
+    constraints: Constraints
+    drift: PriceDrift
+    routing_draws: int
+    expandable_segments: bool
+    by_default: tuple[str, ...] = ()
+
+    def cell(self, gpu: Gpu) -> Cell:
+        """The cell on one GPU.
+
+        Raises:
+            EstimateError: there is no such cell; one line on why.
+        """
+        active = self.active_experts or self.model.active_experts
+        if self.active_experts is not None and self.model.experts is None:
+            raise EstimateError(f"--active-experts: {self.model.name} has no experts: leave it out")
+        recipe = with_defaults(self.recipe, self.model, gpu)
+        reason = incompatibility(recipe, self.model, gpu, EXTRAS) or not_simulated(
+            recipe, self.model, gpu
+        )
+        if reason is not None:
+            raise EstimateError(f"{gpu.key}: {reason}")
+        try:
+            return Cell(
+                gpu=gpu.key,
+                simulated=True,
+                model=self.model.name,
+                recipe=recipe,
+                experts=self.model.experts,
+                active_experts=active,
+                seq_len=self.seq_len,
+            )
+        except ValidationError as error:
+            raise EstimateError(plain(error)) from None
+
+
+def plain(error: ValidationError) -> str:
+    """The mistakes of a record that was made from options, a line each."""
+    return "\n".join(
+        " ".join(
+            part
+            for part in (
+                f"--{str(e['loc'][0]).replace('_', '-')}:" if e["loc"] else "",
+                e["msg"].removeprefix("Value error, "),
+            )
+            if part
+        )
+        for e in error.errors()
+    )
+
+
+def possible_gpus(question: Question, gpus: Sequence[Gpu]) -> tuple[list[Gpu], list[str]]:
+    """The GPUs the question can be asked of, and of each other why not."""
+    possible, reasons = [], []
+    for gpu in gpus:
+        try:
+            question.cell(gpu)
+        except EstimateError as error:
+            reasons.append(str(error))
+            continue
+        if gpu.usable_memory_bytes is None and gpu.marketed_memory_gb is None:
+            reasons.append(f"{gpu.key}: its memory is not known: give --memory-gib")
+            continue
+        if usable_bytes(gpu) <= 0:
+            context = f"CUDA's context alone takes {CONTEXT_BYTES / GIB:g} GiB"
+            reasons.append(f"{gpu.key}: {context}: give more memory")
+            continue
+        possible.append(gpu)
+    return possible, reasons

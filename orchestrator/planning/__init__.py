@@ -1,0 +1,1 @@
+"""What to run, what nodes cost, what a sweep will cost, and what went wrong."""

@@ -1,0 +1,1 @@
+"""Offers, their constraints, price drift and the cost of renting."""

@@ -1,0 +1,247 @@
+"""A user's own GPUs and prices, from a file: YAML or TOML, prices as a CSV too.
+
+All are read alike: each offer may leave out what goes without saying of one's own (``_filled``),
+and every mistake is told at once, with its line.
+"""
+
+import csv
+import datetime as dt
+import io
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from gpu_catalog.catalog import Catalog, CatalogError
+from gpu_catalog.offer import Identity, Offer
+from gpu_catalog.suggestions import did_you_mean
+from orchestrator.spec.sweep_spec import CatalogRows
+from orchestrator.spec.validation_messages import say, shown
+from orchestrator.spec.yaml_lines import LocatedYaml, Location, Problem, read_yaml
+
+OWN = "own"  # the provider of a machine that one has
+THIS_MACHINE = "cpu"  # key of the machine that runs a sweep
+CURRENCY = "currency"  # a column that may stand there, to say that it is US dollars
+TOML_HEADER = re.compile(r"\s*\[\[\s*([\w-]+)\s*\]\]")
+TOML_KEY = re.compile(r"\s*[\"']?([\w-]+)[\"']?\s*=")
+TOML_PLACE = re.compile(r"\s*\(at line (\d+), column \d+\)")
+NOT_A_PRICE = "usd_per_hour: must be a number"
+IN_A_ROW = re.compile(r"^offers\[\d+\]\.?")
+
+
+def stands_in(gpu: str, provider: str) -> bool:
+    """Whether what is offered is another machine than the one that runs the sweep."""
+    return gpu == THIS_MACHINE and provider != OWN
+
+
+def read_catalog_file(path: Path, catalog: Catalog) -> CatalogRows:
+    """The GPUs and offers of a user's file, fit to be merged over a catalog.
+
+    Raises:
+        CatalogError: every mistake in it, a line each: file, line, what, what to do.
+    """
+    located = _toml(path) if path.suffix.casefold() == ".toml" else read_yaml(_text(path))
+    if path.suffix.casefold() == ".csv" or not isinstance(located.data, dict | None):
+        said = "" if isinstance(located.data, dict | None) else f", not {shown(located.data)}"
+        text = f"must be a mapping of keys to values{said}: list gpus, offers or both"
+        raise CatalogError(f"{path}:1: {text}; a CSV of prices goes to --prices")
+    return _checked(path, located, catalog)
+
+
+def read_price_file(path: Path, catalog: Catalog) -> tuple[Offer, ...]:
+    """A user's own offers, of GPUs that a catalog has.
+
+    Raises:
+        CatalogError: as above.
+    """
+    if path.suffix.casefold() not in {".yaml", ".yml", ".toml"}:
+        return _checked(path, _csv(path), catalog, is_csv=True).offers
+    located = _toml(path) if path.suffix.casefold() == ".toml" else read_yaml(_text(path))
+    if isinstance(located.data, list):  # nothing but offers
+        lines = {("offers", *location): line for location, line in located.lines.items()}
+        located = LocatedYaml({"offers": located.data}, lines, located.problems)
+    return _checked(path, located, catalog).offers
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise CatalogError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise CatalogError(f"{path}: is a folder; name the file in it") from None
+    except UnicodeDecodeError as error:
+        reason = f"not UTF-8 text (byte {error.start}): save it as UTF-8"
+        raise CatalogError(f"{path}: {reason}") from None
+    except OSError as error:
+        raise CatalogError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _toml(path: Path) -> LocatedYaml:
+    """A TOML file; lines are found for tables and keys that stand alone on theirs, as they do."""
+    text = _text(path)
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        place = TOML_PLACE.search(str(error))
+        wrong = int(place.group(1)) if place else text.count("\n") + 1
+        said = TOML_PLACE.sub("", str(error))
+        return LocatedYaml(None, {}, (Problem(wrong, f"not TOML: {said[0].lower()}{said[1:]}"),))
+    lines: dict[Location, int] = {}
+    counts: dict[str, int] = {}
+    here: Location = ()
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := TOML_HEADER.match(line):
+            name = header.group(1)
+            counts[name] = counts.get(name, -1) + 1
+            here = (name, counts[name])
+            lines[here] = number
+        elif key := TOML_KEY.match(line):
+            lines.setdefault((*here, key.group(1)), number)
+    return LocatedYaml(data, lines, ())
+
+
+def _csv(path: Path) -> LocatedYaml:
+    """The rows of a CSV as offers; an empty field is an absent one."""
+    text = _text(path)
+    head = text.partition("\n")[0]
+    delimiter = next((sign for sign in ",;\t" if sign in head), ",")
+    table = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    rows: list[dict[str, str]] = []
+    lines: dict[Location, int] = {}
+    problems: list[Problem] = []
+    try:
+        columns = [name.strip() for name in next(table, [])]
+        problems += _wrong_columns(columns)
+        for row in table:
+            if not any(field.strip() for field in row):
+                continue
+            lines["offers", len(rows)] = table.line_num
+            if len(row) != len(columns):
+                counts = f"has {len(row)} fields, where the head has {len(columns)}"
+                problems.append(Problem(table.line_num, f"{counts}: quote those with commas"))
+            named = zip(columns, (field.strip() for field in row), strict=False)
+            rows.append({name: value for name, value in named if value})
+    except csv.Error as error:
+        problems.append(Problem(table.line_num, f"is no CSV ({error}): repair the line"))
+    if not rows and not problems:
+        problems.append(Problem(1, "has no rows below a head: the first line names the columns"))
+    return LocatedYaml({"offers": rows}, lines, tuple(problems))
+
+
+def _wrong_columns(columns: list[str]) -> Iterator[Problem]:
+    known = [*Offer.model_fields, CURRENCY]
+    for name in columns:
+        if name not in known:
+            near = did_you_mean(name, known) or f"; known: {', '.join(known)}"
+            yield Problem(1, f"unknown column {name!r}{near}")
+    for name in ("gpu", "usd_per_hour"):
+        if name not in columns:
+            yield Problem(1, f"no column {name}: add it")
+
+
+def _checked(
+    path: Path, located: LocatedYaml, catalog: Catalog, *, is_csv: bool = False
+) -> CatalogRows:
+    problems = list(located.problems)
+    rows = CatalogRows()
+    data = located.data
+    if data is None and not problems:
+        problems.append(Problem(1, "is empty: list gpus, offers or both"))
+    # A mistake of the head would be repeated for every row.
+    if data is not None and not problems:
+        problems += _currencies(located)
+        filled = _filled(data, path)
+        try:
+            rows = CatalogRows.model_validate(filled)
+        except ValidationError as error:
+            completed = LocatedYaml(filled, located.lines, ())
+            problems += [_in_words(problem) for problem in say(error, completed, CatalogRows)]
+        problems += [
+            *_gpus_there_already(located, catalog, rows),
+            *_unknown_gpus(located, catalog),
+            *_repeated(located, rows),
+        ]
+    if problems:
+        ordered = sorted(dict.fromkeys(problems), key=lambda problem: problem.line)
+        texts = [IN_A_ROW.sub("", p.text) if is_csv else p.text for p in ordered]
+        lines = [f"{path}:{p.line}: {text}" for p, text in zip(ordered, texts, strict=True)]
+        raise CatalogError("\n".join(lines))
+    return rows
+
+
+def _filled(data: Any, path: Path) -> Any:
+    """The same with what goes without saying of one's own offers: who, where, which, since when."""
+    offers = data.get("offers") if isinstance(data, dict) else None
+    if not isinstance(offers, list):
+        return data
+    written = dt.datetime.fromtimestamp(path.stat().st_mtime, tz=dt.UTC).date()
+    given = {"provider": OWN, "region": OWN, "recorded": written, "source": path.name}
+    filled = [
+        given | {"instance": offer.get("gpu", OWN)} | offer if isinstance(offer, dict) else offer
+        for offer in offers
+    ]
+    for _, offer in _rows({"offers": filled}, "offers"):
+        offer.pop(CURRENCY, None)
+    return data | {"offers": filled}
+
+
+def _in_words(problem: Problem) -> Problem:
+    if NOT_A_PRICE in problem.text:
+        return Problem(problem.line, f"{problem.text}: US dollars, as in 1.25")
+    return problem
+
+
+def _rows(data: Any, table: str) -> Iterator[tuple[Location, dict[str, Any]]]:
+    rows = data.get(table) if isinstance(data, dict) else None
+    for index, row in enumerate(rows if isinstance(rows, list) else ()):
+        if isinstance(row, dict):
+            yield (table, index), row
+
+
+def _currencies(located: LocatedYaml) -> Iterator[Problem]:
+    for place, offer in _rows(located.data, "offers"):
+        currency = offer.get(CURRENCY, "USD")
+        if str(currency).upper() != "USD":
+            text = f"{_dotted(place)}{CURRENCY}: must be USD, not {shown(currency)}"
+            yield Problem(located.line((*place, CURRENCY)), f"{text}: convert the price")
+
+
+def _gpus_there_already(
+    located: LocatedYaml, catalog: Catalog, rows: CatalogRows
+) -> Iterator[Problem]:
+    try:
+        catalog.merged(rows.gpus)
+    except CatalogError as error:
+        for text in str(error).splitlines():
+            index = next((i for i, g in enumerate(rows.gpus) if repr(g.key) in text), 0)
+            yield Problem(located.line(("gpus", index, "key")), f"gpus[{index}]: {text}")
+
+
+def _unknown_gpus(located: LocatedYaml, catalog: Catalog) -> Iterator[Problem]:
+    keys = [row.get("key") for _, row in _rows(located.data, "gpus")]
+    own = (key for key in keys if isinstance(key, str))
+    there = dict.fromkeys([*(gpu.key for gpu in catalog.gpus), *own])
+    for place, offer in _rows(located.data, "offers"):
+        key = offer.get("gpu")
+        if isinstance(key, str) and key not in there:
+            near = did_you_mean(key, there)
+            text = f"unknown GPU {key!r}{near} ('python -m orchestrator catalog gpus' lists all)"
+            yield Problem(located.line((*place, "gpu")), f"{_dotted(place)}gpu: {text}")
+
+
+def _repeated(located: LocatedYaml, rows: CatalogRows) -> Iterator[Problem]:
+    first: dict[Identity, int] = {}
+    for index, offer in enumerate(rows.offers):
+        line = located.line(("offers", index))
+        other = first.setdefault(offer.identity, line)
+        if other != line:
+            text = f"the same offer as in line {other}: keep one, or name another instance"
+            yield Problem(line, f"{_dotted(('offers', index))}{text}")
+
+
+def _dotted(place: Location) -> str:
+    return f"offers[{place[1]}]."

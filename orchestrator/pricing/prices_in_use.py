@@ -1,0 +1,91 @@
+"""The GPUs and prices that a command goes by: a table, and a user's files merged over it."""
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_catalog.catalog import Catalog, CatalogError
+from gpu_catalog.price_table import (
+    OLD_DAYS,
+    PAPER,
+    REFRESHED,
+    TABLES,
+    age_text,
+    price_table,
+)
+from gpu_catalog.suggestions import did_you_mean
+from orchestrator.pricing.catalog_file import read_catalog_file, read_price_file
+from orchestrator.spec.sweep_spec import CatalogRows
+
+NAMES = (REFRESHED, *TABLES)
+
+
+@dataclass(frozen=True, slots=True)
+class PricesInUse:
+    """What the options ``--catalog`` and ``--prices`` say.
+
+    Attributes:
+        table: the name of the price table.
+        catalog: its prices, with the rows of ``--catalog`` merged over it.
+        rows: those rows.
+        files: of a user's own prices.
+    """
+
+    table: str
+    catalog: Catalog
+    rows: CatalogRows
+    files: tuple[Path, ...]
+
+    def over(self, catalog: Catalog) -> Catalog:
+        """A catalog with the user's own prices merged over it.
+
+        Raises:
+            CatalogError: a file of them cannot be read; a line for each mistake.
+        """
+        for file in self.files:
+            catalog = catalog.merged((), read_price_file(file, catalog))
+        return catalog
+
+    def age(self, catalog: Catalog, today: dt.date) -> str:
+        """Which prices are in use, and how old they are."""
+        names = " and ".join([f"the {self.table} table", *map(str, self.files)])
+        text = f"{names}: {age_text(catalog.all_offers, today)}"
+        is_old = any((today - offer.date).days > OLD_DAYS for offer in catalog.all_offers)
+        return (
+            f"{text}: 'catalog refresh' brings new ones" if is_old and self.table != PAPER else text
+        )
+
+
+def prices_in_use(
+    given: Sequence[str] = (),
+    catalog_file: Path | None = None,
+    run_rows: CatalogRows | None = None,
+) -> PricesInUse:
+    """Prices of a table and of files.
+
+    Args:
+        given: a table's name and files of prices, as ``--prices`` takes them.
+        catalog_file: GPUs and offers of the user's own, as ``--catalog`` takes them.
+        run_rows: rows of the user's file that a run began with; those of ``catalog_file`` go over
+            them.
+
+    Raises:
+        CatalogError: there is no such table or file, or a file cannot be read.
+    """
+    run_rows = run_rows or CatalogRows()
+    tables = [name for name in given if name in NAMES]
+    if len(tables) > 1:
+        raise CatalogError(f"--prices {' and '.join(tables)}: name one table; files go over it")
+    files = tuple(Path(name) for name in given if name not in NAMES)
+    for file in files:
+        if not file.exists():
+            near = did_you_mean(str(file), NAMES) or f": {', '.join(NAMES)}"
+            raise CatalogError(f"--prices {file}: no such file, nor one of the tables{near}")
+    table = price_table(tables[0] if tables else None)
+    catalog = table.catalog.merged(run_rows.gpus, run_rows.offers)
+    rows = CatalogRows()
+    if catalog_file is not None:
+        rows = read_catalog_file(catalog_file, catalog)
+        catalog = catalog.merged(rows.gpus, rows.offers)
+    return PricesInUse(table.name, catalog, rows, files)

@@ -1,0 +1,1 @@
+"""The job priced on every offer, and what to measure next."""

@@ -1,0 +1,130 @@
+"""Number of epochs of a job by training curves: ``--epochs auto``. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from fitting.learning_curves import LearningCurve, Score, best, experts_text
+from gpu_catalog.record import Record
+from trials.records.cell import Cell, Weights
+from trials.records.recipe import Recipe
+
+# Parts of a recipe that decide speed and memory, but not the number of epochs.
+SPEED_ONLY = {
+    "gradient_checkpointing": False,
+    "attention": None,
+    "experts": None,
+    "mamba": None,
+    "offload_optimizer": False,
+}
+
+
+class EpochsError(ValueError):
+    """No training curve gives a number of epochs; a line for each reason."""
+
+
+class LearnedEpochs(Record):
+    """Number of epochs after which a model stops improving, with its source.
+
+    Attributes:
+        model, active_experts: what was trained.
+        recipe: key of the recipe.
+        weights: initial weights.
+        epochs: best epoch.
+        by: score that decided.
+        data: data set.
+        held_out_queries: number of held-out examples.
+        batch_size, learning_rate: training arguments.
+    """
+
+    model: str
+    recipe: str
+    active_experts: int | None
+    weights: Weights
+    epochs: int
+    by: Score
+    data: str
+    held_out_queries: int
+    batch_size: int
+    learning_rate: float
+
+
+EpochsByCell = Mapping[Cell, LearnedEpochs | str]
+"""Number of epochs of each cell, or why it is unknown."""
+
+
+def learned_epochs(
+    cells: Iterable[Cell], curves: Sequence[LearningCurve], where: str
+) -> EpochsByCell:
+    """Look up the number of epochs of each cell by model, recipe and sparsity.
+
+    The GPU and whatever else decides speed alone do not matter. Curves of pretrained weights go
+    before those of random ones, later ones before earlier ones.
+
+    Args:
+        cells: cells of the ranking.
+        curves: training curves.
+        where: their file or folder, for messages.
+
+    Raises:
+        EpochsError: there is no number for any cell.
+    """
+    by_cell = {cell: _of(cell, curves) for cell in cells}
+    if any(isinstance(epochs, LearnedEpochs) for epochs in by_cell.values()):
+        return by_cell
+    if not curves:
+        raise EpochsError(
+            f"--epochs auto: {where} has nothing that 'learn' found: run 'learn DATA --model "
+            "NAME --out DIR', then give --learned DIR, or give a number"
+        )
+    reasons = dict.fromkeys(str(reason) for reason in by_cell.values())
+    raise EpochsError("\n".join(f"--epochs auto: {where}: {reason}" for reason in reasons))
+
+
+def _of(cell: Cell, curves: Sequence[LearningCurve]) -> LearnedEpochs | str:
+    key = _learning_key(cell)
+    matching = [curve for curve in curves if _learning_key(curve.cell) == key]
+    if not matching:
+        return (
+            f"nothing was learned by {cell.model}, {cell.recipe.method}, {experts_text(cell)}: run "
+            "'learn' with its recipe, or give a number of epochs"
+        )
+    # Of equals max takes the first, here the latest.
+    curve = max(reversed(matching), key=lambda curve: curve.cell.weights == "pretrained")
+    result, last = best(curve), curve.epochs[-1].epoch
+    where = f"{cell.model}, {experts_text(cell)}, on {curve.data.source}"
+    if not result.has_stopped:
+        longer = 2 * max(last, curve.training.patience)
+        return f"{where}: may be improving still at epoch {last}: continue with --epochs {longer}"
+    if result.epoch == 0:
+        return f"{where}: none of {last} epochs was better than the untrained model: give a number"
+    return LearnedEpochs(
+        model=cell.model,
+        recipe=curve.cell.recipe.key,
+        active_experts=cell.active_experts,
+        weights=curve.cell.weights,
+        epochs=result.epoch,
+        by=result.by,
+        data=curve.data.source,
+        held_out_queries=curve.data.held_out_queries,
+        batch_size=curve.training.batch_size,
+        learning_rate=curve.training.learning_rate,
+    )
+
+
+def _learning_key(cell: Cell) -> tuple[str, int | None, Recipe]:
+    """Everything of a cell that decides its number of epochs."""
+    paged = {"optimizer": "adamw_8bit"} if cell.recipe.optimizer == "paged_adamw_8bit" else {}
+    return cell.model, cell.active_experts, cell.recipe.model_copy(update=SPEED_ONLY | paged)
+
+
+def epochs_text(learned: Sequence[LearnedEpochs]) -> str:
+    """Sources of the epochs of a ranking, a line each."""
+    lines = []
+    for row in learned:
+        experts = "" if row.active_experts is None else f", {row.active_experts} experts"
+        lines.append(
+            f"{row.model}{experts}, {row.recipe}: {row.epochs} epochs, after which "
+            f"{row.held_out_queries:,} held-out examples of {row.data} got no better by "
+            f"{row.by} (learned from {row.weights} weights in batches of {row.batch_size}; other "
+            "batches may take more or fewer)."
+        )
+    return "\n".join(lines)

@@ -1,0 +1,155 @@
+"""The Ray cluster a sweep runs on: the one RAY_ADDRESS names, else one of its own here."""
+
+import contextlib
+import logging
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from orchestrator.planning.cluster_resources import ClusterResources, Node, this_machine
+from trials.records.optional_packages import importable_extras
+
+# A sweep's observations are small; Ray would set a third of the machine's memory aside for them.
+LOCAL_OBJECT_STORE_BYTES = 128 * 2**20
+OWN_CLUSTER = "local"
+# A node that is busy or new to this job may take this long to start a worker and look.
+PACKAGES_TIMEOUT_SECONDS = 60.0
+
+
+class ClusterError(RuntimeError):
+    """The cluster cannot be reached; one line on why and what to do."""
+
+
+def cluster_address() -> str | None:
+    """The cluster the environment names, or None for one of our own."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    return None if address in {"", OWN_CLUSTER} else address
+
+
+@contextlib.contextmanager
+def connected_cluster(*, ask_for_packages: bool) -> Iterator[ClusterResources]:
+    """A connection to the cluster; one of our own ends with it.
+
+    Args:
+        ask_for_packages: find out which extras each node has; costs a worker's start on each.
+
+    Raises:
+        ClusterError: RAY_ADDRESS names a cluster that does not answer, or where jobs are submitted.
+    """
+    address = cluster_address()
+    if address is not None and address.startswith(("http://", "https://")):
+        raise ClusterError(
+            f"RAY_ADDRESS={address} is where jobs are submitted, and no Ray address: put 'ray job "
+            "submit --working-dir . --' before this command, which then runs on that cluster, or "
+            "unset RAY_ADDRESS to use this machine alone"
+        )
+    # Ray says on every start how this variable's default will change, unless it is set.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray  # noqa: PLC0415 - seconds to import, and only a sweep needs it
+
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        if address is None:
+            ray.init(
+                address=OWN_CLUSTER,
+                num_cpus=int(this_machine().nodes[0].resources["CPU"]),
+                object_store_memory=LOCAL_OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                **quiet,
+            )
+        else:
+            ray.init(address=address, **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        line = str(error).strip().splitlines()[0]
+        named = "a Ray on this machine" if address is None else f"RAY_ADDRESS={address}"
+        raise ClusterError(
+            f"{named} cannot be used: {line}: check the address and its token, or unset "
+            "RAY_ADDRESS to use this machine alone"
+        ) from None
+    try:
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        yield _resources(alive, _packages(alive) if ask_for_packages else {})
+    finally:
+        ray.shutdown()
+
+
+def cluster_now() -> ClusterResources:
+    """What there is at this moment of the cluster that is connected."""
+    import ray  # noqa: PLC0415 - as above
+
+    return _resources([node for node in ray.nodes() if node["Alive"]], {})
+
+
+def _resources(
+    alive: list[Mapping[str, Any]], packages: Mapping[str, frozenset[str]]
+) -> ClusterResources:
+    leaving, used = leaving_nodes(), _used_by_others()
+    nodes = [(node["NodeID"], node["Resources"], node["Labels"]) for node in alive]
+    return ClusterResources(
+        tuple(
+            Node(
+                has,
+                packages.get(node_id),
+                node_id,
+                is_leaving=node_id in leaving,
+                used=used.get(node_id, {}),
+                labels=labels,
+            )
+            for node_id, has, labels in nodes
+        )
+    )
+
+
+def _used_by_others() -> dict[str, dict[str, float]]:
+    """How much of its resources other jobs than this one use on each node.
+
+    What is set aside for a trial of ours is not: it may wait there for a worker that never starts.
+    Ray sets it aside as resources of the node whose names end in the placement group's id, and that
+    in the job's.
+    """
+    import ray  # noqa: PLC0415 - as above
+    from ray._private.state import state  # noqa: PLC0415 - Ray tells of a node nowhere else
+
+    of_ours = re.compile(rf"(.+)_group_[0-9a-f]{{28}}{ray.get_runtime_context().get_job_id()}")
+    free = state.available_resources_per_node()
+    used = {}
+    for node_id, has in state.total_resources_per_node().items():
+        ours: dict[str, float] = defaultdict(float)
+        for name, amount in has.items():
+            if aside := of_ours.fullmatch(name):
+                ours[aside[1]] += amount
+        used[node_id] = {
+            name: amount - free.get(node_id, {}).get(name, 0.0) - ours[name]
+            for name, amount in has.items()
+            if "_group_" not in name
+        }
+    return used
+
+
+def leaving_nodes() -> frozenset[str]:
+    """Ids of the nodes that had notice and are to be taken away: Ray drains them."""
+    from ray._private.state import state  # noqa: PLC0415 - as above; Ray Train asks here too
+
+    return frozenset(state.get_draining_nodes())
+
+
+def _packages(nodes: list[Mapping[str, Any]]) -> dict[str, frozenset[str]]:
+    """The extras each node has, by its id; a node that does not answer is left out."""
+    import ray  # noqa: PLC0415 - as above
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415
+
+    look = ray.remote(num_cpus=0, max_retries=0)(importable_extras)
+    asked = {
+        look.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ).remote(): node["NodeID"]
+        for node in nodes
+    }
+    ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=PACKAGES_TIMEOUT_SECONDS)
+    found = {}
+    for answer in ready:
+        with contextlib.suppress(ray.exceptions.RayError):  # its node or worker died
+            found[asked[answer]] = ray.get(answer)
+    return found

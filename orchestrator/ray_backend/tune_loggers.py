@@ -1,0 +1,145 @@
+"""A sweep in TensorBoard or MLflow while it runs, by Ray Tune's own callbacks.
+
+Beside the run folder, never instead of it: results come from the observations alone.
+"""
+
+import importlib.util
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from orchestrator.storage.run_storage import RunPath, StoreError
+from trials.records.cell import Cell
+from trials.records.observation import Observation
+from trials.records.profile import Logged
+
+Tool = Literal["tensorboard", "mlflow"]
+MLFLOW_URI = "MLFLOW_TRACKING_URI"  # as MLflow's own tools have it
+GIB = 2**30
+HOOKS = ("setup", "on_trial_start", "on_trial_result", "on_trial_complete", "on_trial_error")
+
+
+def check_tools(tools: Sequence[Tool], folder: RunPath) -> None:
+    """Check that a sweep can be logged to these.
+
+    Raises:
+        StoreError: a package or an address is missing, or the run lies where no files can.
+    """
+    if "tensorboard" in tools and not isinstance(folder, Path):
+        raise StoreError(f"{folder}: --log-to tensorboard writes beside a run: take a local --out")
+    if "mlflow" not in tools:
+        return
+    if importlib.util.find_spec("mlflow") is None:
+        raise StoreError("--log-to mlflow: MLflow is not installed: pip install '.[mlflow]'")
+    if not os.environ.get(MLFLOW_URI):
+        raise StoreError(f"--log-to mlflow: {MLFLOW_URI} is not set: export your server's address")
+
+
+def metrics(observation: Logged) -> dict[str, float]:
+    """The numbers that a probe draws; a profile draws none."""
+    if not isinstance(observation, Observation):
+        return {}
+    drawn = {
+        "batch_size": float(observation.batch_size),
+        "fits": float(observation.outcome == "FITS"),
+        "probe_seconds": observation.seconds,
+    }
+    measured = observation.measurement
+    if measured is not None:
+        drawn["peak_gib"] = measured.memory.peak_allocated_bytes / GIB
+        if measured.step_seconds:
+            steps = sorted(measured.step_seconds)
+            drawn["step_seconds"] = steps[len(steps) // 2]
+            drawn["queries_per_second"] = observation.batch_size / drawn["step_seconds"]
+    return drawn
+
+
+def parameters(cell: Cell) -> dict[str, str | float]:
+    """Parameters of a trial."""
+    return {
+        "gpu": cell.gpu,
+        "model": cell.model,
+        "recipe": cell.recipe.key,
+        "sparsity": cell.sparsity,
+        "seq_len": float(cell.seq_len),
+    }
+
+
+def tune_callbacks(
+    tools: Sequence[Tool],
+    folder: Path,
+    name: str,
+    cells: Sequence[Cell],
+    say: Callable[[str], None],
+) -> list[Any]:
+    """Ray Tune's callbacks that log to these tools; one that fails is reported once and left out.
+
+    Args:
+        tools: which.
+        folder: of the run; TensorBoard's files go into a folder of it.
+        name: of the sweep, for MLflow's experiment.
+        cells: of the trials.
+        say: takes the line about a tool that failed.
+    """
+    by_key = {cell.key: cell for cell in cells}
+    made = {
+        "tensorboard": lambda: _tensorboard(folder / "tensorboard", by_key),
+        "mlflow": lambda: _mlflow(name, by_key),
+    }
+    return [_guarded(made[tool](), tool, say) for tool in dict.fromkeys(tools)]
+
+
+def _guarded(callback: Any, tool: Tool, say: Callable[[str], None]) -> Any:
+    """Silence a callback after its first error, for which Tune would give up all trials."""
+    failed = False
+
+    def guarded(hook: Callable[..., None]) -> Callable[..., None]:
+        def call(*positional: Any, **named: Any) -> None:
+            nonlocal failed
+            if failed:
+                return
+            try:
+                hook(*positional, **named)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the sweep goes on
+                failed = True
+                reason = (str(error).splitlines() or [repr(error)])[0]
+                say(f"--log-to {tool}: {reason}: the sweep goes on without it")
+
+        return call
+
+    for name in HOOKS:
+        setattr(callback, name, guarded(getattr(callback, name)))
+    return callback
+
+
+def _cell_of(trial: Any, cells: Mapping[str, Cell]) -> Cell:
+    return cells[trial.config["trial"]["cell"]]
+
+
+def _tensorboard(folder: Path, cells: Mapping[str, Cell]) -> Any:
+    from ray.tune.logger import TBXLoggerCallback  # noqa: PLC0415 - seconds to import
+
+    class Callback(TBXLoggerCallback):  # type: ignore[misc]
+        def log_trial_start(self, trial: Any) -> None:
+            # Tune's own folder is a temporary one.
+            cell = _cell_of(trial, cells)
+            self._trial_writer[trial] = self._summary_writer_cls(str(folder / cell.key))
+            self._trial_result[trial] = {}
+            trial.evaluated_params = parameters(cell)  # its table of hyperparameters
+
+    return Callback()
+
+
+def _mlflow(name: str, cells: Mapping[str, Cell]) -> Any:
+    from ray.air.integrations.mlflow import MLflowLoggerCallback  # noqa: PLC0415 - as above
+
+    class Callback(MLflowLoggerCallback):  # type: ignore[misc]
+        def log_trial_start(self, trial: Any) -> None:
+            # A trial's own configuration is a task in JSON, too long for a parameter.
+            cell = _cell_of(trial, cells)
+            run = self.mlflow_util.start_run(run_name=cell.key, tags={"cell": cell.key})
+            self._trial_runs[trial] = run.info.run_id
+            self.mlflow_util.log_params(run_id=run.info.run_id, params_to_log=parameters(cell))
+
+    return Callback(tracking_uri=os.environ[MLFLOW_URI], experiment_name=name)

@@ -1,0 +1,1 @@
+"""Reports in Markdown and HTML, tables, and notebooks' frames."""

@@ -1,0 +1,156 @@
+"""``dataset``: how long the queries of a data set are, and what padding makes of them."""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from orchestrator.datasets.dataset_reader import empty_text
+from orchestrator.datasets.lengths import DataLengths, histogram_csv
+from orchestrator.datasets.source import DataError, Mistake
+from orchestrator.markdown_table import table
+from orchestrator.spec.job import Job, Padding
+from orchestrator.spec.job_tokens import padded_tokens, rows
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
+PADDINGS: tuple[Padding, ...] = ("longest", "grouped", "packed")
+MOST_BINS = 12
+BAR = 40  # characters of the fullest bin
+NICE = (1, 2, 2.5, 5, 10)
+TAIL = 0.99  # the histogram has bins for so many; the others are in a last one
+
+
+def dataset_text(workload: Job) -> str:
+    """What there is to know of the lengths, for people."""
+    data = workload.lengths
+    if data is None:
+        return (
+            f"{workload.queries:,} queries; how long they are is not known: each is taken to have "
+            "the full sequence length"
+        )
+    facts = "\n".join(_facts(data, workload.cutoff))
+    if len(data.histogram) == 1:
+        return facts  # nothing to pad
+    return "\n\n".join([facts, _histogram(data), _paddings(workload)])
+
+
+def dataset_json(workload: Job) -> str:
+    """The same for programs: ``null`` where it is not known."""
+    data, cutoff = workload.lengths, workload.cutoff
+    found: dict[str, object] = {"queries": workload.queries}
+    if data is not None:
+        found |= {
+            **data.model_dump(mode="json", exclude={"histogram"}),
+            "tokens": data.tokens,
+            "median_tokens": data.lengths.median,
+            "p95_tokens": data.lengths.quantile(0.95),
+            "longest_tokens": data.longest,
+            "cutoff": cutoff,
+            "cut_off_queries": data.cut_off(cutoff),
+            "padded_tokens_per_query": {
+                padding: {str(size): value for size, value in _column(workload, padding)}
+                for padding in _known_paddings(workload)
+            },
+            "packed_rows": rows(_with(workload, "packed")) if cutoff else None,
+            "histogram": data.histogram,
+        }
+    return json.dumps(found)
+
+
+def save_histogram(path: Path, workload: Job) -> None:
+    """Writes a histogram for ``--length-histogram`` and ``fit --lengths``.
+
+    Raises:
+        DataError: there is none, or it cannot be written.
+    """
+    data = workload.lengths
+    if data is None:
+        raise DataError([Mistake("save", f"{path}: it is not known how long queries are")])
+    text = histogram_csv(Path(data.source).stem or data.source, data)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise DataError([Mistake("save", f"{path}: cannot be written: {error.strerror}")]) from None
+
+
+def _facts(data: DataLengths, cutoff: int | None) -> Iterator[str]:
+    by = f" by {data.tokenizer}" if data.tokenizer else ""
+    made = f" ({data.made_by})" if data.made_by else ""
+    yield f"{data.source}{made}: {data.queries:,} queries, {data.tokens:,} tokens{by}"
+    if data.tokenizer is None:
+        yield "Which tokenizer counted them is not said; another one counts otherwise."
+    lengths = data.lengths
+    if len(data.histogram) > 1:
+        yield (
+            f"Median {lengths.median:.0f} tokens, mean {lengths.mean:.0f}, 95 % have at most "
+            f"{lengths.quantile(0.95):.0f}, the longest {data.longest:,}."
+        )
+    if cutoff is not None:
+        yield f"Longer than {cutoff:,} tokens and cut off there: {data.cut_off(cutoff):,} queries."
+    if data.assumed is not None:
+        yield f"Assumed: {data.assumed}."
+    if data.empty:
+        yield f"Left out for having no text: {empty_text(data.empty, data.empty_at)}."
+    if not data.complete:
+        yield "There are more examples: the first ones were taken for a sample of them."
+
+
+def _histogram(data: DataLengths) -> str:
+    """Bins of a round width, the longest queries together in a last one."""
+    most = data.lengths.quantile(TAIL)
+    width = _round_width(most / MOST_BINS)
+    ends = [width * (place + 1) for place in range(math.ceil(most / width))]
+    counts = [0] * (len(ends) + 1)
+    for length, count in data.histogram:
+        counts[min((length - 1) // width, len(ends))] += count
+    names = [f"{end - width + 1} to {end}" for end in ends] + [f"more than {ends[-1]}"]
+    fullest = max(counts)
+    found = [
+        (name, f"{count:,}", "#" * math.ceil(BAR * count / fullest))
+        for name, count in zip(names, counts, strict=True)
+    ]
+    first = next(place for place, count in enumerate(counts) if count)
+    return table(("tokens", "queries", ""), found[first:] if counts[-1] else found[first:-1])
+
+
+def _round_width(least: float) -> int:
+    power = 10.0 ** max(0, math.floor(math.log10(max(least, 1))))
+    return math.ceil(power * next(nice for nice in NICE if power * nice >= least))
+
+
+def _paddings(workload: Job) -> str:
+    columns = {padding: dict(_column(workload, padding)) for padding in _known_paddings(workload)}
+    lines = [
+        (size, *(f"{columns[padding][size]:.1f}" for padding in columns)) for size in BATCH_SIZES
+    ]
+    says = {
+        "longest": "drawn at random, padded to the longest",
+        "grouped": "of like lengths: 50 batches at a time are sorted, as transformers does",
+        "packed": f"full rows of {workload.cutoff} tokens",
+    }
+    legend = [f"{padding}: {says[padding]}." for padding in columns]
+    if "packed" in columns:
+        legend[-1] += f" {rows(_with(workload, 'packed')):,} rows an epoch."
+    else:
+        legend.append("packed: with --cutoff, the tokens of a row.")
+    title = (
+        "Tokens a query, with padding, expected in a batch (lengths rounded up to a multiple of "
+        f"{workload.pad_to_multiple}):"
+    )
+    return "\n\n".join([title, table(("batch", *columns), lines), "\n".join(legend)])
+
+
+def _known_paddings(workload: Job) -> tuple[Padding, ...]:
+    return PADDINGS if workload.cutoff else PADDINGS[:-1]
+
+
+def _with(workload: Job, padding: Padding) -> Job:
+    return workload.model_copy(update={"padding": padding})
+
+
+def _column(workload: Job, padding: Padding) -> Iterator[tuple[int, float]]:
+    """Tokens a query at each batch size; of a packed row, those of the queries in it."""
+    job = _with(workload, padding)
+    rows_per_query = rows(job) / job.queries
+    for size in BATCH_SIZES:
+        yield size, padded_tokens(job, size, 0) * rows_per_query

@@ -1,0 +1,261 @@
+"""A run as one HTML file that asks for nothing else: by mail, offline, in print. Pure.
+
+Charts are drawn in the browser by Observable Plot on D3, which travel inside the file: half a
+megabyte, where Plotly has almost five. Its charts are SVG, so they print sharp, follow the theme
+and the width of the page, and carry names for screen readers; and it needs no ``eval``, so the
+policy of the page can allow the scripts it has, by their hashes, and nothing else at all.
+"""
+
+import base64
+import hashlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from importlib.resources import files
+from itertools import groupby
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markdown_it import MarkdownIt
+from markupsafe import Markup
+
+from orchestrator.reporting.comparison import (
+    ANOTHER_HOUR,
+    SPEEDS,
+    Comparison,
+    changes_table,
+    comparison_markdown,
+)
+from orchestrator.reporting.markdown_report import (
+    detail_sections,
+    headline,
+    remarks,
+    winners_tables,
+)
+from orchestrator.reporting.page.law_tables import (
+    errors_table,
+    largest_table,
+    memory_table,
+    speed_table,
+)
+from orchestrator.reporting.page.run_tables import (
+    MOST_OF_A_KIND,
+    MOST_OFFERS,
+    PageJob,
+    PageTable,
+    cells_table,
+    offers_table,
+    page_jobs,
+    probes_table,
+    shown_offers,
+    spending_table,
+)
+from orchestrator.reporting.page.study_tables import learning_table, loads_table, profiles_table
+from orchestrator.run_folder.run_results import RunResults
+
+LIBRARIES = ("vendor/d3.min.js", "vendor/plot.umd.min.js")
+# Those of Markdown that reports are written in: no links, no images, no HTML.
+RULES = ("table", "list", "emphasis", "heading", "backticks")
+
+
+def html_report(results: RunResults, made: datetime) -> str:
+    """The page of a run.
+
+    Args:
+        results: the run.
+        made: when, as the page says.
+    """
+    jobs = page_jobs(results)
+    tables = {
+        "cells": cells_table(results, jobs),
+        "offers": offers_table(results, jobs),
+        "probes": probes_table(results),
+        "speeds": speed_table(results),
+        "memory": memory_table(results),
+        "largest": largest_table(results),
+        "errors": errors_table(results),
+        "spending": spending_table(results),
+        "profiles": profiles_table(results),
+        "loads": loads_table(results),
+        "learning": learning_table(results),
+    }
+    ranking = results.ranking
+    winners = [row for row in ranking.offers if row.rank == 1]
+    spent = results.meter.usd
+    return page(
+        "report.html",
+        ("charts.js", "studies.js", "report.js"),
+        tables,
+        title=f"{results.spec.name}: which GPU to rent",
+        name=results.spec.name,
+        counts=_counts(results),
+        jobs=[_job(job) for job in jobs],
+        job_groups=_groups(jobs),
+        chosen=max(range(len(jobs)), key=lambda place: jobs[place].gpus),
+        headline=markdown(headline(ranking)),
+        remarks=[inline(line) for line in remarks(winners, ranking).splitlines()]
+        if winners
+        else [],
+        cheapest=markdown(winners_tables(winners)),
+        spent=f"{spent:.3g}" if spent else None,
+        has_profiles=bool(tables["profiles"].rows),
+        has_learned=bool(tables["learning"].rows),
+        measured=any(not o.cell.simulated for o in results.observed),
+        left_out=_left_out(results),
+        details=[
+            (part.partition("\n")[0].removeprefix("## "), markdown(part.partition("\n")[2]))
+            for part in detail_sections(results)
+        ],
+        made=f"{made:%Y-%m-%d %H:%M} UTC",
+    )
+
+
+def html_comparison(found: Comparison, made: datetime) -> str:
+    """The page of two runs.
+
+    Args:
+        found: what differs.
+        made: when, as the page says.
+    """
+    before, after = found.names
+    sections = comparison_markdown(found).split("\n\n## ")[1:]
+    told = [part.partition("\n") for part in sections]
+    return page(
+        "comparison.html",
+        ("charts.js", "comparison.js"),
+        {"cells": PageTable((), []), "changes": changes_table(found)},
+        title=f"{before} and {after}",
+        before=before,
+        after=after,
+        another_hour=ANOTHER_HOUR,
+        # The page has the speeds in a chart and a table of its own.
+        parts=[(h, markdown(body)) for h, _, body in told if h != SPEEDS],
+        made=f"{made:%Y-%m-%d %H:%M} UTC",
+    )
+
+
+def page(
+    template: str, scripts: Sequence[str], tables: dict[str, PageTable], **told: object
+) -> str:
+    """A page with its style, scripts and tables in it.
+
+    Args:
+        template: its file.
+        scripts: its own, run in this order, after the libraries and ``elements.js``.
+        tables: what it shows, by name.
+        told: what the template says; text is escaped.
+    """
+    sources = [_file(name) for name in (*LIBRARIES, "elements.js", *scripts)]
+    data = {"tables": {name: table.as_json() for name, table in tables.items()}}
+    environment = Environment(
+        loader=PackageLoader("orchestrator", "data/page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template).render(
+        **told,
+        policy=_policy(sources),
+        style=Markup(_file("page.css")),  # noqa: S704 - our own file
+        scripts=[Markup(source) for source in sources],  # noqa: S704 - as above
+        data=_safe_json(data),
+    )
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    """What the browser is to hold the page to: its own scripts, and no request of any kind."""
+    hashes = (base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts)
+    allowed = " ".join(f"'sha256-{each}'" for each in hashes)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _safe_json(data: Any) -> Markup:
+    """JSON that no text in it can end: a script element ends at the first ``</script``."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return Markup(text)  # noqa: S704 - see above
+
+
+@cache
+def _file(name: str) -> str:
+    return files("orchestrator.reporting.page").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+@cache
+def _writer() -> MarkdownIt:
+    return MarkdownIt("zero", {"html": False}).enable(list(RULES))
+
+
+def markdown(text: str) -> Markup:
+    """Markdown of a report as HTML: what is no table, list or emphasis stays text."""
+    return Markup(_writer().render(text))  # noqa: S704 - the renderer escapes text
+
+
+def inline(text: str) -> Markup:
+    """Alike, of a line."""
+    return Markup(_writer().renderInline(text))  # noqa: S704 - as above
+
+
+@dataclass(frozen=True, slots=True)
+class _ToldJob:
+    """A job as the template tells it."""
+
+    title: str
+    recipe: str
+    sentences: list[Markup]
+    abridged: str
+
+
+def _job(job: PageJob) -> _ToldJob:
+    told = [] if job.answer is None else job.answer.sentences()
+    return _ToldJob(job.title, job.cell.recipe.key, [inline(each) for each in told], _abridged(job))
+
+
+def _abridged(job: PageJob) -> str:
+    """How many of a job's offers the page has, and which; empty where it has all."""
+    offers = [] if job.answer is None else job.answer.rows
+    shown = sum(1 for _ in shown_offers(offers))
+    if shown == len(offers):
+        return ""
+    return (
+        f"This page has {shown:,} of the {len(offers):,} offers: the {MOST_OFFERS} cheapest, those "
+        "that cannot be told apart from the cheapest or that nothing beats in both cost and time, "
+        f"and the {MOST_OF_A_KIND} cheapest of each GPU, provider and market. ranking.csv, beside "
+        "it in the run, has all."
+    )
+
+
+def _groups(jobs: Sequence[PageJob]) -> list[dict[str, object]]:
+    """Jobs under their model and recipe."""
+
+    def name(place: int) -> str:
+        return f"{jobs[place].cell.model}, {jobs[place].cell.recipe.key}"
+
+    return [
+        {"name": key, "jobs": [(place, jobs[place]) for place in of]}
+        for key, of in groupby(range(len(jobs)), key=name)
+    ]
+
+
+def _counts(results: RunResults) -> dict[str, object]:
+    bases = Counter(o.basis.value for o in results.observed)
+    return {
+        "observations": len(results.observed),
+        "cells": len(results.cells),
+        "bases": sorted(bases.items()),
+    }
+
+
+def _left_out(results: RunResults) -> list[tuple[str, list[str]]]:
+    reasons: defaultdict[str, list[str]] = defaultdict(list)
+    for each in results.ranking.excluded:
+        reasons[each.reason].append(each.cell.key)
+    return list(reasons.items())

@@ -1,0 +1,1 @@
+"""Tables behind the charts of the HTML report."""

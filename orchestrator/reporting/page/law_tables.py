@@ -1,0 +1,156 @@
+"""What laws say of a run, as tables to draw: curves with intervals, and their errors. Pure."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from fitting.families.cell_step_time import by_law
+from fitting.largest_batch_check import held_out_largest
+from fitting.laws.fit_result import Fit, Law
+from fitting.memory_prediction import predict_peak
+from orchestrator.reporting.page.run_tables import PageTable
+from orchestrator.run_folder.run_results import RunResults
+from trials.records.cell import Cell
+from trials.records.observation import Basis, Observation, largest_batch
+
+CURVE_POINTS = 17  # of one curve, its ends among them
+
+SPEED_COLUMNS = (
+    *("cell", "stack", "basis", "batch", "queries_per_second"),
+    *("queries_per_second_low", "queries_per_second_high", "extrapolated", "law"),
+)
+
+
+def speed_table(results: RunResults) -> PageTable:
+    """Throughput by the law of the step time, from one query to the largest batch known."""
+    rows = [row for cell in results.cells for row in _speeds(results, cell)]
+    return PageTable(SPEED_COLUMNS, rows)
+
+
+def _speeds(results: RunResults, cell: Cell) -> Iterator[tuple[Any, ...]]:
+    seen = [o for o in results.seen(cell) if _is_timed(o)]
+    series = dict.fromkeys(
+        (o.environment.stack, o.basis) for o in seen if o.environment is not None
+    )
+    for stack, basis in series:
+        for size in _sizes(max(o.batch_size for o in seen)):
+            told = by_law(size, cell, stack, basis, results.seen(cell), results.fits.families)
+            if told is None:
+                break
+            least, most = told.doubt.factors
+            speed = size / told.seconds
+            ends = (speed / most, speed / least)
+            yield (
+                results.place(cell),
+                stack,
+                basis.value,
+                size,
+                speed,
+                *ends,
+                told.extrapolated,
+                told.law,
+            )
+
+
+def _is_timed(o: Observation) -> bool:
+    return (
+        o.basis is not Basis.CAPPED
+        and o.measurement is not None
+        and bool(o.measurement.step_seconds)
+    )
+
+
+def _sizes(most: int) -> list[int]:
+    """Batch sizes that a curve is drawn through: each twice the last, roughly, and the ends."""
+    return sorted({round(size) for size in np.geomspace(1, max(most, 1), CURVE_POINTS)})
+
+
+def memory_table(results: RunResults) -> PageTable:
+    """Peak memory by the law that is affine in tokens, up to a query beyond the largest batch."""
+    laws = {
+        (fit.group, fit.basis, fit.stack): fit
+        for fit in results.fits.fits
+        if fit.law is Law.MEMORY_AFFINE and fit.status.is_usable
+    }
+    rows = []
+    for cell in results.cells:
+        seen = results.seen(cell)
+        sizes = [o.batch_size for o in seen if o.measurement is not None]
+        for fit in _memory_laws(cell, seen, laws.values()):
+            for size in _sizes(max(sizes, default=0) + 1):
+                told = predict_peak(fit, size * cell.seq_len)
+                values = (told.value, told.low, told.high, told.extrapolated)
+                rows.append((results.place(cell), fit.basis.value, size, *values))
+    columns = ("cell", "basis", "batch", "gib", "gib_low", "gib_high", "extrapolated")
+    return PageTable(columns, rows)
+
+
+def _memory_laws(cell: Cell, seen: Sequence[Observation], laws: Any) -> list[Fit]:
+    ran = {
+        (o.basis, o.environment.software)
+        for o in seen
+        if o.environment is not None and o.measurement is not None
+    }
+    of = (cell.model, cell.weights, cell.recipe, cell.active_experts)
+    return [
+        fit
+        for fit in laws
+        if (fit.basis, fit.stack) in ran
+        and (fit.group.model, fit.group.weights, fit.group.recipe, fit.group.active_experts) == of
+    ]
+
+
+def largest_table(results: RunResults) -> PageTable:
+    """The largest batch of each cell, as found and as the probes of the others foretell it."""
+    foretold = held_out_largest(results.observed)
+    rows: list[tuple[Any, ...]] = []
+    for cell in results.cells:
+        seen = results.seen(cell)
+        known, told = largest_batch(seen), foretold.get(cell)
+        if known is None and told is None:
+            continue
+        found, miss = (None, None) if known is None else known
+        rows.append(
+            (
+                results.place(cell),
+                seen[0].basis.value,
+                found,
+                None if miss is None else f"{miss.outcome} at {miss.batch_size}",
+                None if told is None else told.value,
+                None if told is None else told.low,
+                None if told is None else told.high,
+                None if told is None else told.extrapolated,
+            )
+        )
+    columns = ("cell", "basis", "largest", "next", "foretold", "low", "high", "extrapolated")
+    return PageTable(columns, rows)
+
+
+ERROR_COLUMNS = (
+    *("model", "recipe", "basis", "software", "law", "chosen", "error", "standard_error"),
+    *("growing_error", "length_error", "parameters", "points"),
+)
+
+
+def errors_table(results: RunResults) -> PageTable:
+    """How far each law that was tried is off at points that it had not seen."""
+    rows = [
+        (
+            f.name.model if f.name.weights != "pretrained" else f"{f.name.model}, pretrained",
+            f.name.recipe,
+            f.name.basis.value,
+            f.name.software,
+            c.form.value,
+            c.form is f.form,
+            c.error,
+            c.standard_error,
+            c.growing_error,
+            c.length_error,
+            c.parameters,
+            f.points,
+        )
+        for f in results.fits.families
+        for c in f.candidates
+    ]
+    return PageTable(ERROR_COLUMNS, rows)

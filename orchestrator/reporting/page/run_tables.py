@@ -1,0 +1,294 @@
+"""What a page about a run shows, as tables: each number once, with the cell that it is of. Pure.
+
+A chart draws the rows of a table and nothing else, so what it shows can be read there.
+"""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.planning.node_pricing import offer_name
+from orchestrator.pricing.catalog_file import stands_in
+from orchestrator.ranking.ranked_offer import RankedOffer, comparable
+from orchestrator.reporting.sections.recommendation import Recommendation, answers, subject
+from orchestrator.run_folder.run_results import RunResults
+from trials.records.cell import Cell
+from trials.records.observation import Observation, largest_batch
+
+DIGITS = 5  # significant ones, of a number that is drawn
+MOST_OFFERS = 100  # of one job; of the dearer ones, the best of each GPU, provider and market
+MOST_OF_A_KIND = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PageTable:
+    """A table of a page.
+
+    Attributes:
+        columns: names, unique.
+        rows: values in their order; None is absent.
+    """
+
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+
+    def as_json(self) -> dict[str, Any]:
+        """For a script: numbers no longer than they are sure."""
+        return {"columns": self.columns, "rows": [[_short(v) for v in row] for row in self.rows]}
+
+
+@dataclass(frozen=True, slots=True)
+class PageJob:
+    """What can be chosen between: the cells of one model, weights, recipe, sparsity and length.
+
+    Attributes:
+        cell: one of them.
+        answer: absent where none has an offer.
+    """
+
+    cell: Cell
+    answer: Recommendation | None
+
+    @property
+    def title(self) -> str:
+        """In words, without the recipe."""
+        return subject(self.cell)
+
+    @property
+    def gpus(self) -> int:
+        """How many there are to choose from."""
+        return len({row.cell.gpu for row in self.answer.rows}) if self.answer is not None else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a row of a chart, or a curve, is called by.
+
+    Attributes:
+        gpu, model, recipe: its own.
+        text: what it is called where these tell nothing apart.
+    """
+
+    gpu: str
+    model: str
+    recipe: str
+    text: str
+
+
+def chart_names(rows: Sequence[Named]) -> list[str]:
+    """A name for each, no two alike.
+
+    The GPU is in it where a chart has several, and the recipe, in short, where the model has.
+    """
+    gpus = {row.gpu for row in rows}
+    recipes: dict[str, set[str]] = {}
+    for row in rows:
+        recipes.setdefault(row.model, set()).add(row.recipe)
+    short = {model: short_recipes(keys) for model, keys in recipes.items()}
+    names: list[str] = []
+    counts: Counter[str] = Counter()
+    for row in rows:
+        gpu = [row.gpu] if len(gpus) > 1 else []
+        recipe = [short[row.model][row.recipe]] if len(recipes[row.model]) > 1 else []
+        name = " · ".join([*gpu, row.text, *recipe])
+        counts[name] += 1
+        names.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
+    return names
+
+
+def short_recipes(keys: Collection[str]) -> dict[str, str]:
+    """Short names of recipes by their keys: the method, and what not all of them have.
+
+    Where that leaves two alike, all keep their keys.
+    """
+    parts = {key: key.split("-") for key in keys}
+    shared = set.intersection(*map(set, parts.values()))
+    names = {
+        key: "-".join([of[0], *(part for part in of[1:] if part not in shared)])
+        for key, of in parts.items()
+    }
+    return names if len(set(names.values())) == len(names) else {key: key for key in keys}
+
+
+def page_jobs(results: RunResults) -> list[PageJob]:
+    """Every job of a run, in the order of its cells."""
+    told = {comparable(answer.best.cell): answer for answer in answers(results.ranking)}
+    firsts: dict[tuple[object, ...], Cell] = {}
+    for cell in results.cells:
+        firsts.setdefault(comparable(cell), cell)
+    return [PageJob(cell, told.get(of)) for of, cell in firsts.items()]
+
+
+def cells_table(results: RunResults, jobs: Sequence[PageJob]) -> PageTable:
+    """Every cell, in the run's order: other tables name it by its row."""
+    columns = (
+        *("job", "gpu", "ran_on", "model", "weights", "recipe", "experts", "active_experts"),
+        *("sparsity", "seq_len", "simulated", "largest", "limited_by"),
+    )
+    of = {comparable(job.cell): place for place, job in enumerate(jobs)}
+    rows = []
+    for cell in results.cells:
+        known = largest_batch(results.seen(cell))
+        miss = None if known is None else known[1]
+        rows.append(
+            (
+                of[comparable(cell)],
+                cell.gpu,
+                cell.capped_on,
+                cell.model,
+                cell.weights,
+                cell.recipe.key,
+                cell.experts,
+                cell.active_experts,
+                cell.sparsity,
+                cell.seq_len,
+                cell.simulated,
+                None if known is None else known[0],
+                None if miss is None else miss.outcome.value,
+            )
+        )
+    return PageTable(columns, rows)
+
+
+OFFER_COLUMNS = (
+    *("cell", "rank", "odds", "tied", "pareto", "provider", "instance", "region", "market"),
+    *("gpus", "usd_per_hour", "price_of", "batch", "queries_per_second", "tokens_per_query"),
+    *("hours", "hours_low", "hours_high", "usd", "usd_low", "usd_high", "basis", "source"),
+    *("extrapolated", "elsewhere", "stack"),
+)
+
+
+def offers_table(results: RunResults, jobs: Sequence[PageJob]) -> PageTable:
+    """The ranking: of many offers, those that a choice is made among."""
+    rows = [
+        _offer(row, results.place(row.cell))
+        for job in jobs
+        if job.answer is not None
+        for row in shown_offers(job.answer.rows)
+    ]
+    return PageTable(OFFER_COLUMNS, rows)
+
+
+def shown_offers(rows: Sequence[RankedOffer]) -> Iterator[RankedOffer]:
+    """Those of a job that a page has.
+
+    Args:
+        rows: all, the cheapest first.
+    """
+    kinds: dict[tuple[str, str, str], int] = {}
+    for row in rows:
+        kind = (row.cell.gpu, row.provider, row.market)
+        kinds[kind] = kinds.get(kind, 0) + 1
+        if row.rank <= MOST_OFFERS or row.pareto or row.tied or kinds[kind] <= MOST_OF_A_KIND:
+            yield row
+
+
+def _offer(row: RankedOffer, place: int) -> tuple[Any, ...]:
+    return (
+        place,
+        row.rank,
+        row.probability_cheapest,
+        row.tied,
+        row.pareto,
+        row.provider,
+        row.instance,
+        row.region,
+        row.market,
+        row.gpus_per_instance,
+        row.usd_per_hour,
+        str(row.price_as_of or row.price_recorded),
+        row.batch_size,
+        row.queries_per_second,
+        row.tokens_per_query,
+        row.hours,
+        row.hours_low,
+        row.hours_high,
+        row.usd,
+        row.usd_low,
+        row.usd_high,
+        row.basis.value,
+        row.source if row.law is None else f"{row.source} ({row.law})",
+        row.extrapolated,
+        stands_in(row.cell.gpu, row.provider),
+        row.stack,
+    )
+
+
+PROBE_COLUMNS = (
+    *("cell", "purpose", "batch", "repeat", "attempt", "outcome", "basis", "step_seconds"),
+    *("queries_per_second", "steps", "peak_gib", "limit_gib", "stack", "host", "started"),
+    *("seconds", "detail"),
+)
+GIB = 2**30
+
+
+def probes_table(results: RunResults) -> PageTable:
+    """Every observation, with the machine and the stack it was made on."""
+    return PageTable(PROBE_COLUMNS, [_probe(o, results.place(o.cell)) for o in results.observed])
+
+
+def _probe(o: Observation, place: int) -> tuple[Any, ...]:
+    measured, where = o.measurement, o.environment
+    steps = () if measured is None else measured.step_seconds
+    seconds = statistics.median(steps) if steps else None
+    return (
+        place,
+        o.purpose,
+        o.batch_size,
+        o.repeat,
+        o.attempt,
+        o.outcome.value,
+        o.basis.value,
+        seconds,
+        None if seconds is None else o.batch_size / seconds,
+        len(steps),
+        None if measured is None else measured.memory.peak_allocated_bytes / GIB,
+        o.memory_limit_bytes / GIB,
+        None if where is None else where.stack,
+        None if where is None else where.host,
+        o.started_at,
+        o.seconds,
+        o.detail,
+    )
+
+
+def spending_table(results: RunResults) -> PageTable:
+    """What the sweep took of each GPU."""
+    columns = (
+        "gpu",
+        "probes",
+        "probe_hours",
+        "lost_hours",
+        "nodes",
+        "assumed_start_hours",
+        "offer",
+        "usd_per_hour",
+        "usd",
+    )
+    rows = [
+        (
+            each.gpu,
+            each.probes,
+            each.probe_seconds / 3600,
+            each.lost_seconds / 3600,
+            each.nodes,
+            each.startup_seconds / 3600,
+            None if each.offer is None else offer_name(each.offer),
+            None if each.offer is None else each.offer.usd_per_hour,
+            each.usd,
+        )
+        for each in results.meter.spent
+    ]
+    return PageTable(columns, rows)
+
+
+def _short(value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    if not math.isfinite(value):
+        return None
+    rounded = float(f"{value:.{DIGITS}g}")
+    return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded

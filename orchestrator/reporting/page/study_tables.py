@@ -1,0 +1,133 @@
+"""Profiles and curves of learning, as tables that a page draws. Pure."""
+
+from collections.abc import Callable, Sequence
+from pathlib import PurePath
+
+from fitting.learning_curves import LearningCurve, experts_text
+from orchestrator.reporting.page.run_tables import Named, PageTable, chart_names
+from orchestrator.reporting.sections.profile_groups import ProfileGroup, profile_groups
+from orchestrator.run_folder.run_results import RunResults
+
+PARTS = ("stages", "layers", "inside")
+
+
+def profiles_table(results: RunResults) -> PageTable:
+    """A row for each part of each bar: a stage, a layer, a kernel inside the experts."""
+    groups = profile_groups(results.profiled)
+    names = _bar_names(groups)
+    rows = [
+        (
+            *_key(group),
+            stage,
+            names[*_key(group), bar.label],
+            bar.label,
+            bar.batch_size,
+            part.name,
+            part.seconds,
+            part.share,
+            part.flop_share,
+        )
+        for group in groups
+        for stage in PARTS
+        for bar in getattr(group, stage)
+        for part in bar.parts
+    ]
+    columns = (
+        *("gpu", "model", "recipe", "of", "name", "bar", "batch", "part", "seconds", "share"),
+        "flops",
+    )
+    return PageTable(columns, rows)
+
+
+def loads_table(results: RunResults) -> PageTable:
+    """A row for each expert, before and after some training: its tokens of a query."""
+    groups = profile_groups(results.profiled)
+    names = _bar_names(groups)
+    rows = [
+        (
+            *_key(group),
+            names[*_key(group), load.label],
+            load.label,
+            number,
+            when,
+            tokens,
+        )
+        for group in groups
+        for load in group.loads
+        for when, per_expert in (("before", load.before), ("after", load.after))
+        for number, tokens in enumerate(per_expert)
+    ]
+    columns = ("gpu", "model", "recipe", "name", "bar", "expert", "when", "tokens")
+    return PageTable(columns, rows)
+
+
+def _key(group: ProfileGroup) -> tuple[str, str, str]:
+    return group.gpu, group.model, group.recipe
+
+
+def _bar_names(groups: Sequence[ProfileGroup]) -> dict[tuple[str, str, str, str], str]:
+    """What each profile is called, by its GPU, model, recipe and label."""
+    keys = [(*_key(group), bar.label) for group in groups for bar in group.stages]
+    named = [Named(gpu, model, recipe, f"{model} · {bar}") for gpu, model, recipe, bar in keys]
+    return dict(zip(keys, chart_names(named), strict=True))
+
+
+def learning_table(results: RunResults) -> PageTable:
+    """A row for each epoch of each curve, 0 before any training."""
+    rows = [
+        (
+            curve.key,
+            name,
+            curve.cell.gpu,
+            curve.cell.recipe.key,
+            curve.data.source,
+            curve.training.learning_rate,
+            curve.training.batch_size,
+            curve.training.seed,
+            epoch.epoch,
+            epoch.train_loss,
+            epoch.tested.loss,
+            epoch.tested.accuracy,
+        )
+        for curve, name in zip(results.learned, curve_names(results.learned), strict=True)
+        for epoch in curve.epochs
+    ]
+    columns = (
+        *("curve", "name", "gpu", "recipe", "data", "rate", "batch", "seed", "epoch"),
+        *("train_loss", "loss", "accuracy"),
+    )
+    return PageTable(columns, rows)
+
+
+# What may differ between curves of one model, beside its recipe and the GPU.
+ASIDES: tuple[Callable[[LearningCurve], str], ...] = (
+    lambda curve: PurePath(curve.data.source).name,
+    lambda curve: f"rate {curve.training.learning_rate:g}",
+    lambda curve: curve.training.schedule,
+    lambda curve: f"warm-up of {curve.training.warmup_steps}",
+    lambda curve: f"batches of {curve.training.batch_size}",
+    lambda curve: f"cut off at {curve.training.cutoff}",
+    lambda curve: f"seed {curve.training.seed}",
+)
+
+
+def curve_names(curves: Sequence[LearningCurve]) -> list[str]:
+    """What each curve is called: its model and routing, and what not all of them share."""
+    telling = [aside for aside in ASIDES if len({aside(curve) for curve in curves}) > 1]
+    return chart_names(
+        [
+            Named(
+                curve.cell.gpu,
+                curve.cell.model,
+                curve.cell.recipe.key,
+                ", ".join([_what(curve), *(aside(curve) for aside in telling)]),
+            )
+            for curve in curves
+        ]
+    )
+
+
+def _what(curve: LearningCurve) -> str:
+    cell = curve.cell
+    model = cell.model if cell.weights == "random" else f"{cell.model}, {cell.weights}"
+    return model if cell.experts is None else f"{model}, {experts_text(cell)}"

@@ -1,0 +1,52 @@
+"""Files derived from a run's observations: fits, ranking and reports."""
+
+import datetime as dt
+from collections.abc import Iterator, Sequence
+
+from fitting.fit import Fits
+from gpu_catalog.catalog import Catalog
+from orchestrator.planning.faults import Faults
+from orchestrator.planning.plan import Plan
+from orchestrator.ranking.ranked_offer import Ranking, ranking_csv
+from orchestrator.reporting.html_report import html_report
+from orchestrator.reporting.markdown_report import markdown
+from orchestrator.reporting.sections.fault_section import faults_text
+from orchestrator.reporting.sections.slow_node_section import stragglers_text
+from orchestrator.run_folder.file_names import PAGE, REPORT
+from orchestrator.run_folder.load_results import results_of
+from orchestrator.run_folder.run_folder import RunFolder
+from orchestrator.spec.sweep_spec import SweepSpec
+from trials.records.observation import Observation
+
+
+def troubles(faults: Faults, observations: Sequence[Observation]) -> Iterator[str]:
+    """A line on trials that were cut short, and on nodes that are not to be trusted."""
+    if faults.faults:
+        yield f"{faults_text(faults)} See Faults in the report."
+    yield from stragglers_text(observations)
+
+
+def derive(
+    folder: RunFolder, spec: SweepSpec, catalog: Catalog, plan: Plan, now: dt.datetime
+) -> Ranking:
+    """Fits, ranking and report, written from the observations."""
+    fits, ranking = write_report(folder, spec, catalog, plan, now)
+    folder.write("fits.json", fits)
+    write_ranking(folder, ranking)
+    return ranking
+
+
+def write_report(
+    folder: RunFolder, spec: SweepSpec, catalog: Catalog, plan: Plan, now: dt.datetime
+) -> tuple[Fits, Ranking]:
+    """The reports of the specification's own job, and what they were made from."""
+    results = results_of(folder, spec, catalog, now.date(), plan)
+    folder.write(REPORT, markdown(results))
+    folder.write(PAGE, html_report(results, now))
+    return results.fits, results.ranking
+
+
+def write_ranking(folder: RunFolder, ranking: Ranking) -> None:
+    """The ranking, as CSV and as JSON."""
+    folder.write("ranking.csv", ranking_csv(ranking))
+    folder.write("ranking.json", ranking)

@@ -1,0 +1,1 @@
+"""The driver: plan, trials, observations."""

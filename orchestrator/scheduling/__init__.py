@@ -1,0 +1,1 @@
+"""Which trial goes to which node, and which is worth its price."""

@@ -1,0 +1,1 @@
+"""The sweep specification: YAML, the job, and mistakes with their lines."""

@@ -1,0 +1,102 @@
+"""How many tokens and steps a job comes to at a batch size; pure.
+
+A workload without lengths is as before: every query has the full sequence length.
+"""
+
+import math
+
+from orchestrator.spec.job import Job
+
+SIMULATED_PADDED = (1, 2, 3, 4, 8, 16)  # batch sizes whose padded lengths are simulated
+ALIKE = 0.97  # a length that is as much of another, or more, is not simulated beside it
+
+
+def padded_tokens(workload: Job, batch_size: int, seq_len: int) -> float:
+    """Expected tokens of each row of a full batch, padding included.
+
+    Random batches padded to their longest (``Lengths.padded``), batches of like lengths
+    (``Lengths.grouped``), or packed rows, which are full. A step has ``batch_size`` times as many.
+
+    Args:
+        workload: the job.
+        batch_size: rows per step; a row is a query, or a packed one.
+        seq_len: tokens of every query where the workload has no lengths.
+    """
+    data = workload.lengths
+    if data is None:
+        return float(seq_len)
+    if workload.padding == "packed":
+        return float(_row_length(workload))
+    lengths = data.lengths if workload.cutoff is None else data.lengths.cut(workload.cutoff)
+    rows = min(batch_size, workload.queries)
+    if workload.padding == "grouped":
+        return lengths.grouped(rows, workload.queries, workload.pad_to_multiple)
+    return lengths.padded(rows, workload.pad_to_multiple)
+
+
+def shorter_lengths(workload: Job, seq_len: int) -> tuple[int, ...]:
+    """Tokens per query to simulate beside a full length, ascending; none without lengths.
+
+    Those that batches of ``SIMULATED_PADDED`` are padded to: a small batch takes steps that grow by
+    leaps, a wave of tiles at a time, so that between two lengths nothing tells what it takes. And
+    half of the shortest, for what may be asked of a run later: to cut queries off.
+
+    Args:
+        workload: the job.
+        seq_len: the full length.
+    """
+    longest = longest_query(workload)
+    if longest is None or longest > seq_len:
+        return ()
+    padded = {round(padded_tokens(workload, size, seq_len)) for size in SIMULATED_PADDED}
+    kept: list[int] = []
+    for tokens in sorted({min(padded) // 2, *padded}, reverse=True):
+        if 0 < tokens < ALIKE * (kept[-1] if kept else seq_len):
+            kept.append(tokens)
+    return tuple(sorted(kept))
+
+
+def longest_tokens(workload: Job, seq_len: int) -> int:
+    """Tokens of the longest row there is, padding included: what memory must hold.
+
+    Args:
+        workload: the job.
+        seq_len: tokens of every query where the workload has no lengths.
+    """
+    longest = longest_query(workload)
+    if longest is None:
+        return seq_len
+    if workload.padding == "packed":
+        return longest
+    return -(-longest // workload.pad_to_multiple) * workload.pad_to_multiple
+
+
+def longest_query(workload: Job) -> int | None:
+    """Tokens of the longest query, or of a packed row, without padding; None without lengths."""
+    data = workload.lengths
+    if data is None:
+        return None
+    if workload.padding == "packed":
+        return _row_length(workload)
+    return min(data.longest, workload.cutoff or data.longest)
+
+
+def rows(workload: Job) -> int:
+    """Rows of an epoch: its queries, or as many packed ones as their tokens fill.
+
+    Queries are packed one after the other, cut where a row is full, and nothing of them is cut off.
+    """
+    if workload.padding != "packed" or workload.lengths is None:
+        return workload.queries
+    tokens = workload.lengths.lengths.mean * workload.queries
+    return math.ceil(round(tokens) / _row_length(workload))
+
+
+def steps(workload: Job, batch_size: int) -> int:
+    """Optimizer steps of the job: ``ceil(rows / batch) * epochs``; a last batch may be smaller."""
+    return -(-rows(workload) // batch_size) * workload.epochs
+
+
+def _row_length(workload: Job) -> int:
+    assert workload.cutoff is not None  # Job sees to it
+    return workload.cutoff

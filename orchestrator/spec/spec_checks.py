@@ -1,0 +1,142 @@
+"""Checks of a specification that no single field can make."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from gpu_catalog.catalog import Catalog
+from orchestrator.spec.sweep_spec import Models, can_stand_in, written_out
+from orchestrator.spec.validation_messages import dotted, shown
+from orchestrator.spec.yaml_lines import LocatedYaml, Location, Problem
+from trials.records.compatibility import impossible_on_model
+from trials.records.model import Model
+from trials.records.recipe import Recipe
+
+
+def own_keys(data: object) -> set[str]:
+    """Keys of the file's own GPUs, be their rows right or wrong."""
+    rows = items(data.get("catalog") if isinstance(data, dict) else None, "gpus")
+    keys = (row.get("key") for row in rows if isinstance(row, dict))
+    return {key for key in keys if isinstance(key, str)}
+
+
+def repetitions(located: LocatedYaml) -> Iterator[Problem]:
+    """Values that an axis lists twice."""
+    for axis, values in _axes(located.data):
+        seen: set[object] = set()
+        for index, raw in enumerate(values):
+            value = _recipe(raw) if axis[-1] == "recipes" else raw
+            if type(value) not in {str, int, Recipe}:
+                continue  # told where the whole file is validated
+            if value in seen:
+                where = (*axis, index)
+                text = f"{dotted(where)}: {shown(raw)} is listed twice: keep one"
+                yield Problem(located.line(where), text)
+            seen.add(value)
+
+
+def _axes(data: object) -> Iterator[tuple[Location, list[Any]]]:
+    yield ("gpus",), items(data, "gpus")
+    yield ("as_if",), items(data, "as_if")
+    for index, block in enumerate(items(data, "cells")):
+        for name in ("models", "recipes", "active_experts", "seq_lens"):
+            yield ("cells", index, name), items(block, name)
+
+
+def _recipe(raw: object) -> Recipe | None:
+    try:
+        return Recipe.model_validate(written_out(raw))
+    except ValueError:
+        return None  # told where the whole file is validated
+
+
+def as_if_problems(located: LocatedYaml, catalog: Catalog) -> Iterator[Problem]:
+    """GPUs that none of the sweep's GPUs can stand in for."""
+    keys = {gpu.key: gpu for gpu in catalog.gpus}
+    named = [key for key in items(located.data, "gpus") if isinstance(key, str)]
+    hosts = [keys[key] for key in named if key in keys]
+    for index, key in enumerate(items(located.data, "as_if")):
+        small = keys.get(key) if isinstance(key, str) else None
+        if small is not None and hosts and not any(can_stand_in(host, small) for host in hosts):
+            names = ", ".join(host.key for host in hosts)
+            text = f"as_if[{index}]: {key} has no less memory than any of gpus ({names}): drop it"
+            yield Problem(located.line(("as_if", index)), text)
+
+
+def cell_problems(located: LocatedYaml, models: Models) -> list[Problem]:
+    """Mistakes between the parts: experts a model has not, methods it has not, cells twice.
+
+    Looks at the raw data, so that a mistake elsewhere in the file does not hide these.
+    """
+    problems: list[Problem] = []
+    first_seen: dict[tuple[object, ...], Location] = {}
+    blocks = items(located.data, "cells")
+    for index, block in enumerate(blocks):
+        where: Location = ("cells", index)
+        for model in models_of(block, models):
+            problems += _model_problems(located, where, block, model)
+            for signature in _signatures(model, block):
+                other = first_seen.setdefault(signature, where)
+                if other != where:
+                    text = (
+                        f"cells[{index}]: {model.name} with the same recipe, active_experts and "
+                        f"seq_len {signature[-1]} is in cells[{other[1]}] already: drop one"
+                    )
+                    problems.append(Problem(located.line(where), text))
+    return problems
+
+
+def items(mapping: object, key: str) -> list[Any]:
+    value = mapping.get(key) if isinstance(mapping, dict) else None
+    return value if isinstance(value, list) else []
+
+
+def models_of(block: object, models: Models) -> list[Model]:
+    return [models[m] for m in items(block, "models") if isinstance(m, str) and m in models]
+
+
+def _recipes_of(block: object) -> Iterator[tuple[int, Recipe]]:
+    for index, raw in enumerate(items(block, "recipes")):
+        recipe = _recipe(raw)
+        if recipe is not None:
+            yield index, recipe
+
+
+def _model_problems(
+    located: LocatedYaml, where: Location, block: dict[str, Any], model: Model
+) -> Iterator[Problem]:
+    label = f"cells[{where[1]}]"
+    for index, recipe in _recipes_of(block):
+        reason = impossible_on_model(recipe, model)
+        if reason is not None:
+            line = located.line((*where, "recipes", index))
+            yield Problem(line, f"{label}.recipes[{index}]: {reason}")
+    if block.get("weights") == "pretrained" and model.weights is None:
+        line = located.line((*where, "weights"))
+        yield Problem(line, f"{label}.weights: no pretrained weights of {model.name} are known")
+    for index, active in enumerate(_whole_numbers(block, "active_experts")):
+        line = located.line((*where, "active_experts", index))
+        if model.experts is None:
+            text = f"{model.name} has no experts: leave active_experts out, or list it apart"
+            yield Problem(line, f"{label}.active_experts: {text}")
+            return
+        if active > model.experts:
+            text = f"{active} exceeds the {model.experts} experts of {model.name}"
+            yield Problem(line, f"{label}.active_experts[{index}]: {text}")
+
+
+def _whole_numbers(block: object, key: str) -> list[int]:
+    return [v for v in items(block, key) if type(v) is int and v > 0]
+
+
+def _signatures(model: Model, block: object) -> Iterator[tuple[object, ...]]:
+    """What makes the cells of a block one of a kind, on any GPU."""
+    # What a recipe comes to on a device is the same function of it everywhere.
+    recipes = [recipe.key for _, recipe in _recipes_of(block)]
+    listed = isinstance(block, dict) and block.get("active_experts") is not None
+    active: Sequence[int | None] = (
+        _whole_numbers(block, "active_experts") if listed else [model.active_experts]
+    )
+    seq_lens = _whole_numbers(block, "seq_lens")
+    weights = block.get("weights", "random") if isinstance(block, dict) else "random"
+    yield from set(itertools.product([model.name], [weights], recipes, active, seq_lens))

@@ -1,0 +1,236 @@
+"""The sweep specification: which cells to measure, how, and for which job to rank them."""
+
+import itertools
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, ValidationInfo
+
+from gpu_catalog.catalog import Catalog, UnknownGpuError, load_catalog
+from gpu_catalog.gpu import Gpu
+from gpu_catalog.offer import Offer
+from gpu_catalog.record import Record
+from gpu_catalog.suggestions import did_you_mean
+from orchestrator.spec.job import Job, Seconds
+from trials.records.cell import Cell, Weights
+from trials.records.compatibility import with_defaults
+from trials.records.model import Model, UnknownModelError, find_model
+from trials.records.recipe import NAMED_RECIPES, PositiveInt, Recipe, Switch
+from trials.records.timing_rule import TimingRule
+
+Models = dict[str, Model]
+
+
+def _known_gpu(key: str, info: ValidationInfo) -> str:
+    assert info.context is not None  # parse_spec gives it
+    catalog: Catalog = info.context["catalog"]
+    if key in info.context["own"]:
+        return key  # what is wrong with its row, if anything, is told there
+    try:
+        return catalog.gpu(key).key
+    except UnknownGpuError as error:
+        raise ValueError(str(error)) from None
+
+
+def _known_model(name: str, info: ValidationInfo) -> str:
+    assert info.context is not None  # parse_spec gives it
+    models: Models = info.context["models"]
+    try:
+        if name not in models:
+            model = _found_from_anywhere(find_model(name))
+            models |= {name: model, model.name: model}
+    except UnknownModelError as error:
+        raise ValueError(str(error)) from None
+    return name
+
+
+def _found_from_anywhere(model: Model) -> Model:
+    """The same model, its weights named so that a trial finds them.
+
+    A folder is named from where the sweep is started; Tune's workers, a resumed sweep and the child
+    of a trial have other working directories.
+    """
+    folder = Path(model.weights or "").expanduser()
+    if model.weights is None or Path(model.source) != folder / "config.json":
+        return model  # a preset, or of the hub
+    return model.model_copy(update={"weights": str(folder.absolute())})
+
+
+# What a recipe fills in by itself; a change to a named one fills it in anew.
+FILLED_IN = frozenset({"lora_alpha", "lora_dropout", "double_quantisation"})
+
+
+def _stated(recipe: Recipe) -> dict[str, object]:
+    """The fields that say a recipe: without what follows from the others, where it does."""
+    fields = recipe.model_dump(exclude_none=True)
+    short = {name: value for name, value in fields.items() if name not in FILLED_IN}
+    return short if Recipe.model_validate(short) == recipe else fields
+
+
+def written_out(raw: object) -> object:
+    """A recipe that is named, or starts from a named one, as its fields."""
+    changes = {} if isinstance(raw, str) else raw
+    name = raw if isinstance(raw, str) else raw.get("named") if isinstance(raw, dict) else None
+    if name is None or not isinstance(changes, dict):
+        return raw
+    if name not in NAMED_RECIPES:
+        near = did_you_mean(str(name), NAMED_RECIPES) or f"; known: {', '.join(NAMED_RECIPES)}"
+        raise ValueError(f"unknown recipe {name!r}{near}; or write it out")
+    fields = {key: value for key, value in changes.items() if key != "named"}
+    return _stated(NAMED_RECIPES[name]) | fields
+
+
+KnownGpu = Annotated[str, AfterValidator(_known_gpu)]
+KnownModel = Annotated[str, AfterValidator(_known_model)]
+# An axis of a sweep: at least one value. That none stands there twice is seen by parse_spec.
+GpuAxis = Annotated[tuple[KnownGpu, ...], Field(min_length=1)]
+ModelAxis = Annotated[tuple[KnownModel, ...], Field(min_length=1)]
+WrittenRecipe = Annotated[Recipe, BeforeValidator(written_out)]
+RecipeAxis = Annotated[tuple[WrittenRecipe, ...], Field(min_length=1)]
+IntAxis = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+
+
+class CellBlock(Record):
+    """The product of these axes, on every GPU of the sweep, or simulated on others.
+
+    ``active_experts`` is left out for models without experts, and for a model's own routing. A
+    model is a preset, a folder with a config.json (``./NAME``, from where the sweep is started) or
+    a hub name. A recipe is written out, named, or both: ``{named: paper-mixtral, attention:
+    sdpa}``. With ``simulated_on``, catalog keys, nothing of the block is measured: models of those
+    GPUs run it.
+    """
+
+    models: ModelAxis
+    weights: Weights = "random"
+    recipes: RecipeAxis
+    active_experts: IntAxis | None = None
+    seq_lens: IntAxis
+    simulated_on: GpuAxis | None = None
+
+
+class CatalogRows(Record):
+    """A user's own GPUs and prices, added to the shipped catalog."""
+
+    gpus: tuple[Gpu, ...] = ()
+    offers: tuple[Offer, ...] = ()
+
+
+class SweepSpec(Record):
+    """One sweep: which cells to measure, how, and for which job to rank them.
+
+    Attributes:
+        name: the run folder's name.
+        gpus: catalog keys.
+        as_if: catalog keys of smaller GPUs, whose largest batches are found on the larger ones of
+            ``gpus`` under a memory cap.
+        cells: what to fine-tune on each.
+        workload: the job the ranking prices.
+        seed: weights, tokens and the order of batch sizes are drawn from it.
+        max_batch_size: the search stops there, and says so.
+        boundary_repeats: how often the largest batch is tried again, each time in a fresh process.
+        timing: when to stop timing steps.
+        build_timeout_seconds: how long building a model may take.
+        probe_timeout_seconds: how long one probe may take.
+        profile: whether each measured cell is profiled, at one query and at its largest batch, when
+            all is measured.
+        catalog: GPUs and prices the shipped catalog does not have.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+    gpus: GpuAxis
+    as_if: tuple[KnownGpu, ...] = ()
+    cells: Annotated[tuple[CellBlock, ...], Field(min_length=1)]
+    workload: Job
+    seed: Annotated[int, Field(strict=True, ge=0)] = 0
+    max_batch_size: PositiveInt = 1024
+    boundary_repeats: Annotated[int, Field(strict=True, ge=0)] = 1
+    timing: TimingRule = TimingRule()
+    build_timeout_seconds: Seconds = 600.0
+    probe_timeout_seconds: Seconds = 600.0
+    profile: Switch = False
+    catalog: CatalogRows = CatalogRows()
+    _models: Models = PrivateAttr(default_factory=dict)
+    _base: Catalog | None = PrivateAttr(default=None)
+
+    def merged_catalog(self) -> Catalog:
+        """The catalog it is read by, the shipped one unless told otherwise, with its own rows."""
+        base = self._base or load_catalog()
+        return base.merged(self.catalog.gpus, self.catalog.offers)
+
+    def with_base(self, base: Catalog | None) -> Self:
+        """The same, its rows over another catalog than the shipped one."""
+        self._base = base
+        return self
+
+    @property
+    def models(self) -> Models:
+        """The models it names."""
+        return self._models
+
+    def with_models(self, models: Models) -> Self:
+        """The same, knowing its models."""
+        self._models = models
+        return self
+
+    def model(self, name: str) -> Model:
+        """One of its models, as it was when the specification was read."""
+        return self._models[name]
+
+    def devices(self) -> list[tuple[Gpu, Gpu | None]]:
+        """The GPUs to measure on, each with the smaller one it stands in for, if it does."""
+        catalog = self.merged_catalog()
+        hosts = [catalog.gpu(key) for key in self.gpus]
+        targets = [catalog.gpu(key) for key in self.as_if]
+        stand_ins = [
+            (host, small) for small in targets for host in hosts if can_stand_in(host, small)
+        ]
+        return [*((host, None) for host in hosts), *stand_ins]
+
+    def all_cells(self) -> list[Cell]:
+        """Every cell once, in the order written, those that are simulated last."""
+        catalog = self.merged_catalog()
+        measured = [block for block in self.cells if block.simulated_on is None]
+        simulated = [block for block in self.cells if block.simulated_on is not None]
+        places = [
+            *(
+                (device, target, False, block)
+                for device, target in self.devices()
+                for block in measured
+            ),
+            *(
+                (catalog.gpu(key), None, True, block)
+                for block in simulated
+                for key in block.simulated_on or ()
+            ),
+        ]
+        cells = (
+            Cell(
+                gpu=device.key if target is None else target.key,
+                capped_on=None if target is None else device.key,
+                simulated=is_simulated,
+                model=model.name,
+                weights=block.weights,
+                recipe=with_defaults(recipe, model, device),
+                experts=model.experts,
+                active_experts=active if active is not None else model.active_experts,
+                seq_len=seq_len,
+            )
+            for device, target, is_simulated, block in places
+            for model, recipe, active, seq_len in itertools.product(
+                (self.model(name) for name in block.models),
+                block.recipes,
+                block.active_experts or (None,),
+                block.seq_lens,
+            )
+        )
+        return list(dict.fromkeys(cells))  # two recipes may come to the same on a model
+
+
+def can_stand_in(host: Gpu, small: Gpu) -> bool:
+    """Whether a GPU can stand in for another: of its kind, with more memory."""
+    return (
+        host.kind == small.kind
+        and small.usable_memory_bytes is not None
+        and host.usable_memory_bytes is not None
+        and host.usable_memory_bytes > small.usable_memory_bytes
+    )

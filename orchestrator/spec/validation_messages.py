@@ -1,0 +1,159 @@
+"""pydantic's errors in plain words, each with its line, the value, and what to do."""
+
+import datetime as dt
+import re
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from gpu_catalog.suggestions import did_you_mean, near_matches
+from orchestrator.spec.yaml_lines import LocatedYaml, Location, Problem
+
+# pydantic's error types, and what to say instead. {…} are filled from the error's own context.
+WORDS = {
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "string_unicode": "must be text of whole characters",
+    "string_too_short": "must not be empty",
+    "string_too_long": "must have at most {max_length} characters",
+    "greater_than": "must be greater than {gt:g}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "too_short": "must have at least {min_length} entry",
+    "tuple_type": "must be a list, as in [a, b]",
+    "model_type": "must be a mapping of keys to values",
+    "string_pattern_mismatch": "must be letters, digits, {signs}, the first a letter or digit",
+    "date_type": "must be a date, as in 2026-01-31",
+    "date_parsing": "must be a date, as in 2026-01-31",
+    "date_from_datetime_parsing": "must be a date, as in 2026-01-31",
+    "date_from_datetime_inexact": "must be a date, as in 2026-01-31",
+}
+NUMBERS = {"int_type", "float_type"}
+MOST_CHARACTERS = 60
+
+
+def shown(value: object) -> str:
+    """A value as it is quoted in a message: as YAML has it, short, on one line."""
+    text = _as_yaml(value)
+    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 3] + "..."
+
+
+def _as_yaml(value: object) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_key(k)}: {_as_yaml(part)}' for k, part in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_as_yaml, value))}]"
+    return str(value) if isinstance(value, dt.date) else repr(value)
+
+
+def say(error: ValidationError, located: LocatedYaml, model: type[BaseModel]) -> list[Problem]:
+    """One problem for each mistake."""
+    details: list[dict[str, Any]] = [dict(d) for d in error.errors(include_url=False)]
+    misspelt = _misspelt(details, model)
+    problems = []
+    for detail in details:
+        location = detail["loc"]
+        if detail["type"] == "missing" and location in misspelt:
+            continue  # reported where it is misspelt
+        if detail["type"] == "too_short" and detail["input"]:
+            continue  # the mistake inside it is reported by itself
+        where, text = dotted(location), _text(detail, model)
+        problems.append(Problem(located.line(location), f"{where}: {text}" if where else text))
+    return problems
+
+
+def _misspelt(details: Sequence[dict[str, Any]], model: type[BaseModel]) -> set[Location]:
+    """Where a key is most likely missing because an unknown one beside it was meant."""
+    meant: set[Location] = set()
+    for detail in details:
+        if detail["type"] == "extra_forbidden":
+            *holder, key = detail["loc"]
+            nearest = near_matches(str(key), _fields(model, tuple(holder)))[:1]
+            meant.update((*holder, name) for name in nearest)
+    return meant
+
+
+def _text(detail: dict[str, Any], model: type[BaseModel]) -> str:
+    kind, value, location = detail["type"], detail["input"], detail["loc"]
+    if kind == "missing":
+        return "is missing: add it"
+    if kind == "extra_forbidden":
+        keys = _fields(model, location[:-1])
+        near = did_you_mean(str(location[-1]), keys)
+        return f"unknown key{near or '; known here: ' + ', '.join(keys)}"
+    if kind == "literal_error":
+        allowed = detail["ctx"]["expected"]
+        near = did_you_mean(value, re.findall("'(.*?)'", allowed)) if type(value) is str else ""
+        return f"must be {allowed}, not {shown(value)}{near}"
+    if kind == "value_error":
+        return str(detail["ctx"]["error"])
+    if kind in WORDS:
+        hint = ": write it out, without quotes" if kind in NUMBERS and _is_number(value) else ""
+        if kind == "string_type" and isinstance(value, bool | int | float | dt.date):
+            hint = ": put it in quotes"
+        context = detail.get("ctx", {})
+        signs = "'.', '_' or '-'" if "_" in context.get("pattern", "") else "'.' or '-'"
+        return f"{WORDS[kind].format(signs=signs, **context)}, not {shown(value)}{hint}"
+    message = str(detail["msg"])
+    return f"{message[0].lower()}{message[1:]}, not {shown(value)}"
+
+
+def _is_number(value: object) -> bool:
+    """Whether a text is one: quoted, or as ``1e3``, which YAML takes for text."""
+    try:
+        return isinstance(value, str) and float(value) >= 0
+    except ValueError:
+        return False
+
+
+def dotted(location: Location) -> str:
+    """``("cells", 0, "seq_lens", 1)`` as ``cells[0].seq_lens[1]``."""
+    text = ""
+    for part in location:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += f".{_key(part)}"
+    return text.removeprefix(".")
+
+
+def _key(text: str) -> str:
+    return text if text.isprintable() and 0 < len(text) <= MOST_CHARACTERS else shown(text)
+
+
+def _fields(model: type[BaseModel], location: Location) -> list[str]:
+    """The keys that are known at a place in the file."""
+    annotation: object = model
+    for part in location:
+        if isinstance(part, int):
+            continue
+        holder = _model_in(annotation)
+        if holder is None or part not in holder.model_fields:
+            return []
+        annotation = holder.model_fields[part].annotation
+    holder = _model_in(annotation)
+    return [] if holder is None else list(holder.model_fields)
+
+
+def _model_in(annotation: object) -> type[BaseModel] | None:
+    """The model an annotation is, or holds: ``tuple[Recipe, ...] | None`` holds Recipe."""
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        return annotation if issubclass(annotation, BaseModel) else None
+    for part in typing.get_args(annotation):
+        model = _model_in(part)
+        if model is not None:
+            return model
+    return None

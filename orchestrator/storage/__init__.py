@@ -1,0 +1,1 @@
+"""The bytes of a run: on a local disk or in S3."""

@@ -1,0 +1,1 @@
+"""Builders of records that tests start from."""

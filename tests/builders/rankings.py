@@ -1,0 +1,75 @@
+"""Three made-up devices at three prices, what was timed there, and the ranking of it."""
+
+import datetime as dt
+
+from builders.observations import measurement, observation
+from builders.runs import ONE_CELL, spec_of
+from fitting.families.fit_family import fit_families
+from fitting.families.records import FamilyFit
+from orchestrator.planning.cluster_resources import ClusterResources, Node
+from orchestrator.planning.plan import Plan, make_plan
+from orchestrator.ranking.ranked_offer import Ranking
+from orchestrator.ranking.ranking import rank
+from orchestrator.spec.job import NO_OVERHEADS, Job
+from orchestrator.spec.sweep_spec import SweepSpec
+from trials.records.cell import Cell
+from trials.records.observation import Observation, Outcome
+
+# Three devices of one's own: two at three prices, one that nobody rents out.
+OWN_ROWS = """\
+catalog:
+  gpus:
+    - {key: desk, kind: cpu, usable_memory_bytes: 100000000, source: me, recorded: 2026-01-31}
+    - {key: lap, kind: cpu, usable_memory_bytes: 100000000, source: me, recorded: 2026-01-31}
+    - {key: attic, kind: cpu, usable_memory_bytes: 100000000, source: me, recorded: 2026-01-31}
+  offers:
+    - {gpu: desk, provider: pit, region: here, instance: whole, gpus_per_instance: 4,
+       usd_per_hour: 7.2, source: me, recorded: 2026-01-31, as_of: 2025-12-24}
+    - {gpu: desk, provider: pit, region: there, instance: single, usd_per_hour: 3.6, market: spot,
+       source: me, recorded: 2026-01-31}
+    - {gpu: lap, provider: pub, region: here, instance: slow, usd_per_hour: 0.9, source: me,
+       recorded: 2026-01-31}
+"""
+TEXT = ONE_CELL.replace("[cpu]", "[desk, lap, attic]") + OWN_ROWS
+SPEC = spec_of(TEXT)
+DESK, LAP, ATTIC = SPEC.all_cells()
+JOB = Job(queries=1000, epochs=3, overheads=NO_OVERHEADS)
+
+
+def timed(batch_size: int, *seconds: float, cell: Cell = DESK, **changed: object) -> Observation:
+    """A probe on the ladder whose steps took so long."""
+    values: dict[str, object] = {
+        "purpose": "ladder",
+        "measurement": measurement(step_seconds=seconds),
+        "cell": cell,
+    }
+    return observation(batch_size, **(values | changed))
+
+
+def found(
+    largest: int, cell: Cell = DESK, outcome: Outcome = Outcome.OUT_OF_MEMORY
+) -> list[Observation]:
+    """What shows that this is the largest batch."""
+    fit = [observation(largest, cell=cell)] if largest else []
+    return [*fit, observation(largest + 1, outcome, cell=cell)]
+
+
+def ranked(
+    seen: list[Observation],
+    job: Job = JOB,
+    *,
+    spec: SweepSpec = SPEC,
+    families: tuple[FamilyFit, ...] | None = None,
+    plan: Plan | None = None,
+    today: dt.date | None = None,
+) -> Ranking:
+    """The ranking of a specification's cells, by their own laws unless told otherwise."""
+    catalog = spec.merged_catalog()
+    return rank(
+        job,
+        catalog,
+        plan or make_plan(spec, catalog, ClusterResources((Node({"CPU": 1.0}),)), seen),
+        seen,
+        fit_families(seen) if families is None else families,
+        today=today,
+    )

@@ -1,0 +1,73 @@
+"""Steps traced whole and put together from a few layers, for tests that hold one against the other.
+
+Run as a script it does so for BlackMamba: its kernels are a process' choice, once.
+"""
+
+import sys
+
+import numpy as np
+
+from gpu_catalog.catalog import load_catalog
+from trials.records.cell import Cell
+from trials.records.compatibility import with_defaults
+from trials.records.model import Model, find_model
+from trials.records.recipe import Recipe
+from trials.simulation.layer_expansion import check_repeats, whole_model, whole_step
+from trials.simulation.recording import Kind, Stream
+from trials.simulation.trace_request import Routing
+from trials.simulation.tracing.trace import TraceableCell, Traced
+from trials.simulation.tracing.tracing_worker import routed_shares
+
+GPU = load_catalog().gpu("A100-80GB-SXM")
+
+
+def deep(name: str, layers: int) -> Model:
+    """A tiny model with more layers than it has."""
+    model = find_model(name)
+    return model.model_copy(update={"config": model.config | {"num_hidden_layers": layers}})
+
+
+def traced(model: Model, of: Recipe, *, batch_size: int = 4, whole: bool = False) -> Traced:
+    """A step on a GPU, traced."""
+    cell = Cell(
+        gpu=GPU.key,
+        simulated=True,
+        model=model.name,
+        recipe=with_defaults(of, model, GPU),
+        experts=model.experts,
+        active_experts=model.active_experts,
+        seq_len=24,
+    )
+    shares = routed_shares(Routing(), model.experts)
+    return TraceableCell(cell, model, whole=whole).trace(batch_size, shares)
+
+
+def numbered_in_order(stream: Stream) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The events of a stream; its storages are numbered as they come."""
+    moves = stream.kinds <= Kind.FREED
+    _, first, which = np.unique(stream.names[moves], return_index=True, return_inverse=True)
+    names = stream.names.copy()
+    names[moves] = np.argsort(np.argsort(first))[which]
+    return stream.kinds, names, stream.numbers
+
+
+def differences(name: str, layers: int, of: Recipe) -> list[str]:
+    """In what a step put together from a few layers differs from one traced whole."""
+    model = deep(name, layers)
+    few, all_of_it = traced(model, of), traced(model, of, whole=True)
+    found = [] if few.copies > 0 else ["nothing repeats"]
+    check_repeats(few.recording)
+    parts = ("kinds", "names", "numbers")
+    mine = numbered_in_order(whole_step(few.recording, few.copies))
+    theirs = numbered_in_order(whole_step(all_of_it.recording, 0))
+    found += [p for p, m, t in zip(parts, mine, theirs, strict=True) if not np.array_equal(m, t)]
+    held = whole_model(few.held, few.copies)
+    for column in ("sizes", "purposes"):
+        if not np.array_equal(getattr(held, column), getattr(all_of_it.held, column)):
+            found.append(f"held {column}")
+    return found
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        print(differences("blackmamba-tiny", 10, Recipe.model_validate_json(line)))  # noqa: T201 - its answer

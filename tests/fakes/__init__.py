@@ -1,0 +1,1 @@
+"""Servers, clusters, workers and a browser that tests run against."""

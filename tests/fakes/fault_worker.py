@@ -1,0 +1,122 @@
+"""A worker that goes wrong as a file says: the real nursery, fork and pipes, no model.
+
+Started by ``ChildProber`` in the place of ``trials.training.worker``; the file's path is its first argument.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from builders.observations import environment, measurement
+
+from trials.records.messages import ProbeReply, ProbeRequest, Setup
+from trials.records.observation import Environment, Outcome
+from trials.training import worker
+
+
+def say(text: bytes) -> None:
+    """Writes past the protocol."""
+    os.write(REPLIES, text)
+
+
+def raise_error(error: BaseException) -> None:
+    """As a statement cannot in a table."""
+    raise error
+
+
+def end_with(text: str, end: Callable[[], object]) -> None:
+    """Prints a last line and ends."""
+    os.write(2, f"{text}\n".encode())
+    end()
+
+
+def be_killed_for_memory() -> None:
+    """As the kernel does it, which counts such kills; here in a file beside the orders."""
+    Path(sys.argv[1]).with_name("counters").write_text("oom_kill 1\n", encoding="utf-8")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def say_without_end(text: bytes) -> None:
+    """As fast as the pipe takes it."""
+    while True:
+        say(text)
+
+
+def half_a_reply() -> None:
+    """And then silence."""
+    say(b'{"outcome": "FI')
+    time.sleep(3600)
+
+
+FAULTS: dict[str, Callable[[], object]] = {
+    "none": lambda: None,
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "crashed": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "hung": lambda: time.sleep(3600),
+    "half": half_a_reply,
+    "poisoned": lambda: raise_error(
+        RuntimeError("CUDA error: an illegal memory access was encountered")
+    ),
+    "device": lambda: raise_error(RuntimeError("CUDA error: out of memory")),
+    "host": lambda: raise_error(MemoryError()),
+    "garbage": lambda: say(b"\x00\xff not a reply\n"),
+    "other": lambda: say(b'{"pid": 1}\n'),
+    "exited": lambda: os._exit(3),
+    "told and exited": lambda: end_with("what went wrong", lambda: os._exit(3)),
+    # As bitsandbytes' C library does, which knows no exceptions.
+    "bitsandbytes": lambda: end_with(
+        "Error out of memory at line 88 in file /src/csrc/ops.cu", lambda: os._exit(1)
+    ),
+    "aborted": lambda: end_with(
+        "terminate called after throwing an instance of 'std::bad_alloc'", os.abort
+    ),
+    "unnamed signal": lambda: os.kill(os.getpid(), 40),
+    "killed for memory": be_killed_for_memory,
+    "endless": lambda: say_without_end(b"x" * 2**16),
+    "empty lines": lambda: say_without_end(b"\n" * 2**16),
+    "unmeasured": lambda: say(b'{"batch_size": 5, "outcome": "FITS"}\n'),
+}
+
+
+class FaultyWorker:
+    """Goes wrong while it is built or in a probe, as the file says at that moment."""
+
+    def __init__(self, _setup: Setup) -> None:
+        go_wrong("build")
+        self.device = type("Device", (), {"memory_limit_bytes": 123})()
+
+    def environment(self) -> Environment:
+        return environment()
+
+    def probe(self, request: ProbeRequest) -> ProbeReply:
+        go_wrong("probe")
+        wrong = 99 if fault() == "probe wrong" else request.batch_size
+        return ProbeReply(batch_size=wrong, outcome=Outcome.FITS, measurement=measurement())
+
+
+def fault() -> str:
+    """What is to go wrong now: where, and how."""
+    return Path(sys.argv[1]).read_text(encoding="utf-8")
+
+
+def go_wrong(where: str) -> None:
+    """Does so, if it is to happen here."""
+    there, _, how = fault().partition(" ")
+    if there != where:
+        return
+    if how.startswith("says: "):
+        raise RuntimeError(how.removeprefix("says: "))
+    if how in FAULTS:
+        FAULTS[how]()
+
+
+if __name__ == "__main__":
+    worker.die_with_parent(int(sys.argv[2]))
+    worker.Worker = FaultyWorker  # type: ignore[assignment, misc]
+    worker.import_libraries = lambda _: None
+    REPLIES = os.dup(1)
+    os.dup2(2, 1)
+    worker.nurse(worker.Line(os.dup(0), REPLIES))

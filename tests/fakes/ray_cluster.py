@@ -1,0 +1,246 @@
+"""A real Ray cluster of several nodes on this machine, as its users start and use it."""
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from fakes.ray_sweeps import environment
+
+
+def free_port() -> int:
+    """A port nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Cluster:
+    """Ray nodes on this machine, each in the foreground of a process group of its own."""
+
+    def __init__(self, home: Path, scratch: Path) -> None:
+        self.home = home
+        self.address = "127.0.0.1"
+        self.gcs, self.dashboard = free_port(), free_port()
+        self.token = home / "token"
+        self.token.write_text(secrets.token_hex(32), encoding="ascii")
+        # A cluster without a token runs whatever anyone on the network sends it.
+        self.env = environment(home, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(self.token))
+        del self.env["RAY_ADDRESS"]
+        self.scratch = scratch
+        self._started = 0
+        self._nodes: list[subprocess.Popen[bytes]] = []
+
+    def start_head(self, *arguments: str) -> None:
+        """A head that also answers job submissions."""
+        self._start(
+            "--head",
+            f"--port={self.gcs}",
+            f"--dashboard-port={self.dashboard}",
+            "--dashboard-host=127.0.0.1",
+            f"--temp-dir={self.scratch}",
+            *arguments,
+        )
+
+    def start_autoscaling_head(self, node_types: dict[str, dict[str, float]], *never: str) -> None:
+        """A head whose autoscaler starts nodes on this machine when they are asked for.
+
+        Ray's own provider for that. The head says what it scales to, as `deploy/` has it.
+
+        Args:
+            node_types: resources of each.
+            never: what it says it scales to as well, and cannot.
+        """
+        address = subprocess.run(
+            ["python", "-c", "import ray; print(ray.util.get_node_ip_address())"],
+            env=self.env,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()[-1]
+        types = {
+            name: {
+                "resources": has,
+                "labels": {"finetune-cost/instance": name},
+                "node_config": {},
+                "min_workers": 0,
+                "max_workers": 1,
+            }
+            for name, has in node_types.items()
+        }
+        head = {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0}
+        config = {
+            "cluster_name": "autoscaling",
+            "max_workers": len(types),
+            "idle_timeout_minutes": 5,
+            "upscaling_speed": 10.0,
+            "provider": {"type": "fake_multinode", "gcs_address": f"{address}:{self.gcs}"},
+            "available_node_types": types | {"ray.head.default": head},
+            "head_node_type": "ray.head.default",
+            "auth": {},
+            "docker": {},
+            "file_mounts": {},
+            "cluster_synced_files": [],
+            "file_mounts_sync_continuously": False,
+            "rsync_exclude": [],
+            "rsync_filter": [],
+            "initialization_commands": [],
+            "setup_commands": [],
+            "head_setup_commands": [],
+            "worker_setup_commands": [],
+            "head_start_ray_commands": [],
+            "worker_start_ray_commands": [],
+        }
+        path = self.home / "autoscaling.json"
+        path.write_text(json.dumps(config), encoding="utf-8")
+        scales_to = {
+            f"scales-to-{key}": 1
+            for has in node_types.values()
+            for key in has
+            if key not in ("CPU", "GPU")
+        } | {f"scales-to-{key}": 1 for key in never}
+        self.env |= {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
+        self.start_head(f"--autoscaling-config={path}", f"--resources={json.dumps(scales_to)}")
+
+    def start_node(self, *carried: str) -> None:
+        """A node that carries one of each of these resources."""
+        resources = json.dumps(dict.fromkeys(carried, 1))
+        self._start(f"--address={self.address}:{self.gcs}", f"--resources={resources}")
+
+    def _start(
+        self, *arguments: str, within: Sequence[str] = (), **settings: str
+    ) -> subprocess.Popen[bytes]:
+        """One node; returns when it is up, as two at once may choose the same ports.
+
+        Args:
+            arguments: of `ray start`.
+            within: a command that runs it elsewhere.
+            settings: variables of its environment.
+        """
+        self._started += 1
+        log = self.home / f"node-{self._started}.log"
+        with log.open("ab") as written:
+            node = subprocess.Popen(
+                [
+                    *within,
+                    *("ray", "start", "--block", "--disable-usage-stats", "--num-cpus=1"),
+                    *("--object-store-memory=80000000", "--include-log-monitor=false"),
+                    # Its default is one fixed port, which only one node of a machine can have.
+                    f"--dashboard-agent-listen-port={free_port()}",
+                    *arguments,
+                ],
+                env=self.env | settings,
+                cwd=self.home,
+                stdout=written,
+                stderr=written,
+                start_new_session=True,
+            )
+        self._nodes.append(node)
+        deadline = time.monotonic() + 60
+        while "Ray runtime started" not in log.read_text(encoding="utf-8"):
+            assert node.poll() is None, log.read_text(encoding="utf-8")
+            assert time.monotonic() < deadline, log.read_text(encoding="utf-8")
+            time.sleep(0.1)
+        return node
+
+    def node_ids(self) -> dict[str, str]:
+        """The node that carries each resource, asked of Ray itself."""
+        return dict(self._asked("{k: n['NodeID'] for n in ray.nodes() for k in n['Resources']}"))
+
+    def staying_nodes(self) -> list[str]:
+        """Ids of the nodes that are up, and are not to be taken away."""
+        return list(
+            self._asked(
+                "[n['NodeID'] for n in ray.nodes() if n['Alive'] and n['NodeID'] not in "
+                "ray._private.state.state.get_draining_nodes()]"
+            )
+        )
+
+    def _asked(self, expression: str) -> Any:
+        """Its value in a driver of this cluster."""
+        script = (
+            "import json, ray\n"
+            f"ray.init('{self.address}:{self.gcs}', log_to_driver=False)\n"
+            f"print('ANSWER' + json.dumps({expression}))\n"
+        )
+        answer = self.run("python", "-c", script, timeout=60)
+        return json.loads(answer.stdout.partition("ANSWER")[2].splitlines()[0])
+
+    def run(self, *command: str, timeout: float) -> subprocess.CompletedProcess[str]:
+        """A command of a user of this cluster."""
+        return subprocess.run(
+            command,
+            env=self.env,
+            cwd=self.home,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    def launch(self, spec: Path, *options: str) -> subprocess.Popen[str]:
+        """`launch` on a laptop of which this machine is the cloud: its ray up and down are noted.
+
+        Every tunnel leaves its process's id in `tunnels`, every other call in `calls`.
+        """
+        laptop = self.home / "laptop"
+        laptop.mkdir()
+        (laptop / "cluster.yaml").write_text("cluster_name: here\n", encoding="utf-8")
+        tunnel = f"{sys.executable} {Path(__file__).with_name('tunnel.py')}"
+        ray = laptop / "ray"
+        ray.write_text(
+            "#!/bin/sh\n"
+            'case "$1" in\n'
+            f'job) exec {Path(sys.executable).with_name("ray")} "$@" ;;\n'
+            f"dashboard) echo $$ >> {laptop}/tunnels; exec {tunnel} $3 {self.dashboard} ;;\n"
+            f'*) echo "$@" >> {laptop}/calls ;;\n'
+            "esac\n",
+            encoding="utf-8",
+        )
+        ray.chmod(0o755)
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-m", "orchestrator", "launch", "cluster.yaml", str(spec)),
+                *options,
+            ],
+            env=self.env
+            | {"PATH": f"{laptop}:{self.env['PATH']}", "RAY_ADDRESS": "http://127.0.0.1:9"},
+            cwd=laptop,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def submit(self, work: Path, *command: str) -> subprocess.CompletedProcess[str]:
+        """`ray job submit`, again while the head's agent is still starting, as Ray asks for."""
+        address = f"--address=http://127.0.0.1:{self.dashboard}"
+        submit = ("ray", "job", "submit", address, f"--working-dir={work}", "--", *command)
+        deadline = time.monotonic() + 60
+        while True:
+            job = self.run(*submit, timeout=240)
+            if "try again later" not in job.stderr or time.monotonic() > deadline:
+                return job
+            time.sleep(1)
+
+    def stop(self) -> None:
+        """Ends every node at once: a polite end drains for half a minute."""
+        kill_sessions({node.pid for node in self._nodes})
+        for node in self._nodes:
+            node.wait(timeout=20)
+
+
+def kill_sessions(leaders: Collection[int]) -> None:
+    """Kills every process of these sessions: Ray's outlive the one that started them."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if os.getsid(process.pid) in leaders:
+                process.kill()

@@ -1,0 +1,50 @@
+"""How children begin: importing without the collector, living with it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+NURSERY = """\
+import gc, sys
+from builders.observations import cpu, tiny_cell
+from trials.records.model import find_model
+from trials.records.messages import Setup
+from trials.training.worker import nurse_of
+
+print(__name__, sys.argv[1:], gc.isenabled())
+cell = tiny_cell()
+setup = Setup(cell=cell, model=find_model(cell.model), gpu=cpu(), threads=1, seed=0)
+
+
+class Line:
+    heard = iter([setup.model_dump_json(), ""])
+
+    def hear(self):
+        return next(self.heard)
+
+
+nurse_of(Line(), Setup, None)
+print(gc.isenabled(), gc.get_freeze_count() > 100_000)
+"""
+
+
+def test_a_nursery_collects_garbage_again_before_it_has_a_child(tmp_path: Path) -> None:
+    """A child without a collector would hold more memory than fine-tuning does."""
+    (tmp_path / "nursery_told.py").write_text(NURSERY)
+    here = Path(__file__).parent
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "trials.child_process.bootstrap",
+            "nursery_told",
+            "7",
+        ],
+        env={"PYTHONPATH": f"{tmp_path}:{here}:{here.parent}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["__main__ ['7'] False", "True True"], done.stderr

@@ -1,0 +1,293 @@
+"""A real child process, and every way it can end: each is an outcome, and none outlives its trial.
+
+Importing torch and transformers takes a nursery seconds, so the tests share one prober. Each leaves
+it able to answer, as a trial does.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from builders.observations import MIB, cpu, recipe, tiny_cell
+
+from trials.child_process import child_prober as child_module
+from trials.child_process.child_prober import ChildProber
+from trials.child_process.fork_server import ProbeEnd
+from trials.records.messages import ProbeRequest, Setup
+from trials.records.model import find_model
+from trials.records.observation import Outcome
+from trials.records.timing_rule import TimingRule
+
+DEADLINE_SECONDS = 60.0  # for what takes a moment; a machine that is busy may take longer
+BUDGET_BYTES = 12 * MIB  # llama-tiny with 8 tokens a query: a few queries fit, 256 do not
+SETUP = Setup(
+    cell=tiny_cell(seq_len=8),
+    model=find_model("llama-tiny"),
+    gpu=cpu(BUDGET_BYTES),
+    seed=3,
+    threads=1,
+)
+SMALL = ProbeRequest(batch_size=1, timing=None)
+TOO_LARGE = ProbeRequest(batch_size=256, timing=None)
+ENDLESS = ProbeRequest(
+    batch_size=1,
+    timing=TimingRule(min_steps=10**9, max_steps=10**9, max_seconds=1e9),
+)
+
+
+def prober_of(setup: Setup) -> ChildProber:
+    """A prober with time enough for a machine that is busy with other things."""
+    return ChildProber(setup, build_timeout_seconds=120, probe_timeout_seconds=60)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[ChildProber]:
+    """One prober for the tests of this file."""
+    with prober_of(SETUP) as made:
+        yield made
+
+
+@pytest.fixture
+def prober(shared: ChildProber) -> ChildProber:
+    """The shared prober, with a living child that has answered."""
+    fits(shared)
+    return shared
+
+
+def fits(prober: ChildProber) -> ProbeEnd:
+    """The end of a small probe, which must fit."""
+    end = prober.probe(SMALL)
+    assert (end.outcome, end.detail) == (Outcome.FITS, None)
+    return end
+
+
+def living_pid(prober: ChildProber) -> int:
+    """The process id of the child, which must be there."""
+    assert prober.child_pid is not None
+    return prober.child_pid
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has buried yet has, too."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Asks again and again, until it holds or the deadline has passed."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.01)
+
+
+def test_a_probe_that_fits_says_what_it_measured_and_where(prober: ChildProber) -> None:
+    """Memory, the counts of the built model, and the stack it ran on."""
+    end = fits(prober)
+    assert end.measurement is not None
+    assert end.measurement.memory_steps == 3
+    weights_bytes = 4 * end.measurement.built.parameters.total
+    assert weights_bytes <= end.measurement.model_memory_bytes < weights_bytes + 4096
+    # Weights, gradients and AdamW's two numbers a weight are all there, and more than that.
+    assert 4 * weights_bytes < end.measurement.memory.peak_allocated_bytes <= BUDGET_BYTES
+    assert end.memory_limit_bytes == BUDGET_BYTES
+    assert end.measurement.step_seconds == ()
+    assert end.environment is not None
+    assert {"python", "torch", "transformers"} <= {name for name, _ in end.environment.versions}
+    assert end.environment.threads == 1
+
+
+def test_a_probe_with_a_timing_rule_keeps_its_raw_step_times(prober: ChildProber) -> None:
+    """As many as the rule asked for, with the reason why it stopped there."""
+    rule = TimingRule(warmup_seconds=0.0, max_steps=7, relative_half_width=1e-9)
+    end = prober.probe(ProbeRequest(batch_size=1, timing=rule))
+    assert end.measurement is not None
+    assert len(end.measurement.step_seconds) == 7
+    assert min(end.measurement.step_seconds) > 0
+    assert end.measurement.stop_reason == "step cap"
+
+
+def test_probes_that_fit_share_a_child(prober: ChildProber) -> None:
+    """Building the model again is paid for after a failure, and only then."""
+    before = prober.child_pid
+    fits(prober)
+    assert prober.child_pid == before
+
+
+def test_out_of_memory_is_an_outcome_and_the_next_child_is_fresh(prober: ChildProber) -> None:
+    """The child that went out of memory is gone, and its successor measures what it measured."""
+    measured, old = fits(prober).measurement, living_pid(prober)
+    end = prober.probe(TOO_LARGE)
+    assert end.outcome is Outcome.OUT_OF_MEMORY
+    assert end.measurement is None
+    assert end.detail is not None
+    assert end.detail.endswith(f"exceed the budget of {BUDGET_BYTES} bytes")
+    assert end.environment is not None
+    assert prober.child_pid is None
+    assert is_gone(old)
+    assert fits(prober).measurement == measured
+    assert prober.child_pid not in {None, old}
+
+
+def test_a_fresh_child_can_be_asked_for(prober: ChildProber) -> None:
+    """What the largest batch is confirmed in has tried nothing before."""
+    old = living_pid(prober)
+    end = prober.probe(SMALL, fresh=True)
+    assert end.outcome is Outcome.FITS
+    assert is_gone(old)
+    assert living_pid(prober) != old
+
+
+def test_a_child_killed_in_the_middle_of_a_probe_failed(prober: ChildProber) -> None:
+    """Whoever kills it, the record names the signal, and the next child answers."""
+    child = psutil.Process(living_pid(prober))
+    idle_seconds = child.cpu_times().user
+
+    def kill_when_at_work() -> None:
+        wait_until(lambda: child.cpu_times().user > idle_seconds + 0.1)
+        child.kill()
+
+    killer = threading.Thread(target=kill_when_at_work)
+    killer.start()
+    end = prober.probe(ENDLESS)
+    killer.join()
+    assert end.outcome is Outcome.FAILED
+    assert end.detail == "the child was killed by SIGKILL"
+    fits(prober)
+
+
+def test_a_child_that_hangs_is_timed_out_and_replaced(
+    prober: ChildProber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped process neither answers nor ends; it is killed all the same."""
+    hanging = living_pid(prober)
+    os.kill(hanging, signal.SIGSTOP)
+    with monkeypatch.context() as patch:
+        patch.setattr(prober, "_probe_timeout_seconds", 0.5)
+        end = prober.probe(SMALL)
+    assert end.outcome is Outcome.TIMED_OUT
+    assert end.detail == "no answer within 0.5 s, batch 1"
+    assert is_gone(hanging)
+    fits(prober)
+
+
+def test_a_nursery_that_is_killed_or_too_slow_is_replaced(
+    prober: ChildProber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed, its child goes with it; too slow, it would owe a child when the next is asked for."""
+    child = living_pid(prober)
+    nursery = psutil.Process(child).parent()
+    assert nursery is not None
+    nursery.kill()
+    wait_until(lambda: is_gone(child))
+    killed = prober.probe(SMALL)
+    assert killed.outcome is Outcome.FAILED
+    assert killed.detail == "the child was killed by SIGKILL"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prober, "_build_timeout_seconds", 0.1)
+        slow = prober.probe(SMALL)
+    assert slow.outcome is Outcome.TIMED_OUT
+    assert slow.detail == "no answer within 0.1 s, importing the libraries"
+    assert slow.environment is None
+
+    fits(prober)
+
+
+def test_a_build_that_is_refused_failed_with_its_reason_and_nothing_remains() -> None:
+    """A recipe that cannot hold is the trial's to hear, once is enough; closing leaves nobody."""
+    nowhere = tiny_cell(of=recipe("lora", lora_targets=("nowhere",)), seq_len=8)
+    with prober_of(SETUP.model_copy(update={"cell": nowhere})) as refused:
+        ends = [refused.probe(SMALL) for _ in range(2)]
+        left = psutil.Process().children(recursive=True)
+        assert refused.child_pid is None
+        assert refused._nursery is not None
+        nursery = refused._nursery._process.pid
+        assert nursery in {process.pid for process in left}
+    assert is_gone(nursery)
+    for end in ends:
+        assert end.outcome is Outcome.FAILED
+        assert end.detail is not None
+        assert end.detail.startswith("TargetError: lora_targets nowhere: the model has no such")
+        assert end.final
+        assert end.environment is None
+
+
+@pytest.mark.parametrize(
+    ("worker", "detail"),
+    [
+        (("/nowhere/python",), "FileNotFoundError: [Errno 2] No such file or directory"),
+        (
+            (sys.executable, "-c", "raise SystemExit('no such module')"),
+            "the child ended with exit code 1: no such module",
+        ),
+        (
+            (sys.executable, "-c", "import os, time; os.closerange(0, 2); time.sleep(3600)"),
+            "the child was killed by SIGKILL",
+        ),
+    ],
+)
+def test_a_nursery_that_cannot_be_started_failed(
+    worker: tuple[str, ...], detail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not there, ended at once, or there and speechless: an outcome each time, and nothing left."""
+    monkeypatch.setattr(child_module, "NURSERY_TIMEOUT_SECONDS", 0.2)
+    with ChildProber(
+        SETUP, build_timeout_seconds=60, probe_timeout_seconds=60, worker=worker
+    ) as prober:
+        for _ in range(2):
+            end = prober.probe(SMALL)
+            assert end.outcome is Outcome.FAILED
+            assert end.detail is not None
+            assert end.detail.startswith(detail)
+            assert prober.child_pid is None
+
+
+TRIAL = """
+import sys
+from trials.child_process.child_prober import ChildProber
+from trials.records.messages import ProbeRequest, Setup
+
+setup = Setup.model_validate_json(sys.argv[1])
+prober = ChildProber(setup, build_timeout_seconds=120, probe_timeout_seconds=60)
+end = prober.probe(ProbeRequest(batch_size=1, timing=None))
+print(end.outcome, prober.child_pid, prober._nursery._process.pid, flush=True)
+prober.probe(ProbeRequest.model_validate_json(sys.argv[2]))
+"""
+
+
+def test_child_and_nursery_die_with_the_process_of_their_trial() -> None:
+    """Killed outright, as a spot node's or Ray's workers are, it leaves nothing behind."""
+    packages = Path(__file__).parent.parent
+    with subprocess.Popen(
+        [sys.executable, "-c", TRIAL, SETUP.model_dump_json(), ENDLESS.model_dump_json()],
+        env=os.environ | {"PYTHONPATH": str(packages)},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as trial:
+        assert trial.stdout is not None
+        outcome, child, nursery = trial.stdout.readline().split()
+        assert outcome == "FITS"
+        assert not is_gone(int(child))
+        trial.kill()
+    wait_until(lambda: is_gone(int(child)) and is_gone(int(nursery)))
+
+
+def test_closing_leaves_no_process(prober: ChildProber) -> None:
+    """Neither the child nor the nursery, whatever they were about; and it can be done twice."""
+    child = living_pid(prober)
+    nursery = psutil.Process(child).ppid()
+    prober.close()
+    prober.close()
+    assert is_gone(nursery)
+    wait_until(lambda: is_gone(child))
+    assert prober.child_pid is None

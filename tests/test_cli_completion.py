@@ -1,0 +1,65 @@
+"""Help with examples that work, and completion by Tab in a real shell."""
+
+import argparse
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.main import build_parser, main
+from orchestrator.cli.options.help import EXAMPLES, PROGRAM, examples_text
+
+ASKED = """\
+source {script}
+COMP_WORDS=({words}); COMP_CWORD={last}; COMPREPLY=()
+COMP_LINE={line}; COMP_POINT=${{#COMP_LINE}}
+_shtab_finetune_cost
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    """The parser of each command."""
+    return dict(build_parser().commands.choices)
+
+
+def test_every_command_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    """But for those that nodes of a cluster run, not people."""
+    assert set(commands()) - set(EXAMPLES) == {"join-check", "node-notice"}
+    with pytest.raises(SystemExit):
+        main(["report", "--help"])
+    assert "  python -m orchestrator report runs/my runs/other" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [c for c in EXAMPLES if c != "completion"])
+def test_examples_are_commands_that_are_understood(command: str) -> None:
+    """As they stand in the help, less what is said beside them."""
+    for text, told in EXAMPLES[command]:
+        assert f"python -m orchestrator {text}" in str(examples_text(command))
+        assert build_parser().parse_args(shlex.split(text)).command == command, told
+
+
+def test_tab_completes_commands_options_and_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In bash: GPUs, models and shipped sweeps by name, runs by their folders."""
+    assert main(["completion", "bash"]) == 0
+    script = tmp_path / "completion.bash"
+    script.write_text(capsys.readouterr().out, encoding="utf-8")
+    (tmp_path / "runs").mkdir()
+
+    def complete(*words: str) -> list[str]:
+        line = " ".join((PROGRAM, *words))
+        asked = ASKED.format(script=script, words=line, last=len(words), line=shlex.quote(line))
+        ended = subprocess.run(
+            ["bash", "-c", asked], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        return sorted(ended.stdout.split())
+
+    assert complete("rep") == ["report", "reproduce"]
+    assert complete("rank", "--dea") == ["--deadline"]
+    assert complete("estimate", "--gpu", "A40") == ["A40"]
+    assert complete("estimate", "--model", "mixtral-8") == ["mixtral-8x7b"]
+    assert complete("sweep", "memory-saving-") == ["memory-saving-tiny"]
+    assert complete("report", "ru") == ["runs"]

@@ -1,0 +1,488 @@
+"""The command line as a user meets it: what is printed where, exit codes, and nothing left over."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from builders.runs import ONE_CELL, TWO_CELLS, made_run, spec_of
+
+from orchestrator.cli.main import build_parser, main
+from orchestrator.planning.plan import Plan, Skip
+from orchestrator.ranking.ranked_offer import Ranking
+from orchestrator.run_folder.run_folder import open_run
+
+HERE = Path(__file__).parent.parent
+# As a user's shell has it, whatever the tests are run under.
+ENVIRONMENT = {
+    name: value
+    for name, value in os.environ.items()
+    if name != "PYTHONUNBUFFERED" and not name.startswith("RAY_")
+} | {"PYTHONPATH": str(HERE)}
+
+
+def orchestrate(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "orchestrator", *arguments],
+        cwd=cwd,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty working directory, and no cluster."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def made(tmp_path: Path) -> list[str]:
+    """Everything that is in the working directory."""
+    return sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+
+
+def test_a_tool_that_cannot_be_logged_to_is_told_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """MLflow has no address; TensorBoard's files cannot go into a bucket."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert main(["sweep", "--log-to", "mlflow"]) == 1
+    assert capsys.readouterr().err.startswith("--log-to mlflow: MLFLOW_TRACKING_URI is not set")
+    assert main(["sweep", "--out", "s3://bucket/run", "--log-to", "tensorboard"]) == 1
+    assert "s3://bucket/run: --log-to tensorboard writes beside" in capsys.readouterr().err
+    assert made(tmp_path) == []
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["sweep", "--help"]])
+def test_help_needs_no_library(arguments: list[str]) -> None:
+    """It answers at once, and tells what there is."""
+    program = """\
+import sys
+from orchestrator.cli.main import main
+try:
+    main(sys.argv[1:])
+finally:
+    heavy = {"torch", "ray", "scipy", "numpy", "pydantic", "rich", "yaml"} & set(sys.modules)
+    print("imported:", sorted(heavy))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ended.stdout.endswith("imported: []\n")
+    assert "usage: python -m orchestrator" in ended.stdout
+    assert "sweep" in ended.stdout
+    assert ended.stderr == ""
+
+
+def test_planning_fitting_and_ranking_need_neither_torch_nor_ray(tmp_path: Path) -> None:
+    """A dry run and every command on a run that is there."""
+    made_run(tmp_path / "run")
+    program = """\
+import sys
+from orchestrator.cli.main import main
+for command in (["sweep", "--dry-run"], *([name, "run"] for name in sys.argv[1:])):
+    assert main(command) == 0
+print("imported:", sorted({"torch", "transformers", "ray"} & set(sys.modules)))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program, "status", "fit", "rank", "report"],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ended.stdout.endswith("imported: []\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["swep"], "invalid choice: 'swep'"),
+        (["catalog"], "the following arguments are required: what"),
+        (["catalog", "models"], "invalid choice: 'models'"),
+        (["rank"], "the following arguments are required: RUN"),
+        (["rank", "run", "--queries", "many"], "must be a whole number, not 'many'"),
+        (["rank", "run", "--epochs", "0"], "must be at least 1, not 0"),
+        (["rank", "run", "--batch-size", "-1"], "must be at least 1, not -1"),
+        (["sweep", "--fast"], "unrecognized arguments: --fast"),
+    ],
+)
+def test_wrong_usage_is_told_on_stderr_with_code_2(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Before anything is done."""
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    said = capsys.readouterr()
+    assert exit_.value.code == 2
+    assert words in said.err
+    assert said.out == ""
+    assert made(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["sweep", "none.yaml"], "none.yaml: no such file, nor one of the shipped sweeps: "),
+        (["sweep", "wrong.yaml"], "wrong.yaml:2: gpus[0]: unknown GPU 'A4O'"),
+        (["sweep", "wrong.yaml", "--dry-run"], "wrong.yaml:6: cells[0].seq_lens[0]: must be"),
+        (["sweep", "--out", "gs://bucket/run"], "gs://bucket/run: is no run folder: take a local"),
+        (["status", "s3://"], "'s3://': is no run folder in a bucket: take s3://BUCKET/FOLDER\n"),
+        (["fit", "s3://key:secret@bucket/run"], "s3://…@…: names more than a bucket: take s3://"),
+        (["sweep", "--out", "wrong.yaml"], "wrong.yaml: is a file, or below one: name a folder\n"),
+        (["sweep", "--out", "other"], "other: holds 'notes' but no run: choose another --out\n"),
+        (["sweep", "--resume"], "--resume takes the run folder and no specification: "),
+        (["sweep", "x.yaml", "--resume", "--out", "run"], "--resume takes the run folder and no "),
+        (["sweep", "--resume", "--out", "none"], "none: no such run folder"),
+        (["status", "none"], "none: no such run folder ('sweep --out none' makes one)\n"),
+        (["fit", "other"], "other: not a run folder: it has no sweep.yaml\n"),
+        (["rank", "wrong.yaml"], "wrong.yaml: is a file, or below one: name a folder\n"),
+        (["report", "other"], "other: not a run folder: it has no sweep.yaml\n"),
+    ],
+)
+def test_known_error_is_told_on_stderr_with_code_1_and_nothing_is_made(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A missing or wrong specification, a folder that cannot be used."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes").write_text("mine", encoding="utf-8")
+    wrong = ONE_CELL.replace("[cpu]", "[A4O]").replace("[16]", "[0]")
+    (tmp_path / "wrong.yaml").write_text(wrong, encoding="utf-8")
+    assert main(arguments) == 1
+    said = capsys.readouterr()
+    assert words in said.err
+    assert said.out == ""
+    assert made(tmp_path) == ["other", "other/notes", "wrong.yaml"]
+
+
+def test_error_of_a_process_is_its_message_alone(tmp_path: Path) -> None:
+    """No traceback, and the exit code a shell script sees."""
+    ended = orchestrate("sweep", "none.yaml", cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith("none.yaml: no such file, nor one of the shipped sweeps: ")
+    assert ended.stderr.count("\n") == 1
+
+
+def test_dry_run_prints_the_plan_and_starts_nothing(tmp_path: Path) -> None:
+    """With what is skipped, and why."""
+    text = TWO_CELLS.replace("[cpu]", "[cpu, A40]")
+    (tmp_path / "two.yaml").write_text(text, encoding="utf-8")
+    ended = orchestrate("sweep", "two.yaml", "--dry-run", cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    rows = [[part.strip() for part in line.split("|")[1:-1]] for line in ended.stdout.splitlines()]
+    assert rows[0] == ["trial", "plan", "why"]
+    assert rows[2:4] == [
+        [f"cpu/llama-tiny/full-fp32/dense/seq{length}", "to measure", ""] for length in (16, 32)
+    ]
+    assert [row[:2] for row in rows[4:6]] == [
+        [f"A40/llama-tiny/full-fp32/dense/seq{length}", "skipped"] for length in (16, 32)
+    ]
+    assert "no node of the cluster has" in rows[4][2]
+    last = ended.stdout.splitlines()[-1]
+    assert last == "2 to measure, 0 done, 2 skipped; nothing was started"
+    assert made(tmp_path) == ["two.yaml"]
+
+
+def test_dry_run_on_a_run_that_is_there_tells_what_is_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And leaves it as it was, resumed or named anew."""
+    run = made_run(tmp_path / "run", TWO_CELLS)
+    (tmp_path / "two.yaml").write_text(TWO_CELLS, encoding="utf-8")
+    before = made(tmp_path)
+    for arguments in (["two.yaml"], ["--resume"]):
+        assert main(["sweep", *arguments, "--out", "run", "--dry-run"]) == 0
+        assert "1 to measure, 1 done, 0 skipped; nothing was started" in capsys.readouterr().out
+    assert made(tmp_path) == before
+    assert run.plan() is None
+
+
+def test_finished_run_is_not_measured_again_but_ranked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No Ray is started for it."""
+    made_run(tmp_path / "run")
+    assert main(["sweep", "--resume", "--out", "run"]) == 0
+    said = capsys.readouterr()
+    assert "nothing left to measure" in said.err
+    assert "800" in said.out
+    ray = sys.modules.get("ray")  # another file of tests may have imported it
+    assert ray is None or not ray.is_initialized()
+    assert made(tmp_path)[1:] == [
+        f"run/{name}"
+        for name in (
+            "fits.json",
+            "models.json",
+            "observations.jsonl",
+            "plan.json",
+            "ranking.csv",
+            "ranking.json",
+            "report.html",
+            "report.md",
+            "sweep.yaml",
+        )
+    ]
+
+
+def test_status_tells_the_state_of_every_trial(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the files alone, and changing none."""
+    run = made_run(tmp_path / "run", TWO_CELLS)
+    before = made(tmp_path)
+    assert main(["status", "run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [[part.strip() for part in line.split("|")[1:-1]] for line in lines]
+    count = str(len(run.observations()))
+    assert rows[2:4] == [
+        ["cpu/llama-tiny/full-fp32/dense/seq16", "done", "40", "800 queries/s", count],
+        ["cpu/llama-tiny/full-fp32/dense/seq32", "waiting", "", "", "0"],
+    ]
+    assert lines[-1] == "1 of 2 trials done; no sweep is running"
+    assert made(tmp_path) == before
+
+
+def test_run_whose_models_folder_is_gone_is_read_and_gone_on_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It keeps what the specification meant, for every command on it."""
+    config = {"model_type": "llama", "vocab_size": 8, "num_attention_heads": 2}
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    made_run(tmp_path / "run", ONE_CELL.replace("llama-tiny", "./mine"))
+    (tmp_path / "mine" / "config.json").unlink()
+    for command in ("status", "fit", "rank", "report"):
+        assert main([command, "run"]) == 0
+    capsys.readouterr()
+    assert main(["sweep", "--resume", "--out", "run", "--dry-run"]) == 0
+    assert "0 to measure, 1 done, 0 skipped" in capsys.readouterr().out
+    assert main(["sweep", "--resume", "--out", "run"]) == 0
+    assert "nothing left to measure" in capsys.readouterr().err
+
+
+def test_trial_waiting_on_a_cluster_is_not_called_skipped_by_a_machine_without_its_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What can be had is for the driver's cluster to say, not for where the run is looked at."""
+    spec = spec_of(TWO_CELLS.replace("[cpu]", "[A40]"))
+    run = open_run(tmp_path / "run", TWO_CELLS.replace("[cpu]", "[A40]"), spec)
+    first, second = spec.all_cells()
+    skip = Skip(cell=second, reason="flash_attn cannot be imported")
+    run.write("plan.json", Plan(complete=(), pending=(first,), skipped=(skip,)))
+    assert main(["status", "run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("|")[2].strip() for line in lines[2:4]] == ["waiting", "skipped"]
+    assert main(["report", "run"]) == 0
+    said = capsys.readouterr().out
+    assert skip.reason in said
+    assert "no node of the cluster" not in said
+
+
+def test_rank_prices_the_job_it_is_told_and_writes_both_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """80 queries by 40 are 2 steps of 50 ms, 5 times, after ten minutes of start-up."""
+    made_run(tmp_path / "run")
+    assert main(["rank", "run", "--queries", "80", "--epochs", "5"]) == 0
+    assert "80 queries x 5 epochs, 10 min of start-up" in capsys.readouterr().out
+    ranking = Ranking.model_validate_json((tmp_path / "run" / "ranking.json").read_bytes())
+    assert {offer.batch_size for offer in ranking.offers} == {40}
+    assert [offer.hours * 3600 for offer in ranking.offers] == pytest.approx(
+        [600.5] * len(ranking.offers)
+    )
+    with (tmp_path / "run" / "ranking.csv").open(encoding="utf-8", newline="") as file:
+        assert [float(row["usd"]) for row in csv.DictReader(file)] == [
+            offer.usd for offer in ranking.offers
+        ]
+    assert main(["rank", "run", "--batch-size", "41"]) == 0
+    assert "batch size 41 does not fit: the largest is 40" in capsys.readouterr().out
+
+
+def test_what_if_answers_and_leaves_the_run_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another job, other overheads, the largest batch; as a table, JSON or CSV."""
+    made_run(tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    asked = ["what-if", "run", "--queries", "80", "--epochs", "5", "--startup-minutes", "0"]
+    for largest in ("max", "largest"):
+        assert main([*asked, "--batch-size", largest, "--json"]) == 0
+        ranking = Ranking.model_validate_json(capsys.readouterr().out)
+    assert {(offer.batch_size, offer.batch) for offer in ranking.offers} == {(40, "largest")}
+    assert ranking.offers[0].hours * 3600 == pytest.approx(0.5)
+    assert main([*asked, "--csv"]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [row["instance"] for row in rows] == [offer.instance for offer in ranking.offers]
+    assert main([*asked, "--deadline", "0.0001", "--providers", "aws"]) == 0
+    told = capsys.readouterr().out
+    assert "Nothing is done within 0.0001 h: the quickest is expected to take 0.000" in told
+    assert "h, on cpu." in told
+    assert "the deadline is 0.0001" in told
+    assert "Nothing can be ranked yet." not in told
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--deadline", "0", "must be greater than 0, not 0"),
+        ("--startup-minutes", "-1", "must be a number of at least 0, not -1"),
+        ("--interruptions-per-day", "often", "must be a number, not 'often'"),
+        ("--batch-size", "biggest", "must be a whole number, not 'biggest'"),
+    ],
+)
+def test_a_job_is_told_in_numbers(
+    capsys: pytest.CaptureFixture[str], option: str, value: str, message: str
+) -> None:
+    """What is none is a mistake of usage."""
+    with pytest.raises(SystemExit):
+        main(["what-if", "run", option, value])
+    assert message in capsys.readouterr().err
+
+
+def test_fit_and_report_write_their_files_and_say_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The report is printed as it is written."""
+    made_run(tmp_path / "run")
+    assert main(["fit", "run"]) == 0
+    path, _, counts = capsys.readouterr().out.strip().partition(": ")
+    written = json.loads(Path(path).read_text(encoding="utf-8"))
+    fits = written["fits"]
+    assert counts == (
+        f"{sum(bool(fit['parameters']) for fit in fits)} of {len(fits)} fits usable, "
+        "1 of 1 families with a law of the step time"
+    )
+    assert (written["schema_version"], len(written["families"])) == (2, 1)
+    assert main(["report", "run"]) == 0
+    said = capsys.readouterr().out
+    assert said.strip() == (tmp_path / "run" / "report.md").read_text(encoding="utf-8").strip()
+    assert "cpu/llama-tiny/full-fp32/dense/seq16" in said
+
+
+@pytest.mark.parametrize(("kind", "cheapest"), [("xterm", "\033[1mcpu\033[0m "), ("dumb", " cpu ")])
+def test_what_is_bold_is_bold_in_a_terminal(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    cheapest: str,
+) -> None:
+    """It is Markdown in a file or a pipe."""
+    made_run(tmp_path / "run")
+    asked = ["what-if", "run", "--queries", "80", "--epochs", "5"]
+    assert main(asked) == 0
+    markdown = capsys.readouterr().out
+    assert "**cpu**" in markdown
+    monkeypatch.setenv("TERM", kind)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main(asked) == 0
+    told = capsys.readouterr().out
+    assert cheapest in told
+    assert "**" not in told
+    assert told.replace("\033[1m", "").replace("\033[0m", "") == markdown.replace("**", "")
+
+
+@pytest.mark.parametrize("what", ["gpus", "prices"])
+def test_catalog_lists_every_row(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line each, prices cheapest first."""
+    assert main(["catalog", what]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    header, _, *rows = (line for line in lines if line.startswith("|"))
+    columns = [part.strip() for part in header.split("|")[1:-1]]
+    table = [
+        dict(zip(columns, (part.strip() for part in row.split("|")[1:-1]), strict=True))
+        for row in rows
+    ]
+    keys = [row["key" if what == "gpus" else "GPU"] for row in table]
+    assert {"cpu", "A40"} <= set(keys)
+    if what == "gpus":
+        assert len(set(keys)) == len(keys)
+    else:
+        prices = [float(row["$/h"]) for row in table if row["GPU"] == "A40"]
+        assert prices == sorted(prices)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["status", "run"], ["catalog", "gpus"]])
+def test_reader_that_has_had_enough_ends_it_quietly(arguments: list[str], tmp_path: Path) -> None:
+    """As ``| head -1`` does: here nobody reads from the first byte on, be it little or much."""
+    made_run(tmp_path / "run")
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "orchestrator", *arguments],
+            cwd=tmp_path,
+            env=ENVIRONMENT,
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["what-if", "run", "--spto"],
+            "arguments: --spto; --spto: did you mean '--spot' or '--split'?",
+        ),
+        (["rank", "run", "--batch-size", "medium"], "'medium'; or fastest, or largest"),
+        (["swep"], "invalid choice: 'swep'"),
+        (["estimat", "--model", "m"], "; estimat: did you mean 'estimate'?"),
+        (["estimate", "--model", "m", "--method", "qlor"], "; qlor: did you mean 'qlora'?"),
+        (["estimate", "--modle=m"], "required: --model; --modle: did you mean '--model'?"),
+        (["catalog", "price"], "; price: did you mean 'prices'?"),
+    ],
+)
+def test_a_mistake_of_usage_is_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    """With what may have been meant; not a page."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("word", ["max", "largest"])
+def test_the_largest_batch_goes_by_either_word(word: str) -> None:
+    """Of every command that takes it."""
+    for command in (
+        ["estimate", "--model", "m"],
+        ["profile", "--model", "m", "--seq-len", "8"],
+        ["rank", "run"],
+        ["what-if", "run"],
+    ):
+        parsed = build_parser().parse_args([*command, "--batch-size", word])
+        assert parsed.batch_size == "largest"
+
+
+def test_cells_too_short_for_the_data_are_told_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They would be measured, and not ranked."""
+    (tmp_path / "lengths.csv").write_text("tokens,examples\n20,5\n", encoding="utf-8")
+    job = "{queries: 5, epochs: 1, length_histogram: lengths.csv}"
+    text = TWO_CELLS.replace("{queries: 1000, epochs: 3}", job)
+    (tmp_path / "spec.yaml").write_text(text, encoding="utf-8")
+    assert main(["sweep", "spec.yaml", "--dry-run"]) == 0
+    told = capsys.readouterr().err
+    assert "1 of 2 cells cannot be ranked for this job: its length is 16" in told

@@ -1,0 +1,144 @@
+"""Notice of a cloud, as its metadata service gives it over HTTP, ends in a drain of Ray's node."""
+
+import socketserver
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fakes.metadata_server import NAME, Metadata, metadata_server
+
+from orchestrator.clouds.preemption_notice import notice, wait_for_notice
+
+
+@pytest.fixture
+def metadata() -> Iterator[Metadata]:
+    """A service that has nothing to tell yet."""
+    with metadata_server() as metadata:
+        yield metadata
+
+
+@pytest.mark.parametrize("provider", ["aws", "gcp", "azure"])
+def test_a_machine_that_may_stay_has_no_notice(provider: str, metadata: Metadata) -> None:
+    """Nor is a proxy of the environment asked."""
+    assert notice(provider, metadata.address) is None
+    assert metadata.asked > 0
+
+
+def test_aws_says_when(metadata: Metadata, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two minutes before, to who shows a token of the service's; a proxy would not know."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    metadata.spot_action_in = 120
+    found = notice("aws", metadata.address)
+    assert found is not None
+    assert found.reason == "AWS takes this spot instance away (terminate)"
+    assert 100 < found.seconds <= 120
+    metadata.spot_action_in = -30
+    late = notice("aws", metadata.address)
+    assert late is not None
+    assert late.seconds == 0
+
+
+def test_google_says_that_and_not_when(metadata: Metadata) -> None:
+    """Half a minute of a spot machine, an hour before the host of a GPU is mended."""
+    metadata.maintenance = "MIGRATE_ON_HOST_MAINTENANCE"
+    assert notice("gcp", metadata.address) is None
+    metadata.maintenance = "TERMINATE_ON_HOST_MAINTENANCE"
+    mended = notice("gcp", metadata.address)
+    assert mended is not None
+    assert mended.seconds == 3600
+    metadata.preempted = "TRUE"
+    taken = notice("gcp", metadata.address)
+    assert taken is not None
+    assert taken.seconds == 30
+
+
+def test_azure_tells_of_others_too(metadata: Metadata) -> None:
+    """What happens to another machine, or passes in seconds, is no notice to this one."""
+    metadata.event("Preempt", "ray-finetune-cost-worker-2", 30)
+    metadata.event("Freeze", NAME, 900)
+    assert notice("azure", metadata.address) is None
+    metadata.event("Preempt", NAME, 31)
+    found = notice("azure", metadata.address)
+    assert found is not None
+    assert found.reason == "Azure takes this machine away (Preempt)"
+    assert 10 < found.seconds <= 31
+    metadata.events.clear()
+    metadata.event("Preempt", NAME, None)
+    begun = notice("azure", metadata.address)
+    assert begun is not None
+    assert begun.seconds == 0
+
+
+@pytest.mark.parametrize(
+    ("provider", "answer"),
+    [
+        ("aws", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"),  # it breaks off
+        ("aws", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]"),
+        ("azure", b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nnull"),
+        ("gcp", b"what?\r\n\r\n"),
+    ],
+)
+def test_it_outlives_an_answer_that_is_none(
+    provider: str, answer: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing else would look out for the notice."""
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while self.rfile.readline().strip():
+                pass
+            self.wfile.write(answer)
+
+    def sleep(seconds: float) -> None:
+        raise InterruptedError(seconds)
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            with pytest.raises(InterruptedError):  # it waits, to ask again
+                wait_for_notice(
+                    provider, f"http://127.0.0.1:{server.server_address[1]}", "a", sleep
+                )
+        finally:
+            server.shutdown()
+            thread.join()
+    assert f"no answer of {provider}'s metadata service" in capsys.readouterr().err
+
+
+def test_it_goes_on_until_ray_has_agreed(
+    metadata: Metadata,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Through a service that does not answer for a while and a Ray that refuses once."""
+    ray = tmp_path / "ray"
+    ray.write_text(
+        f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/asked\n'
+        f"test -e {tmp_path}/refused && exit 0\ntouch {tmp_path}/refused\n"
+        "echo not now >&2\nexit 1\n",
+        encoding="utf-8",
+    )
+    ray.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    metadata.is_down = True
+    waited: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        metadata.is_down = len(waited) < 2
+        metadata.preempted = "TRUE" if len(waited) > 3 else "FALSE"
+
+    wait_for_notice("gcp", metadata.address, "ab12", sleep)
+    assert waited == [5.0] * 5
+    assert (tmp_path / "asked").read_text(encoding="utf-8").splitlines() == [
+        *("drain-node", "--reason=DRAIN_NODE_REASON_PREEMPTION"),
+        *("--reason-message=Google takes this spot machine away",),
+        *("--deadline-remaining-seconds=30", "--node-id=ab12"),
+    ]
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 4  # the outage once, the drain twice, Ray's refusal
+    assert "metadata service (HTTP Error 503" in told[0]
+    assert told[2] == "ray drain-node: not now: tried again"

@@ -1,0 +1,330 @@
+"""Prices on the command line: which are in use, how old, refreshed, one's own; and secrets."""
+
+import datetime as dt
+import json
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+from builders.runs import ONE_CELL, made_run, spec_of
+from fakes.price_server import PriceServer, price_server
+from test_sources_aws import KEY, SECRET, TOKEN, Stubs, address, product, public_file
+from test_sources_gpuhunt_catalogs import COLUMNS
+
+from gpu_catalog.live_prices.sources import aws_api, aws_public
+from gpu_catalog.price_table import refreshed_path, write_offers, written_offers
+from orchestrator.cli.main import main
+from orchestrator.run_folder.run_folder import RunFolder, open_run
+from orchestrator.spec.sweep_spec import CatalogRows
+from orchestrator.storage.run_storage import StoreError
+
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # gpuhunt's
+ROW = "{gpu: cpu, usd_per_hour: 0.01, instance: mine}"
+
+
+@pytest.fixture(autouse=True)
+def _somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty working directory and data folder, no credentials, and this machine alone."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "GPUHUNT_")):
+            monkeypatch.delenv(name)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+    monkeypatch.setattr(aws_public, "BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("GPUHUNT_CATALOG_DIR", str(tmp_path / "catalogs"))
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[PriceServer]:
+    """A server that has Amazon's public files."""
+    with price_server() as server:
+        monkeypatch.setattr(aws_public, "BASE_URL", server.url)
+        yield server
+
+
+def today() -> dt.date:
+    """As the command line has it."""
+    return dt.datetime.now(dt.UTC).date()
+
+
+def public(server: PriceServer, usd: str, day: dt.date | None = None) -> None:
+    """Amazon's price of an instance with an L40S in its first region."""
+    row = {"Instance Type": "g6e.xlarge", "PricePerUnit": usd}
+    server.pages[address("us-east-1")] = public_file(row, day=str(day or today()))
+
+
+def test_the_table_in_use_and_its_age_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """By name, after the prices; also where another one is asked for."""
+    assert main(["catalog", "prices"]) == 0
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.startswith("In use: the shipped table: prices of 2026-11-20, ")
+    assert main(["catalog", "prices", "--prices", "paper"]) == 0
+    *rows, last = capsys.readouterr().out.splitlines()
+    assert last.startswith("In use: the paper table: prices of 2024-08-08, ")
+    assert {row.split("|")[7].strip() for row in rows[2:-1]} == {"0.79", "1.67", "2.1"}
+
+
+def test_refreshed_prices_are_used_by_everything_from_then_on(
+    server: PriceServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Their place is told, and so is their age; the shipped table is there by its name."""
+    public(server, "1.2345", today() - dt.timedelta(days=3))
+    assert main(["catalog", "refresh", "--source", "aws-public", "--regions", "us-east-1"]) == 0
+    said = capsys.readouterr()
+    day = today() - dt.timedelta(days=3)
+    assert said.out == (
+        f"{tmp_path}/data/finetune-cost/prices.csv: 1 new prices of aws-public, 0 kept; 1 GPUs, "
+        f"1 providers; prices of {day}, 3 days old\n"
+    )
+    assert said.err == "asking aws-public\n"
+    assert main(["catalog", "prices"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("g6e.xlarge" in line and "1.234" in line for line in lines)
+    assert lines[-1].startswith("In use: the refreshed table: prices of ")
+    assert main(["catalog", "prices", "--prices", "shipped"]) == 0
+    assert "1.234" not in capsys.readouterr().out
+
+
+def test_a_refresh_that_nobody_answers_keeps_what_was_there(
+    server: PriceServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line for each source that is dead, and one on what stays; no traceback."""
+    public(server, "1.2345")
+    assert main(["catalog", "refresh", "--source", "aws-public", "--regions", "us-east-1"]) == 0
+    before = refreshed_path().read_bytes()
+    server.pages.clear()
+    capsys.readouterr()
+    assert main(["catalog", "refresh", "--source", "gpuhunt,aws,aws-public"]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    lines = said.err.splitlines()
+    assert lines[:3] == ["asking gpuhunt", "asking aws-public", "asking aws"]
+    assert lines[3].startswith("gpuhunt: GPUHUNT_CATALOG_DIR: ")
+    assert lines[4].startswith("aws-public: us-east-1: ")
+    assert lines[4].endswith("; its last 1 prices are kept")
+    assert lines[5].startswith("aws: no credentials: ")
+    assert lines[6:] == [f"no new prices: prices of {today()}, 0 days old stay in use"]
+    assert refreshed_path().read_bytes() == before
+
+
+def test_doubts_are_told_in_a_line_each_and_a_great_many_in_a_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """On stderr; what is counted, too."""
+    folder = tmp_path / "catalogs"
+    folder.mkdir()
+    rows = ["NVIDIA L40S,moon,1.5,8,32,1,L40S,48.0,False,,nvidia,,x86,{}"]
+    rows += [
+        f"NVIDIA L40S,r{number},0.0,8,32,1,L40S,48.0,True,,nvidia,,x86,{{}}" for number in range(3)
+    ]
+    rows += ["AMD Instinct MI300X OAM,moon,2.49,24,283,1,MI300X,192.0,False,,amd,,x86,{}"]
+    file = folder / "runpod.csv"
+    file.write_text("\n".join([COLUMNS, *rows]), encoding="utf-8")
+    assert main(["catalog", "refresh", "--source", "gpuhunt"]) == 0
+    err = capsys.readouterr().err
+    assert err.count("spot price 0, which means that it is not known: left out\n") == 3
+    assert "gpuhunt: 1 prices left out, not in the catalog: MI300X 1\n" in err
+    rows += [row.replace(",r0,", f",q{number},") for number in range(30) for row in rows[1:2]]
+    file.write_text("\n".join([COLUMNS, *rows]), encoding="utf-8")
+    assert main(["catalog", "refresh", "--source", "gpuhunt"]) == 0
+    err = capsys.readouterr().err
+    assert err.count(": left out\n") == 20
+    listed = tmp_path / "data" / "finetune-cost" / "prices-left-out.txt"
+    assert f"13 more are left out: all 33 with their reasons are in {listed}\n" in err
+    assert len(listed.read_text(encoding="utf-8").splitlines()) == 33
+
+
+def test_a_refresh_can_be_written_elsewhere(
+    server: PriceServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Then nothing else uses it, until it is given as prices."""
+    public(server, "1.2345")
+    asked = ["--source", "aws-public", "--regions", "us-east-1", "--out", "mine.csv"]
+    assert main(["catalog", "refresh", *asked]) == 0
+    assert "give it to other commands as --prices mine.csv" in capsys.readouterr().out
+    assert not refreshed_path().exists()
+    assert [o.usd_per_hour for o in written_offers(tmp_path / "mine.csv")] == [1.2345]
+    assert main(["catalog", "prices", "--prices", "mine.csv"]) == 0
+    assert "the shipped table and mine.csv" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["refresh", "--source", "gpuhnt"], "--source 'gpuhnt': no such source: did you mean 'gpu"),
+        (["refresh", "--source", ","], "--source: names none: known are gpuhunt, aws-public, aws"),
+        (["prices", "--prices", "papre"], "--prices papre: no such file, nor one of the tables: "),
+        (
+            ["prices", "--prices", "paper", "--prices", "shipped"],
+            "--prices paper and shipped: name",
+        ),
+        (["prices", "--prices", "refreshed"], "no prices yet: 'catalog refresh' brings them"),
+        (["gpus", "--catalog", "none.yaml"], "none.yaml: no such file"),
+        (["refresh", "--source", "gpuhunt", "--out", "/proc/x/y.csv"], "GPUHUNT_CATALOG_DIR"),
+    ],
+)
+def test_what_cannot_be_done_is_a_line(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the exit code says so."""
+    assert main(["catalog", *arguments]) == 1
+    said = capsys.readouterr()
+    assert words in said.err
+    assert said.out == ""
+
+
+def test_ones_own_gpus_are_listed_with_the_known_ones(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """By a file that is checked as the shipped data is."""
+    text = (
+        "gpus:\n  - {key: L40, kind: cuda, device_names: [NVIDIA L40], source: me, "
+        "recorded: 2026-11-20}\noffers:\n  - {gpu: L40, usd_per_hour: 0.3}\n"
+    )
+    (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
+    assert main(["catalog", "gpus", "--catalog", "mine.yaml"]) == 0
+    assert "NVIDIA L40 " in capsys.readouterr().out
+    assert main(["catalog", "prices", "--catalog", "mine.yaml"]) == 0
+    assert "| L40 " in capsys.readouterr().out
+    (tmp_path / "mine.yaml").write_text(text.replace("0.3", "0"), encoding="utf-8")
+    assert main(["catalog", "prices", "--catalog", "mine.yaml"]) == 1
+    assert capsys.readouterr().err == (
+        "mine.yaml:4: offers[0].usd_per_hour: must be greater than 0, not 0\n"
+    )
+
+
+def test_a_run_is_ranked_anew_by_ones_own_prices(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Nothing is measured for it; a price of what is offered already takes its place."""
+    made_run(tmp_path / "run")
+    (tmp_path / "own.yaml").write_text(f"- {ROW}\n", encoding="utf-8")
+    for command in ("rank", "report"):
+        assert main([command, "run", "--prices", "own.yaml"]) == 0
+        said = capsys.readouterr()
+        assert "own mine" in said.out
+        assert "In use: the shipped table and own.yaml: prices of 2026-11-20" in said.err
+        ranking = json.loads((tmp_path / "run" / "ranking.json").read_text(encoding="utf-8"))
+        assert len(ranking["offers"]) == 3
+    assert main(["rank", "run"]) == 0
+    assert "own mine" not in capsys.readouterr().out
+    assert main(["rank", "run", "--prices", "paper"]) == 0
+    assert "the catalog has no offer for cpu" in capsys.readouterr().out
+
+
+def test_a_run_is_ranked_by_refreshed_prices(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A CPU's shipped ones stay beside them."""
+    made_run(tmp_path / "run")
+    assert main(["rank", "run"]) == 0
+    shipped = (tmp_path / "run" / "ranking.csv").read_text(encoding="utf-8")
+    offer = next(o for o in written_offers(_some_table(tmp_path)) if o.provider == "aws")
+    write_offers(refreshed_path(), [offer])
+    capsys.readouterr()
+    assert main(["rank", "run"]) == 0
+    assert "In use: the refreshed table: " in capsys.readouterr().err
+    assert (tmp_path / "run" / "ranking.csv").read_text(encoding="utf-8") == shipped
+
+
+def _some_table(folder: Path) -> Path:
+    path = folder / "table.csv"
+    head = "gpu,provider,region,instance,usd_per_hour,recorded,source"
+    row = f"L40S,aws,us-east-1,g6e.xlarge,1.5,{today()},aws: a test"
+    path.write_text(f"{head}\n{row}\n", encoding="utf-8")
+    return path
+
+
+OWN_GPU = """\
+gpus:
+  - {key: mine, kind: cpu, usable_memory_bytes: 50331648, source: me, recorded: 2026-11-20}
+offers:
+  - {gpu: mine, usd_per_hour: 0.02}
+"""
+
+
+def test_a_sweep_on_a_gpu_of_ones_own_keeps_its_facts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Later commands on the run need the file no more; other facts of it are another run."""
+    (tmp_path / "own.yaml").write_text(OWN_GPU, encoding="utf-8")
+    spec = ONE_CELL.replace("[cpu]", "[mine]")
+    (tmp_path / "my.yaml").write_text(spec, encoding="utf-8")
+    assert main(["sweep", "my.yaml", "--dry-run"]) == 1
+    assert "unknown GPU 'mine'" in capsys.readouterr().err
+    assert main(["sweep", "my.yaml", "--dry-run", "--catalog", "own.yaml"]) == 0
+    said = capsys.readouterr()
+    assert "mine/llama-tiny/full-fp32/dense/seq16" in said.out
+    assert said.err == ""
+
+
+def test_the_run_folder_holds_the_rows_of_the_users_file(tmp_path: Path) -> None:
+    """As they were when it began."""
+    rows = CatalogRows.model_validate(
+        {
+            "gpus": [
+                {"key": "mine", "kind": "cpu", "usable_memory_bytes": 9 * 2**20}
+                | {"source": "me", "recorded": "2026-11-20"}
+            ]
+        }
+    )
+    base = spec_of().merged_catalog().merged(rows.gpus)
+    text = ONE_CELL
+    run = open_run(tmp_path / "run", text, spec_of(), rows)
+    assert run.catalog_rows() == rows
+    assert run.spec().merged_catalog().gpu("mine").usable_memory_bytes == 9 * 2**20
+    assert run.spec(base).merged_catalog().gpus == base.gpus
+    other = rows.model_copy(
+        update={"gpus": (rows.gpus[0].model_copy(update={"usable_memory_bytes": 2**20}),)}
+    )
+    with pytest.raises(StoreError, match="began with other facts of mine than --catalog has now"):
+        open_run(tmp_path / "run", text, run.spec(), other)
+    assert open_run(tmp_path / "run", text, run.spec()).catalog_rows() == rows
+    (tmp_path / "run" / "catalog.json").write_text("{}]", encoding="utf-8")
+    with pytest.raises(StoreError, match="not rows of a catalog"):
+        RunFolder(tmp_path / "run").spec()
+
+
+def test_no_credential_reaches_a_log_or_a_file(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    """Whatever Amazon answers, and whether it does."""
+    for name, value in (
+        ("AWS_ACCESS_KEY_ID", KEY),
+        ("AWS_SECRET_ACCESS_KEY", SECRET),
+        ("AWS_SESSION_TOKEN", TOKEN),
+        ("SEEWEB_API_TOKEN", SECRET),
+    ):
+        monkeypatch.setenv(name, value)
+    caplog.set_level(logging.INFO)
+    stubs = Stubs()
+    pricing = stubs.of("pricing")
+    pricing.add_client_error("get_products", "SignatureDoesNotMatch", f"{KEY} {SECRET} {TOKEN}")
+    pages = [product("g6e.xlarge", "us-east-1", "1.861")]
+    pricing.add_response("get_products", {"FormatVersion": "aws_v1", "PriceList": pages})
+    stubs.of("ec2").add_client_error("describe_regions", "AuthFailure", f"{KEY} {SECRET} {TOKEN}")
+    monkeypatch.setattr(aws_api.AwsApi.__init__, "__defaults__", ((), stubs.client))
+    assert main(["catalog", "refresh", "--source", "gpuhunt,aws,aws-public"]) == 1
+    assert main(["catalog", "refresh", "--source", "aws"]) == 0
+    assert main(["catalog", "prices"]) == 0
+    stubs.all_were_asked()
+    said = capfd.readouterr()
+    seen = [said.out, said.err, caplog.text]
+    seen += [p.read_text(encoding="utf-8") for p in tmp_path.rglob("*") if p.is_file()]
+    assert "GetProducts was refused (SignatureDoesNotMatch)" in said.err
+    assert "DescribeRegions was refused (AuthFailure)" in said.err
+    assert any("g6e.xlarge" in text for text in seen)
+    assert not [text for text in seen for secret in (KEY, SECRET, TOKEN) if secret in text]
+    assert socket.getdefaulttimeout() is None

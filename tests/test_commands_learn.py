@@ -1,0 +1,353 @@
+"""``learn`` as a user meets it: two curves learned in children, kept, and gone by."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar, Self
+
+import pytest
+from builders import data as made_data
+from builders import questions as made_questions
+from builders.observations import FULL, environment, tiny_cell
+from builders.runs import ROUTED, made_run, spec_of
+
+from orchestrator.cli.commands import learn
+from orchestrator.cli.main import main
+from orchestrator.run_folder.file_names import LEARNED, LEARNING
+from orchestrator.run_folder.learning_log import learned_file
+from orchestrator.run_folder.run_folder import open_run
+from trials.child_process.fork_server import ChildGoneError, ProbeEnd
+from trials.child_process.learning_child import ChildLearner, LearnError, NoStartError, _line
+from trials.records.learning import EpochReply, Heartbeat, HeldOutScores, LearnReady, LearnSetup
+from trials.records.model import presets
+from trials.records.observation import Outcome
+
+ENOUGH = 0.9  # of the held-out answers
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set, its tokenizer, and a run of the model, sparse and dense."""
+    found = tmp_path_factory.mktemp("learn")
+    made_questions.made_tokenizer(found / "tok")
+    made_data.write_jsonl(found / "data.jsonl", made_questions.questions(400))
+    made_run(found / "run", ROUTED.replace("[2]", "[2, 8]"), measured=2)
+    return found
+
+
+def arguments(folder: Path, *more: str, out: str = "run") -> list[str]:
+    """The command, as a user gives it."""
+    return [
+        *("learn", str(folder / "data.jsonl"), "--text-fields", "question,answer"),
+        *("--model", "mixtral-tiny", "--tokenizer", str(folder / "tok")),
+        *("--learning-rate", "3e-3", "--batch-size", "16", "--epochs", "4", "--threads", "1"),
+        *("--out", str(folder / out), *more),
+    ]
+
+
+@pytest.fixture(scope="module")
+def learned(folder: Path) -> Path:
+    """The run, learned in."""
+    assert main(arguments(folder)) == 0
+    return folder / "run"
+
+
+def test_sparse_and_dense_learn_the_made_language(
+    folder: Path, learned: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nine of ten held-out answers are right, token for token; run again, nothing is done anew."""
+    kept = (learned / LEARNED).read_bytes()
+    assert main(arguments(folder, "--json")) == 0
+    said = capsys.readouterr()
+    assert (learned / LEARNED).read_bytes() == kept
+    assert "epoch 1:" not in said.err
+    told = json.loads(said.out)
+    assert [(row["active_experts"], row["accuracy"] >= ENOUGH) for row in told["stops"]] == [
+        (2, True),
+        (8, True),
+    ]
+    untrained = [row["accuracy"] for row in told["curves"] if row["epoch"] == 0]
+    assert all(accuracy < 0.1 for accuracy in untrained)
+    (against,) = told["sparse_against_dense"]
+    assert against["accuracy_gain_low"] < 0 < against["accuracy_gain_high"]
+    assert len(list((learned / LEARNING).iterdir())) == 2  # to go on from
+    assert f"\n{learned / LEARNING}: " in said.err
+
+
+@pytest.mark.long
+def test_more_epochs_go_on_from_the_state_of_the_very_curve(folder: Path, learned: Path) -> None:
+    """One epoch, sparse and dense, then one more of sparse: the numbers of learning at once."""
+    assert main(arguments(folder, "--epochs", "1", out="steps")) == 0
+    assert main(arguments(folder, "--epochs", "2", "--active-experts", "2", out="steps")) == 0
+    one_by_one, at_once = (
+        {each.key: (each.train_loss, each.tested) for each in learned_file(path)}
+        for path in (folder / "steps", learned)
+    )
+    assert len(one_by_one) == 5
+    assert one_by_one.items() <= at_once.items()
+
+
+def test_the_ranking_goes_by_what_was_learned(
+    folder: Path, learned: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the run itself, or by its file; the ranking says so, and another run has none."""
+    assert main(["rank", str(learned), "--epochs", "auto"]) == 0
+    said = capsys.readouterr().out
+    assert "epochs, as learned (below)" in said
+    assert f"held-out examples of {folder / 'data.jsonl'} got no better by" in said
+    rows = json.loads((learned / "ranking.json").read_text(encoding="utf-8"))["learned"]
+    assert [row["active_experts"] for row in rows] == [2, 8]
+    assert main(["report", str(learned)]) == 0
+    assert "| epoch | sparse, 2 of 8: train loss |" in capsys.readouterr().out
+    made_run(folder / "other", ROUTED)
+    other = ["what-if", str(folder / "other"), "--epochs", "auto"]
+    assert main(other) == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f"--epochs auto: {folder / 'other'} has nothing that 'learn' found")
+    assert told.count("\n") == 1
+    assert main([*other, "--learned", str(learned)]) == 0
+    assert "as learned (below)" in capsys.readouterr().out
+    assert main(["what-if", str(learned), "--learned", str(learned)]) == 1
+    assert capsys.readouterr().err == f"--learned {learned}: goes with --epochs auto: add it\n"
+
+
+def test_a_sweep_may_follow_where_something_was_learned(folder: Path, learned: Path) -> None:
+    """What is kept of learning is no other run's."""
+    first = folder / "first"
+    first.mkdir()
+    (first / LEARNED).write_bytes((learned / LEARNED).read_bytes())
+    open_run(first, ROUTED, spec_of(ROUTED))
+    assert (first / LEARNED).exists()
+
+
+def test_a_child_that_is_killed_is_one_line(folder: Path) -> None:
+    """What it had learned before is there; and a tokenizer of another model is told at once."""
+    cell = tiny_cell("llama-tiny", FULL, seq_len=64)
+    setup = made_questions.learn_setup(folder, cell, made_questions.learn_queries(20, 4))
+    with ChildLearner(setup) as child:
+        assert child.epoch(0, 1, lambda _: None).tested is not None
+        assert child.child_pid is not None
+        os.kill(child.child_pid, signal.SIGKILL)
+        with pytest.raises(LearnError) as error:
+            child.epoch(1, 1, lambda _: None)
+    assert str(error.value) == f"{cell.key}: epoch 1: the child was killed by SIGKILL"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "detail", "said"),
+    [
+        (
+            Outcome.OUT_OF_MEMORY,
+            "no room",
+            "OUT_OF_MEMORY (no room): give a smaller --batch-size or --cutoff, or another recipe",
+        ),
+        (
+            Outcome.FAILED,
+            "NotTrainingError: the loss is nan",
+            "the loss is nan: give a smaller --learning-rate, or --precision fp32",
+        ),
+        (Outcome.FAILED, "TokenizerError: no such folder", "no such folder"),
+    ],
+)
+def test_what_ended_a_child_is_told_with_what_to_do(
+    outcome: Outcome, detail: str, said: str
+) -> None:
+    """In a line."""
+    assert _line(ChildGoneError(ProbeEnd(outcome, detail))) == said
+
+
+def test_every_mistake_is_told_at_once_and_nothing_is_left(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Of the options and of the data."""
+    out = tmp_path / "new"
+    wrong = ("--active-experts", "9", "--held-out", "1.5", "--choices", "sound", "--recipe", "x")
+    assert main([*arguments(folder, *wrong)[:-8], "--out", str(out), *wrong]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[0] for line in lines] == [
+        "--held-out",
+        "--active-experts",
+        "--recipe",
+        "--choices",
+    ]
+    assert not out.exists()
+
+
+def test_a_models_folder_without_a_tokenizer_is_told_at_once(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Whose tokenizer it is, and how to name another."""
+    (tmp_path / "config.json").write_text(json.dumps(presets()["llama-tiny"].config))
+    data = ("learn", str(folder / "data.jsonl"), "--text-fields", "question,answer")
+    out = tmp_path / "new"
+    weights = ("--weights", "random", "--active-experts", "2")
+    assert main([*data, "--model", str(tmp_path), *weights, "--out", str(out)]) == 1
+    said = f"--tokenizer '{tmp_path}' (the model's own, as none is given) cannot be loaded (the "
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith(f"{said}folder has none): give a local folder with a tokenizer.json")
+    assert [line.split()[0] for line in lines[1:]] == ["--active-experts"]
+    assert not out.exists()
+
+
+class FakeChild:
+    """A child that learns without a model; what goes wrong is told to the class.
+
+    Attributes:
+        ends_at: number of active experts and epoch at which it ends.
+        begins: whether it comes to the first epoch.
+        asked: (active experts, epoch) of all it was asked for.
+    """
+
+    ends_at: ClassVar[tuple[int, int] | None]
+    begins: ClassVar[bool]
+    asked: ClassVar[list[tuple[int, int]]]
+
+    def __init__(self, setup: LearnSetup) -> None:
+        self._active = setup.cell.active_experts or 0
+        self._curve = setup.curve
+        assert setup.checkpoint_file is not None
+        self._checkpoint = Path(setup.checkpoint_file)
+
+    def __enter__(self) -> Self:
+        if not self.begins:
+            raise NoStartError("mixtral-tiny: no such tokenizer")
+        kept = {"curve": None, "attempt": None, "epoch": 0}
+        if self._checkpoint.exists():
+            kept = json.loads(self._checkpoint.read_bytes())
+            assert kept["curve"] == self._curve
+        self.ready = LearnReady(
+            environment=environment(),
+            memory_limit_bytes=1,
+            epoch=kept["epoch"],
+            attempt=kept["attempt"],
+            cut_off=3,
+            left_out=0,
+        )
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def epoch(self, number: int, attempt: int, listen: Callable[[Heartbeat], None]) -> EpochReply:
+        listen(Heartbeat(doing="training", done=1, total=2))
+        if self.ends_at == (self._active, number):
+            raise LearnError("the child was killed by SIGKILL")
+        self.asked.append((self._active, number))
+        if number:
+            kept = {"curve": self._curve, "attempt": attempt, "epoch": number}
+            self._checkpoint.write_text(json.dumps(kept), encoding="utf-8")
+        right = tuple(place < 10 * number for place in range(40))
+        return EpochReply(
+            epoch=number,
+            train_loss=1.0,
+            tested=HeldOutScores(nats=(1.0,) * 40, tokens=(1,) * 40, correct=right),
+        )
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeChild]:
+    """The class whose objects learn."""
+    FakeChild.ends_at, FakeChild.begins, FakeChild.asked = None, True, []
+    monkeypatch.setattr(learn, "ChildLearner", FakeChild)
+    return FakeChild
+
+
+def test_what_cannot_start_leaves_nothing(
+    folder: Path, fake: type[FakeChild], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line for both curves, and no folder."""
+    fake.begins = False
+    assert main(arguments(folder, out="short")) == 1
+    assert capsys.readouterr().err == "mixtral-tiny: no such tokenizer\n"
+    assert not (folder / "short").exists()
+
+
+def test_a_curve_that_ends_early_is_kept_and_the_other_one_is_learned(
+    folder: Path, fake: type[FakeChild], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Run again, it goes on where its state is; the other one is done."""
+    fake.ends_at = (2, 3)
+    assert main(arguments(folder, out="ended")) == 1
+    said = capsys.readouterr()
+    assert "the child was killed by SIGKILL\n" in said.err
+    assert "mixtral-tiny, sparse, 2 of 8: 3 examples were truncated to 2048 tokens\n" in said.err
+    assert "| 4     | " in said.out
+    assert fake.asked == [*((2, epoch) for epoch in range(3)), *((8, e) for e in range(5))]
+    fake.ends_at, fake.asked = None, []
+    assert main(arguments(folder, out="ended")) == 0
+    assert fake.asked == [(2, 3), (2, 4)]
+
+
+@pytest.mark.parametrize(
+    ("state", "asked", "attempt"),
+    [(1, [2, 3, 4], 1), (2, [2, 3, 4], 1), (None, [0, 1, 2, 3, 4], 2)],
+)
+def test_a_curve_is_begun_anew_only_when_its_state_is_lost(
+    folder: Path,
+    tmp_path: Path,
+    fake: type[FakeChild],
+    *,
+    state: int | None,
+    asked: list[int],
+    attempt: int,
+) -> None:
+    """A state may be one ahead of what is recorded; two attempts are never one curve."""
+    fake.ends_at = (2, 2)
+    one = arguments(folder, "--active-experts", "2", out=str(tmp_path / "lost"))
+    assert main(one) == 1
+    fake.ends_at, fake.asked = None, []
+    (checkpoint,) = (tmp_path / "lost" / LEARNING).iterdir()
+    if state is None:
+        checkpoint.unlink()
+    else:
+        kept_state = json.loads(checkpoint.read_bytes()) | {"epoch": state}
+        checkpoint.write_text(json.dumps(kept_state), encoding="utf-8")
+    assert main(one) == 0
+    assert fake.asked == [(2, epoch) for epoch in asked]
+    kept = [json.loads(line) for line in (tmp_path / "lost" / LEARNED).read_bytes().splitlines()]
+    assert [each["attempt"] for each in kept] == [1, 1, *[attempt] * len(asked)]
+
+
+def test_a_second_attempt_is_gone_on_with_though_the_first_came_further(
+    folder: Path, tmp_path: Path, fake: type[FakeChild]
+) -> None:
+    """The state says which attempt it is of; killed again, nothing is learned twice."""
+    out = tmp_path / "again"
+    one = arguments(folder, "--active-experts", "2", out=str(out))
+    fake.ends_at = (2, 4)
+    assert main(one) == 1
+    (checkpoint,) = (out / LEARNING).iterdir()
+    checkpoint.unlink()
+    fake.ends_at = (2, 2)
+    assert main(one) == 1
+    fake.ends_at, fake.asked = None, []
+    assert main(one) == 0
+    assert fake.asked == [(2, 2), (2, 3), (2, 4)]
+    assert [each.attempt for each in learned_file(out)] == [1] * 4 + [2] * 5
+
+
+def test_more_patience_or_all_epochs_go_on_after_learning_has_stopped(
+    folder: Path, tmp_path: Path, fake: type[FakeChild], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All right at epoch 4, stopped at 6; the state of the last epoch is kept for those who ask."""
+    one = arguments(folder, "--active-experts", "2", "--epochs", "8", out=str(tmp_path / "more"))
+    for more, asked in [((), range(7)), (("--patience", "3"), [7]), (("--whole",), [8])]:
+        fake.asked = []
+        assert main([*one, *more]) == 0
+        assert fake.asked == [(2, epoch) for epoch in asked]
+        assert "'rank RUN --epochs auto --learned " in capsys.readouterr().err
+
+
+def test_no_state_is_kept_where_none_is_to_be(
+    folder: Path, tmp_path: Path, fake: type[FakeChild], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor is its size told, nor a ranking by what was not learned; no folder is left for it."""
+    fake.ends_at = (2, 1)
+    one = arguments(folder, "--active-experts", "2", out=str(tmp_path / "none"))
+    assert main(one) == 1
+    assert [file.name for file in (tmp_path / "none").iterdir()] == [LEARNED]
+    said = capsys.readouterr().err
+    assert "of state" not in said
+    assert "--epochs auto" not in said

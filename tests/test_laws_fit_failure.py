@@ -1,0 +1,95 @@
+"""Why points gave no fit: counts, and a remedy for each cause."""
+
+import re
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from fitting.laws.fit_failure import (
+    FitFailure,
+    refusal_of_family,
+    refusal_of_limits,
+    refusal_of_peaks,
+    refusal_of_times,
+)
+from fitting.numerics.least_squares import Status
+
+
+def solution(status: Status, parameters: int = 2) -> Any:
+    """How a fit of so many parameters ended."""
+    return SimpleNamespace(status=status, parameter_count=parameters, rank=1)
+
+
+def numbers(text: str) -> list[str]:
+    """Whole numbers that stand alone, in order."""
+    return re.findall(r"\b\d+\b", text)
+
+
+def test_a_ladder_with_too_few_points_counts_them_and_its_batch_sizes() -> None:
+    """Three points over two sizes: three parameters need four points."""
+    points = cast("Any", SimpleNamespace(batch_size=np.array([1.0, 1.0, 4.0])))
+    refusal = refusal_of_times(points, solution(Status.TOO_FEW_POINTS, 3))
+    assert numbers(refusal.reason) == ["3", "2", "3"]
+    assert numbers(refusal.remedy) == ["4"]
+    nothing = refusal_of_times(points, solution(Status.NO_DATA, 3))
+    assert numbers(nothing.remedy) == ["4"]
+    deficient = refusal_of_times(points, solution(Status.RANK_DEFICIENT, 3))
+    assert numbers(deficient.reason) == ["1", "3"]
+    assert "sparsity" in deficient.remedy
+
+
+class Family(SimpleNamespace):
+    """Points of a family."""
+
+    def __len__(self) -> int:
+        return len(self.batch_size)
+
+
+def test_a_family_without_points_asks_for_three_and_with_few_counts_them() -> None:
+    """A floor and a slope are two parameters."""
+    empty = cast("Any", Family(batch_size=np.array([]), gpu=np.array([])))
+    assert numbers(refusal_of_family(empty).remedy) == ["3"]
+    few = Family(batch_size=np.array([1.0, 1.0, 2.0]), gpu=np.array(["a", "b", "a"]))
+    assert numbers(refusal_of_family(cast("Any", few)).reason) == ["3", "2", "2"]
+
+
+def of_limits(status: Status, parameters: int, count: int = 1) -> FitFailure:
+    """The refusal of so many largest batches, of seven cells."""
+    points = SimpleNamespace(
+        largest_batch=np.ones(count), cells_seen=7, sparsity=np.array([0.25, 0.5])
+    )
+    return refusal_of_limits(cast("Any", points), solution(status, parameters))
+
+
+def test_largest_batches_are_refused_by_cause() -> None:
+    """No cell, too few cells, one sparsity, no minimum: each with its own remedy."""
+    assert numbers(of_limits(Status.NO_DATA, 2).reason)[0] == "7"
+    few = of_limits(Status.TOO_FEW_POINTS, 2)
+    assert numbers(few.reason) == ["1", "2"]
+    assert re.search(r"\b1 point\b", few.reason)
+    assert numbers(few.remedy) == ["3"]
+    assert few.remedy.endswith("sparsities")
+    alone = of_limits(Status.TOO_FEW_POINTS, 1, 2)
+    assert "sparsit" not in alone.remedy
+    assert alone.remedy.endswith("needed")
+    assert re.search(r"\b2 points\b", alone.reason)
+    assert "0.25" in of_limits(Status.RANK_DEFICIENT, 2).reason
+    assert "minimum" in of_limits(Status.NOT_CONVERGED, 2).reason
+
+
+@pytest.mark.parametrize(
+    ("status", "count", "words"),
+    [
+        (Status.NO_DATA, [], "fits"),
+        (Status.TOO_FEW_POINTS, ["2", "2"], "points"),
+        (Status.RANK_DEFICIENT, ["64"], "apart"),
+    ],
+)
+def test_peaks_are_refused_by_cause(status: Status, count: list[str], words: str) -> None:
+    """No probe that fits, too few of them, or all of one number of tokens."""
+    points = cast("Any", SimpleNamespace(tokens=np.array([64.0, 64.0])))
+    refusal = refusal_of_peaks(points, solution(status))
+    assert numbers(refusal.reason) == count
+    assert words in refusal.reason

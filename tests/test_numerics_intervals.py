@@ -1,0 +1,129 @@
+"""Intervals against series whose errors are known: how often they hold what comes next."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from fitting.numerics.arrays import FloatArray, NameArray
+from fitting.numerics.intervals import Scales, coverage, scales
+from fitting.numerics.least_squares import t_quantile
+
+Draw = Callable[[np.random.Generator, FloatArray], FloatArray]
+
+
+def _normal(random: np.random.Generator, sigmas: FloatArray) -> FloatArray:
+    return np.asarray(random.normal(0, sigmas))
+
+
+def _heavy_tailed(random: np.random.Generator, sigmas: FloatArray) -> FloatArray:
+    return np.asarray(random.standard_t(4, len(sigmas)) * sigmas)
+
+
+def _family(
+    random: np.random.Generator, draw: Draw, *, series: int, points: int
+) -> tuple[NameArray, FloatArray, FloatArray]:
+    """Names, residuals that are seen and one more of each point's kind; each series its own."""
+    names = np.repeat([f"series {n}" for n in range(series)], points)
+    sigmas = np.repeat(0.03 * random.lognormal(0, 0.7, series), points)
+    return names, draw(random, sigmas), draw(random, sigmas)
+
+
+def _scales(series: NameArray, residuals: FloatArray) -> Scales:
+    told = scales(series, residuals)
+    assert told is not None
+    return told
+
+
+@pytest.mark.parametrize("level", [0.8, 0.9])
+@pytest.mark.parametrize("draw", [_normal, _heavy_tailed])
+@pytest.mark.parametrize(("series", "points"), [(8, 12), (5, 6), (1, 20)])
+def test_intervals_hold_new_points_as_often_as_they_say(
+    level: float, draw: Draw, series: int, points: int
+) -> None:
+    """Within three in a hundred, over many families, whatever the errors' law; known or not."""
+    random = np.random.default_rng(0)
+    held, told = [], []
+    for _ in range(150):
+        names, seen, new = _family(random, draw, series=series, points=points)
+        found = _scales(names, seen)
+        widths = np.array([found.half_width(str(name), level) for name in names])
+        held.append(np.mean(np.abs(new) <= widths))
+        told.append(coverage(names, seen, level)[0])
+    assert np.mean(held) == pytest.approx(level, abs=0.03)
+    assert np.mean(told) == pytest.approx(level, abs=0.03)
+
+
+def test_a_steady_series_has_a_narrower_interval_and_an_unsteady_one_is_held_too() -> None:
+    """Ten times apart: what is claimed of all holds of each within a tenth, or errs to the wide."""
+    random = np.random.default_rng(1)
+    names = np.repeat(["steady", "unsteady"], 15)
+    sigmas = np.repeat([0.01, 0.1], 15)
+    held, ratio = [], []
+    for _ in range(300):
+        found = _scales(names, random.normal(0, sigmas))
+        widths = np.array([found.half_width(str(name), 0.9) for name in names])
+        held.append(np.abs(random.normal(0, sigmas)) <= widths)
+        ratio.append(widths[-1] / widths[0])
+    steady, unsteady = np.mean(held, axis=0).reshape(2, 15).mean(axis=1)
+    assert steady > 0.9
+    assert unsteady > 0.8
+    assert np.median(ratio) > 2
+
+
+def test_a_series_that_was_never_seen_has_the_family_s_scale() -> None:
+    """Between those of its series."""
+    names = np.repeat(["a", "b"], 10)
+    residuals = np.random.default_rng(2).normal(0, np.repeat([0.01, 0.1], 10))
+    found = _scales(names, residuals)
+    assert found.half_width("a", 0.8) < found.half_width("c", 0.8) < found.half_width("b", 0.8)
+    assert found.family == pytest.approx(np.sqrt(np.mean(residuals**2)))
+
+
+def test_a_unit_and_the_order_of_errors_do_not_matter() -> None:
+    """Ten times the errors make ten times the interval."""
+    random = np.random.default_rng(3)
+    names, residuals, _ = _family(random, _normal, series=3, points=8)
+    order = random.permutation(len(names))
+    plain, tenfold = _scales(names, residuals), _scales(names[order], 10 * residuals[order])
+    for name in np.unique(names):
+        for level in (0.5, 0.9, 0.99):
+            width = plain.half_width(str(name), level)
+            assert tenfold.half_width(str(name), level) == pytest.approx(10 * width)
+
+
+def test_a_higher_level_is_never_a_narrower_interval() -> None:
+    """As far as the scores have a quantile."""
+    names, residuals, _ = _family(np.random.default_rng(4), _normal, series=3, points=10)
+    found = _scales(names, residuals)
+    widths = [found.half_width("series 1", level) for level in np.arange(0.05, 0.96, 0.05)]
+    assert widths == sorted(widths)
+
+
+def test_few_points_have_student_s_interval() -> None:
+    """Of three there is no ninth in ten: t at two degrees of freedom, times the scale."""
+    residuals = np.array([0.02, -0.03, 0.01])
+    found = _scales(np.array(["a", "a", "a"]), residuals)
+    sigma = np.sqrt(np.mean(residuals**2))
+    assert found.half_width("a", 0.9) == pytest.approx(t_quantile(0.95, 2) * sigma)
+
+
+def test_what_a_law_does_not_speak_of_has_no_part() -> None:
+    """Residuals that are nan are left out; fewer than two tell nothing."""
+    names = np.array(["a", "a", "b", "b"])
+    residuals = np.array([0.01, np.nan, -0.02, 0.03])
+    seen = np.isfinite(residuals)
+    found, alone = _scales(names, residuals), _scales(names[seen], residuals[seen])
+    assert found.scores.tolist() == alone.scores.tolist()
+    assert found.sigmas.tolist() == alone.sigmas.tolist()
+    assert scales(names, np.array([0.1, np.nan, np.nan, np.nan])) is None
+
+
+def test_a_point_is_not_in_its_own_interval() -> None:
+    """A residual of 1 among others of 0.01 is outside: it had no part in the width."""
+    residuals = np.random.default_rng(5).normal(0, 0.01, 21)
+    _, before = coverage(np.full(21, "a"), residuals, 0.9)
+    residuals[7] = 1.0
+    inside, widths = coverage(np.full(21, "a"), residuals, 0.9)
+    assert widths[7] == before[7] < 0.03
+    assert inside < 1

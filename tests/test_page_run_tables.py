@@ -1,0 +1,63 @@
+"""What the report's charts call their rows, and what it has of many offers."""
+
+from builders.curves import DENSE, epochs
+from builders.observations import recipe, tiny_cell
+from builders.profiles import profiled
+from builders.runs import ONE_CELL, results
+
+from fitting.learning_curves import curves
+from orchestrator.reporting.page.run_tables import Named, chart_names
+from orchestrator.reporting.page.study_tables import curve_names, loads_table, profiles_table
+
+
+def test_names_say_what_tells_rows_apart() -> None:
+    """GPU and recipe only where there are several; whole keys where short ones would be alike."""
+    one = Named("cpu", "m", "lora-r8-experts-fp32-looped", "m, 16 tokens")
+    other = Named("cpu", "m", "lora-r8-experts-fp32-checkpointed-looped", "m, 16 tokens")
+    away = Named("A40", "n", "full-bf16", "n, 16 tokens")
+    assert chart_names([one]) == ["m, 16 tokens"]
+    assert chart_names([one, other]) == ["m, 16 tokens · lora", "m, 16 tokens · lora-checkpointed"]
+    assert chart_names([one, away]) == ["cpu · m, 16 tokens", "A40 · n, 16 tokens"]
+    assert chart_names([one, one]) == ["m, 16 tokens", "m, 16 tokens (2)"]
+
+
+def test_profiles_of_two_recipes_and_gpus_are_bars_of_their_own() -> None:
+    """The shares of each come to one."""
+    told = results(ONE_CELL)
+    saving = tiny_cell("mixtral-tiny", recipe("full", gradient_checkpointing=True), seq_len=16)
+    away = saving.model_copy(update={"gpu": "A40"})
+    told.profiled = [profiled(8), profiled(8, cell=saving), profiled(8, cell=away)]
+    table = profiles_table(told)
+    shares: dict[str, float] = {}
+    for values in table.rows:
+        row = dict(zip(table.columns, values, strict=True))
+        if row["of"] == "stages":
+            shares[row["name"]] = shares.get(row["name"], 0) + row["share"]
+    text = "mixtral-tiny · 2 of 8 experts, 16 tokens, batch 8"
+    assert set(shares) == {
+        f"cpu · {text} · full",
+        f"cpu · {text} · full-checkpointed",
+        f"A40 · {text} · full-checkpointed",
+    }
+    assert {round(share, 9) for share in shares.values()} == {1.0}
+    loads = loads_table(told)
+    recipes = {row[loads.columns.index("recipe")] for row in loads.rows}
+    assert recipes == {each.cell.recipe.key for each in told.profiled}
+    assert {row[loads.columns.index("name")] for row in loads.rows} == set(shares)
+
+
+def test_curves_are_called_by_what_they_differ_in() -> None:
+    """Data, rate, recipe: what all share is not said."""
+    few = [(0, 3.0), (90, 0.5)]
+    sparse, dense = "mixtral-tiny, sparse, 2 of 8", "mixtral-tiny, dense, 8 of 8"
+    assert curve_names(curves([*epochs(few), *epochs(few, DENSE)])) == [sparse, dense]
+    slow = epochs(few, learning_rate=3e-4)
+    assert curve_names(curves([*epochs(few), *slow])) == [
+        f"{sparse}, rate 0.001",
+        f"{sparse}, rate 0.0003",
+    ]
+    other = epochs(few, data="data/other.jsonl")
+    assert curve_names(curves([*epochs(few), *other])) == [
+        f"{sparse}, data.jsonl",
+        f"{sparse}, other.jsonl",
+    ]

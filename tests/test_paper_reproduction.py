@@ -1,0 +1,113 @@
+"""What `reproduce` tells of the paper: its own numbers, and how far the laws are off."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fitting.paper.published import EQ1_TEXT, dataset_lengths, throughput_points
+from fitting.paper.reproduction import Reproduction, projected_max_batch, reproduction
+from orchestrator.cli.main import main
+from orchestrator.reporting.paper_report import as_markdown
+
+
+@pytest.fixture(scope="module")
+def told() -> Reproduction:
+    """Worked out once."""
+    return reproduction()
+
+
+def test_every_point_of_the_paper_is_there() -> None:
+    """96, of two models, on four GPUs, over two data sets."""
+    points = throughput_points()
+    assert len(points.rows) == 96
+    assert set(points.gpu) == {"A40", "A100-40GB", "A100-80GB", "H100-80GB"}
+    assert sorted(np.unique(points.dataset)) == ["commonsense_15k", "math_14k"]
+
+
+def test_batches_are_as_long_as_their_longest_example() -> None:
+    """The mean for one query; more for more; never more than the longest there is."""
+    for lengths in dataset_lengths().values():
+        mean = float(lengths.tokens @ lengths.examples / lengths.examples.sum())
+        assert lengths.padded(1, multiple=1) == pytest.approx(mean)
+        padded = [lengths.padded(size) for size in (1, 2, 8, 64, 10**6)]
+        assert padded == sorted(padded)
+        assert padded[-1] <= np.ceil(lengths.tokens.max() / 8) * 8
+
+
+@pytest.mark.parametrize(
+    ("figure", "at_most"),
+    [
+        ("loo_mape_pct.chosen", 4.0),
+        ("extrapolation_mape_pct.chosen", 7.5),
+        ("extrapolation_mape_pct.chosen_without_h100", 4.0),
+        ("dataset_transfer_mape_pct.mixtral", 1.0),
+        ("dataset_transfer_mape_pct.blackmamba", 9.0),
+        ("gpu_transfer_mape_pct.a40_only_mean", 8.0),
+        ("gpu_transfer_mape_pct.a40_only_worst", 12.0),
+        ("leave_one_gpu_out_mape_pct.mean", 6.0),
+        ("leave_one_gpu_out_mape_pct.worst", 10.0),
+        ("interval_half_width_pct", 7.0),
+    ],
+)
+def test_the_laws_predict_what_they_have_not_seen(
+    told: Reproduction, figure: str, at_most: float
+) -> None:
+    """As well as prototypes did, or better; and where the paper's law can be asked, far better."""
+    assert told.figures[figure] <= at_most
+    rival = figure.replace("chosen", "paper")
+    if rival != figure:
+        assert told.figures[figure] < 0.6 * told.figures[rival]
+
+
+def test_intervals_hold_as_often_as_they_say(told: Reproduction) -> None:
+    """Nine in ten, each made without its point."""
+    assert 87 <= told.figures["interval_coverage_pct"] <= 95
+
+
+def test_largest_batches_follow_from_what_cuda_reports(told: Reproduction) -> None:
+    """All but the one that the paper contradicts; the model holds what its parts add up to."""
+    largest = told.largest
+    assert told.figures["max_batch_exact_of_12"] == 11
+    assert told.figures["max_batch_exact_of_12.paper"] == 6
+    (missed,) = np.flatnonzero(largest.ours != largest.published)
+    assert "Table III says 3" in largest.rows[missed]["note"]
+    assert 27.3 <= largest.model_gib <= 28.7
+
+
+def test_the_papers_own_figures_come_out(told: Reproduction) -> None:
+    """Table IV, OpenOrca and Fig. 13 from the constants and prices behind them."""
+    figures = told.figures
+    published = {"A40": 32.7, "A100-80GB": 25.4, "H100": 17.9}
+    for gpu, usd in published.items():
+        assert figures[f"table_iv_usd.{gpu}"] == pytest.approx(usd, rel=0.005)
+    assert figures["openorca_usd"] == pytest.approx(3460, rel=0.005)
+    assert figures["projected_max_batch.100GB"] == pytest.approx(27.9, abs=0.05)
+    assert figures["projected_max_batch.120GB"] == pytest.approx(35.2, abs=0.05)
+    assert projected_max_batch(80, EQ1_TEXT) == pytest.approx(31.6, abs=0.05)
+
+
+def test_points_to_distrust_are_named(told: Reproduction) -> None:
+    """BlackMamba's dense MATH point, and the H100 series' sparse ones."""
+    text = as_markdown(told)
+    assert "A40/math_14k s = 1 b = 2" in text
+    assert "H100-80GB/math_14k s = 0.25 b = 9" in text
+
+
+def test_the_command_prints_draws_and_answers_programs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Markdown and three figures; flat figures as JSON; a folder that is none in a line."""
+    out = tmp_path / "out"
+    assert main(["reproduce", "--out", str(out)]) == 0
+    assert "Where the paper contradicts itself" in capsys.readouterr().out
+    assert {path.name for path in out.iterdir()} == {
+        *("reproduction.md", "fig13.svg", "fig14.svg", "fig15.svg")
+    }
+    assert main(["reproduce", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)["figures"]
+    assert all(isinstance(value, float) for value in figures.values())
+    (tmp_path / "file").write_text("")
+    assert main(["reproduce", "--out", str(tmp_path / "file")]) == 1
+    assert "cannot be written" in capsys.readouterr().err

@@ -1,0 +1,142 @@
+"""Faults in the child: each is the right outcome, and the next probe works in a fresh child."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from builders.memory_messages import DEVICE_MESSAGES, HOST_MESSAGES
+from builders.observations import cpu, tiny_cell
+
+from trials.child_process import child_prober as child
+from trials.child_process.child_prober import ChildProber
+from trials.records import failure_classification as outcome_module
+from trials.records.messages import ProbeRequest, Setup
+from trials.records.model import find_model
+from trials.records.observation import Outcome
+
+HERE = Path(__file__).parent
+REQUEST = ProbeRequest(batch_size=5, timing=None)
+
+
+class FaultyProber:
+    """A prober whose children go wrong as they are told."""
+
+    def __init__(self, prober: ChildProber, orders: Path) -> None:
+        self.prober = prober
+        self.counters = orders.with_name("counters")
+        self._orders = orders
+
+    def ask(self, fault: str = "") -> tuple[Outcome, str]:
+        """How a probe ends under a fault."""
+        self.counters.write_text("oom_kill 0\n", encoding="utf-8")
+        self._orders.write_text(fault, encoding="utf-8")
+        end = self.prober.probe(REQUEST)
+        return end.outcome, end.detail or ""
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyProber]:
+    """One nursery for this file: starting one takes seconds."""
+    orders = tmp_path_factory.mktemp("faults") / "orders"
+    orders.write_text("", encoding="utf-8")
+    prober = ChildProber(
+        Setup(cell=tiny_cell(), model=find_model("llama-tiny"), gpu=cpu(), seed=0, threads=1),
+        build_timeout_seconds=120,
+        probe_timeout_seconds=60,
+        worker=(sys.executable, str(HERE / "fakes/fault_worker.py"), str(orders)),
+    )
+    with pytest.MonkeyPatch.context() as patch, prober:
+        patch.setenv("PYTHONPATH", os.pathsep.join((str(HERE), str(HERE.parent))))
+        made = FaultyProber(prober, orders)
+        patch.setattr(child, "LONGEST_ANSWER_BYTES", 2**20)
+        patch.setattr(outcome_module, "OOM_COUNTERS", (made.counters,))
+        yield made
+
+
+SILENT = ("hung", "half", "empty lines")
+
+
+@pytest.mark.parametrize("where", ["probe", "build"])
+@pytest.mark.parametrize(
+    ("fault", "outcome", "detail"),
+    [
+        ("killed", Outcome.FAILED, "the child was killed by SIGKILL"),
+        ("crashed", Outcome.FAILED, "the child was killed by SIGSEGV"),
+        ("hung", Outcome.TIMED_OUT, "no answer within 0.7 s"),
+        ("half", Outcome.TIMED_OUT, "no answer within 0.7 s"),
+        ("empty lines", Outcome.TIMED_OUT, "no answer within 0.7 s"),
+        ("poisoned", Outcome.FAILED, "RuntimeError: CUDA error: an illegal memory access"),
+        ("device", Outcome.OUT_OF_MEMORY, "CUDA error: out of memory"),
+        ("host", Outcome.HOST_OUT_OF_MEMORY, "MemoryError()"),
+        ("garbage", Outcome.FAILED, "the child's answer is not one: Invalid JSON"),
+        ("other", Outcome.FAILED, "the child's answer is not one: Field required"),
+        ("endless", Outcome.FAILED, "the child's answer is not one: over 1048576 bytes"),
+        ("exited", Outcome.FAILED, "the child ended with exit code 3"),
+        ("told and exited", Outcome.FAILED, "the child ended with exit code 3: what went wrong"),
+        ("bitsandbytes", Outcome.OUT_OF_MEMORY, "Error out of memory at line 88 in file"),
+        ("aborted", Outcome.HOST_OUT_OF_MEMORY, "terminate called after throwing"),
+        ("unnamed signal", Outcome.FAILED, "the child was killed by signal 40"),
+        ("killed for memory", Outcome.HOST_OUT_OF_MEMORY, "the host ran out of memory and killed"),
+    ],
+)
+def test_a_fault_is_told_for_what_it_is(  # noqa: PLR0917 - pytest passes them by name
+    faulty: FaultyProber,
+    where: str,
+    fault: str,
+    outcome: Outcome,
+    detail: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether the model is being built or probed; and it touches no probe before nor after."""
+    assert faulty.ask() == (Outcome.FITS, "")
+    first = faulty.prober.child_pid
+    with monkeypatch.context() as patch:
+        if fault in SILENT:
+            patch.setattr(faulty.prober, f"_{where}_timeout_seconds", 0.7)
+        if where == "build":
+            faulty.prober._end_child()
+        found, said = faulty.ask(f"{where} {fault}")
+    assert found is outcome
+    assert said.startswith(detail)
+    assert faulty.ask() == (Outcome.FITS, "")
+    assert faulty.prober.child_pid not in {None, first}
+
+
+@pytest.mark.parametrize("where", ["probe", "build"])
+@pytest.mark.parametrize(
+    ("message", "outcome"),
+    [
+        *((text, Outcome.OUT_OF_MEMORY) for text in DEVICE_MESSAGES),
+        *((text, Outcome.HOST_OUT_OF_MEMORY) for text in HOST_MESSAGES),
+    ],
+)
+def test_every_out_of_memory_message_is_told_by_the_child(
+    faulty: FaultyProber, where: str, message: str, outcome: Outcome
+) -> None:
+    """Those of PyTorch and CUDA's libraries, and those of the host's allocators."""
+    faulty.prober._end_child()
+    assert faulty.ask(f"{where} says: {message}")[0] is outcome
+
+
+def test_what_an_earlier_child_printed_is_not_held_against_a_later_one(
+    faulty: FaultyProber,
+) -> None:
+    """They print to one file, and why one ended must not become why another did."""
+    assert faulty.ask("probe bitsandbytes")[0] is Outcome.OUT_OF_MEMORY
+    assert faulty.ask("probe exited") == (Outcome.FAILED, "the child ended with exit code 3")
+
+
+def test_a_fit_that_measured_nothing_is_not_taken(faulty: FaultyProber) -> None:
+    """The search and the fits stand on what was measured."""
+    told = (Outcome.FAILED, "the child says FITS and not what it measured")
+    assert faulty.ask("probe unmeasured") == told
+    assert faulty.ask() == (Outcome.FITS, "")
+
+
+def test_an_answer_for_another_batch_is_not_taken(faulty: FaultyProber) -> None:
+    """A measurement under the wrong name would be worse than none."""
+    told = (Outcome.FAILED, "asked for batch 5, told of 99")
+    assert faulty.ask("probe wrong") == told
+    assert faulty.ask() == (Outcome.FITS, "")

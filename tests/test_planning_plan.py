@@ -1,0 +1,196 @@
+"""The plan: which cells are done, which are to measure, which cannot be had and why."""
+
+import pytest
+from builders.observations import observation
+from builders.runs import ONE_CELL, TWO_CELLS, spec_of, whole_trial
+
+from gpu_catalog.catalog import load_catalog
+from orchestrator.planning.cluster_resources import ClusterResources, Node
+from orchestrator.planning.plan import Plan, make_plan, trial_task
+from orchestrator.spec.sweep_spec import SweepSpec
+from trials.records.observation import Observation, Outcome
+
+ONE_CORE = ClusterResources((Node({"CPU": 1.0}),))
+SMALL = """\
+catalog:
+  gpus:
+    - {key: small, kind: cpu, usable_memory_bytes: 1000000, source: me, recorded: 2026-01-31}
+"""
+OWN_ROWS = """\
+catalog:
+  gpus:
+    - {key: desk, kind: cpu, usable_memory_bytes: 1000000, source: me, recorded: 2026-01-31}
+    - {key: lap, kind: cpu, usable_memory_bytes: 1000000, source: me, recorded: 2026-01-31}
+"""
+
+
+def planned(spec: SweepSpec, known: list[Observation], cluster: ClusterResources) -> Plan:
+    """The plan of a specification with its own catalog."""
+    return make_plan(spec, spec.merged_catalog(), cluster, known)
+
+
+def test_cell_nobody_measured_is_pending() -> None:
+    """In the order written."""
+    spec = spec_of(TWO_CELLS)
+    plan = planned(spec, [], ONE_CORE)
+    assert plan == Plan(complete=(), pending=tuple(spec.all_cells()), skipped=())
+
+
+def test_cell_is_complete_when_its_last_observation_is_there_and_not_before() -> None:
+    """Another cell's observations say nothing of it."""
+    spec = spec_of(TWO_CELLS)
+    first, second = spec.all_cells()
+    known = whole_trial(first, spec)
+    assert planned(spec, known[:-1], ONE_CORE).pending == (first, second)
+    plan = planned(spec, known, ONE_CORE)
+    assert plan == Plan(complete=(first,), pending=(second,), skipped=())
+
+
+def test_cell_that_not_even_one_query_fits_is_complete() -> None:
+    """There is nothing more to learn of it."""
+    spec = spec_of()
+    known = whole_trial(spec.all_cells()[0], spec, largest=0)
+    assert [o.outcome for o in known] == [Outcome.OUT_OF_MEMORY]
+    assert planned(spec, known, ONE_CORE).complete == tuple(spec.all_cells())
+
+
+def test_cell_whose_probes_failed_is_pending_again() -> None:
+    """A failure says nothing; the next run tries anew."""
+    spec = spec_of()
+    (cell,) = spec.all_cells()
+    known = [observation(1, Outcome.FAILED, cell=cell, attempt=n) for n in (1, 2, 3)]
+    assert planned(spec, known, ONE_CORE).pending == (cell,)
+
+
+def test_raising_the_batch_limit_makes_a_cell_pending_again() -> None:
+    """What stopped at the old limit goes on from there."""
+    spec = spec_of()
+    (cell,) = spec.all_cells()
+    known = whole_trial(cell, spec, largest=1000)
+    assert planned(spec, known, ONE_CORE).complete == (cell,)
+    wider = spec_of(ONE_CELL.replace("64", "128"))
+    assert planned(wider, known, ONE_CORE).pending == (cell,)
+
+
+def test_gpu_that_no_node_has_is_skipped_with_the_reason() -> None:
+    """Ray would wait for it for ever; the cells of the cpu go on."""
+    spec = spec_of(ONE_CELL.replace("[cpu]", "[A40, cpu]"))
+    on_a40, on_cpu = spec.all_cells()
+    plan = planned(spec, [], ONE_CORE)
+    assert (plan.pending, [skip.cell for skip in plan.skipped]) == ((on_cpu,), [on_a40])
+    assert plan.skipped[0].reason.startswith("no node of the cluster has a core and the resource")
+    with_it = ClusterResources((Node({"CPU": 8.0, "A40": 1.0}),))
+    assert planned(spec, [], with_it).pending == (on_a40, on_cpu)
+
+
+FLASH = ONE_CELL.replace("fp32", "bf16, attention: flash_attention_2")
+
+
+def test_recipe_that_no_node_can_have_is_skipped_with_the_reason() -> None:
+    """What the device lacks is told before what the node lacks; one able node is enough."""
+    spec = spec_of(FLASH.replace("[cpu]", "[A40, V100-16GB-SXM, cpu]"))
+    bare, equipped = Node({"CPU": 1.0, "A40": 1.0}, frozenset()), frozenset({"flash_attn"})
+    plan = planned(spec, [], ClusterResources((bare,)))
+    on_a40, on_v100, on_cpu = (skip.reason for skip in plan.skipped)
+    assert on_a40.startswith("flash_attn cannot be imported on the node with A40")
+    assert on_v100.startswith("attention flash_attention_2 needs compute capability 8.0")
+    assert on_cpu == "attention flash_attention_2 needs a CUDA GPU, cpu is none"
+    both = ClusterResources((bare, Node({"CPU": 1.0, "A40": 1.0}, equipped)))
+    assert [cell.gpu for cell in planned(spec, [], both).pending] == ["A40"]
+
+
+def test_capped_cell_runs_on_the_gpu_that_stands_in() -> None:
+    """It is placed there, held to the smaller one's memory, and has no ladder."""
+    spec = spec_of(ONE_CELL + "as_if: [small]\n" + SMALL)
+    own, capped = spec.all_cells()
+    assert (own.gpu, own.capped_on) == ("cpu", None)
+    assert (capped.gpu, capped.capped_on) == ("small", "cpu")
+    plan = planned(spec, [], ONE_CORE)
+    assert plan.pending == (own, capped)
+    task = trial_task(spec, spec.merged_catalog(), capped, [])
+    assert (task.gpu.key, task.setup.memory_cap_bytes) == ("cpu", 1_000_000)
+
+
+def test_smaller_gpu_that_cannot_have_the_recipe_is_not_stood_in_for() -> None:
+    """A batch size in bf16 would be no T4's, however well the larger GPU runs it."""
+    spec = spec_of(ONE_CELL.replace("[cpu]", "[A40]").replace("fp32", "bf16") + "as_if: [T4, L4]\n")
+    plan = planned(spec, [], ClusterResources((Node({"CPU": 8.0, "A40": 1.0}),)))
+    assert [cell.gpu for cell in plan.pending] == ["A40", "L4"]
+    (skip,) = plan.skipped
+    assert (skip.cell.gpu, skip.cell.capped_on) == ("T4", "A40")
+    assert "T4 has 7.5: use precision: fp16" in skip.reason
+
+
+def test_cuda_trial_has_the_node_to_itself_and_asks_ray_to_show_the_gpu() -> None:
+    """Ray hides its GPUs from a worker that asks for none; a cpu trial leaves the other cores."""
+    catalog = load_catalog()
+    nodes = ClusterResources((Node({"CPU": 8.0, "A40": 1.0, "GPU": 1.0}), Node({"CPU": 4.0})))
+    assert nodes.trial_resources(catalog.gpu("A40")) == {"CPU": 1, "A40": 1, "GPU": 1}
+    assert nodes.threads(catalog.gpu("A40")) == 8
+    assert nodes.trial_resources(catalog.gpu("cpu")) == {"CPU": 1}
+    assert nodes.threads(catalog.gpu("cpu")) == 1
+
+
+def test_trial_goes_to_the_node_that_carries_its_gpus_key() -> None:
+    """A cpu device needs no such node, a CUDA GPU cannot do without."""
+    cpu = load_catalog().gpu("cpu")
+    a40 = load_catalog().gpu("A40")
+    named = ClusterResources((Node({"CPU": 8.0, "A40": 2.0, "cpu": 1.0}),))
+    assert named.trial_resources(cpu) == {"CPU": 1, "cpu": 1}
+    assert named.trial_resources(a40) == {"CPU": 1, "A40": 1}
+    assert ONE_CORE.trial_resources(cpu) == {"CPU": 1}
+    for amounts in ({"CPU": 8.0}, {"CPU": 8.0, "A40": 0.5}, {"CPU": 8.0, "GPU": 4.0, "A4": 4.0}):
+        assert ClusterResources((Node(amounts),)).trial_resources(a40) is None
+
+
+def test_gpu_that_the_cluster_can_start_a_node_for_is_planned() -> None:
+    """As its head says; a trial asks for what that node will have."""
+    spec = spec_of(ONE_CELL.replace("[cpu]", "[A40, H100-SXM]").replace("fp32", "bf16"))
+    head = Node({"CPU": 2.0, "scales-to-A40": 4.0})
+    plan = planned(spec, [], ClusterResources((head,)))
+    assert [cell.gpu for cell in plan.pending] == ["A40"]
+    assert [skip.cell.gpu for skip in plan.skipped] == ["H100-SXM"]
+    a40 = load_catalog().gpu("A40")
+    asked = {"CPU": 1.0, "A40": 1.0, "GPU": 1.0}
+    assert ClusterResources((head,)).trial_resources(a40) == asked
+    there = Node({"CPU": 8.0, "A40": 1.0, "GPU": 1.0})
+    assert ClusterResources((head, there)).threads(a40) == 8
+
+
+def test_pending_cells_take_turns_over_the_gpus() -> None:
+    """No GPU waits behind another one's queue, however short its own is."""
+    spec = spec_of(
+        ONE_CELL.replace("[cpu]", "[desk, cpu, lap]").replace("[16]", "[8, 16, 32]") + OWN_ROWS
+    )
+    known = [
+        o
+        for cell in spec.all_cells()
+        if (cell.gpu, cell.seq_len) in {("cpu", 8), ("cpu", 16)}
+        for o in whole_trial(cell, spec)
+    ]
+    plan = planned(spec, known, ONE_CORE)
+    assert [(cell.gpu, cell.seq_len) for cell in plan.pending] == [
+        ("desk", 8), ("cpu", 32), ("lap", 8), ("desk", 16), ("lap", 16), ("desk", 32), ("lap", 32),
+    ]  # fmt: skip
+
+
+def test_trial_knows_the_specification_and_its_own_observations_alone() -> None:
+    """It travels to the node as JSON and says the same there."""
+    spec = spec_of(TWO_CELLS.replace("max_batch_size: 64", "max_batch_size: 64\nseed: 7"))
+    first, second = spec.all_cells()
+    of_second = whole_trial(second, spec)
+    known = [*whole_trial(first, spec), *of_second]
+    task = trial_task(spec, spec.merged_catalog(), second, known)
+    assert (task.cell, task.gpu.key, task.seed, task.batch_limit) == (second, "cpu", 7, 64)
+    assert task.done == tuple(of_second)
+    assert type(task).model_validate_json(task.model_dump_json()) == task
+
+
+@pytest.mark.parametrize("cells", [ONE_CELL, TWO_CELLS])
+def test_plan_reads_back_from_json_as_it_was(cells: str) -> None:
+    """It is kept in the run folder."""
+    spec = spec_of(cells.replace("[cpu]", "[cpu, A40]"))
+    plan = planned(spec, whole_trial(spec.all_cells()[0], spec), ONE_CORE)
+    assert plan.complete
+    assert plan.skipped
+    assert Plan.model_validate_json(plan.model_dump_json()) == plan

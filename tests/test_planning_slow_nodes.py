@@ -1,0 +1,195 @@
+"""A node far slower than others with the same GPU is told, and what it timed is timed again."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders.observations import environment
+from builders.runs import TWO_CELLS, LineDevice, spec_of, whole_trial
+
+from fitting.families.cell_step_time import timed_steps, visit_spread
+from fitting.points.observation_columns import columns_of
+from orchestrator.planning.cluster_resources import ClusterResources, Node
+from orchestrator.planning.node_pricing import NodePrices
+from orchestrator.planning.plan import trial_task
+from orchestrator.planning.slow_nodes import slow_nodes
+from orchestrator.reporting.sections.recipe_section import compare_recipes
+from orchestrator.reporting.sections.slow_node_section import stragglers_section, stragglers_text
+from orchestrator.run_folder.observation_writer import ObservationWriter
+from orchestrator.run_folder.run_folder import open_run
+from orchestrator.running import driver
+from orchestrator.running.driver import measure
+from orchestrator.running.recorder import ObservationRecorder
+from orchestrator.scheduling.node_queue import NodeAddress
+from orchestrator.scheduling.scheduler import Scheduler
+from orchestrator.scheduling.strategy import ExhaustiveStrategy
+from orchestrator.spec.sweep_spec import SweepSpec
+from trials.profile_trial import ProfileTask
+from trials.records.cell import Cell
+from trials.records.observation import Observation, standing
+from trials.trial import next_ask, run_trial
+
+SPEC = spec_of(TWO_CELLS)
+SHORT, LONG = SPEC.all_cells()
+
+
+def timed_on(cell: Cell, host: str, *, times: float, spec: SweepSpec = SPEC) -> list[Observation]:
+    """A trial on a node that takes so many times as long."""
+    found = []
+    for o in whole_trial(cell, spec, where=environment(host=host, node_id=host * 4)):
+        if o.measurement is None:
+            found.append(o)
+            continue
+        steps = tuple(seconds * times for seconds in o.measurement.step_seconds)
+        slower = o.measurement.model_copy(update={"step_seconds": steps})
+        found.append(o.model_copy(update={"measurement": slower}))
+    return found
+
+
+def timed_again(seen: list[Observation]) -> list[Observation]:
+    """What a trial on the quick node makes of what the slow one timed."""
+    done = [o for o in seen if o.cell == LONG]
+    task = trial_task(SPEC, SPEC.merged_catalog(), LONG, done)
+    task = task.model_copy(update={"slow_nodes": ("slow" * 4,)})
+    quick = LineDevice(40, environment(host="quick", node_id="quick" * 4))
+    found: list[Observation] = []
+    run_trial(task, quick, found.append)
+    return found
+
+
+def test_a_node_ten_times_slower_is_named_with_what_was_timed_on_it() -> None:
+    """The cells differ, as in a sweep: no two nodes time one."""
+    seen = [*timed_on(SHORT, "quick", times=1), *timed_on(LONG, "slow", times=10)]
+    (found,) = slow_nodes(seen)
+    assert (found.host, found.cells, list(found.standing)) == ("slow", (LONG,), [LONG])
+    # Its queries are twice as long, and a step of this device takes as long whatever their length.
+    assert 4 < found.times < 11
+    assert "| slow (slowslow) | " in stragglers_section(seen)
+    assert "do not trust what was timed on it alone" in " ".join(stragglers_text(seen))
+
+
+def test_what_a_slow_node_timed_is_timed_again_and_counts_no_more() -> None:
+    """Neither in step times and laws nor in tables; its largest batch is not searched for again."""
+    slow = timed_on(LONG, "slow", times=10)
+    seen = [*timed_on(SHORT, "quick", times=1), *slow]
+    again = timed_again(seen)
+    assert {o.purpose for o in again} == {"ladder"}
+    assert len({o.key for o in (*seen, *again)}) == len(seen) + len(again)
+    every, honest = [*seen, *again], timed_on(LONG, "quick", times=1)
+
+    def told(observations: list[Observation]) -> list[object]:
+        mine = [o for o in observations if o.cell == LONG]
+        columns = columns_of(observations)
+        of_long = columns.timed & (columns.cell == columns.cells.index(LONG))
+        return [
+            timed_steps(mine, visit_spread(mine)),
+            sorted(columns.step_seconds[of_long]),
+            compare_recipes(mine),
+        ]
+
+    assert told(every) == told([*timed_on(SHORT, "quick", times=1), *honest]) != told(seen)
+    (found,) = slow_nodes(every)
+    assert (found.cells, dict(found.standing)) == ((LONG,), {})
+    assert "timed again elsewhere, which counts" in " ".join(stragglers_text(every))
+    assert [o for o in standing(every) if not o.is_timing] == [o for o in every if not o.is_timing]
+    task = trial_task(SPEC, SPEC.merged_catalog(), LONG, every)
+    assert next_ask(task, [o for o in every if o.cell == LONG]) is None
+
+
+def test_of_what_was_timed_again_in_part_the_rest_still_stands_and_is_told() -> None:
+    """A budget may be spent, or the other node taken away."""
+    seen = [*timed_on(SHORT, "quick", times=1), *timed_on(LONG, "slow", times=10)]
+    *again, last = timed_again(seen)
+    (found,) = slow_nodes([*seen, *again])
+    assert dict(found.standing) == {LONG: (last.batch_size,)}
+
+
+def test_nodes_that_differ_by_what_nodes_differ_are_not_accused() -> None:
+    """Nor is a lone one, to which nothing can be compared."""
+    assert slow_nodes(timed_on(SHORT, "alone", times=10)) == []
+    seen = [*timed_on(SHORT, "quick", times=1), *timed_on(SHORT, "slower", times=2)]
+    assert slow_nodes(seen) == []
+    assert stragglers_section(seen) == ""
+
+
+def of_batch(observations: list[Observation], *batch_sizes: int) -> list[Observation]:
+    """The timings at these batch sizes."""
+    return [o for o in observations if o.is_timing and o.batch_size in batch_sizes]
+
+
+@pytest.mark.parametrize(("times", "hosts"), [(3.99, []), (4.0, ["slow"]), (4.01, ["slow"])])
+def test_a_node_is_slow_from_four_times_as_long(times: float, hosts: list[str]) -> None:
+    """Measured by the same batch on both nodes; four times exactly is slow."""
+    observations = [*timed_on(SHORT, "quick", times=1), *timed_on(SHORT, "slow", times=times)]
+    assert [node.host for node in slow_nodes(of_batch(observations, 40))] == hosts
+
+
+@pytest.mark.parametrize(("largest", "compared"), [(60, 2), (61, 0)])
+def test_batches_are_compared_up_to_one_and_a_half_times_the_tokens(
+    largest: int, compared: int
+) -> None:
+    """A larger batch makes more of the fixed time of a step: the node itself may be as quick."""
+    slow = of_batch(timed_on(SHORT, "slow", times=10), 40)
+    quick = of_batch(timed_on(SHORT, "quick", times=1), 40)
+    quick = [o.model_copy(update={"batch_size": largest}) for o in quick]
+    assert sum(node.compared for node in slow_nodes([*slow, *quick])) == compared * len(quick)
+
+
+DESKS = (
+    TWO_CELLS.replace("[cpu]", "[desk]")
+    + """\
+catalog:
+  gpus:
+    - {key: desk, kind: cpu, usable_memory_bytes: 100000000, source: me, recorded: 2026-01-31}
+"""
+)
+
+
+class QuickDesk:
+    """A cluster that a node with a desk joins while a sweep is at work: trials run on that."""
+
+    def __init__(self) -> None:
+        self.begun = ClusterResources((Node({}, None, "head"),))
+        desk = Node({"CPU": 1.0, "desk": 1.0}, None, "new")
+        self.now = ClusterResources((*self.begun.nodes, desk))
+
+    def run(self, placer: Scheduler, keeper: ObservationRecorder, *_: Any) -> None:
+        """As Ray would."""
+        while (placement := placer.next()) is not None:
+            assert placement.resources == {"CPU": 1.0, "desk": 1.0}
+            task, cell = placement.task, placement.task.cell
+            assert not isinstance(task, ProfileTask)
+            placer.started(cell)
+            placer.is_on(cell, NodeAddress("new", "10.0.0.9"))
+
+            def emit(observation: Observation) -> None:
+                keeper.observed(observation)
+                placer.observed(observation)
+
+            run_trial(task, LineDevice(40, environment(host="new", node_id="new")), emit)
+            placer.ended(cell, None)
+
+
+def test_a_node_that_joins_during_a_resumed_sweep_times_again_what_a_slow_one_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There was none with its GPU at the start: a cell that it makes whole is skipped no more."""
+    spec, cluster = spec_of(DESKS), QuickDesk()
+    short, long = spec.all_cells()
+    slow = [o for o in timed_on(long, "slow", times=10, spec=spec) if o.repeat == 0]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(driver, "cluster_address", lambda: "ray")
+    monkeypatch.setattr(driver, "connected_cluster", lambda **_: nullcontext(cluster.begun))
+    monkeypatch.setattr(driver, "cluster_now", lambda: cluster.now)
+    monkeypatch.setattr(driver, "run_trials", cluster.run)
+    run = open_run(tmp_path / "run", DESKS, spec)
+    with ObservationWriter(run) as writer:
+        for each in (*timed_on(short, "quick", times=1, spec=spec), *slow):
+            writer.append(each)
+        rates = NodePrices(spec.merged_catalog())
+        plan = measure(run, writer, spec, rates, ExhaustiveStrategy(spec, rates), wait_seconds=60)
+    (found,) = slow_nodes(run.observations())
+    assert (found.host, found.standing) == ("slow", {})
+    assert (plan.complete, plan.skipped) == ((short, long), ())
+    assert run.plan() == plan

@@ -1,0 +1,359 @@
+"""Dollars of a sweep: what it is expected to take, what it has cost, and where a budget ends it."""
+
+from pathlib import Path
+
+import pytest
+from builders.observations import environment, observation
+from builders.profiles import profiled
+from builders.runs import ONE_CELL, spec_of, whole_trial
+from fakes.ray_sweeps import ended, observations, two_devices
+
+from orchestrator.cli.commands.sweep import end_of_sweep
+from orchestrator.cli.main import main
+from orchestrator.planning.cluster_resources import ClusterResources, Node
+from orchestrator.planning.faults import Fault
+from orchestrator.planning.measurement_cost import Budget, expected, expected_text, remaining_work
+from orchestrator.planning.node_pricing import NodePrices, NodeRental, NodeRentals
+from orchestrator.planning.plan import make_plan
+from orchestrator.planning.spending import Meter
+from orchestrator.pricing.offer_constraints import OfferFilter
+from orchestrator.run_folder.file_names import RENTED
+from orchestrator.run_folder.observation_writer import ObservationWriter
+from orchestrator.run_folder.run_folder import open_run
+from orchestrator.running.recorder import RunJournal
+from orchestrator.scheduling.strategy import ExhaustiveStrategy
+from orchestrator.storage.run_storage import StoreError
+from trials.records.observation import Observation
+
+ROWS = """\
+catalog:
+  gpus:
+    - {key: fast, kind: cuda, device_names: [Fast], usable_memory_bytes: 100000000,
+       compute_capability: "9.0", source: me, recorded: 2026-01-31}
+    - {key: desk, kind: cpu, usable_memory_bytes: 100000000, source: me, recorded: 2026-01-31}
+  offers:
+    - {gpu: fast, provider: pit, region: here, instance: a, usd_per_hour: 3.0, source: me,
+       recorded: 2026-01-31}
+    - {gpu: fast, provider: pit, region: here, instance: b, usd_per_hour: 2.0, market: spot,
+       source: me, recorded: 2026-01-31}
+    - {gpu: desk, provider: own, region: here, instance: c, usd_per_hour: 0.5, source: me,
+       recorded: 2026-01-31}
+"""
+SPEC = spec_of(ONE_CELL.replace("[cpu]", "[fast, desk, cpu]") + ROWS)
+CATALOG = SPEC.merged_catalog()
+RATES = NodePrices(CATALOG)
+FAST, DESK, CPU = SPEC.all_cells()
+CLUSTER = ClusterResources(
+    (
+        Node({"CPU": 4.0, "scales-to-desk": 3.0}),
+        Node({"CPU": 8.0, "GPU": 1.0, "fast": 1.0}),
+    )
+)
+WHOLE = (5 + 8) * 60.0  # seconds of a trial as assumed: five probes that search, eight timed
+
+
+def test_a_sweep_is_priced_before_it_starts() -> None:
+    """By hand: a node's start and a minute a probe; of a CPU nothing before its first probes."""
+    plan = make_plan(SPEC, CATALOG, CLUSTER, [])
+    left = {each.gpu: each for each in remaining_work(SPEC, RATES, CLUSTER, plan, [])}
+    assert {gpu: each.at_a_time for gpu, each in left.items()} == {"fast": 1, "desk": 3, "cpu": 12}
+    fast = left["fast"]
+    assert fast.hours == pytest.approx((600 + WHOLE) / 3600)
+    assert fast.usd == pytest.approx(2 * (600 + WHOLE) / 3600)
+    assert (left["desk"].hours, left["cpu"].hours, left["cpu"].offer) == (None, None, None)
+    table, line, priced = expected(list(left.values()), Budget(), RATES)
+    assert "| fast | 1      | 1 there         | 1         | 0.38          | 2   | 0.77 |" in table
+    assert "| desk | 1      | 3 to be started | 3 " in table
+    assert "| cpu  | 1      | 2 there         | 12 " in table
+    assert line == (
+        "expected: 0.38 h and $0.77, desk, cpu not counted (assumed: 60 s a probe and 10 min to "
+        "start a node; large models take longer)"
+    )
+    assert priced == (
+        "priced as: fast pit b spot in here at $2/h (the cheapest there is: --providers, "
+        "--regions, --spot or --no-spot say what your nodes are); idle nodes and the head are not "
+        "counted"
+    )
+    lines = list(expected_text(list(left.values()), Budget(0.5, profiles=True), RATES))
+    assert lines[0].startswith("expected: 0.38 h and $0.77, desk, cpu, profiles not counted ")
+    assert lines[2] == "the budget is $0.5: what comes first is measured until it is spent"
+    assert len(list(expected_text(list(left.values()), Budget(1.0), RATES))) == 2
+    *_, spent = expected_text(list(left.values()), Budget(1.0, spent_usd=0.3), RATES)
+    assert spent.startswith("the budget is $1, $0.30 of it spent: ")
+
+
+def test_what_was_measured_tells_what_the_rest_takes() -> None:
+    """One of two cells is done: the other is expected to take as long, on a node that is up."""
+    spec = spec_of(ONE_CELL.replace("[cpu]", "[desk]").replace("[16]", "[16, 32]") + ROWS)
+    catalog = spec.merged_catalog()
+    done, _ = spec.all_cells()
+    seen = [o.model_copy(update={"seconds": 2.0}) for o in whole_trial(done, spec, largest=40)]
+    searched = sum(o.purpose != "ladder" for o in seen)
+    plan = make_plan(spec, catalog, CLUSTER, seen)
+    (left,) = remaining_work(spec, NodePrices(catalog), CLUSTER, plan, seen)
+    assert left.hours == pytest.approx((searched + 8) * 2 / 3600)
+    assert left.usd == pytest.approx(0.5 * (searched + 8) * 2 / 3600)
+    assert next(expected_text([left], Budget(), NodePrices(catalog))).endswith(
+        ", by what was measured so far"
+    )
+
+
+def test_dollars_are_counted_as_they_are_spent() -> None:
+    """A node's start and its probes, at the cheapest offer; nothing for the machine one has."""
+    meter = Meter(SPEC, RATES)
+    assert meter.usd is None
+    meter.observed(observation(1, cell=CPU, seconds=100.0))
+    assert meter.usd is None
+    seen = [observation(b, cell=FAST, seconds=90.0) for b in (1, 2)]
+    for each in seen:
+        meter.observed(each)
+    assert meter.usd == pytest.approx(2 * (600 + 180) / 3600)
+    profile = profiled(8, cell=FAST, seconds=30.0)
+    meter.observed(profile)
+    assert meter.usd == pytest.approx(2 * (600 + 210) / 3600)
+    again = Meter(SPEC, RATES, [*seen, profile])
+    assert {each.gpu: each.usd for each in again.spent} == {"fast": meter.usd}
+    meter.observed(observation(1, cell=DESK, seconds=3600.0))  # one's own is up already
+    assert meter.usd == pytest.approx(2 * (600 + 210) / 3600 + 0.5)
+    assert not meter.reaches(None)
+    assert not meter.reaches(1.0)
+    assert meter.reaches(meter.usd or 0.0)
+
+
+def ran(host: str, node_id: str | None, seconds: float = 36.0) -> Observation:
+    """A probe of the fast GPU on a node."""
+    return observation(
+        1, cell=FAST, seconds=seconds, environment=environment(host=host, node_id=node_id)
+    )
+
+
+def died(node_id: str | None, seconds: float) -> Fault:
+    """A trial of the fast GPU that was cut short on a node."""
+    return Fault(
+        kind="died", gpu="fast", node_id=node_id, reason="why", at="now", lost_seconds=seconds
+    )
+
+
+def test_each_node_has_a_start_and_what_died_with_trials_is_paid_for() -> None:
+    """By hand, of two dollars an hour and ten minutes a start."""
+    meter = Meter(SPEC, RATES, [ran("one", "a"), ran("two", "b")], [died("b", 18.0)])
+    assert meter.usd == pytest.approx(2 * (2 * 600 + 2 * 36 + 18) / 3600)
+    # Ray was started anew on a machine that is still rented.
+    meter.observed(ran("two", "c"))
+    assert meter.usd == pytest.approx(2 * (2 * 600 + 3 * 36 + 18) / 3600)
+    # A node that was taken away before it could report anything.
+    meter.lost(died("d", 54.0))
+    assert meter.usd == pytest.approx(2 * (3 * 600 + 3 * 36 + 72) / 3600)
+    # Nobody knows where: no further start.
+    meter.lost(died(None, 36.0))
+    assert meter.usd == pytest.approx(2 * (3 * 600 + 4 * 36 + 72) / 3600)
+    spent, priced = meter.text()
+    assert spent == (
+        "spent: $1.12: probes, 108 s lost with trials that died, 3 starts of a node (10 min, "
+        "assumed)"
+    )
+    assert priced.startswith("priced as: fast pit b spot in here at $2/h (the cheapest there is: ")
+    assert priced.endswith("; idle nodes and the head are not counted")
+
+
+def test_what_nodes_are_said_to_be_rented_as_is_what_they_cost() -> None:
+    """The cheapest of those offers; nothing where there is none, which is told."""
+    dear = NodePrices(CATALOG, NodeRentals(offers=OfferFilter(market="on-demand")))
+    meter = Meter(SPEC, dear, [ran("one", "a")])
+    assert meter.usd == pytest.approx(3 * 636 / 3600)
+    assert list(meter.text())[1] == (
+        "priced as: fast pit a on-demand in here at $3/h; idle nodes and the head are not counted"
+    )
+    none = NodePrices(CATALOG, NodeRentals(offers=OfferFilter(providers=("own",))))
+    assert Meter(SPEC, none, [ran("one", "a")]).usd is None
+    meter = Meter(SPEC, none, [ran("one", "a"), observation(1, cell=DESK, seconds=3600.0)])
+    spent, priced = meter.text()
+    assert spent == "spent: $0.5: probes"
+    assert priced == (
+        "priced as: fast not at all: no such price is known, desk own c on-demand in here at $0.5/h"
+    )
+
+
+def test_a_node_that_says_what_it_is_is_priced_as_that() -> None:
+    """By its labels, whatever the others are; what has no price is priced as they are."""
+    said = NodeRental(instance="a", region="here", market="on-demand")
+    gone = NodeRental(instance="x", market="on-demand")
+    unpriced = NodeRental(instance="a", region="here", market="spot")
+    nodes = [
+        Node({"CPU": 1.0, "fast": 1.0}, node_id="a", labels={"other": "1"} | said.labels),
+        Node({"CPU": 1.0, "fast": 1.0}, node_id="b", labels={"other": "1"}),
+        Node({"CPU": 1.0, "fast": 1.0}, node_id="c", labels=gone.labels),
+        Node({"CPU": 1.0, "fast": 1.0}, node_id="d", labels=unpriced.labels),
+    ]
+    rented = NodeRentals().with_nodes(nodes)
+    assert rented.nodes == {"a": said, "c": gone, "d": unpriced}
+    assert rented.with_nodes(nodes[:1]) is rented
+    rates = NodePrices(CATALOG, rented)
+    asked = {node_id: rates.offer("fast", node_id) for node_id in "abcd"}
+    instances = {key: offer and offer.instance for key, offer in asked.items()}
+    assert instances == {"a": "a", "b": "b", "c": "b", "d": "a"}
+    meter = Meter(SPEC, rates, [ran("one", "a"), ran("two", "b")])
+    assert meter.usd == pytest.approx(5 * 636 / 3600)
+    assert {e.offer and e.offer.instance: e.nodes for e in meter.spent} == {"a": 1, "b": 1}
+
+
+def test_no_price_is_taken_for_less_than_the_node_may_cost() -> None:
+    """The nearest to what it says: on demand there before spot elsewhere, of no other provider."""
+    rows = [
+        ("east", "small", "spot", 1.0),
+        ("west", "small", "on-demand", 4.0),
+        ("west", "large", "on-demand", 9.0),
+    ]
+    offers = [
+        CATALOG.offers("fast")[0].model_copy(
+            update={
+                "region": r,
+                "instance": i,
+                "market": m,
+                "usd_per_hour": usd,
+                "provider": "hill",
+            }
+        )
+        for r, i, m, usd in rows
+    ]
+
+    def told(**said: str) -> str:
+        rental = NodeRental.model_validate({"provider": "hill", **said})
+        near = rental.nearest([*CATALOG.offers("fast"), *offers])
+        return "" if near is None else f"{near.region} {near.instance} {near.market}"
+
+    assert told(instance="small", region="west", market="spot") == "west small on-demand"
+    assert told(instance="small", region="east", market="spot") == "east small spot"
+    assert told(instance="small", region="east", market="on-demand") == "west small on-demand"
+    assert told(instance="huge", region="west", market="on-demand") == "west small on-demand"
+    assert told(provider="moon", instance="small", region="west") == ""
+
+
+def test_a_price_that_nobody_said_is_told_as_the_cheapest_there_is() -> None:
+    """Also where one of two nodes says what it is; a node yet to come is priced as that one."""
+    said = NodeRental(provider="pit", instance="a", region="here", market="on-demand")
+    rates = NodePrices(CATALOG, NodeRentals(nodes={"a": said}))
+    offers = [rates.offer("fast", node_id) for node_id in (None, "a", "b")]
+    assert [offer and offer.instance for offer in offers] == ["a", "a", "b"]
+    assert "the cheapest there is" not in rates.text([("fast", offers[1])])
+    assert "the cheapest there is" in rates.text([("fast", offer) for offer in offers])
+
+
+def test_what_a_node_is_rented_as_is_written_down_again_where_it_could_not_be(
+    tmp_path: Path,
+) -> None:
+    """A full disk that has room again; until then nothing is priced by what was not kept."""
+    run = open_run(tmp_path / "run", ONE_CELL, spec_of())
+    said = NodeRental(provider="pit", instance="a", region="here", market="on-demand")
+    cluster = ClusterResources((Node({"CPU": 1.0}, node_id="a", labels=said.labels),))
+    in_the_way = tmp_path / "run" / RENTED / "file"
+    in_the_way.mkdir(parents=True)
+    with ObservationWriter(run) as writer:
+        diary = RunJournal(run, writer, NodePrices(CATALOG))
+        with pytest.raises(StoreError):
+            diary.saw(cluster)
+        in_the_way.rmdir()
+        in_the_way.parent.rmdir()
+        diary.saw(cluster)
+    assert run.rented() == diary.rates.rented == NodeRentals(nodes={"a": said})
+
+
+def test_what_nodes_are_rented_as_is_kept_with_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep, its plan, status and whoever goes on with it price alike."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    text = ONE_CELL.replace("[cpu]", "[fast]") + ROWS
+    run = open_run(tmp_path / "run", text, spec_of(text))
+    spec = tmp_path / "made.yaml"
+    spec.write_text(text, encoding="utf-8")
+    with ObservationWriter(run) as writer:
+        for each in whole_trial(FAST, SPEC, largest=40):
+            writer.append(each)
+    sweep = ["sweep", str(spec), "--out", str(run.path)]
+    assert main([*sweep, "--providers", "pit", "--no-spot"]) == 0
+    told = "priced as: fast pit a on-demand in here at $3/h; "
+    assert told in capsys.readouterr().err
+    assert run.rented() == NodeRentals(offers=OfferFilter(providers=("pit",), market="on-demand"))
+    for command in (["status", str(run.path)], sweep, [*sweep[:1], "--resume", *sweep[2:]]):
+        assert main(command) == 0
+        assert told in "".join(capsys.readouterr())
+    assert main([*sweep, "--providers", "pitt", "--dry-run"]) == 1
+    said = capsys.readouterr().err
+    assert said == "--providers: no offer is of provider 'pitt': did you mean 'pit'?\n"
+
+
+def test_a_gpu_whose_start_is_too_dear_is_left_out() -> None:
+    """The first in the plan are paid first; a machine of one's own has no start."""
+    plan = make_plan(SPEC, CATALOG, CLUSTER, [])
+
+    def placed(budget_usd: float | None, spent_usd: float = 0.0) -> set[str]:
+        strategy = ExhaustiveStrategy(SPEC, RATES, budget_usd)
+        return {cell.gpu for cell in strategy.wanted(plan, [], spent_usd)}
+
+    start = 2.0 * 600 / 3600  # dollars
+    assert placed(None) == {"fast", "desk", "cpu"}
+    assert placed(1.1 * start) == {"fast", "desk", "cpu"}
+    assert placed(0.9 * start) == {"desk", "cpu"}
+    assert placed(1.1 * start, spent_usd=0.2 * start) == {"desk", "cpu"}
+    assert placed(2.0, spent_usd=2.0) == {"cpu"}
+
+
+def test_a_failure_is_not_said_to_be_for_the_budget(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only what there were no dollars left for is left out for it; the rest did not finish."""
+    plan = make_plan(SPEC, CATALOG, CLUSTER, [])
+    folder = open_run(tmp_path / "run", ONE_CELL, SPEC)
+    with ObservationWriter(folder) as writer:
+        writer.append(observation(1, cell=DESK, seconds=7200.0))
+    assert end_of_sweep(SPEC, RATES, plan, folder, 1000.0) == 1
+    told = capsys.readouterr().err
+    assert "3 trials did not finish" in told
+    assert "budget" not in told
+    assert end_of_sweep(SPEC, RATES, plan, folder, 1.0) == 0
+    assert "3 trials are left out for the budget of $1: " in capsys.readouterr().err
+
+
+def test_strict_starts_nothing_when_a_trial_would_be_skipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line for each, and no run folder."""
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    spec = tmp_path / "made.yaml"
+    spec.write_text(ONE_CELL.replace("[cpu]", "[cpu, A40, L4]"), encoding="utf-8")
+    assert main(["sweep", str(spec), "--strict", "--out", str(tmp_path / "run")]) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert [line.split("/")[0] for line in told[:2]] == ["A40", "L4"]
+    assert told[2] == "--strict: 2 trials cannot be had, nothing was started"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_tells_what_gpus_would_cost_that_are_not_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any is rented, apart from what this machine can do."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    spec = tmp_path / "made.yaml"
+    spec.write_text(ONE_CELL.replace("[cpu]", "[cpu, A40]"), encoding="utf-8")
+    assert main(["plan", str(spec)]) == 0
+    here, there = capsys.readouterr().out.split("On a cluster with a node of each of A40 ")
+    assert "expected: not known before the first probes of cpu" in here
+    assert "| A40 | 1      | 1 to be started | 1         | 0.38 " in there
+    assert "expected: 0.38 h and $0." in there
+
+
+@pytest.mark.long
+def test_a_sweep_ends_when_its_budget_is_spent(tmp_path: Path) -> None:
+    """On a real Ray, at a dollar a second: what it found is kept, what it left out is told."""
+    text = two_devices("paid", 3600, 3600)
+    (tmp_path / "paid.yaml").write_text(text, encoding="utf-8")
+    budget = 0.5
+    done = ended(tmp_path, "sweep", "paid.yaml", "--out", "run", "--budget-usd", str(budget))
+    assert done.returncode == 0, done.stderr
+    seen = observations(tmp_path / "run")
+    spent = sum(o.seconds for o in seen)
+    longest = max(o.seconds for o in seen)
+    assert budget <= spent <= budget + 2 * 2 * longest  # the next may have begun on each device
+    assert "trials are left out for the budget of $0.5: " in done.stderr
+    assert f"spent: ${spent:.3g}" in done.stderr

@@ -1,0 +1,101 @@
+"""What a long log costs: of a probe a row of numbers, of what probes have in common nothing."""
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+from builders.observations import MIB, environment, measurement, observation, tiny_cell
+from builders.runs import made_run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fitting.numerics.least_squares import solve_linear
+from fitting.points.fit_points import limits
+from fitting.points.observation_columns import BASES, NOWHERE, columns_of
+from orchestrator.run_folder.run_folder import RunFolder
+from trials.records.observation import MEMORY_MISSES, Basis, Observation, Outcome, largest_batch
+
+BYTES_A_PROBE = 400  # ten numbers, and as many again while there come more; a record takes 14,000
+
+
+def test_a_row_says_what_its_probe_did() -> None:
+    """A median of steps, and nothing where nothing was measured."""
+    timed = measurement(3 * MIB, (0.4, 0.1, 0.3, 0.2))
+    columns = columns_of(
+        [
+            observation(8, purpose="ladder", measurement=timed),
+            observation(9, Outcome.OUT_OF_MEMORY, cell=tiny_cell(seq_len=32)),
+            observation(9, Outcome.FAILED, environment=None),
+        ]
+    )
+    assert columns.cells == (tiny_cell(), tiny_cell(seq_len=32))
+    assert columns.environments == (environment(),)
+    assert columns.cell.tolist() == [0, 1, 0]
+    assert columns.environment.tolist() == [0, 0, NOWHERE]
+    assert {BASES[place] for place in columns.basis} == {Basis.MEASURED}
+    assert columns.timed.tolist() == [True, False, False]
+    assert columns.batch_size.tolist() == [8, 9, 9]
+    assert columns.step_seconds[0] == 0.25
+    assert columns.peak_bytes[0] == 3 * MIB
+    assert np.isnan([columns.step_seconds[1], columns.peak_bytes[1], columns.model_bytes[2]]).all()
+
+
+def most_bytes(run: RunFolder, probes: int) -> int:
+    """The most that is held while a log of so many probes of ten cells becomes columns."""
+    timed = measurement(MIB, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6))
+    lines = [
+        observation(1, cell=tiny_cell(seq_len=length), purpose="ladder", measurement=timed)
+        .model_dump_json()
+        .replace('"repeat":0', '"repeat":%d')
+        for length in range(1, 11)
+    ]
+    text = "".join(f"{lines[probe % 10] % probe}\n" for probe in range(probes))
+    (Path(str(run.path)) / "observations.jsonl").write_text(text, encoding="utf-8")
+    del text
+    tracemalloc.start()
+    columns = columns_of(run.each_observation())
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(columns.cell) == probes
+    return most
+
+
+def test_memory_grows_by_a_row_of_numbers_for_each_probe(tmp_path: Path) -> None:
+    """A million are read in a few hundred MiB, not in fourteen GiB."""
+    run = made_run(tmp_path / "run", measured=0)
+    most_bytes(run, 20)  # what is there from the first probe on
+    few, many = most_bytes(run, 1000), most_bytes(run, 5000)
+    assert (many - few) / 4000 < BYTES_A_PROBE
+
+
+def test_memory_of_a_fit_grows_with_its_points_not_with_their_square() -> None:
+    """Every pair of 4,000 points would be 128 MB."""
+    size = np.arange(1.0, 4001.0)
+    tracemalloc.start()
+    solution = solve_linear(np.stack([np.ones(4000), size], axis=1), 3 + 2 * size)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert solution.status.is_usable
+    assert most < 4000 * 500
+
+
+VERDICTS = st.tuples(
+    st.integers(1, 8), st.sampled_from([Outcome.FITS, *MEMORY_MISSES, Outcome.FAILED])
+)
+
+
+@given(st.lists(VERDICTS, min_size=1, max_size=12))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_limits_that_are_fitted_are_the_largest_batches_that_searches_found(
+    tried: list[tuple[int, Outcome]],
+) -> None:
+    """Of those that memory set, and are at least one query; whatever else the probes said."""
+    probes: list[Observation] = [
+        observation(size, outcome, environment=environment(), attempt=place)
+        for place, (size, outcome) in enumerate(tried, start=1)
+    ]
+    found = largest_batch(probes)
+    (points,) = limits(columns_of(probes))
+    is_limit = found is not None and found[0] >= 1 and found[1] is not None
+    assert points.largest_batch.tolist() == ([found[0]] if is_limit and found else [])
+    assert points.cells_seen == 1

@@ -1,0 +1,313 @@
+"""A user's own GPUs and prices from files: what may be left out, and every mistake in a line."""
+
+import datetime as dt
+import os
+from pathlib import Path
+
+import pytest
+
+from gpu_catalog.catalog import Catalog, CatalogError, load_catalog
+from orchestrator.pricing.catalog_file import read_catalog_file, read_price_file
+
+CATALOG = load_catalog()
+WRITTEN = dt.date(2026, 11, 1)
+GPU_YAML = """\
+gpus:
+  - key: L40
+    kind: cuda
+    device_names: [NVIDIA L40]
+    marketed_memory_gb: 48
+    source: its data sheet
+    recorded: 2026-11-20
+offers:
+  - {gpu: L40, usd_per_hour: 0.31}
+  - {gpu: A40, provider: acme, region: moon, instance: a40.8, gpus_per_instance: 8,
+     usd_per_hour: 2.4, market: spot, source: a letter, recorded: 2026-11-20}
+"""
+GPU_TOML = """\
+[[gpus]]
+key = "L40"
+kind = "cuda"
+device_names = ["NVIDIA L40"]
+marketed_memory_gb = 48
+source = "its data sheet"
+recorded = 2026-11-20
+
+[[offers]]
+gpu = "L40"
+usd_per_hour = 0.31
+
+[[offers]]
+gpu = "A40"
+provider = "acme"
+region = "moon"
+instance = "a40.8"
+gpus_per_instance = 8
+usd_per_hour = 2.4
+market = "spot"
+source = "a letter"
+recorded = 2026-11-20
+"""
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    """A file with this text, of 1 November."""
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    day = dt.datetime(2026, 11, 1, 12, tzinfo=dt.UTC).timestamp()
+    os.utime(path, (day, day))
+    return path
+
+
+def mistakes(path: Path, catalog: Catalog = CATALOG) -> list[str]:
+    """What is wrong with a file of prices, without its name."""
+    with pytest.raises(CatalogError) as error:
+        read_price_file(path, catalog)
+    lines = str(error.value).splitlines()
+    assert all(line.startswith(f"{path}:") for line in lines)
+    return [line.removeprefix(f"{path}:") for line in lines]
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.yaml", GPU_YAML), ("a.toml", GPU_TOML)])
+def test_a_file_of_gpus_and_offers_is_merged_over_the_catalog(
+    name: str, text: str, tmp_path: Path
+) -> None:
+    """YAML and TOML say the same; nothing shipped is lost."""
+    rows = read_catalog_file(written(tmp_path, name, text), CATALOG)
+    merged = CATALOG.merged(rows.gpus, rows.offers)
+    assert merged.gpu_by_device_name("NVIDIA L40").key == "L40"
+    [own] = merged.offers("L40")
+    assert (own.provider, own.region, own.instance, own.usd_per_hour) == ("own", "own", "L40", 0.31)
+    assert (own.recorded, own.source, own.as_of) == (WRITTEN, name, None)
+    assert len(merged.all_offers) == len(CATALOG.all_offers) + 2
+    assert [o.usd_per_gpu_hour for o in merged.offers("A40") if o.provider == "acme"] == [0.3]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("p.csv", "gpu,usd_per_hour\nA40,0.12\n"),
+        ("p.csv", "\ufeffgpu;usd_per_hour;currency\n\nA40;0.12;usd\n"),
+        ("p.csv", "usd_per_hour\tgpu\tprovider\n 0.12 \tA40\t\n"),
+        ("p.yaml", "offers:\n  - {gpu: A40, usd_per_hour: 0.12}\n"),
+        ("p.yml", "- gpu: A40\n  usd_per_hour: 0.12\n"),
+        ("p.toml", '[[offers]]\ngpu = "A40"\nusd_per_hour = 0.12\n'),
+    ],
+)
+def test_a_gpu_one_owns_needs_no_more_than_its_key_and_what_an_hour_costs(
+    name: str, text: str, tmp_path: Path
+) -> None:
+    """Whose it is, where, and since when goes without saying; a file is as old as it is."""
+    [own] = read_price_file(written(tmp_path, name, text), CATALOG)
+    assert (own.gpu, own.usd_per_hour, own.provider, own.instance) == ("A40", 0.12, "own", "A40")
+    assert (own.recorded, own.market, own.gpus_per_instance) == (WRITTEN, "on-demand", 1)
+
+
+def test_ones_own_price_of_what_is_offered_takes_its_place(tmp_path: Path) -> None:
+    """A discount on an instance of the table, not a second offer of it."""
+    known = CATALOG.offers("H100-SXM")[0]
+    text = (
+        "gpu,provider,region,instance,gpus_per_instance,market,usd_per_hour\n"
+        f"{known.gpu},{known.provider},{known.region},{known.instance},"
+        f"{known.gpus_per_instance},{known.market},0.5\n"
+    )
+    own = read_price_file(written(tmp_path, "p.csv", text), CATALOG)
+    merged = CATALOG.merged((), own)
+    assert len(merged.all_offers) == len(CATALOG.all_offers)
+    assert merged.offers("H100-SXM")[0].usd_per_hour == 0.5
+
+
+def test_every_mistake_of_a_csv_is_told_at_once_with_its_line(tmp_path: Path) -> None:
+    """What, with the value; where; what to do."""
+    text = """\
+gpu,usd_per_hour,currency,gpus_per_instance,market,recorded,instance
+A4O,0.12,,,,,
+A40,,,,,,
+A40,0,,,,,
+A40,-3,,,,,
+A40,free,,,,,
+A40,€2,,,,,
+A40,1.5,EUR,,,,
+A40,1.5,,two,,,
+A40,1.5,,0,,,
+A40,1.5,,,sale,,
+A40,1.5,,,,yesterday,
+,1.5,,,,,
+A40,1.5,,,,,a
+A40,1.6,,,,,a
+A40,nan,,,,,
+"""
+    assert mistakes(written(tmp_path, "p.csv", text)) == [
+        (
+            "2: gpu: unknown GPU 'A4O': did you mean 'A40'? ('python -m orchestrator catalog gpus' "
+            "lists all)"
+        ),
+        "3: usd_per_hour: is missing: add it",
+        "4: usd_per_hour: must be greater than 0, not '0'",
+        "5: usd_per_hour: must be greater than 0, not '-3'",
+        "6: usd_per_hour: must be a number, not 'free': US dollars, as in 1.25",
+        "7: usd_per_hour: must be a number, not '€2': US dollars, as in 1.25",
+        "8: currency: must be USD, not 'EUR': convert the price",
+        "9: gpus_per_instance: must be a whole number, not 'two'",
+        "10: gpus_per_instance: must be at least 1, not '0'",
+        "11: market: must be 'on-demand' or 'spot', not 'sale'",
+        "12: recorded: must be a date, as in 2026-01-31, not 'yesterday'",
+        "13: gpu: is missing: add it",
+        "16: usd_per_hour: must be a finite number, not 'nan'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("", ["1: no column gpu: add it", "1: no column usd_per_hour: add it"]),
+        ("gpu,usd_per_hour\n", ["1: has no rows below a head: the first line names the columns"]),
+        (
+            "gpu,usd_per_hours,prise\nA40,1,2\n",
+            [
+                "1: unknown column 'usd_per_hours': did you mean 'usd_per_hour'?",
+                "1: unknown column 'prise': did you mean 'provider'?",
+                "1: no column usd_per_hour: add it",
+            ],
+        ),
+        (
+            "gpu,usd_per_hour,eur\nA40,1,2\n",
+            [
+                (
+                    "1: unknown column 'eur'; known: gpu, provider, region, instance, "
+                    "gpus_per_instance, usd_per_hour, market, minimum_minutes, as_of, recorded, "
+                    "source, note, currency"
+                )
+            ],
+        ),
+        (
+            "gpu,usd_per_hour,note\nA40,1,big, fast\n",
+            ["2: has 4 fields, where the head has 3: quote those with commas"],
+        ),
+        ('gpu,usd_per_hour\nA40,"1\n', ["2: is no CSV (unexpected end of data): repair the line"]),
+        (
+            "gpu,usd_per_hour\nA40,1\nA40,2\n",
+            ["3: the same offer as in line 2: keep one, or name another instance"],
+        ),
+    ],
+)
+def test_a_csv_that_is_not_understood_is_told_by_its_head(
+    text: str, lines: list[str], tmp_path: Path
+) -> None:
+    """Once, and not again for every row."""
+    assert mistakes(written(tmp_path, "p.csv", text)) == lines
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "lines"),
+    [
+        ("p.yaml", "", ["1: is empty: list gpus, offers or both"]),
+        ("p.yaml", "offers: 3\n", ["1: offers: must be a list, as in [a, b], not 3"]),
+        ("p.yaml", "[1, 2]\n", None),
+        ("p.yaml", "gpus:\n  - key: [A40]\noffers: [{gpu: A40, usd_per_hour: 1}]\n", None),
+        ("p.yaml", "offers: [\n", None),
+        ("p.yaml", "offer:\n  - {gpu: A40}\n", ["1: offer: unknown key: did you mean 'offers'?"]),
+        (
+            "p.yaml",
+            "offers:\n  - {gpu: A40, usd_per_hour: true}\n  - {gpu: A4O, usd_per_hour: 1}\n",
+            [
+                "2: offers[0].usd_per_hour: must be a number, not true: US dollars, as in 1.25",
+                (
+                    "3: offers[1].gpu: unknown GPU 'A4O': did you mean 'A40'? ('python -m "
+                    "orchestrator catalog gpus' lists all)"
+                ),
+            ],
+        ),
+        (
+            "p.toml",
+            (
+                '[[offers]]\ngpu = "A40"\nusd_per_hour = -1\n\n[[offers]]\nusd_per_hour = 1\n'
+                'prise = 2\n\n[[offers]]\ngpu = "A40"\nusd_per_hour = 1\ncurrency = "EUR"\n'
+            ),
+            [
+                "3: offers[0].usd_per_hour: must be greater than 0, not -1",
+                "5: offers[1].gpu: is missing: add it",
+                "7: offers[1].prise: unknown key: did you mean 'provider'?",
+                "12: offers[2].currency: must be USD, not 'EUR': convert the price",
+            ],
+        ),
+        ("p.toml", "[[offers]]\ngpu = \n", ["2: not TOML: invalid value"]),
+        ("p.toml", "[[offers]]\ngpu = 'A40", None),
+    ],
+)
+def test_every_mistake_of_yaml_and_toml_is_told_with_its_line(
+    name: str, text: str, lines: list[str] | None, tmp_path: Path
+) -> None:
+    """By the same words as a specification's."""
+    found = mistakes(written(tmp_path, name, text))
+    assert found
+    if lines is not None:
+        assert found == lines
+
+
+@pytest.mark.parametrize("name", ["c.csv", "c.yaml"])
+def test_prices_in_place_of_a_catalog_are_told_where_they_go(name: str, tmp_path: Path) -> None:
+    """Whatever the file is called."""
+    path = written(tmp_path, name, "gpu,usd_per_hour\nA40,0.12\n")
+    with pytest.raises(CatalogError) as error:
+        read_catalog_file(path, CATALOG)
+    assert str(error.value) == (
+        f"{path}:1: must be a mapping of keys to values, not 'gpu,usd_per_hour A40,0.12': list "
+        "gpus, offers or both; a CSV of prices goes to --prices"
+    )
+
+
+def test_a_number_for_a_text_is_to_be_quoted(tmp_path: Path) -> None:
+    """As YAML takes a version for one."""
+    text = GPU_YAML.replace("    marketed", "    compute_capability: 12.0\n    marketed")
+    with pytest.raises(CatalogError) as error:
+        read_catalog_file(written(tmp_path, "c.yaml", text), CATALOG)
+    assert str(error.value).endswith(
+        ":5: gpus[0].compute_capability: must be text, not 12.0: put it in quotes"
+    )
+
+
+def test_facts_of_a_known_gpu_cannot_be_replaced(tmp_path: Path) -> None:
+    """By key or by the name it reports; the same facts again are no mistake."""
+    text = GPU_YAML.replace("key: L40", "key: A40").replace("gpu: L40", "gpu: A40")
+    other = GPU_YAML.replace("NVIDIA L40", "NVIDIA A40")
+    for changed, line in (
+        (text, "2: gpus[0]: GPU 'A40' is in the catalog already: choose another key"),
+        (other, "2: gpus[0]: GPU 'L40': device name 'NVIDIA A40' is that of 'A40' already"),
+    ):
+        path = written(tmp_path, "a.yaml", changed)
+        with pytest.raises(CatalogError) as error:
+            read_catalog_file(path, CATALOG)
+        assert str(error.value) == f"{path}:{line}"
+    rows = read_catalog_file(written(tmp_path, "a.yaml", GPU_YAML), CATALOG)
+    again = CATALOG.merged(rows.gpus, rows.offers)
+    assert read_catalog_file(tmp_path / "a.yaml", again) == rows
+    assert again.merged(rows.gpus, rows.offers).gpus == again.gpus
+
+
+def test_a_gpu_that_cannot_be_identified_is_refused(tmp_path: Path) -> None:
+    """Without the name it reports to CUDA nothing could be measured on it, and none told apart."""
+    path = written(tmp_path, "a.yaml", GPU_YAML.replace("    device_names: [NVIDIA L40]\n", ""))
+    with pytest.raises(CatalogError) as error:
+        read_catalog_file(path, CATALOG)
+    assert str(error.value) == (
+        f"{path}:2: gpus[0]: L40: a cuda GPU needs device_names, as CUDA reports them"
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda _: None, "no such file"),
+        (lambda path: path.mkdir(), "is a folder; name the file in it"),
+        (lambda path: path.write_bytes(b"\xff\xfe\x00"), "not UTF-8 text (byte 0): save it as"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_told(make: object, words: str, tmp_path: Path) -> None:
+    """In a line."""
+    path = tmp_path / "p.csv"
+    assert callable(make)
+    make(path)
+    with pytest.raises(CatalogError) as error:
+        read_price_file(path, CATALOG)
+    assert str(error.value).startswith(f"{path}: {words}")

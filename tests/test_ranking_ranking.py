@@ -1,0 +1,633 @@
+"""The ranking: hours and dollars worked out by hand, and the reason for whatever has none."""
+
+import csv
+import datetime as dt
+import io
+import math
+
+import numpy as np
+import pytest
+from builders.observations import environment, measurement, observation
+from builders.rankings import ATTIC, DESK, JOB, LAP, SPEC, TEXT, found, ranked, timed
+from builders.runs import ONE_CELL, spec_of, whole_trial
+
+from fitting.families.fit_family import fit_families
+from fitting.laws.forms import Form
+from orchestrator.planning.cluster_resources import ClusterResources, Node
+from orchestrator.planning.plan import make_plan
+from orchestrator.pricing.offer_constraints import Constraints, MissedConstraints, nothing_text
+from orchestrator.pricing.price_drift import PriceDrift, widened
+from orchestrator.ranking.priced_job import job_hours
+from orchestrator.ranking.ranked_offer import (
+    Excluded,
+    RankedOffer,
+    Ranking,
+    comparable,
+    ranking_csv,
+)
+from orchestrator.ranking.ranking import rank
+from orchestrator.spec.job import NO_OVERHEADS, Job, Overheads
+from trials.records.cell import Cell
+from trials.records.observation import Basis, Observation, Outcome
+
+
+def wished(batch_size: int) -> Job:
+    """The job at a batch size of one's own."""
+    return JOB.model_copy(update={"batch_size": batch_size})
+
+
+def on_desk(ranking: Ranking) -> RankedOffer:
+    """The cheapest offer of the desk; all of its offers are of one step time."""
+    rows = [row for row in ranking.offers if row.cell == DESK]
+    assert len({row.queries_per_second for row in rows}) == 1
+    return rows[0]
+
+
+def why_not(ranking: Ranking, cell: Cell = DESK) -> str:
+    """The reason a cell is left out."""
+    (reason,) = [excluded.reason for excluded in ranking.excluded if excluded.cell == cell]
+    assert not [row for row in ranking.offers if row.cell == cell]
+    return reason
+
+
+@pytest.mark.parametrize(
+    ("queries", "epochs", "batch_size", "steps"),
+    [(1000, 3, 8, 375), (1000, 3, 7, 3000 / 7), (1000, 1, 1000, 1), (5, 4, 64, 4)],
+)
+def test_job_takes_a_part_of_a_step_for_the_last_part_of_a_batch(
+    queries: int, epochs: int, batch_size: int, steps: float
+) -> None:
+    """In every epoch anew; but a whole one for fewer queries than a batch has."""
+    job = Job(queries=queries, epochs=epochs)
+    assert job_hours(job, batch_size, 36.0) == pytest.approx(steps / 100)
+
+
+def test_a_batch_is_no_larger_than_the_job() -> None:
+    """Of 10 queries a batch of 40 is faster for each, and a whole step of it is dear."""
+    seen = [*found(40), timed(10, *6 * [0.2]), timed(40, *6 * [0.5])]
+    few = JOB.model_copy(update={"queries": 10})
+    assert on_desk(ranked(seen)).batch_size == 40
+    assert on_desk(ranked(seen, few)).batch_size == 10
+    assert on_desk(ranked(seen, few)).hours * 3600 == pytest.approx(3 * 0.2)
+
+
+def test_hours_and_dollars_are_those_of_the_whole_instance() -> None:
+    """994 queries by 7 are 142 steps, three times 426, of 0.5 s: 213 s, at $3.6 and $7.2."""
+    job = JOB.model_copy(update={"queries": 994})
+    seen = [*found(9), timed(7, 0.5, 0.4, 0.6), timed(1, 0.3)]
+    single, whole = (row for row in ranked(seen, job).offers if row.cell == DESK)
+    assert (single.instance, single.gpus_per_instance, single.market) == ("single", 1, "spot")
+    assert (whole.instance, whole.gpus_per_instance, whole.market) == ("whole", 4, "on-demand")
+    # Of three steps the interval is their span, 95 %: as of a normal distribution 10 % either way.
+    # No visit was repeated: Student's t of the two degrees of freedom that are assumed.
+    part = math.exp(2.920 * math.log(0.6 / 0.4) / 2 / 1.96)
+    for row, usd in ((single, 0.213), (whole, 0.426)):
+        assert row.batch_size == 7
+        assert (row.largest_batch, row.limited_by) == (9, "OUT_OF_MEMORY at 10")
+        assert row.queries_per_second == pytest.approx(14.0)
+        hours = 213 / 3600
+        assert row.hours == pytest.approx(hours)
+        ends = (row.hours_low, row.hours_high)
+        assert ends == pytest.approx((hours / part, hours * part), rel=0.05)
+        assert row.usd == pytest.approx(usd)
+        assert row.usd_high / row.usd == pytest.approx(row.hours_high / row.hours)
+        assert (row.basis, row.source, row.extrapolated) == ("measured", "measured steps", False)
+    assert (str(whole.price_as_of), single.price_as_of) == ("2025-12-24", None)
+    assert str(single.price_recorded) == "2026-01-31"
+
+
+def test_fastest_measured_batch_is_taken_not_the_largest() -> None:
+    """Without a wish."""
+    seen = [*found(8), timed(1, 0.5), timed(4, 0.5), timed(8, 1.25)]
+    row = on_desk(ranked(seen))
+    assert (row.batch_size, row.largest_batch) == (4, 8)
+    assert row.queries_per_second == pytest.approx(8.0)
+
+
+def test_batch_that_no_longer_fitted_is_not_priced() -> None:
+    """However fast it was while it did: one miss outweighs its fits."""
+    seen = [*found(8), timed(8, 0.1), timed(7, 0.1), timed(4, 0.1)]
+    seen.append(timed(8, 0.001, outcome=Outcome.THRASHING, repeat=1))
+    row = on_desk(ranked(seen, families=()))
+    assert (row.batch_size, row.largest_batch, row.limited_by) == (7, 7, "THRASHING at 8")
+    assert why_not(ranked(seen, wished(8))) == "batch size 8 does not fit: the largest is 7"
+
+
+def test_visits_that_lie_apart_widen_the_interval() -> None:
+    """The middle is that of all steps; how far visits lie apart is told by the whole run."""
+    steady = [*found(8), timed(8, *6 * [0.1]), timed(8, *6 * [0.101], repeat=1)]
+    restless = [*found(8), timed(8, *6 * [0.1]), timed(8, *6 * [0.15], repeat=1)]
+    other = [timed(8, *6 * [s], cell=LAP, repeat=n) for n, s in enumerate((0.1, 0.15, 0.1, 0.15))]
+    widths = []
+    for seen in (steady, [*steady, *other], restless):
+        row = on_desk(ranked(seen))
+        widths.append(math.log(row.hours_high / row.hours_low))
+    assert widths[0] < 0.07
+    assert min(widths[1:]) > 3 * widths[0]
+    assert on_desk(ranked(restless)).hours * 3600 == pytest.approx(375 * 0.125)
+
+
+def test_wished_batch_that_was_measured_is_priced_by_its_own_steps() -> None:
+    """Though another is faster, and a law goes elsewhere."""
+    seen = [*found(40), *(timed(b, 0.01 + 0.001 * b) for b in (1, 2, 4, 16, 40)), timed(8, 0.4)]
+    row = on_desk(ranked(seen, wished(8)))
+    assert (row.source, row.batch_size) == ("measured steps", 8)
+    assert row.queries_per_second == pytest.approx(20.0)
+
+
+def test_wished_batch_nobody_measured_is_priced_by_the_law() -> None:
+    """The device takes 10 ms a step and 1 ms a query: 34 ms at 24, in 1000 / 24 steps an epoch."""
+    seen = whole_trial(DESK, SPEC)
+    assert 24 not in {o.batch_size for o in seen if o.purpose == "ladder"}
+    row = on_desk(ranked(seen, wished(24)))
+    assert (row.source, row.law) == ("law", Form.AFFINE_TOKENS)
+    assert (row.batch_size, row.largest_batch) == (24, 40)
+    assert row.hours * 3600 == pytest.approx(3 * 1000 / 24 * 0.034)
+    assert row.hours_low <= row.hours <= row.hours_high
+    assert not row.extrapolated
+
+
+def test_wished_batch_beyond_what_was_timed_is_told_to_be_extrapolated() -> None:
+    """It fits in memory, but the law was fitted on smaller ones."""
+    seen = [*found(40), *(timed(b, 0.01 + 0.001 * b) for b in (1, 2, 4, 8))]
+    row = on_desk(ranked(seen, wished(32)))
+    assert row.extrapolated
+    assert row.queries_per_second == pytest.approx(32 / 0.042)
+
+
+def test_wished_batch_that_does_not_fit_is_left_out_with_the_largest() -> None:
+    """No law is asked about it."""
+    reason = why_not(ranked(whole_trial(DESK, SPEC), wished(41)))
+    assert reason == "batch size 41 does not fit: the largest is 40"
+
+
+def test_wished_batch_that_no_law_predicts_is_left_out() -> None:
+    """Two batch sizes were timed, which no law of two parameters can be fitted to and checked."""
+    seen = [*found(8), timed(1, 0.1), timed(8, 0.2)]
+    reason = "batch size 4 was not measured, and no law predicts it"
+    assert why_not(ranked(seen, wished(4))) == reason
+    (own,) = fit_families(whole_trial(DESK, SPEC))
+    others: list[dict[str, object]] = [
+        {"basis": Basis.SIMULATED},
+        {"weights": "pretrained"},
+        {"model": "other"},
+        {"recipe": "lora"},
+    ]
+    for families in (
+        fit_families(whole_trial(LAP, SPEC)),
+        fit_families(whole_trial(DESK, SPEC, where=environment(device_name="x"))),
+        *(
+            (own.model_copy(update={"name": own.name.model_copy(update=changed)}),)
+            for changed in others
+        ),
+    ):
+        assert why_not(ranked(seen, wished(4), families=families)) == reason
+    assert on_desk(ranked(seen, wished(4), families=(own,))).source == "law"
+
+
+@pytest.mark.parametrize(("above", "high"), [(0.5, 1.5), (2.0, 3.0), (None, 1.3)])
+def test_law_of_simulated_steps_is_no_surer_than_the_simulation(
+    above: float | None, high: float
+) -> None:
+    """However well it fits them; no error above is the same as below."""
+    off = {"relative_error": 0.3, "relative_error_above": above}
+    seen = [
+        o.model_copy(
+            update={
+                "basis": Basis.SIMULATED,
+                "measurement": o.measurement.model_copy(update=off) if o.measurement else None,
+            }
+        )
+        for o in whole_trial(DESK, SPEC)
+    ]
+    for batch_size, source in ((24, "law"), (40, "simulated steps")):
+        row = on_desk(ranked(seen, wished(batch_size)))
+        assert (row.source, row.basis) == (source, "simulated")
+        assert (row.hours_low, row.hours_high) == pytest.approx(
+            (row.hours / 1.3, row.hours * high), rel=0.08
+        )
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason"),
+    [
+        ([], "not measured"),
+        (
+            found(0),
+            "not even one query fits: OUT_OF_MEMORY at batch size 1 (why)",
+        ),
+        (
+            [
+                observation(1, Outcome.FAILED, cell=DESK, attempt=n, detail="no luck")
+                for n in (1, 2)
+            ],
+            "batch size 1 FAILED 2 times: no luck",
+        ),
+        ([observation(1, cell=DESK)], "not measured yet: run the sweep again to go on"),
+    ],
+)
+def test_cell_without_times_is_left_out_with_the_reason(
+    seen: list[Observation], reason: str
+) -> None:
+    """Each for its own."""
+    assert why_not(ranked(seen)) == reason
+
+
+def test_capped_gpu_is_not_priced_by_the_speed_of_the_one_that_stood_in() -> None:
+    """Though somebody timed it; its largest batch is told."""
+    spec = spec_of(
+        TEXT.replace("100000000", "90000000", 1).replace(
+            "[desk, lap, attic]", "[lap]\nas_if: [desk]"
+        )
+    )
+    (capped,) = [cell for cell in spec.all_cells() if cell.capped_on is not None]
+    probes = (*found(8, capped), timed(8, 0.1, cell=capped))
+    seen = [o.model_copy(update={"basis": Basis.CAPPED}) for o in probes]
+    assert why_not(ranked(seen, spec=spec), capped) == (
+        "its largest batch, 8, was found on lap under a memory cap; its speed is not known"
+    )
+
+
+def test_cell_whose_gpu_nobody_rents_out_is_left_out() -> None:
+    """Though it was measured."""
+    reason = why_not(ranked(whole_trial(ATTIC, SPEC)), ATTIC)
+    assert reason == "the catalog has no offer for attic: add one under catalog.offers"
+
+
+def test_skipped_cell_keeps_the_plans_reason_unless_it_was_measured_before() -> None:
+    """Another cluster may have had its GPU."""
+    spec = spec_of(ONE_CELL.replace("[cpu]", "[A40]"))
+    (cell,) = spec.all_cells()
+    catalog = spec.merged_catalog()
+    plan = make_plan(spec, catalog, ClusterResources((Node({}),)), [])
+    (left_out,) = rank(JOB, catalog, plan, [], []).excluded
+    assert left_out == Excluded(cell=cell, reason=plan.skipped[0].reason)
+    seen = [timed(8, 0.1, cell=cell)]
+    ranking = rank(JOB, catalog, plan, seen, [])
+    assert len(ranking.offers) == len(catalog.offers("A40")) > 0
+    assert ranking.excluded == ()
+
+
+def test_stacks_and_bases_are_rows_of_their_own() -> None:
+    """The same cell, measured on two stacks and simulated."""
+    old, new = environment(), environment(versions=(("torch", "3.0"),))
+    seen = [
+        *found(8),
+        timed(8, 0.4, environment=old),
+        timed(8, 0.2, environment=new, repeat=1),
+        timed(8, 0.1, environment=new, repeat=2, basis=Basis.SIMULATED),
+    ]
+    ranking = ranked(seen)
+    rows = [row for row in ranking.offers if row.cell == DESK and row.instance == "single"]
+    assert [(r.stack, r.basis, round(r.queries_per_second)) for r in rows] == [
+        (new.stack, "simulated", 80),
+        (new.stack, "measured", 40),
+        (old.stack, "measured", 20),
+    ]
+    assert DESK not in [excluded.cell for excluded in ranking.excluded]
+
+
+def two_gpus(desk: float, lap: float, **changed: object) -> list[Observation]:
+    """Both timed at a batch of 8, in seconds: the desk at $3.6 an hour, the lap at $0.9."""
+    return [
+        *found(8),
+        timed(8, *6 * [desk], **changed),
+        *found(8, LAP),
+        timed(8, *6 * [lap], cell=LAP, **changed),
+    ]
+
+
+def test_offers_that_cannot_be_told_apart_are_tied() -> None:
+    """The lap is four times as cheap an hour: as slow within 1 % it is as likely the cheapest."""
+    close = ranked(two_gpus(0.1, 0.401)).offers
+    desk = next(row for row in close if row.instance == "single")
+    lap = next(row for row in close if row.instance == "slow")
+    assert (desk.rank, lap.rank) == (1, 2)
+    assert desk.probability_cheapest + lap.probability_cheapest == pytest.approx(1)
+    assert 0.35 < lap.probability_cheapest < 0.5
+    assert desk.tied
+    assert lap.tied
+    # Of one GPU the dearer offer is never the cheapest, however little is known of its speed.
+    dearer = next(row for row in close if row.instance == "whole")
+    assert (dearer.probability_cheapest, dearer.tied) == (0.0, False)
+    apart = ranked(two_gpus(0.1, 0.8)).offers
+    assert [(row.probability_cheapest, row.tied) for row in apart[:2]] == [(1, True), (0, False)]
+
+
+@pytest.mark.parametrize(
+    ("lap_seconds", "tied"),
+    [(0.425, ["single", "slow"]), (0.43, ["single", "slow"]), (0.435, ["single"])],
+)
+def test_an_offer_is_tied_from_one_chance_in_twenty(lap_seconds: float, tied: list[str]) -> None:
+    """Chances of a cost within 1 % of the lowest: 9.6, 6.3 and 4.3 % at these step times."""
+    rows = ranked(two_gpus(0.1, lap_seconds)).offers
+    assert [row.instance for row in rows if row.tied] == tied
+
+
+DRIFTING = NO_OVERHEADS.model_copy(update={"price_drift": 0.02})
+
+
+@pytest.mark.parametrize(("sigmas", "chance"), [(1.2, 0.115), (2.0, 0.023)])
+def test_of_one_gpu_an_offer_may_become_the_cheapest_as_prices_move(
+    sigmas: float, chance: float
+) -> None:
+    """The normal tail at as many standard deviations of the difference, up to four of them."""
+    sigma = math.hypot(0.02, 0.02) * math.sqrt(90 / 30)
+    whole = f"usd_per_hour: {3.6 * math.exp(sigmas * sigma):.4f}"
+    text = TEXT.replace("usd_per_hour: 7.2", whole).replace("3.6, market: spot", "3.6")
+    job = JOB.model_copy(update={"overheads": DRIFTING})
+    day = dt.date(2026, 1, 31) + dt.timedelta(days=90)
+    text = text.replace(", as_of: 2025-12-24", "")
+    rows = ranked(two_gpus(0.1, 10.0), job, spec=spec_of(text), today=day).offers
+    (row,) = (row for row in rows if row.instance == "whole")
+    assert row.probability_cheapest == pytest.approx(chance, rel=0.2)
+
+
+def test_a_minimum_bill_leaves_an_offer_without_one_its_chance() -> None:
+    """The lower price by the hour is the cheapest only where the job outlasts the minimum."""
+    text = TEXT.replace("usd_per_hour: 7.2", "usd_per_hour: 3.8").replace(
+        "3.6, market: spot", "3.6, minimum_minutes: 0.78125"
+    )
+    # 375 steps of 0.125 s are expected, which is the minimum; visits lie far apart.
+    visits = [timed(8, *6 * [0.1]), timed(8, *6 * [0.15], repeat=1)]
+    rows = ranked([*found(8), *visits], spec=spec_of(text)).offers
+    chances = {row.instance: row.probability_cheapest for row in rows}
+    assert (rows[0].instance, rows[0].usd) == ("single", pytest.approx(0.046875))
+    assert 0.05 < chances["whole"] < 0.5
+    assert chances["single"] + chances["whole"] == pytest.approx(1)
+
+
+def test_at_the_same_cost_what_was_measured_comes_before_what_was_simulated() -> None:
+    """Whichever of the two was observed first."""
+    both = [
+        timed(8, *6 * [0.1], basis=Basis.SIMULATED),
+        timed(8, *6 * [0.1], repeat=1),
+    ]
+    for observations in (both, both[::-1]):
+        rows = [row for row in ranked([*found(8), *observations]).offers if row.rank < 3]
+        assert rows[0].usd == rows[1].usd
+        assert [row.basis for row in rows] == ["measured", "simulated"]
+
+
+def test_what_is_neither_fastest_nor_cheapest_is_not_on_the_front() -> None:
+    """The desk is faster, the lap cheaper; the desk's dearer offer is neither."""
+    rows = ranked(two_gpus(0.1, 0.2)).offers
+    assert [(row.instance, row.pareto) for row in rows] == [
+        ("slow", True),
+        ("single", True),
+        ("whole", False),
+    ]
+
+
+def test_simulated_hours_are_off_together() -> None:
+    """Either may take three times as long; that one of them is cheaper is surer by far."""
+    off = measurement(step_seconds=(0.1,)).model_copy(
+        update={"relative_error": 0.3, "relative_error_above": 2.0}
+    )
+    seen = [
+        o.model_copy(
+            update={
+                "basis": Basis.SIMULATED,
+                "measurement": off.model_copy(
+                    update={"step_seconds": o.measurement.step_seconds if o.measurement else ()}
+                ),
+            }
+        )
+        for o in two_gpus(0.1, 0.3)
+        if o.purpose == "ladder"
+    ]
+    first, second = (row for row in ranked(seen).offers if row.instance != "whole")
+    assert first.usd_high > 2 * second.usd_low
+    assert first.probability_cheapest > 0.9
+
+
+def test_a_job_has_a_start_and_checkpoints_and_is_interrupted() -> None:
+    """On demand by hand; a spot instance takes longer, and writes checkpoints as is best."""
+    overheads = Overheads(
+        startup_minutes=30, checkpoint_seconds=36, checkpoint_minutes=60, interruptions_per_day=6
+    )
+    job = Job(queries=8 * 3600 * 10, epochs=1, overheads=overheads)
+    rows = {row.instance: row for row in ranked(two_gpus(1.0, 1.0), job).offers}
+    assert rows["whole"].hours == pytest.approx(0.5 + 10 + 10 * 0.01)
+    assert rows["whole"].checkpoint_minutes == 60
+    assert rows["single"].hours > rows["whole"].hours + 0.5
+    assert rows["single"].checkpoint_minutes == pytest.approx(math.sqrt(2 * 0.01 / 0.25) * 60, 0.1)
+
+
+def test_prices_move_until_they_are_paid() -> None:
+    """More, the longer ago they were noted, and spot prices more: intervals widen, odds flatten."""
+    overheads = NO_OVERHEADS.model_copy(update={"price_drift": 0.02, "spot_price_drift": 0.1})
+    job = JOB.model_copy(update={"overheads": overheads})
+    seen = two_gpus(0.1, 0.2)
+    as_quoted = {row.instance: row for row in ranked(seen, job).offers}
+    day = as_quoted["slow"].price_recorded + dt.timedelta(days=90)
+    moved = {row.instance: row for row in ranked(seen, job, today=day).offers}
+    assert {name: row.usd for name, row in moved.items()} == {
+        name: row.usd for name, row in as_quoted.items()
+    }
+    for name, drift in (("slow", 0.02), ("single", 0.1)):
+        row, quoted = moved[name], as_quoted[name]
+        assert (row.hours_low, row.hours_high) == (quoted.hours_low, quoted.hours_high)
+        sigma = drift * math.sqrt(90 / 30)
+        down, up = (abs(math.log(end / quoted.usd)) for end in (quoted.usd_low, quoted.usd_high))
+        assert row.usd_low == pytest.approx(row.usd * math.exp(-math.hypot(down, 1.645 * sigma)))
+        assert row.usd_high == pytest.approx(row.usd * math.exp(math.hypot(up, 1.645 * sigma)))
+    # Twice the dollars is 4 standard deviations away after a quarter, 1 after years.
+    assert moved["slow"].probability_cheapest > 0.99
+    ages = (30, 30 * 12 * 4)
+    odds = [
+        next(
+            row.probability_cheapest
+            for row in ranked(seen, job, today=day + dt.timedelta(days=days)).offers
+            if row.instance == "single"
+        )
+        for days in ages
+    ]
+    assert odds[0] < 0.01 < odds[1]
+    owned = spec_of(TEXT.replace("provider: pub", "provider: own"))
+    rows = ranked(seen, job, spec=owned, today=day).offers
+    (row,) = (row for row in rows if row.provider == "own")
+    assert (row.usd_low, row.usd_high) == (as_quoted["slow"].usd_low, as_quoted["slow"].usd_high)
+    assert 0.99 < sum(row.probability_cheapest for row in moved.values()) < 1.01
+
+
+def test_offers_are_held_to_what_is_asked_of_them() -> None:
+    """Provider, region, market, GPUs; and what is too slow or too dear says by how much."""
+    seen = two_gpus(0.1, 0.2)
+
+    def left(**asked: object) -> list[str]:
+        constraints = Constraints.model_validate(asked)
+        catalog = SPEC.merged_catalog()
+        plan = make_plan(SPEC, catalog, ClusterResources((Node({"CPU": 1.0}),)), seen)
+        ranking = rank(JOB, catalog, plan, seen, (), constraints=constraints)
+        assert {e.cell for e in ranking.excluded} >= {ATTIC}
+        reasons.extend(e.reason for e in ranking.excluded if e.cell != ATTIC)
+        return [row.instance for row in ranking.offers]
+
+    reasons: list[str] = []
+    assert left() == ["slow", "single", "whole"]
+    assert left(providers=("pub",)) == ["slow"]
+    assert left(regions=("there",)) == ["single"]
+    assert left(market="on-demand") == ["slow", "whole"]
+    assert left(market="spot", single_gpu=True) == ["single"]
+    assert left(single_gpu=True) == ["slow", "single"]
+    assert "none of its 2 offers is of the providers, regions and kind asked for" in reasons
+    # 375 steps of 0.1 and 0.2 s: 38 and 75 s; $0.0375 and $0.01875.
+    reasons.clear()
+    assert left(deadline_hours=60 / 3600) == ["single", "whole"]
+    assert reasons == ["is expected to take 0.0208 h, the deadline is 0.0166667"]
+    reasons.clear()
+    assert left(budget_usd=0.03) == ["slow"]
+    assert reasons == ["is expected to cost $0.0375, the budget is $0.03"]
+
+
+def test_where_nothing_is_wanted_the_least_that_must_give_is_told() -> None:
+    """The deadline, the budget, either, or both at once, each by the GPU that is nearest."""
+    misses = [
+        ("A", MissedConstraints(quickest_hours=2.0, cheapest_usd=3.0)),
+        ("B", MissedConstraints(quickest_hours=1.0, cheapest_usd=5.0)),
+    ]
+    takes = "the quickest is expected to take 1 h, on B"
+    costs = "the cheapest is expected to cost $3, on A"
+    for deadline, budget, text in (
+        (0.5, None, f"Nothing is done within 0.5 h: {takes}."),
+        (1.5, 2.0, f"Nothing costs $2 or less: {costs}."),
+        (0.5, 2.0, f"Nothing is done within 0.5 h: {takes}. Nothing costs $2 or less: {costs}."),
+        (1.5, 4.0, f"Nothing keeps both the deadline and the budget: {takes}; {costs}."),
+    ):
+        wanted = Constraints(deadline_hours=deadline, budget_usd=budget)
+        assert nothing_text(wanted, misses) == text
+
+
+def test_a_limit_that_is_just_met_is_kept() -> None:
+    """Hours equal to the deadline and dollars equal to the budget are not too much."""
+    wanted = Constraints(deadline_hours=1.0, budget_usd=3.0)
+    assert not wanted.refuse(1.0, 3.0)
+    assert wanted.refuse(1.01, 3.0)
+    assert wanted.refuse(1.0, 3.01)
+    best = MissedConstraints(quickest_hours=1.0, cheapest_usd=3.0)
+    assert not best.is_late(wanted)
+    assert not best.is_dear(wanted)
+
+
+def test_the_cheapest_is_named_wherever_it_stands() -> None:
+    """The GPU with the lowest cost, not the one whose name comes first."""
+    misses = [
+        ("A", MissedConstraints(quickest_hours=1.0, cheapest_usd=5.0)),
+        ("B", MissedConstraints(quickest_hours=2.0, cheapest_usd=3.0)),
+    ]
+    text = nothing_text(Constraints(budget_usd=2.0), misses)
+    assert "$3" in text
+    assert text.endswith("on B.")
+
+
+def test_drawn_prices_repeat_with_the_seed_and_differ_between_offers() -> None:
+    """Two runs of one ranking agree; prices of two offers move by themselves."""
+    first, second, *_ = SPEC.merged_catalog().offers("desk")
+    day = first.recorded + dt.timedelta(days=30)
+    overheads = Overheads(price_drift=0.1, spot_price_drift=0.1)
+    draws = [PriceDrift(overheads, day, seed, 2000).errors(first) for seed in (0, 0, 1)]
+    drift = PriceDrift(overheads, day, 0, 2000)
+    other = drift.errors(second)
+    assert draws[0].tolist() == draws[1].tolist()
+    for unlike in (draws[2], other):
+        assert abs(np.corrcoef(draws[0], unlike)[0, 1]) < 0.1
+    for offer, drawn in ((first, draws[0]), (second, other)):
+        assert drawn.std() == pytest.approx(drift.sigma(offer), rel=0.1)
+    # Prices that e-fold within a standard deviation, too, widen what hours alone make of it.
+    low, high = widened(2.0, 2.0, 2.0, 1.0)
+    assert (math.log(2 / low), math.log(high / 2)) == pytest.approx((1.645, 1.645), abs=1e-3)
+
+
+def test_two_gpus_are_not_a_single_one() -> None:
+    """Where an instance with one GPU is asked for, one with two is no offer."""
+    offer = SPEC.merged_catalog().offers("desk")[0]
+    single = Constraints(single_gpu=True)
+    counts = {count: offer.model_copy(update={"gpus_per_instance": count}) for count in (1, 2)}
+    assert single.allows(counts[1])
+    assert not single.allows(counts[2])
+
+
+def test_csv_has_the_parts_of_the_cell_first_and_no_column_twice() -> None:
+    """A table for other programs: lines end as on Unix, and the job stands last."""
+    text = ranking_csv(full_ranking())
+    header = text.splitlines()[0].split(",")
+    assert header[:7] == [
+        *("gpu", "model", "weights", "recipe", "sparsity", "active_experts", "seq_len"),
+    ]
+    assert header[-2:] == ["queries", "epochs"]
+    assert len(set(header)) == len(header)
+    assert "cell" not in header
+    assert "\r" not in text
+
+
+def test_comparable_offers_are_numbered_from_the_cheapest_across_gpus() -> None:
+    """What one trains decides what is comparable; ranks begin anew for another length."""
+    text = TEXT.replace("[16]", "[16, 32]").replace("[desk, lap, attic]", "[desk, lap]")
+    spec = spec_of(text)
+    seconds = {"desk": 0.1, "lap": 0.6}
+    seen = [timed(8, seconds[cell.gpu] * cell.seq_len / 16, cell=cell) for cell in spec.all_cells()]
+    ranking = ranked(seen, spec=spec)
+    assert [
+        (row.cell.seq_len, row.rank, row.cell.gpu, row.instance, round(row.usd, 6))
+        for row in ranking.offers
+    ] == [
+        (16, 1, "desk", "single", 0.0375),
+        (16, 2, "lap", "slow", 0.05625),
+        (16, 3, "desk", "whole", 0.075),
+        (32, 1, "desk", "single", 0.075),
+        (32, 2, "lap", "slow", 0.1125),
+        (32, 3, "desk", "whole", 0.15),
+    ]
+
+
+def test_random_and_pretrained_weights_are_not_compared() -> None:
+    """They route differently, so the cheaper of the two is not the better choice."""
+    loaded = DESK.model_copy(update={"weights": "pretrained"})
+    assert comparable(DESK) == comparable(LAP)
+    assert comparable(DESK) != comparable(loaded)
+
+
+def full_ranking() -> Ranking:
+    """One with offers and cells left out, dates given and not."""
+    ranking = ranked([*whole_trial(DESK, SPEC), *whole_trial(LAP, SPEC, largest=64)])
+    assert len(ranking.offers) == 3
+    assert len(ranking.excluded) == 1
+    return ranking
+
+
+def test_csv_has_the_numbers_of_the_ranking() -> None:
+    """To the last digit, a column for each part of the cell, and empty where nothing is known."""
+    ranking = full_ranking()
+    rows = list(csv.DictReader(io.StringIO(ranking_csv(ranking))))
+    assert len(rows) == len(ranking.offers)
+    for row, offer in zip(rows, ranking.offers, strict=True):
+        for name in RankedOffer.model_fields:
+            if name != "cell":
+                value = getattr(offer, name)
+                kind = type(value) if isinstance(value, int | float) else str
+                read = row[name] == "True" if kind is bool else kind(row[name])
+                assert read == ("" if value is None else value if kind is not str else str(value))
+        assert {name: row[name] for name in ("gpu", "model", "recipe", "sparsity")} == {
+            "gpu": offer.cell.gpu,
+            "model": "llama-tiny",
+            "recipe": "full-fp32",
+            "sparsity": "1.0",
+        }
+        assert (row["active_experts"], row["seq_len"]) == ("", "16")
+        assert (row["queries"], row["epochs"]) == ("1000", "3")
+    assert {row["limited_by"] for row in rows} == {"OUT_OF_MEMORY at 41", "the search's limit"}
+
+
+def test_ranking_reads_back_from_json_as_it_was() -> None:
+    """It is kept in the run folder."""
+    ranking = full_ranking()
+    assert Ranking.model_validate_json(ranking.model_dump_json()) == ranking
+
+
+def test_csv_of_nothing_is_its_header() -> None:
+    """A reader of it finds the columns."""
+    empty = Ranking(workload=JOB, offers=(), excluded=())
+    assert list(csv.reader(io.StringIO(ranking_csv(empty)))) == [
+        [*next(csv.reader(io.StringIO(ranking_csv(full_ranking()))))]
+    ]

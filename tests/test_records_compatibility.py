@@ -1,0 +1,172 @@
+"""What a recipe comes to on a model and a device, and what is refused there with its reason."""
+
+import pytest
+from builders.observations import cpu
+from builders.recipes import RECIPES
+from hypothesis import given, settings
+
+from gpu_catalog.catalog import load_catalog
+from trials.records.compatibility import impossible_on_model, incompatibility, with_defaults
+from trials.records.model import Model, find_model, presets
+from trials.records.optional_packages import EXTRAS
+from trials.records.recipe import NAMED_RECIPES, Recipe
+
+EVERYTHING = frozenset(EXTRAS)
+LORA = {"method": "lora", "lora_rank": 8}
+
+
+@settings(deadline=None, max_examples=50)
+@given(RECIPES)
+def test_resolving_twice_changes_nothing(recipe: Recipe) -> None:
+    """Every field that applies is filled in, on every model."""
+    for model in presets().values():
+        if impossible_on_model(recipe, model) is None:
+            once = with_defaults(recipe, model, cpu())
+            assert with_defaults(once, model, cpu()) == once
+            assert (once.attention is not None) == model.has_attention
+            assert (once.experts is not None) == (model.experts is not None)
+            assert (once.mamba is not None) == model.has_mamba
+            assert (once.lora_targets is not None) == (recipe.method != "full")
+
+
+@pytest.mark.parametrize(
+    ("fields", "model", "targets", "experts"),
+    [
+        ({"method": "full"}, "mixtral-tiny", None, "grouped"),
+        (LORA, "mixtral-tiny", ("experts", "router"), "looped"),
+        (LORA | {"lora_targets": ("attention",)}, "mixtral-tiny", ("attention",), "grouped"),
+        (LORA | {"method": "qlora"}, "olmoe-tiny", ("experts", "router"), "looped"),
+        (LORA, "llama-tiny", ("all-linear",), None),
+    ],
+)
+def test_targets_and_experts_follow_from_the_model(
+    fields: dict[str, object], model: str, targets: tuple[str, ...] | None, experts: str | None
+) -> None:
+    """Adapters go where the paper has them; experts are taken apart where that is needed."""
+    made = with_defaults(Recipe.model_validate(fields), find_model(model), cpu())
+    assert (made.lora_targets, made.experts) == (targets, experts)
+
+
+@pytest.mark.parametrize(
+    ("fields", "model", "gpu", "said"),
+    [
+        (
+            {"method": "full", "attention": "flash_attention_2"},
+            "llama-2-7b",
+            "V100-16GB-SXM",
+            "needs compute capability 8.0 or higher, V100-16GB-SXM has 7.0: use attention: sdpa",
+        ),
+        ({"method": "full"}, "llama-2-7b", "V100-16GB-SXM", "bf16 needs .* use precision: fp16"),
+        ({"method": "full"}, "llama-2-7b", "T4", "bf16 needs .* T4 has 7.5"),
+        (
+            {"method": "full", "precision": "fp16", "experts": "grouped"},
+            "mixtral-8x7b",
+            "V100-16GB-SXM",
+            "experts grouped needs .* use experts: looped",
+        ),
+        (
+            {"method": "full", "attention": "flash_attention_2"},
+            "llama-tiny",
+            "cpu",
+            "attention flash_attention_2 needs a CUDA GPU, cpu is none",
+        ),
+        ({"method": "full", "optimizer": "paged_adamw_8bit"}, "llama-tiny", "cpu", "needs a CUDA"),
+        ({"method": "full", "mamba": "mamba-ssm"}, "blackmamba-tiny", "cpu", "needs a CUDA GPU"),
+        ({"method": "full", "offload_optimizer": True}, "llama-tiny", "cpu", "on the host anyway"),
+        (LORA | {"method": "qlora"}, "blackmamba-2.8b", "A40", "4-bit ones are not: use full"),
+        (
+            LORA | {"lora_targets": ("all-linear",)},
+            "blackmamba-2.8b",
+            "A40",
+            "adapters on Mamba layers are not possible",
+        ),
+        (LORA | {"lora_targets": ("experts",)}, "llama-2-7b", "A40", "llama-2-7b has no experts"),
+        (LORA | {"lora_targets": ("attention",)}, "blackmamba-2.8b", "A40", "has none"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_with_its_reason(
+    fields: dict[str, object], model: str, gpu: str, said: str
+) -> None:
+    """Found when planning, before anything is built or rented."""
+    facts, device = find_model(model), load_catalog().gpu(gpu)
+    recipe = with_defaults(Recipe.model_validate(fields), facts, device)
+    reason = incompatibility(recipe, facts, device, EVERYTHING)
+    assert reason is not None
+    assert "\n" not in reason
+    with pytest.raises(AssertionError, match=said):
+        raise AssertionError(reason)
+
+
+@pytest.mark.parametrize(
+    ("fields", "model", "gpu"),
+    [
+        (NAMED_RECIPES["paper-mixtral"].model_dump(), "mixtral-8x7b", "A40"),
+        (NAMED_RECIPES["paper-blackmamba"].model_dump(), "blackmamba-2.8b", "H100-SXM"),
+        ({"method": "full", "precision": "fp16"}, "llama-2-7b", "V100-16GB-SXM"),
+        ({"method": "full", "offload_optimizer": True}, "llama-2-7b", "A100-80GB-SXM"),
+        (LORA, "blackmamba-tiny", "cpu"),
+        (LORA | {"method": "qlora"}, "qwen3-moe-tiny", "cpu"),
+    ],
+)
+def test_what_can_be_had_is_not_refused(fields: dict[str, object], model: str, gpu: str) -> None:
+    """The paper's recipes on its GPUs among it, where the extras are installed."""
+    facts, device = find_model(model), load_catalog().gpu(gpu)
+    recipe = with_defaults(Recipe.model_validate(fields), facts, device)
+    assert incompatibility(recipe, facts, device, EVERYTHING) is None
+
+
+def mamba_beside_attention(**config: int) -> Model:
+    """A model of Mamba layers, and of what else its configuration has."""
+    return Model.model_validate(
+        {
+            "name": "hybrid",
+            "source": "made for this test",
+            "config": {"model_type": "bamba", "vocab_size": 128, "mamba_d_state": 16} | config,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("targets", "config", "said"),
+    [
+        (("attention",), {"num_attention_heads": 4}, None),
+        (("attention", "router"), {"num_attention_heads": 4}, "use attention"),
+        (("all-linear",), {"num_attention_heads": 4}, "adapters on Mamba layers"),
+        (None, {"num_attention_heads": 4}, "adapters on Mamba layers"),
+        (("in_proj",), {"num_attention_heads": 4}, "adapters on Mamba layers"),
+        (None, {}, "adapters on Mamba layers"),
+        (("attention",), {}, "attention: hybrid has none: use method full"),
+        (("experts",), {}, "hybrid has no experts: use method full"),
+    ],
+)
+def test_adapters_beside_mamba_layers_are_possible_and_on_them_are_not(
+    targets: tuple[str, ...] | None, config: dict[str, int], said: str | None
+) -> None:
+    """What is told to use instead is something the model has."""
+    recipe = Recipe.model_validate(LORA | {"lora_targets": targets})
+    model = mamba_beside_attention(**config)
+    for asked in (recipe, with_defaults(recipe, model, cpu())):
+        reason = impossible_on_model(asked, model)
+        assert (reason is None) == (said is None)
+        assert said is None or said in str(reason)
+
+
+@pytest.mark.parametrize(
+    ("fields", "model", "missing", "extra"),
+    [
+        (NAMED_RECIPES["paper-mixtral"].model_dump(), "mixtral-8x7b", "flash_attn", "gpu"),
+        ({"method": "full"}, "blackmamba-2.8b", "causal_conv1d, mamba_ssm", "gpu"),
+        ({"method": "full", "offload_optimizer": True}, "llama-2-7b", "deepspeed", "deepspeed"),
+    ],
+)
+def test_an_extra_that_is_not_installed_is_named(
+    fields: dict[str, object], model: str, missing: str, extra: str
+) -> None:
+    """With the command that installs it; where nobody knows what is installed, nothing is said."""
+    facts, device = find_model(model), load_catalog().gpu("A40")
+    recipe = with_defaults(Recipe.model_validate(fields), facts, device)
+    reason = incompatibility(recipe, facts, device, frozenset())
+    assert reason is not None
+    assert reason.startswith(f"{missing} cannot be imported on the node with A40")
+    assert f"finetune-cost[{extra}]" in reason
+    assert incompatibility(recipe, facts, device, None) is None

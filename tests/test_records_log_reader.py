@@ -1,0 +1,122 @@
+"""Lines read with what others have alike: the same records and mistakes as one by one."""
+
+import json
+
+import pytest
+from builders.observations import MIB, measurement, observation, recipe, tiny_cell
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from trials.records.log_reader import LineReader
+from trials.records.observation import DeviceReading, Observation, Outcome
+
+STEPS = (0.1, 0.2, 0.15)
+READING = DeviceReading(sm_clock_mhz=1410, throttle_reasons=("power",))
+TIMED = measurement(MIB, STEPS).model_copy(
+    update={"before": READING, "after": READING, "warmup_seconds": (0.3,)}
+)
+KINDS = (
+    observation(8, purpose="ladder", measurement=TIMED),
+    observation(9, measurement=TIMED.model_copy(update={"built": None, "relative_error": 0.1})),
+    observation(16, Outcome.OUT_OF_MEMORY, detail='says ,"environment":{} and ,"built":1'),
+    observation(16, Outcome.HOST_OUT_OF_MEMORY, environment=None),
+    observation(1, cell=tiny_cell("mixtral-tiny", recipe("lora"), active=2)),
+)
+
+
+def line_of(one: Observation) -> bytes:
+    """As a run's writer has it."""
+    return one.model_dump_json().encode() + b"\n"
+
+
+LINES = tuple(map(line_of, KINDS))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda one: f"{one.outcome}-{one.batch_size}")
+def test_what_is_read_is_what_was_written(kind: Observation) -> None:
+    """Of every kind, first and again."""
+    reader = LineReader()
+    for _ in range(2):
+        read = reader.observation(line_of(kind))
+        assert read == kind
+        assert read.model_dump_json() == kind.model_dump_json()
+        assert type(read) is Observation
+        assert type(read.measurement) is type(kind.measurement)
+
+
+def test_cells_and_places_and_built_models_of_many_lines_are_one() -> None:
+    """So a million of them are held as often as there are different ones."""
+    reader = LineReader()
+    one, other = (reader.observation(line_of(observation(size))) for size in (1, 2))
+    assert (one.batch_size, other.batch_size) == (1, 2)
+    assert one.cell is other.cell
+    assert one.environment is other.environment
+    assert one.measurement is not None
+    assert other.measurement is not None
+    assert one.measurement.built is other.measurement.built
+
+
+def test_a_line_written_otherwise_is_read_as_well() -> None:
+    """By another program, with spaces and its own order; or by an older one, without a field."""
+    reader, told = LineReader(), json.loads(LINES[0])
+    spaced = json.dumps(dict(sorted(told.items())), indent=None).encode()
+    del told["cell"]["weights"], told["repeat"], told["measurement"]["energy_joules"]
+    older = json.dumps(told, separators=(",", ":")).encode()
+    for line in (spaced, older):
+        assert reader.observation(line).model_dump() == KINDS[0].model_dump()
+
+
+def said_of(line: bytes, read: object) -> object:
+    """The record, or where its mistake is and which."""
+    try:
+        return read(line).model_dump()  # type: ignore[operator]
+    except ValidationError as error:
+        return [(each["loc"], each["msg"]) for each in error.errors(include_url=False)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'{"cell":{', b'{"cell":0,"x":{'),
+        (b'"gpu":"cpu"', b'"gpu":"cpu","colour":"red"'),
+        (b'"seq_len":16', b'"seq_len":-16'),
+        (b',"purpose":"', b',"cell":0,"purpose":"'),
+        (b'"built":{', b'"built":0,"built_":{'),
+        (b'"layers":2', b'"layers":"two"'),
+        (b'"host":"here"', b'"host":5'),
+        (b'"environment":{', b'"environment":0,"environment_":{'),
+        (b'"step_seconds":[0.1', b'"step_seconds":[-0.1'),
+        (b'"memory_steps":3', b'"memory_steps":"many"'),
+        (b'"outcome":"FITS"', b'"outcome":"FLIES"'),
+        (b',"started_at"', b',"another":1,"started_at"'),
+        (b"}\n", b"}}\n"),
+        (b"}\n", b"\n"),
+    ],
+)
+def test_a_mistake_is_told_as_if_the_line_were_the_only_one(old: bytes, new: bytes) -> None:
+    """After good lines that are like it, and nothing of it is remembered."""
+    reader = LineReader()
+    reader.observation(LINES[0])
+    assert old in LINES[0]
+    wrong = LINES[0].replace(old, new, 1)
+    expected = said_of(wrong, Observation.model_validate_json)
+    assert isinstance(expected, list)
+    assert said_of(wrong, reader.observation) == said_of(wrong, reader.observation) == expected
+    assert reader.observation(LINES[0]).model_dump() == KINDS[0].model_dump()
+
+
+@given(st.sampled_from(LINES), st.data())
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_damage_anywhere_is_treated_as_if_the_line_were_the_only_one(
+    line: bytes, data: st.DataObject
+) -> None:
+    """Some bytes gone, some of another line in their place."""
+    start = data.draw(st.integers(0, len(line) - 1))
+    gone = data.draw(st.integers(0, 60))
+    other = data.draw(st.sampled_from(LINES))
+    place = data.draw(st.integers(0, len(other) - 1))
+    put = other[place : place + data.draw(st.integers(0, 60))]
+    damaged = line[:start] + put + line[start + gone :]
+    reader = LineReader()
+    assert said_of(damaged, reader.observation) == said_of(damaged, Observation.model_validate_json)

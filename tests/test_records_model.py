@@ -1,0 +1,162 @@
+"""Models by configuration: presets with their published sizes, folders, hub names, and mistakes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from builders.observations import FULL, cpu
+
+from trials.models.build import stock_model
+from trials.records.compatibility import with_defaults
+from trials.records.model import Model, UnknownModelError, find_model, presets
+
+FULL_SIZE = (
+    "blackmamba-2.8b",
+    "llama-2-13b",
+    "llama-2-7b",
+    "llama-3.1-8b",
+    "mistral-7b",
+    "mixtral-8x7b",
+    "olmoe-1b-7b",
+    "qwen2.5-7b",
+    "qwen3-30b-a3b",
+)
+TINY = ("blackmamba-tiny", "llama-tiny", "mixtral-tiny", "olmoe-tiny", "qwen3-moe-tiny")
+
+
+@pytest.mark.parametrize("name", FULL_SIZE)
+def test_a_preset_has_the_published_number_of_parameters(name: str) -> None:
+    """Built on the meta device: within 0.5 %, or within the rounding of the published figure."""
+    model = find_model(name)
+    assert model.published_parameters is not None
+    assert model.published_in is not None
+    stock = stock_model(model, with_defaults(FULL, model, cpu()), model.active_experts)
+    assert all(parameter.is_meta for parameter in stock.parameters())
+    counted = sum(parameter.numel() for parameter in stock.parameters())
+    allowed = max(0.005 * model.published_parameters, (model.published_rounding or 0) / 2)
+    assert counted == pytest.approx(model.published_parameters, abs=allowed)
+    if model.published_rounding is None:
+        assert counted == model.published_parameters
+
+
+def test_presets_are_found_by_name_in_order_and_each_names_its_source() -> None:
+    """Nothing is shipped that the tests do not know."""
+    assert tuple(presets()) == tuple(sorted((*FULL_SIZE, *TINY)))
+    assert all(find_model(name) is preset for name, preset in presets().items())
+    assert all("config.json" in p.source or "2402.01771" in p.source for p in presets().values())
+
+
+def test_the_papers_other_name_for_blackmamba_means_the_same_model() -> None:
+    """630M are the parameters that act on a token, 2.8B those that are trained."""
+    assert find_model("blackmamba-630m") is find_model("blackmamba-2.8b")
+
+
+@pytest.mark.parametrize(
+    ("name", "experts", "active", "attention", "mamba"),
+    [
+        ("llama-2-7b", None, None, True, False),
+        ("mixtral-8x7b", 8, 2, True, False),
+        ("qwen3-30b-a3b", 128, 8, True, False),
+        ("olmoe-1b-7b", 64, 8, True, False),
+        ("blackmamba-2.8b", 8, 2, False, True),
+    ],
+)
+def test_what_a_recipe_can_do_is_read_off_the_configuration(
+    name: str, experts: int | None, active: int | None, *, attention: bool, mamba: bool
+) -> None:
+    """Experts, routing, attention and Mamba layers, whatever the family calls them."""
+    model = find_model(name)
+    found = (model.experts, model.active_experts, model.has_attention, model.has_mamba)
+    assert found == (experts, active, attention, mamba)
+
+
+def test_another_routing_is_set_where_the_family_keeps_it() -> None:
+    """Sparse and dense are the same model but for one number."""
+    model = find_model("mixtral-tiny")
+    assert model.config_with(8) == model.config | {"num_experts_per_tok": 8}
+    assert model.config_with(None) == model.config
+
+
+def folder(path: Path, **config: object) -> str:
+    """A folder that holds a config.json."""
+    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return str(path)
+
+
+def test_a_folder_with_a_configuration_is_a_model(tmp_path: Path) -> None:
+    """Any causal language model of transformers, by its own file."""
+    name = folder(tmp_path, **find_model("olmoe-tiny").config)
+    model = find_model(name)
+    assert (model.name, model.weights) == (name, name)
+    assert (model.experts, model.active_experts) == (16, 4)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "llama"}, "its configuration has no vocab_size"),
+        ({"vocab_size": 8}, "its configuration has no model_type"),
+        (
+            {"model_type": "x", "vocab_size": 8, "n_routed_experts": 4},
+            "has experts but not how many are active",
+        ),
+        (
+            {"model_type": "x", "vocab_size": 8, "num_experts": "four"},
+            "'four' is not a whole number",
+        ),
+    ],
+)
+def test_a_configuration_that_describes_no_model_is_told_in_a_line(
+    config: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    """With the file it stands in."""
+    name = folder(tmp_path, **config)
+    with pytest.raises(UnknownModelError, match=said) as error:
+        find_model(name)
+    assert f"{tmp_path}/config.json" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_without_a_readable_configuration_is_told_in_a_line(tmp_path: Path) -> None:
+    """Absent, or no JSON."""
+    with pytest.raises(UnknownModelError, match=r"config\.json: No such file"):
+        find_model(str(tmp_path))
+    (tmp_path / "config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(UnknownModelError, match="is not JSON"):
+        find_model(str(tmp_path))
+
+
+def test_a_folder_that_could_be_a_hub_name_is_told_to_be_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once: the hub is not asked."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine" / "small").mkdir(parents=True)
+    folder(tmp_path / "mine" / "small", **find_model("olmoe-tiny").config)
+    with pytest.raises(UnknownModelError, match=r"is a folder here: write \./mine/small"):
+        find_model("mine/small")
+    assert find_model("./mine/small").weights == "./mine/small"
+
+
+def test_an_unknown_name_is_told_with_near_ones() -> None:
+    """And with the other ways to name a model."""
+    with pytest.raises(UnknownModelError, match=r"unknown model 'mixtral-8x7'.*mixtral-8x7b"):
+        find_model("mixtral-8x7")
+    with pytest.raises(UnknownModelError, match="a hub name"):
+        find_model("zzz")
+
+
+def test_a_hub_that_cannot_be_reached_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the network there is nothing to look it up in."""
+    from huggingface_hub import constants  # noqa: PLC0415 - what it read from the environment
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UnknownModelError, match=r"no config\.json from the hub") as error:
+        find_model("nobody/nothing")
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_needs_a_vocabulary() -> None:
+    """A preset with a slip in it is not a model either."""
+    with pytest.raises(ValueError, match="no vocab_size"):
+        Model(name="x", source="me", config={"model_type": "llama"})

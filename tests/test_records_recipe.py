@@ -1,0 +1,173 @@
+"""Recipes: what goes together, what is filled in, and the names they are recorded under."""
+
+import pytest
+from builders.recipes import RECIPES
+from hypothesis import given
+from pydantic import ValidationError
+
+from trials.records.recipe import NAMED_RECIPES, Recipe
+
+
+@pytest.mark.parametrize(
+    ("recipe", "key"),
+    [
+        (Recipe(method="full"), "full-bf16"),
+        (Recipe(method="full", precision="fp32"), "full-fp32"),
+        (Recipe(method="lora", lora_rank=8), "lora-r8-bf16"),
+        (
+            Recipe(method="qlora", lora_rank=16, gradient_checkpointing=True),
+            "qlora-r16-bf16-checkpointed",
+        ),
+        (
+            Recipe(
+                method="qlora",
+                lora_rank=64,
+                lora_alpha=16,
+                lora_dropout=0.1,
+                lora_targets=("experts", "router"),
+                double_quantisation=False,
+                precision="fp16",
+                gradient_checkpointing=True,
+                attention="flash_attention_2",
+                experts="looped",
+                optimizer="paged_adamw_8bit",
+            ),
+            (
+                "qlora-r64-alpha16-dropout0.1-experts+router-singly-quantised-fp16-checkpointed-"
+                "flash_attention_2-looped-paged_adamw_8bit"
+            ),
+        ),
+        (
+            Recipe(method="full", mamba="mamba-ssm", offload_optimizer=True),
+            "full-bf16-mamba-ssm-offloaded",
+        ),
+    ],
+)
+def test_the_recipe_keys_are_these(recipe: Recipe, key: str) -> None:
+    """Records of last year are found under the same names this year."""
+    assert recipe.key == key
+
+
+FIRST_CHOICES = {"attention": "sdpa", "mamba": "reference"}
+
+
+def spelt_out(recipe: Recipe) -> Recipe:
+    """With the first choice of the axes that a key leaves out, where none is stated."""
+    given = recipe.model_dump(exclude_none=True)
+    return Recipe.model_validate(FIRST_CHOICES | given)
+
+
+@given(RECIPES, RECIPES)
+def test_recipes_share_a_key_only_when_they_are_equal(one: Recipe, other: Recipe) -> None:
+    """Every field of a recipe is told by its key."""
+    assert (one.key == other.key) == (spelt_out(one) == spelt_out(other))
+
+
+@given(RECIPES)
+def test_a_recipe_survives_being_written_down(recipe: Recipe) -> None:
+    """What was filled in is not filled in again differently."""
+    assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe
+
+
+def test_what_follows_from_the_method_is_filled_in() -> None:
+    """Alpha is twice the rank, nothing is dropped, 4-bit weights are doubly quantised."""
+    recipe = Recipe(method="qlora", lora_rank=8)
+    assert (recipe.lora_alpha, recipe.lora_dropout) == (16, 0.0)
+    assert recipe.double_quantisation is True
+    assert Recipe(method="lora", lora_rank=8).double_quantisation is None
+    assert Recipe(method="full").lora_alpha is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"method": "full", "lora_rank": 16}, "lora_rank 16 has no meaning with method full"),
+        (
+            {"method": "full", "lora_targets": ("experts",)},
+            "lora_targets experts has no meaning with method full",
+        ),
+        ({"method": "lora"}, "method lora needs lora_rank, for example"),
+        ({"method": "qlora"}, "method qlora needs lora_rank, for example"),
+        (
+            {"method": "lora", "lora_rank": 8, "double_quantisation": True},
+            "double_quantisation has no meaning with method lora",
+        ),
+        (
+            {"method": "lora", "lora_rank": 8, "lora_targets": ("q_proj", "q_proj")},
+            "names one twice",
+        ),
+        (
+            {"method": "lora", "lora_rank": 8, "lora_targets": ("all-linear", "router")},
+            "all-linear holds the others",
+        ),
+        (
+            {"method": "qlora", "lora_rank": 8, "experts": "grouped"},
+            "experts grouped cannot be 4-bit",
+        ),
+        (
+            {"method": "lora", "lora_rank": 8, "lora_targets": ("experts",), "experts": "grouped"},
+            "adapters on experts need a linear layer",
+        ),
+        (
+            {"method": "full", "precision": "fp32", "attention": "flash_attention_2"},
+            "flash_attention_2 computes in bf16 or fp16 only",
+        ),
+        (
+            {"method": "full", "offload_optimizer": True, "optimizer": "adamw_8bit"},
+            "DeepSpeed's update on the host is adamw",
+        ),
+        (
+            {"method": "full", "offload_optimizer": True, "precision": "fp16"},
+            "offload_optimizer with precision fp16",
+        ),
+    ],
+)
+def test_fields_that_do_not_go_together_are_told(fields: dict[str, object], said: str) -> None:
+    """With the value, and what to do instead."""
+    with pytest.raises(ValidationError, match=said):
+        Recipe.model_validate(fields)
+
+
+def test_all_of_a_recipes_mistakes_are_told_at_once() -> None:
+    """Not one for each attempt."""
+    with pytest.raises(ValidationError, match=r"lora_rank 4.*double_quantisation"):
+        Recipe(method="full", lora_rank=4, double_quantisation=True)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"method": "prefix"},
+        {"method": "lora", "lora_rank": 0},
+        {"method": "lora", "lora_rank": "8"},
+        {"method": "lora", "lora_rank": 8, "lora_dropout": 1.0},
+        {"method": "lora", "lora_rank": 8, "lora_targets": ()},
+        {"method": "lora", "lora_rank": 8, "lora_targets": ("a+b",)},
+        {"method": "full", "precision": "fp8"},
+        {"method": "full", "gradient_checkpointing": 1},
+        {"method": "full", "optimizer": "lion"},
+        {"method": "full", "checkpointing": True},
+    ],
+)
+def test_a_recipe_takes_only_what_it_knows(wrong: dict[str, object]) -> None:
+    """A value of the wrong kind and an unknown field are errors, not coerced or dropped."""
+    with pytest.raises(ValidationError):
+        Recipe.model_validate(wrong)
+
+
+def test_the_papers_recipes_are_what_the_paper_says() -> None:
+    """2408.04693, section III: QLoRA of rank 16 on experts and router; BlackMamba whole."""
+    mixtral = NAMED_RECIPES["paper-mixtral"]
+    assert (mixtral.method, mixtral.lora_rank, mixtral.precision) == ("qlora", 16, "bf16")
+    assert mixtral.lora_targets == ("experts", "router")
+    assert mixtral.gradient_checkpointing
+    assert (mixtral.attention, mixtral.experts) == ("flash_attention_2", "looped")
+    assert NAMED_RECIPES["paper-blackmamba"].method == "full"
+
+
+def test_the_extras_a_recipe_needs_are_told() -> None:
+    """What planning asks each node for."""
+    assert Recipe(method="full").extras == ()
+    assert NAMED_RECIPES["paper-mixtral"].extras == ("flash_attn",)
+    assert Recipe(method="full", mamba="mamba-ssm").extras == ("causal_conv1d", "mamba_ssm")
+    assert Recipe(method="full", offload_optimizer=True).extras == ("deepspeed",)

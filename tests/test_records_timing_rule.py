@@ -1,0 +1,206 @@
+import math
+import statistics
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from trials.records.observation import StopReason
+from trials.records.timing_rule import TimingRule, instability, median_interval
+
+SECONDS = st.floats(1e-6, 1e6)
+
+
+def shuffled(count: int) -> list[float]:
+    """The whole numbers from 1, so that a value is its own rank, in no order."""
+    values = [float(rank) for rank in range(1, count + 1)]
+    Random(count).shuffle(values)
+    return values
+
+
+@pytest.mark.parametrize(
+    ("count", "low", "high"),
+    [
+        (6, 1, 6),
+        (7, 1, 7),
+        (8, 1, 8),
+        (9, 2, 8),
+        (10, 2, 9),
+        (11, 2, 10),
+        (12, 3, 10),
+        (15, 4, 12),
+        (17, 5, 13),
+        (20, 6, 15),
+        (25, 8, 18),
+        (50, 18, 33),
+        (100, 40, 61),
+    ],
+)
+def test_the_interval_has_the_ranks_of_the_published_tables(
+    count: int, low: float, high: float
+) -> None:
+    """The 95 % ranks of the sign test's interval for a median, as every table has them."""
+    assert median_interval(shuffled(count)) == (low, high)
+
+
+@pytest.mark.parametrize("count", range(6))
+def test_fewer_than_six_values_have_no_interval(count: int) -> None:
+    """The whole range of five values holds the median with 93.75 % only."""
+    assert median_interval(shuffled(count)) is None
+
+
+@pytest.mark.parametrize("count", range(6, 60))
+def test_the_ranks_are_the_narrowest_that_hold_the_median_at_95_percent(count: int) -> None:
+    """Counted over every way n values can fall on the two sides of their median."""
+    interval = median_interval(shuffled(count))
+    assert interval is not None
+    rank = int(interval[0])
+    # The median is below x(k), or above x(n+1-k), when fewer than k values are on one side of it.
+    missed = [2 * sum(math.comb(count, i) for i in range(k)) for k in (rank, rank + 1)]
+    assert missed[0] / 2**count <= 0.05 < missed[1] / 2**count
+
+
+@given(st.lists(SECONDS, min_size=6, max_size=40))
+def test_the_interval_holds_the_median_of_its_values(values: list[float]) -> None:
+    """Whatever the values, and however many of them are equal."""
+    interval = median_interval(values)
+    assert interval is not None
+    assert interval[0] <= statistics.median(values) <= interval[1]
+
+
+def test_no_rule_stops_before_its_fewest_steps() -> None:
+    """Five equal steps look precise and took far too long, and still allow no interval."""
+    assert TimingRule().stop_reason([100.0] * 5) is None
+
+
+def test_equal_steps_are_precise_at_once() -> None:
+    """Six is the least that gives an interval, and it has no width."""
+    assert TimingRule().stop_reason([0.1] * 6) == "precise"
+
+
+@pytest.mark.parametrize(("spread", "reason"), [(0.25, "precise"), (0.26, None)])
+def test_precise_is_half_the_interval_against_the_median(spread: float, reason: str | None) -> None:
+    """With six values the interval is their range: at the stated part of the median it stops."""
+    steps = [1 - spread, 1.0, 1.0, 1.0, 1.0, 1 + spread]
+    rule = TimingRule(relative_half_width=0.25, max_seconds=1000)
+    assert rule.stop_reason(steps) == reason
+
+
+def test_the_step_cap_ends_what_never_grows_precise() -> None:
+    """One step less goes on."""
+    wild = [1.0, 2.0] * 10
+    rule = TimingRule(max_steps=20, max_seconds=1000)
+    assert rule.stop_reason(wild) == "step cap"
+    assert rule.stop_reason(wild[:-1]) is None
+
+
+def test_the_time_cap_ends_what_takes_too_long() -> None:
+    """The time of the timed steps counts, and a moment less goes on."""
+    wild = [1.0, 2.0] * 4
+    assert TimingRule(max_seconds=12.0).stop_reason(wild) == "time cap"
+    assert TimingRule(max_seconds=12.1).stop_reason(wild) is None
+
+
+def test_precise_comes_before_both_caps() -> None:
+    """A median that is known well enough is not called cut short."""
+    assert TimingRule(max_steps=6, max_seconds=0.1).stop_reason([1.0] * 6) == "precise"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"min_steps": 5}, {"max_steps": 0}, {"max_seconds": 0}, {"relative_half_width": 0}]
+)
+def test_a_rule_that_can_give_no_interval_is_refused(wrong: dict[str, float]) -> None:
+    """Fewer than six steps, and caps of nothing, are mistakes in a specification."""
+    with pytest.raises(ValidationError):
+        TimingRule.model_validate(wrong)
+
+
+def test_a_warm_up_takes_both_its_steps_and_its_seconds() -> None:
+    """Few slow steps are not enough, nor many fast ones that took no time."""
+    rule = TimingRule(warmup_steps=3, warmup_seconds=1.0)
+    assert not rule.is_warm([])
+    assert not rule.is_warm([2.0, 2.0])
+    assert not rule.is_warm([0.1] * 9)
+    assert rule.is_warm([0.4] * 3)
+    assert TimingRule(warmup_steps=0, warmup_seconds=0.0).is_warm([])
+
+
+@given(st.lists(st.floats(0.0990, 0.1010), min_size=6, max_size=40))
+def test_steady_noise_is_called_stable(seconds: list[float]) -> None:
+    """One percent either way, in any order, is no trend and no outlier."""
+    assert instability(seconds, "precise", TimingRule()) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "stop_reason", "said"),
+    [
+        (
+            [0.1, 0.2] * 5,
+            "step cap",
+            "the median is known to ±33.3% only, timing ended at the step",
+        ),
+        ([0.1 + 0.01 * n for n in range(12)], "precise", "steps became 70% slower"),
+        ([0.2 - 0.01 * n for n in range(12)], "precise", "steps became 43% faster"),
+        ([0.1] * 11 + [0.4], "precise", "1 of 12 steps took half as long again or more"),
+    ],
+)
+def test_an_unstable_series_says_why(
+    seconds: list[float], stop_reason: StopReason, said: str
+) -> None:
+    """Too wide an interval, a trend, steps far above the rest."""
+    reason = instability(seconds, stop_reason, TimingRule())
+    assert reason is not None
+    assert said in reason
+
+
+# Wider noise makes a trend of one series in a hundred thousand, which no test should wait for.
+@given(st.floats(0.001, 0.015), st.integers(0, 2**32))
+def test_what_the_rule_calls_precise_in_steady_noise_is_called_stable(
+    deviation: float, seed: int
+) -> None:
+    """Narrow or not so narrow: its steps are timed until the median is known all the same."""
+    random = Random(seed)
+    seconds: list[float] = []
+    rule = TimingRule()
+    while (reason := rule.stop_reason(seconds)) is None:
+        seconds.append(0.1 * math.exp(random.gauss(0, deviation)))
+    said = instability(seconds, reason, rule)
+    assert said is None if reason == "precise" else said is not None
+
+
+@pytest.mark.parametrize("deviation", [0.05, 0.1, 0.2])
+@pytest.mark.parametrize("steps", [9, 30])
+def test_wide_noise_is_seldom_called_a_trend(deviation: float, steps: int) -> None:
+    """Its median is unsure and that is said; that steps became slower is another thing."""
+    random = Random(steps)
+    series = [
+        [0.1 * math.exp(random.gauss(0, deviation)) for _ in range(steps)] for _ in range(1000)
+    ]
+    told = [instability(seconds, "step cap", TimingRule()) or "" for seconds in series]
+    assert sum("became" in text for text in told) < 0.07 * len(told)
+
+
+@given(st.integers(8, 30), st.sampled_from([1.2, 1.4]), st.integers(0, 2**32))
+def test_a_step_up_under_little_noise_is_a_trend(steps: int, factor: float, seed: int) -> None:
+    """A clock that is held down from the middle on, in whatever order the noise falls."""
+    random = Random(seed)
+    seconds = [
+        0.1 * random.uniform(0.99, 1.01) * (factor if at >= steps // 2 else 1)
+        for at in range(steps)
+    ]
+    assert "slower" in (instability(seconds, "step cap", TimingRule()) or "")
+
+
+@pytest.mark.parametrize("steps", range(1, 6))
+def test_a_series_too_short_for_an_interval_says_so(steps: int) -> None:
+    """Nothing is worked out from what is not there."""
+    said = instability([0.1] * steps, "time cap", TimingRule())
+    assert said is not None
+    assert said.startswith("there were too few steps for an interval of the median, timing ended")
+
+
+def test_nothing_timed_is_not_unstable() -> None:
+    """A probe of memory alone."""
+    assert instability([], None, TimingRule()) is None

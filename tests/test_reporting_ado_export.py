@@ -1,0 +1,54 @@
+"""A run for other projects' tools, as a user asks for it."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from builders.observations import observation
+from builders.runs import made_run
+
+from fitting.tables.csv_table import read_sheet
+from fitting.tables.observations_table import read_frame
+from orchestrator.cli.main import main
+from orchestrator.run_folder.observation_writer import ObservationWriter
+from orchestrator.run_folder.run_folder import RunFolder
+from trials.records.observation import Outcome
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """A made run in an empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    return made_run(tmp_path / "run")
+
+
+def test_a_run_is_written_in_ados_columns_and_can_be_read(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside its observations; what failed for other reasons than memory is not a row."""
+    with ObservationWriter(run) as writer:
+        writer.append(observation(3, Outcome.FAILED))
+    seen = run.observations()
+    assert main(["export", "run", "--format", "ado"]) == 0
+    path = Path("run/ado.csv")
+    rows = f"{len(seen) - 1} observations, {len(seen) - 1} measured"
+    left = "left out 1 that say nothing of what fits"
+    assert capsys.readouterr().out == f"{path}: {rows}; {left}\n"
+    assert list(pd.read_csv(path)["basis"].unique()) == ["measured"]
+    frame, _ = read_sheet(path)
+    read = read_frame(frame)
+    steps = {o.batch_size: o.measurement for o in seen if o.measurement is not None}
+    assert set(read.rows.batch_size) <= set(steps)
+    # made_runs: 10 ms a step and 1 ms a query.
+    assert read.rows.seconds.tolist() == pytest.approx(list(0.010 + 0.001 * read.rows.batch_size))
+
+
+def test_the_file_may_be_named(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that cannot be written is told in a line."""
+    del run
+    assert main(["export", "run", "--format", "ado", "--out", "mine.csv"]) == 0
+    assert Path("mine.csv").exists()
+    assert main(["export", "run", "--format", "ado", "--out", "no/where.csv"]) == 1
+    assert capsys.readouterr().err == "no/where.csv: cannot be written: No such file or directory\n"
+    assert main(["export", "none", "--format", "ado"]) == 1
+    assert "none: no such run folder" in capsys.readouterr().err

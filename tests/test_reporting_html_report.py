@@ -1,0 +1,386 @@
+"""The report as one file, in a real browser: it shows, sorts and filters, and asks nobody."""
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from builders.curves import DENSE, epochs
+from builders.observations import environment, observation, recipe, tiny_cell
+from builders.profiles import profiled
+from builders.runs import ONE_CELL, SIMULATED, results, spec_of, whole_trial
+from fakes.browser import Opened, opened_browser
+from playwright.sync_api import BrowserContext
+
+from fitting.fit import fit_observations
+from fitting.learning_curves import curves
+from orchestrator.reporting.comparison import compare, comparison_markdown
+from orchestrator.reporting.html_report import html_comparison, html_report, markdown
+from trials.records.observation import Measurement, Outcome
+
+MADE = datetime(2026, 11, 21, tzinfo=UTC)
+PRICE = "{{gpu: {gpu}, provider: {provider}, region: {region}, instance: {instance}, "
+PRICE += "usd_per_hour: {usd}, market: {market}, source: me, recorded: 2026-01-31}}"
+HOSTILE = "</script><script>alert(1)</script>"
+IMAGE = "<img src=https://example.com/x onerror=alert(2)>"
+MARKDOWN = "![x](https://example.com/y) [z](javascript:alert(3)) <b>|"
+
+
+def offer(
+    usd: float,
+    *,
+    gpu: str = "cpu",
+    provider: str = "own",
+    instance: str = "desk",
+    region: str = "here",
+    market: str = "on-demand",
+) -> str:
+    """A row of the specification's catalog."""
+    quoted = {
+        name: json.dumps(value)
+        for name, value in (("provider", provider), ("instance", instance), ("region", region))
+    }
+    return f"    - {PRICE.format(gpu=json.dumps(gpu), usd=usd, market=market, **quoted)}\n"
+
+
+OFFERS = "".join(
+    (
+        "catalog:\n  offers:\n",
+        offer(0.02, instance="desk", market="spot"),
+        offer(0.05, provider="them", instance="rack"),
+        *(offer(1.0 + n, provider="them", instance=f"big{n}") for n in range(30)),
+    )
+)
+# What is told of an opened part comes a moment later.
+OPEN_ALL = """async () => {
+  for (const each of document.querySelectorAll("details")) each.open = true;
+  await new Promise((done) => setTimeout(done, 100));
+}"""
+TWO_JOBS = ONE_CELL.replace("[16]", "[16, 32]")
+
+
+def twice_as_fast(of: Measurement | None) -> Measurement | None:
+    """The same steps in half the time."""
+    if of is None:
+        return None
+    return of.model_copy(update={"step_seconds": tuple(s / 2 for s in of.step_seconds)})
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrowserContext]:
+    """One browser for all of these tests."""
+    with opened_browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a run of two measured jobs, and one that was simulated on two GPUs."""
+    text = TWO_JOBS.replace("workload:", f"{SIMULATED}workload:") + OFFERS
+    path = tmp_path_factory.mktemp("run") / "report.html"
+    path.write_text(html_report(results(text), MADE), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def report(context: BrowserContext, file: Path) -> Iterator[Opened]:
+    """It, opened; in the end nobody complained, and nothing but the file was asked for."""
+    opened = Opened(context, file)
+    yield opened
+    assert opened.complaints == []
+    # Saved tables are addresses in the browser's own memory.
+    assert [url for url in opened.requests if not url.startswith("blob:")] == [file.as_uri()]
+    opened.page.close()
+
+
+def choose(report: Opened, job: str) -> None:
+    """Has the page show another job."""
+    report.page.select_option("#job", label=job)
+
+
+def test_it_opens_with_the_job_that_leaves_a_choice_and_its_answer(report: Opened) -> None:
+    """Two GPUs to choose from come before one."""
+    (answer,) = report.texts(".answer:not([hidden]) .lead")
+    assert re.search(r"Rent (A40|H100-SXM) from \w+ \(.*\) at \$[\d.]+ an hour: \$", answer)
+    assert "simulated), at batches of 20. " in answer
+    assert " sure that it is the cheapest." in answer
+    assert "The next GPU: " in report.texts(".answer:not([hidden])")[0]
+    choose(report, "llama-tiny, 16 tokens")
+    (answer,) = report.texts(".answer:not([hidden]) .lead")
+    assert answer.startswith("Use cpu of your own (desk) at $0.02 an hour: $0.0")
+    assert "Never taken away: cpu of your own" not in answer
+
+
+def test_every_job_can_be_chosen_and_all_charts_follow(report: Opened) -> None:
+    """What each is of stands above it."""
+    for job, of in (
+        ("llama-tiny, 16 tokens", "llama-tiny, full-fp32"),
+        ("llama-tiny, 32 tokens", "llama-tiny, full-fp32"),
+        ("llama-2-7b, 64 tokens", "llama-2-7b, lora-r4-all-linear-bf16"),
+    ):
+        choose(report, job)
+        assert report.texts("#errors [data-of]") == [of]
+        (tokens,) = re.findall(r"\d+ tokens", job)
+        assert report.texts("#speed [data-of]") == [f"{of}, {tokens} a query"]
+        assert report.page.locator("figure svg[role=img]").count() >= 3
+        report.page.select_option("#market", "spot")
+        report.page.select_option("#market", "")
+
+
+def test_offers_sort_by_any_column_with_mouse_and_keyboard(report: Opened) -> None:
+    """Up, then down; and the column says which."""
+    choose(report, "llama-tiny, 16 tokens")
+    page, prices = report.page, "#ranking tbody td:nth-child(6)"
+    page.get_by_role("button", name="Show all").first.click()
+    button = page.locator("#ranking th button", has_text="$/h")
+    button.click()
+    rising = report.numbers(prices)
+    assert len(rising) > 30
+    assert rising == sorted(rising)
+    assert button.locator("..").get_attribute("aria-sort") == "ascending"
+    button.focus()
+    page.keyboard.press("Enter")
+    assert report.numbers(prices) == sorted(rising, reverse=True)
+    assert button.locator("..").get_attribute("aria-sort") == "descending"
+    assert page.locator("#ranking th[aria-sort=none]").count() == 9
+
+
+def test_offers_are_filtered_by_provider_market_and_deadline(report: Opened) -> None:
+    """The cheapest of those that are left is named; the chart follows."""
+    choose(report, "llama-tiny, 16 tokens")
+    page = report.page
+    page.select_option("#provider", "them")
+    assert "the cheapest of them: cpu from them (rack, on-demand)" in report.texts("#found")[0]
+    assert {"them"} == {text.split()[0] for text in report.texts("#ranking tbody th small")}
+    page.select_option("#provider", "")
+    page.select_option("#market", "spot")
+    assert {"spot"} == {text.split()[-1] for text in report.texts("#ranking tbody th small")}
+    page.fill("#deadline", "0.0001")
+    assert report.texts("#found")[0].startswith("None of ")
+    assert report.texts("#cost") == ["No offer is left."]
+    page.fill("#deadline", "100")
+    assert "cpu from own (desk, spot)" in report.texts("#found")[0]
+    assert page.locator("#cost svg").count() == 1
+
+
+def test_measured_and_simulated_differ_in_shape(report: Opened) -> None:
+    """A full circle and a hollow diamond, whatever their colours."""
+
+    def shapes() -> set[tuple[str, bool]]:
+        marks = report.page.locator("#speed-charts [aria-label=dot] :is(path, circle)")
+        found = marks.evaluate_all(
+            "all => all.map(e => [e.tagName, (e.getAttribute('fill') "
+            "?? e.closest('g').getAttribute('fill')) === 'var(--card)'])"
+        )
+        return {(d, hollow) for d, hollow in found}
+
+    (simulated,) = shapes()
+    choose(report, "llama-tiny, 32 tokens")
+    (measured,) = shapes()
+    assert measured == ("circle", False)
+    assert simulated == ("path", True)
+
+
+def test_every_chart_has_its_numbers_in_a_table(report: Opened, file: Path) -> None:
+    """As many rows as there are points; a chart has a name for those who do not see it."""
+    choose(report, "llama-tiny, 16 tokens")
+    page = report.page
+    found = re.search(r'id="data">(.*?)</script>', file.read_text(encoding="utf-8"))
+    assert found is not None
+    data = json.loads(found.group(1))["tables"]
+    probes = [
+        dict(zip(data["probes"]["columns"], row, strict=True)) for row in data["probes"]["rows"]
+    ]
+    timed = [row for row in probes if row["cell"] == 0 and row["queries_per_second"] is not None]
+    page.locator("#speed-points summary").click()
+    page.wait_for_selector("#speed-points tbody tr")
+    assert page.locator("#speed-points tbody tr").count() == len(timed)
+    assert page.locator("#speed-charts [aria-label=dot] circle").count() == len(timed)
+    for chart in ("#cost", "#speed-charts", "#memory-charts", "#largest-chart", "#errors-chart"):
+        label = page.locator(f"{chart} svg[role=img]").first.get_attribute("aria-label")
+        assert label, chart
+    page.locator("#all-probes summary").click()
+    page.wait_for_selector("#all-probes tbody tr")
+    assert "here" in report.texts("#all-probes tbody tr")[0]
+
+
+def test_a_table_can_be_saved(report: Opened) -> None:
+    """All of its rows, in the order shown, with ends of intervals in columns of their own."""
+    choose(report, "llama-tiny, 16 tokens")
+    with report.page.expect_download() as download:
+        report.page.locator("#ranking").get_by_role("button", name="Save as CSV").click()
+    lines = download.value.path().read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith(
+        "gpu,provider,instance,region,market,gpus,usd,usd_low,usd_high,hours"
+    )
+    assert lines[1].startswith("cpu,own,desk,here,spot,1,0.0")
+    assert len(lines) > 30
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_a_phone_in_both_themes(report: Opened, scheme: str) -> None:
+    """Nothing is wider than the screen; text and ground are told apart."""
+    page = report.page
+    page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+    page.set_viewport_size({"width": 360, "height": 780})
+    page.wait_for_function("document.querySelector('#cost svg').clientWidth < 360")
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    lightness = sum(map(int, re.findall(r"\d+", ground)[:3])) / 765
+    assert (lightness > 0.5) is (scheme == "light")
+
+
+def test_profiles_and_curves_are_drawn(context: BrowserContext, tmp_path: Path) -> None:
+    """Stacked bars that fill their length, tokens of each expert, a line for each curve."""
+    told = results(ONE_CELL)
+    saving = tiny_cell("mixtral-tiny", recipe("full", gradient_checkpointing=True), seq_len=16)
+    told.profiled = [profiled(1), profiled(8), profiled(8, cell=saving)]
+    told.learned = curves(
+        [
+            *epochs([(0, 3.0), (90, 0.5)]),
+            *epochs([(0, 3.1), (95, 0.4)], DENSE),
+            *epochs([(0, 3.0), (50, 0.9)], learning_rate=3e-4),
+        ]
+    )
+    path = tmp_path / "report.html"
+    path.write_text(html_report(told, MADE), encoding="utf-8")
+    opened = Opened(context, path)
+    for part in ("stages", "layers", "inside"):
+        bars = f"#profile-{part} [aria-label=bar] rect"
+        widths = opened.page.locator(bars).evaluate_all(
+            "all => all.map(e => [e.getAttribute('y'), Number(e.getAttribute('width'))])"
+        )
+        total = {y: sum(width for at, width in widths if at == y) for y, _ in widths}
+        assert len(total) == 3
+        assert max(total.values()) == pytest.approx(min(total.values()), abs=15)
+    assert opened.page.locator("#loads-charts figure").count() == 3
+    lines = opened.page.locator("#loss-chart [aria-label=line] path")
+    assert (
+        lines.evaluate_all("all => all.map(e => e.getAttribute('d').split('L').length)") == [2] * 3
+    )
+    assert len(set(opened.texts("#learning-key > span"))) == 3
+    opened.page.locator("#learning-numbers summary").click()
+    opened.page.wait_for_selector("#learning-numbers tbody tr")
+    assert opened.texts("#learning-numbers tbody td:nth-child(5)") == [
+        *("0 %", "90 %", "0 %", "95 %", "0 %", "50 %")
+    ]
+    assert opened.complaints == []
+    opened.page.close()
+
+
+def test_what_it_leaves_out_of_many_offers_is_said(file: Path) -> None:
+    """How many it has, and where the others are; nothing where it has all."""
+    offers = "".join(offer(1.0 + n, provider="them", instance=f"big{n}") for n in range(120))
+    page = html_report(results(f"{ONE_CELL}catalog:\n  offers:\n{offers}"), MADE)
+    (shown, known) = re.findall(r"This page has (\d+) of the (\d+) offers", page)[0]
+    found = re.search(r'id="data">(.*?)</script>', page)
+    assert found is not None
+    assert len(json.loads(found.group(1))["tables"]["offers"]["rows"]) == int(shown)
+    assert int(known) >= 120
+    assert int(shown) < int(known)
+    assert "This page has" not in file.read_text(encoding="utf-8")
+
+
+def test_names_stay_text_whatever_they_say(context: BrowserContext, tmp_path: Path) -> None:
+    """Of instances, of GPUs, of what a probe ended in: no markup, no script, no request."""
+    text = ONE_CELL + (
+        "catalog:\n  offers:\n"
+        + offer(0.0005, provider=HOSTILE, instance=MARKDOWN, region=IMAGE)
+        + offer(0.0007, provider="=1+1", instance="`code`**bold**")
+    )
+    spec = spec_of(text)
+    (known,) = spec.all_cells()
+    cell = known.model_copy(update={"model": IMAGE})  # as a folder may be called
+    where = environment(host=HOSTILE, device_name=IMAGE)
+    seen = [
+        o.model_copy(update={"environment": where, "cell": cell}) for o in whole_trial(known, spec)
+    ]
+    seen.append(observation(50, Outcome.FAILED, cell=cell, detail=f"{HOSTILE}{MARKDOWN}"))
+    told = results(text, seen, [cell])
+    for name, page in (
+        ("report.html", html_report(told, MADE)),
+        ("both.html", html_comparison(compare(told, told, (HOSTILE, MARKDOWN)), MADE)),
+    ):
+        path = tmp_path / name
+        path.write_text(page, encoding="utf-8")
+        opened = Opened(context, path)
+        opened.page.evaluate(OPEN_ALL)
+        said = opened.page.inner_text("body")
+        assert IMAGE in said
+        assert HOSTILE in said
+        assert MARKDOWN in said.replace("\\|", "|")
+        assert opened.page.locator("img, a[href^=http], a[href^=javascript], b").count() == 0
+        assert opened.complaints == []
+        assert opened.requests == [path.as_uri()]
+        opened.page.close()
+
+
+def test_a_script_that_got_in_would_not_run(
+    context: BrowserContext, file: Path, tmp_path: Path
+) -> None:
+    """The page's own policy allows its scripts by their hashes, and no request at all."""
+    spoilt = file.read_text(encoding="utf-8").replace(
+        "</main>",
+        "<script>document.title = 'spoilt'</script><img src='https://example.com/x'></main>",
+    )
+    path = tmp_path / "spoilt.html"
+    path.write_text(spoilt, encoding="utf-8")
+    opened = Opened(context, path)
+    assert opened.page.title() != "spoilt"
+    assert len([c for c in opened.complaints if "Content Security Policy" in c]) == 2
+    opened.page.close()
+
+
+def test_two_runs_stand_side_by_side(context: BrowserContext, tmp_path: Path) -> None:
+    """A run that took half the time is twice as fast; a version that differs is named."""
+    before = results(TWO_JOBS)
+    newer = environment(versions=(("python", "3.11.1"), ("torch", "2.10.0")))
+    faster = [
+        o.model_copy(update={"environment": newer, "measurement": twice_as_fast(o.measurement)})
+        for o in before.observed
+        if o.cell.seq_len == 16
+    ]
+    found = compare(before, results(ONE_CELL, faster), ("old", "new"))
+    text = comparison_markdown(found)
+    assert re.search(r"\| torch +\| 2.9.0 +\| 2.10.0 +\|", text)
+    assert "+100.0% (+" in text
+    assert "## Only in old\n\n- cpu/llama-tiny/full-fp32/dense/seq32" in text
+    path = tmp_path / "both.html"
+    path.write_text(html_comparison(found, MADE), encoding="utf-8")
+    opened = Opened(context, path)
+    assert opened.texts("#speeds-numbers tbody td:nth-child(6)")[0].startswith("2")
+    assert opened.texts("#speeds-numbers tbody td:nth-child(7)") == ["faster"]
+    assert opened.complaints == []
+    opened.page.close()
+
+
+def test_a_run_of_which_nothing_is_known_yet_opens(context: BrowserContext, tmp_path: Path) -> None:
+    """It says that nothing can be ranked, and why."""
+    path = tmp_path / "report.html"
+    path.write_text(html_report(results(ONE_CELL, []), MADE), encoding="utf-8")
+    opened = Opened(context, path)
+    assert "Nothing can be ranked for llama-tiny, 16 tokens" in opened.texts(".answer .lead")[0]
+    assert "not measured" in opened.texts("#left-out")[0]
+    assert opened.complaints == []
+    opened.page.close()
+
+
+def test_markdown_of_reports_becomes_tables_and_nothing_else() -> None:
+    """Links, images and markup of whoever named something stay what they are: text."""
+    told = str(markdown(f"**sure**\n\n| a | b |\n|---|---|\n| {IMAGE} | [x](http://y) |"))
+    assert "<strong>sure</strong>" in told
+    assert "<td>&lt;img src=" in told
+    assert "<td>[x](http://y)</td>" in told
+
+
+def test_laws_of_the_page_are_those_of_the_run() -> None:
+    """Of each law that was tried its held-out error, as fits.json has it."""
+    told = results(TWO_JOBS)
+    families = fit_observations(told.observed).families
+    page = html_report(told, MADE)
+    found = re.search(r'id="data">(.*?)</script>', page)
+    assert found is not None
+    errors = json.loads(found.group(1))["tables"]["errors"]
+    assert len(errors["rows"]) == sum(len(family.candidates) for family in families) > 0

@@ -1,0 +1,189 @@
+"""The whole report of a run: which parts it has, and what each says of the numbers in it."""
+
+from builders.observations import environment, measurement, observation
+from builders.runs import ONE_CELL, spec_of, whole_trial
+
+from fitting.fit import fit_observations
+from orchestrator.planning.cluster_resources import ClusterResources, Node
+from orchestrator.planning.plan import Plan, make_plan
+from orchestrator.ranking.ranking import rank
+from orchestrator.reporting.markdown_report import markdown
+from orchestrator.run_folder.run_results import RunResults
+from orchestrator.spec.sweep_spec import SweepSpec
+from trials.records.observation import Basis, Observation, Outcome
+
+SPEC = spec_of()
+(CELL,) = SPEC.all_cells()
+SEEN = whole_trial(CELL, SPEC)
+LARGE = environment(device_name="NVIDIA H200", host="gpu1", allocator="expandable_segments:True")
+
+
+def report(seen: list[Observation], spec: SweepSpec = SPEC, plan: Plan | None = None) -> str:
+    """The report of what was observed, of a specification's cells unless told otherwise."""
+    catalog = spec.merged_catalog()
+    plan = plan or make_plan(spec, catalog, ClusterResources((Node({"CPU": 1.0}),)), seen)
+    fits = fit_observations(seen)
+    ranking = rank(spec.workload, catalog, plan, seen, fits.families)
+    return markdown(RunResults(spec, catalog, plan, seen, fits, ranking))
+
+
+def headings(text: str) -> list[str]:
+    """The titles of its parts."""
+    return [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
+
+
+def part(text: str, heading: str) -> str:
+    """One part of it, without its title."""
+    return text.partition(f"## {heading}\n\n")[2].partition("\n\n## ")[0]
+
+
+def test_a_run_of_one_recipe_has_what_can_be_said_of_it_and_no_more() -> None:
+    """No comparison of one recipe, no doubts about steady steps, no joules that nobody counted."""
+    assert headings(report(SEEN)) == [
+        "Cheapest",
+        "Every offer",
+        "Largest batch that fits",
+        "Laws of the step time",
+        "Fits",
+        "Stacks",
+    ]
+
+
+def test_a_run_without_observations_claims_nothing() -> None:
+    """It says what is left out and why."""
+    text = report([])
+    assert headings(text) == ["Cheapest"]
+    assert "Nothing can be ranked yet." in text
+    assert f"- {CELL.key}: not measured" in text
+
+
+def test_recipes_energy_and_doubts_have_parts_of_their_own() -> None:
+    """Where there are two recipes, joules, and steps that did not hold still."""
+    two = ONE_CELL.replace("fp32}]", "fp32}, {method: lora, lora_rank: 4, precision: fp32}]")
+    spec = spec_of(two)
+    seen = [o for cell in spec.all_cells() for o in whole_trial(cell, spec)]
+    shaky = measurement(step_seconds=(0.1, 0.3) * 6).model_copy(
+        update={"stop_reason": "step cap", "energy_joules": 60.0}
+    )
+    seen.append(observation(2, cell=CELL, purpose="ladder", repeat=7, measurement=shaky))
+    text = report(seen, spec)
+    assert headings(text)[2:6] == [
+        "Recipes side by side",
+        "Largest batch that fits",
+        "Unsteady step times",
+        "Energy",
+    ]
+    assert "full weights" in part(text, "Recipes side by side")
+    # 60 J over 12 steps of 2 queries, which took 2.4 s.
+    assert "| 2.5            | 25    |" in part(text, "Energy")
+
+
+def test_every_stack_is_told_with_the_machines_that_ran_it() -> None:
+    """Those that ran another are not among them; the allocator's settings belong to the stack."""
+    second = environment(host="there")
+    seen = [
+        *SEEN,
+        observation(1, cell=CELL, environment=second, repeat=8),
+        observation(1, cell=CELL, environment=LARGE, repeat=9),
+        observation(1, Outcome.OUT_OF_MEMORY, cell=CELL, environment=None, repeat=10),
+    ]
+    software = "CPU threads 1, python 3.11.1, torch 2.9.0"
+    assert set(part(report(seen), "Stacks").strip().splitlines()) == {
+        f"- {second.stack}: a processor, {software}; hosts here, there",
+        f"- {LARGE.stack}: NVIDIA H200, {software}; allocator expandable_segments:True; hosts gpu1",
+    }
+
+
+def test_an_allocator_without_settings_is_told_apart_from_none() -> None:
+    """A CPU has none; on a GPU PyTorch's own defaults hold."""
+    assert "allocator" not in part(report(SEEN), "Stacks")
+    bare = observation(1, cell=CELL, environment=LARGE.model_copy(update={"allocator": ""}))
+    assert "allocator as PyTorch has it" in part(report([*SEEN, bare]), "Stacks")
+
+
+def test_a_capped_gpu_has_a_largest_batch_and_no_offer() -> None:
+    """Though somebody timed its steps and its hours could be worked out."""
+    spec = spec_of(
+        ONE_CELL.replace("gpus: [cpu]", "gpus: [cpu]\nas_if: [small]")
+        + """\
+catalog:
+  gpus:
+    - {key: small, kind: cpu, usable_memory_bytes: 9000000, source: me, recorded: 2026-01-31}
+  offers:
+    - {gpu: small, provider: own, region: here, instance: box, usd_per_hour: 0.01, source: me,
+       recorded: 2026-01-31}
+"""
+    )
+    (capped,) = [cell for cell in spec.all_cells() if cell.capped_on is not None]
+    probes = (
+        observation(8, cell=capped, purpose="ladder", measurement=measurement(step_seconds=(0.1,))),
+        observation(9, Outcome.OUT_OF_MEMORY, cell=capped),
+    )
+    seen = [o.model_copy(update={"basis": Basis.CAPPED}) for o in probes]
+    text = report([*SEEN, *seen], spec)
+    assert capped.key in part(text, "Largest batch that fits")
+    assert "own box" not in text
+    assert (
+        f"- {capped.key}: its largest batch, 8, was found on cpu under a memory cap; its speed is "
+        "not known" in part(text, "Cheapest")
+    )
+    fits = [line for line in part(text, "Fits").splitlines() if "| capped" in line]
+    assert [line.split("|")[1].strip() for line in fits] == ["max_batch_eq1", "memory_affine"]
+
+
+def test_pretrained_weights_are_named_beside_the_model() -> None:
+    """Random ones are the rule and go unnamed."""
+    loaded = CELL.model_copy(update={"weights": "pretrained"})
+    plan = Plan(complete=(loaded,), pending=(), skipped=())
+    seen = [o.model_copy(update={"cell": loaded}) for o in SEEN]
+    assert "**llama-tiny, pretrained**, " in part(report(seen, plan=plan), "Cheapest")
+    assert "pretrained" not in report(SEEN)
+
+
+def test_of_many_offers_the_cheapest_are_listed() -> None:
+    """The rest is counted, and stands in the CSV."""
+    offers = "".join(
+        f"    - {{gpu: cpu, provider: own, region: here, instance: i{n}, usd_per_hour: {n + 1}.0, "
+        "source: me, recorded: 2026-01-31}\n"
+        for n in range(40)
+    )
+    spec = spec_of(f"{ONE_CELL}catalog:\n  offers:\n{offers}")
+    every = part(report(SEEN, spec), "Every offer")
+    rows = [line for line in every.splitlines() if line.startswith("| ") and "measured" in line]
+    assert len(rows) == 25
+    known = len(spec.merged_catalog().offers("cpu"))
+    assert f"Dearer ones stand in ranking.csv: {known - 25}." in every
+
+
+def test_the_answer_is_a_sentence() -> None:
+    """What to rent, at what price, how sure; and what one costs that is never taken away."""
+    rows = (
+        "catalog:\n  offers:\n"
+        "    - {gpu: cpu, provider: own, region: here, instance: desk, usd_per_hour: 0.02, "
+        "market: spot, source: me, recorded: 2026-01-31}\n"
+        "    - {gpu: cpu, provider: own, region: here, instance: rack, usd_per_hour: 0.05, "
+        "source: me, recorded: 2026-01-31}\n"
+    )
+    told = part(report(SEEN, spec_of(ONE_CELL + rows)), "Cheapest").splitlines()[0]
+    assert told.startswith(
+        "- llama-tiny, 16 tokens: Use **cpu** of your own (desk) at $0.02 an hour: **$"
+    )
+    assert (
+        "**more than 99%** sure that it is the cheapest. Never taken away: cpu of your own (rack)"
+        in told
+    )
+
+
+def test_many_cells_left_out_for_one_reason_are_one_line() -> None:
+    """With how many they are."""
+    spec = spec_of(ONE_CELL.replace("[16]", "[16, 32, 48, 64]"))
+    text = report([], spec)
+    assert "- 4 cells: not measured" in text
+
+
+def test_a_short_job_is_said_to_be_mostly_its_start() -> None:
+    """Which is assumed, and the same for every GPU."""
+    said = "of these are mostly the 10 min of start-up that are assumed"
+    assert said in report(SEEN)
+    long = SPEC.model_copy(update={"workload": SPEC.workload.model_copy(update={"queries": 10**8})})
+    assert said not in report(SEEN, long)

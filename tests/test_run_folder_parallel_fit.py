@@ -1,0 +1,193 @@
+"""A long log is read and fitted by several processes, and nobody can tell but by the clock."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from benchmarks.large_log import write_run
+from builders.runs import ONE_CELL, spec_of
+
+from orchestrator.run_folder import parallel_fit as long_log
+from orchestrator.run_folder.parallel_fit import fits_of
+from orchestrator.run_folder.run_folder import RunFolder, open_run
+from orchestrator.storage.local_storage import OBSERVATIONS, lines_of
+from orchestrator.storage.run_storage import StoreError
+from trials.records.profile import is_profile
+
+PROBES = 400  # of ten cells or so
+PART_BYTES = 100_000  # of the 900 kB that they take
+COMMAND = """\
+import os
+from orchestrator import long_log
+from orchestrator.cli.main import main
+long_log.LONG_BYTES, long_log.PART_BYTES = 0, 1_000
+os.sched_getaffinity = lambda of: {0, 1}
+raise SystemExit(main(["fit", RUN]))
+"""
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    """Those of a log, as the benchmark makes them, a profile among them."""
+    folder = tmp_path_factory.mktemp("made") / "run"
+    write_run(folder, PROBES)
+    written = (folder / OBSERVATIONS).read_bytes().splitlines(keepends=True)
+    profile = b'{"kind":"profile","cell":{}}\n'
+    assert is_profile(profile)
+    return [*written[:150], profile, *written[150:]]
+
+
+@pytest.fixture
+def run(lines: list[bytes], tmp_path: Path) -> RunFolder:
+    """A run with such a log, the last line of which is being written."""
+    open_run(tmp_path / "run", ONE_CELL, spec_of())
+    (tmp_path / "run" / OBSERVATIONS).write_bytes(b"".join(lines) + lines[0][:99])
+    return RunFolder(tmp_path / "run")
+
+
+@pytest.fixture
+def several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has any log be a long one, and read by two processes."""
+    monkeypatch.setattr(long_log, "LONG_BYTES", 0)
+    monkeypatch.setattr(long_log, "PART_BYTES", PART_BYTES)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+
+
+def alone(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What comes of a run where no process may be started."""
+    with monkeypatch.context() as patch:
+        patch.setattr(long_log, "LONG_BYTES", 100 * 2**20)
+        patch.setattr(long_log, "ProcessPoolExecutor", None)
+        return told(run)
+
+
+def told(run: RunFolder) -> str:
+    """The fits, or the mistake."""
+    try:
+        return fits_of(run).model_dump_json()
+    except StoreError as error:
+        return str(error)
+
+
+def workers(of: int) -> list[psutil.Process]:
+    """Processes that read and fit for another one."""
+    try:
+        every = psutil.Process(of).children()
+        return [each for each in every if "spawn_main" in " ".join(each.cmdline())]
+    except psutil.NoSuchProcess:
+        return []
+
+
+@pytest.mark.usefixtures("several")
+def test_several_processes_fit_what_one_does_to_the_byte(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A torn last line and a profile are no observations to either."""
+    fits = told(run)
+    assert fits.count('"law"') > 20
+    assert fits == alone(run, monkeypatch)
+
+
+@pytest.mark.usefixtures("several")
+def test_the_first_line_that_is_damaged_is_told_by_its_number(
+    run: RunFolder, lines: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever process finds it, and however many lines of others came before."""
+    damaged = [*lines]
+    damaged[250], damaged[350] = b'{"cell":1}\n', b"\n"
+    (Path(str(run.path)) / OBSERVATIONS).write_bytes(b"".join(damaged))
+    mistake = told(run)
+    assert f"{OBSERVATIONS}:251: not an observation" in mistake
+    assert mistake == alone(run, monkeypatch)
+
+
+@pytest.mark.usefixtures("several")
+def test_a_process_that_was_killed_ends_it_in_a_line(run: RunFolder) -> None:
+    """As the kernel does where memory is short."""
+    before = {each.pid for each in workers(os.getpid())}
+
+    is_over = threading.Event()
+
+    def kill() -> None:
+        held = None
+        while held is None and not is_over.wait(0.01):
+            held = next((w for w in workers(os.getpid()) if w.pid not in before), None)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if held is not None:
+                held.suspend()  # it ends nothing now: the others go on, and wait for it
+                is_over.wait(0.5)
+                held.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        mistake = told(run)
+    finally:
+        is_over.set()
+        killer.join()
+    assert mistake.startswith(f"{run.path}: a process that read or fitted its observations was")
+    assert "\n" not in mistake
+    assert {each.pid for each in workers(os.getpid())} == before
+
+
+@pytest.fixture
+def command(run: RunFolder) -> Iterator["subprocess.Popen[str]"]:
+    """``fit`` on a terminal of its own, its processes held up as soon as they are there."""
+    text = COMMAND.replace("RUN", repr(str(run.path)))
+    with subprocess.Popen(
+        [sys.executable, "-c", text],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        held: set[psutil.Process] = set()
+        while len(held) < 2 and process.poll() is None:
+            for each in set(workers(process.pid)) - held:
+                each.suspend()
+                held.add(each)
+        yield process
+        process.kill()
+
+
+def test_ctrl_c_ends_it_with_all_its_processes_in_a_line(
+    command: "subprocess.Popen[str]",
+) -> None:
+    """A terminal sends it to each of them."""
+    begun = workers(command.pid)
+    os.killpg(command.pid, signal.SIGINT)
+    for each in begun:
+        each.resume()
+    printed, complaint = command.communicate(timeout=60)
+    assert (command.returncode, printed) == (130, "")
+    assert complaint.startswith("stopped: ")
+    assert complaint.count("\n") == 1
+    assert psutil.wait_procs(begun, timeout=30)[1] == []
+
+
+def test_its_processes_end_with_it_however_it_ends(command: "subprocess.Popen[str]") -> None:
+    """Of a driver that is killed, nothing goes on."""
+    begun = workers(command.pid)
+    assert len(begun) == 2
+    for each in begun:
+        each.resume()
+    command.kill()
+    assert psutil.wait_procs(begun, timeout=30)[1] == []
+
+
+def test_each_line_is_in_one_part_however_a_file_is_cut(tmp_path: Path) -> None:
+    """Cuts at the start, in the middle and at the end of a line, and in the torn last one."""
+    file = tmp_path / "lines"
+    file.write_bytes(b"one\n\nthree is longer\nfour\ntorn")
+    expected, size = list(lines_of(file)), file.stat().st_size
+    for step in range(1, size + 1):
+        cuts = range(0, size, step)
+        parts = [list(lines_of(file, at, min(at + step, size))) for at in cuts]
+        assert [line for part in parts for line in part] == expected

@@ -1,0 +1,124 @@
+"""The check of a machine's own GPU: what it would measure, in which order, within which time."""
+
+import pytest
+from builders.observations import observation
+from builders.runs import ONE_CELL, spec_of
+
+from gpu_catalog.catalog import load_catalog
+from orchestrator.planning.cluster_resources import ClusterResources, Node
+from orchestrator.planning.plan import make_plan, trial_task
+from orchestrator.running.gpu_check import (
+    GpuCheckError,
+    gpu_check_spec_text,
+    gpu_of_this_machine,
+    in_order_of_value,
+    machine_with,
+    time_is_left,
+)
+from orchestrator.spec.spec_file import parse_spec
+from orchestrator.spec.sweep_spec import SweepSpec
+from trials.local_runner import run_trials_here
+from trials.records.cell import Cell
+from trials.records.observation import Observation, Outcome
+from trials.records.optional_packages import EXTRAS
+
+CATALOG = load_catalog()
+
+
+def check_of(key: str, packages: frozenset[str]) -> tuple[SweepSpec, list[Cell]]:
+    """The check of a GPU of the catalog, on a machine with these extras."""
+    gpu = CATALOG.gpu(key)
+    spec = parse_spec(gpu_check_spec_text(gpu, CATALOG), "gpu-check")
+    machine = ClusterResources((Node({"CPU": 8.0, key: 1.0}, packages),))
+    return spec, in_order_of_value(spec, make_plan(spec, CATALOG, machine, []))
+
+
+def test_the_most_valuable_cells_come_first_and_each_once() -> None:
+    """The GPU's own at the shorter length, then in the place of smaller ones, then the longer."""
+    _, cells = check_of("H200-SXM", frozenset(EXTRAS))
+    assert [(c.gpu, c.model, c.active_experts, c.seq_len) for c in cells[:5]] == [
+        ("H200-SXM", "mixtral-8x7b", 2, 128),
+        ("H200-SXM", "mixtral-8x7b", 8, 128),
+        ("H200-SXM", "blackmamba-2.8b", 2, 128),
+        ("H200-SXM", "llama-2-7b", None, 128),
+        ("A40", "mixtral-8x7b", 2, 128),
+    ]
+    assert {c.capped_on for c in cells if c.gpu in {"A40", "A100-40GB-SXM"}} == {"H200-SXM"}
+    assert len({(c.gpu, c.model, c.active_experts, c.seq_len) for c in cells}) == len(cells) == 21
+
+
+@pytest.mark.parametrize(
+    ("packages", "kernels"),
+    [
+        (frozenset(EXTRAS), {"flash_attention_2", "mamba-ssm"}),
+        (frozenset(), {"sdpa", "reference"}),
+    ],
+)
+def test_the_kernels_are_those_the_machine_has(packages: frozenset[str], kernels: set[str]) -> None:
+    """Its own where they are installed, else PyTorch's."""
+    _, cells = check_of("H200-SXM", packages)
+    used = {c.recipe.attention for c in cells} | {c.recipe.mamba for c in cells}
+    assert used - {None} == kernels
+
+
+def test_a_gpu_stands_in_for_smaller_ones_only() -> None:
+    """An A40 has more memory than an A100 of 40 GB, and is no stand-in for itself."""
+    spec, _ = check_of("A40", frozenset())
+    assert spec.as_if == ("A100-40GB-SXM",)
+
+
+def test_a_machine_without_a_gpu_is_told_in_a_line() -> None:
+    """Before anything is made."""
+    with pytest.raises(GpuCheckError, match="no NVIDIA GPU: NVML finds none on this machine"):
+        gpu_of_this_machine(CATALOG)
+
+
+def test_the_machine_is_a_cluster_of_one_node() -> None:
+    """So that one plan serves both."""
+    machine = machine_with(CATALOG.gpu("A40"), cores=4)
+    assert machine.trial_resources(CATALOG.gpu("A40")) == {"CPU": 1, "A40": 1}
+    assert machine.threads(CATALOG.gpu("A40")) == 4
+
+
+def test_no_probe_is_begun_that_may_not_end_in_time() -> None:
+    """Half as long again as the longest so far must be left."""
+    now = [100.0]
+    observed: list[Observation] = []
+    keep_going = time_is_left(60, observed, clock=lambda: now[0])
+    assert keep_going()
+    observed.append(observation(1, seconds=20.0))
+    now[0] = 129.0
+    assert keep_going()
+    now[0] = 131.0
+    assert not keep_going()
+
+
+class Diary:
+    """A listener that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, str]] = []
+        self.seen: list[Observation] = []
+
+    def started(self, cell: Cell) -> None:
+        self.heard.append(("started", cell.key))
+
+    def observed(self, observation: Observation) -> None:
+        self.seen.append(observation)
+
+    def ended(self, cell: Cell, error: str | None) -> None:
+        assert error is None
+        self.heard.append(("ended", cell.key))
+
+
+def test_trials_run_here_one_after_another_until_time_is_up() -> None:
+    """Real ones, without Ray; what was observed until then is whole."""
+    spec = spec_of(ONE_CELL.replace("[16]", "[8, 16]").replace("64", "2"))
+    first, second = spec.all_cells()
+    catalog = spec.merged_catalog()
+    tasks = [trial_task(spec, catalog, cell, []) for cell in (first, second)]
+    diary = Diary()
+    run_trials_here(tasks, diary, lambda: len(diary.seen) < 2)
+    assert diary.heard == [("started", first.key), ("ended", first.key)]
+    assert [o.outcome for o in diary.seen] == [Outcome.FITS] * 2
+    assert {o.cell for o in diary.seen} == {first}

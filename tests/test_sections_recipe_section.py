@@ -1,0 +1,220 @@
+"""Recipes side by side: what is compared with what, where, and what is left empty."""
+
+import pytest
+from builders.observations import MIB, environment, measurement, observation, recipe, tiny_cell
+
+from orchestrator.reporting.sections.recipe_section import (
+    compare_recipes,
+    plainness,
+    recipes_section,
+)
+from trials.records.observation import Basis, Observation, Outcome
+from trials.records.recipe import Recipe
+
+PLAIN = recipe("full", attention="sdpa")
+CHECKPOINTED = recipe("full", attention="sdpa", gradient_checkpointing=True)
+ADAPTED = recipe("lora", attention="sdpa", lora_targets=("all-linear",))
+
+
+def probe(
+    of: Recipe, batch_size: int, peak_mib: float, seconds: float | None = None, **changed: object
+) -> Observation:
+    """A probe of llama-tiny that fits, timed or not."""
+    steps = () if seconds is None else (seconds,) * 6
+    return observation(
+        batch_size,
+        cell=tiny_cell(of=of),
+        measurement=measurement(round(peak_mib * MIB), steps),
+        **changed,
+    )
+
+
+def miss(of: Recipe, batch_size: int) -> Observation:
+    """One that does not."""
+    return observation(batch_size, Outcome.OUT_OF_MEMORY, cell=tiny_cell(of=of))
+
+
+SEEN = [
+    probe(CHECKPOINTED, 1, 60, 0.14),
+    probe(CHECKPOINTED, 2, 65, 0.26),
+    probe(CHECKPOINTED, 8, 95, 1.00),
+    miss(CHECKPOINTED, 9),
+    probe(PLAIN, 1, 80, 0.10),
+    probe(PLAIN, 2, 100, 0.20),
+    miss(PLAIN, 3),
+    probe(ADAPTED, 1, 40),
+    probe(ADAPTED, 2, 50),
+]
+
+
+def test_recipes_are_compared_at_the_largest_batch_all_were_measured_at() -> None:
+    """The plainest first; what was not timed or is not known is absent."""
+    (found,) = compare_recipes(SEEN)
+    assert found.batch_size == 2
+    assert [row.recipe.key for row in found.rows] == [
+        "full-fp32",
+        "full-fp32-checkpointed",
+        "lora-r4-all-linear-fp32",
+    ]
+    assert [row.peak_bytes // MIB for row in found.rows] == [100, 65, 50]
+    assert [row.step_seconds for row in found.rows] == [0.20, 0.26, None]
+    assert [row.largest for row in found.rows] == [2, 8, None]
+    assert [row.queries_per_second for row in found.rows] == [10.0, 8.0, None]
+
+
+def cells_of(text: str) -> list[list[str]]:
+    """The cells of every row of the section's tables."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "recipe" not in line
+    ]
+
+
+def test_the_table_says_what_each_recipe_saves_and_costs() -> None:
+    """In words for what varies, relative to the default, which the caption names."""
+    text = recipes_section(SEEN)
+    caption, _, _ = text.partition("\n\n|")
+    assert caption == (
+        "## Recipes side by side\n\n**llama-tiny** on cpu, 16 tokens a query; alike in all: fp32, "
+        "SDPA attention, adamw, not offloaded; measured.\n"
+        "Memory and step at batch size 2, the largest at which all that fit were measured. "
+        "The default, the plainest that fits: full weights, no checkpointing."
+    )
+    adapted = "LoRA rank 4 on all-linear, no checkpointing"
+    assert cells_of(text) == [
+        ["full weights, no checkpointing", "100.00 MiB", "+0%", "0.2 s", "+0%", "2", "10", "+0%"],
+        ["full weights, checkpointing", "65.00 MiB", "-35%", "0.26 s", "+30%", "8", "8", "-20%"],
+        [adapted, "50.00 MiB", "-50%", "", "", "", "", ""],
+    ]
+
+
+def test_a_batch_size_that_all_were_timed_at_is_preferred() -> None:
+    """A step time beside each peak says more than a larger batch without one."""
+    seen = [o for o in SEEN if o.cell.recipe != ADAPTED]
+    untimed = [
+        probe(PLAIN, 2, 100),
+        *(o for o in seen if (o.batch_size, o.cell.recipe) != (2, PLAIN)),
+    ]
+    (found,) = compare_recipes(untimed)
+    assert (found.batch_size, found.timed) == (1, True)
+    assert "the largest at which all that fit were timed" in recipes_section(untimed)
+
+
+def test_a_recipe_of_which_nothing_fits_is_a_row_without_numbers() -> None:
+    """That it does not fit is a finding; the default is the plainest that does."""
+    built = miss(PLAIN, 1).model_copy(update={"environment": None})  # memory ran out in the build
+    text = recipes_section([built, *(o for o in SEEN if o.cell.recipe != PLAIN)])
+    assert "The default, the plainest that fits: full weights, checkpointing." in text
+    assert cells_of(text)[-1] == [
+        "full weights, no checkpointing",
+        *("does not fit", "", "", "", "0", "", ""),
+    ]
+    assert compare_recipes([built, miss(ADAPTED, 1)]) == []
+
+
+def test_a_size_that_ever_missed_is_no_speed_and_no_peak() -> None:
+    """However fast it was while it fitted, one cannot train at it."""
+    thrashing = observation(
+        8,
+        Outcome.THRASHING,
+        cell=tiny_cell(of=CHECKPOINTED),
+        measurement=measurement(95 * MIB, (0.01,) * 6),
+    )
+    (found,) = compare_recipes([*SEEN, thrashing, probe(PLAIN, 8, 10, 0.01)])
+    assert found.batch_size == 2
+    assert [row.queries_per_second for row in found.rows] == [10.0, 2 / 0.26, None]
+    # 8 missed and 2 fits: what lies between is not known.
+    assert found.rows[1].largest is None
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"environment": environment(versions=(("torch", "3.0"),))},
+        {"basis": Basis.SIMULATED},
+    ],
+)
+def test_stacks_and_bases_are_not_compared(changed: dict[str, object]) -> None:
+    """Kernels of another version are not what the recipe changed."""
+    other = [o.model_copy(update=changed) for o in SEEN if o.cell.recipe != PLAIN]
+    plain = [o for o in SEEN if o.cell.recipe == PLAIN]
+    assert compare_recipes(plain + other[:4]) == []
+    (found,) = compare_recipes([*plain, *other])
+    assert [row.recipe for row in found.rows] == [CHECKPOINTED, ADAPTED]
+    assert found.basis is changed.get("basis", Basis.MEASURED)
+
+
+def test_a_child_that_died_without_a_word_belongs_to_its_cells_stack() -> None:
+    """Where the cell ran on one; its miss still bounds what fits."""
+    lost = [
+        o if o.outcome is Outcome.FITS else o.model_copy(update={"environment": None}) for o in SEEN
+    ]
+    assert compare_recipes(lost) == compare_recipes(SEEN)
+    elsewhere = environment(versions=(("torch", "3.0"),))
+    again = [
+        o.model_copy(update={"environment": elsewhere}) for o in SEEN if o.cell.recipe == PLAIN
+    ]
+    first = compare_recipes([*lost, *again])[0]
+    assert [row.largest for row in first.rows] == [None, 8, None]
+
+
+EVERY_AXIS = [
+    recipe("full"),
+    recipe("full", precision="bf16"),
+    recipe("full", gradient_checkpointing=True),
+    *(
+        recipe("full", attention=a, precision="bf16")
+        for a in ("eager", "sdpa", "flash_attention_2")
+    ),
+    *(recipe("full", experts=e) for e in ("looped", "grouped")),
+    *(recipe("full", mamba=m) for m in ("mamba-ssm", "reference")),
+    *(recipe("full", optimizer=o) for o in ("adamw_8bit", "paged_adamw_8bit", "adafactor", "sgd")),
+    recipe("full", offload_optimizer=True),
+    recipe("lora"),
+    recipe("lora", lora_rank=8),
+    recipe("lora", lora_alpha=4),
+    recipe("lora", lora_dropout=0.1),
+    recipe("lora", lora_targets=("router",)),
+    recipe("qlora"),
+    recipe("qlora", double_quantisation=False),
+]
+
+
+def test_every_axis_has_words_of_its_own() -> None:
+    """Two recipes that differ in any field are two rows that read differently."""
+    seen = [observation(1, cell=tiny_cell().model_copy(update={"recipe": of})) for of in EVERY_AXIS]
+    names = [row[0] for row in cells_of(recipes_section(seen))]
+    assert len(names) == len(EVERY_AXIS)
+    assert len(set(names)) == len(names)
+
+
+def test_a_recipe_alone_is_compared_with_nothing() -> None:
+    """Nor two that share no batch size, nor two on different GPUs."""
+    assert recipes_section(SEEN[:4]) == ""
+    assert compare_recipes([probe(PLAIN, 1, 80), probe(ADAPTED, 2, 50)]) == []
+    elsewhere = tiny_cell(of=ADAPTED).model_copy(update={"gpu": "other"})
+    assert compare_recipes([probe(PLAIN, 1, 80), observation(1, cell=elsewhere)]) == []
+
+
+def test_a_capped_gpu_is_not_compared() -> None:
+    """Its steps would be another one's."""
+    capped = [o.model_copy(update={"basis": Basis.CAPPED}) for o in SEEN]
+    assert compare_recipes(capped) == []
+
+
+def test_the_plainest_recipe_saves_no_memory() -> None:
+    """Full weights, no recomputing, PyTorch's attention and optimizer, nothing on the host."""
+    recipes = [
+        recipe("qlora", precision="bf16"),
+        recipe("lora", precision="bf16"),
+        recipe("full", precision="bf16", offload_optimizer=True),
+        recipe("full", precision="bf16", attention="flash_attention_2"),
+        recipe("full", precision="bf16", optimizer="adamw_8bit"),
+        recipe("full", precision="bf16", gradient_checkpointing=True),
+        recipe("full", precision="bf16", attention="sdpa"),
+        recipe("full", precision="bf16", attention="eager"),
+    ]
+    ordered = sorted(recipes, key=plainness)
+    assert ordered[0].attention == "eager"
+    assert ordered[1] == recipes[6]
+    assert [r.method for r in ordered[-2:]] == ["lora", "qlora"]

@@ -1,0 +1,79 @@
+"""Which step times are to be doubted, and why; and what the steps drew."""
+
+import pytest
+from builders.observations import measurement, observation
+
+from orchestrator.reporting.sections.stability_section import doubts, steadiness_section
+from trials.records.observation import DeviceReading, MemoryReading
+from trials.records.timing_rule import TimingRule
+
+RULE = TimingRule()
+WIDE = "the median is known to ±33.3% only, timing ended at the time cap; steps became 100% slower"
+STEADY = measurement(step_seconds=(0.1,) * 12)
+
+
+def test_steady_steps_are_not_doubted() -> None:
+    """And the report has no section for them."""
+    assert list(doubts(STEADY, RULE)) == []
+    assert steadiness_section([observation(1, measurement=STEADY)], RULE) == ""
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        (
+            {"step_seconds": (0.1,) * 6 + (0.2,) * 6, "stop_reason": "time cap"},
+            WIDE,
+        ),
+        (
+            {"before": DeviceReading(), "after": DeviceReading(throttle_reasons=("SwPowerCap",))},
+            "clocks held down: SwPowerCap",
+        ),
+        (
+            {
+                "before": DeviceReading(sm_clock_mhz=1980),
+                "after": DeviceReading(sm_clock_mhz=1500),
+            },
+            "the clock fell from 1980 to 1500 MHz",
+        ),
+        (
+            {"memory": MemoryReading(peak_allocated_bytes=1, foreign_bytes=3 * 2**30)},
+            "another process held 3.0 GiB of the GPU",
+        ),
+    ],
+)
+def test_every_reason_to_doubt_is_told(changed: dict[str, object], reason: str) -> None:
+    """In words, beside the batch it concerns."""
+    seen = STEADY.model_copy(update=changed)
+    assert "; ".join(doubts(seen, RULE)) == reason
+    assert reason in steadiness_section([observation(4, measurement=seen)], RULE)
+
+
+def test_a_cell_has_one_row_with_its_worst_probe() -> None:
+    """Dozens of rows would hide which cells to measure again."""
+    wide = STEADY.model_copy(update={"step_seconds": (0.1, 0.2) * 6, "stop_reason": "step cap"})
+    wider = STEADY.model_copy(update={"step_seconds": (0.1, 0.5) * 6, "stop_reason": "step cap"})
+    seen = [observation(b, measurement=m) for b, m in ((1, wide), (2, wider), (3, STEADY))]
+    text = steadiness_section(seen, RULE)
+    (row,) = [line for line in text.splitlines() if "llama-tiny" in line]
+    assert [part.strip() for part in row.split("|")[2:4]] == ["2 of 3 probes", "2"]
+
+
+def test_energy_is_told_for_each_query() -> None:
+    """600 J over 12 steps of 4 queries in 1.2 s: 12.5 J a query, 500 W."""
+    drawn = STEADY.model_copy(
+        update={
+            "energy_joules": 600.0,
+            "after": DeviceReading(sm_clock_mhz=1980, temperature_celsius=61),
+        }
+    )
+    text = steadiness_section([observation(4, measurement=drawn)], RULE)
+    (row,) = [line for line in text.splitlines() if "llama-tiny" in line]
+    assert [part.strip() for part in row.split("|")[2:-1]] == [
+        "4",
+        "0",
+        "12.5",
+        "500",
+        "1980",
+        "61",
+    ]

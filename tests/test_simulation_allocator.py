@@ -1,0 +1,426 @@
+"""The model of PyTorch's caching allocator: its documented rules, and no others."""
+
+import random
+from dataclasses import dataclass
+from itertools import takewhile
+
+import pytest
+from builders.recorded_segments import replay_at
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trials.simulation.allocator import AllocatorPeaks, replay
+
+KIB, MIB = 2**10, 2**20
+
+
+def played(
+    *events: tuple[int, int], capacity: int | None = None, expandable: bool = False
+) -> AllocatorPeaks:
+    """Storages that come (name, bytes) and go (name, less than zero)."""
+    names, sizes = zip(*events, strict=True)
+    return replay(names, sizes, capacity_bytes=capacity, expandable_segments=expandable)
+
+
+@pytest.mark.parametrize(
+    ("asked", "block", "segment"),
+    [
+        (1, 512, 2 * MIB),
+        (513, 1024, 2 * MIB),
+        (MIB, MIB, 2 * MIB),
+        (2 * MIB, 2 * MIB, 20 * MIB),
+        (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),
+        (10 * MIB, 10 * MIB, 10 * MIB),
+        (11 * MIB + 1, 12 * MIB, 12 * MIB),  # what is left, under 1 MiB, stays with the block
+        (19 * MIB + 1, 20 * MIB, 20 * MIB),
+    ],
+)
+def test_a_block_is_rounded_and_its_segment_by_its_size(
+    asked: int, block: int, segment: int
+) -> None:
+    """512 bytes, then pools of 2 and 20 MiB segments, then segments of their own by 2 MiB."""
+    peaks = played((0, asked))
+    assert (peaks.peak_allocated_bytes, peaks.peak_reserved_bytes) == (block, segment)
+
+
+def test_small_blocks_share_a_segment_and_large_ones_another() -> None:
+    """Four of 512 KiB in 2 MiB, ten of 2 MiB in 20."""
+    assert played(*((n, 512 * KIB) for n in range(4))).peak_reserved_bytes == 2 * MIB
+    assert played(*((n, 512 * KIB) for n in range(5))).peak_reserved_bytes == 4 * MIB
+    assert played(*((n, 2 * MIB) for n in range(10))).peak_reserved_bytes == 20 * MIB
+    assert played((0, MIB), (1, 2 * MIB)).peak_reserved_bytes == 22 * MIB
+
+
+def test_the_smallest_block_that_is_large_enough_is_taken() -> None:
+    """Of a free 12 and a free 30 MiB, 11 MiB takes the 12, so that 30 fits after it."""
+    events = [(0, 30 * MIB), (1, 12 * MIB), (0, -1), (1, -1), (2, 11 * MIB), (3, 30 * MIB)]
+    assert played(*events).peak_reserved_bytes == 42 * MIB
+
+
+def test_a_remainder_of_more_than_a_mebibyte_is_split_off() -> None:
+    """12 MiB out of 30 leave 18; 29.5 out of 30 leave nothing, and count whole."""
+    reused = played((0, 30 * MIB), (0, -1), (1, 12 * MIB), (2, 18 * MIB))
+    assert reused.peak_reserved_bytes == 30 * MIB
+    whole = played((0, 30 * MIB), (0, -1), (1, 30 * MIB - 512 * KIB))
+    assert whole.peak_allocated_bytes == 30 * MIB
+
+
+def test_free_neighbours_are_merged_within_a_segment() -> None:
+    """Three of 2 MiB let go in any order make room for one of 6; two segments stay two."""
+    for order in ((0, 1, 2), (2, 0, 1), (1, 2, 0)):
+        events = [*((n, 2 * MIB) for n in range(10)), *((n, -1) for n in order), (10, 6 * MIB)]
+        assert played(*events).peak_reserved_bytes == 20 * MIB
+    apart = [(0, 10 * MIB), (1, 10 * MIB), (0, -1), (1, -1), (2, 20 * MIB)]
+    assert played(*apart).peak_reserved_bytes == 40 * MIB
+
+
+def test_at_the_limit_free_segments_are_given_back_once() -> None:
+    """30 MiB free and 40 asked for, of 50: given back, and counted."""
+    peaks = played((0, 30 * MIB), (0, -1), (1, 40 * MIB), capacity=50 * MIB)
+    assert peaks == AllocatorPeaks(40 * MIB, 40 * MIB, retries=1, failed_at=None)
+
+
+def test_a_segment_in_part_in_use_is_not_given_back() -> None:
+    """2 MiB of 20 in use hold all 20: 40 of 50 cannot be had, and it is told where."""
+    events = [(0, 2 * MIB), (1, 12 * MIB), (1, -1), (2, 40 * MIB)]
+    assert played(*events, capacity=50 * MIB).failed_at == 3
+
+
+def test_expandable_segments_grow_by_what_is_missing() -> None:
+    """30 MiB free at the end and 45 asked for: a page of 20 is added, no segment of 46."""
+    events = [(0, 30 * MIB), (0, -1), (1, 45 * MIB)]
+    plain, grown = played(*events), played(*events, expandable=True)
+    assert (plain.peak_reserved_bytes, grown.peak_reserved_bytes) == (76 * MIB, 60 * MIB)
+
+
+def test_expandable_segments_give_back_free_pages() -> None:
+    """100 MiB free before 2 in use go, so that 105 fit after these in 150."""
+    events = [(0, 100 * MIB), (1, 2 * MIB), (0, -1), (2, 90 * KIB), (3, 105 * MIB)]
+    peaks = played(*events, capacity=150 * MIB, expandable=True)
+    assert (peaks.retries, peaks.failed_at) == (1, None)
+
+
+def test_a_remainder_of_a_mebibyte_is_not_split_off() -> None:
+    """Of the large pool it must be more; of the small one 512 bytes will do."""
+    assert played((0, 12 * MIB), (0, -1), (1, 11 * MIB)).peak_allocated_bytes == 12 * MIB
+    just = played((0, 12 * MIB), (0, -1), (1, 11 * MIB - 512))
+    assert just.peak_allocated_bytes == 12 * MIB
+    small = [(0, MIB), (1, MIB), (0, -1), (2, MIB - 512), (3, 512)]
+    assert played(*small).peak_reserved_bytes == 2 * MIB
+
+
+def test_pools_do_not_lend_to_each_other() -> None:
+    """20 MiB of the large pool are free, and 1 MiB is still of a small segment."""
+    assert played((0, 20 * MIB), (0, -1), (1, MIB)).peak_reserved_bytes == 22 * MIB
+
+
+def test_what_was_let_go_is_used_again() -> None:
+    """A thousand of a size, one after another, take one segment."""
+    events = [(n, size) for n in range(1000) for size in (30 * MIB, -1)]
+    assert played(*events) == AllocatorPeaks(30 * MIB, 30 * MIB, retries=0, failed_at=None)
+
+
+def test_out_of_memory_ends_it_after_one_retry() -> None:
+    """The first event that does not fit is told, and the peaks up to it."""
+    peaks = played((0, 30 * MIB), (1, 30 * MIB), (2, 1), capacity=50 * MIB)
+    assert peaks == AllocatorPeaks(30 * MIB, 30 * MIB, retries=1, failed_at=1)
+
+
+def test_free_segments_of_the_other_pool_are_given_back_too() -> None:
+    """2 MiB of the small pool make room for 50 of the large one."""
+    peaks = played((0, 1), (0, -1), (1, 50 * MIB), capacity=50 * MIB)
+    assert peaks == AllocatorPeaks(50 * MIB, 50 * MIB, retries=1, failed_at=None)
+
+
+def test_nothing_happens_at_a_size_of_zero() -> None:
+    """Not to the memory, and not to the storage of the name."""
+    assert played((0, 0)) == AllocatorPeaks(0, 0, retries=0, failed_at=None)
+    assert played((0, MIB), (0, 0), (0, -1)).peak_allocated_bytes == MIB
+
+
+@pytest.mark.parametrize(("first", "reserved"), [(0, 60 * MIB), (1, 40 * MIB)])
+def test_of_equal_blocks_the_lower_address_is_taken(first: int, reserved: int) -> None:
+    """18 MiB are free in two segments; what takes the one beside free 2 MiB leaves none of 20."""
+    places = [10 * 2**30, 20 * 2**30]
+    addresses = [places[first], places[1 - first], 30 * 2**30]
+    names = [0, 1, 2, 3, 1, 3, 0, 4, 5]
+    sizes = [2 * MIB, 18 * MIB, 2 * MIB, 18 * MIB, -1, -1, -1, 20 * MIB, 18 * MIB]
+    assert replay(names, sizes, capacity_bytes=None).peak_reserved_bytes == 40 * MIB
+    names, sizes = [0, 1, 2, 3, 1, 3, 4, 0, 5], [*sizes[:6], 18 * MIB, -1, 20 * MIB]
+    peaks = replay_at(names, sizes, addresses, capacity_bytes=None)
+    assert peaks.peak_reserved_bytes == reserved
+
+
+def test_segments_in_a_row_in_memory_are_not_merged() -> None:
+    """Two of 10 MiB that CUDA placed side by side still hold none of 20."""
+    names, sizes = [0, 1, 0, 1, 2], [10 * MIB, 10 * MIB, -1, -1, 20 * MIB]
+    addresses = [2**40, 2**40 + 10 * MIB, 2**40 + 20 * MIB]
+    assert replay_at(names, sizes, addresses, capacity_bytes=None).peak_reserved_bytes == 40 * MIB
+
+
+def test_any_remainder_is_split_off_in_an_expandable_segment() -> None:
+    """Of the large pool, too: 20 MiB less 512 bytes are that, and not 20."""
+    assert played((0, 20 * MIB - 512), expandable=True).peak_allocated_bytes == 20 * MIB - 512
+
+
+def test_a_block_that_can_grow_is_not_the_best_fit() -> None:
+    """12 MiB go to 14 that cannot grow, not to the last 12, so that 25 take but one page more."""
+    events = [(0, 14 * MIB), (1, 14 * MIB), (0, -1), (2, 12 * MIB), (3, 25 * MIB)]
+    assert played(*events, expandable=True).peak_reserved_bytes == 60 * MIB
+    events = [(0, 14 * MIB), (1, 14 * MIB), (0, -1), (2, 12 * MIB), (4, 12 * MIB)]
+    assert played(*events, expandable=True).peak_reserved_bytes == 40 * MIB
+
+
+def test_pages_given_back_are_mapped_again_where_they_were() -> None:
+    """Two holes of 20 MiB and what is between them become 55, so that all 100 are whole at last."""
+    events = [
+        *((n, 20 * MIB) for n in range(5)),
+        *((1, -1), (3, -1), (5, 30 * MIB)),  # retry: the holes are given back; 30 are at the end
+        *((5, -1), (2, -1), (6, 55 * MIB)),  # retry: 60 in a row are unmapped from 20 on
+        *((0, -1), (4, -1), (6, -1), (7, 100 * MIB)),  # no retry
+    ]
+    peaks = played(*events, capacity=100 * MIB, expandable=True)
+    assert peaks == AllocatorPeaks(100 * MIB, 100 * MIB, retries=2, failed_at=None)
+
+
+def test_what_is_not_there_cannot_go() -> None:
+    """It names the storage."""
+    with pytest.raises(ValueError, match="storage 7"):
+        played((0, 1), (7, -1))
+
+
+@dataclass
+class _Block:
+    address: int
+    size: int
+    state: str  # "used", "free" or "unmapped"
+
+
+@dataclass
+class _Segment:
+    small: bool
+    blocks: list[_Block]
+
+
+class _Plain:
+    """The same rules over lists of segments, looked through from end to end."""
+
+    def __init__(self, capacity: int | None, *, expandable: bool) -> None:
+        self.capacity, self.expandable = capacity, expandable
+        self.segments: list[_Segment] = []
+        self.made = self.reserved = self.peak_reserved = self.retries = 0
+        if expandable:
+            for small in (True, False):
+                self.segments.append(_Segment(small, [_Block(self.made, 10**15, "unmapped")]))
+                self.made += 10**15
+
+    def plays(self, names: list[int], sizes: list[int]) -> AllocatorPeaks:
+        live: dict[int, _Block] = {}
+        peak = 0
+        for event, (name, size) in enumerate(zip(names, sizes, strict=True)):
+            if size < 0:
+                live.pop(name).state = "free"
+                self.merge()
+                continue
+            block = self.allocated(-(-size // 512) * 512)
+            if block is None:
+                return AllocatorPeaks(peak, self.peak_reserved, self.retries, event)
+            live[name] = block
+            peak = max(peak, sum(each.size for each in live.values()))
+        return AllocatorPeaks(peak, self.peak_reserved, self.retries, None)
+
+    def allocated(self, rounded: int) -> _Block | None:
+        small = rounded <= MIB
+        segments = [segment for segment in self.segments if segment.small == small]
+        found = [
+            (block.size, block.address, self.room(segment, block), segment, block)
+            for segment in segments
+            for block in segment.blocks
+            if block.state == "free" and block.size >= rounded
+        ]
+        found.sort(key=lambda each: each[:2])
+        while self.expandable and len(found) > 1 and found[1][2] < found[0][2]:
+            del found[0]
+        place = found[0][3:] if found else self.fresh(rounded)
+        if place is None:
+            self.give_back()
+            self.retries += 1
+            place = self.fresh(rounded)
+        if place is None:
+            return None
+        segment, block = place
+        left = block.size - rounded
+        if left > MIB or ((small or self.expandable) and left >= 512):
+            rest = _Block(block.address + rounded, left, "free")
+            segment.blocks.insert(segment.blocks.index(block) + 1, rest)
+            block.size = rounded
+        block.state = "used"
+        return block
+
+    @staticmethod
+    def room(segment: _Segment, block: _Block) -> int:
+        at = segment.blocks.index(block) + 1
+        grows = at < len(segment.blocks) and segment.blocks[at].state == "unmapped"
+        return block.size + (segment.blocks[at].size if grows else 0)
+
+    def fresh(self, rounded: int) -> tuple[_Segment, _Block] | None:
+        small = rounded <= MIB
+        if self.expandable:
+            return self.mapped(rounded, self.segments[0 if small else 1])
+        own = -(-rounded // (2 * MIB)) * 2 * MIB
+        need = 2 * MIB if small else 20 * MIB if rounded < 10 * MIB else own
+        if not self.reserve(need):
+            return None
+        self.segments.append(_Segment(small, [_Block(self.made, need, "free")]))
+        self.made += need
+        return self.segments[-1], self.segments[-1].blocks[0]
+
+    def mapped(self, rounded: int, segment: _Segment) -> tuple[_Segment, _Block] | None:
+        """Page by page from the first place with room; what is mapped stays when one fails."""
+        page = 2 * MIB if segment.small else 20 * MIB
+        for at, block in enumerate(segment.blocks):
+            run = list(takewhile(lambda each: each.state != "used", segment.blocks[at:]))
+            if block.state != "used" and sum(each.size for each in run) >= rounded:
+                break
+        start = block.address
+        while True:
+            self.merge()
+            block = next(each for each in segment.blocks if each.address == start)
+            if block.state == "free" and block.size >= rounded:
+                return segment, block
+            at = segment.blocks.index(block)
+            gap = segment.blocks[at + (block.state == "free")]
+            missing = rounded - (block.size if block.state == "free" else 0)
+            pages = -(-min(missing, gap.size) // page) * page
+            if not self.reserve(pages):  # All that one stretch of unmapped pages needs, or none.
+                return None
+            new = _Block(gap.address, pages, "free")
+            segment.blocks.insert(segment.blocks.index(gap), new)
+            gap.address, gap.size = gap.address + pages, gap.size - pages
+            if not gap.size:
+                segment.blocks.remove(gap)
+
+    def reserve(self, size: int) -> bool:
+        if self.capacity is not None and self.reserved + size > self.capacity:
+            return False
+        self.reserved += size
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+        return True
+
+    def give_back(self) -> None:
+        if not self.expandable:
+            used = [s for s in self.segments if any(b.state == "used" for b in s.blocks)]
+            self.reserved = sum(b.size for s in used for b in s.blocks)
+            self.segments = used
+            return
+        for base, segment in zip((0, 10**15), self.segments, strict=True):
+            page = 2 * MIB if segment.small else 20 * MIB
+            for block in [each for each in segment.blocks if each.state == "free"]:
+                first = base - (base - block.address) // page * page
+                last = base + (block.address + block.size - base) // page * page
+                if first < last:
+                    ends = [block.address, first, last, block.address + block.size]
+                    states = ["free", "unmapped", "free"]
+                    parts = [
+                        _Block(start, end - start, state)
+                        for start, end, state in zip(ends, ends[1:], states, strict=False)
+                        if end > start
+                    ]
+                    at = segment.blocks.index(block)
+                    segment.blocks[at : at + 1] = parts
+                    self.reserved -= last - first
+        self.merge()
+
+    def merge(self) -> None:
+        for segment in self.segments:
+            kept: list[_Block] = []
+            for block in segment.blocks:
+                if kept and block.state != "used" and kept[-1].state == block.state:
+                    kept[-1].size += block.size
+                else:
+                    kept.append(block)
+            segment.blocks = kept
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[list[int], list[int]]:
+    """Storages of every size that come and go in any order."""
+    names, sizes, live = [], [], []
+    for name in range(draw(st.integers(1, 40))):
+        for _ in range(draw(st.integers(0, 2))):
+            if live:
+                names.append(live.pop(draw(st.integers(0, len(live) - 1))))
+                sizes.append(-1)
+        power = draw(st.integers(0, 25))
+        names.append(name)
+        sizes.append(draw(st.integers(2**power, 2 ** (power + 1))))
+        live.append(name)
+    return names, sizes
+
+
+@settings(max_examples=600, deadline=None)
+@given(stream=streams(), capacity_mib=st.none() | st.integers(2, 200), expandable=st.booleans())
+def test_it_does_what_the_rules_say_of_any_stream(
+    *, stream: tuple[list[int], list[int]], capacity_mib: int | None, expandable: bool
+) -> None:
+    """The fast replay and the plain one agree on every peak, retry and failure."""
+    names, sizes = stream
+    capacity = None if capacity_mib is None else capacity_mib * MIB
+    peaks = replay(names, sizes, capacity_bytes=capacity, expandable_segments=expandable)
+    assert peaks == _Plain(capacity, expandable=expandable).plays(names, sizes)
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_long_streams_at_the_limit_are_replayed_alike(seed: int, *, expandable: bool) -> None:
+    """Hundreds of live storages, a full memory and many retries, as no short stream has them."""
+    draw = random.Random(seed)
+    names, sizes, live = [], [], dict[int, int]()
+    for name in range(1500):
+        while live and (draw.random() < 0.4 or sum(live.values()) > 400 * MIB):
+            gone = draw.choice(list(live))
+            del live[gone]
+            names.append(gone)
+            sizes.append(-1)
+        live[name] = round(2 ** draw.uniform(0, 26))
+        names.append(name)
+        sizes.append(live[name])
+    held = replay(names, sizes, capacity_bytes=None, expandable_segments=expandable)
+    capacity = held.peak_reserved_bytes * (99 - 2 * seed) // 100
+    peaks = replay(names, sizes, capacity_bytes=capacity, expandable_segments=expandable)
+    assert peaks == _Plain(capacity, expandable=expandable).plays(names, sizes)
+    assert peaks.retries > 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(stream=streams(), expandable=st.booleans())
+def test_what_is_in_use_is_part_of_what_is_held_and_a_larger_memory_changes_nothing(
+    *, stream: tuple[list[int], list[int]], expandable: bool
+) -> None:
+    """What never reaches the limit does the same under it."""
+    names, sizes = stream
+    peaks = replay(names, sizes, capacity_bytes=None, expandable_segments=expandable)
+    assert peaks.peak_allocated_bytes <= peaks.peak_reserved_bytes
+    assert (peaks.retries, peaks.failed_at) == (0, None)
+    held = peaks.peak_reserved_bytes
+    for capacity in (held, held + 1, 2 * held):
+        assert peaks == replay(
+            names, sizes, capacity_bytes=capacity, expandable_segments=expandable
+        )
+
+
+@settings(max_examples=200, deadline=None)
+@given(stream=streams(), expandable=st.booleans())
+def test_all_that_was_let_go_is_whole_again(
+    *, stream: tuple[list[int], list[int]], expandable: bool
+) -> None:
+    """After every storage is gone, one may take all the memory: no segment is in pieces."""
+    names, sizes = stream
+    held = replay(names, sizes, capacity_bytes=None, expandable_segments=expandable)
+    capacity = -(-held.peak_reserved_bytes // (20 * MIB)) * 20 * MIB
+    gone = {name for name, size in zip(names, sizes, strict=True) if size < 0}
+    left = [name for name in names if name not in gone]
+    names = [*names, *left, -1]
+    sizes = [*sizes, *[-1 for _ in left], capacity]
+    peaks = replay(names, sizes, capacity_bytes=capacity, expandable_segments=expandable)
+    assert (peaks.failed_at, peaks.peak_allocated_bytes) == (None, capacity)

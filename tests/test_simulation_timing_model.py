@@ -1,0 +1,182 @@
+"""The clock of two lanes: what a host and a GPU take together, worked by hand."""
+
+import numpy as np
+import pytest
+
+from gpu_catalog.catalog import load_catalog
+from trials.simulation.recording import Column, Kind, OperatorClass, Operators, Rate, Segment
+from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError, lanes_of, step_time
+
+A100 = load_catalog().gpu("A100-80GB-SXM")  # 312 TFLOP/s, 2039 GB/s, 108 multiprocessors
+HOPPER = load_catalog().gpu("H100-SXM")
+PLAIN = EfficiencyConstants(
+    matrix_product=1.0,
+    memory=1.0,
+    dequantisation=0.5,
+    kernel_floor_us=0.0,
+    host_kernel_us=10.0,
+    host_view_us=1.0,
+    host_four_bit_us=5.0,
+    host_wait_us=0.0,
+)
+WAIT = None
+
+
+def operator(
+    work: OperatorClass, *, rate: Rate = Rate.BF16, **numbers: float
+) -> tuple[OperatorClass, Rate, dict[str, float]]:
+    """One operator by the columns that matter to it."""
+    return work, rate, numbers
+
+
+def operators(*each: tuple[OperatorClass, Rate, dict[str, float]] | None) -> Operators:
+    """A step; None is where the host waits."""
+    numbers = np.zeros((len(each), len(Column)))
+    for row, one in zip(numbers, each, strict=True):
+        for name, value in (one[2] if one else {}).items():
+            row[Column[name.upper()]] = value
+    return Operators(
+        kinds=np.array([Kind.WAITED if one is None else Kind.RUN for one in each]),
+        names=np.array([0 if one is None else 4 * one[0] + one[1] for one in each]),
+        numbers=numbers,
+        segments=np.full(len(each), int(Segment.BEFORE)),
+    )
+
+
+def moving(seconds: float) -> tuple[OperatorClass, Rate, dict[str, float]]:
+    """A kernel that moves bytes for so long on the A100."""
+    return operator(OperatorClass.MEMORY, bytes=seconds * 2039e9, launches=1)
+
+
+def seconds(*each: tuple[OperatorClass, Rate, dict[str, float]] | None) -> float:
+    """Of a step on the A100 with the plain constants."""
+    return step_time(operators(*each), A100, PLAIN).seconds
+
+
+def test_a_busy_gpu_hides_the_host() -> None:
+    """Three kernels of 1 ms: 10 us until the first is launched, then one after another."""
+    assert seconds(*3 * [moving(1e-3)]) == pytest.approx(3e-3 + 10e-6)
+
+
+def test_a_slow_host_hides_the_gpu() -> None:
+    """Three kernels of 1 us, launched 10 us apart: the last ends 1 us after its launch."""
+    assert seconds(*3 * [moving(1e-6)]) == pytest.approx(30e-6 + 1e-6)
+
+
+def test_a_wait_joins_both() -> None:
+    """Each kernel of 100 us is launched only when the one before it is done."""
+    assert seconds(moving(1e-4), WAIT, moving(1e-4), WAIT) == pytest.approx(2 * (10e-6 + 1e-4))
+
+
+def test_any_order_is_what_going_through_it_gives() -> None:
+    """The closed form between waits against the recurrence, over random steps."""
+    random = np.random.default_rng(0)
+    for _ in range(50):
+        step = [
+            WAIT
+            if random.random() < 0.1
+            else operator(OperatorClass.VIEW)
+            if random.random() < 0.2
+            else moving(random.exponential(1e-5))
+            for _ in range(200)
+        ]
+        host = free = 0.0
+        for one in step:
+            if one is WAIT:
+                host = max(host, free)
+            elif one[0] is OperatorClass.VIEW:
+                host += 1e-6
+            else:
+                host += 10e-6
+                free = max(free, host) + one[2]["bytes"] / 2039e9
+        assert seconds(*step) == pytest.approx(max(host, free))
+
+
+def test_products_come_in_whole_tiles_and_waves() -> None:
+    """128 rows of 108 tiles are one wave; a row or a tile more is another."""
+    inner, columns = 4096.0, 108 * 128.0
+    one = operator(
+        OperatorClass.MATRIX_PRODUCT,
+        flops=2 * 128 * inner * columns,
+        rows=128,
+        inner=inner,
+        columns=columns,
+        products=1,
+    )
+    more = operator(
+        OperatorClass.MATRIX_PRODUCT,
+        flops=2 * 129 * inner * columns,
+        rows=129,
+        inner=inner,
+        columns=columns,
+        products=1,
+    )
+    wave = 2 * 128 * inner * columns / 312e12
+    assert seconds(one) == pytest.approx(wave + 10e-6)
+    assert seconds(more) == pytest.approx(2 * wave + 10e-6)
+
+
+def test_experts_go_one_by_one_where_no_kernel_groups_them() -> None:
+    """Before Hopper, and in fp32: the host waits for their bounds, then launches each."""
+    grouped = operator(
+        OperatorClass.GROUPED_PRODUCT,
+        flops=8e9,
+        rows=1024,
+        inner=1024,
+        columns=1024,
+        products=8,
+        launches=1,
+    )
+    together = operators(moving(1e-3), grouped)
+    once = step_time(together, HOPPER, PLAIN)
+    assert lanes_of(together, HOPPER, PLAIN).host.sum() == pytest.approx(20e-6)
+    assert once.busy_seconds[OperatorClass.GROUPED_PRODUCT] > 0
+    apart = step_time(together, A100, PLAIN)
+    host_seconds = lanes_of(together, A100, PLAIN).host.sum()
+    assert host_seconds == pytest.approx(10e-6 + 10e-6 + 7 * (10e-6 + 3 * 1e-6))
+    assert apart.busy_seconds[OperatorClass.GROUPED_PRODUCT] == 0
+    product = apart.busy_seconds[OperatorClass.MATRIX_PRODUCT]
+    # The first kernel is over before the experts' are launched.
+    assert apart.seconds == pytest.approx(10e-6 + 1e-3 + (host_seconds - 10e-6) + product)
+    single = (OperatorClass.GROUPED_PRODUCT, Rate.FP32, grouped[2])
+    assert lanes_of(operators(single), HOPPER, PLAIN).host.sum() > 8 * 10e-6
+
+
+def test_dequantisation_costs_the_host_more() -> None:
+    """5 us beyond a kernel's 10; half a weight for each clock of each multiprocessor, 1.41 GHz."""
+    unpacking = operator(OperatorClass.DEQUANTISATION, flops=1e9, bytes=2.5e9, launches=1)
+    assert seconds(unpacking) == pytest.approx(15e-6 + 1e9 / (0.5 * 108 * 1.41e9), rel=1e-3)
+
+
+def test_a_slower_host_stretches_its_lane_alone() -> None:
+    """Twice as slow: launches take twice as long, kernels do not."""
+    step = operators(*3 * [moving(1e-6)])
+    slow = step_time(step, A100, PLAIN.model_copy(update={"host_factor": 2.0}))
+    assert slow.seconds == pytest.approx(60e-6 + 1e-6)
+
+
+def test_code_that_waits_for_every_operator_has_one_lane() -> None:
+    """Three kernels of 1 ms and their launches, one after another."""
+    step = operators(*3 * [moving(1e-3)])
+    serial = step_time(step, A100, PLAIN.model_copy(update={"overlapped": False}))
+    assert serial.seconds == pytest.approx(3 * (1e-3 + 10e-6))
+
+
+def test_the_gpus_time_is_told_by_kind_of_work() -> None:
+    """As ``--explain`` prints it."""
+    found = step_time(operators(moving(1e-3), moving(2e-3)), A100, PLAIN)
+    assert found.busy_seconds[OperatorClass.MEMORY] == pytest.approx(3e-3)
+    assert found.busy_seconds.sum() == pytest.approx(3e-3)
+
+
+def test_without_a_rate_there_is_no_time() -> None:
+    """Memory alone can be told of such a GPU."""
+    unknown = A100.model_copy(update={"memory_bandwidth_gb_per_second": None})
+    with pytest.raises(NoSpeedError, match="A100-80GB-SXM"):
+        step_time(operators(moving(1e-3)), unknown, PLAIN)
+    no_rate = A100.model_copy(update={"bf16_dense_tflops": None, "fp16_dense_tflops": None})
+    product = operator(
+        OperatorClass.MATRIX_PRODUCT, flops=1.0, rows=1, inner=1, columns=1, products=1
+    )
+    with pytest.raises(NoSpeedError, match="rate"):
+        step_time(operators(product), no_rate, PLAIN)

@@ -1,0 +1,316 @@
+"""Traces on disk: made once, found by content, and never in the way when one is broken."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders.observations import recipe
+
+from gpu_catalog.catalog import load_catalog
+from trials.records.cell import Cell
+from trials.records.compatibility import with_defaults
+from trials.records.model import Model, find_model
+from trials.records.recipe import Recipe
+from trials.simulation import trace_cache as traces_module
+from trials.simulation.recording import Column, Kind
+from trials.simulation.trace_cache import StepTrace, TraceError, Traces, read_trace
+from trials.simulation.trace_request import TraceRequest, approximations, not_simulated
+from trials.simulation.tracing_child import started_ahead
+
+LORA = recipe("lora", precision="bf16")
+
+
+def request_for(
+    model: Model, of: Recipe = LORA, *, gpu: str = "A40", seq_len: int = 16
+) -> TraceRequest:
+    """A model on a GPU that is simulated."""
+    cell = Cell(
+        gpu=gpu,
+        simulated=True,
+        model=model.name,
+        recipe=with_defaults(of, model, load_catalog().gpu(gpu)),
+        experts=model.experts,
+        active_experts=model.active_experts,
+        seq_len=seq_len,
+    )
+    return TraceRequest(cell=cell, model=model)
+
+
+LLAMA = request_for(find_model("llama-tiny"))
+
+
+def same(one: StepTrace, other: StepTrace) -> bool:
+    """Whether two traces say the same."""
+    pairs = zip(one.recordings, other.recordings, strict=True)
+    return (one.batch_sizes, one.copies) == (other.batch_sizes, other.copies) and all(
+        np.array_equal(getattr(mine, field.name), getattr(theirs, field.name))
+        for mine, theirs in pairs
+        for field in dataclasses.fields(mine)
+    )
+
+
+def test_a_trace_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second process finds it on disk, whole; a broken file is made anew."""
+    made = Traces(tmp_path).get(LLAMA)
+
+    def no_more(*_: object, **__: object) -> None:
+        raise AssertionError("nothing is to be traced")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(traces_module, "TracingChild", no_more)
+        assert same(Traces(tmp_path).get(LLAMA), made)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(OSError, match="not a trace"):
+        read_trace(path)
+    assert same(Traces(tmp_path).get(LLAMA), made)
+
+
+def test_a_trace_does_not_depend_on_what_was_traced_before(tmp_path: Path) -> None:
+    """After another length in one process, its updates taken from there; or each size apart."""
+    longer = request_for(find_model("mixtral-tiny"), seq_len=32)
+    after = Traces(tmp_path / "after", workers=1)
+    after.prepare([request_for(find_model("mixtral-tiny")), longer])
+    alone = Traces(tmp_path / "alone", workers=2).get(longer)
+    assert same(after.get(longer), alone)
+    assert [path.stem for path in (tmp_path / "alone").iterdir()] == [longer.key]
+
+
+@pytest.mark.long
+def test_processes_that_want_the_same_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """Each traces for itself what none has kept yet."""
+    with ThreadPoolExecutor(2) as threads:
+        one, other = threads.map(lambda _: Traces(tmp_path, workers=2).get(LLAMA), range(2))
+    assert same(one, other)
+    assert [path.stem for path in tmp_path.iterdir()] == [LLAMA.key]
+
+
+def test_a_process_is_started_ahead_where_there_is_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the one that is asked; unasked, it ends with the command."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    with started_ahead("llama-tiny", 16) as ahead:
+        (child,) = ahead
+        with monkeypatch.context() as patched:
+            patched.setattr(traces_module, "TracingChild", None)  # there is no other
+            made = Traces(ahead=ahead).get(LLAMA)
+        assert made.batch_sizes == (2, 4)
+    with started_ahead("llama-tiny", 16) as ahead:
+        assert ahead == []
+    with started_ahead("llama-tiny", 17) as (child,):
+        pass
+    with pytest.raises(ValueError, match="after starting communication"):
+        child.answer(["too late"], ("", False, 1.0), 1.0, print)
+
+
+def test_autocast_lets_its_casts_go_in_any_order(tmp_path: Path) -> None:
+    """In fp16: told apart by nothing but addresses, they do not make another step of it."""
+    trace = Traces(tmp_path).get(
+        request_for(find_model("llama-tiny"), recipe("lora", precision="fp16"))
+    )
+    assert trace.batch_sizes == (2, 4)
+
+
+def test_flash_attention_needs_no_mask_for_a_window(tmp_path: Path) -> None:
+    """As much memory as without one; sdpa does need it."""
+    llama = find_model("llama-tiny")
+    mistral = {"model_type": "mistral", "sliding_window": 8}
+    windowed = llama.model_copy(update={"config": llama.config | mistral})
+    plain = llama.model_copy(update={"config": llama.config | mistral | {"sliding_window": None}})
+    traces = Traces(tmp_path, workers=1)
+
+    def asked(model: Model, attention: str) -> TraceRequest:
+        return request_for(model, recipe("lora", precision="bf16", attention=attention))
+
+    def events(model: Model, attention: str) -> int:
+        return len(traces.get(asked(model, attention)).recordings[0].kinds)
+
+    kernels = ("flash_attention_2", "sdpa")
+    traces.prepare([asked(model, kernel) for model in (windowed, plain) for kernel in kernels])
+    assert events(windowed, "flash_attention_2") == events(plain, "flash_attention_2")
+    assert events(windowed, "sdpa") > events(plain, "sdpa")
+
+
+def test_fp32_with_shared_heads_keeps_every_score(tmp_path: Path) -> None:
+    """No fused kernel has both; with a head of its own for each query one has."""
+    llama = find_model("llama-tiny")
+    heads = int(str(llama.config["num_attention_heads"]))
+    shared = llama.model_copy(update={"config": llama.config | {"num_key_value_heads": heads // 2}})
+    assert shared.has_grouped_queries
+    assert not llama.has_grouped_queries
+    traces = Traces(tmp_path, workers=1)
+
+    def asked(model: Model) -> TraceRequest:
+        return request_for(model, recipe("lora", precision="fp32"), seq_len=512)
+
+    def largest(model: Model) -> float:
+        recording = traces.get(asked(model)).recordings[0]
+        return float(recording.numbers[recording.kinds == Kind.MADE, Column.BYTES].max())
+
+    traces.prepare([asked(shared), asked(llama)])
+    scores = 2 * 4 * 512 * 512 * heads
+    assert largest(shared) == scores > largest(llama)
+
+
+def test_positions_beyond_a_models_table_are_refused(tmp_path: Path) -> None:
+    """A real step would look them up and fail."""
+    gpt2 = {"model_type": "gpt2", "vocab_size": 512, "n_positions": 32}
+    model = Model(
+        name="gpt2", source="here", config=gpt2 | {"n_embd": 64, "n_layer": 3, "n_head": 2}
+    )
+    traces = Traces(tmp_path, workers=1)
+    full = recipe("full", precision="bf16")
+    traces.prepare(
+        [*(request_for(model, full, seq_len=length) for length in (32, 33)), request_for(model)]
+    )
+    assert traces.get(request_for(model, full, seq_len=32)).batch_sizes == (2, 4)
+    with pytest.raises(TraceError, match="seq_len 33: gpt2 has positions for 32 tokens"):
+        traces.get(request_for(model, full, seq_len=33))
+    with pytest.raises(TraceError, match="no linear layers that adapters can go on"):
+        traces.get(request_for(model))
+
+
+def test_what_stands_in_is_told_gpu_by_gpu() -> None:
+    """On Hopper PyTorch may take another kernel, in fp32 anywhere; a window is not kept to."""
+    mistral = find_model("mistral-7b")
+    catalog = load_catalog()
+
+    def told(gpu: str, of: Recipe, model: Model = mistral, seq_len: int = 16) -> str:
+        cell = request_for(model, of, gpu=gpu, seq_len=seq_len).cell
+        return " ".join(approximations(cell, model, catalog.gpu(gpu)))
+
+    half, single = (recipe("lora", precision=p, attention="sdpa") for p in ("bf16", "fp32"))
+    assert "declared" in told("A40", half)
+    assert "declared" not in told("H100-SXM", half)
+    assert told("A40", recipe("lora", precision="bf16", attention="eager")) == ""
+    assert "cuDNN" in told("H100-SXM", half)
+    assert told("H100-SXM", single) == ""  # in fp32 nothing fused has shared heads
+    assert "memory-efficient" in told("H100-SXM", single, find_model("llama-2-7b"))
+    mamba = recipe("full", precision="bf16", mamba="mamba-ssm")
+    assert "its shapes" in told("A40", mamba, find_model("blackmamba-2.8b"))
+    assert "slower code" in told("A40", mamba, tiny("mamba2", state_size=4))
+    windowed = mistral.model_copy(update={"config": mistral.config | {"sliding_window": 8}})
+    assert "within 8 tokens" in told("A40", half, windowed)
+    assert "within" not in told("A40", half, windowed, seq_len=8)
+
+
+def test_what_an_older_gpu_does_instead_is_not_simulated() -> None:
+    """Shared heads by sdpa before Ampere; DeepSpeed anywhere; eager is."""
+    mistral, catalog = find_model("mistral-7b"), load_catalog()
+    v100, a40 = catalog.gpu("V100-16GB-SXM"), catalog.gpu("A40")
+    sdpa = recipe("lora", precision="fp16", attention="sdpa")
+    assert "use eager" in str(not_simulated(sdpa, mistral, v100))
+    assert not_simulated(sdpa, mistral, a40) is None
+    eager = recipe("lora", precision="fp16", attention="eager")
+    assert not_simulated(eager, mistral, v100) is None
+    offloaded = recipe("lora", precision="bf16", offload_optimizer=True)
+    assert "measure" in str(not_simulated(offloaded, mistral, a40))
+
+
+def test_a_trace_is_of_no_gpu_and_of_all_else() -> None:
+    """Another GPU shares it; another length, recipe or configuration does not."""
+    llama = find_model("llama-tiny")
+    wider = llama.model_copy(update={"config": llama.config | {"vocab_size": 2048}})
+    assert request_for(llama, gpu="H100-SXM").key == LLAMA.key
+    others = [
+        request_for(llama, seq_len=32),
+        request_for(llama, recipe("lora", precision="bf16", gradient_checkpointing=True)),
+        request_for(wider),
+        LLAMA.model_copy(update={"batch_size": 1}),
+    ]
+    assert len({LLAMA.key, *(other.key for other in others)}) == 5
+
+
+def test_batch_sizes_give_each_expert_whole_tokens() -> None:
+    """So that everything is affine between them: 2 of 8 experts at 17 tokens take 4 and 8."""
+    mixtral = find_model("mixtral-tiny")
+    assert request_for(mixtral, seq_len=17).batch_sizes == (4, 8)
+    assert request_for(mixtral, seq_len=16).batch_sizes == (2, 4)
+    assert LLAMA.batch_sizes == (2, 4)
+
+
+def tiny(family: str, layers: int = 10, **config: object) -> Model:
+    """A family of transformers that no preset is of."""
+    sizes = {"model_type": family, "vocab_size": 64, "hidden_size": 32}
+    depth = {"num_hidden_layers": layers}
+    return Model.model_validate({"name": family, "source": "", "config": sizes | depth | config})
+
+
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+GEMMA = tiny("gemma2", 8, intermediate_size=64, sliding_window=8, **HEADS)
+FULL = recipe("full", precision="bf16")
+FLASH = recipe("full", precision="bf16", attention="flash_attention_2")
+
+
+def test_what_cannot_be_traced_is_told_in_a_line(tmp_path: Path) -> None:
+    """What is not simulated, custom code, kernels, a configuration, a length: others go on."""
+    llama = find_model("llama-tiny")
+    own = tiny("own", auto_map={"AutoModelForCausalLM": "modeling_own.Own"})
+    told = {
+        "llama-tiny .*offload_optimizer": request_for(
+            llama, recipe("lora", precision="bf16", offload_optimizer=True)
+        ),
+        "^own: model_type 'own' is custom code .*auto_map.* is not run": request_for(own, FULL),
+        "^lama: .* no model_type 'lama': did you mean 'llama'": request_for(tiny("lama"), FULL),
+        "^t5: .* no causal language model of 't5'$": request_for(tiny("t5"), FULL),
+        "sdpa: gemma2 .*use eager or flash_attention_2$": request_for(GEMMA, FULL),
+        "flash_attention_2: gpt_oss .*FlashAttention-2.*use eager$": request_for(
+            tiny("gpt_oss", num_local_experts=2, num_experts_per_tok=1, **HEADS),
+            recipe("full", precision="bf16", attention="flash_attention_2"),
+        ),
+        "^experts grouped: llama4_text .*experts implementation.*use another model$": request_for(
+            tiny("llama4_text", num_local_experts=2, num_experts_per_tok=1, **HEADS), FULL
+        ),
+        r"^mamba2 cannot be traced: .*'chunk_size'.*int.*wide": request_for(
+            tiny("mamba2", chunk_size="wide"), FULL
+        ),
+    }
+    traces = Traces(tmp_path, workers=1)
+    traces.prepare([*told.values(), LLAMA])
+    for pattern, request in told.items():
+        with pytest.raises(TraceError, match=pattern) as caught:
+            traces.get(request)
+        assert len(str(caught.value)) < 700
+    assert traces.get(LLAMA).copies == 0  # two layers: nothing to repeat
+
+
+def test_layers_that_cannot_stand_for_others_are_all_traced(tmp_path: Path) -> None:
+    """And a line says so: a first that is unlike the others, layers within layers."""
+    said: list[str] = []
+    mamba = tiny("mamba", state_size=4, time_step_rank=4)
+    mamba2 = tiny("mamba2", 10, state_size=4, head_dim=16, num_heads=4, n_groups=1)
+    mamba2 = mamba2.model_copy(update={"config": mamba2.config | {"chunk_size": 8}})
+    requests = [request_for(each, FULL) for each in (mamba, mamba2)]
+    capped = request_for(GEMMA, FLASH)  # its layers repeat by twos
+    traces = Traces(tmp_path, workers=1, tell=said.append)
+    traces.prepare([*requests, capped])
+    assert [traces.get(request).copies for request in (*requests, capped)] == [0, 0, 1]
+    assert [line.partition(":")[0] for line in said] == ["mamba", "mamba2"]
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    """With its name, and what to do."""
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    with pytest.raises(TraceError, match="XDG_CACHE_HOME"):
+        Traces(blocked / "traces").get(LLAMA)
+
+
+def test_tracing_needs_no_torch_until_it_traces() -> None:
+    """What reads and replays traces starts without it."""
+    program = "import sys, trials.simulation.simulated_prober; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,244 @@
+"""gpuhunt as a source: a folder of catalogs, a server of them, providers asked live, and none."""
+
+import datetime as dt
+import io
+import logging
+import os
+import socket
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from builders.price_rows import TODAY
+from fakes.price_server import PriceServer, price_server
+from gpuhunt import AcceleratorVendor, CatalogItem, MissingCredsError
+
+from gpu_catalog.catalog import load_catalog
+from gpu_catalog.live_prices.refresh import refresh
+from gpu_catalog.live_prices.sources import gpuhunt_catalogs
+from gpu_catalog.live_prices.sources.gpuhunt_catalogs import GpuhuntCatalogs
+from gpu_catalog.live_prices.sources.raw_offer import SourceError
+
+# gpuhunt leaves its files for Python to close.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+
+COLUMNS = (
+    "instance_name,location,price,cpu,memory,gpu_count,gpu_name,gpu_memory,spot,disk_size,"
+    "gpu_vendor,flags,cpu_arch,provider_data"
+)
+RUNPOD = f"""{COLUMNS}
+NVIDIA A40,EU-SE-1,0.44,9,50,1,A40,48.0,False,,nvidia,,x86,{{}}
+NVIDIA A40,EU-SE-1,0.88,18,100,2,A40,48.0,False,,nvidia,,x86,{{}}
+NVIDIA H100 80GB HBM3,US-KS-2,2.99,20,251,1,H100,80.0,False,,nvidia,,x86,{{}}
+NVIDIA H100 80GB HBM3,US-KS-2,21.5,160,2008,8,H100,80.0,False,,nvidia,runpod-cluster,x86,{{}}
+AMD Instinct MI300X OAM,EU-RO-1,2.49,24,283,1,MI300X,192.0,False,,amd,,x86,{{}}
+cpu3g-2-8,EU-RO-1,0.08,2,8,0,,,False,20.0,,runpod-cpu,x86,{{}}
+"""
+LAMBDA = f"""{COLUMNS}
+gpu_1x_h100_pcie,us-west-3,2.49,26,241.6,1,H100,80.0,False,1099.8,nvidia,,x86,{{}}
+gpu_2x_a100,us-west-3,2.58,60,429.6,2,A100,40.0,False,1099.8,nvidia,,x86,{{}}
+gpu_1x_a10,us-west-3,free,30,214.8,1,A10,24.0,False,1503.6,nvidia,,x86,{{}}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Catalogs on disk, as gpuhunt writes them, of 20 November."""
+    for name, text in (("runpod", RUNPOD), ("lambdalabs", LAMBDA)):
+        file = tmp_path / f"{name}.csv"
+        file.write_text(text, encoding="utf-8")
+        written = dt.datetime(2026, 11, 20, 12, tzinfo=dt.UTC).timestamp()
+        os.utime(file, (written, written))
+    monkeypatch.setenv("GPUHUNT_CATALOG_DIR", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[PriceServer]:
+    """Catalogs over HTTP, as gpuhunt publishes them: a version, and a zip of it."""
+    monkeypatch.delenv("GPUHUNT_CATALOG_DIR", raising=False)
+    with price_server() as server:
+        server.hangs_up = True  # gpuhunt would leave what says "not found" open
+        monkeypatch.setenv("GPUHUNT_CATALOG_URL", f"{server.url}/v3")
+        yield server
+
+
+def publish(server: PriceServer, provider: str, version: str, text: str) -> None:
+    """Puts a provider's catalog where gpuhunt looks for it."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr(f"{provider}.csv", text)
+    server.pages[f"/v3/{provider}/version"] = f"{version}\n".encode()
+    server.pages[f"/v3/{provider}/{version}/catalog.zip"] = content.getvalue()
+
+
+def test_a_folder_of_catalogs_is_read(folder: Path) -> None:
+    """Whole instances, by the provider's own words; not what is sold otherwise, or has no GPU."""
+    found = refresh([GpuhuntCatalogs(TODAY)], load_catalog(), [], TODAY)
+    assert [
+        (o.gpu, o.provider, o.instance, o.gpus_per_instance, o.usd_per_hour, o.market, o.as_of)
+        for o in found.offers
+    ] == [
+        *[
+            (
+                "H100-PCIe",
+                "lambda",
+                "gpu_1x_h100_pcie",
+                1,
+                2.49,
+                "on-demand",
+                dt.date(2026, 11, 20),
+            ),
+            ("A40", "runpod", "NVIDIA A40", 1, 0.44, "on-demand", dt.date(2026, 11, 20)),
+            ("A40", "runpod", "NVIDIA A40", 2, 0.88, "on-demand", dt.date(2026, 11, 20)),
+            (
+                "H100-SXM",
+                "runpod",
+                "NVIDIA H100 80GB HBM3",
+                1,
+                2.99,
+                "on-demand",
+                dt.date(2026, 11, 20),
+            ),
+        ]
+    ]
+    assert {o.source for o in found.offers} == {"gpuhunt: lambdalabs.csv", "gpuhunt: runpod.csv"}
+    assert found.missed == (
+        "gpuhunt: 1 prices left out, not in the catalog: MI300X 1",
+        "gpuhunt: 1 prices left out, may be more than one GPU of the catalog: A100 of lambda 1",
+    )
+    assert found.warnings == (
+        (
+            "gpuhunt: Skipping malformed row in lambdalabs catalog at line 4: Cannot parse field "
+            "'price': could not convert string to float: 'free'"
+        ),
+    )
+    assert folder.exists()
+
+
+def test_a_server_of_catalogs_is_read_with_the_date_of_each(server: PriceServer) -> None:
+    """And providers whose catalog is not there are named, without a traceback."""
+    publish(server, "runpod", "20261119", RUNPOD)
+    publish(server, "lambdalabs", "2026-11-18", LAMBDA)
+    found = refresh([GpuhuntCatalogs(TODAY, live=False)], load_catalog(), [], TODAY)
+    assert {(o.provider, o.as_of) for o in found.offers} == {
+        ("runpod", dt.date(2026, 11, 19)),
+        ("lambda", dt.date(2026, 11, 18)),
+    }
+    assert {o.source for o in found.offers} == {
+        "gpuhunt: runpod catalog 20261119",
+        "gpuhunt: lambdalabs catalog 2026-11-18",
+    }
+    assert len(found.warnings) == 6
+    assert any(line.startswith("gpuhunt: Failed to load ") for line in found.warnings)
+    assert found.warnings[-1] == "gpuhunt: 3 more warnings"
+
+
+def test_a_version_that_is_no_date_has_none(server: PriceServer) -> None:
+    """Then the day the price was written down counts."""
+    publish(server, "runpod", "20269999", RUNPOD)
+    found = refresh([GpuhuntCatalogs(TODAY, live=False)], load_catalog(), [], TODAY)
+    assert {(o.as_of, o.date) for o in found.offers} == {(None, TODAY)}
+
+
+def test_a_dead_server_is_one_line(
+    server: PriceServer, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing of gpuhunt's own log reaches the terminal, and everything is as it was afterwards."""
+    assert server.pages == {}
+    with pytest.raises(SourceError) as error:
+        GpuhuntCatalogs(TODAY, live=False).fetch()
+    assert "no catalog could be loaded" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert capsys.readouterr() == ("", "")
+    assert caplog.text == ""
+    assert socket.getdefaulttimeout() is None
+    assert logging.getLogger("gpuhunt").propagate
+    assert logging.getLogger("gpuhunt").handlers == []
+
+
+def test_a_folder_without_catalogs_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a file that is no provider's, by its name."""
+    monkeypatch.setenv("GPUHUNT_CATALOG_DIR", str(tmp_path))
+    with pytest.raises(SourceError, match=r"has no catalogs \(PROVIDER.csv\)"):
+        GpuhuntCatalogs(TODAY).fetch()
+    (tmp_path / "acme.csv").write_text(RUNPOD, encoding="utf-8")
+    answer = GpuhuntCatalogs(TODAY).fetch()
+    assert list(answer.offers) == []
+    assert list(answer.warnings) == [
+        f"{tmp_path / 'acme.csv'}: cannot be read (Unknown provider: acme)"
+    ]
+
+
+def test_without_gpuhunt_it_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an optional extra."""
+    monkeypatch.setitem(sys.modules, "gpuhunt", None)
+    with pytest.raises(SourceError, match=r"is not installed: pip install '\.\[prices\]'"):
+        GpuhuntCatalogs(TODAY).fetch()
+
+
+class Live:
+    """A provider that gpuhunt asks live."""
+
+    NAME = "vastai"
+    fails: Exception | None = None
+    needs: str | None = None
+
+    @classmethod
+    def from_env(cls) -> "Live":
+        if cls.needs is not None:
+            raise MissingCredsError(f"Set the {cls.needs} environment variable")
+        return cls()
+
+    def get(self, _: object) -> list[CatalogItem]:
+        if self.fails is not None:
+            raise self.fails
+        item = CatalogItem(
+            provider=self.NAME,
+            instance_name="4711",
+            location="is",
+            price=0.31,
+            cpu=16,
+            memory=64.0,
+            gpu_count=1,
+            gpu_name="RTX4090",
+            gpu_memory=24.0,
+            spot=False,
+            disk_size=100.0,
+            gpu_vendor=AcceleratorVendor.NVIDIA,
+        )
+        return [item]
+
+
+class Keyless(Live):
+    NAME = "seeweb"
+    needs = "SEEWEB_API_TOKEN"
+
+
+class Dead(Live):
+    NAME = "lium"
+    fails = ConnectionError("https://api.example/?key=SECRET")
+
+
+def test_providers_are_asked_live_where_that_needs_no_key(
+    server: PriceServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One without its key is passed over; a dead one is named, without its request."""
+    for provider in ("aws", "azure", "cloudrift", "gcp", "lambdalabs", "nebius", "oci", "verda"):
+        publish(server, provider, "20261119", COLUMNS)
+    publish(server, "runpod", "20261119", RUNPOD)
+    monkeypatch.setattr(gpuhunt_catalogs, "_live_providers", lambda: iter([Live, Keyless, Dead]))
+    answer = GpuhuntCatalogs(TODAY).fetch()
+    [live] = [o for o in answer.offers if "live" in o.source]
+    assert (live.provider, live.instance, live.price, live.as_of) == ("vast", "4711", 0.31, TODAY)
+    assert "lium does not answer (ConnectionError)" in answer.warnings
+    assert "SECRET" not in " ".join(answer.warnings)
+
+
+def test_gpuhunts_live_providers_are_found() -> None:
+    """As many as this version has whose own libraries are here."""
+    found = {kind.NAME for kind in gpuhunt_catalogs._live_providers()}
+    assert {"vastai", "vultr", "crusoe", "digitalocean"} <= found
+    assert "aws" not in found

@@ -1,0 +1,280 @@
+"""Anybody's observations: columns, units, what is left out, and mistakes all told at once."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fitting.families.records import FamilyName
+from fitting.paper.published import DATA, dataset_lengths, throughput_points
+from fitting.points.batch_lengths import Lengths
+from fitting.tables.csv_rows import UNKNOWN_RECIPE, gpu_key
+from fitting.tables.csv_table import SheetFile, UnusedRows, read_sheet
+from fitting.tables.observations_table import read_frame, read_lengths
+from fitting.tables.table_error import TableError
+from trials.records.observation import Basis
+
+PLAIN = {
+    "gpu": ["A40", "A40"],
+    "model": "m",
+    "sparsity": 0.25,
+    "seq_len": 128,
+    "batch_size": [2, 8],
+    "queries_per_second": [4.0, 8.0],
+}
+
+
+def plain(**changed: object) -> pd.DataFrame:
+    """Two rows that are right."""
+    return pd.DataFrame(PLAIN | changed)
+
+
+def mistakes(frame: pd.DataFrame, **others: object) -> list[str]:
+    """What is said of a frame that is wrong."""
+    with pytest.raises(TableError) as told:
+        read_frame(frame, **others)  # type: ignore[arg-type]
+    return str(told.value).split("\n")
+
+
+def test_queries_per_second_become_seconds_of_a_step_and_its_padded_tokens() -> None:
+    """Batch over rate; batch times length."""
+    read = read_frame(plain())
+    assert read.rows.seconds.tolist() == [0.5, 1.0]
+    assert read.rows.tokens.tolist() == [256.0, 1024.0]
+    assert read.rows.sparsity.tolist() == [0.25, 0.25]
+    assert set(read.rows.series) == {"A40/seq128"}
+    (family,) = read.by_family()
+    assert family == FamilyName(
+        model="m", weights=None, recipe=UNKNOWN_RECIPE, basis=Basis.MEASURED, software=None
+    )
+    assert read.left_out == ()
+    assert read.remarks == ()
+
+
+def test_columns_go_by_obvious_names() -> None:
+    """As a person would head them."""
+    names = ["GPU", "Model name", "Sparsity", "Sequence length", "Batch size", "Queries/s"]
+    frame = plain().set_axis(names, axis=1)
+    assert read_frame(frame).rows.seconds.tolist() == [0.5, 1.0]
+
+
+def test_sparsity_may_be_left_out_and_it_is_said() -> None:
+    """A column is; a cell is one without experts."""
+    read = read_frame(plain().drop(columns="sparsity"))
+    assert read.rows.sparsity.tolist() == [1.0, 1.0]
+    assert "taken to have one, 1" in read.remarks[0]
+    assert read_frame(plain(sparsity=[None, 0.5])).rows.sparsity.tolist() == [1.0, 0.5]
+
+
+def test_padded_tokens_count_more_than_the_length() -> None:
+    """A row that has none has its length."""
+    read = read_frame(plain(padded_tokens=[160, None]))
+    assert read.rows.tokens.tolist() == [320.0, 1024.0]
+
+
+def test_a_data_sets_lengths_tell_how_far_a_batch_is_padded() -> None:
+    """The expected longest of so many examples, rounded up to a multiple of 8."""
+    lengths = {"d": Lengths(tokens=np.array([16.0, 64.0]), examples=np.array([3.0, 1.0]))}
+    read = read_frame(plain(dataset="d").drop(columns="seq_len"), lengths=lengths)
+    longest = [16 * 0.75**size + 64 * (1 - 0.75**size) for size in (2, 8)]
+    assert read.rows.tokens.tolist() == pytest.approx([2 * longest[0], 8 * longest[1]])
+    assert set(read.rows.series) == {"A40/d"}
+
+
+def test_the_papers_own_points_are_read_as_they_are() -> None:
+    """With the lengths beside them, to the last bit what the reproduction has."""
+    path, lengths = DATA / "throughput.csv", read_lengths(DATA / "lengths.csv")
+    frame, _ = read_sheet(path)
+    read = read_frame(frame, lengths=lengths)
+    expected = throughput_points().rows
+    for name in ("batch_size", "tokens", "sparsity", "seconds"):
+        assert getattr(read.rows, name).tolist() == getattr(expected, name).tolist()
+    assert [family.model for family in read.by_family()] == ["blackmamba-2.8b", "mixtral-8x7b"]
+    assert [len(rows) for rows in read.by_family().values()] == [39, 57]
+    own = dataset_lengths()
+    assert all((lengths[name].examples == own[name].examples).all() for name in own)
+
+
+def test_lengths_that_nobody_tells_are_asked_for_in_a_line() -> None:
+    """The paper's points without theirs."""
+    path = DATA / "throughput.csv"
+    frame, _ = read_sheet(path)
+    assert mistakes(frame, file=SheetFile("throughput.csv")) == [
+        (
+            "throughput.csv:1: no column says how long queries are: add seq_len or padded_tokens "
+            "(tokens per query), or a dataset whose lengths are given (--lengths CSV of dataset, "
+            "tokens, examples)"
+        )
+    ]
+    frame = plain(dataset=["maths", "math"]).drop(columns="seq_len")
+    lengths = {"math": Lengths(tokens=np.ones(1), examples=np.ones(1))}
+    assert mistakes(frame, lengths=lengths) == [
+        "row 0: dataset: no lengths of 'maths' are given: did you mean 'math'?"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("NVIDIA-A100-SXM4-80GB", "A100-80GB-SXM"),
+        ("NVIDIA-A100-80GB-PCIe", "A100-80GB-PCIe"),
+        ("NVIDIA-H100-PCIe", "H100-PCIe"),
+        ("NVIDIA H100 80GB HBM3", "H100-SXM"),
+        ("h100-sxm", "H100-SXM"),
+        ("L40S", "L40S"),
+        ("A100-80GB", "A100-80GB"),
+        ("Tesla-V100-PCIE-16GB", "Tesla-V100-PCIE-16GB"),
+        ("A100/40GB @ 300 W", "A100-40GB - 300 W"),
+    ],
+)
+def test_gpus_are_known_by_key_or_device_name(name: str, key: str) -> None:
+    """Whatever the punctuation; what the catalog has not, or has in two forms, stays."""
+    assert gpu_key(name) == key
+
+
+def test_recipes_software_and_basis_are_families_of_their_own() -> None:
+    """What must not be fitted together is not; method stands in for a recipe."""
+    frame = pd.DataFrame(
+        {
+            **PLAIN,
+            "gpu": ["A40"] * 4,
+            "batch_size": [1, 2, 3, 4],
+            "queries_per_second": 1.0,
+            "method": ["lora", "lora", "full", "lora"],
+            "stack": ["a", "b", "a", "a"],
+            "basis": ["measured", "measured", "measured", "simulated"],
+        }
+    )
+    assert [family.key for family in read_frame(frame).by_family()] == [
+        "m/full/measured/a",
+        "m/lora/measured/a",
+        "m/lora/measured/b",
+        "m/lora/simulated/a",
+    ]
+    frame = plain(weights=["random", "pretrained"], recipe="r", stack="a")
+    assert [family.key for family in read_frame(frame).by_family()] == [
+        "m+pretrained/r/measured/a",
+        "m/r/measured/a",
+    ]
+
+
+def test_a_stack_beside_the_software_is_the_gpus() -> None:
+    """One family, and one of its GPUs for each stack."""
+    read = read_frame(plain(software="s", stack=["one", "two"]))
+    assert [family.software for family in read.by_family()] == ["s"]
+    assert read.rows.gpu.tolist() == ["A40@one", "A40@two"]
+    assert read.rows.series.tolist() == ["A40@one/seq128", "A40@two/seq128"]
+
+
+def test_what_says_nothing_of_one_gpus_speed_is_left_out_and_counted() -> None:
+    """Several GPUs, runs that did not end well, capped ones, and what was not timed."""
+    frame = pd.DataFrame(
+        {
+            "gpu": "A40",
+            "model": "m",
+            "seq_len": 8,
+            "batch_size": [1, 2, 4, 8, 16],
+            "queries_per_second": [1.0, "?", None, 3.0, None],
+            "number_gpus": [1, 2, 1, 1, 1],
+            "is_valid": [1, 1, 0, 1, 1],
+            "basis": ["measured", "measured", "measured", "capped", "measured"],
+        }
+    )
+    read = read_frame(frame)
+    assert read.rows.batch_size.tolist() == [1.0]
+    assert list(read.index) == [0]
+    assert read.left_out == (
+        UnusedRows("ran on several GPUs (number_gpus above 1)", 1),
+        UnusedRows("did not run: out of memory, or refused (is_valid 0)", 1),
+        UnusedRows("capped: their speed is that of the larger GPU that stood in", 1),
+        UnusedRows("have no throughput", 1),
+    )
+
+
+def test_every_mistake_is_told_at_once() -> None:
+    """Each in one line: row, column as it is headed, value, what to do."""
+    frame = pd.DataFrame(
+        {
+            "GPU": ["A40", "", None],
+            "model": ["m", "m", None],
+            "sparsity": [0.25, 1.5, "x"],
+            "Sequence length": ["512", "x", None],
+            "Batch": [1.5, True, None],
+            "Queries / s": [1, -2, "inf"],
+            "is_valid": [1, "perhaps", True],
+            "basis": ["measured", "simulatd", None],
+        },
+        index=[2, 3, 4],
+    )
+    assert mistakes(frame, file=SheetFile("a.csv")) == [
+        "a.csv:2: Batch: must be a whole number of at least 1, not 1.5",
+        "a.csv:3: GPU: is empty: name the GPU, or leave the row out",
+        ("a.csv:3: sparsity: must be above 0 and at most 1 (active experts over experts), not 1.5"),
+        "a.csv:3: Sequence length: must be a number, not 'x'",
+        "a.csv:3: Batch: must be a number, not True",
+        "a.csv:3: Queries / s: must be above 0, not -2",
+        "a.csv:3: is_valid: must be 1 or 0, not 'perhaps'",
+        "a.csv:3: basis: must be measured or simulated, not 'simulatd': did you mean 'simulated'?",
+        "a.csv:4: GPU: is empty: name the GPU, or leave the row out",
+        "a.csv:4: model: is empty: fill it in, or leave the row out",
+        "a.csv:4: sparsity: must be a number, not 'x'",
+        "a.csv:4: Sequence length: is empty: say how long queries are, in tokens",
+        "a.csv:4: Batch: is empty: fill it in, or leave the row out",
+        "a.csv:4: Queries / s: must be a number, not 'inf'",
+    ]
+
+
+def test_columns_that_are_missing_are_told_with_what_they_mean() -> None:
+    """And with one that may have been meant."""
+    frame = plain().rename(columns={"queries_per_second": "querys_pr_second"})
+    assert mistakes(frame.drop(columns=["gpu", "model"])) == [
+        "no column gpu: add it (which GPU, a key of 'catalog gpus' or any name)",
+        "no column model: add it (which model)",
+        (
+            "no column queries_per_second: add it (training examples per second); "
+            "or rename 'querys_pr_second', if that is it"
+        ),
+    ]
+
+
+def test_columns_that_are_not_used_are_named() -> None:
+    """A misspelt one with what it may have been."""
+    read = read_frame(plain(sparcity=1, figure=14))
+    assert read.remarks == ("columns not used: 'sparcity' (did you mean 'sparsity'?), 'figure'",)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ({"gpu": ["A4O", "L4"]}, ["GPU 'A4O' has 1 row: did you mean 'A40'?"]),
+        ({"gpu": "Tesla V10O-SXM2-16GB"}, ["GPU 'Tesla V10O-SXM2-16GB' has 2 rows: did you mean"]),
+        ({"gpu": ["P40", "my A40"]}, []),
+        ({"model": ["mixtrl-8x7b", "mixtral-8x22b"]}, ["model 'mixtrl-8x7b' has 1 row: did you "]),
+        ({"model": ["granite-3b", "granite-8b"]}, []),
+        ({"model": ["mine", "Mine"]}, ["model 'Mine' has 1 row: did you mean 'mine'?"]),
+        ({"model": "Mixtral-8x7B"}, []),
+    ],
+)
+def test_names_that_may_be_mistyped_are_told(names: dict[str, object], said: list[str]) -> None:
+    """By the catalog, the presets or the same table; numbers and short words make products."""
+    remarks = read_frame(plain(**names), file=SheetFile("a.csv")).remarks
+    assert len(remarks) == len(said), remarks
+    for remark, begin in zip(remarks, said, strict=True):
+        assert remark.startswith(f"a.csv: {begin}")
+
+
+def test_lengths_are_read_with_all_their_mistakes(tmp_path: Path) -> None:
+    """Rows of the same length are one."""
+    path = tmp_path / "lengths.csv"
+    path.write_text("dataset,tokens,examples\nd,8,1\nd,4,2\nd,8,3\n")
+    found = read_lengths(path)["d"]
+    assert (found.tokens.tolist(), found.examples.tolist()) == ([4.0, 8.0], [2.0, 4.0])
+    path.write_text("dataset,tokens\n,8\nd,0\n")
+    with pytest.raises(TableError) as told:
+        read_lengths(path)
+    assert str(told.value).split("\n") == [
+        f"{path}:1: no column examples: the three are dataset, tokens and examples",
+        f"{path}:2: dataset: is empty: fill it in, or leave the row out",
+        f"{path}:3: tokens: must be above 0, not '0'",
+    ]

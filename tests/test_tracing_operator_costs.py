@@ -1,0 +1,121 @@
+"""What operators are to a GPU, counted by hand: bytes they read and write, FLOPs, kernels."""
+
+import bitsandbytes  # noqa: F401 - registers its operators
+import pytest
+import torch
+
+from trials.simulation.tracing.operator_costs import KERNELS, describe, workspace_bytes
+
+aten = torch.ops.aten
+BF16 = torch.bfloat16
+ROW = 64 * 4  # bytes of a row of 64 fp32
+ONE, TWO = torch.ones(8, 64), torch.ones(8, 64)  # 2,048 bytes each
+PICKED = torch.tensor([1, 3, 5])  # 24 bytes
+LOGITS, LABELS = torch.ones(8, 64), torch.zeros(8, dtype=torch.int64)
+LISTS = [[torch.ones(10), torch.ones(30)] for _ in range(4)]  # 160 bytes each
+STEPS = [torch.ones(()), torch.ones(())]
+
+
+@pytest.mark.parametrize(
+    ("func", "args", "moved", "flops", "launches"),
+    [
+        (aten.add.Tensor, (ONE, TWO), 3 * 2048, 0, 1),
+        # What is repeated is in memory once.
+        (aten.add.Tensor, (ONE, torch.ones(64).expand(8, 64)), 2 * 2048 + ROW, 0, 1),
+        (aten.mul_.Tensor, (ONE, TWO), 3 * 2048, 0, 1),
+        (aten.zero_.default, (ONE,), 2048, 0, 1),
+        (aten.zeros_like.default, (ONE,), 2048, 0, 1),
+        (aten.copy_.default, (torch.empty(8, 64), TWO), 2 * 2048, 0, 1),
+        (aten.copy_.default, (torch.empty(8, 64, dtype=BF16), TWO), 1024 + 2048, 0, 1),
+        # Three rows are read and written; two of them are read, added and written.
+        (aten.index_select.default, (ONE, 0, PICKED), 2 * 3 * ROW, 0, 1),
+        (aten.embedding.default, (ONE, PICKED), 2 * 3 * ROW, 0, 1),
+        (aten.index_add_.default, (torch.ones(8, 64), 0, PICKED, ONE[:3]), 3 * 3 * ROW, 0, 1),
+        (aten.mm.default, (ONE, torch.ones(64, 32)), 2048 + 8192 + 1024, 2 * 8 * 64 * 32, 1),
+        (aten.bmm.default, (torch.ones(3, 8, 64), torch.ones(3, 64, 8)), 13_056, 24_576, 1),
+        (aten._foreach_mul_.Scalar, (LISTS[0], 2.0), 2 * 160, 0, 1),
+        (aten._foreach_copy_.default, (LISTS[0], LISTS[1]), 3 * 160, 0, 1),
+    ],
+    ids=lambda each: str(each) if hasattr(each, "_schema") else None,
+)
+def test_what_an_operator_moves_and_computes(
+    func: object, args: tuple[object, ...], moved: float, flops: float, launches: float
+) -> None:
+    """Of small tensors."""
+    (described,) = describe(func, args, {}, func(*args))  # type: ignore[operator]
+    _, _, numbers = described
+    assert (numbers[0], numbers[1], numbers[6]) == (moved, flops, launches)
+
+
+def test_a_view_moves_nothing() -> None:
+    """Nor does memory that is asked for and not filled."""
+    for func, args in (
+        (aten.view.default, (ONE, [64, 8])),
+        (aten._unsafe_view.default, (ONE, [64, 8])),
+        (aten.t.default, (ONE,)),
+        (aten.empty_like.default, (ONE,)),
+    ):
+        ((work, _, numbers),) = describe(func, args, {}, func(*args))
+        assert (work.name, set(numbers)) == ("VIEW", {0.0})
+
+
+def test_a_loss_reads_one_number_of_each_row() -> None:
+    """Not the logits: it is the logarithm of the softmax before it that goes through them."""
+    arguments = (LOGITS, LABELS, None, 1, -100)
+    result = aten.nll_loss_forward.default(*arguments)
+    ((_, _, numbers),) = describe(aten.nll_loss_forward.default, arguments, {}, result)
+    assert numbers[0] == 8  # the loss and what it is divided by
+
+
+def test_fused_adamw_reads_four_lists_and_writes_three() -> None:
+    """Weights, gradients and both moments; all but the gradients are written; steps aside."""
+    func = aten._fused_adamw_.default
+    args = (*LISTS, [], STEPS)
+    ((_, _, numbers),) = describe(func, args, {}, None)
+    assert numbers[0] == 4 * 160 + 8 + 3 * 160
+
+
+def test_a_convolutions_backward_pass_is_twice_its_forward_pass() -> None:
+    """A gradient of the inputs, another of the weights."""
+    inputs, weight = torch.ones(2, 4, 16), torch.ones(4, 1, 3)
+    options = ([1], [2], [1], False, [0], 4)
+    forward = aten.convolution.default
+    out = forward(inputs, weight, None, *options)
+    ((_, _, there),) = describe(forward, (inputs, weight, None, *options), {}, out)
+    assert there[1] == 2 * 2 * 4 * 18 * 3
+    backward = aten.convolution_backward.default
+    args = (out, inputs, weight, None, *options, [True, True, False])
+    ((_, _, back),) = describe(backward, args, {}, backward(*args))
+    assert back[1] == 2 * there[1]
+
+
+def test_four_bit_weights_take_their_own_constants_and_no_others() -> None:
+    """64 x 128 weights: half a byte each, in bf16 two; 128 blocks' constants only where nested."""
+    func = torch.ops.bitsandbytes.gemm_4bit.default
+    tokens, packed = torch.ones(8, 128, dtype=BF16), torch.zeros(4096, 1, dtype=torch.uint8)
+    result = torch.ones(8, 64, dtype=BF16)
+    plain = (tokens, packed, [64, 128], torch.ones(128), 64, "nf4")
+    nested = (tokens, packed, [64, 128], torch.ones(1), 64, "nf4")
+    constants = {"bias": None, "absmax_8bit": torch.zeros(128, dtype=torch.uint8)}
+    weights = 64 * 128 * 2
+    assert workspace_bytes(func, plain, {"bias": None}) == weights
+    assert workspace_bytes(func, nested, constants) == weights + 128 * 4
+    unpacking, product = describe(func, plain, {"bias": None}, result)
+    assert unpacking[2][:2] == (4096 + 512 + weights, 64 * 128)
+    assert product[2][:5] == (2048 + weights + 1024, 2 * 8 * 64 * 128, 8, 128, 64)
+    first, *others = describe(func, nested, constants, result)
+    assert first[2][0] == 128 * (1 + 4 + 4 + 4)  # read, written, read and written again
+    assert [other[2] for other in others] == [unpacking[2], product[2]]
+
+
+def test_attention_backward_takes_fp32_gradients_of_its_queries() -> None:
+    """And, where heads share keys, gradients of keys and values for each head of the queries."""
+    kernel = KERNELS["simulated::attention_backward"]
+    query, shared = (torch.ones(2, heads, 256, 64, dtype=BF16) for heads in (8, 2))
+    own = 4 * 2 * 8 * 256 * (64 + 1)
+
+    def workspace(key: torch.Tensor) -> int:
+        return kernel.workspace_bytes([query, query, key, key, query, None, True])
+
+    assert workspace(query) == own
+    assert workspace(shared) == own + 2 * (2 * 256 * 8 * 64 * 2)

@@ -1,0 +1,187 @@
+"""What a trace does where code asks for values that it has not."""
+
+import re
+from collections import deque
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
+from itertools import count
+
+import numpy as np
+import pytest
+import torch
+from builders.observations import FULL, recipe, tiny_cell
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers.models.llama.modeling_llama import LlamaMLP
+
+from trials.records.model import find_model
+from trials.records.recipe import Recipe
+from trials.simulation.recording import Kind, Recording, Segment
+from trials.simulation.trace_request import Routing
+from trials.simulation.tracing import tracer as tracer_module
+from trials.simulation.tracing import watchdog as patience_module
+from trials.simulation.tracing.trace import TraceableCell
+from trials.simulation.tracing.tracer import Tracer, UntraceableError
+from trials.simulation.tracing.tracing_worker import refusal, routed_shares
+from trials.simulation.tracing.watchdog import patience
+
+
+def no_shares(_: torch.Tensor) -> int:
+    """Of code that routes nothing."""
+    raise AssertionError("nothing is routed")
+
+
+def tracer() -> Tracer:
+    """One that has seen nothing."""
+    return Tracer(no_shares, [], with_workspaces=True)
+
+
+def test_a_course_that_depends_on_values_is_refused() -> None:
+    """By the operator that would need them: read by the host, or a shape that follows from them."""
+    with FakeTensorMode(), tracer():
+        values = torch.ones(3)
+        with pytest.raises(UntraceableError, match="_local_scalar_dense"):
+            bool(values.sum() > 0)
+        with pytest.raises(UntraceableError, match="unique"):
+            torch.unique(values)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_the_module_whose_course_depends_on_values_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a model of transformers: the operator, and where."""
+    own = LlamaMLP.forward
+
+    def doubling(self: LlamaMLP, x: torch.Tensor) -> torch.Tensor:
+        return own(self, 2 * x if x.sum() > 0 else x)
+
+    monkeypatch.setattr(LlamaMLP, "forward", doubling)
+    cell = TraceableCell(tiny_cell(), find_model("llama-tiny"))
+    with pytest.raises(UntraceableError, match=r"_local_scalar_dense: .* \(in LlamaMLP\)"):
+        cell.trace(2, no_shares)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_the_operator_and_the_module_that_fail_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a bounded line that begins with the model, however much is said."""
+    own = LlamaMLP.forward
+    monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: own(self, x[..., 1:]))
+    model = find_model("llama-tiny")
+    with pytest.raises(RuntimeError) as caught:
+        TraceableCell(tiny_cell(), model).trace(2, no_shares)
+    told = refusal(model, caught.value)
+    assert re.match(r"llama-tiny cannot be traced: aten::mm: RuntimeError: .* \(in Linear\)$", told)
+    long = refusal(model, ValueError("\n".join(["of", "many", "lines"] * 1000)))
+    assert long.startswith("llama-tiny cannot be traced: ValueError: of many lines of")
+    assert len(long) < 400
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_what_takes_long_is_told_and_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which model, since when, until when."""
+    cell, said = TraceableCell(tiny_cell(), find_model("llama-tiny")), list[str]()
+    monkeypatch.setattr(patience_module, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(patience_module, "TOLD_AFTER_SECONDS", 0.0)
+    with patience("llama-tiny, 16 tokens", 600.0, said.append):
+        while not said:
+            cell.trace(2, no_shares)
+    assert re.match("llama-tiny, 16 tokens: tracing for .*; given up after 600 s$", said[0])
+    limited = patience("llama-tiny", 0.01, said.append)
+    with pytest.raises(UntraceableError, match="took more than"), limited:
+        deque(cell.trace(2, no_shares) for _ in count())
+
+
+def test_after_the_backward_pass_the_host_reads_and_waits() -> None:
+    """The loss, once a step."""
+    with FakeTensorMode(), tracer() as traced:
+        loss = torch.ones(())
+        traced.segment = Segment.UPDATE
+        assert float(loss) == 1.0
+    kinds = traced.recording(torch.zeros(0).numpy()).kinds
+    assert (kinds == Kind.WAITED).sum() == 1
+
+
+def test_an_optimizer_waits_for_a_norm_and_not_for_its_counter() -> None:
+    """Adafactor asks the GPU for norms; its counter of steps is on the host."""
+    with FakeTensorMode():
+        weight = nn.Parameter(torch.ones(4, 4))
+        weight.grad = torch.ones(4, 4)
+        waits = {}
+        for kind in (torch.optim.AdamW, torch.optim.Adafactor):
+            with tracer() as traced:
+                traced.segment = Segment.UPDATE
+                kind([weight], foreach=False).step()
+            kinds = traced.recording(np.zeros(0, np.int64)).kinds
+            waits[kind.__name__] = int((kinds == Kind.WAITED).sum())
+    assert waits == {"AdamW": 0, "Adafactor": 2}
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    "of", [recipe("qlora", precision="bf16", gradient_checkpointing=True), FULL]
+)
+def test_what_shapes_tell_is_what_the_operators_return(
+    of: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shape rule that is asked once gives the events that it gives asked each time."""
+    model = find_model("mixtral-tiny")
+    cell = TraceableCell(tiny_cell(model.name, of), model)
+
+    def traced() -> Recording:
+        return cell.trace(4, routed_shares(Routing(), model.experts)).recording
+
+    told = traced()
+    monkeypatch.setattr(tracer_module, "key_of", lambda *_: None)
+    asked = traced()
+    for field in fields(Recording):
+        assert np.array_equal(getattr(told, field.name), getattr(asked, field.name)), field.name
+
+
+def test_numbers_of_two_types_are_not_taken_for_each_other() -> None:
+    """1 and 1.0 are equal; what they are added to becomes another dtype."""
+    with FakeTensorMode(), tracer():
+        whole = torch.ones(3, dtype=torch.int64)
+        dtypes = [(whole + number).dtype for number in (1, 1.0, 1, 1.0)]
+        assert dtypes == [torch.int64, torch.float32] * 2
+        one, other = whole + 1, whole + 1
+        assert one.untyped_storage()._cdata != other.untyped_storage()._cdata
+
+
+def test_storages_are_recorded_from_first_to_last() -> None:
+    """Made by the operator that returns it, shared by views, freed when the last of them goes."""
+    with FakeTensorMode(), tracer() as traced:
+        one = torch.ones(4)
+        view = one.view(2, 2)
+        del one
+        other = view + view
+        del view, other
+    recording = traced.recording(torch.zeros(0).numpy())
+    moves = [
+        (Kind(kind).name, name)
+        for kind, name in zip(recording.kinds, recording.names, strict=True)
+        if kind <= Kind.FREED
+    ]
+    assert moves == [("MADE", 0), ("MADE", 1), ("FREED", 0), ("FREED", 1)]
+
+
+def test_fast_results_are_those_of_fake_tensors() -> None:
+    """Shapes, strides and dtypes of a layer's step, forward and backward, by either way."""
+
+    def metadata(values: list[torch.Tensor]) -> list[tuple[object, ...]]:
+        return [(v.shape, v.stride(), v.dtype, v.untyped_storage().nbytes()) for v in values]
+
+    def step(watch: AbstractContextManager[object]) -> list[torch.Tensor]:
+        with FakeTensorMode(), watch:
+            layer = nn.Linear(6, 4)
+            tokens = torch.ones(2, 3, 6, requires_grad=True)
+            hidden = nn.functional.silu(layer(tokens).transpose(1, 2))
+            parts = torch.cat([hidden, hidden.float().bfloat16().float()], dim=1)[:, 1:]
+            rows = parts.reshape(-1, parts.shape[-1]).index_select(0, torch.zeros(2).long())
+            loss = (rows.softmax(-1).pow(2).mean(-1, keepdim=True) / 2).sum()
+            loss.backward()
+            grads = [layer.weight.grad, layer.bias.grad, tokens.grad]
+            return [hidden, parts, rows, loss, *(g for g in grads if g is not None)]
+
+    assert metadata(step(tracer())) == metadata(step(nullcontext()))

@@ -1,0 +1,229 @@
+"""Learning in this process: what a step learns, what a test counts, and going on after a stop."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from builders import questions as made_questions
+from builders.observations import FULL, recipe, tiny_cell
+from fakes.torch_process import small_steps
+
+from trials.records.learning import HeldOutScores, LearnQuery
+from trials.records.recipe import Method
+from trials.training.learner import Learner
+from trials.training.learning_batches import IGNORED, Encoded, padded, read_queries
+from trials.training.tokenizer_worker import QueryTokenizer
+
+# PEFT asks a transformers model under a name that transformers 5 has deprecated.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def made_for_small_steps() -> Iterator[None]:
+    """All of this file."""
+    with small_steps():
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the tokenizer is."""
+    found = tmp_path_factory.mktemp("learner")
+    made_questions.made_tokenizer(found / "tok")
+    return found
+
+
+def learner(
+    folder: Path,
+    model: str = "mixtral-tiny",
+    method: Method = "full",
+    *,
+    queries: list[LearnQuery] | None = None,
+    fields: dict[str, object] | None = None,
+    **training: object,
+) -> Learner:
+    """A model with forty queries to learn from and twelve held out."""
+    cell = tiny_cell(model, recipe(method, **fields or {}), seq_len=64)
+    asked = queries or made_questions.learn_queries(52, 12)
+    setup = made_questions.learn_setup(folder, cell, asked, **training)
+    return Learner(setup, lambda _: None)
+
+
+@pytest.fixture(autouse=True)
+def _no_state(folder: Path) -> None:
+    """Each test begins anew."""
+    (folder / "state.pt").unlink(missing_ok=True)
+
+
+def test_answers_alone_are_learned_and_padding_has_no_label() -> None:
+    """Prompt and padding are ignored; the answer is not."""
+    ids, labels = padded([Encoded([5, 6, 7, 8], 2), Encoded([5, 9], 1)])
+    assert ids.tolist() == [[5, 6, 7, 8], [5, 9, 0, 0]]
+    no = IGNORED
+    assert labels.tolist() == [[no, no, 7, 8], [no, 9, no, no]]
+
+
+def test_an_answer_begins_where_its_prompt_ends_and_ends_with_the_end(folder: Path) -> None:
+    """Whatever token stands astride is the answer's; prompt and answer are the whole query's."""
+    tokenizer = QueryTokenizer(str(folder / "tok"))
+    queries = [
+        LearnQuery(held_out=False, prompt="Ada sees a cow.\n", answer="moo"),
+        LearnQuery(held_out=True, prompt="Ada sees a ", answer="cow"),
+        LearnQuery(held_out=False, prompt="", answer="moo"),
+    ]
+    file = folder / "few.jsonl"
+    file.write_text("".join(f"{q.model_dump_json()}\n" for q in queries), encoding="utf-8")
+    found = read_queries(file, tokenizer, 64, 1024)
+    decode = tokenizer._tokenizer.decode
+    first, all_of_it = found.train
+    assert decode(first.ids) == "<s>Ada sees a cow.\nmoo</s>"
+    assert decode(first.ids[first.first :]) == "moo</s>"
+    assert decode(all_of_it.ids[all_of_it.first :]) == "moo</s>"
+    astride = found.held_out[0].answers[0]
+    assert decode(astride.ids[astride.first :]) == " cow</s>"
+    cut = read_queries(file, tokenizer, len(first.ids) - 1, 1024)
+    assert (cut.cut_off, cut.train[0].ids) == (1, first.ids[:-1])
+
+
+@pytest.mark.parametrize("model", ["mixtral-tiny", "blackmamba-tiny"])
+def test_padding_changes_neither_a_test_nor_a_step(folder: Path, model: str) -> None:
+    """HeldOutScores one by one or padded together, queries of many lengths have the same nats."""
+    rows = made_questions.learn_queries(12, 6)
+    longer = [
+        q.model_copy(update={"prompt": f"{'so and ' * place}{q.prompt}"})
+        for place, q in enumerate(rows)
+    ]
+    alone = learner(folder, model, queries=longer, batch_size=1)
+    together = learner(folder, model, queries=longer, batch_size=6)
+    one, all_of_them = alone.reply(0).tested, together.reply(0).tested
+    assert one is not None
+    assert all_of_them is not None
+    assert one.nats == pytest.approx(all_of_them.nats, rel=1e-4)
+    assert one.tokens == all_of_them.tokens
+    train = alone.queries.train
+    assert len({len(each.ids) for each in train}) > 2
+    frozen = alone._tuning
+    for group in frozen.stepper.optimizer.param_groups:
+        group["lr"] = 0.0
+    losses = [frozen.step(*padded([each])) for each in train]
+    tokens = [each.answer_tokens for each in train]
+    mean = sum(loss * n for loss, n in zip(losses, tokens, strict=True)) / sum(tokens)
+    assert frozen.step(*padded(train)) == pytest.approx(mean, rel=1e-4)
+
+
+def test_an_answer_is_right_when_greedy_decoding_writes_it(folder: Path) -> None:
+    """Token for token, to the end; of choices the likeliest counts."""
+    made = learner(folder, learning_rate=5e-3)
+    for epoch in (0, 1, 2):
+        reply = made.reply(epoch)
+    assert reply.tested is not None
+    model = made._tuning.model.eval()
+    told = []
+    for query in made.queries.held_out:
+        right = query.answers[query.right]
+        if len(query.answers) > 1:
+            nats = [nats_of(model, answer) for answer in query.answers]
+            told.append(nats.index(min(nats)) == query.right)
+            continue
+        ids = right.ids[: right.first]
+        while len(ids) < len(right.ids):
+            with torch.no_grad():
+                ids = [*ids, int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax())]
+        told.append(ids == right.ids)
+    assert reply.tested.correct == tuple(told)
+    assert 0 < reply.tested.accuracy < 1  # or the test tells nothing
+
+
+def nats_of(model: torch.nn.Module, answer: Encoded) -> float:
+    """Of an answer, one query at a time."""
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([answer.ids])).logits[0].log_softmax(-1)
+    places = range(answer.first, len(answer.ids))
+    return -sum(float(logits[at - 1, answer.ids[at]]) for at in places)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "precision"), [("adamw", "fp32"), ("adamw_8bit", "fp32"), ("adamw", "fp16")]
+)
+def test_learning_goes_on_after_a_kill_as_if_there_had_been_none(
+    folder: Path, optimizer: str, precision: str
+) -> None:
+    """Weights, optimizer, loss scale, order, dropout: the same numbers to the last bit."""
+    fields: dict[str, object] = {
+        "lora_dropout": 0.2,
+        "optimizer": optimizer,
+        "precision": precision,
+    }
+
+    def fresh() -> Learner:
+        return learner(folder, "llama-tiny", "lora", fields=fields)
+
+    whole = fresh()
+    told = [whole.reply(epoch) for epoch in range(4)]
+    (folder / "state.pt").unlink()
+    killed = fresh()
+    assert [killed.reply(epoch) for epoch in range(3)] == told[:3]
+    resumed = fresh()
+    assert resumed.epoch == 2
+    scalers = [each._tuning.stepper.state_dict()["scaler"] for each in (resumed, killed)]
+    assert scalers[0] == scalers[1]
+    assert resumed.reply(2) == told[2]  # it was killed before anybody heard of it
+    assert resumed.reply(3) == told[3]
+    assert resumed.reply(0) == told[0]  # anew
+    assert resumed.reply(1) == told[1]
+
+
+def test_a_state_that_cannot_be_read_is_told_and_begun_anew(folder: Path) -> None:
+    """It is nobody's loss but its own."""
+    (folder / "state.pt").write_bytes(b"half a sta")
+    made = learner(folder, "llama-tiny")
+    assert made.epoch == 0
+    assert made.remark is not None
+    assert "state.pt: cannot be read (" in made.remark
+    assert "\n" not in made.remark
+
+
+def test_the_state_of_another_curve_is_not_gone_on_from(folder: Path) -> None:
+    """Though its weights are of the same shapes, as those of sparse and dense are."""
+    sparse, dense = (
+        made_questions.learn_setup(
+            folder,
+            tiny_cell("mixtral-tiny", FULL, active=active, seq_len=64),
+            made_questions.learn_queries(20, 4),
+        )
+        for active in (2, 8)
+    )
+    made = Learner(dense, lambda _: None)
+    made.reply(0)
+    made.reply(1, attempt=3)
+    again = Learner(dense, lambda _: None)
+    assert (again.epoch, again.attempt) == (1, 3)
+    refused = Learner(sparse, lambda _: None)
+    assert (refused.epoch, refused.attempt) == (0, None)
+    assert refused.remark is not None
+    assert f"cannot be read (it is of {dense.curve}): beginning anew" in refused.remark
+
+
+def test_4_bit_weights_learn_after_they_were_tested(folder: Path) -> None:
+    """Bitsandbytes packs those of layers that do not train in another way."""
+    made = learner(folder, method="qlora", learning_rate=1e-2)
+    tested = [made.reply(epoch).tested for epoch in range(3)]
+    losses = [each.loss for each in tested if isinstance(each, HeldOutScores)]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[0] - losses[-1] > 0.5
+
+
+def test_the_learning_rate_follows_its_schedule_over_all_epochs(folder: Path) -> None:
+    """Half of it is left after half of the epochs, also after a kill in between."""
+    two_of_four = {"schedule": "linear", "learning_rate": 4e-3}
+    made = learner(folder, "llama-tiny", **two_of_four)
+    rates = []
+    for epoch in range(5):
+        if epoch == 3:
+            made = learner(folder, "llama-tiny", **two_of_four)
+        made.reply(epoch)
+        rates.append(made._tuning.stepper.optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([4e-3, 3e-3, 2e-3, 1e-3, 0.0])

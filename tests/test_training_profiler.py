@@ -1,0 +1,224 @@
+"""Where the time of real steps goes: of tiny models, under recipes of every kind."""
+
+import re
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+from builders.observations import cpu, recipe, tiny_cell
+from fakes.torch_process import small_steps
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from trials.devices.cpu import CpuDevice
+from trials.records.model import find_model
+from trials.records.profile import Layer, Profile, ProfileRule, Stage
+from trials.records.recipe import Recipe
+from trials.training.finetune import FineTuning
+from trials.training.module_ranges import Ranges
+from trials.training.profiler import StageMarks, event_flops, profiled
+
+# PEFT asks a transformers model under a name that transformers 5 has deprecated.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)
+
+RULE = ProfileRule(steps=1, least_seconds=0.0, warmup_steps=0, training_steps=2)
+QUERIES, LENGTH = 3, 16
+EAGER = recipe("full", experts="looped", attention="eager")
+LOOPED = EAGER.model_copy(update={"gradient_checkpointing": True})
+QLORA = recipe("qlora", precision="fp16")
+GROUPED = recipe("full", experts="grouped")
+KINDS = {
+    "eager": ("mixtral-tiny", EAGER),
+    "looped": ("mixtral-tiny", LOOPED),
+    "qlora": ("mixtral-tiny", QLORA),
+    "grouped": ("blackmamba-tiny", GROUPED),
+    "dense": ("llama-tiny", recipe("lora", gradient_checkpointing=True)),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def made_for_small_steps() -> Iterator[None]:
+    """All of this file."""
+    with small_steps():
+        yield
+
+
+def tuning(model: str, of: Recipe) -> FineTuning:
+    """A preset under a recipe, some steps trained."""
+    made = FineTuning(
+        tiny_cell(model, of, seq_len=LENGTH), find_model(model), device=torch.device("cpu"), seed=0
+    )
+    made.step(made.tokens(QUERIES))
+    return made
+
+
+@pytest.fixture(scope="module")
+def tunings() -> dict[str, FineTuning]:
+    """One of each kind."""
+    return {kind: tuning(*of) for kind, of in KINDS.items()}
+
+
+@pytest.fixture(scope="module")
+def profiles(tunings: dict[str, FineTuning]) -> dict[str, Profile]:
+    """Their profiles."""
+    device = CpuDevice(cpu(), threads=1)
+    return {
+        kind: profiled(made, device, made.tokens(QUERIES), RULE) for kind, made in tunings.items()
+    }
+
+
+def kernels(profile: Profile, layer: Layer, stage: Stage | None = None) -> set[str]:
+    """What is done in a layer."""
+    return {r.kernel for r in profile.rows if r.layer == layer and stage in (None, r.stage)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_add_up_to_the_profiled_step(profiles: dict[str, Profile], kind: str) -> None:
+    """Every microsecond of the step is some operator's or the host's, to 5 %."""
+    found = profiles[kind]
+    assert sum(r.seconds for r in found.rows) == pytest.approx(found.profiled_seconds[0], rel=0.05)
+
+
+def test_stages_add_up_to_the_step(tunings: dict[str, FineTuning]) -> None:
+    """To 5 % of a clock that is read around them, where nothing comes between the two."""
+    made = tunings["dense"]
+    tokens = made.tokens(QUERIES)
+    told = []
+    with StageMarks(made, CpuDevice(cpu(), threads=1)) as marks:
+        for _ in range(3):
+            started = time.perf_counter()
+            stages = marks.timed(lambda: made.step(tokens))
+            told.append(sum(stages) / (time.perf_counter() - started))
+            assert min(stages) > 0
+    assert max(told) == pytest.approx(1, abs=0.05)
+
+
+def test_each_family_has_its_layers(profiles: dict[str, Profile]) -> None:
+    """Every layer that works has forward and backward rows; a frozen embedding has no backward."""
+    common: set[Layer] = {"embeddings", "norms", "head", "loss", "other"}
+    own: dict[str, set[Layer]] = {
+        "eager": {"attention", "experts"},
+        "looped": {"attention", "experts"},
+        "qlora": {"attention", "experts"},
+        "grouped": {"mamba", "experts"},
+        "dense": {"attention", "mlp"},
+    }
+    for kind, found in profiles.items():
+        assert {r.layer for r in found.rows if r.stage == "forward"} == common | own[kind]
+        backward = {r.layer for r in found.rows if r.stage == "backward"}
+        assert backward - {"embeddings"} == (common | own[kind]) - {"embeddings"}
+        assert {r.layer for r in found.rows if r.stage == "optimizer"} == {"optimizer"}
+
+
+def test_what_checkpointing_runs_again_is_told_apart(profiles: dict[str, Profile]) -> None:
+    """The layers' own work, in rows of its own and in the backward pass's time; none without."""
+    for kind, layers in (("looped", {"attention", "experts"}), ("dense", {"attention", "mlp"})):
+        found = profiles[kind]
+        assert {r.layer for r in found.rows if r.stage == "recompute"} >= layers
+        assert 0 < found.stage_seconds("recompute") < found.stage_seconds("backward")
+    for kind in ("eager", "qlora", "grouped"):
+        assert not any(r.stage == "recompute" for r in profiles[kind].rows)
+        assert profiles[kind].stage_seconds("recompute") == 0
+
+
+def test_what_is_in_the_experts_is_told_apart(profiles: dict[str, Profile]) -> None:
+    """Each product, its adapters, dequantising, the router and its choice, gathering tokens."""
+    always = {"router", "top-k", "element-wise", "gather/scatter", "host"}
+    products = {"matmul gate", "matmul up", "matmul down"}
+    assert kernels(profiles["looped"], "experts") >= always | products
+    assert kernels(profiles["grouped"], "experts") >= always | {"matmul gate+up", "matmul down"}
+    qlora = profiles["qlora"]
+    for stage in ("forward", "backward"):
+        assert kernels(qlora, "experts", stage) >= products | {"dequantise", "matmul adapter"}
+    for kind in ("looped", "grouped", "dense"):
+        assert "dequantise" not in {r.kernel for r in profiles[kind].rows}
+    assert kernels(profiles["dense"], "mlp") >= products | {"matmul adapter"}
+
+
+def flops(made: FineTuning) -> FlopCounterMode:
+    """A step's, as torch counts them."""
+    with FlopCounterMode(display=False, depth=9) as counter:
+        made.step(made.tokens(QUERIES))
+    return counter
+
+
+def test_flops_of_each_layer_are_those_that_torch_counts(
+    profiles: dict[str, Profile], tunings: dict[str, FineTuning]
+) -> None:
+    """Forward and backward, by another way of telling whose they are; recomputed, in all."""
+    counted = {kind: flops(tunings[kind]) for kind in ("eager", "looped")}
+    for kind, counter in counted.items():
+        assert sum(r.flops for r in profiles[kind].rows) == counter.get_total_flops()
+    counts = counted["eager"].get_flop_counts()
+
+    def theirs(module: str) -> int:
+        return sum(sum(of.values()) for name, of in counts.items() if re.search(module, name))
+
+    # What goes back through attention it gives to the module above, which holds no other products.
+    attention = theirs(r"layers\.\d$") - theirs(r"\.mlp$")
+    expected = {"attention": attention, "experts": theirs(r"\.mlp$"), "head": theirs("lm_head$")}
+    rows = profiles["eager"].rows
+    for layer, of_layer in expected.items():
+        assert sum(r.flops for r in rows if r.layer == layer) == of_layer > 0
+
+
+def test_flops_of_the_grouped_product_are_those_of_the_loop(profiles: dict[str, Profile]) -> None:
+    """Three products for each of a token's two experts, once forward and twice backward."""
+    config = find_model("blackmamba-tiny").config
+    hidden, width = config["hidden_size"], config["intermediate_size"]
+    product = 2 * QUERIES * LENGTH * 2 * hidden * width
+    rows = [r for r in profiles["grouped"].rows if r.layer == "experts"]
+    for stage, times in (("forward", 1), ("backward", 2)):
+        counts = {r.kernel: r.flops for r in rows if r.stage == stage}
+        assert counts["matmul gate+up"] == 2 * times * product
+        assert counts["matmul down"] == times * product
+
+
+@pytest.mark.parametrize("kernel", ["flash_attention", "efficient_attention", "cudnn_attention"])
+def test_flops_of_attention_count_every_head_of_queries(kernel: str) -> None:
+    """Also where several share one of keys and values: two products forward, five backward."""
+    queries, shared = (3, 8, 16, 32), (3, 2, 16, 32)
+    product = 2 * 3 * 8 * 16 * 16 * 32
+    name = f"aten::_scaled_dot_product_{kernel}"
+    forward = SimpleNamespace(name=name, input_shapes=[queries, shared, shared], cpu_parent=None)
+    backward = SimpleNamespace(
+        name=f"{name}_backward", input_shapes=[queries, queries, shared, shared], cpu_parent=None
+    )
+    assert event_flops(forward) == 2 * product
+    assert event_flops(backward) == 5 * product
+
+
+def test_every_token_goes_to_top_k_experts_in_every_layer(profiles: dict[str, Profile]) -> None:
+    """Before and after training; a model without experts has no such count."""
+    for kind, layers in (("eager", 2), ("looped", 2), ("qlora", 2), ("grouped", 1)):
+        load = profiles[kind].load
+        assert load is not None
+        for counts in (load.before, load.after):
+            assert [sum(layer) for layer in counts] == [QUERIES * LENGTH * 2] * layers
+            assert {len(layer) for layer in counts} == {8}
+    assert profiles["dense"].load is None
+
+
+def our_hooks(model: nn.Module) -> int:
+    """How many of the profiler's hang on a model; transformers has some of its own."""
+    hooks = [
+        hook
+        for module in model.modules()
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    ]
+    return sum(getattr(hook, "__module__", "") == "trials.training.profiler" for hook in hooks)
+
+
+def test_nothing_is_left_on_the_model(
+    profiles: dict[str, Profile], tunings: dict[str, FineTuning]
+) -> None:
+    """When a profile is done, its hooks are gone."""
+    assert set(profiles) == set(tunings)
+    for made in tunings.values():
+        with Ranges(made.model):
+            assert our_hooks(made.model) > 10
+        assert our_hooks(made.model) == 0

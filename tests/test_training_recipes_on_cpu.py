@@ -1,0 +1,133 @@
+"""Every axis of a recipe that a CPU can run: a real step at tiny size, and that it took hold."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from builders.observations import cpu, recipe, tiny_cell
+from fakes.torch_process import small_steps
+
+from trials.records.cell import Cell
+from trials.records.messages import Setup
+from trials.records.model import find_model
+from trials.records.observation import Built
+from trials.records.recipe import Recipe
+from trials.training.finetune import FineTuning
+from trials.training.recipe_check import departures
+from trials.training.worker import Worker
+
+# PEFT asks a transformers model under a name that transformers 5 has deprecated.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)
+
+LLAMA, MIXTRAL, BLACKMAMBA = "llama-tiny", "mixtral-tiny", "blackmamba-tiny"
+QWEN, OLMOE = "qwen3-moe-tiny", "olmoe-tiny"
+MOE = (MIXTRAL, QWEN, OLMOE)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def made_for_small_steps() -> Iterator[None]:
+    """All of this file."""
+    with small_steps():
+        yield
+
+
+def built(cell: Cell) -> tuple[Built, list[str]]:
+    """What a real step of the cell showed, and in what it departs from the recipe."""
+    tuning = FineTuning(cell, find_model(cell.model), device=torch.device("cpu"), seed=0)
+    found = tuning.built()
+    return found, departures(cell.recipe, found, tuning.implied())
+
+
+AXES = [
+    (LLAMA, recipe("full")),
+    (LLAMA, recipe("full", precision="bf16")),
+    (LLAMA, recipe("full", precision="fp16")),
+    (LLAMA, recipe("lora", precision="fp16")),
+    (LLAMA, recipe("qlora", precision="fp16", gradient_checkpointing=True)),
+    (LLAMA, recipe("qlora", double_quantisation=False)),
+    (LLAMA, recipe("lora", lora_alpha=3, lora_dropout=0.1, lora_targets=("attention",))),
+    (LLAMA, recipe("lora", lora_targets=("q_proj", "mlp.up_proj"))),
+    (LLAMA, recipe("full", attention="eager")),
+    (LLAMA, recipe("full", attention="sdpa", gradient_checkpointing=True)),
+    (LLAMA, recipe("full", optimizer="adamw_8bit")),
+    (LLAMA, recipe("full", optimizer="adafactor")),
+    (LLAMA, recipe("full", optimizer="sgd")),
+    *((model, recipe("full", experts="looped")) for model in (*MOE, BLACKMAMBA)),
+    *((model, recipe("full", experts="grouped")) for model in (*MOE, BLACKMAMBA)),
+    *((model, recipe("qlora", gradient_checkpointing=True)) for model in MOE),
+    *((model, recipe("lora", lora_targets=("all-linear",))) for model in MOE),
+    (MIXTRAL, recipe("lora", precision="bf16", lora_targets=("attention",))),
+    (BLACKMAMBA, recipe("full", precision="bf16", gradient_checkpointing=True, mamba="reference")),
+]
+
+
+@pytest.mark.parametrize(("model", "of"), AXES, ids=lambda value: getattr(value, "key", value))
+def test_a_real_step_shows_that_the_recipe_took_hold(model: str, of: Recipe) -> None:
+    """Counts, dtypes, kernels, recomputed layers and optimizer are what the recipe implies."""
+    found, wrong = built(tiny_cell(model, of, seq_len=8))
+    assert wrong == []
+    assert found.parameters.trainable > 0
+
+
+@pytest.mark.parametrize("model", MOE)
+def test_qlora_experts_are_4_bit_and_carry_adapters(model: str) -> None:
+    """Every expert's three matrices, counted one by one, and the router with them."""
+    facts = find_model(model)
+    cell = tiny_cell(model, recipe("qlora"), seq_len=8)
+    tuning = FineTuning(cell, facts, device=torch.device("cpu"), seed=0)
+    names = {name for name, _ in tuning.model.named_parameters()}
+    four_bit = {
+        name
+        for name, p in tuning.model.named_parameters()
+        if getattr(p, "quant_state", None) is not None and ".experts." in name
+    }
+    layers = int(facts.config["num_hidden_layers"])  # type: ignore[arg-type]
+    assert facts.experts is not None
+    assert len(four_bit) == layers * facts.experts * 3
+    adapters = {name for name in names if "lora_A" in name}
+    assert len(adapters) == layers * (facts.experts * 3 + 1)
+    assert sum("router_linear" in name for name in adapters) == layers
+
+
+def test_the_record_says_which_kernels_ran() -> None:
+    """sdpa, the grouped product and 4-bit multiplication are told by the operators seen."""
+    sdpa, _ = built(tiny_cell(LLAMA, recipe("full"), seq_len=8))
+    eager, _ = built(tiny_cell(LLAMA, recipe("full", attention="eager"), seq_len=8))
+    grouped, _ = built(tiny_cell(MIXTRAL, recipe("full", experts="grouped"), seq_len=8))
+    quantised, _ = built(tiny_cell(LLAMA, recipe("qlora"), seq_len=8))
+    assert any("scaled_dot_product" in kernel for kernel in sdpa.kernels)
+    assert eager.kernels == ()
+    assert any("grouped_mm" in kernel for kernel in grouped.kernels)
+    assert any(kernel.startswith("bitsandbytes::") for kernel in quantised.kernels)
+
+
+def test_pretrained_weights_are_those_of_the_folder(tmp_path: object) -> None:
+    """A model saved by transformers trains from its own weights, experts taken apart and all."""
+    from transformers import AutoConfig, AutoModelForCausalLM  # noqa: PLC0415 - only here
+
+    facts = find_model(MIXTRAL)
+    fields = {k: v for k, v in facts.config.items() if k != "model_type"}
+    torch.manual_seed(1)
+    saved = AutoModelForCausalLM.from_config(AutoConfig.for_model("mixtral", **fields))
+    saved.save_pretrained(tmp_path)
+    mine = facts.model_copy(update={"weights": str(tmp_path), "name": "mine"})
+    tokens = torch.arange(8)[None]
+    expected = saved.train()(input_ids=tokens, labels=tokens).loss.item()
+    losses = {}
+    for experts in ("looped", "grouped"):
+        cell = tiny_cell(MIXTRAL, recipe("full", experts=experts), seq_len=8)
+        cell = cell.model_copy(update={"weights": "pretrained"})
+        tuning = FineTuning(cell, mine, device=torch.device("cpu"), seed=0)
+        losses[experts] = tuning.step(tokens)
+    assert losses["looped"] == pytest.approx(expected, rel=1e-5)
+    assert losses["grouped"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_kernel_that_is_not_installed_refuses_to_build() -> None:
+    """FlashAttention-2 on a CPU is refused when planning; a child sent it anyway says so."""
+    cell = tiny_cell(LLAMA, recipe("full", precision="bf16", attention="flash_attention_2"))
+    setup = Setup(cell=cell, model=find_model(LLAMA), gpu=cpu(), seed=0, threads=1)
+    with pytest.raises(ImportError, match=r"[Ff]lash"):
+        Worker(setup)

@@ -1,0 +1,217 @@
+"""The child: it measures only what its recipe says, and tells what it built."""
+
+from collections.abc import Iterator
+from importlib import metadata
+
+import pytest
+import torch
+from builders.observations import cpu, recipe, tiny_cell
+from fakes.torch_process import small_steps
+
+from trials.records.cell import Cell
+from trials.records.messages import ProbeRequest, Ready, Refused, Setup
+from trials.records.model import Model, find_model
+from trials.records.observation import MemoryReading, Outcome
+from trials.records.recipe import Method
+from trials.records.timing_rule import TimingRule
+from trials.training import worker
+from trials.training.finetune import FineTuning
+from trials.training.recipe_check import RecipeError
+from trials.training.worker import Line, Worker, serve
+
+# PEFT asks a transformers model under a name that transformers 5 has deprecated.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def made_for_small_steps() -> Iterator[None]:
+    """All of this file."""
+    with small_steps():
+        yield
+
+
+class UnfreezesTheHead(FineTuning):
+    """Trains a layer that no adapter recipe trains."""
+
+    def __init__(self, cell: Cell, model: Model, *, device: torch.device, seed: int) -> None:
+        super().__init__(cell, model, device=device, seed=seed)
+        self.model.get_output_embeddings().weight.requires_grad_(True)  # type: ignore[operator] # noqa: FBT003
+
+
+class LeavesAnAdapterOut(FineTuning):
+    """Freezes one adapter, as a target name that matches nothing would."""
+
+    def __init__(self, cell: Cell, model: Model, *, device: torch.device, seed: int) -> None:
+        super().__init__(cell, model, device=device, seed=seed)
+        self.trainable[0].requires_grad_(False)  # noqa: FBT003
+
+
+class AnotherRecipe(FineTuning):
+    """Builds under another recipe than the one it is held against."""
+
+    instead: dict[str, object]
+
+    def __init__(self, cell: Cell, model: Model, *, device: torch.device, seed: int) -> None:
+        other = recipe(**(cell.recipe.model_dump(exclude_none=True) | self.instead))
+        super().__init__(tiny_cell(cell.model, other, seq_len=8), model, device=device, seed=seed)
+        self._cell = cell
+
+
+class QuantisesNothing(AnotherRecipe):
+    instead = {"method": "lora", "double_quantisation": None}  # noqa: RUF012 - a test's constant
+
+
+class ForgetsToCheckpoint(AnotherRecipe):
+    instead = {"gradient_checkpointing": False}  # noqa: RUF012 - as above
+
+
+class FallsBackToEager(AnotherRecipe):
+    instead = {"attention": "eager"}  # noqa: RUF012 - as above
+
+
+class TakesAnotherOptimizer(AnotherRecipe):
+    instead = {"optimizer": "sgd"}  # noqa: RUF012 - as above
+
+    def start_over(self) -> None:
+        """The other one again."""
+
+
+class FewerLayers(FineTuning):
+    """Builds another model than the one that was asked for."""
+
+    def __init__(self, cell: Cell, model: Model, *, device: torch.device, seed: int) -> None:
+        fewer = model.model_copy(update={"config": model.config | {"num_hidden_layers": 1}})
+        super().__init__(cell, fewer, device=device, seed=seed)
+        self._facts = model
+
+
+def setup(method: Method = "full", **fields: object) -> Setup:
+    """llama-tiny under a recipe, to be built by a Worker."""
+    return Setup(
+        cell=tiny_cell(of=recipe(method, **fields), seq_len=8),  # type: ignore[arg-type]
+        model=find_model("llama-tiny"),
+        gpu=cpu(),
+        seed=0,
+        threads=1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "of", "said"),
+    [
+        (UnfreezesTheHead, setup("lora"), "trainable parameters: the recipe implies"),
+        (LeavesAnAdapterOut, setup("qlora"), "trainable parameters: the recipe implies"),
+        (QuantisesNothing, setup("qlora"), "four_bit parameters: the recipe implies [0-9]+, .* 0"),
+        (FewerLayers, setup("full"), "total parameters: the recipe implies"),
+        (
+            ForgetsToCheckpoint,
+            setup("full", gradient_checkpointing=True),
+            "checkpointed layers: the recipe implies 2, the built model has 0",
+        ),
+        (
+            FallsBackToEager,
+            setup("full", attention="sdpa"),
+            "attention: the recipe implies sdpa, the built model has eager",
+        ),
+        (
+            TakesAnotherOptimizer,
+            setup("full"),
+            "optimizer: the recipe implies torch.optim.adamw.AdamW, the built model has .*SGD",
+        ),
+    ],
+)
+def test_a_recipe_that_silently_did_something_else_is_refused(
+    wrong: type[FineTuning], of: Setup, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The built model is held against the recipe before anything is measured."""
+    monkeypatch.setattr(worker, "FineTuning", wrong)
+    with pytest.raises(RecipeError, match=f"on llama-tiny did not take hold: .*{said}"):
+        Worker(of)
+
+
+class Transcript(Line):
+    """A line with nobody at the other end: hears nothing, keeps what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[object] = []
+
+    def hear(self) -> str:
+        return ""
+
+    def say(self, message: object) -> None:
+        self.said.append(message)
+
+
+def test_a_child_whose_recipe_does_not_hold_says_why_and_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The trial hears one line, as an outcome that says nothing about memory."""
+    monkeypatch.setattr(worker, "FineTuning", FewerLayers)
+    line = Transcript()
+    serve(setup("full"), line)
+    (refused,) = line.said
+    assert isinstance(refused, Refused)
+    assert refused.outcome is Outcome.FAILED
+    assert refused.detail.startswith("RecipeError: full-fp32 on llama-tiny did not take hold")
+
+
+def test_a_child_whose_recipe_holds_says_where_it_runs() -> None:
+    """The stack and the memory limit are in its first word."""
+    line = Transcript()
+    serve(setup("full"), line)
+    (ready,) = line.said
+    assert isinstance(ready, Ready)
+    assert ready.memory_limit_bytes == cpu().usable_memory_bytes
+    assert dict(ready.environment.versions)["torch"] == metadata.version("torch")
+
+
+def test_a_cap_stands_in_for_a_smaller_device() -> None:
+    """Under a cap of 6 MiB the same batch is out of memory that fits without one."""
+    capped = setup("full").model_copy(update={"memory_cap_bytes": 6 * 2**20})
+    request = ProbeRequest(batch_size=64, timing=None)
+    assert Worker(setup("full")).probe(request).outcome is Outcome.FITS
+    line = Transcript()
+    line.hear = iter([request.model_dump_json(), ""]).__next__  # type: ignore[method-assign]
+    serve(capped, line)
+    ready, reply = line.said
+    assert ready.memory_limit_bytes == 6 * 2**20  # type: ignore[attr-defined]
+    assert reply.outcome is Outcome.OUT_OF_MEMORY  # type: ignore[attr-defined]
+
+
+def test_steps_are_timed_after_a_warm_up_and_both_are_kept() -> None:
+    """Raw durations of warm-up and timed steps, and what was built, are in the measurement."""
+    rule = TimingRule(warmup_steps=4, warmup_seconds=0.0, min_steps=6, max_steps=6, max_seconds=60)
+    reply = Worker(setup("lora")).probe(ProbeRequest(batch_size=1, timing=rule))
+    assert reply.measurement is not None
+    assert len(reply.measurement.warmup_seconds) == 4
+    assert len(reply.measurement.step_seconds) == 6
+    assert reply.measurement.built.adapters == 14  # two layers of seven linear layers
+
+
+def test_steps_the_allocator_had_to_retry_in_are_thrashing_not_a_fit() -> None:
+    """They ran, so they are measured; but nobody should train that close to the limit."""
+    one = Worker(setup("full"))
+    real = one.device.measure_memory
+
+    def retried(*args: object, **kwargs: object) -> MemoryReading:
+        reading: MemoryReading = real(*args, **kwargs)  # type: ignore[arg-type]
+        return reading.model_copy(update={"allocator_retries": 2})
+
+    one.device.measure_memory = retried  # type: ignore[method-assign]
+    reply = one.probe(ProbeRequest(batch_size=1, timing=TimingRule()))
+    assert reply.outcome is Outcome.THRASHING
+    assert reply.detail == "the allocator emptied its cache 2 times in 3 steps"
+    assert reply.measurement is not None
+    assert reply.measurement.step_seconds == ()
+
+
+def test_the_counted_peak_is_equal_in_two_workers() -> None:
+    """Memory depends on the steps alone, not on the process or on what ran before."""
+    request = ProbeRequest(batch_size=3, timing=None)
+    one, two = Worker(setup("qlora")), Worker(setup("qlora"))
+    two.probe(ProbeRequest(batch_size=7, timing=None))
+    peaks = [w.probe(request).measurement for w in (one, two)]
+    assert peaks[0] is not None
+    assert peaks[0] == peaks[1]

@@ -1,0 +1,253 @@
+from collections.abc import Callable
+
+import pytest
+from benchmarks.search_probes import KINDS, Kind, Law, draw_laws, drive, our_search, ours, score
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trials.search import (
+    EXTRA_PROBES,
+    ProbeResult,
+    Search,
+    _guided,
+    _predicted_limit,
+    doubling_and_bisection,
+    search_largest_batch,
+)
+
+GIB = 2**30
+
+
+class Probes:
+    """Answers probes of a device on which ``largest`` is the largest batch, and keeps them."""
+
+    def __init__(self, largest: int, peak: Callable[[int], int | None] = lambda _: None) -> None:
+        self.largest = largest
+        self.peak = peak
+        self.asked: list[int] = []
+
+    def __call__(self, batch: int) -> ProbeResult:
+        self.asked.append(batch)
+        fits = batch <= self.largest
+        return ProbeResult(fits=fits, peak_memory_bytes=self.peak(batch) if fits else None)
+
+
+def run(search: Search, probes: Probes) -> list[int]:
+    """Drive a search, check what holds for every search, and return the batch sizes asked."""
+    assert drive(search, probes) == probes.largest
+    fit, seen = 0, set[int]()
+    miss: float = float("inf")
+    for batch in probes.asked:
+        assert fit < batch < miss, f"{batch} was implied by {fit} and {miss}"
+        assert batch not in seen
+        seen.add(batch)
+        fit, miss = (batch, miss) if batch <= probes.largest else (fit, batch)
+    return probes.asked
+
+
+def probes_of_plain(largest: int, limit: int) -> int:
+    """Count what doubling and bisection takes."""
+    return len(run(doubling_and_bisection(limit=limit), Probes(largest)))
+
+
+@st.composite
+def monotone_laws(draw: st.DrawFn) -> tuple[int, int, int, Callable[[int], int | None]]:
+    """Draw a limit, a largest batch from 0 to it, a memory limit, and peaks that may be absurd."""
+    limit = draw(st.integers(1, 20) | st.integers(1, 10_000))
+    largest = draw(st.integers(0, limit) | st.just(limit) | st.just(0))
+    memory = draw(st.integers(1, 100) | st.integers(1, 10**12))
+    absurd = st.none() | st.integers(-5, 200) | st.integers(-(10**13), 10**13)
+    wild = draw(st.lists(absurd, min_size=1, max_size=12))
+    fixed, slope = draw(st.integers(0, memory)), memory // (largest + 1) + 1
+
+    def line(batch: int) -> int:
+        return fixed + (memory - fixed) * batch // (largest + 1)
+
+    peak = draw(
+        st.sampled_from(
+            [
+                line,
+                lambda batch: wild[batch % len(wild)],
+                lambda batch: line(batch) + (wild[batch % len(wild)] or 0) % slope,
+                lambda batch: memory - batch,  # falling: every line points nowhere
+                lambda batch: memory * batch,  # all above the limit they are said to fit in
+                lambda batch: 1 + batch // 1000,  # almost flat: every line points far away
+            ]
+        )
+    )
+    return limit, largest, memory, peak
+
+
+@settings(max_examples=1200, deadline=None)
+@given(monotone_laws())
+def test_any_law_is_searched_exactly_within_two_probes_of_plain(
+    law: tuple[int, int, int, Callable[[int], int | None]],
+) -> None:
+    """Whatever the peaks claim, the result is exact and costs at most two probes over plain."""
+    limit, largest, memory, peak = law
+    asked = run(search_largest_batch(limit=limit, memory_limit_bytes=memory), Probes(largest, peak))
+    assert len(asked) <= probes_of_plain(largest, limit) + EXTRA_PROBES
+
+
+class Adversary:
+    """Picks each answer and each peak by hand, so that no law need exist before the search asks."""
+
+    def __init__(self, limit: int, choices: list[tuple[bool, int | None]]) -> None:
+        self.fit, self.miss = 0, limit + 1
+        self.choices = choices
+        self.asked = 0
+
+    def __call__(self, batch: int) -> ProbeResult:
+        fits, peak = self.choices[self.asked % len(self.choices)]
+        self.asked += 1
+        self.fit, self.miss = (batch, self.miss) if fits else (self.fit, batch)
+        return ProbeResult(fits=fits, peak_memory_bytes=peak if fits else None)
+
+
+@settings(max_examples=800, deadline=None)
+@given(
+    st.integers(1, 10_000),
+    st.lists(st.tuples(st.booleans(), st.none() | st.integers(1, 2000)), min_size=1, max_size=20),
+)
+def test_answers_made_up_as_it_goes_do_not_break_the_bound(
+    limit: int, choices: list[tuple[bool, int | None]]
+) -> None:
+    """An adversary that adapts to every probe costs no more than two probes over plain."""
+    adversary = Adversary(limit, choices)
+    found = drive(search_largest_batch(limit=limit, memory_limit_bytes=1000), adversary)
+    assert (found, found + 1) == (adversary.fit, adversary.miss)
+    assert adversary.asked <= probes_of_plain(found, limit) + EXTRA_PROBES
+
+
+def test_every_limit_up_to_64_is_found_exactly() -> None:
+    """No pair of largest batch and limit is special, with an exact line or with no peaks at all."""
+    for limit in range(1, 65):
+        for largest in range(limit + 1):
+            plain = probes_of_plain(largest, limit)
+            for peak in (lambda batch: 3 * GIB + batch * GIB, lambda _: None):
+                search = search_largest_batch(
+                    limit=limit, memory_limit_bytes=(3 + largest) * GIB + GIB // 2
+                )
+                assert len(run(search, Probes(largest, peak))) <= plain + EXTRA_PROBES
+
+
+def test_an_exact_line_takes_four_probes() -> None:
+    """Two small batches, then the limit they predict, then the miss above it."""
+    probes = Probes(100, lambda batch: 20 * GIB + batch * GIB)
+    asked = run(search_largest_batch(limit=8192, memory_limit_bytes=120 * GIB + 1), probes)
+    assert asked == [1, 11, 100, 101]
+
+
+def test_the_limit_that_fits_is_not_probed_beyond() -> None:
+    """A stated limit needs no miss above it."""
+    probes = Probes(40, lambda batch: GIB + batch)
+    asked = run(search_largest_batch(limit=40, memory_limit_bytes=80 * GIB), probes)
+    assert asked == [1, 40]
+
+
+def test_nothing_that_fits_takes_one_probe() -> None:
+    """A model too large for the device is known to be at batch size 1."""
+    assert run(search_largest_batch(limit=64, memory_limit_bytes=GIB), Probes(0)) == [1]
+
+
+def test_without_peaks_the_search_is_doubling_and_bisection() -> None:
+    """Guidance needs something to go by."""
+    asked = run(search_largest_batch(limit=100, memory_limit_bytes=GIB), Probes(21))
+    assert asked == [1, 2, 4, 8, 16, 32, 24, 20, 22, 21]
+    assert asked == run(doubling_and_bisection(limit=100), Probes(21))
+
+
+@pytest.mark.parametrize(("limit", "memory"), [(0, 1), (-3, 1), (1, 0)])
+def test_limits_below_one_are_an_error(limit: int, memory: int) -> None:
+    """The message names both values."""
+    search = search_largest_batch(limit=limit, memory_limit_bytes=memory)
+    with pytest.raises(ValueError, match=f"limit {limit} and memory_limit_bytes {memory}"):
+        drive(search, Probes(0))
+
+
+def test_a_probe_that_raises_is_not_taken_for_the_end() -> None:
+    """Even StopIteration, which ends generators, comes out of drive as the probe raised it."""
+
+    def broken(batch: int) -> ProbeResult:
+        raise StopIteration(batch)
+
+    with pytest.raises(StopIteration):
+        drive(doubling_and_bisection(limit=4), broken)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_affine_laws_take_four_and_a_half_probes_and_one_miss(seed: int) -> None:
+    """On limits drawn from 1 to 256: exact always, at most 4.5 probes and 1.2 misses on average."""
+    result = score(ours, draw_laws("affine", seed=seed, number=1000))
+    assert result.exact == 1
+    assert result.probes <= 4.5
+    assert result.misses <= 1.2
+
+
+@pytest.mark.parametrize(
+    ("kind", "probes", "misses"),
+    [("nearly affine", 7.6, 2.1), ("convex", 8.5, 3.2), ("concave", 8, 1.1)],
+)
+def test_other_laws_cost_less_than_two_thirds_of_plain(
+    kind: Kind, probes: float, misses: float
+) -> None:
+    """Noise and curvature cost probes, but far from all of the plain search's 13.9 (4.1 misses)."""
+    result = score(ours, draw_laws(kind, number=1000))
+    assert result.exact == 1
+    assert result.probes <= probes
+    assert result.misses <= misses
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_kind_of_law_in_the_benchmark_exceeds_the_bound(kind: Kind) -> None:
+    """The bound holds on the laws whose table is published, each one by itself."""
+
+    def probes(law: Law) -> Probes:
+        return Probes(law.largest, lambda batch: law.probe(batch).peak_memory_bytes)
+
+    for law in draw_laws(kind):
+        assert len(run(our_search(law), probes(law))) <= (
+            probes_of_plain(law.largest, 8192) + EXTRA_PROBES
+        )
+
+
+@pytest.mark.parametrize(
+    ("peaks", "predicted"),
+    [
+        ({}, None),
+        ({4: 0}, None),
+        ({4: 1}, 8000),
+        ({4: 40}, 200),
+        ({4: 40, 8: 100}, 68),
+        ({5: 40, 8: 100}, 53),
+        ({1: 5, 3: 40, 4: 45, 5: 99, 9: 105}, 83),
+        ({4: 80, 8: 80}, None),
+        ({4: 79, 8: 80}, 3688),
+        ({4: 81, 8: 80}, None),
+    ],
+)
+def test_peaks_predict_the_limit_by_the_line_from_half_of_the_largest(
+    peaks: dict[int, int], predicted: int | None
+) -> None:
+    """By hand, in a memory of 1,000; one peak alone predicts twice its share, a flat line none."""
+    assert _predicted_limit(peaks, 1000) == predicted
+
+
+@pytest.mark.parametrize(
+    ("fit", "miss", "limit", "probe"),
+    [
+        (2, 101, 200, 96),
+        (20, 101, 200, 100),
+        (20, 100, 200, 46),
+        (100, 200, 400, 101),
+        (20, 80, 400, 65),
+        (20, 81, 400, 40),
+        (98, 100, 400, 99),
+        (20, 61, 60, 60),
+    ],
+)
+def test_a_guided_probe_follows_the_prediction_until_a_miss_contradicts_it(
+    fit: int, miss: int, limit: int, probe: int
+) -> None:
+    """At 100 by its peaks, at most so many times the fit; past a miss, well inside, then near."""
+    assert _guided({1: 10, 8: 80}, fit, miss, limit, 1000) == probe

@@ -1,0 +1,86 @@
+"""How many parameters a recipe implies, from the model as transformers has it.
+
+Worked out from shapes alone, apart from the code that converts, quantises and adapts: what is built
+is held against it, so that a recipe that silently did something else is found out.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from trials.models.adapter_targets import EXPERT_LINEARS, ROUTER_LINEAR, is_meant
+from trials.models.experts import is_router
+from trials.records.observation import ParameterCounts
+from trials.records.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrices:
+    """So many weight matrices of one shape, under the name they have when each is a linear layer.
+
+    ``four_bit`` tells whether QLoRA quantises them.
+    """
+
+    name: str
+    inputs_and_outputs: int
+    elements: int
+    count: int
+    four_bit: bool
+
+
+def implied_parameters(stock: nn.Module, recipe: Recipe) -> ParameterCounts:
+    """What a model under a recipe must hold, in logical elements.
+
+    Args:
+        stock: the model as transformers builds it, before any recipe; may be on the meta device.
+        recipe: every field that applies filled in.
+    """
+    total = sum(parameter.numel() for parameter in stock.parameters())  # tied ones once
+    if recipe.lora_rank is None:
+        return ParameterCounts(total=total, trainable=total, four_bit=0)
+    matrices = list(_matrices(stock))
+    # A (rank, inputs) and B (outputs, rank) beside each adapted matrix.
+    adapters = sum(
+        recipe.lora_rank * m.inputs_and_outputs * m.count
+        for m in matrices
+        if any(is_meant(target, m.name) for target in recipe.lora_targets or ())
+    )
+    four_bit = sum(m.elements * m.count for m in matrices if m.four_bit)
+    return ParameterCounts(
+        total=total + adapters,
+        trainable=adapters,
+        four_bit=four_bit if recipe.method == "qlora" else 0,
+    )
+
+
+def _matrices(stock: nn.Module) -> Iterator[_Matrices]:
+    head = stock.get_output_embeddings()  # type: ignore[operator]
+    for name, module in stock.named_modules():
+        if isinstance(module, nn.Linear):
+            if module is not head:
+                yield _one(name, module.weight, four_bit=True)
+        elif is_router(module):
+            yield _one(f"{name}.{ROUTER_LINEAR}", module.weight, four_bit=False)
+        elif isinstance(getattr(module, "down_proj", None), nn.Parameter):
+            yield from _expert_matrices(name, module)
+
+
+def _one(name: str, weight: torch.Tensor, *, four_bit: bool) -> _Matrices:
+    return _Matrices(name, sum(weight.shape), weight.numel(), 1, four_bit)
+
+
+def _expert_matrices(name: str, experts: nn.Module) -> Iterator[_Matrices]:
+    """The three (two without a gate) matrices of each expert, all of one shape but for its turn."""
+    count, *shape = experts.down_proj.shape  # type: ignore[misc]
+    gated = hasattr(experts, "gate_up_proj")
+    for linear in sorted(EXPERT_LINEARS):
+        if gated or linear != "gate_linear":
+            yield _Matrices(
+                name=f"{name}.{linear}",
+                inputs_and_outputs=sum(shape),
+                elements=shape[0] * shape[1],
+                count=count,
+                four_bit=True,
+            )

@@ -1,0 +1,1 @@
+"""Requests and results of a trial: pydantic records, without torch."""

@@ -1,0 +1,72 @@
+"""What is fine-tuned, and where: a cell is a (GPU, model, recipe, sparsity, sequence length)."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from gpu_catalog.record import Record
+from trials.records.recipe import PositiveInt, Recipe
+
+Weights = Literal["random", "pretrained"]
+
+
+class Cell(Record):
+    """One (GPU, model, recipe, sparsity, sequence length): what one coefficient set speaks of.
+
+    Attributes:
+        gpu: key of the GPU in the catalog.
+        capped_on: key of the larger GPU that stands in for ``gpu``, held to its memory; such a cell
+            tells the largest batch of ``gpu`` and nothing of its speed. Absent when ``gpu`` itself
+            is measured.
+        simulated: no device runs it: a model of ``gpu`` does.
+        model: name of the model: a preset, a folder or a hub name.
+        weights: random ones cost no download and run as fast; pretrained ones route as in earnest.
+        recipe: how it is fine-tuned, every field that applies filled in.
+        experts: experts per layer; absent for a model without experts.
+        active_experts: experts each token is routed to; absent for a model without experts.
+        seq_len: tokens per query; every query is this long.
+    """
+
+    gpu: str
+    capped_on: str | None = None
+    simulated: Annotated[bool, Field(strict=True)] = False
+    model: str
+    weights: Weights = "random"
+    recipe: Recipe
+    experts: PositiveInt | None = None
+    active_experts: PositiveInt | None = None
+    seq_len: PositiveInt
+
+    @model_validator(mode="after")
+    def _active_experts_exist(self) -> Self:
+        if (self.experts is None) != (self.active_experts is None):
+            raise ValueError("experts and active_experts are given together or not at all")
+        if self.experts is not None and self.active_experts is not None:  # noqa: SIM102
+            # Two conditions: the first narrows the types for the second.
+            if self.active_experts > self.experts:
+                raise ValueError(
+                    f"active_experts {self.active_experts} exceeds the {self.experts} experts "
+                    f"of {self.model}"
+                )
+        return self
+
+    @property
+    def sparsity(self) -> float:
+        """Active experts over experts, the paper's s (2408.04693, Eq. 1): 1.0 without experts."""
+        if self.experts is None or self.active_experts is None:
+            return 1.0
+        return self.active_experts / self.experts
+
+    @property
+    def device(self) -> str:
+        """Key of the GPU that runs it."""
+        return self.capped_on or self.gpu
+
+    @property
+    def key(self) -> str:
+        """A stable name, for example ``cpu/mixtral-tiny/full-fp32-grouped/2of8/seq128``."""
+        gpu = self.gpu if self.capped_on is None else f"{self.gpu}@{self.capped_on}"
+        gpu = f"{gpu}(simulated)" if self.simulated else gpu
+        model = self.model if self.weights == "random" else f"{self.model}+{self.weights}"
+        routing = "dense" if self.experts is None else f"{self.active_experts}of{self.experts}"
+        return f"{gpu}/{model}/{self.recipe.key}/{routing}/seq{self.seq_len}"

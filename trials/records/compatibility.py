@@ -1,0 +1,147 @@
+"""What a recipe comes to on a model and a device, and what cannot be had there. Pure, no torch."""
+
+from collections.abc import Collection
+
+from gpu_catalog.gpu import Gpu
+from trials.records.model import Model
+from trials.records.recipe import Recipe
+
+AMPERE = 8.0  # the first compute capability with bf16, FlashAttention-2 and the grouped product
+
+
+def with_defaults(recipe: Recipe, model: Model, gpu: Gpu) -> Recipe:
+    """The recipe with every axis filled in that applies to this model on this device.
+
+    Axes that the model has nothing for (attention of a pure Mamba model, experts of a dense one)
+    come out absent, whatever was asked: one recipe can serve several models of a sweep.
+    """
+    targets = recipe.lora_targets
+    if recipe.method != "full" and targets is None:
+        targets = _default_targets(recipe, model)
+    looped = recipe.method == "qlora" or bool(set(targets or ()) - {"attention", "router"})
+    experts = recipe.experts or ("looped" if looped else "grouped")
+    mamba = recipe.mamba or ("mamba-ssm" if gpu.kind == "cuda" else "reference")
+    return Recipe.model_validate(
+        recipe.model_dump()
+        | {
+            "lora_targets": targets,
+            "attention": (recipe.attention or "sdpa") if model.has_attention else None,
+            "experts": experts if model.experts is not None else None,
+            "mamba": mamba if model.has_mamba else None,
+        }
+    )
+
+
+def _default_targets(recipe: Recipe, model: Model) -> tuple[str, ...]:
+    if model.experts is None:
+        return ("all-linear",)
+    # The grouped product has no linear layers for adapters to go on.
+    return ("attention",) if recipe.experts == "grouped" else ("experts", "router")
+
+
+def impossible_on_model(recipe: Recipe, model: Model) -> str | None:
+    """Why this model cannot be fine-tuned so on any device; None when it can.
+
+    Args:
+        recipe: as asked, or resolved.
+        model: what is to be fine-tuned.
+    """
+    targets = set(recipe.lora_targets or ())
+    if model.has_mamba and recipe.method == "qlora":
+        return (
+            f"method qlora is not possible with {model.name}: Mamba layers use their matrices as "
+            "they are, which 4-bit ones are not: use full or lora"
+        )
+    # Unless stated, adapters of a model without experts go on all its linear layers.
+    by_default = set() if model.experts is not None else {"all-linear"}
+    mamba_targets = (targets or by_default) - {"attention", "experts", "router"}
+    if model.has_mamba and recipe.method == "lora" and mamba_targets:
+        return (
+            f"adapters on Mamba layers are not possible with {model.name}: these use their "
+            "matrices past the adapter: use method full, or lora_targets of attention, experts and "
+            "router where it has them"
+        )
+    if model.experts is not None and "all-linear" in targets and recipe.experts == "grouped":
+        return (
+            f"lora_targets all-linear: the experts of {model.name} are linear layers only when "
+            "looped: use experts: looped, or lora_targets: [attention, router]"
+        )
+    if model.experts is None and targets & {"experts", "router"}:
+        return (
+            f"lora_targets {', '.join(recipe.lora_targets or ())}: {model.name} has no experts: "
+            f"use {_adaptable(model)}"
+        )
+    if not model.has_attention and (
+        "attention" in targets
+        or (recipe.method == "lora" and not targets and recipe.experts == "grouped")
+    ):
+        return f"lora_targets attention: {model.name} has none: use {_adaptable(model)}"
+    return None
+
+
+def _adaptable(model: Model) -> str:
+    """What to use instead of targets that a model has not."""
+    if model.experts is not None:
+        return "experts and router"
+    if not model.has_mamba:
+        return "attention, all-linear or names"
+    return "attention" if model.has_attention else "method full"
+
+
+def incompatibility(
+    recipe: Recipe, model: Model, gpu: Gpu, packages: Collection[str] | None = None
+) -> str | None:
+    """Why a recipe cannot be had on a device, with what to do instead; None when it can.
+
+    Args:
+        recipe: every field that applies filled in.
+        model: what is to be fine-tuned.
+        gpu: the device that would run it.
+        packages: extras that can be imported there; None when that is not known.
+    """
+    return (
+        impossible_on_model(recipe, model)
+        or _device_obstacle(recipe, gpu)
+        or _missing(recipe, gpu, packages)
+    )
+
+
+def _device_obstacle(recipe: Recipe, gpu: Gpu) -> str | None:
+    if gpu.kind == "cpu":
+        needs_cuda = {
+            "attention flash_attention_2": recipe.attention == "flash_attention_2",
+            "mamba mamba-ssm": recipe.mamba == "mamba-ssm",
+            "optimizer paged_adamw_8bit": recipe.optimizer == "paged_adamw_8bit",
+        }
+        for name, wanted in needs_cuda.items():
+            if wanted:
+                return f"{name} needs a CUDA GPU, {gpu.key} is none"
+        if recipe.offload_optimizer:
+            return f"offload_optimizer: on {gpu.key} the optimizer's state is on the host anyway"
+        return None
+    capability = None if gpu.compute_capability is None else float(gpu.compute_capability)
+    if capability is None or capability >= AMPERE:
+        return None
+    needs_ampere = {
+        "attention flash_attention_2": (recipe.attention == "flash_attention_2", "attention: sdpa"),
+        "precision bf16": (recipe.precision == "bf16", "precision: fp16"),
+        "experts grouped": (recipe.experts == "grouped", "experts: looped"),
+    }
+    for name, (wanted, instead) in needs_ampere.items():
+        if wanted:
+            return (
+                f"{name} needs compute capability {AMPERE} or higher, {gpu.key} has "
+                f"{gpu.compute_capability}: use {instead}"
+            )
+    return None
+
+
+def _missing(recipe: Recipe, gpu: Gpu, packages: Collection[str] | None) -> str | None:
+    missing = [] if packages is None else [e for e in recipe.extras if e not in packages]
+    if not missing:
+        return None
+    extra = "deepspeed" if missing == ["deepspeed"] else "gpu"
+    return (
+        f"{', '.join(missing)} cannot be imported on the node with {gpu.key}: install the extra "
+        f"{extra!r} there (pip install 'finetune-cost[{extra}]')"
+    )

@@ -1,0 +1,242 @@
+"""Which model is fine-tuned: its Hugging Face configuration, and where the facts come from.
+
+No torch here. Everything else about a model (layers, shapes, parameters) is read off the module
+that transformers builds from the configuration, on the meta device (``trials.models.build``).
+"""
+
+import datetime as dt
+import json
+import math
+import tomllib
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, JsonValue, ValidationError, model_validator
+
+from gpu_catalog.record import Record
+from gpu_catalog.suggestions import did_you_mean
+
+# What configurations of transformers call these; the first that is there counts.
+EXPERTS_NAMES = ("num_local_experts", "num_experts", "n_routed_experts")
+ACTIVE_EXPERTS_NAMES = ("num_experts_per_tok", "num_experts_per_token", "moe_topk")
+POSITIONS_NAMES = ("max_position_embeddings", "n_positions")
+STATE_SIZE_NAMES = ("state_size", "mamba_d_state", "ssm_state_size")
+
+
+# How transformers writes what JSON has no number for (an endless limit of a Mamba's time steps).
+FLOAT_TAG = "__float__"
+FLOAT_TAGS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+
+
+class UnknownModelError(LookupError):
+    """No preset of this name, no folder with a config.json, nothing the hub knows."""
+
+
+def _tagged(value: Any) -> Any:
+    """What JSON has no number for in the form it can be written in: else it would come out null."""
+    if isinstance(value, dict):
+        return {key: _tagged(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_tagged(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        sign = "-" if value < 0 else ""
+        return {FLOAT_TAG: "NaN" if math.isnan(value) else f"{sign}Infinity"}
+    return value
+
+
+def _untagged(value: Any) -> Any:
+    if isinstance(value, dict):
+        if set(value) == {FLOAT_TAG}:
+            return FLOAT_TAGS.get(str(value[FLOAT_TAG]), value)
+        return {key: _untagged(each) for key, each in value.items()}
+    return [_untagged(each) for each in value] if isinstance(value, list) else value
+
+
+class Model(Record):
+    """A causal language model by its configuration.
+
+    Attributes:
+        name: what specifications and observations call it.
+        aliases: other names of the same model.
+        source: where the configuration comes from.
+        recorded: when a preset's facts were written down; absent for a user's own.
+        weights: folder or hub name that pretrained weights are loaded from; absent if there is
+            none.
+        published_parameters: the parameter count its publisher states; absent when none does.
+        published_rounding: what that count is rounded to; absent when it is exact.
+        published_in: where it is stated.
+        config: the content of config.json.
+    """
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    source: str
+    recorded: dt.date | None = None
+    weights: str | None = None
+    published_parameters: Annotated[int, Field(strict=True, gt=0)] | None = None
+    published_rounding: Annotated[int, Field(strict=True, gt=0)] | None = None
+    published_in: str | None = None
+    config: Annotated[dict[str, JsonValue], BeforeValidator(_tagged)]
+
+    @model_validator(mode="after")
+    def _is_a_language_model(self) -> "Model":
+        for key in ("model_type", "vocab_size"):
+            if self.config.get(key) is None:
+                raise ValueError(
+                    f"its configuration has no {key}: give the config.json of a Hugging Face "
+                    "causal language model"
+                )
+        if (self.experts is None) != (self.active_experts is None):
+            raise ValueError("its configuration has experts but not how many are active per token")
+        return self
+
+    @property
+    def family(self) -> str:
+        """The model_type of transformers."""
+        return str(self.config["model_type"])
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens it knows."""
+        return _int(self.config["vocab_size"])
+
+    @property
+    def experts(self) -> int | None:
+        """Experts per layer; None for a model without experts."""
+        name = self._first(EXPERTS_NAMES)
+        count = None if name is None else _int(self.config[name])
+        return count if count is not None and count > 1 else None
+
+    @property
+    def active_experts(self) -> int | None:
+        """Experts the model itself routes each token to; None for a model without experts."""
+        if self.experts is None:
+            return None
+        name = self._first(ACTIVE_EXPERTS_NAMES)
+        return None if name is None else _int(self.config[name])
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether any layer attends."""
+        return self.config.get("num_attention_heads") is not None
+
+    @property
+    def has_grouped_queries(self) -> bool:
+        """Whether several heads of queries share one of keys and values."""
+        heads, shared = (
+            self.config.get(name) for name in ("num_attention_heads", "num_key_value_heads")
+        )
+        return heads is not None and shared is not None and _int(shared) < _int(heads)
+
+    @property
+    def window(self) -> int | None:
+        """Tokens before its own that a token attends to; None for all of them."""
+        window = self.config.get("sliding_window")
+        off = self.config.get("use_sliding_window") is False
+        return None if window is None or off else _int(window)
+
+    @property
+    def has_mamba(self) -> bool:
+        """Whether any layer is a selective scan."""
+        return self._first(STATE_SIZE_NAMES) is not None
+
+    @property
+    def positions(self) -> int | None:
+        """Tokens of the longest query that it was made for; None where that is not said."""
+        name = self._first(POSITIONS_NAMES)
+        return None if name is None else _int(self.config[name])
+
+    def config_with(self, active_experts: int | None) -> dict[str, Any]:
+        """The configuration with so many experts active for each token."""
+        config: dict[str, Any] = _untagged(self.config)
+        name = self._first(ACTIVE_EXPERTS_NAMES)
+        if active_experts is not None and name is not None:
+            config[name] = active_experts
+        return config
+
+    def _first(self, names: tuple[str, ...]) -> str | None:
+        return next((name for name in names if self.config.get(name) is not None), None)
+
+
+def _int(value: JsonValue) -> int:
+    if not isinstance(value, int):
+        raise ValueError(f"{value!r} is not a whole number")  # noqa: TRY004 - pydantic's
+    return value
+
+
+@cache
+def presets() -> dict[str, Model]:
+    """Every shipped preset by name, in alphabetical order; aliases are not listed.
+
+    Raises:
+        ValueError: a preset file does not describe a model; the message names the file.
+    """
+    found = {}
+    folder = resources.files("trials.records") / "presets"
+    for file in sorted(folder.iterdir(), key=lambda path: path.name):
+        try:
+            preset = Model.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+        except (ValidationError, tomllib.TOMLDecodeError) as error:
+            raise ValueError(f"{file.name}: {error}") from error
+        found[preset.name] = preset
+    return found
+
+
+def find_model(name: str) -> Model:
+    """The model that is meant: a preset, a folder with a config.json or such a file, a hub name.
+
+    A name that ends in ``.json`` is a configuration, of which there are no weights. One that starts
+    with ``.``, ``/`` or ``~`` is a folder; one with a single ``/`` in it is looked up on the hub
+    (the local cache first).
+
+    Raises:
+        UnknownModelError: there is none; one line says what was tried and what to do.
+    """
+    for preset in presets().values():
+        if name == preset.name or name in preset.aliases:
+            return preset
+    if name.endswith(".json"):
+        return _from_config(name, Path(name).expanduser(), weights=None)
+    if name.startswith((".", "/", "~")):
+        return _from_config(name, Path(name).expanduser() / "config.json", weights=name)
+    if (Path(name) / "config.json").is_file():
+        # Records name models: ./NAME is this folder for ever, OWNER/NAME a model of the hub.
+        raise UnknownModelError(f"model {name!r} is a folder here: write ./{name}")
+    if name.count("/") == 1:
+        return _from_hub(name)
+    near = did_you_mean(name, presets()) or f"; known: {', '.join(presets())}"
+    raise UnknownModelError(
+        f"unknown model {name!r}{near}; or give a folder with a config.json (./NAME) or a hub name "
+        "(OWNER/NAME)"
+    )
+
+
+def _from_hub(name: str) -> Model:
+    from huggingface_hub import hf_hub_download  # noqa: PLC0415 - only this needs the network
+    from huggingface_hub.errors import HfHubHTTPError  # noqa: PLC0415 - as above
+
+    try:
+        path = hf_hub_download(name, "config.json")
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise UnknownModelError(
+            f"model {name!r}: no config.json from the hub ({first}): check the name, the network "
+            "and HF_TOKEN, or give a folder with a config.json"
+        ) from None
+    return _from_config(name, Path(path), weights=name)
+
+
+def _from_config(name: str, path: Path, *, weights: str | None) -> Model:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UnknownModelError(f"model {name!r}: {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise UnknownModelError(f"model {name!r}: {path} is not JSON: {error}") from None
+    try:
+        return Model(name=name, source=str(path), weights=weights, config=config)
+    except ValidationError as error:
+        problem = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise UnknownModelError(f"model {name!r}: {path}: {problem}") from None

@@ -1,0 +1,203 @@
+"""How a model is fine-tuned: the axes a recipe has, its short name, and recipes of known papers."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from gpu_catalog.record import Record
+
+Method = Literal["full", "lora", "qlora"]
+Precision = Literal["fp32", "bf16", "fp16"]
+Attention = Literal["eager", "sdpa", "flash_attention_2"]
+Experts = Literal["looped", "grouped"]
+Mamba = Literal["mamba-ssm", "reference"]
+Optimizer = Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor", "sgd"]
+PositiveInt = Annotated[int, Field(strict=True, ge=1)]
+Switch = Annotated[bool, Field(strict=True)]
+Target = Annotated[str, Field(pattern=r"^(all-linear|[A-Za-z_][A-Za-z0-9_.]*)$")]
+
+TARGET_GROUPS = ("attention", "experts", "router", "all-linear")
+"""What ``lora_targets`` may name besides the linear layers themselves."""
+
+
+class Recipe(Record):
+    """How the model is fine-tuned. Each field is checked to have taken hold before measuring.
+
+    What is left out and depends on the model or the device is filled in when the recipe meets
+    them (``trials.records.compatibility.resolved``); a cell's recipe has every field that applies to it.
+
+    Attributes:
+        method: ``full`` trains every weight, ``lora`` adapters on frozen weights, ``qlora``
+            adapters on frozen 4-bit NF4 weights.
+        lora_rank: rank of the adapters; absent for ``full``, as are all that follow with LoRA.
+        lora_alpha: adapters are scaled by alpha / rank; twice the rank unless stated.
+        lora_dropout: part of an adapter's inputs dropped in training; 0 unless stated.
+        lora_targets: which linear layers are adapted: ``attention``, ``experts``, ``router``,
+            ``all-linear`` (every one but the head), or names. Unless stated: experts and router
+            of a model that has them (as 2408.04693 does; attention where its experts are grouped),
+            else all-linear.
+        double_quantisation: the constants of 4-bit weights are themselves quantised (QLoRA,
+            2305.14314); only with ``qlora``, where it is on unless stated.
+        precision: ``fp32`` and ``bf16`` hold weights, adapters, activations and optimizer state in
+            that dtype. ``fp16`` holds frozen weights in it and runs under autocast with loss
+            scaling; trained weights and optimizer state stay fp32, for in fp16 they would not
+            train.
+        gradient_checkpointing: recompute each layer's activations in the backward pass.
+        attention: the kernel; ``sdpa`` unless stated, absent for a model without attention.
+        experts: ``looped`` is one linear layer per expert and projection, ``grouped`` the grouped
+            matrix product of transformers. Unless stated: looped where adapters or 4-bit weights
+            need it, else grouped; absent for a model without experts.
+        mamba: the selective scan's kernels, or the reference in plain PyTorch; absent for a model
+            without Mamba layers. Unless stated: mamba-ssm on CUDA, the reference elsewhere.
+        optimizer: adamw is PyTorch's fused one; the 8-bit ones are bitsandbytes'.
+        offload_optimizer: optimizer state and update on the host (ZeRO-Offload, by DeepSpeed), in
+            fp32 whatever the precision, with a copy of what is trained; needs g++ at first use.
+    """
+
+    method: Method
+    lora_rank: PositiveInt | None = None
+    lora_alpha: PositiveInt | None = None
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    lora_targets: Annotated[tuple[Target, ...], Field(min_length=1)] | None = None
+    double_quantisation: Switch | None = None
+    precision: Precision = "bf16"
+    gradient_checkpointing: Switch = False
+    attention: Attention | None = None
+    experts: Experts | None = None
+    mamba: Mamba | None = None
+    optimizer: Optimizer = "adamw"
+    offload_optimizer: Switch = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, given: Any) -> Any:
+        """What follows from the method alone."""
+        if not isinstance(given, dict):
+            return given
+        filled = dict(given)
+        if filled.get("method") == "qlora" and filled.get("double_quantisation") is None:
+            filled["double_quantisation"] = True
+        rank = filled.get("lora_rank")
+        if filled.get("method") in ("lora", "qlora") and type(rank) is int:
+            if filled.get("lora_alpha") is None:
+                filled["lora_alpha"] = 2 * rank
+            if filled.get("lora_dropout") is None:
+                filled["lora_dropout"] = 0.0
+        return filled
+
+    @model_validator(mode="after")
+    def _fields_belong_together(self) -> Self:
+        wrong = [*self._misplaced(), *self._incompatible()]
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        return self
+
+    def _misplaced(self) -> list[str]:
+        """Fields that mean nothing with this method, or are missing."""
+        wrong = []
+        adapter_fields = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
+        if self.method == "full":
+            wrong += [
+                f"{name} {_plain(getattr(self, name))} has no meaning with method full: drop it, "
+                "or use method lora or qlora"
+                for name in adapter_fields
+                if getattr(self, name) is not None
+            ]
+        elif self.lora_rank is None:
+            wrong.append(f"method {self.method} needs lora_rank, for example lora_rank: 16")
+        if self.method != "qlora" and self.double_quantisation is not None:
+            wrong.append(
+                f"double_quantisation has no meaning with method {self.method}: drop it, "
+                "or use method qlora"
+            )
+        targets = self.lora_targets or ()
+        if len(set(targets)) < len(targets):
+            wrong.append(f"lora_targets {_plain(targets)} names one twice: keep one")
+        if "all-linear" in targets and len(targets) > 1:
+            wrong.append(f"lora_targets {_plain(targets)}: all-linear holds the others, drop them")
+        return wrong
+
+    def _incompatible(self) -> list[str]:
+        """Pairs of fields that no device can have."""
+        wrong = []
+        if self.method == "qlora" and self.experts == "grouped":
+            wrong.append(
+                "experts grouped cannot be 4-bit, the grouped product has no such kernel: "
+                "use experts: looped"
+            )
+        if "experts" in (self.lora_targets or ()) and self.experts == "grouped":
+            wrong.append(
+                "adapters on experts need a linear layer for each: use experts: looped, or "
+                "other lora_targets"
+            )
+        if self.attention == "flash_attention_2" and self.precision == "fp32":
+            wrong.append("attention flash_attention_2 computes in bf16 or fp16 only: not fp32")
+        if self.offload_optimizer and self.optimizer != "adamw":
+            wrong.append(
+                f"offload_optimizer with optimizer {self.optimizer}: DeepSpeed's update on the "
+                "host is adamw"
+            )
+        if self.offload_optimizer and self.precision == "fp16":
+            wrong.append(
+                "offload_optimizer with precision fp16: DeepSpeed would hold what is trained in "
+                "fp16: use bf16 or fp32"
+            )
+        return wrong
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """Packages a machine needs for this recipe that not every installation has, sorted."""
+        needed = {
+            "flash_attn": self.attention == "flash_attention_2",
+            "mamba_ssm": self.mamba == "mamba-ssm",
+            "causal_conv1d": self.mamba == "mamba-ssm",
+            "deepspeed": self.offload_optimizer,
+        }
+        return tuple(sorted(name for name, wanted in needed.items() if wanted))
+
+    @property
+    def key(self) -> str:
+        """A stable short name, for example ``qlora-r16-experts+router-bf16-checkpointed-looped``.
+
+        Only what differs from the first choice of each axis is in it, so no two recipes share one.
+        """
+        rank = self.lora_rank
+        parts: list[str | None] = [
+            self.method,
+            None if rank is None else f"r{rank}",
+            f"alpha{self.lora_alpha}" if rank is not None and self.lora_alpha != 2 * rank else None,
+            f"dropout{self.lora_dropout:g}" if self.lora_dropout else None,
+            "+".join(self.lora_targets) if self.lora_targets else None,
+            "singly-quantised" if self.double_quantisation is False else None,
+            self.precision,
+            "checkpointed" if self.gradient_checkpointing else None,
+            self.attention if self.attention != "sdpa" else None,
+            self.experts,
+            self.mamba if self.mamba != "reference" else None,
+            self.optimizer if self.optimizer != "adamw" else None,
+            "offloaded" if self.offload_optimizer else None,
+        ]
+        return "-".join(part for part in parts if part is not None)
+
+
+def _plain(value: object) -> str:
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
+
+
+NAMED_RECIPES = {
+    # 2408.04693, section III: rank 16 on the experts' three matrices and the router.
+    "paper-mixtral": Recipe(
+        method="qlora",
+        lora_rank=16,
+        lora_targets=("experts", "router"),
+        precision="bf16",
+        gradient_checkpointing=True,
+        attention="flash_attention_2",
+        experts="looped",
+    ),
+    # As above: BlackMamba is small enough to train whole.
+    "paper-blackmamba": Recipe(
+        method="full", precision="bf16", gradient_checkpointing=False, experts="looped"
+    ),
+}
+"""Recipes a specification may name instead of writing them out."""

@@ -1,0 +1,232 @@
+"""A cell on a GPU that nobody has here: what fits, how much memory, how long a step. No torch."""
+
+from dataclasses import dataclass
+
+from gpu_catalog.gpu import Gpu
+from trials.records.cell import Cell
+from trials.records.model import Model
+from trials.records.observation import Outcome
+from trials.simulation.allocator import AllocatorPeaks, replay
+from trials.simulation.memory_replays import Replays
+from trials.simulation.recording import Held, Operators, Purpose
+from trials.simulation.timing_model import EfficiencyConstants, SimulatedStepTime, step_time
+from trials.simulation.trace_cache import Traces
+from trials.simulation.trace_request import HOPPER, SMALLEST, Routing, TraceRequest
+from trials.simulation.whole_step import Steps
+
+GIB = 2**30
+# CUDA's context and the libraries' code on the card: 0.5 to 2.1 GiB, constant for a software image
+# and only to be known by measuring it. This is what an image of PyTorch's own wheels takes.
+CONTEXT_BYTES = 512 * 2**20
+# cuBLAS takes its workspace once for the thread of the forward pass and once for the backward one
+# (PyTorch's CUDABlas.cpp: :4096:2:16:8, and 32 MiB from Hopper on).
+CUBLAS_BYTES = 2 * (2 * 4096 + 8 * 16) * 1024
+CUBLAS_HOPPER_BYTES = 2 * 32 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Device memory of the steps at one batch size.
+
+    Attributes:
+        allocated_bytes: most bytes of live storages at once, as PyTorch's allocator counts them.
+        reserved_bytes: most bytes it holds; absent where it was not replayed.
+        retries: times it had to give back what it cached.
+        outcome: how steps end under the limit.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int | None
+    retries: int
+    outcome: Outcome
+
+
+class SimulatedCell:
+    """A cell's steps at any batch size, on any GPU.
+
+    Args:
+        cell: what is fine-tuned.
+        model: the model of its name.
+        traces: where traces come from.
+        routing: the experts' shares; absent for the same to each.
+        expandable_segments: a setting of PyTorch's allocator.
+    """
+
+    def __init__(
+        self,
+        cell: Cell,
+        model: Model,
+        traces: Traces,
+        routing: Routing | None = None,
+        *,
+        expandable_segments: bool = False,
+    ) -> None:
+        self._expandable_segments = expandable_segments
+        self._request = TraceRequest(cell=cell, model=model, routing=routing or Routing())
+        self._traces = traces
+        self._steps: dict[str, Steps] = {}
+        self._replays: dict[int, Replays] = {}  # by what libraries hold
+        self._held_anywhere: dict[int, int] = {}
+        self._step_times: dict[tuple[int, str, EfficiencyConstants], SimulatedStepTime] = {}
+
+    def requests(self, *, alone: bool = False) -> list[TraceRequest]:
+        """What must be traced for it; ``alone``: for a batch of one query, too."""
+        one = self._request.model_copy(update={"batch_size": 1})
+        return [self._request, one] if alone else [self._request]
+
+    def request_of(self, batch_size: int) -> TraceRequest:
+        """What must be traced for steps of so many queries."""
+        request = self._request
+        if batch_size < request.batch_sizes[0] and batch_size == 1:
+            return request.model_copy(update={"batch_size": 1})
+        return request
+
+    @property
+    def model(self) -> Model:
+        """What is fine-tuned."""
+        return self._request.model
+
+    @property
+    def held(self) -> Held:
+        """What the model holds throughout."""
+        return self._of(self._request).held
+
+    def memory(self, batch_size: int, gpu: Gpu, limit_bytes: int) -> MemoryUse:
+        """The memory of steps of so many queries.
+
+        Args:
+            batch_size: queries per step.
+            gpu: whose libraries hold memory.
+            limit_bytes: the GPU's usable memory, less the context.
+
+        Raises:
+            TraceError: the cell cannot be traced.
+        """
+        use = self.in_use(batch_size, gpu, limit_bytes)
+        replays = self._replays_of(gpu)
+        # What is known by another's replay needs none; its own, where there is one, tells more.
+        is_told = replays.fits(batch_size, limit_bytes) and not replays.has(batch_size)
+        if use.outcome is Outcome.OUT_OF_MEMORY or is_told:
+            return use
+        peaks = replays.within(batch_size, limit_bytes)
+        missed = peaks.failed_at is not None
+        outcome = Outcome.THRASHING if peaks.retries else Outcome.FITS
+        return MemoryUse(
+            allocated_bytes=peaks.peak_allocated_bytes,
+            reserved_bytes=peaks.peak_reserved_bytes,
+            retries=peaks.retries,
+            outcome=Outcome.OUT_OF_MEMORY if missed else outcome,
+        )
+
+    def in_use(self, batch_size: int, gpu: Gpu, limit_bytes: int) -> MemoryUse:
+        """What is in use at once, without a replay; where that is too much, no cache can help.
+
+        Raises:
+            TraceError: the cell cannot be traced.
+        """
+        peak = self.peak_bytes(batch_size, gpu)
+        fits = peak <= limit_bytes
+        return MemoryUse(
+            allocated_bytes=peak,
+            reserved_bytes=None,
+            retries=0 if fits else 1,
+            outcome=Outcome.FITS if fits else Outcome.OUT_OF_MEMORY,
+        )
+
+    def without_limit(self, batch_size: int, gpu: Gpu) -> AllocatorPeaks:
+        """What steps of so many queries hold where there is no end of memory."""
+        return self._replays_of(gpu).without_limit(batch_size)
+
+    def largest_batch(self, gpu: Gpu, limit_bytes: int, batch_limit: int) -> int:
+        """The largest batch that fits without a retry; 0 when not even one query does.
+
+        Args:
+            gpu: whose libraries hold memory.
+            limit_bytes: the GPU's usable memory, less the context.
+            batch_limit: the largest to try.
+
+        Raises:
+            TraceError: the cell cannot be traced.
+        """
+        largest = self._replays_of(gpu).largest(limit_bytes, batch_limit)
+        if largest >= SMALLEST:
+            return largest
+        # A batch of one is traced by itself, and only where it is the answer.
+        return int(self.without_limit(1, gpu).peak_reserved_bytes <= limit_bytes)
+
+    def roughly_largest(self, gpu: Gpu, limit_bytes: float, unknown: int) -> int:
+        """The largest batch by the line through what was replayed; ``unknown`` where there is none.
+
+        Args:
+            gpu: whose libraries hold memory.
+            limit_bytes: what may be held.
+            unknown: what to tell instead.
+        """
+        return self._replays_of(gpu).guess(limit_bytes, unknown)
+
+    def _replays_of(self, gpu: Gpu) -> Replays:
+        library = library_bytes(gpu)
+        if library not in self._replays:
+            self._replays[library] = Replays(
+                lambda batch_size, limit: self._replayed(batch_size, library, limit),
+                lambda batch_size: self.peak_bytes(batch_size, gpu),
+                self._held_anywhere,
+            )
+        return self._replays[library]
+
+    def peak_bytes(self, batch_size: int, gpu: Gpu) -> int:
+        """Most bytes in use at once: what no cache can do without."""
+        return self._steps_of(batch_size).peak_bytes(batch_size) + library_bytes(gpu)
+
+    def step_time(
+        self, batch_size: int, gpu: Gpu, constants: EfficiencyConstants
+    ) -> SimulatedStepTime:
+        """The time of a step of so many queries.
+
+        Raises:
+            NoSpeedError: the GPU's rates are not known.
+            TraceError: the cell cannot be traced.
+        """
+        key = (batch_size, gpu.key, constants)
+        if key not in self._step_times:
+            self._step_times[key] = step_time(self.operators(batch_size), gpu, constants)
+        return self._step_times[key]
+
+    def operators(self, batch_size: int) -> Operators:
+        """What a steady step of so many queries runs.
+
+        Raises:
+            TraceError: the cell cannot be traced.
+        """
+        return self._steps_of(batch_size).operators(batch_size)
+
+    def at_peak(self, batch_size: int, gpu: Gpu) -> dict[Purpose, int]:
+        """Bytes at the peak, by what they are for."""
+        library = {Purpose.LIBRARY: library_bytes(gpu)}
+        return self._steps_of(batch_size).at_peak(batch_size) | library
+
+    def _steps_of(self, batch_size: int) -> Steps:
+        return self._of(self.request_of(batch_size))
+
+    def _of(self, request: TraceRequest) -> Steps:
+        if request.key not in self._steps:
+            self._steps[request.key] = Steps(self._traces.get(request))
+        return self._steps[request.key]
+
+    def _replayed(self, batch_size: int, library: int, limit: int | None) -> AllocatorPeaks:
+        steps = self._steps_of(batch_size)
+        names, sizes = steps.storages(batch_size)
+        held = [library // 2, library // 2, *steps.held.sizes.tolist()]
+        first = int(names.max(initial=-1)) + 1
+        return replay(
+            [*range(first, first + len(held)), *names.tolist()],
+            [*held, *sizes.tolist()],
+            capacity_bytes=limit,
+            expandable_segments=self._expandable_segments,
+        )
+
+
+def library_bytes(gpu: Gpu) -> int:
+    """What cuBLAS takes of PyTorch's allocator."""
+    capability = None if gpu.compute_capability is None else float(gpu.compute_capability)
+    return CUBLAS_HOPPER_BYTES if capability is not None and capability >= HOPPER else CUBLAS_BYTES

@@ -1,0 +1,131 @@
+"""Answers a trial's probes from a simulation, as a child process answers them from a device."""
+
+import hashlib
+import os
+import platform
+import socket
+from collections.abc import Iterator, Mapping
+
+from gpu_catalog.gpu import Gpu
+from trials.child_process.fork_server import ProbeEnd
+from trials.records.messages import ProbeRequest
+from trials.records.observation import Environment, Measurement, MemoryReading, Outcome, Shorter
+from trials.simulation.recording import StructureError
+from trials.simulation.simulated_cell import CONTEXT_BYTES, GIB, MemoryUse, SimulatedCell
+from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError
+from trials.simulation.trace_cache import TraceError
+from trials.simulation.trace_request import simulation_code, versions
+
+STEPS = 2  # replayed: the first, which makes the optimizer's state, and one as all that follow
+
+
+def usable_bytes(gpu: Gpu) -> int:
+    """What PyTorch's allocator can have of a GPU: what CUDA reports, less the context."""
+    total = gpu.usable_memory_bytes
+    if total is None:
+        # Of a box with no number on it nothing is known.
+        total = round((gpu.marketed_memory_gb or 0) * 1e9)
+    return total - CONTEXT_BYTES
+
+
+class SimulatedProber:
+    """A prober of one cell whose GPU is simulated.
+
+    Args:
+        cell: what is fine-tuned; probers of one cell on several GPUs may share it.
+        gpu: the catalog row of its GPU.
+        constants: what the stack reaches of a GPU.
+        shorter: the same with shorter queries, by their tokens; timed steps tell their times, too.
+    """
+
+    def __init__(
+        self,
+        cell: SimulatedCell,
+        gpu: Gpu,
+        constants: EfficiencyConstants,
+        shorter: Mapping[int, SimulatedCell] | None = None,
+    ) -> None:
+        self._cell = cell
+        self._shorter = shorter or {}
+        self._gpu = gpu
+        self._constants = constants
+        self._limit = usable_bytes(gpu)
+
+    def likely_largest(self, batch_limit: int) -> int | None:
+        """The largest batch that fits, for few replays; absent where that cannot be told."""
+        try:
+            return self._cell.largest_batch(self._gpu, self._limit, batch_limit)
+        except (TraceError, StructureError):
+            return None  # each probe says why
+
+    def probe(self, request: ProbeRequest, *, fresh: bool = False) -> ProbeEnd:
+        """Replays steps of one batch size."""
+        del fresh  # every replay is
+        try:
+            if request.timing is None:
+                use = self._cell.memory(request.batch_size, self._gpu, self._limit)
+            else:  # a search has told that it fits
+                use = self._cell.in_use(request.batch_size, self._gpu, self._limit)
+            return self._end(request, use)
+        except (TraceError, NoSpeedError, StructureError) as error:
+            return ProbeEnd(Outcome.FAILED, str(error), final=True)
+
+    def _end(self, request: ProbeRequest, use: MemoryUse) -> ProbeEnd:
+        timed = request.timing is not None
+        seconds: tuple[float, ...] = ()
+        shorter: Shorter = ()
+        if timed and use.outcome is Outcome.FITS:
+            step = self._cell.step_time(request.batch_size, self._gpu, self._constants)
+            seconds = (step.seconds,)
+            shorter = tuple(self._shorter_seconds(request.batch_size))
+        measurement = Measurement(
+            memory_steps=STEPS,
+            memory=MemoryReading(
+                peak_allocated_bytes=use.allocated_bytes,
+                peak_reserved_bytes=use.reserved_bytes,
+                allocator_retries=use.retries,
+                overhead_bytes=CONTEXT_BYTES,
+            ),
+            model_memory_bytes=int(self._cell.held.sizes.sum()),
+            step_seconds=seconds,
+            relative_error=self._constants.error if seconds else None,
+            relative_error_above=self._constants.error_above if seconds else None,
+            shorter_step_seconds=shorter,
+        )
+        missed = use.outcome is Outcome.OUT_OF_MEMORY
+        return ProbeEnd(
+            outcome=use.outcome,
+            detail=None if use.outcome is Outcome.FITS else self._detail(use),
+            measurement=None if missed else measurement,
+            environment=self._environment(),
+            memory_limit_bytes=self._limit,
+        )
+
+    def _shorter_seconds(self, batch_size: int) -> Iterator[tuple[int, float]]:
+        for tokens, cell in sorted(self._shorter.items()):
+            yield tokens, cell.step_time(batch_size, self._gpu, self._constants).seconds
+
+    def _detail(self, use: MemoryUse) -> str:
+        limit = f"{self._limit / GIB:.2f} GiB that {self._gpu.key} has for PyTorch"
+        if use.outcome is Outcome.THRASHING:
+            return f"the allocator retried {use.retries} times within the {limit}"
+        return f"{use.allocated_bytes / GIB:.2f} GiB in use, and more asked for, of the {limit}"
+
+    def _environment(self) -> Environment:
+        constants = hashlib.sha256(self._constants.model_dump_json().encode()).hexdigest()[:8]
+        return Environment(
+            versions=tuple(
+                sorted(
+                    [
+                        *versions(),
+                        ("python", platform.python_version()),
+                        ("constants", constants),
+                        ("simulation", simulation_code()),
+                    ]
+                )
+            ),
+            device_name=f"{self._gpu.key}, simulated",
+            threads=len(os.sched_getaffinity(0)),
+            allocator="",
+            host=socket.gethostname(),
+        )

@@ -1,0 +1,185 @@
+"""What is to be traced, and the name under which a trace is kept. No torch."""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from enum import StrEnum
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from gpu_catalog.gpu import Gpu
+from gpu_catalog.record import Record
+from trials.records.cell import Cell
+from trials.records.compatibility import AMPERE
+from trials.records.model import Model
+from trials.records.recipe import Recipe
+from trials.simulation.tracing_child import key_start
+
+STACK = ("torch", "transformers", "peft", "bitsandbytes")
+HOPPER = 9.0  # the first compute capability of Hopper
+# The families whose layers call the one function of mamba-ssm that operators stand in for.
+SCANS_WHOLE = frozenset({"blackmamba", "mamba"})
+SMALLEST = 2  # a batch of one query takes other operators in places; it is traced by itself
+
+
+class Routing(Record):
+    """Which share of the tokens each expert gets.
+
+    Attributes:
+        sigma: spread of the shares, of the logarithm; 0 gives each expert the same.
+        seed: they are drawn from it.
+    """
+
+    sigma: float = 0.0
+    seed: int = 0
+
+
+class TraceRequest(Record):
+    """One cell to trace, on whichever GPU.
+
+    Attributes:
+        cell: what is fine-tuned.
+        model: the model of the cell's name.
+        routing: the experts' shares.
+        batch_size: trace this one; absent for the two that tell all sizes from ``SMALLEST`` on.
+        whole: trace every layer.
+        with_updates: trace the optimizer's, too; another batch size may tell them.
+    """
+
+    cell: Cell
+    model: Model
+    routing: Routing = Routing()
+    batch_size: int | None = None
+    whole: bool = False
+    with_updates: bool = True
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """What is traced: sizes at which each expert gets whole tokens, so that all is affine."""
+        if self.batch_size is not None:
+            return (self.batch_size,)
+        experts, active = self.cell.experts or 1, self.cell.active_experts or 1
+        unit = experts // math.gcd(self.cell.seq_len * active, experts)
+        first = unit * -(-SMALLEST // unit)
+        return (first, 2 * first)
+
+    @property
+    def key(self) -> str:
+        """By content: what is asked, the libraries that would run it and the code that traces."""
+        cell = self.cell.model_copy(update={"gpu": "any", "simulated": False})
+        asked = (
+            cell.model_dump_json(),
+            json.dumps(self.model.config, sort_keys=True),
+            self.routing.model_dump_json(),
+            self.batch_sizes,
+            self.whole,
+            self.with_updates,
+        )
+        text = repr((asked, versions(), _code()))
+        digest = hashlib.sha256(text.encode()).hexdigest()[:24]
+        return f"{key_start(self.model.name, self.cell.seq_len)}{digest}"
+
+    @property
+    def updates(self) -> str:
+        """What its optimizer's updates depend on: what is trained, and how."""
+        recipe = self.cell.recipe.model_dump_json()
+        return repr((json.dumps(self.model.config, sort_keys=True), recipe, self.whole))
+
+    @property
+    def settles(self) -> str:
+        """What a process must settle on before it traces this; it can do so only once."""
+        return self.cell.recipe.mamba or ""
+
+
+class Fidelity(StrEnum):
+    """How near the traced stack is to the one that would run."""
+
+    REPRODUCED = "reproduced"
+    """The very libraries that are installed ran under the trace, and every operator is theirs."""
+    APPROXIMATE = "approximate"
+    """Something of it stands in for what would run: said in ``approximations``."""
+
+
+def not_simulated(recipe: Recipe, model: Model, gpu: Gpu) -> str | None:
+    """Why what a GPU would run is not simulated, with what to do instead; None when it is."""
+    if recipe.offload_optimizer:
+        return "offload_optimizer is not simulated: leave it out, or measure"
+    if recipe.attention == "sdpa" and model.has_grouped_queries and not _since(gpu, AMPERE):
+        return (
+            f"below compute capability {AMPERE} sdpa has no kernel for the grouped "
+            f"queries of {model.name}, and what it does instead is not simulated: use eager"
+        )
+    return None
+
+
+def approximations(cell: Cell, model: Model, gpu: Gpu) -> tuple[str, ...]:
+    """What of a cell's stack is not run by the installed libraries themselves on its GPU."""
+    recipe = cell.recipe
+    has_scan = recipe.mamba == "mamba-ssm"
+    uses_sdpa = recipe.attention == "sdpa"
+    # In fp32 no fused kernel takes shared heads: PyTorch's own steps are traced.
+    is_fused = uses_sdpa and not (recipe.precision == "fp32" and model.has_grouped_queries)
+    takes_flash = recipe.precision != "fp32" and _since(gpu, AMPERE)
+    is_windowed = model.window is not None and cell.seq_len > model.window
+    stands_in = {
+        "FlashAttention-2 by the kernel that PyTorch has of it": recipe.attention
+        == "flash_attention_2",
+        f"attention within {model.window} tokens as attention to all before": is_windowed
+        and recipe.attention in {"flash_attention_2", "sdpa"},
+        "sdpa by what its FlashAttention-2 is declared to return and take": is_fused
+        and takes_flash
+        and not _since(gpu, HOPPER),
+        "sdpa by FlashAttention-2, where PyTorch may take cuDNN's": is_fused
+        and takes_flash
+        and _since(gpu, HOPPER),
+        "sdpa by FlashAttention-2, where PyTorch takes its memory-efficient kernel": is_fused
+        and not takes_flash,
+        "mamba-ssm by operators of its shapes": has_scan and model.family in SCANS_WHOLE,
+        "mamba-ssm by transformers' own slower code, whose memory and time are others": has_scan
+        and model.family not in SCANS_WHOLE,
+        f"{recipe.optimizer} by its state and one kernel a tensor": "8bit" in recipe.optimizer,
+        "fp16 by the rules autocast has on a CPU": recipe.precision == "fp16",
+        "bitsandbytes multiplies dequantised weights, whatever the rows": recipe.method == "qlora",
+    }
+    return tuple(what for what, does in stands_in.items() if does)
+
+
+def _since(gpu: Gpu, capability: float) -> bool:
+    return gpu.compute_capability is None or float(gpu.compute_capability) >= capability
+
+
+@cache
+def versions() -> tuple[tuple[str, str], ...]:
+    """The libraries whose code is traced, and which."""
+    return tuple((name, metadata.version(name)) for name in STACK)
+
+
+@cache
+def simulation_code() -> str:
+    """A fingerprint of all that a simulated number comes from: numbers of two are not mixed."""
+    here = Path(__file__).parent
+    digest = hashlib.sha256(_code().encode())
+    for path in sorted(here.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:8]
+
+
+@cache
+def _code() -> str:
+    """A fingerprint of the code that builds, steps and traces."""
+    digest = hashlib.sha256()
+    for path in _sources(Path(__file__).parent.parent):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _sources(trials: Path) -> Iterator[Path]:
+    """All but what comes after a trace."""
+    for folder in ("models", "devices", "simulation/tracing"):
+        yield from sorted((trials / folder).glob("*.py"))
+    yield trials / "records" / "model.py"
+    yield from (trials / "training" / name for name in ("finetune.py", "optimizers.py"))
+    traced = ("recording.py", "layer_expansion.py", "trace_cache.py")
+    yield from (trials / "simulation" / name for name in traced)

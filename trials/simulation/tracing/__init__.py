@@ -1,0 +1,1 @@
+"""Recording a training step under fake tensors, with torch."""

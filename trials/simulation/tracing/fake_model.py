@@ -1,0 +1,180 @@
+"""A model under a recipe without memory: fake tensors in the place of its weights."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import PreTrainedModel
+
+from trials.models.build import adapters_dtype, stock_model, under_recipe
+from trials.models.mamba import PACKAGES
+from trials.models.weight_placement import quantise_laid_out
+from trials.records.model import Model
+from trials.records.recipe import Recipe
+from trials.simulation.tracing.layer_repetition import RepeatedLayers, cut, turns_of
+
+BLOCK = 64  # weights that share a constant in bitsandbytes' 4-bit layers
+FLASH = "flash_attention_2"
+NESTED_BLOCK = 256  # constants that share one, when these are quantised in turn
+
+
+def fake_model(
+    model: Model,
+    recipe: Recipe,
+    active_experts: int | None,
+    mode: FakeTensorMode,
+    *,
+    whole: bool,
+) -> tuple[nn.Module, RepeatedLayers]:
+    """A model whose every tensor is a fake one on the CPU.
+
+    Args:
+        model: its configuration.
+        recipe: every field that applies filled in.
+        active_experts: experts each token is routed to; absent for a dense model.
+        mode: makes the fake tensors.
+        whole: keep every layer, not only those that stand for all.
+
+    Returns:
+        The model, in training mode, and which of its layers stand for more.
+    """
+    stands_in = _flash_by_sdpa() if recipe.attention == FLASH else contextlib.nullcontext()
+    with stands_in:
+        stock = stock_model(model, recipe, active_experts)
+    turns = RepeatedLayers(first=0, period=1, copies=0, traced=0) if whole else turns_of(stock)
+    cut(stock, turns)
+    with torch.device("meta"):
+        built = under_recipe(stock, recipe, lambda laid_out: _lay_out(laid_out, recipe))
+        if recipe.lora_rank is not None:
+            _set_adapters_dtype(built, recipe)
+    _fake_all(built, mode)
+    return built, turns
+
+
+@contextlib.contextmanager
+def _flash_by_sdpa() -> Iterator[None]:
+    """FlashAttention-2 by PyTorch's own, the same kernel, without the package.
+
+    For the models alone that transformers lets have it, whether they can have sdpa or not.
+    """
+    kind: Any = PreTrainedModel
+    name = "_check_and_adjust_attn_implementation"
+    own = getattr(kind, name)
+
+    def checked(self: Any, asked: str | None, *args: Any, **kwargs: Any) -> str:
+        if asked not in {FLASH, "sdpa"}:  # a model's parts are told what it was given
+            return own(self, asked, *args, **kwargs)  # type: ignore[no-any-return]
+        only = self._compatible_flash_implementations
+        if not self._supports_flash_attn or (only is not None and FLASH not in only):
+            raise ValueError(f"{type(self).__name__} does not support FlashAttention-2")
+        return "sdpa"
+
+    setattr(kind, name, checked)
+    try:
+        yield
+    finally:
+        setattr(kind, name, own)
+
+
+def stand_in_for_mamba() -> None:
+    """Makes packages of the operators that stand for those of mamba-ssm, in this process."""
+    from trials.simulation.tracing.mamba_kernels import (  # noqa: PLC0415 - defines operators
+        mamba_inner_fn,
+    )
+
+    for name in PACKAGES:
+        sys.modules[name] = ModuleType(name)
+    sys.modules["mamba_ssm"].mamba_inner_fn = mamba_inner_fn  # type: ignore[attr-defined]
+
+
+def _lay_out(model: nn.Module, recipe: Recipe) -> None:
+    if recipe.method == "qlora":
+        quantise_laid_out(model, recipe, _quantised)
+
+
+def _set_adapters_dtype(model: nn.Module, recipe: Recipe) -> None:
+    """PEFT gives adapters on the meta device no dtype; a trial checks that they have this one."""
+    dtype = adapters_dtype(recipe)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = torch.empty_like(parameter, dtype=dtype)
+
+
+def _quantised(linear: Any, plain: nn.Linear, recipe: Recipe) -> None:
+    """Gives a bitsandbytes layer what its quantisation would leave, on the meta device.
+
+    A plain parameter: theirs is a subclass of tensors, which fake tensors are, too.
+    """
+    from bitsandbytes.functional import QuantState  # noqa: PLC0415 - seconds to import
+
+    def single(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.float32, device="meta")
+
+    elements = plain.weight.numel()
+    packed = torch.empty((elements + 1) // 2, 1, dtype=torch.uint8, device="meta")
+    weight: Any = nn.Parameter(packed, requires_grad=False)
+    blocks = -(-elements // BLOCK)
+    nested: dict[str, Any] = {}
+    constants = single(blocks)
+    if recipe.double_quantisation:
+        constants = torch.empty(blocks, dtype=torch.uint8, device="meta")
+        outer = QuantState(
+            absmax=single(-(-blocks // NESTED_BLOCK)),
+            code=single(256),
+            blocksize=NESTED_BLOCK,
+            dtype=torch.float32,
+        )
+        nested = {"offset": single(), "state2": outer}
+    weight.quant_state = QuantState(
+        absmax=constants,
+        shape=plain.weight.shape,
+        code=single(16),
+        blocksize=BLOCK,
+        quant_type="nf4",
+        dtype=plain.weight.dtype,
+        **nested,
+    )
+    # PEFT asks for these.
+    weight.compress_statistics = recipe.double_quantisation
+    weight.quant_type = "nf4"
+    del linear.weight
+    linear.register_parameter("weight", weight)
+
+
+def _fake_all(model: nn.Module, mode: FakeTensorMode) -> None:
+    """A fake tensor on the CPU for every tensor on the meta device; shared ones stay shared."""
+    made: dict[int, torch.Tensor] = {}
+
+    def fake(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        if tensor is None:
+            return None
+        if id(tensor) not in made:
+            made[id(tensor)] = _faked(tensor, mode)
+        return made[id(tensor)]
+
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):  # noqa: SLF001 - setattr would register anew
+            for name, tensor in held.items():
+                held[name] = fake(tensor)  # type: ignore[assignment]
+    for parameter in model.parameters():
+        state = getattr(parameter, "quant_state", None)
+        if state is not None:
+            state.absmax, state.code = fake(state.absmax), fake(state.code)
+            if state.nested:
+                state.offset, outer = fake(state.offset), state.state2
+                outer.absmax, outer.code = fake(outer.absmax), fake(outer.code)
+
+
+def _faked(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    with mode:
+        empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+        if not isinstance(tensor, nn.Parameter):
+            return empty
+        parameter = nn.Parameter(empty, requires_grad=tensor.requires_grad)
+    vars(parameter).update(vars(tensor))  # what libraries hang on it
+    return parameter

@@ -1,0 +1,95 @@
+"""The optimizers of a recipe as they are on a GPU, on tensors that have only shapes."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from trials.records.recipe import Recipe
+from trials.simulation.recording import OperatorClass, Rate
+from trials.simulation.tracing.operator_costs import (
+    DeclaredKernel,
+    Described,
+    declare,
+    tensors_in,
+    touched_bytes,
+)
+from trials.training.optimizers import LEARNING_RATE, make_optimizer
+
+# bitsandbytes (optim/optimizer.py): smaller tensors keep 32-bit state; blocks share a constant;
+# paged state is that of tensors from here on.
+SMALLEST_8BIT = 4096
+BLOCK = 256
+SMALLEST_PAGED = 100_000
+
+
+def simulated_optimizer(
+    trainable: list[nn.Parameter], recipe: Recipe, device_type: str
+) -> torch.optim.Optimizer:
+    """The optimizer of a recipe as a device of this type runs it."""
+    if recipe.optimizer in ("adamw_8bit", "paged_adamw_8bit"):
+        paged = recipe.optimizer == "paged_adamw_8bit"
+        return _EightBitAdamW(trainable, paged=paged, on_gpu=device_type == "cuda")
+    return make_optimizer(trainable, recipe, device_type)
+
+
+class _EightBitAdamW(torch.optim.Optimizer):
+    """bitsandbytes' AdamW8bit: its state, tensor by tensor, and one kernel for each."""
+
+    def __init__(self, params: Iterable[nn.Parameter], *, paged: bool, on_gpu: bool) -> None:
+        super().__init__(params, {"lr": LEARNING_RATE})
+        self._paged = paged
+        self._has_tables = on_gpu
+        self._codes: list[torch.Tensor] = []
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One update."""
+        del closure
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter)
+
+    def _update(self, parameter: nn.Parameter) -> None:
+        state = self.state[parameter]
+        if not state:
+            state.update(self._new_state(parameter))
+        moments = [state["state1"], state["state2"]] if "state1" in state else []
+        torch.ops.simulated.adam_8bit(parameter.grad, parameter, moments)
+
+    def _new_state(self, parameter: nn.Parameter) -> dict[str, Any]:
+        if self._paged and parameter.numel() >= SMALLEST_PAGED:
+            # In managed memory, which the allocator has no part in: it does not count here.
+            return {"paged": True}
+        small = parameter.numel() < SMALLEST_8BIT
+        if not small and not self._codes and self._has_tables:
+            # The two tables of its 8-bit numbers, copied to the GPU.
+            self._codes = [torch.zeros(256, device=parameter.device) for _ in range(2)]
+        dtype = torch.float32 if small else torch.uint8
+        state = {name: torch.zeros_like(parameter, dtype=dtype) for name in ("state1", "state2")}
+        if not small:
+            blocks = -(-parameter.numel() // BLOCK)
+            for name in ("absmax1", "absmax2"):
+                state[name] = torch.zeros(blocks, dtype=torch.float32, device=parameter.device)
+        return state
+
+
+def _adam_8bit(grad: torch.Tensor, parameter: torch.Tensor, moments: list[torch.Tensor]) -> None:
+    del grad, parameter, moments
+
+
+def _adam_8bit_work(args: Any, _result: Any) -> list[Described]:
+    grad, parameter, moments = args
+    # The moments are read and written, 8 bits each where they are paged, too.
+    kept = 2 * sum(map(touched_bytes, moments)) if moments else 4 * parameter.numel()
+    moved = float(sum(touched_bytes(t) for t in tensors_in((grad, parameter, parameter))) + kept)
+    return [(OperatorClass.UPDATE, Rate.FP32, (moved, 0, 0, 0, 0, 0, 1))]
+
+
+declare(
+    "adam_8bit(Tensor grad, Tensor(a!) parameter, Tensor(b!)[] moments) -> ()",
+    _adam_8bit,
+    DeclaredKernel(_adam_8bit_work),
+)

@@ -1,0 +1,229 @@
+"""GPU kernels that PyTorch does not trace here: operators whose results have their shapes.
+
+Each stands for the real one: what goes in and out, what autograd keeps of it, what it takes while
+it runs, and its work. Nothing is ever computed with them.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trials.simulation.recording import OperatorClass, Rate
+from trials.simulation.tracing.mamba_kernels import (
+    convolved,
+    convolved_backward,
+    of_memory,
+    scan,
+    scan_backward,
+    scan_work,
+)
+from trials.simulation.tracing.operator_costs import (
+    KERNELS,
+    DeclaredKernel,
+    Described,
+    declare,
+    moved_bytes,
+    rate,
+    touched_bytes,
+)
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:  # noqa: ARG001, FBT001 - the operator's signature
+    batch, heads, length, _ = query.shape
+    # Tokens before heads in memory, as the kernel writes them.
+    out = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
+    return out, query.new_empty(batch, heads, length, dtype=torch.float32)
+
+
+def _attention_backward(  # noqa: PLR0913, PLR0917 - the operator's signature
+    grad: Tensor,  # noqa: ARG001 - as above
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,  # noqa: ARG001 - as above
+    logsumexp: Tensor,  # noqa: ARG001 - as above
+    is_causal: bool,  # noqa: ARG001, FBT001 - as above
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _attention_flops(query: Tensor, key: Tensor, is_causal: bool) -> float:  # noqa: FBT001 - as above
+    """Two products of queries and keys, 4 B H L L D; causal: half of it (2205.14135, App. E)."""
+    batch, heads, length, width = query.shape
+    return 4.0 * batch * heads * length * key.shape[2] * width * (0.5 if is_causal else 1.0)
+
+
+def _attention_work(args: Sequence[Any], result: Any) -> list[Described]:
+    query, key, *_ = args
+    flops = _attention_flops(query, key, args[-1])
+    numbers = (moved_bytes(args, result), flops, 0, 0, 0, 0, 1)
+    return [(OperatorClass.ATTENTION_FORWARD, rate(query), numbers)]
+
+
+def _attention_backward_work(args: Sequence[Any], result: Any) -> list[Described]:
+    _, query, key, *_ = args
+    # Five products where the forward pass has two; three kernels: preparation, products, cast.
+    flops = 2.5 * _attention_flops(query, key, args[-1])
+    numbers = (moved_bytes(args, result), flops, 0, 0, 0, 0, 3)
+    return [(OperatorClass.ATTENTION_BACKWARD, rate(query), numbers)]
+
+
+def _attention_backward_workspace(args: Sequence[Any]) -> int:
+    """What the backward pass takes (PyTorch's flash_api.cpp, mha_bwd).
+
+    The gradient of the queries in fp32 and row sums; with grouped queries, gradients of keys and
+    values for every query head.
+    """
+    _, query, key, *_ = args
+    batch, heads, length, width = query.shape
+    rounded = -(-length // 128) * 128
+    accumulated = 4 * batch * heads * rounded * (-(-width // 32) * 32 + 1)
+    grouped = key.shape[1] != heads
+    return int(accumulated) + (2 * batch * key.shape[2] * heads * width * 2 if grouped else 0)
+
+
+declare(
+    "attention(Tensor query, Tensor key, Tensor value, bool is_causal) -> (Tensor, Tensor)",
+    _attention,
+    DeclaredKernel(_attention_work),
+)
+declare(
+    "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, "
+    "Tensor logsumexp, bool is_causal) -> (Tensor, Tensor, Tensor)",
+    _attention_backward,
+    DeclaredKernel(_attention_backward_work, _attention_backward_workspace),
+)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor:  # noqa: FBT001 - autograd passes no keywords
+        out, logsumexp = torch.ops.simulated.attention(query, key, value, is_causal)
+        ctx.save_for_backward(query, key, value, out, logsumexp)
+        ctx.is_causal = is_causal
+        return out  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        back = torch.ops.simulated.attention_backward(grads[0], *ctx.saved_tensors, ctx.is_causal)
+        return (*back, None)
+
+
+def _four_bit_product(args: Sequence[Any], result: Any) -> list[Described]:
+    """What bitsandbytes does for more than a few rows: dequantise all, then multiply.
+
+    First the blocks' constants, where they are quantised in turn: unpacked, then an offset added.
+    """
+    tokens, packed, shape, _, block = args[:5]
+    nested = args[7]
+    columns, inner = shape
+    rows = tokens.numel() / inner
+    plain = float(columns * inner * tokens.element_size())
+    blocks = math.ceil(columns * inner / block)
+    dequantised = (touched_bytes(packed) + 4.0 * blocks + plain, columns * inner, 0, 0, 0, 0, 1)
+    moved = moved_bytes((tokens,), result) + plain
+    product = (moved, 2.0 * rows * inner * columns, rows, inner, columns, 1, 1)
+    constants = (moved_bytes((nested,), None) + 12.0 * blocks, 0, 0, 0, 0, 0, 2)
+    return [
+        *([] if nested is None else [(OperatorClass.MEMORY, Rate.BF16, constants)]),
+        (OperatorClass.DEQUANTISATION, Rate.BF16, dequantised),
+        (OperatorClass.MATRIX_PRODUCT, rate(tokens), product),
+    ]
+
+
+def _four_bit_workspace(args: Sequence[Any]) -> int:
+    """The weights in the tokens' precision, and the constants of their blocks where unpacked."""
+    tokens, _, shape, _, block = args[:5]
+    elements = math.prod(shape)
+    constants = 0 if args[7] is None else 4 * math.ceil(elements / block)
+    return int(elements * tokens.element_size() + constants)
+
+
+def _dequantisation(args: Sequence[Any], result: Any) -> list[Described]:
+    moved, weights = moved_bytes(args, result), float(result.numel())
+    return [(OperatorClass.DEQUANTISATION, Rate.BF16, (moved, weights, 0, 0, 0, 0, 1))]
+
+
+KERNELS["bitsandbytes::gemm_4bit"] = DeclaredKernel(_four_bit_product, _four_bit_workspace)
+KERNELS["bitsandbytes::dequantize_4bit"] = DeclaredKernel(_dequantisation)
+
+declare(
+    "scan(Tensor inputs, Tensor delta, Tensor a, Tensor b, Tensor c, Tensor gate) "
+    "-> (Tensor, Tensor, Tensor)",
+    scan,
+    DeclaredKernel(scan_work(1)),
+)
+declare(
+    "scan_backward(Tensor grad, Tensor inputs, Tensor delta, Tensor a, Tensor b, Tensor c, "
+    "Tensor states, Tensor out) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    scan_backward,
+    DeclaredKernel(scan_work(2.5)),
+)
+declare(
+    "convolved(Tensor inputs, Tensor weight, Tensor? bias) -> Tensor",
+    convolved,
+    DeclaredKernel(of_memory),
+)
+declare(
+    "convolved_backward(Tensor grad, Tensor inputs, Tensor weight, Tensor into) "
+    "-> (Tensor, Tensor)",
+    convolved_backward,
+    DeclaredKernel(of_memory),
+)
+
+
+@contextlib.contextmanager
+def as_on_gpu() -> Iterator[None]:
+    """While it lasts, PyTorch's functions that choose kernels by device choose those of a GPU.
+
+    They are exchanged by name: a function mode is off in the backward pass, where checkpoints run
+    their layers again.
+    """
+    exchanged = {
+        "scaled_dot_product_attention": _scaled_dot_product_attention,
+        "dropout": _dropout,
+    }
+    own = {name: getattr(functional, name) for name in exchanged}
+    for name, function in exchanged.items():
+        setattr(functional, name, function)
+    try:
+        yield
+    finally:
+        for name, function in own.items():
+            setattr(functional, name, function)
+
+
+def _scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - PyTorch's signature
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001, FBT002 - as above
+    scale: float | None = None,
+    enable_gqa: bool = False,  # noqa: FBT001, FBT002 - as above
+) -> Tensor:
+    if query.dtype == torch.float32 and enable_gqa and key.shape[1] < query.shape[1]:
+        # FlashAttention takes no fp32 and the memory-efficient kernel no shared heads: PyTorch
+        # multiplies step by step, and keeps every score.
+        return torch.ops.aten._scaled_dot_product_attention_math(  # type: ignore[no-any-return]  # noqa: SLF001 - the operator's name
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=True
+        )[0]
+    return _Attention.apply(query, key, value, is_causal)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _dropout(
+    input: Tensor,  # noqa: A002 - PyTorch's signature
+    p: float = 0.5,
+    training: bool = True,  # noqa: FBT001, FBT002 - as above
+    inplace: bool = False,  # noqa: FBT001, FBT002 - as above
+) -> Tensor:
+    if not training or p == 0.0 or inplace:
+        return torch.dropout_(input, p, training) if inplace else torch.dropout(input, p, training)
+    return torch.native_dropout(input, p, train=True)[0]

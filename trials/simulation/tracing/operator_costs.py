@@ -1,0 +1,291 @@
+"""What each operator is to a GPU: its kind of work, FLOPs, bytes, the kernels that it launches.
+
+Read off the tensors that go in and come out. What a kernel takes for itself meanwhile, which no
+tensor tells, is ``workspace_bytes``.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_iter
+
+from trials.simulation.recording import Numbers, OperatorClass, Rate
+
+LIBRARY: Any = torch.library.Library("simulated", "DEF")  # type: ignore[no-untyped-call]
+
+
+def rate(tensor: Tensor) -> Rate:
+    return RATES.get(tensor.dtype, Rate.FP32)
+
+
+def moved_bytes(args: Sequence[Any], result: object) -> float:
+    return float(sum(touched_bytes(t) for t in (*tensors_in(args), *tensors_in(result))))
+
+
+Described = tuple[OperatorClass, Rate, Numbers]
+
+
+def workspace_bytes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
+    """Memory that an operator takes while it runs, beyond its results."""
+    name = _name(func)
+    if name in SORTING:
+        indices = [t for t in tensors_in(args) if t.dtype in (torch.int64, torch.int32)]
+        return SORT_BYTES_PER_INDEX * max((t.numel() for t in indices), default=0)
+    kernel = KERNELS.get(name)
+    return 0 if kernel is None else kernel.workspace_bytes(_in_order(func, args, kwargs))
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredKernel:
+    """What is declared of a kernel that no tensor tells of.
+
+    Attributes:
+        work: what it is, given all its arguments and the result.
+        workspace_bytes: what it takes while it runs, given all its arguments.
+    """
+
+    work: Callable[[Sequence[Any], Any], list[Described]]
+    workspace_bytes: Callable[[Sequence[Any]], int] = lambda _args: 0
+
+
+def declare(signature: str, fake: Any, kernel: DeclaredKernel) -> None:
+    """Makes an operator that has a shape rule and does nothing else."""
+    name = signature.partition("(")[0]
+    LIBRARY.define(signature)
+    torch.library.register_fake(f"simulated::{name}", fake, lib=LIBRARY)
+    KERNELS[f"simulated::{name}"] = kernel
+
+
+aten = torch.ops.aten
+RATES = {torch.bfloat16: Rate.BF16, torch.float16: Rate.FP16}
+# Tensors that one launch of PyTorch's multi-tensor kernels takes (ATen's MultiTensorApply.cuh:
+# 30 at depth 4), and elements: 320 blocks of 65,536.
+TENSORS_PER_LAUNCH = 30
+ELEMENTS_PER_LAUNCH = 320 * 65_536
+# Kernels behind one operator, where there are several: sorts by radix, scans, partial sums.
+LAUNCHES = {
+    "aten::nonzero": 4,
+    "aten::sort": 4,
+    "aten::argsort": 4,
+    "aten::topk": 2,
+    "aten::index_put": 8,
+    "aten::index_put_": 8,
+    "aten::_index_put_impl_": 8,
+    "aten::embedding_dense_backward": 6,
+    "aten::histc": 3,
+    "aten::cumsum": 2,
+}
+# They touch only the rows that are picked, not the whole tensor these are picked from.
+PICKING = {
+    "aten::index",
+    "aten::index_select",
+    "aten::embedding",
+    "aten::gather",
+    "aten::index_put",
+    "aten::index_put_",
+    "aten::_index_put_impl_",
+    "aten::index_add",
+    "aten::index_add_",
+}
+# What they are given is not read.
+FILLING = {
+    *("aten::zero_", "aten::fill_", "aten::zeros_like", "aten::ones_like", "aten::full_like"),
+    *("aten::zeros", "aten::ones", "aten::full", "aten::new_zeros", "aten::new_ones"),
+    "aten::new_full",
+}
+COPYING = {"aten::copy_", "aten::_foreach_copy_"}
+# They read one number of each row of the logits, and write one, or a row of zeros but for one.
+PICKING_LOSSES = {"aten::nll_loss_forward", "aten::nll_loss_backward"}
+MAKING_NOTHING = {
+    "aten::_unsafe_view",  # a view, though its schema does not say so
+    "aten::empty",
+    "aten::empty_like",
+    "aten::empty_strided",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+    "aten::_record_function_enter_new",
+    "profiler::_record_function_enter_new",
+    "profiler::_record_function_exit",
+}
+# Sorted keys and values of the indices, both in 8 bytes, and as much for the sort itself.
+SORTING = {
+    "aten::index_put",
+    "aten::index_put_",
+    "aten::_index_put_impl_",
+    "aten::embedding_dense_backward",
+}
+SORT_BYTES_PER_INDEX = 40
+
+
+def tensors_in(value: object) -> list[torch.Tensor]:
+    """The tensors in arguments or results."""
+    return [leaf for leaf in tree_iter(value) if isinstance(leaf, torch.Tensor)]
+
+
+def touched_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of memory behind a tensor: what is repeated along a dimension is there once."""
+    elements = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        elements *= size if stride != 0 else 1
+    return elements * tensor.element_size()
+
+
+def describe(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: object
+) -> list[Described]:
+    """The work that an operator is: of one kind, or of several after one another.
+
+    Args:
+        func: the operator.
+        args: its arguments.
+        kwargs: those given by name.
+        result: what it returned.
+
+    Returns:
+        Kind, rate of the FLOPs, and numbers as ``Column`` lists them, of each.
+    """
+    name = _name(func)
+    if _is_view(func) or name in MAKING_NOTHING:
+        return [(OperatorClass.VIEW, Rate.BF16, (0.0,) * 7)]
+    product = PRODUCTS.get(name)
+    if product is not None:
+        return [product(args, kwargs, result)]
+    kernel = KERNELS.get(name)
+    if kernel is not None:
+        return kernel.work(_in_order(func, args, kwargs), result)
+    inputs, outputs = tensors_in((args, kwargs)), tensors_in(result)
+    if name.startswith(("aten::_foreach", "aten::_fused", "aten::_amp_foreach")):
+        return [_many_tensors(func, args, inputs)]
+    return [_of_memory(func, name, inputs, outputs)]
+
+
+def _of_memory(
+    func: Any, name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+) -> Described:
+    written = sum(touched_bytes(t) for t in outputs)
+    if name in PICKING:
+        # Rows are read where they are picked and written, and read once more where they are added.
+        rows = max((touched_bytes(t) for t in inputs[1:] or inputs), default=0)
+        is_mutable = func._schema.is_mutable  # noqa: SLF001 - torch has no other name for it
+        adds = name in {"aten::index_add", "aten::index_add_"}
+        moved = (3 if adds else 2) * max(rows, 0 if is_mutable or adds else written)
+    elif name in FILLING:
+        moved = written
+    elif name in COPYING:
+        moved = written + touched_bytes(inputs[1])
+    elif name in PICKING_LOSSES:
+        moved = written
+    else:
+        moved = written + sum(touched_bytes(t) for t in inputs)
+    return OperatorClass.MEMORY, Rate.BF16, (moved, 0.0, 0.0, 0.0, 0.0, 0.0, LAUNCHES.get(name, 1))
+
+
+def _in_order(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """Every argument where the operator's signature has it; None for what was left out."""
+    further = func._schema.arguments[len(args) :]  # noqa: SLF001 - torch has no other name for it
+    return [*args, *(kwargs.get(argument.name) for argument in further)]
+
+
+@cache
+def _name(func: Any) -> str:
+    return str(func.name().partition(".")[0])
+
+
+@cache
+def _is_view(func: Any) -> bool:
+    """Whether a result shares the memory of an argument, which stays as it is."""
+    returns = func._schema.returns  # noqa: SLF001 - torch has no other name for it
+    shares = [r.alias_info for r in returns if r.alias_info is not None]
+    return bool(shares) and not any(info.is_write for info in shares)
+
+
+def _rate(tensor: torch.Tensor) -> Rate:
+    return RATES.get(tensor.dtype, Rate.FP32)
+
+
+def _matrix_product(  # noqa: PLR0913, PLR0917 - its shape and what goes through memory
+    left: torch.Tensor, rows: float, inner: float, columns: float, products: float, moved: float
+) -> Described:
+    flops = 2.0 * rows * inner * columns * products
+    numbers = (moved, flops, rows, inner, columns, products, 1.0)
+    return OperatorClass.MATRIX_PRODUCT, _rate(left), numbers
+
+
+def _moved(args: Sequence[Any], result: object) -> float:
+    return float(sum(touched_bytes(t) for t in (*tensors_in(args), *tensors_in(result))))
+
+
+def _mm(args: Sequence[Any], _kwargs: dict[str, Any], result: Any) -> Described:
+    left, right = args[-2:]
+    rows, inner = left.shape
+    return _matrix_product(left, rows, inner, right.shape[1], 1, _moved(args, result))
+
+
+def _addmm(args: Sequence[Any], _kwargs: dict[str, Any], result: Any) -> Described:
+    left, right = args[1:3]
+    rows, inner = left.shape
+    return _matrix_product(left, rows, inner, right.shape[1], 1, _moved(args, result))
+
+
+def _bmm(args: Sequence[Any], _kwargs: dict[str, Any], result: Any) -> Described:
+    left, right = args[-2:]
+    products, rows, inner = left.shape
+    return _matrix_product(left, rows, inner, right.shape[2], products, _moved(args, result))
+
+
+def _grouped(args: Sequence[Any], _kwargs: dict[str, Any], result: Any) -> Described:
+    """Tokens (n, inner) x experts (groups, inner, columns), or the gradients of the experts."""
+    left, right = args[0], args[1]
+    if right.dim() == 3:
+        groups, inner, columns = right.shape
+        rows = left.shape[0] / groups
+    else:
+        groups, rows, columns = result.shape
+        inner = left.shape[1] / groups
+    moved = _moved(args[:2], result)
+    _, rate, numbers = _matrix_product(left, rows, inner, columns, groups, moved)
+    return OperatorClass.GROUPED_PRODUCT, rate, numbers
+
+
+def _convolution_backward(
+    args: Sequence[Any], _kwargs: dict[str, Any], result: object
+) -> Described:
+    """As many multiplications for each of the two gradients as the forward pass has."""
+    grad, _, weight = args[:3]
+    gradients = len(tensors_in(result))
+    flops = 2.0 * grad.numel() * weight[0].numel() * min(gradients, 2)
+    return OperatorClass.MEMORY, _rate(grad), (_moved(args, result), flops, 0, 0, 0, 0, 1)
+
+
+def _convolution(args: Sequence[Any], _kwargs: dict[str, Any], result: object) -> Described:
+    flops = 2.0 * tensors_in(result)[0].numel() * args[1][0].numel()
+    return OperatorClass.MEMORY, _rate(args[0]), (_moved(args, result), flops, 0, 0, 0, 0, 1)
+
+
+def _many_tensors(func: Any, args: Sequence[Any], inputs: list[torch.Tensor]) -> Described:
+    """PyTorch's kernels over lists of tensors: read, and written where the first list is."""
+    moved = float(sum(touched_bytes(t) for t in inputs))
+    first = [t for t in args[0] if isinstance(t, torch.Tensor)]
+    written = float(sum(touched_bytes(t) for t in first))
+    elements = sum(t.numel() for t in first)
+    launches = max(1.0, len(first) / TENSORS_PER_LAUNCH, elements / ELEMENTS_PER_LAUNCH)
+    if "fused" in func.name():
+        written *= 3  # the weights and both moments
+    return OperatorClass.UPDATE, Rate.FP32, (moved + written, 0, 0, 0, 0, 0, launches)
+
+
+PRODUCTS: dict[str, Callable[[Sequence[Any], dict[str, Any], Any], Described]] = {
+    "aten::mm": _mm,
+    "aten::addmm": _addmm,
+    "aten::bmm": _bmm,
+    "aten::baddbmm": _bmm,
+    "aten::_grouped_mm": _grouped,
+    "aten::convolution": _convolution,
+    "aten::convolution_backward": _convolution_backward,
+}
+KERNELS: dict[str, "DeclaredKernel"] = {}
+"""The opaque kernels by operator; ``trials.simulation.tracing.fused_kernels`` fills it."""

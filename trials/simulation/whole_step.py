@@ -1,0 +1,96 @@
+"""The whole model's steps at any batch size, from a trace of one size or of two."""
+
+import numpy as np
+
+from trials.simulation.layer_expansion import whole_model, whole_step
+from trials.simulation.recording import (
+    Column,
+    FloatArray,
+    Held,
+    IntArray,
+    Kind,
+    Operators,
+    Purpose,
+    StructureError,
+)
+from trials.simulation.trace_cache import StepTrace
+
+UNIT = 512  # the allocator's smallest block; sizes are multiples of it
+
+
+class Steps:
+    """Two steps of a whole model: the first, and one as all that follow.
+
+    Sizes and work are affine in the batch size, so two traced sizes tell the others.
+
+    Args:
+        trace: of the cell, at one size or at two.
+    """
+
+    def __init__(self, trace: StepTrace) -> None:
+        self.held: Held = whole_model(trace.held, trace.copies)
+        self._sizes = trace.batch_sizes
+        streams = [whole_step(recording, trace.copies) for recording in trace.recordings]
+        stream = streams[0]
+        moves = stream.kinds <= Kind.FREED
+        made = stream.kinds == Kind.MADE
+        self._names: IntArray = stream.names[moves]
+        self._signs = np.where(made[moves], 1, -1)
+        self._segments: IntArray = stream.segments[moves]
+        self._purposes: IntArray = stream.purposes
+        self._bytes = [_of_moves(s.names, s.numbers[:, Column.BYTES], made, moves) for s in streams]
+        works = np.flatnonzero(~moves)
+        works = works[works >= stream.steady_from]
+        self._works = Operators(
+            kinds=stream.kinds[works],
+            names=stream.names[works],
+            numbers=stream.numbers[works],
+            segments=stream.segments[works],
+        )
+        self._numbers = [s.numbers[works] for s in streams]
+
+    def storages(self, batch_size: int) -> tuple[IntArray, IntArray]:
+        """Storages as they come and go: their names, and their bytes, negative where they go."""
+        size = np.maximum(np.rint(self._at(batch_size, self._bytes)), 0).astype(np.int64)
+        return self._names, size * self._signs
+
+    def operators(self, batch_size: int) -> Operators:
+        """What a steady step runs."""
+        numbers = np.maximum(self._at(batch_size, self._numbers), 0.0)
+        works = self._works
+        return Operators(works.kinds, works.names, numbers, works.segments)
+
+    def peak_bytes(self, batch_size: int) -> int:
+        """Most bytes at once, each storage rounded up as the allocator does."""
+        _, sizes = self.storages(batch_size)
+        rounded = -(-np.abs(sizes) // UNIT) * UNIT * np.sign(sizes)
+        held = -(-self.held.sizes // UNIT) * UNIT
+        return int(held.sum() + np.cumsum(rounded).max(initial=0))
+
+    def at_peak(self, batch_size: int) -> dict[Purpose, int]:
+        """Bytes of what is there at the peak, by what it is for."""
+        names, sizes = self.storages(batch_size)
+        until = int(np.cumsum(sizes).argmax()) + 1
+        moved = np.bincount(
+            self._purposes[names[:until]], weights=sizes[:until], minlength=len(Purpose)
+        )
+        held = np.bincount(self.held.purposes, weights=self.held.sizes, minlength=len(Purpose))
+        return {p: round(moved[p] + held[p]) for p in Purpose if round(moved[p] + held[p])}
+
+    def _at(self, batch_size: int, numbers: list[FloatArray]) -> FloatArray:
+        if batch_size == self._sizes[0]:
+            return numbers[0]
+        if len(numbers) == 1:
+            raise StructureError(f"batch size {batch_size} was not traced")
+        part = (batch_size - self._sizes[0]) / (self._sizes[1] - self._sizes[0])
+        return numbers[0] + part * (numbers[1] - numbers[0])
+
+
+def _of_moves(
+    names: IntArray, numbers: FloatArray, made: np.ndarray, moves: np.ndarray
+) -> FloatArray:
+    """The bytes of the storage of each event, whether it comes or goes."""
+    by_name = np.zeros(int(names[moves].max(initial=-1)) + 1)
+    by_name[names[made]] = numbers[made]
+    found: FloatArray = by_name[names[moves]]
+    return found

@@ -1,0 +1,226 @@
+"""The training code itself: a model under a recipe, and one optimizer step."""
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trials.models.build import build_model, stock_model
+from trials.models.experts import experts_in_use
+from trials.models.mamba import mamba_in_use
+from trials.models.parameter_count import implied_parameters
+from trials.models.weight_placement import decoder_layers
+from trials.records.cell import Cell
+from trials.records.model import Model
+from trials.records.observation import Built, ParameterCounts
+from trials.records.recipe import Recipe
+from trials.training.optimizers import make_stepper
+
+# Parts of the names of operators that tell which kernels ran.
+TELLING = (
+    "bitsandbytes",
+    "causal_conv1d",
+    "convolution",
+    "flash_attn",
+    "grouped_mm",
+    "scaled_dot_product",
+)
+
+
+def import_libraries(recipe: Recipe) -> None:
+    """Imports what a recipe needs beyond torch and transformers; seconds each, so not more."""
+    if recipe.method != "full":
+        importlib.import_module("peft")
+    if recipe.method == "qlora" or "8bit" in recipe.optimizer:
+        importlib.import_module("bitsandbytes")
+
+
+def model_tensors(model: nn.Module) -> list[torch.Tensor]:
+    """Weights, 4-bit quantisation constants, buffers: what a model itself occupies."""
+    found: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
+    for parameter in model.parameters():
+        state = getattr(parameter, "quant_state", None)
+        if state is not None:
+            found += [state.absmax, state.code]
+            if state.nested:
+                found += [state.offset, state.state2.absmax, state.state2.code]
+    return found
+
+
+class NotTrainingError(RuntimeError):
+    """The step did not do what fine-tuning does."""
+
+
+class FineTuning:
+    """A model under a recipe, its optimizer and its data, on one device.
+
+    Args:
+        cell: what is fine-tuned.
+        model: the model of the cell's name.
+        device: where it runs.
+        seed: weights and tokens are drawn from it, alike in every process.
+    """
+
+    def __init__(self, cell: Cell, model: Model, *, device: torch.device, seed: int) -> None:
+        self._cell = cell
+        self._facts = model
+        self._device = device
+        self._seed = seed
+        self.model = build_model(
+            model,
+            cell.recipe,
+            active_experts=cell.active_experts,
+            weights=cell.weights,
+            device=device,
+            seed=seed,
+        )
+        self.trainable = [p for p in self.model.parameters() if p.requires_grad]
+        # Every probe starts from the same weights: routing follows them, memory follows routing.
+        # On the host, where they are in nobody's way.
+        self._initial = [p.detach().to("cpu", copy=True) for p in self.trainable]
+        self.stepper = make_stepper(self.model, self.trainable, cell.recipe, device)
+
+    def start_over(self) -> None:
+        """Initial weights, no gradients, an optimizer without state: as in a fresh process."""
+        self.stepper.close()
+        with torch.no_grad():
+            for parameter, initial in zip(self.trainable, self._initial, strict=True):
+                parameter.copy_(initial)
+                parameter.grad = None
+        torch.manual_seed(self._seed)  # dropout draws from it
+        self.stepper = make_stepper(self.model, self.trainable, self._cell.recipe, self._device)
+
+    def tokens(self, batch_size: int, draw: int = 0) -> torch.Tensor:
+        """Random token ids (batch_size, seq_len), the same for every probe of a size and draw."""
+        generator = torch.Generator().manual_seed(
+            (self._seed * 1_000_003 + batch_size) * 1_009 + draw
+        )
+        shape = (batch_size, self._cell.seq_len)
+        return torch.randint(self._facts.vocab_size, shape, generator=generator).to(self._device)
+
+    def step(self, tokens: torch.Tensor, labels: torch.Tensor | None = None) -> float:
+        """One whole optimizer step on a batch.
+
+        Args:
+            tokens: (batch, length) ids.
+            labels: the same, -100 where nothing is to be learned; absent to learn all of it.
+
+        Returns:
+            The loss, in nats per token. Reading it waits for the device, as a loop that logs does.
+
+        Raises:
+            NotTrainingError: the loss is not a number.
+        """
+        wanted = tokens if labels is None else labels
+        value = self.stepper.step(lambda model: model(input_ids=tokens, labels=wanted).loss)
+        if not value < float("inf"):
+            raise NotTrainingError(f"the loss is {value}: these steps train nothing")
+        return value
+
+    def look(self, tokens: torch.Tensor) -> None:
+        """A forward pass that trains nothing, in the precision of a step."""
+        is_cast = self._cell.recipe.precision == "fp16"
+        kind = self._device.type
+        with torch.no_grad(), torch.autocast(kind, torch.float16, enabled=is_cast):
+            self.model(input_ids=tokens)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Weights, 4-bit quantisation constants, buffers: what the model itself occupies."""
+        return model_tensors(self.model)
+
+    def implied(self) -> ParameterCounts:
+        """The parameter counts that the recipe implies for the model as transformers has it."""
+        stock = stock_model(self._facts, self._cell.recipe, self._cell.active_experts)
+        return implied_parameters(stock, self._cell.recipe)
+
+    def built(self) -> Built:
+        """What the model turned out to be. Runs one step of one query to see, and starts over."""
+        layers = decoder_layers(self.model)
+        with _Census(layers) as census:
+            self.step(self.tokens(1))
+        found = Built(
+            parameters=self._parameters(),
+            dtypes=self._dtypes(),
+            adapters=sum(1 for module in self.model.modules() if hasattr(module, "lora_A")),
+            attention=self._attention(),
+            experts=experts_in_use(self.model),
+            mamba=mamba_in_use(census.kernels) if self._facts.has_mamba else None,
+            checkpointed_layers=census.layers_run_twice,
+            layers=len(layers),
+            optimizer=self.stepper.name,
+            kernels=tuple(sorted(census.kernels)),
+        )
+        self.start_over()
+        return found
+
+    def _attention(self) -> str | None:
+        config: Any = self.model.config
+        return str(config._attn_implementation) if self._facts.has_attention else None  # noqa: SLF001 - no other name
+
+    def _parameters(self) -> ParameterCounts:
+        """Logical parameters in the model as built; two 4-bit weights share a stored byte."""
+        total = trainable = four_bit = 0
+        for parameter in self.model.parameters():
+            elements = parameter.numel()
+            state = getattr(parameter, "quant_state", None)
+            if state is not None:
+                elements = state.shape.numel()
+                four_bit += elements
+            total += elements
+            trainable += elements if parameter.requires_grad else 0
+        return ParameterCounts(total=total, trainable=trainable, four_bit=four_bit)
+
+    def _dtypes(self) -> tuple[str, ...]:
+        plain = (p for p in self.model.parameters() if getattr(p, "quant_state", None) is None)
+        return tuple(sorted({str(p.dtype).removeprefix("torch.") for p in plain}))
+
+
+class _Census(TorchDispatchMode):
+    """Watches one step: which telling operators run, and which layers run twice.
+
+    Args:
+        layers: decoder layers. One that is checkpointed is run again in the backward pass; its own
+            hooks may not be, those of the modules in it are.
+    """
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kernels: set[str] = set()
+        self._runs: dict[tuple[int, str], int] = {}
+        self._hooks = [
+            child.register_forward_pre_hook(self._counter(index, name))
+            for index, layer in enumerate(layers)
+            for name, child in layer.named_children()
+        ]
+
+    @property
+    def layers_run_twice(self) -> int:
+        """Layers of which some part was run more than once."""
+        return len({layer for (layer, _), runs in self._runs.items() if runs > 1})
+
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        for hook in self._hooks:
+            hook.remove()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Runs the operator and notes it."""
+        name = func.name().partition(".")[0]
+        if any(part in name for part in TELLING):
+            self.kernels.add(name)
+        return func(*args, **(kwargs or {}))
+
+    def _counter(self, layer: int, name: str) -> Callable[..., None]:
+        def count(*_: object) -> None:
+            self._runs[layer, name] = self._runs.get((layer, name), 0) + 1
+
+        return count

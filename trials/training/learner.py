@@ -1,0 +1,268 @@
+"""Fine-tuning on a data set with the optimizer step that is timed, and evaluation per epoch.
+
+``transformers.get_scheduler`` and PyTorch's data loader do their parts. ``transformers.Trainer``
+does not run the loop: its training step is not the timed one (on a CPU it drops fp16 without a
+word), a kill leaves its checkpoint half-written, and a full disk ends its training.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.utils.data import DataLoader
+from transformers import get_scheduler
+
+from trials.child_process.token_counter import TokenizerError, cannot_be_loaded, said_of_own
+from trials.records.learning import EpochReply, Heartbeat, HeldOutScores, LearnSetup
+from trials.training.learning_batches import IGNORED, Encoded, HeldOut, padded, read_queries
+from trials.training.optimizers import SkippedStepError
+from trials.training.tokenizer_worker import QueryTokenizer
+from trials.training.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class _Score:
+    """Score of one answer: nats, tokens, and whether each token is the likeliest."""
+
+    nats: float
+    tokens: int
+    exact: bool
+
+
+class Learner:
+    """A model under its recipe, trained on a data set an epoch at a time.
+
+    Attributes:
+        epoch: epochs trained so far, those of the checkpoint included.
+        attempt: attempt of the checkpoint at the curve; None without one.
+        queries: training and held-out examples.
+        remark: message for the user; None for nothing.
+        worker: device and built model.
+
+    Args:
+        setup: model, data and training arguments.
+        listen: called with progress after each batch.
+
+    Raises:
+        QueriesError: the examples do not suit the model.
+        RecipeError: the built model is not what the recipe implies.
+        TokenizerError: the tokenizer cannot be loaded.
+    """
+
+    def __init__(self, setup: LearnSetup, listen: Callable[[Heartbeat], None]) -> None:
+        self._training = setup.training
+        self._curve = setup.curve
+        self.queries = read_queries(
+            Path(setup.queries_file),
+            _tokenizer(setup),
+            setup.training.cutoff,
+            setup.model.vocab_size,
+        )
+        # The build is checked with one random sequence: the length of the longest example will do.
+        longest = max(len(sequence.ids) for sequence in self.queries.sequences)
+        cell = setup.cell.model_copy(update={"seq_len": max(longest, 2)})
+        self.worker = Worker(setup.model_copy(update={"cell": cell}))
+        self._device = self.worker.device.torch_device
+        self._tuning = self.worker.tuning
+        self._half = cell.recipe.precision == "fp16"
+        self._listen = listen
+        self.remark: str | None = None
+        self._checkpoint: Path | None = None
+        self._start_over()
+        # DeepSpeed saves its state in a format of its own.
+        if setup.checkpoint_file is not None and not cell.recipe.offload_optimizer:
+            self._checkpoint = Path(setup.checkpoint_file)
+            self._restore()
+
+    def _start_over(self) -> None:
+        self._tuning.start_over()
+        self.epoch = 0
+        self.attempt: int | None = None
+        self._last: EpochReply | None = None
+        optimizer = self._tuning.stepper.optimizer
+        # DeepSpeed's optimizer is a wrapper, which PyTorch's schedulers refuse.
+        optimizer = getattr(optimizer, "optimizer", optimizer)
+        for group in optimizer.param_groups:
+            group["lr"] = self._training.learning_rate
+        steps = -(-len(self.queries.train) // self._training.batch_size)
+        schedule = self._training.schedule
+        self._scheduler = get_scheduler(
+            "constant_with_warmup" if schedule == "constant" else schedule,
+            optimizer,
+            num_warmup_steps=self._training.warmup_steps,
+            num_training_steps=self._training.epochs * steps,
+        )
+
+    def reply(self, epoch: int, attempt: int = 1) -> EpochReply:
+        """Train one epoch and evaluate; repeat the last reply; or at 0 start over and evaluate.
+
+        Args:
+            epoch: epoch to report.
+            attempt: attempt at the curve, saved with the checkpoint.
+
+        Raises:
+            NotTrainingError: the loss is not finite.
+            ValueError: the epoch is not the next one.
+        """
+        if epoch == self.epoch and self._last is not None:
+            return self._last
+        if epoch == 0:
+            self._start_over()
+            self.attempt = attempt
+            return EpochReply(epoch=0, tested=self._evaluated())
+        if epoch != self.epoch + 1:
+            raise ValueError(f"asked for epoch {epoch} after {self.epoch} epochs")
+        self.attempt = attempt
+        loss, steps, skipped = self._trained(epoch)
+        self.epoch = epoch
+        reply = EpochReply(
+            epoch=epoch,
+            train_loss=loss,
+            steps=steps,
+            skipped_steps=skipped,
+            tested=self._evaluated(),
+        )
+        return reply.model_copy(update={"remark": self._save(reply)})
+
+    def _trained(self, epoch: int) -> tuple[float | None, int, int]:
+        """Train one epoch; return the loss in nats per token, steps, and skipped steps."""
+        seed = self._training.seed * 1_000_003 + epoch
+        torch.manual_seed(seed)  # dropout draws from it
+        batches: DataLoader[Any] = DataLoader(
+            self.queries.train,  # type: ignore[arg-type]  # a list is a dataset to it
+            self._training.batch_size,
+            shuffle=True,
+            generator=torch.Generator().manual_seed(seed),
+            collate_fn=padded,
+        )
+        nats = 0.0
+        tokens = skipped = 0
+        for step, (ids, labels) in enumerate(batches, start=1):
+            try:
+                loss = self._tuning.step(ids.to(self._device), labels.to(self._device))
+            except SkippedStepError:  # the loss scale is halved; training goes on
+                skipped += 1
+            else:
+                count = int((labels[:, 1:] != IGNORED).sum())
+                nats, tokens = nats + loss * count, tokens + count
+            self._scheduler.step()
+            self._listen(Heartbeat(doing="training", done=step, total=len(batches)))
+        return (nats / tokens if tokens else None), len(batches), skipped
+
+    def _evaluated(self) -> HeldOutScores:
+        """Scores of every held-out example."""
+        model = self._tuning.model
+        model.eval()
+        for module in model.modules():
+            # On a CPU bitsandbytes packs 4-bit weights anew for layers in evaluation mode, in a
+            # way that not all of its kernels take; such layers have no other use for the mode.
+            if getattr(getattr(module, "weight", None), "quant_state", None) is not None:
+                module.training = True
+        try:
+            scores = iter(self._scores())
+        finally:
+            model.train()
+        nats, tokens, correct = [], [], []
+        for example in self.queries.held_out:
+            answers = [next(scores) for _ in example.answers]
+            nats.append(answers[example.right].nats)
+            tokens.append(answers[example.right].tokens)
+            correct.append(_is_correct(example, answers))
+        return HeldOutScores(nats=tuple(nats), tokens=tuple(tokens), correct=tuple(correct))
+
+    def _scores(self) -> list[_Score]:
+        """Scores of each held-out answer, in order; sequences of like lengths share a batch."""
+        answers = [answer for example in self.queries.held_out for answer in example.answers]
+        order = sorted(range(len(answers)), key=lambda index: len(answers[index].ids))
+        scores: dict[int, _Score] = {}
+        size = self._training.batch_size
+        for start in range(0, len(order), size):
+            batch = order[start : start + size]
+            scores |= zip(batch, self._scored([answers[at] for at in batch]), strict=True)
+            self._listen(Heartbeat(doing="testing", done=len(scores), total=len(answers)))
+        return [scores[index] for index in range(len(answers))]
+
+    @torch.no_grad()
+    def _scored(self, batch: Sequence[Encoded]) -> list[_Score]:
+        ids, labels = padded(batch)
+        with torch.autocast(self._device.type, torch.float16, enabled=self._half):
+            logits = self._tuning.model(input_ids=ids.to(self._device)).logits[:, :-1]
+        labels = labels[:, 1:].to(self._device)
+        is_answer = labels != IGNORED
+        # Of answers alone: fp32 logits of whole prompts would be the largest tensor by far.
+        predicted, target = logits[is_answer].float(), labels[is_answer]
+        nats = functional.cross_entropy(predicted, target, reduction="none").double()
+        wrong = predicted.argmax(-1) != target
+        counts = is_answer.sum(1).tolist()
+        parts = zip(torch.split(nats, counts), torch.split(wrong, counts), strict=True)
+        return [_Score(float(n.sum()), len(n), not bool(w.any())) for n, w in parts]
+
+    def _save(self, reply: EpochReply) -> str | None:
+        """Write a checkpoint, whole or not at all; return one line on why it failed, or None."""
+        self._last = reply
+        if self._checkpoint is None:
+            return None
+        part = self._checkpoint.with_suffix(".part")
+        state = {
+            "curve": self._curve,
+            "attempt": self.attempt,
+            "reply": reply.model_dump_json(),
+            "trained": [p.detach() for p in self._tuning.trainable],
+            "stepper": self._tuning.stepper.state_dict(),
+            "scheduler": self._scheduler.state_dict(),
+        }
+        try:
+            torch.save(state, part)
+            part.replace(self._checkpoint)
+        except (OSError, RuntimeError) as error:  # the latter is what torch makes of a full disk
+            with contextlib.suppress(OSError):
+                part.unlink()
+            why = str(error).splitlines()[0]
+            return f"{self._checkpoint}: no checkpoint ({why}): killed now, it would begin anew"
+        return None
+
+    def _restore(self) -> None:
+        """Load the checkpoint, if there is one; start over when it cannot be used."""
+        assert self._checkpoint is not None
+        if not self._checkpoint.exists():
+            return
+        try:
+            state = torch.load(self._checkpoint, map_location=self._device, weights_only=True)
+            if state["curve"] != self._curve:
+                raise ValueError(f"it is of {state['curve']}")  # noqa: TRY301 - one way out
+            reply = EpochReply.model_validate_json(state["reply"])
+            with torch.no_grad():
+                for parameter, value in zip(self._tuning.trainable, state["trained"], strict=True):
+                    parameter.copy_(value)
+            self._tuning.stepper.load_state_dict(state["stepper"])
+            self._scheduler.load_state_dict(state["scheduler"])
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with the file, it is of no use
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            self.remark = f"{self._checkpoint}: cannot be read ({why}): beginning anew"
+            self._start_over()
+            return
+        self.epoch, self.attempt, self._last = reply.epoch, state["attempt"], reply
+
+
+def _tokenizer(setup: LearnSetup) -> QueryTokenizer:
+    try:
+        return QueryTokenizer(setup.tokenizer)
+    except TokenizerError as error:
+        text = cannot_be_loaded(setup.tokenizer, str(error))
+        if setup.tokenizer == setup.model.weights:
+            text = said_of_own(text, setup.tokenizer)
+        raise TokenizerError(f"--tokenizer {text}") from None
+
+
+def _is_correct(example: HeldOut, scores: Sequence[_Score]) -> bool:
+    """Whether the right choice is the likeliest; without choices, whether every token is.
+
+    Greedy decoding writes an answer if and only if each of its tokens is the likeliest.
+    """
+    if len(scores) == 1:
+        return scores[0].exact
+    return min(range(len(scores)), key=lambda at: scores[at].nats) == example.right

@@ -1,0 +1,34 @@
+"""The child process of learning: builds the model and answers requests for epochs."""
+
+from trials.records.failure_classification import classify, is_final
+from trials.records.learning import EpochRequest, LearnReady, LearnSetup
+from trials.records.messages import Refused
+from trials.training.learner import Learner
+from trials.training.worker import Line, line_to_trial, serve_forks
+
+
+def learn(setup: LearnSetup, line: Line) -> None:
+    """Build the model and train on request until a request fails or the parent is gone."""
+    try:
+        learner = Learner(setup, line.say)
+        line.say(
+            LearnReady(
+                environment=learner.worker.environment(),
+                memory_limit_bytes=learner.worker.device.memory_limit_bytes,
+                epoch=learner.epoch,
+                attempt=learner.attempt,
+                cut_off=learner.queries.cut_off,
+                left_out=learner.queries.left_out,
+                remark=learner.remark,
+            )
+        )
+        while request := line.hear():
+            epoch = EpochRequest.model_validate_json(request)
+            line.say(learner.reply(epoch.epoch, epoch.attempt))
+    except Exception as error:  # noqa: BLE001 - every failure is an outcome
+        outcome, detail = classify(error)
+        line.say(Refused(outcome=outcome, detail=detail, final=is_final(error)))
+
+
+if __name__ == "__main__":
+    serve_forks(line_to_trial(), LearnSetup, learn)

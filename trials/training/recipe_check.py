@@ -1,0 +1,72 @@
+"""Whether a model as built follows its recipe. Pure, no torch."""
+
+from collections.abc import Iterator
+
+from trials.records.observation import Built, ParameterCounts
+from trials.records.recipe import Attention, Precision, Recipe
+
+DTYPE_NAMES: dict[Precision, str] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+OPTIMIZER_CLASSES = {
+    "adamw": "torch.optim.adamw.AdamW",
+    "adamw_8bit": "bitsandbytes.optim.adamw.AdamW8bit",
+    "paged_adamw_8bit": "bitsandbytes.optim.adamw.PagedAdamW8bit",
+    "adafactor": "torch.optim.Adafactor",
+    "sgd": "torch.optim.sgd.SGD",
+}
+OFFLOADED_OPTIMIZER_CLASS = "deepspeed.ops.adam.cpu_adam.DeepSpeedCPUAdam"
+# The operators by which an attention kernel is known. That of sdpa is not demanded where sdpa is
+# asked for: PyTorch itself may choose plain products there, and the record says which it chose.
+ATTENTION_OPERATORS: dict[Attention, str] = {
+    "sdpa": "scaled_dot_product",
+    "flash_attention_2": "flash_attn",
+}
+
+
+class RecipeError(RuntimeError):
+    """The built model does not follow its recipe; the message says in what."""
+
+
+def departures(recipe: Recipe, built: Built, implied: ParameterCounts) -> list[str]:
+    """In what a built model departs from its recipe, a line each; empty when it holds.
+
+    Args:
+        recipe: every field that applies filled in.
+        built: what was found.
+        implied: the parameter counts that recipe and model imply.
+    """
+    return [
+        f"{what}: the recipe implies {wanted}, the built model has {found}"
+        for what, wanted, found in _compared(recipe, built, implied)
+        if wanted != found
+    ]
+
+
+def _compared(
+    recipe: Recipe, built: Built, implied: ParameterCounts
+) -> Iterator[tuple[str, object, object]]:
+    for name in ("total", "trainable", "four_bit"):
+        yield f"{name} parameters", getattr(implied, name), getattr(built.parameters, name)
+    yield "dtypes", ", ".join(_dtypes(recipe)), ", ".join(built.dtypes)
+    yield "attention", recipe.attention, built.attention
+    for attention, operator in ATTENTION_OPERATORS.items():
+        seen = any(operator in kernel for kernel in built.kernels)
+        if not (attention == recipe.attention == "sdpa"):
+            yield f"{operator} operators", recipe.attention == attention, seen
+    yield "experts", recipe.experts, built.experts
+    yield "mamba", recipe.mamba, built.mamba
+    checkpointed = built.layers if recipe.gradient_checkpointing else 0
+    yield "checkpointed layers", checkpointed, built.checkpointed_layers
+    wanted = OPTIMIZER_CLASSES[recipe.optimizer]
+    yield (
+        "optimizer",
+        OFFLOADED_OPTIMIZER_CLASS if recipe.offload_optimizer else wanted,
+        built.optimizer,
+    )
+
+
+def _dtypes(recipe: Recipe) -> list[str]:
+    """Names of the dtypes that weights and adapters have, 4-bit weights apart, sorted."""
+    if recipe.precision == "fp16":
+        # What is trained stays in fp32 (Recipe.precision).
+        return ["float32"] if recipe.method == "full" else ["float16", "float32"]
+    return [DTYPE_NAMES[recipe.precision]]
