@@ -15,11 +15,12 @@ from fitting.calibration_points import Point
 from fitting.laws.fit_result import Interval
 from fitting.numerics.arrays import FloatArray
 from fitting.numerics.least_squares import Solution, solve_nonlinear, t_quantile
+from gpu_catalog.errors import UserError
 from gpu_catalog.record import Record
 from trials.simulation.timing_model import EfficiencyConstants, lanes_of, step_time
 
-# EfficiencyConstants that are fitted, and the fields of each: what attention reaches forward and backward is
-# moved together, since no step has one without the other.
+# Constants that are fitted, and the fields of each: attention's forward and backward efficiency
+# move together, since no step has one without the other.
 FITTED: dict[str, tuple[str, ...]] = {
     "matrix_product": ("matrix_product",),
     "memory": ("memory",),
@@ -36,7 +37,7 @@ HOSTS_TRIED = 61  # factors of a host, over the whole range
 MOST_TURNS = 4  # of fitting all, then trying every host's factors
 
 
-class CalibrationError(ValueError):
+class CalibrationError(UserError):
     """There is nothing to calibrate on; one line on why."""
 
 

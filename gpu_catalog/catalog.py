@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from gpu_catalog.errors import UserError
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.offer import Offer
 from gpu_catalog.suggestions import did_you_mean
@@ -18,11 +19,11 @@ from gpu_catalog.suggestions import did_you_mean
 Row = TypeVar("Row", bound=BaseModel)
 
 
-class UnknownGpuError(LookupError):
+class UnknownGpuError(UserError):
     """No GPU of this key or name; the message has near ones."""
 
 
-class CatalogError(ValueError):
+class CatalogError(UserError):
     """Rows that cannot stand together; one line for each mistake."""
 
 

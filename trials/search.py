@@ -36,7 +36,7 @@ Search = Generator[int, ProbeResult, int]
 
 
 def search_largest_batch(*, limit: int, memory_limit_bytes: int) -> Search:
-    """Yield each batch size to probe, take its ProbeResult by ``send``, return the largest that fits.
+    """Yield each batch size to probe, receive its result by ``send``, return the largest that fits.
 
     The result is 0 when not even one query fits and ``limit`` when that fits; in between, the
     probes include a fit at it and a miss one above. No probe is asked whose answer is implied.

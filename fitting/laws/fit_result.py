@@ -12,7 +12,7 @@ from trials.records.observation import Basis
 
 
 class Law(StrEnum):
-    """The laws of one group of points; those of the step time are of ``fitting.families.fit_family``."""
+    """Laws of one group of points; ``fitting.families`` has those of the step time."""
 
     MAX_BATCH_EQ1 = "max_batch_eq1"
     MEMORY_AFFINE = "memory_affine"

@@ -276,8 +276,8 @@ def _peaks(columns: Columns, source: PointSource, members: IntArray) -> Peaks:
 def _limits(columns: Columns, source: PointSource, members: IntArray) -> Limits:
     """A row for each cell of which device memory showed the limit.
 
-    The largest batch is what ``trials.records.observation.largest_batch`` says it is. What a GPU has to
-    give differs a little from process to process: the least counts.
+    ``trials.records.observation.largest_batch`` defines the largest batch. A GPU's usable memory
+    differs a little from process to process: the least counts.
     """
     cells, cell = np.unique(columns.cell[members], return_inverse=True)
     size = columns.batch_size[members]

@@ -169,8 +169,8 @@ def predict_frame(
 
     A row names what it asks of as observations do, but for the throughput. Of recipe, software and
     basis it need say no more than tells one family of its model from the others. Intervals are
-    those of ``fitting.families.fit_family``; seconds and rates are nan, and ``note`` says why, where the law
-    does not speak.
+    those of ``fitting.families``; where the law gives no prediction, seconds and rates are nan and
+    ``note`` says why.
 
     Args:
         fits: of families.

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from gpu_catalog.errors import UserError
 from orchestrator.cli.options.cluster import add_deploy
 from orchestrator.cli.options.groups import (
     add_data,
@@ -405,7 +406,7 @@ def _command(options: argparse.Namespace) -> int:
 
     try:
         return commands.run(options)
-    except commands.KNOWN_ERRORS as error:
+    except UserError as error:
         remark(str(error))
         return 1
     except KeyboardInterrupt:

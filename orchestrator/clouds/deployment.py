@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_catalog.catalog import Catalog, load_catalog
+from gpu_catalog.errors import UserError
 from gpu_catalog.offer import Offer
 from orchestrator.clouds.cluster_file import cloud_file, kuberay_file, local_file
 from orchestrator.clouds.deployment_request import CLOUDS, DeploymentRequest
@@ -21,7 +22,7 @@ WIDTH = 114
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
 
 
-class DeployError(ValueError):
+class DeployError(UserError):
     """No cluster can be made of what was asked for; one line on why."""
 
 

@@ -4,11 +4,12 @@ import json
 from collections.abc import Callable, Sequence
 
 from gpu_catalog.catalog import Catalog
+from gpu_catalog.errors import UserError
 from trials.devices.identity import identity_mistake
 from trials.devices.nvml import visible_device
 
 
-class JoinError(RuntimeError):
+class JoinError(UserError):
     """This machine is not what its node would say it is; one line on why."""
 
 

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import yaml
 
+from gpu_catalog.errors import UserError
 from orchestrator.console import print_result, remark
 from orchestrator.pricing.prices_in_use import NAMES
 from orchestrator.storage.run_storage import S3
@@ -38,7 +39,7 @@ State = Literal["absent", "running", "succeeded", "failed", "stopped"]
 ENDED: tuple[State, ...] = ("succeeded", "failed", "stopped")
 
 
-class LaunchError(RuntimeError):
+class LaunchError(UserError):
     """The sweep cannot be started or followed; one line on why, and what is left running."""
 
 

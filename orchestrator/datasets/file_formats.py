@@ -36,10 +36,12 @@ def columns_text(columns: Iterable[str]) -> str:
 
 
 def wrong(text: str) -> DataError:
+    """A mistake of the data set as a whole."""
     return DataError([Mistake("dataset", text)])
 
 
 def of_file(path: Path, fields: Sequence[str]) -> Iterator[Example | Mistake]:
+    """Examples of one file, and its mistakes."""
     try:
         match data_format(path):
             case ".parquet":

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpu_catalog.errors import UserError
+
 FORMATS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow")
 ZIPPED = ".gz"
 KNOWN_FORMATS = f"{', '.join(FORMATS)}, or the texts among them with {ZIPPED}"
@@ -24,7 +26,7 @@ class Mistake:
     text: str
 
 
-class DataError(ValueError):
+class DataError(UserError):
     """A data set that cannot be used; the message has one line for each mistake."""
 
     def __init__(self, mistakes: Iterable[Mistake]) -> None:
@@ -68,5 +70,6 @@ class DatasetSource:
 
 
 def data_format(path: Path) -> str:
+    """Suffix of a data file, without that of its compression."""
     name = path.name.casefold().removesuffix(ZIPPED)
     return Path(name).suffix

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from fitting.families.cell_step_time import Batch
+from gpu_catalog.errors import UserError
 from gpu_catalog.gpu import Gpu
 from orchestrator.pricing.offer_constraints import Constraints
 from orchestrator.pricing.price_drift import PriceDrift
@@ -21,7 +22,7 @@ from trials.simulation.trace_request import not_simulated
 EXTRAS = frozenset({"flash_attn", "mamba_ssm", "causal_conv1d", "deepspeed"})
 
 
-class EstimateError(ValueError):
+class EstimateError(UserError):
     """What is asked cannot be estimated; a line for each reason."""
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from fitting.learning_curves import LearningCurve, Score, best, experts_text
+from gpu_catalog.errors import UserError
 from gpu_catalog.record import Record
 from trials.records.cell import Cell, Weights
 from trials.records.recipe import Recipe
@@ -17,7 +18,7 @@ SPEED_ONLY = {
 }
 
 
-class EpochsError(ValueError):
+class EpochsError(UserError):
     """No training curve gives a number of epochs; a line for each reason."""
 
 

@@ -60,12 +60,14 @@ def of_like_lengths(
 
 
 def limit_reason(miss: Observation | None) -> str:
+    """Reason why the largest batch is not larger."""
     if miss is None:
         return "the search's limit"
     return f"{miss.outcome} at {miss.batch_size}"
 
 
 def why_not(batch: Batch, cell: Cell, seen: Sequence[Observation], *, priced: bool) -> str:
+    """Reason why a cell has no price."""
     if not priced and cell.capped_on is None:
         return f"the catalog has no offer for {cell.gpu}: add one under catalog.offers"
     known = largest_batch(seen)

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gpu_catalog.errors import UserError
 from orchestrator.planning.cluster_resources import ClusterResources, Node, this_machine
 from trials.records.optional_packages import importable_extras
 
@@ -18,7 +19,7 @@ OWN_CLUSTER = "local"
 PACKAGES_TIMEOUT_SECONDS = 60.0
 
 
-class ClusterError(RuntimeError):
+class ClusterError(UserError):
     """The cluster cannot be reached; one line on why and what to do."""
 
 

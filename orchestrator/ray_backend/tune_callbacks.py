@@ -119,12 +119,14 @@ class TrialRelay:
         self._looked = time.monotonic()
 
     def started(self, trial: Any) -> None:
+        """Record that a trial runs."""
         cell = self._cell(trial)
         self._running[cell.key] = trial
         self._pass_on(lambda: self._placer.started(cell))
         self._pass_on(lambda: self._listener.started(cell))
 
     def reported(self, trial: Any, result: dict[str, Any]) -> None:
+        """Pass on what a trial reported."""
         if "node_id" in result:
             where = NodeAddress(result["node_id"], result["address"])
             self._placer.is_on(self._cell(trial), where)
@@ -143,6 +145,7 @@ class TrialRelay:
         return len(ran)
 
     def ended(self, trial: Any, error: str | None) -> None:
+        """Record how a trial ended."""
         cell = self._cell(trial)
         self._running.pop(cell.key, None)
         error = self._killed.pop(cell.key, error)
@@ -160,6 +163,7 @@ class TrialRelay:
 
 
 def tune_callback(relay: TrialRelay) -> Any:
+    """Tune's callback that passes trials' results to a relay."""
     from ray import tune  # noqa: PLC0415 - seconds to import, and only a sweep needs it
 
     class Callback(tune.Callback):  # type: ignore[misc]

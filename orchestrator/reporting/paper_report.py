@@ -24,6 +24,7 @@ from fitting.paper.published import (
 )
 from fitting.paper.reproduction import Reproduction, job_usd, projected_max_batch, rmse_eq2
 from fitting.points.step_time_rows import StepTimes
+from gpu_catalog.errors import UserError
 from orchestrator.markdown_table import table
 
 TITLE = "# Understanding the Performance and Estimating the Cost of LLM Fine-Tuning, reproduced"
@@ -34,7 +35,7 @@ WIDTH, HEIGHT = 4.2, 3.2  # inches of one plot
 DPI = 100
 
 
-class ReproduceError(OSError):
+class ReproduceError(UserError):
     """The figures cannot be written."""
 
 

@@ -14,6 +14,7 @@ L = TypeVar("L", Observation, Profiled)
 
 
 def bytes_of(content: str | BaseModel) -> bytes:
+    """Content of a file of the run, as UTF-8."""
     text = content if isinstance(content, str) else content.model_dump_json(indent=1) + "\n"
     return text.encode()
 
@@ -82,6 +83,7 @@ def once(logged: Iterable[L]) -> Iterator[L]:
 
 
 def mistake(error: ValidationError) -> str:
+    """First mistake of a record, with its field."""
     first = error.errors(include_url=False)[0]
     where = dotted(first["loc"])
     return f"{where}: {first['msg']}" if where else first["msg"]

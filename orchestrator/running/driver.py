@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gpu_catalog.catalog import Catalog
+from gpu_catalog.errors import UserError
 from orchestrator.console import remark
 from orchestrator.planning.cluster_resources import ClusterResources, this_machine
 from orchestrator.planning.faults import Fault
@@ -36,7 +37,7 @@ from trials.records.profile import Logged, Profiled, ProfileRule, sizes_to_profi
 from trials.trial import TrialTask, next_ask
 
 
-class PlanError(RuntimeError):
+class PlanError(UserError):
     """A sweep cannot have what it must; a line for each cell."""
 
 

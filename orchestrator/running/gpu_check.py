@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from importlib import resources
 
 from gpu_catalog.catalog import Catalog, UnknownGpuError
+from gpu_catalog.errors import UserError
 from gpu_catalog.gpu import Gpu
 from orchestrator.planning.cluster_resources import ClusterResources, Node
 from orchestrator.planning.plan import Plan
@@ -20,7 +21,7 @@ SMALLER_GPUS = ("A40", "A100-40GB-SXM")
 MARGIN = 1.5
 
 
-class GpuCheckError(RuntimeError):
+class GpuCheckError(UserError):
     """There is no GPU here to check; one line on why."""
 
 

@@ -87,11 +87,13 @@ def cell_problems(located: LocatedYaml, models: Models) -> list[Problem]:
 
 
 def items(mapping: object, key: str) -> list[Any]:
+    """List under a key; empty where there is none."""
     value = mapping.get(key) if isinstance(mapping, dict) else None
     return value if isinstance(value, list) else []
 
 
 def models_of(block: object, models: Models) -> list[Model]:
+    """Known models of a block."""
     return [models[m] for m in items(block, "models") if isinstance(m, str) and m in models]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import ConfigDict, ValidationError
 
 from gpu_catalog.catalog import Catalog, CatalogError, load_catalog
+from gpu_catalog.errors import UserError
 from gpu_catalog.record import Record
 from gpu_catalog.suggestions import near_matches
 from orchestrator.datasets.lengths import DataLengths
@@ -30,7 +31,7 @@ DEFAULT_SPEC = "laptop"
 SPEC_SUFFIX = ".yaml"
 
 
-class SpecError(ValueError):
+class SpecError(UserError):
     """A specification that cannot be run; the message has one line per mistake."""
 
 

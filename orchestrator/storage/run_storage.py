@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
 
+from gpu_catalog.errors import UserError
+
 S3 = "s3://"
 _BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
 
 
-class StoreError(RuntimeError):
+class StoreError(UserError):
     """A run folder that cannot be used; one line on why and what to do."""
 
 

@@ -1,6 +1,6 @@
 """A worker that goes wrong as a file says: the real nursery, fork and pipes, no model.
 
-Started by ``ChildProber`` in the place of ``trials.training.worker``; the file's path is its first argument.
+``ChildProber`` starts it in place of ``trials.training.worker``, with the file's path as argument.
 """
 
 import os

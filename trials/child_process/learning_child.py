@@ -7,6 +7,7 @@ from typing import Self
 
 from pydantic import ValidationError
 
+from gpu_catalog.errors import UserError
 from trials.child_process.fork_server import ChildGoneError, ForkServer, ProbeEnd
 from trials.child_process.token_counter import offline_variables
 from trials.records.learning import EpochReply, EpochRequest, Heartbeat, LearnReady, LearnSetup
@@ -32,7 +33,7 @@ REMEDIES = {
 }
 
 
-class LearnError(RuntimeError):
+class LearnError(UserError):
     """Learning ended early; one line on why and what to do."""
 
 

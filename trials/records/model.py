@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, JsonValue, ValidationError, model_validator
 
+from gpu_catalog.errors import UserError
 from gpu_catalog.record import Record
 from gpu_catalog.suggestions import did_you_mean
 
@@ -30,7 +31,7 @@ FLOAT_TAG = "__float__"
 FLOAT_TAGS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 
 
-class UnknownModelError(LookupError):
+class UnknownModelError(UserError):
     """No preset of this name, no folder with a config.json, nothing the hub knows."""
 
 

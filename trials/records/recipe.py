@@ -23,8 +23,8 @@ TARGET_GROUPS = ("attention", "experts", "router", "all-linear")
 class Recipe(Record):
     """How the model is fine-tuned. Each field is checked to have taken hold before measuring.
 
-    What is left out and depends on the model or the device is filled in when the recipe meets
-    them (``trials.records.compatibility.resolved``); a cell's recipe has every field that applies to it.
+    ``trials.records.compatibility.with_defaults`` fills in the fields that depend on the model or
+    the device; a cell's recipe has every field that applies to it.
 
     Attributes:
         method: ``full`` trains every weight, ``lora`` adapters on frozen weights, ``qlora``

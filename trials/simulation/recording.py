@@ -142,8 +142,8 @@ class Recording:
 
     Attributes:
         kinds: (events,) of ``Kind``.
-        names: (events,) the storage of MADE and FREED, counted from 0; of RUN its ``OperatorClass`` and
-            ``Rate`` (``4 * work + rate``).
+        names: (events,) the storage of MADE and FREED, counted from 0; of RUN its class of operator
+            and its ``Rate`` (``4 * work + rate``).
         segments: (events,) of ``Segment``.
         numbers: (events, columns) by ``Column``.
         ghosts: (ghosts, 3): storages that stand for the gradients of layers not traced: their name,

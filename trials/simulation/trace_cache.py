@@ -15,6 +15,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from gpu_catalog.errors import UserError
 from trials.simulation.recording import Held, Recording, Segment, StructureError, with_updates_of
 from trials.simulation.trace_request import TraceRequest
 from trials.simulation.tracing_child import TracingChild, cache_folder
@@ -31,7 +32,7 @@ def _unheard(_: str) -> None:
     """Of what takes long nobody wants to know."""
 
 
-class TraceError(RuntimeError):
+class TraceError(UserError):
     """A cell cannot be traced; one line on why."""
 
 

@@ -1,8 +1,8 @@
 """The child process that owns the model and the device, and answers probes; and its nursery.
 
 It is a process of its own so that a probe that runs out of memory, hangs or crashes can be killed
-with everything it holds, and the next one starts clean. ``trials.child_process.child_prober`` starts a nursery, which
-forks the children.
+with everything it holds, and the next one starts clean. ``trials.child_process.fork_server``
+starts it once; it forks the children.
 """
 
 import contextlib

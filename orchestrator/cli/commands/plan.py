@@ -55,6 +55,7 @@ def node_prices(catalog: Catalog, folder: RunFolder, asked: OfferFilter | None) 
 
 
 def spending_meter(spec: SweepSpec, rates: NodePrices, folder: RunFolder) -> Meter:
+    """Meter of what the run in a folder has spent."""
     return Meter(spec, rates, folder.logged(), folder.faults().faults)
 
 
@@ -138,6 +139,7 @@ def print_plan(
     cluster: ClusterResources,
     catalog: Catalog,
 ) -> None:
+    """Print each trial with its plan and its reason."""
     devices = {c.device for c in plan.pending if not c.simulated and cluster_address() is not None}
     nodes = {
         key: f"nodes: {text}" for key in devices if (text := cluster.nodes_text(catalog.gpu(key)))

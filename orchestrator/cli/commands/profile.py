@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from gpu_catalog.catalog import Catalog, UnknownGpuError
+from gpu_catalog.errors import UserError
 from gpu_catalog.gpu import Gpu
 from orchestrator.cli.commands.estimate import asked_recipe
 from orchestrator.cli.options.inputs import asked_prices
@@ -40,7 +41,7 @@ T = TypeVar("T")
 NO_TIMING = TimingRule(warmup_steps=0, warmup_seconds=0.0, max_steps=6)
 
 
-class ProfileError(ValueError):
+class ProfileError(UserError):
     """What is asked cannot be profiled; a line for each reason."""
 
 

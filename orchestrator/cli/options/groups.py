@@ -35,6 +35,7 @@ def add_overheads(command: argparse.ArgumentParser) -> None:
 
 
 def add_job(command: argparse.ArgumentParser) -> None:
+    """Add the options of the job that is priced."""
     add = command.add_argument
     add("--queries", type=positive, help="training examples")
     add(
@@ -82,6 +83,7 @@ def add_queries(command: argparse.ArgumentParser) -> None:
 
 
 def add_prices(command: argparse.ArgumentParser) -> None:
+    """Add the options that choose GPUs and prices."""
     command.add_argument(
         "--catalog",
         type=Path,
@@ -115,6 +117,7 @@ def add_data(command: argparse.ArgumentParser) -> None:
 
 
 def add_histogram(command: argparse.ArgumentParser) -> None:
+    """Add the option of a histogram of lengths."""
     command.add_argument(
         "--length-histogram",
         metavar="FILE.csv",

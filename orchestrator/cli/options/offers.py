@@ -5,6 +5,7 @@ import argparse
 from pydantic import ValidationError
 
 from gpu_catalog.catalog import Catalog
+from gpu_catalog.errors import UserError
 from gpu_catalog.offer import Market
 from gpu_catalog.suggestions import did_you_mean
 from orchestrator.cli.options.value_types import above_zero
@@ -12,7 +13,7 @@ from orchestrator.pricing.offer_constraints import Constraints, OfferFilter
 from orchestrator.spec.job import Job, Overheads
 
 
-class JobError(ValueError):
+class JobError(UserError):
     """A job that cannot be; a line for each mistake."""
 
 

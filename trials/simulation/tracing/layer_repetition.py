@@ -91,12 +91,12 @@ def _mark(layer: nn.Module) -> tuple[object, ...]:
     return tuple(parts)
 
 
-def cut(model: nn.Module, layer_repetition: RepeatedLayers) -> None:
+def cut(model: nn.Module, repeated: RepeatedLayers) -> None:
     """Leaves out the turns that are not traced, in place."""
     layers = decoder_layers(model)
-    if layer_repetition.copies == 0:
+    if repeated.copies == 0:
         return
-    kept = layer_repetition.kept(len(layers))
+    kept = repeated.kept(len(layers))
     for parent in model.modules():
         for name, child in parent.named_children():
             if _holds(child, layers):
@@ -109,7 +109,7 @@ def cut(model: nn.Module, layer_repetition: RepeatedLayers) -> None:
 
 def mark_passes(
     layers: Sequence[nn.Module],
-    layer_repetition: RepeatedLayers,
+    repeated: RepeatedLayers,
     on_forward: Callable[[int], None],
     on_backward: Callable[[int], None],
 ) -> None:
@@ -117,14 +117,14 @@ def mark_passes(
 
     Args:
         layers: of the cut model.
-        turns: where they repeat.
+        repeated: where they repeat.
         on_forward: is told the turn that begins, from 1; ``traced + 1`` when the last is over.
         on_backward: is told the turn whose backward pass is over; ``traced + 1`` when those of the
             turns begin.
     """
-    for turn, (start, end) in enumerate(pairwise(layer_repetition.starts), start=1):
+    for turn, (start, end) in enumerate(pairwise(repeated.starts), start=1):
         _tell(layers[start], turn, on_forward, on_backward, before=True)
-        if turn == layer_repetition.traced:
+        if turn == repeated.traced:
             _tell(layers[end - 1], turn + 1, on_forward, on_backward, before=False)
 
 

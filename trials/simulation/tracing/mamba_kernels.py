@@ -21,6 +21,7 @@ def scan(  # noqa: PLR0913, PLR0917 - the operator's signature
     c: Tensor,  # noqa: ARG001 - as above
     gate: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Selective scan: the output, and the states that its backward pass reads."""
     batch, width, length = inputs.shape
     chunks = -(-length // SCAN_CHUNK)
     states = inputs.new_empty(batch, width, chunks, 2 * a.shape[-1], dtype=torch.float32)
@@ -37,6 +38,7 @@ def scan_backward(  # noqa: PLR0913, PLR0917 - the operator's signature
     states: Tensor,  # noqa: ARG001 - as above
     out: Tensor,
 ) -> tuple[Tensor, ...]:
+    """Gradients of the selective scan."""
     del grad
     width = inputs.shape[1]
     single = torch.float32
@@ -53,6 +55,8 @@ def scan_backward(  # noqa: PLR0913, PLR0917 - the operator's signature
 
 
 def scan_work(passes: float) -> Any:
+    """Cost of a scan that passes over its inputs so many times."""
+
     def work(args: Sequence[Any], result: Any) -> list[Described]:
         # Nine operations for each state of each channel and token, as the authors count them.
         inputs, a = (args[0], args[2]) if passes == 1 else (args[1], args[3])
@@ -63,6 +67,7 @@ def scan_work(passes: float) -> Any:
 
 
 def convolved(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: ARG001 - the operator's signature
+    """Causal convolution of mamba-ssm."""
     return torch.empty_like(inputs)
 
 
@@ -72,6 +77,7 @@ def convolved_backward(
     weight: Tensor,
     into: Tensor,  # noqa: ARG001 - as above
 ) -> tuple[Tensor, Tensor]:
+    """Gradients of the causal convolution."""
     single = torch.float32
     return (
         torch.empty_like(weight, dtype=single),
@@ -80,6 +86,7 @@ def convolved_backward(
 
 
 def of_memory(args: Sequence[Any], result: Any) -> list[Described]:
+    """Cost of a kernel that is bound by memory."""
     return [(OperatorClass.MEMORY, Rate.BF16, (moved_bytes(args, result), 0, 0, 0, 0, 0, 1))]
 
 

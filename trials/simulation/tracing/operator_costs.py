@@ -19,10 +19,12 @@ LIBRARY: Any = torch.library.Library("simulated", "DEF")  # type: ignore[no-unty
 
 
 def rate(tensor: Tensor) -> Rate:
+    """Peak rate that applies to a tensor's dtype."""
     return RATES.get(tensor.dtype, Rate.FP32)
 
 
 def moved_bytes(args: Sequence[Any], result: object) -> float:
+    """Bytes that an operator reads and writes: every tensor once."""
     return float(sum(touched_bytes(t) for t in (*tensors_in(args), *tensors_in(result))))
 
 

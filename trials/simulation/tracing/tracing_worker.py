@@ -122,7 +122,7 @@ class Tracing:
         )
 
     def _traced(self, cell: TraceableCell, request: TraceRequest) -> StepTrace:
-        freeze_garbage_collector()  # a trace collects garbage first; going through torch and its like takes 0.3 s
+        freeze_garbage_collector()  # a trace collects garbage first: scanning torch takes 0.3 s
         shares: Callable[[], Shares] = lambda: routed_shares(request.routing, request.cell.experts)  # noqa: E731 - a new count for each trace
         first, *others = request.batch_sizes
         traced = [self._first(cell, request, first, shares)]
