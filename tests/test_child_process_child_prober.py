@@ -17,7 +17,7 @@ import psutil
 import pytest
 from builders.observations import MIB, cpu, recipe, tiny_cell
 
-from trials.child_process import child_prober as child_module
+from trials.child_process import fork_server
 from trials.child_process.child_prober import ChildProber
 from trials.child_process.fork_server import ProbeEnd
 from trials.records.messages import ProbeRequest, Setup
@@ -240,7 +240,7 @@ def test_a_nursery_that_cannot_be_started_failed(
     worker: tuple[str, ...], detail: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not there, ended at once, or there and speechless: an outcome each time, and nothing left."""
-    monkeypatch.setattr(child_module, "NURSERY_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(fork_server, "FORK_SERVER_TIMEOUT_SECONDS", 0.2)
     with ChildProber(
         SETUP, build_timeout_seconds=60, probe_timeout_seconds=60, worker=worker
     ) as prober:

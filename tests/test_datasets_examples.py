@@ -554,12 +554,12 @@ def test_the_hubs_library_streams_and_brings_no_torch_along(tmp_path: Path) -> N
     as_shards(tmp_path)
     program = """\
 import sys
-from orchestrator import examples
-from orchestrator.datasets.examples import Source
-examples.hub_is_reached = lambda: True
-found = list(examples._of_hub(Source(sys.argv[1]), ("question",)))
+from orchestrator.datasets import file_formats
+from orchestrator.datasets.source import DatasetSource as Source
+file_formats.hub_is_reached = lambda: True
+found = list(file_formats.of_hub(Source(sys.argv[1]), ("question",)))
 print(len(found), sorted(found[0].fields), found[1].place)
-print(list(examples._of_hub(Source(sys.argv[1], split="tset"), ("question",)))[0].text)
+print(list(file_formats.of_hub(Source(sys.argv[1], split="tset"), ("question",)))[0].text)
 print(sorted({"torch", "transformers"} & set(sys.modules)))
 """
     ended = subprocess.run(

@@ -151,7 +151,7 @@ def page(
     sources = [_file(name) for name in (*LIBRARIES, "elements.js", *scripts)]
     data = {"tables": {name: table.as_json() for name, table in tables.items()}}
     environment = Environment(
-        loader=PackageLoader("orchestrator", "data/page"),
+        loader=PackageLoader("orchestrator.reporting.page", "assets"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
