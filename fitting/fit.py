@@ -111,13 +111,13 @@ class _Attempt:
 
 
 def _fit_eq2(points: LadderTimings) -> Fit:
-    """On queries per second as they are, as the paper did."""
+    """On examples per second as they are, as the paper did."""
     solution = solve_linear(
         eq2_terms(points.batch_size, points.sparsity), points.batch_size / points.step_seconds
     )
     if len(np.unique(points.batch_size)) == 1:
         solution = replace(solution, status=Status.TOO_FEW_POINTS)
-    unit = "queries/s"
+    unit = "examples/s"
     form = _Form(Law.THROUGHPUT_EQ2, (("c2_over_c3", unit), ("c4", unit)), unit)
     inputs = (("batch_size", points.batch_size), ("sparsity", points.sparsity))
     attempt = _Attempt(form, points.source, inputs, solution)
@@ -159,7 +159,9 @@ def _note_of_peaks(known: Limits, solution: Solution) -> str | None:
 
 def _fit_eq1(points: Limits) -> Fit:
     """To the middle of the step that floor() makes; c1 only where sparsity can vary."""
-    names: Names = (("c0", "query*token/GB"), ("c1", "1"))[: 2 if points.source.has_experts else 1]
+    names: Names = (("c0", "example*token/GB"), ("c1", "1"))[
+        : 2 if points.source.has_experts else 1
+    ]
     middle = points.largest_batch + 0.5
     slope = _unrounded(points, np.array([1.0, 0.5])[: len(names)])
     # The best c0 for c1 = 0.5: a start of the right magnitude, strictly inside the bounds.
@@ -177,7 +179,7 @@ def _fit_eq1(points: Limits) -> Fit:
         ("seq_len", points.seq_len),
         ("sparsity", points.sparsity),
     )
-    form = _Form(Law.MAX_BATCH_EQ1, names, "queries")
+    form = _Form(Law.MAX_BATCH_EQ1, names, "examples")
     attempt = _Attempt(form, points.source, inputs, solution)
     if solution.status.is_usable:
         return _accepted(attempt, _note_of_limits(points, solution))

@@ -21,7 +21,7 @@ def held_out_largest(observations: Sequence[Observation]) -> dict[Cell, Predicti
 
     By MEMORY_AFFINE of the same model, recipe, active experts, basis and software, fitted without
     the cell. Not all of the limit goes to tensors: an allocator and a context take some. The part
-    that the others filled at their own limits, half a query beyond their largest batch by the law,
+    that the others filled at their limits, half an example beyond their largest batch by the law,
     is taken for this one's: its median, and the least and the most for the ends of the interval.
     A cell of which the others tell nothing is not in it.
     """

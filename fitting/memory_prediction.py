@@ -8,11 +8,11 @@ from fitting.numerics.arrays import FloatArray
 from fitting.numerics.intervals import LEVEL
 from fitting.numerics.least_squares import t_quantile
 
-ROUNDING = 1e-9  # queries that a whole number may come out below itself
+ROUNDING = 1e-9  # examples that a whole number may come out below itself
 
 
 def predict_largest_batch(fit: Fit, usable_gib: float, seq_len: int) -> Prediction:
-    """Queries that fit by MEMORY_AFFINE, rounded down, with a 90 % interval.
+    """Examples that fit by MEMORY_AFFINE, rounded down, with a 90 % interval.
 
     Low and high are what fits in ``usable -+ q * sqrt(x^T C x + (s * usable)**2)``: x the terms of
     the law there, C the covariance, s the residual standard deviation as a part of the peak, q the
@@ -22,7 +22,7 @@ def predict_largest_batch(fit: Fit, usable_gib: float, seq_len: int) -> Predicti
     Args:
         fit: of MEMORY_AFFINE.
         usable_gib: memory that tensors may take, in 2**30 bytes.
-        seq_len: tokens per query, as padded.
+        seq_len: tokens per example, as padded.
 
     Raises:
         ValueError: the fit is a refusal, of another law, or says that tokens take no memory.
@@ -93,6 +93,6 @@ def largest(
     model_gib: float,
     per_token: float,
 ) -> FloatArray:
-    """Queries that fit, rounded down, none below zero."""
+    """Examples that fit, rounded down, none below zero."""
     unrounded = max_batch_affine(usable_gib, model_gib, seq_len, 1.0, per_token, 0.0)
     return np.asarray(np.maximum(np.floor(unrounded + ROUNDING), 0.0))

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ROOT / "tests" / "data" / "measured"
 BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->\n"
 COMPARED_HEADERS = ("cell", "batch", "peak measured", "simulated", "step measured", "simulated")
-HEADERS = ("GPU", "model", "recipe", "experts", "tokens", "largest batch", "queries/s", "when")
+HEADERS = ("GPU", "model", "recipe", "experts", "tokens", "largest batch", "examples/s", "when")
 
 
 def observations(folder: Path) -> list[Observation]:

@@ -26,7 +26,7 @@ from trials.records.observation import Outcome
 from trials.records.timing_rule import TimingRule
 
 DEADLINE_SECONDS = 60.0  # for what takes a moment; a machine that is busy may take longer
-BUDGET_BYTES = 12 * MIB  # llama-tiny with 8 tokens a query: a few queries fit, 256 do not
+BUDGET_BYTES = 12 * MIB  # llama-tiny with 8 tokens an example: a few examples fit, 256 do not
 SETUP = Setup(
     cell=tiny_cell(seq_len=8),
     model=find_model("llama-tiny"),

@@ -113,7 +113,7 @@ print("imported:", sorted({"torch", "transformers", "ray"} & set(sys.modules)))
         (["catalog"], "the following arguments are required: what"),
         (["catalog", "models"], "invalid choice: 'models'"),
         (["rank"], "the following arguments are required: RUN"),
-        (["rank", "run", "--queries", "many"], "must be a whole number, not 'many'"),
+        (["rank", "run", "--examples", "many"], "must be a whole number, not 'many'"),
         (["rank", "run", "--epochs", "0"], "must be at least 1, not 0"),
         (["rank", "run", "--batch-size", "-1"], "must be at least 1, not -1"),
         (["sweep", "--fast"], "unrecognized arguments: --fast"),
@@ -247,7 +247,7 @@ def test_status_tells_the_state_of_every_trial(
     rows = [[part.strip() for part in line.split("|")[1:-1]] for line in lines]
     count = str(len(run.observations()))
     assert rows[2:4] == [
-        ["cpu/llama-tiny/full-fp32/dense/seq16", "done", "40", "800 queries/s", count],
+        ["cpu/llama-tiny/full-fp32/dense/seq16", "done", "40", "800 examples/s", count],
         ["cpu/llama-tiny/full-fp32/dense/seq32", "waiting", "", "", "0"],
     ]
     assert lines[-1] == "1 of 2 trials done; no sweep is running"
@@ -293,10 +293,10 @@ def test_trial_waiting_on_a_cluster_is_not_called_skipped_by_a_machine_without_i
 def test_rank_prices_the_job_it_is_told_and_writes_both_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """80 queries by 40 are 2 steps of 50 ms, 5 times, after ten minutes of start-up."""
+    """80 examples by 40 are 2 steps of 50 ms, 5 times, after ten minutes of start-up."""
     made_run(tmp_path / "run")
-    assert main(["rank", "run", "--queries", "80", "--epochs", "5"]) == 0
-    assert "80 queries x 5 epochs, 10 min of start-up" in capsys.readouterr().out
+    assert main(["rank", "run", "--examples", "80", "--epochs", "5"]) == 0
+    assert "80 examples x 5 epochs, 10 min of start-up" in capsys.readouterr().out
     ranking = Ranking.model_validate_json((tmp_path / "run" / "ranking.json").read_bytes())
     assert {offer.batch_size for offer in ranking.offers} == {40}
     assert [offer.hours * 3600 for offer in ranking.offers] == pytest.approx(
@@ -316,7 +316,7 @@ def test_what_if_answers_and_leaves_the_run_as_it_is(
     """Another job, other overheads, the largest batch; as a table, JSON or CSV."""
     made_run(tmp_path / "run")
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
-    asked = ["what-if", "run", "--queries", "80", "--epochs", "5", "--startup-minutes", "0"]
+    asked = ["what-if", "run", "--examples", "80", "--epochs", "5", "--startup-minutes", "0"]
     for largest in ("max", "largest"):
         assert main([*asked, "--batch-size", largest, "--json"]) == 0
         ranking = Ranking.model_validate_json(capsys.readouterr().out)
@@ -382,7 +382,7 @@ def test_what_is_bold_is_bold_in_a_terminal(
 ) -> None:
     """It is Markdown in a file or a pipe."""
     made_run(tmp_path / "run")
-    asked = ["what-if", "run", "--queries", "80", "--epochs", "5"]
+    asked = ["what-if", "run", "--examples", "80", "--epochs", "5"]
     assert main(asked) == 0
     markdown = capsys.readouterr().out
     assert "**cpu**" in markdown
@@ -480,8 +480,8 @@ def test_cells_too_short_for_the_data_are_told_before_anything_is_measured(
 ) -> None:
     """They would be measured, and not ranked."""
     (tmp_path / "lengths.csv").write_text("tokens,examples\n20,5\n", encoding="utf-8")
-    job = "{queries: 5, epochs: 1, length_histogram: lengths.csv}"
-    text = TWO_CELLS.replace("{queries: 1000, epochs: 3}", job)
+    job = "{examples: 5, epochs: 1, length_histogram: lengths.csv}"
+    text = TWO_CELLS.replace("{examples: 1000, epochs: 3}", job)
     (tmp_path / "spec.yaml").write_text(text, encoding="utf-8")
     assert main(["sweep", "spec.yaml", "--dry-run"]) == 0
     told = capsys.readouterr().err

@@ -63,7 +63,7 @@ def spec_on(*gpus: str, more: str = "") -> Any:
     text = (
         f"name: small\ngpus: [{', '.join(gpus)}]\ncells:\n  - models: [llama-tiny]\n"
         "    recipes: [{method: full, precision: fp32}]\n    seq_lens: [32]\n"
-        f"workload: {{queries: 100, epochs: 1}}\n{more}"
+        f"workload: {{examples: 100, epochs: 1}}\n{more}"
     )
     return parse_spec(text, "small.yaml"), text
 

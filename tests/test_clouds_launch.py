@@ -16,7 +16,7 @@ name: small
 gpus: [L4]
 cells:
   - {models: [llama-tiny], recipes: [{method: full, precision: fp32}], seq_lens: [32]}
-workload: {queries: 100, epochs: 1}
+workload: {examples: 100, epochs: 1}
 """
 BUCKET = ("--out", "s3://bucket/run")
 ABSENT = "echo 'RuntimeError: 404: Job launch-my does not exist' >&2; exit 1"

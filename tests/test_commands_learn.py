@@ -125,7 +125,7 @@ def test_a_sweep_may_follow_where_something_was_learned(folder: Path, learned: P
 def test_a_child_that_is_killed_is_one_line(folder: Path) -> None:
     """What it had learned before is there; and a tokenizer of another model is told at once."""
     cell = tiny_cell("llama-tiny", FULL, seq_len=64)
-    setup = made_questions.learn_setup(folder, cell, made_questions.learn_queries(20, 4))
+    setup = made_questions.learn_setup(folder, cell, made_questions.learn_examples(20, 4))
     with ChildLearner(setup) as child:
         assert child.epoch(0, 1, lambda _: None).tested is not None
         assert child.child_pid is not None

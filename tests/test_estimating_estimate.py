@@ -53,8 +53,8 @@ def test_one_gpu_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert (told["model"], told["gpu"], told["method"]) == ("mixtral-tiny", "A40", "full")
     assert (told["seq_len"], told["batch_size"], told["basis"]) == (32, 8, "simulated")
     assert told["tokens_per_second"] == pytest.approx(8 * 32 / told["step_seconds"])
-    assert told["queries_per_second"] == pytest.approx(8 / told["step_seconds"])
-    for name in ("peak_gib", "step_seconds", "max_batch_size", "queries_per_second"):
+    assert told["examples_per_second"] == pytest.approx(8 / told["step_seconds"])
+    for name in ("peak_gib", "step_seconds", "max_batch_size", "examples_per_second"):
         interval = told[f"{name}_interval"]
         assert interval["low"] <= told[name] <= interval["high"]
     assert 0 < told["peak_gib"] <= told["reserved_gib"] < told["usable_gib"]
@@ -183,25 +183,27 @@ def test_the_offer_is_the_cheapest_of_those_wanted(capsys: pytest.CaptureFixture
 
 
 def test_a_data_set_tells_the_lengths(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Memory is that of the longest query, the time that of batches as they are padded."""
+    """Memory is that of the longest example, the time that of batches as they are padded."""
     histogram = tmp_path / "lengths.csv"
     histogram.write_text("tokens,examples\n16,9990\n128,10\n", encoding="utf-8")
     asked = ("--method", "full", "--gpu", "A40", "--batch-size", "256", *AT_ONCE, "--epochs", "2")
     data = ("--length-histogram", str(histogram))
     told = said(capsys, *TINY[:3], *asked, *data)
-    longest = said(capsys, *TINY[:3], *asked, "--seq-len", "128", "--queries", "10000")
+    longest = said(capsys, *TINY[:3], *asked, "--seq-len", "128", "--examples", "10000")
     assert told["peak_gib"] == longest["peak_gib"]
-    assert told["tokens_per_query"] == pytest.approx(16 + 112 * (1 - 0.999**256), rel=0.05)
-    short = said(capsys, *TINY[:3], *asked, "--seq-len", str(round(told["tokens_per_query"])))
+    assert told["tokens_per_example"] == pytest.approx(16 + 112 * (1 - 0.999**256), rel=0.05)
+    short = said(capsys, *TINY[:3], *asked, "--seq-len", str(round(told["tokens_per_example"])))
     assert told["step_seconds"] == short["step_seconds"] < longest["step_seconds"]
     assert told["price"]["hours"] == pytest.approx(2 * 10_000 / 256 * told["step_seconds"] / 3600)
     packed = said(capsys, *TINY[:3], *asked, *data, "--packing", "--cutoff", "128")
     assert packed["step_seconds"] == longest["step_seconds"]
     assert packed["price"]["hours"] < longest["price"]["hours"]
     seconds = packed["price"]["hours"] * 3600
-    assert packed["queries_per_second"] == pytest.approx(2 * 10_000 / seconds)
+    assert packed["examples_per_second"] == pytest.approx(2 * 10_000 / seconds)
     assert main([*TINY[:3], *data, "--seq-len", "16"]) == 1
-    assert "--seq-len 16: queries have up to 128 tokens: add --cutoff 16" in capsys.readouterr().err
+    assert (
+        "--seq-len 16: examples have up to 128 tokens: add --cutoff 16" in capsys.readouterr().err
+    )
 
 
 # Slow, so that steps take as long as their tokens do, not as the host does.
@@ -223,7 +225,7 @@ def slow_gpu(tmp_path: Path) -> tuple[str, ...]:
     return (*what, "--catalog", str(tmp_path / "mine.yaml"))
 
 
-def test_where_queries_are_padded_the_fastest_batch_is_priced(
+def test_where_examples_are_padded_the_fastest_batch_is_priced(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Of powers of two and the largest; with what the largest would lose, and what padding does."""
@@ -243,7 +245,7 @@ def test_where_queries_are_padded_the_fastest_batch_is_priced(
     assert (largest["batch"], largest["price"]["hours"]) == ("largest", hours[-1])
     assert main(asked) == 0
     shown = capsys.readouterr().out
-    assert "The job: 1,000 queries x 10 epochs (the default: --epochs), " in shown
+    assert "The job: 1,000 examples x 10 epochs (the default: --epochs), " in shown
     assert f"**${told['price']['usd']:.3g}**" in shown
     assert "Use **SLOW** of your own (desk) at $0.05 an hour: " in shown
     assert f", simulated), at batches of {told['batch_size']}.\n" in shown
@@ -270,14 +272,14 @@ def test_without_data_the_largest_is_priced_and_the_fastest_on_request(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Which is no slower."""
-    asked = (*slow_gpu(tmp_path), "--seq-len", "512", "--queries", "100")
+    asked = (*slow_gpu(tmp_path), "--seq-len", "512", "--examples", "100")
     largest, fastest = (said(capsys, *asked, *more) for more in ((), ("--batch-size", "fastest")))
     assert (largest["batch"], largest["batch_size"]) == ("largest", largest["max_batch_size"])
     assert fastest["batch"] == "fastest"
-    assert fastest["queries_per_second"] >= largest["queries_per_second"]
+    assert fastest["examples_per_second"] >= largest["examples_per_second"]
     assert main(asked) == 0
     shown = capsys.readouterr().out
-    assert "100 queries x 10 epochs (the default: --epochs)" in shown
+    assert "100 examples x 10 epochs (the default: --epochs)" in shown
     assert "batch: the largest that fits (--batch-size fastest tries smaller ones" in shown
 
 
@@ -294,7 +296,7 @@ def test_what_is_expected_decides_and_what_may_be_is_said(
         assert main([*asked, *map(str, more)]) == 0
         return capsys.readouterr().out
 
-    assert "15,000 queries x 10 epochs (the default: --queries, --epochs), " in shown()
+    assert "15,000 examples x 10 epochs (the default: --examples, --epochs), " in shown()
     between = (cheapest["usd"] + cheapest["usd_interval"]["high"]) / 2
     assert "; expected within the deadline of 10000 h, and so is the 90 % interval." in (
         shown("--deadline", 10000)
@@ -382,7 +384,7 @@ def test_experts_that_get_more_than_their_share_take_more_memory(
         (("--memory-gib", "0.4"), "A40-0.4GiB: CUDA's context alone takes 0.5 GiB"),
         (("--model", "llama-tiny", "--routing-draws", "2"), "llama-tiny has no experts"),
         (("--routing-draws", "100000"), "give at most 100"),
-        (("--group-by-length",), "--group-by-length needs a job whose queries' lengths are known"),
+        (("--group-by-length",), "--group-by-length needs a job whose examples' lengths are known"),
         (("--cutoff", "16"), "--cutoff 16: the job has no lengths: add --dataset"),
         (("--gpu", "cpu"), "--gpu cpu: only CUDA GPUs are simulated"),
         (("--gpu", "a b", "--memory-gib", "10"), "--gpu 'a b': --key"),

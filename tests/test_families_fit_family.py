@@ -137,8 +137,8 @@ def test_software_bases_weights_and_recipes_are_never_mixed() -> None:
     assert len({fit.name.key for fit in fits}) == len(kinds)
     assert [fit.points for fit in fits] == [len(SIZES)] * len(kinds)
     slopes = [fit.groups[0].parameters[1] for fit in fits]
-    per_query = sorted(p.value * (128 if p.unit == "s/token" else 1) for p in slopes)
-    assert per_query == pytest.approx([1, 2, 3, 4, 5, 6], rel=0.01)
+    per_example = sorted(p.value * (128 if p.unit == "s/token" else 1) for p in slopes)
+    assert per_example == pytest.approx([1, 2, 3, 4, 5, 6], rel=0.01)
 
 
 def test_capped_searching_and_untimed_probes_are_no_points() -> None:
@@ -404,7 +404,7 @@ def test_too_few_points_are_refused_with_a_remedy(
 
 def test_floor_below_zero_is_held_there_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that fall below their share have no floor, and no error of it."""
-    take_only(Form.AFFINE_QUERIES, monkeypatch)
+    take_only(Form.AFFINE_EXAMPLES, monkeypatch)
     (fit,) = fit_families(ladder(cell(), (2, 3, 5, 8), -0.1, 0.5))
     (group,) = fit.groups
     assert group.held_at_zero == ("t0",)

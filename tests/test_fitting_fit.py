@@ -23,7 +23,7 @@ from fitting.numerics.least_squares import Status
 from trials.records.cell import Cell
 from trials.records.observation import Basis, Outcome
 
-# arXiv 2408.04693, Fig. 14: Mixtral-8x7B, Commonsense-15k, A40: (batch, sparsity, queries/s).
+# arXiv 2408.04693, Fig. 14: Mixtral-8x7B, Commonsense-15k, A40: (batch, sparsity, examples/s).
 A40_MIXTRAL_CS = (
     (1, 1.0, 0.3213791846),
     (2, 1.0, 0.5138618605),
@@ -39,7 +39,7 @@ A40_MIXTRAL_CS = (
 
 
 def test_eq2_is_recovered() -> None:
-    """Queries per second are the batch over the median step time."""
+    """Examples per second are the batch over the median step time."""
     observations = [
         probe(of, b, (b / float(throughput_eq2(b, of.sparsity, 0.2, 0.3)),))
         for of in (cell(2), cell(8))
@@ -51,15 +51,15 @@ def test_eq2_is_recovered() -> None:
 
 
 def test_the_papers_points_fit_eq2_as_it_claims() -> None:
-    """Fig. 14 claims an RMSE under 0.8 queries/s."""
+    """Fig. 14 claims an RMSE under 0.8 examples/s."""
     observations = [
-        probe(cell(round(8 * sparsity)), b, (b / queries,))
-        for b, sparsity, queries in A40_MIXTRAL_CS
+        probe(cell(round(8 * sparsity)), b, (b / examples,))
+        for b, sparsity, examples in A40_MIXTRAL_CS
     ]
     eq2 = only(Law.THROUGHPUT_EQ2, observations)
     assert eq2.rmse is not None
     assert 0 < eq2.rmse < 0.8
-    assert eq2.rmse_unit == "queries/s"
+    assert eq2.rmse_unit == "examples/s"
 
 
 def test_repeats_are_points_of_their_own() -> None:

@@ -1,4 +1,4 @@
-"""Curves, where they stop, and how often a job's queries are seen by them."""
+"""Curves, where they stop, and how often a job's examples are seen by them."""
 
 import json
 import random
@@ -49,7 +49,7 @@ def test_learning_stops_where_nothing_later_is_better_beyond_noise(
 
 
 def test_one_right_answer_more_is_noise_and_three_more_are_not() -> None:
-    """Query by query, where no other changed; and as many as went wrong tell nothing."""
+    """Example by example, where no other changed; and as many as went wrong tell nothing."""
     before = scores_of(50, 1.0)
     assert not gain(before, scores_of(51, 1.0), "accuracy").is_beyond_noise
     three = gain(before, scores_of(53, 1.0), "accuracy")
@@ -60,8 +60,8 @@ def test_one_right_answer_more_is_noise_and_three_more_are_not() -> None:
     assert not gain(before, swapped, "accuracy").is_beyond_noise
 
 
-def test_the_error_of_a_loss_is_what_resampling_the_queries_gives() -> None:
-    """Answers of different lengths, and two tests of the same queries."""
+def test_the_error_of_a_loss_is_what_resampling_the_examples_gives() -> None:
+    """Answers of different lengths, and two tests of the same examples."""
     draw = random.Random(1)
     tokens = tuple(draw.randint(1, 9) for _ in range(400))
     one = tuple(n * draw.uniform(0.5, 1.5) for n in tokens)
@@ -171,7 +171,7 @@ def test_a_job_is_priced_at_the_epochs_that_each_cell_took_to_learn() -> None:
     assert excluded.cell == unknown
     assert "nothing was learned by mixtral-tiny, full, sparse, 4 of 8" in excluded.reason
     text = headline(ranking)
-    assert "1,000 queries x 2 to 4 epochs, as learned (below)" in text
+    assert "1,000 examples x 2 to 4 epochs, as learned (below)" in text
     assert "mixtral-tiny, 8 experts, full-fp32-grouped: 4 epochs, after which 100 held-out" in text
     last = {line.split(",")[5]: line.split(",")[-1] for line in ranking_csv(ranking).splitlines()}
     assert (last["2"], last["8"]) == ("2", "4")

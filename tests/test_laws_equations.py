@@ -43,7 +43,7 @@ def test_eq2_depends_on_c2_and_c3_only_through_their_ratio() -> None:
 
 
 def test_eq2_at_batch_one_is_its_intercept_at_any_sparsity() -> None:
-    """C4 is the throughput of one query, as the paper says: ln 1 = 0."""
+    """C4 is the throughput of one example, as the paper says: ln 1 = 0."""
     assert throughput_eq2(1, [0.25, 1.0], c2_over_c3=0.2, c4=0.3).tolist() == [0.3, 0.3]
 
 
@@ -70,8 +70,8 @@ def test_fitted_forms_are_the_laws(sparsity: float) -> None:
 
     affine = step_seconds_affine(128 * batch, sparsity, 0.5, 1e-3, 4e-3)
     assert of(Form.AFFINE_TOKENS, 0.5, 1e-3, 4e-3) == pytest.approx(affine)
-    by_query = step_seconds_affine(batch, sparsity, 0.5, 0.1, 0.4)
-    assert of(Form.AFFINE_QUERIES, 0.5, 0.1, 0.4) == pytest.approx(by_query)
+    by_example = step_seconds_affine(batch, sparsity, 0.5, 0.1, 0.4)
+    assert of(Form.AFFINE_EXAMPLES, 0.5, 0.1, 0.4) == pytest.approx(by_example)
     pooled = step_seconds_smooth(128 * batch, sparsity, 0.5, 2e-3, 0.7, 1.1)
     assert of(Form.POOLED, 0.5**1.1, 2e-3**1.1, exponent=0.7) == pytest.approx(pooled)
     largest = (0.5**1.5 + batch**1.5 * (0.01 + 0.04 * sparsity)) ** (1 / 1.5)
@@ -81,7 +81,7 @@ def test_fitted_forms_are_the_laws(sparsity: float) -> None:
 
 
 def test_memory_affine_in_tokens_is_its_equation() -> None:
-    """Worked by hand, (20 - 8) / (100 * (0.01 + 0.04 * 0.25)) = 6: six queries fill it exactly."""
+    """Worked by hand, (20 - 8) / (100 * (0.01 + 0.04 * 0.25)) = 6: six examples fill it exactly."""
     assert max_batch_affine(20, 8, 100, 0.25, p0=0.01, p1=0.04) == pytest.approx(6)
 
 

@@ -371,7 +371,9 @@ def test_every_law_is_identifiable_on_the_paper_s_points(form: Form, model: str)
 def test_the_condition_tells_of_batches_too_close_to_each_other() -> None:
     """It is bounded on the paper's points, and not because it always is."""
     far, near = (
-        _fitted(Form.AFFINE_QUERIES, made(Form.AFFINE_QUERIES, np.random.default_rng(0), rows).rows)
+        _fitted(
+            Form.AFFINE_EXAMPLES, made(Form.AFFINE_EXAMPLES, np.random.default_rng(0), rows).rows
+        )
         for rows in (visits(batches=BATCHES), visits(batches=(1000, 1001, 1002)))
     )
     assert far.condition < 12 < near.condition

@@ -60,10 +60,10 @@ def test_the_true_form_is_chosen_where_noise_is_small(form: Form) -> None:
 
 @pytest.mark.parametrize("rounding", [-1e-16, 1e-16])
 def test_of_forms_that_are_one_law_the_simplest_is_chosen(rounding: float) -> None:
-    """Of a single length tokens are queries: rounding, which differs by machine, must not tell."""
+    """Of a single length tokens are examples: rounding, which differs by machine, must not tell."""
     tokens = _candidate(Form.AFFINE_TOKENS, 3, [0.1, 0.2])
-    queries = _candidate(Form.AFFINE_QUERIES, 3, [0.1 + rounding, 0.2 + rounding])
-    assert chosen([tokens, queries]) is tokens
+    examples = _candidate(Form.AFFINE_EXAMPLES, 3, [0.1 + rounding, 0.2 + rounding])
+    assert chosen([tokens, examples]) is tokens
 
 
 @pytest.mark.parametrize(("sigma", "tolerance"), [(0.02, 0.01), (0.05, 0.025)])
@@ -89,7 +89,7 @@ def test_what_is_chosen_is_never_much_worse_than_the_true_form(
 def test_of_forms_as_good_as_the_best_the_simplest_is_taken() -> None:
     """Within one standard error of the best, by its number of parameters; and none of none."""
     best = _candidate(Form.SMOOTH_MAXIMUM, 12, [0.02, 0.04, 0.03, 0.03])
-    near = _candidate(Form.AFFINE_QUERIES, 8, [0.03, 0.03, 0.04, 0.03])
+    near = _candidate(Form.AFFINE_EXAMPLES, 8, [0.03, 0.03, 0.04, 0.03])
     near_too = _candidate(Form.AFFINE_TOKENS, 8, [0.03, 0.03, 0.03, 0.04 - 1e-4])
     far = _candidate(Form.POOLED, 3, [0.04, 0.04, 0.04, 0.04])
     assert best.error == pytest.approx(0.03)

@@ -130,7 +130,7 @@ def test_known_largest_batches_are_held_against_it() -> None:
 @pytest.mark.parametrize(
     ("seen", "status", "note", "remedy"),
     [
-        (limit(cell(), 0), Status.NO_DATA, "no probe fits", "shorten the queries"),
+        (limit(cell(), 0), Status.NO_DATA, "no probe fits", "shorten the examples"),
         (
             [peak(cell(), 1), peak(cell(), 2)],
             Status.TOO_FEW_POINTS,

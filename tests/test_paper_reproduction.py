@@ -27,7 +27,7 @@ def test_every_point_of_the_paper_is_there() -> None:
 
 
 def test_batches_are_as_long_as_their_longest_example() -> None:
-    """The mean for one query; more for more; never more than the longest there is."""
+    """The mean for one example; more for more; never more than the longest there is."""
     for lengths in dataset_lengths().values():
         mean = float(lengths.tokens @ lengths.examples / lengths.examples.sum())
         assert lengths.padded(1, multiple=1) == pytest.approx(mean)

@@ -46,7 +46,7 @@ def test_cell_is_complete_when_its_last_observation_is_there_and_not_before() ->
     assert plan == Plan(complete=(first,), pending=(second,), skipped=())
 
 
-def test_cell_that_not_even_one_query_fits_is_complete() -> None:
+def test_cell_that_not_even_one_example_fits_is_complete() -> None:
     """There is nothing more to learn of it."""
     spec = spec_of()
     known = whole_trial(spec.all_cells()[0], spec, largest=0)

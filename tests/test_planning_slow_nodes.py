@@ -63,7 +63,7 @@ def test_a_node_ten_times_slower_is_named_with_what_was_timed_on_it() -> None:
     seen = [*timed_on(SHORT, "quick", times=1), *timed_on(LONG, "slow", times=10)]
     (found,) = slow_nodes(seen)
     assert (found.host, found.cells, list(found.standing)) == ("slow", (LONG,), [LONG])
-    # Its queries are twice as long, and a step of this device takes as long whatever their length.
+    # Its examples are twice as long, and a step of this device takes as long whatever their length.
     assert 4 < found.times < 11
     assert "| slow (slowslow) | " in stragglers_section(seen)
     assert "do not trust what was timed on it alone" in " ".join(stragglers_text(seen))

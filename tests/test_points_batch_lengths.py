@@ -38,8 +38,8 @@ def test_padding_is_the_mean_over_every_batch_that_can_be_drawn(
 
 @given(some_lengths(), st.sampled_from([1, 8]))
 @settings(deadline=None)
-def test_more_queries_are_padded_to_no_less(lengths: Lengths, multiple: int) -> None:
-    """From the mean of one query to the longest of all, never down on the way."""
+def test_more_examples_are_padded_to_no_less(lengths: Lengths, multiple: int) -> None:
+    """From the mean of one example to the longest of all, never down on the way."""
     padded = np.array([lengths.padded(b, multiple) for b in (1, 1.5, 2, 3, 8, 100, 10**6)])
     rounded = np.ceil(lengths.tokens / multiple) * multiple
     assert padded[0] == pytest.approx(np.average(rounded, weights=lengths.examples))
@@ -85,24 +85,24 @@ def test_that_no_example_is_drawn_twice_hardly_matters(batch_size: int) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 16, 64])
-@pytest.mark.parametrize(("queries", "near"), [(40, 0.06), (700, 0.025), (13_921, 0.004)])
+@pytest.mark.parametrize(("examples", "near"), [(40, 0.06), (700, 0.025), (13_921, 0.004)])
 def test_batches_of_like_lengths_are_as_transformers_makes_them(
-    batch_size: int, queries: int, near: float
+    batch_size: int, examples: int, near: float
 ) -> None:
     """Its own sampler, over shuffled epochs: every full batch padded to its longest."""
     whole = dataset_lengths()["math_14k"]
     every = np.repeat(whole.tokens, whole.examples.astype(int))
-    drawn = np.random.default_rng(queries).choice(every, queries, replace=False)
+    drawn = np.random.default_rng(examples).choice(every, examples, replace=False)
     lengths = Lengths.of(sorted(Counter(drawn.tolist()).items()))
-    epochs = 4 if queries > 10_000 else 200
+    epochs = 4 if examples > 10_000 else 200
     found = [
         -(-max(batch) // 8) * 8
         for seed in range(epochs)
         for batch in grouped_batches(drawn.tolist(), batch_size, seed)
-        if len(batch) == min(batch_size, queries)
+        if len(batch) == min(batch_size, examples)
     ]
     # That the longest of all is always in a full batch counts where there are few.
-    assert lengths.grouped(batch_size, queries) == pytest.approx(np.mean(found), rel=near)
+    assert lengths.grouped(batch_size, examples) == pytest.approx(np.mean(found), rel=near)
 
 
 def grouped_batches(lengths: list[float], batch_size: int, seed: int) -> list[list[float]]:
@@ -119,14 +119,14 @@ def grouped_batches(lengths: list[float], batch_size: int, seed: int) -> list[li
 @given(some_lengths(), st.integers(1, 40), st.integers(1, 400))
 @settings(deadline=None)
 def test_grouping_is_between_no_padding_and_the_longest(
-    lengths: Lengths, batch_size: int, queries: int
+    lengths: Lengths, batch_size: int, examples: int
 ) -> None:
-    """Of as many queries as the histogram has, or of fewer, or more."""
+    """Of as many examples as the histogram has, or of fewer, or more."""
     rounded = np.ceil(lengths.tokens / 8) * 8
     least = np.average(rounded, weights=lengths.examples)
-    # Counts are rounded to whole queries, and a last batch is left out.
-    slack = rounded.max() * (len(rounded) + batch_size) / queries
-    assert least - slack <= lengths.grouped(batch_size, queries) <= rounded.max() + 1e-6
+    # Counts are rounded to whole examples, and a last batch is left out.
+    slack = rounded.max() * (len(rounded) + batch_size) / examples
+    assert least - slack <= lengths.grouped(batch_size, examples) <= rounded.max() + 1e-6
 
 
 @given(some_lengths(), st.integers(1, 320))

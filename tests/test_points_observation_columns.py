@@ -89,7 +89,7 @@ VERDICTS = st.tuples(
 def test_limits_that_are_fitted_are_the_largest_batches_that_searches_found(
     tried: list[tuple[int, Outcome]],
 ) -> None:
-    """Of those that memory set, and are at least one query; whatever else the probes said."""
+    """Of those that memory set, and are at least one example; whatever else the probes said."""
     probes: list[Observation] = [
         observation(size, outcome, environment=environment(), attempt=place)
         for place, (size, outcome) in enumerate(tried, start=1)

@@ -1,4 +1,4 @@
-"""The ranking of a job whose queries are as long as its data has them."""
+"""The ranking of a job whose examples are as long as its data has them."""
 
 import pytest
 from builders.observations import measurement, observation
@@ -29,8 +29,8 @@ def by_tokens(cell: Cell) -> list[Observation]:
     ]
 
 
-def test_queries_are_as_long_as_the_data_has_them() -> None:
-    """Of 32 or 128 tokens, as many of each: a query alone has 80 on average."""
+def test_examples_are_as_long_as_the_data_has_them() -> None:
+    """Of 32 or 128 tokens, as many of each: an example alone has 80 on average."""
     data = DataLengths(source="made", histogram=((32, 500), (128, 500)))
     short, long = LONG.all_cells()
     seen = [o for cell in (short, long) for o in by_tokens(cell)]
@@ -39,40 +39,40 @@ def test_queries_are_as_long_as_the_data_has_them() -> None:
     assert {row.cell for row in ranking.offers} == {long}
     (reason,) = [e.reason for e in ranking.excluded]
     assert reason == (
-        "its length is 64, queries have up to 128 tokens: the cell at 128 is for this job, "
+        "its length is 64, examples have up to 128 tokens: the cell at 128 is for this job, "
         "--cutoff 64 for one of this cell"
     )
     (reason,) = [e.reason for e in ranked(by_tokens(short), job, spec=SHORT).excluded]
     assert reason == (
-        "its length is 64, queries have up to 128 tokens: --cutoff 64, or a sweep at 128"
+        "its length is 64, examples have up to 128 tokens: --cutoff 64, or a sweep at 128"
     )
     one = ranking.offers[0]
-    assert one.tokens_per_query == pytest.approx(80)
+    assert one.tokens_per_example == pytest.approx(80)
     assert one.hours * 3600 == pytest.approx(3000 * 0.108, rel=1e-3)
     assert not one.extrapolated
     cut = job.model_copy(update={"cutoff": 64})
     rows = ranked(seen, cut, spec=LONG).offers
-    assert {row.cell.seq_len: row.tokens_per_query for row in rows} == {64: 48, 128: 48}
+    assert {row.cell.seq_len: row.tokens_per_example for row in rows} == {64: 48, 128: 48}
     assert all(row.extrapolated for row in rows)  # no length as short was measured
 
 
 def test_of_one_length_the_full_one_is_priced_and_it_is_said() -> None:
-    """However well a law of tokens fits there: an upper bound, odds of full queries, a remedy."""
+    """However well a law of tokens fits there: an upper bound, odds of full examples, a remedy."""
     data = DataLengths(source="made", histogram=((32, 500), (128, 500)))
     _, long = LONG.all_cells()
     job = JOB.model_copy(update={"lengths": data, "batch_size": 1})
     ranking = ranked(by_tokens(long), job, spec=LONG)
     row = ranking.offers[0]
-    assert (row.tokens_per_query, row.as_if_full, row.law) == (128, True, None)
+    assert (row.tokens_per_example, row.as_if_full, row.law) == (128, True, None)
     assert row.hours * 3600 == pytest.approx(3000 * 0.1128)
     head = headline(ranking)
-    assert "as if every query had the full 128 tokens, not the lengths of made" in head
+    assert "as if every example had the full 128 tokens, not the lengths of made" in head
     assert "upper bounds" in head
-    assert "odds of being the cheapest are those of full queries" in head
+    assert "odds of being the cheapest are those of full examples" in head
     assert "at several `seq_lens`" in head
     assert "padded to" not in head
     (rent, *_) = answers(ranking)[0].sentences()
-    assert rent.endswith("sure that it is the cheapest for queries of the full length.")
+    assert rent.endswith("sure that it is the cheapest for examples of the full length.")
 
 
 def test_lengths_are_priced_by_a_law_that_speaks_of_them() -> None:
@@ -80,14 +80,14 @@ def test_lengths_are_priced_by_a_law_that_speaks_of_them() -> None:
     data = DataLengths(source="made", histogram=((32, 500), (128, 500)))
     job = JOB.model_copy(update={"lengths": data, "batch_size": 1})
     short, long = LONG.all_cells()
-    # A query of the shorter length is dearer by itself: each length has a slope of its own.
+    # An example of the shorter length is dearer by itself: each length has a slope of its own.
     seen = [
         *by_tokens(long),
         *found(40, short),
         *(timed(b, *6 * [0.1 + 0.9e-2 * b], cell=short) for b in (1, 3, 9, 18, 40)),
     ]
     (family,) = fit_families(seen)
-    assert family.form in {Form.AFFINE_QUERIES, Form.POOLED_BY_SERIES, Form.SMOOTH_MAXIMUM}
+    assert family.form in {Form.AFFINE_EXAMPLES, Form.POOLED_BY_SERIES, Form.SMOOTH_MAXIMUM}
     assert family.by_length is not None
     ranking = ranked(seen, job, spec=LONG)
     row = ranking.offers[0]
@@ -96,13 +96,13 @@ def test_lengths_are_priced_by_a_law_that_speaks_of_them() -> None:
         family.by_length.form,
         family.by_length.error,
     )
-    assert row.tokens_per_query == pytest.approx(80)
+    assert row.tokens_per_example == pytest.approx(80)
     assert row.hours * 3600 < 3000 * 0.1128
     told = f"by the law {row.law} (off by {row.length_error:.1%}) on lengths it has not seen."
     assert told in headline(ranking)
 
 
-def test_simulated_steps_of_shorter_queries_are_asked_before_any_law() -> None:
+def test_simulated_steps_of_shorter_examples_are_asked_before_any_law() -> None:
     """Between the lengths simulated; of a batch size that was not, as parts of the full length."""
     (cell,) = spec_of(SHORTER).all_cells()
 
@@ -118,14 +118,14 @@ def test_simulated_steps_of_shorter_queries_are_asked_before_any_law() -> None:
     job = JOB.model_copy(update={"lengths": data, "batch_size": 4, "pad_to_multiple": 1})
     tokens = 48 + 64 * (1 - 0.5**4)
     row = ranked(seen, job, spec=spec_of(SHORTER)).offers[0]
-    assert row.tokens_per_query == pytest.approx(tokens)
+    assert row.tokens_per_example == pytest.approx(tokens)
     part = (tokens - 96) / 32
     seconds = 0.1 + 4e-3 * (3 + 6 * part)
     assert row.hours * 3600 == pytest.approx(750 * seconds)
     assert (row.law, row.as_if_full) == (None, False)
     between = job.model_copy(update={"batch_size": 8})
     row = ranked(seen, between, spec=spec_of(SHORTER)).offers[0]
-    part = (row.tokens_per_query - 96) / 32
+    part = (row.tokens_per_example - 96) / 32
     assert row.hours * 3600 == pytest.approx(375 * (0.1 + 8e-3 * (3 + 6 * part)), rel=0.03)
     # Shorter than any that was simulated: only a law could tell.
     cut = job.model_copy(update={"cutoff": 16})

@@ -39,7 +39,7 @@ def wished(batch_size: int) -> Job:
 def on_desk(ranking: Ranking) -> RankedOffer:
     """The cheapest offer of the desk; all of its offers are of one step time."""
     rows = [row for row in ranking.offers if row.cell == DESK]
-    assert len({row.queries_per_second for row in rows}) == 1
+    assert len({row.examples_per_second for row in rows}) == 1
     return rows[0]
 
 
@@ -51,29 +51,29 @@ def why_not(ranking: Ranking, cell: Cell = DESK) -> str:
 
 
 @pytest.mark.parametrize(
-    ("queries", "epochs", "batch_size", "steps"),
+    ("examples", "epochs", "batch_size", "steps"),
     [(1000, 3, 8, 375), (1000, 3, 7, 3000 / 7), (1000, 1, 1000, 1), (5, 4, 64, 4)],
 )
 def test_job_takes_a_part_of_a_step_for_the_last_part_of_a_batch(
-    queries: int, epochs: int, batch_size: int, steps: float
+    examples: int, epochs: int, batch_size: int, steps: float
 ) -> None:
-    """In every epoch anew; but a whole one for fewer queries than a batch has."""
-    job = Job(queries=queries, epochs=epochs)
+    """In every epoch anew; but a whole one for fewer examples than a batch has."""
+    job = Job(examples=examples, epochs=epochs)
     assert job_hours(job, batch_size, 36.0) == pytest.approx(steps / 100)
 
 
 def test_a_batch_is_no_larger_than_the_job() -> None:
-    """Of 10 queries a batch of 40 is faster for each, and a whole step of it is dear."""
+    """Of 10 examples a batch of 40 is faster for each, and a whole step of it is dear."""
     seen = [*found(40), timed(10, *6 * [0.2]), timed(40, *6 * [0.5])]
-    few = JOB.model_copy(update={"queries": 10})
+    few = JOB.model_copy(update={"examples": 10})
     assert on_desk(ranked(seen)).batch_size == 40
     assert on_desk(ranked(seen, few)).batch_size == 10
     assert on_desk(ranked(seen, few)).hours * 3600 == pytest.approx(3 * 0.2)
 
 
 def test_hours_and_dollars_are_those_of_the_whole_instance() -> None:
-    """994 queries by 7 are 142 steps, three times 426, of 0.5 s: 213 s, at $3.6 and $7.2."""
-    job = JOB.model_copy(update={"queries": 994})
+    """994 examples by 7 are 142 steps, three times 426, of 0.5 s: 213 s, at $3.6 and $7.2."""
+    job = JOB.model_copy(update={"examples": 994})
     seen = [*found(9), timed(7, 0.5, 0.4, 0.6), timed(1, 0.3)]
     single, whole = (row for row in ranked(seen, job).offers if row.cell == DESK)
     assert (single.instance, single.gpus_per_instance, single.market) == ("single", 1, "spot")
@@ -84,7 +84,7 @@ def test_hours_and_dollars_are_those_of_the_whole_instance() -> None:
     for row, usd in ((single, 0.213), (whole, 0.426)):
         assert row.batch_size == 7
         assert (row.largest_batch, row.limited_by) == (9, "OUT_OF_MEMORY at 10")
-        assert row.queries_per_second == pytest.approx(14.0)
+        assert row.examples_per_second == pytest.approx(14.0)
         hours = 213 / 3600
         assert row.hours == pytest.approx(hours)
         ends = (row.hours_low, row.hours_high)
@@ -101,7 +101,7 @@ def test_fastest_measured_batch_is_taken_not_the_largest() -> None:
     seen = [*found(8), timed(1, 0.5), timed(4, 0.5), timed(8, 1.25)]
     row = on_desk(ranked(seen))
     assert (row.batch_size, row.largest_batch) == (4, 8)
-    assert row.queries_per_second == pytest.approx(8.0)
+    assert row.examples_per_second == pytest.approx(8.0)
 
 
 def test_batch_that_no_longer_fitted_is_not_priced() -> None:
@@ -132,11 +132,11 @@ def test_wished_batch_that_was_measured_is_priced_by_its_own_steps() -> None:
     seen = [*found(40), *(timed(b, 0.01 + 0.001 * b) for b in (1, 2, 4, 16, 40)), timed(8, 0.4)]
     row = on_desk(ranked(seen, wished(8)))
     assert (row.source, row.batch_size) == ("measured steps", 8)
-    assert row.queries_per_second == pytest.approx(20.0)
+    assert row.examples_per_second == pytest.approx(20.0)
 
 
 def test_wished_batch_nobody_measured_is_priced_by_the_law() -> None:
-    """The device takes 10 ms a step and 1 ms a query: 34 ms at 24, in 1000 / 24 steps an epoch."""
+    """10 ms a step and 1 ms an example are 34 ms at 24, in 1000 / 24 steps an epoch."""
     seen = whole_trial(DESK, SPEC)
     assert 24 not in {o.batch_size for o in seen if o.purpose == "ladder"}
     row = on_desk(ranked(seen, wished(24)))
@@ -152,7 +152,7 @@ def test_wished_batch_beyond_what_was_timed_is_told_to_be_extrapolated() -> None
     seen = [*found(40), *(timed(b, 0.01 + 0.001 * b) for b in (1, 2, 4, 8))]
     row = on_desk(ranked(seen, wished(32)))
     assert row.extrapolated
-    assert row.queries_per_second == pytest.approx(32 / 0.042)
+    assert row.examples_per_second == pytest.approx(32 / 0.042)
 
 
 def test_wished_batch_that_does_not_fit_is_left_out_with_the_largest() -> None:
@@ -214,7 +214,7 @@ def test_law_of_simulated_steps_is_no_surer_than_the_simulation(
         ([], "not measured"),
         (
             found(0),
-            "not even one query fits: OUT_OF_MEMORY at batch size 1 (why)",
+            "not even one example fits: OUT_OF_MEMORY at batch size 1 (why)",
         ),
         (
             [
@@ -279,7 +279,7 @@ def test_stacks_and_bases_are_rows_of_their_own() -> None:
     ]
     ranking = ranked(seen)
     rows = [row for row in ranking.offers if row.cell == DESK and row.instance == "single"]
-    assert [(r.stack, r.basis, round(r.queries_per_second)) for r in rows] == [
+    assert [(r.stack, r.basis, round(r.examples_per_second)) for r in rows] == [
         (new.stack, "simulated", 80),
         (new.stack, "measured", 40),
         (old.stack, "measured", 20),
@@ -406,7 +406,7 @@ def test_a_job_has_a_start_and_checkpoints_and_is_interrupted() -> None:
     overheads = Overheads(
         startup_minutes=30, checkpoint_seconds=36, checkpoint_minutes=60, interruptions_per_day=6
     )
-    job = Job(queries=8 * 3600 * 10, epochs=1, overheads=overheads)
+    job = Job(examples=8 * 3600 * 10, epochs=1, overheads=overheads)
     rows = {row.instance: row for row in ranked(two_gpus(1.0, 1.0), job).offers}
     assert rows["whole"].hours == pytest.approx(0.5 + 10 + 10 * 0.01)
     assert rows["whole"].checkpoint_minutes == 60
@@ -555,7 +555,7 @@ def test_csv_has_the_parts_of_the_cell_first_and_no_column_twice() -> None:
     assert header[:7] == [
         *("gpu", "model", "weights", "recipe", "sparsity", "active_experts", "seq_len"),
     ]
-    assert header[-2:] == ["queries", "epochs"]
+    assert header[-2:] == ["examples", "epochs"]
     assert len(set(header)) == len(header)
     assert "cell" not in header
     assert "\r" not in text
@@ -615,7 +615,7 @@ def test_csv_has_the_numbers_of_the_ranking() -> None:
             "sparsity": "1.0",
         }
         assert (row["active_experts"], row["seq_len"]) == ("", "16")
-        assert (row["queries"], row["epochs"]) == ("1000", "3")
+        assert (row["examples"], row["epochs"]) == ("1000", "3")
     assert {row["limited_by"] for row in rows} == {"OUT_OF_MEMORY at 41", "the search's limit"}
 
 

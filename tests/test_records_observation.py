@@ -26,7 +26,7 @@ def test_a_fit_at_the_batch_limit_closes_the_search_without_a_miss() -> None:
     assert largest_batch([observation(1), observation(64)]) == (64, None)
 
 
-def test_not_even_one_query_fits() -> None:
+def test_not_even_one_example_fits() -> None:
     """Zero is a result of its own, with its evidence, and not the absence of one."""
     miss = observation(1, Outcome.OUT_OF_MEMORY)
     assert largest_batch([miss]) == (0, miss)

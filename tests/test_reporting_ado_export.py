@@ -39,7 +39,7 @@ def test_a_run_is_written_in_ados_columns_and_can_be_read(
     read = read_frame(frame)
     steps = {o.batch_size: o.measurement for o in seen if o.measurement is not None}
     assert set(read.rows.batch_size) <= set(steps)
-    # made_runs: 10 ms a step and 1 ms a query.
+    # made_runs: 10 ms a step and 1 ms an example.
     assert read.rows.seconds.tolist() == pytest.approx(list(0.010 + 0.001 * read.rows.batch_size))
 
 

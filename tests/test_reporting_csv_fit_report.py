@@ -13,7 +13,7 @@ from fitting.fit import Fits
 from fitting.paper.published import DATA
 from orchestrator.cli.main import main
 
-HEAD = "GPU,Model,Sparsity,Sequence length,Batch size,Queries/s\n"
+HEAD = "GPU,Model,Sparsity,Sequence length,Batch size,Examples/s\n"
 
 
 @pytest.fixture(autouse=True)
@@ -66,9 +66,9 @@ def test_questions_are_answered_with_intervals(capsys: pytest.CaptureFixture[str
     told = pd.read_csv("out/predictions.csv")
     assert told["who"].tolist() == ["a", "b", "c", "d"]
     assert told["predicted_step_seconds"].tolist()[0] == pytest.approx(3.0, rel=1e-3)
-    assert told["predicted_queries_per_second"].tolist()[0] == pytest.approx(4 / 3, rel=1e-3)
+    assert told["predicted_examples_per_second"].tolist()[0] == pytest.approx(4 / 3, rel=1e-3)
     assert told["extrapolated"].tolist()[:2] == [False, True]
-    for name in ("step_seconds", "queries_per_second"):
+    for name in ("step_seconds", "examples_per_second"):
         low, value, high = (told[f"predicted_{name}{end}"][0] for end in ("_low", "", "_high"))
         assert low <= value <= high
 
@@ -80,7 +80,9 @@ def test_the_papers_points_are_fitted_as_they_are(capsys: pytest.CaptureFixture[
     assert main(["fit", "throughput.csv"]) == 1
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)
-    assert said.err.startswith("throughput.csv:1: no column says how long queries are: add seq_len")
+    assert said.err.startswith(
+        "throughput.csv:1: no column says how long examples are: add seq_len"
+    )
     assert not Path("throughput.fits").exists()
     assert main(["fit", "throughput.csv", "--lengths", "lengths.csv"]) == 0
     said = capsys.readouterr()
@@ -141,7 +143,7 @@ def test_mistakes_are_told_all_at_once_and_nothing_is_written(
         ),
         "mine.csv:3: GPU: is empty: name the GPU, or leave the row out",
         "mine.csv:3: Batch size: must be a number, not 'x'",
-        "mine.csv:3: Queries/s: must be above 0, not '0'",
+        "mine.csv:3: Examples/s: must be above 0, not '0'",
     ]
     Path("mine.csv").write_text(HEAD + rows_of("A40"))
     Path("asked.csv").write_text("gpu,model,seq_len,batch_size\nA40,m\nA40,m,128,1.5\n")

@@ -123,7 +123,7 @@ def test_every_job_can_be_chosen_and_all_charts_follow(report: Opened) -> None:
         choose(report, job)
         assert report.texts("#errors [data-of]") == [of]
         (tokens,) = re.findall(r"\d+ tokens", job)
-        assert report.texts("#speed [data-of]") == [f"{of}, {tokens} a query"]
+        assert report.texts("#speed [data-of]") == [f"{of}, {tokens} an example"]
         assert report.page.locator("figure svg[role=img]").count() >= 3
         report.page.select_option("#market", "spot")
         report.page.select_option("#market", "")
@@ -193,7 +193,7 @@ def test_every_chart_has_its_numbers_in_a_table(report: Opened, file: Path) -> N
     probes = [
         dict(zip(data["probes"]["columns"], row, strict=True)) for row in data["probes"]["rows"]
     ]
-    timed = [row for row in probes if row["cell"] == 0 and row["queries_per_second"] is not None]
+    timed = [row for row in probes if row["cell"] == 0 and row["examples_per_second"] is not None]
     page.locator("#speed-points summary").click()
     page.wait_for_selector("#speed-points tbody tr")
     assert page.locator("#speed-points tbody tr").count() == len(timed)

@@ -74,7 +74,7 @@ def test_recipes_energy_and_doubts_have_parts_of_their_own() -> None:
         "Energy",
     ]
     assert "full weights" in part(text, "Recipes side by side")
-    # 60 J over 12 steps of 2 queries, which took 2.4 s.
+    # 60 J over 12 steps of 2 examples, which took 2.4 s.
     assert "| 2.5            | 25    |" in part(text, "Energy")
 
 
@@ -185,5 +185,7 @@ def test_a_short_job_is_said_to_be_mostly_its_start() -> None:
     """Which is assumed, and the same for every GPU."""
     said = "of these are mostly the 10 min of start-up that are assumed"
     assert said in report(SEEN)
-    long = SPEC.model_copy(update={"workload": SPEC.workload.model_copy(update={"queries": 10**8})})
+    long = SPEC.model_copy(
+        update={"workload": SPEC.workload.model_copy(update={"examples": 10**8})}
+    )
     assert said not in report(SEEN, long)

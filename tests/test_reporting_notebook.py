@@ -17,10 +17,10 @@ def test_a_run_is_loaded_as_frames(tmp_path: Path) -> None:
     run = orchestrator.load_run(tmp_path / "run")
     seen = run.observations
     assert len(seen) == len(folder.observations())
-    timed = seen[seen["queries_per_second"].notna()]
-    # made_runs: 10 ms a step and 1 ms a query.
+    timed = seen[seen["examples_per_second"].notna()]
+    # made_runs: 10 ms a step and 1 ms an example.
     expected = timed["batch"] / (0.010 + 0.001 * timed["batch"])
-    assert timed["queries_per_second"].tolist() == pytest.approx(expected.tolist())
+    assert timed["examples_per_second"].tolist() == pytest.approx(expected.tolist())
     assert sorted(timed["seq_len"].unique()) == [16, 32]
     assert set(timed["largest"]) == {40}
     medians = run.steps.groupby("observation")["seconds"].median()

@@ -43,7 +43,7 @@ def test_a_trial_that_goes_on_is_told_with_what_it_knew() -> None:
         progress.observed(last)
         progress.ended(FIRST, None)
     assert lines(log)[1:] == [
-        f"[2/2 done, 0 running, 0 waiting] {FIRST.key}: done, largest batch 40; 800 queries/s"
+        f"[2/2 done, 0 running, 0 waiting] {FIRST.key}: done, largest batch 40; 800 examples/s"
     ]
 
 
@@ -64,7 +64,7 @@ def test_log_has_a_plain_line_for_every_start_find_and_end() -> None:
         f"[2/6 done, 2 running, 2 waiting] {FIRST.key}: largest batch 40",
         (
             f"[3/6 done, 1 running, 2 waiting, about 33 s left] {FIRST.key}: done, "
-            "largest batch 40; 800 queries/s"
+            "largest batch 40; 800 examples/s"
         ),
         (
             f"[3/6 done, 1 died, 0 running, 2 waiting, about 20 s left] {SECOND.key}: "
@@ -222,7 +222,7 @@ def test_terminal_shows_every_trial_with_its_state_and_find(terminal: Terminal) 
     summary, _, *rows = last_picture(terminal)
     assert summary.startswith("2/5 done, 1 died, 1 running, 1 waiting")
     assert [row.split(maxsplit=2) for row in rows] == [
-        [FIRST.key, "done", "largest batch 40; 800 queries/s"],
+        [FIRST.key, "done", "largest batch 40; 800 examples/s"],
         [SECOND.key, "died", "worker.py:100: [red]gone"],
         [THIRD.key, "running", "search 4 FITS"],
         [FOURTH.key, "waiting"],
@@ -260,7 +260,7 @@ def test_fastest_is_the_best_median_of_the_timed_probes() -> None:
         observation(8, measurement=measurement(step_seconds=(0.1,))),
         observation(9, Outcome.OUT_OF_MEMORY),
     ]
-    assert fastest(seen) == "160 queries/s"
+    assert fastest(seen) == "160 examples/s"
 
 
 def test_fastest_is_of_sizes_that_one_can_train_at() -> None:
@@ -271,4 +271,4 @@ def test_fastest_is_of_sizes_that_one_can_train_at() -> None:
         observation(8, Outcome.THRASHING, measurement=quick),
         observation(8, measurement=quick),
     ]
-    assert fastest(seen) == "2 queries/s"
+    assert fastest(seen) == "2 examples/s"

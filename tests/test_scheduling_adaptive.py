@@ -39,9 +39,9 @@ OFFERS = "".join(
     for key, usd in PRICES.items()
 )
 BARE = "overheads: {startup_minutes: 0, checkpoint_seconds: 0, interruptions_per_day: 0}"
-JOB = f"{{queries: 1000, epochs: 3, {BARE}}}"  # nothing but its steps
+JOB = f"{{examples: 1000, epochs: 3, {BARE}}}"  # nothing but its steps
 TEXT = (
-    ONE_CELL.replace("[cpu]", f"[{', '.join(PRICES)}]").replace("{queries: 1000, epochs: 3}", JOB)
+    ONE_CELL.replace("[cpu]", f"[{', '.join(PRICES)}]").replace("{examples: 1000, epochs: 3}", JOB)
     + f"catalog:\n  gpus:\n{ROWS}  offers:\n{OFFERS}"
 )
 SPEC = spec_of(TEXT)
@@ -50,7 +50,7 @@ ANYWHERE = ClusterResources((Node({"CPU": 1.0}, frozenset()),))
 
 
 class Device:
-    """A prober: 1 MiB a query, so many queries fit; a floor and a slope in seconds."""
+    """A prober: 1 MiB an example, so many examples fit; a floor and a slope in seconds."""
 
     def __init__(self, largest: int, floor: float, slope: float) -> None:
         self._largest = largest
@@ -68,7 +68,7 @@ class Device:
         return ProbeEnd(Outcome.FITS, None, measurement(batch * MIB, steps), environment())
 
 
-# Dollars of a job are price x seconds for a query: lap 1.05, desk 1.26, attic 3.9, shed 7.5 µ$/s.
+# Dollars of a job are price x seconds per example: lap 1.05, desk 1.26, attic 3.9, shed 7.5 µ$/s.
 WORLD: dict[str, Device | None] = {
     "desk": Device(40, 0.010, 0.00115),
     "lap": Device(40, 0.010, 0.00325),
@@ -138,7 +138,7 @@ def test_a_budget_is_kept() -> None:
     seen, _ = swept(adaptive(budget_usd=1e-9), WORLD)
     assert seen == []
     whole, _ = swept(adaptive(), WORLD)
-    started = with_job("{queries: 1000, epochs: 3}")
+    started = with_job("{examples: 1000, epochs: 3}")
     spent = Meter(started, RATES, whole).usd
     probes = sum(o.seconds * PRICES[o.cell.gpu] / 3600 for o in whole)
     starts = sum(PRICES[gpu] for gpu in {o.cell.gpu for o in whole}) / 6  # ten minutes each
@@ -203,9 +203,9 @@ def test_what_is_decided_is_the_job_that_is_ranked() -> None:
     text = TEXT.replace("[desk, lap, shed, attic]", "[desk, lap]").replace(
         "usd_per_hour: 0.3", "usd_per_hour: 0.6"
     )
-    steps = with_job("{queries: 1000000, epochs: 100, overheads: {startup_minutes: 0}}", text)
+    steps = with_job("{examples: 1000000, epochs: 100, overheads: {startup_minutes: 0}}", text)
     assert swept_choice(steps, world)[0].leader.cell.gpu == "desk"
-    started = with_job("{queries: 1000000, epochs: 100, overheads: {startup_minutes: 60}}", text)
+    started = with_job("{examples: 1000000, epochs: 100, overheads: {startup_minutes: 60}}", text)
     assert swept_choice(started, world)[0].leader.cell.gpu == "lap"
     wished = with_job(JOB.replace("epochs: 3", "epochs: 3, batch_size: 11"), text)
     choice, seen = swept_choice(wished, world)
@@ -228,7 +228,7 @@ def test_a_choice_that_cannot_be_told_is_not_said_to_be_decided() -> None:
 
 def test_a_round_may_take_no_longer_than_the_budget_lasts() -> None:
     """Each trial gets its part of what is left, however long its probes turn out to be."""
-    spec = with_job("{queries: 1000, epochs: 3, overheads: {startup_minutes: 6}}")
+    spec = with_job("{examples: 1000, epochs: 3, overheads: {startup_minutes: 6}}")
     catalog = spec.merged_catalog()
     strategy = AdaptiveStrategy(spec, NodePrices(catalog), 2.0)
     wanted = strategy.wanted(make_plan(spec, catalog, ANYWHERE, []), [], 0.0)

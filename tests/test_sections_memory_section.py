@@ -36,7 +36,7 @@ def test_a_limit_is_told_with_its_peak_and_the_miss_above_it() -> None:
 
 
 def test_the_line_through_the_two_smallest_probes_is_held_against_what_was_measured() -> None:
-    """100 MiB and 10 a query foretell 190 at ten: 9.52 % too little."""
+    """100 MiB and 10 an example foretell 190 at ten: 9.52 % too little."""
     assert rows(SEARCH)[1] == [CELL.key, "1 and 2", "10", "190.00 MiB", "210.00 MiB", "-9.52%"]
 
 

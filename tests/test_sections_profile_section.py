@@ -43,8 +43,8 @@ def test_seconds_are_those_of_steps_that_were_not_profiled() -> None:
     assert overhead.stages_over_step == pytest.approx(1.0)
 
 
-def test_expert_load_is_told_a_query_with_its_variance() -> None:
-    """The mean over the layers of tokens a query, its variance over the experts, the busiest."""
+def test_expert_load_is_told_a_example_with_its_variance() -> None:
+    """The mean over the layers of tokens an example, its variance over the experts, the busiest."""
     (group,) = profile_groups([profiled()])
     (load,) = group.loads
     assert load.before == (2.5, 1.5)

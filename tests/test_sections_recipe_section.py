@@ -59,7 +59,7 @@ def test_recipes_are_compared_at_the_largest_batch_all_were_measured_at() -> Non
     assert [row.peak_bytes // MIB for row in found.rows] == [100, 65, 50]
     assert [row.step_seconds for row in found.rows] == [0.20, 0.26, None]
     assert [row.largest for row in found.rows] == [2, 8, None]
-    assert [row.queries_per_second for row in found.rows] == [10.0, 8.0, None]
+    assert [row.examples_per_second for row in found.rows] == [10.0, 8.0, None]
 
 
 def cells_of(text: str) -> list[list[str]]:
@@ -75,7 +75,8 @@ def test_the_table_says_what_each_recipe_saves_and_costs() -> None:
     text = recipes_section(SEEN)
     caption, _, _ = text.partition("\n\n|")
     assert caption == (
-        "## Recipes side by side\n\n**llama-tiny** on cpu, 16 tokens a query; alike in all: fp32, "
+        "## Recipes side by side\n\n**llama-tiny** on cpu, 16 tokens an example; "
+        "alike in all: fp32, "
         "SDPA attention, adamw, not offloaded; measured.\n"
         "Memory and step at batch size 2, the largest at which all that fit were measured. "
         "The default, the plainest that fits: full weights, no checkpointing."
@@ -122,7 +123,7 @@ def test_a_size_that_ever_missed_is_no_speed_and_no_peak() -> None:
     )
     (found,) = compare_recipes([*SEEN, thrashing, probe(PLAIN, 8, 10, 0.01)])
     assert found.batch_size == 2
-    assert [row.queries_per_second for row in found.rows] == [10.0, 2 / 0.26, None]
+    assert [row.examples_per_second for row in found.rows] == [10.0, 2 / 0.26, None]
     # 8 missed and 2 fits: what lies between is not known.
     assert found.rows[1].largest is None
 

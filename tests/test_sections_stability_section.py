@@ -59,8 +59,8 @@ def test_a_cell_has_one_row_with_its_worst_probe() -> None:
     assert [part.strip() for part in row.split("|")[2:4]] == ["2 of 3 probes", "2"]
 
 
-def test_energy_is_told_for_each_query() -> None:
-    """600 J over 12 steps of 4 queries in 1.2 s: 12.5 J a query, 500 W."""
+def test_energy_is_told_for_each_example() -> None:
+    """600 J over 12 steps of 4 examples in 1.2 s: 12.5 J an example, 500 W."""
     drawn = STEADY.model_copy(
         update={
             "energy_joules": 600.0,

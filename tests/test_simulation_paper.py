@@ -35,7 +35,7 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> Simulation:
 
 
 def at_two() -> dict[str, Point]:
-    """Two queries a step, as all four GPUs ran them."""
+    """Two examples a step, as all four GPUs ran them."""
     return {p.gpu: p for p in sparse_mixtral() if p.batch_size == 2}
 
 
@@ -60,7 +60,7 @@ def test_gpus_are_as_much_faster_than_each_other_as_was_measured(simulation: Sim
 
 
 def test_the_cheapest_gpu_is_the_one_that_was(simulation: Simulation) -> None:
-    """By dollars a query at the largest batches, at the paper's prices: the whole order."""
+    """By dollars an example at the largest batches, at the paper's prices: the whole order."""
     points = largest()
 
     def order(seconds: dict[str, float]) -> list[str]:

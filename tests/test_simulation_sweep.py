@@ -24,7 +24,7 @@ cells:
     recipes: [{method: lora, lora_rank: 4}]
     seq_lens: [16]
     simulated_on: [A40, H100-SXM, T4]
-workload: {queries: 1000, epochs: 3}
+workload: {examples: 1000, epochs: 3}
 max_batch_size: 64
 """
 BOTH = """\
@@ -38,7 +38,7 @@ cells:
     recipes: [{method: lora, lora_rank: 4}]
     seq_lens: [32]
     simulated_on: [A40]
-workload: {queries: 1000, epochs: 3}
+workload: {examples: 1000, epochs: 3}
 max_batch_size: 64
 """
 
@@ -84,7 +84,7 @@ def test_a_simulated_sweep_is_ranked_and_says_that_it_is(
     assert (len(plan.complete), plan.pending, len(plan.skipped)) == (2, (), 1)
 
 
-def test_simulated_queries_are_as_long_as_the_data_has_them(
+def test_simulated_examples_are_as_long_as_the_data_has_them(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From one length in the specification, and as `estimate` has it; later without a trace."""
@@ -93,7 +93,7 @@ def test_simulated_queries_are_as_long_as_the_data_has_them(
     Path("lengths.csv").write_text("tokens,examples\n64,800\n128,150\n512,50\n")
     data = ["--length-histogram", "lengths.csv", "--epochs", "3"]
     text = SIMULATED.replace("[16]", "[512]").replace("H100-SXM, T4", "H100-SXM")
-    Path("nobody.yaml").write_text(text.replace("queries: 1000", "length_histogram: lengths.csv"))
+    Path("nobody.yaml").write_text(text.replace("examples: 1000", "length_histogram: lengths.csv"))
     assert main(["sweep", "nobody.yaml"]) == 0
     assert "at the lengths of lengths.csv, padded to" in capsys.readouterr().out
     what = ["--model", "llama-tiny", "--method", "lora", "--lora-rank", "4", "--batch-size", "64"]
@@ -106,8 +106,8 @@ def test_simulated_queries_are_as_long_as_the_data_has_them(
     for row in offers:
         there = estimated[row["cell"]["gpu"]]
         assert (row["law"], row["as_if_full"]) == (None, False)
-        assert row["tokens_per_query"] == pytest.approx(there["tokens_per_query"])
-        assert row["queries_per_second"] == pytest.approx(there["queries_per_second"], rel=0.03)
+        assert row["tokens_per_example"] == pytest.approx(there["tokens_per_example"])
+        assert row["examples_per_second"] == pytest.approx(there["examples_per_second"], rel=0.03)
 
 
 def test_a_model_that_cannot_be_traced_is_left_out_with_the_reason(

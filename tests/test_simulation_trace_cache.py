@@ -139,7 +139,7 @@ def test_flash_attention_needs_no_mask_for_a_window(tmp_path: Path) -> None:
 
 
 def test_fp32_with_shared_heads_keeps_every_score(tmp_path: Path) -> None:
-    """No fused kernel has both; with a head of its own for each query one has."""
+    """No fused kernel has both; with a head of its own for each example one has."""
     llama = find_model("llama-tiny")
     heads = int(str(llama.config["num_attention_heads"]))
     shared = llama.model_copy(update={"config": llama.config | {"num_key_value_heads": heads // 2}})

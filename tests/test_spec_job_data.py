@@ -29,25 +29,27 @@ def written(folder: Path, content: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "queries", "median"),
+    ("name", "examples", "median"),
     [("commonsense_15k", 15_119, 79), ("math_14k", 13_921, 174), ("hellaswag", 10_000, 272)],
 )
-def test_sets_of_the_paper_are_known_by_name(name: str, queries: int, median: int) -> None:
-    """Two by their histograms; of others every query has the median, which is said."""
+def test_sets_of_the_paper_are_known_by_name(name: str, examples: int, median: int) -> None:
+    """Two by their histograms; of others every example has the median, which is said."""
     workload = workload_of(JobRequest(named=name, epochs=10), ())
     lengths = lengths_of(workload)
-    assert (workload.queries, lengths.lengths.median) == (queries, median)
+    assert (workload.examples, lengths.lengths.median) == (examples, median)
     assert PUBLISHED[name].median == median
     assert (lengths.assumed is None) == (len(lengths.histogram) > 1)
 
 
-def test_openorca_has_no_lengths_and_a_number_of_queries() -> None:
-    """Nothing is published of them: as without a data set, queries have the full length."""
+def test_openorca_has_no_lengths_and_a_number_of_examples() -> None:
+    """Nothing is published of them: as without a data set, examples have the full length."""
     assert known_lengths("openorca") is None
     workload = workload_of(JobRequest(named="openorca", epochs=10), ())
-    assert (workload.queries, workload.lengths) == (2_900_000, None)
+    assert (workload.examples, workload.lengths) == (2_900_000, None)
     assert padded_tokens(workload, 4, 512) == longest_tokens(workload, 512) == 512
-    with pytest.raises(DataError, match="--cutoff 512: it is not known how long queries are: give"):
+    with pytest.raises(
+        DataError, match="--cutoff 512: it is not known how long examples are: give"
+    ):
         workload_of(JobRequest(named="openorca", epochs=10, cutoff=512), ())
     with pytest.raises(DataError, match="--named 'gsm9k': no such set: did you mean 'gsm8k'"):
         workload_of(JobRequest(named="gsm9k", epochs=10), ())
@@ -74,29 +76,29 @@ def test_what_is_no_histogram_is_told(content: str, lines: Sequence[str], tmp_pa
 
 
 def test_a_histogram_of_lengths_serves_as_well_as_a_data_set(tmp_path: Path) -> None:
-    """In any order, a length more than once; the number of queries is its own unless told."""
+    """In any order, a length more than once; the number of examples is its own unless told."""
     path = written(tmp_path, "examples;tokens\n2;30\n1;10\n3;30\n")
     asked = JobRequest(length_histogram=str(path), epochs=2)
     workload = workload_of(asked, ())
     assert lengths_of(workload).histogram == ((10, 1), (30, 5))
-    assert (workload.queries, steps(workload, 4)) == (6, 4)
-    more = workload_of(asked.model_copy(update={"queries": 600}), ())
-    assert (more.queries, steps(more, 4)) == (600, 300)
+    assert (workload.examples, steps(workload, 4)) == (6, 4)
+    more = workload_of(asked.model_copy(update={"examples": 600}), ())
+    assert (more.examples, steps(more, 4)) == (600, 300)
 
 
 def test_a_workload_without_lengths_is_as_it_was() -> None:
-    """Every query has the full sequence length; packing needs to know better."""
-    workload = Job(queries=1001, epochs=2)
+    """Every example has the full sequence length; packing needs to know better."""
+    workload = Job(examples=1001, epochs=2)
     assert padded_tokens(workload, 8, 128) == longest_tokens(workload, 128) == 128
     assert (rows(workload), steps(workload, 10)) == (1001, 202)
     with pytest.raises(ValueError, match="packing needs lengths, and a cutoff"):
-        Job(queries=1, epochs=1, padding="packed", cutoff=8)
+        Job(examples=1, epochs=1, padding="packed", cutoff=8)
 
 
 def test_lengths_to_simulate_hold_every_padding_of_the_job() -> None:
     """Each that small batches are padded to, none like another, none of a job that has no place."""
     data = DataLengths(source="made", histogram=((100, 900), (400, 100)))
-    job = Job(queries=1000, epochs=1, lengths=data, pad_to_multiple=1)
+    job = Job(examples=1000, epochs=1, lengths=data, pad_to_multiple=1)
     lengths = shorter_lengths(job, 400)
     assert lengths == (65, 130, 157, 181, 203, 271, 344)
     assert lengths[1] == round(padded_tokens(job, 1, 400))
@@ -108,7 +110,7 @@ def test_lengths_to_simulate_hold_every_padding_of_the_job() -> None:
 
 
 def test_the_papers_padding_is_what_was_found_beforehand() -> None:
-    """104 tokens at one query and 280 at twenty, 191 and 350: what bends its curves."""
+    """104 tokens at one example and 280 at twenty, 191 and 350: what bends its curves."""
     for name, batch, tokens in (
         *(("commonsense_15k", 1, 104), ("commonsense_15k", 20, 280)),
         *(("math_14k", 1, 191), ("math_14k", 17, 350)),
@@ -123,16 +125,16 @@ def options(**given: Any) -> argparse.Namespace:
 
 
 def test_options_change_a_job_or_its_data(tmp_path: Path) -> None:
-    """On other terms the lengths stay; of other data there are as many queries as it has."""
+    """On other terms the lengths stay; of other data there are as many examples as it has."""
     job = workload_of(JobRequest(named="math_14k", epochs=10), ())
-    more = changed_workload(job, options(queries=50_000, epochs=3, cutoff=512, packing=True), ())
-    assert (more.queries, more.epochs, more.padding) == (50_000, 3, "packed")
+    more = changed_workload(job, options(examples=50_000, epochs=3, cutoff=512, packing=True), ())
+    assert (more.examples, more.epochs, more.padding) == (50_000, 3, "packed")
     assert more.lengths == job.lengths
     other = changed_workload(more, options(dataset="commonsense_15k", group_by_length=True), ())
-    assert (other.queries, other.epochs, other.padding) == (15_119, 3, "grouped")
+    assert (other.examples, other.epochs, other.padding) == (15_119, 3, "grouped")
     path = written(tmp_path, "tokens,examples\n10,7\n")
-    third = changed_workload(job, options(length_histogram=str(path), queries=9), ())
-    assert (third.queries, lengths_of(third).histogram) == (9, ((10, 7),))
+    third = changed_workload(job, options(length_histogram=str(path), examples=9), ())
+    assert (third.examples, lengths_of(third).histogram) == (9, ((10, 7),))
     with pytest.raises(DataError, match="--template 'x': goes with --dataset: add it"):
         changed_workload(job, options(template="x"), ())
     with pytest.raises(DataError, match="--packing needs --cutoff, the tokens of a row, and a job"):

@@ -181,8 +181,8 @@ MISTAKES: list[tuple[str, str, Sequence[tuple[str, ...]]]] = [
     ("[16]", "[16, 32, 16]", [("6: cells[0].seq_lens[2]: 16 is listed twice",)]),
     ("1000", f"1{'0' * 30}", [("7: the number '1000", "too large")]),
     ("1000", "9" * 5000, [("7: the number '999", "too large")]),
-    ("1000", "2026-99-99", [("7: workload.queries: must be a whole number, not '2026-99-99'",)]),
-    ("1000", "!!int x", [("7: workload.queries: must be a whole number, not 'x'",)]),
+    ("1000", "2026-99-99", [("7: workload.examples: must be a whole number, not '2026-99-99'",)]),
+    ("1000", "!!int x", [("7: workload.examples: must be a whole number, not 'x'",)]),
     ("64", "0\nseed: -1", [
         ("8: max_batch_size: must be at least 1, not 0",),
         ("9: seed: must be at least 0, not -1",),
@@ -202,19 +202,19 @@ MISTAKES: list[tuple[str, str, Sequence[tuple[str, ...]]]] = [
     ("max_batch_size", '"a\\nb"', [(r"8: 'a\nb': unknown key",)]),
     ("name: made\n", "", [("1: name: is missing: add it",)]),
     ("    seq_lens: [16]\n", "", [("4: cells[0].seq_lens: is missing: add it",)]),
-    ("{queries: 1000, epochs: 3}", "{}", [
-        ("7: workload.queries: is missing",),
+    ("{examples: 1000, epochs: 3}", "{}", [
+        ("7: workload.examples: is missing",),
         ("7: workload.epochs: is missing",),
     ]),
-    ("{queries: 1000", "{queries: 1, queries: 2", [("7: 'queries' is given twice: keep one",)]),
+    ("{examples: 1000", "{examples: 1, examples: 2", [("7: 'examples' is given twice: keep one",)]),
     ("max_batch_size: 64", "name: other", [("8: 'name' is given twice",)]),
     ("max_batch_size: 64", "? [a]\n: 1", [("8: a key must be text",)]),
     # the parts, of another kind
     ("made", "a b/c", [("1: name: must be letters, digits,", "not 'a b/c'")]),
     ("made", "2026-01-31", [("1: name: must be text, not 2026-01-31",)]),
     ("made", "a" * 101, [("1: name: must have at most 100 characters",)]),
-    ("{queries: 1000, epochs: 3}", "3", [("7: workload: must be a mapping", "not 3")]),
-    ("{queries: 1000, epochs: 3}", "", [("7: workload: must be a mapping", "not nothing")]),
+    ("{examples: 1000, epochs: 3}", "3", [("7: workload: must be a mapping", "not 3")]),
+    ("{examples: 1000, epochs: 3}", "", [("7: workload: must be a mapping", "not nothing")]),
     ("  - models", "    models", [("3: cells: must be a list", "not {models: ['llama-tiny']")]),
     ("max_batch_size: 64", "catalog:", [("8: catalog: must be a mapping", "not nothing")]),
     # recipes
@@ -358,7 +358,7 @@ cells:
       - {method: full}
       - {method: qlora, lora_rank: 2}
     seq_len: [8]
-workload: {queries: ten}
+workload: {examples: ten}
 seed: 1
 seed: 2
 """
@@ -372,7 +372,7 @@ seed: 2
         ["7", "cells[0].seq_lens[0]"],
         ["11", "cells[1].recipes[1]"],
         ["12", "cells[1].seq_len"],
-        ["13", "workload.queries"],
+        ["13", "workload.examples"],
         ["13", "workload.epochs"],
         ["15", "'seed' is given twice"],
     ]
@@ -441,13 +441,13 @@ def test_text_that_is_no_specification_at_all_is_told_in_one_line(text: str, lin
 
 def test_merged_keys_can_be_overridden() -> None:
     """As YAML says; a key that is given twice beside them is still told."""
-    merged = spoilt("{queries: 1000", "{<<: {queries: 1}, queries: 7")
-    assert spec_of(merged).workload.queries == 7
-    assert told(spoilt("queries: 7", "queries: 7, queries: 7", merged)) == [
-        "7: 'queries' is given twice: keep one"
+    merged = spoilt("{examples: 1000", "{<<: {examples: 1}, examples: 7")
+    assert spec_of(merged).workload.examples == 7
+    assert told(spoilt("examples: 7", "examples: 7, examples: 7", merged)) == [
+        "7: 'examples' is given twice: keep one"
     ]
-    assert told(spoilt("{queries: 1}", "{queries: 1, queries: 2}", merged)) == [
-        "7: 'queries' is given twice: keep one"
+    assert told(spoilt("{examples: 1}", "{examples: 1, examples: 2}", merged)) == [
+        "7: 'examples' is given twice: keep one"
     ]
 
 

@@ -637,7 +637,7 @@ def test_every_command_that_takes_a_run_takes_one_in_a_bucket(
         ["status"],
         ["fit"],
         ["rank"],
-        ["what-if", "--queries", "7"],
+        ["what-if", "--examples", "7"],
         ["plan"],
         ["plan", "--next"],
         ["report"],

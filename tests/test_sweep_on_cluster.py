@@ -113,7 +113,7 @@ cells:
   - models: [llama-tiny]
     recipes: [{method: full}, {method: full, attention: flash_attention_2}]
     seq_lens: [32]
-workload: {queries: 100, epochs: 1}
+workload: {examples: 100, epochs: 1}
 """
 
 

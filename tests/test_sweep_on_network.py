@@ -43,7 +43,7 @@ cells:
   - models: [llama-tiny]
     recipes: [{method: full, precision: fp32}]
     seq_lens: [32, 48, 64]
-workload: {queries: 100, epochs: 1}
+workload: {examples: 100, epochs: 1}
 max_batch_size: 16
 seed: SEED
 catalog:

@@ -188,7 +188,7 @@ def test_trials_are_drawn_in_tensorboard_and_mlflow(undisturbed: Path, home: Pat
         of_cell = [o for o in seen if o.cell.key == key]
         assert sorted(drawn["ray/tune/batch_size"]) == sorted(o.batch_size for o in of_cell)
         timed = sum(bool(o.measurement and o.measurement.step_seconds) for o in of_cell)
-        assert len(drawn["ray/tune/queries_per_second"]) == timed
+        assert len(drawn["ray/tune/examples_per_second"]) == timed
     names = [path.read_text() for path in (home / "mlflow").glob("*/*/tags/mlflow.runName")]
     assert set(names) == {o.cell.key for o in seen}
 

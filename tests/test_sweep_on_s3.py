@@ -81,7 +81,7 @@ def test_sweep_killed_and_resumed_on_another_machine_ends_as_one_that_nobody_dis
 ) -> None:
     """The same keys, none twice, though every third request of the second one fails.
 
-    Profiles are made of what was measured, of one query and of the largest batch, and only once.
+    Profiles are made of what was measured, of one example and of the largest batch, and only once.
     """
     (tmp_path / "small.yaml").write_text(ONE_CELL, encoding="utf-8")
     first, second = tmp_path / "first", tmp_path / "second"

@@ -83,8 +83,8 @@ def test_starting_over_is_like_a_fresh_process(method: Method) -> None:
     assert len(set(losses)) == 3
 
 
-def test_tokens_are_full_queries_of_the_vocabulary() -> None:
-    """Every query has the cell's length; sizes and draws differ in their tokens, runs do not."""
+def test_tokens_are_full_examples_of_the_vocabulary() -> None:
+    """Every example has the cell's length; sizes and draws differ in their tokens, runs do not."""
     one = tuning(seq_len=8)
     tokens = one.tokens(3)
     assert tokens.shape == (3, 8)

@@ -9,11 +9,11 @@ from builders import questions as made_questions
 from builders.observations import FULL, recipe, tiny_cell
 from fakes.torch_process import small_steps
 
-from trials.records.learning import HeldOutScores, LearnQuery
+from trials.records.learning import HeldOutScores, LearnExample
 from trials.records.recipe import Method
 from trials.training.learner import Learner
-from trials.training.learning_batches import IGNORED, Encoded, padded, read_queries
-from trials.training.tokenizer_worker import QueryTokenizer
+from trials.training.learning_batches import IGNORED, Encoded, padded, read_examples
+from trials.training.tokenizer_worker import ExampleTokenizer
 
 # PEFT asks a transformers model under a name that transformers 5 has deprecated.
 pytestmark = pytest.mark.filterwarnings(
@@ -41,13 +41,13 @@ def learner(
     model: str = "mixtral-tiny",
     method: Method = "full",
     *,
-    queries: list[LearnQuery] | None = None,
+    examples: list[LearnExample] | None = None,
     fields: dict[str, object] | None = None,
     **training: object,
 ) -> Learner:
-    """A model with forty queries to learn from and twelve held out."""
+    """A model with forty examples to learn from and twelve held out."""
     cell = tiny_cell(model, recipe(method, **fields or {}), seq_len=64)
-    asked = queries or made_questions.learn_queries(52, 12)
+    asked = examples or made_questions.learn_examples(52, 12)
     setup = made_questions.learn_setup(folder, cell, asked, **training)
     return Learner(setup, lambda _: None)
 
@@ -67,16 +67,16 @@ def test_answers_alone_are_learned_and_padding_has_no_label() -> None:
 
 
 def test_an_answer_begins_where_its_prompt_ends_and_ends_with_the_end(folder: Path) -> None:
-    """Whatever token stands astride is the answer's; prompt and answer are the whole query's."""
-    tokenizer = QueryTokenizer(str(folder / "tok"))
-    queries = [
-        LearnQuery(held_out=False, prompt="Ada sees a cow.\n", answer="moo"),
-        LearnQuery(held_out=True, prompt="Ada sees a ", answer="cow"),
-        LearnQuery(held_out=False, prompt="", answer="moo"),
+    """Whatever token stands astride is the answer's; prompt and answer are the whole example's."""
+    tokenizer = ExampleTokenizer(str(folder / "tok"))
+    examples = [
+        LearnExample(held_out=False, prompt="Ada sees a cow.\n", answer="moo"),
+        LearnExample(held_out=True, prompt="Ada sees a ", answer="cow"),
+        LearnExample(held_out=False, prompt="", answer="moo"),
     ]
     file = folder / "few.jsonl"
-    file.write_text("".join(f"{q.model_dump_json()}\n" for q in queries), encoding="utf-8")
-    found = read_queries(file, tokenizer, 64, 1024)
+    file.write_text("".join(f"{q.model_dump_json()}\n" for q in examples), encoding="utf-8")
+    found = read_examples(file, tokenizer, 64, 1024)
     decode = tokenizer._tokenizer.decode
     first, all_of_it = found.train
     assert decode(first.ids) == "<s>Ada sees a cow.\nmoo</s>"
@@ -84,26 +84,26 @@ def test_an_answer_begins_where_its_prompt_ends_and_ends_with_the_end(folder: Pa
     assert decode(all_of_it.ids[all_of_it.first :]) == "moo</s>"
     astride = found.held_out[0].answers[0]
     assert decode(astride.ids[astride.first :]) == " cow</s>"
-    cut = read_queries(file, tokenizer, len(first.ids) - 1, 1024)
+    cut = read_examples(file, tokenizer, len(first.ids) - 1, 1024)
     assert (cut.cut_off, cut.train[0].ids) == (1, first.ids[:-1])
 
 
 @pytest.mark.parametrize("model", ["mixtral-tiny", "blackmamba-tiny"])
 def test_padding_changes_neither_a_test_nor_a_step(folder: Path, model: str) -> None:
-    """HeldOutScores one by one or padded together, queries of many lengths have the same nats."""
-    rows = made_questions.learn_queries(12, 6)
+    """HeldOutScores one by one or padded together, examples of many lengths have the same nats."""
+    rows = made_questions.learn_examples(12, 6)
     longer = [
         q.model_copy(update={"prompt": f"{'so and ' * place}{q.prompt}"})
         for place, q in enumerate(rows)
     ]
-    alone = learner(folder, model, queries=longer, batch_size=1)
-    together = learner(folder, model, queries=longer, batch_size=6)
+    alone = learner(folder, model, examples=longer, batch_size=1)
+    together = learner(folder, model, examples=longer, batch_size=6)
     one, all_of_them = alone.reply(0).tested, together.reply(0).tested
     assert one is not None
     assert all_of_them is not None
     assert one.nats == pytest.approx(all_of_them.nats, rel=1e-4)
     assert one.tokens == all_of_them.tokens
-    train = alone.queries.train
+    train = alone.examples.train
     assert len({len(each.ids) for each in train}) > 2
     frozen = alone._tuning
     for group in frozen.stepper.optimizer.param_groups:
@@ -122,11 +122,11 @@ def test_an_answer_is_right_when_greedy_decoding_writes_it(folder: Path) -> None
     assert reply.tested is not None
     model = made._tuning.model.eval()
     told = []
-    for query in made.queries.held_out:
-        right = query.answers[query.right]
-        if len(query.answers) > 1:
-            nats = [nats_of(model, answer) for answer in query.answers]
-            told.append(nats.index(min(nats)) == query.right)
+    for example in made.examples.held_out:
+        right = example.answers[example.right]
+        if len(example.answers) > 1:
+            nats = [nats_of(model, answer) for answer in example.answers]
+            told.append(nats.index(min(nats)) == example.right)
             continue
         ids = right.ids[: right.first]
         while len(ids) < len(right.ids):
@@ -138,7 +138,7 @@ def test_an_answer_is_right_when_greedy_decoding_writes_it(folder: Path) -> None
 
 
 def nats_of(model: torch.nn.Module, answer: Encoded) -> float:
-    """Of an answer, one query at a time."""
+    """Of an answer, one example at a time."""
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([answer.ids])).logits[0].log_softmax(-1)
     places = range(answer.first, len(answer.ids))
@@ -192,7 +192,7 @@ def test_the_state_of_another_curve_is_not_gone_on_from(folder: Path) -> None:
         made_questions.learn_setup(
             folder,
             tiny_cell("mixtral-tiny", FULL, active=active, seq_len=64),
-            made_questions.learn_queries(20, 4),
+            made_questions.learn_examples(20, 4),
         )
         for active in (2, 8)
     )

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 RULE = ProfileRule(steps=1, least_seconds=0.0, warmup_steps=0, training_steps=2)
-QUERIES, LENGTH = 3, 16
+EXAMPLES, LENGTH = 3, 16
 EAGER = recipe("full", experts="looped", attention="eager")
 LOOPED = EAGER.model_copy(update={"gradient_checkpointing": True})
 QLORA = recipe("qlora", precision="fp16")
@@ -52,7 +52,7 @@ def tuning(model: str, of: Recipe) -> FineTuning:
     made = FineTuning(
         tiny_cell(model, of, seq_len=LENGTH), find_model(model), device=torch.device("cpu"), seed=0
     )
-    made.step(made.tokens(QUERIES))
+    made.step(made.tokens(EXAMPLES))
     return made
 
 
@@ -67,7 +67,7 @@ def profiles(tunings: dict[str, FineTuning]) -> dict[str, Profile]:
     """Their profiles."""
     device = CpuDevice(cpu(), threads=1)
     return {
-        kind: profiled(made, device, made.tokens(QUERIES), RULE) for kind, made in tunings.items()
+        kind: profiled(made, device, made.tokens(EXAMPLES), RULE) for kind, made in tunings.items()
     }
 
 
@@ -86,7 +86,7 @@ def test_rows_add_up_to_the_profiled_step(profiles: dict[str, Profile], kind: st
 def test_stages_add_up_to_the_step(tunings: dict[str, FineTuning]) -> None:
     """To 5 % of a clock that is read around them, where nothing comes between the two."""
     made = tunings["dense"]
-    tokens = made.tokens(QUERIES)
+    tokens = made.tokens(EXAMPLES)
     told = []
     with StageMarks(made, CpuDevice(cpu(), threads=1)) as marks:
         for _ in range(3):
@@ -142,7 +142,7 @@ def test_what_is_in_the_experts_is_told_apart(profiles: dict[str, Profile]) -> N
 def flops(made: FineTuning) -> FlopCounterMode:
     """A step's, as torch counts them."""
     with FlopCounterMode(display=False, depth=9) as counter:
-        made.step(made.tokens(QUERIES))
+        made.step(made.tokens(EXAMPLES))
     return counter
 
 
@@ -170,7 +170,7 @@ def test_flops_of_the_grouped_product_are_those_of_the_loop(profiles: dict[str, 
     """Three products for each of a token's two experts, once forward and twice backward."""
     config = find_model("blackmamba-tiny").config
     hidden, width = config["hidden_size"], config["intermediate_size"]
-    product = 2 * QUERIES * LENGTH * 2 * hidden * width
+    product = 2 * EXAMPLES * LENGTH * 2 * hidden * width
     rows = [r for r in profiles["grouped"].rows if r.layer == "experts"]
     for stage, times in (("forward", 1), ("backward", 2)):
         counts = {r.kernel: r.flops for r in rows if r.stage == stage}
@@ -179,14 +179,14 @@ def test_flops_of_the_grouped_product_are_those_of_the_loop(profiles: dict[str, 
 
 
 @pytest.mark.parametrize("kernel", ["flash_attention", "efficient_attention", "cudnn_attention"])
-def test_flops_of_attention_count_every_head_of_queries(kernel: str) -> None:
+def test_flops_of_attention_count_every_head_of_examples(kernel: str) -> None:
     """Also where several share one of keys and values: two products forward, five backward."""
-    queries, shared = (3, 8, 16, 32), (3, 2, 16, 32)
+    examples, shared = (3, 8, 16, 32), (3, 2, 16, 32)
     product = 2 * 3 * 8 * 16 * 16 * 32
     name = f"aten::_scaled_dot_product_{kernel}"
-    forward = SimpleNamespace(name=name, input_shapes=[queries, shared, shared], cpu_parent=None)
+    forward = SimpleNamespace(name=name, input_shapes=[examples, shared, shared], cpu_parent=None)
     backward = SimpleNamespace(
-        name=f"{name}_backward", input_shapes=[queries, queries, shared, shared], cpu_parent=None
+        name=f"{name}_backward", input_shapes=[examples, examples, shared, shared], cpu_parent=None
     )
     assert event_flops(forward) == 2 * product
     assert event_flops(backward) == 5 * product
@@ -198,7 +198,7 @@ def test_every_token_goes_to_top_k_experts_in_every_layer(profiles: dict[str, Pr
         load = profiles[kind].load
         assert load is not None
         for counts in (load.before, load.after):
-            assert [sum(layer) for layer in counts] == [QUERIES * LENGTH * 2] * layers
+            assert [sum(layer) for layer in counts] == [EXAMPLES * LENGTH * 2] * layers
             assert {len(layer) for layer in counts} == {8}
     assert profiles["dense"].load is None
 

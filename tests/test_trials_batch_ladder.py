@@ -43,7 +43,7 @@ def test_sizes_run_from_one_to_the_largest_and_are_few(largest: int) -> None:
 
 @given(st.integers(100, 10_000))
 def test_sizes_are_spaced_evenly_in_the_logarithm(largest: int) -> None:
-    """Each size is within rounding (half a query) of its place on the geometric scale."""
+    """Each size is within rounding (half an example) of its place on the geometric scale."""
     places = [round(largest ** (power / 5)) for power in range(6)]
     assert sizes(largest) == pytest.approx(places, abs=1)
     steps = [log(above / below) for below, above in pairwise(sizes(largest))]
@@ -70,7 +70,7 @@ def test_a_repeat_never_follows_its_first_visit(largest: int, seed_text: str) ->
         assert step.batch_size != following.batch_size
 
 
-def test_one_query_at_most_is_visited_twice_in_a_row() -> None:
+def test_one_example_at_most_is_visited_twice_in_a_row() -> None:
     """With a single size there is nothing to put between."""
     assert batch_ladder(1, seed_text="any") == [LadderStep(1, 0), LadderStep(1, 1)]
 

@@ -44,7 +44,7 @@ class LawProber:
     ``interfering`` may answer in its place.
     """
 
-    query_bytes: int
+    example_bytes: int
     interfering: Interference = lambda _: None
     asked: list[ProbeRequest] = field(default_factory=list)
     fresh: list[ProbeRequest] = field(default_factory=list)
@@ -55,7 +55,7 @@ class LawProber:
         interference = self.interfering(request)
         if interference is not None:
             return interference
-        peak = MODEL_BYTES + self.query_bytes * request.batch_size
+        peak = MODEL_BYTES + self.example_bytes * request.batch_size
         if peak > BUDGET_BYTES:
             return miss()
         seconds = () if request.timing is None else (0.1,) * 6
@@ -105,16 +105,16 @@ def visits(largest: int) -> set[tuple[int, int]]:
     return {(step.batch_size, step.repeat) for step in steps}
 
 
-# Bytes a query takes, and the largest batch that leaves.
+# Bytes an example takes, and the largest batch that leaves.
 LAWS = [(9000, 1), (4500, 2), (900, 10), (311, 28), (180, 50), (139, 64)]
 
 
-@pytest.mark.parametrize(("query_bytes", "largest"), LAWS)
+@pytest.mark.parametrize(("example_bytes", "largest"), LAWS)
 def test_a_trial_ends_with_the_largest_batch_its_miss_and_a_whole_ladder(
-    query_bytes: int, largest: int
+    example_bytes: int, largest: int
 ) -> None:
     """The result is exact and the throughput measured at every size of the ladder, once each."""
-    observed = run(LawProber(query_bytes))
+    observed = run(LawProber(example_bytes))
     found = largest_batch(observed)
     assert found is not None
     assert found[0] == largest
@@ -135,15 +135,15 @@ def test_the_search_asks_for_memory_and_the_ladder_for_time() -> None:
     assert [o.purpose for o in observed] == sorted((o.purpose for o in observed), reverse=True)
 
 
-@pytest.mark.parametrize(("query_bytes", "largest"), LAWS)
+@pytest.mark.parametrize(("example_bytes", "largest"), LAWS)
 def test_a_trial_resumed_anywhere_makes_the_probes_that_are_left(
-    query_bytes: int, largest: int
+    example_bytes: int, largest: int
 ) -> None:
     """Cut off after any of its probes, it ends with the same observations as if it never was."""
-    whole = run(LawProber(query_bytes))
+    whole = run(LawProber(example_bytes))
     assert len(whole) > len(visits(largest))
     for length in range(len(whole) + 1):
-        resumed = run(LawProber(query_bytes), whole[:length])
+        resumed = run(LawProber(example_bytes), whole[:length])
         assert [o.key for o in resumed] == [o.key for o in whole]
 
 

@@ -16,7 +16,7 @@ class LadderStep:
     """One visit of one batch size.
 
     Attributes:
-        batch_size: queries per step.
+        batch_size: examples per step.
         repeat: 0 for the first visit, 1 for an anchor's second.
     """
 

@@ -49,13 +49,13 @@ def simulate_trials(
         listener: hears of every start, observation and end.
         traces: where what the steps do comes from; all that is missing is traced first.
         constants: what the stack reaches of a GPU.
-        lengths: tokens of shorter queries to time beside those of a cell's own length.
+        lengths: tokens of shorter examples to time beside those of a cell's own length.
     """
     groups: dict[str, _Alike] = {}
     requests: dict[str, TraceRequest] = {}
     for task in tasks:
         cell = SimulatedCell(task.cell, task.model, traces)
-        # The search asks for a batch of one query first.
+        # The search asks for a batch of one example first.
         first, *others = cell.requests(alone=True)
         if first.key not in groups:
             groups[first.key] = _Alike([], tuple(lengths(task.cell.seq_len)))

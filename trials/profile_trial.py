@@ -23,7 +23,7 @@ class ProfileTask(Record):
     Attributes:
         trial: the cell, its model and its device.
         rule: how many steps to take.
-        batch_sizes: queries per step, each a profile.
+        batch_sizes: examples per step, each a profile.
         done: what was tried of them before.
     """
 

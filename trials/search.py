@@ -38,7 +38,7 @@ Search = Generator[int, ProbeResult, int]
 def search_largest_batch(*, limit: int, memory_limit_bytes: int) -> Search:
     """Yield each batch size to probe, receive its result by ``send``, return the largest that fits.
 
-    The result is 0 when not even one query fits and ``limit`` when that fits; in between, the
+    The result is 0 when not even one example fits and ``limit`` when that fits; in between, the
     probes include a fit at it and a miss one above. No probe is asked whose answer is implied.
 
     Peak memory predicts the limit (``_predicted_limit``). However wrong it is, the probes used

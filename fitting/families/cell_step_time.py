@@ -30,7 +30,7 @@ Source = Literal["measured steps", "simulated steps", "law"]
 """Where a step time comes from: visits of that very batch size, or the law of its family."""
 
 Batch = int | Literal["fastest", "largest"]
-"""Which batch size a job is run at: so many queries, the fastest or the largest of those timed."""
+"""Which batch size a job is run at: so many examples, the fastest or the largest of those timed."""
 
 # Two visits of one batch size, minutes apart, differ by more than the steps of one do. How much is
 # told by the visits of a run that were repeated; where there are few, by this.
@@ -47,16 +47,16 @@ class CellStepTime:
     """How long a step of a cell takes at one batch size.
 
     Attributes:
-        batch_size: queries per step.
+        batch_size: examples per step.
         seconds: of one step.
         doubt: of that.
         source: where it is known from.
         law: which, where it is known from one, or was scaled by one to another length.
-        tokens: per query, padding included; absent where nothing tells how long steps of the job's
+        tokens: per example, padding included; absent where no law gives the steps of the job's
             lengths take, and they are taken to have the full one.
         length_error: how far off that law is at lengths that it has not seen, where that is known.
         extrapolated: the law was asked beyond what it was fitted on.
-        shorter: of simulated steps, tokens per query and seconds of shorter ones, ascending.
+        shorter: of simulated steps, tokens per example and seconds of shorter ones, ascending.
     """
 
     batch_size: int
@@ -122,7 +122,7 @@ def step_times(  # noqa: PLR0913, PLR0917 - all that a step time may be known fr
         families: the laws that may speak of it.
         spread: of visits.
         rows: of an epoch; a batch is no larger.
-        tokens: per query at a batch size, padding included; absent for the full length. Where no
+        tokens: per example at a batch size, padding included; absent for the full length. Where no
             law tells how much shorter such steps are, they have the full length.
     """
     times = {}
@@ -152,7 +152,7 @@ def step_times(  # noqa: PLR0913, PLR0917 - all that a step time may be known fr
 
 
 def _shorter_between(step: CellStepTime, timed: Mapping[int, CellStepTime]) -> Shorter:
-    """Seconds of shorter queries at a batch size that was not simulated, by those that were.
+    """Seconds of shorter examples at a batch size that was not simulated, by those that were.
 
     What parts of a full step they take, between the two nearest by the logarithm of the batch size.
     """
@@ -204,7 +204,7 @@ def at_length(  # noqa: PLR0913, PLR0917 - what a step depends on
     tokens: float,
     families: Sequence[FamilyFit],
 ) -> CellStepTime | None:
-    """The step time of queries padded to so many tokens on average, not to the full length.
+    """The step time of examples padded to so many tokens on average, not to the full length.
 
     Simulated steps lie on a line between the two nearest lengths that were simulated. Others are as
     many times shorter as the family's law of lengths says, which extrapolates where that GPU was
@@ -215,7 +215,7 @@ def at_length(  # noqa: PLR0913, PLR0917 - what a step depends on
         cell: what runs.
         stack: that it was seen with.
         basis: alike.
-        tokens: per query, padding included.
+        tokens: per example, padding included.
         families: the laws that may speak of it.
     """
     if tokens == cell.seq_len:

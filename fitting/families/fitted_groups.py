@@ -60,9 +60,9 @@ def _terms(form: Form, *, several: bool) -> tuple[tuple[str, str], ...]:
         several: whether the group has several sparsities.
     """
     if form is Form.LOGARITHM:
-        return (("c2_over_c3", "queries/s"), ("c4", "queries/s"))
+        return (("c2_over_c3", "examples/s"), ("c4", "examples/s"))
     shape = SHAPES[form]
-    unit = "s/token" if shape.work is WorkUnit.TOKENS else "s/query"
+    unit = "s/token" if shape.work is WorkUnit.TOKENS else "s/example"
     if shape.sparsity is Sparsity.SHARED or not several:
         return (("t0", "s"), ("k", unit))
     powered = unit if shape.power == 1 else f"({unit})^{shape.power:g}"

@@ -17,7 +17,7 @@ from fitting.points.step_time_rows import StepTimes
 
 @dataclass(frozen=True, slots=True)
 class LengthScale:
-    """How a step's time changes from one length of its queries to another.
+    """How a step's time changes from one length of its examples to another.
 
     Attributes:
         form: the law that says so.
@@ -35,15 +35,15 @@ class LengthScale:
 def predict(  # noqa: PLR0913, PLR0917 - what a step depends on
     fit: FamilyFit, gpu: str, stack: str, seq_len: int, sparsity: float, batch_size: float
 ) -> Prediction | None:
-    """Seconds of one step of queries of one length; None where the law does not speak of it.
+    """Seconds of one step of examples of one length; None where the law does not speak of it.
 
     Args:
         fit: of the family.
         gpu: its key.
         stack: fingerprint of what it runs, device and driver included.
-        seq_len: tokens per query.
+        seq_len: tokens per example.
         sparsity: active experts over experts.
-        batch_size: queries per step.
+        batch_size: examples per step.
     """
     return predictions(fit, _rows(gpu, stack, seq_len, sparsity, batch_size, [seq_len]))[0]
 
@@ -55,9 +55,9 @@ def length_scale(  # noqa: PLR0913, PLR0917 - what a step depends on
     seq_len: int,
     sparsity: float,
     batch_size: float,
-    tokens_per_query: float,
+    tokens_per_example: float,
 ) -> LengthScale | None:
-    """What a step's time is multiplied by for queries of another length, by the law of lengths.
+    """What a step's time is multiplied by for examples of another length, by the law of lengths.
 
     None where it does not speak of it, or there is none: of one length nothing tells what another
     takes, whatever its law counts the work in.
@@ -66,15 +66,15 @@ def length_scale(  # noqa: PLR0913, PLR0917 - what a step depends on
         fit: of the family.
         gpu: its key.
         stack: fingerprint of what it runs, device and driver included.
-        seq_len: tokens per query of the steps that are known.
+        seq_len: tokens per example of the steps that are known.
         sparsity: active experts over experts.
-        batch_size: queries per step.
-        tokens_per_query: of those that are asked about, padding included.
+        batch_size: examples per step.
+        tokens_per_example: of those that are asked about, padding included.
     """
     law = fit.by_length
     if law is None:
         return None
-    rows = _rows(gpu, stack, seq_len, sparsity, batch_size, [tokens_per_query, seq_len])
+    rows = _rows(gpu, stack, seq_len, sparsity, batch_size, [tokens_per_example, seq_len])
     short, full = _law_seconds(law.form, law.groups, law.exponent, rows)
     if np.isnan(short):
         return None
@@ -87,15 +87,15 @@ def _rows(  # noqa: PLR0913, PLR0917 - what a step depends on
     seq_len: int,
     sparsity: float,
     batch_size: float,
-    tokens_per_query: Sequence[float],
+    tokens_per_example: Sequence[float],
 ) -> StepTimes:
     """Steps that are asked about: a row for each number of tokens, its seconds not known."""
-    count = len(tokens_per_query)
+    count = len(tokens_per_example)
     return StepTimes(
         gpu=np.full(count, gpu_name(gpu, stack)),
         series=np.full(count, series_name(gpu, stack, seq_len)),
         batch_size=np.full(count, float(batch_size)),
-        tokens=batch_size * np.array(tokens_per_query, np.float64),
+        tokens=batch_size * np.array(tokens_per_example, np.float64),
         sparsity=np.full(count, float(sparsity)),
         seconds=np.full(count, np.nan),
     )

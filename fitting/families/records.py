@@ -91,9 +91,9 @@ class Suspect(Record):
     Attributes:
         gpu: with its stack.
         series: GPU and length, or data set.
-        seq_len: padded tokens per query.
+        seq_len: padded tokens per example.
         sparsity: active experts over experts.
-        batch_size: queries per step.
+        batch_size: examples per step.
         seconds: as measured.
         expected_seconds: by the law without the point, to first order.
         spreads: how far apart these are: the logarithm of their ratio, over the law's spread.
@@ -156,7 +156,7 @@ class Intervals(Record):
 
 
 class LengthLaw(Record):
-    """The law that tells how a step's time changes with the length of its queries.
+    """The law that tells how a step's time changes with the length of its examples.
 
     It is the one by GPU that is least off on lengths that it has not seen, whichever form is best
     at those that were: a form by series is fitted to each length by itself, and tells of no other.
@@ -185,7 +185,7 @@ class FamilyFit(Record):
         visits: timed probes.
         points: visits of one batch size put together by their median.
         form: the one chosen; absent where no form can be fitted.
-        equation: of that form: t seconds of a step, b queries, N padded tokens, s sparsity.
+        equation: of that form: t seconds of a step, b examples, N padded tokens, s sparsity.
         why: what the form was chosen for, or the reason that there is none.
         remedy: what to measure; present when, and only when, there is no form.
         candidates: every form that the points can carry, the best first.

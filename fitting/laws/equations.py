@@ -14,21 +14,21 @@ def max_batch_eq1(  # noqa: PLR0913, PLR0917 - the equation has six symbols
     c0: float,
     c1: float,
 ) -> FloatArray:
-    """Largest batch that fits, in queries, before rounding down (arXiv 2408.04693, Eq. 1).
+    """Largest batch that fits, in examples, before rounding down (arXiv 2408.04693, Eq. 1).
 
     ``b = c0 * (memory - model_memory) / (seq_len * ((1 - c1) + c1 * sparsity))``
 
     The paper's Max_BSZ is ``floor(b)``. It is left out here because a floor has no slope to fit
-    along; a caller who wants queries takes ``numpy.floor``. The paper's text gives c0 = 82,
+    along; a caller who wants examples takes ``numpy.floor``. The paper's text gives c0 = 82,
     c1 = 0.95 for Mixtral, but its Fig. 13 was drawn with c0 = 62, c1 = 0.89.
 
     Args:
         memory_gb: memory of the GPU, in 10**9 bytes.
         model_memory_gb: memory of the weights alone, in 10**9 bytes.
-        seq_len: tokens per query.
+        seq_len: tokens per example.
         sparsity: active experts over experts, 1.0 for a model without experts.
-        c0: scaling coefficient, in queries * tokens per GB.
-        c1: MoE coefficient, the share of a query's memory that scales with sparsity, 0 to 1.
+        c0: scaling coefficient, in examples * tokens per GB.
+        c1: MoE coefficient, the share of an example's memory that scales with sparsity, 0 to 1.
     """
     free_gb = np.asarray(memory_gb, dtype=float) - np.asarray(model_memory_gb, dtype=float)
     share = (1.0 - c1) + c1 * np.asarray(sparsity, dtype=float)
@@ -43,7 +43,7 @@ def max_batch_affine(  # noqa: PLR0913, PLR0917 - the equation has six symbols
     p0: float,
     p1: float,
 ) -> FloatArray:
-    """Largest batch that fits, in queries, before rounding down: memory affine in padded tokens.
+    """Largest batch that fits, in examples, before rounding down: memory affine in padded tokens.
 
     ``b = (usable - M0) / (seq_len * (p0 + p1 * sparsity))``
 
@@ -54,7 +54,7 @@ def max_batch_affine(  # noqa: PLR0913, PLR0917 - the equation has six symbols
     Args:
         usable_gib: memory of the GPU as CUDA reports it, in 2**30 bytes.
         model_gib: M0, what is held whatever the batch, alike.
-        seq_len: tokens per query, as padded.
+        seq_len: tokens per example, as padded.
         sparsity: active experts over experts, 1.0 for a model without experts.
         p0: GiB per token whatever the sparsity.
         p1: GiB per token at sparsity 1, on top of p0.
@@ -67,7 +67,7 @@ def max_batch_affine(  # noqa: PLR0913, PLR0917 - the equation has six symbols
 def eq2_terms(batch_size: ArrayLike, sparsity: ArrayLike) -> FloatArray:
     """(…, 2) terms of the paper's throughput law, in the form it fitted (arXiv 2408.04693, Eq. 2).
 
-    Printed: ``q = C2 * log(batch / (s * C3)) + C4`` queries per second. Fitted in its artifact:
+    Printed: ``q = C2 * log(batch / (s * C3)) + C4`` examples per second. Fitted in its artifact:
     ``q = C4 + C2 * ln(batch ** (1 / (s * C3)))``, which is ``q = C4 + (C2 / C3) * ln(batch) / s``.
     C2 and C3 appear only as their ratio, so no data separate them: the artifact set C3 by hand (1.8
     for Mixtral, 2.5 for BlackMamba). Here the ratio is the first parameter and C4, the throughput

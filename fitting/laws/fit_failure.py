@@ -84,7 +84,7 @@ def refusal_of_peaks(points: Peaks, solution: Solution) -> FitFailure:
     if solution.status is Status.NO_DATA:
         return FitFailure(
             "no probe fits",
-            "shorten the queries, lighten the recipe or take a GPU with more memory",
+            "shorten the examples, lighten the recipe or take a GPU with more memory",
         )
     if solution.status is Status.TOO_FEW_POINTS:
         return FitFailure(
@@ -103,7 +103,7 @@ def _nothing_timed(parameters: int) -> FitFailure:
     return FitFailure(
         "no ladder probe that fits was timed",
         f"time at least {parameters + 1} ladder probes over two batch sizes; if not even one "
-        "query fits, shorten it, lighten the recipe or take a GPU with more memory",
+        "example fits, shorten it, lighten the recipe or take a GPU with more memory",
     )
 
 

@@ -22,7 +22,7 @@ SUSPECT = 5.0  # a point further than so many spreads from the law is a suspect
 class WorkUnit(StrEnum):
     """What a step's work is counted in."""
 
-    QUERIES = "queries"
+    EXAMPLES = "examples"
     TOKENS = "tokens"
 
 
@@ -48,7 +48,7 @@ class Form(StrEnum):
     POOLED = "pooled"
     POOLED_BY_SERIES = "pooled_by_series"
     AFFINE_TOKENS = "affine_tokens"
-    AFFINE_QUERIES = "affine_queries"
+    AFFINE_EXAMPLES = "affine_examples"
     SMOOTH_MAXIMUM = "smooth_maximum"
     LOGARITHM = "logarithm"
 
@@ -84,12 +84,12 @@ SHAPES = {
     Form.AFFINE_TOKENS: Shape(
         "t = t0 + N (k0 + k1 s) by GPU", WorkUnit.TOKENS, Per.GPU, 1.0, Sparsity.OWN
     ),
-    Form.AFFINE_QUERIES: Shape(
-        "t = t0 + b (k0 + k1 s) by series", WorkUnit.QUERIES, Per.SERIES, 1.0, Sparsity.OWN
+    Form.AFFINE_EXAMPLES: Shape(
+        "t = t0 + b (k0 + k1 s) by series", WorkUnit.EXAMPLES, Per.SERIES, 1.0, Sparsity.OWN
     ),
     Form.SMOOTH_MAXIMUM: Shape(
         "t^1.5 = t0^1.5 + b^1.5 (k0 + k1 s) by series",
-        WorkUnit.QUERIES,
+        WorkUnit.EXAMPLES,
         Per.SERIES,
         1.5,
         Sparsity.OWN,
@@ -183,7 +183,7 @@ def form_seconds(
         rate = (eq2_terms(rows.batch_size, rows.sparsity) * values).sum(axis=1)
         return np.asarray(rows.batch_size / np.where(rate > 0, rate, np.nan))
     shape = SHAPES[form]
-    work = rows.batch_size if shape.work is WorkUnit.QUERIES else rows.tokens
+    work = rows.batch_size if shape.work is WorkUnit.EXAMPLES else rows.tokens
     columns = form_terms(shape, work**shape.power, np.log(rows.sparsity), exponent or 0.0)
     return np.asarray((columns * values).sum(axis=1) ** (1 / shape.power))
 

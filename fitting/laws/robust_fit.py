@@ -213,7 +213,7 @@ class RobustFormFit:
         return _Minimum(values, exponents, residuals, robust, spreads, terms)
 
     def _rates(self) -> _Minimum:
-        """Least squares of queries per second, as the paper did: no weights, no bounds."""
+        """Least squares of examples per second, as the paper did: no weights, no bounds."""
         terms = eq2_terms(self._rows.batch_size, self._rows.sparsity)
         rate = self._rows.batch_size / self._rows.seconds
         inner = self._sums.sums(terms * rate[:, None])[:, :, None]

@@ -51,14 +51,14 @@ class Lengths:
         return self._gathered(np.minimum(self.tokens, cutoff))
 
     def padded(self, batch_size: float, multiple: int = MULTIPLE) -> float:
-        """Expected tokens that each query of a batch is padded to.
+        """Expected tokens that each example of a batch is padded to.
 
         ``E[max of b lengths] = sum over l of l * (F(l)**b - F(l-1)**b)``, F the part of the
         examples that are no longer: batches are drawn at random and padded to their longest,
         rounded up to a multiple (8 where tensor cores are to be filled).
 
         Args:
-            batch_size: queries per step, b.
+            batch_size: examples per step, b.
             multiple: what lengths are rounded up to.
         """
         below = self.no_longer
@@ -66,37 +66,37 @@ class Lengths:
         rounded = np.ceil(self.tokens / multiple) * multiple
         return float(rounded @ (below**batch_size - before**batch_size))
 
-    def grouped(self, batch_size: int, queries: int, multiple: int = MULTIPLE) -> float:
-        """Expected tokens that each query is padded to where batches are of like lengths.
+    def grouped(self, batch_size: int, examples: int, multiple: int = MULTIPLE) -> float:
+        """Expected tokens that each example is padded to where batches are of like lengths.
 
-        As transformers groups by length: the data is shuffled; again and again, so many queries as
+        As transformers groups by length: the data is shuffled; again and again, so many examples as
         fill ``m = min(50, n // (4 b))`` batches are sorted and cut into batches, at the end what is
-        left. Of M sorted queries S are longer than l, hypergeometric; they are in ceil(S / b)
+        left. Of M sorted examples S are longer than l, hypergeometric; they are in ceil(S / b)
         batches, which are padded to more than l. So those M come to
         ``sum over l of (l' - l) * E[ceil(S / b)]``, l' the next length. Not counted: a last batch
-        that is not full, and that the longest query of all is put into the first batch, which adds
+        that is not full, and that the longest example is put into the first batch, which adds
         up to 5 % where an epoch is a few batches.
 
         Args:
-            batch_size: queries per step, b.
-            queries: of an epoch, n; their lengths are spread as these are.
+            batch_size: examples per step, b.
+            examples: of an epoch, n; their lengths are spread as these are.
             multiple: what lengths are rounded up to.
         """
-        batch = min(batch_size, queries)
-        sorted_at_once = max(1, min(MOST_BATCHES_SORTED, queries // (4 * batch))) * batch
+        batch = min(batch_size, examples)
+        sorted_at_once = max(1, min(MOST_BATCHES_SORTED, examples // (4 * batch))) * batch
         rounded = self._gathered(np.ceil(self.tokens / multiple) * multiple)
-        longer = np.rint(queries * (1.0 - rounded.no_longer)).astype(int)
+        longer = np.rint(examples * (1.0 - rounded.no_longer)).astype(int)
         increments = np.diff(rounded.tokens, prepend=0.0)
-        rest = queries % sorted_at_once
+        rest = examples % sorted_at_once
         total = 0.0
-        for count, drawn in ((queries // sorted_at_once, sorted_at_once), (1, rest)):
+        for count, drawn in ((examples // sorted_at_once, sorted_at_once), (1, rest)):
             if drawn >= batch:
                 batches = [
-                    _expected_batches(int(k), queries, drawn, batch)
-                    for k in (queries, *longer[:-1])
+                    _expected_batches(int(k), examples, drawn, batch)
+                    for k in (examples, *longer[:-1])
                 ]
                 total += count * float(increments @ np.array(batches))
-        return total / (queries // batch)
+        return total / (examples // batch)
 
     @property
     def no_longer(self) -> FloatArray:
@@ -110,21 +110,21 @@ class Lengths:
         return type(self)(tokens=kept, examples=np.asarray(examples, dtype=np.float64))
 
 
-def _expected_batches(longer: int, queries: int, drawn: int, batch_size: int) -> float:
+def _expected_batches(longer: int, examples: int, drawn: int, batch_size: int) -> float:
     """``E[ceil(S / b)]``: full batches that hold the S longer ones among those drawn, sorted.
 
     S is hypergeometric; ``p(s+1) / p(s) = (K-s)(M-s) / ((s+1)(n-K-M+s+1))``, with K longer ones
-    among n queries, M of which are drawn.
+    among n examples, M of which are drawn.
     """
-    part = longer / queries
+    part = longer / examples
     mean = drawn * part
     reach = SPREADS * (math.sqrt(mean * (1.0 - part)) + 1.0)
-    low = max(0, longer + drawn - queries, math.floor(mean - reach))
+    low = max(0, longer + drawn - examples, math.floor(mean - reach))
     high = min(longer, drawn, math.ceil(mean + reach))
     s = np.arange(low, high + 1, dtype=np.float64)
     at = s[:-1]
     up = (longer - at) * (drawn - at)
-    down = (at + 1.0) * (queries - longer - drawn + at + 1.0)
+    down = (at + 1.0) * (examples - longer - drawn + at + 1.0)
     logs = np.concatenate([[0.0], np.cumsum(np.log(up / down))])
     weights = np.exp(logs - logs.max())
     batches = np.minimum(np.ceil(s / batch_size), drawn // batch_size)

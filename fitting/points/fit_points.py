@@ -25,7 +25,7 @@ class FitGroup(Record):
         weights: random or pretrained; they route differently.
         recipe: how it is fine-tuned.
         active_experts: for each token; absent when the law holds across them, or without experts.
-        seq_len: tokens per query; absent when the law holds across lengths.
+        seq_len: tokens per example; absent when the law holds across lengths.
     """
 
     gpu: str | None = None
@@ -296,7 +296,7 @@ def _limits(columns: Columns, source: PointSource, members: IntArray) -> Limits:
     for place, one in zip(known, named, strict=True):
         if model[place] >= memory_limit[place]:
             raise ValueError(
-                f"{one.key}: {largest[place]:.0f} queries are said to fit in "
+                f"{one.key}: {largest[place]:.0f} examples are said to fit in "
                 f"{memory_limit[place]:.0f} bytes, yet the model alone takes {model[place]:.0f}: "
                 "remove these observations and measure them again"
             )

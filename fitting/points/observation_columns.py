@@ -34,7 +34,7 @@ class Columns:
         is_ladder: (rows,) whether throughput was asked for.
         repeat: (rows,) which visit of its batch size.
         attempt: (rows,) which try of that visit.
-        batch_size: (rows,) queries per step.
+        batch_size: (rows,) examples per step.
         memory_limit_bytes: (rows,) that the probe was held against.
         model_bytes: (rows,) of weights and buffers; nan without a measurement.
         peak_bytes: (rows,) allocated; nan alike.

@@ -12,7 +12,7 @@ class StepTimes:
     Attributes:
         gpu: (rows,) which GPU, with the stack it ran on.
         series: (rows,) what is one curve but for the sparsity: a GPU at a length or a data set.
-        batch_size: (rows,) queries per step.
+        batch_size: (rows,) examples per step.
         tokens: (rows,) padded tokens per step.
         sparsity: (rows,) active experts over experts; 1 without experts.
         seconds: (rows,) per step.

@@ -15,11 +15,11 @@ from gpu_catalog.errors import UserError
 from orchestrator.cli.options.cluster import add_deploy
 from orchestrator.cli.options.groups import (
     add_data,
+    add_dataset,
     add_histogram,
     add_job,
     add_overheads,
     add_prices,
-    add_queries,
     add_recipe,
     run_folder,
 )
@@ -43,7 +43,7 @@ examples:
   ray job submit --working-dir . -- python -m orchestrator sweep my.yaml
   python -m orchestrator estimate --model mixtral-8x7b --method qlora --seq-len 512
   python -m orchestrator profile --model mixtral-tiny --seq-len 64    where a step's time goes
-  python -m orchestrator rank runs/laptop --queries 50000 --epochs 3
+  python -m orchestrator rank runs/laptop --examples 50000 --epochs 3
 """
 
 WAIT_MINUTES = 20.0  # an instance, an image of some GB, and a second try
@@ -218,9 +218,9 @@ def _add_completion(commands: Any) -> None:
 def _add_dataset(commands: Any) -> None:
     dataset = commands.add_parser(
         "dataset",
-        help="how long the queries of a data set are, and what padding makes of them",
-        description="Counts the tokens of a data set's queries by a model's own tokenizer, and "
-        "tells how many a query comes to in batches of 1 to 64, padded or packed.",
+        help="how long the examples of a data set are, and what padding makes of them",
+        description="Counts the tokens of a data set's examples by a model's own tokenizer, and "
+        "tells how many an example comes to in batches of 1 to 64, padded or packed.",
     )
     add = dataset.add_argument
     add(
@@ -278,7 +278,7 @@ def _add_catalog(commands: Any) -> None:
 def _add_fit(command: argparse.ArgumentParser) -> None:
     command.description = (
         "Writes fits.json into a run. Of a CSV with the columns gpu, model, sparsity, seq_len, "
-        "batch_size and queries_per_second, or those of IBM's ado, prints the laws and writes "
+        "batch_size and examples_per_second, or those of IBM's ado, prints the laws and writes "
         "fits.json and coefficients.csv."
     )
     command.add_argument(
@@ -297,7 +297,7 @@ def _add_fit(command: argparse.ArgumentParser) -> None:
         "--lengths",
         type=Path,
         metavar="LENGTHS.csv",
-        help="dataset, tokens, examples: how long queries are, for rows with a dataset alone",
+        help="dataset, tokens, examples: how long examples are, for rows with a dataset alone",
     )
     command.add_argument("--out", type=Path, metavar="DIR", help="default: FILE.fits")
 
@@ -330,21 +330,21 @@ def _add_estimate(commands: Any) -> None:
     add("--memory-gib", type=above_zero, help="usable memory, of a GPU that does not exist yet")
     add_recipe(estimate, method="lora", precision="bf16")
     add("--active-experts", type=positive, help="for each token (default: the model's own)")
-    add("--seq-len", type=positive, help="tokens per query (default: as --dataset has them)")
+    add("--seq-len", type=positive, help="tokens per example (default: as --dataset has them)")
     add(
         "--batch-size",
         type=batch_size,
         metavar="N|max|fastest",
-        help="queries per step, the largest that fits, or the fastest of powers of two and that "
-        "(default: max; fastest where queries are padded to those of a data set)",
+        help="examples per step, the largest that fits, or the fastest of powers of two and that "
+        "(default: max; fastest where examples are padded to those of a data set)",
     )
     add(
-        "--queries",
+        "--examples",
         type=positive,
         help="training examples (default: those of --dataset, or 15000)",
     )
     add("--epochs", type=positive, help="how often each is seen (default: 10)")
-    add_queries(estimate)
+    add_dataset(estimate)
     add("--routing-draws", type=positive, help="draw the experts' shares so often: peak's spread")
     add(
         "--expandable-segments",

@@ -1,4 +1,4 @@
-"""A pass over a data set: a query for each example, and every mistake in it."""
+"""A pass over a data set: the text of each example, and every mistake in it."""
 
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from orchestrator.datasets.examples import examples
 from orchestrator.datasets.file_formats import columns_text
 from orchestrator.datasets.source import DataError, DatasetSource, Example, Mistake
 
-QUERIES_AT_ONCE = 1000
+EXAMPLES_AT_ONCE = 1000
 MOST_MISTAKES = 20  # then reading stops
 MOST_EMPTY = 5  # examples listed one by one
 
@@ -34,7 +34,7 @@ def empty_text(empty: int, empty_at: Sequence[str]) -> str:
 
 
 class Maker(Protocol[Made_co]):
-    """Makes queries of examples."""
+    """Renders examples."""
 
     @property
     def part(self) -> str:
@@ -44,8 +44,8 @@ class Maker(Protocol[Made_co]):
     def fields(self) -> Sequence[str]:
         """The fields that it looks at."""
 
-    def query(self, example: Example) -> Made_co | Mistake | None:
-        """The query of an example; nothing, or an empty one, where it has no text."""
+    def render(self, example: Example) -> Made_co | Mistake | None:
+        """The text of an example; nothing, or an empty one, where it has no text."""
 
 
 class DatasetReader(Generic[Q]):
@@ -58,7 +58,7 @@ class DatasetReader(Generic[Q]):
 
     Args:
         source: where they are.
-        maker: makes queries of them.
+        maker: renders them.
         most: examples to read, the first ones; None for all.
         parts: the option of each field that is not of the maker's own.
     """
@@ -106,22 +106,22 @@ class DatasetReader(Generic[Q]):
         """Whether anything is wrong so far."""
         return bool(self._of_options or self._of_examples)
 
-    def queries(self) -> Iterator[tuple[ExamplePosition, Q]]:
-        """The queries that are not empty, each with where its example stands."""
+    def rendered(self) -> Iterator[tuple[ExamplePosition, Q]]:
+        """The rendered examples that are not empty, each with where its example stands."""
         for example in self._examples():
-            query = self._maker.query(example)
-            if isinstance(query, Mistake):
-                self.note(query)
-            elif not query or (isinstance(query, str) and not query.strip()):
+            rendered = self._maker.render(example)
+            if isinstance(rendered, Mistake):
+                self.note(rendered)
+            elif not rendered or (isinstance(rendered, str) and not rendered.strip()):
                 self.note_empty(example.place)
             else:
-                yield ExamplePosition(self._number, example.place), query
+                yield ExamplePosition(self._number, example.place), rendered
 
     def check(self, *, any_left: bool) -> None:
         """Raise the mistakes.
 
         Args:
-            any_left: whether there is any query.
+            any_left: whether there is any example.
 
         Raises:
             DataError: anything is, or there is none.
@@ -160,7 +160,7 @@ class DatasetReader(Generic[Q]):
         """The examples, until there are enough of them, or of mistakes."""
         try:
             entries = examples(self._source, self._maker.fields)
-            first = list(itertools.islice(entries, QUERIES_AT_ONCE))
+            first = list(itertools.islice(entries, EXAMPLES_AT_ONCE))
             self._check_fields([entry for entry in first if isinstance(entry, Example)])
             if self._of_options:
                 # Every example would be wrong; what is no example is reported all the same.

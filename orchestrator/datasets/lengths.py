@@ -1,4 +1,4 @@
-"""How long the queries of a data set are: read and counted, from a histogram, or known."""
+"""How long the examples of a data set are: read and counted, from a histogram, or known."""
 
 import csv
 import hashlib
@@ -17,11 +17,16 @@ from pydantic import Field, model_validator
 from fitting.points.batch_lengths import Lengths
 from fitting.tables.table_error import TableError
 from gpu_catalog.record import Record
-from orchestrator.datasets.dataset_reader import QUERIES_AT_ONCE, DatasetReader, ExamplePosition
+from orchestrator.datasets.dataset_reader import EXAMPLES_AT_ONCE, DatasetReader, ExamplePosition
 from orchestrator.datasets.file_formats import columns_text
 from orchestrator.datasets.rendering import Chat, Rendering
 from orchestrator.datasets.source import DataError, DatasetSource, Mistake
-from trials.child_process.token_counter import Counted, Query, TokenCounter, TokenizerError
+from trials.child_process.token_counter import (
+    Counted,
+    RenderedExample,
+    TokenCounter,
+    TokenizerError,
+)
 from trials.records.recipe import PositiveInt
 
 CHARACTERS_AT_ONCE = 4_000_000
@@ -30,18 +35,18 @@ HISTOGRAM_COLUMNS: dict[str, tuple[str, ...]] = {"tokens": (), "examples": (), "
 
 
 class DataLengths(Record):
-    """How many queries of a data set have how many tokens, before any is cut off.
+    """How many examples of a data set have how many tokens, before any is cut off.
 
     Attributes:
         source: the file, folder, hub name or set they are of.
-        made_by: how an example becomes a query; absent where it is not known.
+        made_by: how an example is rendered; absent where it is not known.
         tokenizer: whose tokens they are; absent where it is not known.
-        histogram: (tokens, queries with so many), ascending.
+        histogram: (tokens, examples with so many), ascending.
         complete: false where there are more examples than were read.
         empty: examples without any text, which are left out.
         empty_at: where the first of them stand.
         assumed: what is taken for granted, where not every length is known.
-        fingerprint: the same for the same queries and tokenizer; absent where none were read.
+        fingerprint: the same for the same examples and tokenizer; absent where none were read.
     """
 
     source: str
@@ -62,7 +67,7 @@ class DataLengths(Record):
         return self
 
     @property
-    def queries(self) -> int:
+    def examples(self) -> int:
         """How many there are."""
         return sum(count for _, count in self.histogram)
 
@@ -91,12 +96,12 @@ class KnownData:
     """A data set of the paper, by what is published of it.
 
     Attributes:
-        queries: how many, as the paper has it.
-        median: tokens of the query in the middle; None where it is not published.
+        examples: how many, as the paper has it.
+        median: tokens of the example in the middle; None where it is not published.
         note: what to know of it.
     """
 
-    queries: int
+    examples: int
     median: int | None
     note: str
 
@@ -112,9 +117,9 @@ PUBLISHED = {
 
 
 def known_lengths(name: str) -> DataLengths | None:
-    """How long the queries of one of the paper's data sets are; None where it does not say.
+    """How long the examples of one of the paper's data sets are; None where it does not say.
 
-    Of two of them the histogram is published. Of others the median alone: every query is taken to
+    Of two of them the histogram is published. Of others the median alone: every example is taken to
     have that length, which is said.
 
     Raises:
@@ -132,8 +137,8 @@ def known_lengths(name: str) -> DataLengths | None:
         return None
     return DataLengths(
         source=source,
-        histogram=((known.median, known.queries),),
-        assumed=f"every query has the median length, {known.median} tokens: no other is published",
+        histogram=((known.median, known.examples),),
+        assumed=f"every example has the median length, {known.median} tokens: only it is published",
     )
 
 
@@ -144,14 +149,14 @@ def counted_lengths(
     most: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> DataLengths:
-    """Reads a data set and counts the tokens of its queries.
+    """Reads a data set and counts the tokens of its examples.
 
     A text has the tokenizer's special tokens around it, and one for the end where the tokenizer
     has one and does not add it: as trainers do. A conversation has what the chat template writes.
 
     Args:
         source: where its examples are.
-        rendering: how an example becomes a query.
+        rendering: how an example is rendered.
         tokenizer: a folder, a tokenizer.json, or a hub name.
         most: examples to read, the first ones; all of them unless told.
         progress: told how many were counted so far.
@@ -193,13 +198,13 @@ def counted_lengths(
 
 def first_mistakes(source: DatasetSource, rendering: Rendering) -> list[Mistake]:
     """What is wrong with the first examples; for when there is no point in counting them."""
-    reading = _Counting(source, rendering, QUERIES_AT_ONCE)
+    reading = _Counting(source, rendering, EXAMPLES_AT_ONCE)
     next(reading.chunks(), None)
     return reading.mistakes
 
 
-class _Counting(DatasetReader[Query]):
-    """A pass over the examples, their queries handed on in chunks."""
+class _Counting(DatasetReader[RenderedExample]):
+    """A pass over the examples, rendered and passed on in chunks."""
 
     def __init__(self, source: DatasetSource, rendering: Rendering, most: int | None) -> None:
         super().__init__(source, rendering, most)
@@ -209,31 +214,31 @@ class _Counting(DatasetReader[Query]):
 
     @property
     def digest(self) -> str:
-        """Of the queries read so far, in their order."""
+        """Of the examples read so far, in their order."""
         return self._digest.hexdigest()[:16]
 
-    def chunks(self) -> Iterator[list[Query]]:
-        """The queries, so many at once as are counted at once.
+    def chunks(self) -> Iterator[list[RenderedExample]]:
+        """The examples, so many at once as are counted at once.
 
         None once there is a mistake, unless they are conversations: the chat template may have more
         to say against them.
         """
         places: list[ExamplePosition] = []
-        queries: list[Query] = []
+        rendered_examples: list[RenderedExample] = []
         characters = 0
-        for place, query in self.queries():
+        for place, rendered in self.rendered():
             if self.has_mistakes and not self._tells_more:
                 continue
-            said = query if isinstance(query, str) else json.dumps(query, default=str)
+            said = rendered if isinstance(rendered, str) else json.dumps(rendered, default=str)
             self._digest.update(f"{len(said)} {said}".encode(errors="replace"))
             places.append(place)
-            queries.append(query)
+            rendered_examples.append(rendered)
             characters += len(said)
-            if len(queries) == QUERIES_AT_ONCE or characters > CHARACTERS_AT_ONCE:
-                yield self._chunk(places, queries)
-                places, queries, characters = [], [], 0
-        if queries and (self._tells_more or not self.has_mistakes):
-            yield self._chunk(places, queries)
+            if len(rendered_examples) == EXAMPLES_AT_ONCE or characters > CHARACTERS_AT_ONCE:
+                yield self._chunk(places, rendered_examples)
+                places, rendered_examples, characters = [], [], 0
+        if rendered_examples and (self._tells_more or not self.has_mistakes):
+            yield self._chunk(places, rendered_examples)
 
     def note_counted(self, counted: Counted) -> None:
         """What was said to the earliest chunk that was not answered yet."""
@@ -249,9 +254,11 @@ class _Counting(DatasetReader[Query]):
             text = f"{place.text}: the chat template refuses it: {why}"
             self.note(Mistake("dataset", text), place.number)
 
-    def _chunk(self, places: list[ExamplePosition], queries: list[Query]) -> list[Query]:
+    def _chunk(
+        self, places: list[ExamplePosition], rendered_examples: list[RenderedExample]
+    ) -> list[RenderedExample]:
         self._places.append(places)
-        return queries
+        return rendered_examples
 
 
 def source_text(source: DatasetSource) -> str:

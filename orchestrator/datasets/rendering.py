@@ -1,4 +1,4 @@
-"""How a training example becomes the query that a model is trained on."""
+"""How a training example becomes the text that a model is trained on."""
 
 import string
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.datasets.source import Example, Mistake
-from trials.child_process.token_counter import Query
+from trials.child_process.token_counter import RenderedExample
 
 JOINED_BY = "\n"
 # Conversations of ShareGPT say it so; templates know the others.
@@ -27,7 +27,7 @@ class TextFields:
     fields: tuple[str, ...]
     part = "text_fields"
 
-    def query(self, example: Example) -> Query | Mistake:
+    def render(self, example: Example) -> RenderedExample | Mistake:
         """The text; empty where all fields are."""
         texts = _texts(example, self.fields, self.part)
         return texts if isinstance(texts, Mistake) else JOINED_BY.join(filter(None, texts.values()))
@@ -52,7 +52,7 @@ class Template:
         """The names of its fields, each once."""
         return tuple(dict.fromkeys(field for _, field in self.pieces if field is not None))
 
-    def query(self, example: Example) -> Query | Mistake:
+    def render(self, example: Example) -> RenderedExample | Mistake:
         """The text; empty where all fields are."""
         texts = _texts(example, self.fields, self.part)
         if isinstance(texts, Mistake):
@@ -88,7 +88,7 @@ class Chat:
         """The name of its field."""
         return (self.field,)
 
-    def query(self, example: Example) -> Query | Mistake:
+    def render(self, example: Example) -> RenderedExample | Mistake:
         """The messages; none of them where the field is empty."""
         if self.field not in example.fields:
             return _absent(example, self.field)
@@ -112,7 +112,7 @@ Rendering = TextFields | Template | Chat
 
 @dataclass(frozen=True, slots=True)
 class Parted:
-    """A query in its parts.
+    """A rendered example in its parts.
 
     Attributes:
         prompt: what stands before the answer: a text, or messages.
@@ -126,9 +126,9 @@ class Parted:
 
 
 def parted(rendering: Rendering, example: Example) -> Parted | Mistake:
-    """A query whose answer is the last field that it names, or the last message.
+    """A rendered example whose answer is the last field that it names, or the last message.
 
-    Without a field before it the prompt is empty, and all of the query is the answer.
+    Without a field before it the prompt is empty, and all of the example is the answer.
     """
     if isinstance(rendering, Chat):
         return _parted_chat(rendering, example)
@@ -151,7 +151,7 @@ def parted(rendering: Rendering, example: Example) -> Parted | Mistake:
 
 
 def _parted_chat(rendering: Chat, example: Example) -> Parted | Mistake:
-    messages = rendering.query(example)
+    messages = rendering.render(example)
     if isinstance(messages, str | Mistake):
         return Parted("", messages) if isinstance(messages, str) else messages
     if not messages:

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.datasets.dataset_reader import QUERIES_AT_ONCE, DatasetReader
+from orchestrator.datasets.dataset_reader import EXAMPLES_AT_ONCE, DatasetReader
 from orchestrator.datasets.file_formats import columns_text
 from orchestrator.datasets.lengths import source_text
 from orchestrator.datasets.rendering import Rendering, parted
 from orchestrator.datasets.source import DataError, DatasetSource, Example, Mistake
-from trials.records.learning import LearnData, LearnQuery
+from trials.records.learning import LearnData, LearnExample
 
 MOST_HELD_OUT = 1000  # by default: more hardly narrow an interval, and each costs time every epoch
 HELD_OUT_SHARE = 0.1
@@ -51,12 +51,12 @@ class ReadData:
 
     Attributes:
         facts: facts of the data set.
-        queries: training examples, then held-out ones.
+        examples: training examples, then held-out ones.
         remarks: messages for the user.
     """
 
     facts: LearnData
-    queries: tuple[LearnQuery, ...]
+    examples: tuple[LearnExample, ...]
     remarks: tuple[str, ...]
 
 
@@ -64,8 +64,8 @@ def data_mistakes(request: AskedData) -> list[Mistake]:
     """Mistakes in the first examples, for when other mistakes make reading all pointless."""
     mistakes: list[Mistake] = []
     for source in filter(None, (request.source, request.held_out_source)):
-        reading = _reading(request, source, min(request.most or QUERIES_AT_ONCE, QUERIES_AT_ONCE))
-        for _ in reading.queries():
+        reading = _reading(request, source, min(request.most or EXAMPLES_AT_ONCE, EXAMPLES_AT_ONCE))
+        for _ in reading.rendered():
             pass
         mistakes += reading.mistakes
     return mistakes
@@ -107,14 +107,14 @@ def read_data(request: AskedData) -> ReadData:
         else "the same",
         tokenizer=request.tokenizer,
         fingerprint=_fingerprint(request.tokenizer, both),
-        train_queries=len(train),
-        held_out_queries=len(held_out),
+        train_examples=len(train),
+        held_out_examples=len(held_out),
         accuracy="choices" if request.choices else "exact",
     )
     return ReadData(facts, tuple(both), tuple(remarks))
 
 
-def _fingerprint(tokenizer: str, examples: Sequence[LearnQuery]) -> str:
+def _fingerprint(tokenizer: str, examples: Sequence[LearnExample]) -> str:
     digest = hashlib.sha256(tokenizer.encode())
     for example in examples:
         digest.update(example.model_dump_json().encode(errors="replace"))
@@ -133,7 +133,7 @@ class _Answered:
     def fields(self) -> tuple[str, ...]:
         return (*self.rendering.fields, *self.choices)
 
-    def query(self, example: Example) -> LearnQuery | Mistake | None:
+    def render(self, example: Example) -> LearnExample | Mistake | None:
         rendered = parted(self.rendering, example)
         if isinstance(rendered, Mistake):
             return rendered
@@ -155,7 +155,7 @@ class _Answered:
         # Columnar files have dates and the like in their messages; and half a character, which
         # JSON can spell, is in no tokenizer's alphabet.
         text = json.dumps(parts, default=str, ensure_ascii=False)
-        return LearnQuery.model_validate_json(text.encode(errors="replace"))
+        return LearnExample.model_validate_json(text.encode(errors="replace"))
 
 
 def _choices(
@@ -186,38 +186,38 @@ def _choices(
 
 def _read(
     request: AskedData, source: DatasetSource
-) -> tuple[list[LearnQuery], DatasetReader[LearnQuery]]:
+) -> tuple[list[LearnExample], DatasetReader[LearnExample]]:
     """Examples of a source, and the pass over it."""
     reading = _reading(request, source, request.most)
-    examples = [example for _, example in reading.queries()]
+    examples = [example for _, example in reading.rendered()]
     reading.check(any_left=bool(examples))
     return examples, reading
 
 
 def _reading(
     request: AskedData, source: DatasetSource, most: int | None
-) -> DatasetReader[LearnQuery]:
+) -> DatasetReader[LearnExample]:
     maker = _Answered(request.rendering, request.choices, request.rendering.part)
     return DatasetReader(source, maker, most, dict.fromkeys(request.choices, "choices"))
 
 
-def _prompt(example: LearnQuery) -> str:
+def _prompt(example: LearnExample) -> str:
     return example.prompt if isinstance(example.prompt, str) else json.dumps(example.prompt)
 
 
 def _split(
-    request: AskedData, examples: Sequence[LearnQuery]
-) -> tuple[list[LearnQuery], list[LearnQuery]]:
+    request: AskedData, examples: Sequence[LearnExample]
+) -> tuple[list[LearnExample], list[LearnExample]]:
     """Held-out and training examples; those with one prompt are on one side."""
     wanted = _wanted(request.held_out, len(examples))
     # Only its answer distinguishes an example without a prompt.
-    groups: dict[str, list[LearnQuery]] = {}
+    groups: dict[str, list[LearnExample]] = {}
     for example in examples:
         groups.setdefault(_prompt(example) or example.answer, []).append(example)
     order = sorted(groups)
     random.Random(f"held out {request.seed}").shuffle(order)
-    held_out: list[LearnQuery] = []
-    train: list[LearnQuery] = []
+    held_out: list[LearnExample] = []
+    train: list[LearnExample] = []
     for prompt in order:
         (held_out if len(held_out) < wanted else train).extend(groups[prompt])
     if not train:
@@ -228,8 +228,8 @@ def _split(
 
 
 def _sample(
-    request: AskedData, source: DatasetSource, examples: Sequence[LearnQuery]
-) -> list[LearnQuery]:
+    request: AskedData, source: DatasetSource, examples: Sequence[LearnExample]
+) -> list[LearnExample]:
     """Random sample of a source that is held out as a whole, in order."""
     wanted = MOST_HELD_OUT if request.held_out is None else _wanted(request.held_out, len(examples))
     if min(wanted, len(examples)) < FEWEST_HELD_OUT:

@@ -22,7 +22,7 @@ class BatchCandidates:
 
     Attributes:
         gpu, cell, routed: what was replayed, and with drawn shares of the experts.
-        largest: batch that fits; 0 when not even one query does.
+        largest: batch that fits; 0 when not even one example does.
         sizes: of the batches, ascending.
     """
 
@@ -38,7 +38,7 @@ class ChosenBatch:
     """The batch that is priced, and what was tried.
 
     Attributes:
-        size: queries per step.
+        size: examples per step.
         tokens: of each, padding included.
         timed: the cell at that length.
         hours: of the job's steps at each size that was tried; empty where one alone was.
@@ -110,7 +110,7 @@ def taken(
 
 
 def tokens_of(question: Question, batch_size: int) -> float:
-    """Of each query of a batch, on average, padding included."""
+    """Of each example of a batch, on average, padding included."""
     padded = padded_tokens(question.workload, batch_size, question.seq_len)
     return min(padded, float(question.seq_len))
 

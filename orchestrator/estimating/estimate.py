@@ -85,7 +85,7 @@ def estimates(
 def _worth(estimated: Estimated) -> tuple[bool, float, float]:
     told = estimated.estimate
     price = told.price
-    speed = told.queries_per_second or 0.0
+    speed = told.examples_per_second or 0.0
     return (price is None, 0.0 if price is None else price.usd, -speed)
 
 
@@ -123,7 +123,7 @@ def _estimated(
         seq_len=asked.seq_len,
         batch_size=batch.size,
         batch=_which(question, batch),
-        tokens_per_query=batch.tokens,
+        tokens_per_example=batch.tokens,
         outcome=use.outcome,
         max_batch_size=each.largest,
         batch_limit=question.batch_limit,
@@ -150,16 +150,16 @@ def _which(question: Question, batch: ChosenBatch) -> BatchChoice:
 def _speed(
     question: Question, batch: ChosenBatch, constants: EfficiencyConstants, step: SimulatedStepTime
 ) -> dict[str, Any]:
-    # A packed row has several queries.
-    queries = batch.size * question.workload.queries / rows(question.workload)
+    # A packed row has several examples.
+    examples = batch.size * question.workload.examples / rows(question.workload)
     seconds = _around(step.seconds, constants.error, constants.error_above)
     return {
         "step_seconds": step.seconds,
         "step_seconds_interval": seconds,
         "tokens_per_second": batch.size * batch.tokens / step.seconds,
-        "queries_per_second": queries / step.seconds,
-        "queries_per_second_interval": Interval(
-            low=queries / seconds.high, high=queries / seconds.low
+        "examples_per_second": examples / step.seconds,
+        "examples_per_second_interval": Interval(
+            low=examples / seconds.high, high=examples / seconds.low
         ),
     }
 

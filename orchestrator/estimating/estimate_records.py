@@ -44,11 +44,11 @@ class Estimate(Record):
     Attributes:
         model, gpu, method, recipe, seq_len: the cell.
         experts, active_experts, sparsity: its routing; sparsity is 1.0 without experts.
-        batch_size: queries per step, or packed rows, that all that follows is of.
+        batch_size: examples per step, or packed rows, that all that follows is of.
         batch: why that one: asked for, the largest that fits, or the fastest of several.
-        tokens_per_query: that times are of, padding included; memory is of ``seq_len``.
+        tokens_per_example: that times are of, padding included; memory is of ``seq_len``.
         outcome: how steps of that size end.
-        max_batch_size: the largest that fits; 0 when not even one query does.
+        max_batch_size: the largest that fits; 0 when not even one example does.
         batch_limit: the largest that was tried: where ``max_batch_size`` is as large, more may fit.
         max_batch_size_interval: by the interval of the memory.
         peak_gib, peak_gib_interval: most memory in use at once, as PyTorch's allocator counts it.
@@ -58,7 +58,7 @@ class Estimate(Record):
             absent when none were drawn.
         step_seconds, step_seconds_interval: absent when the GPU's speed is not known, or the batch
             does not fit; as are those that follow.
-        tokens_per_second, queries_per_second, queries_per_second_interval: throughput.
+        tokens_per_second, examples_per_second, examples_per_second_interval: throughput.
         hours, hours_interval: of the job: as rented for ``price``, else as on demand.
         price: absent without an offer, too.
         no_price: why there is none, where there is a time.
@@ -78,7 +78,7 @@ class Estimate(Record):
     seq_len: int
     batch_size: int
     batch: BatchChoice
-    tokens_per_query: float
+    tokens_per_example: float
     outcome: Outcome
     max_batch_size: int
     batch_limit: int
@@ -91,8 +91,8 @@ class Estimate(Record):
     step_seconds: float | None = None
     step_seconds_interval: Interval | None = None
     tokens_per_second: float | None = None
-    queries_per_second: float | None = None
-    queries_per_second_interval: Interval | None = None
+    examples_per_second: float | None = None
+    examples_per_second_interval: Interval | None = None
     hours: float | None = None
     hours_interval: Interval | None = None
     price: Price | None = None

@@ -34,8 +34,8 @@ class Question:
         model: what is fine-tuned.
         recipe: how, as asked.
         active_experts: experts each token is routed to; absent for the model's own.
-        seq_len: tokens of the longest query, padding included.
-        batch: queries per step, or which: the largest that fits, or the fastest of several.
+        seq_len: tokens of the longest example, padding included.
+        batch: examples per step, or which: the largest that fits, or the fastest of several.
         batch_limit: the largest to try.
         workload: the job to price.
         constraints: what an offer must be.

@@ -65,7 +65,7 @@ def slow_nodes(observations: Sequence[Observation]) -> list[SlowNode]:
     """Nodes that take several times as long as others for like work; none where there is one node.
 
     Compared are timed batches of one model, recipe and routing on one kind of GPU, of about as many
-    tokens each, whatever the lengths of their queries.
+    tokens each, whatever the lengths of their examples.
     """
     groups: dict[tuple[object, ...], list[_Timed]] = defaultdict(list)
     for o in observations:

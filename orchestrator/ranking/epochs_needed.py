@@ -32,7 +32,7 @@ class LearnedEpochs(Record):
         epochs: best epoch.
         by: score that decided.
         data: data set.
-        held_out_queries: number of held-out examples.
+        held_out_examples: number of held-out examples.
         batch_size, learning_rate: training arguments.
     """
 
@@ -43,7 +43,7 @@ class LearnedEpochs(Record):
     epochs: int
     by: Score
     data: str
-    held_out_queries: int
+    held_out_examples: int
     batch_size: int
     learning_rate: float
 
@@ -105,7 +105,7 @@ def _of(cell: Cell, curves: Sequence[LearningCurve]) -> LearnedEpochs | str:
         epochs=result.epoch,
         by=result.by,
         data=curve.data.source,
-        held_out_queries=curve.data.held_out_queries,
+        held_out_examples=curve.data.held_out_examples,
         batch_size=curve.training.batch_size,
         learning_rate=curve.training.learning_rate,
     )
@@ -124,7 +124,7 @@ def epochs_text(learned: Sequence[LearnedEpochs]) -> str:
         experts = "" if row.active_experts is None else f", {row.active_experts} experts"
         lines.append(
             f"{row.model}{experts}, {row.recipe}: {row.epochs} epochs, after which "
-            f"{row.held_out_queries:,} held-out examples of {row.data} got no better by "
+            f"{row.held_out_examples:,} held-out examples of {row.data} got no better by "
             f"{row.by} (learned from {row.weights} weights in batches of {row.batch_size}; other "
             "batches may take more or fewer)."
         )

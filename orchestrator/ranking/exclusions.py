@@ -6,13 +6,13 @@ from fitting.families.cell_step_time import Batch
 from orchestrator.ranking.priced_job import PricedOffer
 from orchestrator.ranking.ranked_offer import Excluded
 from orchestrator.spec.job import Job
-from orchestrator.spec.job_tokens import longest_query, longest_tokens, padded_tokens
+from orchestrator.spec.job_tokens import longest_example, longest_tokens, padded_tokens
 from trials.records.cell import Cell
 from trials.records.observation import Observation, largest_batch
 
 
 def padding(workload: Job, cell: Cell) -> Callable[[int], float] | None:
-    """Tokens of a query at a batch size, padding included; None where all have the full length."""
+    """Padded tokens of an example by batch size; None where all have the full length."""
     if workload.lengths is None:
         return None
     return lambda size: min(padded_tokens(workload, size, cell.seq_len), float(cell.seq_len))
@@ -26,7 +26,7 @@ def too_long(workload: Job, cell: Cell, others: Iterable[Cell]) -> str | None:
         cell: asked about.
         others: all there are: one that differs in its length alone may have the job.
     """
-    longest = longest_query(workload)
+    longest = longest_example(workload)
     if longest is None or longest <= cell.seq_len:
         return None
     long_enough = (
@@ -40,7 +40,7 @@ def too_long(workload: Job, cell: Cell, others: Iterable[Cell]) -> str | None:
         if length is None
         else f"the cell at {length} is for this job, --cutoff {cell.seq_len} for one of this cell"
     )
-    return f"its length is {cell.seq_len}, queries have up to {longest} tokens: {remedy}"
+    return f"its length is {cell.seq_len}, examples have up to {longest} tokens: {remedy}"
 
 
 def of_like_lengths(
@@ -86,7 +86,7 @@ def why_not(batch: Batch, cell: Cell, seen: Sequence[Observation], *, priced: bo
 def _why_not_at(wish: int | None, cell: Cell, largest: int, miss: Observation | None) -> str | None:
     """Why a cell with a known largest batch has no price; None when that is not the reason."""
     if largest == 0 and miss is not None:
-        return f"not even one query fits: {miss.outcome} at batch size 1 ({miss.detail})"
+        return f"not even one example fits: {miss.outcome} at batch size 1 ({miss.detail})"
     if cell.capped_on is not None:
         return (
             f"its largest batch, {largest}, was found on {cell.capped_on} under a memory cap; its "

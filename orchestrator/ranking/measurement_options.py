@@ -29,8 +29,8 @@ from trials.records.observation import Basis, Observation, largest_batch
 BY_SPECIFICATIONS = 0.4  # told from another GPU's by rate and bandwidth
 UNKNOWN = 0.7  # of a job that nothing is known of
 OTHER_BATCH = 0.1  # told from another batch size of the cell, where no law speaks
-# The part of the largest batch's time for a query that does not depend on the batch, where no law
-# speaks: a smaller batch costs so much more for each query.
+# Part of the largest batch's time per example that does not depend on the batch, where no law gives
+# it: a smaller batch costs so much more for each example.
 FLOOR = 0.2
 LEAST_SIGMA = 1e-3
 
@@ -41,7 +41,7 @@ class RunOption:
 
     Attributes:
         cell: what runs.
-        batch_size: queries per step; absent while the largest batch is not known.
+        batch_size: examples per step; absent while the largest batch is not known.
         usd: what the job is expected to cost; absent where nothing is known of any GPU.
         log_usd: its logarithm; where it is absent, up to what all ways of the choice share.
         sigma: standard deviation of that, of what is its own.

@@ -116,8 +116,8 @@ def choices(
 ) -> list[GpuChoice]:
     """What is to be chosen, in the order of the specification.
 
-    GPUs without an offer have no part in it, nor those that not even one query fits on, or not the
-    batch that is wished for. What was simulated of a cell tells what to expect.
+    GPUs without an offer have no part in it, nor those that one example, or the wished batch, does
+    not fit on. The simulated times of a cell are its expectation.
 
     Args:
         spec: the job, and the order.

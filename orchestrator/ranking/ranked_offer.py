@@ -30,15 +30,15 @@ class RankedOffer(Record):
             is that of the whole instance, which is what must be rented.
         price_as_of: when the price held; absent where its source does not say.
         price_recorded: when it was written into the catalog.
-        batch_size: queries per step.
+        batch_size: examples per step.
         batch: why that one: asked for, the largest, or the fastest of those timed.
         largest_batch: the largest that fits; absent while the search has not closed in on it.
         limited_by: what the next larger batch size ended in, or the search's limit.
-        queries_per_second: throughput at ``batch_size``; of packed rows, those.
-        epochs: how often each query is seen.
-        tokens_per_query: padding included; the cell's length where the job has no lengths, or
+        examples_per_second: throughput at ``batch_size``; of packed rows, those.
+        epochs: how often each example is seen.
+        tokens_per_example: padding included; the cell's length where the job has no lengths, or
             ``as_if_full``.
-        as_if_full: whether every query is priced as if it had the cell's length though the job's
+        as_if_full: whether every example is priced as if it had the cell's length though the job's
             are shorter, since nothing tells how long its steps take: an upper bound.
         hours, hours_low, hours_high: from renting to the end: start-up, steps, checkpoints, and of
             spot instances what interruptions are expected to cost.
@@ -70,9 +70,9 @@ class RankedOffer(Record):
     batch: Literal["asked", "largest", "fastest"]
     largest_batch: int | None
     limited_by: str | None
-    queries_per_second: float
+    examples_per_second: float
     epochs: int
-    tokens_per_query: float
+    tokens_per_example: float
     as_if_full: bool = False
     hours: float
     hours_low: float
@@ -130,7 +130,7 @@ def ranking_csv(ranking: Ranking) -> str:
     buffer = io.StringIO()
     fields = [name for name in RankedOffer.model_fields if name not in {"cell", "epochs"}]
     parts = ["gpu", "model", "weights", "recipe", "sparsity", "active_experts", "seq_len"]
-    job = ["queries", "epochs"]
+    job = ["examples", "epochs"]
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow([*parts, *fields, *job])
     for row in ranking.offers:
@@ -146,6 +146,6 @@ def ranking_csv(ranking: Ranking) -> str:
                 cell.seq_len,
             ]
             + [getattr(row, name) for name in fields]
-            + [ranking.workload.queries, row.epochs]
+            + [ranking.workload.examples, row.epochs]
         )
     return buffer.getvalue()

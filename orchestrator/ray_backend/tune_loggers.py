@@ -51,7 +51,7 @@ def metrics(observation: Logged) -> dict[str, float]:
         if measured.step_seconds:
             steps = sorted(measured.step_seconds)
             drawn["step_seconds"] = steps[len(steps) // 2]
-            drawn["queries_per_second"] = observation.batch_size / drawn["step_seconds"]
+            drawn["examples_per_second"] = observation.batch_size / drawn["step_seconds"]
     return drawn
 
 

@@ -26,7 +26,7 @@ from orchestrator.run_folder.run_results import RunResults
 from trials.records.cell import Cell
 from trials.records.observation import Basis, Observation, largest_batch
 
-SPEEDS = "Queries per second"
+SPEEDS = "Examples per second"
 SAME = 0.0005  # less is told as +0.0 %
 ANOTHER_HOUR = (
     "Intervals are of how the steps of one run scatter. A machine that was busier, or hotter, in "
@@ -40,8 +40,8 @@ class SpeedChange:
 
     Attributes:
         cell: as the first run has it.
-        batch_size: queries per step.
-        before, after: queries per second.
+        batch_size: examples per step.
+        before, after: examples per second.
         bases: of the two.
         ratio: after over before.
         low, high: its 90 % interval; absent of two simulations, which share their error.
@@ -82,7 +82,7 @@ class LargestChange:
 
     Attributes:
         cell: as the first run has it.
-        before, after: queries.
+        before, after: examples.
         bases: of the two.
     """
 

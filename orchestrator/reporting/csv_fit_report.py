@@ -15,7 +15,7 @@ from orchestrator.markdown_table import table
 from orchestrator.storage.run_storage import StoreError
 
 MOST_TOLD = 12  # families told one by one; more are told in one table
-SYMBOLS = "t: seconds of a step; b: queries in it; N: tokens in it, padded; s: sparsity."
+SYMBOLS = "t: seconds of a step; b: examples in it; N: tokens in it, padded; s: sparsity."
 FITS, COEFFICIENTS, PREDICTIONS = "fits.json", "coefficients.csv", "predictions.csv"
 SUFFIX = ".fits"
 

@@ -1,4 +1,4 @@
-"""``dataset``: how long the queries of a data set are, and what padding makes of them."""
+"""``dataset``: how long the examples of a data set are, and what padding makes of them."""
 
 import json
 import math
@@ -25,7 +25,7 @@ def dataset_text(workload: Job) -> str:
     data = workload.lengths
     if data is None:
         return (
-            f"{workload.queries:,} queries; how long they are is not known: each is taken to have "
+            f"{workload.examples:,} examples of unknown lengths: each is taken to have "
             "the full sequence length"
         )
     facts = "\n".join(_facts(data, workload.cutoff))
@@ -37,7 +37,7 @@ def dataset_text(workload: Job) -> str:
 def dataset_json(workload: Job) -> str:
     """The same for programs: ``null`` where it is not known."""
     data, cutoff = workload.lengths, workload.cutoff
-    found: dict[str, object] = {"queries": workload.queries}
+    found: dict[str, object] = {"examples": workload.examples}
     if data is not None:
         found |= {
             **data.model_dump(mode="json", exclude={"histogram"}),
@@ -46,8 +46,8 @@ def dataset_json(workload: Job) -> str:
             "p95_tokens": data.lengths.quantile(0.95),
             "longest_tokens": data.longest,
             "cutoff": cutoff,
-            "cut_off_queries": data.cut_off(cutoff),
-            "padded_tokens_per_query": {
+            "cut_off_examples": data.cut_off(cutoff),
+            "padded_tokens_per_example": {
                 padding: {str(size): value for size, value in _column(workload, padding)}
                 for padding in _known_paddings(workload)
             },
@@ -65,7 +65,7 @@ def save_histogram(path: Path, workload: Job) -> None:
     """
     data = workload.lengths
     if data is None:
-        raise DataError([Mistake("save", f"{path}: it is not known how long queries are")])
+        raise DataError([Mistake("save", f"{path}: it is not known how long examples are")])
     text = histogram_csv(Path(data.source).stem or data.source, data)
     try:
         path.write_text(text, encoding="utf-8")
@@ -76,7 +76,7 @@ def save_histogram(path: Path, workload: Job) -> None:
 def _facts(data: DataLengths, cutoff: int | None) -> Iterator[str]:
     by = f" by {data.tokenizer}" if data.tokenizer else ""
     made = f" ({data.made_by})" if data.made_by else ""
-    yield f"{data.source}{made}: {data.queries:,} queries, {data.tokens:,} tokens{by}"
+    yield f"{data.source}{made}: {data.examples:,} examples, {data.tokens:,} tokens{by}"
     if data.tokenizer is None:
         yield "Which tokenizer counted them is not said; another one counts otherwise."
     lengths = data.lengths
@@ -86,7 +86,7 @@ def _facts(data: DataLengths, cutoff: int | None) -> Iterator[str]:
             f"{lengths.quantile(0.95):.0f}, the longest {data.longest:,}."
         )
     if cutoff is not None:
-        yield f"Longer than {cutoff:,} tokens and cut off there: {data.cut_off(cutoff):,} queries."
+        yield f"Longer than {cutoff:,} tokens and cut off there: {data.cut_off(cutoff):,} examples."
     if data.assumed is not None:
         yield f"Assumed: {data.assumed}."
     if data.empty:
@@ -96,7 +96,7 @@ def _facts(data: DataLengths, cutoff: int | None) -> Iterator[str]:
 
 
 def _histogram(data: DataLengths) -> str:
-    """Bins of a round width, the longest queries together in a last one."""
+    """Bins of a round width, the longest examples together in a last one."""
     most = data.lengths.quantile(TAIL)
     width = _round_width(most / MOST_BINS)
     ends = [width * (place + 1) for place in range(math.ceil(most / width))]
@@ -110,7 +110,7 @@ def _histogram(data: DataLengths) -> str:
         for name, count in zip(names, counts, strict=True)
     ]
     first = next(place for place, count in enumerate(counts) if count)
-    return table(("tokens", "queries", ""), found[first:] if counts[-1] else found[first:-1])
+    return table(("tokens", "examples", ""), found[first:] if counts[-1] else found[first:-1])
 
 
 def _round_width(least: float) -> int:
@@ -134,7 +134,7 @@ def _paddings(workload: Job) -> str:
     else:
         legend.append("packed: with --cutoff, the tokens of a row.")
     title = (
-        "Tokens a query, with padding, expected in a batch (lengths rounded up to a multiple of "
+        "Tokens an example, with padding, expected in a batch (lengths rounded up to a multiple of "
         f"{workload.pad_to_multiple}):"
     )
     return "\n\n".join([title, table(("batch", *columns), lines), "\n".join(legend)])
@@ -149,8 +149,8 @@ def _with(workload: Job, padding: Padding) -> Job:
 
 
 def _column(workload: Job, padding: Padding) -> Iterator[tuple[int, float]]:
-    """Tokens a query at each batch size; of a packed row, those of the queries in it."""
+    """Tokens an example at each batch size; of a packed row, those of the examples in it."""
     job = _with(workload, padding)
-    rows_per_query = rows(job) / job.queries
+    rows_per_example = rows(job) / job.examples
     for size in BATCH_SIZES:
-        yield size, padded_tokens(job, size, 0) * rows_per_query
+        yield size, padded_tokens(job, size, 0) * rows_per_example

@@ -111,7 +111,7 @@ def _too_large(found: Sequence[Estimated]) -> str:
     if any(each.outcome is Outcome.FITS for each in told):
         return ""  # it fits where no speed is known
     nearest = min(told, key=lambda each: each.reserved_gib - each.usable_gib)
-    what = "Not even one query fits" if nearest.batch_size == 1 else "The batch does not fit"
+    what = "Not even one example fits" if nearest.batch_size == 1 else "The batch does not fit"
     most = max(told, key=lambda each: each.max_batch_size)
     largest = (
         f"; the largest is {most.max_batch_size}, on {most.gpu}" if most.max_batch_size else ""

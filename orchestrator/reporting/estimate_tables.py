@@ -53,7 +53,7 @@ def as_table(found: Sequence[Estimated], question: Question) -> str:
         "peak GiB",
         "reserved GiB",
         "s/step",
-        "queries/s",
+        "examples/s",
         "hours",
         "$",
         "basis",
@@ -61,7 +61,7 @@ def as_table(found: Sequence[Estimated], question: Question) -> str:
     workload, wanted = question.workload, question.constraints
     by_default = ", ".join(question.by_default)
     job = (
-        f"The job: {workload.queries:,} queries x {workload.epochs} epochs"
+        f"The job: {workload.examples:,} examples x {workload.epochs} epochs"
         f"{f' (the default: {by_default})' if by_default else ''}"
         f"{overheads_text(workload.overheads)}. Nothing was measured. "
         "The cheapest first; in brackets 90 % intervals."
@@ -97,12 +97,12 @@ def _row(told: Estimate, wanted: Constraints) -> tuple[object, ...]:
         else (
             f"{told.batch_size} {told.outcome}, the largest is {told.max_batch_size}"
             if told.max_batch_size
-            else f"not even one query fits: {told.outcome}"
+            else f"not even one example fits: {told.outcome}"
         ),
         f"{told.peak_gib:.1f}",
         f"{told.reserved_gib:.1f} of {told.usable_gib:.1f}",
         "" if told.step_seconds is None else f"{told.step_seconds:.3g}",
-        "" if told.queries_per_second is None else f"{told.queries_per_second:.3g}",
+        "" if told.examples_per_second is None else f"{told.examples_per_second:.3g}",
         hours,
         usd,
         told.basis,
@@ -153,7 +153,7 @@ def _remarks(found: Sequence[Estimated], question: Question) -> str:
         )
     positions = found[0].cell.model.positions
     if positions is not None and told.seq_len > positions:
-        lines.append(f"{told.model} was made for queries of {positions} tokens at most.")
+        lines.append(f"{told.model} was made for examples of {positions} tokens at most.")
     for each in every:
         if each.routed_peak_gib is not None:
             median, upper = each.routed_peak_gib
@@ -177,11 +177,13 @@ def _stood_in(every: Sequence[Estimate]) -> Iterator[str]:
 
 def _lengths(every: Sequence[Estimate]) -> str:
     """Which lengths memory and times are of."""
-    longest, padded = every[0].seq_len, sorted(each.tokens_per_query for each in every)
+    longest, padded = every[0].seq_len, sorted(each.tokens_per_example for each in every)
     if padded[0] == longest:
-        return f"{longest} tokens a query"
+        return f"{longest} tokens an example"
     most = "" if round(padded[-1]) == round(padded[0]) else f" to {padded[-1]:.0f}"
-    return f"memory at {longest} tokens a query, times at {padded[0]:.0f}{most}, padding included"
+    return (
+        f"memory at {longest} tokens an example, times at {padded[0]:.0f}{most}, padding included"
+    )
 
 
 def _lacks_speed(told: Estimate) -> bool:

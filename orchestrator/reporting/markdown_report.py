@@ -37,7 +37,7 @@ FEW_STEPS = 100  # of an epoch
 MOSTLY = 0.5  # of a job's hours
 MOST_OFFERS = 25  # of one job, in a report that is read
 STEADY = 0.10  # an interval wider than this part of its value is called unsteady
-OFFER_HEADERS = ("GPU", "offer", "$/h", "batch", "queries/s", "hours", "$", "cheapest", "basis")
+OFFER_HEADERS = ("GPU", "offer", "$/h", "batch", "examples/s", "hours", "$", "cheapest", "basis")
 
 
 def markdown(results: RunResults) -> str:
@@ -74,7 +74,9 @@ def detail_sections(results: RunResults) -> list[str]:
 def headline(ranking: Ranking) -> str:
     """What was priced, on what basis."""
     job = ranking.workload
-    text = f"The job: {job.queries:,} queries x {_epochs(ranking)}{overheads_text(job.overheads)}."
+    text = (
+        f"The job: {job.examples:,} examples x {_epochs(ranking)}{overheads_text(job.overheads)}."
+    )
     bases = sorted({row.basis for row in ranking.offers})
     if bases:
         text += f" Step times are {' and '.join(bases)}, {_lengths(ranking)}"
@@ -101,7 +103,7 @@ def _epochs(ranking: Ranking) -> str:
 
 
 def _lengths(ranking: Ranking) -> str:
-    """At which lengths of queries, by which law, and what that leaves unsure."""
+    """At which lengths of examples, by which law, and what that leaves unsure."""
     data = ranking.workload.lengths
     if data is None:
         return "at full sequence length."
@@ -109,9 +111,9 @@ def _lengths(ranking: Ranking) -> str:
     full = [row for row in ranking.offers if row.as_if_full]
     parts = []
     if at_lengths:
-        padded = [row.tokens_per_query for row in at_lengths]
+        padded = [row.tokens_per_example for row in at_lengths]
         parts.append(
-            f"at the lengths of {data.source}, padded to {span(padded, '.0f')} tokens a query"
+            f"at the lengths of {data.source}, padded to {span(padded, '.0f')} tokens an example"
             f"{_scaled(at_lengths)}."
         )
     if full:
@@ -136,9 +138,9 @@ def _as_if_full(rows: Sequence[RankedOffer], source: str, *, among_others: bool)
     subject = f"{len(rows)} offers are priced " if among_others else ""
     is_simulated = any(row.basis is Basis.SIMULATED for row in rows)
     return (
-        f"{subject}as if every query had the full {lengths} tokens, not the lengths of {source}: "
+        f"{subject}as if every example had the full {lengths} tokens, not the lengths of {source}: "
         "nothing tells how long shorter ones take.\nSo their hours and dollars are upper bounds, "
-        "and the odds of being the cheapest are those of full queries. To price the lengths, time "
+        "and the odds of being the cheapest are those of full examples. To price the lengths, time "
         "several batch sizes at several `seq_lens`"
         + (", or simulate with this data set in `workload`." if is_simulated else ".")
     )
@@ -209,7 +211,7 @@ def _ranking_section(ranking: Ranking) -> str:
     for _, group in groupby(ranking.offers, key=lambda row: comparable(row.cell)):
         rows = list(group)
         model, recipe, experts, tokens = _workload_columns(rows[0].cell)
-        parts.append(f"**{model}**, {recipe}, experts: {experts}, {tokens} tokens a query")
+        parts.append(f"**{model}**, {recipe}, experts: {experts}, {tokens} tokens an example")
         shown = [row for row in rows if row.rank <= MOST_OFFERS or row.pareto]
         numbered = [(_place(row), *_offer_row(row)) for row in shown]
         parts.append(table(("", *OFFER_HEADERS), numbered))
@@ -245,7 +247,7 @@ def _offer_row(row: RankedOffer) -> tuple[object, ...]:
         offer_text(row),
         f"{row.usd_per_hour:.3g}",
         f"{row.batch_size} of {'?' if row.largest_batch is None else row.largest_batch}",
-        f"{row.queries_per_second:.3g}",
+        f"{row.examples_per_second:.3g}",
         f"{row.hours:.3g} ({row.hours_low:.3g} to {row.hours_high:.3g})"
         + (" ~" if _unsteady(row) else ""),
         f"{row.usd:.3g} ({row.usd_low:.3g} to {row.usd_high:.3g})",

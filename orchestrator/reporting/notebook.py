@@ -25,7 +25,7 @@ class LoadedRun:
 
     Attributes:
         observations: a row for each probe: its cell, batch, outcome, basis, seconds of a step (the
-            median), queries a second, peak and limit (in 2**30 bytes), stack and host.
+            median), examples a second, peak and limit (in 2**30 bytes), stack and host.
         steps: a row for each timed step: the row of ``observations``, its number, its seconds.
         ranking: a row for each offer, with the columns of ranking.csv.
         laws: a row for each family of step times: the law that was chosen, and how sure it is.

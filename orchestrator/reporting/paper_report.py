@@ -231,10 +231,10 @@ def _costs(told: Reproduction) -> str:
     headers = (
         "GPU",
         "batch",
-        "queries/s",
+        "examples/s",
         "ours",
         "$ published",
-        "$ of its queries/s",
+        "$ of its examples/s",
         "$ by our law",
     )
     return "\n\n".join(
@@ -242,9 +242,9 @@ def _costs(told: Reproduction) -> str:
             "## Table IV, sparse Mixtral on MATH, ten epochs",
             table(headers, rows),
             (
-                f"15,000 queries at CUDO's prices. OpenOrca on the H100: ${OPENORCA_USD:.0f} "
+                f"15,000 examples at CUDO's prices. OpenOrca on the H100: ${OPENORCA_USD:.0f} "
                 f"published, ${told.figures['openorca_usd']:.0f} for {OPENORCA_QUERIES:,} "
-                "queries, which is what the published sum comes from."
+                "examples, which is what the published sum comes from."
             ),
         ]
     )
@@ -281,14 +281,14 @@ def _contradictions(told: Reproduction) -> str:
     at_80 = projected_max_batch(80)
     text_80 = projected_max_batch(80, EQ1_TEXT)
     lines = [
-        "Table III: 3 queries of sparse Mixtral on MATH fit an A40; Table IV and Fig. 14: 4.",
-        "Table III: 2 and 8 queries of BlackMamba on MATH; Fig. 14 has points up to 3 and 10.",
+        "Table III: 3 examples of sparse Mixtral on MATH fit an A40; Table IV and Fig. 14: 4.",
+        "Table III: 2 and 8 examples of BlackMamba on MATH; Fig. 14 has points up to 3 and 10.",
         (
             "Eq. 1: C0 = 82 and C1 = 0.95 in the text; Fig. 13 was drawn with 62 and 0.89 at 512 "
             f"tokens. At 80 GB they give {text_80:.1f} and {at_80:.1f}, where the figure shows 27."
         ),
         (
-            f"Fig. 13: 28 queries at 100 GB is {first:.1f} rounded to the nearest; Eq. 1 rounds "
+            f"Fig. 13: 28 examples at 100 GB is {first:.1f} rounded to the nearest; Eq. 1 rounds "
             "down, to 27."
         ),
         (
@@ -309,7 +309,7 @@ def _contradictions(told: Reproduction) -> str:
             "those of MATH. The caption says GS."
         ),
         "Fig. 15: the A100-80GB's dense point at batch 3 is that at 4, once more.",
-        "OpenOrca: $3460 is 2.9 million queries; the text says more than 2 million.",
+        "OpenOrca: $3460 is 2.9 million examples; the text says more than 2 million.",
         "80 GB GPUs: which form they are, PCIe or SXM, is not said.",
     ]
     return "## Where the paper contradicts itself\n\n" + "\n".join(f"- {line}" for line in lines)
@@ -366,7 +366,7 @@ def _draw_series(told: Reproduction, names: np.ndarray, path: Path) -> Path:
                 axes.plot(
                     curve.batch_size, curve.batch_size / law.seconds(curve), style, color=colour
                 )
-        axes.set(title=name, xlabel="batch size", ylabel="queries/s")
+        axes.set(title=name, xlabel="batch size", ylabel="examples/s")
         axes.title.set_fontsize("small")
         axes.legend(title="- ours, : paper's", fontsize="small", title_fontsize="small")
     figure.savefig(path)

@@ -94,10 +94,10 @@ class RunFolder:
         return self._kept(MODELS, _MODELS.validate_json, "not a list of models", remedy) or {}
 
     def _lengths(self) -> DataLengths | None:
-        """How long queries were counted to be when the run began; their data may be gone by now."""
+        """Lengths of the examples when the run began; their data may be gone by now."""
         remedy = "restore it, or delete it and have them counted again"
         return self._kept(
-            LENGTHS, DataLengths.model_validate_json, "not lengths of queries", remedy
+            LENGTHS, DataLengths.model_validate_json, "not lengths of examples", remedy
         )
 
     def plan(self) -> Plan | None:

@@ -50,7 +50,7 @@ class LearningRun:
             threads=request.threads,
             training=request.training,
             tokenizer=request.data.tokenizer,
-            queries_file=str(examples),
+            examples_file=str(examples),
             curve=self.key,
             checkpoint_file=checkpoint,
         )

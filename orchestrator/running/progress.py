@@ -56,7 +56,7 @@ def fastest(seen: Sequence[Observation]) -> str | None:
         ),
         default=None,
     )
-    return None if best is None else f"{best:.3g} queries/s"
+    return None if best is None else f"{best:.3g} examples/s"
 
 
 class Progress:

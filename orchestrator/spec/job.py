@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from gpu_catalog.record import Record
+from gpu_catalog.record import Record, former_names
 from orchestrator.datasets.lengths import DataLengths
 from trials.records.recipe import PositiveInt
 
@@ -61,17 +61,19 @@ class JobTerms(Record):
     """What is stated of a job, whatever its data.
 
     Attributes:
-        queries: training examples; absent for as many as its data has.
+        examples: training examples; absent for as many as its data has.
         epochs: how often each is seen.
         batch_size: price the job at this batch size; absent for the fastest measured one.
         overheads: what it takes beside its steps.
-        padding: what a batch is made of: queries drawn at random, padded to the longest of them
-            (``longest``), queries of like lengths (``grouped``), or full rows (``packed``).
-        cutoff: tokens that longer queries are cut off at, or of a packed row; absent for no limit.
+        padding: what a batch is made of: examples drawn at random, padded to the longest of them
+            (``longest``), examples of like lengths (``grouped``), or full rows (``packed``).
+        cutoff: tokens that longer examples are cut off at, or of a packed row; absent for no limit.
         pad_to_multiple: what the length of a batch is rounded up to.
     """
 
-    queries: PositiveInt | None = None
+    _former = model_validator(mode="before")(former_names(queries="examples"))
+
+    examples: PositiveInt | None = None
     epochs: PositiveInt
     batch_size: PositiveInt | None = None
     overheads: Overheads = Overheads()
@@ -84,11 +86,11 @@ class Job(JobTerms):
     """The job to be priced.
 
     Attributes:
-        queries: training examples.
+        examples: training examples.
         lengths: how long they are; absent where each has the full sequence length.
     """
 
-    queries: PositiveInt
+    examples: PositiveInt
     lengths: DataLengths | None = None
 
     @model_validator(mode="after")

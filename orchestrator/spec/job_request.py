@@ -27,7 +27,7 @@ Text = Annotated[str, Field(strict=True, min_length=1)]
 RENDERINGS = ("text_fields", "template", "chat")
 OF_A_DATASET = ("subset", "split", "most", *RENDERINGS, "tokenizer")
 SOURCES = ("dataset", "named", "length_histogram")
-NO_QUERIES = f"is missing: add it, or one of {', '.join(SOURCES)}"
+NO_EXAMPLES = f"is missing: add it, or one of {', '.join(SOURCES)}"
 
 
 class JobRequest(JobTerms):
@@ -38,9 +38,9 @@ class JobRequest(JobTerms):
         subset: which of a hub data set's configurations.
         split: which part of a folder or a hub data set; absent for training.
         most: examples to read, the first ones.
-        text_fields: fields whose texts, one after the other, are a query.
-        template: a query with fields in it, as in ``Question: {question}``.
-        chat: a field of messages, which the tokenizer's chat template makes a query.
+        text_fields: fields whose texts, one after the other, are an example.
+        template: an example with fields in it, as in ``Question: {question}``.
+        chat: a field of messages, which the tokenizer's chat template makes an example.
         tokenizer: a folder, a tokenizer.json or a hub name; absent for the model's own.
         named: a data set of the paper's, instead.
         length_histogram: a CSV of tokens and examples, instead.
@@ -59,7 +59,7 @@ class JobRequest(JobTerms):
 
     @property
     def has_lengths(self) -> bool:
-        """Whether it says how long queries are."""
+        """Whether it says how long examples are."""
         if self.named in PUBLISHED:
             return PUBLISHED[self.named].median is not None
         return bool(self.dataset or self.length_histogram)
@@ -78,7 +78,7 @@ def workload_of(
         asked: the job.
         models: those it is priced for; the only one's tokenizer counts, unless one is named.
         known: lengths that were counted before; nothing is read then.
-        progress: told how many queries were counted so far.
+        progress: told how many examples were counted so far.
         hub_model: the hub's name of the only model, instead, where that is all that is known of it.
 
     Raises:
@@ -108,7 +108,7 @@ def workload_of(
     elif known is None and asked.named is not None:
         lengths = known_lengths(asked.named)
     terms = {name: getattr(asked, name) for name in JobTerms.model_fields}
-    terms["queries"] = asked.queries or _queries(asked, lengths)
+    terms["examples"] = asked.examples or _examples(asked, lengths)
     return Job(**terms, lengths=lengths)
 
 
@@ -120,19 +120,19 @@ def _of_own(error: DataError, tokenizer: str) -> DataError:
     )
 
 
-def _queries(asked: JobRequest, lengths: DataLengths | None) -> int:
+def _examples(asked: JobRequest, lengths: DataLengths | None) -> int:
     if lengths is not None:
-        return lengths.queries
+        return lengths.examples
     assert asked.named is not None  # else their number is asked for
-    return PUBLISHED[asked.named].queries
+    return PUBLISHED[asked.named].examples
 
 
 def _contradictions(asked: JobRequest) -> Iterator[Mistake]:
     given = [name for name in SOURCES if getattr(asked, name) is not None]
     for extra in given[1:]:
         yield Mistake(extra, f"{_shown(asked, extra)}: {given[0]} is given as well: keep one")
-    if not given and asked.queries is None:
-        yield Mistake("queries", NO_QUERIES)
+    if not given and asked.examples is None:
+        yield Mistake("examples", NO_EXAMPLES)
     if asked.named is not None and asked.named not in PUBLISHED:
         near = did_you_mean(asked.named, PUBLISHED) or f": known are {', '.join(PUBLISHED)}"
         yield Mistake("named", f"{asked.named!r}: no such set{near}")
@@ -155,7 +155,7 @@ def _padding_problems(asked: JobRequest) -> Iterator[Mistake]:
         if value != unset:
             yield Mistake(
                 name,
-                f"{value!r}: it is not known how long queries are: give a dataset or a histogram",
+                f"{value!r}: it is not known how long examples are: give a dataset or a histogram",
             )
 
 
@@ -165,7 +165,7 @@ def _shown(asked: JobRequest, name: str) -> str:
 
 
 def asked_rendering(asked: JobRequest, mistakes: list[Mistake]) -> Rendering | None:
-    """How examples become queries; what is wrong with that is added to the mistakes."""
+    """How examples become examples; what is wrong with that is added to the mistakes."""
     if asked.dataset is None:
         return None
     given = [name for name in RENDERINGS if getattr(asked, name) is not None]
@@ -173,7 +173,7 @@ def asked_rendering(asked: JobRequest, mistakes: list[Mistake]) -> Rendering | N
         text = f"{_shown(asked, extra)}: {given[0]} is given as well: keep one"
         mistakes.append(Mistake(extra, text))
     if not given:
-        text = f"is missing: {asked.dataset} needs it, or template or chat, to make queries of"
+        text = f"is missing: {asked.dataset} needs it, or template or chat, to make examples of"
         mistakes.append(Mistake("text_fields", text))
     if asked.template is not None:
         template = parsed_template(asked.template)

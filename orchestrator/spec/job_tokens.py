@@ -1,6 +1,6 @@
 """How many tokens and steps a job comes to at a batch size; pure.
 
-A workload without lengths is as before: every query has the full sequence length.
+A workload without lengths is as before: every example has the full sequence length.
 """
 
 import math
@@ -19,8 +19,8 @@ def padded_tokens(workload: Job, batch_size: int, seq_len: int) -> float:
 
     Args:
         workload: the job.
-        batch_size: rows per step; a row is a query, or a packed one.
-        seq_len: tokens of every query where the workload has no lengths.
+        batch_size: rows per step; a row is an example, or a packed one.
+        seq_len: tokens of every example where the workload has no lengths.
     """
     data = workload.lengths
     if data is None:
@@ -28,24 +28,24 @@ def padded_tokens(workload: Job, batch_size: int, seq_len: int) -> float:
     if workload.padding == "packed":
         return float(_row_length(workload))
     lengths = data.lengths if workload.cutoff is None else data.lengths.cut(workload.cutoff)
-    rows = min(batch_size, workload.queries)
+    rows = min(batch_size, workload.examples)
     if workload.padding == "grouped":
-        return lengths.grouped(rows, workload.queries, workload.pad_to_multiple)
+        return lengths.grouped(rows, workload.examples, workload.pad_to_multiple)
     return lengths.padded(rows, workload.pad_to_multiple)
 
 
 def shorter_lengths(workload: Job, seq_len: int) -> tuple[int, ...]:
-    """Tokens per query to simulate beside a full length, ascending; none without lengths.
+    """Tokens per example to simulate beside a full length, ascending; none without lengths.
 
     Those that batches of ``SIMULATED_PADDED`` are padded to: a small batch takes steps that grow by
     leaps, a wave of tiles at a time, so that between two lengths nothing tells what it takes. And
-    half of the shortest, for what may be asked of a run later: to cut queries off.
+    half of the shortest, for what may be asked of a run later: to cut examples off.
 
     Args:
         workload: the job.
         seq_len: the full length.
     """
-    longest = longest_query(workload)
+    longest = longest_example(workload)
     if longest is None or longest > seq_len:
         return ()
     padded = {round(padded_tokens(workload, size, seq_len)) for size in SIMULATED_PADDED}
@@ -61,9 +61,9 @@ def longest_tokens(workload: Job, seq_len: int) -> int:
 
     Args:
         workload: the job.
-        seq_len: tokens of every query where the workload has no lengths.
+        seq_len: tokens of every example where the workload has no lengths.
     """
-    longest = longest_query(workload)
+    longest = longest_example(workload)
     if longest is None:
         return seq_len
     if workload.padding == "packed":
@@ -71,8 +71,8 @@ def longest_tokens(workload: Job, seq_len: int) -> int:
     return -(-longest // workload.pad_to_multiple) * workload.pad_to_multiple
 
 
-def longest_query(workload: Job) -> int | None:
-    """Tokens of the longest query, or of a packed row, without padding; None without lengths."""
+def longest_example(workload: Job) -> int | None:
+    """Tokens of the longest example, or of a packed row, without padding; None without lengths."""
     data = workload.lengths
     if data is None:
         return None
@@ -82,13 +82,13 @@ def longest_query(workload: Job) -> int | None:
 
 
 def rows(workload: Job) -> int:
-    """Rows of an epoch: its queries, or as many packed ones as their tokens fill.
+    """Rows of an epoch: its examples, or as many packed ones as their tokens fill.
 
-    Queries are packed one after the other, cut where a row is full, and nothing of them is cut off.
+    Examples are packed one after the other and cut where a row is full; no token is lost.
     """
     if workload.padding != "packed" or workload.lengths is None:
-        return workload.queries
-    tokens = workload.lengths.lengths.mean * workload.queries
+        return workload.examples
+    tokens = workload.lengths.lengths.mean * workload.examples
     return math.ceil(round(tokens) / _row_length(workload))
 
 

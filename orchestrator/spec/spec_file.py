@@ -13,7 +13,7 @@ from gpu_catalog.suggestions import near_matches
 from orchestrator.datasets.lengths import DataLengths
 from orchestrator.datasets.source import DataError
 from orchestrator.spec.job import Job
-from orchestrator.spec.job_request import NO_QUERIES, SOURCES, JobRequest, workload_of
+from orchestrator.spec.job_request import NO_EXAMPLES, SOURCES, JobRequest, workload_of
 from orchestrator.spec.spec_checks import (
     as_if_problems,
     cell_problems,
@@ -88,7 +88,7 @@ def parse_spec(
         name: what to call it in messages, usually its path.
         models: those it names, where they are known; others are looked up.
         base: the catalog that its own rows go over; absent for the shipped one.
-        lengths: of its queries, where they are known; else its data set, if any, is read.
+        lengths: of its examples, where they are known; else its data set, if any, is read.
 
     Raises:
         SpecError: every mistake in it, a line each: file, line, where, what, what to do.
@@ -143,15 +143,15 @@ def _asked_workload(located: LocatedYaml) -> tuple[JobRequest | None, list[Probl
         return _OfTheJob.model_validate(located.data).workload, []
     except ValidationError as error:
         problems = say(error, located, _OfTheJob)
-    if _says_no_queries(located.data["workload"]):
+    if _says_no_examples(located.data["workload"]):
         line = located.line(("workload",))
-        problems.insert(0, Problem(line, f"workload.queries: {NO_QUERIES}"))
+        problems.insert(0, Problem(line, f"workload.examples: {NO_EXAMPLES}"))
     return None, problems
 
 
-def _says_no_queries(raw: object) -> bool:
-    """Whether a workload says in no way, right or misspelt, which queries it has."""
-    says = ("queries", *SOURCES)
+def _says_no_examples(raw: object) -> bool:
+    """Whether a workload says in no way, right or misspelt, which examples it has."""
+    says = ("examples", *SOURCES)
     return isinstance(raw, dict) and not any(key in says or near_matches(key, says) for key in raw)
 
 
@@ -159,7 +159,7 @@ def _with_some_workload(data: object) -> object:
     """The same, with a workload that is right: what is wrong with its own is told apart."""
     if not isinstance(data, dict) or "workload" not in data:
         return data
-    return data | {"workload": Job(queries=1, epochs=1)}
+    return data | {"workload": Job(examples=1, epochs=1)}
 
 
 def _workload(

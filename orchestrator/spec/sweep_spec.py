@@ -131,8 +131,8 @@ class SweepSpec(Record):
         timing: when to stop timing steps.
         build_timeout_seconds: how long building a model may take.
         probe_timeout_seconds: how long one probe may take.
-        profile: whether each measured cell is profiled, at one query and at its largest batch, when
-            all is measured.
+        profile: whether each measured cell is profiled, at batch size 1 and at its largest batch,
+            when all is measured.
         catalog: GPUs and prices the shipped catalog does not have.
     """
 

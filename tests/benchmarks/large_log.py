@@ -3,7 +3,7 @@
 What is made up: 12 GPUs (two of them simulated) x 9 models (four of them sparse and dense) x 16
 recipes x 10 lengths, 24,960 cells. A cell has its search (what fits and what does not), the limit
 tried again, a killed child that does not say where it ran, a hang, and 36 timed visits of up to
-eight batch sizes, 46 observations in all; of one where not even a query fits there are seven. A GPU
+eight batch sizes, 46 observations in all; seven where no example fits. A GPU
 has four nodes, that differ in name alone. So laws are fitted to some 166,000 points, each of four
 or five visits. Lines are what the project's own records write, with all that a GPU says, 2.2 kB
 each; that they are is checked. Two minutes, 2.5 GB of disk.

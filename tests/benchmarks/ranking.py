@@ -39,7 +39,7 @@ NOTED = dt.date(2026, 9, 22)
 TODAY = dt.date(2026, 11, 21)
 DRIFT = 0.02  # of a price in 30 days
 JOB = Job(
-    queries=15_000,
+    examples=15_000,
     epochs=10,
     overheads=NO_OVERHEADS.model_copy(update={"price_drift": DRIFT}),
 )
@@ -169,7 +169,7 @@ def plain(catalog: Catalog, seen: Sequence[Observation]) -> pd.DataFrame:
     offers = pd.DataFrame([(o.gpu, o.instance, o.usd_per_hour) for o in catalog.all_offers])
     offers.columns = pd.Index(["gpu", "instance", "usd"])
     joined = best.merge(offers, on="gpu")
-    steps = np.ceil(JOB.queries / joined["batch"]) * JOB.epochs
+    steps = np.ceil(JOB.examples / joined["batch"]) * JOB.epochs
     joined["hours"] = steps * joined["seconds"] / 3600
     joined["cost"] = joined["hours"] * joined["usd"]
     return joined.sort_values(["seq_len", "cost"])

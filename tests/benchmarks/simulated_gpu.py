@@ -54,7 +54,7 @@ class Point:
     gpu: str
     batch_size: int
     sparsity: float
-    queries_per_second: float
+    examples_per_second: float
 
     @property
     def series(self) -> tuple[str, str, str, float]:
@@ -64,7 +64,7 @@ class Point:
     @property
     def step_seconds(self) -> float:
         """As measured."""
-        return self.batch_size / self.queries_per_second
+        return self.batch_size / self.examples_per_second
 
 
 def paper_points() -> list[Point]:
@@ -204,7 +204,7 @@ def between_gpus(simulation: Simulation, points: list[Point]) -> Iterator[tuple[
 
 
 def by_cost(simulation: Simulation, points: list[Point]) -> Iterator[tuple[object, ...]]:
-    """Dollars for 1,000 queries of MATH at the paper's prices and largest sparse batches."""
+    """Dollars for 1,000 examples of MATH at the paper's prices and largest sparse batches."""
     for name, rate in USD_PER_HOUR.items():
         own = [p for p in points if (p.model, p.dataset, p.gpu) == (MIXTRAL, "math_14k", name)]
         largest = max((p for p in own if p.sparsity < 1), key=lambda p: p.batch_size)
@@ -253,7 +253,7 @@ cells:
     active_experts: [2, 8]
     seq_lens: [64, 128, 256, 512, 1024]
     simulated_on: [{gpus}]
-workload: {{queries: 1000, epochs: 3}}
+workload: {{examples: 1000, epochs: 3}}
 """
 
 

@@ -117,14 +117,14 @@ def made_table(families: int, gpus: int) -> pd.DataFrame:
             "sparsity": share,
             "seq_len": seq_len,
             "batch_size": batch,
-            "queries_per_second": batch / noisy,
+            "examples_per_second": batch / noisy,
         }
     )
 
 
 def cells_of(frame: pd.DataFrame) -> FloatArray:
     """(cells, batches) seconds of a made table, whose rows stand cell by cell."""
-    seconds = (frame["batch_size"] / frame["queries_per_second"]).to_numpy()
+    seconds = (frame["batch_size"] / frame["examples_per_second"]).to_numpy()
     return np.asarray(seconds.reshape(-1, len(BATCHES)))
 
 

@@ -7,16 +7,16 @@ from builders.observations import FULL, environment, tiny_cell
 from trials.records.cell import Cell
 from trials.records.learning import HeldOutScores, LearnData, LearnedEpoch, Training
 
-QUERIES = 100
+EXAMPLES = 100
 SPARSE, DENSE = (tiny_cell("mixtral-tiny", FULL, active=active) for active in (2, 8))
 
 
 def scores_of(right: int, loss: float) -> HeldOutScores:
-    """So many right answers, and a loss that differs from query to query."""
+    """So many right answers, and a loss that differs from example to example."""
     draw = random.Random(0)
-    nats = tuple(loss * (1 + 0.1 * draw.uniform(-1, 1)) for _ in range(QUERIES))
-    correct = tuple(place < right for place in range(QUERIES))
-    return HeldOutScores(nats=nats, tokens=(1,) * QUERIES, correct=correct)
+    nats = tuple(loss * (1 + 0.1 * draw.uniform(-1, 1)) for _ in range(EXAMPLES))
+    correct = tuple(place < right for place in range(EXAMPLES))
+    return HeldOutScores(nats=nats, tokens=(1,) * EXAMPLES, correct=correct)
 
 
 def epochs(
@@ -41,8 +41,8 @@ def epochs(
                 held_out_from="the same",
                 tokenizer="tok",
                 fingerprint=data,
-                train_queries=900,
-                held_out_queries=QUERIES,
+                train_examples=900,
+                held_out_examples=EXAMPLES,
                 accuracy="exact",
             ),
             attempt=attempt,

@@ -12,7 +12,7 @@ ROWS: tuple[tuple[Stage, Layer, str, float, int], ...] = (
     ("recompute", "experts", "host", 0.2, 0),
     ("optimizer", "optimizer", "update", 0.1, 0),
 )
-LOAD = ExpertLoad(queries=2, training_steps=10, before=((4, 4), (6, 2)), after=((8, 0), (4, 4)))
+LOAD = ExpertLoad(examples=2, training_steps=10, before=((4, 4), (6, 2)), after=((8, 0), (4, 4)))
 
 
 def profile(scale: float = 1.0) -> Profile:

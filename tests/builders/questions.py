@@ -6,7 +6,7 @@ from pathlib import Path
 from builders import data as made_data
 from builders.observations import cpu
 from trials.records.cell import Cell
-from trials.records.learning import LearnQuery, LearnSetup, Training
+from trials.records.learning import LearnExample, LearnSetup, Training
 from trials.records.model import find_model
 
 ANIMALS = {
@@ -43,10 +43,10 @@ def questions(count: int, seed: int = 0) -> list[dict[str, object]]:
     ]
 
 
-def learn_queries(count: int, held_out: int) -> list[LearnQuery]:
+def learn_examples(count: int, held_out: int) -> list[LearnExample]:
     """The same as ``learn`` reads them, the first ones held out, with the sounds as choices."""
     return [
-        LearnQuery(
+        LearnExample(
             held_out=place < held_out,
             prompt=f"{row['question']}\n",
             answer=str(row["answer"]),
@@ -64,11 +64,11 @@ def made_tokenizer(folder: Path) -> Path:
 
 
 def learn_setup(
-    folder: Path, cell: Cell, queries: list[LearnQuery], **training: object
+    folder: Path, cell: Cell, examples: list[LearnExample], **training: object
 ) -> LearnSetup:
     """What a learning child is told; the tokenizer is in ``folder/tok``."""
-    file = folder / "queries.jsonl"
-    file.write_text("".join(f"{q.model_dump_json()}\n" for q in queries), encoding="utf-8")
+    file = folder / "examples.jsonl"
+    file.write_text("".join(f"{q.model_dump_json()}\n" for q in examples), encoding="utf-8")
     fields = {"learning_rate": 3e-3, "batch_size": 8, "epochs": 4, "cutoff": 64} | training
     return LearnSetup(
         cell=cell,
@@ -78,7 +78,7 @@ def learn_setup(
         threads=1,
         training=Training.model_validate(fields),
         tokenizer=str(folder / "tok"),
-        queries_file=str(file),
+        examples_file=str(file),
         curve=cell.key,
         checkpoint_file=str(folder / "state.pt"),
     )

@@ -33,7 +33,7 @@ catalog:
 TEXT = ONE_CELL.replace("[cpu]", "[desk, lap, attic]") + OWN_ROWS
 SPEC = spec_of(TEXT)
 DESK, LAP, ATTIC = SPEC.all_cells()
-JOB = Job(queries=1000, epochs=3, overheads=NO_OVERHEADS)
+JOB = Job(examples=1000, epochs=3, overheads=NO_OVERHEADS)
 
 
 def timed(batch_size: int, *seconds: float, cell: Cell = DESK, **changed: object) -> Observation:

@@ -25,7 +25,7 @@ cells:
   - models: [llama-tiny]
     recipes: [{method: full, precision: fp32}]
     seq_lens: [16]
-workload: {queries: 1000, epochs: 3}
+workload: {examples: 1000, epochs: 3}
 max_batch_size: 64
 boundary_repeats: 0
 """
@@ -42,7 +42,7 @@ SIMULATED = """\
 
 
 class LineDevice:
-    """A prober: 1 MiB a query, 10 ms a step and 1 ms a query; so many queries fit."""
+    """A prober: 1 MiB an example, 10 ms a step and 1 ms an example; so many examples fit."""
 
     def __init__(self, largest: int, where: Environment) -> None:
         self._largest = largest
@@ -71,7 +71,7 @@ def whole_trial(
     gpu: Gpu | None = None,
     where: Environment | None = None,
 ) -> list[Observation]:
-    """All that a trial of this cell observes on a device that holds ``largest`` queries."""
+    """All that a trial of this cell observes on a device that holds ``largest`` examples."""
     task = trial_task(spec, spec.merged_catalog(), cell, [])
     if gpu is not None:
         task = task.model_copy(update={"gpu": gpu})

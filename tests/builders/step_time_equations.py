@@ -10,7 +10,7 @@ from fitting.numerics.arrays import FloatArray
 def throughput_eq2_printed(
     batch_size: ArrayLike, sparsity: ArrayLike, c2: float, c3: float, c4: float
 ) -> FloatArray:
-    """Queries per second, ``C2 * log(batch / (s * C3)) + C4`` (arXiv 2408.04693, Eq. 2)."""
+    """Examples per second, ``C2 * log(batch / (s * C3)) + C4`` (arXiv 2408.04693, Eq. 2)."""
     argument = np.asarray(batch_size, dtype=float) / (np.asarray(sparsity, dtype=float) * c3)
     return np.asarray(c2 * np.log(argument) + c4)
 
@@ -18,7 +18,7 @@ def throughput_eq2_printed(
 def throughput_eq2(
     batch_size: ArrayLike, sparsity: ArrayLike, c2_over_c3: float, c4: float
 ) -> FloatArray:
-    """Queries per second, ``C4 + (C2 / C3) ln(batch) / s``: Eq. 2 as the artifact fits it."""
+    """Examples per second, ``C4 + (C2 / C3) ln(batch) / s``: Eq. 2 as the artifact fits it."""
     return np.asarray(eq2_terms(batch_size, sparsity) @ np.array([c2_over_c3, c4]))
 
 

@@ -71,7 +71,7 @@ def noisy(rows: StepTimes, random: np.random.Generator, sigma: float) -> StepTim
 
 def work_of(shape: Shape, rows: StepTimes) -> FloatArray:
     """(rows,) what a step's work is counted in."""
-    return rows.batch_size if shape.work is WorkUnit.QUERIES else rows.tokens
+    return rows.batch_size if shape.work is WorkUnit.EXAMPLES else rows.tokens
 
 
 def _drawn(

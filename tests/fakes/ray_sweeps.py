@@ -16,7 +16,7 @@ cells:
   - models: [llama-tiny]
     recipes: [{method: full, precision: fp32}]
     seq_lens: [24, 32, 40]
-workload: {queries: 100, epochs: 1}
+workload: {examples: 100, epochs: 1}
 seed: 3
 max_batch_size: 32
 timing: {warmup_steps: 0, warmup_seconds: 0.0, max_steps: 6, max_seconds: 0.2}
@@ -37,7 +37,7 @@ cells:
   - models: [llama-tiny]
     recipes: [{method: full, precision: fp32}]
     seq_lens: [32]
-workload: {queries: 100, epochs: 1}
+workload: {examples: 100, epochs: 1}
 max_batch_size: 32
 timing: {warmup_steps: 0, warmup_seconds: 0.0, max_steps: 6, max_seconds: 0.2}
 """

@@ -24,7 +24,7 @@ BUILD_TIMEOUT_SECONDS = 3600.0  # pretrained weights may have to be downloaded
 SILENCE_SECONDS = 600.0  # longest pause between two heartbeats: far more than a step takes
 # Errors whose text stands alone.
 SELF_EXPLANATORY = frozenset(
-    {"DeviceError", "FamilyError", "KernelError", "QueriesError", "RecipeError", "TokenizerError"}
+    {"DeviceError", "FamilyError", "KernelError", "ExamplesError", "RecipeError", "TokenizerError"}
 )
 REMEDIES = {
     Outcome.OUT_OF_MEMORY: "give a smaller --batch-size or --cutoff, or another recipe",

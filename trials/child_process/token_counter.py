@@ -1,4 +1,4 @@
-"""How many tokens queries have, by a model's own tokenizer, in a child process. No torch here."""
+"""How many tokens examples have, by a model's own tokenizer, in a child process. No torch here."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ HUB_TIMEOUT_SECONDS = 10.0  # to see whether there is a network
 
 """Messages, each with its role and content."""
 
-Query = str | Conversation
+RenderedExample = str | Conversation
 
 
 class TokenizerError(ValueError):
@@ -29,11 +29,11 @@ class TokenizerError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Some queries, counted.
+    """Some examples, counted.
 
     Attributes:
-        tokens: (queries,) of each; 0 of those refused.
-        refused: why the chat template refuses a query, by its place; the first few of them.
+        tokens: (examples,) of each; 0 of those refused.
+        refused: why the chat template refuses an example, by its place; the first few of them.
     """
 
     tokens: Sequence[int]
@@ -96,7 +96,7 @@ def offline_variables(*names: str) -> dict[str, str]:
 
 
 class TokenCounter:
-    """Counts the tokens of queries. A context manager.
+    """Counts the tokens of examples. A context manager.
 
     The child starts at once and imports while others read the data.
 
@@ -153,11 +153,11 @@ class TokenCounter:
         """
         if not self._settled()["has_chat_template"]:
             raise TokenizerError(
-                f"{self._name!r} has no chat template: make queries of text fields, or give the "
+                f"{self._name!r} has no chat template: make examples of text fields, or give the "
                 "tokenizer of a model for conversations, such as a base model's instruct sibling"
             )
 
-    def counted(self, chunks: Iterable[Sequence[Query]]) -> Iterator[Counted]:
+    def counted(self, chunks: Iterable[Sequence[RenderedExample]]) -> Iterator[Counted]:
         """Counts chunk after chunk, the next one made while the child counts.
 
         Args:

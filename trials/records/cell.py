@@ -24,7 +24,7 @@ class Cell(Record):
         recipe: how it is fine-tuned, every field that applies filled in.
         experts: experts per layer; absent for a model without experts.
         active_experts: experts each token is routed to; absent for a model without experts.
-        seq_len: tokens per query; every query is this long.
+        seq_len: tokens per example; every example is this long.
     """
 
     gpu: str

@@ -5,9 +5,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from gpu_catalog.record import Record
+from gpu_catalog.record import Record, former_names
 from trials.records.cell import Cell
 from trials.records.messages import Ready, Setup
 from trials.records.observation import Environment
@@ -61,23 +61,27 @@ class LearnData(Record):
         held_out_from: source of the held-out set, or ``the same``.
         tokenizer: name of the tokenizer.
         fingerprint: hash of examples, split and tokenizer.
-        train_queries: number of training examples.
-        held_out_queries: number of held-out examples.
+        train_examples: number of training examples.
+        held_out_examples: number of held-out examples.
         accuracy: ``choices``: the right choice is the likeliest. ``exact``: every token of the
             answer, its end included, is the likeliest.
     """
+
+    _former = model_validator(mode="before")(
+        former_names(train_queries="train_examples", held_out_queries="held_out_examples")
+    )
 
     source: str
     made_by: str
     held_out_from: str
     tokenizer: str
     fingerprint: str
-    train_queries: PositiveInt
-    held_out_queries: PositiveInt
+    train_examples: PositiveInt
+    held_out_examples: PositiveInt
     accuracy: Literal["choices", "exact"]
 
 
-class LearnQuery(Record):
+class LearnExample(Record):
     """One example.
 
     Attributes:
@@ -104,14 +108,14 @@ class LearnSetup(Setup):
     Attributes:
         training: training arguments.
         tokenizer: a folder, a tokenizer.json, or a hub name.
-        queries_file: JSONL file of ``LearnQuery``.
+        examples_file: JSONL file of ``LearnExample``.
         curve: ``curve_key`` of the curve; a checkpoint of another one is refused.
         checkpoint_file: file of the checkpoint; absent for none.
     """
 
     training: Training
     tokenizer: str
-    queries_file: str
+    examples_file: str
     curve: str
     checkpoint_file: str | None = None
 

@@ -59,7 +59,7 @@ class ProbeRequest(Record):
     """One batch size to try.
 
     Attributes:
-        batch_size: queries per step.
+        batch_size: examples per step.
         timing: when to stop timing; absent when only memory is to be measured.
         draw: which of the batches of this size to take: the same number gives the same tokens.
         profile: how to profile it, once it fits; absent when that is not asked for.

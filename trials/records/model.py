@@ -145,7 +145,7 @@ class Model(Record):
 
     @property
     def positions(self) -> int | None:
-        """Tokens of the longest query that it was made for; None where that is not said."""
+        """Tokens of the longest example that it was made for; None where that is not said."""
         name = self._first(POSITIONS_NAMES)
         return None if name is None else _int(self.config[name])
 

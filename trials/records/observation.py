@@ -58,7 +58,7 @@ StopReason = Literal["precise", "step cap", "time cap"]
 Second = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = tuple[Second, ...]
 Shorter = tuple[tuple[PositiveInt, Second], ...]
-"""Tokens per query, ascending, and seconds of a step of such queries."""
+"""Tokens per example, ascending, and seconds of a step of such examples."""
 
 
 class Environment(Record):
@@ -195,7 +195,7 @@ class Measurement(Record):
         relative_error: how much shorter than told a simulated step may be, of its 90 % interval, as
             a part of it; absent when steps were measured.
         relative_error_above: how much longer; absent for as much.
-        shorter_step_seconds: of simulated steps at that batch size whose queries are shorter than
+        shorter_step_seconds: of simulated steps at that batch size whose examples are shorter than
             the cell's, by their tokens; empty where the job's are not.
     """
 
@@ -221,7 +221,7 @@ class Observation(Record):
         cell: what was measured.
         purpose: ``search`` looks for the largest batch, ``boundary`` tries that one again in a
             fresh child with other tokens, ``ladder`` measures throughput.
-        batch_size: queries per step.
+        batch_size: examples per step.
         repeat: 0 for the first visit of this batch size for this purpose, then 1, 2, …
         attempt: 1 for the first try; higher after one that told nothing, or whose times were not
             to be trusted.
@@ -300,7 +300,7 @@ def largest_batch(observations: Sequence[Observation]) -> tuple[int, Observation
     """The largest batch size of one cell that is safe to train with, and the miss above it.
 
     The maximum is not stored but read off the probes: the largest size that fitted, below every
-    size that ever did not. ``(0, miss)`` means that not even one query fits.
+    size that ever did not. ``(0, miss)`` means that not even one example fits.
 
     Returns:
         The size and the miss one above it (absent when the batch limit was reached), or None while

@@ -9,9 +9,9 @@ import statistics
 from collections.abc import Collection, Sequence
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from gpu_catalog.record import Record
+from gpu_catalog.record import Record, former_names
 from trials.records.cell import Cell
 from trials.records.observation import Environment, Observation, Outcome, Seconds
 from trials.records.recipe import PositiveInt
@@ -80,26 +80,28 @@ class ExpertLoad(Record):
     """How many tokens each expert was given, before and after some training.
 
     Attributes:
-        queries: of the batch they were counted on, the same both times.
+        examples: of the batch they were counted on, the same both times.
         training_steps: between the two, on other batches.
         before: tokens of each expert, (layers, experts), at the first weights.
         after: the same after training.
     """
 
-    queries: int
+    _former = model_validator(mode="before")(former_names(queries="examples"))
+
+    examples: int
     training_steps: int
     before: tuple[tuple[int, ...], ...]
     after: tuple[tuple[int, ...], ...]
 
 
-def tokens_per_query(counts: Sequence[Sequence[int]], queries: int) -> list[float]:
+def tokens_per_example(counts: Sequence[Sequence[int]], examples: int) -> list[float]:
     """Of each expert, the mean over the layers: the bars of 2408.04693, Fig. 11."""
-    return [sum(of) / len(counts) / queries for of in zip(*counts, strict=True)]
+    return [sum(of) / len(counts) / examples for of in zip(*counts, strict=True)]
 
 
-def load_variance(counts: Sequence[Sequence[int]], queries: int) -> float:
-    """Variance over the experts of ``tokens_per_query``, as 2408.04693 tells it for Fig. 11."""
-    return statistics.pvariance(tokens_per_query(counts, queries))
+def load_variance(counts: Sequence[Sequence[int]], examples: int) -> float:
+    """Variance over the experts of ``tokens_per_example``, as 2408.04693 tells it for Fig. 11."""
+    return statistics.pvariance(tokens_per_example(counts, examples))
 
 
 def load_imbalance(counts: Sequence[Sequence[int]]) -> float:
@@ -180,7 +182,7 @@ class Profiled(Record):
     Attributes:
         kind: tells its lines from those of observations.
         cell: what was profiled.
-        batch_size: queries per step.
+        batch_size: examples per step.
         attempt: 1 for the first try.
         outcome: how it ended.
         detail: one line on why, for everything but FITS.
@@ -231,7 +233,7 @@ def is_profile(line: bytes) -> bool:
 
 
 def sizes_to_profile(largest: int, profiled: Sequence[Profiled]) -> list[int]:
-    """Of one query and the largest batch, those still to be profiled.
+    """Of one example and the largest batch, those still to be profiled.
 
     Args:
         largest: batch size of the cell.

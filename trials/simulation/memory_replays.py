@@ -18,7 +18,7 @@ class Replays:
     and any smaller batch; what does not, in no smaller memory and no larger batch.
 
     Args:
-        replay: what steps of so many queries come to under a limit, or without one.
+        replay: what steps of so many examples come to under a limit, or without one.
         in_use: most bytes in use at once at a batch size, which takes no replay.
         held_elsewhere: by batch size, most bytes held where libraries hold a little more or less:
             to guess from. It is added to.
@@ -37,7 +37,7 @@ class Replays:
         self._missed: dict[tuple[int, int], AllocatorPeaks] = {}  # by batch size and limit
 
     def without_limit(self, batch_size: int) -> AllocatorPeaks:
-        """What steps of so many queries hold where there is no end of memory."""
+        """What steps of so many examples hold where there is no end of memory."""
         if batch_size not in self._unlimited:
             self._note(batch_size, self._replay(batch_size, None))
         return self._unlimited[batch_size]
@@ -74,7 +74,7 @@ class Replays:
     def largest(self, limit_bytes: int, batch_limit: int) -> int:
         """The largest batch of ``SMALLEST`` or more that fits without a retry; else one less.
 
-        It fits, and one query more does not, or it is the limit. What is held is nearly affine in
+        It fits, and one example more does not, or it is the limit. What is held is nearly affine in
         the batch, so the line through all that was replayed leads on from the nearest. As it is not
         quite that, every fourth guess is half-way.
 

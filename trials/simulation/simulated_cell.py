@@ -70,12 +70,12 @@ class SimulatedCell:
         self._step_times: dict[tuple[int, str, EfficiencyConstants], SimulatedStepTime] = {}
 
     def requests(self, *, alone: bool = False) -> list[TraceRequest]:
-        """What must be traced for it; ``alone``: for a batch of one query, too."""
+        """What must be traced for it; ``alone``: for a batch of one example, too."""
         one = self._request.model_copy(update={"batch_size": 1})
         return [self._request, one] if alone else [self._request]
 
     def request_of(self, batch_size: int) -> TraceRequest:
-        """What must be traced for steps of so many queries."""
+        """What must be traced for steps of so many examples."""
         request = self._request
         if batch_size < request.batch_sizes[0] and batch_size == 1:
             return request.model_copy(update={"batch_size": 1})
@@ -92,10 +92,10 @@ class SimulatedCell:
         return self._of(self._request).held
 
     def memory(self, batch_size: int, gpu: Gpu, limit_bytes: int) -> MemoryUse:
-        """The memory of steps of so many queries.
+        """The memory of steps of so many examples.
 
         Args:
-            batch_size: queries per step.
+            batch_size: examples per step.
             gpu: whose libraries hold memory.
             limit_bytes: the GPU's usable memory, less the context.
 
@@ -134,11 +134,11 @@ class SimulatedCell:
         )
 
     def without_limit(self, batch_size: int, gpu: Gpu) -> AllocatorPeaks:
-        """What steps of so many queries hold where there is no end of memory."""
+        """What steps of so many examples hold where there is no end of memory."""
         return self._replays_of(gpu).without_limit(batch_size)
 
     def largest_batch(self, gpu: Gpu, limit_bytes: int, batch_limit: int) -> int:
-        """The largest batch that fits without a retry; 0 when not even one query does.
+        """The largest batch that fits without a retry; 0 when not even one example does.
 
         Args:
             gpu: whose libraries hold memory.
@@ -181,7 +181,7 @@ class SimulatedCell:
     def step_time(
         self, batch_size: int, gpu: Gpu, constants: EfficiencyConstants
     ) -> SimulatedStepTime:
-        """The time of a step of so many queries.
+        """The time of a step of so many examples.
 
         Raises:
             NoSpeedError: the GPU's rates are not known.
@@ -193,7 +193,7 @@ class SimulatedCell:
         return self._step_times[key]
 
     def operators(self, batch_size: int) -> Operators:
-        """What a steady step of so many queries runs.
+        """What a steady step of so many examples runs.
 
         Raises:
             TraceError: the cell cannot be traced.

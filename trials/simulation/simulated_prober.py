@@ -35,7 +35,7 @@ class SimulatedProber:
         cell: what is fine-tuned; probers of one cell on several GPUs may share it.
         gpu: the catalog row of its GPU.
         constants: what the stack reaches of a GPU.
-        shorter: the same with shorter queries, by their tokens; timed steps tell their times, too.
+        shorter: the same with shorter examples, by their tokens; timed steps tell their times, too.
     """
 
     def __init__(

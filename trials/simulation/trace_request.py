@@ -21,7 +21,7 @@ STACK = ("torch", "transformers", "peft", "bitsandbytes")
 HOPPER = 9.0  # the first compute capability of Hopper
 # The families whose layers call the one function of mamba-ssm that operators stand in for.
 SCANS_WHOLE = frozenset({"blackmamba", "mamba"})
-SMALLEST = 2  # a batch of one query takes other operators in places; it is traced by itself
+SMALLEST = 2  # a batch of one example takes other operators in places; it is traced by itself
 
 
 class Routing(Record):
@@ -109,7 +109,7 @@ def not_simulated(recipe: Recipe, model: Model, gpu: Gpu) -> str | None:
     if recipe.attention == "sdpa" and model.has_grouped_queries and not _since(gpu, AMPERE):
         return (
             f"below compute capability {AMPERE} sdpa has no kernel for the grouped "
-            f"queries of {model.name}, and what it does instead is not simulated: use eager"
+            f"examples of {model.name}, and what it does instead is not simulated: use eager"
         )
     return None
 

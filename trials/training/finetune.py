@@ -137,7 +137,7 @@ class FineTuning:
         return implied_parameters(stock, self._cell.recipe)
 
     def built(self) -> Built:
-        """What the model turned out to be. Runs one step of one query to see, and starts over."""
+        """What the model turned out to be. Runs one step of one example to see, and starts over."""
         layers = decoder_layers(self.model)
         with _Census(layers) as census:
             self.step(self.tokens(1))

@@ -18,9 +18,9 @@ from transformers import get_scheduler
 
 from trials.child_process.token_counter import TokenizerError, cannot_be_loaded, said_of_own
 from trials.records.learning import EpochReply, Heartbeat, HeldOutScores, LearnSetup
-from trials.training.learning_batches import IGNORED, Encoded, HeldOut, padded, read_queries
+from trials.training.learning_batches import IGNORED, Encoded, HeldOut, padded, read_examples
 from trials.training.optimizers import SkippedStepError
-from trials.training.tokenizer_worker import QueryTokenizer
+from trials.training.tokenizer_worker import ExampleTokenizer
 from trials.training.worker import Worker
 
 
@@ -39,7 +39,7 @@ class Learner:
     Attributes:
         epoch: epochs trained so far, those of the checkpoint included.
         attempt: attempt of the checkpoint at the curve; None without one.
-        queries: training and held-out examples.
+        examples: training and held-out examples.
         remark: message for the user; None for nothing.
         worker: device and built model.
 
@@ -48,7 +48,7 @@ class Learner:
         listen: called with progress after each batch.
 
     Raises:
-        QueriesError: the examples do not suit the model.
+        ExamplesError: the examples do not suit the model.
         RecipeError: the built model is not what the recipe implies.
         TokenizerError: the tokenizer cannot be loaded.
     """
@@ -56,14 +56,14 @@ class Learner:
     def __init__(self, setup: LearnSetup, listen: Callable[[Heartbeat], None]) -> None:
         self._training = setup.training
         self._curve = setup.curve
-        self.queries = read_queries(
-            Path(setup.queries_file),
+        self.examples = read_examples(
+            Path(setup.examples_file),
             _tokenizer(setup),
             setup.training.cutoff,
             setup.model.vocab_size,
         )
         # The build is checked with one random sequence: the length of the longest example will do.
-        longest = max(len(sequence.ids) for sequence in self.queries.sequences)
+        longest = max(len(sequence.ids) for sequence in self.examples.sequences)
         cell = setup.cell.model_copy(update={"seq_len": max(longest, 2)})
         self.worker = Worker(setup.model_copy(update={"cell": cell}))
         self._device = self.worker.device.torch_device
@@ -88,7 +88,7 @@ class Learner:
         optimizer = getattr(optimizer, "optimizer", optimizer)
         for group in optimizer.param_groups:
             group["lr"] = self._training.learning_rate
-        steps = -(-len(self.queries.train) // self._training.batch_size)
+        steps = -(-len(self.examples.train) // self._training.batch_size)
         schedule = self._training.schedule
         self._scheduler = get_scheduler(
             "constant_with_warmup" if schedule == "constant" else schedule,
@@ -133,7 +133,7 @@ class Learner:
         seed = self._training.seed * 1_000_003 + epoch
         torch.manual_seed(seed)  # dropout draws from it
         batches: DataLoader[Any] = DataLoader(
-            self.queries.train,  # type: ignore[arg-type]  # a list is a dataset to it
+            self.examples.train,  # type: ignore[arg-type]  # a list is a dataset to it
             self._training.batch_size,
             shuffle=True,
             generator=torch.Generator().manual_seed(seed),
@@ -167,7 +167,7 @@ class Learner:
         finally:
             model.train()
         nats, tokens, correct = [], [], []
-        for example in self.queries.held_out:
+        for example in self.examples.held_out:
             answers = [next(scores) for _ in example.answers]
             nats.append(answers[example.right].nats)
             tokens.append(answers[example.right].tokens)
@@ -176,7 +176,7 @@ class Learner:
 
     def _scores(self) -> list[_Score]:
         """Scores of each held-out answer, in order; sequences of like lengths share a batch."""
-        answers = [answer for example in self.queries.held_out for answer in example.answers]
+        answers = [answer for example in self.examples.held_out for answer in example.answers]
         order = sorted(range(len(answers)), key=lambda index: len(answers[index].ids))
         scores: dict[int, _Score] = {}
         size = self._training.batch_size
@@ -248,9 +248,9 @@ class Learner:
         self.epoch, self.attempt, self._last = reply.epoch, state["attempt"], reply
 
 
-def _tokenizer(setup: LearnSetup) -> QueryTokenizer:
+def _tokenizer(setup: LearnSetup) -> ExampleTokenizer:
     try:
-        return QueryTokenizer(setup.tokenizer)
+        return ExampleTokenizer(setup.tokenizer)
     except TokenizerError as error:
         text = cannot_be_loaded(setup.tokenizer, str(error))
         if setup.tokenizer == setup.model.weights:

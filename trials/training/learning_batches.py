@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from trials.records.learning import LearnQuery
-from trials.training.tokenizer_worker import QueryTokenizer
+from trials.records.learning import LearnExample
+from trials.training.tokenizer_worker import ExampleTokenizer
 
 IGNORED = -100  # label of a token without a loss, as in transformers
 PAD = 0  # any id will do: padding comes last and has no label
 
 
-class QueriesError(ValueError):
+class ExamplesError(ValueError):
     """Examples that cannot be trained on or evaluated; one line on why."""
 
 
@@ -51,7 +51,7 @@ class HeldOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Queries:
+class Examples:
     """Examples of a data set, encoded.
 
     Attributes:
@@ -72,50 +72,52 @@ class Queries:
         return itertools.chain(self.train, *(example.answers for example in self.held_out))
 
 
-def read_queries(path: Path, tokenizer: QueryTokenizer, cutoff: int, vocab_size: int) -> Queries:
+def read_examples(
+    path: Path, tokenizer: ExampleTokenizer, cutoff: int, vocab_size: int
+) -> Examples:
     """Encode the examples of a file.
 
     Args:
-        path: JSONL file of ``LearnQuery``.
+        path: JSONL file of ``LearnExample``.
         tokenizer: tokenizer of the model.
         cutoff: maximum tokens; longer training examples are truncated, held-out ones skipped.
         vocab_size: vocabulary size of the model.
 
     Raises:
-        QueriesError: no example is left, or the vocabulary does not match the tokenizer.
+        ExamplesError: no example is left, or the vocabulary does not match the tokenizer.
     """
     with path.open(encoding="utf-8") as lines:
-        examples = [LearnQuery.model_validate_json(line) for line in lines]
-    queries = Queries([], [], 0, 0)
+        given = [LearnExample.model_validate_json(line) for line in lines]
+    encoded = Examples([], [], 0, 0)
     cut_off = left_out = 0
-    for example, answers in zip(examples, _encoded(examples, tokenizer), strict=True):
+    for example, answers in zip(given, _encoded(given, tokenizer), strict=True):
         right = example.choices.index(example.answer) if example.choices else 0
         cut = replace(answers[right], ids=answers[right].ids[:cutoff])
         if example.held_out and all(
             len(answer.ids) <= cutoff and answer.answer_tokens > 0 for answer in answers
         ):
-            queries.held_out.append(HeldOut(answers, right))
+            encoded.held_out.append(HeldOut(answers, right))
         elif not example.held_out and cut.answer_tokens > 0:
             cut_off += len(answers[right].ids) > cutoff
-            queries.train.append(cut)
+            encoded.train.append(cut)
         else:
             left_out += 1
-    for name, kept in (("training", queries.train), ("held-out", queries.held_out)):
+    for name, kept in (("training", encoded.train), ("held-out", encoded.held_out)):
         if not kept:
-            raise QueriesError(
+            raise ExamplesError(
                 f"no {name} example has its answer within {cutoff} tokens: give a larger --cutoff"
             )
-    last = max(max(sequence.ids) for sequence in queries.sequences)
+    last = max(max(sequence.ids) for sequence in encoded.sequences)
     if last >= vocab_size:
-        raise QueriesError(
+        raise ExamplesError(
             f"the tokenizer has a token {last}, the model knows {vocab_size}: give the model's own "
             "as --tokenizer"
         )
-    return replace(queries, cut_off=cut_off, left_out=left_out)
+    return replace(encoded, cut_off=cut_off, left_out=left_out)
 
 
 def _encoded(
-    examples: Sequence[LearnQuery], tokenizer: QueryTokenizer
+    examples: Sequence[LearnExample], tokenizer: ExampleTokenizer
 ) -> Iterator[tuple[Encoded, ...]]:
     """Encode the answers of each example, each with its prompt before it."""
     answers = [example.choices or (example.answer,) for example in examples]
@@ -136,7 +138,7 @@ def _encoded(
         )
 
 
-def _text(example: LearnQuery, answer: str | None, tokenizer: QueryTokenizer) -> str:
+def _text(example: LearnExample, answer: str | None, tokenizer: ExampleTokenizer) -> str:
     """Text of the prompt, with an answer after it if one is given."""
     if example.conversation is None:
         return f"{example.prompt}{answer or ''}"

@@ -17,8 +17,8 @@ def learn(setup: LearnSetup, line: Line) -> None:
                 memory_limit_bytes=learner.worker.device.memory_limit_bytes,
                 epoch=learner.epoch,
                 attempt=learner.attempt,
-                cut_off=learner.queries.cut_off,
-                left_out=learner.queries.left_out,
+                cut_off=learner.examples.cut_off,
+                left_out=learner.examples.left_out,
                 remark=learner.remark,
             )
         )

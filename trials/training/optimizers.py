@@ -218,7 +218,7 @@ class _OffloadedStepper:
 def offload_config(recipe: Recipe, trained_parameters: int) -> dict[str, Any]:
     """DeepSpeed's configuration of a recipe with its optimizer on the host."""
     return {
-        # It only counts queries with this; the batches are as large as they come.
+        # It only counts examples with this; the batches are as large as they come.
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE, "torch_adam": False}},

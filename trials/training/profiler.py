@@ -196,7 +196,7 @@ def event_flops(event: Event) -> int:
     if event.name in GROUPED_PRODUCTS:
         return int(2 * shapes[0][0] * shapes[0][1] * shapes[1][-1])
     if event.name.startswith(ATTENTION) and "math" not in event.name:  # that is made of others
-        # Heads of queries that share keys and values each take their own products.
+        # Heads of examples that share keys and values each take their own products.
         heads = max(shape[1] for shape in shapes if len(shape) == 4)
         whole = [(s[0], heads, *s[2:]) if len(s) == 4 else s for s in shapes]
         is_backward = event.name.endswith("_backward")
@@ -213,11 +213,11 @@ def expert_load(tuning: FineTuning, tokens: torch.Tensor, training_steps: int) -
         return None
     tuning.start_over()
     before = _expert_counts(tuning, tokens)
-    queries = tokens.shape[0]
+    examples = tokens.shape[0]
     for draw in range(1, training_steps + 1):
-        tuning.step(tuning.tokens(queries, draw))
+        tuning.step(tuning.tokens(examples, draw))
     after = _expert_counts(tuning, tokens)
-    return ExpertLoad(queries=queries, training_steps=training_steps, before=before, after=after)
+    return ExpertLoad(examples=examples, training_steps=training_steps, before=before, after=after)
 
 
 def _expert_counts(tuning: FineTuning, tokens: torch.Tensor) -> tuple[tuple[int, ...], ...]:

@@ -17,8 +17,8 @@ MOST_CHARACTERS = 200  # of an error
 MOST_REFUSALS = 20  # of a chunk: an answer must fit into a pipe that nobody reads yet
 
 
-class QueryTokenizer:
-    """A model's tokenizer, as it is used on whole queries.
+class ExampleTokenizer:
+    """A model's tokenizer, as it is used on whole examples.
 
     Args:
         name: a folder, a tokenizer.json, or a hub name.
@@ -82,7 +82,7 @@ class QueryTokenizer:
 
         Args:
             texts: what to encode.
-            whole: with what begins and ends a whole query, unless it is in it.
+            whole: with what begins and ends a whole example, unless it is in it.
         """
         # Half a character, which JSON can spell, is in no tokenizer's alphabet.
         said = [text.encode(errors="replace").decode() for text in texts]
@@ -107,7 +107,7 @@ def _loaded(name: str) -> Any:
     try:
         if Path(name).is_file():
             return PreTrainedTokenizerFast(tokenizer_file=name)
-        # Asked, it would read the answer from stdin, where the queries come.
+        # Asked, it would read the answer from stdin, where the examples come.
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001 - whatever a tokenizer's files make it raise
         raise TokenizerError(_first_line(error)) from None
@@ -136,7 +136,7 @@ def main() -> None:
 
     name = json.loads(sys.stdin.readline())
     try:
-        tokenizer = QueryTokenizer(name)
+        tokenizer = ExampleTokenizer(name)
     except TokenizerError as error:
         say({"error": str(error)})
         return

@@ -1,4 +1,4 @@
-"""``dataset``: counts how long the queries of a data set are, and tells what that comes to."""
+"""``dataset``: counts how long the examples of a data set are, and tells what that comes to."""
 
 import argparse
 
@@ -6,7 +6,7 @@ from orchestrator.cli.options.job import data_workload
 from orchestrator.console import print_result, remark
 from orchestrator.reporting.dataset_tables import dataset_json, dataset_text, save_histogram
 
-TOLD_EACH = 100_000  # queries
+TOLD_EACH = 100_000  # examples
 
 
 def dataset_command(options: argparse.Namespace) -> int:
@@ -24,6 +24,6 @@ def dataset_command(options: argparse.Namespace) -> int:
     return 0
 
 
-def _tell_counted(queries: int) -> None:
-    if queries % TOLD_EACH == 0:
-        remark(f"{queries:,} queries counted")
+def _tell_counted(examples: int) -> None:
+    if examples % TOLD_EACH == 0:
+        remark(f"{examples:,} examples counted")

@@ -25,7 +25,7 @@ from orchestrator.reporting.estimate_tables import as_json, as_table, explanatio
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.spec.job import Job
 from orchestrator.spec.job_request import SOURCES
-from orchestrator.spec.job_tokens import longest_query, longest_tokens
+from orchestrator.spec.job_tokens import longest_example, longest_tokens
 from orchestrator.spec.sweep_spec import written_out
 from trials.records.model import Model, find_model
 from trials.records.recipe import Method, Precision, Recipe
@@ -79,7 +79,7 @@ def calibrate_runs(options: argparse.Namespace) -> int:
     return 0
 
 
-JOB = Job(queries=15_000, epochs=10)  # where nothing else is asked for
+JOB = Job(examples=15_000, epochs=10)  # where nothing else is asked for
 BATCH_LIMIT = 65_536  # the largest batch to try
 LORA_RANK = 16
 MOST_DRAWS = 100  # seconds each; the 95th percentile needs no more
@@ -125,20 +125,20 @@ def _batch(workload: Job) -> Batch:
 def _not_given(options: argparse.Namespace) -> tuple[str, ...]:
     """The options in whose place the job is a made-up one."""
     has_data = bool(given_options(options).keys() & set(SOURCES))
-    given = {"--queries": has_data or options.queries is not None, "--epochs": options.epochs}
+    given = {"--examples": has_data or options.examples is not None, "--epochs": options.epochs}
     return tuple(name for name, value in given.items() if not value)
 
 
 def _seq_len(options: argparse.Namespace, workload: Job) -> int:
     """Tokens of the longest row, which must fit: as asked, or as the data has them."""
-    longest = longest_query(workload)
+    longest = longest_example(workload)
     if longest is None:
         if options.seq_len is None:
-            raise EstimateError("--seq-len is missing: give it, or --dataset, whose queries tell")
+            raise EstimateError("--seq-len is missing: give it, or --dataset, whose examples tell")
         return int(options.seq_len)
     if options.seq_len is not None and options.seq_len < longest:
         raise EstimateError(
-            f"--seq-len {options.seq_len}: queries have up to {longest} tokens: add "
+            f"--seq-len {options.seq_len}: examples have up to {longest} tokens: add "
             f"--cutoff {options.seq_len}, or leave --seq-len out"
         )
     return int(options.seq_len or longest_tokens(workload, longest))

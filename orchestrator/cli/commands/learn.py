@@ -248,7 +248,7 @@ def learn_command(options: argparse.Namespace, path: RunPath) -> int:
     failures = []
     with LearnedWriter(path) as writer, tempfile.TemporaryDirectory() as folder:
         examples = Path(folder) / "examples.jsonl"
-        lines = "".join(f"{example.model_dump_json()}\n" for example in data.queries)
+        lines = "".join(f"{example.model_dump_json()}\n" for example in data.examples)
         examples.write_text(lines, encoding="utf-8", errors="replace")
         for cell, key in keys.items():
             try:

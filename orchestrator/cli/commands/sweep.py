@@ -65,7 +65,7 @@ def sweep(options: argparse.Namespace) -> int:
             purse = Budget(options.budget_usd, spent, profiled)
             print_plan(plan, folder, expected(left, purse, rates), cluster, catalog)
             if profiled:
-                remark("what is measured is then profiled, at one query and at its largest batch")
+                remark("what is measured is then profiled, at one example and at its largest batch")
             return 0
     check_tools(options.log_to, folder)
     folder_run = open_run(folder, text, spec, prices.rows)

@@ -37,7 +37,8 @@ def add_overheads(command: argparse.ArgumentParser) -> None:
 def add_job(command: argparse.ArgumentParser) -> None:
     """Add the options of the job that is priced."""
     add = command.add_argument
-    add("--queries", type=positive, help="training examples")
+    add("--examples", type=positive, metavar="N", help="training examples")
+    add("--queries", dest="examples", type=positive, help=argparse.SUPPRESS)  # the former name
     add(
         "--epochs",
         type=epochs,
@@ -50,12 +51,12 @@ def add_job(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="with --epochs auto: what 'learn' kept elsewhere",
     )
-    add_queries(command)
+    add_dataset(command)
     add(
         "--batch-size",
         type=batch_size,
         metavar="N|max|fastest",
-        help="queries per step, or which of those timed (default: fastest)",
+        help="examples per step, or which of those timed (default: fastest)",
     )
     add_constraints(command)
     add_overheads(command)
@@ -64,10 +65,10 @@ def add_job(command: argparse.ArgumentParser) -> None:
     shown.add_argument("--csv", action="store_true", help="print what ranking.csv has")
 
 
-def add_queries(command: argparse.ArgumentParser) -> None:
+def add_dataset(command: argparse.ArgumentParser) -> None:
     """The data of a job, and what batches are made of."""
     command.add_argument(
-        "--dataset", metavar="DATA", help="price these queries instead: as 'dataset' takes them"
+        "--dataset", metavar="DATA", help="price these examples instead: as 'dataset' takes them"
     )
     add_data(command)
     add_histogram(command)
@@ -100,9 +101,9 @@ def add_prices(command: argparse.ArgumentParser) -> None:
 
 
 def add_data(command: argparse.ArgumentParser) -> None:
-    """How queries are made of a data set, and counted."""
+    """How examples are made of a data set, and counted."""
     add = command.add_argument
-    add("--text-fields", metavar="A,B", help="a query is these fields, one after the other")
+    add("--text-fields", metavar="A,B", help="an example is these fields, one after the other")
     add(
         "--template",
         metavar="TEXT",
@@ -113,7 +114,7 @@ def add_data(command: argparse.ArgumentParser) -> None:
     add("--subset", metavar="NAME", help="which configuration of a hub data set")
     add("--split", metavar="NAME", help="of a folder or a hub data set (default: train)")
     add("--most", type=positive, metavar="N", help="read so many examples, the first ones")
-    add("--cutoff", type=positive, metavar="N", help="tokens; longer queries are cut off there")
+    add("--cutoff", type=positive, metavar="N", help="tokens; longer examples are cut off there")
 
 
 def add_histogram(command: argparse.ArgumentParser) -> None:

@@ -28,7 +28,7 @@ EXAMPLES = {
         ("fit mine.csv --predict asked.csv", "anybody's observations, and questions to them"),
     ),
     "rank": (
-        ("rank runs/my --queries 50000 --epochs 3", "another job"),
+        ("rank runs/my --examples 50000 --epochs 3", "another job"),
         ("rank runs/my --deadline 24 --no-spot", "in a day, on what is never taken away"),
         ("rank runs/my --prices mine.csv", "by your own prices"),
     ),

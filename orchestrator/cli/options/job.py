@@ -20,7 +20,7 @@ OWN_WORDS = frozenset({"batch_size", "overheads"})  # options that say these in 
 
 
 def given_options(options: argparse.Namespace) -> dict[str, Any]:
-    """The options that say something of queries, by the keys of ``workload`` in a specification.
+    """The options that say something of examples, by the keys of ``workload`` in a specification.
 
     ``dataset`` takes the name of a set of the paper as well, where there is no such file.
     """
@@ -65,7 +65,7 @@ def data_workload(
 
     Args:
         options: those of ``dataset``.
-        progress: told how many queries were counted so far.
+        progress: told how many examples were counted so far.
 
     Raises:
         DataError: the options contradict themselves, or their data cannot be read.
@@ -99,8 +99,8 @@ def changed_workload(workload: Job, options: argparse.Namespace, models: Collect
     fields = given_options(options)
     terms = {name: getattr(workload, name) for name in JobTerms.model_fields}
     if fields.keys() & set(SOURCES):
-        # As many queries as the new data has, unless told.
-        return workload_of(asked_workload(terms | {"queries": None} | fields), models)
+        # As many examples as the new data has, unless told.
+        return workload_of(asked_workload(terms | {"examples": None} | fields), models)
     # The lengths that are known serve on, as if what they are of was named anew.
     others = sorted(fields.keys() - terms.keys())
     if others:
@@ -115,13 +115,13 @@ def changed_workload(workload: Job, options: argparse.Namespace, models: Collect
     try:
         return Job(**terms | fields, lengths=workload.lengths)
     except ValidationError:  # the one thing that a job must have for its terms
-        text = "needs --cutoff, the tokens of a row, and a job whose queries' lengths are known"
+        text = "needs --cutoff, the tokens of a row, and a job whose examples' lengths are known"
         raise DataError([Mistake("packing", text)]) from None
 
 
 def _without_lengths(name: str, value: Any) -> Mistake:
-    """A mistake: what is asked of queries whose lengths are not known."""
+    """A mistake: what is asked of examples whose lengths are not known."""
     if name == "padding":
-        text = "needs a job whose queries' lengths are known: add --dataset"
+        text = "needs a job whose examples' lengths are known: add --dataset"
         return Mistake(PADDINGS[value], text)
     return Mistake(name, f"{value!r}: the job has no lengths: add --dataset")

@@ -41,7 +41,7 @@ def add_profile(
         required=True,
         type=several,
         metavar="N,…",
-        help="tokens per query; of several, how much depends on them",
+        help="tokens per example; of several, how much depends on them",
     )
     add(
         "--batch-size",

@@ -96,12 +96,12 @@ def not_negative(text: str) -> float:
 
 
 def batch_size(text: str) -> int | str:
-    """Queries per step, ``fastest``, or ``largest``, for which ``max`` is another word."""
+    """Examples per step, ``fastest``, or ``largest``, for which ``max`` is another word."""
     return _or_word(text, {"fastest": "fastest", "largest": "largest", "max": "largest"})
 
 
 def largest_or_size(text: str) -> int | str:
-    """Queries per step, or ``largest``, for which ``max`` is another word."""
+    """Examples per step, or ``largest``, for which ``max`` is another word."""
     return _or_word(text, {"largest": "largest", "max": "largest"})
 
 

@@ -17,13 +17,13 @@ from trials.records.observation import Basis, Observation, largest_batch
 CURVE_POINTS = 17  # of one curve, its ends among them
 
 SPEED_COLUMNS = (
-    *("cell", "stack", "basis", "batch", "queries_per_second"),
-    *("queries_per_second_low", "queries_per_second_high", "extrapolated", "law"),
+    *("cell", "stack", "basis", "batch", "examples_per_second"),
+    *("examples_per_second_low", "examples_per_second_high", "extrapolated", "law"),
 )
 
 
 def speed_table(results: RunResults) -> PageTable:
-    """Throughput by the law of the step time, from one query to the largest batch known."""
+    """Throughput by the law of the step time, from one example to the largest batch known."""
     rows = [row for cell in results.cells for row in _speeds(results, cell)]
     return PageTable(SPEED_COLUMNS, rows)
 
@@ -67,7 +67,7 @@ def _sizes(most: int) -> list[int]:
 
 
 def memory_table(results: RunResults) -> PageTable:
-    """Peak memory by the law that is affine in tokens, up to a query beyond the largest batch."""
+    """Peak memory by the law affine in tokens, up to an example beyond the largest batch."""
     laws = {
         (fit.group, fit.basis, fit.stack): fit
         for fit in results.fits.fits

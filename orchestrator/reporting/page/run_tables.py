@@ -155,7 +155,7 @@ def cells_table(results: RunResults, jobs: Sequence[PageJob]) -> PageTable:
 
 OFFER_COLUMNS = (
     *("cell", "rank", "odds", "tied", "pareto", "provider", "instance", "region", "market"),
-    *("gpus", "usd_per_hour", "price_of", "batch", "queries_per_second", "tokens_per_query"),
+    *("gpus", "usd_per_hour", "price_of", "batch", "examples_per_second", "tokens_per_example"),
     *("hours", "hours_low", "hours_high", "usd", "usd_low", "usd_high", "basis", "source"),
     *("extrapolated", "elsewhere", "stack"),
 )
@@ -201,8 +201,8 @@ def _offer(row: RankedOffer, place: int) -> tuple[Any, ...]:
         row.usd_per_hour,
         str(row.price_as_of or row.price_recorded),
         row.batch_size,
-        row.queries_per_second,
-        row.tokens_per_query,
+        row.examples_per_second,
+        row.tokens_per_example,
         row.hours,
         row.hours_low,
         row.hours_high,
@@ -219,7 +219,7 @@ def _offer(row: RankedOffer, place: int) -> tuple[Any, ...]:
 
 PROBE_COLUMNS = (
     *("cell", "purpose", "batch", "repeat", "attempt", "outcome", "basis", "step_seconds"),
-    *("queries_per_second", "steps", "peak_gib", "limit_gib", "stack", "host", "started"),
+    *("examples_per_second", "steps", "peak_gib", "limit_gib", "stack", "host", "started"),
     *("seconds", "detail"),
 )
 GIB = 2**30

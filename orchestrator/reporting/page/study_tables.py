@@ -40,7 +40,7 @@ def profiles_table(results: RunResults) -> PageTable:
 
 
 def loads_table(results: RunResults) -> PageTable:
-    """A row for each expert, before and after some training: its tokens of a query."""
+    """A row for each expert, before and after some training: its tokens of an example."""
     groups = profile_groups(results.profiled)
     names = _bar_names(groups)
     rows = [

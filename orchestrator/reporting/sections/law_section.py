@@ -8,7 +8,7 @@ from fitting.laws.fit_result import Parameter
 from orchestrator.markdown_table import table
 
 SYMBOLS = (
-    "A step takes t seconds, for b queries or N padded tokens, at sparsity s. Errors are those of "
+    "A step takes t seconds, for b examples or N padded tokens, at sparsity s. Errors are those of "
     "the throughput at points that a law has not seen: each left out alone, by which the law is "
     "chosen, the larger batches of each curve, a length."
 )
@@ -44,7 +44,7 @@ def _family(family: FamilyFit) -> list[str]:
     ]
     if family.by_length is not None:
         parts.append(
-            f"Queries of other lengths are priced by {family.by_length.form}: off by "
+            f"Examples of other lengths are priced by {family.by_length.form}: off by "
             f"{family.by_length.error:.2%} at lengths that it had not seen."
         )
     if family.suspects:

@@ -70,8 +70,8 @@ def _epoch_row(curve: LearningCurve, epoch: LearnedEpoch) -> Row:
         **_facts(curve),
         **cell.model_dump(mode="json", include=routing),
         "sparsity": cell.sparsity,
-        "training_queries": curve.data.train_queries,
-        "held_out_queries": curve.data.held_out_queries,
+        "training_examples": curve.data.train_examples,
+        "held_out_examples": curve.data.held_out_examples,
         **curve.training.model_dump(mode="json", include=training),
         "epoch": epoch.epoch,
         "train_loss": epoch.train_loss,
@@ -149,8 +149,8 @@ def _title(curve: LearningCurve) -> str:
     cell, data, training = curve.cell, curve.data, curve.training
     return (
         f"**{cell.model}**, {cell.weights} weights, {cell.recipe.key}, on {cell.gpu}: "
-        f"{data.source} ({data.made_by}), {data.train_queries:,} training examples, "
-        f"{data.held_out_queries:,} held out; batches of {training.batch_size}, learning rate "
+        f"{data.source} ({data.made_by}), {data.train_examples:,} training examples, "
+        f"{data.held_out_examples:,} held out; batches of {training.batch_size}, learning rate "
         f"{training.learning_rate:g} {training.schedule}, seed {training.seed}"
     )
 

@@ -14,7 +14,7 @@ from trials.records.profile import (
     ProfileRow,
     load_imbalance,
     load_variance,
-    tokens_per_query,
+    tokens_per_example,
 )
 
 # The order of Fig. 6, and then what it has not; others follow by their names.
@@ -69,7 +69,7 @@ class Load:
     Attributes:
         label, cell, batch_size: whose.
         training_steps: between the two.
-        before, after: (experts,) tokens a query, the mean over the layers.
+        before, after: (experts,) tokens an example, the mean over the layers.
         variance_before, variance_after: theirs over the experts.
         imbalance_before, imbalance_after: the busiest expert's tokens over an equal share, the mean
             over the layers: 1 is balanced.
@@ -93,9 +93,9 @@ class LengthRow:
 
     Attributes:
         label: sparsity.
-        seq_len, batch_size: tokens a query, queries a step.
+        seq_len, batch_size: tokens an example, examples a step.
         step_seconds: of a plain step.
-        queries_per_second, tokens_per_second: of plain steps.
+        examples_per_second, tokens_per_second: of plain steps.
         experts_share: of the forward and backward pass, the experts' or the MLPs'.
     """
 
@@ -103,7 +103,7 @@ class LengthRow:
     seq_len: int
     batch_size: int
     step_seconds: float
-    queries_per_second: float
+    examples_per_second: float
     tokens_per_second: float
     experts_share: float
 
@@ -280,10 +280,10 @@ def _load(of: _Of) -> Iterable[Load]:
         cell=of.cell,
         batch_size=of.batch_size,
         training_steps=load.training_steps,
-        before=tuple(tokens_per_query(load.before, load.queries)),
-        after=tuple(tokens_per_query(load.after, load.queries)),
-        variance_before=load_variance(load.before, load.queries),
-        variance_after=load_variance(load.after, load.queries),
+        before=tuple(tokens_per_example(load.before, load.examples)),
+        after=tuple(tokens_per_example(load.after, load.examples)),
+        variance_before=load_variance(load.before, load.examples),
+        variance_after=load_variance(load.after, load.examples),
         imbalance_before=load_imbalance(load.before),
         imbalance_after=load_imbalance(load.after),
     )
@@ -305,7 +305,7 @@ def _lengths(found: Sequence[_Of], inside_of: Layer) -> Iterable[LengthRow]:
             seq_len=of.cell.seq_len,
             batch_size=of.batch_size,
             step_seconds=step,
-            queries_per_second=of.batch_size / step,
+            examples_per_second=of.batch_size / step,
             tokens_per_second=of.batch_size * of.cell.seq_len / step,
             experts_share=sum(map(of.profile.unprofiled_seconds, inside)) / seconds,
         )

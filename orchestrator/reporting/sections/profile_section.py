@@ -51,7 +51,7 @@ def group_text(group: ProfileGroup) -> list[str]:
     if group.loads:
         parts += [_load_text(group.loads[0].training_steps), _load_table(group.loads)]
     if group.lengths:
-        parts += ["Sensitivity to the length of queries:", _length_table(group.lengths)]
+        parts += ["Sensitivity to the length of examples:", _length_table(group.lengths)]
     if group.overheads:
         parts += ["What profiling adds, by the shortest steps:", _overhead_table(group.overheads)]
     if group.failures:
@@ -88,7 +88,7 @@ def _ms(seconds: float) -> str:
 
 def _load_text(steps: int) -> str:
     return (
-        f"Tokens a query of each expert, the mean over the layers, before and after {steps} steps "
+        f"Tokens per example of each expert, mean over the layers, before and after {steps} steps "
         "on random tokens;\nvariance over the experts; busiest: its tokens over an equal share in "
         "its layer:"
     )
@@ -103,11 +103,11 @@ def _load_table(loads: Sequence[Load]) -> str:
         ):
             each = " ".join(f"{t:.3g}" for t in tokens)
             rows.append((load.label, when, each, f"{variance:.3g}", f"{busiest:.2f}"))
-    return table(("", "", "tokens a query of each expert", "variance", "busiest"), rows)
+    return table(("", "", "tokens an example of each expert", "variance", "busiest"), rows)
 
 
 def _length_table(rows: Sequence[LengthRow]) -> str:
-    headers = ("", "tokens", "batch", "ms", "queries/s", "tokens/s", "experts or MLPs")
+    headers = ("", "tokens", "batch", "ms", "examples/s", "tokens/s", "experts or MLPs")
     return table(
         headers,
         [
@@ -116,7 +116,7 @@ def _length_table(rows: Sequence[LengthRow]) -> str:
                 row.seq_len,
                 row.batch_size,
                 _ms(row.step_seconds),
-                f"{row.queries_per_second:.3g}",
+                f"{row.examples_per_second:.3g}",
                 f"{row.tokens_per_second:.4g}",
                 f"{row.experts_share:.1%}",
             )

@@ -26,7 +26,7 @@ HEADERS = (
     "step",
     "against the default",
     "largest batch",
-    "best queries/s",
+    "best examples/s",
     "against the default",
 )
 
@@ -37,17 +37,17 @@ class RecipeRow:
 
     Attributes:
         recipe: which.
-        peak_bytes: peak memory at the common batch size; None when not even one query fits.
+        peak_bytes: peak memory at the common batch size; None when not even one example fits.
         step_seconds: median step time there; None when it was not timed.
         largest: its largest batch; None while that is not known.
-        queries_per_second: the best of any batch size; None when nothing was timed.
+        examples_per_second: the best of any batch size; None when nothing was timed.
     """
 
     recipe: Recipe
     peak_bytes: int | None
     step_seconds: float | None
     largest: int | None
-    queries_per_second: float | None
+    examples_per_second: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ def _row(
         peak_bytes=max(m.memory.peak_allocated_bytes for m in there),
         step_seconds=medians.get(batch_size),
         largest=None if known is None else known[0],
-        queries_per_second=max((size / s for size, s in medians.items()), default=None),
+        examples_per_second=max((size / s for size, s in medians.items()), default=None),
     )
 
 
@@ -214,7 +214,7 @@ def _caption(found: RecipeComparison, default: str, shared: str) -> str:
     weights = "" if cell.weights == "random" else f", {cell.weights} weights"
     which = "timed" if found.timed else "measured"
     return (
-        f"**{cell.model}**{weights} on {cell.gpu}{routing}, {cell.seq_len} tokens a query"
+        f"**{cell.model}**{weights} on {cell.gpu}{routing}, {cell.seq_len} tokens an example"
         f"{'; alike in all: ' + shared if shared else ''}; {found.basis}.\n"
         f"Memory and step at batch size {found.batch_size}, the largest at which all that fit were "
         f"{which}. The default, the plainest that fits: {default}."
@@ -267,8 +267,8 @@ def _numbers(row: RecipeRow, default: RecipeRow) -> tuple[object, ...]:
         "" if row.step_seconds is None else f"{row.step_seconds:.3g} s",
         _change(row.step_seconds, default.step_seconds),
         "" if row.largest is None else row.largest,
-        "" if row.queries_per_second is None else f"{row.queries_per_second:.3g}",
-        _change(row.queries_per_second, default.queries_per_second),
+        "" if row.examples_per_second is None else f"{row.examples_per_second:.3g}",
+        _change(row.examples_per_second, default.examples_per_second),
     )
 
 

@@ -48,7 +48,7 @@ class Recommendation:
             f"**${row.usd:.3g}** ({row.usd_low:.3g} to {row.usd_high:.3g}) in "
             f"**{row.hours:.3g} h** ({row.hours_low:.3g} to {row.hours_high:.3g}{simulated}), at "
             f"batches of {row.batch_size}. **{sure}** sure that it is the cheapest"
-            f"{' for queries of the full length' if row.as_if_full else ''}."
+            f"{' for examples of the full length' if row.as_if_full else ''}."
         )
 
     def _alternatives(self) -> Iterator[tuple[str, RankedOffer]]:

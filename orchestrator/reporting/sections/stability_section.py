@@ -28,7 +28,7 @@ def steadiness_section(observations: Sequence[Observation], rule: TimingRule) ->
         parts += ["## Unsteady step times", table(worst, unsteady)]
     drawn = [row for o, measurement in timed if (row := _energy(o, measurement)) is not None]
     if drawn:
-        headers = ("cell", "batch", "repeat", "joules a query", "watts", "SM MHz", "°C")
+        headers = ("cell", "batch", "repeat", "joules an example", "watts", "SM MHz", "°C")
         parts += ["## Energy", table(headers, drawn)]
     return "\n\n".join(parts)
 

@@ -189,34 +189,34 @@ function sparsityKey(holder, rows) {
 
 function batchScale(rows) {
   const most = d3.max(rows, (row) => row.batch);
-  return { type: "log", base: 2, domain: [1, Math.max(most, 2)], label: "queries a step →", ticks: 6, tickFormat: "d", grid: true };
+  return { type: "log", base: 2, domain: [1, Math.max(most, 2)], label: "examples a step →", ticks: 6, tickFormat: "d", grid: true };
 }
 
 /** Throughput against batch size: visits as points, the law and its 90 % interval. */
 function speedCharts(holder, key, probes, laws) {
-  const timed = probes.filter((row) => row.queries_per_second !== null && row.basis !== "capped" && row.outcome === "FITS");
+  const timed = probes.filter((row) => row.examples_per_second !== null && row.basis !== "capped" && row.outcome === "FITS");
   const all = [...timed, ...laws];
   if (!timed.length) return nothing(holder, "No step of these was timed.");
   sparsityKey(key, all);
-  const most = d3.max([...timed.map((row) => row.queries_per_second), ...laws.map((row) => row.queries_per_second_high)]);
+  const most = d3.max([...timed.map((row) => row.examples_per_second), ...laws.map((row) => row.examples_per_second_high)]);
   const title = (row) => [
     `${row.cell.gpu}, ${experts(row.cell)}, ${row.basis}`,
-    `${row.batch} queries a step`,
-    `${short(row.queries_per_second)} queries/s, steps of ${short(row.step_seconds)} s`,
+    `${row.batch} examples a step`,
+    `${short(row.examples_per_second)} examples/s, steps of ${short(row.step_seconds)} s`,
   ].join("\n");
   return forEachGpu(holder, timed, (chart, gpu, own) => drawn(chart, (width) => plot({
     width, height: 230,
     x: batchScale(all),
-    y: { domain: [0, most], label: "↑ queries/s", grid: true, ticks: 5 },
+    y: { domain: [0, most], label: "↑ examples/s", grid: true, ticks: 5 },
     marks: [
       ...bySparsity(own(laws), all, (rows, { colour, dash }) => [
-        Plot.areaY(rows, { x: "batch", y1: "queries_per_second_low", y2: "queries_per_second_high", fill: colour, fillOpacity: 0.16 }),
-        Plot.line(rows, { x: "batch", y: "queries_per_second", stroke: colour, strokeWidth: 2, strokeDasharray: dash }),
+        Plot.areaY(rows, { x: "batch", y1: "examples_per_second_low", y2: "examples_per_second_high", fill: colour, fillOpacity: 0.16 }),
+        Plot.line(rows, { x: "batch", y: "examples_per_second", stroke: colour, strokeWidth: 2, strokeDasharray: dash }),
       ]),
-      ...bySparsity(own(timed), all, (rows, { colour }) => points(rows, { x: "batch", y: "queries_per_second" }, colour)),
-      tip(own(timed), { x: "batch", y: "queries_per_second" }, title),
+      ...bySparsity(own(timed), all, (rows, { colour }) => points(rows, { x: "batch", y: "examples_per_second" }, colour)),
+      tip(own(timed), { x: "batch", y: "examples_per_second" }, title),
     ],
-  }, `Queries per second on ${gpu} against batch size, with the law and its 90 % interval.`)));
+  }, `Examples per second on ${gpu} against batch size, with the law and its 90 % interval.`)));
 }
 
 /** Peak memory against batch size: what fitted, what did not, the law, and the limit. */
@@ -228,7 +228,7 @@ function memoryCharts(holder, key, probes, laws) {
   const peak = (row) => unit * row.peak_gib;
   const title = (row) => [
     `${row.cell.gpu}, ${experts(row.cell)}, ${row.basis}`,
-    `${row.batch} queries a step: ${row.outcome}`,
+    `${row.batch} examples a step: ${row.outcome}`,
     row.peak_gib === null ? "" : `${short(peak(row))} ${name} at most`,
   ].join("\n");
   return forEachGpu(holder, told, (chart, gpu, own) => {
@@ -272,7 +272,7 @@ function largestChart(holder, rows) {
   const foretold = rows.filter((row) => row.foretold !== null);
   const found = rows.filter((row) => row.largest > 0);
   return drawnRows(holder, [...unique.keys()], 24, (room, width) => ({
-    x: { ...(d3.max(values) > 8 * d3.min(values) ? { type: "log", base: 2 } : { zero: true }), label: "queries a step →", grid: true, ticks: width < 400 ? 4 : 8, tickFormat: "d" },
+    x: { ...(d3.max(values) > 8 * d3.min(values) ? { type: "log", base: 2 } : { zero: true }), label: "examples a step →", grid: true, ticks: width < 400 ? 4 : 8, tickFormat: "d" },
     marks: [
       Plot.ruleY(foretold, { x1: "low", x2: "high", y: name, stroke: colour, strokeWidth: 7, strokeOpacity: 0.28, dy: room / 2 }),
       Plot.tickX(foretold, { x: "foretold", y: name, stroke: colour, strokeWidth: 2, insetTop: 6 + room, insetBottom: 6 }),

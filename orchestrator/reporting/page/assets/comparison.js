@@ -20,12 +20,12 @@ function changesChart(holder, rows) {
       ...points(shown, { x: "ratio", y: "name", dy: room / 2 }, "var(--s0)", 5),
       tip(shown, { x: "ratio", y: "name" }, title),
     ],
-  }), `Queries per second of ${rows.length} cells, the second run over the first.`);
+  }), `Examples per second of ${rows.length} cells, the second run over the first.`);
 }
 
 changesChart(document.getElementById("speeds-chart"), CHANGES);
 numbersOf("speeds-numbers", {
-  caption: "Queries per second of both runs", most: 20, columns: [
+  caption: "Examples per second of both runs", most: 20, columns: [
     { label: "GPU", of: (row) => row.gpu, head: true, under: (row) => row.job },
     { label: "recipe", of: (row) => row.recipe },
     { label: "batch", of: (row) => row.batch, number: true },

@@ -33,7 +33,7 @@ const offerColumns = [
   },
   { label: "$/h", of: (row) => row.usd_per_hour, number: true, show: (row) => short(row.usd_per_hour) },
   { label: "batch", of: (row) => row.batch, number: true, under: (row) => `of ${row.cell.largest ?? "?"}` },
-  { label: "queries/s", of: (row) => row.queries_per_second, number: true, show: (row) => short(row.queries_per_second) },
+  { label: "examples/s", of: (row) => row.examples_per_second, number: true, show: (row) => short(row.examples_per_second) },
   { label: "price of", of: (row) => row.price_of },
   { label: "stack", of: (row) => row.stack },
 ];
@@ -82,7 +82,7 @@ function showJob() {
   const isAlike = (cell) => cell.model === chosen.model && cell.weights === chosen.weights && cell.recipe === chosen.recipe;
   const alike = (row) => isAlike(row.cell) && row.cell.seq_len === chosen.seq_len;
   const of = `${chosen.model}, ${chosen.recipe}`;
-  document.querySelectorAll("[data-of=length]").forEach((each) => { each.textContent = `${of}, ${chosen.seq_len} tokens a query`; });
+  document.querySelectorAll("[data-of=length]").forEach((each) => { each.textContent = `${of}, ${chosen.seq_len} tokens an example`; });
   document.querySelectorAll("[data-of=recipe]").forEach((each) => { each.textContent = of; });
   const shown = {
     probes: PROBES.filter(alike), speeds: SPEEDS.filter(alike), memory: MEMORY.filter(alike),
@@ -102,9 +102,9 @@ const batchColumn = { label: "batch", of: (row) => row.batch, number: true };
 const numeric = (label, name, said = short) => ({ label, of: (row) => row[name], number: true, show: (row) => said(row[name]) });
 const stackColumn = { label: "stack", of: (row) => row.stack };
 const NUMBERS = [
-  numbersOf("speed-points", { caption: "Timed probes", columns: [...cellColumns, basisColumn, batchColumn, numeric("queries/s", "queries_per_second"), numeric("seconds a step", "step_seconds"), numeric("steps", "steps"), ...whatColumns, stackColumn], sort: 4 },
-    () => SHOWN.probes.filter((row) => row.queries_per_second !== null)),
-  numbersOf("speed-laws", { caption: "Laws of the throughput", columns: [...cellColumns, basisColumn, batchColumn, numeric("queries/s", "queries_per_second"), numeric("low", "queries_per_second_low"), numeric("high", "queries_per_second_high"), { label: "law", of: (row) => row.law }, { label: "extrapolated", of: (row) => (row.extrapolated ? "yes" : "") }, ...whatColumns, stackColumn] },
+  numbersOf("speed-points", { caption: "Timed probes", columns: [...cellColumns, basisColumn, batchColumn, numeric("examples/s", "examples_per_second"), numeric("seconds a step", "step_seconds"), numeric("steps", "steps"), ...whatColumns, stackColumn], sort: 4 },
+    () => SHOWN.probes.filter((row) => row.examples_per_second !== null)),
+  numbersOf("speed-laws", { caption: "Laws of the throughput", columns: [...cellColumns, basisColumn, batchColumn, numeric("examples/s", "examples_per_second"), numeric("low", "examples_per_second_low"), numeric("high", "examples_per_second_high"), { label: "law", of: (row) => row.law }, { label: "extrapolated", of: (row) => (row.extrapolated ? "yes" : "") }, ...whatColumns, stackColumn] },
     () => SHOWN.speeds),
   numbersOf("memory-points", { caption: "Peaks of memory", columns: [...cellColumns, basisColumn, batchColumn, { label: "outcome", of: (row) => row.outcome }, numeric("peak GiB", "peak_gib"), numeric("limit GiB", "limit_gib"), ...whatColumns, stackColumn], sort: 4 },
     () => SHOWN.probes.filter((row) => row.peak_gib !== null || row.outcome === "OUT_OF_MEMORY")),

@@ -60,7 +60,7 @@ function loadsChart(holder, rows) {
     drawn(chart, (width) => plot({
       width, height: 210,
       x: { type: "point", label: "expert →", padding: 0.5 },
-      y: { domain: [0, 1.08 * most], label: "↑ tokens a query", grid: true, ticks: 5 },
+      y: { domain: [0, 1.08 * most], label: "↑ tokens an example", grid: true, ticks: 5 },
       marks: [
         ...Object.entries(TRAINING).flatMap(([when, { colour, symbol, dx }]) => {
           const then = own.filter((row) => row.when === when);
@@ -69,7 +69,7 @@ function loadsChart(holder, rows) {
             Plot.dot(then, { x: "expert", y: "tokens", r: 4.5, symbol, strokeWidth: 1.8, stroke: colour, fill: CANVAS, dx }),
           ];
         }),
-        tip(own, { x: "expert", y: "tokens" }, (row) => `expert ${row.expert}, ${row.when} training\n${short(row.tokens)} tokens a query`),
+        tip(own, { x: "expert", y: "tokens" }, (row) => `expert ${row.expert}, ${row.when} training\n${short(row.tokens)} tokens an example`),
       ],
     }, `Tokens of each expert of ${name}, before and after training.`));
   }
@@ -80,7 +80,7 @@ const CURVES = d3.groups(LEARNING, (row) => row.curve).map(([key, rows], at) => 
   key, rows, name: rows[0].name, colour: colourAt(at), symbol: SYMBOLS[at % SYMBOLS.length],
 }));
 
-/** A score of the held-out queries, epoch by epoch. */
+/** A score of the held-out examples, epoch by epoch. */
 function learningChart(holder, score, label, said = short) {
   const epochs = Math.max(1, d3.max(LEARNING, (row) => row.epoch));
   drawn(holder, (width) => plot({
@@ -106,7 +106,7 @@ if (PROFILES.length) {
   const named = (label, name) => ({ label, of: (row) => row[name] });
   const number = (label, name, said = short) => ({ label, of: (row) => row[name], number: true, show: (row) => said(row[name]) });
   numbersOf("profile-numbers", { caption: "Where the time goes", most: 30, columns: [{ ...named("part", "part"), head: true }, named("of", "of"), named("profile", "bar"), number("seconds", "seconds"), number("of the time", "share", percent), number("of the FLOPs", "flops", percent), named("GPU", "gpu"), named("model", "model"), named("recipe", "recipe")] }, () => PROFILES)();
-  numbersOf("loads-numbers", { caption: "Tokens of each expert", most: 32, columns: [{ label: "expert", of: (row) => row.expert, head: true }, named("training", "when"), number("tokens a query", "tokens"), named("profile", "bar"), named("GPU", "gpu"), named("model", "model"), named("recipe", "recipe")] }, () => LOADS)();
+  numbersOf("loads-numbers", { caption: "Tokens of each expert", most: 32, columns: [{ label: "expert", of: (row) => row.expert, head: true }, named("training", "when"), number("tokens an example", "tokens"), named("profile", "bar"), named("GPU", "gpu"), named("model", "model"), named("recipe", "recipe")] }, () => LOADS)();
 }
 if (LEARNING.length) {
   learningChart(document.getElementById("loss-chart"), "loss", "held-out loss");
