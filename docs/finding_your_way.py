@@ -34,7 +34,7 @@ def _folder(folder: Path) -> str:
     links = " · ".join(
         f"[{file.name.removesuffix('.py')}](../{path}/{file.name})" for file in files
     )
-    heading = f"{'#' * min(2 + path.count('/') + 1, 5)} {path}/ {{#{path.replace('/', '-')}}}"
+    heading = f"{'#' * min(3 + path.count('/'), 5)} {path}/"
     sentence = " ".join((purpose or "Data.").partition("\n\n")[0].split())
     return f"{heading}\n\n{sentence}\n\n{links}\n\n"
 

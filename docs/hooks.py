@@ -92,7 +92,7 @@ def _page_of(path: str, config: MkDocsConfig, files: Files) -> str | None:
     if path in PROJECT_PAGES:
         return PROJECT + path
     if (ROOT / path).is_dir():
-        return f"finding-your-way.md#{path.replace('/', '-')}"
+        return f"finding-your-way.md#{path.replace('/', '')}"
     if not (ROOT / path).is_file():
         return None
     uri = f"source/{path}.txt"
