@@ -80,7 +80,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if wanted is None:
             log.warning("%s: %s: no such file", uri, link[1])
             return link[0]
-        return posixpath.relpath(wanted, posixpath.dirname(uri) or ".") + (link[2] or "")
+        anchor = "" if target == "README.md" else link[2] or ""  # index.md has other headings
+        return posixpath.relpath(wanted, posixpath.dirname(uri) or ".") + anchor
 
     return LINK.sub(mended, markdown)
 
@@ -89,6 +90,8 @@ def _page_of(path: str, config: MkDocsConfig, files: Files) -> str | None:
     """URI in the site of a file of the repository; None where there is no such file."""
     if path.startswith("docs/") and not path.endswith(".py"):
         return path.removeprefix("docs/")
+    if path == "README.md":
+        return "index.md"
     if path in PROJECT_PAGES:
         return PROJECT + path
     if (ROOT / path).is_dir():
