@@ -1,5 +1,7 @@
 """The documentation stays short where it must be, and shows only commands that exist."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,16 @@ def test_commands_are_those_of_shell_blocks() -> None:
     """Comments and blocks of other languages are no commands; a backslash joins lines."""
     text = "```sh\nmake check   # all\nray \\\n up\n```\n```yaml\nname: my\n```\n"
     assert [" ".join(c.split()) for c in shown_commands(text)] == ["make check", "ray up"]
+
+
+def test_the_documented_specification_is_accepted(tmp_path: Path) -> None:
+    """The example of a sweep can be copied and run."""
+    page = (ROOT / "docs" / "how-to" / "own-sweep.md").read_text(encoding="utf-8")
+    spec = tmp_path / "my.yaml"
+    spec.write_text(page.partition("```yaml\n")[2].partition("```")[0], encoding="utf-8")
+    command = [sys.executable, "-m", "orchestrator", "sweep", str(spec), "--dry-run"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_every_page_of_the_navigation_exists() -> None:
