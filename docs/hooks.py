@@ -44,7 +44,6 @@ PROJECT_PAGES = (
 )
 PROJECT = "project/"
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]*)(#[^)\s]*)?(?=\))")
-PROGRAM = "finetune-cost"
 # Names of the layout before the move, while that is the layout; to be removed after it.
 MOVED = {
     "orchestrator.reporting.notebook": "orchestrator.loaded_run",
@@ -66,8 +65,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if not (ROOT / "orchestrator" / "reporting").is_dir():
         for new, old in MOVED.items():
             markdown = markdown.replace(new, old)
-    markdown = markdown.replace("<!-- commands -->", commands_markdown())
-    markdown = markdown.replace("<!-- specification -->", specification_markdown())
+    for mark, made in GENERATED.items():
+        if mark in markdown:
+            markdown = markdown.replace(mark, made())
     uri = page.file.src_uri
     if uri == "finding-your-way.md" and BEGIN + tree() + END not in markdown:
         log.warning("%s: the tree has changed: run docs/finding_your_way.py", uri)
@@ -235,3 +235,9 @@ def _kind(value: dict[str, Any], records: dict[str, Any]) -> str:
     }
     bounds = [f"{word} {value[key]:g}" for key, word in limits.items() if key in value]
     return ", ".join([kind, *bounds])
+
+
+GENERATED = {
+    "<!-- commands -->": commands_markdown,
+    "<!-- specification -->": specification_markdown,
+}
