@@ -22,16 +22,9 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from gpu_catalog.record import Record
-from orchestrator.cli import build_parser
-
-try:
-    from orchestrator.spec.job_request import JobRequest
-    from orchestrator.spec.sweep_spec import SweepSpec
-except ImportError:  # the layout before the move; to be removed after it
-    from orchestrator.asked_workload import (  # type: ignore[no-redef]
-        AskedWorkload as JobRequest,
-    )
-    from orchestrator.sweep import SweepSpec  # type: ignore[assignment]
+from orchestrator.cli.main import build_parser
+from orchestrator.spec.job_request import JobRequest
+from orchestrator.spec.sweep_spec import SweepSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT_PAGES = (
@@ -44,12 +37,6 @@ PROJECT_PAGES = (
 )
 PROJECT = "project/"
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]*)(#[^)\s]*)?(?=\))")
-# Names of the layout before the move, while that is the layout; to be removed after it.
-MOVED = {
-    "orchestrator.reporting.notebook": "orchestrator.loaded_run",
-    "fitting.tables.frames": "fitting.frames",
-    "../../fitting/paper/data": "../../fitting/data",
-}
 log = logging.getLogger("mkdocs.hooks")
 
 
@@ -62,9 +49,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Fill in what is made from the code, and mend links that leave the site."""
-    if not (ROOT / "orchestrator" / "reporting").is_dir():
-        for new, old in MOVED.items():
-            markdown = markdown.replace(new, old)
     for mark, made in GENERATED.items():
         if mark in markdown:
             markdown = markdown.replace(mark, made())
