@@ -11,7 +11,7 @@ LIMIT ?= 480
 # Nothing is compiled ahead: what is imported is, once, unless the environment forbids to keep it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup sweep browser test test-long test-ssh check mutants bench gpu-check
+.PHONY: help setup sweep browser test test-long test-ssh check mutants docs bench gpu-check
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -43,7 +43,7 @@ test-long: setup  ## drivers killed again and again; nodes killed, cut off, sick
 test-ssh: setup  ## `ray up`, a job and `ray down` over ssh on hosts of this machine; as root, with sshd and rsync
 	$(RUN) -m pytest -rs -m ssh tests/test_ssh_cluster.py
 
-check: setup  ## format, lint, types, layers, README commands
+check: setup  ## format, lint, types, layers, commands and links of the documentation
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
@@ -55,6 +55,9 @@ mutants: setup  ## changes the code in small ways and counts the changes that a 
 	rm -rf mutants
 	nice -n 15 $(VENV)/bin/mutmut run > mutants.log 2>&1 || { tail -n 40 mutants.log; exit 1; }
 	$(RUN) tests/mutation_score.py
+
+docs: setup  ## the documentation as a site in build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
 
 gpu-check:  ## on a machine with an NVIDIA GPU and PyTorch: its tests, then measures it (OUT=, LIMIT= seconds)
 	$(GPU_PYTHON) -m pytest -m gpu -W default tests/test_on_gpu.py tests/test_allocator_on_gpu.py

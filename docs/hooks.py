@@ -1,0 +1,227 @@
+"""Parts of the site that are made from the code when MkDocs builds it.
+
+- ``<!-- commands -->`` becomes every command and option of the parser.
+- ``<!-- specification -->`` becomes the fields of a specification, from its JSON schema.
+- Markdown files outside ``docs/`` become pages under ``project/``.
+- A link to any other file of the repository becomes a link to a copy of it under ``source/``.
+"""
+
+import argparse
+import inspect
+import logging
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from finding_your_way import BEGIN, END, tree
+from griffe import Docstring, DocstringSectionKind
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from gpu_catalog.record import Record
+from orchestrator.cli.main import build_parser
+from orchestrator.spec.job_request import JobRequest
+from orchestrator.spec.sweep_spec import SweepSpec
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT_PAGES = (
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "deploy/README.md",
+    "tests/benchmarks/README.md",
+    "tests/benchmarks/characterisation.md",
+)
+PROJECT = "project/"
+LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]*)(#[^)\s]*)?(?=\))")
+log = logging.getLogger("mkdocs.hooks")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the Markdown files that lie outside ``docs/``."""
+    for path in PROJECT_PAGES:
+        files.append(File.generated(config, PROJECT + path, abs_src_path=str(ROOT / path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Fill in what is made from the code, and mend links that leave the site."""
+    for mark, made in GENERATED.items():
+        if mark in markdown:
+            markdown = markdown.replace(mark, made())
+    uri = page.file.src_uri
+    if uri == "finding-your-way.md" and BEGIN + tree() + END not in markdown:
+        log.warning("%s: the tree has changed: run docs/finding_your_way.py", uri)
+    is_outside = uri.startswith(PROJECT)
+    folder = posixpath.dirname(uri.removeprefix(PROJECT) if is_outside else f"docs/{uri}")
+
+    def mended(link: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(folder, link[1]))
+        wanted = _page_of(target, config, files)
+        if wanted is None:
+            log.warning("%s: %s: no such file", uri, link[1])
+            return link[0]
+        anchor = "" if target == "README.md" else link[2] or ""  # index.md has other headings
+        return posixpath.relpath(wanted, posixpath.dirname(uri) or ".") + anchor
+
+    return LINK.sub(mended, markdown)
+
+
+def _page_of(path: str, config: MkDocsConfig, files: Files) -> str | None:
+    """URI in the site of a file of the repository; None where there is no such file."""
+    if path.startswith("docs/") and not path.endswith(".py"):
+        return path.removeprefix("docs/")
+    if path == "README.md":
+        return "index.md"
+    if path in PROJECT_PAGES:
+        return PROJECT + path
+    if (ROOT / path).is_dir():
+        return f"finding-your-way.md#{path.replace('/', '')}"
+    if not (ROOT / path).is_file():
+        return None
+    uri = f"source/{path}.txt"
+    if files.get_file_from_path(uri) is None:
+        files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))
+    return uri
+
+
+def commands_markdown() -> str:
+    """Every command with its options, in the parser's order."""
+    return "\n".join(_commands(build_parser(), ""))
+
+
+def _commands(parser: argparse.ArgumentParser, path: str) -> Iterator[str]:
+    for action in parser._actions:
+        if not isinstance(action, argparse._SubParsersAction):
+            continue
+        summaries = {choice.dest: choice.help for choice in action._choices_actions}
+        for name, command in action.choices.items():
+            yield from _command(command, f"{path} {name}".strip(), summaries.get(name))
+            yield from _commands(command, f"{path} {name}".strip())
+
+
+def _command(command: argparse.ArgumentParser, path: str, summary: str | None) -> Iterator[str]:
+    yield f"\n## {path}\n"
+    text = command.description or summary
+    if text:
+        yield _cell(text[0].upper() + text[1:].rstrip(".") + ".") + "\n"
+    rows = [row for action in command._actions if (row := _option(action))]
+    if rows:
+        yield "| argument | meaning |"
+        yield "|---|---|"
+        yield from rows
+    if command.epilog:
+        yield f"\n```text\n{command.epilog.removeprefix('examples:').strip(chr(10))}\n```"
+
+
+def _option(action: argparse.Action) -> str | None:
+    if action.dest == "help" or isinstance(action, argparse._SubParsersAction):
+        return None
+    value = action.metavar or ("|".join(map(str, action.choices)) if action.choices else None)
+    if value is None and action.nargs != 0:
+        value = action.dest.upper()
+    if not action.option_strings:
+        shown = f"`{value}`"
+    elif action.nargs == 0:
+        shown = f"`{', '.join(action.option_strings)}`"
+    else:
+        shown = f"`{', '.join(action.option_strings)} {value}`"
+    needed = " **Required.**" if action.required and action.option_strings else ""
+    return f"| {_cell(shown)} | {_cell((action.help or '') % vars(action))}{needed} |"
+
+
+def _cell(text: object) -> str:
+    """Text that can stand in a table's cell."""
+    return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def specification_markdown() -> str:
+    """Tables of the fields of a specification: the whole, then each record in it."""
+    sweep, job = SweepSpec.model_json_schema(), JobRequest.model_json_schema()
+    # A field may be documented in a class that JobRequest inherits from.
+    documented = [c.__doc__ for c in JobRequest.__mro__ if issubclass(c, Record) and c.__doc__]
+    job["description"] = "\n\n".join(inspect.cleandoc(text) for text in documented)
+    records: dict[str, Any] = sweep["$defs"] | job["$defs"] | {"JobRequest": job}
+    # In the file a job is what is asked for, not what its data came to.
+    sweep["properties"]["workload"] = {"$ref": "#/$defs/JobRequest"}
+    parts = [_record("The file", sweep, records)]
+    shown: set[str] = set()
+    waiting = _records_of(sweep, "")
+    while waiting:
+        path, name = waiting.pop(0)
+        if name in shown:
+            continue
+        shown.add(name)
+        parts.append(_record(f"`{path}` {{#{name.lower()}}}", records[name], records))
+        waiting += _records_of(records[name], f"{path}.")
+    return "\n\n".join(parts)
+
+
+def _records_of(schema: dict[str, Any], path: str) -> list[tuple[str, str]]:
+    """Where a record's fields are records themselves: the path in the file, and the name."""
+    return [
+        (path + field, name)
+        for field, value in schema.get("properties", {}).items()
+        for name in re.findall(r"#/\$defs/(\w+)", str(value))
+    ]
+
+
+def _record(heading: str, schema: dict[str, Any], records: dict[str, Any]) -> str:
+    meanings: dict[str, str] = {}
+    prose = ""
+    for section in Docstring(schema.get("description", "")).parse("google"):
+        if section.kind is DocstringSectionKind.attributes:
+            for attribute in section.value:
+                for field in attribute.name.split(", "):
+                    meanings[field] = attribute.description
+        elif section.kind is DocstringSectionKind.text:
+            prose = prose or section.value
+    required = schema.get("required", ())
+    lines = [f"## {heading}", "", prose, ""]
+    lines += ["| field | value | default | meaning |", "|---|---|---|---|"]
+    for field, value in schema.get("properties", {}).items():
+        default = "**required**" if field in required else _default(value.get("default"))
+        kind = _cell(_kind(value, records))
+        lines.append(f"| `{field}` | {kind} | {default} | {_cell(meanings.get(field, ''))} |")
+    return "\n".join(lines)
+
+
+def _default(value: object) -> str:
+    if value is None or value in ([], {}):
+        return "none"
+    if isinstance(value, dict):
+        return "see there"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _kind(value: dict[str, Any], records: dict[str, Any]) -> str:
+    """A JSON schema's type in words."""
+    if "$ref" in value:
+        name = value["$ref"].rpartition("/")[2]
+        return f"[fields](#{name.lower()})" if name in records else name
+    if "anyOf" in value:
+        return " or ".join(_kind(v, records) for v in value["anyOf"] if v.get("type") != "null")
+    if "const" in value or "enum" in value:
+        return ", ".join(f"`{v}`" for v in value.get("enum", [value.get("const")]))
+    if value.get("type") == "array":
+        items = value.get("items") or {}
+        return f"list of {_kind(items, records)}" if items else "list"
+    words = {"integer": "whole number", "string": "text", "boolean": "`true`, `false`"}
+    kind = str(value.get("format") or words.get(value.get("type", ""), value.get("type", "")))
+    limits = {
+        "minimum": "at least",
+        "exclusiveMinimum": "above",
+        "maximum": "at most",
+        "exclusiveMaximum": "below",
+    }
+    bounds = [f"{word} {value[key]:g}" for key, word in limits.items() if key in value]
+    return ", ".join([kind, *bounds])
+
+
+GENERATED = {
+    "<!-- commands -->": commands_markdown,
+    "<!-- specification -->": specification_markdown,
+}

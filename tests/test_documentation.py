@@ -1,0 +1,71 @@
+"""The documentation stays short where it must be, and shows only commands that exist."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from readme_commands import ROOT, mistake, shown_commands
+
+
+def test_the_readme_fits_on_150_lines() -> None:
+    """A newcomer reads the README whole."""
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "finetune-cost catalog gpus",
+        "python -m orchestrator status runs/my",
+        "ray job submit -- python -m orchestrator sweep my.yaml",
+        'eval "$(finetune-cost completion bash)"',
+        "make check",
+        "export AWS_ENDPOINT_URL=https://s3.example.com",
+    ],
+)
+def test_commands_that_exist_are_accepted(command: str) -> None:
+    """No false alarm for the kinds of commands that the documentation shows."""
+    assert mistake(command) is None
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "finetune-cost catalogue gpus",
+        "finetune-cost status runs/my --no-such-option",
+        'eval "$(finetune-cost completion no-such-shell)"',
+        "ray job submit -- python -m orchestrator no-such-command",
+        "make no-such-target",
+        "no-such-program",
+    ],
+)
+def test_commands_that_do_not_exist_are_reported(command: str) -> None:
+    """A renamed command or option cannot stay in the documentation."""
+    assert mistake(command) is not None
+
+
+def test_commands_are_those_of_shell_blocks() -> None:
+    """Comments and blocks of other languages are no commands; a backslash joins lines."""
+    text = "```sh\nmake check   # all\nray \\\n up\n```\n```yaml\nname: my\n```\n"
+    assert [" ".join(c.split()) for c in shown_commands(text)] == ["make check", "ray up"]
+
+
+def test_the_documented_specification_is_accepted(tmp_path: Path) -> None:
+    """The example of a sweep can be copied and run."""
+    page = (ROOT / "docs" / "how-to" / "own-sweep.md").read_text(encoding="utf-8")
+    spec = tmp_path / "my.yaml"
+    spec.write_text(page.partition("```yaml\n")[2].partition("```")[0], encoding="utf-8")
+    command = [sys.executable, "-m", "orchestrator", "sweep", str(spec), "--dry-run"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_every_page_of_the_navigation_exists() -> None:
+    """The site's navigation leads to files."""
+    lines = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2].splitlines()
+    pages = [line.rpartition(": ")[2] for line in lines if line.endswith(".md")]
+    places = [Path("docs") / page for page in pages if not page.startswith("project/")]
+    places += [Path(page.removeprefix("project/")) for page in pages if page.startswith("project/")]
+    assert pages
+    assert [str(place) for place in places if not (ROOT / place).is_file()] == []
