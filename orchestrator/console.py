@@ -1,14 +1,16 @@
-"""What a command says: results on standard output, remarks beside them on standard error."""
+"""Output of a command: results on standard output; remarks and log messages on standard error."""
 
+import logging
 import os
 import re
 import sys
 
 BOLD = re.compile(r"\*\*(\S[^*\n]*)\*\*")
+PACKAGES = ("gpu_catalog", "trials", "fitting", "orchestrator")
 
 
 def print_result(text: str) -> None:
-    """A result, in Markdown; a terminal shows what is bold in it as bold."""
+    """Print a result, in Markdown; a terminal shows what is bold in it as bold."""
     if sys.stdout.isatty():
         shown = r"\1" if os.environ.get("TERM") == "dumb" else "\033[1m\\1\033[0m"
         text = BOLD.sub(shown, text)
@@ -16,5 +18,26 @@ def print_result(text: str) -> None:
 
 
 def remark(text: str) -> None:
-    """A line beside the results."""
+    """Print a line beside the results."""
     sys.stderr.write(text + "\n")
+
+
+class RemarkHandler(logging.Handler):
+    """Prints log messages as remarks.
+
+    A ``StreamHandler`` would keep the stream it began with; a live table replaces standard error
+    for as long as it is shown.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the message."""
+        remark(self.format(record))
+
+
+def log_to_stderr() -> None:
+    """Print what the packages of this project log from the level INFO on; once per process."""
+    for name in PACKAGES:
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        if not any(isinstance(handler, RemarkHandler) for handler in logger.handlers):
+            logger.addHandler(RemarkHandler())

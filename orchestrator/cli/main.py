@@ -34,7 +34,7 @@ from orchestrator.cli.options.value_types import (
     not_negative,
     positive,
 )
-from orchestrator.console import print_result, remark
+from orchestrator.console import log_to_stderr, print_result, remark
 
 EPILOG = """\
 examples:
@@ -387,6 +387,7 @@ def main(arguments: Sequence[str], *, is_alone: bool = False) -> int:
 
 def _run(arguments: Sequence[str], *, is_alone: bool) -> int:
     options = build_parser().parse_args(arguments)
+    log_to_stderr()
     options.ahead = []
     if options.command != "estimate" or options.seq_len is None or not is_alone:
         return _command(options)
