@@ -15,7 +15,7 @@ from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.planning.plan import trial_task
 from orchestrator.planning.slow_nodes import slow_nodes
 from orchestrator.reporting.sections.recipe_section import compare_recipes
-from orchestrator.reporting.sections.slow_node_section import stragglers_section, stragglers_text
+from orchestrator.reporting.sections.slow_node_section import slow_nodes_section, slow_nodes_text
 from orchestrator.run_folder.observation_writer import ObservationWriter
 from orchestrator.run_folder.run_folder import open_run
 from orchestrator.running import driver
@@ -65,8 +65,8 @@ def test_a_node_ten_times_slower_is_named_with_what_was_timed_on_it() -> None:
     assert (found.host, found.cells, list(found.standing)) == ("slow", (LONG,), [LONG])
     # Its examples are twice as long, and a step of this device takes as long whatever their length.
     assert 4 < found.times < 11
-    assert "| slow (slowslow) | " in stragglers_section(seen)
-    assert "do not trust what was timed on it alone" in " ".join(stragglers_text(seen))
+    assert "| slow (slowslow) | " in slow_nodes_section(seen)
+    assert "do not trust what was timed on it alone" in " ".join(slow_nodes_text(seen))
 
 
 def test_what_a_slow_node_timed_is_timed_again_and_counts_no_more() -> None:
@@ -91,7 +91,7 @@ def test_what_a_slow_node_timed_is_timed_again_and_counts_no_more() -> None:
     assert told(every) == told([*timed_on(SHORT, "quick", times=1), *honest]) != told(seen)
     (found,) = slow_nodes(every)
     assert (found.cells, dict(found.standing)) == ((LONG,), {})
-    assert "timed again elsewhere, which counts" in " ".join(stragglers_text(every))
+    assert "timed again elsewhere, which counts" in " ".join(slow_nodes_text(every))
     assert [o for o in standing(every) if not o.is_timing] == [o for o in every if not o.is_timing]
     task = trial_task(SPEC, SPEC.merged_catalog(), LONG, every)
     assert next_ask(task, [o for o in every if o.cell == LONG]) is None
@@ -110,7 +110,7 @@ def test_nodes_that_differ_by_what_nodes_differ_are_not_accused() -> None:
     assert slow_nodes(timed_on(SHORT, "alone", times=10)) == []
     seen = [*timed_on(SHORT, "quick", times=1), *timed_on(SHORT, "slower", times=2)]
     assert slow_nodes(seen) == []
-    assert stragglers_section(seen) == ""
+    assert slow_nodes_section(seen) == ""
 
 
 def of_batch(observations: list[Observation], *batch_sizes: int) -> list[Observation]:

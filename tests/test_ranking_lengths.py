@@ -9,7 +9,7 @@ from fitting.families.fit_family import fit_families
 from fitting.laws.forms import Form
 from orchestrator.datasets.lengths import DataLengths
 from orchestrator.reporting.markdown_report import headline
-from orchestrator.reporting.sections.recommendation import answers
+from orchestrator.reporting.sections.recommendation import recommendations
 from trials.records.cell import Cell
 from trials.records.observation import Basis, Observation, Outcome
 
@@ -71,7 +71,7 @@ def test_of_one_length_the_full_one_is_priced_and_it_is_said() -> None:
     assert "odds of being the cheapest are those of full examples" in head
     assert "at several `seq_lens`" in head
     assert "padded to" not in head
-    (rent, *_) = answers(ranking)[0].sentences()
+    (rent, *_) = recommendations(ranking)[0].sentences()
     assert rent.endswith("sure that it is the cheapest for examples of the full length.")
 
 

@@ -17,7 +17,7 @@ from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.planning.plan import make_plan, trial_task
 from orchestrator.planning.spending import Meter
 from orchestrator.ranking.next_measurement import GpuChoice, choices, measurable
-from orchestrator.reporting.sections.next_measurement_section import next_table
+from orchestrator.reporting.sections.next_measurement_section import next_measurements_table
 from orchestrator.scheduling.adaptive import AdaptiveStrategy
 from orchestrator.scheduling.strategy import MeasurementRequest
 from orchestrator.spec.sweep_spec import SweepSpec
@@ -221,7 +221,7 @@ def test_a_choice_that_cannot_be_told_is_not_said_to_be_decided() -> None:
     alike = dataclasses.replace(choice, probability=0.8, candidates=())
     assert not alike.is_decided
     assert not alike.is_open
-    told = next_table([alike], most=5)
+    told = next_measurements_table([alike], most=5)
     assert "Nothing is left to measure." in told
     assert "all measured, not told apart" in told
 
@@ -243,13 +243,13 @@ def test_a_round_may_take_no_longer_than_the_budget_lasts() -> None:
 
 def test_the_list_says_what_each_measurement_saves_and_costs() -> None:
     """The worthiest first; then how each choice stands."""
-    told = next_table([chosen([])], most=2)
+    told = next_measurements_table([chosen([])], most=2)
     first = told.splitlines()[2]
     assert re.search(r"the largest .*to begin with", first)
     assert "2 more: --most" in told
     assert "to choose from: 4 measurements" in told
     seen, _ = swept(adaptive(), WORLD)
-    assert "Every choice is decided." in next_table([chosen(seen)], most=5)
+    assert "Every choice is decided." in next_measurements_table([chosen(seen)], most=5)
 
 
 def test_plan_lists_what_to_measure_though_no_such_gpu_is_here(

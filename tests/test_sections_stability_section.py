@@ -3,7 +3,7 @@
 import pytest
 from builders.observations import measurement, observation
 
-from orchestrator.reporting.sections.stability_section import doubts, steadiness_section
+from orchestrator.reporting.sections.stability_section import instability_reasons, stability_section
 from trials.records.observation import DeviceReading, MemoryReading
 from trials.records.timing_rule import TimingRule
 
@@ -14,8 +14,8 @@ STEADY = measurement(step_seconds=(0.1,) * 12)
 
 def test_steady_steps_are_not_doubted() -> None:
     """And the report has no section for them."""
-    assert list(doubts(STEADY, RULE)) == []
-    assert steadiness_section([observation(1, measurement=STEADY)], RULE) == ""
+    assert list(instability_reasons(STEADY, RULE)) == []
+    assert stability_section([observation(1, measurement=STEADY)], RULE) == ""
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def test_steady_steps_are_not_doubted() -> None:
 def test_every_reason_to_doubt_is_told(changed: dict[str, object], reason: str) -> None:
     """In words, beside the batch it concerns."""
     seen = STEADY.model_copy(update=changed)
-    assert "; ".join(doubts(seen, RULE)) == reason
-    assert reason in steadiness_section([observation(4, measurement=seen)], RULE)
+    assert "; ".join(instability_reasons(seen, RULE)) == reason
+    assert reason in stability_section([observation(4, measurement=seen)], RULE)
 
 
 def test_a_cell_has_one_row_with_its_worst_probe() -> None:
@@ -54,7 +54,7 @@ def test_a_cell_has_one_row_with_its_worst_probe() -> None:
     wide = STEADY.model_copy(update={"step_seconds": (0.1, 0.2) * 6, "stop_reason": "step cap"})
     wider = STEADY.model_copy(update={"step_seconds": (0.1, 0.5) * 6, "stop_reason": "step cap"})
     seen = [observation(b, measurement=m) for b, m in ((1, wide), (2, wider), (3, STEADY))]
-    text = steadiness_section(seen, RULE)
+    text = stability_section(seen, RULE)
     (row,) = [line for line in text.splitlines() if "llama-tiny" in line]
     assert [part.strip() for part in row.split("|")[2:4]] == ["2 of 3 probes", "2"]
 
@@ -67,7 +67,7 @@ def test_energy_is_told_for_each_example() -> None:
             "after": DeviceReading(sm_clock_mhz=1980, temperature_celsius=61),
         }
     )
-    text = steadiness_section([observation(4, measurement=drawn)], RULE)
+    text = stability_section([observation(4, measurement=drawn)], RULE)
     (row,) = [line for line in text.splitlines() if "llama-tiny" in line]
     assert [part.strip() for part in row.split("|")[2:-1]] == [
         "4",

@@ -17,10 +17,10 @@ from orchestrator.ranking.ranked_offer import comparable
 from orchestrator.reporting.page.run_tables import Named, PageTable, chart_names
 from orchestrator.reporting.sections.recommendation import (
     Recommendation,
-    answers,
+    job_title,
     offer_text,
-    price,
-    subject,
+    price_text,
+    recommendations,
 )
 from orchestrator.run_folder.run_results import RunResults
 from trials.records.cell import Cell
@@ -125,7 +125,7 @@ def compare(before: RunResults, after: RunResults, names: tuple[str, str]) -> Co
     theirs = {_alike(cell): cell for cell in after.cells}
     mine = {_alike(cell) for cell in before.cells}
     pairs = [(cell, theirs[of]) for cell in before.cells if (of := _alike(cell)) in theirs]
-    told = {comparable(answer.best.cell): answer for answer in answers(after.ranking)}
+    told = {comparable(answer.best.cell): answer for answer in recommendations(after.ranking)}
     return Comparison(
         names=names,
         differing=[*_specifications(before, after), *_versions(before, after)],
@@ -140,7 +140,7 @@ def compare(before: RunResults, after: RunResults, names: tuple[str, str]) -> Co
         ],
         choices=[
             (answer, told[of])
-            for answer in answers(before.ranking)
+            for answer in recommendations(before.ranking)
             if (of := comparable(answer.best.cell)) in told
         ],
         alone=(
@@ -260,7 +260,7 @@ def comparison_markdown(found: Comparison) -> str:
     if found.choices:
         chosen = [
             (
-                subject(a.best.cell),
+                job_title(a.best.cell),
                 a.best.cell.recipe.key,
                 *(_choice(each) for each in (a, b)),
                 _usd_change(a, b),
@@ -272,7 +272,7 @@ def comparison_markdown(found: Comparison) -> str:
         rows = [
             (
                 each.cell.gpu,
-                subject(each.cell),
+                job_title(each.cell),
                 each.cell.recipe.key,
                 each.batch_size,
                 f"{each.before:.3g} {each.bases[0]}",
@@ -331,10 +331,10 @@ def changes_table(found: Comparison) -> PageTable:
         *("ratio", "low", "high", "verdict"),
     )
     cells = [each.cell for each in found.speeds]
-    names = chart_names([Named(c.gpu, c.model, c.recipe.key, subject(c)) for c in cells])
+    names = chart_names([Named(c.gpu, c.model, c.recipe.key, job_title(c)) for c in cells])
     rows = [
         (
-            *(name, each.cell.gpu, subject(each.cell), each.cell.recipe.key, each.batch_size),
+            *(name, each.cell.gpu, job_title(each.cell), each.cell.recipe.key, each.batch_size),
             *(each.before, each.after, *(basis.value for basis in each.bases)),
             *(each.ratio, each.low, each.high, each.verdict),
         )
@@ -345,7 +345,7 @@ def changes_table(found: Comparison) -> PageTable:
 
 def _choice(answer: Recommendation) -> str:
     row = answer.best
-    return f"{row.cell.gpu}, {offer_text(row)}: {price(row)} ({row.basis})"
+    return f"{row.cell.gpu}, {offer_text(row)}: {price_text(row)} ({row.basis})"
 
 
 def _usd_change(before: Recommendation, after: Recommendation) -> str:

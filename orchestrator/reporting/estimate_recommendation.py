@@ -7,7 +7,7 @@ from orchestrator.estimating.estimate_records import Estimate, Estimated, Price
 from orchestrator.estimating.question import Question
 from orchestrator.markdown_table import span
 from orchestrator.pricing.offer_constraints import Constraints, nothing_text
-from orchestrator.reporting.sections.recommendation import choice, where
+from orchestrator.reporting.sections.recommendation import provider_text, rent_text
 from orchestrator.spec.job import Job
 from orchestrator.spec.job_tokens import padded_tokens
 from trials.records.observation import Outcome
@@ -27,7 +27,7 @@ def verdict(found: Sequence[Estimated], wanted: Constraints) -> str:
         price = best.price
         surer = next((e.estimate for e in found if is_sure(e.estimate.price, wanted)), best)
         return (
-            f"{choice(best.gpu, price)}: "
+            f"{rent_text(best.gpu, price)}: "
             f"**${price.usd:.3g}** ({_ends(price.usd_interval)}) in **{price.hours:.3g} h** "
             f"({_ends(price.hours_interval)}, simulated), at batches of {best.batch_size}"
             f"{_kept(price, wanted)}.{_surer(surer) if surer is not best else ''}"
@@ -73,8 +73,8 @@ def _surer(told: Estimate) -> str:
     price = told.price
     assert price is not None
     return (
-        f" Within by the 90 % interval, too: {told.gpu} {where(price)}: ${price.usd:.3g} in "
-        f"{price.hours:.3g} h."
+        f" Within by the 90 % interval, too: {told.gpu} {provider_text(price)}: "
+        f"${price.usd:.3g} in {price.hours:.3g} h."
     )
 
 

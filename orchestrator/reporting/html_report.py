@@ -32,7 +32,7 @@ from orchestrator.reporting.comparison import (
 from orchestrator.reporting.markdown_report import (
     detail_sections,
     headline,
-    remarks,
+    ranking_notes,
     winners_tables,
 )
 from orchestrator.reporting.page.law_tables import (
@@ -96,7 +96,7 @@ def html_report(results: RunResults, made: datetime) -> str:
         job_groups=_groups(jobs),
         chosen=max(range(len(jobs)), key=lambda place: jobs[place].gpus),
         headline=markdown(headline(ranking)),
-        remarks=[inline(line) for line in remarks(winners, ranking).splitlines()]
+        remarks=[inline(line) for line in ranking_notes(winners, ranking).splitlines()]
         if winners
         else [],
         cheapest=markdown(winners_tables(winners)),
@@ -215,13 +215,13 @@ class _ToldJob:
 
 
 def _job(job: PageJob) -> _ToldJob:
-    told = [] if job.answer is None else job.answer.sentences()
+    told = [] if job.recommendation is None else job.recommendation.sentences()
     return _ToldJob(job.title, job.cell.recipe.key, [inline(each) for each in told], _abridged(job))
 
 
 def _abridged(job: PageJob) -> str:
     """How many of a job's offers the page has, and which; empty where it has all."""
-    offers = [] if job.answer is None else job.answer.rows
+    offers = [] if job.recommendation is None else job.recommendation.rows
     shown = sum(1 for _ in shown_offers(offers))
     if shown == len(offers):
         return ""

@@ -19,12 +19,12 @@ from orchestrator.reporting.sections.profile_section import profiles_section
 from orchestrator.reporting.sections.recipe_section import recipes_section
 from orchestrator.reporting.sections.recommendation import (
     Recommendation,
-    answers,
+    job_title,
     offer_text,
-    subject,
+    recommendations,
 )
-from orchestrator.reporting.sections.slow_node_section import stragglers_section
-from orchestrator.reporting.sections.stability_section import steadiness_section
+from orchestrator.reporting.sections.slow_node_section import slow_nodes_section
+from orchestrator.reporting.sections.stability_section import stability_section
 from orchestrator.run_folder.run_results import RunResults
 from orchestrator.spec.job import MINUTES_PER_HOUR
 from orchestrator.spec.job_tokens import steps
@@ -59,12 +59,12 @@ def detail_sections(results: RunResults) -> list[str]:
     parts = [
         recipes_section(observed),
         limits_section([*plan.complete, *plan.pending], observed),
-        steadiness_section(observed, results.spec.timing),
+        stability_section(observed, results.spec.timing),
         profiles_section(results.profiled),
         laws_section(results.fits.families),
         _fits_section(results.fits.fits),
         faults_section(results.faults),
-        stragglers_section(observed),
+        slow_nodes_section(observed),
         _stack_section(observed),
         learning_section(results.learned),
     ]
@@ -152,8 +152,8 @@ def cheapest_section(ranking: Ranking) -> str:
     winners = [row for row in ranking.offers if row.rank == 1]
     if winners:
         if len(winners) <= MOST_ANSWERS:
-            parts.append("\n".join(_verdicts(answers(ranking))))
-        parts += [winners_tables(winners), remarks(winners, ranking)]
+            parts.append("\n".join(_verdicts(recommendations(ranking))))
+        parts += [winners_tables(winners), ranking_notes(winners, ranking)]
     else:
         parts.append(_nothing(ranking))
     if ranking.excluded:
@@ -163,9 +163,9 @@ def cheapest_section(ranking: Ranking) -> str:
 
 def _verdicts(told: Sequence[Recommendation]) -> Iterator[str]:
     """An item for each; with its recipe where there are several of one model and length."""
-    jobs = Counter(subject(each.best.cell) for each in told)
+    jobs = Counter(job_title(each.best.cell) for each in told)
     for each in told:
-        job = subject(each.best.cell)
+        job = job_title(each.best.cell)
         recipe = f", {each.best.cell.recipe.key}" if jobs[job] > 1 else ""
         yield f"- {job}{recipe}: {' '.join(each.sentences())}"
 
@@ -256,7 +256,7 @@ def _offer_row(row: RankedOffer) -> tuple[object, ...]:
     )
 
 
-def remarks(rows: Sequence[RankedOffer], ranking: Ranking) -> str:
+def ranking_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> str:
     """What a reader must know beside the numbers, a line each."""
     undated = any(row.price_as_of is None for row in rows)
     dates = sorted(str(row.price_as_of or row.price_recorded) for row in rows)

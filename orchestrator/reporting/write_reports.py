@@ -11,7 +11,7 @@ from orchestrator.ranking.ranked_offer import Ranking, ranking_csv
 from orchestrator.reporting.html_report import html_report
 from orchestrator.reporting.markdown_report import markdown
 from orchestrator.reporting.sections.fault_section import faults_text
-from orchestrator.reporting.sections.slow_node_section import stragglers_text
+from orchestrator.reporting.sections.slow_node_section import slow_nodes_text
 from orchestrator.run_folder.file_names import PAGE, REPORT
 from orchestrator.run_folder.load_results import results_of
 from orchestrator.run_folder.run_folder import RunFolder
@@ -19,14 +19,14 @@ from orchestrator.spec.sweep_spec import SweepSpec
 from trials.records.observation import Observation
 
 
-def troubles(faults: Faults, observations: Sequence[Observation]) -> Iterator[str]:
+def trouble_lines(faults: Faults, observations: Sequence[Observation]) -> Iterator[str]:
     """A line on trials that were cut short, and on nodes that are not to be trusted."""
     if faults.faults:
         yield f"{faults_text(faults)} See Faults in the report."
-    yield from stragglers_text(observations)
+    yield from slow_nodes_text(observations)
 
 
-def derive(
+def write_derived_files(
     folder: RunFolder, spec: SweepSpec, catalog: Catalog, plan: Plan, now: dt.datetime
 ) -> Ranking:
     """Fits, ranking and report, written from the observations."""

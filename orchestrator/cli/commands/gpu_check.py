@@ -7,7 +7,7 @@ from orchestrator.cli.options.inputs import asked_prices, given_run_path, now
 from orchestrator.console import print_result, remark
 from orchestrator.planning.plan import make_plan, trial_task
 from orchestrator.reporting.sections.memory_section import limits_section
-from orchestrator.reporting.write_reports import derive
+from orchestrator.reporting.write_reports import write_derived_files
 from orchestrator.run_folder.file_names import PAGE, PLAN
 from orchestrator.run_folder.observation_writer import ObservationWriter
 from orchestrator.run_folder.run_folder import RunFolder, open_run
@@ -47,7 +47,7 @@ def gpu_check(options: argparse.Namespace) -> int:
             run_trials_here(tasks, keeper, time_is_left(options.seconds, keeper.seen))
         plan = make_plan(spec, catalog, machine, run.observations())
         run.write(PLAN, plan)
-    derive(run, spec, catalog, plan, now())
+    write_derived_files(run, spec, catalog, plan, now())
     print_result(limits_section(spec.all_cells(), run.observations()))
     left = [cell for cell in cells if cell in plan.pending]
     print_result(

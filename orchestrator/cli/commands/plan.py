@@ -25,7 +25,7 @@ from orchestrator.planning.spending import Meter
 from orchestrator.pricing.offer_constraints import OfferFilter
 from orchestrator.ranking.next_measurement import GpuChoice, choices, measurable, measured_cells
 from orchestrator.ray_backend.cluster import cluster_address, connected_cluster
-from orchestrator.reporting.sections.next_measurement_section import next_table
+from orchestrator.reporting.sections.next_measurement_section import next_measurements_table
 from orchestrator.run_folder.file_names import SPEC
 from orchestrator.run_folder.load_results import plan_of
 from orchestrator.run_folder.run_folder import RunFolder
@@ -84,7 +84,7 @@ def plan_run(options: argparse.Namespace) -> int:
         return 0
     found = gpu_choices(spec, rates, None, folder.observations())
     remark(in_use_text(prices, catalog, today()))
-    print_result(next_table(found, options.most))
+    print_result(next_measurements_table(found, options.most))
     return 0
 
 

@@ -20,8 +20,8 @@ from orchestrator.ranking.ranking import rank
 from orchestrator.reporting.comparison import compare, comparison_markdown
 from orchestrator.reporting.html_report import html_comparison
 from orchestrator.reporting.markdown_report import cheapest_section, headline
-from orchestrator.reporting.sections.slow_node_section import stragglers_text
-from orchestrator.reporting.write_reports import troubles, write_ranking, write_report
+from orchestrator.reporting.sections.slow_node_section import slow_nodes_text
+from orchestrator.reporting.write_reports import trouble_lines, write_ranking, write_report
 from orchestrator.run_folder.file_names import PAGE, REPORT
 from orchestrator.run_folder.learning_log import learned_file, learned_in
 from orchestrator.run_folder.load_results import plan_of, results_of
@@ -62,7 +62,7 @@ def rank_run(options: argparse.Namespace) -> int:
     if options.command == "rank":
         write_ranking(folder, ranking)
     remark(in_use_text(prices, catalog, today()))
-    for line in stragglers_text(observations):
+    for line in slow_nodes_text(observations):
         remark(line)
     if options.json:
         print_result(ranking.model_dump_json(indent=1))
@@ -148,6 +148,6 @@ def status(options: argparse.Namespace) -> int:
     faults = folder.faults()
     rates = NodePrices(catalog, folder.rented())
     meter = Meter(spec, rates, [*observations, *profiles], faults.faults)
-    for line in (*meter.text(), *troubles(faults, observations)):
+    for line in (*meter.text(), *trouble_lines(faults, observations)):
         print_result(line)
     return 0

@@ -31,8 +31,8 @@ from orchestrator.pricing.prices_in_use import PricesInUse
 from orchestrator.ranking.exclusions import too_long
 from orchestrator.ray_backend.tune_loggers import check_tools
 from orchestrator.reporting.markdown_report import cheapest_section, headline
-from orchestrator.reporting.sections.next_measurement_section import decisions
-from orchestrator.reporting.write_reports import derive, troubles
+from orchestrator.reporting.sections.next_measurement_section import choices_table
+from orchestrator.reporting.write_reports import trouble_lines, write_derived_files
 from orchestrator.run_folder.file_names import PAGE, RENTED, REPORT
 from orchestrator.run_folder.observation_writer import ObservationWriter
 from orchestrator.run_folder.run_folder import RunFolder, open_run
@@ -97,8 +97,8 @@ def sweep(options: argparse.Namespace) -> int:
         )
         if not options.adaptive:
             plan = simulate(folder_run, writer, spec, plan, constants)
-    ranking = derive(folder_run, spec, catalog, plan, now())
-    tell(troubles(folder_run.faults(), folder_run.observations()))
+    ranking = write_derived_files(folder_run, spec, catalog, plan, now())
+    tell(trouble_lines(folder_run.faults(), folder_run.observations()))
     remark(in_use_text(prices, catalog, today()))
     print_result(f"{headline(ranking)}\n\n{cheapest_section(ranking)}")
     print_result(
@@ -109,7 +109,7 @@ def sweep(options: argparse.Namespace) -> int:
         if not any(choice.leader.is_measured for choice in found):
             remark("nothing was measured that a choice could be made by: see Left out")
             return 1
-        print_result(f"\n{decisions(found)}")
+        print_result(f"\n{choices_table(found)}")
         return 0
     return end_of_sweep(spec, rates, plan, folder_run, options.budget_usd)
 

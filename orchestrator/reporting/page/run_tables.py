@@ -13,7 +13,11 @@ from typing import Any
 from orchestrator.planning.node_pricing import offer_name
 from orchestrator.pricing.catalog_file import stands_in
 from orchestrator.ranking.ranked_offer import RankedOffer, comparable
-from orchestrator.reporting.sections.recommendation import Recommendation, answers, subject
+from orchestrator.reporting.sections.recommendation import (
+    Recommendation,
+    job_title,
+    recommendations,
+)
 from orchestrator.run_folder.run_results import RunResults
 from trials.records.cell import Cell
 from trials.records.observation import Observation, largest_batch
@@ -46,21 +50,25 @@ class PageJob:
 
     Attributes:
         cell: one of them.
-        answer: absent where none has an offer.
+        recommendation: absent where none has an offer.
     """
 
     cell: Cell
-    answer: Recommendation | None
+    recommendation: Recommendation | None
 
     @property
     def title(self) -> str:
         """In words, without the recipe."""
-        return subject(self.cell)
+        return job_title(self.cell)
 
     @property
     def gpus(self) -> int:
         """How many there are to choose from."""
-        return len({row.cell.gpu for row in self.answer.rows}) if self.answer is not None else 0
+        return (
+            len({row.cell.gpu for row in self.recommendation.rows})
+            if self.recommendation is not None
+            else 0
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +123,7 @@ def short_recipes(keys: Collection[str]) -> dict[str, str]:
 
 def page_jobs(results: RunResults) -> list[PageJob]:
     """Every job of a run, in the order of its cells."""
-    told = {comparable(answer.best.cell): answer for answer in answers(results.ranking)}
+    told = {comparable(answer.best.cell): answer for answer in recommendations(results.ranking)}
     firsts: dict[tuple[object, ...], Cell] = {}
     for cell in results.cells:
         firsts.setdefault(comparable(cell), cell)
@@ -166,8 +174,8 @@ def offers_table(results: RunResults, jobs: Sequence[PageJob]) -> PageTable:
     rows = [
         _offer(row, results.place(row.cell))
         for job in jobs
-        if job.answer is not None
-        for row in shown_offers(job.answer.rows)
+        if job.recommendation is not None
+        for row in shown_offers(job.recommendation.rows)
     ]
     return PageTable(OFFER_COLUMNS, rows)
 

@@ -10,7 +10,7 @@ from trials.records.cell import Cell
 SUBJECT = ("model", "recipe", "experts", "tokens")
 
 
-def next_table(found: Sequence[GpuChoice], most: int) -> str:
+def next_measurements_table(found: Sequence[GpuChoice], most: int) -> str:
     """What to measure next, over all choices, the worthiest first; then each choice as it is."""
     open_choices = [choice for choice in found if choice.is_open]
     candidates = sorted(
@@ -48,7 +48,7 @@ def next_table(found: Sequence[GpuChoice], most: int) -> str:
     parts = [table(headers, listed) if listed else nothing]
     if len(candidates) > most:
         parts.append(f"{len(candidates) - most} more: --most tells how many to list.")
-    parts += [decisions(found)] if found else []
+    parts += [choices_table(found)] if found else []
     return "\n\n".join(parts)
 
 
@@ -65,7 +65,7 @@ def _saving(candidate: CandidateMeasurement) -> str:
     return f"${candidate.saving_usd:.2g}"
 
 
-def decisions(found: Sequence[GpuChoice]) -> str:
+def choices_table(found: Sequence[GpuChoice]) -> str:
     """Which GPU leads each choice, and whether that is settled."""
     listed = [
         (

@@ -36,7 +36,9 @@ class Recommendation:
         for name, other in self._alternatives():
             if other not in told:
                 told.append(other)
-                said.append(f"{name}: {other.cell.gpu} {where(other)}: {price(other)}.")
+                said.append(
+                    f"{name}: {other.cell.gpu} {provider_text(other)}: {price_text(other)}."
+                )
         return said
 
     def _rent(self) -> str:
@@ -44,7 +46,7 @@ class Recommendation:
         simulated = ", simulated" if row.basis is Basis.SIMULATED else ""
         sure = odds_text(row.probability_cheapest)
         return (
-            f"{choice(row.cell.gpu, row)}: "
+            f"{rent_text(row.cell.gpu, row)}: "
             f"**${row.usd:.3g}** ({row.usd_low:.3g} to {row.usd_high:.3g}) in "
             f"**{row.hours:.3g} h** ({row.hours_low:.3g} to {row.hours_high:.3g}{simulated}), at "
             f"batches of {row.batch_size}. **{sure}** sure that it is the cheapest"
@@ -67,13 +69,13 @@ class Recommendation:
             yield name, rows[0]
 
 
-def answers(ranking: Ranking) -> list[Recommendation]:
+def recommendations(ranking: Ranking) -> list[Recommendation]:
     """One for each model, recipe, sparsity and length that has offers, in the ranking's order."""
     groups = groupby(ranking.offers, key=lambda row: comparable(row.cell))
     return [Recommendation(rows[0], rows) for rows in (tuple(group) for _, group in groups)]
 
 
-def subject(cell: Cell) -> str:
+def job_title(cell: Cell) -> str:
     """Of which model, sparsity and length, in words."""
     model = cell.model if cell.weights == "random" else f"{cell.model}, {cell.weights}"
     routed = "" if cell.experts is None else f", {cell.active_experts} of {cell.experts} experts"
@@ -86,13 +88,13 @@ def offer_text(row: RankedOffer) -> str:
     return f"{row.provider} {row.instance}{several} {row.market}"
 
 
-def choice(gpu: str, row: RankedOffer | Price) -> str:
+def rent_text(gpu: str, row: RankedOffer | Price) -> str:
     """What to rent, or to use, for how much an hour."""
     do = "Use" if row.provider == OWN else "Rent"
-    return f"{do} **{gpu}** {where(row)} at ${row.usd_per_hour:.3g} an hour"
+    return f"{do} **{gpu}** {provider_text(row)} at ${row.usd_per_hour:.3g} an hour"
 
 
-def where(row: RankedOffer | Price) -> str:
+def provider_text(row: RankedOffer | Price) -> str:
     """From whom."""
     several = f", {row.gpus_per_instance} GPUs" if row.gpus_per_instance > 1 else ""
     if row.provider == OWN:
@@ -105,6 +107,6 @@ def odds_text(odds: float) -> str:
     return f"{odds:.0%}" if odds < NEARLY_SURE else "more than 99%"
 
 
-def price(row: RankedOffer) -> str:
+def price_text(row: RankedOffer) -> str:
     """What a job comes to there."""
     return f"${row.usd:.3g} in {row.hours:.3g} h"

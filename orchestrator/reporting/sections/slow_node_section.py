@@ -7,7 +7,7 @@ from orchestrator.planning.slow_nodes import slow_nodes
 from trials.records.observation import Observation
 
 
-def stragglers_section(observations: Sequence[Observation]) -> str:
+def slow_nodes_section(observations: Sequence[Observation]) -> str:
     """A table of them; empty when there is none."""
     found = slow_nodes(observations)
     if not found:
@@ -31,7 +31,7 @@ def stragglers_section(observations: Sequence[Observation]) -> str:
     )
 
 
-def stragglers_text(observations: Sequence[Observation]) -> Iterator[str]:
+def slow_nodes_text(observations: Sequence[Observation]) -> Iterator[str]:
     """A line on each."""
     for each in slow_nodes(observations):
         if not each.standing:

@@ -13,7 +13,7 @@ CLOCK_FELL = 0.05  # of the multiprocessors' clock over the timed steps
 FOREIGN_BYTES = 256 * 2**20
 
 
-def steadiness_section(observations: Sequence[Observation], rule: TimingRule) -> str:
+def stability_section(observations: Sequence[Observation], rule: TimingRule) -> str:
     """The cells with unsteady probes and why the worst is; and energy, where it was counted."""
     timed = [
         (o, o.measurement)
@@ -41,7 +41,9 @@ def _unsteady(
     for o, measurement in timed:
         by_cell[o.cell.key].append((o.batch_size, measurement))
     for key, probes in by_cell.items():
-        doubted = [(b, m, "; ".join(why)) for b, m in probes if (why := list(doubts(m, rule)))]
+        doubted = [
+            (b, m, "; ".join(why)) for b, m in probes if (why := list(instability_reasons(m, rule)))
+        ]
         if doubted:
             batch, _, why_worst = max(doubted, key=lambda row: _width(row[1]))
             yield key, f"{len(doubted)} of {len(probes)} probes", batch, why_worst
@@ -55,7 +57,7 @@ def _width(measurement: Measurement) -> float:
     return (interval[1] - interval[0]) / statistics.median(measurement.step_seconds)
 
 
-def doubts(measurement: Measurement, rule: TimingRule) -> Iterator[str]:
+def instability_reasons(measurement: Measurement, rule: TimingRule) -> Iterator[str]:
     """Why the step times of one probe are to be doubted."""
     reason = instability(measurement.step_seconds, measurement.stop_reason, rule)
     if reason is not None:
