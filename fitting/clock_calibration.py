@@ -17,7 +17,7 @@ from fitting.numerics.arrays import FloatArray
 from fitting.numerics.least_squares import Solution, solve_nonlinear, t_quantile
 from gpu_catalog.errors import UserError
 from gpu_catalog.record import Record
-from trials.simulation.timing_model import EfficiencyConstants, lanes_of, step_time
+from trials.simulation.timing_model import EfficiencyConstants, step_time, timeline_of
 
 # Constants that are fitted, and the fields of each: attention's forward and backward efficiency
 # move together, since no step has one without the other.
@@ -178,7 +178,7 @@ class CalibrationProblem:
         """
         own = [point for point in self.points if point.host == host]
         now = float(moved[self._place(host)])
-        lanes = [lanes_of(p.operators, p.gpu, self.of(host, moved)) for p in own]
+        lanes = [timeline_of(p.operators, p.gpu, self.of(host, moved)) for p in own]
         measured = np.array([p.seconds for p in own])
         # Within the bounds, not on them: it is begun from.
         most = np.log(FURTHEST_HOST) * (1 - TOLERANCE)

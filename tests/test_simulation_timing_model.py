@@ -5,7 +5,7 @@ import pytest
 
 from gpu_catalog.catalog import load_catalog
 from trials.simulation.recording import Column, Kind, OperatorClass, Operators, Rate, Segment
-from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError, lanes_of, step_time
+from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError, step_time, timeline_of
 
 A100 = load_catalog().gpu("A100-80GB-SXM")  # 312 TFLOP/s, 2039 GB/s, 108 multiprocessors
 HOPPER = load_catalog().gpu("H100-SXM")
@@ -129,17 +129,17 @@ def test_experts_go_one_by_one_where_no_kernel_groups_them() -> None:
     )
     together = operators(moving(1e-3), grouped)
     once = step_time(together, HOPPER, PLAIN)
-    assert lanes_of(together, HOPPER, PLAIN).host.sum() == pytest.approx(20e-6)
+    assert timeline_of(together, HOPPER, PLAIN).host.sum() == pytest.approx(20e-6)
     assert once.busy_seconds[OperatorClass.GROUPED_PRODUCT] > 0
     apart = step_time(together, A100, PLAIN)
-    host_seconds = lanes_of(together, A100, PLAIN).host.sum()
+    host_seconds = timeline_of(together, A100, PLAIN).host.sum()
     assert host_seconds == pytest.approx(10e-6 + 10e-6 + 7 * (10e-6 + 3 * 1e-6))
     assert apart.busy_seconds[OperatorClass.GROUPED_PRODUCT] == 0
     product = apart.busy_seconds[OperatorClass.MATRIX_PRODUCT]
     # The first kernel is over before the experts' are launched.
     assert apart.seconds == pytest.approx(10e-6 + 1e-3 + (host_seconds - 10e-6) + product)
     single = (OperatorClass.GROUPED_PRODUCT, Rate.FP32, grouped[2])
-    assert lanes_of(operators(single), HOPPER, PLAIN).host.sum() > 8 * 10e-6
+    assert timeline_of(operators(single), HOPPER, PLAIN).host.sum() > 8 * 10e-6
 
 
 def test_dequantisation_costs_the_host_more() -> None:

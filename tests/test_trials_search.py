@@ -10,7 +10,7 @@ from trials.search import (
     ProbeResult,
     Search,
     _guided,
-    _predicted_limit,
+    _predicted_largest,
     doubling_and_bisection,
     search_largest_batch,
 )
@@ -230,7 +230,7 @@ def test_peaks_predict_the_limit_by_the_line_from_half_of_the_largest(
     peaks: dict[int, int], predicted: int | None
 ) -> None:
     """By hand, in a memory of 1,000; one peak alone predicts twice its share, a flat line none."""
-    assert _predicted_limit(peaks, 1000) == predicted
+    assert _predicted_largest(peaks, 1000) == predicted
 
 
 @pytest.mark.parametrize(

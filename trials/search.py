@@ -1,31 +1,31 @@
 """The largest batch size that fits: exact, and cheap when memory is nearly affine in batch size.
 
-The search is a generator of batch sizes to probe, so whoever runs it owns the probes: how they are
-made, stored, timed out and retried. It knows nothing of models, devices or records.
+The search is a generator of batch sizes to probe. Its caller makes, stores, times out and retries
+the probes, so this module depends on no model, device or record.
 """
 
 from collections.abc import Generator
 from dataclasses import dataclass
 
 EXTRA_PROBES = 2
-"""How many more probes than doubling and bisection the guidance may ever cost. With one, a single
-wrong guess would end it; each one more would be paid in full on a law that no line describes."""
+"""Most probes that guidance may add to those of doubling and bisection. With 1, a single wrong
+guess would end the guidance; every further one is wasted where memory follows no line."""
 
 REACH = 48
-"""How far beyond the largest fit, as a multiple of it, a prediction is followed. Two small batches
-differ by little memory, so noise can make their line point anywhere, and a batch far too large can
-end worse than out of memory. A shorter reach costs an exact line more probes, a longer one a noisy
-line more misses: weigh a change of it with tests/benchmarks/search_probes.py."""
+"""Largest batch to try, as a multiple of the largest one that fits. Two small batches differ by
+little memory, so noise can turn their line anywhere, and a batch far too large can do worse than
+run out of memory. A shorter reach adds probes where the line is exact, a longer one adds misses
+where it is noisy: measure a change with tests/benchmarks/search_probes.py."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """The answer of one probe.
+    """Result of one probe.
 
     Attributes:
-        fits: whether the batch fits. Taken to be monotone: what fits, fits in any smaller size.
-        peak_memory_bytes: peak memory of a probe that fits; absent when it is not known. It only
-            guides: a wrong one costs probes, never exactness.
+        fits: whether the batch fits. Assumed monotone: every smaller batch fits too.
+        peak_memory_bytes: peak memory of a probe that fits; None when unknown. It only guides the
+            search: a wrong value costs probes, never exactness.
     """
 
     fits: bool
@@ -38,22 +38,26 @@ Search = Generator[int, ProbeResult, int]
 def search_largest_batch(*, limit: int, memory_limit_bytes: int) -> Search:
     """Yield each batch size to probe, receive its result by ``send``, return the largest that fits.
 
-    The result is 0 when not even one example fits and ``limit`` when that fits; in between, the
-    probes include a fit at it and a miss one above. No probe is asked whose answer is implied.
+    The search returns 0 when one example does not fit and ``limit`` when ``limit`` fits. Otherwise
+    it has probed the batch size it returns (a fit) and the next larger one (a miss). It skips every
+    probe whose result earlier ones imply.
 
-    Peak memory predicts the limit (``_predicted_limit``). However wrong it is, the probes used
-    never exceed those of ``doubling_and_bisection`` by more than ``EXTRA_PROBES``: with
-    ``plain_done`` the number of that search's leading probes whose answers are known by now,
+    Peak memory predicts the largest batch (``_predicted_largest``). The search uses at most
+    ``EXTRA_PROBES`` more probes than ``doubling_and_bisection``, however wrong the predictions are.
+    With ``plain_done`` the number of leading probes of the plain search whose results are implied,
 
         used <= plain_done + EXTRA_PROBES
 
-    holds throughout. A guided probe is made only where it still holds if it teaches nothing; the
-    plain search's next probe, made otherwise, raises both sides by one. At the end all answers of
-    the plain search are known.
+    is invariant: a guided probe is made only where the inequality survives a useless result, and
+    the plain search's next probe, made otherwise, raises both sides by one. At the end the results
+    of the whole plain search are implied.
 
     Args:
-        limit: the largest batch size to try, at least 1.
-        memory_limit_bytes: what the peaks are held against, at least 1.
+        limit: largest batch size to try, at least 1.
+        memory_limit_bytes: memory that a fitting batch may take, at least 1.
+
+    Raises:
+        ValueError: an argument is below 1.
     """
     if limit < 1 or memory_limit_bytes < 1:
         raise ValueError(
@@ -71,32 +75,32 @@ def search_largest_batch(*, limit: int, memory_limit_bytes: int) -> Search:
         batch = plain_batch
         if used + 1 <= plain_done + EXTRA_PROBES:
             batch = _guided(peaks, fit, miss, limit, memory_limit_bytes) or plain_batch
-        reading = yield batch
+        result = yield batch
         used += 1
-        fit, miss = (batch, miss) if reading.fits else (fit, batch)
-        if reading.fits and reading.peak_memory_bytes is not None:
-            peaks[batch] = reading.peak_memory_bytes
+        fit, miss = (batch, miss) if result.fits else (fit, batch)
+        if result.fits and result.peak_memory_bytes is not None:
+            peaks[batch] = result.peak_memory_bytes
     return fit
 
 
 def doubling_and_bisection(*, limit: int) -> Search:
-    """Search by doubling from 1 until a miss, then bisect: what the guided search is held against.
+    """Search by doubling from 1 until a miss, then bisect: the plain search.
 
-    It looks at no peak, so its probes depend on the largest batch and the limit alone.
+    It ignores peaks, so its probes depend only on the largest batch and the limit.
     """
     fit, miss = 0, limit + 1
     while miss - fit > 1:
         batch = min(max(1, 2 * fit), limit) if miss > limit else (fit + miss) // 2
-        reading = yield batch
-        fit, miss = (batch, miss) if reading.fits else (fit, batch)
+        result = yield batch
+        fit, miss = (batch, miss) if result.fits else (fit, batch)
     return fit
 
 
 def _guided(
     peaks: dict[int, int], fit: int, miss: int, limit: int, memory_limit_bytes: int
 ) -> int | None:
-    """The batch size between ``fit`` and ``miss`` that the peaks speak for, or None."""
-    predicted = _predicted_limit(peaks, memory_limit_bytes)
+    """Next batch size to probe by the peaks, between ``fit`` and ``miss``; None without a line."""
+    predicted = _predicted_largest(peaks, memory_limit_bytes)
     if predicted is None:
         return None
     predicted = min(predicted, REACH * fit)
@@ -106,30 +110,31 @@ def _guided(
         return predicted
     if miss > limit:
         return limit
-    # A miss contradicts the prediction. Far from a fit, the line stood on too small a span: a fit
-    # well inside makes a far better one, and below the middle it is likelier than a miss.
+    # A miss contradicts the prediction. Far from a fit, the line extrapolated too far: another fit
+    # well inside the interval gives a better line, and below its middle a fit is the likelier
+    # result.
     if miss > 4 * fit:
         return fit + (miss - fit) // 3
-    # Near one, the line is good and the limit lies little below the miss.
+    # Close to a fit the line is good, so the largest batch lies little below the miss.
     return miss - max(1, (miss - fit) // 4)
 
 
-def _predicted_limit(peaks: dict[int, int], memory_limit_bytes: int) -> int | None:
-    """The largest batch size whose peak is within the limit, by the line ``peak = m + k * batch``.
+def _predicted_largest(peaks: dict[int, int], memory_limit_bytes: int) -> int | None:
+    """Largest batch size within the memory limit by the line ``peak = m + k * batch``.
 
-    The line goes through the largest fit and the largest one at most half of it: nearer ones would
-    turn noise into slope, and batch 1, which often stands above the line, is used only for want of
-    another. One peak alone bounds the limit from below by proportion (m >= 0); twice that is asked
-    for, as most of a first peak is the model itself. None when there is no rising line.
+    The line joins the largest fit and the largest one at most half of it. Closer points would turn
+    noise into slope. Batch 1 often lies above the line and is used only where no other point is
+    left. A single peak bounds the result from below by proportion (m >= 0); the prediction is twice
+    that bound, since most of a first peak is the model itself. None when no line rises.
     """
-    known = {batch: peak for batch, peak in peaks.items() if peak > 0}
-    if not known:
+    peaks = {batch: peak for batch, peak in peaks.items() if peak > 0}
+    if not peaks:
         return None
-    upper = max(known)
-    if len(known) == 1:
-        return 2 * upper * memory_limit_bytes // known[upper]
-    lower = max((batch for batch in known if batch <= upper // 2), default=min(known))
-    rise = known[upper] - known[lower]
+    upper = max(peaks)
+    if len(peaks) == 1:
+        return 2 * upper * memory_limit_bytes // peaks[upper]
+    lower = max((batch for batch in peaks if batch <= upper // 2), default=min(peaks))
+    rise = peaks[upper] - peaks[lower]
     if rise <= 0:
         return None
-    return upper + (memory_limit_bytes - known[upper]) * (upper - lower) // rise
+    return upper + (memory_limit_bytes - peaks[upper]) * (upper - lower) // rise

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trials.simulation.allocator import LARGE_BASE, AllocatorPeaks, _Memory, _replay
+from trials.simulation.allocator import LARGE_BASE, AllocatorPeaks, AllocatorState, replay_on
 
 
 @dataclass(slots=True)
-class _RecordedMemory(_Memory):
+class _RecordedState(AllocatorState):
     addresses: Sequence[int] = ()
     taken_segments: int = 0
 
@@ -27,4 +27,4 @@ def replay_at(
     capacity_bytes: int | None,
 ) -> AllocatorPeaks:
     """Replay a stream with its segments at these addresses, in the order CUDA made them."""
-    return _replay(storages, sizes, _RecordedMemory(capacity_bytes, addresses=addresses))
+    return replay_on(_RecordedState(capacity_bytes, addresses=addresses), storages, sizes)

@@ -1,18 +1,18 @@
-"""A model of PyTorch's caching allocator of CUDA memory: what a stream of storages makes it hold.
+"""Model of PyTorch's caching allocator for CUDA memory, replayed on a stream of storages.
 
-The rules are those of c10/cuda/CUDACachingAllocator.cpp with its default settings, on one stream;
-each is named below as it is there.
+The rules are those of c10/cuda/CUDACachingAllocator.cpp with its default settings on one stream.
+Names in parentheses below are the functions and constants of that file.
 
-Exact, given the order of segments in memory: sizes, pools, segments, best fit, splits, merges, what
-is given back, and the statistics. Simplified:
+Given the order of segments in memory, the model is exact in sizes, pools, segments, best fit,
+splits, merges, released segments and statistics. It simplifies three things:
 
-- Where free blocks of one size lie in several segments, the lowest address is taken. CUDA chooses
-  the addresses of segments; here an older segment lies lower, so peaks of a stream may differ.
-- The capacity is the memory of a GPU that nothing else takes from. Under
-  ``set_per_process_memory_fraction`` expandable segments are first held to as much as a segment of
-  their own would take (alloc_block), so they may retry or fail earlier than here.
-- The address space of an expandable segment has no end; PyTorch reserves 9/8 of the GPU's memory
-  and makes another segment where that is used up.
+- Among free blocks of one size the allocator takes the lowest address. CUDA chooses the addresses
+  of segments; here an older segment has a lower address, so the peaks of a stream may differ.
+- The whole capacity is available to this process. Under ``set_per_process_memory_fraction``
+  PyTorch first limits an expandable segment to the size of an ordinary one (alloc_block), so it may
+  retry or fail earlier than this model.
+- The address space of an expandable segment is unlimited. PyTorch reserves 9/8 of the GPU's memory
+  and starts another segment when that is used up.
 """
 
 from bisect import bisect_left, insort
@@ -21,27 +21,27 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-MIN_BLOCK = 512  # kMinBlockSize: sizes are rounded up to it
-SMALL = 2**20  # kSmallSize: up to here a block is of the small pool
+MIN_BLOCK = 512  # kMinBlockSize: block sizes are multiples of it
+SMALL = 2**20  # kSmallSize: largest block of the small pool
 SMALL_SEGMENT = 2 * 2**20  # kSmallBuffer
-LARGE_SEGMENT = 20 * 2**20  # kLargeBuffer: a segment for blocks below kMinLargeAlloc
-MIN_OWN_SEGMENT = 10 * 2**20  # kMinLargeAlloc: from here on a block has a segment of its own
-ROUND_LARGE = 2 * 2**20  # kRoundLarge: and that is rounded up to it
-BITS = 64  # of an address, in the keys that free blocks are sorted by
+LARGE_SEGMENT = 20 * 2**20  # kLargeBuffer: segment for large blocks below kMinLargeAlloc
+MIN_OWN_SEGMENT = 10 * 2**20  # kMinLargeAlloc: smallest block with a segment of its own
+ROUND_LARGE = 2 * 2**20  # kRoundLarge: such a segment is a multiple of it
+BITS = 64  # width of an address in a pool's keys (size << BITS | address)
 MASK = (1 << BITS) - 1
-LARGE_BASE = LARGE_SEGMENT << 36  # addresses of the large pool start here, at a page of it
-ENDLESS = 1 << 100  # bytes of address space at the end of an expandable segment
+LARGE_BASE = LARGE_SEGMENT << 36  # first address of the large pool, aligned to its pages
+ENDLESS = 1 << 100  # bytes of unmapped address space at the end of an expandable segment
 
 
 @dataclass(frozen=True, slots=True)
 class AllocatorPeaks:
-    """What a stream of storages came to.
+    """Memory statistics of a replayed stream.
 
     Attributes:
         peak_allocated_bytes: most bytes of blocks in use at once.
         peak_reserved_bytes: most bytes of segments held at once.
-        retries: times that cached segments were given back to go on (num_alloc_retries).
-        failed_at: index of the event that ran out of memory; None when all fitted.
+        retries: times that the allocator released cached segments to continue (num_alloc_retries).
+        failed_at: index of the event that ran out of memory; None when all storages fitted.
     """
 
     peak_allocated_bytes: int
@@ -51,7 +51,7 @@ class AllocatorPeaks:
 
 
 def segment_bytes(rounded: int) -> int:
-    """The segment taken for a block that no cached one serves (get_allocation_size)."""
+    """Size of the segment for a block that no cached block serves (get_allocation_size)."""
     if rounded <= SMALL:
         return SMALL_SEGMENT
     if rounded < MIN_OWN_SEGMENT:
@@ -66,41 +66,56 @@ def replay(
     capacity_bytes: int | None,
     expandable_segments: bool = False,
 ) -> AllocatorPeaks:
-    """Replays storages that come and go.
+    """Replay allocations and frees of storages, and return their memory statistics.
 
-    Sizes are rounded up to 512 bytes (round_size). Up to 1 MiB they are of the small pool, others
-    of the large one (get_pool). A block is the smallest cached one of its pool that is large
-    enough, of those the first in memory (get_free_block); what is left of it is split off if at
-    least 512 bytes (small pool) or more than 1 MiB (large pool) remain, and counts as in use
-    otherwise (should_split). A block let go is merged with the free neighbours of its segment
-    (try_merge_blocks). Where no cached block will do, a segment is taken (alloc_block); where there
-    is no room for it, all that are wholly free are given back and it is tried once more
-    (release_cached_blocks).
+    The allocator rounds a size up to a multiple of 512 bytes (round_size). Blocks up to 1 MiB
+    belong to the small pool, others to the large one (get_pool). It takes the smallest cached block
+    of the pool that is large enough, and among equal ones the lowest in memory (get_free_block). It
+    splits off the remainder if that is at least 512 bytes (small pool) or more than 1 MiB (large
+    pool); otherwise the remainder counts as in use (should_split). It merges a freed block with the
+    free neighbours in its segment (try_merge_blocks). If no cached block is large enough, it
+    allocates a segment (alloc_block). If the capacity leaves no room, it releases all segments that
+    are wholly free and tries once more (release_cached_blocks).
 
-    With expandable segments (PYTORCH_CUDA_ALLOC_CONF) each pool is one segment of pages of 2 or
-    20 MiB, and any remainder is split off. Pages are mapped at the lowest address where free blocks
-    and unmapped pages make enough room together (find_expandable_block), and only what is missing
-    (map_block). Whole free pages are given back, and only to try once more (unmap_block). Best fit
-    takes a block before unmapped pages for as large as it could grow.
+    With expandable segments (PYTORCH_CUDA_ALLOC_CONF) each pool is one segment with pages of 2 or
+    20 MiB, and every remainder is split off. The allocator maps pages at the lowest address where
+    adjacent free blocks and unmapped pages are large enough together (find_expandable_block), and
+    only the missing ones (map_block). It unmaps wholly free pages only for a retry (unmap_block).
+    For best fit, a block in front of unmapped pages counts with the size it could grow to.
 
     Args:
-        storages: the storage each event is of.
-        sizes: its bytes where it comes, less than zero where it goes; nothing happens at zero.
-        capacity_bytes: of all segments; None without limit.
-        expandable_segments: as the setting of this name.
+        storages: identifier of each event's storage.
+        sizes: bytes of each event's storage where it is allocated, negative where it is freed. An
+            event of size zero has no effect.
+        capacity_bytes: most bytes of all segments together; None for no limit.
+        expandable_segments: the setting of this name.
 
     Raises:
-        ValueError: a storage goes that is not there.
+        ValueError: a storage is freed that is not allocated.
     """
-    return _replay(storages, sizes, _Memory(capacity_bytes, expandable=expandable_segments))
+    return replay_on(AllocatorState(capacity_bytes, expandable_segments), storages, sizes)
 
 
 @dataclass(slots=True)
-class _Memory:
-    """Blocks that are free, and the segments or pages they are of.
+class AllocatorState:
+    """Free blocks, and the segments or pages that hold them.
 
-    A free block is in three places: ``pools`` (size << BITS | address, sorted) for small and large,
-    ``free_sizes`` by address, ``free_ends`` by the address after it.
+    Each free block is in three indexes, so that a search and both merges take logarithmic or
+    constant time: its pool, its start and its end.
+
+    Attributes:
+        capacity: most bytes of all segments together; None for no limit.
+        expandable: whether each pool is one expandable segment.
+        pools: ``size << BITS | address`` of the free blocks, sorted; the small pool, the large
+            pool.
+        free_sizes: size of each free block, by its address.
+        free_ends: address of each free block, by the address after its end.
+        segments: size of each segment, by its address; empty if expandable.
+        unmapped: size of each run of unmapped pages, by its address; empty unless expandable.
+        tops: first unused address of the small and the large pool.
+        reserved: bytes of all segments or mapped pages.
+        peak_reserved: most bytes of them at once.
+        retries: times that cached segments were released for another attempt.
     """
 
     capacity: int | None
@@ -108,8 +123,8 @@ class _Memory:
     pools: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
     free_sizes: dict[int, int] = field(default_factory=dict)
     free_ends: dict[int, int] = field(default_factory=dict)
-    segments: dict[int, int] = field(default_factory=dict)  # size, by address; if not expandable
-    unmapped: dict[int, int] = field(default_factory=dict)  # size, by address; if expandable
+    segments: dict[int, int] = field(default_factory=dict)
+    unmapped: dict[int, int] = field(default_factory=dict)
     tops: list[int] = field(default_factory=lambda: [0, LARGE_BASE])
     reserved: int = 0
     peak_reserved: int = 0
@@ -119,22 +134,22 @@ class _Memory:
         if self.expandable:
             self.unmapped.update(dict.fromkeys(self.tops, ENDLESS))
 
-    def taken(self, rounded: int) -> tuple[int, int] | None:
-        """Address and size of a block that no cached one serves (malloc); None if out of memory."""
-        taken = self._alloc_block(rounded)
-        if taken is None:
+    def new_block(self, rounded: int) -> tuple[int, int] | None:
+        """Address and size of a new block, with one retry (malloc); None when out of memory."""
+        block = self._alloc_block(rounded)
+        if block is None:
             self._release_cached_blocks()
             self.retries += 1
-            taken = self._alloc_block(rounded)
-        return taken
+            block = self._alloc_block(rounded)
+        return block
 
     def best_expandable(self, pool: list[int], at: int) -> int:
-        """Which block from ``at`` on to use: one that can grow is as large as it can become."""
-        while at + 1 < len(pool) and self._grown(pool[at + 1]) < self._grown(pool[at]):
+        """Index in ``pool``, from ``at`` on, of the best fit by the size a block can grow to."""
+        while at + 1 < len(pool) and self._grown_size(pool[at + 1]) < self._grown_size(pool[at]):
             at += 1
         return at
 
-    def _grown(self, key: int) -> int:
+    def _grown_size(self, key: int) -> int:
         size = key >> BITS
         return size + self.unmapped.get((key & MASK) + size, 0)
 
@@ -150,7 +165,7 @@ class _Memory:
         return address, size
 
     def segment_address(self, size: int, *, is_large: bool) -> int:
-        """Where a new segment goes: above the older ones, next to none of them."""
+        """Address of a new segment: above the older ones, adjacent to none of them."""
         address = self.tops[is_large]
         self.tops[is_large] += size + MIN_BLOCK
         return address
@@ -166,14 +181,14 @@ class _Memory:
         self, size: int, *, is_large: bool
     ) -> tuple[int, int] | None:
         address = self._find_expandable_block(size, is_large=is_large)
-        while (found := self.free_sizes.get(address, 0)) < size:
-            if not self._map_block(address + found, size - found, is_large=is_large):
-                return None  # What was mapped on the way stays, as free blocks.
-        self._unlist(address)
-        return address, found
+        while (free := self.free_sizes.get(address, 0)) < size:
+            if not self._map_block(address + free, size - free, is_large=is_large):
+                return None  # Pages mapped by earlier passes remain, as free blocks.
+        self._remove_free(address)
+        return address, free
 
     def _find_expandable_block(self, size: int, *, is_large: bool) -> int:
-        """The lowest address with enough room, of unmapped pages and free blocks in a row."""
+        """Lowest address where adjacent free blocks and unmapped pages hold ``size`` bytes."""
         gaps = sorted(gap for gap in self.unmapped if (gap >= LARGE_BASE) == is_large)
         starts = (self.free_ends.get(gap, gap) for gap in gaps)
         return next(start for start in starts if self._has_space(start, size))
@@ -189,21 +204,21 @@ class _Memory:
 
     def _map_block(self, gap: int, wanted: int, *, is_large: bool) -> bool:
         page = LARGE_SEGMENT if is_large else SMALL_SEGMENT
-        there = self.unmapped[gap]
-        mapped = -(-min(wanted, there) // page) * page
+        available = self.unmapped[gap]
+        mapped = -(-min(wanted, available) // page) * page
         if not self._reserve(mapped):
             return False
         del self.unmapped[gap]
-        if there == ENDLESS:
+        if available == ENDLESS:
             self.unmapped[gap + mapped] = ENDLESS
-        elif mapped < there:
-            self.unmapped[gap + mapped] = there - mapped
+        elif mapped < available:
+            self.unmapped[gap + mapped] = available - mapped
         address, end = self.free_ends.get(gap, gap), gap + mapped
         if address < gap:
-            self._unlist(address)
+            self._remove_free(address)
         if end in self.free_sizes:
-            end += self._unlist(end)
-        self._list(address, end - address)
+            end += self._remove_free(end)
+        self._add_free(address, end - address)
         return True
 
     def _release_cached_blocks(self) -> None:
@@ -214,9 +229,9 @@ class _Memory:
                     self._unmap_block(address, size)
                 elif self.segments.get(address) == size:
                     del self.segments[address]
-                    self._unlist(address)
+                    self._remove_free(address)
                     self.reserved -= size
-        # Unmapped pages in a row are one (try_merge_blocks).
+        # Adjacent runs of unmapped pages become one (try_merge_blocks).
         merged: dict[int, int] = {}
         last = -1
         for address in sorted(self.unmapped):
@@ -234,21 +249,21 @@ class _Memory:
         first, last = -(-address // page) * page, end // page * page
         if first >= last:
             return
-        self._unlist(address)
+        self._remove_free(address)
         if address < first:
-            self._list(address, first - address)
+            self._add_free(address, first - address)
         if last < end:
-            self._list(last, end - last)
+            self._add_free(last, end - last)
         self.unmapped[first] = last - first
         self.reserved -= last - first
 
-    def _list(self, address: int, size: int) -> None:
+    def _add_free(self, address: int, size: int) -> None:
         insort(self.pools[address >= LARGE_BASE], size << BITS | address)
         self.free_sizes[address] = size
         self.free_ends[address + size] = address
 
-    def _unlist(self, address: int) -> int:
-        """The size of the free block that is none any more."""
+    def _remove_free(self, address: int) -> int:
+        """Remove the free block at this address from all indexes, and return its size."""
         size = self.free_sizes.pop(address)
         del self.free_ends[address + size]
         pool = self.pools[address >= LARGE_BASE]
@@ -256,64 +271,71 @@ class _Memory:
         return size
 
 
-def _replay(  # noqa: C901, PLR0915 - one loop over very many events, next to nothing called in it
-    storages: Sequence[int], sizes: Sequence[int], memory: _Memory
+def _rounded(sizes: Sequence[int]) -> list[int]:
+    """Allocations rounded up to whole blocks (round_size); frees, which are negative, unchanged."""
+    column = np.asarray(sizes, np.int64)
+    return np.where(column > 0, -(-column // MIN_BLOCK) * MIN_BLOCK, column).tolist()
+
+
+def replay_on(  # noqa: C901, PLR0915 - inlined: calls in this loop would dominate a simulation
+    state: AllocatorState, storages: Sequence[int], sizes: Sequence[int]
 ) -> AllocatorPeaks:
-    small, large = memory.pools
-    free_sizes, free_ends = memory.free_sizes, memory.free_ends
-    expandable = memory.expandable
-    least_left = MIN_BLOCK - 1 if expandable else SMALL  # what is more is split off a large block
+    """Replay events on an allocator's state; arguments and errors are those of ``replay``."""
+    small, large = state.pools
+    free_sizes, free_ends = state.free_sizes, state.free_ends
+    expandable = state.expandable
+    most_kept = MIN_BLOCK - 1 if expandable else SMALL  # a large block keeps no larger remainder
     blocks: dict[int, tuple[int, int]] = {}  # address and size, by storage
     allocated = peak_allocated = 0
     failed_at = None
-    asked = np.asarray(sizes, np.int64)
-    whole = np.where(asked > 0, -(-asked // MIN_BLOCK) * MIN_BLOCK, asked)
-    for event, (storage, rounded) in enumerate(zip(storages, whole.tolist(), strict=True)):
+    for event, (storage, rounded) in enumerate(zip(storages, _rounded(sizes), strict=True)):
         if rounded > 0:
             pool = large if rounded > SMALL else small
+            # The first key at or above this one: the best fit, and of equal sizes the lowest
+            # address.
             at = bisect_left(pool, rounded << BITS)
             if at < len(pool):
                 if expandable:
-                    at = memory.best_expandable(pool, at)
+                    at = state.best_expandable(pool, at)
                 key = pool.pop(at)
-                address, found = key & MASK, key >> BITS
-                del free_sizes[address], free_ends[address + found]
+                address, size = key & MASK, key >> BITS
+                del free_sizes[address], free_ends[address + size]
             else:
-                taken = memory.taken(rounded)
-                if taken is None:
+                block = state.new_block(rounded)
+                if block is None:
                     failed_at = event
                     break
-                address, found = taken
-            left = found - rounded
-            if left > least_left or (left and pool is small):
+                address, size = block
+            remainder = size - rounded
+            if remainder > most_kept or (remainder and pool is small):
                 rest = address + rounded
-                insort(pool, left << BITS | rest)
-                free_sizes[rest] = left
-                free_ends[rest + left] = rest
-                found = rounded
-            blocks[storage] = (address, found)
-            allocated += found
+                insort(pool, remainder << BITS | rest)
+                free_sizes[rest] = remainder
+                free_ends[rest + remainder] = rest
+                size = rounded
+            blocks[storage] = (address, size)
+            allocated += size
             if allocated > peak_allocated:  # noqa: PLR1730 - max costs nearly a tenth of the loop
                 peak_allocated = allocated
         elif rounded < 0:
             if storage not in blocks:
-                raise ValueError(f"storage {storage} goes at event {event} and is not there")
-            address, found = blocks.pop(storage)
-            allocated -= found
+                raise ValueError(f"event {event} frees storage {storage}, which is not allocated")
+            address, size = blocks.pop(storage)
+            allocated -= size
             pool = large if address >= LARGE_BASE else small
-            after = address + found
+            after = address + size
             if after in free_sizes:
                 following = free_sizes.pop(after)
                 del pool[bisect_left(pool, following << BITS | after)]
                 del free_ends[after + following]
-                found += following
+                size += following
             if address in free_ends:
                 before = free_ends.pop(address)
                 preceding = free_sizes.pop(before)
                 del pool[bisect_left(pool, preceding << BITS | before)]
                 address = before
-                found += preceding
-            insort(pool, found << BITS | address)
-            free_sizes[address] = found
-            free_ends[address + found] = address
-    return AllocatorPeaks(peak_allocated, memory.peak_reserved, memory.retries, failed_at)
+                size += preceding
+            insort(pool, size << BITS | address)
+            free_sizes[address] = size
+            free_ends[address + size] = address
+    return AllocatorPeaks(peak_allocated, state.peak_reserved, state.retries, failed_at)

@@ -1,8 +1,8 @@
-"""How long a step takes on a GPU: a host that launches operators, a GPU that runs them in order.
+"""Roofline model of a step's time: a host launches operators, a GPU runs them in order.
 
-The host needs its time for each operator; a kernel starts when it is launched and the GPU is free;
-where the host waits for a result, the two meet. A loop over experts waits eight times a layer, so
-its time is the host's where the work of each expert is small.
+The host takes its time for every operator. A kernel starts once the host has launched it and the
+GPU is free. Where the host waits for a result, the two synchronise: a loop over eight experts waits
+eight times a layer, so the host determines its time where each expert has little work.
 """
 
 from dataclasses import dataclass
@@ -24,48 +24,48 @@ from trials.simulation.recording import (
 )
 
 TILE = 128  # rows and columns of a matrix product that one multiprocessor computes at a time
-STEP = 64  # the libraries have tiles of half the height or width, for what is left over
+STEP = 64  # rows or columns of the half tiles that libraries use at the edges of a product
 # fp32 lanes of a multiprocessor, by compute capability (CUDA's programming guide).
 FP32_LANES = {"7.0": 64, "7.5": 64, "8.0": 64}
 FP32_LANES_SINCE = 128
-# Compute capabilities, their first number, of GPUs with a kernel for grouped products in bf16.
+# Major compute capabilities of GPUs with a kernel for grouped products in bf16.
 GROUPED_SINCE = ("9", "10")
-VIEWS_A_GROUP = 3  # of its tokens, its matrix and its result
-SPLIT = 4  # parts that the inner dimension is split into where there are too few tiles
+VIEWS_A_GROUP = 3  # slices of a group's tokens, matrix and result
+SPLIT = 4  # most parts of the inner dimension (split-K), where a product has too few tiles
 Fraction = Annotated[float, Field(gt=0, le=1.5)]
 Microseconds = Annotated[float, Field(ge=0)]
 
 
 class EfficiencyConstants(Record):
-    """What a stack reaches of a GPU's peaks, and what it costs the host: of all GPUs alike.
+    """Fractions of a GPU's peak rates that a stack reaches, and host times of its operators.
 
-    The starting points are a prototype's, fitted on published single-GPU runs of several stacks;
-    ``calibrate`` fits them to measured observations.
+    One set holds for all GPUs. The defaults come from a prototype fitted on published single-GPU
+    runs of several stacks; ``calibrate`` fits them to measured observations.
 
     Attributes:
-        matrix_product: of the dense rate of the tensor cores.
-        attention_forward: alike.
-        attention_backward: alike.
-        memory: of the memory's bandwidth, kernels that only move data.
-        dequantisation: 4-bit weights that a multiprocessor unpacks in a clock. The prototype took a
-            part of the bandwidth (0.21, on A100s alone); but the kernel looks each weight up, and
-            by bandwidth an A40 would be three times as slow as an A100, where the paper's points
-            (2408.04693, Fig. 14 and 15) have it 1.4 times: as by multiprocessors and clock.
-        scan: of the rate without tensor cores, Mamba's selective scan.
-        kernel_floor_us: the shortest kernel.
-        host_kernel_us: the host's time for an operator that launches a kernel.
-        host_view_us: for one that launches none.
-        host_four_bit_us: what bitsandbytes adds for each dequantisation.
-        host_wait_us: for a result that the host waits for.
-        host_factor: how much slower a machine's host is: 1 for the one these were fitted on.
-        overlapped: whether the host goes on while the GPU works; not where code waits for every
-            operator, as instrumented code does.
-        error: how much shorter than told a step may be, of the 90 % interval, as a part of it. At
-            the start, the worst that the prototype missed published runs by.
-        error_above: how much longer; absent for as much. At the start, three times as long: hosts
-            differ, and code that waits in every block, as that behind the paper's points, takes 1.4
-            to 3.5 times what is told.
-        source: where they come from.
+        matrix_product: fraction of the tensor cores' dense rate in matrix products.
+        attention_forward: the same fraction in fused attention, forward.
+        attention_backward: the same fraction in fused attention, backward.
+        memory: fraction of the memory bandwidth in kernels that only move data.
+        dequantisation: 4-bit weights that a multiprocessor unpacks per clock. The prototype used a
+            fraction of the bandwidth (0.21, fitted on A100s alone). But the kernel looks up each
+            weight: bandwidth would make an A40 three times as slow as an A100, while the paper's
+            points (2408.04693, Fig. 14 and 15) show 1.4 times, as multiprocessors and clock do.
+        scan: fraction of the fp32 rate without tensor cores in Mamba's selective scan.
+        kernel_floor_us: duration of the shortest kernel.
+        host_kernel_us: host time of an operator that launches a kernel.
+        host_view_us: host time of an operator that launches none.
+        host_four_bit_us: host time that bitsandbytes adds to each dequantisation.
+        host_wait_us: host time of a wait for a result.
+        host_factor: host time relative to the host that the constants were fitted on.
+        overlapped: whether the host continues while the GPU works. False for code that waits for
+            every operator, as instrumented code does.
+        error: lower half of the relative 90 % interval of a step time. The default is the
+            prototype's largest error on published runs.
+        error_above: upper half of it; None for the same as ``error``. The default allows three
+            times the simulated time: hosts differ, and code that waits in every block, like the
+            code behind the paper's points, takes 1.4 to 3.5 times the simulated time.
+        source: origin of the constants.
     """
 
     matrix_product: Fraction = 0.81
@@ -87,16 +87,16 @@ class EfficiencyConstants(Record):
 
 
 class NoSpeedError(ValueError):
-    """Of a GPU without known rates there is memory to tell, and no time."""
+    """The catalog lacks a rate of the GPU, so that its memory can be simulated but not its time."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStepTime:
-    """One step.
+    """Simulated duration of one step.
 
     Attributes:
         seconds: from start to end.
-        busy_seconds: (kinds of work,) the GPU's, by ``OperatorClass``.
+        busy_seconds: (operator classes,) seconds the GPU works, by ``OperatorClass``.
     """
 
     seconds: float
@@ -105,14 +105,14 @@ class SimulatedStepTime:
 
 @dataclass(frozen=True, slots=True)
 class HostDeviceTimeline:
-    """What a step asks of host and GPU, event by event.
+    """Durations on host and GPU of every event of a step.
 
     Attributes:
-        work: (events,) of ``OperatorClass``.
-        host: (events,) the host's seconds.
-        device: (events,) the GPU's.
-        waits: the events at which the host waits for the GPU.
-        overlapped: whether it goes on elsewhere.
+        work: (events,) class of operator, ``OperatorClass``.
+        host: (events,) seconds on the host.
+        device: (events,) seconds on the GPU.
+        waits: (waits,) indices of the events at which the host waits for the GPU.
+        overlapped: whether the host continues while the GPU works between waits.
     """
 
     work: IntArray
@@ -121,36 +121,38 @@ class HostDeviceTimeline:
     waits: IntArray
     overlapped: bool
 
-    def seconds(self, slower: float = 1.0) -> float:
-        """From start to end, on a host that takes so many times as long."""
-        host = self.host * slower
+    def seconds(self, host_factor: float = 1.0) -> float:
+        """Seconds from start to end, with all host times multiplied by ``host_factor``."""
+        host = self.host * host_factor
         if self.overlapped:
             return overlapped_seconds(host, self.device, self.waits)
         return float(host.sum() + self.device.sum())
 
 
 def step_time(operators: Operators, gpu: Gpu, constants: EfficiencyConstants) -> SimulatedStepTime:
-    """The time of a step.
+    """Simulate the duration of a step.
 
     Args:
-        operators: what it runs and waits for.
-        gpu: whose peaks.
-        constants: what is reached of them.
+        operators: operators and waits of the step, in order.
+        gpu: GPU whose peak rates apply.
+        constants: fractions of the peak rates, and host times.
 
     Raises:
-        NoSpeedError: the catalog does not know its rates or its bandwidth.
+        NoSpeedError: the catalog lacks a rate or the memory bandwidth of the GPU.
     """
-    lanes = lanes_of(operators, gpu, constants)
-    busy = np.bincount(lanes.work, weights=lanes.device, minlength=len(OperatorClass))
+    timeline = timeline_of(operators, gpu, constants)
+    busy = np.bincount(timeline.work, weights=timeline.device, minlength=len(OperatorClass))
     return SimulatedStepTime(
-        seconds=lanes.seconds(),
+        seconds=timeline.seconds(),
         busy_seconds=busy.astype(np.float64),
     )
 
 
-def lanes_of(operators: Operators, gpu: Gpu, constants: EfficiencyConstants) -> HostDeviceTimeline:
-    """What a step asks of host and GPU; arguments and errors are those of ``step_time``."""
-    operators = _with_groups_one_by_one(operators, gpu)
+def timeline_of(
+    operators: Operators, gpu: Gpu, constants: EfficiencyConstants
+) -> HostDeviceTimeline:
+    """Durations of a step's events; arguments and errors are those of ``step_time``."""
+    operators = _with_grouped_fallback(operators, gpu)
     kinds, numbers = operators.kinds, operators.numbers
     runs = kinds == Kind.RUN
     work = np.where(runs, operators.names // 4, int(OperatorClass.VIEW))
@@ -168,11 +170,11 @@ def lanes_of(operators: Operators, gpu: Gpu, constants: EfficiencyConstants) -> 
     )
 
 
-def _with_groups_one_by_one(operators: Operators, gpu: Gpu) -> Operators:
-    """The operators as a GPU runs them that has no kernel for a grouped product.
+def _with_grouped_fallback(operators: Operators, gpu: Gpu) -> Operators:
+    """Operators with grouped products replaced where the GPU has no kernel for them.
 
-    There PyTorch copies the groups' bounds to the host, which waits for them, then takes the slices
-    of each group and multiplies them (ATen's GroupedMMUtils.h, ``_grouped_mm_fallback``).
+    There PyTorch copies the group bounds to the host, waits for them, and multiplies the slices of
+    one group after another (``_grouped_mm_fallback`` in ATen's GroupedMMUtils.h).
     """
     work, rate = operators.names // 4, operators.names % 4
     grouped = (operators.kinds == Kind.RUN) & (work == OperatorClass.GROUPED_PRODUCT)
@@ -197,9 +199,9 @@ def _with_groups_one_by_one(operators: Operators, gpu: Gpu) -> Operators:
 def _device_seconds(
     work: IntArray, rate: IntArray, numbers: FloatArray, gpu: Gpu, constants: EfficiencyConstants
 ) -> FloatArray:
-    """Seconds of each operator on the GPU: the slower of computing and moving, never none."""
+    """GPU seconds per operator, (operators,): the longest of compute, transfer and launch."""
     if gpu.memory_bandwidth_gb_per_second is None:
-        raise NoSpeedError(f"{gpu.key}: its memory bandwidth is not known")
+        raise NoSpeedError(f"the catalog has no memory bandwidth for {gpu.key}")
     peaks = _peaks(gpu)
     reached = np.ones(len(OperatorClass))
     reached[[OperatorClass.MATRIX_PRODUCT, OperatorClass.GROUPED_PRODUCT]] = (
@@ -212,7 +214,7 @@ def _device_seconds(
     flops = numbers[:, Column.FLOPS] * _tile_waste(work, numbers, gpu)
     needed = np.where(work == OperatorClass.DEQUANTISATION, _clocks(gpu), peaks[rate])
     if np.isnan(needed[flops > 0]).any():
-        raise NoSpeedError(f"{gpu.key}: its rate for one of the step's dtypes is not known")
+        raise NoSpeedError(f"the catalog has no rate for {gpu.key} in one of the step's dtypes")
     computing = np.where(flops > 0, flops / (needed * reached[work]), 0.0)
     bandwidth = gpu.memory_bandwidth_gb_per_second * 1e9
     transfer = numbers[:, Column.BYTES] / (bandwidth * constants.memory)
@@ -221,7 +223,7 @@ def _device_seconds(
 
 
 def _peaks(gpu: Gpu) -> FloatArray:
-    """FLOP/s by ``Rate``; nan where the catalog has none. bf16 and fp16 stand in for each other."""
+    """FLOP/s by ``Rate``, nan where the catalog has none; bf16 and fp16 replace each other."""
     bf16 = gpu.bf16_dense_tflops
     fp16 = gpu.fp16_dense_tflops or bf16
     rates = {Rate.BF16: bf16 or fp16, Rate.FP16: fp16, Rate.FP32: gpu.fp32_tflops}
@@ -229,7 +231,11 @@ def _peaks(gpu: Gpu) -> FloatArray:
 
 
 def _clocks(gpu: Gpu) -> float:
-    """Clocks of all multiprocessors a second, by the rate of their fp32 lanes; nan if unknown."""
+    """Clocks per second of all multiprocessors, from their fp32 rate; nan if that is unknown.
+
+    A lane completes one multiplication and one addition per clock, so a multiprocessor runs
+    ``2 * lanes`` FLOPs per clock.
+    """
     if gpu.fp32_tflops is None or gpu.compute_capability is None:
         return float("nan")
     lanes = FP32_LANES.get(gpu.compute_capability, FP32_LANES_SINCE)
@@ -237,49 +243,57 @@ def _clocks(gpu: Gpu) -> float:
 
 
 def _tile_waste(work: IntArray, numbers: FloatArray, gpu: Gpu) -> FloatArray:
-    """What is computed over what is asked: products come in tiles, tiles in waves."""
+    """Computed over required FLOPs, (operators,): products round up to tiles, tiles to waves."""
     products = (work == OperatorClass.MATRIX_PRODUCT) | (work == OperatorClass.GROUPED_PRODUCT)
     waste = np.ones(len(work))
     if not products.any() or gpu.multiprocessors is None:
         return waste
-    rows, columns, many = (
+    rows, columns, count = (
         numbers[products, column] for column in (Column.ROWS, Column.COLUMNS, Column.PRODUCTS)
     )
     whole_rows, whole_columns = (np.ceil(n / STEP) * STEP for n in (rows, columns))
-    tiles = whole_rows * whole_columns * many / TILE**2
+    tiles = whole_rows * whole_columns * count / TILE**2
     waves = tiles / gpu.multiprocessors
+    # A last wave takes as long as a full one. A product smaller than one wave is split along its
+    # inner dimension, so that up to SPLIT multiprocessors share a tile.
     whole = np.where(waves >= 1, np.ceil(waves), np.maximum(waves, 1 / SPLIT))
-    asked = np.maximum(rows * columns * many, 1.0)
-    waste[products] = whole * gpu.multiprocessors * TILE * TILE / asked
+    entries = np.maximum(rows * columns * count, 1.0)
+    waste[products] = whole * gpu.multiprocessors * TILE * TILE / entries
     return waste
 
 
 def _host_seconds(
     kinds: IntArray, work: IntArray, numbers: FloatArray, constants: EfficiencyConstants
 ) -> FloatArray:
-    """The host's seconds for each event."""
+    """Seconds of each event on the host, (events,)."""
     micros = np.where(work == OperatorClass.VIEW, constants.host_view_us, constants.host_kernel_us)
-    # Further kernels of one operator are launched from within it; further products of a group one
-    # by one, each with the slices that it takes.
+    # An operator launches its further kernels without another dispatch, at half the cost. The
+    # products of a group without a grouped kernel are dispatched one by one, with their slices.
     further = np.maximum(numbers[:, Column.LAUNCHES] - 1, 0)
-    each = 0.5 * constants.host_kernel_us
-    of_group = constants.host_kernel_us + VIEWS_A_GROUP * constants.host_view_us
+    launch_us = 0.5 * constants.host_kernel_us
+    group_us = constants.host_kernel_us + VIEWS_A_GROUP * constants.host_view_us
     is_group = (work == OperatorClass.MATRIX_PRODUCT) & (further > 0)
-    micros += np.where(is_group, of_group, each) * further
+    micros += np.where(is_group, group_us, launch_us) * further
     micros += np.where(work == OperatorClass.DEQUANTISATION, constants.host_four_bit_us, 0.0)
     micros = np.where(kinds == Kind.WAITED, constants.host_wait_us, micros)
     return micros * constants.host_factor * 1e-6
 
 
 def overlapped_seconds(host: FloatArray, device: FloatArray, waits: IntArray) -> float:
-    """When both are done.
+    """Time in seconds at which host and GPU have both finished.
 
-    ``end_j = max(end_(j-1), launched_j) + d_j``, between waits in closed form
-    ``D_j + max(end_0, max_(i<=j)(launched_i - D_(i-1)))``, D the running sum of the durations d.
+    Operator j ends on the GPU at ``end_j = max(end_(j-1), launched_j) + d_j``. Between two waits
+    the closed form is ``end_j = D_j + max(end_0, max_(i<=j)(launched_i - D_(i-1)))``, with D the
+    running sum of the durations d.
+
+    Args:
+        host: (events,) seconds on the host.
+        device: (events,) seconds on the GPU; 0 for events that launch nothing.
+        waits: indices of the events at which the host waits for the GPU.
     """
     now = free = 0.0
     start = 0
-    idle = np.where(device > 0, 0.0, -np.inf)
+    idle = np.where(device > 0, 0.0, -np.inf)  # events without a kernel do not delay the GPU
     for end in (*waits.tolist(), len(host)):
         if end > start:
             launched = host[start:end].cumsum()
