@@ -5,7 +5,10 @@ from datetime import date
 from fitting.learning_curves import curves
 from gpu_catalog.catalog import Catalog
 from orchestrator.planning.cluster_resources import this_machine
+from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.planning.plan import Plan, make_plan
+from orchestrator.planning.spending import Meter
+from orchestrator.pricing.offer_constraints import OfferFilter
 from orchestrator.run_folder.learning_log import learned_in
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.run_folder.run_results import RunResults, derived
@@ -52,3 +55,24 @@ def plan_of(folder: RunFolder, spec: SweepSpec) -> Plan:
         skipped=skipped,
         given_up=tuple(gone for gone in planned.given_up if gone.cell not in known),
     )
+
+
+def node_prices(
+    folder: RunFolder, catalog: Catalog, rented_as: OfferFilter | None = None
+) -> NodePrices:
+    """Prices of a run's nodes.
+
+    Args:
+        folder: the run.
+        catalog: GPUs and offers.
+        rented_as: offers that the nodes are rented at; None for those that the run has on record.
+    """
+    rentals = folder.rented()
+    if rented_as is not None:
+        rentals = rentals.model_copy(update={"offers": rented_as})
+    return NodePrices(catalog, rentals)
+
+
+def spending_meter(folder: RunFolder, spec: SweepSpec, rates: NodePrices) -> Meter:
+    """Meter of the dollars that a run has spent."""
+    return Meter(spec, rates, folder.logged(), folder.faults().faults)

@@ -49,7 +49,6 @@ def measure(  # noqa: PLR0913 - what a sweep is made of
     strategy: Strategy,
     *,
     wait_seconds: float,
-    profile: bool = False,
     log_to: Sequence[Tool] = (),
 ) -> Plan:
     """Measures what is not known yet, and tells what is known in the end.
@@ -61,11 +60,11 @@ def measure(  # noqa: PLR0913 - what a sweep is made of
         rates: what nodes cost, by its GPUs and offers.
         strategy: says what to measure, in which order.
         wait_seconds: how long to wait for a node that the cluster's autoscaler is to start.
-        profile: profile the cells that are measured, too, when that is done.
         log_to: tools that draw the trials, too.
     """
     known, catalog = folder.observations(), rates.catalog
     plan = make_plan(spec, catalog, this_machine(), known)
+    profile = spec.profile and strategy.makes_profiles
     to_profile = profile and largest_to_profile(folder, plan)
     if cluster_address() is None and not to_measure(plan) and not to_profile:
         writer.write(PLAN, plan)

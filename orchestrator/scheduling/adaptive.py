@@ -1,9 +1,10 @@
-"""A sweep that measures what helps most to decide, and stops when it is decided or paid out."""
+"""A strategy that measures what helps most to decide between GPUs, until that is decided."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 from fitting.families.fit_family import fit_families
-from orchestrator.console import remark
 from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.planning.plan import Plan
 from orchestrator.ranking.next_measurement import (
@@ -12,89 +13,127 @@ from orchestrator.ranking.next_measurement import (
     choices,
     measured_cells,
 )
-from orchestrator.scheduling.strategy import MeasurementRequest, to_measure
+from orchestrator.scheduling.strategy import Conclusion, MeasurementRequest, to_measure
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.records.cell import Cell
 from trials.records.observation import Observation
 
+logger = logging.getLogger(__name__)
+
 
 class AdaptiveStrategy:
-    """In each round, on each GPU, the measurement that is worth most for its price.
+    """Make, in each round and on each GPU, the measurement of the highest value per dollar.
 
     Args:
-        spec: of the sweep.
-        rates: what nodes cost, by its GPUs and offers.
-        budget_usd: what the run may cost, as ``spending.Meter`` counts it; absent for no limit. No
-            probe begins when it is spent: it is passed by one probe on each GPU at most.
+        spec: specification.
+        rates: prices of nodes.
+        budget_usd: most that the run may cost, by ``spending.Meter``; None for no limit. No probe
+            begins once it is spent: the cost may exceed it by one probe per GPU.
     """
+
+    simulates_first: ClassVar[bool] = True  # a simulated time is the prior of a measurement
+    makes_profiles: ClassVar[bool] = False
 
     def __init__(self, spec: SweepSpec, rates: NodePrices, budget_usd: float | None) -> None:
         self._spec = spec
         self._rates = rates
         self.budget_usd = budget_usd
-        self._gone: set[tuple[Cell, int | None]] = set()
+        self._tried: set[tuple[Cell, int | None]] = set()
 
     def wanted(
         self, plan: Plan, observations: Sequence[Observation], spent_usd: float
     ) -> dict[Cell, MeasurementRequest]:
         """The next round; empty when every choice is decided, or the budget is spent."""
-        families = fit_families(observations)
-        found = choices(self._spec, self._rates, measured_cells(plan), observations, families)
-        open_to = set(to_measure(plan))
-        useful = sorted(
+        gpu_choices = self._choices(plan, observations)
+        useful = self._useful(gpu_choices, frozenset(to_measure(plan)))
+        selected = self._affordable(useful, spent_usd)
+        # One try is enough: it has answered its question, or cannot.
+        self._tried |= {_key(candidate) for candidate in selected}
+        self._log_progress(gpu_choices, spent_usd, useful, is_over=not selected)
+        # Each measurement gets its share of the budget, in proportion to its expected cost. The
+        # start of its node is paid first.
+        expected_usd = sum(candidate.usd for candidate in selected)
+        share = (
+            None
+            if self.budget_usd is None
+            else (self.budget_usd - spent_usd) / max(expected_usd, 1e-9)
+        )
+        return {
+            c.way.cell: MeasurementRequest(
+                timed=self._batch_sizes(c),
+                most_seconds=None if share is None else c.seconds * share - c.start_seconds,
+            )
+            for c in selected
+        }
+
+    def conclusion(
+        self, plan: Plan, observations: Sequence[Observation], spent_usd: float
+    ) -> Conclusion:
+        """Failure when nothing was measured of any likely winner."""
+        del spent_usd
+        gpu_choices = tuple(self._choices(plan, observations))
+        if not any(choice.leader.is_measured for choice in gpu_choices):
+            return Conclusion("no choice has a measured leader: see Left out in the report")
+        return Conclusion(None, choices=gpu_choices)
+
+    def _choices(self, plan: Plan, observations: Sequence[Observation]) -> list[GpuChoice]:
+        cells, families = measured_cells(plan), fit_families(observations)
+        return choices(self._spec, self._rates, cells, observations, families)
+
+    def _useful(
+        self, gpu_choices: Iterable[GpuChoice], pending: frozenset[Cell]
+    ) -> list[CandidateMeasurement]:
+        """Untried measurements of open choices, by falling value per dollar."""
+        return sorted(
             (
                 candidate
-                for choice in found
+                for choice in gpu_choices
                 if choice.is_open
                 for candidate in choice.candidates
-                if candidate.way.cell in open_to and self._key(candidate) not in self._gone
+                if candidate.way.cell in pending and _key(candidate) not in self._tried
             ),
             key=lambda c: (-c.worth, c.usd),
         )
-        round_: dict[str, CandidateMeasurement] = {}
-        planned, dear = spent_usd, 0
-        for candidate in useful:
-            if candidate.way.cell.device in round_:
-                continue
-            if self.budget_usd is not None and planned + candidate.usd > self.budget_usd:
-                dear += 1
-                continue
-            planned += candidate.usd
-            round_[candidate.way.cell.device] = candidate
-        # Once is enough: what it was to tell is known then, or cannot be.
-        self._gone |= {self._key(candidate) for candidate in round_.values()}
-        self._tell(found, spent_usd, dear=dear, is_over=not round_)
-        # What is left is shared by what each is thought to take: none may take more than its part,
-        # of which the start of a node is paid first.
-        least = sum(candidate.usd for candidate in round_.values())
-        part = None if self.budget_usd is None else (self.budget_usd - spent_usd) / max(least, 1e-9)
-        return {
-            c.way.cell: MeasurementRequest(
-                timed=self._sizes(c),
-                most_seconds=None if part is None else c.seconds * part - c.start_seconds,
-            )
-            for c in round_.values()
-        }
 
-    def _sizes(self, candidate: CandidateMeasurement) -> tuple[int, ...]:
-        """Its batch size; the largest where none is timed yet, unless one is wished for."""
-        wish = self._spec.workload.batch_size
-        if wish is not None:
-            return (wish,)
+    def _affordable(
+        self, useful: Iterable[CandidateMeasurement], spent_usd: float
+    ) -> list[CandidateMeasurement]:
+        """The first measurement on each GPU that the rest of the budget allows."""
+        selected: dict[str, CandidateMeasurement] = {}
+        planned_usd = spent_usd
+        for candidate in useful:
+            if candidate.way.cell.device in selected:
+                continue
+            if self.budget_usd is None or planned_usd + candidate.usd <= self.budget_usd:
+                planned_usd += candidate.usd
+                selected[candidate.way.cell.device] = candidate
+        return list(selected.values())
+
+    def _batch_sizes(self, candidate: CandidateMeasurement) -> tuple[int, ...]:
+        """Batch sizes to time: the job's own, else the candidate's; empty for the largest."""
+        if self._spec.workload.batch_size is not None:
+            return (self._spec.workload.batch_size,)
         size = candidate.way.batch_size
         return () if size is None or not candidate.is_anchored else (size,)
 
-    @staticmethod
-    def _key(candidate: CandidateMeasurement) -> tuple[Cell, int | None]:
-        return candidate.way.cell, candidate.way.batch_size if candidate.is_anchored else None
-
-    def _tell(self, found: Sequence[GpuChoice], spent: float, *, dear: int, is_over: bool) -> None:
-        decided = sum(choice.is_decided for choice in found)
-        said = f"{decided} of {len(found)} choices decided, ${spent:.3g} spent"
+    def _log_progress(
+        self,
+        gpu_choices: Sequence[GpuChoice],
+        spent_usd: float,
+        useful: Sequence[CandidateMeasurement],
+        *,
+        is_over: bool,
+    ) -> None:
+        decided = sum(choice.is_decided for choice in gpu_choices)
+        text = f"{decided} of {len(gpu_choices)} choices decided, ${spent_usd:.3g} spent"
         if self.budget_usd is not None:
-            said += f" of ${self.budget_usd:g}"
-        if is_over and dear:
-            said += ": the rest would cost more than is left"
-        elif is_over and decided < len(found):
-            said += ": no measurement that could decide the others is left"
-        remark(said)
+            text += f" of ${self.budget_usd:g}"
+        if is_over and useful:
+            text += ": the rest would cost more than is left"
+        elif is_over and decided < len(gpu_choices):
+            text += ": no measurement that could decide the others is left"
+        logger.info(text)
+
+
+def _key(candidate: CandidateMeasurement) -> tuple[Cell, int | None]:
+    return candidate.way.cell, candidate.way.batch_size if candidate.is_anchored else None

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
-from orchestrator.planning.measurement_cost import Budget, MeasurementCost
+from orchestrator.planning.measurement_cost import MeasurementCost
 from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.planning.plan import Plan
+from orchestrator.ranking.next_measurement import GpuChoice
 from orchestrator.spec.job import SECONDS_PER_HOUR
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.records.cell import Cell
@@ -15,50 +16,77 @@ from trials.records.observation import Observation
 
 @dataclass(frozen=True, slots=True)
 class MeasurementRequest:
-    """What of a cell is to be measured.
+    """Measurements to make of one cell.
 
     Attributes:
         timed: batch sizes; None for all of the ladder's, empty for the largest alone.
-        most_seconds: no probe begins later than this after the trial did; absent for no limit.
+        most_seconds: no probe begins later than this after the trial did; None for no limit.
     """
 
     timed: tuple[int, ...] | None = None
     most_seconds: float | None = None
 
 
-class Strategy(Protocol):
-    """Says what to measure.
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """The result of a strategy, once nothing is left that it wants.
 
     Attributes:
-        budget_usd: no probe begins once the run has cost so much (``spending.Meter``); absent for
-            no limit. It is passed by one probe on each node at most.
+        failure: why the sweep did not reach its aim; None when it did.
+        unpaid: cells that the budget did not allow.
+        choices: GPUs that were chosen between, where the strategy chooses.
     """
 
+    failure: str | None
+    unpaid: tuple[Cell, ...] = ()
+    choices: tuple[GpuChoice, ...] = ()
+
+
+class Strategy(Protocol):
+    """Order of the measurements, and their end.
+
+    Attributes:
+        simulates_first: whether it needs the simulated cells before it measures.
+        makes_profiles: whether it profiles cells, where the specification asks for profiles.
+        budget_usd: no probe begins once the run has cost this much (``spending.Meter``); None for
+            no limit. The cost may exceed it by one probe per node.
+    """
+
+    simulates_first: ClassVar[bool]
+    makes_profiles: ClassVar[bool]
     budget_usd: float | None
 
     def wanted(
         self, plan: Plan, observations: Sequence[Observation], spent_usd: float
     ) -> dict[Cell, MeasurementRequest]:
-        """What to measure next, in this order; empty when that was all.
+        """Measurements to make next, in order; empty at the end.
 
-        What was wanted before has been tried as often as it may be.
+        The cells of an earlier call have been tried as often as allowed.
 
         Args:
-            plan: what is pending.
-            observations: what is known.
-            spent_usd: what the run has cost by now.
+            plan: with the pending cells.
+            observations: all of the run.
+            spent_usd: cost of the run until now.
         """
+
+    def conclusion(
+        self, plan: Plan, observations: Sequence[Observation], spent_usd: float
+    ) -> Conclusion:
+        """Judge the run after the last measurement; arguments as of ``wanted``."""
 
 
 class ExhaustiveStrategy:
-    """Every cell, whole.
+    """Measure every cell completely.
 
     Args:
-        spec: of the sweep.
-        rates: what nodes cost.
-        budget_usd: what the run may cost, as ``spending.Meter`` counts it; absent for no limit. A
-            GPU is left out when the start of its node alone would spend the rest.
+        spec: specification.
+        rates: prices of nodes.
+        budget_usd: most that the run may cost, by ``spending.Meter``; None for no limit. A GPU is
+            not used when the start of its node alone would exceed the rest.
     """
+
+    simulates_first: ClassVar[bool] = False
+    makes_profiles: ClassVar[bool] = True
 
     def __init__(self, spec: SweepSpec, rates: NodePrices, budget_usd: float | None = None) -> None:
         self._spec = spec
@@ -69,40 +97,56 @@ class ExhaustiveStrategy:
     def wanted(
         self, plan: Plan, observations: Sequence[Observation], spent_usd: float
     ) -> dict[Cell, MeasurementRequest]:
-        """What is pending."""
+        """All pending cells that the budget allows, once."""
         cells = [cell for cell in to_measure(plan) if cell not in self._tried]
-        payable = payable_gpus(
-            self._spec, self._rates, cells, observations, Budget(self.budget_usd, spent_usd)
-        )
+        payable = self._payable_gpus(cells, observations, spent_usd)
         wanted = {cell: MeasurementRequest() for cell in cells if cell.device in payable}
         self._tried |= wanted.keys()
         return wanted
 
+    def conclusion(
+        self, plan: Plan, observations: Sequence[Observation], spent_usd: float
+    ) -> Conclusion:
+        """Failure when a cell is pending for another reason than the budget, or none was had."""
+        payable = self._payable_gpus(to_measure(plan), observations, spent_usd)
+        if self.budget_usd is not None and spent_usd >= self.budget_usd:
+            payable = set()
+        given_up = {skip.cell for skip in plan.given_up}
+        unpaid = tuple(
+            cell for cell in to_measure(plan) if cell.device not in payable and cell not in given_up
+        )
+        unfinished = [cell.key for cell in plan.pending if cell not in unpaid]
+        failure = None
+        if unfinished:
+            failure = (
+                f"{len(unfinished)} trials did not finish: {', '.join(unfinished)}: the report "
+                "gives the reasons under Left out"
+            )
+        elif not plan.complete and not plan.pending:
+            failure = "nothing was measured: every trial was skipped, for the reasons above"
+        return Conclusion(failure, unpaid)
 
-def payable_gpus(
-    spec: SweepSpec,
-    rates: NodePrices,
-    cells: Iterable[Cell],
-    observations: Sequence[Observation],
-    purse: Budget,
-) -> set[str]:
-    """The GPUs of cells, in their order, that a budget has something left for when they are up."""
-    devices = list(dict.fromkeys(cell.device for cell in cells))
-    if purse.budget_usd is None:
-        return set(devices)
-    effort = MeasurementCost(observations, spec.workload.overheads.startup_minutes, rates)
-    planned = purse.spent_usd
-    found = set()
-    for device in devices:
-        offer = rates.offer(device)
-        rate = 0.0 if offer is None else offer.usd_per_hour / SECONDS_PER_HOUR
-        start = effort.start_seconds(device) * rate
-        if offer is None or planned + start < purse.budget_usd:
-            planned += start
-            found.add(device)
-    return found
+    def _payable_gpus(
+        self, cells: Iterable[Cell], observations: Sequence[Observation], spent_usd: float
+    ) -> set[str]:
+        """GPUs of cells, in their order, that the budget pays for beyond the start of a node."""
+        devices = list(dict.fromkeys(cell.device for cell in cells))
+        if self.budget_usd is None:
+            return set(devices)
+        startup_minutes = self._spec.workload.overheads.startup_minutes
+        costs = MeasurementCost(observations, startup_minutes, self._rates)
+        planned_usd = spent_usd
+        payable = set()
+        for device in devices:
+            offer = self._rates.offer(device)
+            usd_per_second = 0.0 if offer is None else offer.usd_per_hour / SECONDS_PER_HOUR
+            start_usd = costs.start_seconds(device) * usd_per_second
+            if offer is None or planned_usd + start_usd < self.budget_usd:
+                planned_usd += start_usd
+                payable.add(device)
+        return payable
 
 
 def to_measure(plan: Plan) -> tuple[Cell, ...]:
-    """The pending cells that a device must run."""
+    """Pending cells that a device must run."""
     return tuple(cell for cell in plan.pending if not cell.simulated)

@@ -21,13 +21,12 @@ from orchestrator.planning.cluster_resources import SCALES_TO, ClusterResources,
 from orchestrator.planning.measurement_cost import Budget, expected, remaining_work
 from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.planning.plan import Plan, make_plan
-from orchestrator.planning.spending import Meter
 from orchestrator.pricing.offer_constraints import OfferFilter
-from orchestrator.ranking.next_measurement import GpuChoice, choices, measurable, measured_cells
+from orchestrator.ranking.next_measurement import choices, measurable
 from orchestrator.ray_backend.cluster import cluster_address, connected_cluster
 from orchestrator.reporting.sections.next_measurement_section import next_measurements_table
 from orchestrator.run_folder.file_names import SPEC
-from orchestrator.run_folder.load_results import plan_of
+from orchestrator.run_folder.load_results import node_prices, plan_of
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.running.driver import needs_extras
 from orchestrator.scheduling.strategy import to_measure
@@ -48,17 +47,6 @@ def asked_rented(options: argparse.Namespace, catalog: Catalog) -> OfferFilter |
     return asked if is_said else None
 
 
-def node_prices(catalog: Catalog, folder: RunFolder, asked: OfferFilter | None) -> NodePrices:
-    """What nodes cost: as they are said to be rented now, else as the run has it."""
-    kept = folder.rented()
-    return NodePrices(catalog, kept if asked is None else kept.model_copy(update={"offers": asked}))
-
-
-def spending_meter(spec: SweepSpec, rates: NodePrices, folder: RunFolder) -> Meter:
-    """Meter of what the run in a folder has spent."""
-    return Meter(spec, rates, folder.logged(), folder.faults().faults)
-
-
 def plan_run(options: argparse.Namespace) -> int:
     """What is to be measured of a specification or a run; or what of it would help most."""
     given: Path | str | None = options.given
@@ -74,7 +62,7 @@ def plan_run(options: argparse.Namespace) -> int:
         folder = RunFolder(given_run_path(None, spec.name))
         catalog = prices.over(spec.merged_catalog())
         plan, cluster = plan_without_starting(spec, catalog, folder.observations())
-    rates = node_prices(catalog, folder, asked_rented(options, catalog))
+    rates = node_prices(folder, catalog, asked_rented(options, catalog))
     if not options.next:
         known = folder.observations()
         left = remaining_work(spec, rates, cluster, plan, known)
@@ -82,18 +70,12 @@ def plan_run(options: argparse.Namespace) -> int:
         print_plan(plan, folder.path, lines, cluster, catalog)
         _tell_what_a_cluster_takes(spec, rates, cluster, plan, known)
         return 0
-    found = gpu_choices(spec, rates, None, folder.observations())
+    observations = folder.observations()
+    cells, families = measurable(spec, catalog), fit_families(observations)
+    found = choices(spec, rates, cells, observations, families)
     remark(in_use_text(prices, catalog, today()))
     print_result(next_measurements_table(found, options.most))
     return 0
-
-
-def gpu_choices(
-    spec: SweepSpec, rates: NodePrices, plan: Plan | None, observations: Sequence[Observation]
-) -> list[GpuChoice]:
-    """The GPUs to choose from: a plan's, or all that could be rented and measured."""
-    cells = measurable(spec, rates.catalog) if plan is None else measured_cells(plan)
-    return choices(spec, rates, cells, observations, fit_families(observations))
 
 
 def plan_without_starting(
