@@ -274,7 +274,8 @@ class AllocatorState:
 def _rounded(sizes: Sequence[int]) -> list[int]:
     """Allocations rounded up to whole blocks (round_size); frees, which are negative, unchanged."""
     column = np.asarray(sizes, np.int64)
-    return np.where(column > 0, -(-column // MIN_BLOCK) * MIN_BLOCK, column).tolist()
+    whole: list[int] = np.where(column > 0, -(-column // MIN_BLOCK) * MIN_BLOCK, column).tolist()
+    return whole
 
 
 def replay_on(  # noqa: C901, PLR0915 - inlined: calls in this loop would dominate a simulation
