@@ -1,4 +1,4 @@
-"""Estimates as JSON, as a table, and explained."""
+"""An estimate as JSON, as a Markdown table with notes, and explained part by part."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,187 +23,194 @@ from trials.simulation.recording import OperatorClass, Purpose
 from trials.simulation.simulated_cell import CONTEXT_BYTES, GIB
 from trials.simulation.timing_model import SimulatedStepTime
 
-BEYOND = " !"  # the deadline, or the budget, by the interval
+EXCEEDS = " !"  # marks an interval that exceeds the deadline or the budget
+HEADERS = (
+    *("GPU", "offer", "$/h", "batch", "peak GiB", "reserved GiB"),
+    *("s/step", "examples/s", "hours", "$", "basis"),
+)
 
 
-def as_json(found: Sequence[Estimated], *, one: bool, explain: bool = False) -> str:
-    """An object where one GPU was asked for, else a list, however many there are.
+def as_json(estimates: Sequence[Estimated], *, one: bool, explain: bool = False) -> str:
+    """Serialise estimates: an object where one GPU was requested, else a list of any length.
 
     Args:
-        found: the estimates.
-        one: whether one GPU was asked for.
-        explain: whether each is to have what fills its memory, in GiB, and what its time goes to,
-            in seconds: ``explained``.
+        estimates: sorted by cost.
+        one: whether one GPU was requested.
+        explain: whether to add ``explained`` to each: memory in GiB and time in seconds by purpose.
     """
-    dumped = [each.estimate.model_dump(mode="json") for each in found]
+    dumped = [e.estimate.model_dump(mode="json") for e in estimates]
     if explain:
-        for told, each in zip(dumped, found, strict=True):
-            time = {} if each.step is None else dict(_time(each.step))
-            told["explained"] = {"peak_gib": dict(_memory(each)), "step_seconds": time}
+        for fields, e in zip(dumped, estimates, strict=True):
+            time = {} if e.step is None else dict(_time(e.step))
+            fields["explained"] = {"peak_gib": dict(_memory(e)), "step_seconds": time}
     return json.dumps(dumped[0] if one and dumped else dumped, indent=2)
 
 
-def as_table(found: Sequence[Estimated], question: Question) -> str:
-    """What to rent, one line for each GPU, and what must be known of them."""
-    headers = (
-        "GPU",
-        "offer",
-        "$/h",
-        "batch",
-        "peak GiB",
-        "reserved GiB",
-        "s/step",
-        "examples/s",
-        "hours",
-        "$",
-        "basis",
-    )
+def as_table(estimates: Sequence[Estimated], question: Question) -> str:
+    """Render the job, the recommendation, one row for each GPU, and notes on accuracy and gaps."""
     workload, wanted = question.workload, question.constraints
     by_default = ", ".join(question.by_default)
     job = (
         f"The job: {workload.examples:,} examples x {workload.epochs} epochs"
         f"{f' (the default: {by_default})' if by_default else ''}"
-        f"{overheads_text(workload.overheads)}. Nothing was measured. "
-        "The cheapest first; in brackets 90 % intervals."
+        f"{overheads_text(workload.overheads)}. Nothing was measured: every value is simulated. "
+        "Rows are sorted by cost. Brackets after hours and dollars are 90 % intervals; brackets "
+        f"after the batch are the largest batch sizes if memory is off by {MEMORY_ERROR:.0%}."
     )
-    rows = [_row(each.estimate, wanted) for each in found]
-    parts = (job, verdict(found, wanted), table(headers, rows), _remarks(found, question))
+    rows = [_row(e.estimate, wanted) for e in estimates]
+    parts = (
+        job,
+        verdict(estimates, wanted),
+        table(HEADERS, rows),
+        "\n".join(_notes(estimates, question)),
+    )
     return "\n\n".join(part for part in parts if part)
 
 
-def _row(told: Estimate, wanted: Constraints) -> tuple[object, ...]:
-    fits = told.outcome is Outcome.FITS
-    batch = (
-        f"{told.batch_size} of {told.max_batch_size}"
-        f" ({told.max_batch_size_interval.low:.0f} to {told.max_batch_size_interval.high:.0f})"
-    )
-    price = told.price
+def _row(estimate: Estimate, wanted: Constraints) -> tuple[object, ...]:
+    price = estimate.price
     offer, rate, hours, usd = ("", "", "", "")
-    if told.hours is not None and told.hours_interval is not None:
-        hours = _between(told.hours, told.hours_interval)
+    if estimate.hours is not None and estimate.hours_interval is not None:
+        hours = _with_interval(estimate.hours, estimate.hours_interval)
     if price is not None:
         several = f" ({price.gpus_per_instance} GPUs)" if price.gpus_per_instance > 1 else ""
         offer = f"{price.provider} {price.instance}{several} {price.market}"
         rate = f"{price.usd_per_hour:.3g}"
-        hours += BEYOND if exceeds(price.hours_interval, wanted.deadline_hours) else ""
-        usd = _between(price.usd, price.usd_interval)
-        usd += BEYOND if exceeds(price.usd_interval, wanted.budget_usd) else ""
+        hours += EXCEEDS if exceeds(price.hours_interval, wanted.deadline_hours) else ""
+        usd = _with_interval(price.usd, price.usd_interval)
+        usd += EXCEEDS if exceeds(price.usd_interval, wanted.budget_usd) else ""
     return (
-        told.gpu,
+        estimate.gpu,
         offer,
         rate,
-        batch
-        if fits
-        else (
-            f"{told.batch_size} {told.outcome}, the largest is {told.max_batch_size}"
-            if told.max_batch_size
-            else f"not even one example fits: {told.outcome}"
-        ),
-        f"{told.peak_gib:.1f}",
-        f"{told.reserved_gib:.1f} of {told.usable_gib:.1f}",
-        "" if told.step_seconds is None else f"{told.step_seconds:.3g}",
-        "" if told.examples_per_second is None else f"{told.examples_per_second:.3g}",
+        _batch(estimate),
+        f"{estimate.peak_gib:.1f}",
+        f"{estimate.reserved_gib:.1f} of {estimate.usable_gib:.1f}",
+        "" if estimate.step_seconds is None else f"{estimate.step_seconds:.3g}",
+        "" if estimate.examples_per_second is None else f"{estimate.examples_per_second:.3g}",
         hours,
         usd,
-        told.basis,
+        estimate.basis,
     )
 
 
-def _between(value: float, interval: Interval) -> str:
+def _batch(estimate: Estimate) -> str:
+    """Batch size and the largest one, or why the batch does not fit."""
+    largest, interval = estimate.max_batch_size, estimate.max_batch_size_interval
+    if estimate.outcome is Outcome.FITS:
+        return f"{estimate.batch_size} of {largest} ({interval.low:.0f} to {interval.high:.0f})"
+    if largest:
+        return f"{estimate.batch_size} {estimate.outcome}, the largest is {largest}"
+    return f"not even one example fits: {estimate.outcome}"
+
+
+def _with_interval(value: float, interval: Interval) -> str:
     return f"{value:.3g} ({interval.low:.3g} to {interval.high:.3g})"
 
 
-def _remarks(found: Sequence[Estimated], question: Question) -> str:
-    told = found[0].estimate
-    every = [each.estimate for each in found]
-    lines = [f"{told.model}, {told.recipe}, {_lengths(every)}."]
-    lines += filter(None, (batch_text(found, question), padding_text(found, question)))
-    if any(each.price and not is_sure(each.price, question.constraints) for each in every):
-        lines.append(
-            f"{BEYOND.strip()} the 90 % interval goes beyond the deadline or the budget; what is "
-            "expected decides what is left out."
+def _notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
+    """Lines below the table: recipe, batch size, accuracy, and what is missing."""
+    rows = [e.estimate for e in estimates]
+    yield f"{rows[0].model}, {rows[0].recipe}, {_lengths(rows)}."
+    yield from filter(None, (batch_text(estimates, question), padding_text(estimates, question)))
+    if any(row.price and not is_sure(row.price, question.constraints) for row in rows):
+        yield (
+            f"{EXCEEDS.strip()} the 90 % interval exceeds the deadline or the budget. Offers are "
+            "excluded by their expected hours and dollars."
         )
-    lines += _stood_in(every)
-    lines += [
-        f"Step times by {told.constants}.",
-        f"Memory within {MEMORY_ERROR:.0%}, as far as a prototype was off published runs.",
-        f"CUDA's context is taken to have {CONTEXT_BYTES / GIB:.1f} GiB of the GPU's.",
-    ]
-    guessed = sorted(e.gpu.key for e in found if e.gpu.usable_memory_bytes is None)
-    if guessed:
-        lines.append(f"Usable memory as on the box, which nobody measured: {', '.join(guessed)}.")
-    if sum(each.price is not None for each in every) > 1:
-        lines.append(
-            "Most of what is unknown of the times all GPUs share: their order is surer than the "
-            "hours. Each is told at its cheapest offer."
-        )
-    lines += missed_text(found, question.constraints)
-    endless = sorted(each.gpu for each in every if each.max_batch_size >= each.batch_limit)
-    if endless:
-        lines.append(f"No batch above {told.batch_limit} was tried: {', '.join(endless)}.")
-    priceless = [e.estimate for e in found if e.estimate.no_price and not e.missed]
-    for reason in dict.fromkeys(each.no_price for each in priceless):
-        gpus = sorted(each.gpu for each in priceless if each.no_price == reason)
-        lines.append(f"No dollars for {', '.join(gpus)}: {reason}.")
-    timeless = sorted(e.estimate.gpu for e in found if _lacks_speed(e.estimate))
-    if timeless:
-        lines.append(
-            f"No time for {', '.join(timeless)}: the catalog does not know its speed. --catalog "
-            "mine.yaml can tell it: bf16_dense_tflops and memory_bandwidth_gb_per_second of a GPU."
-        )
-    positions = found[0].cell.model.positions
-    if positions is not None and told.seq_len > positions:
-        lines.append(f"{told.model} was made for examples of {positions} tokens at most.")
-    for each in every:
-        if each.routed_peak_gib is not None:
-            median, upper = each.routed_peak_gib
-            lines.append(
-                f"{each.gpu}, over the drawn shares of the experts: peak {median:.1f} GiB in the "
-                f"median, {upper:.1f} at the 95th percentile."
+    yield from _accuracy_notes(estimates)
+    yield from missed_text(estimates, question.constraints)
+    yield from _gap_notes(estimates)
+    for row in rows:
+        if row.routed_peak_gib is not None:
+            median, upper = row.routed_peak_gib
+            yield (
+                f"{row.gpu}: over the drawn shares of the experts, the peak is {median:.1f} GiB in "
+                f"the median and {upper:.1f} GiB at the 95th percentile."
             )
-    return "\n".join(lines)
 
 
-def _stood_in(every: Sequence[Estimate]) -> Iterator[str]:
-    """What is not the very stack that would run, and on which GPUs."""
-    stood_in = dict.fromkeys(what for each in every for what in each.approximations)
-    for what in stood_in:
-        gpus = [each.gpu for each in every if what in each.approximations]
-        where = "" if len(gpus) == len(every) else f" ({', '.join(sorted(gpus))})"
-        yield f"Approximate: {what}{where}."
-    if not stood_in:
-        yield "Traced: the installed libraries themselves."
+def _accuracy_notes(estimates: Sequence[Estimated]) -> Iterator[str]:
+    """Known errors of memory and times, and the assumptions behind them."""
+    rows = [e.estimate for e in estimates]
+    yield from _approximations(rows)
+    yield f"Constants of the step times: {rows[0].constants}."
+    # Measured beside the project, on published single-GPU runs.
+    yield (
+        "Memory is predicted about 20 % too low in the median of about 190 published runs, and "
+        "nearly always too low: the traced step is not yet the step that trainers run."
+    )
+    yield f"CUDA's context is assumed to take {CONTEXT_BYTES / GIB:.1f} GiB of the GPU's memory."
+    assumed = sorted(e.gpu.key for e in estimates if e.gpu.usable_memory_bytes is None)
+    if assumed:
+        yield f"Usable memory is the marketed size, not measured: {', '.join(assumed)}."
+    if sum(row.price is not None for row in rows) > 1:
+        yield (
+            "Timing errors are mostly shared by all GPUs: trust the order more than the hours. "
+            "Each row shows the GPU's cheapest offer."
+        )
 
 
-def _lengths(every: Sequence[Estimate]) -> str:
-    """Which lengths memory and times are of."""
-    longest, padded = every[0].seq_len, sorted(each.tokens_per_example for each in every)
+def _approximations(rows: Sequence[Estimate]) -> Iterator[str]:
+    """Differences between the traced stack and the one that would run, with their GPUs."""
+    approximations = dict.fromkeys(text for row in rows for text in row.approximations)
+    for text in approximations:
+        gpus = [row.gpu for row in rows if text in row.approximations]
+        on_gpus = "" if len(gpus) == len(rows) else f" ({', '.join(sorted(gpus))})"
+        yield f"Approximate: {text}{on_gpus}."
+    if not approximations:
+        yield "The installed libraries were traced themselves; nothing stands in for them."
+
+
+def _gap_notes(estimates: Sequence[Estimated]) -> Iterator[str]:
+    """GPUs without a price, a time or an upper limit of the batch size; too long examples."""
+    rows = [e.estimate for e in estimates]
+    endless = sorted(row.gpu for row in rows if row.max_batch_size >= row.batch_limit)
+    if endless:
+        yield f"Batch sizes above {rows[0].batch_limit} were not tried: {', '.join(endless)}."
+    priceless = [e.estimate for e in estimates if e.estimate.no_price and not e.missed]
+    for reason in dict.fromkeys(row.no_price for row in priceless):
+        gpus = sorted(row.gpu for row in priceless if row.no_price == reason)
+        yield f"No price for {', '.join(gpus)}: {reason}."
+    timeless = sorted(
+        row.gpu for row in rows if row.outcome is Outcome.FITS and row.step_seconds is None
+    )
+    if timeless:
+        yield (
+            f"No time for {', '.join(timeless)}: the catalog has no speed of it. Add "
+            "bf16_dense_tflops and memory_bandwidth_gb_per_second of the GPU in a file, and give "
+            "it with --catalog."
+        )
+    positions = estimates[0].cell.model.positions
+    if positions is not None and rows[0].seq_len > positions:
+        yield f"{rows[0].model} was made for examples of at most {positions} tokens."
+
+
+def _lengths(rows: Sequence[Estimate]) -> str:
+    """Lengths, in tokens per example, at which memory and times are predicted."""
+    longest, padded = rows[0].seq_len, sorted(row.tokens_per_example for row in rows)
     if padded[0] == longest:
-        return f"{longest} tokens an example"
+        return f"{longest} tokens per example"
     most = "" if round(padded[-1]) == round(padded[0]) else f" to {padded[-1]:.0f}"
     return (
-        f"memory at {longest} tokens an example, times at {padded[0]:.0f}{most}, padding included"
+        f"memory at {longest} tokens per example, times at {padded[0]:.0f}{most} including padding"
     )
 
 
-def _lacks_speed(told: Estimate) -> bool:
-    return told.outcome is Outcome.FITS and told.step_seconds is None
-
-
 def explanation(estimated: Estimated) -> str:
-    """What fills the memory at the peak, and what the time goes to."""
-    told = estimated.estimate
-    parts = [f"## {told.gpu}, batch {told.batch_size}"]
+    """Render two tables: memory at the peak and step time, each by purpose."""
+    parts = [f"## {estimated.estimate.gpu}, batch {estimated.estimate.batch_size}"]
     memory = _memory(estimated)
     total = sum(gib for _, gib in memory)
-    rows = [(what, f"{gib:.2f}", f"{gib / total:.1%}") for what, gib in memory]
-    parts.append(table(("in use at the peak", "GiB", "part"), rows))
+    rows = [(purpose, f"{gib:.2f}", f"{gib / total:.1%}") for purpose, gib in memory]
+    parts.append(table(("memory at the peak", "GiB", "share"), rows))
     if estimated.step is not None:
         whole = estimated.step.seconds
         rows = [
-            (what, f"{took:.4f}", f"{took / whole:.1%}") for what, took in _time(estimated.step)
+            (work, f"{seconds:.4f}", f"{seconds / whole:.1%}")
+            for work, seconds in _time(estimated.step)
         ]
-        parts.append(table(("of a step", "seconds", "part"), rows))
+        parts.append(table(("time of a step", "seconds", "share"), rows))
     return "\n\n".join(parts)
 
 
@@ -231,13 +238,13 @@ WORKS = {
 
 
 def _memory(estimated: Estimated) -> list[tuple[str, float]]:
-    """GiB at the peak by what they are for, the most first."""
+    """Memory in use at the peak by purpose, in GiB, the largest first."""
     memory = estimated.cell.at_peak(estimated.estimate.batch_size, estimated.gpu)
     return _largest_first((PURPOSES[purpose], size / GIB) for purpose, size in memory.items())
 
 
 def _time(step: SimulatedStepTime) -> list[tuple[str, float]]:
-    """Seconds of a step by what they go to, the most first."""
+    """Time of a step by class of operator, in seconds, the largest first."""
     busy = [(WORKS[work], float(step.busy_seconds[work])) for work in WORKS]
     waiting = step.seconds - sum(seconds for _, seconds in busy)
     return _largest_first([*busy, ("the GPU waits for the host", waiting)])
