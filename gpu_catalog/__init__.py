@@ -1,1 +1,1 @@
-"""What a GPU is and what it costs to rent: facts and dated offers, exact keys only."""
+"""Facts of GPUs and dated rental offers, looked up by exact key."""

@@ -1,10 +1,10 @@
-"""The catalog: every known GPU and offer, looked up by exact key."""
+"""The catalog: all GPUs and offers, looked up by exact key."""
 
 import csv
 import io
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any, TypeVar
@@ -20,24 +20,24 @@ Row = TypeVar("Row", bound=BaseModel)
 
 
 class UnknownGpuError(UserError):
-    """No GPU of this key or name; the message has near ones."""
+    """No GPU has this key or device name; the message suggests near ones."""
 
 
 class CatalogError(UserError):
-    """Rows that cannot stand together; one line for each mistake."""
+    """Invalid or contradictory rows; one line for each mistake."""
 
 
 class Catalog:
-    """GPUs and offers that fit together. Exact look-ups only: near is what an error suggests.
+    """Consistent GPUs and offers. Look-ups are exact; errors suggest near keys.
 
     Raises:
-        CatalogError: keys or device names are not unique, or an offer is for no known GPU.
+        CatalogError: keys or device names are not unique, or an offer names an unknown GPU.
     """
 
     def __init__(self, gpus: Iterable[Gpu], offers: Iterable[Offer]) -> None:
         self.gpus = tuple(gpus)
         self._offers = tuple(offers)
-        mistakes = [*self._twice(), *self._homeless()]
+        mistakes = [*self._duplicates(), *self._unknown_gpus()]
         if mistakes:
             raise CatalogError("\n".join(mistakes))
         self._by_key = {gpu.key: gpu for gpu in self.gpus}
@@ -50,17 +50,17 @@ class Catalog:
 
     @property
     def all_offers(self) -> tuple[Offer, ...]:
-        """Every offer, as they were given."""
+        """All offers, in the order given."""
         return self._offers
 
     def merged(self, gpus: Sequence[Gpu] = (), offers: Sequence[Offer] = ()) -> "Catalog":
-        """This catalog with a user's rows over it.
+        """Add a user's rows to this catalog.
 
-        A price of what is offered here already takes its place. Facts of a GPU cannot be replaced:
-        what was measured on it would be of another one.
+        A new price replaces the offer with the same identity. Facts of a GPU cannot be replaced:
+        earlier measurements on it would then describe another GPU.
 
         Raises:
-            CatalogError: the rows cannot stand together.
+            CatalogError: the rows contradict each other or this catalog.
         """
         if not gpus and not offers:
             return self
@@ -70,10 +70,10 @@ class Catalog:
         return Catalog([*self.gpus, *new], [*kept, *offers])
 
     def gpu(self, key: str) -> Gpu:
-        """The GPU of exactly this key.
+        """GPU with exactly this key.
 
         Raises:
-            UnknownGpuError: there is none.
+            UnknownGpuError: no GPU has this key.
         """
         if key not in self._by_key:
             near = did_you_mean(key, self._by_key)
@@ -83,10 +83,10 @@ class Catalog:
         return self._by_key[key]
 
     def gpu_by_device_name(self, name: str) -> Gpu:
-        """The GPU that reports exactly this name to CUDA.
+        """GPU that reports exactly this name to CUDA.
 
         Raises:
-            UnknownGpuError: there is none.
+            UnknownGpuError: no GPU reports this name.
         """
         if name not in self._by_name:
             near = did_you_mean(name, self._by_name)
@@ -97,10 +97,10 @@ class Catalog:
         return self._by_name[name]
 
     def offers(self, gpu_key: str) -> list[Offer]:
-        """The offers of a GPU, cheapest instance first."""
+        """Offers of a GPU, cheapest instance first."""
         return list(self._of_gpu.get(gpu_key, ()))
 
-    def _twice(self) -> Iterator[str]:
+    def _duplicates(self) -> Iterator[str]:
         keys: set[str] = set()
         owners: dict[str, str] = {}
         for gpu in self.gpus:
@@ -112,7 +112,7 @@ class Catalog:
                 if owner != gpu.key:
                     yield f"GPU {gpu.key!r}: device name {name!r} is that of {owner!r} already"
 
-    def _homeless(self) -> Iterator[str]:
+    def _unknown_gpus(self) -> Iterator[str]:
         keys = dict.fromkeys(gpu.key for gpu in self.gpus)
         for offer in self._offers:
             if offer.gpu not in keys:
@@ -121,10 +121,10 @@ class Catalog:
 
 
 def load_catalog(extra_gpus: Sequence[Gpu] = (), extra_offers: Sequence[Offer] = ()) -> Catalog:
-    """The shipped catalog, with a user's own rows over it.
+    """Shipped catalog with a user's own rows added.
 
     Raises:
-        CatalogError: the rows cannot stand together.
+        CatalogError: the rows contradict each other or the catalog.
     """
     return _shipped().merged(extra_gpus, extra_offers)
 
@@ -132,35 +132,49 @@ def load_catalog(extra_gpus: Sequence[Gpu] = (), extra_offers: Sequence[Offer] =
 @cache
 def _shipped() -> Catalog:
     gpus = tomllib.loads(shipped_text("gpus.toml"))["gpu"]
-    return Catalog(_parsed(Gpu, "gpus.toml", gpus), shipped_offers("offers.csv"))
+    return Catalog(_shipped_rows(Gpu, "gpus.toml", gpus), shipped_offers("offers.csv"))
 
 
 def shipped_text(name: str, package: str = "gpu_catalog") -> str:
-    """A file in the folder ``data`` of a package."""
+    """Text of a file in the folder ``data`` of a package."""
     return (resources.files(package) / "data" / name).read_text(encoding="utf-8")
 
 
 def shipped_offers(name: str) -> list[Offer]:
-    """The prices in a data file of this package."""
-    return _parsed(Offer, name, csv_rows(shipped_text(name)))
+    """Offers in a data file of this package."""
+    return _shipped_rows(Offer, name, csv_rows(shipped_text(name)))
 
 
 def csv_rows(text: str) -> list[dict[str, Any]]:
-    """The rows of a CSV, keyed by its head. An empty field is an absent one."""
+    """Rows of a CSV by column name; empty fields are absent."""
     rows = csv.DictReader(io.StringIO(text, newline=""))
     return [{key: value for key, value in row.items() if value != ""} for row in rows]
 
 
-def _parsed(model: type[Row], file: str, rows: Sequence[dict[str, Any]]) -> list[Row]:
-    found, mistakes = [], []
+def parse_rows(
+    model: type[Row], rows: Iterable[dict[str, Any]], place: Callable[[int], str]
+) -> tuple[list[Row], list[str]]:
+    """Records of the valid rows, and one message for each mistake in the others.
+
+    Args:
+        model: record of a row.
+        rows: fields by column name.
+        place: name of a row in messages, by its number from 1.
+    """
+    records, mistakes = [], []
     for number, row in enumerate(rows, start=1):
         try:
-            found.append(model.model_validate(row))
+            records.append(model.model_validate(row))
         except ValidationError as error:
             for detail in error.errors(include_url=False):
-                where = ".".join(map(str, detail["loc"]))
-                text = f"{where}: {detail['msg']}, not {detail['input']!r}"
-                mistakes.append(f"{file}, row {number}: {text}")
+                column = ".".join(map(str, detail["loc"]))
+                value = "" if detail["type"] == "missing" else f", not {detail['input']!r}"
+                mistakes.append(f"{place(number)}: {column}: {detail['msg']}{value}")
+    return records, mistakes
+
+
+def _shipped_rows(model: type[Row], file: str, rows: Sequence[dict[str, Any]]) -> list[Row]:
+    records, mistakes = parse_rows(model, rows, lambda number: f"{file}, row {number}")
     if mistakes:
         raise CatalogError("\n".join(mistakes))
-    return found
+    return records

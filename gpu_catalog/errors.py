@@ -1,8 +1,8 @@
-"""Root of the errors that a user can mend."""
+"""Base class of errors that a user can correct."""
 
 
 class UserError(Exception):
-    """A mistake in what the user gave, or a state that the user can change; a line for each.
+    """A mistake in the user's input, or a state that the user can change; one line for each.
 
-    The command line prints it and exits with 1; callers of the Python API catch it.
+    The command line prints the message and exits with 1; callers of the Python API catch it.
     """

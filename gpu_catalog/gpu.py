@@ -1,4 +1,4 @@
-"""Hardware facts of one exact GPU. 40 and 80 GB, PCIe and SXM are different GPUs."""
+"""Hardware facts of a GPU. The 40 and 80 GB, PCIe and SXM variants are different GPUs."""
 
 import datetime as dt
 from typing import Annotated, Literal, Self
@@ -9,7 +9,7 @@ from gpu_catalog.record import Record
 
 
 def _no_truth_value(value: object) -> object:
-    # Python takes true for 1; a price or a rate of true is a slip of the pen.
+    # Python takes True for 1; a price or a rate of true is a mistake.
     if isinstance(value, bool):
         raise ValueError(f"must be a number, not {str(value).lower()}")  # noqa: TRY004 - pydantic's
     return value
@@ -21,26 +21,26 @@ Source = Annotated[str, Field(min_length=1)]
 
 
 class Gpu(Record):
-    """One GPU, or the CPU as a device. What is not known is absent.
+    """A GPU, or the CPU as a device. Unknown facts are None.
 
     Attributes:
-        key: exact name in this project, in offers, and of the Ray resource of a node that has it.
+        key: exact name in this project, in offers, and as Ray resource of a node with this GPU.
         kind: ``cuda``, or ``cpu`` for machines without a GPU.
-        device_names: what the device reports itself as, to CUDA; exact.
+        device_names: exact names that the device reports to CUDA.
         architecture: generation, for example Ampere.
-        compute_capability: CUDA's, for example 8.6.
-        multiprocessors: streaming multiprocessors of the product.
-        marketed_memory_gb: the number on the box.
-        usable_memory_bytes: what CUDA reports as total, the least observed; of a cpu, the budget
-            that live tensors are counted against.
+        compute_capability: CUDA compute capability, for example 8.6.
+        multiprocessors: number of streaming multiprocessors.
+        marketed_memory_gb: memory in the product name.
+        usable_memory_bytes: smallest total that CUDA was observed to report; for a cpu, the
+            memory budget of live tensors.
         memory_bandwidth_gb_per_second: peak, in 10^9 bytes.
-        bf16_dense_tflops: peak of the tensor cores without sparsity, 10^12 per second; fp16_… and
-            fp32_… alike (fp32 without tensor cores).
+        bf16_dense_tflops: peak of the tensor cores without sparsity, 10^12 per second; likewise
+            fp16_… and fp32_… (fp32 without tensor cores).
         tdp_watts: board power.
-        ray_accelerator_type: Ray's label, which several GPUs share: no identity.
-        source: where the facts come from.
-        recorded: when they were written down here.
-        note: what else a reader must know.
+        ray_accelerator_type: Ray's label. Several GPUs share it, so it does not identify one.
+        source: source of the facts.
+        recorded: date of this record.
+        note: caveats.
     """
 
     key: Key

@@ -1,4 +1,4 @@
-"""One dated price of one instance."""
+"""A dated price of an instance."""
 
 import datetime as dt
 from typing import Annotated, Literal
@@ -14,21 +14,21 @@ Identity = tuple[str, str, str, str, int, str]
 
 
 class Offer(Record):
-    """What renting an instance costs.
+    """Rental price of an instance.
 
     Attributes:
-        gpu: key of its GPU in the catalog.
-        provider: who rents it out; ``own`` for a GPU one has.
-        region: where, in the provider's own words.
-        instance: the provider's name for it.
-        gpus_per_instance: GPUs it has; a job that uses one pays for all.
-        usd_per_hour: price of the whole instance, US dollars.
-        market: on demand, or spot: cheaper, and taken away when others pay more.
-        minimum_minutes: the least that is billed for; absent where that is not known.
-        as_of: when the price held; absent where the source does not say.
-        recorded: when it was written down here.
-        source: where it comes from.
-        note: what else a reader must know.
+        gpu: catalog key of its GPU.
+        provider: name of the provider; ``own`` for the user's own GPU.
+        region: the provider's name of the region.
+        instance: the provider's name of the instance.
+        gpus_per_instance: number of GPUs; a job that uses one pays for all.
+        usd_per_hour: price of the whole instance in US dollars per hour.
+        market: on demand, or spot: cheaper, but the provider may reclaim the instance.
+        minimum_minutes: shortest billed time; None if unknown.
+        as_of: date of the price; None if the source states none.
+        recorded: date of this record.
+        source: source of the price.
+        note: caveats.
     """
 
     gpu: Text
@@ -46,17 +46,17 @@ class Offer(Record):
 
     @property
     def usd_per_gpu_hour(self) -> float:
-        """Price for each GPU of the instance, US dollars: to compare by, not what is paid."""
+        """US dollars per GPU and hour, for comparison; the bill is for the whole instance."""
         return self.usd_per_hour / self.gpus_per_instance
 
     @property
     def date(self) -> dt.date:
-        """The day the price is of, as far as that is known."""
+        """Date of the price, or of the record if the source states none."""
         return self.as_of or self.recorded
 
     @property
     def identity(self) -> Identity:
-        """What is rented: of two prices for it, one is wrong or out of date."""
+        """Fields that identify the instance and market; two prices of one identity conflict."""
         return (
             self.gpu,
             self.provider,

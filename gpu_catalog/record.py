@@ -1,4 +1,4 @@
-"""The base of everything that is written to or read from disk."""
+"""Base of all records that are written to or read from disk."""
 
 from collections.abc import Callable
 from typing import Any

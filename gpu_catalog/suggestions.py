@@ -1,18 +1,18 @@
-"""Near matches for an unknown word."""
+"""Near matches of an unknown word."""
 
 import difflib
 from collections.abc import Iterable
 
-MOST = 4  # as many as the forms one GPU comes in: A100 has four
-SHORTEST_PART = 3  # a shorter part is in too many words to mean anything
+MOST = 4  # the A100 has four variants
+SHORTEST_PART = 3  # shorter parts occur in too many words
 
 
 def near_matches(word: str, candidates: Iterable[str]) -> list[str]:
-    """The candidates a person may have meant, best first, at most ``MOST``.
+    """Candidates that the user may have meant, best first, at most ``MOST``.
 
-    Neither case nor the dashes of an option count. A beginning is meant as one: ``a100-80`` is near
-    the 80 GB A100s and no other GPU. Else spelling counts, then a candidate that begins the word or
-    has it inside.
+    Case and leading dashes are ignored. Candidates that begin with the word come alone: ``a100-80``
+    is near the 80 GB A100s and no other GPU. Otherwise similarly spelled candidates come first,
+    then those that contain the word or that the word begins with.
     """
     by_folded = {_folded(candidate): candidate for candidate in candidates}
     folded = _folded(word)
@@ -28,7 +28,7 @@ def _folded(name: str) -> str:
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
-    """``: did you mean 'x' or 'y'?``, to end a message with; empty when nothing is near."""
+    """End of a message, ``: did you mean 'x' or 'y'?``; empty if no candidate is near."""
     near = [repr(match) for match in near_matches(word, candidates)]
     if not near:
         return ""

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import boto3
 import pytest
+from builders.aws_prices import KEY, SECRET, TOKEN, Stubs, address, product, public_file
 from builders.runs import ONE_CELL, made_run, spec_of
 from fakes.price_server import PriceServer, price_server
-from test_sources_aws import KEY, SECRET, TOKEN, Stubs, address, product, public_file
 from test_sources_gpuhunt_catalogs import COLUMNS
 
 from gpu_catalog.live_prices.sources import aws_api, aws_public
@@ -119,7 +119,7 @@ def test_a_refresh_that_nobody_answers_keeps_what_was_there(
 def test_doubts_are_told_in_a_line_each_and_a_great_many_in_a_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """On stderr; what is counted, too."""
+    """Rejected prices and counts go to stderr; beyond twenty a file lists all."""
     folder = tmp_path / "catalogs"
     folder.mkdir()
     rows = ["NVIDIA L40S,moon,1.5,8,32,1,L40S,48.0,False,,nvidia,,x86,{}"]
@@ -131,15 +131,15 @@ def test_doubts_are_told_in_a_line_each_and_a_great_many_in_a_file(
     file.write_text("\n".join([COLUMNS, *rows]), encoding="utf-8")
     assert main(["catalog", "refresh", "--source", "gpuhunt"]) == 0
     err = capsys.readouterr().err
-    assert err.count("spot price 0, which means that it is not known: left out\n") == 3
-    assert "gpuhunt: 1 prices left out, not in the catalog: MI300X 1\n" in err
+    assert err.count(": rejected: spot price 0") == 3
+    assert "MI300X 1\n" in err
     rows += [row.replace(",r0,", f",q{number},") for number in range(30) for row in rows[1:2]]
     file.write_text("\n".join([COLUMNS, *rows]), encoding="utf-8")
     assert main(["catalog", "refresh", "--source", "gpuhunt"]) == 0
     err = capsys.readouterr().err
-    assert err.count(": left out\n") == 20
-    listed = tmp_path / "data" / "finetune-cost" / "prices-left-out.txt"
-    assert f"13 more are left out: all 33 with their reasons are in {listed}\n" in err
+    assert err.count(": rejected: ") == 20
+    listed = tmp_path / "data" / "finetune-cost" / "prices-rejected.txt"
+    assert f"13 more are rejected: {listed} lists all 33" in err
     assert len(listed.read_text(encoding="utf-8").splitlines()) == 33
 
 
@@ -310,11 +310,13 @@ def test_no_credential_reaches_a_log_or_a_file(
         monkeypatch.setenv(name, value)
     caplog.set_level(logging.INFO)
     stubs = Stubs()
-    pricing = stubs.of("pricing")
+    pricing = stubs.stubber("pricing")
     pricing.add_client_error("get_products", "SignatureDoesNotMatch", f"{KEY} {SECRET} {TOKEN}")
     pages = [product("g6e.xlarge", "us-east-1", "1.861")]
     pricing.add_response("get_products", {"FormatVersion": "aws_v1", "PriceList": pages})
-    stubs.of("ec2").add_client_error("describe_regions", "AuthFailure", f"{KEY} {SECRET} {TOKEN}")
+    stubs.stubber("ec2").add_client_error(
+        "describe_regions", "AuthFailure", f"{KEY} {SECRET} {TOKEN}"
+    )
     monkeypatch.setattr(aws_api.AwsApi.__init__, "__defaults__", ((), stubs.client))
     assert main(["catalog", "refresh", "--source", "gpuhunt,aws,aws-public"]) == 1
     assert main(["catalog", "refresh", "--source", "aws"]) == 0

@@ -160,7 +160,7 @@ def test_a_spot_price_per_gpu_is_below_what_the_provider_asks_on_demand() -> Non
             for offer in CATALOG.offers(spot.gpu)
             if offer.provider == spot.provider and offer.market == "on-demand"
         ]
-        assert same, f"{spot.instance}: no on-demand price to judge it by"
+        assert same, spot.instance
         assert spot.usd_per_gpu_hour < min(same)
 
 
@@ -205,4 +205,4 @@ def test_a_price_whose_date_is_not_known_has_none() -> None:
 def test_a_stand_in_for_the_cpu_says_that_it_is_one() -> None:
     """Nothing was measured on the instance whose price is used."""
     for offer in CATALOG.offers("cpu"):
-        assert "stands in for the machine that ran the sweep" in (offer.note or "")
+        assert "stands in" in (offer.note or "")

@@ -1,4 +1,4 @@
-"""Which GPU a stated price is of: exact, or not told; and the tables that this goes by."""
+"""A price is matched to one exact GPU or to none; the tables behind this are consistent."""
 
 import csv
 import gzip
@@ -17,7 +17,8 @@ from gpu_catalog.gpu import Gpu
 from gpu_catalog.live_prices.gpu_identification import (
     MEMORY_TOLERANCE,
     OTHERS,
-    Miss,
+    IdentificationFailure,
+    UnidentifiedPrice,
     forms,
     identify,
     names,
@@ -76,17 +77,17 @@ def stated(provider: str, instance: str, name: str | None, memory_gib: float | N
     ],
     ids=lambda value: value.instance if isinstance(value, RawOffer) else value,
 )
-def test_a_gpu_is_told_by_instance_device_name_or_name_and_memory(
+def test_a_gpu_is_identified_by_instance_device_name_or_name_and_memory(
     offer: RawOffer, key: str
 ) -> None:
     """40 and 80 GB, PCIe, SXM and NVL are different GPUs."""
-    found = identify(offer, CATALOG)
-    assert isinstance(found, Gpu), found
-    assert found.key == key
+    match = identify(offer, CATALOG)
+    assert isinstance(match, Gpu), match
+    assert match.key == key
 
 
 @pytest.mark.parametrize(
-    ("offer", "miss"),
+    ("offer", "failure"),
     [
         (stated("vast", "123", "A100", 80), "may be more than one GPU of the catalog"),
         (stated("vast", "123", "H100", 80), "may be more than one GPU of the catalog"),
@@ -108,28 +109,29 @@ def test_a_gpu_is_told_by_instance_device_name_or_name_and_memory(
     ],
     ids=lambda value: value.instance if isinstance(value, RawOffer) else value,
 )
-def test_what_cannot_be_told_apart_is_no_gpu(offer: RawOffer, miss: str) -> None:
-    """Not the likeliest, nor one with a similar name: an L40 is no L4 and no L40S."""
-    found = identify(offer, CATALOG)
-    assert isinstance(found, Miss), found
-    assert found.why == miss
+def test_an_ambiguous_or_unknown_price_has_no_gpu(offer: RawOffer, failure: str) -> None:
+    """Neither the likeliest GPU nor a similar name is taken: an L40 is no L4 and no L40S."""
+    match = identify(offer, CATALOG)
+    assert isinstance(match, UnidentifiedPrice), match
+    assert match.failure == failure
 
 
-def test_an_instance_with_another_number_of_gpus_than_it_has_is_a_lie() -> None:
-    """Its price is then not that of the instance, either."""
+def test_an_instance_with_a_wrong_number_of_gpus_is_inconsistent() -> None:
+    """Its price is then not that of the instance."""
     offer = raw(provider="aws", instance="p5.48xlarge", gpus=1, gpu_name="H100", gpu_memory_gib=80)
-    found = identify(offer, CATALOG)
-    assert isinstance(found, Miss)
-    assert found.what == "1 GPUs, where p5.48xlarge has 8"
+    match = identify(offer, CATALOG)
+    assert isinstance(match, UnidentifiedPrice)
+    assert match.failure is IdentificationFailure.INCONSISTENT
+    assert {"1", "8", "p5.48xlarge"} <= set(match.detail.split())
 
 
-def test_a_users_own_gpu_is_told_by_the_name_it_reports() -> None:
-    """A file given by --catalog is enough for prices of its GPUs to be found."""
+def test_a_users_own_gpu_is_identified_by_the_name_it_reports() -> None:
+    """A file given as --catalog is enough to match prices of its GPUs."""
     mine = CATALOG.gpu("L40S").model_copy(
         update={"key": "L40", "device_names": ("NVIDIA L40",), "marketed_memory_gb": None}
     )
-    found = identify(stated("runpod", "NVIDIA L40", "L40", 48), CATALOG.merged([mine]))
-    assert found == mine
+    match = identify(stated("runpod", "NVIDIA L40", "L40", 48), CATALOG.merged([mine]))
+    assert match == mine
 
 
 @dataclass(frozen=True)
@@ -177,8 +179,8 @@ def test_amazons_other_gpus_are_not_taken_for_ours() -> None:
         *("L4", "T4g", "RTX PRO 4500", "RTX PRO Server 6000", "B300"),
     }
     for r in others:
-        found = identify(raw_of(r), CATALOG)
-        assert isinstance(found, Miss), r
+        match = identify(raw_of(r), CATALOG)
+        assert isinstance(match, UnidentifiedPrice), r
 
 
 def raw_of(real: Real) -> RawOffer:
@@ -196,20 +198,20 @@ def test_memory_as_amazon_counts_it_is_that_of_the_gpu() -> None:
     """22888 MiB are 24 GB, and no wrong unit."""
     for real in real_instances():
         if (real.gpu, real.memory_mib) in AMAZON:
-            found = identify(raw_of(real), CATALOG)
-            assert isinstance(found, Gpu), real
-            assert found.key == AMAZON[real.gpu, real.memory_mib]
+            match = identify(raw_of(real), CATALOG)
+            assert isinstance(match, Gpu), real
+            assert match.key == AMAZON[real.gpu, real.memory_mib]
 
 
-def test_shipped_offers_are_told_as_the_gpus_they_are_listed_for() -> None:
-    """By what a catalog would say of them: the tables agree with what was looked up by hand."""
+def test_shipped_offers_are_identified_as_the_gpus_they_are_listed_for() -> None:
+    """The identification of a catalog's row agrees with the GPU that was looked up by hand."""
     of_key = {key: name for name, keys in names().items() for key in keys}
-    told = 0
+    identified = 0
     for offer in CATALOG.all_offers:
         if offer.gpu == "cpu":
             continue
         memory = CATALOG.gpu(offer.gpu).marketed_memory_gb
-        found = identify(
+        match = identify(
             raw(
                 provider=offer.provider,
                 instance=offer.instance,
@@ -219,17 +221,19 @@ def test_shipped_offers_are_told_as_the_gpus_they_are_listed_for() -> None:
             ),
             CATALOG,
         )
-        assert isinstance(found, Miss) or found.key == offer.gpu, offer
-        told += isinstance(found, Gpu)
-    assert told >= 60
+        assert isinstance(match, UnidentifiedPrice) or match.key == offer.gpu, offer
+        identified += isinstance(match, Gpu)
+    assert identified >= 60
 
 
 def test_names_and_forms_are_of_gpus_that_the_catalog_has() -> None:
     """Each form names its GPU's size, has a source, and stands for one of its name's GPUs."""
-    known = {gpu.key for gpu in CATALOG.gpus}
-    assert {key for keys in names().values() for key in keys} <= known | {OTHERS}
-    assert {form.gpu for form in forms()} <= known
-    rows = list(csv.DictReader(shipped_text("gpu_forms.csv").splitlines()))
+    keys_of_catalog = {gpu.key for gpu in CATALOG.gpus}
+    assert {key for keys in names().values() for key in keys} <= keys_of_catalog | {OTHERS}
+    assert {form.gpu for form in forms()} <= keys_of_catalog
+    rows = list(
+        csv.DictReader(shipped_text("gpu_forms.csv", "gpu_catalog.live_prices").splitlines())
+    )
     assert all(row["source"] for row in rows)
     for row in rows:
         assert float(row["memory_gb"]) == CATALOG.gpu(row["gpu"]).marketed_memory_gb
@@ -238,8 +242,8 @@ def test_names_and_forms_are_of_gpus_that_the_catalog_has() -> None:
     assert len(set(patterns)) == len(patterns)
 
 
-def test_no_two_sizes_of_one_name_are_so_near_that_memory_cannot_tell() -> None:
-    """What the tolerance rests on."""
+def test_memory_distinguishes_the_sizes_of_one_name() -> None:
+    """The sizes of one name differ by more than the tolerance."""
     for keys in names().values():
         sizes = sorted(
             {CATALOG.gpu(key).marketed_memory_gb or 0.0 for key in keys if key != OTHERS}

@@ -76,10 +76,10 @@ def publish(server: PriceServer, provider: str, version: str, text: str) -> None
 
 def test_a_folder_of_catalogs_is_read(folder: Path) -> None:
     """Whole instances, by the provider's own words; not what is sold otherwise, or has no GPU."""
-    found = refresh([GpuhuntCatalogs(TODAY)], load_catalog(), [], TODAY)
+    result = refresh([GpuhuntCatalogs(TODAY)], load_catalog(), [], TODAY)
     assert [
         (o.gpu, o.provider, o.instance, o.gpus_per_instance, o.usd_per_hour, o.market, o.as_of)
-        for o in found.offers
+        for o in result.offers
     ] == [
         *[
             (
@@ -104,17 +104,14 @@ def test_a_folder_of_catalogs_is_read(folder: Path) -> None:
             ),
         ]
     ]
-    assert {o.source for o in found.offers} == {"gpuhunt: lambdalabs.csv", "gpuhunt: runpod.csv"}
-    assert found.missed == (
-        "gpuhunt: 1 prices left out, not in the catalog: MI300X 1",
-        "gpuhunt: 1 prices left out, may be more than one GPU of the catalog: A100 of lambda 1",
-    )
-    assert found.warnings == (
-        (
-            "gpuhunt: Skipping malformed row in lambdalabs catalog at line 4: Cannot parse field "
-            "'price': could not convert string to float: 'free'"
-        ),
-    )
+    assert {o.source for o in result.offers} == {"gpuhunt: lambdalabs.csv", "gpuhunt: runpod.csv"}
+    unknown, ambiguous = result.unidentified
+    assert unknown.endswith(": MI300X 1")
+    assert ambiguous.endswith(": A100 of lambda 1")
+    [warning] = result.warnings
+    assert "lambdalabs" in warning
+    assert "line 4" in warning
+    assert "'free'" in warning
     assert folder.exists()
 
 
@@ -122,25 +119,25 @@ def test_a_server_of_catalogs_is_read_with_the_date_of_each(server: PriceServer)
     """And providers whose catalog is not there are named, without a traceback."""
     publish(server, "runpod", "20261119", RUNPOD)
     publish(server, "lambdalabs", "2026-11-18", LAMBDA)
-    found = refresh([GpuhuntCatalogs(TODAY, live=False)], load_catalog(), [], TODAY)
-    assert {(o.provider, o.as_of) for o in found.offers} == {
+    result = refresh([GpuhuntCatalogs(TODAY, live=False)], load_catalog(), [], TODAY)
+    assert {(o.provider, o.as_of) for o in result.offers} == {
         ("runpod", dt.date(2026, 11, 19)),
         ("lambda", dt.date(2026, 11, 18)),
     }
-    assert {o.source for o in found.offers} == {
-        "gpuhunt: runpod catalog 20261119",
-        "gpuhunt: lambdalabs catalog 2026-11-18",
+    versions = {"runpod": "20261119", "lambdalabs": "2026-11-18"}
+    assert {o.source for o in result.offers} == {
+        f"gpuhunt: {provider} catalog {version}" for provider, version in versions.items()
     }
-    assert len(found.warnings) == 6
-    assert any(line.startswith("gpuhunt: Failed to load ") for line in found.warnings)
-    assert found.warnings[-1] == "gpuhunt: 3 more warnings"
+    assert len(result.warnings) == 6
+    assert "Failed" in result.warnings[0]
+    assert "3 more" in result.warnings[-1]
 
 
 def test_a_version_that_is_no_date_has_none(server: PriceServer) -> None:
     """Then the day the price was written down counts."""
     publish(server, "runpod", "20269999", RUNPOD)
-    found = refresh([GpuhuntCatalogs(TODAY, live=False)], load_catalog(), [], TODAY)
-    assert {(o.as_of, o.date) for o in found.offers} == {(None, TODAY)}
+    result = refresh([GpuhuntCatalogs(TODAY, live=False)], load_catalog(), [], TODAY)
+    assert {(o.as_of, o.date) for o in result.offers} == {(None, TODAY)}
 
 
 def test_a_dead_server_is_one_line(
@@ -150,7 +147,7 @@ def test_a_dead_server_is_one_line(
     assert server.pages == {}
     with pytest.raises(SourceError) as error:
         GpuhuntCatalogs(TODAY, live=False).fetch()
-    assert "no catalog could be loaded" in str(error.value)
+    assert "GPUHUNT_CATALOG_DIR" in str(error.value)
     assert "\n" not in str(error.value)
     assert capsys.readouterr() == ("", "")
     assert caplog.text == ""
@@ -159,7 +156,9 @@ def test_a_dead_server_is_one_line(
     assert logging.getLogger("gpuhunt").handlers == []
 
 
-def test_a_folder_without_catalogs_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_catalogs_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And a file that is no provider's, by its name."""
     monkeypatch.setenv("GPUHUNT_CATALOG_DIR", str(tmp_path))
     with pytest.raises(SourceError, match=r"has no catalogs \(PROVIDER.csv\)"):
@@ -167,12 +166,11 @@ def test_a_folder_without_catalogs_is_told(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "acme.csv").write_text(RUNPOD, encoding="utf-8")
     answer = GpuhuntCatalogs(TODAY).fetch()
     assert list(answer.offers) == []
-    assert list(answer.warnings) == [
-        f"{tmp_path / 'acme.csv'}: cannot be read (Unknown provider: acme)"
-    ]
+    [warning] = answer.warnings
+    assert warning.startswith(f"{tmp_path / 'acme.csv'}: ")
 
 
-def test_without_gpuhunt_it_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gpuhunt_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is an optional extra."""
     monkeypatch.setitem(sys.modules, "gpuhunt", None)
     with pytest.raises(SourceError, match=r"is not installed: pip install '\.\[prices\]'"):
@@ -231,9 +229,9 @@ def test_providers_are_asked_live_where_that_needs_no_key(
     publish(server, "runpod", "20261119", RUNPOD)
     monkeypatch.setattr(gpuhunt_catalogs, "_live_providers", lambda: iter([Live, Keyless, Dead]))
     answer = GpuhuntCatalogs(TODAY).fetch()
-    [live] = [o for o in answer.offers if "live" in o.source]
+    [live] = [o for o in answer.offers if "queried live" in o.source]
     assert (live.provider, live.instance, live.price, live.as_of) == ("vast", "4711", 0.31, TODAY)
-    assert "lium does not answer (ConnectionError)" in answer.warnings
+    assert any("lium" in warning for warning in answer.warnings)
     assert "SECRET" not in " ".join(answer.warnings)
 
 

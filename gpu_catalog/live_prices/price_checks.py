@@ -1,18 +1,17 @@
-"""The known lies of price catalogs: found, told in a line each, and left out.
+"""Checks of listed prices against the known errors of price catalogs.
 
-What makes no sense alone is told by ``misstated``: no price, zero, less than zero, another
-currency, a GPU without its host, too old. What makes no sense beside others is told by ``doubted``:
-spot at or above on demand, and prices far under those elsewhere.
+``invalid_price_reason`` looks at one price: missing, zero, negative, in another currency, of a GPU
+without its host, or too old. ``check_offers`` compares prices: spot at or above on demand, and
+prices far below those elsewhere.
 
-A low price is the lie that is hardest to tell from the truth, and the truth is what a user came
-for: of the 71 shipped prices a plain "under 60 % of the median elsewhere" leaves out six, all of
-them honest as far as is known, and among them the cheapest H100, H200, A100 and L40S. So three are
-believed:
+A low price may be an error or the best offer. A plain limit of 60 % of the median elsewhere rejects
+six of the 71 shipped prices, among them the cheapest H100, H200, A100 and L40S, and none of the six
+is known to be wrong. So three kinds of low price are accepted:
 
-- what a provider itself told (``first_hand``): it is not a catalog's mistake;
-- a marketplace's: its hosts undercut data centres honestly, and it is no part of what is usual;
-- one that the provider asks alike for another number of GPUs in the same region, down to a quarter
-  of the median: a price of one GPU on a row of eight does not agree with its neighbours.
+- a provider's own (``first_hand``): no catalog can have garbled it;
+- a marketplace's: its hosts do undercut data centres, and they do not count in the median;
+- one that the provider also asks per GPU for another number of GPUs in the same region, down to a
+  quarter of the median: the price of one GPU on a row of eight disagrees with its neighbours.
 """
 
 import datetime as dt
@@ -28,22 +27,17 @@ from gpu_catalog.offer import Identity, Offer
 
 Key = TypeVar("Key", bound=Hashable)
 
-FAR_UNDER = 0.60  # of the median elsewhere
-LEAST_CONFIRMED = 0.25  # of it: below, not even a price stated twice is believed
+FAR_BELOW = 0.60  # of the median elsewhere
+LEAST_CONFIRMED = 0.25  # of the median: lower prices are rejected even if confirmed
 LEAST_ELSEWHERE = 3  # providers, or regions, that make a median
-ALIKE = 0.10  # prices per GPU that far apart are the same price
+EQUAL_WITHIN = 0.10  # relative difference of prices per GPU that count as equal
 OLDEST_DAYS = 90
 MARKETPLACES = frozenset({"vast", "lium", "tensordock", "cloudrift"})
 
 
 @dataclass(frozen=True, slots=True)
 class SourcedOffer:
-    """An offer as a source told it.
-
-    Attributes:
-        offer: what was made of it.
-        first_hand: told by who rents it out.
-    """
+    """An offer, and whether the provider itself stated it (``first_hand``)."""
 
     offer: Offer
     first_hand: bool
@@ -51,34 +45,38 @@ class SourcedOffer:
 
 @dataclass(frozen=True, slots=True)
 class RejectedOffer:
-    """An offer that is left out, and why."""
+    """An offer that is not used: its description and the reason."""
 
-    what: str
+    description: str
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.reason}: left out"
+        return f"{self.description}: rejected: {self.reason}"
 
 
 def invalid_price_reason(raw: RawOffer, today: dt.date) -> str | None:
-    """What makes a stated price no price, or None."""
-    reason = _no_price(raw)
+    """Reason why a listed price is invalid by itself, or None."""
+    reason = _invalid_amount_reason(raw)
     if reason is not None:
         return reason
     if not raw.instance.strip() or raw.host_cpus == 0:
-        return "the price is of a GPU alone, its host stands on another row"
+        return "the price is for the GPU alone, without its host"
     if raw.gpus < 1:
         return f"{raw.gpus} GPUs"
     if raw.as_of is not None and (today - raw.as_of).days > OLDEST_DAYS:
-        days = (today - raw.as_of).days
-        return f"the price is of {raw.as_of}, {days} days old (at most {OLDEST_DAYS})"
+        return f"the price is of {age_of(raw.as_of, today)}"
     return None
 
 
-def _no_price(raw: RawOffer) -> str | None:
-    """What makes a price none in US dollars per hour, or None."""
+def age_of(date: dt.date, today: dt.date) -> str:
+    """Date of a price that is too old, and its age."""
+    return f"{date}, {(today - date).days} days old (at most {OLDEST_DAYS})"
+
+
+def _invalid_amount_reason(raw: RawOffer) -> str | None:
+    """Reason why a price is no amount of US dollars per hour, or None."""
     if raw.price is None or raw.price == "":
-        return "has no price"
+        return "no price"
     if raw.currency.upper() != "USD":
         return f"the price is in {raw.currency or 'no currency'}, not in US dollars"
     try:
@@ -86,121 +84,125 @@ def _no_price(raw: RawOffer) -> str | None:
     except ValueError:
         price = math.nan
     if not math.isfinite(price):
-        return f"the price {raw.price!r} is no number"
+        return f"the price {raw.price!r} is not a number"
     if price == 0:
-        return f"{_words(raw.market)} price 0, which means that it is not known"
+        return f"{market_text(raw.market)} price 0, which means that it is unknown"
     return f"the price {price:g} is less than 0" if price < 0 else None
 
 
-def _words(market: str) -> str:
+def market_text(market: str) -> str:
+    """Name of a market in messages."""
     return market.replace("-", " ")
 
 
-def named(offer: Offer) -> str:
-    """What is offered, as a message has it."""
+def offer_text(offer: Offer) -> str:
+    """Description of an offer in messages."""
     several = f" ({offer.gpus_per_instance} GPUs)" if offer.gpus_per_instance > 1 else ""
     return (
-        f"{offer.provider} {offer.instance}{several} {offer.region} {_words(offer.market)}, "
+        f"{offer.provider} {offer.instance}{several} {offer.region} {market_text(offer.market)}, "
         f"{offer.gpu}, {offer.usd_per_hour:.4g} $/h"
     )
 
 
-def rejected_offers(
-    told: Sequence[SourcedOffer], others: Iterable[Offer]
+def check_offers(
+    candidates: Sequence[SourcedOffer], references: Iterable[Offer]
 ) -> tuple[list[Offer], list[RejectedOffer]]:
-    """The offers that can be believed, and the others with the reason.
+    """Accepted offers, and rejected ones with their reasons.
 
     Args:
-        told: to be judged.
-        others: believed already: they say what is usual elsewhere.
+        candidates: offers to check.
+        references: accepted offers, which count in the medians.
     """
-    doubts = _beside_on_demand([each.offer for each in told])
-    left = [each for each in told if each.offer.identity not in doubts]
-    doubts |= _far_under(left, [*(each.offer for each in left), *others])
-    kept = [each.offer for each in told if each.offer.identity not in doubts]
-    return kept, list(doubts.values())
+    rejected = _compare_with_on_demand([candidate.offer for candidate in candidates])
+    left = [candidate for candidate in candidates if candidate.offer.identity not in rejected]
+    rejected |= _far_below(left, [*(candidate.offer for candidate in left), *references])
+    accepted = [c.offer for c in candidates if c.offer.identity not in rejected]
+    return accepted, list(rejected.values())
 
 
-def _beside_on_demand(offers: Sequence[Offer]) -> dict[Identity, RejectedOffer]:
-    """Spot prices at or above on demand. Where above, nobody says which of the two is wrong."""
-    regular = _by((o for o in offers if o.market == "on-demand"), _instance)
-    doubts: dict[Identity, RejectedOffer] = {}
+def _compare_with_on_demand(offers: Sequence[Offer]) -> dict[Identity, RejectedOffer]:
+    """Spot prices at or above on demand, and the on-demand prices below a spot price.
+
+    Of a spot price above on demand and that on-demand price one is wrong, and no source says which.
+    """
+    on_demand = _grouped((o for o in offers if o.market == "on-demand"), _instance)
+    rejected: dict[Identity, RejectedOffer] = {}
     for spot in offers:
-        if spot.market != "spot" or _instance(spot) not in regular:
+        if spot.market != "spot" or _instance(spot) not in on_demand:
             continue
-        all_regions = regular[_instance(spot)]
+        all_regions = on_demand[_instance(spot)]
         here = [o for o in all_regions if o.region == spot.region]
         full = max(here or all_regions, key=lambda o: o.usd_per_hour)
         if math.isclose(spot.usd_per_hour, full.usd_per_hour, rel_tol=1e-3):
             reason = f"as much as on demand ({full.usd_per_hour:.4g} $/h): there is no spot market"
-            doubts[spot.identity] = RejectedOffer(named(spot), reason)
+            rejected[spot.identity] = RejectedOffer(offer_text(spot), reason)
         elif spot.usd_per_hour > full.usd_per_hour:
             reason = f"more than on demand ({full.usd_per_hour:.4g} $/h): one of the two is wrong"
-            doubts[spot.identity] = RejectedOffer(named(spot), reason)
+            rejected[spot.identity] = RejectedOffer(offer_text(spot), reason)
             if here:
                 reason = f"less than spot ({spot.usd_per_hour:.4g} $/h): one of the two is wrong"
-                doubts[full.identity] = RejectedOffer(named(full), reason)
-    return doubts
+                rejected[full.identity] = RejectedOffer(offer_text(full), reason)
+    return rejected
 
 
-def _far_under(
-    told: Sequence[SourcedOffer], usual: Sequence[Offer]
+def _far_below(
+    candidates: Sequence[SourcedOffer], usual: Sequence[Offer]
 ) -> dict[Identity, RejectedOffer]:
-    markets = {key: _Market(offers) for key, offers in _by(usual, _market).items()}
-    doubts: dict[Identity, RejectedOffer] = {}
-    for each in told:
-        offer = each.offer
-        if each.first_hand or offer.provider in MARKETPLACES:
+    markets = {key: _Market(offers) for key, offers in _grouped(usual, _market).items()}
+    rejected: dict[Identity, RejectedOffer] = {}
+    for candidate in candidates:
+        offer = candidate.offer
+        if candidate.first_hand or offer.provider in MARKETPLACES:
             continue
-        reason = markets[_market(offer)].doubt(offer)
+        reason = markets[_market(offer)].rejection_reason(offer)
         if reason is not None:
-            doubts[offer.identity] = RejectedOffer(named(offer), reason)
-    return doubts
+            rejected[offer.identity] = RejectedOffer(offer_text(offer), reason)
+    return rejected
 
 
 class _Market:
-    """What a GPU costs, on demand or spot."""
+    """Prices of a GPU, either on demand or spot."""
 
     def __init__(self, offers: Sequence[Offer]) -> None:
         regular = [o for o in offers if o.provider not in MARKETPLACES]
-        # A provider with a hundred regions says no more of what is usual than one with two.
-        self._of_providers = {
-            provider: median(o.usd_per_gpu_hour for o in mine)
-            for provider, mine in _by(regular, lambda o: o.provider).items()
+        # One value per provider: a provider with a hundred regions must not dominate the median.
+        self._usd_by_provider = {
+            provider: median(o.usd_per_gpu_hour for o in group)
+            for provider, group in _grouped(regular, lambda o: o.provider).items()
         }
-        self._instances = _by(regular, _instance)
-        self._neighbours = _by(regular, lambda o: (o.provider, o.region))
+        self._instances = _grouped(regular, _instance)
+        self._neighbours = _grouped(regular, lambda o: (o.provider, o.region))
 
-    def doubt(self, offer: Offer) -> str | None:
-        """Why a price is not believed, or None."""
-        here = offer.usd_per_gpu_hour
+    def rejection_reason(self, offer: Offer) -> str | None:
+        """Reason why a price is too low to be right, or None."""
+        usd = offer.usd_per_gpu_hour
         regions = [o for o in self._instances[_instance(offer)] if o.region != offer.region]
-        # Spot prices of regions differ that much honestly.
+        # Spot prices do differ that much between regions.
         if offer.market == "on-demand" and len(regions) >= LEAST_ELSEWHERE:
             usual = median(o.usd_per_gpu_hour for o in regions)
-            if here < FAR_UNDER * usual:
-                return f"{_share(here, usual)} of it in other regions ({usual:.3g} $/h)"
-        others = [usd for name, usd in self._of_providers.items() if name != offer.provider]
+            if usd < FAR_BELOW * usual:
+                return f"{_share(usd, usual)} in other regions ({usual:.3g} $/h)"
+        others = [u for name, u in self._usd_by_provider.items() if name != offer.provider]
         if len(others) < LEAST_ELSEWHERE:
             return None
         usual = median(others)
-        if here >= FAR_UNDER * usual or (
-            here >= LEAST_CONFIRMED * usual and self._is_confirmed(offer)
+        if usd >= FAR_BELOW * usual or (
+            usd >= LEAST_CONFIRMED * usual and self._is_confirmed(offer)
         ):
             return None
-        return f"{_share(here, usual)} of that GPU elsewhere ({usual:.3g} $/h)"
+        return f"{_share(usd, usual)} of this GPU elsewhere ({usual:.3g} $/h)"
 
     def _is_confirmed(self, offer: Offer) -> bool:
-        """Whether the provider asks the same per GPU for another number of them."""
+        """Whether the provider asks the same per GPU for another number of GPUs."""
         return any(
             o.gpus_per_instance != offer.gpus_per_instance
-            and abs(o.usd_per_gpu_hour / offer.usd_per_gpu_hour - 1) < ALIKE
+            and abs(o.usd_per_gpu_hour / offer.usd_per_gpu_hour - 1) < EQUAL_WITHIN
             for o in self._neighbours[offer.provider, offer.region]
         )
 
 
-def _share(here: float, usual: float) -> str:
-    return f"{here / usual:.0%} of the median price per GPU"
+def _share(usd: float, usual: float) -> str:
+    return f"{usd / usual:.0%} of the median price per GPU"
 
 
 def _market(offer: Offer) -> tuple[str, str]:
@@ -211,7 +213,7 @@ def _instance(offer: Offer) -> tuple[str, str, str, int]:
     return offer.gpu, offer.provider, offer.instance, offer.gpus_per_instance
 
 
-def _by(offers: Iterable[Offer], key: Callable[[Offer], Key]) -> defaultdict[Key, list[Offer]]:
+def _grouped(offers: Iterable[Offer], key: Callable[[Offer], Key]) -> defaultdict[Key, list[Offer]]:
     groups: defaultdict[Key, list[Offer]] = defaultdict(list)
     for offer in offers:
         groups[key(offer)].append(offer)

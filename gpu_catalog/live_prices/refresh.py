@@ -1,4 +1,4 @@
-"""Live prices: asked of sources, put in the catalog's terms, judged, laid over what was known."""
+"""Refresh of prices: fetch from sources, identify GPUs, check, and merge with the last table."""
 
 import datetime as dt
 from collections import Counter
@@ -7,111 +7,117 @@ from dataclasses import dataclass
 
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.gpu import Gpu
-from gpu_catalog.live_prices.gpu_identification import IdentificationFailure, Miss, identify
+from gpu_catalog.live_prices.gpu_identification import (
+    IdentificationFailure,
+    UnidentifiedPrice,
+    identify,
+)
 from gpu_catalog.live_prices.price_checks import (
     OLDEST_DAYS,
     RejectedOffer,
     SourcedOffer,
+    age_of,
+    check_offers,
     invalid_price_reason,
-    named,
-    rejected_offers,
+    market_text,
+    offer_text,
 )
 from gpu_catalog.live_prices.sources.raw_offer import PriceSource, RawOffer, SourceError
-from gpu_catalog.offer import Offer
+from gpu_catalog.offer import Identity, Offer
 
-MOST_NAMES = 6  # of GPUs, in a line that counts what was not told
+MOST_NAMES = 6  # GPU names in a line that counts unidentified prices
 
 
 @dataclass(frozen=True, slots=True)
 class Refreshed:
-    """What a refresh brought.
+    """Result of a refresh.
 
     Attributes:
-        offers: the table as it is now: live prices, and the last ones of sources that gave none.
-        live: how many of them are new.
-        answered: the sources that gave prices.
-        warnings: sources that did not answer, a line each.
-        doubts: prices that are left out as lies.
-        missed: what was left out since its GPU was not told, a line for each source and reason.
+        offers: the new table: live prices, and the last ones of sources without an answer.
+        live: number of live prices among them.
+        answered: names of the sources with accepted prices.
+        warnings: a line for each source that did not answer.
+        rejected: prices that cannot be right.
+        unidentified: counts of prices without an identified GPU, a line per source and reason.
     """
 
     offers: tuple[Offer, ...]
     live: int
     answered: tuple[str, ...]
     warnings: tuple[str, ...]
-    doubts: tuple[RejectedOffer, ...]
-    missed: tuple[str, ...]
+    rejected: tuple[RejectedOffer, ...]
+    unidentified: tuple[str, ...]
 
 
 def refresh(
     sources: Sequence[PriceSource], catalog: Catalog, last: Sequence[Offer], today: dt.date
 ) -> Refreshed:
-    """Asks every source. One that does not answer costs a warning and keeps its last prices.
+    """Fetch prices from all sources. A source that fails gives a warning and keeps its last prices.
 
     Args:
-        sources: where two tell the price of one thing, the later one is believed.
-        catalog: its GPUs, and prices that say what is usual.
-        last: the table before.
-        today: the day of the refresh.
+        sources: of two prices with one identity, the later source's is used.
+        catalog: GPUs to identify, and prices that count in the medians.
+        last: the table of the last refresh.
+        today: date of this refresh.
     """
     warnings: list[str] = []
-    doubts: list[RejectedOffer] = []
-    missed: list[str] = []
-    told: list[SourcedOffer] = []
-    apart: set[str] = set()
+    rejected: list[RejectedOffer] = []
+    unidentified: list[str] = []
+    sourced: list[SourcedOffer] = []
+    by_region: set[str] = set()
     for source in sources:
         try:
-            answer = source.fetch()
+            reply = source.fetch()
         except SourceError as error:
             warnings.append(f"{source.name}: {error}{_kept(source.name, last)}")
             continue
-        warnings += [f"{source.name}: {text}" for text in answer.warnings]
-        mine, wrong, misses = _in_our_terms(answer.offers, catalog, today)
-        told += mine
-        doubts += wrong
-        apart |= {source.name} if answer.regions_apart else set()
-        missed += [f"{source.name}: {line}" for line in _counted(misses)]
-        if not mine:
+        warnings += [f"{source.name}: {text}" for text in reply.warnings]
+        offers, invalid, failures = _catalog_offers(reply.offers, catalog, today)
+        sourced += offers
+        rejected += invalid
+        by_region |= {source.name} if reply.regions_apart else set()
+        unidentified += [f"{source.name}: {line}" for line in _counted(failures)]
+        if not offers:
             text = f"{source.name}: no price of any GPU in the catalog"
             warnings.append(text + _kept(source.name, last))
-    live, far_off = rejected_offers(_latest(told), _references(catalog, told))
-    kept, too_old = _still_good(last, live, apart, today)
+    live, implausible = check_offers(_latest(sourced), _references(catalog, sourced))
+    kept, too_old = _still_valid(last, live, by_region, today)
     return Refreshed(
         offers=(*live, *kept),
         live=len(live),
         answered=tuple(s.name for s in sources if any(_source(o) == s.name for o in live)),
         warnings=tuple(warnings),
-        doubts=(*doubts, *far_off, *too_old),
-        missed=tuple(missed),
+        rejected=(*rejected, *implausible, *too_old),
+        unidentified=tuple(unidentified),
     )
 
 
-def _still_good(
-    last: Sequence[Offer], live: Sequence[Offer], apart: Collection[str], today: dt.date
+def _still_valid(
+    last: Sequence[Offer], live: Sequence[Offer], by_region: Collection[str], today: dt.date
 ) -> tuple[list[Offer], list[RejectedOffer]]:
-    """The last prices that nothing new was told of, and those of them that are too old.
+    """Last prices that no live price replaces, and those of them that are too old.
 
-    A source that tells a provider's prices tells all of them: what it has no longer is not to be
-    had. One that asks region by region speaks of those that answered.
+    A source reports all offers of a provider: an offer that is missing now is gone. A source in
+    ``by_region`` is asked region by region, so only offers in regions that answered are gone.
     """
-    known = {offer.identity for offer in live}
-    told = {_part(offer, apart) for offer in live}
+    identities = {offer.identity for offer in live}
+    covered = {_coverage(offer, by_region) for offer in live}
     kept, too_old = [], []
     for offer in last:
-        days = (today - offer.date).days
-        if offer.identity in known or _part(offer, apart) in told:
+        if offer.identity in identities or _coverage(offer, by_region) in covered:
             continue
-        if days > OLDEST_DAYS:
-            reason = f"the last price is of {offer.date}, {days} days old (at most {OLDEST_DAYS})"
-            too_old.append(RejectedOffer(named(offer), reason))
+        if (today - offer.date).days > OLDEST_DAYS:
+            reason = f"the last price is of {age_of(offer.date, today)}"
+            too_old.append(RejectedOffer(offer_text(offer), reason))
         else:
             kept.append(offer)
     return kept, too_old
 
 
-def _part(offer: Offer, apart: Collection[str]) -> tuple[str, str, str, str | None]:
+def _coverage(offer: Offer, by_region: Collection[str]) -> tuple[str, str, str, str | None]:
+    """Source, provider, market and, where regions are asked one by one, region of an offer."""
     source = _source(offer)
-    return source, offer.provider, offer.market, offer.region if source in apart else None
+    return source, offer.provider, offer.market, offer.region if source in by_region else None
 
 
 def _kept(source: str, last: Sequence[Offer]) -> str:
@@ -123,32 +129,33 @@ def _source(offer: Offer) -> str:
     return offer.source.partition(":")[0]
 
 
-def _in_our_terms(
-    stated: Iterable[RawOffer], catalog: Catalog, today: dt.date
-) -> tuple[list[SourcedOffer], list[RejectedOffer], list[Miss]]:
-    told, doubts, misses = [], [], []
-    for raw in stated:
+def _catalog_offers(
+    raw_offers: Iterable[RawOffer], catalog: Catalog, today: dt.date
+) -> tuple[list[SourcedOffer], list[RejectedOffer], list[UnidentifiedPrice]]:
+    offers, rejected, unidentified = [], [], []
+    for raw in raw_offers:
         gpu = identify(raw, catalog)
-        if isinstance(gpu, Miss) and gpu.why is not IdentificationFailure.MISSTATED:
-            misses.append(gpu)
+        if isinstance(gpu, Gpu):
+            reason = invalid_price_reason(raw, today)
+            if reason is None:
+                offers.append(SourcedOffer(_offer(raw, gpu, today), raw.first_hand))
+                continue
+        elif gpu.failure is IdentificationFailure.INCONSISTENT:
+            reason = gpu.detail
+        else:
+            unidentified.append(gpu)
             continue
-        reason = gpu.what if isinstance(gpu, Miss) else invalid_price_reason(raw, today)
-        if reason is not None:
-            doubts.append(RejectedOffer(_named(raw), reason))
-            continue
-        assert isinstance(gpu, Gpu)
-        told.append(SourcedOffer(_offer(raw, gpu, today), raw.first_hand))
-    return told, doubts, misses
+        rejected.append(RejectedOffer(_raw_offer_text(raw), reason))
+    return offers, rejected, unidentified
 
 
-def _named(raw: RawOffer) -> str:
-    market = raw.market.replace("-", " ")
-    of = raw.gpu_name or "a GPU"
-    return f"{raw.provider} {raw.instance or '(no instance)'} {raw.region} {market}, {of}"
+def _raw_offer_text(raw: RawOffer) -> str:
+    instance, gpu = raw.instance or "(no instance)", raw.gpu_name or "a GPU"
+    return f"{raw.provider} {instance} {raw.region} {market_text(raw.market)}, {gpu}"
 
 
 def _offer(raw: RawOffer, gpu: Gpu, today: dt.date) -> Offer:
-    assert raw.price is not None  # judged before
+    assert raw.price is not None  # invalid_price_reason has checked it
     return Offer(
         gpu=gpu.key,
         provider=raw.provider,
@@ -165,31 +172,32 @@ def _offer(raw: RawOffer, gpu: Gpu, today: dt.date) -> Offer:
     )
 
 
-def _latest(told: Iterable[SourcedOffer]) -> list[SourcedOffer]:
-    """One price of each thing: that of the later source, the lower of one source."""
-    best: dict[object, SourcedOffer] = {}
-    for each in told:
-        before = best.get(each.offer.identity)
+def _latest(sourced: Iterable[SourcedOffer]) -> list[SourcedOffer]:
+    """One price per identity: that of the later source, the lower of one source."""
+    best: dict[Identity, SourcedOffer] = {}
+    for candidate in sourced:
+        offer = candidate.offer
+        other = best.get(offer.identity)
         if (
-            before is None
-            or _source(before.offer) != _source(each.offer)
-            or each.offer.usd_per_hour < before.offer.usd_per_hour
+            other is None
+            or _source(other.offer) != _source(offer)
+            or offer.usd_per_hour < other.offer.usd_per_hour
         ):
-            best[each.offer.identity] = each
+            best[offer.identity] = candidate
     return list(best.values())
 
 
-def _references(catalog: Catalog, told: Sequence[SourcedOffer]) -> list[Offer]:
-    """Prices known before, of providers that tell none now: what is usual elsewhere."""
-    providers = {each.offer.provider for each in told}
+def _references(catalog: Catalog, sourced: Sequence[SourcedOffer]) -> list[Offer]:
+    """Catalog prices of providers that no source has now."""
+    providers = {candidate.offer.provider for candidate in sourced}
     return [offer for offer in catalog.all_offers if offer.provider not in providers]
 
 
-def _counted(misses: Sequence[Miss]) -> Iterator[str]:
-    for why in IdentificationFailure:
-        names = Counter(miss.what for miss in misses if miss.why is why)
+def _counted(unidentified: Sequence[UnidentifiedPrice]) -> Iterator[str]:
+    for failure in IdentificationFailure:
+        names = Counter(price.detail for price in unidentified if price.failure is failure)
         if not names:
             continue
         shown = [f"{name} {count}" for name, count in names.most_common(MOST_NAMES)]
         more = [f"{len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
-        yield f"{names.total()} prices left out, {why}: {', '.join([*shown, *more])}"
+        yield f"{names.total()} prices skipped, {failure}: {', '.join([*shown, *more])}"

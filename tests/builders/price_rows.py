@@ -1,11 +1,10 @@
-"""Prices as sources state them, and as the catalog has them, for tests."""
+"""Builders of raw offers, offers and price sources."""
 
 import datetime as dt
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gpu_catalog.catalog import load_catalog
-from gpu_catalog.live_prices.price_checks import RejectedOffer
 from gpu_catalog.live_prices.refresh import Refreshed, refresh
 from gpu_catalog.live_prices.sources.raw_offer import RawOffer, SourceError, SourceReply
 from gpu_catalog.offer import Offer
@@ -14,7 +13,7 @@ TODAY = dt.date(2026, 11, 23)
 
 
 def raw(**fields: Any) -> RawOffer:
-    """An L40S for 1.50 $/h at a provider nobody has heard of, but for these fields."""
+    """An L40S for 1.50 $/h from a made-up provider, with these fields changed."""
     stated: dict[str, Any] = {
         "provider": "acme",
         "region": "moon",
@@ -31,7 +30,7 @@ def raw(**fields: Any) -> RawOffer:
 
 
 def elsewhere(*prices: float, **fields: Any) -> list[RawOffer]:
-    """The same GPU at so many other providers."""
+    """The same GPU at other providers, one for each price."""
     return [
         raw(provider=f"other{number}", price=price, **fields)
         for number, price in enumerate(prices, start=1)
@@ -54,7 +53,7 @@ def offer(**fields: Any) -> Offer:
 
 
 class FakeSource:
-    """A source that tells what it is given, or fails."""
+    """A source with a fixed reply, or an error."""
 
     def __init__(
         self,
@@ -67,20 +66,15 @@ class FakeSource:
     ) -> None:
         self.name = name
         self._fails = fails
-        self._answer = SourceReply(offers, warnings, regions_apart=regions_apart)
+        self._reply = SourceReply(offers, warnings, regions_apart=regions_apart)
 
     def fetch(self) -> SourceReply:
         if self._fails is not None:
             raise SourceError(self._fails)
-        return self._answer
+        return self._reply
 
 
 def refreshed(offers: Iterable[RawOffer], last: Sequence[Offer] = ()) -> Refreshed:
-    """What becomes of these, with no other prices known."""
+    """Result of a refresh with these prices and an empty catalog."""
     catalog = type(load_catalog())(load_catalog().gpus, ())
     return refresh([FakeSource(list(offers))], catalog, last, TODAY)
-
-
-def told(doubts: Iterable[RejectedOffer]) -> list[str]:
-    """Doubts as lines."""
-    return [str(doubt) for doubt in doubts]

@@ -1,1 +1,1 @@
-"""Where live prices come from: a module for each source, behind one small interface."""
+"""Sources of live prices, one module each, behind the ``PriceSource`` interface."""

@@ -1,7 +1,7 @@
-"""Amazon's prices by its APIs: on demand by the Price List, spot by EC2's price history.
+"""Prices from Amazon's APIs: on demand from the Price List, spot from EC2's price history.
 
-Needs credentials, which boto3 finds where it always does. None of them, and no message of Amazon's,
-which may repeat a signed request, goes into what this says.
+boto3 looks up the credentials in its usual places. Messages never include them, nor Amazon's own
+error text, which may repeat a signed request.
 """
 
 import datetime as dt
@@ -22,17 +22,15 @@ from gpu_catalog.live_prices.sources.aws_instances import (
 )
 from gpu_catalog.live_prices.sources.raw_offer import RawOffer, SourceError, SourceReply
 
-PRICES_REGION = "us-east-1"  # one of the few that answer for all
-NO_CREDENTIALS = (
-    "no credentials: set them up as for Amazon's own tools, or take --source aws-public"
-)
+PRICES_REGION = "us-east-1"  # one of the few regions whose Price List covers all
+NO_CREDENTIALS = "no credentials: set them up as for Amazon's own tools, or use --source aws-public"
 
 Client = Callable[[str, str], Any]
 
 
 def boto3_client(service: str, region: str) -> Any:
-    """A client that gives up in seconds where nobody answers."""
-    import boto3  # noqa: PLC0415 - a fifth of a second, for who asks Amazon
+    """Client of a service with timeouts of seconds."""
+    import boto3  # noqa: PLC0415 - takes a fifth of a second
     from botocore.config import Config  # noqa: PLC0415 - as above
 
     retries = {"mode": "standard", "total_max_attempts": 2}
@@ -44,10 +42,10 @@ class AwsApi:
     """Amazon's APIs as a source.
 
     Args:
-        now: the moment it is asked.
-        regions: those to ask for spot prices; none for every one the account may use. On-demand
+        now: time of the request.
+        regions: regions to fetch spot prices of; empty for all that the account may use. On-demand
             prices come for all regions at once.
-        client: makes a client of a service in a region.
+        client: factory of a client, by service and region.
     """
 
     name = "aws"
@@ -60,7 +58,7 @@ class AwsApi:
         self._client = client
 
     def fetch(self) -> SourceReply:
-        """On-demand and spot prices of every instance of the table.
+        """Fetch on-demand and spot prices of all instances in the table.
 
         Raises:
             SourceError: there are no credentials, or the Price List does not answer.
@@ -68,17 +66,19 @@ class AwsApi:
         try:
             offers = list(self._on_demand())
         except (BotoCoreError, ClientError) as error:
-            raise SourceError(_said(error)) from None
+            raise SourceError(_error_text(error)) from None
         warnings = []
         try:
             regions = self._regions or self._enabled_regions()
         except (BotoCoreError, ClientError) as error:
-            return SourceReply(offers, [f"no spot prices: {_said(error)}"], regions_apart=True)
+            return SourceReply(
+                offers, [f"no spot prices: {_error_text(error)}"], regions_apart=True
+            )
         for region in regions:
             try:
                 offers += self._spot(region)
             except (BotoCoreError, ClientError) as error:
-                warnings.append(f"no spot prices of {region}: {_said(error)}")
+                warnings.append(f"no spot prices of {region}: {_error_text(error)}")
         return SourceReply(offers, warnings, regions_apart=True)
 
     def _on_demand(self) -> Iterator[RawOffer]:
@@ -97,12 +97,12 @@ class AwsApi:
         )
         for page in pages:
             for text in page["PriceList"]:
-                yield from self._of_product(json.loads(text))
+                yield from self._product_offers(json.loads(text))
 
-    def _of_product(self, product: dict[str, Any]) -> Iterator[RawOffer]:
-        about = product["product"]["attributes"]
-        # Some are sold by reserved block only.
-        if about.get("marketoption", "OnDemand") != "OnDemand":
+    def _product_offers(self, product: dict[str, Any]) -> Iterator[RawOffer]:
+        attributes = product["product"]["attributes"]
+        # Some instances are sold as reserved blocks only.
+        if attributes.get("marketoption", "OnDemand") != "OnDemand":
             return
         for term in product.get("terms", {}).get("OnDemand", {}).values():
             for rate in term["priceDimensions"].values():
@@ -110,11 +110,11 @@ class AwsApi:
                     continue
                 for currency, price in rate["pricePerUnit"].items():
                     yield self._offer(
-                        about["instanceType"],
-                        about.get("regionCode", ""),
+                        attributes["instanceType"],
+                        attributes.get("regionCode", ""),
                         price,
                         currency,
-                        gpus_of(about["instanceType"], about.get("gpu", "")),
+                        gpus_of(attributes["instanceType"], attributes.get("gpu", "")),
                     )
 
     def _offer(self, name: str, region: str, price: str, currency: str, gpus: int) -> RawOffer:
@@ -134,47 +134,47 @@ class AwsApi:
         )
 
     def _enabled_regions(self) -> list[str]:
-        answer = self._client("ec2", PRICES_REGION).describe_regions()
-        return sorted(region["RegionName"] for region in answer["Regions"])
+        reply = self._client("ec2", PRICES_REGION).describe_regions()
+        return sorted(region["RegionName"] for region in reply["Regions"])
 
     def _spot(self, region: str) -> Iterator[RawOffer]:
-        """The price in force in a region: the lowest of its zones."""
+        """Current prices in a region: the lowest of its zones."""
         pages = (
             self._client("ec2", region)
             .get_paginator("describe_spot_price_history")
             .paginate(
                 InstanceTypes=sorted(aws_instances()),
                 ProductDescriptions=["Linux/UNIX"],
-                StartTime=self._now,  # what is in force then, whenever it was set
+                StartTime=self._now,  # gives the current price, whenever it was set
             )
         )
         zones: dict[str, dict[str, tuple[dt.datetime, float]]] = defaultdict(dict)
         for page in pages:
             for row in page["SpotPriceHistory"]:
                 set_at, usd = row["Timestamp"], float(row["SpotPrice"])
-                of = zones[row["InstanceType"]]
-                if set_at >= of.get(row["AvailabilityZone"], (set_at, usd))[0]:
-                    of[row["AvailabilityZone"]] = (set_at, usd)
-        for name, of in sorted(zones.items()):
+                latest = zones[row["InstanceType"]]
+                if set_at >= latest.get(row["AvailabilityZone"], (set_at, usd))[0]:
+                    latest[row["AvailabilityZone"]] = (set_at, usd)
+        for name, prices in sorted(zones.items()):
             instance = aws_instances()[name]
             yield RawOffer(
                 provider=AWS,
                 region=region,
                 instance=name,
                 gpus=instance.gpus,
-                price=min(usd for _, usd in of.values()),
+                price=min(usd for _, usd in prices.values()),
                 market="spot",
                 source="aws: spot price history",
                 gpu_name=name,
                 minimum_minutes=MINIMUM_MINUTES,
                 as_of=self._now.date(),
                 first_hand=True,
-                note=None if len(of) == 1 else f"the lowest of {len(of)} zones",
+                note=None if len(prices) == 1 else f"the lowest of {len(prices)} zones",
             )
 
 
-def _said(error: Exception) -> str:
-    """An error without what Amazon wrote: that may repeat the request, signature and all."""
+def _error_text(error: Exception) -> str:
+    """Text of an error without Amazon's message, which may repeat the request and its signature."""
     if isinstance(error, NoCredentialsError):
         return NO_CREDENTIALS
     if isinstance(error, ClientError):

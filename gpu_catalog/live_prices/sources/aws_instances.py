@@ -1,4 +1,4 @@
-"""Amazon's instances with GPUs that the catalog has: a table, checked against the real ones."""
+"""Amazon's instance types with GPUs of the catalog."""
 
 import csv
 import io
@@ -8,10 +8,10 @@ from functools import cache
 from gpu_catalog.catalog import shipped_text
 
 AWS = "aws"
-# Linux is billed by the second, at least for a minute (Amazon EC2 on-demand pricing).
+# Linux is billed by the second, for at least a minute (Amazon EC2 on-demand pricing).
 MINIMUM_MINUTES = 1.0
-GPU_FAMILY = "GPU instance"  # what Amazon calls the family of them in price lists
-# Of all that is priced for an instance, what a job rents: attributes by their names in price lists.
+GPU_FAMILY = "GPU instance"  # name of their family in price lists
+# Attributes of the price, among several for an instance, that a job pays.
 RENTED = {
     "operatingSystem": "Linux",
     "tenancy": "Shared",
@@ -22,24 +22,24 @@ RENTED = {
 
 @dataclass(frozen=True, slots=True)
 class AwsInstance:
-    """An instance type: its GPU in the catalog, and how many it has."""
+    """An instance type: catalog key and number of its GPUs."""
 
     gpu: str
     gpus: int
 
 
 def gpus_of(name: str, stated: str) -> int:
-    """How many GPUs an instance has: as stated, else as the table has it, else none."""
+    """Number of GPUs of an instance: the stated one, else that of the table, else 0."""
     try:
-        told = int(float(stated))
+        count = int(float(stated))
     except ValueError:
-        told = 0
-    known = aws_instances().get(name)
-    return told if told or known is None else known.gpus
+        count = 0
+    instance = aws_instances().get(name)
+    return count if count or instance is None else instance.gpus
 
 
 @cache
 def aws_instances() -> dict[str, AwsInstance]:
-    """The instance types by name."""
+    """Instance types by name."""
     rows = csv.DictReader(io.StringIO(shipped_text("aws_instances.csv", "gpu_catalog.live_prices")))
     return {row["instance"]: AwsInstance(row["gpu"], int(row["gpus"])) for row in rows}

@@ -1,6 +1,6 @@
-"""Amazon's on-demand prices without an account: the public offer files, one a region.
+"""Amazon's on-demand prices from its public offer files, one per region; no account is needed.
 
-A file has hundreds of megabytes: it is read as it comes, and only the rows of GPUs are kept.
+A file has hundreds of megabytes, so it is streamed, and only rows of GPUs are kept.
 """
 
 import csv
@@ -17,8 +17,8 @@ from gpu_catalog.live_prices.sources.raw_offer import RawOffer, SourceError, Sou
 
 BASE_URL = "https://pricing.us-east-1.amazonaws.com"
 REGIONS = ("us-east-1", "us-west-2")
-HEAD_LINES = 5  # of metadata, before the names of the columns
-SECONDS = 60.0  # without a byte, before it counts as dead
+HEAD_LINES = 5  # of metadata, before the column names
+SECONDS = 60.0  # without a byte, until a request fails
 RENTED = {
     "TermType": {"OnDemand"},
     "Unit": {"Hrs"},
@@ -35,8 +35,8 @@ class AwsPublic:
     """The public offer files as a source.
 
     Args:
-        regions: whose files to read.
-        base_url: where they are.
+        regions: regions whose files are read.
+        base_url: address of the files.
     """
 
     name = "aws-public"
@@ -46,58 +46,62 @@ class AwsPublic:
         self._base_url = base_url or BASE_URL
 
     def fetch(self) -> SourceReply:
-        """On-demand prices of every region asked for.
+        """Fetch on-demand prices of the regions.
 
         Raises:
-            SourceError: none of their files can be read.
+            SourceError: no file can be read.
         """
         offers: list[RawOffer] = []
         warnings: list[str] = []
         for region in self._regions:
             try:
-                offers += self._of_region(region)
+                offers += self._region_offers(region)
             except SourceError as error:
                 warnings.append(f"{region}: {error}")
         if len(warnings) == len(self._regions):
             raise SourceError("; ".join(warnings))
         return SourceReply(offers, warnings, regions_apart=True)
 
-    def _of_region(self, region: str) -> list[RawOffer]:
+    def _region_offers(self, region: str) -> list[RawOffer]:
         url = f"{self._base_url}/offers/v1.0/aws/AmazonEC2/current/{region}/index.csv"
         try:
             with urllib.request.urlopen(url, timeout=SECONDS) as response:  # noqa: S310 - https, or a test's own server
                 lines = io.TextIOWrapper(response, encoding="utf-8", newline="")
-                found = list(_rented(lines))
-                # A connection that breaks off looks like the end of the file.
+                offers = list(_rented(lines))
+                # A broken connection looks like the end of the file.
                 if response.length:
-                    raise SourceError(f"{url} broke off, {response.length} bytes were missing")
-                return found
+                    raise SourceError(f"{url} broke off, {response.length} bytes are missing")
+                return offers
         except urllib.error.HTTPError as error:
             error.close()
-            raise SourceError(f"{url} is not to be had (HTTP {error.code})") from None
+            raise SourceError(f"{url} is not available (HTTP {error.code})") from None
         except (OSError, http.client.HTTPException, UnicodeDecodeError) as error:
             reason = getattr(error, "reason", None) or error
             raise SourceError(f"{url} does not answer ({reason})") from None
 
 
 def _rented(lines: Iterable[str]) -> Iterator[RawOffer]:
-    """The rows of an offer file that a job can rent.
+    """Prices in an offer file that a job can rent at.
 
     Raises:
-        SourceError: it is no such file.
+        SourceError: this is not an offer file.
     """
     lines = iter(lines)
-    about = dict(row[:2] for row in csv.reader(itertools.islice(lines, HEAD_LINES)) if len(row) > 1)
+    metadata = dict(
+        row[:2] for row in csv.reader(itertools.islice(lines, HEAD_LINES)) if len(row) > 1
+    )
     columns = next(csv.reader(itertools.islice(lines, 1)), [])
     missing = [name for name in NEEDED if name not in columns]
     if missing:
-        raise SourceError(f"is no offer file: it has no column {', '.join(missing)}")
-    as_of = _day(about.get("Publication Date", ""))
+        raise SourceError(f"is not an offer file: it has no column {', '.join(missing)}")
+    as_of = _day(metadata.get("Publication Date", ""))
     market = columns.index("MarketOption") if "MarketOption" in columns else None
     at = {name: columns.index(name) for name in NEEDED}
-    # Looking for the family in the text of a line is many times faster than taking it apart.
+    # Searching a line for the family is many times faster than parsing it.
     for row in csv.reader(line for line in lines if GPU_FAMILY in line):
-        if len(row) != len(columns) or any(row[at[n]] not in told for n, told in RENTED.items()):
+        if len(row) != len(columns) or any(
+            row[at[n]] not in values for n, values in RENTED.items()
+        ):
             continue
         if market is not None and row[market] not in {"", "OnDemand"}:
             continue

@@ -1,8 +1,8 @@
-"""Prices by gpuhunt: catalogs it publishes each day, and providers it asks live.
+"""Prices from gpuhunt: the catalogs it publishes daily, and providers it queries live.
 
-gpuhunt is an optional extra. It reads a folder of catalogs where ``GPUHUNT_CATALOG_DIR`` names one,
-or another address by ``GPUHUNT_CATALOG_URL``. Providers it asks live are asked when that needs no
-key, or when the key is in the environment, as gpuhunt wants it.
+gpuhunt is an optional extra. ``GPUHUNT_CATALOG_DIR`` names a folder of catalogs,
+``GPUHUNT_CATALOG_URL`` another server. A live provider is queried if it needs no key, or if its key
+is in the environment variable that gpuhunt expects.
 """
 
 import datetime as dt
@@ -19,11 +19,11 @@ from typing import Any
 
 from gpu_catalog.live_prices.sources.raw_offer import RawOffer, SourceError, SourceReply
 
-# What this project calls them.
+# This project's names by gpuhunt's.
 PROVIDERS = {"datacrunch": "verda", "digitalocean": "do", "lambdalabs": "lambda", "vastai": "vast"}
-# Sold by reservation, or several machines at a time: nothing that one job rents.
+# Sold by reservation or as several machines, so a single job cannot rent them.
 NOT_RENTED_ALONE = frozenset({"gcp-dws-calendar-mode", "runpod-cluster"})
-SECONDS = 30.0  # without a byte, before an address counts as dead; gpuhunt itself waits for ever
+SECONDS = 30.0  # without a byte, until a request fails; gpuhunt sets no timeout
 MOST_WARNINGS = 5
 DATE = re.compile(r"(\d{4})-?(\d{2})-?(\d{2})")
 
@@ -32,8 +32,8 @@ class GpuhuntCatalogs:
     """gpuhunt as a source.
 
     Args:
-        today: the day it is asked.
-        live: whether providers are asked that have no published catalog.
+        today: date of the request.
+        live: whether to query providers without a published catalog.
     """
 
     name = "gpuhunt"
@@ -43,24 +43,24 @@ class GpuhuntCatalogs:
         self._live = live
 
     def fetch(self) -> SourceReply:
-        """Every price of a GPU that gpuhunt knows.
+        """Fetch all prices of GPUs.
 
         Raises:
-            SourceError: it is not installed, or nothing could be loaded.
+            SourceError: gpuhunt is not installed, or no catalog can be loaded.
         """
         try:
             gpuhunt = importlib.import_module("gpuhunt")
         except ImportError:
             raise SourceError("is not installed: pip install '.[prices]'") from None
         folder = os.environ.get("GPUHUNT_CATALOG_DIR")
-        with _heard() as heard:
+        with _captured_log() as messages:
             if folder is not None:
-                offers = list(self._in_folder(gpuhunt, Path(folder), heard))
+                offers = list(self._in_folder(gpuhunt, Path(folder), messages))
             else:
                 offers = list(self._published(gpuhunt))
                 if self._live:
-                    offers += self._asked_live(gpuhunt, heard)
-        return SourceReply(offers, _first(heard))
+                    offers += self._live_offers(gpuhunt, messages)
+        return SourceReply(offers, _first(messages))
 
     def _published(self, gpuhunt: Any) -> Iterator[RawOffer]:
         catalog = gpuhunt.Catalog(auto_reload=False)
@@ -68,14 +68,14 @@ class GpuhuntCatalogs:
             catalog.load()
         except gpuhunt.GPUHuntError:
             raise SourceError(
-                "no catalog could be loaded: look at the network, or name a folder of catalogs by "
-                "GPUHUNT_CATALOG_DIR"
+                "no catalog could be loaded: check the network, or set GPUHUNT_CATALOG_DIR to a "
+                "folder of catalogs"
             ) from None
-        for provider, found in sorted(catalog.catalog.items()):
-            source = f"gpuhunt: {provider} catalog {found.version}"
-            yield from _raw(found.items, source, _date_of(found.version))
+        for provider, published in sorted(catalog.catalog.items()):
+            source = f"gpuhunt: {provider} catalog {published.version}"
+            yield from _raw(published.items, source, _date_of(published.version))
 
-    def _in_folder(self, gpuhunt: Any, folder: Path, heard: list[str]) -> Iterator[RawOffer]:
+    def _in_folder(self, gpuhunt: Any, folder: Path, messages: list[str]) -> Iterator[RawOffer]:
         files = sorted(folder.glob("*.csv"))
         if not files:
             raise SourceError(f"GPUHUNT_CATALOG_DIR: {folder} has no catalogs (PROVIDER.csv)")
@@ -84,22 +84,22 @@ class GpuhuntCatalogs:
             try:
                 items = catalog.query(provider=file.stem)
             except (OSError, ValueError) as error:
-                heard.append(f"{file}: cannot be read ({error})")
+                messages.append(f"{file}: cannot be read ({error})")
                 continue
             written = dt.datetime.fromtimestamp(file.stat().st_mtime, tz=dt.UTC).date()
             yield from _raw(items, f"gpuhunt: {file.name}", written)
 
-    def _asked_live(self, gpuhunt: Any, heard: list[str]) -> Iterator[RawOffer]:
+    def _live_offers(self, gpuhunt: Any, messages: list[str]) -> Iterator[RawOffer]:
         for kind in _live_providers():
             try:
                 items = kind.from_env().get(gpuhunt.QueryFilter(min_gpu_count=1))
             except gpuhunt.MissingCredsError:
                 continue
-            except Exception as error:  # noqa: BLE001 - whatever another's code raises is one dead provider
-                # Its message may hold the request, and with it a key.
-                heard.append(f"{kind.NAME} does not answer ({type(error).__name__})")
+            except Exception as error:  # noqa: BLE001 - a provider's code may raise anything
+                # Its message may repeat the request, and with it a key.
+                messages.append(f"{kind.NAME} does not answer ({type(error).__name__})")
                 continue
-            yield from _raw(items, f"gpuhunt: {kind.NAME}, asked live", self._today)
+            yield from _raw(items, f"gpuhunt: {kind.NAME}, queried live", self._today)
 
 
 def _live_providers() -> Iterator[Any]:
@@ -107,10 +107,10 @@ def _live_providers() -> Iterator[Any]:
     online = importlib.import_module("gpuhunt.providers.base").OnlineProvider
     for module in pkgutil.iter_modules(providers.__path__, f"{providers.__name__}."):
         try:
-            found = importlib.import_module(module.name)
+            provider = importlib.import_module(module.name)
         except ImportError:
-            continue  # its provider's own library is not installed
-        for kind in vars(found).values():
+            continue  # the provider's own library is not installed
+        for kind in vars(provider).values():
             if isinstance(kind, type) and issubclass(kind, online) and kind is not online:
                 yield kind
 
@@ -135,25 +135,25 @@ def _raw(items: Iterable[Any], source: str, as_of: dt.date | None) -> Iterator[R
 
 
 def _date_of(version: str) -> dt.date | None:
-    found = DATE.match(version)
+    match = DATE.match(version)
     try:
-        return None if found is None else dt.date(*map(int, found.groups()))
+        return None if match is None else dt.date(*map(int, match.groups()))
     except ValueError:
         return None
 
 
 @contextmanager
-def _heard() -> Iterator[list[str]]:
-    """What gpuhunt logs, as lines instead of tracebacks on the terminal; no endless waiting."""
+def _captured_log() -> Iterator[list[str]]:
+    """Warnings that gpuhunt logs, one line each instead of tracebacks; sets a socket timeout."""
     lines: list[str] = []
 
     class LogCapture(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             lines.append(" ".join(record.getMessage().split()))
 
-    logger, listener = logging.getLogger("gpuhunt"), LogCapture(logging.WARNING)
+    logger, capture = logging.getLogger("gpuhunt"), LogCapture(logging.WARNING)
     propagate, timeout = logger.propagate, socket.getdefaulttimeout()
-    logger.addHandler(listener)
+    logger.addHandler(capture)
     logger.propagate = False
     socket.setdefaulttimeout(SECONDS)
     try:
@@ -161,7 +161,7 @@ def _heard() -> Iterator[list[str]]:
     finally:
         socket.setdefaulttimeout(timeout)
         logger.propagate = propagate
-        logger.removeHandler(listener)
+        logger.removeHandler(capture)
 
 
 def _first(lines: list[str]) -> list[str]:

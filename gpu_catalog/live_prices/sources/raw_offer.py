@@ -1,4 +1,4 @@
-"""What every source of prices does, and a price as a source states it."""
+"""Interface of price sources, and a price as a source states it."""
 
 import datetime as dt
 from collections.abc import Sequence
@@ -9,26 +9,26 @@ from gpu_catalog.offer import Market
 
 
 class SourceError(RuntimeError):
-    """A source did not answer; one line on why and what to do. Holds nothing secret."""
+    """A source did not answer; one line says why and what to do. The text holds no secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class RawOffer:
-    """A price as a source states it: nothing in it is believed yet.
+    """A price as a source states it, unchecked.
 
     Attributes:
-        provider: in this project's words; region and instance are in the provider's own.
-        gpus: GPUs of the instance.
-        price: of the whole instance for an hour, as a number or as text; absent where none is told.
-        gpu_name: what the source calls the GPU.
-        gpu_memory_gib: of one GPU, as the source states it; its unit is not to be trusted.
-        currency: of the price.
-        host_cpus: of the instance; absent where the source does not say.
-        minimum_minutes: the least that is billed for, where known.
-        as_of: when the price held; absent where the source does not say.
-        source: where it comes from; begins with the source's name.
-        first_hand: told by who rents the instance out, not by a catalog of others' prices.
-        note: what else a reader must know.
+        provider: this project's name of the provider; region and instance are the provider's names.
+        gpus: number of GPUs of the instance.
+        price: price of the whole instance per hour, a number or text; None if not stated.
+        gpu_name: the source's name of the GPU.
+        gpu_memory_gib: memory of one GPU as stated; the unit may be wrong.
+        currency: currency of the price.
+        host_cpus: number of CPUs of the instance; None if not stated.
+        minimum_minutes: shortest billed time; None if unknown.
+        as_of: date of the price; None if not stated.
+        source: source of the price; begins with ``PriceSource.name``.
+        first_hand: whether the provider itself states the price, not a catalog of several.
+        note: caveats.
     """
 
     provider: str
@@ -50,13 +50,13 @@ class RawOffer:
 
 @dataclass(frozen=True, slots=True)
 class SourceReply:
-    """What a source told.
+    """Reply of a source.
 
     Attributes:
-        offers: the prices.
-        warnings: what it could not tell, a line each.
-        regions_apart: each region is asked on its own: one without prices was not asked or did not
-            answer. Else it has none to rent.
+        offers: unchecked prices.
+        warnings: a line for each part of the prices that is missing.
+        regions_apart: whether each region was asked separately. If so, a region without prices was
+            not asked or did not answer; else it has nothing to rent.
     """
 
     offers: Sequence[RawOffer]
@@ -69,13 +69,13 @@ class PriceSource(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called on the command line and at the beginning of ``Offer.source``."""
+        """Name on the command line and at the beginning of ``Offer.source``."""
         ...
 
     def fetch(self) -> SourceReply:
-        """Asks it.
+        """Fetch all prices.
 
         Raises:
-            SourceError: it is not there, or does not answer.
+            SourceError: the source is missing or does not answer.
         """
         ...

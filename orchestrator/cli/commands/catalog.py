@@ -18,8 +18,8 @@ from orchestrator.pricing.prices_in_use import PricesInUse
 
 # Where two tell the price of one thing, the later is believed: it is nearer to who rents it out.
 SOURCES = ("gpuhunt", "aws-public", "aws")
-MOST_DOUBTS = 20  # told on the terminal; all of them stand in a file
-LEFT_OUT = "left-out.txt"
+MOST_REJECTED = 20  # shown on the terminal; a file lists all
+REJECTED = "rejected.txt"
 
 
 def catalog_command(options: argparse.Namespace, today: dt.date) -> int:
@@ -112,9 +112,9 @@ def refresh_prices(options: argparse.Namespace, now: dt.datetime) -> int:
     for source in sources:
         remark(f"asking {source.name}")
     found = refresh(sources, known.catalog, last, now.date())
-    for line in (*found.warnings, *found.missed):
+    for line in (*found.warnings, *found.unidentified):
         remark(line)
-    _tell_doubts(found.doubts, out)
+    _show_rejected(found.rejected, out)
     if not found.live:
         kept = age_text(last or known.catalog.all_offers, now.date())
         remark(f"no new prices: {kept} stay in use")
@@ -132,19 +132,19 @@ def refresh_prices(options: argparse.Namespace, now: dt.datetime) -> int:
     return 0
 
 
-def _tell_doubts(doubts: Sequence[RejectedOffer], out: Path) -> None:
-    for doubt in doubts[:MOST_DOUBTS]:
-        remark(str(doubt))
-    more = len(doubts) - MOST_DOUBTS
+def _show_rejected(rejected: Sequence[RejectedOffer], out: Path) -> None:
+    for offer in rejected[:MOST_REJECTED]:
+        remark(str(offer))
+    more = len(rejected) - MOST_REJECTED
     if more <= 0:
         return
-    path = out.with_name(f"{out.stem}-{LEFT_OUT}")
+    path = out.with_name(f"{out.stem}-{REJECTED}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(f"{doubt}\n" for doubt in doubts), encoding="utf-8")
+        path.write_text("".join(f"{offer}\n" for offer in rejected), encoding="utf-8")
     except OSError as error:
         raise CatalogError(f"{path}: cannot be written: {error.strerror}") from None
-    remark(f"{more} more are left out: all {len(doubts)} with their reasons are in {path}")
+    remark(f"{more} more are rejected: {path} lists all {len(rejected)} with their reasons")
 
 
 def _sources(names: str, regions: str | None, now: dt.datetime) -> list[PriceSource]:
