@@ -12,9 +12,9 @@ from fitting.families.records import FamilyFit
 from fitting.laws.equations import eq2_terms, max_batch_eq1
 from fitting.laws.fit_failure import (
     FitFailure,
-    refusal_of_limits,
-    refusal_of_peaks,
-    refusal_of_times,
+    ladder_fit_failure,
+    largest_batch_fit_failure,
+    peak_fit_failure,
 )
 from fitting.laws.fit_result import Fit, InputRange, Law, Parameter
 from fitting.memory_prediction import largest
@@ -124,7 +124,7 @@ def _fit_eq2(points: LadderTimings) -> Fit:
     if solution.status.is_usable:
         note = "C2 and C3 are one parameter, C2/C3: no data tell them apart"
         return _accepted(attempt, note)
-    return _refused(attempt, refusal_of_times(points, solution))
+    return _refused(attempt, ladder_fit_failure(points, solution))
 
 
 def fit_peaks(points: Peaks) -> Fit:
@@ -141,7 +141,7 @@ def fit_peaks(points: Peaks) -> Fit:
     attempt = _Attempt(form, points.source, inputs, solution)
     if solution.status.is_usable:
         return _accepted(attempt, _note_of_peaks(points.limits, solution))
-    return _refused(attempt, refusal_of_peaks(points, solution))
+    return _refused(attempt, peak_fit_failure(points, solution))
 
 
 def _note_of_peaks(known: Limits, solution: Solution) -> str | None:
@@ -183,7 +183,7 @@ def _fit_eq1(points: Limits) -> Fit:
     attempt = _Attempt(form, points.source, inputs, solution)
     if solution.status.is_usable:
         return _accepted(attempt, _note_of_limits(points, solution))
-    return _refused(attempt, refusal_of_limits(points, solution))
+    return _refused(attempt, largest_batch_fit_failure(points, solution))
 
 
 def _unrounded(points: Limits, values: FloatArray) -> FloatArray:

@@ -10,6 +10,7 @@ from builders.step_time_equations import (
 )
 
 from fitting.laws.equations import (
+    TransferCoefficients,
     eq2_terms,
     max_batch_affine,
     max_batch_eq1,
@@ -94,7 +95,7 @@ def test_memory_affine_in_tokens_is_eq1_with_what_the_model_holds() -> None:
 
 
 def test_eq2_as_printed_cannot_be_fitted() -> None:
-    """C3 and C4 move a curve alike, whatever the batches and sparsities: two of three are seen."""
+    """C3 and C4 move a curve alike, at any batch size and sparsity: two of three are identified."""
     batch, sparsity = np.tile([1.0, 2.0, 4.0, 8.0], 2), np.repeat([0.25, 1.0], 4)
     rate = throughput_eq2_printed(batch, sparsity, 0.5, 1.8, 1.0) + 0.01 * np.cos(batch)
     solution = solve_nonlinear(
@@ -137,16 +138,10 @@ def test_a_gpu_nobody_measured_differs_in_bandwidth_and_rate_alone() -> None:
     tokens, sparsity = np.array([1.0, 64.0, 4096.0]), np.array([1.0, 0.25, 0.25])
 
     def seconds(bandwidth: float, tflops: float) -> np.ndarray:
-        return step_seconds_transferred(
-            tokens,
-            sparsity,
-            bandwidth,
-            tflops,
-            moved_gb=60.0,
-            host_seconds=0.1,
-            flop_per_token=0.3,
-            exponent=0.6,
+        coefficients = TransferCoefficients(
+            moved_gb=60.0, host_seconds=0.1, tflop_per_token=0.3, exponent=0.6
         )
+        return step_seconds_transferred(tokens, sparsity, bandwidth, tflops, coefficients)
 
     law = step_seconds_smooth(tokens, sparsity, 0.2, 0.002, 0.6, 1.1)
     assert seconds(600, 150) == pytest.approx(law)

@@ -8,16 +8,16 @@ from builders.step_times import made, noisy, visits
 
 from fitting.laws.forms import FittedForm, Form
 from fitting.laws.model_selection import (
-    UNSPOKEN,
+    NO_PREDICTION_ERROR,
     CandidateFit,
-    Fitting,
-    chosen,
+    FitFunction,
+    candidate_fits,
     fit_chosen,
-    growing,
-    held_out,
+    held_out_residuals,
+    larger_batch_residuals,
+    one_standard_error_choice,
     smaller_half,
     throughput_errors,
-    tried,
 )
 from fitting.laws.robust_fit import fit_form
 from fitting.paper.published import throughput_points
@@ -27,16 +27,15 @@ SEEDS = range(8)
 
 
 def _candidate(form: Form, parameters: int, errors: list[float]) -> CandidateFit:
-    """A form said to be so far off."""
+    """A candidate with given errors."""
     fitted = fit_form(form, made(form, np.random.default_rng(0)).rows)
     assert fitted is not None
-    told = np.log(np.array(errors) + 1)
-    few = np.zeros(len(errors))
-    fitted = replace(fitted, parameters=parameters, residuals=told, leverages=few, weights=few)
+    residuals, few = np.log(np.array(errors) + 1), np.zeros(len(errors))
+    fitted = replace(fitted, parameters=parameters, residuals=residuals, leverages=few, weights=few)
     return CandidateFit(fitted, np.array(errors))
 
 
-def _fitting(form: Form) -> Fitting:
+def _fitting(form: Form) -> FitFunction:
     return lambda rows: fit_form(form, rows)
 
 
@@ -52,18 +51,18 @@ def test_the_true_form_is_chosen_where_noise_is_small(form: Form) -> None:
     for seed in SEEDS:
         random = np.random.default_rng(seed)
         rows = noisy(made(form, random).rows, random, 0.02)
-        found = chosen(tried(rows))
-        assert found is not None
-        right += found.fitted.form is form
+        choice = one_standard_error_choice(candidate_fits(rows))
+        assert choice is not None
+        right += choice.fitted.form is form
     assert right >= 7
 
 
 @pytest.mark.parametrize("rounding", [-1e-16, 1e-16])
 def test_of_forms_that_are_one_law_the_simplest_is_chosen(rounding: float) -> None:
-    """Of a single length tokens are examples: rounding, which differs by machine, must not tell."""
+    """At a single length tokens count examples: rounding must not decide."""
     tokens = _candidate(Form.AFFINE_TOKENS, 3, [0.1, 0.2])
     examples = _candidate(Form.AFFINE_EXAMPLES, 3, [0.1 + rounding, 0.2 + rounding])
-    assert chosen([tokens, examples]) is tokens
+    assert one_standard_error_choice([tokens, examples]) is tokens
 
 
 @pytest.mark.parametrize(("sigma", "tolerance"), [(0.02, 0.01), (0.05, 0.025)])
@@ -78,56 +77,56 @@ def test_what_is_chosen_is_never_much_worse_than_the_true_form(
         truth = made(form, random).rows
         unseen = np.isin(truth.batch_size, (3, 6, 12))
         rows = noisy(truth, random, sigma).where(~unseen)
-        found, true = fit_chosen(rows), fit_form(form, rows)
-        assert found is not None
+        choice, true = fit_chosen(rows), fit_form(form, rows)
+        assert choice is not None
         assert true is not None
-        asked = truth.where(unseen)
-        worse.append(_off(found, asked) - _off(true, asked))
+        between = truth.where(unseen)
+        worse.append(_off(choice, between) - _off(true, between))
     assert max(worse) < tolerance
 
 
 def test_of_forms_as_good_as_the_best_the_simplest_is_taken() -> None:
-    """Within one standard error of the best, by its number of parameters; and none of none."""
+    """Within one standard error of the best, by its number of parameters."""
     best = _candidate(Form.SMOOTH_MAXIMUM, 12, [0.02, 0.04, 0.03, 0.03])
     near = _candidate(Form.AFFINE_EXAMPLES, 8, [0.03, 0.03, 0.04, 0.03])
     near_too = _candidate(Form.AFFINE_TOKENS, 8, [0.03, 0.03, 0.03, 0.04 - 1e-4])
     far = _candidate(Form.POOLED, 3, [0.04, 0.04, 0.04, 0.04])
     assert best.error == pytest.approx(0.03)
     assert best.standard_error == pytest.approx(np.sqrt(2 / 3) * 0.01 / 2)
-    assert chosen([best, near, far]) is near
-    assert chosen([best, near, near_too, far]) is near_too
-    assert chosen([far]) is far
-    assert chosen([]) is None
+    assert one_standard_error_choice([best, near, far]) is near
+    assert one_standard_error_choice([best, near, near_too, far]) is near_too
+    assert one_standard_error_choice([far]) is far
+    assert one_standard_error_choice([]) is None
 
 
-def test_a_form_that_keeps_silent_is_not_better_for_it() -> None:
-    """A series of two points counts as wholly wrong for a form by series; by GPU, it is told."""
+def test_a_form_without_a_prediction_is_not_better_for_it() -> None:
+    """A series of two points counts as wholly wrong for a form by series; a form by GPU has it."""
     random = np.random.default_rng(0)
     truth = made(Form.POOLED, random)
     long = np.flatnonzero(truth.rows.series == "H100/256")
     rows = noisy(truth.rows, random, 0.02)
     rows = rows.where(np.setdiff1d(np.arange(len(rows)), long[2:]))
-    candidates = {each.fitted.form: each for each in tried(rows)}
+    candidates = {candidate.fitted.form: candidate for candidate in candidate_fits(rows)}
     silent = rows.series == "H100/256"
-    assert (candidates[Form.POOLED_BY_SERIES].errors[silent] == UNSPOKEN).all()
+    assert (candidates[Form.POOLED_BY_SERIES].errors[silent] == NO_PREDICTION_ERROR).all()
     assert (candidates[Form.POOLED].errors[silent] < 0.2).all()
-    found = chosen(list(candidates.values()))
-    assert found is not None
-    assert found.fitted.form is Form.POOLED
+    choice = one_standard_error_choice(list(candidates.values()))
+    assert choice is not None
+    assert choice.fitted.form is Form.POOLED
 
 
-def test_what_no_form_can_carry_has_no_law() -> None:
+def test_points_that_identify_no_form_have_no_law() -> None:
     """Two points; and one batch size, however often."""
     rows = made(Form.POOLED, np.random.default_rng(0)).rows
     for few in (rows.where(np.arange(2)), rows.where(np.zeros(20, int))):
-        assert tried(few) == []
+        assert candidate_fits(few) == []
         assert fit_chosen(few) is None
 
 
-def test_errors_of_step_times_are_told_as_those_of_throughput() -> None:
-    """Half the step time is twice the throughput; what is not spoken of is wholly wrong."""
+def test_errors_of_step_times_become_those_of_throughput() -> None:
+    """Half the step time is twice the throughput; a point without a prediction is wholly wrong."""
     errors = throughput_errors(np.array([np.log(0.5), 0.0, np.log(2.0), np.nan]))
-    assert errors.tolist() == pytest.approx([1.0, 0.0, 0.5, UNSPOKEN])
+    assert errors.tolist() == pytest.approx([1.0, 0.0, 0.5, NO_PREDICTION_ERROR])
 
 
 def test_the_smaller_half_of_each_curve_is_half_or_one_more() -> None:
@@ -152,28 +151,28 @@ def test_what_is_held_out_was_not_seen() -> None:
     def fit(some: StepTimes) -> FittedForm | None:
         return fit_form(Form.POOLED, some)
 
-    residuals = held_out(wrong, wrong.series, fit)
+    residuals = held_out_residuals(wrong, wrong.series, fit)
     assert residuals[rows.series == "A40/64"] == pytest.approx(-np.log(2.0))
     large = rows.batch_size > 6
     wrong = replace(rows, seconds=rows.seconds * np.where(large, 2.0, 1.0))
-    assert growing(wrong, fit) == pytest.approx(np.full(large.sum(), -np.log(2.0)))
+    assert larger_batch_residuals(wrong, fit) == pytest.approx(np.full(large.sum(), -np.log(2.0)))
 
 
 def test_where_no_law_can_be_made_held_out_points_have_no_residual() -> None:
-    """One GPU alone tells nothing of it where all of it is held out."""
+    """One GPU is all there is: held out, it leaves nothing to fit."""
     rows = made(Form.POOLED, np.random.default_rng(1), visits(gpus=("A40",))).rows
-    assert np.isnan(held_out(rows, rows.gpu, fit_chosen)).all()
+    assert np.isnan(held_out_residuals(rows, rows.gpu, fit_chosen)).all()
     single = rows.where(rows.batch_size == 1)
-    assert len(growing(single, fit_chosen)) == 0
+    assert len(larger_batch_residuals(single, fit_chosen)) == 0
 
 
 @pytest.mark.parametrize("model", ["mixtral-8x7b", "blackmamba-2.8b"])
-def test_errors_told_without_refitting_are_those_of_fits_without_each_point(model: str) -> None:
-    """On the paper's points, form by form, within a fifth, where both speak: nearly everywhere."""
+def test_errors_without_refitting_are_those_of_fits_without_each_point(model: str) -> None:
+    """On the paper's points, form by form, within a fifth; both predict nearly everywhere."""
     points = throughput_points()
     rows = points.rows.where(points.model == model)
-    for candidate in tried(rows):
-        refitted = held_out(rows, np.arange(len(rows)), _fitting(candidate.fitted.form))
+    for candidate in candidate_fits(rows):
+        refitted = held_out_residuals(rows, np.arange(len(rows)), _fitting(candidate.fitted.form))
         both = np.isfinite(refitted) & np.isfinite(candidate.fitted.left_out_residuals)
         assert both.mean() > 0.9
         mean = throughput_errors(refitted[both]).mean()

@@ -79,16 +79,14 @@ def test_a_capped_gpu_has_limits_and_no_speed() -> None:
     }
 
 
-def test_one_sparsity_cannot_tell_c0_from_c1() -> None:
+def test_one_sparsity_does_not_identify_c0_and_c1() -> None:
     """However many cells: the remedy is a second sparsity, in words."""
     observations = [o for n in (64, 128, 256) for o in limit(cell(seq_len=n), 1024 // n)]
     fit = only(Law.MAX_BATCH_EQ1, observations)
     assert fit.status is Status.RANK_DEFICIENT
     assert (fit.rank, fit.parameter_count, fit.parameters) == (1, 2, ())
-    assert fit.note == (
-        "every cell has sparsity 0.25, and at one sparsity c0 and c1 cannot be told apart"
-    )
-    assert str(fit.remedy).startswith("measure a second sparsity")
+    assert "sparsity 0.25" in str(fit.note)
+    assert "second sparsity" in str(fit.remedy)
 
 
 def test_a_model_without_experts_has_no_c1() -> None:
@@ -103,7 +101,7 @@ def test_too_few_cells_name_lengths_gpus_and_sparsities() -> None:
     """One cell gives one point."""
     fit = only(Law.MAX_BATCH_EQ1, limit(cell(), 8))
     assert fit.status is Status.TOO_FEW_POINTS
-    assert "at least 3 cells: two sequence lengths or GPUs are needed" in str(fit.remedy)
+    assert "at least 3 cells" in str(fit.remedy)
     assert "two sparsities" in str(fit.remedy)
 
 
@@ -122,7 +120,7 @@ def test_a_largest_batch_that_memory_did_not_set_is_left_out(unknown: list[Obser
     """It is no point of Eq. 1: alone it is no data, among others it is counted in the note."""
     alone = only(Law.MAX_BATCH_EQ1, unknown)
     assert alone.status is Status.NO_DATA
-    assert "none of 1 cell has a largest batch" in str(alone.note)
+    assert "none of 1 cell" in str(alone.note)
     known = [o for n in (64, 256) for active in (2, 8) for o in limit(cell(active, seq_len=n), 4)]
     beside = only(Law.MAX_BATCH_EQ1, known + unknown)
     assert beside.points == 4

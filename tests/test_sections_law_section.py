@@ -78,7 +78,7 @@ def test_suspects_are_told_by_name() -> None:
 def test_family_without_a_law_has_a_remedy_and_no_table() -> None:
     """In one line."""
     text = laws_section([family(np.array([4.0]))])
-    assert "2 points: no law: 2 points over 1 batch size on 1 GPU cannot carry" in text
+    assert "2 points: no law: 2 points over 1 batch size on 1 GPU: too few" in text
     assert "measure at least 3 points on one GPU" in text
     assert "|" not in text
 

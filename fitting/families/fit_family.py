@@ -18,18 +18,18 @@ from fitting.families.fitted_groups import (
     suspect_points,
 )
 from fitting.families.records import FamilyFit, FamilyName, LawCandidate, LengthLaw
-from fitting.laws.fit_failure import refusal_of_family
-from fitting.laws.forms import EQUATIONS, SHAPES, FittedForm, Form, Per
+from fitting.laws.fit_failure import family_fit_failure
+from fitting.laws.forms import EQUATIONS, SHAPES, FittedForm, Form, Grouping
 from fitting.laws.model_selection import (
-    ALIKE,
+    ERROR_DECIMALS,
     CandidateFit,
-    chosen,
+    candidate_fits,
     fit_chosen,
-    held_out,
-    off,
+    held_out_residuals,
+    log_residuals,
+    one_standard_error_choice,
     smaller_half,
     throughput_errors,
-    tried,
 )
 from fitting.laws.robust_fit import fit_values
 from fitting.numerics.arrays import BoolArray, FloatArray
@@ -115,8 +115,8 @@ class _Family:
 
 def _fitted(family: _Family) -> FamilyFit:
     points = family.points
-    candidates = [c for c in tried(points) if np.isfinite(c.error)] if len(points) else []
-    best = chosen(candidates)
+    candidates = [c for c in candidate_fits(points) if np.isfinite(c.error)] if len(points) else []
+    best = one_standard_error_choice(candidates)
     if best is None:
         return _refused(family.name, family.visits, points)
     fitted = best.fitted
@@ -132,7 +132,7 @@ def _fitted(family: _Family) -> FamilyFit:
         why=_why(best, candidates),
         remedy=None,
         candidates=tuple(
-            sorted((j.candidate for j in judged), key=lambda c: round(c.error, ALIKE))
+            sorted((j.candidate for j in judged), key=lambda c: round(c.error, ERROR_DECIMALS))
         ),
         exponent=exponent_parameter(fitted),
         groups=group_laws(fitted, points),
@@ -165,7 +165,7 @@ def merged(rows: StepTimes) -> StepTimes:
 
 
 def _refused(name: FamilyName, visits: int, points: StepTimes) -> FamilyFit:
-    refusal = refusal_of_family(points)
+    refusal = family_fit_failure(points)
     return FamilyFit(
         name=name,
         visits=visits,
@@ -189,7 +189,7 @@ def _left_out(fitted: FittedForm, points: StepTimes, *, nested: bool) -> tuple[F
     first_order = fitted.left_out_residuals
     if not nested:
         return first_order, False
-    refitted = held_out(points, np.arange(len(points)), fit_chosen)
+    refitted = held_out_residuals(points, np.arange(len(points)), fit_chosen)
     is_finite = np.isfinite(refitted)
     return np.where(is_finite, refitted, first_order), bool(is_finite.any())
 
@@ -197,8 +197,8 @@ def _left_out(fitted: FittedForm, points: StepTimes, *, nested: bool) -> tuple[F
 def _why(best: CandidateFit, candidates: Sequence[CandidateFit]) -> str:
     if len(candidates) == 1:
         return "the only form that the points can carry"
-    least = min(candidates, key=lambda c: round(c.error, ALIKE))
-    if round(least.error, ALIKE) == round(best.error, ALIKE):
+    least = min(candidates, key=lambda c: round(c.error, ERROR_DECIMALS))
+    if round(least.error, ERROR_DECIMALS) == round(best.error, ERROR_DECIMALS):
         return "least held-out error"
     return f"the simplest within one standard error of the best, {least.fitted.form}"
 
@@ -222,12 +222,12 @@ class _Judged:
         laws = fit_values(fitted.form, points, [~out for out in outs])
         unseen = np.full(len(points), np.nan)
         for law, out in zip(laws[1:], lengths, strict=True):
-            unseen[out] = off(law, points.where(out))
+            unseen[out] = log_residuals(law, points.where(out))
         candidate = LawCandidate(
             form=fitted.form,
             error=one.error,
             standard_error=one.standard_error,
-            growing_error=_mean_error(off(laws[0], points.where(outs[0]))),
+            growing_error=_mean_error(log_residuals(laws[0], points.where(outs[0]))),
             length_error=_mean_error(unseen),
             parameters=fitted.parameters,
             condition=fitted.condition if np.isfinite(fitted.condition) else None,
@@ -238,7 +238,7 @@ class _Judged:
 def _law_of_lengths(judged: Sequence[_Judged], points: StepTimes) -> LengthLaw | None:
     """The form with the least error on lengths left out; of equal ones the simplest."""
     speaking = [
-        (round(one.candidate.length_error, ALIKE), one.fitted.parameters, one, scale)
+        (round(one.candidate.length_error, ERROR_DECIMALS), one.fitted.parameters, one, scale)
         for one in judged
         if one.candidate.length_error is not None
         and (scale := scales(points.series, one.unseen)) is not None
@@ -258,7 +258,7 @@ def _law_of_lengths(judged: Sequence[_Judged], points: StepTimes) -> LengthLaw |
 
 def _by_length(form: Form, points: StepTimes) -> list[BoolArray]:
     """(points,) a mask of each length, or of several; no masks for a form by series."""
-    if form not in SHAPES or SHAPES[form].per is Per.SERIES:
+    if form not in SHAPES or SHAPES[form].grouping is Grouping.SERIES:
         return []
     _, series = np.unique(points.series, return_inverse=True)
     total = np.bincount(series, weights=points.tokens / points.batch_size)

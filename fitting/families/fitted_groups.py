@@ -89,7 +89,7 @@ def _parameter(form: Form, name: str, unit: str, value: float, error: float) -> 
 
 
 def suspect_points(fitted: FittedForm, points: StepTimes) -> tuple[Suspect, ...]:
-    """Points further than ``SUSPECT`` spreads from the law fitted without them."""
+    """Points further than ``SUSPECT_SPREADS`` spreads from the law fitted without them."""
     without = fitted.left_out_residuals
     return tuple(
         Suspect(

@@ -1,5 +1,7 @@
 """The analytical laws as pure functions of arrays."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -18,9 +20,9 @@ def max_batch_eq1(  # noqa: PLR0913, PLR0917 - the equation has six symbols
 
     ``b = c0 * (memory - model_memory) / (seq_len * ((1 - c1) + c1 * sparsity))``
 
-    The paper's Max_BSZ is ``floor(b)``. It is left out here because a floor has no slope to fit
-    along; a caller who wants examples takes ``numpy.floor``. The paper's text gives c0 = 82,
-    c1 = 0.95 for Mixtral, but its Fig. 13 was drawn with c0 = 62, c1 = 0.89.
+    The paper's Max_BSZ is ``floor(b)``. Callers round down: a fit needs the slope, which a floor
+    has not. The paper's text gives c0 = 82, c1 = 0.95 for Mixtral, but its Fig. 13 was drawn with
+    c0 = 62, c1 = 0.89.
 
     Args:
         memory_gb: memory of the GPU, in 10**9 bytes.
@@ -47,16 +49,17 @@ def max_batch_affine(  # noqa: PLR0913, PLR0917 - the equation has six symbols
 
     ``b = (usable - M0) / (seq_len * (p0 + p1 * sparsity))``
 
-    Eq. 1 of the paper has the nominal memory of the GPU and the weights alone; here it is what CUDA
-    reports, and all that the model holds: weights, quantisation constants, adapters, gradients,
-    optimizer (project findings; 11 of the paper's 12 largest batches, where Eq. 1 has 5 or 6).
+    Eq. 1 of the paper takes the nominal memory of the GPU and the weights alone. This law takes the
+    memory that CUDA reports and all that the model holds: weights, quantisation constants,
+    adapters, gradients, optimizer. It gives 11 of the paper's 12 largest batches, Eq. 1 gives 5 or
+    6 of them.
 
     Args:
         usable_gib: memory of the GPU as CUDA reports it, in 2**30 bytes.
-        model_gib: M0, what is held whatever the batch, alike.
-        seq_len: tokens per example, as padded.
+        model_gib: M0, memory held at any batch size, in 2**30 bytes.
+        seq_len: padded tokens per example.
         sparsity: active experts over experts, 1.0 for a model without experts.
-        p0: GiB per token whatever the sparsity.
+        p0: GiB per token at any sparsity.
         p1: GiB per token at sparsity 1, on top of p0.
     """
     per_token = p0 + p1 * np.asarray(sparsity, dtype=float)
@@ -77,38 +80,51 @@ def eq2_terms(batch_size: ArrayLike, sparsity: ArrayLike) -> FloatArray:
     return np.stack([logarithm, np.ones_like(logarithm)], axis=-1)
 
 
-def step_seconds_transferred(  # noqa: PLR0913, PLR0917 - what two GPUs differ in, and the law
+@dataclass(frozen=True, slots=True)
+class TransferCoefficients:
+    """Coefficients of a step time that hold on every GPU.
+
+    Attributes:
+        moved_gb: D, 10**9 bytes that a step moves at any batch size, over the fraction of the
+            bandwidth that is reached. Counted from the model, not fitted.
+        host_seconds: h, time of the host per step.
+        tflop_per_token: F, 10**12 FLOP per token at sparsity 1 and at the full rate.
+        exponent: g, exponent of the sparsity.
+        power: p, sharpness of the smooth maximum.
+    """
+
+    moved_gb: float
+    host_seconds: float
+    tflop_per_token: float
+    exponent: float
+    power: float = 1.1
+
+
+def step_seconds_transferred(
     tokens: ArrayLike,
     sparsity: ArrayLike,
     bandwidth_gb_per_second: ArrayLike,
     dense_tflops: ArrayLike,
-    moved_gb: float,
-    host_seconds: float,
-    flop_per_token: float,
-    exponent: float,
-    power: float = 1.1,
+    coefficients: TransferCoefficients,
 ) -> FloatArray:
-    """Seconds per optimizer step on a GPU that nobody has measured.
+    """Seconds per optimizer step on a GPU without measurements.
 
-    ``t**p = t0**p + (tokens * k * s**g)**p``, a smooth maximum of a floor and a cost that grows,
-    with ``t0 = h + D / bandwidth`` and ``k = F / rate``: the host's time is
-    the same everywhere, what must be read and written whatever the batch takes as long as the
-    memory lets it, and a token as long as the tensor cores need. D is counted from the model, not
-    fitted; h, F and g are, on any GPU.
+    ``t**p = t0**p + (tokens * k * s**g)**p`` with ``t0 = h + D / bandwidth`` and ``k = F / rate``:
+    a smooth maximum of a floor, set by the host and the memory, and of a cost that grows with the
+    tokens, set by the tensor cores.
 
     Args:
         tokens: padded tokens per step.
         sparsity: active experts over experts.
-        bandwidth_gb_per_second: of the GPU's memory, 10**9 bytes.
-        dense_tflops: of its tensor cores, without structured sparsity, 10**12 FLOP per second.
-        moved_gb: D, 10**9 bytes that a step moves whatever the batch, over the part of the
-            bandwidth that is reached.
-        host_seconds: h.
-        flop_per_token: F at sparsity 1, in 10**12 FLOP at the full rate.
-        exponent: g.
-        power: p.
+        bandwidth_gb_per_second: bandwidth of the GPU's memory, in 10**9 bytes per second.
+        dense_tflops: rate of its tensor cores without structured sparsity, in 10**12 FLOP per
+            second.
+        coefficients: D, h, F, g and p.
     """
-    floor = host_seconds + moved_gb / np.asarray(bandwidth_gb_per_second, dtype=float)
-    slope = flop_per_token / np.asarray(dense_tflops, dtype=float)
-    grown = np.asarray(tokens, dtype=float) * slope * np.asarray(sparsity, dtype=float) ** exponent
-    return np.asarray((floor**power + grown**power) ** (1 / power))
+    c = coefficients
+    floor = c.host_seconds + c.moved_gb / np.asarray(bandwidth_gb_per_second, dtype=float)
+    slope = c.tflop_per_token / np.asarray(dense_tflops, dtype=float)
+    grown = (
+        np.asarray(tokens, dtype=float) * slope * np.asarray(sparsity, dtype=float) ** c.exponent
+    )
+    return np.asarray((floor**c.power + grown**c.power) ** (1 / c.power))

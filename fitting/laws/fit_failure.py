@@ -1,4 +1,4 @@
-"""Why points did not give a fit, and what to measure so that they do, in plain words."""
+"""Reasons why points give no fit, each with the measurements that would give one."""
 
 from dataclasses import dataclass
 
@@ -11,65 +11,65 @@ from fitting.points.step_time_rows import StepTimes
 
 @dataclass(frozen=True, slots=True)
 class FitFailure:
-    """The reason there is no fit, and the remedy."""
+    """Reason why there is no fit, and its remedy."""
 
     reason: str
     remedy: str
 
 
-def refusal_of_times(points: LadderTimings, solution: Solution) -> FitFailure:
-    """What keeps a law of time from being fitted to the ladder of one group."""
+def ladder_fit_failure(points: LadderTimings, solution: Solution) -> FitFailure:
+    """Reason why the ladder of one group gives no law of time."""
     count, parameters = len(points.batch_size), solution.parameter_count
     if solution.status is Status.NO_DATA:
         return _nothing_timed(parameters)
     if solution.status is Status.TOO_FEW_POINTS:
         sizes = len(np.unique(points.batch_size))
         return FitFailure(
-            f"{_counted(count, 'point')} over {_counted(sizes, 'batch size')} cannot carry "
-            f"{parameters} parameters and show their error",
+            f"{_counted(count, 'point')} over {_counted(sizes, 'batch size')}: too few to fit "
+            f"{parameters} parameters and estimate their errors",
             f"measure at least {parameters + 1} points, among them two batch sizes",
         )
     return FitFailure(
-        f"the batch sizes and sparsities measured tell only {solution.rank} of {parameters} "
-        "parameters apart",
+        f"the measured batch sizes and sparsities identify only {solution.rank} of {parameters} "
+        "parameters",
         "measure two different batch sizes at the same sparsity",
     )
 
 
-def refusal_of_family(points: StepTimes) -> FitFailure:
-    """What keeps every form of a family's law from being fitted."""
+def family_fit_failure(points: StepTimes) -> FitFailure:
+    """Reason why no form of a family's law can be fitted."""
     count, sizes = len(points), len(np.unique(points.batch_size))
     if count == 0:
         return _nothing_timed(parameters=2)
     return FitFailure(
         f"{_counted(count, 'point')} over {_counted(sizes, 'batch size')} on "
-        f"{_counted(len(np.unique(points.gpu)), 'GPU')} cannot carry a floor and a slope and show "
-        "their error",
+        f"{_counted(len(np.unique(points.gpu)), 'GPU')}: too few to fit a floor and a slope and "
+        "estimate their errors",
         "measure at least 3 points on one GPU, among them two batch sizes at the same sparsity",
     )
 
 
-def refusal_of_limits(points: Limits, solution: Solution) -> FitFailure:
-    """What keeps Eq. 1 from being fitted to the largest batches of one group."""
+def largest_batch_fit_failure(points: Limits, solution: Solution) -> FitFailure:
+    """Reason why the largest batches of one group do not give Eq. 1."""
     count, parameters = len(points.largest_batch), solution.parameter_count
-    second = ", and over two sparsities" if parameters > 1 else ""
+    second = " and over two sparsities" if parameters > 1 else ""
     if solution.status is Status.NO_DATA:
         return FitFailure(
-            f"none of {_counted(points.cells_seen, 'cell')} has a largest batch, of at least 1, "
-            "that device memory set",
+            f"none of {_counted(points.cells_seen, 'cell')} has a largest batch of 1 or more that "
+            "device memory limits",
             "let the search finish, with a batch limit high enough for memory to run out first",
         )
     if solution.status is Status.TOO_FEW_POINTS:
         return FitFailure(
-            f"each cell gives one point, and {_counted(count, 'point')} cannot carry "
-            f"{_counted(parameters, 'parameter')} and show the error",
-            f"find the largest batch of at least {parameters + 1} cells: two sequence lengths or "
-            f"GPUs are needed{second}",
+            f"each cell gives one point: {_counted(count, 'point')} cannot determine "
+            f"{_counted(parameters, 'parameter')} and the error",
+            f"find the largest batch of at least {parameters + 1} cells over two sequence lengths "
+            f"or GPUs{second}",
         )
     if solution.status is Status.RANK_DEFICIENT:
         return FitFailure(
-            f"every cell has sparsity {points.sparsity[0]:g}, and at one sparsity c0 and c1 cannot "
-            "be told apart",
+            f"every cell has sparsity {points.sparsity[0]:g}: one sparsity does not identify both "
+            "c0 and c1",
             "measure a second sparsity: the same model with another number of active experts",
         )
     return FitFailure(
@@ -78,8 +78,8 @@ def refusal_of_limits(points: Limits, solution: Solution) -> FitFailure:
     )
 
 
-def refusal_of_peaks(points: Peaks, solution: Solution) -> FitFailure:
-    """What keeps memory affine in tokens from being fitted to the peaks of one group."""
+def peak_fit_failure(points: Peaks, solution: Solution) -> FitFailure:
+    """Reason why the peaks of one group do not give memory affine in tokens."""
     count = len(points.tokens)
     if solution.status is Status.NO_DATA:
         return FitFailure(
@@ -88,13 +88,13 @@ def refusal_of_peaks(points: Peaks, solution: Solution) -> FitFailure:
         )
     if solution.status is Status.TOO_FEW_POINTS:
         return FitFailure(
-            f"{_counted(count, 'point')} cannot carry {solution.parameter_count} parameters and "
-            "show their error",
+            f"{_counted(count, 'point')} cannot determine {solution.parameter_count} parameters "
+            "and their errors",
             "probe at least 3 batch sizes or sequence lengths that fit",
         )
     return FitFailure(
-        f"every step had {points.tokens[0]:g} tokens: what the model holds and what tokens add "
-        "cannot be told apart",
+        f"every step had {points.tokens[0]:g} tokens: one number of tokens does not separate the "
+        "model's memory from that of the tokens",
         "probe another batch size",
     )
 

@@ -1,4 +1,4 @@
-"""What fitting gives: coefficients with their errors, or a refusal that says what to do."""
+"""Results of a fit: coefficients with their errors, or a failure with its remedy."""
 
 from enum import StrEnum
 from typing import Self
@@ -20,7 +20,7 @@ class Law(StrEnum):
 
 
 class Parameter(Record):
-    """One fitted coefficient; no standard error when it was held at its bound."""
+    """One fitted coefficient; its standard error is None when it was held at a bound."""
 
     name: str
     value: float
@@ -29,14 +29,14 @@ class Parameter(Record):
 
 
 class Interval(Record):
-    """Where a number lies, as often as its place says."""
+    """Ends of an interval; its level is stated where it is used."""
 
     low: float
     high: float
 
 
 class InputRange(Record):
-    """The span of one input over the fitted points; outside it a law extrapolates."""
+    """Span of one input over the fitted points; outside it a law extrapolates."""
 
     name: str
     low: float
@@ -44,25 +44,26 @@ class InputRange(Record):
 
 
 class Fit(Record):
-    """One law fitted to one group of points, or a refusal: no parameters, a reason and a remedy.
+    """One law fitted to one group of points, or a failure: no parameters, a reason and a remedy.
 
     Attributes:
-        law: which law.
-        group: what the coefficients speak of.
+        law: law that was fitted.
+        group: GPU, model and recipe that the coefficients hold for.
         basis: measured, capped or simulated, never two of them.
-        stack: fingerprint the points share; absent when no observation said where it ran. For laws
-            that hold across GPUs, those of memory, that of the software alone, the driver left out.
-        status: what became of the fit.
-        remedy: what to measure to get a fit; present when, and only when, this is a refusal.
-        parameters: empty for a refusal.
-        covariance: of the parameters, in their order; zero for one held at its bound.
-        rank: independent directions of parameter space the points see.
-        parameter_count: parameters of the law in the form that was tried.
-        points: how many there were.
-        rmse: root mean square of the residuals; absent for a refusal.
-        rmse_unit: what rmse is in.
-        input_range: one per input of the law; empty without points.
-        note: the reason for a refusal, or what else the reader must know.
+        stack: fingerprint shared by the points; None when no observation recorded its environment.
+            Laws that hold across GPUs, those of memory, have the fingerprint of the software alone,
+            without the driver.
+        status: status of the fit.
+        remedy: measurements that would give a fit; present for a failure alone.
+        parameters: fitted coefficients; empty for a failure.
+        covariance: covariance of the parameters, in their order; zero for one held at its bound.
+        rank: number of independent directions of parameter space that the points identify.
+        parameter_count: number of parameters of the law.
+        points: number of points.
+        rmse: root mean square of the residuals; None for a failure.
+        rmse_unit: unit of rmse.
+        input_range: span of each input of the law; empty without points.
+        note: reason for a failure, or a remark on the fit.
     """
 
     law: Law
@@ -82,7 +83,7 @@ class Fit(Record):
     note: str | None
 
     @model_validator(mode="after")
-    def _is_a_fit_or_a_refusal(self) -> Self:
+    def _is_a_fit_or_a_failure(self) -> Self:
         signs = (bool(self.parameters), self.rmse is not None, self.remedy is None)
         if set(signs) != {self.status.is_usable}:
             raise ValueError(
@@ -95,20 +96,17 @@ class Fit(Record):
 
     @property
     def key(self) -> str:
-        """A stable name: law, group, basis and stack."""
+        """Stable name: law, group, basis and stack."""
         return f"{self.law}/{self.group.key}/{self.basis}/{self.stack or 'unknown-stack'}"
 
     @property
     def degrees_of_freedom(self) -> int:
-        """Points less the parameters that were free to follow them."""
+        """Number of points less the number of free parameters."""
         return self.points - sum(p.standard_error is not None for p in self.parameters)
 
 
 class Prediction(Record):
-    """A number and its interval, at the level that who tells it says.
-
-    It is extrapolated where what was asked lies outside what was fitted.
-    """
+    """A predicted number with its interval; extrapolated where inputs lie outside the fit's."""
 
     value: float
     low: float

@@ -1,9 +1,10 @@
 """Laws of the step time of one family: what shares a model, a recipe, software and a basis.
 
-Every law here is ``t**p = t0**p + (work * k(sparsity))**p``: a floor (launches, reading the
-weights, the optimizer) and a cost that grows with the work of a step; ``p`` is 1 where one follows
-the other and larger where they overlap. Given ``p`` and the exponent of the sparsity it is linear,
-so there are no starting values, and floors and slopes of any number of GPUs are found at once.
+Every law but the logarithm is ``t**p = t0**p + (work * k(sparsity))**p``: a floor t0 (launches,
+reading the weights, the optimizer) and a cost that grows with the work of a step. The power p is 1
+where the two follow each other and larger where they overlap. Given p and the exponent of the
+sparsity, ``t**p`` is linear in the parameters: a fit needs no starting values and solves for the
+floors and slopes of all GPUs at once.
 """
 
 from dataclasses import dataclass
@@ -15,35 +16,35 @@ from fitting.laws.equations import eq2_terms
 from fitting.numerics.arrays import BoolArray, FloatArray, NameArray
 from fitting.points.step_time_rows import StepTimes
 
-ALONE = 0.02  # 1 - leverage below which no other point determines the fit at this one
-SUSPECT = 5.0  # a point further than so many spreads from the law is a suspect
+LEAST_FREEDOM = 0.02  # 1 - leverage below which no other point determines the fit at this one
+SUSPECT_SPREADS = 5.0  # a point farther than this from the law, in spreads, is a suspect
 
 
 class WorkUnit(StrEnum):
-    """What a step's work is counted in."""
+    """Unit of the work of a step."""
 
     EXAMPLES = "examples"
     TOKENS = "tokens"
 
 
-class Per(StrEnum):
-    """What has a floor and a slope of its own."""
+class Grouping(StrEnum):
+    """Groups of points that share one floor and one slope."""
 
     SERIES = "series"
     GPU = "gpu"
 
 
 class Sparsity(StrEnum):
-    """How the slope depends on the sparsity s."""
+    """Dependence of the slope on the sparsity s."""
 
     OWN = "own"
-    """``k**p = k0 + k1 * s``, for each floor its own."""
+    """``k**p = k0 + k1 * s``, with k0 and k1 of each group."""
     SHARED = "shared"
-    """``k * s**g``, one g for the family."""
+    """``k * s**g``, with one g for the family."""
 
 
 class Form(StrEnum):
-    """The laws that are tried, simplest use of the points first."""
+    """Candidate laws; those that share most between points come first."""
 
     POOLED = "pooled"
     POOLED_BY_SERIES = "pooled_by_series"
@@ -55,42 +56,42 @@ class Form(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What makes a form."""
+    """Definition of a form that is linear in ``t**power``."""
 
     equation: str
     work: WorkUnit
-    per: Per
+    grouping: Grouping
     power: float
     sparsity: Sparsity
 
 
-# The powers were chosen on the paper's 96 points before this was written. They are not fitted: a
-# curve of ten points does not identify one.
+# The powers come from the paper's 96 points. They are not fitted to a family: a curve of ten points
+# does not identify a power.
 SHAPES = {
     Form.POOLED: Shape(
         "t^1.1 = t0^1.1 + (N k s^g)^1.1, t0 and k by GPU",
         WorkUnit.TOKENS,
-        Per.GPU,
+        Grouping.GPU,
         1.1,
         Sparsity.SHARED,
     ),
     Form.POOLED_BY_SERIES: Shape(
         "t^1.1 = t0^1.1 + (N k s^g)^1.1, t0 and k by series",
         WorkUnit.TOKENS,
-        Per.SERIES,
+        Grouping.SERIES,
         1.1,
         Sparsity.SHARED,
     ),
     Form.AFFINE_TOKENS: Shape(
-        "t = t0 + N (k0 + k1 s) by GPU", WorkUnit.TOKENS, Per.GPU, 1.0, Sparsity.OWN
+        "t = t0 + N (k0 + k1 s) by GPU", WorkUnit.TOKENS, Grouping.GPU, 1.0, Sparsity.OWN
     ),
     Form.AFFINE_EXAMPLES: Shape(
-        "t = t0 + b (k0 + k1 s) by series", WorkUnit.EXAMPLES, Per.SERIES, 1.0, Sparsity.OWN
+        "t = t0 + b (k0 + k1 s) by series", WorkUnit.EXAMPLES, Grouping.SERIES, 1.0, Sparsity.OWN
     ),
     Form.SMOOTH_MAXIMUM: Shape(
         "t^1.5 = t0^1.5 + b^1.5 (k0 + k1 s) by series",
         WorkUnit.EXAMPLES,
-        Per.SERIES,
+        Grouping.SERIES,
         1.5,
         Sparsity.OWN,
     ),
@@ -102,14 +103,14 @@ EQUATIONS = {form: shape.equation for form, shape in SHAPES.items()} | {
 
 @dataclass(frozen=True, slots=True)
 class FittedValues:
-    """The values of a form, fitted to the rows of a family.
+    """Values of a form fitted to the rows of a family.
 
     Attributes:
-        form: which.
-        names: (groups,) what has a floor and slope of its own; in the order of ``values``.
-        values: (groups, terms): what multiplies the terms of the form, none below zero; nan for a
-            group that has too few points for it.
-        exponent: of the sparsity; absent where it is not shared, or was never varied.
+        form: form of the law.
+        names: (groups,) sorted names of the groups, GPUs or series.
+        values: (groups, terms) factors of the form's terms, none below zero; nan for a group with
+            too few points.
+        exponent: exponent of the sparsity; None where it is not shared or was never varied.
     """
 
     form: Form
@@ -118,28 +119,27 @@ class FittedValues:
     exponent: float | None
 
     def seconds(self, rows: StepTimes) -> FloatArray:
-        """(rows,) step times by the law; nan for what it does not speak of."""
+        """(rows,) step times by the law; nan where it has no prediction."""
         groups = group_of(self.form, rows)
-        at = np.searchsorted(self.names, groups)
-        at = np.minimum(at, len(self.names) - 1)
-        known = self.names[at] == groups
-        values = np.where(known[:, None], self.values[at], np.nan)
+        at = np.minimum(np.searchsorted(self.names, groups), len(self.names) - 1)
+        is_fitted = self.names[at] == groups
+        values = np.where(is_fitted[:, None], self.values[at], np.nan)
         return form_seconds(self.form, values, self.exponent, rows)
 
 
 @dataclass(frozen=True, slots=True)
 class FittedForm(FittedValues):
-    """A form fitted to the rows of a family, and how far it can be trusted.
+    """Fitted values of a form with their errors and the diagnostics of each row.
 
     Attributes:
-        standard_errors: (groups, terms) of the values; nan where one is held at zero.
-        exponent_error: its standard error; absent where it is held at a bound, too.
-        spread: of the residuals, by their median: a relative error.
-        residuals: (rows,) ``log(fitted / seconds)``; nan where the form does not speak.
-        leverages: (rows,) how far each point pulls the law to itself, 0 to 1.
-        weights: (rows,) 1 for a point like the others, less for one that is far off.
-        parameters: how many were free.
-        condition: of the worst group's terms, each scaled to length 1.
+        standard_errors: (groups, terms) standard errors of the values; nan for a value held at 0.
+        exponent_error: standard error of the exponent; None also where it is held at a bound.
+        spread: robust standard deviation of the residuals, a relative error.
+        residuals: (rows,) ``log(fitted / seconds)``; nan where the form has no prediction.
+        leverages: (rows,) diagonal of the hat matrix, 0 to 1.
+        weights: (rows,) robust weights: 1 at the law, less far from it.
+        parameters: number of free parameters.
+        condition: largest condition number of a group's terms, each term scaled to length 1.
     """
 
     standard_errors: FloatArray
@@ -155,17 +155,17 @@ class FittedForm(FittedValues):
     def left_out_residuals(self) -> FloatArray:
         """(rows,) residual of each point by a fit without it: ``r / (1 - h)`` (Allen, 1974).
 
-        Exact for linear least squares, of first order here: the robust weights of the others are
-        taken to stay as they are. nan where no other point determines what this one does; a group
-        left with as many points as parameters still counts.
+        Exact for linear least squares. First order here, because the robust weights of the other
+        points are held fixed. It is nan where no other point determines the law at this one.
         """
-        free = 1 - self.leverages
-        return np.where(free > ALONE, self.residuals / np.maximum(free, ALONE), np.nan)
+        freedom = 1 - self.leverages
+        is_determined = freedom > LEAST_FREEDOM
+        return np.where(is_determined, self.residuals / np.maximum(freedom, LEAST_FREEDOM), np.nan)
 
     @property
     def suspects(self) -> BoolArray:
-        """(rows,) which points are too far from the law fitted without them."""
-        return np.asarray(np.abs(self.left_out_residuals) > SUSPECT * self.spread)
+        """(rows,) mask of the points too far from the law fitted without them."""
+        return np.asarray(np.abs(self.left_out_residuals) > SUSPECT_SPREADS * self.spread)
 
 
 def form_seconds(
@@ -174,10 +174,10 @@ def form_seconds(
     """(rows,) step times by a form.
 
     Args:
-        form: which.
-        values: (rows, terms) what multiplies its terms; nan where it does not speak.
-        exponent: of the sparsity, as fitted.
-        rows: what is asked; their seconds are not looked at.
+        form: form of the law.
+        values: (rows, terms) factors of the form's terms; nan where there is no prediction.
+        exponent: fitted exponent of the sparsity.
+        rows: steps to predict; their seconds are not read.
     """
     if form is Form.LOGARITHM:
         rate = (eq2_terms(rows.batch_size, rows.sparsity) * values).sum(axis=1)
@@ -189,8 +189,8 @@ def form_seconds(
 
 
 def group_of(form: Form, rows: StepTimes) -> NameArray:
-    """(rows,) the name of the group whose floor and slope each row has."""
-    if form is Form.LOGARITHM or SHAPES[form].per is Per.SERIES:
+    """(rows,) name of the group, GPU or series, whose floor and slope each row has."""
+    if form is Form.LOGARITHM or SHAPES[form].grouping is Grouping.SERIES:
         return rows.series
     return rows.gpu
 
@@ -198,10 +198,10 @@ def group_of(form: Form, rows: StepTimes) -> NameArray:
 def form_terms(
     shape: Shape, powered: FloatArray, log_sparsity: FloatArray, exponent: FloatArray | float
 ) -> FloatArray:
-    """(rows, terms): what multiplies the values, of the powered work of a step."""
+    """(rows, terms) columns of the linear system, from (rows,) ``work**power``."""
     ones = np.ones(len(powered))
     if shape.sparsity is Sparsity.SHARED:
         columns = [ones, powered * np.exp(shape.power * exponent * log_sparsity)]
     else:
         columns = [ones, powered, powered * np.exp(log_sparsity)]
-    return np.stack(columns).T  # each column in one piece
+    return np.stack(columns).T  # columns stay contiguous: bincount reads one at a time

@@ -10,19 +10,21 @@ from fitting.laws.robust_fit import fit_form
 from fitting.numerics.arrays import BoolArray, FloatArray
 from fitting.points.step_time_rows import StepTimes
 
-Fitting = Callable[[StepTimes], FittedValues | None]
-ALIKE = 9  # decimals of an error: two forms may be one law, as of a single length, but for rounding
-UNSPOKEN = 1.0  # the error of a law on a point that it does not speak of without it
+FitFunction = Callable[[StepTimes], FittedValues | None]
+# Two forms can be one law but for rounding, as at a single sequence length, where tokens count
+# examples: errors are compared to this many decimals.
+ERROR_DECIMALS = 9
+NO_PREDICTION_ERROR = 1.0  # error of a law on a point that it cannot predict without that point
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateFit:
-    """A form, and its errors on points left out of the fit.
+    """A fitted form and its errors on points left out of the fit.
 
     Attributes:
-        fitted: by all rows.
-        errors: (rows,) of throughput, as a part of it: each point's without the point, to first
-            order; ``UNSPOKEN`` where it then speaks of none.
+        fitted: fit to all rows.
+        errors: (rows,) relative error of the throughput at each point by a fit without the point,
+            to first order; ``NO_PREDICTION_ERROR`` where that fit has no prediction.
     """
 
     fitted: FittedForm
@@ -35,49 +37,51 @@ class CandidateFit:
 
     @property
     def standard_error(self) -> float:
-        """Standard error of the mean, over points with a prediction: ``UNSPOKEN`` is no noise."""
+        """Standard error of the mean, over points with a prediction.
+
+        ``NO_PREDICTION_ERROR`` is a penalty, not noise.
+        """
         errors = self.errors[np.isfinite(self.fitted.left_out_residuals)]
         return float(errors.std(ddof=1) / np.sqrt(len(errors))) if len(errors) > 1 else 0.0
 
 
-def tried(rows: StepTimes) -> list[CandidateFit]:
-    """Every form with at least one identified group."""
-    found = []
-    for form in Form:
-        fitted = fit_form(form, rows)
-        if fitted is not None:
-            errors = throughput_errors(fitted.left_out_residuals)
-            found.append(CandidateFit(fitted, errors))
-    return found
+def candidate_fits(rows: StepTimes) -> list[CandidateFit]:
+    """Fit every form; those with at least one identified group are candidates."""
+    fits = (fit_form(form, rows) for form in Form)
+    return [
+        CandidateFit(fitted, throughput_errors(fitted.left_out_residuals))
+        for fitted in fits
+        if fitted is not None
+    ]
 
 
-def chosen(candidates: list[CandidateFit]) -> CandidateFit | None:
-    """The simplest candidate whose error is within one standard error of the least.
+def one_standard_error_choice(candidates: list[CandidateFit]) -> CandidateFit | None:
+    """Simplest candidate whose error is within one standard error of the least.
 
-    The one-standard-error rule (Breiman et al., Classification and Regression Trees, 1984, 3.4.3):
-    the difference to the best cannot be distinguished from noise, and a law with fewer parameters
-    bends less where there are no points. The noise is that of the best candidate's mean error.
+    The one-standard-error rule of Breiman et al., Classification and Regression Trees (1984): such
+    a candidate cannot be distinguished from the best, and fewer parameters extrapolate more safely.
+    The standard error is that of the best candidate's mean error.
     """
     if not candidates:
         return None
     best = min(candidates, key=lambda c: c.error)
-    good = [c for c in candidates if c.error <= best.error + best.standard_error]
-    return min(good, key=lambda c: (c.fitted.parameters, round(c.error, ALIKE)))
+    within = [c for c in candidates if c.error <= best.error + best.standard_error]
+    return min(within, key=lambda c: (c.fitted.parameters, round(c.error, ERROR_DECIMALS)))
 
 
 def fit_chosen(rows: StepTimes) -> FittedForm | None:
     """Fit the form chosen for the rows; None where no group is identified."""
-    best = chosen(tried(rows))
-    return None if best is None else best.fitted
+    choice = one_standard_error_choice(candidate_fits(rows))
+    return None if choice is None else choice.fitted
 
 
 def throughput_errors(residuals: FloatArray) -> FloatArray:
     """(rows,) relative errors of throughput, from residuals ``log(fitted / measured)`` of times."""
-    return np.asarray(np.nan_to_num(np.abs(np.exp(-residuals) - 1), nan=UNSPOKEN))
+    return np.asarray(np.nan_to_num(np.abs(np.exp(-residuals) - 1), nan=NO_PREDICTION_ERROR))
 
 
 def smaller_half(rows: StepTimes) -> BoolArray:
-    """(rows,) the smaller batch sizes of each curve of one series and sparsity, at least half."""
+    """(rows,) mask of the smaller batch sizes, at least half, of each series and sparsity."""
     _, series = np.unique(rows.series, return_inverse=True)
     order = np.lexsort((rows.batch_size, rows.sparsity, series))
     keys = np.stack([series, rows.sparsity], axis=1)
@@ -88,24 +92,24 @@ def smaller_half(rows: StepTimes) -> BoolArray:
     return np.asarray(place < (sizes[curve] + 1) // 2)
 
 
-def off(fitted: FittedValues | None, rows: StepTimes) -> FloatArray:
-    """(rows,) ``log(fitted / measured)``; nan where no law speaks."""
+def log_residuals(fitted: FittedValues | None, rows: StepTimes) -> FloatArray:
+    """(rows,) ``log(fitted / measured)``; nan where there is no prediction."""
     if fitted is None:
         return np.full(len(rows), np.nan)
     return np.asarray(np.log(fitted.seconds(rows) / rows.seconds))
 
 
-def held_out(rows: StepTimes, groups: np.ndarray, fit: Fitting) -> FloatArray:
-    """(rows,) ``log(fitted / measured)``, each group of rows by a fit to all others."""
+def held_out_residuals(rows: StepTimes, groups: np.ndarray, fit: FitFunction) -> FloatArray:
+    """(rows,) ``log(fitted / measured)``: each group of rows by a fit to all other groups."""
     residuals = np.full(len(rows), np.nan)
     for group in np.unique(groups):
         out = groups == group
-        residuals[out] = off(fit(rows.where(~out)), rows.where(out))
+        residuals[out] = log_residuals(fit(rows.where(~out)), rows.where(out))
     return residuals
 
 
-def growing(rows: StepTimes, fit: Fitting) -> FloatArray:
-    """(larger rows,) ``log(fitted / measured)`` of larger batches, fitted to the smaller half."""
+def larger_batch_residuals(rows: StepTimes, fit: FitFunction) -> FloatArray:
+    """(larger rows,) ``log(fitted / measured)`` of larger batches by a fit to the smaller half."""
     is_small = smaller_half(rows)
     larger = rows.where(~is_small)
-    return off(fit(rows.where(is_small)) if len(larger) else None, larger)
+    return log_residuals(fit(rows.where(is_small)) if len(larger) else None, larger)

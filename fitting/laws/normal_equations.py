@@ -1,8 +1,8 @@
 """Weighted least squares in many small groups at once, by each group's normal equations.
 
-A group has two or three terms, and thousands of groups are solved in one call of numpy. Columns are
-scaled to length 1 before a matrix is inverted: normal equations square the condition number, and
-that scaling comes within a factor of the best one (van der Sluis, Numer. Math. 14, 1969).
+A group has two or three terms, and one call of numpy solves thousands of groups. Normal equations
+square the condition number, so columns are scaled to length 1 first: for n columns that is within
+``sqrt(n)`` of the best condition that any scaling gives (van der Sluis, Numer. Math. 14, 1969).
 """
 
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ RIDGE = 1e-13  # on a diagonal of ones: collinear columns stay solvable, others 
 
 @dataclass(frozen=True, slots=True)
 class GroupSums:
-    """Sums over the rows of each group; bincount of a column at a time is the fastest of numpy's.
+    """Sums over the rows of each group, by one ``bincount`` per column: numpy's fastest way.
 
     Attributes:
         groups: (rows,) index of the group of each row.
-        count: groups in all, those without rows included.
+        count: number of groups, those without rows included.
     """
 
     groups: IntArray
@@ -33,8 +33,8 @@ class GroupSums:
         return np.stack(summed, axis=1)
 
     def by_row(self, values: FloatArray | BoolArray) -> FloatArray:
-        """(rows, columns) of each row's group, from (groups, columns); a column in one piece."""
-        columns = np.ascontiguousarray(values.T, np.float64)
+        """(rows, columns) values of each row's group, from (groups, columns)."""
+        columns = np.ascontiguousarray(values.T, np.float64)  # bincount reads one at a time
         return np.take(columns, self.groups, axis=1).T
 
     def products(self, columns: FloatArray, weights: FloatArray) -> FloatArray:
@@ -49,16 +49,16 @@ class GroupSums:
 
 @dataclass(frozen=True, slots=True)
 class BorderedNormal:
-    """Normal matrix ``[[A, b], [b', c]]``: A a block for each group, b and c of a shared column.
+    """Normal matrix ``[[A, b], [b', c]]``: a block of A per group, b and c of a shared column.
 
-    Only the blocks are inverted; the shared column enters by its Schur complement
-    ``c - b' A^-1 b``, the weighted squares of what the groups' own columns leave of it.
+    Only the blocks are inverted. The shared column enters by its Schur complement
+    ``c - b' A^-1 b``, the weighted sum of squares of its remainder.
 
     Attributes:
-        scaled: (rows, terms) the groups' columns, each of length 1 in its group.
-        lengths: (groups, terms) of the columns before; 0 for a column of zeros.
+        scaled: (rows, terms) columns of the groups, each of length 1 in its group.
+        lengths: (groups, terms) lengths of the columns before scaling; 0 for a column of zeros.
         matrix: (groups, terms, terms) A.
-        inverse: (groups, terms, terms) its inverse.
+        inverse: (groups, terms, terms) ``A^-1``.
         projected: (groups, terms) ``A^-1 b``.
         remainder: (rows,) the shared column less its projection on the groups' columns.
     """
@@ -74,7 +74,7 @@ class BorderedNormal:
     def of(
         cls, sums: GroupSums, columns: FloatArray, shared: FloatArray, weights: FloatArray
     ) -> "BorderedNormal":
-        """The matrix of (rows, terms) columns and a (rows,) shared one, with (rows,) weights."""
+        """Build the matrix of (rows, terms) columns, a (rows,) shared one and (rows,) weights."""
         lengths = np.sqrt(sums.sums(columns**2 * weights[:, None]))
         scaled = columns / sums.by_row(np.where(lengths > 0, lengths, 1.0))
         matrix = sums.products(scaled, weights)
@@ -88,19 +88,23 @@ class BorderedNormal:
     def leverages(self, sums: GroupSums, weights: FloatArray) -> FloatArray:
         """(rows,) diagonal of the hat matrix, 0 to 1."""
         own = np.einsum("ri,rij,rj->r", self.scaled, self.inverse[sums.groups], self.scaled)
-        shared = _over(self.remainder**2, float((self.remainder**2 * weights).sum()))
+        shared = _over(self.remainder**2, self._complement(weights))
         return np.asarray(np.clip(weights * (own + shared), 0.0, 1.0))
 
     def standard_errors(self, weights: FloatArray) -> tuple[FloatArray, float]:
-        """(groups, terms) and of the shared parameter, for residuals of spread 1.
+        """Standard errors for residuals of spread 1: (groups, terms), and the shared parameter's.
 
         Roots of the diagonal of the inverse; nan for a parameter whose column is zero.
         """
-        complement = float((self.remainder**2 * weights).sum())
+        complement = self._complement(weights)
         variances = np.einsum("gii->gi", self.inverse) + _over(self.projected**2, complement)
         with np.errstate(divide="ignore"):
             errors = np.where(self.lengths > 0, np.sqrt(variances) / self.lengths, np.nan)
         return np.asarray(errors), float(1 / np.sqrt(complement)) if complement > 0 else np.nan
+
+    def _complement(self, weights: FloatArray) -> float:
+        """Schur complement of the shared column."""
+        return float((self.remainder**2 * weights).sum())
 
 
 def _over(squares: FloatArray, complement: float) -> FloatArray:
@@ -112,13 +116,13 @@ def non_negative(outer: FloatArray, inner: FloatArray, free: BoolArray) -> Float
 
     Args:
         outer: (groups, terms, terms) sums of products of the terms.
-        inner: (groups, terms) sums of their products with the target.
-        free: (groups, terms) which may differ from zero.
+        inner: (groups, terms) sums of products of the terms with the target.
+        free: (groups, terms) mask of the values that may differ from zero.
     """
     values = _solved(outer, inner, free)
-    left = np.flatnonzero(~(values >= 0).all(axis=1))
-    if len(left):
-        values[left] = _best_of_subsets(outer[left], inner[left], free[left])
+    negative = np.flatnonzero(~(values >= 0).all(axis=1))
+    if len(negative):
+        values[negative] = _best_of_subsets(outer[negative], inner[negative], free[negative])
     return values
 
 
@@ -133,18 +137,19 @@ def _solved(outer: FloatArray, inner: FloatArray, free: BoolArray) -> FloatArray
 
 
 def _best_of_subsets(outer: FloatArray, inner: FloatArray, free: BoolArray) -> FloatArray:
-    """(groups, terms) the best non-negative values, by trying every set of free terms.
+    """(groups, terms) best non-negative values over every subset of the free terms.
 
-    Exact: the optimum solves the equations of its positive terms. With at most three terms, seven
-    sets cost less than an active-set method (Lawson and Hanson, 1974) that cannot be vectorised.
+    Exact, because the optimum solves the equations of its positive terms. Three terms have seven
+    subsets, which cost less than the active-set method of Lawson and Hanson (1974): that one cannot
+    be vectorised over groups.
     """
     count = inner.shape[1]
     best, least = np.zeros(inner.shape), np.full(len(inner), np.inf)
     for subset in range(2**count - 1, 0, -1):
-        tried = np.array([bool(subset >> place & 1) for place in range(count)])
-        values = _solved(outer, inner, np.broadcast_to(tried, inner.shape))
-        cost = -np.einsum("gi,gi->g", values, np.where(tried, inner, 0.0))
-        allowed = ~(tried & ~free).any(axis=1)
+        is_positive = np.array([bool(subset >> place & 1) for place in range(count)])
+        values = _solved(outer, inner, np.broadcast_to(is_positive, inner.shape))
+        cost = -np.einsum("gi,gi->g", values, np.where(is_positive, inner, 0.0))
+        allowed = ~(is_positive & ~free).any(axis=1)
         better = allowed & (values >= 0).all(axis=1) & (cost < least)
         best[better], least[better] = values[better], cost[better]
     return best
@@ -153,7 +158,7 @@ def _best_of_subsets(outer: FloatArray, inner: FloatArray, free: BoolArray) -> F
 def varied(
     groups: IntArray, sparsity: FloatArray, size: FloatArray, count: int
 ) -> tuple[BoolArray, IntArray]:
-    """(groups,) whether a group has several sparsities, and the most sizes it has at one."""
+    """(groups,) whether a group has several sparsities, and (groups,) its most sizes at one."""
     order = np.lexsort((size, sparsity, groups))
     groups, sparsity, size = groups[order], sparsity[order], size[order]
     starts_curve = (np.diff(groups, prepend=-1) != 0) | (np.diff(sparsity, prepend=-1.0) != 0)
@@ -165,16 +170,16 @@ def varied(
 
 
 def median(values: FloatArray) -> float:
-    """Median by sorting: of some hundred values several times as fast as ``numpy.median``."""
+    """Median by sorting, several times as fast as ``numpy.median`` for some hundred values."""
     ordered = np.sort(values)
     return float((ordered[(len(values) - 1) // 2] + ordered[len(values) // 2]) / 2)
 
 
 def log_weights(fitted: FloatArray, target: FloatArray, log_residual: FloatArray) -> FloatArray:
-    """(rows,) weights that give a squared error ``fitted - target`` the slope of one in logarithms.
+    """(rows,) weights that make squared errors ``f - y`` have the gradient of ``log(f / y)**2``.
 
-    ``w (f - y) = log(f / y) / f``, so ``w = log(f / y) / (f (f - y))``, or ``1 / f**2`` where f and
-    y meet. The fixed point of least squares so weighted is the minimum in logarithms.
+    ``w (f - y) = log(f / y) / f``, so ``w = log(f / y) / (f (f - y))``, with the limit ``1 / f**2``
+    at f = y. The fixed point of the least squares weighted so is the minimum in logarithms.
 
     Args:
         fitted: (rows,) f.

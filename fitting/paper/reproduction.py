@@ -6,17 +6,22 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from fitting.laws.equations import max_batch_affine, max_batch_eq1, step_seconds_transferred
-from fitting.laws.forms import SHAPES, FittedForm, Form, Per
+from fitting.laws.equations import (
+    TransferCoefficients,
+    max_batch_affine,
+    max_batch_eq1,
+    step_seconds_transferred,
+)
+from fitting.laws.forms import SHAPES, FittedForm, Form, Grouping
 from fitting.laws.model_selection import (
-    Fitting,
-    chosen,
+    FitFunction,
+    candidate_fits,
     fit_chosen,
-    growing,
-    held_out,
+    held_out_residuals,
+    larger_batch_residuals,
+    one_standard_error_choice,
     smaller_half,
     throughput_errors,
-    tried,
 )
 from fitting.laws.robust_fit import fit_form
 from fitting.numerics.arrays import FloatArray
@@ -64,15 +69,15 @@ class Throughput:
     def __init__(self) -> None:
         self.points = throughput_points()
 
-    def by_family(self, fit: Fitting) -> FloatArray:
+    def by_family(self, fit: FitFunction) -> FloatArray:
         """(points,) ``log(fitted / measured)``, each point by a fit to its model's others."""
         residuals = np.full(len(self.points.rows), np.nan)
         for rows in self._families():
             own = self.points.rows.where(rows)
-            residuals[rows] = held_out(own, np.arange(len(own)), fit)
+            residuals[rows] = held_out_residuals(own, np.arange(len(own)), fit)
         return residuals
 
-    def growing(self, fit: Fitting, *, without: str | None = None) -> float:
+    def growing(self, fit: FitFunction, *, without: str | None = None) -> float:
         """Mean error in per cent on each curve's larger batches, fitted to the smaller half.
 
         Args:
@@ -82,7 +87,7 @@ class Throughput:
         found = []
         for rows in self._families():
             own = self.points.rows.where(rows)
-            residuals = growing(own, fit)
+            residuals = larger_batch_residuals(own, fit)
             larger = own.where(~smaller_half(own))
             counted = np.ones(len(larger), bool)
             if without is not None:
@@ -157,9 +162,10 @@ class Transfer:
         """Mean error in per cent on each GPU, calibrated on the others."""
         return {name: self._off(self._seconds(self._names != name), name) for name in GPUS}
 
-    def _seconds(self, seen: np.ndarray) -> FloatArray:
-        """(rows,) by the law, fitted where ``seen``: the host's time, the cost, the exponent."""
+    def _seconds(self, is_fitted: np.ndarray) -> FloatArray:
+        """(rows,) by the law: host time, cost of a token and exponent fitted to some rows."""
         measured = self._rows.seconds
+        moved = moved_gb() / REACHED
 
         def law(values: FloatArray) -> FloatArray:
             return step_seconds_transferred(
@@ -167,19 +173,16 @@ class Transfer:
                 self._rows.sparsity,
                 self._bandwidth,
                 self._rate,
-                moved_gb=moved_gb() / REACHED,
-                host_seconds=float(values[0]),
-                flop_per_token=float(values[1]),
-                exponent=float(values[2]),
+                TransferCoefficients(moved, *(float(value) for value in values)),
             )
 
-        found = solve_nonlinear(
-            lambda values: np.log(law(values)[seen] / measured[seen]),
+        solution = solve_nonlinear(
+            lambda values: np.log(law(values)[is_fitted] / measured[is_fitted]),
             np.array([1.0, 0.5, 0.7]),
             lower=np.array([0.0, 0.0, 0.0]),
             upper=np.array([100.0, 100.0, 2.0]),
         )
-        return law(found.values)
+        return law(solution.values)
 
     def _off(self, seconds: FloatArray, name: str) -> float:
         of = self._names == name
@@ -277,8 +280,10 @@ def job_usd(queries: float, queries_per_second: float, usd_per_hour: float) -> f
 
 def _across_series(rows: StepTimes) -> FittedForm:
     """The best law of those that speak of another data set, too: by GPU and padded tokens."""
-    able = {form for form, shape in SHAPES.items() if shape.per is Per.GPU}
-    best = chosen([candidate for candidate in tried(rows) if candidate.fitted.form in able])
+    able = {form for form, shape in SHAPES.items() if shape.grouping is Grouping.GPU}
+    best = one_standard_error_choice(
+        [candidate for candidate in candidate_fits(rows) if candidate.fitted.form in able]
+    )
     assert best is not None
     return best.fitted
 

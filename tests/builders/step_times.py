@@ -6,8 +6,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from builders.step_time_equations import step_seconds_smooth, throughput_eq2
-from fitting.laws.forms import SHAPES, Form, Per, Shape, Sparsity, WorkUnit, group_of
-from fitting.numerics.arrays import FloatArray
+from fitting.laws.forms import (
+    SHAPES,
+    FittedForm,
+    Form,
+    Grouping,
+    Shape,
+    Sparsity,
+    WorkUnit,
+    group_of,
+)
+from fitting.laws.robust_fit import fit_form
+from fitting.numerics.arrays import BoolArray, FloatArray
 from fitting.points.step_time_rows import StepTimes
 
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -58,8 +68,8 @@ def made(form: Form, random: np.random.Generator, rows: StepTimes | None = None)
     groups, seconds, values = group_of(form, rows), np.empty(len(rows)), []
     for name in np.unique(groups):
         own = groups == name
-        told, values_of = _drawn(shape, random, rows.where(own), exponent)
-        seconds[own] = told
+        times, values_of = _drawn(shape, random, rows.where(own), exponent)
+        seconds[own] = times
         values.append(values_of)
     return Truth(replace(rows, seconds=seconds), np.array(values), exponent)
 
@@ -96,4 +106,22 @@ def _drawn(
 
 def is_by_series(form: Form) -> bool:
     """Whether each series has a floor and slope of its own."""
-    return form is Form.LOGARITHM or SHAPES[form].per is Per.SERIES
+    return form is Form.LOGARITHM or SHAPES[form].grouping is Grouping.SERIES
+
+
+def fitted_law(form: Form, rows: StepTimes) -> FittedForm:
+    """The fit of a form that the rows identify."""
+    fit = fit_form(form, rows)
+    assert fit is not None
+    return fit
+
+
+def with_bad_points(
+    rows: StepTimes, random: np.random.Generator, share: float, factor: float
+) -> tuple[StepTimes, BoolArray]:
+    """Multiply the seconds of a share of each series by a factor; (rows,) mask of these rows."""
+    bad = np.zeros(len(rows), bool)
+    for name in np.unique(rows.series):
+        own = np.flatnonzero(rows.series == name)
+        bad[random.choice(own, round(share * len(own)), replace=False)] = True
+    return replace(rows, seconds=rows.seconds * np.where(bad, factor, 1.0)), bad
