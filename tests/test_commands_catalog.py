@@ -167,7 +167,7 @@ def test_a_refresh_can_be_written_elsewhere(
             ["prices", "--prices", "paper", "--prices", "shipped"],
             "--prices paper and shipped: name",
         ),
-        (["prices", "--prices", "refreshed"], "no prices yet: 'catalog refresh' brings them"),
+        (["prices", "--prices", "refreshed"], "no prices yet: run 'catalog refresh'"),
         (["gpus", "--catalog", "none.yaml"], "none.yaml: no such file"),
         (["refresh", "--source", "gpuhunt", "--out", "/proc/x/y.csv"], "GPUHUNT_CATALOG_DIR"),
     ],
