@@ -101,7 +101,7 @@ def test_the_command_prints_draws_and_answers_programs(
     """Markdown and three figures; flat figures as JSON; a folder that is none in a line."""
     out = tmp_path / "out"
     assert main(["reproduce", "--out", str(out)]) == 0
-    assert "Where the paper contradicts itself" in capsys.readouterr().out
+    assert "contradicts itself" in capsys.readouterr().out
     assert {path.name for path in out.iterdir()} == {
         *("reproduction.md", "fig13.svg", "fig14.svg", "fig15.svg")
     }

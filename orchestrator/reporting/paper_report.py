@@ -1,19 +1,13 @@
-"""The paper's tables and figures, with its law's answers and ours beside them, as Markdown and SVG.
+"""The paper's tables and figures beside this project's laws, as Markdown."""
 
-matplotlib is imported only where something is drawn.
-"""
-
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fitting.laws.forms import FittedForm, Form
+from fitting.laws.forms import FittedForm
 from fitting.laws.model_selection import fit_chosen, throughput_errors
-from fitting.laws.robust_fit import fit_form
 from fitting.paper.published import (
     BLACKMAMBA,
-    EQ1_FIGURE,
     EQ1_TEXT,
     MATH,
     MIXTRAL,
@@ -24,144 +18,164 @@ from fitting.paper.published import (
 )
 from fitting.paper.reproduction import Reproduction, job_usd, projected_max_batch, rmse_eq2
 from fitting.points.step_time_rows import StepTimes
-from gpu_catalog.errors import UserError
 from orchestrator.markdown_table import table
 
 TITLE = "# Understanding the Performance and Estimating the Cost of LLM Fine-Tuning, reproduced"
 CLAIMED_RMSE = {"A40": 0.8}  # "less than 0.8" in Fig. 14; Fig. 15 says 0.6
 OTHER_RMSE = 0.6
 PROJECTED = {80: "27", 100: "28", 120: "35"}
-WIDTH, HEIGHT = 4.2, 3.2  # inches of one plot
-DPI = 100
+
+Row = tuple[str, str, str]  # label, the paper's value, our value
+NOT_POSSIBLE: tuple[str, ...] = ()
+
+# Label, then names of the paper's figures and of ours, all in percent.
+ON_UNSEEN_POINTS = (
+    (
+        "one point left out; the law is chosen without it",
+        ("loo_mape_pct.paper",),
+        ("loo_mape_pct.chosen",),
+    ),
+    (
+        "larger batches, predicted from the smaller half",
+        ("extrapolation_mape_pct.paper",),
+        ("extrapolation_mape_pct.chosen",),
+    ),
+    (
+        "the same without the H100",
+        ("extrapolation_mape_pct.paper_without_h100",),
+        ("extrapolation_mape_pct.chosen_without_h100",),
+    ),
+    (
+        "one data set from the other, Mixtral / BlackMamba (paper: our law by median lengths)",
+        (
+            "dataset_transfer_mape_pct.mixtral.by_median_length",
+            "dataset_transfer_mape_pct.blackmamba.by_median_length",
+        ),
+        ("dataset_transfer_mape_pct.mixtral", "dataset_transfer_mape_pct.blackmamba"),
+    ),
+    (
+        "new GPUs from the A40 alone, mean / worst GPU",
+        NOT_POSSIBLE,
+        ("gpu_transfer_mape_pct.a40_only_mean", "gpu_transfer_mape_pct.a40_only_worst"),
+    ),
+    (
+        "the same if the 80 GB GPUs are PCIe",
+        NOT_POSSIBLE,
+        ("as_pcie.a40_only_mean", "as_pcie.a40_only_worst"),
+    ),
+    (
+        "a GPU from the three others, mean / worst GPU",
+        NOT_POSSIBLE,
+        ("leave_one_gpu_out_mape_pct.mean", "leave_one_gpu_out_mape_pct.worst"),
+    ),
+    (
+        "the same if the 80 GB GPUs are PCIe",
+        NOT_POSSIBLE,
+        ("as_pcie.leave_one_out_mean", "as_pcie.leave_one_out_worst"),
+    ),
+    ("points inside their 90 % interval", NOT_POSSIBLE, ("interval_coverage_pct",)),
+    ("median half-width of these intervals", NOT_POSSIBLE, ("interval_half_width_pct",)),
+)
 
 
-class ReproduceError(UserError):
-    """The figures cannot be written."""
-
-
-def as_markdown(told: Reproduction) -> str:
-    """The whole report."""
+def as_markdown(reproduction: Reproduction) -> str:
+    """Render the whole report."""
     return "\n\n".join(
         [
             TITLE,
             (
-                "Published numbers (arXiv 2408.04693 and its artifact, stsxxx/finetune), what the "
-                "paper's own equations give, and what the laws of this project give. Nothing was "
+                "Published numbers (arXiv 2408.04693 and its artifact, stsxxx/finetune) beside the "
+                "results of the paper's own equations and of this project's laws. Nothing was "
                 "measured here: every point is the paper's."
             ),
-            _on_unseen(told),
-            _largest(told),
+            _on_unseen(reproduction),
+            _largest(reproduction),
             _projections(),
-            _costs(told),
-            _series(told),
-            _contradictions(told),
+            _costs(reproduction),
+            _series(reproduction),
+            _contradictions(reproduction),
         ]
     )
 
 
-def _on_unseen(told: Reproduction) -> str:
-    figures = told.figures
-    as_pcie = told.transfer_as_pcie
-    pcie_one, pcie_out = as_pcie.from_one().values(), as_pcie.leaving_one_out().values()
+def _comparison(
+    title: str,
+    rows: Sequence[Row],
+    *notes: str,
+    headers: tuple[str, str, str] = ("value", "paper", "ours"),
+) -> str:
+    """Render a section whose rows are a label, the paper's value and our value."""
+    return "\n\n".join((f"## {title}", table(headers, rows), *notes))
 
-    def both(name: str) -> tuple[str, str]:
-        paper_figure = figures.get(f"{name}.paper")
-        return (
-            "not possible" if paper_figure is None else f"{paper_figure:.1f} %",
-            f"{figures[f'{name}.chosen']:.2f} %",
-        )
 
-    def pair(name: str, one: str, two: str) -> str:
-        return f"{figures[f'{name}.{one}']:.1f} / {figures[f'{name}.{two}']:.1f} %"
-
-    growing, without = "extrapolation_mape_pct", "without_h100"
+def _on_unseen(reproduction: Reproduction) -> str:
+    figures = reproduction.figures | _figures_as_pcie(reproduction)
     rows = [
-        ("one point left out, the law chosen without it", *both("loo_mape_pct")),
-        (
-            "larger batches from the smaller half",
-            *both(growing),
-        ),
-        (
-            "the same, without the H100's",
-            f"{figures[f'{growing}.paper_{without}']:.1f} %",
-            f"{figures[f'{growing}.chosen_{without}']:.2f} %",
-        ),
-        (
-            "one data set from the other, the worse way, Mixtral / BlackMamba",
-            pair(
-                "dataset_transfer_mape_pct",
-                "mixtral.by_median_length",
-                "blackmamba.by_median_length",
-            )
-            + " (our law, scaled by median lengths)",
-            pair("dataset_transfer_mape_pct", "mixtral", "blackmamba"),
-        ),
-        (
-            "GPUs never fitted, from the A40 alone, mean / worst GPU",
-            "not possible",
-            pair("gpu_transfer_mape_pct", "a40_only_mean", "a40_only_worst"),
-        ),
-        (
-            "the same, the 80 GB GPUs taken to be PCIe",
-            "not possible",
-            f"{np.mean(list(pcie_one)):.1f} / {max(pcie_one):.1f} %",
-        ),
-        (
-            "a GPU from the three others, mean / worst GPU",
-            "not possible",
-            pair("leave_one_gpu_out_mape_pct", "mean", "worst"),
-        ),
-        (
-            "the same, the 80 GB GPUs taken to be PCIe",
-            "not possible",
-            f"{np.mean(list(pcie_out)):.1f} / {max(pcie_out):.1f} %",
-        ),
-        (
-            "points within their 90 % interval, and its median half-width",
-            "none",
-            f"{figures['interval_coverage_pct']:.1f} %, {figures['interval_half_width_pct']:.1f} %",
-        ),
+        (label, _percent(figures, papers), _percent(figures, ours))
+        for label, papers, ours in ON_UNSEEN_POINTS
     ]
-    text = (
-        "Mean absolute error of throughput over the 96 points, none of which the law had seen when "
-        "it was asked; batches padded to the length that they have on average. The forms, and "
-        "their powers of 1.1 and 1.5, were chosen on these points before: so much they have seen."
-    )
-    laws = [f"{model}: {_law(told, model)}" for model in (MIXTRAL, BLACKMAMBA)]
-    return "\n\n".join(
-        [
-            "## Points that a law has not seen",
-            text,
-            table(("asked", "paper's law", "ours"), rows),
-            "Chosen by that error, the simplest of those that cannot be told from the best: "
-            + "; ".join(laws)
-            + ".",
-        ]
+    laws = [f"{model}: {_law(reproduction, model)}" for model in (MIXTRAL, BLACKMAMBA)]
+    return _comparison(
+        "Error on points outside the fit",
+        rows,
+        (
+            "Mean absolute error of throughput over the 96 points. Each prediction comes from a "
+            "law that was fitted without its point. Batches have the padded length that they have "
+            "on average. The forms of the laws and their powers of 1.1 and 1.5 were chosen "
+            "beforehand on these same points."
+        ),
+        (
+            "The chosen law is the simplest one whose error is within one standard error of the "
+            f"smallest. {'; '.join(laws)}."
+        ),
     )
 
 
-def _law(told: Reproduction, model: str) -> str:
-    fitted = _fitted(told, model)
-    bad = told.throughput.points.rows.where(_of(told, model)).where(fitted.suspects)
-    named = ", ".join(
+def _figures_as_pcie(reproduction: Reproduction) -> dict[str, float]:
+    """Errors of the transfer between GPUs, in percent, if the 80 GB GPUs are PCIe."""
+    transfer = reproduction.transfer_as_pcie
+    errors = {"a40_only": transfer.from_one(), "leave_one_out": transfer.leaving_one_out()}
+    return {
+        f"as_pcie.{name}_{statistic}": float(value)
+        for name, by_gpu in errors.items()
+        for statistic, value in (
+            ("mean", np.mean(list(by_gpu.values()))),
+            ("worst", max(by_gpu.values())),
+        )
+    }
+
+
+def _percent(figures: Mapping[str, float], names: Sequence[str]) -> str:
+    return f"{' / '.join(f'{figures[name]:.3g}' for name in names)} %" if names else "not possible"
+
+
+def _law(reproduction: Reproduction, model: str) -> str:
+    fitted = chosen_fit(reproduction, model)
+    points = reproduction.throughput.points.rows.where(_rows_of_model(reproduction, model))
+    suspects = points.where(fitted.suspects)
+    names = ", ".join(
         f"{series.split('/', 1)[1]} s = {sparsity:g} b = {batch:g}"
-        for series, sparsity, batch in zip(bad.series, bad.sparsity, bad.batch_size, strict=True)
+        for series, sparsity, batch in zip(
+            suspects.series, suspects.sparsity, suspects.batch_size, strict=True
+        )
     )
-    return f"{fitted.form} (points that it does not believe: {named})"
+    return f"{fitted.form} (suspect points: {names})"
 
 
-def _of(told: Reproduction, model: str) -> np.ndarray:
-    return np.flatnonzero(told.throughput.points.model == model)
+def _rows_of_model(reproduction: Reproduction, model: str) -> np.ndarray:
+    return np.flatnonzero(reproduction.throughput.points.model == model)
 
 
-def _fitted(told: Reproduction, model: str) -> FittedForm:
-    fitted = fit_chosen(told.throughput.points.rows.where(_of(told, model)))
+def chosen_fit(reproduction: Reproduction, model: str) -> FittedForm:
+    """Fit of the chosen law to every point of one model."""
+    points = reproduction.throughput.points.rows
+    fitted = fit_chosen(points.where(_rows_of_model(reproduction, model)))
     assert fitted is not None
     return fitted
 
 
-def _largest(told: Reproduction) -> str:
-    largest = told.largest
+def _largest(reproduction: Reproduction) -> str:
+    largest = reproduction.largest
     rows = [
         (
             row["gpu"],
@@ -180,14 +194,15 @@ def _largest(told: Reproduction) -> str:
     headers = ("GPU", "data", "s", "from", "published", "Eq. 1", "ours")
     return "\n\n".join(
         [
-            "## Table III, and every largest batch of Mixtral",
+            "## Table III, and every largest batch size of Mixtral",
             table(headers, rows),
             (
                 f"Exact: Eq. 1 {largest.exact(largest.eq1)}, ours {largest.exact(largest.ours)} "
-                f"of {len(rows)}. Both fitted so that most agree: Eq. 1 with c0 = {c0:.1f}, "
-                f"c1 = {c1:.2f} (nominal memory, 23.35 GB of weights, median lengths); ours with "
-                f"what CUDA reports, {largest.model_gib:.1f} GiB for all that the model holds, "
-                f"MATH's batches {largest.ratio:.2f} times as long as CS's."
+                f"of {len(rows)}. Both are fitted to agree with as many rows as possible. Eq. 1 "
+                f"has c0 = {c0:.1f}, c1 = {c1:.2f}, nominal memory, 23.35 GB of weights and median "
+                "lengths. Ours uses the memory that CUDA reports, "
+                f"{largest.model_gib:.1f} GiB for everything the model holds, and batches of MATH "
+                f"that are {largest.ratio:.2f} times as long as those of CS."
             ),
         ]
     )
@@ -204,69 +219,62 @@ def _projections() -> str:
         for memory, published in PROJECTED.items()
     ]
     headers = ("GPU", "published", "Eq. 1 as drawn (62, 0.89)", "Eq. 1 as in the text (82, 0.95)")
-    return f"## Fig. 13, largest batches of sparse Mixtral\n\n{table(headers, rows)}"
+    return f"## Fig. 13, largest batch sizes of sparse Mixtral\n\n{table(headers, rows)}"
 
 
-def _costs(told: Reproduction) -> str:
-    fitted = _fitted(told, MIXTRAL)
-    points = told.throughput.points
-    rows = []
-    for name, (batch, rate, price, published) in TABLE_IV.items():
+def _costs(reproduction: Reproduction) -> str:
+    fitted = chosen_fit(reproduction, MIXTRAL)
+    points = reproduction.throughput.points.rows
+    rows: list[Row] = []
+    for name, (batch, rate, usd_per_hour, published_usd) in TABLE_IV.items():
         gpu = "H100-80GB" if name == "H100" else name
-        series = f"{MIXTRAL}/{gpu}/{MATH}"
-        of = np.flatnonzero((points.rows.series == series) & (points.rows.batch_size == batch))
-        sparse = points.rows.where(of[points.rows.sparsity[of] < 1])
-        ours = float((sparse.batch_size / fitted.seconds(sparse))[0])
-        rows.append(
-            (
-                name,
-                batch,
-                f"{rate:.2f}",
-                f"{ours:.2f}",
-                f"{published:.1f}",
-                f"{told.figures[f'table_iv_usd.{name}']:.1f}",
-                f"{job_usd(TABLE_IV_QUERIES, ours, price):.1f}",
-            )
-        )
-    headers = (
-        "GPU",
-        "batch",
-        "examples/s",
-        "ours",
-        "$ published",
-        "$ of its examples/s",
-        "$ by our law",
-    )
-    return "\n\n".join(
-        [
-            "## Table IV, sparse Mixtral on MATH, ten epochs",
-            table(headers, rows),
-            (
-                f"15,000 examples at CUDO's prices. OpenOrca on the H100: ${OPENORCA_USD:.0f} "
-                f"published, ${told.figures['openorca_usd']:.0f} for {OPENORCA_QUERIES:,} "
-                "examples, which is what the published sum comes from."
-            ),
+        is_row = (points.series == f"{MIXTRAL}/{gpu}/{MATH}") & (points.batch_size == batch)
+        sparse = points.where(np.flatnonzero(is_row & (points.sparsity < 1)))
+        our_rate = float((sparse.batch_size / fitted.seconds(sparse))[0])
+        papers_usd = reproduction.figures[f"table_iv_usd.{name}"]
+        our_usd = job_usd(TABLE_IV_QUERIES, our_rate, usd_per_hour)
+        label = f"{name}, batch {batch}"
+        rows += [
+            (f"{label}: examples/s", f"{rate:.2f}", f"{our_rate:.2f}"),
+            (f"{label}: $", f"{published_usd:.1f}", f"{our_usd:.1f}"),
+            (f"{label}: $ at the published examples/s", f"{papers_usd:.1f}", ""),
         ]
+    openorca_usd = reproduction.figures["openorca_usd"]
+    rows.append(
+        (
+            f"OpenOrca on the H100: $ of {OPENORCA_QUERIES:,} examples",
+            f"{OPENORCA_USD:.0f}",
+            f"{openorca_usd:.0f}",
+        )
+    )
+    return _comparison(
+        "Table IV, sparse Mixtral on MATH, ten epochs", rows, "15,000 examples at CUDO's prices."
     )
 
 
-def _series(told: Reproduction) -> str:
-    throughput = told.throughput
+def _series(reproduction: Reproduction) -> str:
+    throughput = reproduction.throughput
     names = throughput.points.rows.series
     rows = []
     for name in np.unique(names):
-        of = names == name
+        in_series = names == name
         gpu = name.split("/")[1]
         claimed = CLAIMED_RMSE.get(gpu, OTHER_RMSE)
         ours, papers = (
-            float(throughput_errors(residuals[of]).mean())
+            float(throughput_errors(residuals[in_series]).mean())
             for residuals in (throughput.chosen, throughput.paper)
         )
         rmse = _rmse(throughput.points.rows, name)
         rows.append(
-            (name, int(of.sum()), f"< {claimed}", f"{rmse:.2f}", f"{papers:.1%}", f"{ours:.1%}")
+            (
+                *(name, int(in_series.sum()), f"< {claimed}", f"{rmse:.2f}"),
+                *(f"{papers:.1%}", f"{ours:.1%}"),
+            )
         )
-    headers = ("series", "points", "RMSE claimed", "RMSE", "paper's law, unseen", "ours, unseen")
+    headers = (
+        *("series", "points", "RMSE claimed", "RMSE"),
+        *("paper's law, point left out", "ours, point left out"),
+    )
     return f"## Fig. 14 and 15\n\n{table(headers, rows)}"
 
 
@@ -274,106 +282,52 @@ def _rmse(points: StepTimes, series: str) -> float:
     return rmse_eq2(points.where(points.series == series))
 
 
-def _contradictions(told: Reproduction) -> str:
-    points = told.throughput.points.rows
+def _contradictions(reproduction: Reproduction) -> str:
+    points = reproduction.throughput.points.rows
     worst = max(np.unique(points.series), key=lambda name: _rmse(points, name))
-    first = projected_max_batch(100)
-    at_80 = projected_max_batch(80)
-    text_80 = projected_max_batch(80, EQ1_TEXT)
-    lines = [
-        "Table III: 3 examples of sparse Mixtral on MATH fit an A40; Table IV and Fig. 14: 4.",
-        "Table III: 2 and 8 examples of BlackMamba on MATH; Fig. 14 has points up to 3 and 10.",
+    text_at_80, drawn_at_80 = projected_max_batch(80, EQ1_TEXT), projected_max_batch(80)
+    rows = (
+        ("examples of sparse Mixtral on MATH, A40", "3 (Table III)", "4 (Table IV, Fig. 14)"),
+        ("examples of BlackMamba on MATH, A40", "2, 8 (Table III)", "3, 10 (points of Fig. 14)"),
+        ("Eq. 1, C0 and C1", "82, 0.95 (text)", "62, 0.89 at 512 tokens (Fig. 13)"),
         (
-            "Eq. 1: C0 = 82 and C1 = 0.95 in the text; Fig. 13 was drawn with 62 and 0.89 at 512 "
-            f"tokens. At 80 GB they give {text_80:.1f} and {at_80:.1f}, where the figure shows 27."
+            "Eq. 1 at 80 GB",
+            "27 (Fig. 13)",
+            f"{text_at_80:.1f} with the text's constants, {drawn_at_80:.1f} with the figure's",
         ),
         (
-            f"Fig. 13: 28 examples at 100 GB is {first:.1f} rounded to the nearest; Eq. 1 rounds "
-            "down, to 27."
+            "Eq. 1 at 100 GB",
+            "28 (Fig. 13)",
+            f"{projected_max_batch(100):.1f}, which Eq. 1 rounds down to 27",
         ),
         (
-            "Eq. 1 takes a GPU's nominal memory and the weights alone: what the model holds is "
-            f"{told.largest.model_gib:.1f} GiB, not 23.35 GB."
+            "Eq. 1, memory of the model",
+            "23.35 GB: weights alone, on a GPU with its nominal memory",
+            f"{reproduction.largest.model_gib:.1f} GiB: everything the model holds",
         ),
         (
-            "Eq. 2 as printed is not what was fitted, which is q = C4 + C2 ln(b^(1/(s C3))), and "
-            "there C2 and C3 are one parameter: C3 was set by hand (1.8, 2.5); no data can tell it."
+            "Eq. 2",
+            "three coefficients (text)",
+            (
+                "q = C4 + C2 ln(b^(1/(s C3))) was fitted: C2 and C3 are one parameter. C3 was set "
+                "by hand (1.8, 2.5); no data can identify it"
+            ),
         ),
-        "Eq. 2 as printed has C4 as the throughput of one query, which it is not unless s C3 = 1.",
+        ("Eq. 2, C4", "throughput of one query (text)", "true only if s C3 = 1"),
+        ("Fig. 14, RMSE", "below 0.8", f"{_rmse(points, worst):.2f} at best on {worst}"),
         (
-            f"Fig. 14: the RMSE is said to be below 0.8; Eq. 2's best on {worst} is "
-            f"{_rmse(points, worst):.2f}."
+            "Fig. 15, data set of the A100 and H100 series",
+            "CS (titles of the artifact), GS (caption)",
+            "MATH, by their largest batch sizes",
         ),
         (
-            "Fig. 15: the artifact titles the A100 and H100 series CS; their largest batches are "
-            "those of MATH. The caption says GS."
+            "Fig. 15, dense point of the A100-80GB at batch 3",
+            "a point of its own",
+            "the value at batch 4, repeated",
         ),
-        "Fig. 15: the A100-80GB's dense point at batch 3 is that at 4, once more.",
-        "OpenOrca: $3460 is 2.9 million examples; the text says more than 2 million.",
-        "80 GB GPUs: which form they are, PCIe or SXM, is not said.",
-    ]
-    return "## Where the paper contradicts itself\n\n" + "\n".join(f"- {line}" for line in lines)
-
-
-def draw(told: Reproduction, folder: Path) -> list[Path]:
-    """Draws Fig. 13, 14 and 15 anew; the files that were written.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    points = told.throughput.points
-    on_a40 = points.gpu == "A40"
-    return [
-        _draw_memory(folder / "fig13.svg"),
-        _draw_series(told, np.unique(points.rows.series[on_a40]), folder / "fig14.svg"),
-        _draw_series(told, np.unique(points.rows.series[~on_a40]), folder / "fig15.svg"),
-    ]
-
-
-def _draw_memory(path: Path) -> Path:
-    from matplotlib.figure import Figure  # noqa: PLC0415 - half a second, for a drawing only
-
-    figure = Figure(figsize=(WIDTH * 1.4, HEIGHT), dpi=DPI, layout="constrained")
-    axes = figure.subplots()
-    memory = np.linspace(24.0, 125.0, 50)
-    for name, constants in (("drawn", EQ1_FIGURE), ("text", EQ1_TEXT)):
-        curve = [projected_max_batch(m, constants) for m in memory]
-        axes.plot(memory, curve, label=f"Eq. 1, constants as {name}")
-    axes.plot(list(PROJECTED), [int(b) for b in PROJECTED.values()], "^", label="published")
-    axes.set(xlabel="memory, GB", ylabel="largest batch", title="Sparse Mixtral, Fig. 13")
-    axes.legend(fontsize="small")
-    figure.savefig(path)
-    return path
-
-
-def _draw_series(told: Reproduction, names: np.ndarray, path: Path) -> Path:
-    from matplotlib.figure import Figure  # noqa: PLC0415 - as above
-
-    figure = Figure(figsize=(WIDTH * len(names), HEIGHT), dpi=DPI, layout="constrained")
-    all_axes = np.atleast_1d(figure.subplots(1, len(names)))
-    rows = told.throughput.points.rows
-    for axes, name in zip(all_axes, names, strict=True):
-        series = rows.where(rows.series == name)
-        fitted = _fitted(told, name.split("/")[0])
-        papers = fit_form(Form.LOGARITHM, series)
-        assert papers is not None
-        for curve, colour in _curves(series):
-            label = f"s = {curve.sparsity[0]:g}"
-            rate = curve.batch_size / curve.seconds
-            axes.plot(curve.batch_size, rate, "o", color=colour, label=label)
-            for law, style in ((papers, ":"), (fitted, "-")):
-                axes.plot(
-                    curve.batch_size, curve.batch_size / law.seconds(curve), style, color=colour
-                )
-        axes.set(title=name, xlabel="batch size", ylabel="examples/s")
-        axes.title.set_fontsize("small")
-        axes.legend(title="- ours, : paper's", fontsize="small", title_fontsize="small")
-    figure.savefig(path)
-    return path
-
-
-def _curves(series: StepTimes) -> Iterator[tuple[StepTimes, str]]:
-    for sparsity, colour in zip(np.unique(series.sparsity), ("tab:blue", "tab:red"), strict=True):
-        curve = series.where(series.sparsity == sparsity)
-        yield curve.where(np.argsort(curve.batch_size)), colour
+        ("OpenOrca", "more than 2 million queries (text)", "2.9 million, by $3460"),
+        ("80 GB GPUs, PCIe or SXM", "not stated", "unknown"),
+    )
+    return _comparison(
+        "Where the paper contradicts itself", rows, headers=("subject", "paper", "but")
+    )

@@ -7,7 +7,8 @@ from pathlib import Path
 from fitting.paper.reproduction import reproduction
 from fitting.tables.table_error import TableError
 from orchestrator.console import print_result, remark
-from orchestrator.reporting.paper_report import ReproduceError, as_markdown, draw
+from orchestrator.reporting.paper_figures import ReproduceError, draw
+from orchestrator.reporting.paper_report import as_markdown
 from orchestrator.run_folder.parallel_fit import fits_of
 from orchestrator.run_folder.run_folder import RunFolder
 
