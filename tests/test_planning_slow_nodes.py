@@ -18,9 +18,10 @@ from orchestrator.reporting.sections.recipe_section import compare_recipes
 from orchestrator.reporting.sections.slow_node_section import slow_nodes_section, slow_nodes_text
 from orchestrator.run_folder.observation_writer import ObservationWriter
 from orchestrator.run_folder.run_folder import open_run
-from orchestrator.running import driver
+from orchestrator.running import driver, trial_executor
 from orchestrator.running.driver import measure
 from orchestrator.running.recorder import ObservationRecorder
+from orchestrator.running.session import SweepSession
 from orchestrator.scheduling.node_queue import NodeAddress
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.scheduling.strategy import ExhaustiveStrategy
@@ -181,14 +182,15 @@ def test_a_node_that_joins_during_a_resumed_sweep_times_again_what_a_slow_one_di
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(driver, "cluster_address", lambda: "ray")
     monkeypatch.setattr(driver, "connected_cluster", lambda **_: nullcontext(cluster.begun))
-    monkeypatch.setattr(driver, "cluster_now", lambda: cluster.now)
-    monkeypatch.setattr(driver, "run_trials", cluster.run)
+    monkeypatch.setattr(trial_executor, "cluster_now", lambda: cluster.now)
+    monkeypatch.setattr(trial_executor, "run_trials", cluster.run)
     run = open_run(tmp_path / "run", DESKS, spec)
     with ObservationWriter(run) as writer:
         for each in (*timed_on(short, "quick", times=1, spec=spec), *slow):
             writer.append(each)
         rates = NodePrices(spec.merged_catalog())
-        plan = measure(run, writer, spec, rates, ExhaustiveStrategy(spec, rates), wait_seconds=60)
+        session = SweepSession(run, writer, spec, rates)
+        plan = measure(session, ExhaustiveStrategy(spec, rates), wait_seconds=60)
     (found,) = slow_nodes(run.observations())
     assert (found.host, found.standing) == ("slow", {})
     assert (plan.complete, plan.skipped) == ((short, long), ())

@@ -250,10 +250,10 @@ def test_what_a_node_is_rented_as_is_written_down_again_where_it_could_not_be(
     with ObservationWriter(run) as writer:
         diary = RunJournal(run, writer, NodePrices(CATALOG))
         with pytest.raises(StoreError):
-            diary.saw(cluster)
+            diary.record_nodes(cluster)
         in_the_way.rmdir()
         in_the_way.parent.rmdir()
-        diary.saw(cluster)
+        diary.record_nodes(cluster)
     assert run.rented() == diary.rates.rented == NodeRentals(nodes={"a": said})
 
 

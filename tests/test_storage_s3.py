@@ -243,14 +243,16 @@ def test_what_goes_wrong_in_an_outage_is_noted_without_waiting_for_the_bucket(
         diary = RunJournal(run, writer, NodePrices(spec_of().merged_catalog()))
         server.answers = (503, "ServiceUnavailable")
         for reason in ("first", "second"):
-            diary.note(Fault(kind="died", gpu="cpu", reason=reason, at="now", lost_seconds=1.0))
+            diary.record_fault(
+                Fault(kind="died", gpu="cpu", reason=reason, at="now", lost_seconds=1.0)
+            )
         writer.append(observation(1))
         assert server.objects("teams/one/").keys().isdisjoint({FAULTS})
         asked = len(server.asked)
         assert until(lambda: len(server.asked) > asked + 1)
         server.answers = None
         assert until(lambda: len(the_run().faults().faults) == 2)
-        diary.note(Fault(kind="died", gpu="cpu", reason="third", at="now"))
+        diary.record_fault(Fault(kind="died", gpu="cpu", reason="third", at="now"))
     assert [fault.reason for fault in the_run().faults().faults] == ["first", "second", "third"]
     assert batches(the_run()) == [1]
 
@@ -349,12 +351,12 @@ def ended_in_an_outage(server: S3Server, *sizes: int) -> str:
     def sweep() -> None:
         with ObservationWriter(run := the_run()) as writer:
             diary = diary_of(run, writer)
-            diary.note(fault("first"))
+            diary.record_fault(fault("first"))
             assert until(lambda: noted(the_run()) == ["first"])
             server.answers = (503, "ServiceUnavailable")
-            diary.note(fault("second"))
+            diary.record_fault(fault("second"))
             node = Node({}, None, "a", labels=RENTAL.labels)
-            diary.saw(ClusterResources((node,)))
+            diary.record_nodes(ClusterResources((node,)))
             for size in sizes:
                 writer.append(observation(size))
 
@@ -378,7 +380,7 @@ def test_what_went_wrong_in_an_outage_without_end_is_kept_and_sent_by_the_next(
     server.age("teams/one/faults.json", 60)
     with ObservationWriter(again := the_run()) as writer:
         assert again.rented().nodes == {"a": RENTAL}
-        diary_of(again, writer).note(fault("third"))
+        diary_of(again, writer).record_fault(fault("third"))
     assert noted(run) == ["first", "second", "third"]
     assert batches(the_run()) == list(sizes)
     assert spools(tmp_path) == []

@@ -1,4 +1,4 @@
-"""What a driver keeps while trials run: what they report, and what it learns beside that."""
+"""Records that a driver keeps while trials run: observations, faults and the rentals of nodes."""
 
 from collections.abc import Callable
 
@@ -16,13 +16,16 @@ from trials.records.profile import Logged, Profiled
 
 
 class ObservationRecorder:
-    """Keeps what the trials report, shows it, and counts what it costs.
+    """Writes the results of trials to the run, shows them, and counts their costs.
 
     Args:
-        writer: to the run's observations.
-        progress: shows them.
-        meter: counts what they cost; absent where nobody asks.
-        learn: is told of all that is kept.
+        writer: writer of the run.
+        progress: display.
+        meter: counter of the costs; None to count none.
+        learn: called with each new result.
+
+    Attributes:
+        observations: the new ones, in order.
     """
 
     def __init__(
@@ -36,40 +39,45 @@ class ObservationRecorder:
         self._progress = progress
         self._meter = meter
         self._learn = learn
-        self.seen: list[Observation] = []
+        self.observations: list[Observation] = []
 
     def started(self, cell: Cell) -> None:
-        """A trial runs."""
+        """Show that a trial runs."""
         self._progress.started(cell)
 
-    def observed(self, observation: Logged) -> None:
-        """A probe or a profile ended."""
-        if not self._writer.append(observation):
+    def observed(self, result: Logged) -> None:
+        """Record a probe or a profile that ended, unless the run has it."""
+        if not self._writer.append(result):
             return
-        self._learn(observation)
+        self._learn(result)
         if self._meter is not None:
-            self._meter.observed(observation)
+            self._meter.observed(result)
             self._progress.spent_usd = self._meter.usd
-        if isinstance(observation, Profiled):
-            self._progress.profiled(observation)
+        if isinstance(result, Profiled):
+            self._progress.profiled(result)
         else:
-            self.seen.append(observation)
-            self._progress.observed(observation)
+            self.observations.append(result)
+            self._progress.observed(result)
 
     def ended(self, cell: Cell, error: str | None) -> None:
-        """A trial is over."""
+        """Show that a trial ended."""
         self._progress.ended(cell, error)
 
 
 class RunJournal:
-    """Keeps what a sweep learns beside its observations: what goes wrong, and of its nodes.
+    """Records the faults of a sweep and the rentals of its nodes.
 
-    It is written the way observations are: no trial waits for a bucket that is away.
+    Files are written through the writer of observations: no trial waits for a bucket that does not
+    answer.
 
     Args:
-        folder: of the run.
-        writer: to it.
-        rates: are told what nodes say that they are rented as.
+        folder: run.
+        writer: its writer.
+        rates: prices of nodes, updated with the rentals that new nodes report.
+
+    Attributes:
+        rates: as above.
+        faults: of the whole run.
     """
 
     def __init__(self, folder: RunFolder, writer: ObservationWriter, rates: NodePrices) -> None:
@@ -77,13 +85,13 @@ class RunJournal:
         self.rates = rates
         self.faults = folder.faults()
 
-    def note(self, fault: Fault) -> None:
-        """Writes down what went wrong."""
+    def record_fault(self, fault: Fault) -> None:
+        """Record a fault."""
         self.faults = Faults(faults=(*self.faults.faults, fault))
         self._writer.write(FAULTS, self.faults)
 
-    def saw(self, cluster: ClusterResources) -> None:
-        """Writes down what nodes are rented as that were not there before."""
+    def record_nodes(self, cluster: ClusterResources) -> None:
+        """Record the rentals that new nodes report."""
         rented = self.rates.rented.with_nodes(cluster.nodes)
         if rented is not self.rates.rented:
             self._writer.write(RENTED, rented)

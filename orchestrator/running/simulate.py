@@ -1,59 +1,57 @@
 """Simulated cells of a sweep: traced, replayed and logged like measured ones."""
 
+import logging
 from functools import partial
 
-from orchestrator.console import remark
 from orchestrator.planning.plan import Plan, trial_task
 from orchestrator.run_folder.file_names import PLAN
-from orchestrator.run_folder.observation_writer import ObservationWriter
-from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.running.progress import Progress
 from orchestrator.running.recorder import ObservationRecorder
+from orchestrator.running.session import SweepSession
 from orchestrator.spec.job_tokens import shorter_lengths
-from orchestrator.spec.sweep_spec import SweepSpec
 from trials.local_runner import simulate_trials
+from trials.records.cell import Cell
 from trials.records.observation import by_cell
 from trials.simulation.timing_model import EfficiencyConstants
 from trials.simulation.trace_cache import Traces
-from trials.trial import next_ask
+from trials.trial import TrialTask, next_ask
+
+logger = logging.getLogger(__name__)
 
 
-def simulate(
-    folder: RunFolder,
-    writer: ObservationWriter,
-    spec: SweepSpec,
-    plan: Plan,
-    constants: EfficiencyConstants,
-) -> Plan:
-    """Simulates what is to be simulated and is not known yet; the plan that is left."""
+def simulate(session: SweepSession, plan: Plan, constants: EfficiencyConstants) -> Plan:
+    """Simulate the pending simulated cells of a plan; the plan that is left is written."""
     cells = [cell for cell in plan.pending if cell.simulated]
     if not cells:
         return plan
     models = ", ".join(dict.fromkeys(cell.model for cell in cells))
-    remark(f"{folder.path}: tracing {models} to simulate {len(cells)} cells; no GPU runs them")
-    catalog, seen = spec.merged_catalog(), folder.observations()
-    known = by_cell(seen)
-    tasks = [trial_task(spec, catalog, cell, known[cell]) for cell in cells]
-    with Progress(cells, complete=len(plan.complete), known=seen) as progress:
-        lengths = partial(shorter_lengths, spec.workload)
+    logger.info(
+        "%s: tracing %s to simulate %d cells; no GPU runs them",
+        session.folder.path,
+        models,
+        len(cells),
+    )
+    observations = session.folder.observations()
+    with Progress(cells, complete=len(plan.complete), known=observations) as progress:
         simulate_trials(
-            tasks,
-            ObservationRecorder(writer, progress),
+            _tasks(session, cells),
+            ObservationRecorder(session.writer, progress),
             Traces(tell=progress.remark),
             constants,
-            lengths,
+            partial(shorter_lengths, session.spec.workload),
         )
-    known = by_cell(folder.observations())
-    done = {
-        cell
-        for cell in cells
-        if next_ask(task := trial_task(spec, catalog, cell, known[cell]), task.done) is None
-    }
+    done = {task.cell for task in _tasks(session, cells) if next_ask(task, task.done) is None}
     plan = plan.model_copy(
         update={
             "complete": (*plan.complete, *(cell for cell in cells if cell in done)),
             "pending": tuple(cell for cell in plan.pending if cell not in done),
         }
     )
-    writer.write(PLAN, plan)
+    session.writer.write(PLAN, plan)
     return plan
+
+
+def _tasks(session: SweepSession, cells: list[Cell]) -> list[TrialTask]:
+    """Trials of cells, by the observations until now."""
+    observations = by_cell(session.folder.observations())
+    return [trial_task(session.spec, session.catalog, cell, observations[cell]) for cell in cells]

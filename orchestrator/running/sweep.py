@@ -7,17 +7,18 @@ from dataclasses import dataclass, field
 from gpu_catalog.catalog import Catalog
 from orchestrator.planning.cluster_resources import this_machine
 from orchestrator.planning.node_pricing import NodePrices
-from orchestrator.planning.plan import Plan, make_plan
+from orchestrator.planning.plan import Plan
 from orchestrator.planning.spending import Meter
 from orchestrator.pricing.offer_constraints import OfferFilter
 from orchestrator.ranking.ranked_offer import Ranking
 from orchestrator.ray_backend.tune_loggers import Tool, check_tools
 from orchestrator.reporting.write_reports import write_derived_files
 from orchestrator.run_folder.file_names import RENTED
-from orchestrator.run_folder.load_results import node_prices, spending_meter
+from orchestrator.run_folder.load_results import node_prices
 from orchestrator.run_folder.observation_writer import ObservationWriter
 from orchestrator.run_folder.run_folder import RunFolder, open_run
 from orchestrator.running.driver import measure
+from orchestrator.running.session import SweepSession
 from orchestrator.running.simulate import simulate
 from orchestrator.scheduling.adaptive import AdaptiveStrategy
 from orchestrator.scheduling.strategy import Conclusion, ExhaustiveStrategy, Strategy
@@ -102,35 +103,21 @@ def run_sweep(request: SweepRequest, now: dt.datetime) -> SweepOutcome:
         rates = node_prices(folder, catalog, request.rented_as)
         if rates.rented != folder.rented():  # later commands on this run must price it alike
             writer.write(RENTED, rates.rented)
+        session = SweepSession(folder, writer, spec, rates)
         strategy = request.strategy(rates)
-        plan = _execute(request, folder, writer, rates, strategy)
+        plan = _execute(request, session, strategy)
     ranking = write_derived_files(folder, spec, catalog, plan, now)
-    meter = spending_meter(folder, spec, rates)
+    meter = session.meter()
     conclusion = strategy.conclusion(plan, folder.observations(), meter.usd or 0.0)
     return SweepOutcome(folder, plan, ranking, meter, conclusion)
 
 
-def _execute(
-    request: SweepRequest,
-    folder: RunFolder,
-    writer: ObservationWriter,
-    rates: NodePrices,
-    strategy: Strategy,
-) -> Plan:
-    """Measure and simulate, in the order of the strategy."""
-    spec, constants = request.spec, request.constants
-    if spec.profile and not strategy.makes_profiles:
+def _execute(request: SweepRequest, session: SweepSession, strategy: Strategy) -> Plan:
+    """Measure and simulate, in the order of the strategy; the plan that is left."""
+    if session.spec.profile and not strategy.makes_profiles:
         logger.info("profile: an adaptive sweep makes no profiles: resume it without --adaptive")
     if strategy.simulates_first:
-        plan = make_plan(spec, request.catalog, this_machine(), folder.observations())
-        simulate(folder, writer, spec, plan, constants)
-    plan = measure(
-        folder,
-        writer,
-        spec,
-        rates,
-        strategy,
-        wait_seconds=request.wait_minutes * 60,
-        log_to=request.log_to,
-    )
-    return plan if strategy.simulates_first else simulate(folder, writer, spec, plan, constants)
+        plan = session.plan(this_machine(), session.folder.observations())
+        simulate(session, plan, request.constants)
+    plan = measure(session, strategy, wait_seconds=request.wait_minutes * 60, log_to=request.log_to)
+    return plan if strategy.simulates_first else simulate(session, plan, request.constants)

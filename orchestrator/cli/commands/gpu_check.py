@@ -44,7 +44,7 @@ def gpu_check(options: argparse.Namespace) -> int:
         tasks = [trial_task(spec, catalog, cell, of_cell[cell], threads=threads) for cell in cells]
         with Progress(cells, complete=len(plan.complete), known=known) as progress:
             keeper = ObservationRecorder(writer, progress)
-            run_trials_here(tasks, keeper, time_is_left(options.seconds, keeper.seen))
+            run_trials_here(tasks, keeper, time_is_left(options.seconds, keeper.observations))
         plan = make_plan(spec, catalog, machine, run.observations())
         run.write(PLAN, plan)
     write_derived_files(run, spec, catalog, plan, now())

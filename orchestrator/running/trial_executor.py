@@ -1,0 +1,254 @@
+"""Execution of a sweep's trials: scheduled on nodes, run by Ray, recorded, priced and shown."""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from orchestrator.planning.cluster_resources import ClusterResources
+from orchestrator.planning.faults import Fault
+from orchestrator.planning.plan import Plan, trial_task
+from orchestrator.planning.slow_nodes import slow_nodes
+from orchestrator.ray_backend.cluster import cluster_now
+from orchestrator.ray_backend.tune_runner import run_trials
+from orchestrator.run_folder.file_names import PLAN
+from orchestrator.run_folder.run_folder import RunFolder
+from orchestrator.running.progress import Progress
+from orchestrator.running.recorder import ObservationRecorder, RunJournal
+from orchestrator.running.session import SweepSession
+from orchestrator.scheduling.node_queue import Task
+from orchestrator.scheduling.scheduler import Scheduler
+from orchestrator.scheduling.strategy import MeasurementRequest
+from trials.profile_trial import ProfileTask
+from trials.records.cell import Cell
+from trials.records.observation import Observation, by_cell, largest_batch
+from trials.records.profile import Logged, Profiled, ProfileRule, sizes_to_profile
+from trials.trial import TrialTask, next_ask
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TrialBatch:
+    """Trials that are executed together.
+
+    Attributes:
+        cells: in order.
+        task: next task of a cell, by the results until now; None when nothing is left of it.
+        learn: takes each new result.
+        cluster: nodes to size the trials for.
+        complete: cells of the sweep that were complete before, for the progress display.
+        loggers: Ray Tune callbacks.
+        nodes_out: ids of nodes to avoid, with the reasons.
+    """
+
+    cells: Sequence[Cell]
+    task: Callable[[Cell], Task | None]
+    learn: Callable[[Logged], None]
+    cluster: ClusterResources
+    complete: int = 0
+    loggers: Sequence[Any] = ()
+    nodes_out: Mapping[str, str] = field(default_factory=dict)
+
+
+class TrialExecutor:
+    """Executes the trials of a sweep on the connected cluster.
+
+    Args:
+        session: the run.
+        cluster: nodes at the start of the sweep.
+        wait_seconds: time to wait for a node that the autoscaler starts.
+        budget_usd: no probe begins once the run has cost this much; None for no limit.
+
+    Attributes:
+        session: the run.
+        no_node: cells that had no node, with the reasons.
+        died: cells whose trials died too often, with the last causes.
+    """
+
+    def __init__(
+        self,
+        session: SweepSession,
+        cluster: ClusterResources,
+        *,
+        wait_seconds: float,
+        budget_usd: float | None,
+    ) -> None:
+        self.session = session
+        self.no_node: dict[Cell, str] = {}
+        self.died: dict[Cell, str] = {}
+        self._cluster = cluster
+        self._wait_seconds = wait_seconds
+        self._budget_usd = budget_usd
+        self._journal = RunJournal(session.folder, session.writer, session.rates)
+        self._journal.record_nodes(cluster)
+
+    @property
+    def spent_usd(self) -> float:
+        """Dollars that the run has cost until now."""
+        return self.session.meter().usd or 0.0
+
+    def replan(self) -> tuple[list[Observation], Plan]:
+        """Observations until now, and the plan that they leave, which is written to the run."""
+        observations = self.session.folder.observations()
+        plan = self.session.plan(self._cluster, observations).after(self.no_node, self.died)
+        self.session.writer.write(PLAN, plan)
+        return observations, plan
+
+    def measure(
+        self, wanted: Mapping[Cell, MeasurementRequest], complete: int, loggers: Sequence[Any] = ()
+    ) -> None:
+        """Measure cells.
+
+        Args:
+            wanted: measurements to make, in order.
+            complete: cells of the sweep that are complete.
+            loggers: Ray Tune callbacks.
+        """
+        scheduler = self._measure(wanted, self._cluster, complete=complete, loggers=loggers)
+        self.no_node |= scheduler.no_node
+        self.died |= scheduler.died
+
+    def retime_slow_cells(self) -> bool:
+        """Time the batches of slow nodes again, where another node with that GPU is up.
+
+        Returns:
+            Whether anything was to be timed.
+        """
+        slow = slow_nodes(self.session.folder.observations())
+        if not slow:
+            return False
+        # Nodes may have joined whose GPUs the sweep began without.
+        cluster = cluster_now()
+        reasons = {node.node_id: node.text for node in slow}
+        out = {*reasons, *self._journal.faults.nodes_out(), *cluster.leaving}
+        sizes: dict[Cell, list[int]] = defaultdict(list)
+        for cell, sizes_on_node in (item for node in slow for item in node.standing.items()):
+            resources = cluster.trial_resources(self.session.catalog.gpu(cell.device))
+            if resources is not None and cluster.holding(resources, out):
+                sizes[cell] += sizes_on_node
+        if not sizes:
+            return False
+        nodes = "; ".join(reasons.values())
+        logger.info("%s: timing %d trials again elsewhere", nodes, len(sizes))
+        wanted = {cell: MeasurementRequest(timed=tuple(timed)) for cell, timed in sizes.items()}
+        self._measure(wanted, cluster, nodes_out=reasons)
+        return True
+
+    def profile(self, plan: Plan) -> None:
+        """Profile the complete cells of a plan."""
+        folder = self.session.folder
+        # A cell may have been measured on a GPU that no node has now.
+        largest = {
+            cell: batch_size
+            for cell, batch_size in largest_to_profile(folder, plan).items()
+            if self._cluster.trial_resources(self.session.catalog.gpu(cell.device))
+        }
+        if not largest:
+            return
+        if self.session.meter().reaches(self._budget_usd):
+            logger.info(
+                "%s: the budget is spent: %d cells are not profiled", folder.path, len(largest)
+            )
+            return
+        logger.info("%s: profiling %d cells", folder.path, len(largest))
+        profiles = by_cell(folder.profiles())
+
+        def learn(result: Logged) -> None:
+            if isinstance(result, Profiled):
+                profiles[result.cell].append(result)
+
+        def task(cell: Cell) -> ProfileTask | None:
+            sizes = sizes_to_profile(largest[cell], profiles[cell])
+            if not sizes:
+                return None
+            return ProfileTask(
+                trial=self._trial(cell, (), self._cluster),
+                rule=ProfileRule(),
+                batch_sizes=tuple(sizes),
+                done=tuple(profiles[cell]),
+            )
+
+        self._execute(TrialBatch(list(largest), task, learn, self._cluster))
+
+    def _measure(
+        self,
+        wanted: Mapping[Cell, MeasurementRequest],
+        cluster: ClusterResources,
+        *,
+        complete: int = 0,
+        loggers: Sequence[Any] = (),
+        nodes_out: Mapping[str, str] | None = None,
+    ) -> Scheduler:
+        nodes_out = nodes_out or {}
+        observations = by_cell(self.session.folder.observations())
+
+        def learn(result: Logged) -> None:
+            if isinstance(result, Observation):
+                observations[result.cell].append(result)
+
+        def task(cell: Cell) -> TrialTask | None:
+            request = wanted[cell]
+            trial = self._trial(cell, observations[cell], cluster).model_copy(
+                update={
+                    "timed": request.timed,
+                    "most_seconds": request.most_seconds,
+                    "slow_nodes": tuple(nodes_out),
+                }
+            )
+            return None if next_ask(trial, trial.done) is None else trial
+
+        return self._execute(
+            TrialBatch(list(wanted), task, learn, cluster, complete, loggers, nodes_out)
+        )
+
+    def _trial(
+        self, cell: Cell, observations: Sequence[Observation], cluster: ClusterResources
+    ) -> TrialTask:
+        catalog = self.session.catalog
+        threads = cluster.threads(catalog.gpu(cell.device))
+        return trial_task(self.session.spec, catalog, cell, observations, threads=threads)
+
+    def _execute(self, batch: TrialBatch) -> Scheduler:
+        """Run trials to their end; the scheduler has the cells that could not be measured."""
+        session, journal, meter = self.session, self._journal, self.session.meter()
+        gpus = {cell.device: session.catalog.gpu(cell.device) for cell in batch.cells}
+        observations = session.folder.observations()
+        with Progress(batch.cells, complete=batch.complete, known=observations) as progress:
+            progress.spent_usd = meter.usd
+
+            def note(fault: Fault) -> None:
+                journal.record_fault(fault)
+                meter.lost(fault)
+                progress.spent_usd = meter.usd
+                if fault.cell is None:  # else the line of its trial says it
+                    progress.remark(f"{fault.node or fault.gpu}: {fault.reason}")
+
+            scheduler = Scheduler(
+                batch.cells,
+                batch.task,
+                {key: batch.cluster.trial_resources(gpu) or {} for key, gpu in gpus.items()},
+                batch.cluster,
+                wait_seconds=self._wait_seconds,
+                nodes_out={**batch.nodes_out, **journal.faults.nodes_out()},
+                note=note,
+                is_spent=partial(meter.reaches, self._budget_usd),
+            )
+            recorder = ObservationRecorder(session.writer, progress, meter, batch.learn)
+            run_trials(scheduler, recorder, cluster_now, batch.loggers, journal.record_nodes)
+        return scheduler
+
+
+def largest_to_profile(folder: RunFolder, plan: Plan) -> dict[Cell, int]:
+    """Largest batch size of each complete cell that a device has measured and profiles lack."""
+    observations, profiles = by_cell(folder.observations()), by_cell(folder.profiles())
+    sizes = {}
+    for cell in plan.complete:
+        if cell.simulated or cell.capped_on is not None:
+            continue
+        largest = largest_batch(observations[cell])
+        if largest is not None and sizes_to_profile(largest[0], profiles[cell]):
+            sizes[cell] = largest[0]
+    return sizes
