@@ -1,10 +1,15 @@
-"""Two runs side by side, in numbers."""
+"""Comparison of two runs."""
 
 import re
 
 from builders.runs import ONE_CELL, SIMULATED, results
 
-from orchestrator.reporting.comparison import changes_table, compare, comparison_markdown
+from orchestrator.reporting.comparison import (
+    ANOTHER_HOUR,
+    changes_table,
+    compare,
+    comparison_markdown,
+)
 from orchestrator.reporting.markdown_report import cheapest_section
 from trials.records.observation import Basis, Observation
 
@@ -14,38 +19,40 @@ RECIPES = ONE_CELL.replace(
 )
 
 
-def slower(seen: list[Observation], by: float) -> list[Observation]:
-    """The same probes, each step so many times as long."""
-    found = []
-    for o in seen:
+def slower(observations: list[Observation], by: float) -> list[Observation]:
+    """The same probes with every step time multiplied by a factor."""
+    changed = []
+    for o in observations:
         measured = o.measurement
         if measured is not None:
             steps = tuple(by * seconds for seconds in measured.step_seconds)
             measured = measured.model_copy(update={"step_seconds": steps})
-        found.append(o.model_copy(update={"measurement": measured}))
-    return found
+        changed.append(o.model_copy(update={"measurement": measured}))
+    return changed
 
 
 def test_two_simulations_have_no_interval() -> None:
-    """They share their error; a measured one beside them has its own."""
+    """They share their error; a measured cell beside them has an interval."""
     before = results(BOTH)
-    found = compare(before, results(BOTH, slower(before.observed, 1 / 1.05)), ("a", "b"))
-    told = {each.cell.gpu: each for each in found.speeds}
+    comparison = compare(before, results(BOTH, slower(before.observed, 1 / 1.05)), ("a", "b"))
+    speeds = {speed.cell.gpu: speed for speed in comparison.speeds}
     for gpu in ("A40", "H100-SXM"):
-        assert (told[gpu].low, told[gpu].high) == (None, None)
-        assert (told[gpu].change, told[gpu].verdict) == ("+5.0%", "faster, both simulated")
-    assert told["cpu"].low is not None
-    assert told["cpu"].change.startswith("+5.0% (")
-    row = dict(zip(changes_table(found).columns, changes_table(found).rows[1], strict=True))
+        assert (speeds[gpu].low, speeds[gpu].high) == (None, None)
+        assert (speeds[gpu].change, speeds[gpu].verdict) == ("+5.0%", "faster, both simulated")
+    assert speeds["cpu"].low is not None
+    assert speeds["cpu"].change.startswith("+5.0% (")
+    table = changes_table(comparison)
+    row = dict(zip(table.columns, table.rows[1], strict=True))
     assert (row["gpu"], row["low"], row["high"]) == ("A40", None, None)
     same = compare(before, before, ("a", "b"))
-    assert "-0.0%" not in comparison_markdown(found)
-    assert "A machine that was busier" in comparison_markdown(found)
-    assert {each.verdict for each in same.speeds} == {"not told apart", "the same, both simulated"}
+    assert "-0.0%" not in comparison_markdown(comparison)
+    assert ANOTHER_HOUR in comparison_markdown(comparison)
+    verdicts = {speed.verdict for speed in same.speeds}
+    assert verdicts == {"no clear difference", "same, both simulated"}
 
 
-def test_largest_batches_tell_what_they_are_by() -> None:
-    """A measured one beside a simulated one; and how many of each have not changed."""
+def test_largest_batches_show_their_basis() -> None:
+    """A measured one beside a simulated one, and the number of unchanged cells of each basis."""
     before = results(BOTH)
     after = [
         o.model_copy(update={"batch_size": o.batch_size - 10, "basis": Basis.SIMULATED})
@@ -53,22 +60,23 @@ def test_largest_batches_tell_what_they_are_by() -> None:
         if not o.cell.simulated and o.batch_size > 10
     ]
     text = comparison_markdown(compare(before, results(ONE_CELL, after), ("a", "b")))
-    assert re.search(r"\| 40 measured +\| 30 simulated +\| -10 +\|", text)
-    assert "The same in 0 of 1 cells." in text
-    assert "The same in 3 of 3 cells (1 measured, 2 simulated)." in comparison_markdown(
-        compare(before, before, ("a", "b"))
-    )
+    row = next(line for line in text.splitlines() if "| 40 measured" in line)
+    assert "| 30 simulated | -10 |" in re.sub(" +", " ", row)
+    assert "in 0 of 1 cells." in text
+    same = comparison_markdown(compare(before, before, ("a", "b")))
+    assert "3 of 3 cells" in same
+    assert "1 measured, 2 simulated" in same
 
 
-def test_recipes_of_one_job_are_told_apart() -> None:
-    """Each has a line of its own in the chart, and its recipe in every table."""
+def test_recipes_of_one_job_have_different_names() -> None:
+    """Each recipe has a line of its own in the chart, and its name in every table."""
     before = results(RECIPES)
-    found = compare(before, before, ("a", "b"))
-    names = [row[0] for row in changes_table(found).rows]
-    assert names == ["llama-tiny, 16 tokens · full-checkpointed", "llama-tiny, 16 tokens · full"]
-    cheapest = comparison_markdown(found).partition("## The cheapest")[2].partition("##")[0]
-    told = cheapest_section(before.ranking)
-    assert "- llama-tiny, 16 tokens, full-fp32: Use " in told or ", full-fp32: Rent " in told
-    assert "- llama-tiny, 16 tokens, full-fp32-checkpointed: " in told
+    comparison = compare(before, before, ("a", "b"))
+    names = [row[0] for row in changes_table(comparison).rows]
+    assert [name.rpartition(" · ")[2] for name in names] == ["full-checkpointed", "full"]
+    cheapest = comparison_markdown(comparison).partition("## Cheapest")[2].partition("##")[0]
+    section = cheapest_section(before.ranking)
+    assert ", full-fp32: " in section
+    assert "-fp32-checkpointed: " in section
     assert "| full-fp32 " in cheapest
-    assert "| full-fp32-checkpointed " in cheapest
+    assert "-fp32-checkpointed " in cheapest

@@ -1,4 +1,4 @@
-"""A run's observations in the columns of others, for their tools."""
+"""Export of a run's observations as a CSV with the columns of IBM's ado."""
 
 from collections import Counter
 from pathlib import Path
@@ -13,27 +13,27 @@ ADO = "ado.csv"
 
 
 def export_ado(folder: RunFolder, path: Path | None) -> str:
-    """Writes what a run observed in the columns of IBM's ado.
+    """Write a run's observations with the columns of IBM's ado.
 
     Args:
         folder: the run.
-        path: where to; ``ado.csv`` in the run unless told.
+        path: file to write; None for ``ado.csv`` in the run folder.
 
     Returns:
-        What was written where, in a line.
+        One line: the file, the number of rows of each basis, and how many were not exported.
 
     Raises:
-        StoreError: it cannot be.
+        StoreError: the file cannot be written.
     """
     gpus = {gpu.key: gpu for gpu in folder.spec().merged_catalog().gpus}
     observations = standing(folder.observations())
     frame = ado_frame(observations, gpus)
     written = _write(folder, path, frame.to_csv(index=False))
     counts = Counter(frame["basis"]) if len(frame) else Counter()
-    told = ", ".join(f"{count} {basis}" for basis, count in sorted(counts.items())) or "none"
-    left = len(observations) - len(frame)
-    others = f"; left out {left} that say nothing of what fits" if left else ""
-    return f"{written}: {len(frame)} observations, {told}{others}"
+    bases = ", ".join(f"{count} {basis}" for basis, count in sorted(counts.items())) or "none"
+    dropped = len(observations) - len(frame)
+    note = f"; {dropped} not exported, with neither a fit nor an out-of-memory" if dropped else ""
+    return f"{written}: {len(frame)} observations, {bases}{note}"
 
 
 def _write(folder: RunFolder, path: Path | None, text: str) -> RunPath:

@@ -1,7 +1,7 @@
-"""Two runs side by side: what is faster, what fits, which GPU is the cheapest. Pure.
+"""Comparison of two runs: throughput, largest batch sizes and recommendations. Pure.
 
-Cells are alike when they are of the same GPU, model, weights, recipe, sparsity and length; one may
-have been simulated and the other measured, which is said.
+Cells match when they have the same GPU, model, weights, recipe, sparsity and length. One may be
+simulated and the other measured: every number shows its basis.
 """
 
 import math
@@ -24,13 +24,13 @@ from orchestrator.reporting.sections.recommendation import (
 )
 from orchestrator.run_folder.run_results import RunResults
 from trials.records.cell import Cell
-from trials.records.observation import Basis, Observation, largest_batch
+from trials.records.observation import Basis, largest_batch
 
 SPEEDS = "Examples per second"
-SAME = 0.0005  # less is told as +0.0 %
+SAME = 0.0005  # smaller changes are shown as +0.0 %
 ANOTHER_HOUR = (
-    "Intervals are of how the steps of one run scatter. A machine that was busier, or hotter, in "
-    "one of the two shows as a difference: measure both again before you believe one."
+    "Intervals cover the scatter of steps within one run. A machine that was busier or hotter in "
+    "one run also shows as a difference: measure both again before you rely on it."
 )
 
 
@@ -41,10 +41,10 @@ class SpeedChange:
     Attributes:
         cell: as the first run has it.
         batch_size: examples per step.
-        before, after: examples per second.
-        bases: of the two.
-        ratio: after over before.
-        low, high: its 90 % interval; absent of two simulations, which share their error.
+        before, after: examples per second in the first and the second run.
+        bases: basis of each of the two values.
+        ratio: after / before.
+        low, high: 90 % interval of the ratio; absent for two simulations, which share their error.
     """
 
     cell: Cell
@@ -58,32 +58,32 @@ class SpeedChange:
 
     @property
     def verdict(self) -> str:
-        """Whether they can be told apart."""
+        """Whether the difference is larger than its interval."""
         if self.low is None or self.high is None:
             if abs(self.ratio - 1) < SAME:
-                return "the same, both simulated"
+                return "same, both simulated"
             return f"{'faster' if self.ratio > 1 else 'slower'}, both simulated"
         if self.low > 1:
             return "faster"
-        return "slower" if self.high < 1 else "not told apart"
+        return "slower" if self.high < 1 else "no clear difference"
 
     @property
     def change(self) -> str:
-        """By how much, with the interval where there is one."""
-        told = _more(self.ratio)
+        """Relative change in percent, with its interval where there is one."""
+        change = _more(self.ratio)
         if self.low is None or self.high is None:
-            return told
-        return f"{told} ({_more(self.low)} to {_more(self.high)})"
+            return change
+        return f"{change} ({_more(self.low)} to {_more(self.high)})"
 
 
 @dataclass(frozen=True, slots=True)
 class LargestChange:
-    """The largest batch of one cell in both runs.
+    """Largest batch size of one cell in both runs.
 
     Attributes:
         cell: as the first run has it.
-        before, after: examples.
-        bases: of the two.
+        before, after: examples in the largest batch of the first and the second run.
+        bases: basis of each of the two values.
     """
 
     cell: Cell
@@ -94,16 +94,16 @@ class LargestChange:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs.
+    """Differences between two runs.
 
     Attributes:
-        names: of the two.
-        differing: fields of the specification, or versions of packages, that differ: what, in the
-            first, in the second.
-        speeds: of cells that both have.
-        largest: of cells whose largest batch both know.
-        choices: of the jobs that both have an answer to.
-        alone: cells that only the first has, and only the second.
+        names: names of the two runs.
+        differing: fields of the specification and versions of packages that differ: the name, its
+            value in the first run, its value in the second.
+        speeds: throughput of the cells that both runs timed at one batch size.
+        largest: largest batch sizes of the cells where both runs have one.
+        choices: recommendations for the jobs that both runs rank.
+        unmatched: cells that only the first run has, and cells that only the second has.
     """
 
     names: tuple[str, str]
@@ -111,56 +111,63 @@ class Comparison:
     speeds: list[SpeedChange]
     largest: list[LargestChange]
     choices: list[tuple[Recommendation, Recommendation]]
-    alone: tuple[list[Cell], list[Cell]]
+    unmatched: tuple[list[Cell], list[Cell]]
 
 
 def compare(before: RunResults, after: RunResults, names: tuple[str, str]) -> Comparison:
-    """What differs between two runs.
+    """Compare two runs.
 
     Args:
-        before: the first.
-        after: the second.
-        names: what to call them.
+        before: the first run.
+        after: the second run.
+        names: names of the two runs.
     """
-    theirs = {_alike(cell): cell for cell in after.cells}
-    mine = {_alike(cell) for cell in before.cells}
-    pairs = [(cell, theirs[of]) for cell in before.cells if (of := _alike(cell)) in theirs]
-    told = {comparable(answer.best.cell): answer for answer in recommendations(after.ranking)}
+    first = [(_identity(cell), cell) for cell in before.cells]
+    second = [(_identity(cell), cell) for cell in after.cells]
+    in_first, in_second = dict(first), dict(second)
+    pairs = [(cell, in_second[identity]) for identity, cell in first if identity in in_second]
     return Comparison(
         names=names,
         differing=[*_specifications(before, after), *_versions(before, after)],
         speeds=list(_speeds(before, after, pairs)),
-        largest=[
-            LargestChange(
-                cell, known[0], then[0], (_basis(before.seen(cell)), _basis(after.seen(other)))
-            )
-            for cell, other in pairs
-            if (known := largest_batch(before.seen(cell))) is not None
-            and (then := largest_batch(after.seen(other))) is not None
-        ],
-        choices=[
-            (answer, told[of])
-            for answer in recommendations(before.ranking)
-            if (of := comparable(answer.best.cell)) in told
-        ],
-        alone=(
-            [cell for cell in before.cells if _alike(cell) not in theirs],
-            [cell for cell in after.cells if _alike(cell) not in mine],
+        largest=list(_largest_changes(before, after, pairs)),
+        choices=list(_choices(before, after)),
+        unmatched=(
+            [cell for identity, cell in first if identity not in in_second],
+            [cell for identity, cell in second if identity not in in_first],
         ),
     )
 
 
-def _basis(seen: Sequence[Observation]) -> Basis:
-    """That of a cell: no cell has two."""
-    return seen[0].basis
+def _largest_changes(
+    before: RunResults, after: RunResults, pairs: Sequence[tuple[Cell, Cell]]
+) -> Iterator[LargestChange]:
+    for cell, other in pairs:
+        observations = before.seen(cell), after.seen(other)
+        first, second = map(largest_batch, observations)
+        if first is not None and second is not None:
+            # All observations of a cell have one basis.
+            bases = observations[0][0].basis, observations[1][0].basis
+            yield LargestChange(cell, first[0], second[0], bases)
 
 
-def _alike(cell: Cell) -> tuple[object, ...]:
+def _choices(
+    before: RunResults, after: RunResults
+) -> Iterator[tuple[Recommendation, Recommendation]]:
+    """Yield the recommendations of both runs for each job that both rank."""
+    second = {comparable(r.best.cell): r for r in recommendations(after.ranking)}
+    for first in recommendations(before.ranking):
+        job = comparable(first.best.cell)
+        if job in second:
+            yield first, second[job]
+
+
+def _identity(cell: Cell) -> tuple[object, ...]:
     return (cell.gpu, cell.capped_on, *comparable(cell))
 
 
 def _specifications(before: RunResults, after: RunResults) -> Iterator[tuple[str, str, str]]:
-    """Fields of the specification that differ; cells are told one by one, catalogs by prices."""
+    """Fields of the specification that differ, except for cells and catalogs."""
     for name in ("seed", "max_batch_size", "boundary_repeats", "timing", "workload"):
         one, other = getattr(before.spec, name), getattr(after.spec, name)
         if one == other:
@@ -189,13 +196,13 @@ def _versions(before: RunResults, after: RunResults) -> Iterator[tuple[str, str,
 
 
 def _packages(results: RunResults) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
+    versions: dict[str, set[str]] = {}
     for o in results.observed:
         if o.environment is not None:
-            found.setdefault("device", set()).add(o.environment.device_name)
+            versions.setdefault("device", set()).add(o.environment.device_name)
             for package, version in o.environment.versions:
-                found.setdefault(package, set()).add(version)
-    return found
+                versions.setdefault(package, set()).add(version)
+    return versions
 
 
 def _speeds(
@@ -205,34 +212,36 @@ def _speeds(
         first, second = _latest(before, cell), _latest(after, other)
         if first is None or second is None:
             continue
-        (basis, mine), (basis_then, theirs) = first, second
-        shared = mine.keys() & theirs.keys()
+        (basis, steps), (other_basis, other_steps) = first, second
+        shared = steps.keys() & other_steps.keys()
         if shared:
             size = max(shared)
-            speeds = (size / mine[size].seconds, size / theirs[size].seconds)
-            yield _change(cell, size, speeds, (basis, basis_then), (mine[size], theirs[size]))
+            pair = steps[size], other_steps[size]
+            yield _speed_change(cell, size, (basis, other_basis), pair)
 
 
-def _change(
+def _speed_change(
     cell: Cell,
     batch_size: int,
-    speeds: tuple[float, float],
     bases: tuple[Basis, Basis],
     steps: tuple[CellStepTime, CellStepTime],
 ) -> SpeedChange:
-    """The doubts of the two have nothing in common; two simulations of one GPU have all of it."""
-    ratio = speeds[1] / speeds[0]
+    """Change of throughput, with the interval that independent errors of the two times give.
+
+    Two simulations of one GPU share their whole error, so their ratio gets no interval.
+    """
+    ratio = steps[0].seconds / steps[1].seconds
     ends: tuple[float | None, float | None] = (None, None)
     if set(bases) != {Basis.SIMULATED}:
         least, most = zip(*(np.log(step.doubt.factors) for step in steps), strict=True)
-        # The second is slower than told, or the first faster; and the other way round.
+        # The ratio falls if the second step takes longer or the first one less, and vice versa.
         low, high = math.hypot(most[1], least[0]), math.hypot(least[1], most[0])
         ends = (ratio * math.exp(-low), ratio * math.exp(high))
     return SpeedChange(
         cell=cell,
         batch_size=batch_size,
-        before=speeds[0],
-        after=speeds[1],
+        before=batch_size / steps[0].seconds,
+        after=batch_size / steps[1].seconds,
         bases=bases,
         ratio=ratio,
         low=ends[0],
@@ -241,117 +250,109 @@ def _change(
 
 
 def _latest(results: RunResults, cell: Cell) -> tuple[Basis, dict[int, CellStepTime]] | None:
-    """The timed steps of the stack that a cell ran with last."""
-    found = timed_steps(results.seen(cell), visit_spread(results.observed))
-    ran = [
+    """Basis and timed steps by batch size of the stack that a cell ran with last."""
+    steps_by_stack = timed_steps(results.seen(cell), visit_spread(results.observed))
+    stacks = [
         (o.environment.stack, o.basis)
         for o in sorted(results.seen(cell), key=lambda o: o.started_at)
-        if o.environment is not None and (o.environment.stack, o.basis) in found
+        if o.environment is not None and (o.environment.stack, o.basis) in steps_by_stack
     ]
-    return (ran[-1][1], found[ran[-1]]) if ran else None
+    return (stacks[-1][1], steps_by_stack[stacks[-1]]) if stacks else None
 
 
-def comparison_markdown(found: Comparison) -> str:
-    """The comparison to read."""
-    before, after = found.names
+def comparison_markdown(comparison: Comparison) -> str:
+    """Render a comparison as Markdown."""
+    before, after = comparison.names
     parts = [f"# {before} and {after}"]
-    if found.differing:
-        parts += ["## What differs", table(("what", before, after), found.differing)]
-    if found.choices:
-        chosen = [
-            (
-                job_title(a.best.cell),
-                a.best.cell.recipe.key,
-                *(_choice(each) for each in (a, b)),
-                _usd_change(a, b),
-            )
-            for a, b in found.choices
-        ]
-        parts += ["## The cheapest", table(("job", "recipe", before, after, "cost"), chosen)]
-    if found.speeds:
-        rows = [
-            (
-                each.cell.gpu,
-                job_title(each.cell),
-                each.cell.recipe.key,
-                each.batch_size,
-                f"{each.before:.3g} {each.bases[0]}",
-                f"{each.after:.3g} {each.bases[1]}",
-                each.change,
-                each.verdict,
-            )
-            for each in found.speeds
-        ]
+    if comparison.differing:
+        settings = table(("setting", before, after), comparison.differing)
+        parts += ["## Differences", settings]
+    if comparison.choices:
+        rows = [_choice_row(*pair) for pair in comparison.choices]
+        parts += ["## Cheapest offers", table(("job", "recipe", before, after, "cost"), rows)]
+    if comparison.speeds:
         headers = ("GPU", "job", "recipe", "batch", before, after, "change", "")
-        parts += [f"## {SPEEDS}", table(headers, rows)]
-        if any(each.low is not None for each in found.speeds):
+        parts += [f"## {SPEEDS}", table(headers, [_speed_row(s) for s in comparison.speeds])]
+        if any(speed.low is not None for speed in comparison.speeds):
             parts.append(ANOTHER_HOUR)
-    changed = [
-        (
-            each.cell.key.replace("(simulated)", ""),  # which of the two was, the numbers say
-            f"{each.before} {each.bases[0]}",
-            f"{each.after} {each.bases[1]}",
-            f"{each.after - each.before:+d}",
-        )
-        for each in found.largest
-        if each.after != each.before
-    ]
-    if found.largest:
-        same = _same(found.largest)
-        parts += ["## Largest batch", same]
-        parts += [table(("cell", before, after, "change"), changed)] if changed else []
-    for name, cells in zip(found.names, found.alone, strict=True):
+    if comparison.largest:
+        parts += ["## Largest batch size", _unchanged_text(comparison.largest)]
+        rows = [_largest_row(c) for c in comparison.largest if c.after != c.before]
+        parts += [table(("cell", before, after, "change"), rows)] if rows else []
+    for name, cells in zip(comparison.names, comparison.unmatched, strict=True):
         if cells:
             parts.append(f"## Only in {name}\n\n" + "\n".join(f"- {cell.key}" for cell in cells))
     return "\n\n".join(parts)
 
 
-def _same(largest: Sequence[LargestChange]) -> str:
-    """In how many cells nothing has changed, and what told it."""
-    same = [each for each in largest if each.after == each.before]
-    bases = Counter(" and ".join(dict.fromkeys(map(str, each.bases))) for each in same)
-    by = ", ".join(f"{count} {basis}" for basis, count in bases.items())
-    return f"The same in {len(same)} of {len(largest)} cells{f' ({by})' if by else ''}."
+def _choice_row(before: Recommendation, after: Recommendation) -> tuple[object, ...]:
+    return (
+        job_title(before.best.cell),
+        before.best.cell.recipe.key,
+        _choice(before),
+        _choice(after),
+        _more(after.best.usd / before.best.usd),
+    )
 
 
-def changes_table(found: Comparison) -> PageTable:
-    """How much faster each cell is, for a page."""
+def _speed_row(speed: SpeedChange) -> tuple[object, ...]:
+    return (
+        speed.cell.gpu,
+        job_title(speed.cell),
+        speed.cell.recipe.key,
+        speed.batch_size,
+        f"{speed.before:.3g} {speed.bases[0]}",
+        f"{speed.after:.3g} {speed.bases[1]}",
+        speed.change,
+        speed.verdict,
+    )
+
+
+def _largest_row(largest: LargestChange) -> tuple[object, ...]:
+    return (
+        largest.cell.key.replace("(simulated)", ""),  # the numbers show their basis
+        f"{largest.before} {largest.bases[0]}",
+        f"{largest.after} {largest.bases[1]}",
+        f"{largest.after - largest.before:+d}",
+    )
+
+
+def _unchanged_text(changes: Sequence[LargestChange]) -> str:
+    """Number of cells whose largest batch size is the same in both runs, by basis."""
+    unchanged = [change for change in changes if change.after == change.before]
+    bases = Counter(" and ".join(dict.fromkeys(map(str, c.bases))) for c in unchanged)
+    by_basis = ", ".join(f"{count} {basis}" for basis, count in bases.items())
+    return (
+        f"Unchanged in {len(unchanged)} of {len(changes)} cells"
+        f"{f' ({by_basis})' if by_basis else ''}."
+    )
+
+
+def changes_table(comparison: Comparison) -> PageTable:
+    """Changes of throughput as a table of the page, one row for each cell."""
     columns = (
-        *(
-            "name",
-            "gpu",
-            "job",
-            "recipe",
-            "batch",
-            "before",
-            "after",
-            "basis_before",
-            "basis_after",
-        ),
+        *("name", "gpu", "job", "recipe", "batch"),
+        *("before", "after", "basis_before", "basis_after"),
         *("ratio", "low", "high", "verdict"),
     )
-    cells = [each.cell for each in found.speeds]
+    cells = [speed.cell for speed in comparison.speeds]
     names = chart_names([Named(c.gpu, c.model, c.recipe.key, job_title(c)) for c in cells])
     rows = [
         (
-            *(name, each.cell.gpu, job_title(each.cell), each.cell.recipe.key, each.batch_size),
-            *(each.before, each.after, *(basis.value for basis in each.bases)),
-            *(each.ratio, each.low, each.high, each.verdict),
+            *(name, s.cell.gpu, job_title(s.cell), s.cell.recipe.key, s.batch_size),
+            *(s.before, s.after, *(basis.value for basis in s.bases)),
+            *(s.ratio, s.low, s.high, s.verdict),
         )
-        for name, each in zip(names, found.speeds, strict=True)
+        for name, s in zip(names, comparison.speeds, strict=True)
     ]
     return PageTable(columns, rows)
 
 
-def _choice(answer: Recommendation) -> str:
-    row = answer.best
+def _choice(recommendation: Recommendation) -> str:
+    row = recommendation.best
     return f"{row.cell.gpu}, {offer_text(row)}: {price_text(row)} ({row.basis})"
 
 
-def _usd_change(before: Recommendation, after: Recommendation) -> str:
-    return _more(after.best.usd / before.best.usd)
-
-
 def _more(ratio: float) -> str:
-    """How much more than one, in percent; nothing has no sign of its own."""
+    """Relative change in percent with its sign; never -0.0 %."""
     return f"{round(ratio - 1, 3) + 0.0:+.1%}"

@@ -1,4 +1,4 @@
-"""``fit`` on a CSV of anybody's observations: what is printed, and the files beside it."""
+"""Report and files of ``fit`` on a CSV of observations."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,40 +14,40 @@ from fitting.tables.observations_table import read_lengths
 from orchestrator.markdown_table import table
 from orchestrator.storage.run_storage import StoreError
 
-MOST_TOLD = 12  # families told one by one; more are told in one table
+MOST_SECTIONS = 12  # families with a section each; more share one table
 SYMBOLS = "t: seconds of a step; b: examples in it; N: tokens in it, padded; s: sparsity."
 FITS, COEFFICIENTS, PREDICTIONS = "fits.json", "coefficients.csv", "predictions.csv"
 SUFFIX = ".fits"
 
 
 def fit_csv(
-    path: Path, asked: Path | None, lengths: Path | None, out: Path | None
+    path: Path, questions: Path | None, lengths: Path | None, out: Path | None
 ) -> tuple[str, tuple[str, ...]]:
-    """Fits the laws of a CSV's families, answers questions, and writes both.
+    """Fit the laws of a CSV's families, predict its questions, and write both to files.
 
     Args:
-        path: the observations.
-        asked: a CSV of questions; absent for none.
-        lengths: a CSV of how long the examples of data sets are.
-        out: the folder to write to; ``NAME.fits`` beside the observations unless told.
+        path: CSV of observations.
+        questions: CSV of steps to predict; None for none.
+        lengths: CSV of histograms of the lengths of data sets; None for none.
+        out: folder to write to; None for ``NAME.fits`` beside the observations.
 
     Returns:
-        What to print, and what else the reader must know, a line each.
+        The report in Markdown, and remarks on the CSV, one line each.
 
     Raises:
-        TableError: a CSV cannot be read; all mistakes of each, a line for each.
+        TableError: a CSV cannot be read; one line for each mistake of the file.
         StoreError: a file cannot be written.
     """
-    known = {} if lengths is None else read_lengths(lengths)
+    lengths_of_data = {} if lengths is None else read_lengths(lengths)
     frame, file = read_sheet(path)
-    fits = fit_frame(frame, lengths=known, file=file)
+    fits = fit_frame(frame, lengths=lengths_of_data, file=file)
     predicted = None
-    if asked is not None:
-        questions, file = read_sheet(asked)
-        predicted = predict_frame(fits.families, questions, lengths=known, file=file)
+    if questions is not None:
+        steps, file = read_sheet(questions)
+        predicted = predict_frame(fits.families, steps, lengths=lengths_of_data, file=file)
     folder = path.with_name(f"{path.stem}{SUFFIX}") if out is None else out
     _write(folder, fits, predicted)
-    parts = [SYMBOLS, *_laws(fits), *_left_out(fits)]
+    parts = [SYMBOLS, *_laws(fits), *_unused_rows(fits)]
     if predicted is not None:
         parts.append(_predictions(predicted))
     files = ", ".join((FITS, COEFFICIENTS, *([] if predicted is None else [PREDICTIONS])))
@@ -71,11 +71,11 @@ def _write(folder: Path, fits: FrameFits, predicted: pd.DataFrame | None) -> Non
 
 
 def _laws(fits: FrameFits) -> Iterator[str]:
-    """A part for each family, or one for all where they are many."""
+    """Yield a section for each family, or one table if there are many families."""
     families = fits.families
     if not families:
-        yield "No row tells how long a step takes on one GPU: nothing is fitted."
-    elif len(families) > MOST_TOLD:
+        yield "No row has the time of a step on one GPU: nothing is fitted."
+    elif len(families) > MOST_SECTIONS:
         yield _in_one_table(families)
     else:
         yield from (_family(fit, fits) for fit in families)
@@ -113,7 +113,7 @@ def _family(fit: FamilyFit, fits: FrameFits) -> str:
 
 def _summary(fit: FamilyFit) -> str:
     if fit.form is None:
-        return f"No law of {fit.points} points: {fit.why}: {fit.remedy}."
+        return f"No law was fitted to {fit.points} points: {fit.why}. To get one, {fit.remedy}."
     text = f"{fit.points} points. {fit.equation}: {fit.why}."
     if fit.intervals is not None:
         i = fit.intervals
@@ -138,7 +138,7 @@ def _candidates(fit: FamilyFit) -> str:
 
 
 def _coefficients(fit: FamilyFit) -> str:
-    """A row for each group: its parameters with their standard errors, or what to measure."""
+    """Table with a row for each group: parameters with standard errors, or what to measure."""
     columns = dict.fromkeys((p.name, p.unit) for law in fit.groups for p in law.parameters)
     rows = [
         (
@@ -157,7 +157,7 @@ def _coefficients(fit: FamilyFit) -> str:
 
 
 def _held(names: Sequence[str]) -> str:
-    return f"{' and '.join(names)} would be below 0" if names else ""
+    return f"{' and '.join(names)} set to 0: the fit is below 0" if names else ""
 
 
 def _valued(parameter: Parameter | None) -> str:
@@ -176,26 +176,26 @@ def _suspects(suspects: pd.DataFrame) -> str:
         )
         for row in suspects.to_dict("records")
     ]
-    headers = ("series", "s", "batch", "seconds", "expected", "spreads apart", "lines")
-    return f"Points that the law does not believe:\n\n{table(headers, rows)}"
+    headers = ("series", "s", "batch", "seconds", "expected", "spreads off", "lines")
+    return f"Suspect points, far from the law:\n\n{table(headers, rows)}"
 
 
-def _left_out(fits: FrameFits) -> Iterator[str]:
-    left = fits.observed.left_out
-    if left:
-        lines = [f"- {out.rows} {_rows(out.rows)}: {out.reason}" for out in left]
-        yield "\n".join(["Left out:", "", *lines])
+def _unused_rows(fits: FrameFits) -> Iterator[str]:
+    unused = fits.observed.left_out
+    if unused:
+        lines = [f"- {out.rows} {_rows(out.rows)}: {out.reason}" for out in unused]
+        yield "\n".join(["Rows that are not used:", "", *lines])
 
 
 def _predictions(predicted: pd.DataFrame) -> str:
-    told = predicted["predicted_step_seconds"].notna()
+    has_prediction = predicted["predicted_step_seconds"].notna()
     beyond = int((predicted["extrapolated"] == True).sum())  # noqa: E712 - absent is neither
-    parts = [f"{int(told.sum())} of {len(predicted)} questions answered"]
+    parts = [f"{int(has_prediction.sum())} of {len(predicted)} steps predicted"]
     if beyond:
-        parts.append(f"{beyond} of them beyond what was observed (extrapolated)")
+        parts.append(f"{beyond} of them extrapolated beyond the observations")
     lines = ["; ".join(parts) + "."]
-    notes = predicted.loc[~told, "note"].value_counts()
-    lines += [f"- {count} not: {note}" for note, count in notes.items()]
+    notes = predicted.loc[~has_prediction, "note"].value_counts()
+    lines += [f"- {count} not predicted: {note}" for note, count in notes.items()]
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""``dataset``: how long the examples of a data set are, and what padding makes of them."""
+"""Text and JSON of ``dataset``: lengths of a data set's examples, and the cost of padding."""
 
 import json
 import math
@@ -16,16 +16,16 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 PADDINGS: tuple[Padding, ...] = ("longest", "grouped", "packed")
 MOST_BINS = 12
 BAR = 40  # characters of the fullest bin
-NICE = (1, 2, 2.5, 5, 10)
-TAIL = 0.99  # the histogram has bins for so many; the others are in a last one
+ROUND_STEPS = (1, 2, 2.5, 5, 10)
+TAIL = 0.99  # share of the examples in bins of equal width; one last bin holds the rest
 
 
 def dataset_text(workload: Job) -> str:
-    """What there is to know of the lengths, for people."""
+    """Render facts, histogram and padding of a job's data as Markdown."""
     data = workload.lengths
     if data is None:
         return (
-            f"{workload.examples:,} examples of unknown lengths: each is taken to have "
+            f"{workload.examples:,} examples of unknown lengths: each is assumed to have "
             "the full sequence length"
         )
     facts = "\n".join(_facts(data, workload.cutoff))
@@ -35,11 +35,11 @@ def dataset_text(workload: Job) -> str:
 
 
 def dataset_json(workload: Job) -> str:
-    """The same for programs: ``null`` where it is not known."""
+    """Serialise the same as JSON; values that are not known are absent or ``null``."""
     data, cutoff = workload.lengths, workload.cutoff
-    found: dict[str, object] = {"examples": workload.examples}
+    fields: dict[str, object] = {"examples": workload.examples}
     if data is not None:
-        found |= {
+        fields |= {
             **data.model_dump(mode="json", exclude={"histogram"}),
             "tokens": data.tokens,
             "median_tokens": data.lengths.median,
@@ -49,19 +49,19 @@ def dataset_json(workload: Job) -> str:
             "cut_off_examples": data.cut_off(cutoff),
             "padded_tokens_per_example": {
                 padding: {str(size): value for size, value in _column(workload, padding)}
-                for padding in _known_paddings(workload)
+                for padding in _possible_paddings(workload)
             },
             "packed_rows": rows(_with(workload, "packed")) if cutoff else None,
             "histogram": data.histogram,
         }
-    return json.dumps(found)
+    return json.dumps(fields)
 
 
 def save_histogram(path: Path, workload: Job) -> None:
-    """Writes a histogram for ``--length-histogram`` and ``fit --lengths``.
+    """Write a histogram of lengths for ``--length-histogram`` and ``fit --lengths``.
 
     Raises:
-        DataError: there is none, or it cannot be written.
+        DataError: the lengths are not known, or the file cannot be written.
     """
     data = workload.lengths
     if data is None:
@@ -78,25 +78,25 @@ def _facts(data: DataLengths, cutoff: int | None) -> Iterator[str]:
     made = f" ({data.made_by})" if data.made_by else ""
     yield f"{data.source}{made}: {data.examples:,} examples, {data.tokens:,} tokens{by}"
     if data.tokenizer is None:
-        yield "Which tokenizer counted them is not said; another one counts otherwise."
+        yield "The tokenizer is not recorded. Another tokenizer gives other lengths."
     lengths = data.lengths
     if len(data.histogram) > 1:
         yield (
-            f"Median {lengths.median:.0f} tokens, mean {lengths.mean:.0f}, 95 % have at most "
-            f"{lengths.quantile(0.95):.0f}, the longest {data.longest:,}."
+            f"Median {lengths.median:.0f} tokens, mean {lengths.mean:.0f}, 95th percentile "
+            f"{lengths.quantile(0.95):.0f}, longest {data.longest:,}."
         )
     if cutoff is not None:
-        yield f"Longer than {cutoff:,} tokens and cut off there: {data.cut_off(cutoff):,} examples."
+        yield f"{data.cut_off(cutoff):,} examples are cut off at {cutoff:,} tokens."
     if data.assumed is not None:
         yield f"Assumed: {data.assumed}."
     if data.empty:
-        yield f"Left out for having no text: {empty_text(data.empty, data.empty_at)}."
+        yield f"Excluded because they have no text: {empty_text(data.empty, data.empty_at)}."
     if not data.complete:
-        yield "There are more examples: the first ones were taken for a sample of them."
+        yield "The data set has more examples: only the first ones were read, as a sample."
 
 
 def _histogram(data: DataLengths) -> str:
-    """Bins of a round width, the longest examples together in a last one."""
+    """Render bins of one round width, and a last bin for the longest examples."""
     most = data.lengths.quantile(TAIL)
     width = _round_width(most / MOST_BINS)
     ends = [width * (place + 1) for place in range(math.ceil(most / width))]
@@ -105,42 +105,44 @@ def _histogram(data: DataLengths) -> str:
         counts[min((length - 1) // width, len(ends))] += count
     names = [f"{end - width + 1} to {end}" for end in ends] + [f"more than {ends[-1]}"]
     fullest = max(counts)
-    found = [
+    bins = [
         (name, f"{count:,}", "#" * math.ceil(BAR * count / fullest))
         for name, count in zip(names, counts, strict=True)
     ]
     first = next(place for place, count in enumerate(counts) if count)
-    return table(("tokens", "examples", ""), found[first:] if counts[-1] else found[first:-1])
+    return table(("tokens", "examples", ""), bins[first:] if counts[-1] else bins[first:-1])
 
 
 def _round_width(least: float) -> int:
     power = 10.0 ** max(0, math.floor(math.log10(max(least, 1))))
-    return math.ceil(power * next(nice for nice in NICE if power * nice >= least))
+    return math.ceil(power * next(step for step in ROUND_STEPS if power * step >= least))
 
 
 def _paddings(workload: Job) -> str:
-    columns = {padding: dict(_column(workload, padding)) for padding in _known_paddings(workload)}
+    columns = {
+        padding: dict(_column(workload, padding)) for padding in _possible_paddings(workload)
+    }
     lines = [
         (size, *(f"{columns[padding][size]:.1f}" for padding in columns)) for size in BATCH_SIZES
     ]
-    says = {
+    meanings = {
         "longest": "drawn at random, padded to the longest",
-        "grouped": "of like lengths: 50 batches at a time are sorted, as transformers does",
+        "grouped": "similar lengths: 50 batches at a time are sorted, as in transformers",
         "packed": f"full rows of {workload.cutoff} tokens",
     }
-    legend = [f"{padding}: {says[padding]}." for padding in columns]
+    legend = [f"{padding}: {meanings[padding]}." for padding in columns]
     if "packed" in columns:
-        legend[-1] += f" {rows(_with(workload, 'packed')):,} rows an epoch."
+        legend[-1] += f" {rows(_with(workload, 'packed')):,} rows per epoch."
     else:
-        legend.append("packed: with --cutoff, the tokens of a row.")
+        legend.append("packed: add --cutoff, the tokens of a row, to see it.")
     title = (
-        "Tokens an example, with padding, expected in a batch (lengths rounded up to a multiple of "
-        f"{workload.pad_to_multiple}):"
+        "Expected tokens per example including padding, by batch size (lengths are rounded up to a "
+        f"multiple of {workload.pad_to_multiple}):"
     )
     return "\n\n".join([title, table(("batch", *columns), lines), "\n".join(legend)])
 
 
-def _known_paddings(workload: Job) -> tuple[Padding, ...]:
+def _possible_paddings(workload: Job) -> tuple[Padding, ...]:
     return PADDINGS if workload.cutoff else PADDINGS[:-1]
 
 
@@ -149,7 +151,7 @@ def _with(workload: Job, padding: Padding) -> Job:
 
 
 def _column(workload: Job, padding: Padding) -> Iterator[tuple[int, float]]:
-    """Tokens an example at each batch size; of a packed row, those of the examples in it."""
+    """Tokens per example, padding included, at each batch size; a packed row counts in full."""
     job = _with(workload, padding)
     rows_per_example = rows(job) / job.examples
     for size in BATCH_SIZES:
