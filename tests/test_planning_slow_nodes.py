@@ -155,21 +155,21 @@ class QuickDesk:
         desk = Node({"CPU": 1.0, "desk": 1.0}, None, "new")
         self.now = ClusterResources((*self.begun.nodes, desk))
 
-    def run(self, placer: Scheduler, keeper: ObservationRecorder, *_: Any) -> None:
+    def run(self, scheduler: Scheduler, keeper: ObservationRecorder, *_: Any) -> None:
         """As Ray would."""
-        while (placement := placer.next()) is not None:
+        while (placement := scheduler.next()) is not None:
             assert placement.resources == {"CPU": 1.0, "desk": 1.0}
             task, cell = placement.task, placement.task.cell
             assert not isinstance(task, ProfileTask)
-            placer.started(cell)
-            placer.is_on(cell, NodeAddress("new", "10.0.0.9"))
+            scheduler.started(cell)
+            scheduler.located(cell, NodeAddress("new", "10.0.0.9"))
 
             def emit(observation: Observation) -> None:
                 keeper.observed(observation)
-                placer.observed(observation)
+                scheduler.observed(observation)
 
             run_trial(task, LineDevice(40, environment(host="new", node_id="new")), emit)
-            placer.ended(cell, None)
+            scheduler.ended(cell, None)
 
 
 def test_a_node_that_joins_during_a_resumed_sweep_times_again_what_a_slow_one_did(

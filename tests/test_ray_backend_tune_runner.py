@@ -12,9 +12,9 @@ from fakes.ray_sweeps import environment
 
 from orchestrator.planning.cluster_resources import ClusterResources, Node
 from orchestrator.planning.plan import trial_task
-from orchestrator.ray_backend import tune_runner as runner
-from orchestrator.ray_backend.tune_callbacks import TrialRelay, _why_died
-from orchestrator.ray_backend.tune_runner import _first_line
+from orchestrator.ray_backend import trial_relay
+from orchestrator.ray_backend.trial_relay import TrialRelay, cause_of_death
+from orchestrator.ray_backend.tune_runner import first_line
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.storage.run_storage import StoreError
 from trials.records.cell import Cell
@@ -49,7 +49,7 @@ class Diary:
 def relay_to(diary: Diary) -> TrialRelay:
     """Of both cells, on a machine with two cores."""
     catalog = SPEC.merged_catalog()
-    placer = Scheduler(
+    scheduler = Scheduler(
         [FIRST, SECOND],
         lambda cell: trial_task(SPEC, catalog, cell, []),
         {"cpu": {"CPU": 1.0}},
@@ -58,7 +58,7 @@ def relay_to(diary: Diary) -> TrialRelay:
         nodes_out={},
         note=lambda _: None,
     )
-    return TrialRelay(placer, diary, lambda: CLUSTER, lambda _: None)
+    return TrialRelay(scheduler, diary, lambda: CLUSTER, lambda _: None)
 
 
 def trial(cell: Cell) -> SimpleNamespace:
@@ -70,14 +70,14 @@ def test_trials_that_began_and_did_not_end_are_told_to_have_died() -> None:
     """Ray kills workers where memory runs low, and Tune raises for all trials: none is lost."""
     diary = Diary()
     relay = relay_to(diary)
-    assert [(relay.wanted() or {})["cell"] for _ in range(2)] == [FIRST.key, SECOND.key]
+    assert [(relay.next_trial() or {})["cell"] for _ in range(2)] == [FIRST.key, SECOND.key]
     relay.started(trial(FIRST))
     relay.started(trial(SECOND))
     relay.ended(trial(FIRST), None)
     assert relay.all_ended("the node ran low on memory") == 1
     assert relay.all_ended("twice") == 0
     assert diary.ends == [(FIRST, None), (SECOND, "the node ran low on memory")]
-    assert (relay.wanted() or {})["cell"] == SECOND.key
+    assert (relay.next_trial() or {})["cell"] == SECOND.key
 
 
 def test_a_worker_that_says_nothing_any_more_is_killed_and_told_to_have_hung(
@@ -85,35 +85,35 @@ def test_a_worker_that_says_nothing_any_more_is_killed_and_told_to_have_hung(
 ) -> None:
     """Its own clock is no help where it hangs itself; it is killed once."""
     killed: list[object] = []
-    monkeypatch.setattr(runner, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(runner, "_kill", killed.append)
+    monkeypatch.setattr(trial_relay, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(trial_relay, "kill", killed.append)
     diary = Diary()
     relay = relay_to(diary)
-    relay.wanted()
+    relay.next_trial()
     hung = trial(FIRST)
     relay.started(hung)
-    now = relay._placer._clock()
-    monkeypatch.setattr(relay._placer, "_clock", lambda: now + 1500)
-    relay.step()
-    relay.step()
+    now = relay._scheduler._clock()
+    monkeypatch.setattr(relay._scheduler, "_clock", lambda: now + 1500)
+    relay.check_cluster()
+    relay.check_cluster()
     assert killed == [hung]
     relay.ended(hung, "its Ray worker died")
-    assert diary.ends == [(FIRST, "no word of it within 1320 s")]
+    assert diary.ends == [(FIRST, "no report within 1320 s")]
 
 
 def test_a_full_disk_while_looking_at_the_cluster_is_told_as_what_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not as Ray's failure to place trials: what the placer raises comes first."""
-    monkeypatch.setattr(runner, "LOOK_SECONDS", 0.0)
+    """Not as Ray's failure to place trials: what the scheduler raises comes first."""
+    monkeypatch.setattr(trial_relay, "CHECK_SECONDS", 0.0)
     relay = relay_to(Diary())
 
     def full(_: ClusterResources) -> dict[Cell, str]:
         raise StoreError("faults.json: No space left on device")
 
-    monkeypatch.setattr(relay._placer, "look", full)
+    monkeypatch.setattr(relay._scheduler, "update", full)
     with pytest.raises(StoreError):
-        relay.step()
+        relay.check_cluster()
     assert isinstance(relay.raised, StoreError)
 
 
@@ -121,15 +121,15 @@ def test_a_full_disk_while_nodes_are_written_down_is_told_as_what_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What new nodes are rented as is kept while trials run."""
-    monkeypatch.setattr(runner, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(trial_relay, "CHECK_SECONDS", 0.0)
     relay = relay_to(Diary())
 
     def full(_: ClusterResources) -> None:
         raise StoreError("rented.json: No space left on device")
 
-    monkeypatch.setattr(relay, "_saw", full)
+    monkeypatch.setattr(relay, "_record_nodes", full)
     with pytest.raises(StoreError):
-        relay.step()
+        relay.check_cluster()
     assert isinstance(relay.raised, StoreError)
 
 
@@ -186,11 +186,11 @@ detail: Worker unexpectedly exits with a connection error code 2. End of file. T
 def test_a_death_is_told_in_the_words_that_matter(tmp_path: Path, text: str, told: str) -> None:
     """Ray's own run over a page."""
     (tmp_path / "error.txt").write_text(text, encoding="utf-8")
-    assert _why_died(SimpleNamespace(error_file=str(tmp_path / "error.txt"))) == told
+    assert cause_of_death(SimpleNamespace(error_file=str(tmp_path / "error.txt"))) == told
 
 
 def test_the_reason_is_one_line() -> None:
     """Ray's runs over a page."""
     error = RuntimeError("Caught unexpected exception: 2 worker(s) were killed\nOOM kill reason: …")
-    assert _first_line(error) == "2 worker(s) were killed"
-    assert _first_line(ValueError()) == "ValueError()"
+    assert first_line(error) == "2 worker(s) were killed"
+    assert first_line(ValueError()) == "ValueError()"

@@ -65,7 +65,7 @@ class World:
         self.now = 0.0
         self.known: dict[Cell, list[Observation]] = defaultdict(list)
         self.faults: list[Fault] = []
-        self.placer = Scheduler(
+        self.scheduler = Scheduler(
             cells,
             self._task,
             {key: {"CPU": 1.0, key: 1.0} for key in ("desk", "lap")},
@@ -83,14 +83,14 @@ class World:
     def placed(self) -> list[Cell]:
         """Places what can be placed now."""
         found = []
-        while (placement := self.placer.next()) is not None:
+        while (placement := self.scheduler.next()) is not None:
             found.append(placement.task.cell)
         return found
 
     def run(self, cell: Cell, where: NodeAddress, *, probes: int | None = None) -> None:
         """Runs a placed trial on a node, to its end or for so many probes; SICK ones ail."""
-        self.placer.started(cell)
-        self.placer.is_on(cell, where)
+        self.scheduler.started(cell)
+        self.scheduler.located(cell, where)
         task = self._task(cell)
         assert task is not None
         device = Sick() if where in SICK else LineDevice(12, environment())
@@ -105,7 +105,7 @@ class World:
     def _observed(self, observation: Observation) -> None:
         self.known[observation.cell].append(observation)
         self.now += 5
-        self.placer.observed(observation)
+        self.scheduler.observed(observation)
 
 
 def test_no_more_is_placed_than_nodes_can_hold_and_one_for_each_gpu() -> None:
@@ -113,7 +113,7 @@ def test_no_more_is_placed_than_nodes_can_hold_and_one_for_each_gpu() -> None:
     world = World([*DESK, *LAP], node("n1", "desk"), node("n2", "desk"), node("n3", "lap"))
     assert world.placed() == [*DESK[:3], *LAP[:2]]
     world.run(DESK[0], N1)
-    assert world.placer.ended(DESK[0], None) is None
+    assert world.scheduler.ended(DESK[0], None) is None
     assert world.placed() == [DESK[3]]
 
 
@@ -125,10 +125,10 @@ def test_what_a_trial_saw_before_its_node_died_bounds_the_search_of_the_next() -
     before = list(world.known[DESK[0]])
     assert Outcome.OUT_OF_MEMORY in {o.outcome for o in before}
     world.now += 30
-    assert world.placer.ended(DESK[0], "its node is gone") == "its node is gone"
+    assert world.scheduler.ended(DESK[0], "its node is gone") == "its node is gone"
     assert world.placed()[0] == DESK[0]
     world.run(DESK[0], N2)
-    assert world.placer.ended(DESK[0], None) is None
+    assert world.scheduler.ended(DESK[0], None) is None
     seen = world.known[DESK[0]]
     assert len({o.key for o in seen}) == len(seen)
     smallest_miss = min(o.batch_size for o in before if o.outcome is Outcome.OUT_OF_MEMORY)
@@ -143,15 +143,15 @@ def test_a_trial_that_dies_without_a_word_is_given_up_with_the_reason() -> None:
     for _ in range(PLACEMENTS + 2):
         assert world.placed() == DESK[:1]
         world.run(DESK[0], N1, probes=1)
-        world.placer.ended(DESK[0], "taken away")
+        world.scheduler.ended(DESK[0], "taken away")
     for _ in range(PLACEMENTS - 1):
         assert world.placed() == DESK[:1]
-        world.placer.started(DESK[0])
-        world.placer.ended(DESK[0], "its worker died")
+        world.scheduler.started(DESK[0])
+        world.scheduler.ended(DESK[0], "its worker died")
     assert world.placed() == []
-    assert world.placer.is_over
+    assert world.scheduler.is_over
     reason = f"its trial died {PLACEMENTS} times in a row, the last time: its worker died"
-    assert world.placer.died == {DESK[0]: reason}
+    assert world.scheduler.died == {DESK[0]: reason}
 
 
 def test_a_device_that_fails_two_cells_gets_no_more_and_they_go_elsewhere() -> None:
@@ -160,21 +160,21 @@ def test_a_device_that_fails_two_cells_gets_no_more_and_they_go_elsewhere() -> N
     world.placed()
     for cell in DESK[:2]:
         world.run(cell, SICK[0])
-        assert world.placer.ended(cell, None) == ECC
+        assert world.scheduler.ended(cell, None) == ECC
     (out,) = [fault for fault in world.faults if fault.kind == "node out"]
     assert (out.node, out.cell) == ("10.0.0.66", None)
     assert out.reason.startswith("2 trials in a row blame its device")
     left = list(DESK)
     world.run(DESK[2], N2)
-    world.placer.ended(DESK[2], None)
+    world.scheduler.ended(DESK[2], None)
     left.remove(DESK[2])
-    while (placement := world.placer.next()) is not None:
+    while (placement := world.scheduler.next()) is not None:
         assert placement.avoid == ("n1",)
         world.run(placement.task.cell, N2)
-        assert world.placer.ended(placement.task.cell, None) is None
+        assert world.scheduler.ended(placement.task.cell, None) is None
         left.remove(placement.task.cell)
     assert left == []
-    assert world.placer.is_over
+    assert world.scheduler.is_over
     section = faults_section(Faults(faults=tuple(world.faults)))
     assert "| 10.0.0.66 | taken out " in section
     assert Faults(faults=tuple(world.faults)).nodes_out().keys() == {"n1"}
@@ -186,20 +186,20 @@ def test_where_one_node_at_a_time_is_started_the_cells_of_a_sick_one_wait_for_th
     assert world.placed() == DESK[:2]
     for cell in DESK[:2]:
         world.run(cell, SICK[0])
-        assert world.placer.ended(cell, None) == ECC
+        assert world.scheduler.ended(cell, None) == ECC
     left = world.placed()
     for nodes in ((HEAD, node("n1", "desk")), (HEAD,), (HEAD, node("n2", "desk"))):
-        world.placer.look(ClusterResources(nodes))
+        world.scheduler.update(ClusterResources(nodes))
         world.now += 300
     done = []
     while left:
         cell = left.pop(0)
         world.run(cell, N2)
-        assert world.placer.ended(cell, None) is None
+        assert world.scheduler.ended(cell, None) is None
         done.append(cell)
         left += world.placed()
     assert sorted(done, key=DESK.index) == DESK
-    assert world.placer.is_over
+    assert world.scheduler.is_over
     assert [fault.kind for fault in world.faults] == ["device", "node out", "device"]
 
 
@@ -208,10 +208,10 @@ def test_a_cell_that_waits_for_another_node_holds_up_none_that_need_not() -> Non
     world = World(DESK, HEAD, node("n1", "desk"))
     world.placed()
     world.run(DESK[0], SICK[0])
-    assert world.placer.ended(DESK[0], None) == ECC
+    assert world.scheduler.ended(DESK[0], None) == ECC
     assert world.placed() == [DESK[2]]
     world.run(DESK[1], N1)
-    world.placer.ended(DESK[1], None)
+    world.scheduler.ended(DESK[1], None)
     assert world.placed() == [DESK[3]]
 
 
@@ -221,16 +221,16 @@ def test_a_lone_cell_whose_node_is_not_replaced_is_given_up_with_what_failed() -
     world = World(DESK[:1], *nodes)
     world.placed()
     world.run(DESK[0], SICK[0])
-    assert world.placer.ended(DESK[0], None) == ECC
+    assert world.scheduler.ended(DESK[0], None) == ECC
     assert world.placed() == DESK[:1]
     for _ in range(2):
-        assert not world.placer.is_over
-        world.placer.look(ClusterResources(nodes))
+        assert not world.scheduler.is_over
+        world.scheduler.update(ClusterResources(nodes))
         world.now += 600
-    world.placer.look(ClusterResources(nodes))
-    assert world.placer.is_over
+    world.scheduler.update(ClusterResources(nodes))
+    assert world.scheduler.is_over
     reason = "no node with desk is left that can be trusted: its trials failed on all of them"
-    assert (world.placer.died, world.placer.no_node) == ({DESK[0]: f"{reason}: {ECC}"}, {})
+    assert (world.scheduler.died, world.scheduler.no_node) == ({DESK[0]: f"{reason}: {ECC}"}, {})
 
 
 def test_a_cell_that_fails_on_every_node_is_not_held_against_them() -> None:
@@ -239,9 +239,9 @@ def test_a_cell_that_fails_on_every_node_is_not_held_against_them() -> None:
     for where in SICK:
         assert world.placed() == DESK[:1]
         world.run(DESK[0], where)
-        moved = world.placer.ended(DESK[0], None)
+        moved = world.scheduler.ended(DESK[0], None)
     assert moved is None
-    assert world.placer.is_over
+    assert world.scheduler.is_over
     assert {fault.kind for fault in world.faults} == {"device"}
 
 
@@ -250,11 +250,11 @@ def test_where_all_nodes_were_taken_out_the_cells_are_skipped_for_that_reason() 
     world = World(DESK, node("n1", "desk"), nodes_out={"n1": f"10.0.0.1: {ECC}"})
     world.placed()
     for _ in range(2):
-        world.placer.look(ClusterResources((node("n1", "desk"),)))
+        world.scheduler.update(ClusterResources((node("n1", "desk"),)))
         world.now += 11
-    assert world.placer.is_over
-    assert set(world.placer.no_node) == set(DESK)
-    assert set(world.placer.no_node.values()) == {
+    assert world.scheduler.is_over
+    assert set(world.scheduler.no_node) == set(DESK)
+    assert set(world.scheduler.no_node.values()) == {
         f"no node with desk is left that can be trusted: 10.0.0.1: {ECC}"
     }
 
@@ -265,19 +265,19 @@ def test_nothing_is_placed_on_a_node_that_is_leaving() -> None:
     world = World(DESK, first, second)
     assert world.placed() == DESK[:3]
     world.run(DESK[0], N1)
-    world.placer.look(ClusterResources((replace(first, is_leaving=True), second)))
-    assert world.placer.ended(DESK[0], None) is None
+    world.scheduler.update(ClusterResources((replace(first, is_leaving=True), second)))
+    assert world.scheduler.ended(DESK[0], None) is None
     assert world.placed() == []  # the other is taken, and its next trial waits
     world.run(DESK[1], N2)
-    assert world.placer.ended(DESK[1], None) is None
-    placement = world.placer.next()
+    assert world.scheduler.ended(DESK[1], None) is None
+    placement = world.scheduler.next()
     assert placement is not None
     assert (placement.task.cell, placement.avoid) == (DESK[3], ("n1",))
     for _ in range(2):
-        world.placer.look(ClusterResources((replace(first, is_leaving=True),)))
+        world.scheduler.update(ClusterResources((replace(first, is_leaving=True),)))
         world.now += 600
-    assert set(world.placer.no_node) == {DESK[2], DESK[3]}
-    assert "no node with desk came back within 10 minutes" in world.placer.no_node[DESK[3]]
+    assert set(world.scheduler.no_node) == {DESK[2], DESK[3]}
+    assert "no node with desk came back within 10 minutes" in world.scheduler.no_node[DESK[3]]
 
 
 @pytest.mark.parametrize(("scales", "seconds"), [(True, 600), (False, 10)])
@@ -290,22 +290,22 @@ def test_a_node_that_never_comes_is_waited_for_so_long_and_the_rest_goes_on(
     cluster = ClusterResources((head, node("n2", "lap")))
     world = World([*DESK, *LAP], *cluster.nodes)
     world.placed()
-    world.placer.look(cluster)
+    world.scheduler.update(cluster)
     world.now = seconds - 1
     world.run(LAP[0], N2, probes=1)
     world.now = seconds - 1
-    world.placer.look(cluster)
-    assert not world.placer.no_node
+    world.scheduler.update(cluster)
+    assert not world.scheduler.no_node
     world.now = seconds + 1
-    world.placer.look(cluster)
-    assert set(world.placer.no_node) == set(DESK)
-    (reason,) = set(world.placer.no_node.values())
+    world.scheduler.update(cluster)
+    assert set(world.scheduler.no_node) == set(DESK)
+    (reason,) = set(world.scheduler.no_node.values())
     assert ("within 10 minutes" in reason) == scales
-    assert not world.placer.is_over
-    plan = make_plan(SPEC, SPEC.merged_catalog(), cluster, []).after(world.placer.no_node, {})
+    assert not world.scheduler.is_over
+    plan = make_plan(SPEC, SPEC.merged_catalog(), cluster, []).after(world.scheduler.no_node, {})
     assert {skip.cell for skip in plan.skipped} == set(DESK)
-    world.placer.started(DESK[0])  # it came after all
-    assert not world.placer.no_node
+    world.scheduler.started(DESK[0])  # it came after all
+    assert not world.scheduler.no_node
 
 
 def test_a_lone_host_that_is_away_for_a_while_goes_on_where_it_stopped() -> None:
@@ -313,16 +313,16 @@ def test_a_lone_host_that_is_away_for_a_while_goes_on_where_it_stopped() -> None
     world = World(DESK[:1], node("n1", "desk"))
     world.placed()
     world.run(DESK[0], N1, probes=2)
-    world.placer.ended(DESK[0], "its node is gone")
+    world.scheduler.ended(DESK[0], "its node is gone")
     assert world.placed() == DESK[:1]
     for _ in range(3):
-        world.placer.look(ClusterResources(()))
+        world.scheduler.update(ClusterResources(()))
         world.now += 150
-    assert not world.placer.no_node
-    world.placer.look(ClusterResources((node("n2", "desk"),)))
+    assert not world.scheduler.no_node
+    world.scheduler.update(ClusterResources((node("n2", "desk"),)))
     world.run(DESK[0], N2)
-    assert world.placer.ended(DESK[0], None) is None
-    assert world.placer.is_over
+    assert world.scheduler.ended(DESK[0], None) is None
+    assert world.scheduler.is_over
 
 
 def test_a_host_that_came_back_as_another_node_is_not_waited_for_as_the_one_it_was() -> None:
@@ -330,39 +330,39 @@ def test_a_host_that_came_back_as_another_node_is_not_waited_for_as_the_one_it_w
     world = World(DESK[:3], node("n1", "desk"))
     world.placed()
     world.run(DESK[0], N1, probes=1)
-    world.placer.ended(DESK[0], "its node is gone")
-    world.placer.look(ClusterResources(()))
+    world.scheduler.ended(DESK[0], "its node is gone")
+    world.scheduler.update(ClusterResources(()))
     back = ClusterResources((node("n2", "desk"),))
-    world.placer.look(back)
+    world.scheduler.update(back)
     for cell in DESK[:2]:
         world.placed()
         world.run(cell, SICK[1])
-        world.placer.ended(cell, None)
+        world.scheduler.ended(cell, None)
     world.placed()
     for _ in range(2):
-        world.placer.look(back)
+        world.scheduler.update(back)
         world.now += 11
-    assert world.placer.is_over
-    assert "is left that can be trusted: 10.0.0.67: " in world.placer.no_node[DESK[2]]
+    assert world.scheduler.is_over
+    assert "is left that can be trusted: 10.0.0.67: " in world.scheduler.no_node[DESK[2]]
 
 
 def test_of_two_hosts_that_are_away_the_one_that_did_not_come_back_is_still_waited_for() -> None:
     """Each that comes stands for one of them."""
     world = World(DESK[:3], node("n3", "desk"), node("n4", "desk"))
     world.placed()
-    world.placer.look(ClusterResources(()))
+    world.scheduler.update(ClusterResources(()))
     back = ClusterResources((node("n1", "desk"),))
-    world.placer.look(back)
+    world.scheduler.update(back)
     for cell in DESK[:2]:
         world.run(cell, SICK[0])
-        world.placer.ended(cell, None)
+        world.scheduler.ended(cell, None)
     world.placed()
     for seconds in (599, 2):
-        world.placer.look(back)
-        assert not world.placer.is_over
+        world.scheduler.update(back)
+        assert not world.scheduler.is_over
         world.now += seconds
-    world.placer.look(back)
-    assert world.placer.is_over
+    world.scheduler.update(back)
+    assert world.scheduler.is_over
 
 
 def test_a_node_that_others_use_is_waited_for() -> None:
@@ -371,9 +371,9 @@ def test_a_node_that_others_use_is_waited_for() -> None:
     world = World(DESK, *cluster.nodes)
     world.placed()
     for _ in range(5):
-        world.placer.look(cluster)
+        world.scheduler.update(cluster)
         world.now += 1e5
-    assert not world.placer.no_node
+    assert not world.scheduler.no_node
 
 
 def test_a_node_that_the_trials_of_another_gpu_use_is_waited_for() -> None:
@@ -383,25 +383,25 @@ def test_a_node_that_the_trials_of_another_gpu_use_is_waited_for() -> None:
     world.placed()
     for _ in range(5):
         world.run(LAP[0], N1, probes=1)
-        world.placer.look(cluster)
+        world.scheduler.update(cluster)
         world.now += 700
-    assert not world.placer.no_node
+    assert not world.scheduler.no_node
 
 
 def test_a_node_that_nobody_uses_and_that_starts_no_worker_is_not_waited_for_without_end() -> None:
     """One that came late has time to start a worker; then its GPU is given up, with the reason."""
     world = World(DESK, HEAD)
     world.placed()
-    world.placer.look(ClusterResources((HEAD,)))
+    world.scheduler.update(ClusterResources((HEAD,)))
     there = ClusterResources((HEAD, node("n1", "desk")))
     world.now = 599
-    world.placer.look(there)
+    world.scheduler.update(there)
     world.now = 599 + 119
-    world.placer.look(there)
-    assert not world.placer.no_node
+    world.scheduler.update(there)
+    assert not world.scheduler.no_node
     world.now = 599 + 121
-    world.placer.look(there)
-    assert world.placer.is_over
-    assert set(world.placer.no_node) == set(DESK)
-    told = "the node with desk (n1) has been there and free for 2 minutes and started no worker: "
-    assert told in world.placer.no_node[DESK[0]]
+    world.scheduler.update(there)
+    assert world.scheduler.is_over
+    assert set(world.scheduler.no_node) == set(DESK)
+    told = "the node with desk (n1) has been up and free for 2 minutes and started no worker: "
+    assert told in world.scheduler.no_node[DESK[0]]

@@ -21,7 +21,7 @@ from fakes.network_cluster import NetworkCluster, NetworkNode
 from fakes.ray_sweeps import observations
 
 from orchestrator.planning.plan import trial_task
-from orchestrator.ray_backend.tune_callbacks import NODE_LEAVES
+from orchestrator.ray_backend.trial_worker import NODE_LEAVES
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.spec.spec_file import parse_spec
 from trials.child_process.fork_server import ProbeEnd
@@ -260,7 +260,7 @@ def test_a_node_that_starts_no_worker_is_given_up_in_time(cluster: NetworkCluste
     text = SPEC.replace("SEED", "6").replace("desk", "mute")
     sweep = Sweep(cluster, "mute", text, "--wait-for-nodes", "0.2")
     assert sweep.wait(seconds=240) == 1, sweep.said
-    assert f"the node with mute ({mute.node_id[:8]}) has been there and free for" in sweep.said
+    assert f"the node with mute ({mute.node_id[:8]}) has been up and free for" in sweep.said
     assert "Traceback" not in sweep.said
     mute.kill()
 

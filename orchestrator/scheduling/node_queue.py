@@ -1,13 +1,16 @@
-"""Queues of trials, one for each GPU, and the node that each trial runs on."""
+"""Queue of the trials of one GPU, and the node that each trial runs on."""
 
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.planning.cluster_resources import ClusterResources
-from trials.profile_trial import ProfileTask
+from trials.profile_trial import PROFILE_TIMEOUTS, ProfileTask
 from trials.records.cell import Cell
 from trials.trial import TrialTask
+
+# Beyond what a build and a probe may take: the start of a worker, and the end of a child process.
+SILENT_SECONDS = 120.0
 
 Task = TrialTask | ProfileTask
 
@@ -17,9 +20,9 @@ class Placement:
     """A trial to place.
 
     Attributes:
-        task: what it is to do.
-        resources: what it asks Ray for.
-        avoid: ids of the nodes it must not be placed on.
+        task: the trial's work.
+        resources: its request to Ray.
+        avoid: ids of the nodes that it must not be placed on.
     """
 
     task: Task
@@ -29,7 +32,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class NodeAddress:
-    """A node: its id, and its address for people."""
+    """A node: its Ray id, and its network address for messages."""
 
     node_id: str
     address: str
@@ -37,7 +40,16 @@ class NodeAddress:
 
 @dataclass(slots=True)
 class RunningTrial:
-    """A trial that was placed and has not ended."""
+    """A trial that was placed and has not ended.
+
+    Attributes:
+        task: the trial's work.
+        last_report_at: time of its placement, start or last report; seconds, monotonic.
+        is_running: whether a worker has started it.
+        made_progress: whether it has reported a result.
+        node: its node, once it has reported that.
+        blamed: last error that points at the device, unless a verdict came after it.
+    """
 
     task: Task
     last_report_at: float
@@ -46,34 +58,62 @@ class RunningTrial:
     node: NodeAddress | None = None
     blamed: str | None = None
 
+    def silence(self, now: float) -> str | None:
+        """Complaint about a running trial that has reported nothing for too long."""
+        trial, probes = self.task, 1.0
+        if isinstance(trial, ProfileTask):
+            trial, probes = trial.trial, PROFILE_TIMEOUTS
+        longest = (
+            trial.build_timeout_seconds + probes * trial.probe_timeout_seconds + SILENT_SECONDS
+        )
+        is_silent = self.is_running and now - self.last_report_at > longest
+        return f"no report within {longest:g} s" if is_silent else None
+
 
 @dataclass(slots=True)
 class GpuQueue:
-    """The cells of one GPU, and its nodes: all that were ever seen, and those that are hoped for.
+    """Cells of one GPU, and the nodes with that GPU.
 
-    A host on which Ray is started anew is another node to Ray, and so is one that replaces another:
-    each that comes stands for one that is gone, which is hoped for no more.
+    Ray gives a host a new id whenever Ray starts on it, and a replaced spot node has a new id, too.
+    So each node that appears is counted as the return of one that is gone, and that one is expected
+    no longer.
+
+    Attributes:
+        resources: request of a trial to Ray.
+        cells: waiting, in order.
+        placed: trials that were placed and have not ended.
+        nodes: ids of all nodes that ever had this GPU.
+        expected_nodes: ids of the nodes that are up, or may return.
+        is_closed: whether the wait for a node was given up.
     """
 
     resources: Mapping[str, float]
     cells: deque[Cell] = field(default_factory=deque)
     placed: dict[Cell, RunningTrial] = field(default_factory=dict)
-    seen: set[str] = field(default_factory=set)
+    nodes: set[str] = field(default_factory=set)
     expected_nodes: set[str] = field(default_factory=set)
-    waits_since: float | None = None
-    there_since: float | None = None
     is_closed: bool = False
 
-    def sees(self, cluster: ClusterResources, out: Collection[str]) -> None:
-        """Remembers the nodes that there are; of those that are gone, one out comes back first."""
-        there = {
+    @property
+    def unfinished(self) -> list[Cell]:
+        """Placed cells, then waiting ones."""
+        return [*self.placed, *self.cells]
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether trials are placed and none of them runs."""
+        return bool(self.placed) and not any(trial.is_running for trial in self.placed.values())
+
+    def update_nodes(self, cluster: ClusterResources, excluded: Collection[str]) -> None:
+        """Record the nodes that are up; the first to count as returned is an excluded one."""
+        up = {
             node.node_id
             for node in cluster.nodes
             if node.node_id is not None and node.holding(self.resources)
         }
-        come, staying = there - self.seen, there - cluster.leaving
+        new, staying = up - self.nodes, up - cluster.leaving
         gone = sorted(
-            self.expected_nodes - staying, key=lambda node_id: (node_id not in out, node_id)
+            self.expected_nodes - staying, key=lambda node_id: (node_id not in excluded, node_id)
         )
-        self.expected_nodes = (self.expected_nodes | come) - set(gone[: len(come & staying)])
-        self.seen |= come
+        self.expected_nodes = (self.expected_nodes | new) - set(gone[: len(new & staying)])
+        self.nodes |= new

@@ -1,7 +1,8 @@
-"""Which trial to place next and where not, and which no more. No Ray here, and no time of its own.
+"""Order and place of the trials: which to place next, where not, and which to give up.
 
-A trial that died is placed again from what it had reported; where that cannot go on, the cell has a
-reason. Nothing waits for ever: neither for a node nor for a trial's word.
+A trial that died is placed again and continues from its reports. A cell that cannot continue gets a
+reason. Nothing waits without end, neither for a node nor for a report. There is no Ray in this
+module and no clock of its own: tests run through hours of failures at once.
 """
 
 import datetime as dt
@@ -9,41 +10,38 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from orchestrator.planning.cluster_resources import ClusterResources, Node
+from orchestrator.planning.cluster_resources import ClusterResources
 from orchestrator.planning.faults import Fault, Kind
+from orchestrator.scheduling.node_health import NodeHealth
 from orchestrator.scheduling.node_queue import GpuQueue, NodeAddress, Placement, RunningTrial, Task
-from trials.profile_trial import PROFILE_TIMEOUTS, ProfileTask
+from orchestrator.scheduling.node_wait import NodeWait
 from trials.records.cell import Cell
 from trials.records.failure_classification import blames_device
 from trials.records.profile import Logged
 
 PLACEMENTS = 3  # of a trial that dies each time before it has reported anything new
-SICK_CELLS = 2  # so many that blame a node's device, and no verdict between: the node is out
-# A node list may be a little behind the trial that died with its node.
-GONE_SECONDS = 10.0
-# A node that came has so long to start a worker, however long it was waited for before.
-WORKER_SECONDS = 120.0
-# Beyond what a build and a probe may take: what a worker needs to start, and to kill a child.
-SILENT_SECONDS = 120.0
 
 
 class Scheduler:
-    """Places the trials of some cells, each GPU's in their order.
+    """Places the trials of cells, for each GPU in their order.
 
     Args:
-        cells: the cells.
-        task: a cell's trial, from all that is known of it by now; None when nothing is left to do.
-        resources: what a trial on each GPU asks Ray for.
-        cluster: what there is.
-        wait_seconds: how long to wait for a node that the autoscaler is to start, for one that was
-            there to come back, and for one that nobody uses to start a worker.
-        nodes_out: nodes to place nothing on, and why.
-        note: is told of every fault.
-        is_spent: whether the sweep may cost no more: nothing is placed then.
+        cells: in order.
+        task: next trial of a cell, by the results until now; None when nothing is left of it.
+        resources: request of a trial to Ray, by GPU.
+        cluster: nodes at the start.
+        wait_seconds: time to wait for a node to start, to return, or to start a worker.
+        nodes_out: ids of nodes to place nothing on, with the reasons.
+        note: called with every fault.
+        is_spent: whether the budget is spent: nothing is placed then.
         clock: seconds, monotonic.
+
+    Attributes:
+        died: cells whose trials died too often, with the last causes.
+        no_node: cells that had no node, with the reasons.
     """
 
-    def __init__(  # noqa: PLR0913 - all that it goes by
+    def __init__(  # noqa: PLR0913 - the whole surroundings of a sweep, which tests replace
         self,
         cells: Sequence[Cell],
         task: Callable[[Cell], Task | None],
@@ -56,120 +54,120 @@ class Scheduler:
         is_spent: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.died: dict[Cell, str] = {}
+        self.no_node: dict[Cell, str] = {}
         self._task = task
-        self._cluster = cluster
-        self._wait_seconds = wait_seconds
         self._note = note
         self._is_spent = is_spent
         self._clock = clock
-        self._out = dict(nodes_out)
+        self._nodes = NodeHealth(cluster, nodes_out)
         self._queues: dict[str, GpuQueue] = {}
         for cell in cells:
             queue = self._queues.setdefault(cell.device, GpuQueue(resources[cell.device]))
             queue.cells.append(cell)
         for queue in self._queues.values():
-            queue.sees(cluster, self._out)
-        self._tries: dict[Cell, int] = defaultdict(int)
-        # Nodes that it is not to be placed on, and what failed there.
-        self._avoided: dict[Cell, dict[str, str]] = defaultdict(dict)
-        self._blaming: dict[str, set[Cell]] = defaultdict(set)
-        self.died: dict[Cell, str] = {}
-        self.no_node: dict[Cell, str] = {}
+            queue.update_nodes(cluster, self._nodes.excluded)
+        self._waits = {gpu: NodeWait(gpu, wait_seconds) for gpu in self._queues}
+        self._deaths: dict[Cell, int] = defaultdict(int)  # in a row, without progress
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is to be placed any more, and nothing placed is worth waiting for."""
+        """Whether nothing is left to place, and nothing placed is worth waiting for."""
         return self._is_spent() or all(
-            queue.is_closed or not (queue.cells or queue.placed) for queue in self._queues.values()
+            queue.is_closed or not queue.unfinished for queue in self._queues.values()
         )
 
     def next(self) -> Placement | None:
-        """The next trial to place; None when there is none, or enough wait for a node already.
+        """The next trial to place; None when enough trials wait for nodes, or none is left.
 
-        One more than the nodes can hold are placed: it begins where one ends. The others' turn
-        comes late, so that they know what was learned meanwhile.
+        One trial more than the nodes can hold is placed: it begins as soon as one ends. Placing
+        the others late lets their searches use what was measured in the meantime.
         """
         if self._is_spent():
             return None
-        for device, queue in self._queues.items():
-            room = self._room(device, queue) + 1 - len(queue.placed)
+        for gpu, queue in self._queues.items():
+            room = self._nodes.capacity(gpu, queue) + 1 - len(queue.placed)
             while queue.cells and room > 0 and not queue.is_closed:
                 cell = queue.cells.popleft()
                 task = self._task(cell)
                 if task is not None:
                     queue.placed[cell] = RunningTrial(task, self._clock())
-                    return Placement(task, queue.resources, self._avoid(cell))
+                    return Placement(task, queue.resources, self._nodes.avoided_by(cell))
         return None
 
     def started(self, cell: Cell) -> None:
-        """A trial runs."""
+        """Record that a worker runs a trial."""
         queue = self._queues[cell.device]
-        queue.waits_since = None
-        if queue.is_closed:  # a node came after all
+        self._waits[cell.device].reset()
+        if queue.is_closed:  # a node came after the wait was given up
             queue.is_closed = False
-            for waiting in (*queue.placed, *queue.cells):
+            for waiting in queue.unfinished:
                 self.no_node.pop(waiting, None)
                 self.died.pop(waiting, None)
-        placed = queue.placed[cell]
-        placed.is_running, placed.last_report_at = True, self._clock()
+        trial = queue.placed[cell]
+        trial.is_running, trial.last_report_at = True, self._clock()
 
-    def is_on(self, cell: Cell, node: NodeAddress) -> None:
-        """A trial says where it is."""
-        placed = self._queues[cell.device].placed[cell]
-        placed.node, placed.last_report_at = node, self._clock()
+    def located(self, cell: Cell, node: NodeAddress) -> None:
+        """Record the node that a trial runs on."""
+        trial = self._queues[cell.device].placed[cell]
+        trial.node, trial.last_report_at = node, self._clock()
 
-    def observed(self, observation: Logged) -> None:
-        """A probe of a running trial ended."""
-        cell = observation.cell
-        placed = self._queues[cell.device].placed[cell]
-        placed.last_report_at, placed.made_progress = self._clock(), True
-        if blames_device(observation.outcome, observation.detail):
-            placed.blamed = observation.detail
-            if placed.node is not None:
-                self._blame(placed.node, cell, placed.blamed or "")
-        elif observation.outcome.is_verdict:
-            placed.blamed = None
-            if placed.node is not None:
-                self._blaming.pop(placed.node.node_id, None)
+    def observed(self, result: Logged) -> None:
+        """Record a result of a running trial."""
+        cell = result.cell
+        trial = self._queues[cell.device].placed[cell]
+        trial.last_report_at, trial.made_progress = self._clock(), True
+        if blames_device(result.outcome, result.detail):
+            trial.blamed = result.detail
+            if trial.node is not None:
+                reason = self._nodes.blame(trial.node, cell, trial.blamed or "")
+                if reason is not None:
+                    self._note(_fault("node out", cell.device, reason, node=trial.node))
+        elif result.outcome.is_verdict:
+            trial.blamed = None
+            if trial.node is not None:
+                self._nodes.acquit(trial.node)
 
     def ended(self, cell: Cell, error: str | None) -> str | None:
-        """A trial is over.
+        """Record the end of a trial, and queue it again where that can help.
 
         Args:
-            cell: what it measured.
-            error: what it died of; None when it came to its own end.
+            cell: the trial's cell.
+            error: cause of its death; None when it came to its own end.
 
         Returns:
-            Why it did not end well; None when it did, or has tried all that it could.
+            Why the trial failed; None when it succeeded, or has tried all nodes.
         """
         queue = self._queues[cell.device]
-        placed = queue.placed.pop(cell)
+        trial = queue.placed.pop(cell)
+        kind: Kind = "died"
         if error is None:
-            error = self._elsewhere(cell, placed)
+            kind, error = "device", self._reason_to_move(cell, trial, queue)
             if error is None:
                 return None
-            kind: Kind = "device"
-        else:
-            kind = "died"
-            if placed.made_progress:
-                self._tries[cell] = 0
-        self._tries[cell] += 1
-        lost = self._clock() - placed.last_report_at if placed.is_running else 0.0
-        self._tell(kind, cell.device, error, cell=cell, node=placed.node, lost_seconds=lost)
-        if self._tries[cell] >= PLACEMENTS:
+        elif trial.made_progress:
+            self._deaths[cell] = 0
+        self._deaths[cell] += 1
+        lost = self._clock() - trial.last_report_at if trial.is_running else 0.0
+        self._note(_fault(kind, cell.device, error, cell=cell, node=trial.node, lost_seconds=lost))
+        if self._deaths[cell] >= PLACEMENTS:
             self.died[cell] = f"its trial died {PLACEMENTS} times in a row, the last time: {error}"
-        elif kind == "device":  # it may have to wait for another node: the others need not
+        elif kind == "device":  # it may have to wait for another node; the others need not
             queue.cells.append(cell)
         else:
             queue.cells.appendleft(cell)
         return error
 
     def interrupted(self, error: str) -> list[Cell]:
-        """Nothing that was placed runs any more; those that ran are returned, and died of it."""
+        """Record that Ray has stopped everything; the trials that ran died of it.
+
+        Returns:
+            Their cells. Trials that had not begun are queued again, and count as never placed.
+        """
         ran = []
         for queue in self._queues.values():
-            for cell, placed in list(queue.placed.items()):
-                if placed.is_running:
+            for cell, trial in list(queue.placed.items()):
+                if trial.is_running:
                     self.ended(cell, error)
                     ran.append(cell)
                 elif not queue.is_closed:
@@ -177,156 +175,66 @@ class Scheduler:
                     queue.cells.appendleft(cell)
         return ran
 
-    def look(self, cluster: ClusterResources) -> dict[Cell, str]:
-        """Looks at what there is by now, and gives up GPUs for which there is no node.
+    def update(self, cluster: ClusterResources) -> dict[Cell, str]:
+        """Take in the nodes as they are now, and close the queues of GPUs without hope of one.
 
         Returns:
-            Running trials to be killed, and why: they have said nothing for too long.
+            Running trials to kill, as they have reported nothing for too long, with the complaints.
         """
-        self._cluster = cluster
+        self._nodes.cluster = cluster
         now = self._clock()
         silent = {}
-        for device, queue in self._queues.items():
-            for cell, placed in queue.placed.items():
-                most = _longest_silence(placed.task)
-                if placed.is_running and now - placed.last_report_at > most:
-                    silent[cell] = f"no word of it within {most:g} s"
-            queue.sees(cluster, self._out)
-            self._wait(device, queue, now)
+        for gpu, queue in self._queues.items():
+            for cell, trial in queue.placed.items():
+                if complaint := trial.silence(now):
+                    silent[cell] = complaint
+            queue.update_nodes(cluster, self._nodes.excluded)
+            # A node that others use will be free one day: that is no reason to give up.
+            if not queue.is_waiting or queue.is_closed or self._is_busy(queue):
+                self._waits[gpu].reset()
+            elif reason := self._waits[gpu].failure(queue, self._nodes, now):
+                self._close(gpu, queue, reason)
         return silent
 
-    def _wait(self, device: str, queue: GpuQueue, now: float) -> None:
-        """Counts the time for which a GPU had no node, and closes its queue in the end.
-
-        A node that others use is waited for. One that nobody uses and that starts no worker is as
-        good as none.
-        """
-        is_waiting = queue.placed and not any(p.is_running for p in queue.placed.values())
-        usable = self._usable(queue)
-        if not is_waiting or queue.is_closed or self._is_busy(queue, usable):
-            queue.waits_since = queue.there_since = None
-            return
-        queue.waits_since = now if queue.waits_since is None else queue.waits_since
-        since = now if queue.there_since is None else queue.there_since
-        queue.there_since = since if usable else None
-        if now - queue.waits_since < self._patience(device, queue, usable):
-            return
-        if usable and now - since < WORKER_SECONDS:
-            return
-        reason = self._why_no_node(device, queue, usable, now - since)
-        self._tell("no node", device, reason)
+    def _close(self, gpu: str, queue: GpuQueue, reason: str) -> None:
+        self._note(_fault("no node", gpu, reason))
         queue.is_closed = True
-        for cell in (*queue.placed, *queue.cells):
-            # One that failed on a node was not skipped.
-            (self.died if cell in self._avoided else self.no_node)[cell] = reason
+        for cell in queue.unfinished:
+            # A cell that failed on a node was tried, and is not skipped.
+            (self.died if self._nodes.has_failed(cell) else self.no_node)[cell] = reason
 
-    def _usable(self, queue: GpuQueue) -> list[Node]:
-        """The nodes that a trial which was placed may begin on."""
-        avoided = [self._avoid(cell) for cell in queue.placed]
-        return [
-            node
-            for node in self._cluster.nodes
-            if node.holding(queue.resources) and any(node.node_id not in out for out in avoided)
-        ]
-
-    def _is_busy(self, queue: GpuQueue, nodes: Sequence[Node]) -> bool:
-        """Whether others use one of these nodes, or trials on other GPUs do."""
-        placed = (p for other in self._queues.values() for p in other.placed.values())
-        ours = {p.node.node_id for p in placed if p.is_running and p.node is not None}
+    def _is_busy(self, queue: GpuQueue) -> bool:
+        """Whether other jobs, or trials of this sweep on other GPUs, use a node of the queue."""
+        trials = (trial for other in self._queues.values() for trial in other.placed.values())
+        ours = {t.node.node_id for t in trials if t.is_running and t.node is not None}
+        nodes = self._nodes.usable(queue)
         return any(node.is_taken(queue.resources) or node.node_id in ours for node in nodes)
 
-    def _patience(self, device: str, queue: GpuQueue, usable: Sequence[Node]) -> float:
-        """Seconds to wait for a node: few where there is no hope of one."""
-        is_hoped_for = usable or self._cluster.starting(device) or self._gone(queue)
-        return self._wait_seconds if is_hoped_for else min(GONE_SECONDS, self._wait_seconds)
-
-    def _gone(self, queue: GpuQueue) -> set[str]:
-        """Nodes that were there, could be trusted, and may come back: a host that starts anew."""
-        there = {node.node_id for node in self._cluster.nodes if not node.is_leaving}
-        return queue.expected_nodes - there - self._out.keys()
-
-    def _why_no_node(
-        self, device: str, queue: GpuQueue, usable: Sequence[Node], there_seconds: float
-    ) -> str:
-        within = f"within {self._wait_seconds / 60:g} minutes (--wait-for-nodes)"
-        if usable:
-            names = ", ".join(str(node.node_id)[:8] for node in usable)
-            return (
-                f"the node with {device} ({names}) has been there and free for "
-                f"{there_seconds / 60:.0f} minutes and started no worker: Ray's logs on it say why "
-                "(raylet.out, worker-*.err)"
-            )
-        if self._cluster.holding(queue.resources, self._cluster.leaving):
-            reasons = "; ".join(self._out.values()) or self._failures(queue)
-            return f"no node with {device} is left that can be trusted: {reasons}"
-        if self._cluster.starting(device):
-            return f"no node with {device} came {within}: 'ray status' on the head says why"
-        came = f"came back {within}" if self._gone(queue) else "is there"
-        return (
-            f"no node with {device} {came}: start one and run the same command again, it goes on "
-            "where this stopped"
-        )
-
-    def _failures(self, queue: GpuQueue) -> str:
-        told = (why for cell in queue.placed for why in self._avoided.get(cell, {}).values())
-        return f"its trials failed on all of them: {'; '.join(dict.fromkeys(told))}"
-
-    def _room(self, device: str, queue: GpuQueue) -> int:
-        """Trials that nodes can hold: those that are there, or that can be started too."""
-        there = self._cluster.holding(queue.resources, {*self._out, *self._cluster.leaving})
-        return max(there, self._cluster.starting(device))
-
-    def _avoid(self, cell: Cell) -> tuple[str, ...]:
-        return tuple(sorted({*self._out, *self._avoided.get(cell, ()), *self._cluster.leaving}))
-
-    def _blame(self, node: NodeAddress, cell: Cell, detail: str) -> None:
-        blaming = self._blaming[node.node_id]
-        blaming.add(cell)
-        if len(blaming) < SICK_CELLS or node.node_id in self._out:
-            return
-        reason = (
-            f"{len(blaming)} trials in a row blame its device, the last one: {detail} (look at "
-            "the GPU, and start Ray anew on that node to have it back)"
-        )
-        self._out[node.node_id] = f"{node.address}: {reason}"
-        self._tell("node out", cell.device, reason, node=node)
-
-    def _elsewhere(self, cell: Cell, placed: RunningTrial) -> str | None:
-        """Why a trial that came to its own end is to be placed elsewhere, if it is."""
-        node = placed.node
-        if placed.blamed is None or node is None or self._task(cell) is None:
+    def _reason_to_move(self, cell: Cell, trial: RunningTrial, queue: GpuQueue) -> str | None:
+        """Error for which a trial that ended by itself is to run on another node."""
+        if trial.blamed is None or trial.node is None or self._task(cell) is None:
             return None
-        self._avoided[cell][node.node_id] = placed.blamed
-        queue = self._queues[cell.device]
-        # A cluster that starts nodes starts another when this one, unused, has gone away.
-        has_others = self._cluster.holding(queue.resources, self._avoid(cell)) > 0
-        return placed.blamed if has_others or self._cluster.starting(cell.device) > 0 else None
-
-    def _tell(  # noqa: PLR0913 - the parts of a fault
-        self,
-        kind: Kind,
-        gpu: str,
-        reason: str,
-        *,
-        cell: Cell | None = None,
-        node: NodeAddress | None = None,
-        lost_seconds: float = 0.0,
-    ) -> None:
-        self._note(
-            Fault(
-                kind=kind,
-                gpu=gpu,
-                cell=cell,
-                node=None if node is None else node.address,
-                node_id=None if node is None else node.node_id,
-                reason=reason,
-                at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-                lost_seconds=round(lost_seconds, 1),
-            )
-        )
+        self._nodes.keep_away(cell, trial.node, trial.blamed)
+        return trial.blamed if self._nodes.has_another(cell, queue) else None
 
 
-def _longest_silence(task: Task) -> float:
-    """Seconds within which a trial that is well says something: after each probe or profile."""
-    trial, times = (task.trial, PROFILE_TIMEOUTS) if isinstance(task, ProfileTask) else (task, 1.0)
-    return trial.build_timeout_seconds + times * trial.probe_timeout_seconds + SILENT_SECONDS
+def _fault(  # noqa: PLR0913 - the fields of a fault
+    kind: Kind,
+    gpu: str,
+    reason: str,
+    *,
+    cell: Cell | None = None,
+    node: NodeAddress | None = None,
+    lost_seconds: float = 0.0,
+) -> Fault:
+    """A fault that happens now."""
+    return Fault(
+        kind=kind,
+        gpu=gpu,
+        cell=cell,
+        node=None if node is None else node.address,
+        node_id=None if node is None else node.node_id,
+        reason=reason,
+        at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        lost_seconds=round(lost_seconds, 1),
+    )

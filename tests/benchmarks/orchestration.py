@@ -32,9 +32,10 @@ from orchestrator.markdown_table import table
 from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.planning.plan import trial_task
 from orchestrator.planning.spending import Meter
-from orchestrator.ray_backend import tune_runner as runner
+from orchestrator.ray_backend import tune_callbacks
 from orchestrator.ray_backend.cluster import cluster_now, connected_cluster
 from orchestrator.ray_backend.tune_loggers import metrics
+from orchestrator.ray_backend.tune_runner import run_trials
 from orchestrator.run_folder.observation_writer import ObservationWriter
 from orchestrator.run_folder.run_folder import open_run
 from orchestrator.running.progress import Progress
@@ -71,7 +72,7 @@ class Scales(tune.Callback):
 
 
 def ours(trials: int, loggers: Sequence[Any] = ()) -> None:
-    """The driver's placer and runner, into a run folder: log, progress and dollars are in it."""
+    """The driver's scheduler and runner, into a run folder: log, progress and dollars are in it."""
     lengths = ", ".join(str(length) for length in range(1, trials + 1))
     text = ONE_CELL.replace("[16]", f"[{lengths}]")
     spec = spec_of(text)
@@ -84,7 +85,7 @@ def ours(trials: int, loggers: Sequence[Any] = ()) -> None:
             Progress(cells, complete=0, stream=lines) as progress,
         ):
             meter = Meter(spec, NodePrices(catalog))
-            placer = Scheduler(
+            scheduler = Scheduler(
                 cells,
                 lambda cell: trial_task(spec, catalog, cell, []),
                 {"cpu": {"CPU": 1.0}},
@@ -94,10 +95,10 @@ def ours(trials: int, loggers: Sequence[Any] = ()) -> None:
                 note=lambda fault: sys.exit(fault.reason),
                 is_spent=partial(meter.reaches, 1.0),
             )
-            runner.run_trials(
-                placer, ObservationRecorder(writer, progress, meter), cluster_now, loggers
+            run_trials(
+                scheduler, ObservationRecorder(writer, progress, meter), cluster_now, loggers
             )
-        assert placer.is_over
+        assert scheduler.is_over
         assert len(run.observations()) == trials
 
 
@@ -135,7 +136,7 @@ def prepare() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent.parent), *known])
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
-    runner._trial_on_node = nothing_on_node
+    tune_callbacks.run_on_node = nothing_on_node
 
 
 def bytes_kept(trials: int) -> None:

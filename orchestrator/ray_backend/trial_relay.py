@@ -1,0 +1,157 @@
+"""Relay between Ray Tune's trials on one side, the scheduler and the listener on the other."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from orchestrator.planning.cluster_resources import ClusterResources
+from orchestrator.ray_backend.trial_worker import NODE_LEAVES
+from orchestrator.scheduling.node_queue import NodeAddress
+from orchestrator.scheduling.scheduler import Scheduler
+from trials.listener import TrialListener
+from trials.records.cell import Cell
+from trials.records.profile import logged
+
+CHECK_SECONDS = 1.0  # between two looks at the cluster
+UNKNOWN_DEATH = "its Ray worker or node died"
+
+
+class TrialRelay:
+    """Passes the events of Tune's trials on, and the scheduler's trials to Tune.
+
+    Tune calls everything from the driver's main thread, in the loop of ``Tuner.fit``. It wraps or
+    swallows what a callback raises. The first such error is kept in ``raised`` for ``run_trials``.
+
+    Args:
+        scheduler: source of trials.
+        listener: notified of every start, result and end.
+        cluster_now: current nodes of the cluster.
+        record_nodes: called with them about once a second.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        listener: TrialListener,
+        cluster_now: Callable[[], ClusterResources],
+        record_nodes: Callable[[ClusterResources], None],
+    ) -> None:
+        self.raised: Exception | None = None
+        self._scheduler = scheduler
+        self._listener = listener
+        self._cluster_now = cluster_now
+        self._record_nodes = record_nodes
+        self._running: dict[str, Any] = {}
+        self._cells: dict[str, Cell] = {}
+        self._killed: dict[str, str] = {}
+        self._checked_at = time.monotonic()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing: Tune pickles callbacks to restore an experiment, which is never done here."""
+        return {}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left that is worth waiting for."""
+        return self._scheduler.is_over
+
+    def next_trial(self) -> dict[str, Any] | None:
+        """The next trial as a configuration for Tune; None when there is none now."""
+        placement = self._scheduler.next()
+        if placement is None:
+            return None
+        cell = placement.task.cell
+        self._cells[cell.key] = cell
+        return {
+            "cell": cell.key,
+            "kind": type(placement.task).__name__,
+            "task": placement.task.model_dump_json(),
+            "resources": dict(placement.resources),
+            "avoid": list(placement.avoid),
+        }
+
+    def check_cluster(self) -> None:
+        """About once a second, pass on the nodes, and kill trials that are silent for too long."""
+        if time.monotonic() - self._checked_at < CHECK_SECONDS:
+            return
+        cluster, silent = self._cluster_now(), dict[Cell, str]()
+        self._pass_on(lambda: self._record_nodes(cluster))
+        self._pass_on(lambda: silent.update(self._scheduler.update(cluster)))
+        for cell, complaint in silent.items():
+            trial = self._running.get(cell.key)
+            if trial is not None and cell.key not in self._killed:
+                self._killed[cell.key] = complaint
+                kill(trial)
+        self._checked_at = time.monotonic()
+
+    def started(self, trial: Any) -> None:
+        """Pass on the start of a trial."""
+        cell = self._cell(trial)
+        self._running[cell.key] = trial
+        self._pass_on(lambda: self._scheduler.started(cell))
+        self._pass_on(lambda: self._listener.started(cell))
+
+    def reported(self, trial: Any, report: dict[str, Any]) -> None:
+        """Pass on the node or the result that a trial reported."""
+        if "node_id" in report:
+            node = NodeAddress(report["node_id"], report["address"])
+            self._scheduler.located(self._cell(trial), node)
+        if "observation" in report:
+            result = logged(report["observation"].encode())
+            # The listener first: it writes the result to the disk.
+            self._pass_on(lambda: self._listener.observed(result))
+            self._pass_on(lambda: self._scheduler.observed(result))
+
+    def ended(self, trial: Any, error: str | None) -> None:
+        """Pass on the end of a trial."""
+        cell = self._cell(trial)
+        self._running.pop(cell.key, None)
+        error = self._killed.pop(cell.key, error)
+        self._pass_on(lambda: self._listener.ended(cell, self._scheduler.ended(cell, error)))
+
+    def all_ended(self, error: str) -> int:
+        """Pass on that Tune has stopped; the number of trials that ran until then."""
+        ran = self._scheduler.interrupted(error)
+        for cell in ran:
+            self._listener.ended(cell, error)
+        self._running.clear()
+        return len(ran)
+
+    def _cell(self, trial: Any) -> Cell:
+        return self._cells[trial.config["trial"]["cell"]]
+
+    def _pass_on(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:
+            self.raised = self.raised or error
+            raise
+
+
+def kill(trial: Any) -> None:
+    """Have Ray kill the worker of a trial; Tune then reports its death."""
+    import ray  # noqa: PLC0415 - seconds to import, and only a sweep needs it
+
+    actor = trial.temporary_state.ray_actor
+    if actor is not None:
+        ray.kill(actor)
+
+
+def cause_of_death(trial: Any) -> str:
+    """Cause of a trial's death in one line, from the page that Ray writes about it."""
+    try:
+        text = Path(trial.error_file or "").read_text(encoding="utf-8").strip()
+    except OSError:
+        return UNKNOWN_DEATH
+    lines = [line.strip() for line in text.splitlines()]
+    for line in lines:
+        _, is_of_node, how = line.partition("the actor's node was ")
+        if is_of_node:
+            return f"its node was {how}"
+        if "worker process has died" in line:
+            detail = line.partition("Worker exit detail: ")[2].partition(". ")[0]
+            return f"its Ray worker died: {detail}" if detail else "its Ray worker died"
+        if line.endswith(NODE_LEAVES):
+            return NODE_LEAVES
+    return lines[-1] if lines else UNKNOWN_DEATH

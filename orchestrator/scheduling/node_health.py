@@ -1,0 +1,97 @@
+"""Nodes of the cluster as the scheduler trusts them: up, excluded, avoided by single cells."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from orchestrator.planning.cluster_resources import ClusterResources, Node
+from orchestrator.scheduling.node_queue import GpuQueue, NodeAddress
+from trials.records.cell import Cell
+
+SICK_CELLS = 2  # a node is excluded once this many cells blame its device, with no verdict between
+
+
+class NodeHealth:
+    """Nodes of the cluster, and what speaks against them.
+
+    A failing device looks like a broken kernel, and the other way round. Hence one cell's failure
+    keeps that cell alone away from a node; failures of several cells exclude the node.
+
+    Args:
+        cluster: nodes at the start.
+        excluded: ids of nodes that are excluded from the start, with the reasons.
+
+    Attributes:
+        cluster: nodes now.
+        excluded: ids of nodes that no trial is placed on, with the reasons.
+    """
+
+    def __init__(self, cluster: ClusterResources, excluded: Mapping[str, str]) -> None:
+        self.cluster = cluster
+        self.excluded = dict(excluded)
+        # By cell: nodes that its trial failed on, with the errors.
+        self._failures: dict[Cell, dict[str, str]] = defaultdict(dict)
+        self._blaming: dict[str, set[Cell]] = defaultdict(set)
+
+    def blame(self, node: NodeAddress, cell: Cell, error: str) -> str | None:
+        """Count an error of a cell against a node's device.
+
+        Returns:
+            Reason to exclude the node, if this error excludes it.
+        """
+        blaming = self._blaming[node.node_id]
+        blaming.add(cell)
+        if len(blaming) < SICK_CELLS or node.node_id in self.excluded:
+            return None
+        reason = (
+            f"{len(blaming)} trials in a row blame its device, the last one: {error} (look at "
+            "the GPU, and start Ray anew on that node to have it back)"
+        )
+        self.excluded[node.node_id] = f"{node.address}: {reason}"
+        return reason
+
+    def acquit(self, node: NodeAddress) -> None:
+        """Forget the errors of a node whose device has given a verdict."""
+        self._blaming.pop(node.node_id, None)
+
+    def keep_away(self, cell: Cell, node: NodeAddress, error: str) -> None:
+        """Place a cell on this node no more: it failed there."""
+        self._failures[cell][node.node_id] = error
+
+    def has_failed(self, cell: Cell) -> bool:
+        """Whether a cell has failed on a node."""
+        return cell in self._failures
+
+    def failures(self, queue: GpuQueue) -> str:
+        """Errors of a queue's placed cells on all nodes, in words."""
+        errors = (why for cell in queue.placed for why in self._failures.get(cell, {}).values())
+        return f"its trials failed on all of them: {'; '.join(dict.fromkeys(errors))}"
+
+    def avoided_by(self, cell: Cell) -> tuple[str, ...]:
+        """Ids of the nodes that a cell must not be placed on."""
+        failed_on = self._failures.get(cell, {})
+        return tuple(sorted({*self.excluded, *failed_on, *self.cluster.leaving}))
+
+    def capacity(self, gpu: str, queue: GpuQueue) -> int:
+        """Trials of a GPU that fit on its nodes: those that are up, or all that can be started."""
+        out = {*self.excluded, *self.cluster.leaving}
+        return max(self.cluster.holding(queue.resources, out), self.cluster.starting(gpu))
+
+    def has_another(self, cell: Cell, queue: GpuQueue) -> bool:
+        """Whether a cell can run on a node that it does not avoid, or on one still to start."""
+        # A cluster that starts nodes starts another one after it has removed this one as unused.
+        is_up = self.cluster.holding(queue.resources, self.avoided_by(cell)) > 0
+        return is_up or self.cluster.starting(cell.device) > 0
+
+    def usable(self, queue: GpuQueue) -> list[Node]:
+        """Nodes that a placed trial of the queue may begin on."""
+        avoided = [self.avoided_by(cell) for cell in queue.placed]
+        return [
+            node
+            for node in self.cluster.nodes
+            if node.holding(queue.resources) and any(node.node_id not in out for out in avoided)
+        ]
+
+    def absent(self, queue: GpuQueue) -> set[str]:
+        """Ids of trusted nodes that were up and may return, as when a host restarts."""
+        up = {node.node_id for node in self.cluster.nodes if not node.is_leaving}
+        return queue.expected_nodes - up - self.excluded.keys()

@@ -1,0 +1,80 @@
+"""Patience with nodes: how long the trials of a GPU wait for one, and why they wait no longer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.planning.cluster_resources import Node
+from orchestrator.scheduling.node_health import NodeHealth
+from orchestrator.scheduling.node_queue import GpuQueue
+
+# The list of nodes may lag behind the death of a trial that died with its node.
+GONE_SECONDS = 10.0
+# A node that is up has this long to start a worker, however long it was waited for.
+WORKER_SECONDS = 120.0
+
+
+@dataclass(slots=True)
+class NodeWait:
+    """The wait of one GPU's trials for a node.
+
+    Attributes:
+        gpu: key of the GPU.
+        limit_seconds: longest wait for a node that starts, or returns.
+        waits_since: time since which no trial runs though some are placed; seconds, monotonic.
+        free_since: time since which a usable node is up and nobody uses it.
+    """
+
+    gpu: str
+    limit_seconds: float
+    waits_since: float | None = None
+    free_since: float | None = None
+
+    def reset(self) -> None:
+        """Begin anew: a trial runs, or its node is in use."""
+        self.waits_since = self.free_since = None
+
+    def failure(self, queue: GpuQueue, nodes: NodeHealth, now: float) -> str | None:
+        """Reason to give up at a time at which nothing runs; None while there is hope.
+
+        Two clocks are needed. A node may appear after a long wait, and must still have time to
+        start a worker. A node that is up, unused and starts no worker must not be waited for
+        without end.
+        """
+        usable = nodes.usable(queue)
+        self.waits_since = now if self.waits_since is None else self.waits_since
+        free_since = now if self.free_since is None else self.free_since
+        self.free_since = free_since if usable else None
+        if now - self.waits_since < self._patience_seconds(queue, nodes, usable):
+            return None
+        if usable and now - free_since < WORKER_SECONDS:
+            return None
+        if usable:
+            return self._no_worker(usable, now - free_since)
+        return self._no_node(queue, nodes)
+
+    def _patience_seconds(
+        self, queue: GpuQueue, nodes: NodeHealth, usable: Sequence[Node]
+    ) -> float:
+        """Time to wait for a node: short where none can be expected."""
+        is_expected = usable or nodes.cluster.starting(self.gpu) or nodes.absent(queue)
+        return self.limit_seconds if is_expected else min(GONE_SECONDS, self.limit_seconds)
+
+    def _no_worker(self, usable: Sequence[Node], free_seconds: float) -> str:
+        names = ", ".join(str(node.node_id)[:8] for node in usable)
+        return (
+            f"the node with {self.gpu} ({names}) has been up and free for {free_seconds / 60:.0f} "
+            "minutes and started no worker: Ray's logs on it say why (raylet.out, worker-*.err)"
+        )
+
+    def _no_node(self, queue: GpuQueue, nodes: NodeHealth) -> str:
+        within = f"within {self.limit_seconds / 60:g} minutes (--wait-for-nodes)"
+        if nodes.cluster.holding(queue.resources, nodes.cluster.leaving):
+            reasons = "; ".join(nodes.excluded.values()) or nodes.failures(queue)
+            return f"no node with {self.gpu} is left that can be trusted: {reasons}"
+        if nodes.cluster.starting(self.gpu):
+            return f"no node with {self.gpu} came {within}: 'ray status' on the head says why"
+        came = f"came back {within}" if nodes.absent(queue) else "is up"
+        return (
+            f"no node with {self.gpu} {came}: start one and run the same command again, which "
+            "continues where this stopped"
+        )
