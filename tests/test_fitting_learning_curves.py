@@ -9,9 +9,11 @@ from builders.curves import DENSE, SPARSE, epochs, scores_of
 from builders.observations import recipe, tiny_cell
 from builders.runs import ROUTED, spec_of, whole_trial
 
+from fitting.families.cell_step_time import StepTimeSource
 from fitting.learning_curves import LearningCurve, best, curves, gain, standard_error
 from orchestrator.planning.plan import Plan
 from orchestrator.ranking.epochs_needed import EpochsError, LearnedEpochs, learned_epochs
+from orchestrator.ranking.priced_cells import RankingInputs
 from orchestrator.ranking.ranked_offer import ranking_csv
 from orchestrator.ranking.ranking import rank
 from orchestrator.reporting.markdown_report import headline
@@ -153,19 +155,12 @@ def test_a_job_is_priced_at_the_epochs_that_each_cell_took_to_learn() -> None:
     plan = Plan(complete=tuple(cells), pending=(), skipped=())
     known = curves([*epochs(LEARNT), *epochs(SLOWER, DENSE)])
     found = learned_epochs(cells, known, "run")
-    ranking = rank(
-        spec.workload, spec.merged_catalog(), plan, observations, (), learned=found, seed=0
-    )
+    catalog, step_times = spec.merged_catalog(), StepTimeSource(observations, ())
+    ranking = rank(RankingInputs(spec.workload, catalog, plan, step_times, epochs=found))
     of = {row.cell: row for row in ranking.offers if row.rank == 1}
     assert (of[sparse].epochs, of[dense].epochs) == (2, 4)
-    again = rank(
-        spec.workload.model_copy(update={"epochs": 2}),
-        spec.merged_catalog(),
-        plan,
-        observations,
-        (),
-        seed=0,
-    )
+    two_epochs = spec.workload.model_copy(update={"epochs": 2})
+    again = rank(RankingInputs(two_epochs, catalog, plan, step_times))
     assert of[sparse].hours == next(r.hours for r in again.offers if r.cell == sparse)
     (excluded,) = ranking.excluded
     assert excluded.cell == unknown

@@ -8,7 +8,7 @@ import pytest
 from builders.observations import environment
 from builders.runs import TWO_CELLS, LineDevice, spec_of, whole_trial
 
-from fitting.families.cell_step_time import timed_steps, visit_spread
+from fitting.families.cell_step_time import StepTimeSource
 from fitting.points.observation_columns import columns_of
 from orchestrator.planning.cluster_resources import ClusterResources, Node
 from orchestrator.planning.node_pricing import NodePrices
@@ -84,7 +84,7 @@ def test_what_a_slow_node_timed_is_timed_again_and_counts_no_more() -> None:
         columns = columns_of(observations)
         of_long = columns.timed & (columns.cell == columns.cells.index(LONG))
         return [
-            timed_steps(mine, visit_spread(mine)),
+            StepTimeSource(mine, ()).timed(LONG),
             sorted(columns.step_seconds[of_long]),
             compare_recipes(mine),
         ]

@@ -38,14 +38,11 @@ def test_examples_are_as_long_as_the_data_has_them() -> None:
     ranking = ranked(seen, job, spec=LONG)
     assert {row.cell for row in ranking.offers} == {long}
     (reason,) = [e.reason for e in ranking.excluded]
-    assert reason == (
-        "its length is 64, examples have up to 128 tokens: the cell at 128 is for this job, "
-        "--cutoff 64 for one of this cell"
-    )
+    for part in ("length is 64", "128 tokens", "cell at 128", "--cutoff 64"):
+        assert part in reason
     (reason,) = [e.reason for e in ranked(by_tokens(short), job, spec=SHORT).excluded]
-    assert reason == (
-        "its length is 64, examples have up to 128 tokens: --cutoff 64, or a sweep at 128"
-    )
+    for part in ("length is 64", "128 tokens", "--cutoff 64", "a sweep at 128"):
+        assert part in reason
     one = ranking.offers[0]
     assert one.tokens_per_example == pytest.approx(80)
     assert one.hours * 3600 == pytest.approx(3000 * 0.108, rel=1e-3)

@@ -3,9 +3,11 @@
 from builders.observations import environment, measurement, observation
 from builders.runs import ONE_CELL, spec_of, whole_trial
 
+from fitting.families.cell_step_time import StepTimeSource
 from fitting.fit import fit_observations
 from orchestrator.planning.cluster_resources import ClusterResources, Node
 from orchestrator.planning.plan import Plan, make_plan
+from orchestrator.ranking.priced_cells import RankingInputs
 from orchestrator.ranking.ranking import rank
 from orchestrator.reporting.markdown_report import markdown
 from orchestrator.run_folder.run_results import RunResults
@@ -23,7 +25,8 @@ def report(seen: list[Observation], spec: SweepSpec = SPEC, plan: Plan | None = 
     catalog = spec.merged_catalog()
     plan = plan or make_plan(spec, catalog, ClusterResources((Node({"CPU": 1.0}),)), seen)
     fits = fit_observations(seen)
-    ranking = rank(spec.workload, catalog, plan, seen, fits.families)
+    step_times = StepTimeSource(seen, fits.families)
+    ranking = rank(RankingInputs(spec.workload, catalog, plan, step_times))
     return markdown(RunResults(spec, catalog, plan, seen, fits, ranking))
 
 
@@ -124,10 +127,7 @@ catalog:
     text = report([*SEEN, *seen], spec)
     assert capped.key in part(text, "Largest batch that fits")
     assert "own box" not in text
-    assert (
-        f"- {capped.key}: its largest batch, 8, was found on cpu under a memory cap; its speed is "
-        "not known" in part(text, "Cheapest")
-    )
+    assert f"- {capped.key}: its largest batch, 8, " in part(text, "Cheapest")
     fits = [line for line in part(text, "Fits").splitlines() if "| capped" in line]
     assert [line.split("|")[1].strip() for line in fits] == ["max_batch_eq1", "memory_affine"]
 

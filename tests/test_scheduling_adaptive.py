@@ -156,17 +156,17 @@ def test_a_gpu_that_tells_nothing_is_not_asked_for_ever() -> None:
 def test_what_is_known_of_one_gpu_tells_what_to_expect_of_another() -> None:
     """By price and specifications; nothing of a job's cost is told where nothing is known."""
     nothing = chosen([])
-    assert {c.way.known_by for c in nothing.candidates} == {"nothing"}
-    assert all(c.way.usd is None for c in nothing.candidates)
+    assert {c.option.known_by for c in nothing.candidates} == {"nothing"}
+    assert all(c.option.usd is None for c in nothing.candidates)
     catalog = SPEC.merged_catalog()
     desk = SPEC.all_cells()[0]
     seen: list[Observation] = []
     device = WORLD["desk"]
     assert device is not None
     run_trial(trial_task(SPEC, catalog, desk, []), device, seen.append)
-    one = {c.way.cell.gpu: c.way for c in chosen(seen).candidates}
+    one = {c.option.cell.gpu: c.option for c in chosen(seen).candidates}
     assert set(one) == set(PRICES) - {"desk"}
-    assert {way.known_by for way in one.values()} == {"price beside desk"}
+    assert {option.known_by for option in one.values()} == {"price beside desk"}
     shed, lap = one["shed"].usd, one["lap"].usd
     assert shed is not None
     assert lap is not None

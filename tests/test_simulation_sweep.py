@@ -8,9 +8,11 @@ import pytest
 from builders.observations import environment, measurement
 from builders.runs import spec_of, whole_trial
 
+from fitting.families.cell_step_time import StepTimeSource
 from orchestrator.cli.main import main
 from orchestrator.planning.cluster_resources import ClusterResources, Node
 from orchestrator.planning.plan import Plan, make_plan
+from orchestrator.ranking.priced_cells import RankingInputs
 from orchestrator.ranking.ranking import rank
 from orchestrator.spec.spec_file import SpecError, parse_spec
 from trials.records.cell import Cell
@@ -159,7 +161,8 @@ def test_measured_stands_before_simulated_at_the_same_cost() -> None:
         for o in seen
     ]
     plan = Plan(complete=(simulated, measured), pending=(), skipped=())
-    ranking = rank(spec.workload, spec.merged_catalog(), plan, [*copies, *seen], [])
+    step_times = StepTimeSource([*copies, *seen], ())
+    ranking = rank(RankingInputs(spec.workload, spec.merged_catalog(), plan, step_times))
     assert [row.basis for row in ranking.offers[:2]] == [Basis.MEASURED, Basis.SIMULATED]
     assert ranking.offers[0].usd == ranking.offers[1].usd
 

@@ -1,10 +1,11 @@
-"""How long a step of a cell takes at a batch size: measured, simulated, or by its family's law."""
+"""Step time of a cell at a batch size: measured, simulated, or predicted by its family's law."""
 
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -21,48 +22,56 @@ from trials.records.observation import (
     Observation,
     Outcome,
     Shorter,
+    by_cell,
     largest_batch,
     standing,
 )
 from trials.records.timing_rule import median_interval
 
-Source = Literal["measured steps", "simulated steps", "law"]
-"""Where a step time comes from: visits of that very batch size, or the law of its family."""
+StepTimeOrigin = Literal["measured steps", "simulated steps", "law"]
+"""Origin of a step time: visits of that very batch size, or the law of its family."""
 
 Batch = int | Literal["fastest", "largest"]
-"""Which batch size a job is run at: so many examples, the fastest or the largest of those timed."""
+"""Batch size to run a job at: a number of examples, or the fastest or largest timed one."""
 
-# Two visits of one batch size, minutes apart, differ by more than the steps of one do. How much is
-# told by the visits of a run that were repeated; where there are few, by this.
+StackAndBasis = tuple[str, Basis]
+"""Software stack that a cell ran with, and whether its steps were measured or simulated."""
+
+PaddedTokens = Callable[[int], float]
+"""Mean tokens per example, padding included, by batch size."""
+
+# Medians of two visits of one batch size, minutes apart, differ by more than the steps within one
+# visit. Repeated visits of a run estimate by how much; these values stand in where there are few.
 VISIT = 0.015  # standard deviation of the logarithm of their medians
 VISIT_DEGREES = 2.0  # repeated visits that this counts as
-# What is not shared of the error of simulated step times: ratios between GPUs are off by 3 to 11 %
-# on the paper's points, by 25 % where its H100 is taken for an SXM (tests/benchmarks/README.md).
+# The part of the error of simulated step times that GPUs do not share: ratios between GPUs are off
+# by 3 to 11 % on the paper's points, by 25 % where its H100 is taken for an SXM
+# (tests/benchmarks/README.md).
 SIMULATED_APART = 0.2
 NORMAL_95 = 1.96  # half the 95 % interval of a normal distribution, in standard deviations
 
 
 @dataclass(frozen=True, slots=True)
 class CellStepTime:
-    """How long a step of a cell takes at one batch size.
+    """Step time of a cell at one batch size.
 
     Attributes:
         batch_size: examples per step.
-        seconds: of one step.
-        doubt: of that.
-        source: where it is known from.
-        law: which, where it is known from one, or was scaled by one to another length.
-        tokens: per example, padding included; absent where no law gives the steps of the job's
-            lengths take, and they are taken to have the full one.
-        length_error: how far off that law is at lengths that it has not seen, where that is known.
-        extrapolated: the law was asked beyond what it was fitted on.
-        shorter: of simulated steps, tokens per example and seconds of shorter ones, ascending.
+        seconds: seconds of one step.
+        uncertainty: error of the logarithm of `seconds`.
+        source: origin of the step time.
+        law: law that predicted the step time, or scaled it to another length.
+        tokens: tokens per example, padding included; None where no law scales to the lengths of
+            the job, so that `seconds` are those of the full length.
+        length_error: relative error of that law at held-out lengths, where it is known.
+        extrapolated: whether the law was evaluated outside the range it was fitted on.
+        shorter: (tokens per example, seconds) of simulated steps of shorter examples, ascending.
     """
 
     batch_size: int
     seconds: float
-    doubt: TimeUncertainty
-    source: Source
+    uncertainty: TimeUncertainty
+    source: StepTimeOrigin
     law: Form | None = None
     extrapolated: bool = False
     tokens: float | None = None
@@ -71,209 +80,243 @@ class CellStepTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """How far apart visits of one batch size lie.
+class VisitSpread:
+    """Spread of repeated visits of one batch size.
 
     Attributes:
         sigma: standard deviation of the logarithm of their medians.
-        degrees: of freedom that it is known by.
+        degrees: degrees of freedom of `sigma`.
     """
 
     sigma: float
     degrees: float
 
 
-def visit_spread(observations: Sequence[Observation]) -> Spread:
-    """The spread of measured visits, by those of a run that were repeated."""
+class StepTimeSource:
+    """Step times of the cells of a run: timed ones, and predictions of the laws fitted to them.
+
+    Args:
+        observations: observations of all cells of the run.
+        families: laws fitted to their step times.
+    """
+
+    def __init__(self, observations: Sequence[Observation], families: Sequence[FamilyFit]) -> None:
+        self._all = observations
+        self._by_cell = by_cell(observations)
+        self._families: dict[tuple[object, ...], list[FamilyFit]] = defaultdict(list)
+        for family in families:
+            name = family.name
+            self._families[name.model, name.weights, name.recipe, name.basis].append(family)
+
+    def observations(self, cell: Cell) -> Sequence[Observation]:
+        """Observations of one cell, in their order."""
+        return self._by_cell.get(cell, ())
+
+    def timed(
+        self, cell: Cell, tokens: PaddedTokens | None = None
+    ) -> dict[StackAndBasis, dict[int, CellStepTime]]:
+        """Step times of the batch sizes that were timed.
+
+        Args:
+            cell: cell to look up.
+            tokens: padded tokens per example; None for the full length. Where no law scales to
+                that length, steps keep the time of the full length.
+        """
+        return {
+            series: {
+                size: self._scaled(_timed_step(size, visits, self._spread), cell, series, tokens)
+                for size, visits in by_batch.items()
+            }
+            for series, by_batch in _timed_visits(self.observations(cell)).items()
+        }
+
+    def at(
+        self, cell: Cell, batch: Batch, rows: int, tokens: PaddedTokens | None = None
+    ) -> dict[StackAndBasis, CellStepTime]:
+        """Step times to price a cell with.
+
+        A timed batch size is more reliable than a law through it, so the law serves only batch
+        sizes that nobody timed. The fastest batch size takes the least time for an epoch, which
+        makes it the cheapest on any one offer.
+
+        Args:
+            cell: cell to price.
+            batch: batch size.
+            rows: rows of an epoch; a batch is no larger.
+            tokens: padded tokens per example; None for the full length.
+        """
+        timed = self.timed(cell, tokens)
+        if batch == "fastest":
+            return {
+                series: min(steps.values(), key=lambda s: max(rows / s.batch_size, 1.0) * s.seconds)
+                for series, steps in timed.items()
+            }
+        if batch == "largest":
+            return {
+                series: steps[max((b for b in steps if b <= rows), default=min(steps))]
+                for series, steps in timed.items()
+            }
+        predictions = {}
+        if any(batch not in steps for steps in timed.values()) and self._fits(cell, batch):
+            predictions = self.by_law(cell, batch, tokens)
+        at_batch = {
+            series: steps.get(batch) or predictions.get(series) for series, steps in timed.items()
+        }
+        return {series: step for series, step in at_batch.items() if step is not None}
+
+    def by_law(
+        self, cell: Cell, batch: int, tokens: PaddedTokens | None = None
+    ) -> dict[StackAndBasis, CellStepTime]:
+        """Step times predicted by the law of the cell's family; empty where it has none.
+
+        A law fitted to simulated steps has the error of the simulation beside its own.
+
+        Args:
+            cell: cell to predict.
+            batch: examples per step.
+            tokens: padded tokens per example; None for the full length.
+        """
+        observed = self.observations(cell)
+        steps = {}
+        for series in dict.fromkeys(
+            (o.environment.stack, o.basis) for o in observed if o.environment is not None
+        ):
+            step = self._predicted(cell, series, batch)
+            if step is None:
+                continue
+            if tokens is not None:
+                shorter = _shorter_between(step, self.timed(cell).get(series, {}))
+                step = replace(step, shorter=shorter)
+            steps[series] = self._scaled(step, cell, series, tokens)
+        return steps
+
+    def _predicted(self, cell: Cell, series: StackAndBasis, batch: int) -> CellStepTime | None:
+        stack, basis = series
+        for family in self._families_of(cell, basis):
+            fit = predict(family, cell.gpu, stack, cell.seq_len, cell.sparsity, batch)
+            if fit is None:
+                continue
+            of_simulation = _simulation_uncertainty(
+                [
+                    o.measurement
+                    for o in self.observations(cell)
+                    if o.basis is basis and o.measurement is not None
+                ]
+            )
+            of_law = math.log(fit.high / fit.low) / 2 / NORMAL_90
+            uncertainty = replace(of_simulation, own=math.hypot(of_law, of_simulation.own))
+            return CellStepTime(batch, fit.value, uncertainty, "law", family.form, fit.extrapolated)
+        return None
+
+    def _scaled(
+        self, step: CellStepTime, cell: Cell, series: StackAndBasis, tokens: PaddedTokens | None
+    ) -> CellStepTime:
+        """Scale a step from the full length to the padded length; unchanged without such a law.
+
+        Simulated steps are interpolated linearly between the two nearest simulated lengths. Others
+        are scaled by the family's law of lengths, which extrapolates below the shortest length
+        that was timed on the GPU.
+        """
+        if tokens is None:
+            return step
+        padded = tokens(step.batch_size)
+        if padded == cell.seq_len:
+            return replace(step, tokens=padded)
+        if step.shorter and padded >= step.shorter[0][0]:
+            lengths, seconds = np.array([*step.shorter, (cell.seq_len, step.seconds)]).T
+            return replace(step, seconds=float(np.interp(padded, lengths, seconds)), tokens=padded)
+        stack, basis = series
+        point = (cell.gpu, stack, cell.seq_len, cell.sparsity, step.batch_size)
+        for family in self._families_of(cell, basis):
+            scale = length_scale(family, *point, padded)
+            if scale is None:
+                continue
+            own = math.hypot(step.uncertainty.own, scale.sigma)
+            shortest = _shortest_length(family, cell.gpu, stack) or cell.seq_len
+            return replace(
+                step,
+                seconds=step.seconds * scale.factor,
+                uncertainty=replace(step.uncertainty, own=own),
+                law=scale.form,
+                tokens=padded,
+                length_error=scale.error,
+                extrapolated=step.extrapolated or padded < shortest,
+            )
+        return step
+
+    def _families_of(self, cell: Cell, basis: Basis) -> Sequence[FamilyFit]:
+        return self._families.get((cell.model, cell.weights, cell.recipe.key, basis), ())
+
+    def _fits(self, cell: Cell, batch: int) -> bool:
+        largest = largest_batch(self.observations(cell))
+        return largest is not None and batch <= largest[0]
+
+    @cached_property
+    def _spread(self) -> VisitSpread:
+        return visit_spread(self._all)
+
+
+def visit_spread(observations: Sequence[Observation]) -> VisitSpread:
+    """Estimate the spread of measured visits from the repeated visits of a run."""
     visits: dict[tuple[Cell, str, int], list[float]] = defaultdict(list)
     for o in standing(observations):
         if o.basis is Basis.MEASURED and o.measurement is not None and o.environment is not None:
             steps = o.measurement.step_seconds
             if steps:
-                of = (o.cell, o.environment.stack, o.batch_size)
-                visits[of].append(math.log(statistics.median(steps)))
+                key = (o.cell, o.environment.stack, o.batch_size)
+                visits[key].append(math.log(statistics.median(steps)))
     squares, degrees = VISIT_DEGREES * VISIT**2, VISIT_DEGREES
-    for each in visits.values():
-        mean = statistics.fmean(each)
-        squares += sum((one - mean) ** 2 for one in each)
-        degrees += len(each) - 1
-    return Spread(math.sqrt(squares / degrees), degrees)
-
-
-def step_times(  # noqa: PLR0913, PLR0917 - all that a step time may be known from
-    batch: Batch,
-    cell: Cell,
-    seen: Sequence[Observation],
-    families: Sequence[FamilyFit],
-    spread: Spread,
-    rows: int,
-    tokens: Callable[[int], float] | None = None,
-) -> dict[tuple[str, Basis], CellStepTime]:
-    """The step time to price a cell with, by the stack and basis that it was seen with.
-
-    What was measured at the very batch size is better than any law through it; the law serves for a
-    batch size nobody measured. The fastest is the one that an epoch takes least time at, which on
-    any one offer is the cheapest.
-
-    Args:
-        batch: which batch size.
-        cell: what runs.
-        seen: its own observations.
-        families: the laws that may speak of it.
-        spread: of visits.
-        rows: of an epoch; a batch is no larger.
-        tokens: per example at a batch size, padding included; absent for the full length. Where no
-            law tells how much shorter such steps are, they have the full length.
-    """
-    times = {}
-    for (stack, basis), at_full in timed_steps(seen, spread).items():
-
-        def padded(step: CellStepTime, of: tuple[str, Basis] = (stack, basis)) -> CellStepTime:
-            if tokens is None:
-                return step
-            return at_length(step, cell, *of, tokens(step.batch_size), families) or step
-
-        measured = {size: padded(step) for size, step in at_full.items()}
-        if batch == "fastest":
-            times[stack, basis] = min(
-                measured.values(), key=lambda t: max(rows / t.batch_size, 1.0) * t.seconds
-            )
-        elif batch == "largest":
-            no_larger = [size for size in measured if size <= rows]
-            times[stack, basis] = measured[max(no_larger, default=min(measured))]
-        elif batch in measured:
-            times[stack, basis] = measured[batch]
-        elif _fits_in_memory(batch, seen):
-            told = by_law(batch, cell, stack, basis, seen, families)
-            if told is not None:
-                shorter = _shorter_between(told, at_full)
-                times[stack, basis] = padded(replace(told, shorter=shorter))
-    return times
+    for medians in visits.values():
+        mean = statistics.fmean(medians)
+        squares += sum((median - mean) ** 2 for median in medians)
+        degrees += len(medians) - 1
+    return VisitSpread(math.sqrt(squares / degrees), degrees)
 
 
 def _shorter_between(step: CellStepTime, timed: Mapping[int, CellStepTime]) -> Shorter:
-    """Seconds of shorter examples at a batch size that was not simulated, by those that were.
+    """Interpolate the steps of shorter examples at a batch size that was not simulated.
 
-    What parts of a full step they take, between the two nearest by the logarithm of the batch size.
+    Their ratio to the full step is linear in the logarithm of the batch size between the two
+    nearest simulated batch sizes.
     """
     sizes = sorted(size for size in timed if timed[size].shorter)
     lengths = {tokens for size in sizes for tokens, _ in timed[size].shorter}
-    told = []
+    shorter = []
     for tokens in sorted(lengths):
-        parts = {
+        ratios = {
             size: seconds / timed[size].seconds
             for size in sizes
-            for at, seconds in timed[size].shorter
-            if at == tokens
+            for simulated_tokens, seconds in timed[size].shorter
+            if simulated_tokens == tokens
         }
-        part = np.interp(math.log(step.batch_size), np.log(list(parts)), list(parts.values()))
-        told.append((tokens, step.seconds * float(part)))
-    return tuple(told)
+        ratio = np.interp(math.log(step.batch_size), np.log(list(ratios)), list(ratios.values()))
+        shorter.append((tokens, step.seconds * float(ratio)))
+    return tuple(shorter)
 
 
-def by_law(  # noqa: PLR0913, PLR0917 - what a law of a step speaks of
-    batch_size: int,
-    cell: Cell,
-    stack: str,
-    basis: Basis,
-    seen: Sequence[Observation],
-    families: Sequence[FamilyFit],
-) -> CellStepTime | None:
-    """The step time by the law of the cell's family; None where it has none that speaks of it.
-
-    A law fitted to simulated steps is off by what the simulation is off, and by what the law is.
-    """
-    for family in _families_of(cell, basis, families):
-        told = predict(family, cell.gpu, stack, cell.seq_len, cell.sparsity, batch_size)
-        if told is not None:
-            mine = [o.measurement for o in seen if o.basis is basis and o.measurement is not None]
-            law = math.log(told.high / told.low) / 2 / NORMAL_90
-            of_simulation = _simulation_doubt(mine)
-            doubt = replace(of_simulation, own=math.hypot(law, of_simulation.own))
-            return CellStepTime(
-                batch_size, told.value, doubt, "law", family.form, told.extrapolated
-            )
-    return None
-
-
-def at_length(  # noqa: PLR0913, PLR0917 - what a step depends on
-    step: CellStepTime,
-    cell: Cell,
-    stack: str,
-    basis: Basis,
-    tokens: float,
-    families: Sequence[FamilyFit],
-) -> CellStepTime | None:
-    """The step time of examples padded to so many tokens on average, not to the full length.
-
-    Simulated steps lie on a line between the two nearest lengths that were simulated. Others are as
-    many times shorter as the family's law of lengths says, which extrapolates where that GPU was
-    seen at no length as short; None where there is no such law.
-
-    Args:
-        step: at the full length.
-        cell: what runs.
-        stack: that it was seen with.
-        basis: alike.
-        tokens: per example, padding included.
-        families: the laws that may speak of it.
-    """
-    if tokens == cell.seq_len:
-        return replace(step, tokens=tokens)
-    if step.shorter and tokens >= step.shorter[0][0]:
-        lengths, seconds = np.array([*step.shorter, (cell.seq_len, step.seconds)]).T
-        return replace(step, seconds=float(np.interp(tokens, lengths, seconds)), tokens=tokens)
-    place = (cell.gpu, stack, cell.seq_len, cell.sparsity, step.batch_size)
-    for family in _families_of(cell, basis, families):
-        scale = length_scale(family, *place, tokens)
-        if scale is None:
-            continue
-        doubt = replace(step.doubt, own=math.hypot(step.doubt.own, scale.sigma))
-        gpu = series_name(cell.gpu, stack, 0).removesuffix("0")
-        lengths = [int(s.name.removeprefix(gpu)) for s in family.series if s.name.startswith(gpu)]
-        return replace(
-            step,
-            seconds=step.seconds * scale.factor,
-            doubt=doubt,
-            law=scale.form,
-            tokens=tokens,
-            length_error=scale.error,
-            extrapolated=step.extrapolated or tokens < min(lengths, default=cell.seq_len),
-        )
-    return None
-
-
-def _families_of(cell: Cell, basis: Basis, families: Sequence[FamilyFit]) -> Iterator[FamilyFit]:
-    of = (cell.model, cell.weights, cell.recipe.key, basis)
-    for family in families:
-        name = family.name
-        if (name.model, name.weights, name.recipe, name.basis) == of:
-            yield family
-
-
-def timed_steps(
-    seen: Sequence[Observation], spread: Spread
-) -> dict[tuple[str, Basis], dict[int, CellStepTime]]:
-    """What timed probes say of a cell, by stack and basis, then by batch size."""
-    return {
-        of: {size: _measured(size, visits, spread) for size, visits in by_batch.items()}
-        for of, by_batch in _timed_visits(seen).items()
-    }
+def _shortest_length(family: FamilyFit, gpu: str, stack: str) -> int | None:
+    """Shortest length of a family's series on one GPU and stack."""
+    prefix = series_name(gpu, stack, 0).removesuffix("0")
+    names = (series.name for series in family.series)
+    lengths = (int(name.removeprefix(prefix)) for name in names if name.startswith(prefix))
+    return min(lengths, default=None)
 
 
 def _timed_visits(
-    seen: Sequence[Observation],
-) -> dict[tuple[str, Basis], dict[int, list[Observation]]]:
-    """Timed probes by stack and basis, then by batch size, of sizes that never failed to fit.
+    observations: Sequence[Observation],
+) -> dict[StackAndBasis, dict[int, list[Observation]]]:
+    """Timed probes of one cell by batch size, without sizes that ever failed to fit.
 
-    A capped GPU's speed is that of the larger one that stood in for it: it has none here.
+    A capped GPU has none: its probes ran at the speed of the larger GPU that stood in for it.
     """
-    misses = (o.batch_size for o in seen if o.outcome.is_verdict and o.outcome is not Outcome.FITS)
+    misses = (
+        o.batch_size for o in observations if o.outcome.is_verdict and o.outcome is not Outcome.FITS
+    )
     lowest_miss = min(misses, default=math.inf)
-    visits: dict[tuple[str, Basis], dict[int, list[Observation]]] = defaultdict(
+    visits: dict[StackAndBasis, dict[int, list[Observation]]] = defaultdict(
         lambda: defaultdict(list)
     )
-    for o in standing(seen):
+    for o in standing(observations):
         trainable = o.outcome is Outcome.FITS and o.batch_size < lowest_miss
         timed = o.measurement is not None and o.measurement.step_seconds
         if trainable and timed and o.basis is not Basis.CAPPED and o.environment is not None:
@@ -281,17 +324,21 @@ def _timed_visits(
     return visits
 
 
-def _measured(batch_size: int, visits: Sequence[Observation], spread: Spread) -> CellStepTime:
-    """The median step over all visits; a simulated one is the same in all."""
+def _timed_step(
+    batch_size: int, visits: Sequence[Observation], spread: VisitSpread
+) -> CellStepTime:
+    """Median step over all visits; a simulated step is the same in all of them."""
     measurements = [v.measurement for v in visits if v.measurement is not None]
     steps = [m.step_seconds for m in measurements]
     if all(m.relative_error is not None for m in measurements):
-        doubt = _simulation_doubt(measurements)
+        uncertainty = _simulation_uncertainty(measurements)
         shorter = measurements[0].shorter_step_seconds
-        return CellStepTime(batch_size, steps[0][0], doubt, "simulated steps", shorter=shorter)
-    within = [(median_interval(s) or (min(s), max(s)), s) for s in steps]
-    squares = [(math.log(high / low) / 2 / NORMAL_95) ** 2 for (low, high), _ in within]
-    # What the steps of one visit differ by is in the spread of visits; where it is more, it counts.
+        return CellStepTime(
+            batch_size, steps[0][0], uncertainty, "simulated steps", shorter=shorter
+        )
+    within = [median_interval(s) or (min(s), max(s)) for s in steps]
+    squares = [(math.log(high / low) / 2 / NORMAL_95) ** 2 for low, high in within]
+    # The spread of visits includes the variation within one visit, so the larger of both counts.
     own = math.sqrt(max(spread.sigma**2, statistics.fmean(squares)) / len(visits))
     return CellStepTime(
         batch_size,
@@ -301,25 +348,14 @@ def _measured(batch_size: int, visits: Sequence[Observation], spread: Spread) ->
     )
 
 
-def _simulation_doubt(measurements: Sequence[Measurement]) -> TimeUncertainty:
-    """Of simulated steps; none of measured ones."""
-    below, above = _simulation_error(measurements)
-    return simulated(below, above, SIMULATED_APART)
+def _simulation_uncertainty(measurements: Sequence[Measurement]) -> TimeUncertainty:
+    """Uncertainty of simulated steps; zero for measured ones.
 
-
-def _simulation_error(measurements: Sequence[Measurement]) -> tuple[float, float]:
-    """How much shorter and longer than told steps may be for being simulated: 0 for measured ones.
-
-    Visits told with other constants may differ in it: the most counts.
+    Visits simulated with different constants may differ in their error: the largest counts.
     """
     below = [m.relative_error or 0.0 for m in measurements]
     above = [
         error if m.relative_error_above is None else m.relative_error_above
         for m, error in zip(measurements, below, strict=True)
     ]
-    return max(below, default=0.0), max(above, default=0.0)
-
-
-def _fits_in_memory(batch_size: int, seen: Sequence[Observation]) -> bool:
-    known = largest_batch(seen)
-    return known is not None and batch_size <= known[0]
+    return simulated(max(below, default=0.0), max(above, default=0.0), SIMULATED_APART)

@@ -115,17 +115,3 @@ def _learning_key(cell: Cell) -> tuple[str, int | None, Recipe]:
     """Everything of a cell that decides its number of epochs."""
     paged = {"optimizer": "adamw_8bit"} if cell.recipe.optimizer == "paged_adamw_8bit" else {}
     return cell.model, cell.active_experts, cell.recipe.model_copy(update=SPEED_ONLY | paged)
-
-
-def epochs_text(learned: Sequence[LearnedEpochs]) -> str:
-    """Sources of the epochs of a ranking, a line each."""
-    lines = []
-    for row in learned:
-        experts = "" if row.active_experts is None else f", {row.active_experts} experts"
-        lines.append(
-            f"{row.model}{experts}, {row.recipe}: {row.epochs} epochs, after which "
-            f"{row.held_out_examples:,} held-out examples of {row.data} got no better by "
-            f"{row.by} (learned from {row.weights} weights in batches of {row.batch_size}; other "
-            "batches may take more or fewer)."
-        )
-    return "\n".join(lines)

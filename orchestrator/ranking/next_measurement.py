@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fitting.families.cell_step_time import VISIT, visit_spread
+from fitting.families.cell_step_time import VISIT, StepTimeSource
 from fitting.families.records import FamilyFit
 from fitting.numerics.value_of_information import (
     Ways,
@@ -24,7 +24,7 @@ from orchestrator.spec.job import SECONDS_PER_HOUR
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.records.cell import Cell
 from trials.records.compatibility import incompatibility
-from trials.records.observation import Observation, by_cell
+from trials.records.observation import Observation
 
 DECIDED = 0.95  # how likely the choice must be right
 
@@ -34,7 +34,7 @@ class CandidateMeasurement:
     """A measurement that could be made.
 
     Attributes:
-        way: of what.
+        option: option to measure.
         is_anchored: whether a batch of its cell was timed. If not, its largest is, first: it is the
             one that most jobs are run at, and it bounds the law where it matters.
         saving: what it is expected to save of a job's cost, as a part; infinite where nothing of
@@ -45,7 +45,7 @@ class CandidateMeasurement:
         usd: what that costs, on what the sweep's nodes are rented as.
     """
 
-    way: RunOption
+    option: RunOption
     is_anchored: bool
     saving: float
     saving_usd: float | None
@@ -127,54 +127,54 @@ def choices(
         families: the laws fitted to it.
     """
     groups: dict[tuple[object, ...], list[Cell]] = defaultdict(list)
-    known = CostBeliefs(spec, rates, by_cell(observations), families, visit_spread(observations))
+    beliefs = CostBeliefs(spec, rates, StepTimeSource(observations, families))
     for cell in cells:
-        if rates.catalog.offers(cell.gpu) and known.can_do_it(cell):
+        if rates.catalog.offers(cell.gpu) and beliefs.can_run(cell):
             groups[comparable(cell)].append(cell)
     effort = MeasurementCost(observations, spec.workload.overheads.startup_minutes, rates)
     order = list(dict.fromkeys(map(comparable, spec.all_cells())))
     return [
-        _choice(known.ways(groups[key]), known, effort, spec.seed)
+        _choice(beliefs.options(groups[key]), beliefs, effort, spec.seed)
         for key in sorted(groups, key=order.index)
     ]
 
 
 def _choice(
-    ways: Sequence[RunOption], known: "CostBeliefs", effort: MeasurementCost, seed: int
+    options: Sequence[RunOption], beliefs: CostBeliefs, effort: MeasurementCost, seed: int
 ) -> GpuChoice:
-    cells = list(dict.fromkeys(way.cell for way in ways))
-    told = Ways(
-        mean=np.array([way.log_usd for way in ways]),
-        sigma=np.array([way.sigma for way in ways]),
-        shared=np.array([way.shared for way in ways]),
-        group=np.array([cells.index(way.cell) for way in ways]),
+    cells = list(dict.fromkeys(option.cell for option in options))
+    costs = Ways(
+        mean=np.array([option.log_usd for option in options]),
+        sigma=np.array([option.sigma for option in options]),
+        shared=np.array([option.shared for option in options]),
+        group=np.array([cells.index(option.cell) for option in options]),
     )
-    right = probability_right(told, seed)
+    right = probability_right(costs, seed)
     best = int(right.argmax())
     leader = min(
-        (way for way in ways if way.cell == cells[best]), key=lambda way: (way.log_usd, way.sigma)
+        (option for option in options if option.cell == cells[best]),
+        key=lambda option: (option.log_usd, option.sigma),
     )
     candidates = []
-    for way, part in zip(
-        ways, expected_value_of_measurement(told, np.full(len(ways), VISIT)), strict=True
-    ):
-        if not known.is_to_do(way):
+    savings = expected_value_of_measurement(costs, np.full(len(options), VISIT))
+    for option, part in zip(options, savings, strict=True):
+        if not beliefs.is_open(option):
             continue
-        must = way.cell == leader.cell and not leader.is_measured
-        device = way.cell.device
+        must = option.cell == leader.cell and not leader.is_measured
+        device = option.cell.device
         start = effort.start_seconds(device)
-        search = 0.0 if known.is_searched(way.cell) else effort.search_seconds(device)
+        search = 0.0 if beliefs.is_searched(option.cell) else effort.search_seconds(device)
         seconds = start + search + effort.visit_seconds(device)
         candidates.append(
             CandidateMeasurement(
-                way=way,
-                is_anchored=any(w.is_measured for w in ways if w.cell == way.cell),
+                option=option,
+                is_anchored=any(o.is_measured for o in options if o.cell == option.cell),
                 saving=math.inf if must else float(part),
                 saving_usd=None if must or leader.usd is None else float(part) * leader.usd,
                 seconds=seconds,
                 start_seconds=start,
-                usd=seconds / SECONDS_PER_HOUR * known.rate(way.cell),
+                usd=seconds / SECONDS_PER_HOUR * beliefs.node_usd_per_hour(option.cell),
             )
         )
-    candidates.sort(key=lambda c: (-c.worth, c.usd, c.way.cell.key, c.way.batch_size or 0))
+    candidates.sort(key=lambda c: (-c.worth, c.usd, c.option.cell.key, c.option.batch_size or 0))
     return GpuChoice(leader=leader, probability=float(right[best]), candidates=tuple(candidates))

@@ -1,4 +1,4 @@
-"""One job on one offer: hours and dollars with their intervals."""
+"""Hours and dollars of one job on one offer, with their intervals."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -16,35 +16,45 @@ from orchestrator.spec.job_tokens import rows
 from trials.records.cell import Cell
 from trials.records.observation import Basis, Observation
 
-DRAWS = 2000  # of what is not known: probabilities are told to about 1 %
+DRAWS = 2000  # draws of the unknowns: probabilities are precise to about 1 %
 
 LOW, HIGH = 5.0, 95.0  # percentiles: the ends of the 90 % intervals
 
 
-def job_hours(workload: Job, batch_size: int, step_seconds: float) -> float:
-    """Hours of the steps: ``rows / batch`` of them in each epoch, but one at least.
+def job_hours(job: Job, batch_size: int, step_seconds: float) -> float:
+    """Hours of the steps: ``rows / batch`` of them in each epoch, but at least one.
 
-    The last of an epoch, where it is smaller, is counted as the part that it is.
+    A smaller last batch of an epoch counts as a fraction of a step.
     """
-    return workload.epochs * max(rows(workload) / batch_size, 1.0) * step_seconds / SECONDS_PER_HOUR
+    return job.epochs * max(rows(job) / batch_size, 1.0) * step_seconds / SECONDS_PER_HOUR
 
 
-def offer_usd(workload: Job, steps_hours: FloatArray, offer: Offer) -> float:
-    """What so many hours of steps are expected to cost on an offer, all else included."""
-    rented = rental(steps_hours, workload.overheads, spot=_is_spot(offer))
-    return charged_hours(float(rented.hours[0]), offer.minimum_minutes) * offer.usd_per_hour
+def offer_usd(job: Job, steps_hours: FloatArray, offer: Offer) -> float:
+    """Expected dollars of a job on an offer, overheads included.
+
+    Args:
+        job: job to price.
+        steps_hours: (1,) hours of its steps alone.
+        offer: offer to rent.
+    """
+    rented = rental(steps_hours, job.overheads, spot=_is_spot(offer))
+    return _usd(offer, float(rented.hours[0]))
+
+
+def _usd(offer: Offer, hours: float) -> float:
+    return charged_hours(hours, offer.minimum_minutes) * offer.usd_per_hour
 
 
 @dataclass(frozen=True, slots=True)
-class _Rented:
+class RentedJob:
     """A job on a GPU, on demand or on spot instances, whatever the price.
 
     Attributes:
-        job: of what.
-        hours: expected.
-        low, high: of the 90 % interval.
+        job: job of a cell.
+        hours: expected hours from renting to the end.
+        low, high: ends of their 90 % interval.
         drawn: (draws,) hours.
-        checkpoint_minutes: between two.
+        checkpoint_minutes: minutes of work between two checkpoints.
     """
 
     job: "CellJob"
@@ -57,72 +67,85 @@ class _Rented:
 
 @dataclass(frozen=True, slots=True)
 class PricedOffer:
-    """A job on one offer, what it costs, and the largest batch of its cell with the miss above."""
+    """A job on one offer, with its expected dollars."""
 
     offer: Offer
-    rented: _Rented
+    rented: RentedJob
     usd: float
-    known: tuple[int, Observation | None] | None
     drift: PriceDrift
 
     @property
     def usd_interval(self) -> tuple[float, float]:
-        """Nine times in ten."""
-        low, high = self._usd_of(self.rented.low), self._usd_of(self.rented.high)
+        """Ends of the 90 % interval of the dollars, by the hours and the change of the price."""
+        low, high = _usd(self.offer, self.rented.low), _usd(self.offer, self.rented.high)
         return widened(self.usd, low, high, self.price_sigma)
 
     @property
     def price_sigma(self) -> float:
-        """How far the price may have moved."""
+        """Standard deviation of the logarithm of the price since it was recorded."""
         return self.drift.sigma(self.offer)
 
     @property
     def drawn_usd(self) -> FloatArray:
-        """(draws,)."""
-        least = charged_hours(0.0, self.offer.minimum_minutes)
-        usd = np.maximum(self.rented.drawn, least) * self.offer.usd_per_hour
+        """(draws,) dollars."""
+        minimum = charged_hours(0.0, self.offer.minimum_minutes)
+        usd = np.maximum(self.rented.drawn, minimum) * self.offer.usd_per_hour
         return np.asarray(usd * np.exp(self.drift.errors(self.offer))) if self.price_sigma else usd
-
-    def _usd_of(self, hours: float) -> float:
-        return charged_hours(hours, self.offer.minimum_minutes) * self.offer.usd_per_hour
 
 
 @dataclass(frozen=True, slots=True)
 class CellJob:
-    """A workload as one cell, whose step time is known."""
+    """A job on a cell with a known step time.
 
-    workload: Job
+    Attributes:
+        job: job to run.
+        cell: cell that runs it.
+        stack: fingerprint of the software it ran with.
+        basis: whether its steps were measured or simulated.
+        step_time: step time at the batch size of the job.
+        largest: largest batch of the cell and the miss above it, as `largest_batch` returns them.
+        seed: seed of the draws.
+    """
+
+    job: Job
     cell: Cell
     stack: str
     basis: Basis
     step_time: CellStepTime
-    known: tuple[int, Observation | None] | None
+    largest: tuple[int, Observation | None] | None
+    seed: int
 
     def on(
-        self, offers: Sequence[Offer], shared: FloatArray, drift: PriceDrift, seed: int
+        self, offers: Sequence[Offer], shared: FloatArray, drift: PriceDrift
     ) -> Iterator[PricedOffer]:
-        """The job on each of these."""
-        name = f"{seed}/{self.cell.key}/{self.stack}/{self.basis}"
+        """Price the job on offers.
+
+        Args:
+            offers: offers of the cell's GPU.
+            shared: (draws,) standard normal draws of the error that simulated steps share.
+            drift: change of prices.
+        """
+        name = f"{self.seed}/{self.cell.key}/{self.stack}/{self.basis}"
         random = np.random.default_rng(int(hashlib.sha256(name.encode()).hexdigest()[:15], 16))
         step = self.step_time
-        errors = np.concatenate([[0.0], step.doubt.drawn(shared, random)])
-        drawn = job_hours(self.workload, step.batch_size, step.seconds) * np.exp(errors)
+        errors = np.concatenate([[0.0], step.uncertainty.drawn(shared, random)])
+        drawn = job_hours(self.job, step.batch_size, step.seconds) * np.exp(errors)
         rentals = {spot: self._rented(drawn, spot=spot) for spot in {_is_spot(o) for o in offers}}
         for offer in offers:
             rented = rentals[_is_spot(offer)]
-            usd = charged_hours(rented.hours, offer.minimum_minutes) * offer.usd_per_hour
-            yield PricedOffer(offer, rented, usd, self.known, drift)
+            yield PricedOffer(offer, rented, _usd(offer, rented.hours), drift)
 
-    def _rented(self, drawn: FloatArray, *, spot: bool) -> _Rented:
-        told = rental(drawn, self.workload.overheads, spot=spot)
-        low, high = np.percentile(told.hours[1:], [LOW, HIGH])
-        return _Rented(
+    def _rented(self, drawn: FloatArray, *, spot: bool) -> RentedJob:
+        """Rent for drawn hours of steps, the first of which are the expected ones."""
+        rented = rental(drawn, self.job.overheads, spot=spot)
+        low, high = np.percentile(rented.hours[1:], [LOW, HIGH])
+        return RentedJob(
             job=self,
-            hours=float(told.hours[0]),
+            hours=float(rented.hours[0]),
             low=float(low),
             high=float(high),
-            drawn=told.hours[1:],
-            checkpoint_minutes=told.checkpoint_minutes,
+            drawn=rented.hours[1:],
+            checkpoint_minutes=rented.checkpoint_minutes,
         )
 
 

@@ -5,7 +5,7 @@ import io
 from datetime import date
 from typing import Literal
 
-from fitting.families.cell_step_time import Source
+from fitting.families.cell_step_time import StepTimeOrigin
 from fitting.laws.forms import Form
 from gpu_catalog.record import Record
 from orchestrator.pricing.offer_constraints import Constraints, MissedConstraints
@@ -82,7 +82,7 @@ class RankedOffer(Record):
     usd_high: float
     checkpoint_minutes: float
     basis: Basis
-    source: Source
+    source: StepTimeOrigin
     law: Form | None
     length_error: float | None = None
     extrapolated: bool

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fitting.families.cell_step_time import CellStepTime, timed_steps, visit_spread
+from fitting.families.cell_step_time import CellStepTime
 from orchestrator.markdown_table import table
 from orchestrator.ranking.ranked_offer import comparable
 from orchestrator.reporting.page.run_tables import Named, PageTable, chart_names
@@ -233,7 +233,7 @@ def _speed_change(
     ratio = steps[0].seconds / steps[1].seconds
     ends: tuple[float | None, float | None] = (None, None)
     if set(bases) != {Basis.SIMULATED}:
-        least, most = zip(*(np.log(step.doubt.factors) for step in steps), strict=True)
+        least, most = zip(*(np.log(step.uncertainty.factors) for step in steps), strict=True)
         # The ratio falls if the second step takes longer or the first one less, and vice versa.
         low, high = math.hypot(most[1], least[0]), math.hypot(least[1], most[0])
         ends = (ratio * math.exp(-low), ratio * math.exp(high))
@@ -251,7 +251,7 @@ def _speed_change(
 
 def _latest(results: RunResults, cell: Cell) -> tuple[Basis, dict[int, CellStepTime]] | None:
     """Basis and timed steps by batch size of the stack that a cell ran with last."""
-    steps_by_stack = timed_steps(results.seen(cell), visit_spread(results.observed))
+    steps_by_stack = results.step_times.timed(cell)
     stacks = [
         (o.environment.stack, o.basis)
         for o in sorted(results.seen(cell), key=lambda o: o.started_at)

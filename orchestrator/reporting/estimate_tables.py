@@ -9,7 +9,6 @@ from orchestrator.estimating.estimate_records import Estimate, Estimated
 from orchestrator.estimating.question import Question
 from orchestrator.markdown_table import table
 from orchestrator.pricing.offer_constraints import Constraints
-from orchestrator.ranking.ranking import overheads_text
 from orchestrator.reporting.estimate_recommendation import (
     batch_text,
     exceeds,
@@ -18,6 +17,7 @@ from orchestrator.reporting.estimate_recommendation import (
     padding_text,
     verdict,
 )
+from orchestrator.reporting.sections.cost_text import overheads_text
 from trials.records.observation import Outcome
 from trials.simulation.recording import OperatorClass, Purpose
 from trials.simulation.simulated_cell import CONTEXT_BYTES, GIB

@@ -8,9 +8,8 @@ from fitting.laws.fit_result import Fit
 from orchestrator.markdown_table import span, table
 from orchestrator.pricing.catalog_file import OWN, THIS_MACHINE, stands_in
 from orchestrator.pricing.offer_constraints import nothing_text
-from orchestrator.ranking.epochs_needed import epochs_text
 from orchestrator.ranking.ranked_offer import Excluded, RankedOffer, Ranking, comparable
-from orchestrator.ranking.ranking import overheads_text
+from orchestrator.reporting.sections.cost_text import epochs_text, overheads_text
 from orchestrator.reporting.sections.fault_section import faults_section
 from orchestrator.reporting.sections.law_section import laws_section, parameters_text
 from orchestrator.reporting.sections.learning_section import learning_section

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datetime import date
 from functools import cached_property
 
+from fitting.families.cell_step_time import StepTimeSource
 from fitting.fit import Fits, fit_observations
 from fitting.learning_curves import LearningCurve
 from gpu_catalog.catalog import Catalog
@@ -12,6 +13,7 @@ from orchestrator.planning.faults import NO_FAULTS, Faults
 from orchestrator.planning.node_pricing import NOT_SAID, NodePrices, NodeRentals
 from orchestrator.planning.plan import Plan
 from orchestrator.planning.spending import Meter
+from orchestrator.ranking.priced_cells import RankingInputs
 from orchestrator.ranking.ranked_offer import Ranking
 from orchestrator.ranking.ranking import rank
 from orchestrator.spec.sweep_spec import SweepSpec
@@ -46,11 +48,10 @@ def derived(  # noqa: PLR0913 - all there is of a run
         rented: what nodes were rented as.
     """
     fits = fit_observations(observed)
-    ranking = rank(
-        spec.workload, catalog, plan, observed, fits.families, today=today, seed=spec.seed
-    )
+    step_times = StepTimeSource(observed, fits.families)
+    inputs = RankingInputs(spec.workload, catalog, plan, step_times, today=today, seed=spec.seed)
     return RunResults(
-        spec, catalog, plan, observed, fits, ranking, profiled, learned, faults, rented
+        spec, catalog, plan, observed, fits, rank(inputs), profiled, learned, faults, rented
     )
 
 
@@ -101,6 +102,11 @@ class RunResults:
         order = {cell: place for place, cell in enumerate(self.spec.all_cells())}
         known = dict.fromkeys([*planned, *(o.cell for o in self.observed)])
         return sorted(known, key=lambda cell: order.get(cell, len(order)))
+
+    @cached_property
+    def step_times(self) -> StepTimeSource:
+        """Step times of the cells, timed and by the laws."""
+        return StepTimeSource(self.observed, self.fits.families)
 
     @property
     def logged(self) -> list[Logged]:

@@ -59,7 +59,7 @@ class AdaptiveStrategy:
             else (self.budget_usd - spent_usd) / max(expected_usd, 1e-9)
         )
         return {
-            c.way.cell: MeasurementRequest(
+            c.option.cell: MeasurementRequest(
                 timed=self._batch_sizes(c),
                 most_seconds=None if share is None else c.seconds * share - c.start_seconds,
             )
@@ -90,7 +90,7 @@ class AdaptiveStrategy:
                 for choice in gpu_choices
                 if choice.is_open
                 for candidate in choice.candidates
-                if candidate.way.cell in pending and _key(candidate) not in self._tried
+                if candidate.option.cell in pending and _key(candidate) not in self._tried
             ),
             key=lambda c: (-c.worth, c.usd),
         )
@@ -102,18 +102,18 @@ class AdaptiveStrategy:
         selected: dict[str, CandidateMeasurement] = {}
         planned_usd = spent_usd
         for candidate in useful:
-            if candidate.way.cell.device in selected:
+            if candidate.option.cell.device in selected:
                 continue
             if self.budget_usd is None or planned_usd + candidate.usd <= self.budget_usd:
                 planned_usd += candidate.usd
-                selected[candidate.way.cell.device] = candidate
+                selected[candidate.option.cell.device] = candidate
         return list(selected.values())
 
     def _batch_sizes(self, candidate: CandidateMeasurement) -> tuple[int, ...]:
         """Batch sizes to time: the job's own, else the candidate's; empty for the largest."""
         if self._spec.workload.batch_size is not None:
             return (self._spec.workload.batch_size,)
-        size = candidate.way.batch_size
+        size = candidate.option.batch_size
         return () if size is None or not candidate.is_anchored else (size,)
 
     def _log_progress(
@@ -136,4 +136,4 @@ class AdaptiveStrategy:
 
 
 def _key(candidate: CandidateMeasurement) -> tuple[Cell, int | None]:
-    return candidate.way.cell, candidate.way.batch_size if candidate.is_anchored else None
+    return candidate.option.cell, candidate.option.batch_size if candidate.is_anchored else None

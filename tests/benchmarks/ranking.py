@@ -17,11 +17,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from builders.observations import environment, measurement, observation
 
+from fitting.families.cell_step_time import StepTimeSource
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.offer import Offer
 from orchestrator.markdown_table import table
 from orchestrator.planning.plan import Plan
+from orchestrator.ranking.priced_cells import RankingInputs
 from orchestrator.ranking.priced_job import job_hours
 from orchestrator.ranking.ranked_offer import Ranking
 from orchestrator.ranking.ranking import rank
@@ -88,6 +90,11 @@ def visits(
         )
 
 
+def ranked(catalog: Catalog, plan: Plan, observations: Sequence[Observation]) -> Ranking:
+    """The ranking of the job, without laws."""
+    return rank(RankingInputs(JOB, catalog, plan, StepTimeSource(observations, ()), today=TODAY))
+
+
 def calibration() -> tuple[float, list[tuple[float, float, int]]]:
     """How often the 90 % interval of an offer's dollars holds the truth; told against true odds."""
     random = np.random.default_rng(1)
@@ -110,7 +117,7 @@ def calibration() -> tuple[float, list[tuple[float, float, int]]]:
             for each in visits(of, floor, slope, spread, random)
         ]
         plan = Plan(complete=tuple(cells), pending=(), skipped=())
-        rows = rank(JOB, catalog, plan, seen, (), today=TODAY).offers
+        rows = ranked(catalog, plan, seen).offers
         paid = np.exp(random.normal(0, sigma, GPUS))
         truth = []
         for row in rows:
@@ -193,7 +200,7 @@ def main() -> None:
     say(table(("told to be the cheapest", "was", "offers"), rows) + "\n\n")
     catalog, plan, seen = large()
     started = time.perf_counter()
-    ranking = rank(JOB, catalog, plan, seen, (), today=TODAY)
+    ranking = ranked(catalog, plan, seen)
     ours = time.perf_counter() - started
     started = time.perf_counter()
     frame = plain(catalog, seen)

@@ -4,10 +4,12 @@ import datetime as dt
 
 from builders.observations import measurement, observation
 from builders.runs import ONE_CELL, spec_of
+from fitting.families.cell_step_time import StepTimeSource
 from fitting.families.fit_family import fit_families
 from fitting.families.records import FamilyFit
 from orchestrator.planning.cluster_resources import ClusterResources, Node
 from orchestrator.planning.plan import Plan, make_plan
+from orchestrator.ranking.priced_cells import RankingInputs
 from orchestrator.ranking.ranked_offer import Ranking
 from orchestrator.ranking.ranking import rank
 from orchestrator.spec.job import NO_OVERHEADS, Job
@@ -65,11 +67,6 @@ def ranked(
 ) -> Ranking:
     """The ranking of a specification's cells, by their own laws unless told otherwise."""
     catalog = spec.merged_catalog()
-    return rank(
-        job,
-        catalog,
-        plan or make_plan(spec, catalog, ClusterResources((Node({"CPU": 1.0}),)), seen),
-        seen,
-        fit_families(seen) if families is None else families,
-        today=today,
-    )
+    plan = plan or make_plan(spec, catalog, ClusterResources((Node({"CPU": 1.0}),)), seen)
+    step_times = StepTimeSource(seen, fit_families(seen) if families is None else families)
+    return rank(RankingInputs(job, catalog, plan, step_times, today=today))

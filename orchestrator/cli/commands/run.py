@@ -2,7 +2,7 @@
 
 import argparse
 
-from fitting.families.cell_step_time import Batch
+from fitting.families.cell_step_time import Batch, StepTimeSource
 from fitting.families.fit_family import fit_families
 from fitting.learning_curves import curves
 from orchestrator.cli.commands.catalog import in_use_text
@@ -15,6 +15,7 @@ from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.planning.plan import Plan
 from orchestrator.planning.spending import Meter
 from orchestrator.ranking.epochs_needed import EpochsByCell, EpochsError, learned_epochs
+from orchestrator.ranking.priced_cells import RankingInputs
 from orchestrator.ranking.ranked_offer import ranking_csv
 from orchestrator.ranking.ranking import rank
 from orchestrator.reporting.comparison import compare, comparison_markdown
@@ -47,18 +48,18 @@ def rank_run(options: argparse.Namespace) -> int:
     # The fastest batch size is among those timed, and no law is asked about it.
     needs_law = isinstance(batch, int) or workload.lengths is not None
     families = fit_families(observations) if needs_law else ()
-    ranking = rank(
+    inputs = RankingInputs(
         workload,
         catalog,
         plan,
-        observations,
-        families,
-        batch=batch,
+        StepTimeSource(observations, families),
+        batch_wish=batch,
         constraints=asked_constraints(options, catalog),
         today=today(),
-        learned=_learned(options, folder, plan),
+        epochs=_learned(options, folder, plan),
         seed=spec.seed,
     )
+    ranking = rank(inputs)
     if options.command == "rank":
         write_ranking(folder, ranking)
     remark(in_use_text(prices, catalog, today()))

@@ -18,7 +18,7 @@ from orchestrator.console import print_result, remark
 from orchestrator.estimating.calibration_file import known_constants
 from orchestrator.planning.measurement_cost import Budget, expected, remaining_work
 from orchestrator.pricing.prices_in_use import PricesInUse
-from orchestrator.ranking.exclusions import too_long
+from orchestrator.ranking.job_lengths import too_long
 from orchestrator.reporting.markdown_report import cheapest_section, headline
 from orchestrator.reporting.sections.next_measurement_section import choices_table
 from orchestrator.reporting.write_reports import trouble_lines

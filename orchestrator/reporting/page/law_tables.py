@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from fitting.families.cell_step_time import by_law
 from fitting.largest_batch_check import held_out_largest
 from fitting.laws.fit_result import Fit, Law
 from fitting.memory_prediction import predict_peak
@@ -29,18 +28,20 @@ def speed_table(results: RunResults) -> PageTable:
 
 
 def _speeds(results: RunResults, cell: Cell) -> Iterator[tuple[Any, ...]]:
-    seen = [o for o in results.seen(cell) if _is_timed(o)]
+    timed = [o for o in results.seen(cell) if _is_timed(o)]
     series = dict.fromkeys(
-        (o.environment.stack, o.basis) for o in seen if o.environment is not None
+        (o.environment.stack, o.basis) for o in timed if o.environment is not None
     )
+    sizes = _sizes(max((o.batch_size for o in timed), default=1))
+    predictions = [results.step_times.by_law(cell, size) for size in sizes]
     for stack, basis in series:
-        for size in _sizes(max(o.batch_size for o in seen)):
-            told = by_law(size, cell, stack, basis, results.seen(cell), results.fits.families)
-            if told is None:
+        for size, steps in zip(sizes, predictions, strict=True):
+            step = steps.get((stack, basis))
+            if step is None:
                 break
-            least, most = told.doubt.factors
-            speed = size / told.seconds
-            ends = (speed / most, speed / least)
+            fastest, slowest = step.uncertainty.factors
+            speed = size / step.seconds
+            ends = (speed / slowest, speed / fastest)
             yield (
                 results.place(cell),
                 stack,
@@ -48,8 +49,8 @@ def _speeds(results: RunResults, cell: Cell) -> Iterator[tuple[Any, ...]]:
                 size,
                 speed,
                 *ends,
-                told.extrapolated,
-                told.law,
+                step.extrapolated,
+                step.law,
             )
 
 

@@ -19,10 +19,10 @@ def next_measurements_table(found: Sequence[GpuChoice], most: int) -> str:
     listed = [
         (
             number,
-            c.way.cell.gpu,
-            c.way.batch_size or "the largest",
-            *_subject(c.way.cell),
-            c.way.known_by,
+            c.option.cell.gpu,
+            c.option.batch_size or "the largest",
+            *_subject(c.option.cell),
+            c.option.known_by,
             _saving(c),
             f"{c.usd:.2g}",
             f"{c.seconds / 60:.1f}",

@@ -1,0 +1,131 @@
+"""Inputs of a ranking, and the job of each cell priced on the offers of its GPU."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date
+
+import numpy as np
+
+from fitting.families.cell_step_time import Batch, StepTimeSource
+from gpu_catalog.catalog import Catalog
+from orchestrator.planning.plan import Plan
+from orchestrator.pricing.offer_constraints import Constraints
+from orchestrator.pricing.price_drift import PriceDrift
+from orchestrator.ranking.epochs_needed import LearnedEpochs
+from orchestrator.ranking.job_lengths import padding, too_long
+from orchestrator.ranking.priced_job import DRAWS, CellJob, PricedOffer
+from orchestrator.spec.job import Job
+from orchestrator.spec.job_tokens import rows
+from trials.records.cell import Cell
+from trials.records.observation import largest_batch
+
+NO_CONSTRAINTS = Constraints()
+
+
+@dataclass(frozen=True, slots=True)
+class RankingInputs:
+    """Inputs of a ranking.
+
+    Attributes:
+        job: job to price.
+        catalog: GPUs and their offers.
+        plan: cells to rank.
+        step_times: observations of the cells, and the laws fitted to them.
+        batch_wish: batch size to run at; None for that of the job, or the fastest.
+        constraints: requirements on an offer.
+        today: day to extrapolate prices to; None to take them as quoted.
+        epochs: number of epochs of each cell, or why it is unknown; None for that of the job.
+        seed: seed of all draws.
+    """
+
+    job: Job
+    catalog: Catalog
+    plan: Plan
+    step_times: StepTimeSource
+    batch_wish: Batch | None = None
+    constraints: Constraints = NO_CONSTRAINTS
+    today: date | None = None
+    epochs: Mapping[Cell, LearnedEpochs | str] | None = None
+    seed: int = 0
+
+    @property
+    def batch(self) -> Batch:
+        """Batch size to run the job at."""
+        return self.batch_wish or self.job.batch_size or "fastest"
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """Cells of the plan, skipped ones included: another cluster may have measured them."""
+        plan = self.plan
+        return (*plan.complete, *plan.pending, *(skip.cell for skip in plan.skipped))
+
+    @property
+    def known_epochs(self) -> list[LearnedEpochs]:
+        """Numbers of epochs that training curves gave, in the order of the cells."""
+        return [e for e in (self.epochs or {}).values() if isinstance(e, LearnedEpochs)]
+
+
+@dataclass(frozen=True, slots=True)
+class PricedCell:
+    """A cell with its job priced on every offer that the constraints allow.
+
+    Attributes:
+        cell: cell that runs the job.
+        offers: priced offers; empty without a step time or an allowed offer.
+        offers_of_gpu: number of offers of its GPU, whatever the constraints.
+        has_step_time: whether a step time is known.
+        reason: reason to exclude it that does not depend on prices.
+    """
+
+    cell: Cell
+    offers: list[PricedOffer]
+    offers_of_gpu: int
+    has_step_time: bool
+    reason: str | None
+
+
+def priced_cells(inputs: RankingInputs) -> Iterator[PricedCell]:
+    """Price the job of each cell on the offers that the constraints allow.
+
+    Coefficients belong to a stack: a cell measured on two stacks is priced once for each, and so is
+    a cell that was both measured and simulated.
+
+    Unknowns are drawn `DRAWS` times: the error of each cell's step time, the error that all
+    simulated step times share, and the change of each price since it was recorded.
+    """
+    drift = PriceDrift(inputs.job.overheads, inputs.today, inputs.seed, DRAWS)
+    shared = np.random.default_rng(inputs.seed).standard_normal(DRAWS)
+    skipped = {skip.cell: skip.reason for skip in inputs.plan.skipped}
+    given_up = {row.cell: row.reason for row in inputs.plan.given_up}
+    cells = inputs.cells
+    for cell in cells:
+        offers = inputs.catalog.offers(cell.gpu)
+        allowed = [offer for offer in offers if inputs.constraints.allows(offer)]
+        job, mismatch = _job_of_cell(inputs, cell)
+        mismatch = too_long(inputs.job, cell, cells) or mismatch
+        jobs = [] if mismatch is not None else _jobs(inputs, job, cell)
+        yield PricedCell(
+            cell=cell,
+            offers=[p for cell_job in jobs for p in cell_job.on(allowed, shared, drift)],
+            offers_of_gpu=len(offers),
+            has_step_time=bool(jobs),
+            reason=skipped.get(cell) or mismatch or given_up.get(cell),
+        )
+
+
+def _job_of_cell(inputs: RankingInputs, cell: Cell) -> tuple[Job, str | None]:
+    """The job with the cell's number of epochs, or why that is unknown."""
+    epochs = None if inputs.epochs is None else inputs.epochs[cell]
+    if isinstance(epochs, LearnedEpochs):
+        return inputs.job.model_copy(update={"epochs": epochs.epochs}), None
+    return inputs.job, epochs
+
+
+def _jobs(inputs: RankingInputs, job: Job, cell: Cell) -> list[CellJob]:
+    """The job on each stack and basis that the cell has a step time of."""
+    largest = largest_batch(inputs.step_times.observations(cell))
+    steps = inputs.step_times.at(cell, inputs.batch, rows(inputs.job), padding(inputs.job, cell))
+    return [
+        CellJob(job, cell, stack, basis, step, largest, inputs.seed)
+        for (stack, basis), step in steps.items()
+    ]
