@@ -4,33 +4,33 @@ import subprocess
 import sys
 from pathlib import Path
 
-NURSERY = """\
+FORK_SERVER = """\
 import gc, sys
 from builders.observations import cpu, tiny_cell
 from trials.records.model import find_model
 from trials.records.messages import Setup
-from trials.training.worker import nurse_of
+from trials.training.worker import serve_forks
 
 print(__name__, sys.argv[1:], gc.isenabled())
 cell = tiny_cell()
 setup = Setup(cell=cell, model=find_model(cell.model), gpu=cpu(), threads=1, seed=0)
 
 
-class Line:
-    heard = iter([setup.model_dump_json(), ""])
+class Pipe:
+    received = iter([setup.model_dump_json(), ""])
 
-    def hear(self):
-        return next(self.heard)
+    def receive(self):
+        return next(self.received)
 
 
-nurse_of(Line(), Setup, None)
+serve_forks(Pipe(), Setup, None)
 print(gc.isenabled(), gc.get_freeze_count() > 100_000)
 """
 
 
-def test_a_nursery_collects_garbage_again_before_it_has_a_child(tmp_path: Path) -> None:
+def test_a_fork_server_collects_garbage_again_before_it_has_a_child(tmp_path: Path) -> None:
     """A child without a collector would hold more memory than fine-tuning does."""
-    (tmp_path / "nursery_told.py").write_text(NURSERY)
+    (tmp_path / "fork_server_program.py").write_text(FORK_SERVER)
     here = Path(__file__).parent
     done = subprocess.run(
         [
@@ -39,7 +39,7 @@ def test_a_nursery_collects_garbage_again_before_it_has_a_child(tmp_path: Path) 
             "ignore",
             "-m",
             "trials.child_process.bootstrap",
-            "nursery_told",
+            "fork_server_program",
             "7",
         ],
         env={"PYTHONPATH": f"{tmp_path}:{here}:{here.parent}"},

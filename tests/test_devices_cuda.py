@@ -1,4 +1,4 @@
-"""What can be told of the CUDA device without a GPU: its identity, its limit, who else is there."""
+"""The CUDA device without a GPU: its identity, its memory limit, other processes."""
 
 import subprocess
 import sys
@@ -30,24 +30,21 @@ def test_a_gpu_with_the_catalogs_name_and_memory_is_the_catalogs_gpu() -> None:
         check_identity(A40, "NVIDIA A40", total)
 
 
-def test_another_gpu_is_told_for_what_it_is() -> None:
+def test_another_gpu_is_refused_by_its_name() -> None:
     """With the resource its node should carry."""
     with pytest.raises(DeviceError) as error:
         check_identity(A40, "NVIDIA A100-SXM4-40GB", 42405855232)
-    assert str(error.value) == (
-        "the device is NVIDIA A100-SXM4-40GB with 39.5 GiB, but A40 is NVIDIA A40 with 44.4 GiB: "
-        "this is A100-40GB-SXM: give its node the Ray resource 'A100-40GB-SXM', not 'A40'"
-    )
+    message = str(error.value)
+    assert all(text in message for text in ("NVIDIA A100-SXM4-40GB", "39.5 GiB", "44.4 GiB"))
+    assert message.endswith("'A100-40GB-SXM', not 'A40'")
 
 
 def test_a_gpu_of_the_right_name_and_another_memory_is_refused() -> None:
     """V100s of 16 and 32 GB share a name; a slice of a GPU has its name and not its memory."""
     with pytest.raises(DeviceError) as error:
         check_identity(A40, "NVIDIA A40", 22 * GIB)
-    assert str(error.value) == (
-        "the device is NVIDIA A40 with 22.0 GiB, but A40 is NVIDIA A40 with 44.4 GiB: "
-        "it is a part of one, or a variant that the catalog does not know: use a whole one"
-    )
+    assert "22.0 GiB" in str(error.value)
+    assert "44.4 GiB" in str(error.value)
 
 
 def test_a_gpu_nobody_knows_is_told_how_to_add() -> None:
@@ -73,7 +70,7 @@ class FullGpu(CudaDevice):
 )
 def test_a_gpu_that_others_filled_says_nothing_of_a_batch(message: str) -> None:
     """It would be taken for a batch that does not fit; and it may pass, so it is tried again."""
-    with pytest.raises(GpuTakenError, match="other processes hold something") as error:
+    with pytest.raises(GpuTakenError, match="A40: other processes") as error:
         FullGpu(torch.OutOfMemoryError(message))
     assert classify(error.value)[0] is Outcome.FAILED
     assert not is_final(error.value)
@@ -122,7 +119,7 @@ def test_settings_of_the_allocator_are_recorded_under_either_name(
     assert allocator_settings(environ) == told
 
 
-NURSERY_ON_A_GPU = """
+FORK_SERVER_ON_A_GPU = """
 import torch, torch._C as C
 def touched(*_): raise SystemExit("CUDA was touched")
 torch.cuda._is_compiled = lambda: True
@@ -144,7 +141,7 @@ def test_a_parent_of_children_imports_nothing_that_touches_the_gpu() -> None:
     Torch is made to believe that it is built for CUDA; a GPU is not needed to see who asks for one.
     """
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", NURSERY_ON_A_GPU],
+        [sys.executable, "-W", "ignore", "-c", FORK_SERVER_ON_A_GPU],
         capture_output=True,
         text=True,
         check=False,

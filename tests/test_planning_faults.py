@@ -38,7 +38,7 @@ class FaultyProber:
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyProber]:
-    """One nursery for this file: starting one takes seconds."""
+    """One fork server for this file: starting one takes seconds."""
     orders = tmp_path_factory.mktemp("faults") / "orders"
     orders.write_text("", encoding="utf-8")
     prober = ChildProber(
@@ -50,7 +50,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyProber]:
     with pytest.MonkeyPatch.context() as patch, prober:
         patch.setenv("PYTHONPATH", os.pathsep.join((str(HERE), str(HERE.parent))))
         made = FaultyProber(prober, orders)
-        patch.setattr(fork_server, "LONGEST_ANSWER_BYTES", 2**20)
+        patch.setattr(fork_server, "LONGEST_MESSAGE_BYTES", 2**20)
         patch.setattr(outcome_module, "OOM_COUNTERS", (made.counters,))
         yield made
 
@@ -70,9 +70,9 @@ SILENT = ("hung", "half", "empty lines")
         ("poisoned", Outcome.FAILED, "RuntimeError: CUDA error: an illegal memory access"),
         ("device", Outcome.OUT_OF_MEMORY, "CUDA error: out of memory"),
         ("host", Outcome.HOST_OUT_OF_MEMORY, "MemoryError()"),
-        ("garbage", Outcome.FAILED, "the child's answer is not one: Invalid JSON"),
-        ("other", Outcome.FAILED, "the child's answer is not one: Field required"),
-        ("endless", Outcome.FAILED, "the child's answer is not one: over 1048576 bytes"),
+        ("garbage", Outcome.FAILED, "the child sent an invalid message: Invalid JSON"),
+        ("other", Outcome.FAILED, "the child sent an invalid message: Field required"),
+        ("endless", Outcome.FAILED, "the child sent an invalid message of over 1048576 bytes"),
         ("exited", Outcome.FAILED, "the child ended with exit code 3"),
         ("told and exited", Outcome.FAILED, "the child ended with exit code 3: what went wrong"),
         ("bitsandbytes", Outcome.OUT_OF_MEMORY, "Error out of memory at line 88 in file"),
@@ -96,7 +96,7 @@ def test_a_fault_is_told_for_what_it_is(  # noqa: PLR0917 - pytest passes them b
         if fault in SILENT:
             patch.setattr(faulty.prober, f"_{where}_timeout_seconds", 0.7)
         if where == "build":
-            faulty.prober._end_child()
+            faulty.prober._discard_child()
         found, said = faulty.ask(f"{where} {fault}")
     assert found is outcome
     assert said.startswith(detail)
@@ -116,7 +116,7 @@ def test_every_out_of_memory_message_is_told_by_the_child(
     faulty: FaultyProber, where: str, message: str, outcome: Outcome
 ) -> None:
     """Those of PyTorch and CUDA's libraries, and those of the host's allocators."""
-    faulty.prober._end_child()
+    faulty.prober._discard_child()
     assert faulty.ask(f"{where} says: {message}")[0] is outcome
 
 
@@ -130,13 +130,13 @@ def test_what_an_earlier_child_printed_is_not_held_against_a_later_one(
 
 def test_a_fit_that_measured_nothing_is_not_taken(faulty: FaultyProber) -> None:
     """The search and the fits stand on what was measured."""
-    told = (Outcome.FAILED, "the child says FITS and not what it measured")
+    told = (Outcome.FAILED, "the child reported FITS without a measurement")
     assert faulty.ask("probe unmeasured") == told
     assert faulty.ask() == (Outcome.FITS, "")
 
 
 def test_an_answer_for_another_batch_is_not_taken(faulty: FaultyProber) -> None:
     """A measurement under the wrong name would be worse than none."""
-    told = (Outcome.FAILED, "asked for batch 5, told of 99")
+    told = (Outcome.FAILED, "the child answered batch 99, not 5")
     assert faulty.ask("probe wrong") == told
     assert faulty.ask() == (Outcome.FITS, "")

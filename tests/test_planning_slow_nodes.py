@@ -28,8 +28,8 @@ from orchestrator.scheduling.strategy import ExhaustiveStrategy
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.profile_trial import ProfileTask
 from trials.records.cell import Cell
-from trials.records.observation import Observation, standing
-from trials.trial import next_ask, run_trial
+from trials.records.observation import Observation, without_superseded
+from trials.trial import next_probe, run_trial
 
 SPEC = spec_of(TWO_CELLS)
 SHORT, LONG = SPEC.all_cells()
@@ -93,9 +93,11 @@ def test_what_a_slow_node_timed_is_timed_again_and_counts_no_more() -> None:
     (found,) = slow_nodes(every)
     assert (found.cells, dict(found.standing)) == ((LONG,), {})
     assert "timed again elsewhere, which counts" in " ".join(slow_nodes_text(every))
-    assert [o for o in standing(every) if not o.is_timing] == [o for o in every if not o.is_timing]
+    assert [o for o in without_superseded(every) if not o.is_timing] == [
+        o for o in every if not o.is_timing
+    ]
     task = trial_task(SPEC, SPEC.merged_catalog(), LONG, every)
-    assert next_ask(task, [o for o in every if o.cell == LONG]) is None
+    assert next_probe(task, [o for o in every if o.cell == LONG]) is None
 
 
 def test_of_what_was_timed_again_in_part_the_rest_still_stands_and_is_told() -> None:

@@ -18,7 +18,7 @@ from trials.child_process.fork_server import ProbeEnd
 from trials.records.cell import Cell
 from trials.records.messages import ProbeRequest
 from trials.records.observation import Observation, Outcome
-from trials.trial import TrialTask, next_ask, run_trial
+from trials.trial import TrialTask, next_probe, run_trial
 
 SPEC = spec_of(
     ONE_CELL.replace("[cpu]", "[desk, lap]").replace("[16]", "[8, 16, 24, 32]")
@@ -78,7 +78,7 @@ class World:
 
     def _task(self, cell: Cell) -> TrialTask | None:
         task = trial_task(SPEC, SPEC.merged_catalog(), cell, self.known[cell])
-        return None if next_ask(task, task.done) is None else task
+        return None if next_probe(task, task.done) is None else task
 
     def placed(self) -> list[Cell]:
         """Places what can be placed now."""

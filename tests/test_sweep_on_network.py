@@ -26,7 +26,7 @@ from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.spec.spec_file import parse_spec
 from trials.child_process.fork_server import ProbeEnd
 from trials.records.messages import ProbeRequest, Setup
-from trials.records.observation import Observation, Outcome, standing
+from trials.records.observation import Observation, Outcome, without_superseded
 from trials.trial import run_trial
 
 # Whoever runs this without the rights is told so: a silent pass would say that it holds.
@@ -229,7 +229,7 @@ def test_what_a_slow_node_timed_is_timed_again_on_another_before_it_is_ranked(
     assert {o.key for o in found} > undisturbed(text)
     there = {o.key for o in found if o.environment and o.environment.node_id == slow.node_id}
     assert {o.key for o in found if o.is_timing} & there
-    assert not {o.key for o in standing(found) if o.is_timing} & there
+    assert not {o.key for o in without_superseded(found) if o.is_timing} & there
     assert "timed again elsewhere, which counts" in sweep.said
     slow.kill()
 

@@ -20,7 +20,7 @@ from trials.records.observation import (
     largest_batch,
 )
 from trials.records.timing_rule import TimingRule
-from trials.trial import ATTEMPTS, HANGS, TrialTask, next_ask, run_trial
+from trials.trial import ATTEMPTS, HANGS, TrialTask, next_probe, run_trial
 
 MODEL_BYTES = 1000
 BUDGET_BYTES = 10_000
@@ -121,7 +121,7 @@ def test_a_trial_ends_with_the_largest_batch_its_miss_and_a_whole_ladder(
     assert (found[1].batch_size if found[1] else None) == (largest + 1 if largest < LIMIT else None)
     assert ladder_fits(observed) == visits(largest)
     assert len({o.key for o in observed}) == len(observed)
-    assert next_ask(task(), observed) is None
+    assert next_probe(task(), observed) is None
 
 
 def test_the_search_asks_for_memory_and_the_ladder_for_time() -> None:
@@ -197,7 +197,7 @@ def test_a_search_begins_where_something_else_speaks_for(likely: int) -> None:
     if likely == 28:
         assert searched == [28, 29]
     assert ladder_fits(observed) == visits(28)
-    assert next_ask(task(), observed) is None  # whoever asks without it has the same answer
+    assert next_probe(task(), observed) is None  # whoever asks without it has the same answer
 
 
 @pytest.mark.parametrize("outcome", MISSES)
@@ -345,7 +345,7 @@ def test_a_capped_trial_finds_the_limit_of_the_smaller_gpu_and_times_nothing() -
     run_trial(capped, LawProber(900), emitted.append)
     assert {o.basis for o in emitted} == {Basis.CAPPED}
     assert {o.purpose for o in emitted} == {"search", "boundary"}
-    assert next_ask(capped, emitted) is None
+    assert next_probe(capped, emitted) is None
 
 
 def test_the_search_is_guided_by_the_limit_that_the_device_told() -> None:

@@ -1,4 +1,4 @@
-"""Who is told what trials do, wherever they run."""
+"""Interface for the events of trials, on whichever machine they run."""
 
 from typing import Protocol
 
@@ -7,13 +7,13 @@ from trials.records.profile import Logged
 
 
 class TrialListener(Protocol):
-    """Is told what happens, in the driver."""
+    """Receives the events of trials in the driver."""
 
     def started(self, cell: Cell) -> None:
-        """A trial was placed and runs."""
+        """Note that a trial was placed and runs."""
 
     def observed(self, observation: Logged) -> None:
-        """A probe or a profile ended. Must keep what it told before it returns."""
+        """Store the observation of a probe or profile that ended, durably before it returns."""
 
     def ended(self, cell: Cell, error: str | None) -> None:
-        """A trial ended, or died of an error."""
+        """Note the end of a trial, with its error if it died of one."""

@@ -1,4 +1,4 @@
-"""Trials one after another on this machine, without Ray: measured in children, or simulated."""
+"""Trials on this machine without Ray: measured one after another in children, or simulated."""
 
 import multiprocessing
 import os
@@ -19,12 +19,12 @@ from trials.trial import TrialTask, child_prober, run_trial
 def run_trials_here(
     tasks: Sequence[TrialTask], listener: TrialListener, keep_going: Callable[[], bool]
 ) -> None:
-    """Runs trials in their order, on this machine.
+    """Run trials one after another on this machine.
 
     Args:
-        tasks: the trials.
-        listener: hears of every start, observation and end.
-        keep_going: is asked before each probe; when it says no, everything ends there.
+        tasks: inputs of the trials, in order.
+        listener: receives every start, observation and end.
+        keep_going: called before each probe; False ends all trials.
     """
     for task in tasks:
         if not keep_going():
@@ -42,25 +42,25 @@ def simulate_trials(
     constants: EfficiencyConstants,
     lengths: Callable[[int], Sequence[int]] = lambda _: (),
 ) -> None:
-    """Runs trials on models of their GPUs, on all cores.
+    """Run trials on simulated GPUs, on all cores.
 
     Args:
-        tasks: the trials.
-        listener: hears of every start, observation and end.
-        traces: where what the steps do comes from; all that is missing is traced first.
-        constants: what the stack reaches of a GPU.
-        lengths: tokens of shorter examples to time beside those of a cell's own length.
+        tasks: inputs of the trials.
+        listener: receives every start, observation and end.
+        traces: traced steps; missing ones are traced first.
+        constants: efficiency constants of the stack.
+        lengths: shorter sequence lengths to time too, by the sequence length of a cell.
     """
-    groups: dict[str, _Alike] = {}
+    groups: dict[str, _SharedSteps] = {}
     requests: dict[str, TraceRequest] = {}
     for task in tasks:
         cell = SimulatedCell(task.cell, task.model, traces)
-        # The search asks for a batch of one example first.
+        # The search starts with a batch of one example.
         first, *others = cell.requests(alone=True)
         if first.key not in groups:
-            groups[first.key] = _Alike([], tuple(lengths(task.cell.seq_len)))
+            groups[first.key] = _SharedSteps([], tuple(lengths(task.cell.seq_len)))
             shorter = groups[first.key].shorter(task, traces).values()
-            others += [request for each in shorter for request in each.requests(alone=True)]
+            others += [r for shorter_cell in shorter for r in shorter_cell.requests(alone=True)]
         groups[first.key].tasks.append(task)
         requests |= {request.key: request for request in (first, *others)}
     traces.prepare(list(requests.values()))
@@ -72,14 +72,14 @@ def simulate_trials(
 
 
 @dataclass(frozen=True, slots=True)
-class _Alike:
-    """Trials whose steps are the same, on several GPUs, and the shorter lengths to time."""
+class _SharedSteps:
+    """Trials with equal steps on several GPUs, and the shorter lengths to time."""
 
     tasks: list[TrialTask]
     lengths: tuple[int, ...]
 
     def shorter(self, task: TrialTask, traces: Traces) -> dict[int, SimulatedCell]:
-        """The steps of such a trial at each of the lengths."""
+        """Cells of a trial at the shorter lengths, by length."""
         cells = (task.cell.model_copy(update={"seq_len": tokens}) for tokens in self.lengths)
         return {cell.seq_len: SimulatedCell(cell, task.model, traces) for cell in cells}
 
@@ -88,32 +88,32 @@ Simulated = Iterable[tuple[TrialTask, list[Observation]]]
 
 
 def _simulated(
-    groups: Sequence[_Alike], traces: Traces, constants: EfficiencyConstants
+    groups: Sequence[_SharedSteps], traces: Traces, constants: EfficiencyConstants
 ) -> Iterator[tuple[TrialTask, list[Observation]]]:
-    """Each trial's observations, group by group."""
+    """Simulate the trials of all groups, and yield the observations of each trial."""
     processes = min(len(groups), len(os.sched_getaffinity(0)))
     if processes <= 1:
         for group in groups:
-            yield from _of_group(group, traces, constants)
+            yield from _group_trials(group, traces, constants)
         return
-    # A fork would take Ray's threads' locks along.
+    # Not fork: a forked process would inherit locks held by Ray's threads.
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=spawn) as pool:
-        told = [pool.submit(_of_group, group, traces.on_disk, constants) for group in groups]
-        for future in told:
+        futures = [pool.submit(_group_trials, group, traces.on_disk, constants) for group in groups]
+        for future in futures:
             yield from future.result()
 
 
-def _of_group(group: _Alike, traces: Traces, constants: EfficiencyConstants) -> Simulated:
-    """Trials whose steps are the same: most of their replays are, too."""
+def _group_trials(group: _SharedSteps, traces: Traces, constants: EfficiencyConstants) -> Simulated:
+    """Simulate the trials of a group, whose equal steps share most of their replays."""
     first = group.tasks[0]
     same = SimulatedCell(first.cell, first.model, traces)
     shorter = group.shorter(first, traces)
-    told = []
+    results = []
     for task in group.tasks:
-        seen: list[Observation] = []
+        observations: list[Observation] = []
         prober = SimulatedProber(same, task.gpu, constants, shorter)
         likely = prober.likely_largest(task.batch_limit)
-        run_trial(task.model_copy(update={"likely_largest": likely}), prober, seen.append)
-        told.append((task, seen))
-    return told
+        run_trial(task.model_copy(update={"likely_largest": likely}), prober, observations.append)
+        results.append((task, observations))
+    return results

@@ -1,4 +1,4 @@
-"""Profiles a cell: each batch size in a fresh child, as a trial that measures has it."""
+"""Profiles of a cell, each batch size in a fresh child like that of a measuring trial."""
 
 import datetime as dt
 import time
@@ -14,17 +14,17 @@ from trials.records.observation import Outcome
 from trials.records.profile import ATTEMPTS, Profiled, ProfileRule
 from trials.trial import TrialTask
 
-PROFILE_TIMEOUTS = 3.0  # of a probe: it takes more steps, and reading their events takes long
+PROFILE_TIMEOUTS = 3.0  # in timeouts of a probe: more steps, and their events take long to read
 
 
 class ProfileTask(Record):
-    """What of a cell is to be profiled.
+    """Input of a profiling run.
 
     Attributes:
-        trial: the cell, its model and its device.
-        rule: how many steps to take.
-        batch_sizes: examples per step, each a profile.
-        done: what was tried of them before.
+        trial: the cell with its model and device.
+        rule: number of steps.
+        batch_sizes: examples per step, one profile for each.
+        done: earlier attempts at these profiles.
     """
 
     trial: TrialTask
@@ -34,12 +34,12 @@ class ProfileTask(Record):
 
     @property
     def cell(self) -> Cell:
-        """What is profiled."""
+        """Cell to profile."""
         return self.trial.cell
 
     @property
     def gpu(self) -> Gpu:
-        """The catalog row of the GPU that runs it."""
+        """Catalog row of the GPU that runs it."""
         return self.trial.gpu
 
 
@@ -50,13 +50,13 @@ def run_profile(
     *,
     node_id: str | None = None,
 ) -> None:
-    """Profiles each batch size. One that comes to nothing is tried again, unless that is pointless.
+    """Profile each batch size, with further attempts where one ends without a verdict.
 
     Args:
-        task: what to profile.
+        task: input of the profiling run.
         prober: answers the probes.
-        emit: is given each profile as it ends.
-        node_id: the Ray node this runs on; absent outside a cluster.
+        emit: called with each profile as it ends.
+        node_id: id of the Ray node; absent outside a cluster.
     """
     for batch_size in task.batch_sizes:
         tried = [p for p in task.done if p.batch_size == batch_size]
@@ -77,16 +77,16 @@ def _profiled(
     prober: Prober,
     node_id: str | None,
 ) -> tuple[Profiled, bool]:
-    """One try, and whether another is pointless."""
+    """Make one attempt; return its profile and whether further attempts are pointless."""
     started_at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     started = time.monotonic()
     request = ProbeRequest(batch_size=batch_size, timing=None, profile=task.rule)
-    # A profiler that was once attached to a GPU slows the process down ever after.
+    # Once a profiler was attached to a GPU, the process stays slower: hence a fresh child.
     end = _with_profile(prober.probe(request, fresh=True))
     environment = end.environment
     if environment is not None and node_id is not None:
         environment = environment.model_copy(update={"node_id": node_id})
-    found = Profiled(
+    profiled = Profiled(
         cell=task.trial.cell,
         batch_size=batch_size,
         attempt=max((p.attempt for p in tried), default=0) + 1,
@@ -98,12 +98,12 @@ def _profiled(
         started_at=started_at,
         seconds=round(time.monotonic() - started, 3),
     )
-    return found, end.final
+    return profiled, end.final
 
 
 def _with_profile(end: ProbeEnd) -> ProbeEnd:
     if end.outcome is Outcome.FITS and end.profile is None:
         return ProbeEnd(
-            Outcome.FAILED, "the child says FITS and has no profile", None, end.environment
+            Outcome.FAILED, "the child reported FITS without a profile", None, end.environment
         )
     return end

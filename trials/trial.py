@@ -1,7 +1,7 @@
-"""One trial: asks for probe after probe until the cell is known.
+"""One trial: probe after probe, until the largest batch and the throughput of a cell are measured.
 
-What is next follows from what was observed, and from nothing else, so a trial that died goes on
-where its observations end.
+The next probe follows from the observations alone, so a trial that died continues where its
+observations end.
 """
 
 import datetime as dt
@@ -29,31 +29,32 @@ from trials.records.observation import (
 from trials.records.timing_rule import TimingRule
 from trials.search import ProbeResult, search_largest_batch
 
-ATTEMPTS = 3  # a probe that says nothing of memory is tried again in a fresh child, this often
-HANGS = 2  # one that hangs, less often: each costs a whole timeout
+ATTEMPTS = 3  # attempts at a probe without a verdict on memory, each in a fresh child
+HANGS = 2  # attempts at a probe that hangs: each costs a whole timeout
 
 
 class TrialTask(Record):
-    """Everything a trial needs to know.
+    """Input of a trial.
 
     Attributes:
-        cell: what to measure.
+        cell: cell to measure.
         model: the model of ``cell.model``.
-        gpu: the catalog row of the GPU that runs it, ``cell.device``.
-        target: the catalog row of the smaller GPU it stands in for; absent if it does not.
-        seed: weights, tokens and the ladder's order are drawn from it.
-        batch_limit: the largest batch size to try.
-        boundary_repeats: how often the largest batch is tried again, each time in a fresh child
-            with other tokens.
+        gpu: catalog row of the GPU that runs it, ``cell.device``.
+        target: catalog row of the smaller GPU that ``gpu`` stands in for; absent otherwise.
+        seed: seed of weights, tokens and the ladder's order.
+        batch_limit: largest batch size to try.
+        boundary_repeats: number of further probes of the largest batch, each in a fresh child with
+            other tokens.
         timing: when to stop timing steps.
-        build_timeout_seconds: how long building the model may take.
-        probe_timeout_seconds: how long one probe may take.
+        build_timeout_seconds: longest time to build the model.
+        probe_timeout_seconds: longest time of one probe.
         threads: CPU threads a step may use.
-        done: what earlier runs observed of this cell.
-        likely_largest: the largest batch that something else speaks for: where the search begins.
-        timed: batch sizes to time; absent for all of the ladder's, empty for the largest.
-        most_seconds: no probe begins later than this after the trial did; absent for no limit.
-        slow_nodes: ids of nodes that are not to be trusted: what was timed there is timed again.
+        done: earlier observations of this cell.
+        likely_largest: estimate of the largest batch from another source; the search starts there.
+        timed: batch sizes to time; absent for the whole ladder, empty for the largest alone.
+        most_seconds: no probe starts later than this after the start of the trial; absent for no
+            limit.
+        slow_nodes: ids of slow nodes: batch sizes timed there are timed again.
     """
 
     cell: Cell
@@ -75,23 +76,23 @@ class TrialTask(Record):
 
     @property
     def memory_guess_bytes(self) -> int:
-        """Memory to hold peaks against until a device has told its own."""
+        """Device memory in bytes by the catalog, until the device itself reports its limit."""
         gpu = self.target or self.gpu
         if gpu.usable_memory_bytes is not None:
             return gpu.usable_memory_bytes
-        # Of a box with no number on it nothing is known; the search then finds it out by doubling.
+        # Without any figure a guess of 1 GB sends the search to doubling.
         return round((gpu.marketed_memory_gb or 1) * 1e9)
 
     @property
     def basis(self) -> Basis:
-        """What its observations rest on."""
+        """Basis of its observations."""
         if self.cell.simulated:
             return Basis.SIMULATED
         return Basis.MEASURED if self.target is None else Basis.CAPPED
 
     @property
     def setup(self) -> Setup:
-        """What the trial's children are told."""
+        """First message to the fork server of its children."""
         return Setup(
             cell=self.cell,
             model=self.model,
@@ -103,8 +104,8 @@ class TrialTask(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """The next probe of a trial."""
+class PlannedProbe:
+    """Purpose, batch size and repeat of a probe to make."""
 
     purpose: Purpose
     batch_size: int
@@ -112,11 +113,11 @@ class Ask:
 
 
 def child_prober(task: TrialTask, timeouts: float = 1.0) -> ChildProber:
-    """Answers a trial's probes from children.
+    """Make the prober of a trial.
 
     Args:
-        task: the trial.
-        timeouts: how many times as long as a probe may what is asked take.
+        task: input of the trial.
+        timeouts: factor on the timeout of a probe.
     """
     return ChildProber(
         task.setup,
@@ -125,32 +126,32 @@ def child_prober(task: TrialTask, timeouts: float = 1.0) -> ChildProber:
     )
 
 
-def next_ask(
-    task: TrialTask, observed: Sequence[Observation], given_up: Collection[Ask] = ()
-) -> Ask | None:
-    """The probe to make next, given all that was observed of the cell; None when it is known.
+def next_probe(
+    task: TrialTask, observed: Sequence[Observation], given_up: Collection[PlannedProbe] = ()
+) -> PlannedProbe | None:
+    """Next probe of a cell by its observations; None when the trial is complete.
 
-    The search is replayed over the evidence: where it asks for a batch size nobody has tried, that
-    is next. Once it has closed in, the largest batch is tried again, then the ladder's steps
-    follow; a trial under a memory cap has no ladder, since its speed is another GPU's. A miss after
-    the search is evidence as any other, and reopens it below: nothing from the smallest miss up is
-    tried again, but for the repeats that tell how often it misses.
+    The search is replayed over the observations; the first batch size it requests that no probe
+    has tried is next. After the search come the repeats of the largest batch, then the steps of the
+    ladder. A trial under a memory cap has no ladder, since its speed is that of another GPU. A miss
+    after the search reopens the search below it: no batch size from the smallest miss up is tried
+    again, except for the repeats, which measure how often it misses.
 
     Args:
-        task: what to measure.
-        observed: everything observed of the cell.
-        given_up: probes that said nothing however often they were tried. A search that meets one
-            ends there: the largest batch stays unknown, the ladder goes up to the largest fit.
+        task: input of the trial.
+        observed: all observations of the cell.
+        given_up: probes without a verdict after all their attempts. A search that reaches one ends
+            there: the largest batch stays unknown, and the ladder ends at the largest fit.
     """
     pending = _boundary(task, observed, given_up)
     if pending is not None:
         return pending
     largest = _search(task, observed, given_up)
-    if isinstance(largest, Ask):
+    if isinstance(largest, PlannedProbe):
         return largest
     if largest > 0 and task.boundary_repeats > 0 and largest_batch(observed) is not None:
-        first = Ask("boundary", largest, 0)
-        if first not in given_up and not _tried(observed, first):
+        first = PlannedProbe("boundary", largest, 0)
+        if first not in given_up and not _has_verdict(observed, first):
             return first
     if task.target is not None:
         return None
@@ -160,14 +161,14 @@ def next_ask(
         if o.is_timing and (o.environment is None or o.environment.node_id not in task.slow_nodes)
     }
     for step in _visits(task, largest):
-        ask = Ask("ladder", step.batch_size, step.repeat)
-        if (step.batch_size, step.repeat) not in climbed and ask not in given_up:
-            return ask
+        planned = PlannedProbe("ladder", step.batch_size, step.repeat)
+        if (step.batch_size, step.repeat) not in climbed and planned not in given_up:
+            return planned
     return None
 
 
 def _visits(task: TrialTask, largest: int) -> list[LadderStep]:
-    """The ladder's, or those of what is asked for."""
+    """Visits of the ladder, or of the batch sizes that the task names."""
     ladder = batch_ladder(largest, seed_text=f"{task.seed}/{task.cell.key}")
     if task.timed is None or largest == 0:
         return ladder
@@ -178,34 +179,34 @@ def _visits(task: TrialTask, largest: int) -> list[LadderStep]:
 
 
 def _boundary(
-    task: TrialTask, observed: Sequence[Observation], given_up: Collection[Ask]
-) -> Ask | None:
-    """The next repeat of a batch size whose repeats have begun. All are made, misses or not."""
+    task: TrialTask, observed: Sequence[Observation], given_up: Collection[PlannedProbe]
+) -> PlannedProbe | None:
+    """Next repeat of a batch size whose repeats have begun; misses do not end them."""
     for batch_size in sorted({o.batch_size for o in observed if o.purpose == "boundary"}):
         for repeat in range(task.boundary_repeats):
-            ask = Ask("boundary", batch_size, repeat)
-            if ask not in given_up and not _tried(observed, ask):
-                return ask
+            planned = PlannedProbe("boundary", batch_size, repeat)
+            if planned not in given_up and not _has_verdict(observed, planned):
+                return planned
     return None
 
 
-def _tried(observed: Sequence[Observation], ask: Ask) -> bool:
-    """Whether a probe was made and said something of memory."""
+def _has_verdict(observed: Sequence[Observation], planned: PlannedProbe) -> bool:
+    """Whether a probe was made and ended with a verdict on memory."""
     return any(
-        (o.purpose, o.batch_size, o.repeat) == (ask.purpose, ask.batch_size, ask.repeat)
+        (o.purpose, o.batch_size, o.repeat) == (planned.purpose, planned.batch_size, planned.repeat)
         and o.outcome.is_verdict
         for o in observed
     )
 
 
 def _search(
-    task: TrialTask, observed: Sequence[Observation], given_up: Collection[Ask]
-) -> int | Ask:
-    """The largest batch by the evidence, or the probe that the search asks for next."""
+    task: TrialTask, observed: Sequence[Observation], given_up: Collection[PlannedProbe]
+) -> int | PlannedProbe:
+    """Largest batch by the observations, or the next probe of the search."""
     fits, smallest_miss = _evidence(observed)
-    silent = min((ask.batch_size for ask in given_up if ask.purpose == "search"), default=None)
+    silent = min((p.batch_size for p in given_up if p.purpose == "search"), default=None)
     if silent is not None:
-        # Closing in on where it goes silent would cost a timeout for each step.
+        # Each further step towards a probe without a verdict could cost another timeout.
         return max((batch_size for batch_size in fits if batch_size < silent), default=0)
     largest_fit = max(fits, default=0)
     if task.likely_largest:
@@ -213,7 +214,7 @@ def _search(
         unknown = range(largest_fit + 1, min(smallest_miss or end, end))
         for likely in (task.likely_largest, task.likely_largest + 1):
             if likely in unknown:
-                return Ask("search", likely, 0)
+                return PlannedProbe("search", likely, 0)
     limits = [o.memory_limit_bytes for o in observed if o.environment is not None]
     search = search_largest_batch(
         limit=task.batch_limit,
@@ -229,13 +230,13 @@ def _search(
     except StopIteration as closed:
         largest: int = closed.value
         return largest
-    return Ask("search", batch_size, 0)
+    return PlannedProbe("search", batch_size, 0)
 
 
 def _evidence(observed: Sequence[Observation]) -> tuple[dict[int, ProbeResult], int | None]:
-    """Readings of the batch sizes known to fit, and the smallest known not to.
+    """Results of the batch sizes that fit, by batch size, and the smallest one that does not.
 
-    One miss outweighs any number of fits, at its size and above.
+    One miss outweighs any number of fits at its size and above.
     """
     misses = (o.batch_size for o in observed if o.outcome in MEMORY_MISSES)
     smallest_miss = min(misses, default=None)
@@ -257,27 +258,27 @@ def run_trial(
     node_id: str | None = None,
     keep_going: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Probes until the cell is known, or what is left of it cannot be had.
+    """Probe until the trial is complete or cannot continue.
 
-    A build does not depend on the batch: when so many in a row as a probe has attempts came to
-    nothing, those for the rest of the ladder would be waited for in vain.
+    A build does not depend on the batch size. The trial ends when as many builds in a row fail as a
+    probe has attempts, rather than wait for those of the rest of the ladder.
 
     Args:
-        task: what to measure, and what is known already.
+        task: input of the trial.
         prober: answers the probes.
-        emit: is given each observation as its probe ends.
-        node_id: the Ray node this runs on; absent outside a cluster.
-        keep_going: is asked before each probe; when it says no the trial ends there.
+        emit: called with each observation as its probe ends.
+        node_id: id of the Ray node; absent outside a cluster.
+        keep_going: called before each probe; False ends the trial.
     """
     observed = list(task.done)
-    attempts: dict[Ask, int] = {}
-    given_up: set[Ask] = set()
+    attempts: dict[PlannedProbe, int] = {}
+    given_up: set[PlannedProbe] = set()
     failed_builds = 0
     until = time.monotonic() + (math.inf if task.most_seconds is None else task.most_seconds)
-    while (ask := next_ask(task, observed, given_up)) is not None and keep_going():
+    while (planned := next_probe(task, observed, given_up)) is not None and keep_going():
         if time.monotonic() > until:
             return
-        observation, final = _observe(task, ask, prober, observed, node_id)
+        observation, final = _observe(task, planned, prober, observed, node_id)
         observed.append(observation)
         emit(observation)
         silent = not observation.outcome.is_verdict
@@ -285,40 +286,41 @@ def run_trial(
         most = HANGS if observation.outcome is Outcome.TIMED_OUT else ATTEMPTS
         if final or failed_builds >= most:
             return
-        attempts[ask] = attempts.get(ask, 0) + 1
-        if attempts[ask] >= most and silent:
-            given_up.add(ask)
+        attempts[planned] = attempts.get(planned, 0) + 1
+        if attempts[planned] >= most and silent:
+            given_up.add(planned)
 
 
 def _observe(
     task: TrialTask,
-    ask: Ask,
+    planned: PlannedProbe,
     prober: Prober,
     observed: Sequence[Observation],
     node_id: str | None,
 ) -> tuple[Observation, bool]:
-    """One probe, and whether trying anything again is pointless."""
+    """Make one probe; return its observation and whether further attempts are pointless."""
     request = ProbeRequest(
-        batch_size=ask.batch_size,
-        timing=task.timing if ask.purpose == "ladder" else None,
-        draw=ask.repeat + 1 if ask.purpose == "boundary" else 0,
+        batch_size=planned.batch_size,
+        timing=task.timing if planned.purpose == "ladder" else None,
+        draw=planned.repeat + 1 if planned.purpose == "boundary" else 0,
     )
     started_at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     started = time.monotonic()
-    end = prober.probe(request, fresh=ask.purpose == "boundary")
+    end = prober.probe(request, fresh=planned.purpose == "boundary")
     environment = end.environment
     if environment is not None and node_id is not None:
         environment = environment.model_copy(update={"node_id": node_id})
     earlier = [
         o.attempt
         for o in observed
-        if (o.purpose, o.batch_size, o.repeat) == (ask.purpose, ask.batch_size, ask.repeat)
+        if (o.purpose, o.batch_size, o.repeat)
+        == (planned.purpose, planned.batch_size, planned.repeat)
     ]
     observation = Observation(
         cell=task.cell,
-        purpose=ask.purpose,
-        batch_size=ask.batch_size,
-        repeat=ask.repeat,
+        purpose=planned.purpose,
+        batch_size=planned.batch_size,
+        repeat=planned.repeat,
         attempt=max(earlier, default=0) + 1,
         outcome=end.outcome,
         detail=end.detail,

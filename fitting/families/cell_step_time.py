@@ -24,7 +24,7 @@ from trials.records.observation import (
     Shorter,
     by_cell,
     largest_batch,
-    standing,
+    without_superseded,
 )
 from trials.records.timing_rule import median_interval
 
@@ -259,7 +259,7 @@ class StepTimeSource:
 def visit_spread(observations: Sequence[Observation]) -> VisitSpread:
     """Estimate the spread of measured visits from the repeated visits of a run."""
     visits: dict[tuple[Cell, str, int], list[float]] = defaultdict(list)
-    for o in standing(observations):
+    for o in without_superseded(observations):
         if o.basis is Basis.MEASURED and o.measurement is not None and o.environment is not None:
             steps = o.measurement.step_seconds
             if steps:
@@ -316,7 +316,7 @@ def _timed_visits(
     visits: dict[StackAndBasis, dict[int, list[Observation]]] = defaultdict(
         lambda: defaultdict(list)
     )
-    for o in standing(observations):
+    for o in without_superseded(observations):
         trainable = o.outcome is Outcome.FITS and o.batch_size < lowest_miss
         timed = o.measurement is not None and o.measurement.step_seconds
         if trainable and timed and o.basis is not Basis.CAPPED and o.environment is not None:

@@ -22,9 +22,9 @@ from orchestrator.datasets.file_formats import columns_text
 from orchestrator.datasets.rendering import Chat, Rendering
 from orchestrator.datasets.source import DataError, DatasetSource, Mistake
 from trials.child_process.token_counter import (
-    Counted,
     RenderedExample,
     TokenCounter,
+    TokenCounts,
     TokenizerError,
 )
 from trials.records.recipe import PositiveInt
@@ -240,7 +240,7 @@ class _Counting(DatasetReader[RenderedExample]):
         if rendered_examples and (self._tells_more or not self.has_mistakes):
             yield self._chunk(places, rendered_examples)
 
-    def note_counted(self, counted: Counted) -> None:
+    def note_counted(self, counted: TokenCounts) -> None:
         """What was said to the earliest chunk that was not answered yet."""
         places = self._places.popleft()
         if (

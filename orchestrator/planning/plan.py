@@ -14,7 +14,7 @@ from trials.records.compatibility import incompatibility
 from trials.records.model import Model
 from trials.records.observation import Observation, by_cell
 from trials.simulation.trace_request import not_simulated
-from trials.trial import TrialTask, next_ask
+from trials.trial import TrialTask, next_probe
 
 
 class Skip(Record):
@@ -98,7 +98,7 @@ def make_plan(
     for cell in spec.all_cells():
         reason = _why_not(cell, spec.model(cell.model), catalog, cluster)
         known = seen[cell]
-        if known and next_ask(trial_task(spec, catalog, cell, known), known) is None:
+        if known and next_probe(trial_task(spec, catalog, cell, known), known) is None:
             complete.append(cell)
         elif reason is not None:
             skipped.append(Skip(cell=cell, reason=reason))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trials.records.cell import Cell
-from trials.records.observation import Basis, Observation, Outcome, standing
+from trials.records.observation import Basis, Observation, Outcome, without_superseded
 
 SLOW = 4.0  # times; a clock that is held down, or a neighbour, makes less
 # Batches of so like numbers of tokens are compared: what a step takes beside them weighs alike.
@@ -104,7 +104,7 @@ def _standing_on(
 ) -> dict[_Node, dict[Cell, tuple[int, ...]]]:
     """The batch sizes of cells whose times, as they stand, are of each of these nodes."""
     sizes: dict[_Node, dict[Cell, dict[int, None]]] = {node: defaultdict(dict) for node in nodes}
-    for o in standing(observations):
+    for o in without_superseded(observations):
         timed = _timed(o)
         if timed is not None and timed.node in sizes:
             sizes[timed.node][o.cell][o.batch_size] = None

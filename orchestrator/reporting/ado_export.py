@@ -7,7 +7,7 @@ from fitting.tables.ado_columns import ado_frame
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.storage.append_log import unusable
 from orchestrator.storage.run_storage import RunPath
-from trials.records.observation import standing
+from trials.records.observation import without_superseded
 
 ADO = "ado.csv"
 
@@ -26,7 +26,7 @@ def export_ado(folder: RunFolder, path: Path | None) -> str:
         StoreError: the file cannot be written.
     """
     gpus = {gpu.key: gpu for gpu in folder.spec().merged_catalog().gpus}
-    observations = standing(folder.observations())
+    observations = without_superseded(folder.observations())
     frame = ado_frame(observations, gpus)
     written = _write(folder, path, frame.to_csv(index=False))
     counts = Counter(frame["basis"]) if len(frame) else Counter()

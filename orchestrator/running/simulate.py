@@ -14,7 +14,7 @@ from trials.records.cell import Cell
 from trials.records.observation import by_cell
 from trials.simulation.timing_model import EfficiencyConstants
 from trials.simulation.trace_cache import Traces
-from trials.trial import TrialTask, next_ask
+from trials.trial import TrialTask, next_probe
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def simulate(session: SweepSession, plan: Plan, constants: EfficiencyConstants) 
             constants,
             partial(shorter_lengths, session.spec.workload),
         )
-    done = {task.cell for task in _tasks(session, cells) if next_ask(task, task.done) is None}
+    done = {task.cell for task in _tasks(session, cells) if next_probe(task, task.done) is None}
     plan = plan.model_copy(
         update={
             "complete": (*plan.complete, *(cell for cell in cells if cell in done)),

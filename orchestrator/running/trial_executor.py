@@ -25,7 +25,7 @@ from trials.profile_trial import ProfileTask
 from trials.records.cell import Cell
 from trials.records.observation import Observation, by_cell, largest_batch
 from trials.records.profile import Logged, Profiled, ProfileRule, sizes_to_profile
-from trials.trial import TrialTask, next_ask
+from trials.trial import TrialTask, next_probe
 
 logger = logging.getLogger(__name__)
 
@@ -198,7 +198,7 @@ class TrialExecutor:
                     "slow_nodes": tuple(nodes_out),
                 }
             )
-            return None if next_ask(trial, trial.done) is None else trial
+            return None if next_probe(trial, trial.done) is None else trial
 
         return self._execute(
             TrialBatch(list(wanted), task, learn, cluster, complete, loggers, nodes_out)

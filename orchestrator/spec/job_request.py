@@ -19,7 +19,7 @@ from orchestrator.datasets.rendering import Chat, Rendering, TextFields, parsed_
 from orchestrator.datasets.source import DataError, DatasetSource, Mistake
 from orchestrator.spec.job import Job, JobTerms
 from orchestrator.spec.validation_messages import shown
-from trials.child_process.token_counter import said_of_own
+from trials.child_process.token_counter import mention_own_tokenizer
 from trials.records.model import Model
 from trials.records.recipe import PositiveInt
 
@@ -115,7 +115,7 @@ def workload_of(
 def _of_own(error: DataError, tokenizer: str) -> DataError:
     """The same, said of a tokenizer that nobody named."""
     return DataError(
-        Mistake(m.part, said_of_own(m.text, tokenizer)) if m.part == "tokenizer" else m
+        Mistake(m.part, mention_own_tokenizer(m.text, tokenizer)) if m.part == "tokenizer" else m
         for m in error.mistakes
     )
 

@@ -1,4 +1,4 @@
-"""A worker that goes wrong as a file says: the real nursery, fork and pipes, no model.
+"""A worker that goes wrong as a file says: the real fork server, fork and pipes, no model.
 
 ``ChildProber`` starts it in place of ``trials.training.worker``, with the file's path as argument.
 """
@@ -119,4 +119,4 @@ if __name__ == "__main__":
     worker.import_libraries = lambda _: None
     REPLIES = os.dup(1)
     os.dup2(2, 1)
-    worker.nurse(worker.Line(os.dup(0), REPLIES))
+    worker.serve_probes(worker.MessagePipe(os.dup(0), REPLIES))

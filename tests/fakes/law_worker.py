@@ -1,4 +1,4 @@
-"""A worker without a model: the real nursery, fork and pipes, memory by a law, real arithmetic.
+"""A worker without a model: the real fork server, fork and pipes, memory by a law, real arithmetic.
 
 It starts in a tenth of the time that PyTorch takes, for tests of what happens around trials. A file
 whose name is in ``LAW_WORKER_FAULTS`` makes it go wrong on this node alone: ``hang``, which it does
@@ -66,4 +66,4 @@ if __name__ == "__main__":
     worker.import_libraries = lambda _: None
     replies = os.dup(1)
     os.dup2(2, 1)
-    worker.nurse(worker.Line(os.dup(0), replies))
+    worker.serve_probes(worker.MessagePipe(os.dup(0), replies))

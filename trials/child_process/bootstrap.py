@@ -1,8 +1,8 @@
 """Faster start of a child process: ``python -m trials.child_process.bootstrap MODULE …``.
 
 It runs ``python -m MODULE …`` without garbage collection until ``freeze_garbage_collector``:
-importing PyTorch makes millions of objects that all stay, and scanning them takes a fifth of the
-import.
+importing PyTorch makes millions of objects that all live on, and scanning them takes a fifth of
+the import's time.
 """
 
 import gc

@@ -1,4 +1,16 @@
-"""What a child that imports PyTorch and its like is told by its environment."""
+"""Environment variables of child processes that import PyTorch and transformers."""
 
-# transformers would fetch kernels from the hub, PyTorch would touch the GPU to see if there is one.
+import os
+from pathlib import Path
+
+# Without them transformers fetches kernels from the hub, and torch.cuda.is_available() makes a CUDA
+# context, which a forked child could not use (torch.cuda: PYTORCH_NVML_BASED_CUDA_CHECK).
 CHILD_VARIABLES = {"USE_HUB_KERNELS": "NO", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+
+def child_environment() -> dict[str, str]:
+    """Environment of a child: this process's own, with ``CHILD_VARIABLES`` and the packages."""
+    # The packages may come from a Ray job's working directory, which is in sys.path alone.
+    packages = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, (packages, os.environ.get("PYTHONPATH"))))
+    return os.environ | CHILD_VARIABLES | {"PYTHONPATH": path}

@@ -9,36 +9,35 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
 from pydantic import ValidationError
 
-from trials.child_process.environment import CHILD_VARIABLES
+from trials.child_process.environment import child_environment
 from trials.records.failure_classification import ending, host_oom_kills
 from trials.records.messages import START, ChildStarted, Ended
 from trials.records.observation import Environment, Measurement, Outcome
 from trials.records.profile import Profile
 
-FORK_SERVER_TIMEOUT_SECONDS = 10.0  # it has nothing to do but wait for its child
-LONGEST_ANSWER_BYTES = 16 * 2**20  # far more than a probe of any number of steps has to say
-PRINTED_BYTES = 64 * 2**10  # of what it printed; why it ended stands at the end
-# Left alone, BLAS and OpenMP take every core of the machine, whatever torch is told later.
+FORK_SERVER_TIMEOUT_SECONDS = 10.0  # it only waits for its child, so it answers at once
+LONGEST_MESSAGE_BYTES = 16 * 2**20  # far above the reply of a probe with any number of steps
+PRINTED_BYTES = 64 * 2**10  # most bytes read of the printed text; the cause of an end comes last
+# BLAS and OpenMP size their thread pools when they are loaded, before torch.set_num_threads.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeEnd:
-    """How a probe ended, as the trial saw it.
+    """End of a probe, as its trial sees it.
 
     Attributes:
-        outcome: how.
-        detail: one line on why, for everything but FITS.
+        outcome: outcome of the probe.
+        detail: one line on the cause, for every outcome but FITS.
         measurement: present when the steps ran.
-        profile: present when it was asked for and the steps ran.
-        environment: present when the child lived long enough to say where it ran.
-        memory_limit_bytes: the device memory it was held against; present as above.
-        final: trying again cannot help.
+        environment: present when the child lived long enough to report it.
+        memory_limit_bytes: device memory that the probe was allowed; present as above.
+        final: whether another attempt is pointless.
+        profile: present when it was requested and the steps ran.
     """
 
     outcome: Outcome
@@ -51,7 +50,7 @@ class ProbeEnd:
 
 
 class ChildGoneError(RuntimeError):
-    """The child ended, or was silent too long. Carries the outcome that stands for."""
+    """The child ended, refused or was silent too long; ``end`` holds the outcome."""
 
     def __init__(self, end: ProbeEnd) -> None:
         super().__init__(end)
@@ -59,12 +58,12 @@ class ChildGoneError(RuntimeError):
 
 
 def failed(detail: str) -> ProbeEnd:
-    """A probe that says nothing about memory."""
+    """End of a probe that failed for a reason other than memory."""
     return ProbeEnd(Outcome.FAILED, detail)
 
 
 class ForkServer:
-    """The process that forks children, its child, and the pipes that reach both."""
+    """Process that forks children one after another, and the pipes shared by it and its child."""
 
     def __init__(
         self, worker: Sequence[str], threads: int, variables: Mapping[str, str] | None = None
@@ -76,7 +75,9 @@ class ForkServer:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
-                env=_child_environment(threads) | dict(variables or {}),
+                env=child_environment()
+                | dict.fromkeys(THREAD_VARIABLES, str(threads))
+                | dict(variables or {}),
             )
         except OSError:
             self._errors.close()
@@ -88,34 +89,30 @@ class ForkServer:
         self.child_pid: int | None = None
 
     def start_child(self, timeout_seconds: float) -> str:
-        """Forks a child.
-
-        Returns:
-            Its first word.
+        """Fork a child, and return its first message.
 
         Raises:
-            ChildGoneError: it ended, or said nothing for so long.
+            ChildGoneError: the child ended or was silent too long.
         """
         self._oom_kills_before = host_oom_kills()
         self._owes_child = True
-        self.tell(START)
+        self.send(START)
         started = time.monotonic()
-        born = ChildStarted.model_validate_json(
-            self.answer(timeout_seconds, "importing the libraries")
-        )
+        line = self.receive(timeout_seconds, "importing the libraries")
+        self.child_pid = ChildStarted.model_validate_json(line).pid
         self._owes_child = False
-        self.child_pid = born.pid
         left = timeout_seconds - (time.monotonic() - started)
-        return self.answer(left, "building the model", allowed_seconds=timeout_seconds)
+        return self.receive(left, "building the model", allowed_seconds=timeout_seconds)
 
-    def tell(self, line: str) -> None:
-        """Says a line to the child, or to the nursery while there is none.
+    def send(self, line: str) -> None:
+        """Send a line to the child, or to the fork server itself while it has no child.
 
         Raises:
-            ChildGoneError: nobody is there to hear it.
+            ChildGoneError: the process at the other end has ended.
         """
         assert self._process.stdin is not None
-        # Only a child that waits for this line prints nothing meanwhile that belongs to the next.
+        # A child that waits for this line prints nothing now, so the mark separates the text of
+        # this request from earlier text. A fork server that still imports may be printing.
         if self.child_pid is not None:
             self._printed_before = self._printed_bytes()
         try:
@@ -124,22 +121,22 @@ class ForkServer:
         except BrokenPipeError:
             raise ChildGoneError(self._ending(self._exit_code())) from None
 
-    def answer(
-        self, timeout_seconds: float, doing: str, *, allowed_seconds: float | None = None
+    def receive(
+        self, timeout_seconds: float, activity: str, *, allowed_seconds: float | None = None
     ) -> str:
-        """The next line the child says.
+        """Wait for the next line from the child.
 
         Args:
-            timeout_seconds: how long to wait for it.
-            doing: what the child is about, to be told if it is silent.
-            allowed_seconds: how long it had, if waiting began before.
+            timeout_seconds: longest time to wait.
+            activity: work the child is doing, named in the error when it is silent.
+            allowed_seconds: time the child had in all, if waiting began before.
 
         Raises:
-            ChildGoneError: it ended, or said nothing for so long.
+            ChildGoneError: the child ended or was silent too long.
         """
         line = self._next_line(timeout_seconds)
         if line is None:
-            text = f"no answer within {allowed_seconds or timeout_seconds:g} s, {doing}"
+            text = f"no answer within {allowed_seconds or timeout_seconds:g} s, {activity}"
             raise ChildGoneError(ProbeEnd(Outcome.TIMED_OUT, text))
         with contextlib.suppress(ValidationError):
             ended = Ended.model_validate_json(line)
@@ -150,18 +147,19 @@ class ForkServer:
         return line
 
     def end_child(self) -> bool:
-        """Kills the child.
+        """Kill the child.
 
         Returns:
-            Whether the nursery can go on without it.
+            Whether the fork server can fork another one.
         """
         if self.child_pid is None:
-            # One that is still importing would have its child take the next START for a probe.
+            # A fork server that still imports will fork a child for the START it was sent; that
+            # child would take the next START for a probe request.
             return not self._owes_child and self._process.poll() is None
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.child_pid, signal.SIGKILL)
         self.child_pid = None
-        # What it said before it died is dropped; the nursery's word that it ended comes last.
+        # Drop the child's unread messages; the fork server's report of its end comes last.
         with contextlib.suppress(ChildGoneError):
             while line := self._next_line(FORK_SERVER_TIMEOUT_SECONDS):
                 with contextlib.suppress(ValidationError):
@@ -171,7 +169,7 @@ class ForkServer:
         return False
 
     def close(self) -> None:
-        """Kills the nursery; its child goes with it."""
+        """Kill the child and the fork server."""
         if self.child_pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.child_pid, signal.SIGKILL)
@@ -179,7 +177,7 @@ class ForkServer:
         self._process.wait()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        # What was still in the pipe has no reader any more.
+        # Unsent bytes have no reader any more.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process.stdout.close()
@@ -192,7 +190,8 @@ class ForkServer:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             late = False
             while b"\n" not in self._received:
-                # One that never stops talking is never waited for: the clock is asked all the same.
+                # select() returns at once for a child that never stops writing, so its timeout
+                # alone would not end the wait.
                 if late or not selector.select(max(0.0, deadline - time.monotonic())):
                     return None
                 late = time.monotonic() > deadline
@@ -200,16 +199,18 @@ class ForkServer:
                 if not chunk:
                     raise ChildGoneError(self._ending(self._exit_code()))
                 self._received = (self._received + chunk).lstrip(b"\n")
-                if len(self._received) > LONGEST_ANSWER_BYTES:
+                if len(self._received) > LONGEST_MESSAGE_BYTES:
                     self._received = b""
-                    text = f"the child's answer is not one: over {LONGEST_ANSWER_BYTES} bytes"
+                    text = (
+                        f"the child sent an invalid message of over {LONGEST_MESSAGE_BYTES} bytes"
+                    )
                     raise ChildGoneError(failed(text))
         line, _, rest = self._received.partition(b"\n")
         self._received = rest.lstrip(b"\n")
         return line.decode(errors="replace")
 
     def _exit_code(self) -> int:
-        """Of the nursery, whose end of the pipes is closed."""
+        """Exit code of the fork server, which has closed its end of the pipes."""
         try:
             return self._process.wait(FORK_SERVER_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
@@ -221,20 +222,12 @@ class ForkServer:
         return ProbeEnd(*ending(code, self._printed(), killed_for_memory=killed))
 
     def _printed(self) -> list[str]:
-        """The lines printed since the last request or end of a child, each cut short."""
+        """Lines printed since the last request or end of a child, each truncated."""
         end = self._printed_bytes()
         start = max(self._printed_before, end - PRINTED_BYTES)
-        # Read in place: nursery and child write where this file's position is.
+        # pread: fork server and child share this file's position, and write there.
         text = os.pread(self._errors.fileno(), end - start, start).decode(errors="replace")
         return [line[:300] for line in text.strip().splitlines()]
 
     def _printed_bytes(self) -> int:
         return os.fstat(self._errors.fileno()).st_size
-
-
-def _child_environment(threads: int) -> dict[str, str]:
-    # The packages may come from a Ray job's working directory, which only sys.path knows of.
-    packages = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(filter(None, (packages, os.environ.get("PYTHONPATH"))))
-    counts = dict.fromkeys(THREAD_VARIABLES, str(threads))
-    return os.environ | CHILD_VARIABLES | {"PYTHONPATH": path} | counts

@@ -1,4 +1,4 @@
-"""The parent's side of the learning child: requests epochs, reports failures in one line."""
+"""Parent's side of the learning child: requests epochs, reports failures in one line."""
 
 import contextlib
 import sys
@@ -8,10 +8,10 @@ from typing import Self
 from pydantic import ValidationError
 
 from gpu_catalog.errors import UserError
-from trials.child_process.fork_server import ChildGoneError, ForkServer, ProbeEnd
+from trials.child_process.fork_server import ChildGoneError
+from trials.child_process.forked_child import ForkedChild
 from trials.child_process.token_counter import offline_variables
 from trials.records.learning import EpochReply, EpochRequest, Heartbeat, LearnReady, LearnSetup
-from trials.records.messages import Refused
 from trials.records.observation import Outcome
 
 LEARN_WORKER = (
@@ -41,7 +41,7 @@ class NoStartError(LearnError):
     """Learning ended before the first epoch."""
 
 
-class ChildLearner:
+class ChildLearner(ForkedChild):
     """Fine-tunes in a child process. A context manager that kills the child on exit.
 
     Attributes:
@@ -49,7 +49,7 @@ class ChildLearner:
 
     Args:
         setup: model, data and training arguments.
-        worker: command that starts a nursery.
+        worker: command that starts the fork server.
 
     Raises:
         NoStartError: on entering, when the child cannot start.
@@ -58,36 +58,17 @@ class ChildLearner:
     ready: LearnReady
 
     def __init__(self, setup: LearnSetup, worker: Sequence[str] = LEARN_WORKER) -> None:
-        self._setup = setup
-        self._worker = worker
-        self._nursery: ForkServer | None = None
+        super().__init__(setup, worker)
+        self._sources = [setup.tokenizer]
+        if setup.cell.weights == "pretrained" and setup.model.weights is not None:
+            self._sources.append(setup.model.weights)
 
     def __enter__(self) -> Self:
-        setup = self._setup
-        loaded = [setup.tokenizer]
-        if setup.cell.weights == "pretrained" and setup.model.weights is not None:
-            loaded.append(setup.model.weights)
-        with self._closing_on(NoStartError, setup.cell.model):
-            self._nursery = ForkServer(self._worker, setup.threads, offline_variables(*loaded))
-            self._nursery.tell(setup.model_dump_json() + "\n")
-            line = self._nursery.start_child(BUILD_TIMEOUT_SECONDS)
-            _raise_refusal(line)
+        with self._closing_on(NoStartError, self._setup.cell.model):
+            variables = offline_variables(*self._sources)
+            line = self.start_child(BUILD_TIMEOUT_SECONDS, variables)
             self.ready = LearnReady.model_validate_json(line)
         return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    @property
-    def child_pid(self) -> int | None:
-        """Process id of the living child."""
-        return None if self._nursery is None else self._nursery.child_pid
-
-    def close(self) -> None:
-        """Kill the child and its nursery."""
-        if self._nursery is not None:
-            self._nursery.close()
-            self._nursery = None
 
     def epoch(self, number: int, attempt: int, listen: Callable[[Heartbeat], None]) -> EpochReply:
         """Train and evaluate one epoch; 0 only evaluates, from initial weights.
@@ -101,15 +82,12 @@ class ChildLearner:
             LearnError: the child failed.
         """
         with self._closing_on(LearnError, f"{self._setup.cell.key}: epoch {number}"):
-            assert self._nursery is not None
-            request = EpochRequest(epoch=number, attempt=attempt)
-            self._nursery.tell(request.model_dump_json() + "\n")
+            self.send(EpochRequest(epoch=number, attempt=attempt))
             while True:
-                line = self._nursery.answer(SILENCE_SECONDS, f"epoch {number}")
+                line = self.receive(SILENCE_SECONDS, f"epoch {number}")
                 try:
                     listen(Heartbeat.model_validate_json(line))
                 except ValidationError:
-                    _raise_refusal(line)
                     return EpochReply.model_validate_json(line)
 
     @contextlib.contextmanager
@@ -125,17 +103,10 @@ class ChildLearner:
             raise
 
 
-def _raise_refusal(line: str) -> None:
-    """Raise ``ChildGoneError`` if a message is a refusal."""
-    with contextlib.suppress(ValidationError):
-        refused = Refused.model_validate_json(line)
-        raise ChildGoneError(ProbeEnd(refused.outcome, refused.detail))
-
-
 def _line(error: ChildGoneError | ValidationError | OSError) -> str:
     """One line on a failure and its remedy."""
     if isinstance(error, ValidationError):
-        return "the child's answer is not one"
+        return "the child sent an invalid message"
     if isinstance(error, OSError):
         return error.strerror or str(error)
     end = error.end

@@ -1,4 +1,4 @@
-"""A process that does not outlive the one that started it."""
+"""End of a process together with the process that started it."""
 
 import ctypes
 import os
@@ -7,9 +7,13 @@ import sys
 
 
 def die_with_parent(parent: int) -> None:
-    """Asks Linux to kill this process when the one that started it dies, however it dies."""
+    """Ask Linux to kill this process when its parent dies, however that dies (PR_SET_PDEATHSIG).
+
+    Args:
+        parent: process id of the parent.
+    """
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(1)  # it died before we asked
+        os._exit(1)  # the parent died before the request

@@ -1,4 +1,4 @@
-"""The CPU as a device: a memory budget, live tensors counted against it, a monotonic clock."""
+"""The CPU as a device: a memory budget that live tensors count against, and a monotonic clock."""
 
 import platform
 import time
@@ -16,8 +16,8 @@ class CpuDevice:
     """Runs steps on the CPU.
 
     Args:
-        gpu: the catalog row; its usable memory is the budget.
-        memory_cap_bytes: a smaller budget, when it stands in for a smaller device.
+        gpu: catalog row; its usable memory is the budget.
+        memory_cap_bytes: a smaller budget, to stand in for a smaller device.
         threads: CPU threads a step may use.
     """
 
@@ -25,22 +25,22 @@ class CpuDevice:
     allocator: str | None = None
 
     def __init__(self, gpu: Gpu, *, memory_cap_bytes: int | None = None, threads: int) -> None:
-        assert gpu.usable_memory_bytes is not None  # the catalog demands it of a cpu
+        assert gpu.usable_memory_bytes is not None  # the catalog requires it of a cpu
         self.memory_limit_bytes = memory_cap_bytes or gpu.usable_memory_bytes
         self.name = _processor()
         self.versions: dict[str, str] = {}
         torch.set_num_threads(threads)
 
     def settle(self) -> None:
-        """Nothing is cached between probes here."""
+        """Do nothing: a CPU keeps no cache between probes."""
 
     def measure_memory(
         self, step: Callable[[], object], *, steps: int, already_live: list[torch.Tensor]
     ) -> MemoryReading:
-        """The most bytes of live tensors during so many steps.
+        """Run steps and return the most bytes of tensors alive at once.
 
         Raises:
-            DeviceOutOfMemoryError: they exceed the budget.
+            DeviceOutOfMemoryError: live tensors exceed the budget.
         """
         with LiveTensorCounter(already_live, self.memory_limit_bytes) as counter:
             for _ in range(steps):
@@ -48,22 +48,22 @@ class CpuDevice:
         return MemoryReading(peak_allocated_bytes=counter.peak_bytes)
 
     def step_seconds(self, step: Callable[[], object]) -> float:
-        """Duration of one step, nothing counted meanwhile."""
+        """Duration of one step in seconds, without the counting of tensors."""
         started = time.perf_counter()
         step()
         return time.perf_counter() - started
 
     def reading(self) -> DeviceReading | None:
-        """Nothing tells a processor's clocks alike on every machine."""
+        """Return None: no interface reads a processor's clocks on every machine."""
         return None
 
     def energy_joules(self) -> float | None:
-        """Nothing counts it."""
+        """Return None: a CPU has no portable energy counter."""
         return None
 
 
 def _processor() -> str:
-    """What the processor calls itself."""
+    """Name of the processor by the operating system."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text(encoding="utf-8").splitlines():

@@ -15,35 +15,36 @@ from trials.devices.nvml import Neighbours, Nvml
 from trials.records.failure_classification import classify
 from trials.records.observation import DeviceReading, MemoryReading, Outcome
 
-# A killed process's memory comes back a moment after it is gone: so long at most, and when it has
-# not fallen for so long it is a living one's. As little as this is nobody's.
+# The driver releases a killed process's memory a moment after its end: at most SETTLING_SECONDS.
+# Memory in use that has not fallen for SETTLED_SECONDS belongs to a living process; less than
+# SETTLED_BYTES belongs to none.
 SETTLING_SECONDS = 5.0
 SETTLED_SECONDS = 1.0
 SETTLED_BYTES = 64 * 2**20
-# Torch takes some settings from the one and some from the other where both are set.
+# Where both are set, PyTorch takes some settings from either.
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 class GpuTakenError(RuntimeError):
-    """Other processes leave no room on the GPU. That says nothing of a batch, and it may pass."""
+    """Other processes leave no room on the GPU: no verdict on a batch, and it may pass."""
 
 
 class CudaDevice:
-    """Runs steps on the first GPU that CUDA shows to this process. Made once in a process.
+    """Runs steps on the first GPU that CUDA shows to this process. Made once per process.
 
-    ``memory_limit_bytes`` is what PyTorch's allocator can reserve: what CUDA has free once its
-    context and cuBLAS have theirs, as in any training process. Under a cap, what they take on this
-    GPU is taken off it, as they would take it on the smaller one; what others hold here is not.
-    Kernels are loaded, and take device memory, as they are first used: these some more MiB are in
-    neither, but in the readings' ``overhead_bytes``.
+    ``memory_limit_bytes`` is the memory that PyTorch's allocator can reserve: the memory left free
+    by the CUDA context and cuBLAS, as in any training process. A cap is reduced by the memory that
+    these take here, since they would take it on the smaller GPU; it is not reduced by the memory of
+    other processes. CUDA loads a kernel at its first use: those MiB count neither way, but are part
+    of the readings' ``overhead_bytes``.
 
     Args:
-        gpu: the catalog row of the GPU it must be.
-        memory_cap_bytes: usable memory of a smaller GPU it stands in for.
+        gpu: catalog row that the GPU must match.
+        memory_cap_bytes: usable memory of the smaller GPU that this one stands in for.
 
     Raises:
         DeviceError: there is no GPU, or another one.
-        GpuTakenError: it is, and is full.
+        GpuTakenError: other processes have filled the GPU.
     """
 
     def __init__(self, gpu: Gpu, *, memory_cap_bytes: int | None) -> None:
@@ -53,7 +54,7 @@ class CudaDevice:
         self.name: str = properties.name
         check_identity(gpu, properties.name, properties.total_memory)
         self._nvml = Nvml.of(str(properties.uuid))
-        self._neighbours = self._found_neighbours()
+        self._neighbours = self._open_neighbours()
         self._enter(gpu)
         self.memory_limit_bytes = self._limit_allocator(memory_cap_bytes)
         self.allocator: str | None = allocator_settings(os.environ)
@@ -66,7 +67,7 @@ class CudaDevice:
         self.versions = {name: text for name, text in versions.items() if text is not None}
 
     def settle(self) -> None:
-        """Gives what earlier probes left cached back to the driver."""
+        """Return memory that earlier probes left cached to the driver."""
         gc.collect()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
@@ -74,10 +75,10 @@ class CudaDevice:
     def measure_memory(
         self, step: Callable[[], object], *, steps: int, already_live: list[torch.Tensor]
     ) -> MemoryReading:
-        """Peaks of PyTorch's allocator over so many steps; it knows what was live before.
+        """Run steps and return the peaks of PyTorch's allocator, which counts earlier tensors too.
 
         Raises:
-            torch.OutOfMemoryError: they do not fit; libraries raise other errors for it.
+            torch.OutOfMemoryError: the steps do not fit; libraries raise other errors for it.
         """
         del already_live
         torch.cuda.reset_peak_memory_stats()
@@ -88,8 +89,8 @@ class CudaDevice:
         stats = torch.cuda.memory_stats()
         used = None if self._nvml is None else self._nvml.used_memory_bytes()
         foreign = None if self._neighbours is None else self._neighbours.held_bytes()
-        mine = None if used is None or foreign is None else used - foreign
-        overhead = None if mine is None else max(0, mine - torch.cuda.memory_reserved())
+        own = None if used is None or foreign is None else used - foreign
+        overhead = None if own is None else max(0, own - torch.cuda.memory_reserved())
         return MemoryReading(
             peak_allocated_bytes=torch.cuda.max_memory_allocated(),
             peak_reserved_bytes=torch.cuda.max_memory_reserved(),
@@ -99,7 +100,7 @@ class CudaDevice:
         )
 
     def step_seconds(self, step: Callable[[], object]) -> float:
-        """Duration of one step, from an idle GPU to an idle GPU."""
+        """Duration of one step in seconds, from an idle GPU to an idle GPU."""
         torch.cuda.synchronize()
         started = time.perf_counter()
         step()
@@ -107,51 +108,47 @@ class CudaDevice:
         return time.perf_counter() - started
 
     def reading(self) -> DeviceReading | None:
-        """What NVML reads now; None without NVML."""
+        """Current readings of NVML; None without NVML."""
         return None if self._nvml is None else self._nvml.reading()
 
     def energy_joules(self) -> float | None:
-        """NVML's counter; None without NVML or on a GPU that has none."""
+        """NVML's energy counter in joules; None without NVML or on a GPU without a counter."""
         return None if self._nvml is None else self._nvml.energy_joules()
 
-    def _found_neighbours(self) -> Neighbours | None:
-        """None where NVML does not tell."""
+    def _open_neighbours(self) -> Neighbours | None:
+        """Memory of other processes, before this one has a context; None where NVML reads none."""
         if self._nvml is None:
             return None
         used = settled(self._nvml.used_memory_bytes, time.monotonic, time.sleep)
         return None if used is None else Neighbours(self._nvml, used)
 
     def _enter(self, gpu: Gpu) -> None:
-        """Makes this process's CUDA context."""
+        """Make this process's CUDA context."""
         try:
             self._make_context()
         except RuntimeError as error:
             if classify(error)[0] is not Outcome.OUT_OF_MEMORY:
                 raise
-            held = self._neighbours
-            others = "something" if held is None else f"{held.held_bytes() / 2**30:.1f} GiB"
-            # Not chained: what it came from would be told as a batch that does not fit.
+            neighbours = self._neighbours
+            held = "memory" if neighbours is None else f"{neighbours.held_bytes() / 2**30:.1f} GiB"
+            # Not chained: classify() would take the cause for a batch that does not fit.
             raise GpuTakenError(
-                f"{gpu.key}: other processes hold {others} of the GPU and leave no room: end them"
+                f"{gpu.key}: other processes hold {held} of the GPU and leave no room: end them"
             ) from None
         if self._neighbours is not None:
             self._neighbours.context_made()
 
     def _make_context(self) -> None:
         small = torch.ones(64, 64, device=self.torch_device, dtype=torch.float16)
-        small @ small  # cuBLAS takes memory for itself on its first use, and so does every step
+        small @ small  # cuBLAS allocates its handle and workspace on its first use
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
 
     def _limit_allocator(self, cap_bytes: int | None) -> int:
-        """Holds the allocator to what it may reserve.
-
-        Returns:
-            That many bytes.
-        """
+        """Limit the allocator to the memory it may reserve, and return that in bytes."""
         free, total = torch.cuda.mem_get_info(0)
         foreign = 0 if self._neighbours is None else self._neighbours.held_bytes()
-        # What the allocator holds already (cuBLAS's workspace) is part of what it may.
+        # The limit includes memory that the allocator holds already (cuBLAS's workspace).
         limit = memory_limit(free + torch.cuda.memory_reserved(), total, foreign, cap_bytes)
         torch.cuda.set_per_process_memory_fraction(limit / total, 0)
         return limit
@@ -162,9 +159,14 @@ def settled(
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> int | None:
-    """The least a gauge of memory reads until it has stopped falling; None if it reads nothing.
+    """Wait until memory in use has stopped falling, and return its lowest reading in bytes.
 
-    One that reads next to nothing is not waited for.
+    A reading of next to nothing ends the wait at once. None when there is no reading.
+
+    Args:
+        used_bytes: reads the memory in use.
+        clock: monotonic time in seconds.
+        sleep: waits for some seconds.
     """
     least = used_bytes()
     now = clock()
@@ -186,16 +188,16 @@ def settled(
 def memory_limit(
     free_bytes: int, total_bytes: int, foreign_bytes: int, cap_bytes: int | None
 ) -> int:
-    """What the allocator may reserve: what is free, or what would be on the smaller GPU.
+    """Bytes that the allocator may reserve: the free memory of this GPU or of the smaller one.
 
     Args:
-        free_bytes: free on this GPU, and what the allocator holds of it already.
-        total_bytes: of this GPU.
-        foreign_bytes: of other processes.
-        cap_bytes: usable memory of the smaller GPU; absent if this stands in for none.
+        free_bytes: free memory of this GPU, with that held by the allocator already.
+        total_bytes: memory of this GPU.
+        foreign_bytes: memory of other processes.
+        cap_bytes: usable memory of the smaller GPU that this one stands in for; None for none.
 
     Raises:
-        DeviceError: this GPU has not as much to give.
+        DeviceError: this GPU has less free memory than the cap.
     """
     if cap_bytes is None:
         return free_bytes
@@ -210,16 +212,16 @@ def memory_limit(
 
 
 def allocator_settings(environ: Mapping[str, str]) -> str:
-    """What PyTorch's CUDA allocator was told by the environment; empty if nothing."""
-    told = [environ[name] for name in ALLOCATOR_VARIABLES if environ.get(name)]
-    return "; ".join(dict.fromkeys(told))
+    """Settings of PyTorch's CUDA allocator in the environment; empty for none."""
+    settings = [environ[name] for name in ALLOCATOR_VARIABLES if environ.get(name)]
+    return "; ".join(dict.fromkeys(settings))
 
 
 def check_identity(gpu: Gpu, name: str, total_bytes: int, catalog: Catalog | None = None) -> None:
-    """Makes sure that a device is the catalog's GPU, by its exact name and its memory.
+    """Check that a device is the catalog's GPU, by its exact name and its memory.
 
     Raises:
-        DeviceError: it is not; one line says what it is and what to do.
+        DeviceError: it is not; one line names the device and the remedy.
     """
     mistake = identity_mistake(gpu, name, total_bytes, catalog or load_catalog())
     if mistake is not None:
@@ -227,7 +229,7 @@ def check_identity(gpu: Gpu, name: str, total_bytes: int, catalog: Catalog | Non
 
 
 def _require_cuda(gpu: Gpu) -> None:
-    # Torch can tell, and libraries that fall back to the CPU when they find CUDA unusable do not.
+    # Libraries that find CUDA unusable fall back to the CPU without an error; torch reports it.
     if torch.cuda._is_in_bad_fork():  # noqa: SLF001 - torch has no public name for it
         raise DeviceError(
             f"{gpu.key}: CUDA was touched before this process was forked and is of no use here: "

@@ -1,4 +1,4 @@
-"""What a trial asks of a device, whichever it is."""
+"""Interface of a device to its trial: memory, clock, sensors."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -20,11 +20,11 @@ class Device(Protocol):
     """The memory, clock and limits of one device.
 
     Attributes:
-        torch_device: where tensors go.
-        name: what the device calls itself.
-        memory_limit_bytes: device memory that probes are held against.
+        torch_device: PyTorch's device for tensors.
+        name: name of the device by its driver.
+        memory_limit_bytes: device memory that probes may take.
         allocator: settings of PyTorch's CUDA allocator; None on a CPU.
-        versions: what of its software a stack is told by (driver, CUDA), name and version.
+        versions: versions of its software (driver, CUDA) by name, part of the stack.
     """
 
     torch_device: torch.device
@@ -34,23 +34,23 @@ class Device(Protocol):
     versions: dict[str, str]
 
     def settle(self) -> None:
-        """Gives back what earlier probes left cached, so that each starts alike."""
+        """Release memory that earlier probes left cached, so that all probes start alike."""
 
     def measure_memory(
         self, step: Callable[[], object], *, steps: int, already_live: list[torch.Tensor]
     ) -> MemoryReading:
-        """Runs so many steps and says what memory they took.
+        """Run steps and return their peak memory.
 
         Raises:
-            DeviceOutOfMemoryError: they exceed the limit (a CUDA device raises
-                torch.OutOfMemoryError and its relatives instead).
+            DeviceOutOfMemoryError: the steps exceed the limit (a CUDA device raises
+                torch.OutOfMemoryError or a library's error instead).
         """
 
     def step_seconds(self, step: Callable[[], object]) -> float:
-        """Duration of one step, from a synchronised device to a synchronised device."""
+        """Duration of one step in seconds, from a synchronised device to a synchronised device."""
 
     def reading(self) -> DeviceReading | None:
-        """Clocks, temperature and the like at this moment; None where nothing tells."""
+        """Current clocks, temperature and power; None where no sensor reads them."""
 
     def energy_joules(self) -> float | None:
-        """A counter of the energy drawn so far; None where nothing counts it."""
+        """Energy drawn so far in joules; None where no counter measures it."""

@@ -1,15 +1,15 @@
-"""Whether a device is the catalog's GPU, by what it calls itself and how much memory it has."""
+"""Identity of a device: whether it is the catalog's GPU, by its name and its memory."""
 
 from gpu_catalog.catalog import Catalog, UnknownGpuError
 from gpu_catalog.gpu import Gpu
 
-# The same GPU reports a little more or less with another driver or ECC setting; two GPUs that share
-# a name differ by a third and more (A100-PCIE-40GB and 80GB, V100 of 16 and 32).
+# Driver and ECC setting change the memory that one GPU reports by a few percent; GPUs that share a
+# name differ by a third or more (A100-PCIE-40GB and 80GB, V100 of 16 and 32 GB).
 MEMORY_TOLERANCE = 0.10
 
 
 def identity_mistake(gpu: Gpu, name: str, total_bytes: int, catalog: Catalog) -> str | None:
-    """What is wrong with taking a device for this GPU, and what to do; None if it is the one."""
+    """Reason why a device is not this GPU, with the remedy; None when it is."""
     expected = gpu.usable_memory_bytes
     named = name in gpu.device_names
     if named and (expected is None or abs(total_bytes - expected) <= MEMORY_TOLERANCE * expected):
@@ -24,9 +24,9 @@ def identity_mistake(gpu: Gpu, name: str, total_bytes: int, catalog: Catalog) ->
 
 
 def _remedy(gpu: Gpu, name: str, catalog: Catalog) -> str:
-    """What to do about a device of another name."""
+    """Remedy for a device of another name."""
     try:
-        known = catalog.gpu_by_device_name(name).key
+        key = catalog.gpu_by_device_name(name).key
     except UnknownGpuError:
         return "add it to the specification's catalog (catalog: gpus:)"
-    return f"this is {known}: give its node the Ray resource {known!r}, not {gpu.key!r}"
+    return f"this is {key}: give its node the Ray resource {key!r}, not {gpu.key!r}"

@@ -1,4 +1,4 @@
-"""Counts the bytes of live tensors, operation by operation, as a device's allocator would."""
+"""Bytes of live tensors, counted operation by operation as a device's allocator would."""
 
 from collections.abc import Iterable
 
@@ -9,11 +9,11 @@ from trials.devices.storages import StorageWatch
 
 
 class LiveTensorCounter(StorageWatch):  # type: ignore[no-untyped-call]
-    """While active, knows how many bytes live tensors occupy, and the most they ever did.
+    """Counts the bytes of live tensors while active, and their peak.
 
     Args:
         already_live: tensors made before counting starts (weights, buffers).
-        budget_bytes: exceeding it raises DeviceOutOfMemoryError from the operation that did.
+        budget_bytes: an operation that exceeds it raises DeviceOutOfMemoryError.
     """
 
     def __init__(self, already_live: Iterable[torch.Tensor], budget_bytes: int) -> None:
@@ -24,11 +24,11 @@ class LiveTensorCounter(StorageWatch):  # type: ignore[no-untyped-call]
         self.note_all(already_live)
 
     def note_tensor(self, tensor: torch.Tensor) -> int:
-        """Counts the storage of a tensor; one on the meta device has a size and no memory."""
+        """Count the storage of a tensor; on the meta device it has a size but no memory."""
         return 0 if tensor.is_meta else super().note_tensor(tensor)
 
-    def made(self, identity: int, size: int) -> None:  # noqa: ARG002 - whose they are is no matter
-        """Counts its bytes."""
+    def made(self, identity: int, size: int) -> None:  # noqa: ARG002 - the base class passes it
+        """Add the bytes of a new storage."""
         self.current_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.current_bytes)
         if self.current_bytes > self.budget_bytes:
@@ -38,5 +38,5 @@ class LiveTensorCounter(StorageWatch):  # type: ignore[no-untyped-call]
             )
 
     def gone(self, identity: int, size: int) -> None:  # noqa: ARG002 - as above
-        """Counts them no more."""
+        """Subtract the bytes of a storage that was freed."""
         self.current_bytes -= size

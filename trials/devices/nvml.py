@@ -1,7 +1,7 @@
-"""NVML's readings of one GPU; a reading that this GPU does not have is None, never an error.
+"""NVML's readings of one GPU. A reading that this GPU lacks is None, never an error.
 
-By pynvml itself: nvitop's ``Device`` has neither throttle reasons nor energy, and would be one more
-package on the GPU machine.
+It uses pynvml itself: nvitop's ``Device`` reads neither throttle reasons nor energy, and would be
+one more package on the GPU machine.
 """
 
 import contextlib
@@ -12,13 +12,13 @@ from typing import Any, Self
 
 from trials.records.observation import DeviceReading
 
-# Reasons that hold no clock down that a step wants: nothing runs, or somebody set the clock.
+# Reasons for a low clock that do not slow a step down: an idle GPU, or a clock that somebody set.
 NO_THROTTLING = ("GpuIdle", "ApplicationsClocksSetting", "UserDefinedClocks", "DisplayClockSetting")
 REASON_PREFIXES = ("nvmlClocksEventReason", "nvmlClocksThrottleReason")
 
 
 class Nvml:
-    """One GPU as NVML sees it.
+    """Readings of one GPU.
 
     Args:
         library: the pynvml module.
@@ -31,9 +31,13 @@ class Nvml:
 
     @classmethod
     def of(cls, uuid: str, library: ModuleType | None = None) -> Self | None:
-        """The GPU of this UUID, as torch has it, with or without its prefix; None without NVML.
+        """Open the GPU with this UUID; None without NVML.
 
-        By UUID, because CUDA may number the GPUs otherwise, or see a part of them only.
+        UUIDs identify GPUs in both worlds: CUDA may number them in another order, or see only some.
+
+        Args:
+            uuid: UUID as torch has it, with or without its prefix.
+            library: the pynvml module; absent for the installed one.
         """
         library = library or _initialised_library()
         if library is None:
@@ -52,16 +56,16 @@ class Nvml:
             return None
 
     def energy_joules(self) -> float | None:
-        """Energy the GPU has drawn since the driver was loaded (Volta and later)."""
+        """Energy in joules drawn since the driver was loaded (Volta and later)."""
         millijoules = self._ask("nvmlDeviceGetTotalEnergyConsumption")
         return None if millijoules is None else millijoules / 1000
 
     def used_memory_bytes(self) -> int | None:
-        """Memory of the whole device in use, by every process.
+        """Bytes of the whole device in use by all processes.
 
-        Without what the driver keeps for itself, which CUDA does not count among the GPU's memory
-        either: hundreds of MiB, which would look like another process. Drivers before 510 do not
-        report it apart.
+        It leaves out the driver's reserved memory, which CUDA does not count as memory of the GPU
+        either: hundreds of MiB that would look like another process. Drivers before 510 do not
+        report it separately.
         """
         try:
             return _memory(self._library, self._handle)[1]
@@ -69,15 +73,15 @@ class Nvml:
             return None
 
     def process_bytes(self) -> dict[int, int]:
-        """Memory of each process that computes on the GPU, as far as NVML reports it.
+        """Bytes of each process that computes on the GPU, by NVML's process id.
 
-        By NVML's process ids: inside a container they may be the host's, or there are none.
+        Inside a container NVML lists processes by the host's ids, or not at all.
         """
         listed = self._ask("nvmlDeviceGetComputeRunningProcesses") or ()
         return {p.pid: p.usedGpuMemory for p in listed if p.usedGpuMemory is not None}
 
     def reading(self) -> DeviceReading:
-        """Clocks, temperature, power, and what holds the clocks down, now."""
+        """Read clocks, temperature, power and the reasons for low clocks."""
         library = self._library
         power = self._ask("nvmlDeviceGetPowerUsage")
         return DeviceReading(
@@ -90,7 +94,7 @@ class Nvml:
         )
 
     def _throttle_reasons(self) -> tuple[str, ...]:
-        # The newer name first; drivers before 535 know the other one only.
+        # The newer name first; drivers before 535 have the other one alone.
         mask = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
         if mask is None:
             mask = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
@@ -104,7 +108,7 @@ class Nvml:
         return tuple(sorted(holding.difference(NO_THROTTLING)))
 
     def _ask(self, function: str, *arguments: object) -> Any:
-        """The answer about this GPU; None where the library, the driver or the GPU has none."""
+        """Reading of this GPU; None where the library, the driver or the GPU has none."""
         try:
             return getattr(self._library, function)(self._handle, *arguments)
         except (self._library.NVMLError, AttributeError):
@@ -112,15 +116,15 @@ class Nvml:
 
 
 class Neighbours:
-    """The GPU's memory that other processes hold.
+    """Memory of the GPU that other processes hold.
 
-    What is in use before this process has a CUDA context is theirs. Later it comes from what
-    NVML lists, where it lists this process: the one that came with the context, since its id there
-    may be another than here.
+    Memory in use before this process has a CUDA context belongs to others. Afterwards NVML's list
+    of processes gives their memory, if this process is on it: it is the entry that appeared with
+    the context, since its id there may differ from its own.
 
     Args:
         nvml: the GPU, on which this process has no context yet.
-        used_bytes: its memory in use.
+        used_bytes: memory in use on it.
     """
 
     def __init__(self, nvml: Nvml, used_bytes: int) -> None:
@@ -130,23 +134,23 @@ class Neighbours:
         self._own: set[int] = set()
 
     def context_made(self) -> None:
-        """To be called when this process has its context."""
+        """Note this process's entry; to be called once it has its context."""
         self._own = self._nvml.process_bytes().keys() - self._before.keys()
 
     def held_bytes(self) -> int:
-        """What they hold now; what they held at first where NVML does not list this process."""
+        """Bytes that others hold now, or held at first where NVML does not list this process."""
         listed = self._nvml.process_bytes() if len(self._own) == 1 else self._before
         others = sum(held for pid, held in listed.items() if pid not in self._own)
         return max(0, self._unlisted_bytes + others)
 
 
 def visible_device(library: ModuleType | None = None) -> tuple[str, int] | None:
-    """Name and memory, in bytes, of the first GPU that CUDA would show; None where there is none.
+    """Name and bytes of the first GPU that CUDA would show; None where there is none.
 
-    Torch is not asked, which would make a CUDA context.
+    It avoids torch, which would make a CUDA context.
 
     Args:
-        library: the pynvml module; absent for the one that is installed.
+        library: the pynvml module; absent for the installed one.
     """
     library = library or _initialised_library()
     if library is None:
@@ -164,11 +168,11 @@ def visible_device(library: ModuleType | None = None) -> tuple[str, int] | None:
 
 
 def _memory(library: ModuleType, handle: Any) -> tuple[int, int]:
-    """Bytes in total and in use, without what the driver keeps, where it reports that."""
+    """Bytes in total and in use, without the driver's reserved memory where it reports that."""
     with contextlib.suppress(library.NVMLError, AttributeError):
         memory = library.nvmlDeviceGetMemoryInfo(handle, version=library.nvmlMemory_v2)
         total = int(memory.total - memory.reserved)
-        # Not its ``used``: NVML's manuals disagree on whether the reserved part is in it.
+        # Not ``used``: NVML's manuals disagree on whether it includes the reserved part.
         return total, total - int(memory.free)
     memory = library.nvmlDeviceGetMemoryInfo(handle)
     return int(memory.total), int(memory.used)
@@ -176,9 +180,9 @@ def _memory(library: ModuleType, handle: Any) -> tuple[int, int]:
 
 def _initialised_library() -> ModuleType | None:
     try:
-        library = importlib.import_module("pynvml")  # a machine without a GPU need not have it
+        library = importlib.import_module("pynvml")  # optional on a machine without a GPU
         library.nvmlInit()
-    except Exception:  # noqa: BLE001 - no library, no driver: nothing to ask
+    except Exception:  # noqa: BLE001 - no library or no driver: no readings
         return None
     return library
 

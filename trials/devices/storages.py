@@ -1,4 +1,4 @@
-"""Watches which storages live, operation by operation."""
+"""Lifetimes of tensor storages, observed operation by operation."""
 
 import gc
 import weakref
@@ -11,12 +11,12 @@ from torch.utils._pytree import tree_iter
 
 
 class StorageWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While active, hears of every storage an operation returned, and of its end.
+    """Reports every storage that an operation returns, and its end, while active.
 
-    A storage is heard of once, however many tensors share it, from the operation that made it until
-    Python and autograd let go of it. Workspace that a kernel takes and gives back inside one
-    operation is not seen. What is heard depends on the operations alone, so the same step gives the
-    same in every process.
+    A storage is reported once, however many tensors share it: ``made`` by the operation that
+    returned it, ``gone`` when Python and autograd hold it no more. Workspace that a kernel takes
+    and frees inside one operation stays unseen. The reports depend on the operations alone, so the
+    same step gives the same reports in every process.
     """
 
     def __init__(self) -> None:
@@ -25,15 +25,16 @@ class StorageWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._finalizers: dict[int, weakref.finalize[..., torch.UntypedStorage]] = {}
 
     def made(self, identity: int, size: int) -> None:
-        """A storage of so many bytes is there."""
+        """Note a new storage of ``size`` bytes."""
         raise NotImplementedError
 
     def gone(self, identity: int, size: int) -> None:
-        """A storage is there no more."""
+        """Note the end of a storage of ``size`` bytes."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
-        # A collection at a moment of Python's choosing would make two runs differ.
+        # A garbage collection at an arbitrary moment would free storages earlier in one run than in
+        # another. Reference counts alone free them at the same operation each time.
         gc.collect()
         self._collected_automatically = gc.isenabled()
         gc.disable()
@@ -54,34 +55,36 @@ class StorageWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Runs the operation and notes what it returned."""
+        """Run an operation and note the tensors it returns."""
         result = func(*args, **(kwargs or {}))
         self.note(result)
         return result
 
     def note(self, result: object) -> None:
-        """Notes every tensor in what an operation returned."""
+        """Note every tensor in the result of an operation."""
         for leaf in tree_iter(result):
             if isinstance(leaf, torch.Tensor):
                 self.note_tensor(leaf)
 
     def note_all(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Notes tensors that no operation returned."""
+        """Note tensors that no operation returned."""
         for tensor in tensors:
             self.note_tensor(tensor)
 
     def note_tensor(self, tensor: torch.Tensor) -> int:
-        """Notes the storage of a tensor; returns its identity."""
+        """Note the storage of a tensor, and return its identity."""
         storage = tensor.untyped_storage()
         identity: int = storage._cdata  # noqa: SLF001 - the one name all tensors of a storage share
         size = storage.nbytes()
-        known = self._sizes.get(identity)
-        if known == size:
+        noted = self._sizes.get(identity)
+        if noted == size:
             return identity
-        if known is None:
+        if noted is None:
+            # PyTorch keeps one Python object per storage and revives it, so the finalizer runs when
+            # C++ frees the storage: after autograd has dropped it too.
             self._finalizers[identity] = weakref.finalize(storage, self._forget, identity)
         else:
-            self.gone(identity, known)
+            self.gone(identity, noted)  # resized in place
         self._sizes[identity] = size
         self.made(identity, size)
         return identity

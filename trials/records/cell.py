@@ -1,4 +1,4 @@
-"""What is fine-tuned, and where: a cell is a (GPU, model, recipe, sparsity, sequence length)."""
+"""Cells: a (GPU, model, recipe, sparsity, sequence length) to measure."""
 
 from typing import Annotated, Literal, Self
 
@@ -11,17 +11,18 @@ Weights = Literal["random", "pretrained"]
 
 
 class Cell(Record):
-    """One (GPU, model, recipe, sparsity, sequence length): what one coefficient set speaks of.
+    """One (GPU, model, recipe, sparsity, sequence length): the scope of one set of coefficients.
 
     Attributes:
         gpu: key of the GPU in the catalog.
-        capped_on: key of the larger GPU that stands in for ``gpu``, held to its memory; such a cell
-            tells the largest batch of ``gpu`` and nothing of its speed. Absent when ``gpu`` itself
-            is measured.
-        simulated: no device runs it: a model of ``gpu`` does.
+        capped_on: key of the larger GPU that stands in for ``gpu`` with only its memory; such a
+            cell gives the largest batch of ``gpu`` but not its speed. Absent when ``gpu`` itself is
+            measured.
+        simulated: whether a model of ``gpu`` runs it instead of a device.
         model: name of the model: a preset, a folder or a hub name.
-        weights: random ones cost no download and run as fast; pretrained ones route as in earnest.
-        recipe: how it is fine-tuned, every field that applies filled in.
+        weights: random ones need no download and run as fast; pretrained ones route tokens as in
+            real fine-tuning.
+        recipe: recipe of fine-tuning, with every field that applies filled in.
         experts: experts per layer; absent for a model without experts.
         active_experts: experts each token is routed to; absent for a model without experts.
         seq_len: tokens per example; every example is this long.
@@ -59,7 +60,7 @@ class Cell(Record):
 
     @property
     def device(self) -> str:
-        """Key of the GPU that runs it."""
+        """Key of the GPU that runs the cell."""
         return self.capped_on or self.gpu
 
     @property

@@ -1,4 +1,4 @@
-"""What a recipe comes to on a model and a device, and what cannot be had there. Pure, no torch."""
+"""Compatibility of recipes with models and devices, and defaults that depend on them. No torch."""
 
 from collections.abc import Collection
 
@@ -10,10 +10,10 @@ AMPERE = 8.0  # the first compute capability with bf16, FlashAttention-2 and the
 
 
 def with_defaults(recipe: Recipe, model: Model, gpu: Gpu) -> Recipe:
-    """The recipe with every axis filled in that applies to this model on this device.
+    """Fill in every axis of a recipe that applies to this model on this device.
 
-    Axes that the model has nothing for (attention of a pure Mamba model, experts of a dense one)
-    come out absent, whatever was asked: one recipe can serve several models of a sweep.
+    Axes without a counterpart in the model (attention of a pure Mamba model, experts of a dense
+    one) become absent, so that one recipe serves several models of a sweep.
     """
     targets = recipe.lora_targets
     if recipe.method != "full" and targets is None:
@@ -35,16 +35,16 @@ def with_defaults(recipe: Recipe, model: Model, gpu: Gpu) -> Recipe:
 def _default_targets(recipe: Recipe, model: Model) -> tuple[str, ...]:
     if model.experts is None:
         return ("all-linear",)
-    # The grouped product has no linear layers for adapters to go on.
+    # The grouped product leaves no linear layers for adapters.
     return ("attention",) if recipe.experts == "grouped" else ("experts", "router")
 
 
 def impossible_on_model(recipe: Recipe, model: Model) -> str | None:
-    """Why this model cannot be fine-tuned so on any device; None when it can.
+    """Reason why no device can fine-tune this model with this recipe; None when one can.
 
     Args:
-        recipe: as asked, or resolved.
-        model: what is to be fine-tuned.
+        recipe: with or without its defaults.
+        model: model to fine-tune.
     """
     targets = set(recipe.lora_targets or ())
     if model.has_mamba and recipe.method == "qlora":
@@ -52,7 +52,7 @@ def impossible_on_model(recipe: Recipe, model: Model) -> str | None:
             f"method qlora is not possible with {model.name}: Mamba layers use their matrices as "
             "they are, which 4-bit ones are not: use full or lora"
         )
-    # Unless stated, adapters of a model without experts go on all its linear layers.
+    # By default a model without experts gets adapters on all its linear layers.
     by_default = set() if model.experts is not None else {"all-linear"}
     mamba_targets = (targets or by_default) - {"attention", "experts", "router"}
     if model.has_mamba and recipe.method == "lora" and mamba_targets:
@@ -80,7 +80,7 @@ def impossible_on_model(recipe: Recipe, model: Model) -> str | None:
 
 
 def _adaptable(model: Model) -> str:
-    """What to use instead of targets that a model has not."""
+    """Alternative to targets that a model lacks."""
     if model.experts is not None:
         return "experts and router"
     if not model.has_mamba:
@@ -91,22 +91,22 @@ def _adaptable(model: Model) -> str:
 def incompatibility(
     recipe: Recipe, model: Model, gpu: Gpu, packages: Collection[str] | None = None
 ) -> str | None:
-    """Why a recipe cannot be had on a device, with what to do instead; None when it can.
+    """Reason why a device cannot run a recipe, with an alternative; None when it can.
 
     Args:
-        recipe: every field that applies filled in.
-        model: what is to be fine-tuned.
-        gpu: the device that would run it.
-        packages: extras that can be imported there; None when that is not known.
+        recipe: with every field that applies filled in.
+        model: model to fine-tune.
+        gpu: device that would run it.
+        packages: extras that can be imported there; None when unknown.
     """
     return (
         impossible_on_model(recipe, model)
-        or _device_obstacle(recipe, gpu)
+        or _device_incompatibility(recipe, gpu)
         or _missing(recipe, gpu, packages)
     )
 
 
-def _device_obstacle(recipe: Recipe, gpu: Gpu) -> str | None:
+def _device_incompatibility(recipe: Recipe, gpu: Gpu) -> str | None:
     if gpu.kind == "cpu":
         needs_cuda = {
             "attention flash_attention_2": recipe.attention == "flash_attention_2",

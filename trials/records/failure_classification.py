@@ -1,7 +1,8 @@
-"""What an exception in the child, or its end, says of the batch. No torch here.
+"""Classification of failures in a child: out of memory, on device or host, or other. No torch.
 
-An exception is told by its class first, then by known words; a process that ended without a word by
-its exit code, by what it printed, and by the kernel's count of processes killed for memory.
+An exception is classified by its class first, then by phrases in its message. A process that ended
+without an exception is classified by its exit code, the lines it printed, and the kernel's count of
+processes killed for lack of memory.
 """
 
 import contextlib
@@ -13,11 +14,11 @@ from pathlib import Path
 
 from trials.records.observation import Outcome
 
-# By name, so that nothing is imported to ask: torch.OutOfMemoryError and the one it was called
-# before 2.5, and this project's own on devices that only count.
+# By name, so that this module imports no torch: torch.OutOfMemoryError (torch.cuda.OutOfMemoryError
+# before 2.5) and this project's own error on devices that only count.
 DEVICE_CLASSES = frozenset({"OutOfMemoryError", "DeviceOutOfMemoryError"})
 CUDA_OUT_OF_MEMORY = "cuda error: out of memory"  # cudaErrorMemoryAllocation, from any CUDA call
-# In lower case; each is part of a message that means the device has no memory left.
+# In lower case; each is part of a message of a device without free memory.
 DEVICE_WORDS = (
     CUDA_OUT_OF_MEMORY,
     "cuda out of memory",  # PyTorch's allocator, where it is wrapped by another exception
@@ -25,8 +26,9 @@ DEVICE_WORDS = (
     "cudaerrormemoryallocation",  # the same error by the runtime's name for it
     "cuda_error_out_of_memory",  # and by the driver's
     "cublas_status_alloc_failed",  # cuBLAS: no memory for its handle or workspace
-    # What cublasCreate says when it gets no memory for its workspace (discuss.pytorch.org/t/125450)
-    # and after an assertion on the device has failed; the latter is raised before it comes to that.
+    # cublasCreate reports this when it gets no memory for its workspace
+    # (discuss.pytorch.org/t/125450). It also does so after a failed assertion on the device, but
+    # that assertion raises its own error earlier.
     "cublas_status_not_initialized when calling `cublascreate",
     "cudnn_status_alloc_failed",  # cuDNN until 8
     "cudnn_status_internal_error_device_allocation_failed",  # cuDNN from 9 on
@@ -37,26 +39,26 @@ DEVICE_WORDS = (
     "unhandled cuda error: out of memory",  # NCCL, as the next three
     "cuda failure 'out of memory'",
     "cuda failure 2 'out of memory'",
-    "failed to cuda calloc",  # its alloc.h, and the last thing it says of the one above
+    "failed to cuda calloc",  # NCCL's alloc.h, the last line of the error above
 )
-# Asked before those of the device: where both stand, the device is only who was asked.
+# Checked before the device's phrases: a message with both names the device that made the request.
 HOST_WORDS = (
     "can't allocate memory",  # DefaultCPUAllocator, with the errno's text
-    "cannot allocate memory",  # the same errno, from everybody else (ENOMEM)
+    "cannot allocate memory",  # the same errno from other libraries (ENOMEM)
     "not enough memory: you tried to allocate",  # DefaultCPUAllocator on some platforms
-    "std::bad_alloc",  # C++, where nobody caught it
+    "std::bad_alloc",  # uncaught in C++
     "cudnn_status_internal_error_host_allocation_failed",  # cuDNN from 9 on
     "failed to cuda host alloc",  # NCCL, pinned memory: its alloc.h
     "unable to allocate pinned memory",
 )
 # The file of bitsandbytes that allocates and moves the managed memory of its paged optimizers. The
-# host backs that memory, and its size does not depend on the batch, so it tells nothing of it.
+# host backs that memory and its size does not depend on the batch, so its errors give no verdict.
 MANAGED_MEMORY = "pythoninterface.c"
-# Not here, since these say nothing certain of memory: "unable to find an engine" (cuDNN, when each
-# of its plans failed: for memory, or as the device has none for this dtype), "out of resource"
-# (Triton: the shared memory of one multiprocessor, too small whatever the batch).
+# Two phrases are left out because they do not prove a lack of memory: "unable to find an engine"
+# (cuDNN, when each of its plans failed, for memory or because none supports the dtype) and "out of
+# resource" (Triton: the shared memory of one multiprocessor, too small at any batch size).
 
-# Retrying in a fresh child changes none of these: the machine or the recipe is not what it must be.
+# Retrying in a fresh child cannot remove these errors: machine or recipe are wrong.
 FINAL_CLASSES = frozenset(
     {
         "DeviceError",
@@ -69,8 +71,8 @@ FINAL_CLASSES = frozenset(
         "TargetError",
     }
 )
-# In lower case; each is part of a message that a device in order does not give, whatever the batch.
-# One cell may bring it about by a mistake of its kernels: it takes several to blame the device.
+# In lower case; each is part of a message that a healthy device gives at no batch size. A bug in
+# one cell's kernels can cause it too, so it takes several cells to blame the device.
 SICK_WORDS = (
     "cuda error",
     "cuda driver error",
@@ -93,10 +95,10 @@ OOM_COUNTERS = (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events"))
 
 
 def classify(error: BaseException) -> tuple[Outcome, str]:
-    """The outcome an exception stands for, and one line on it.
+    """Outcome of a probe that raised an exception, and one line on it.
 
-    A CUDA error that spoils the context (an illegal address, an assertion on the device, an ECC
-    error) is FAILED like any other: the child is replaced after it, and with it the context.
+    A CUDA error that corrupts the context (an illegal address, an assertion on the device, an ECC
+    error) is FAILED like any other: the child is replaced after it, and the context with it.
     """
     link: BaseException | None = error
     while link is not None:
@@ -108,41 +110,41 @@ def classify(error: BaseException) -> tuple[Outcome, str]:
 
 
 def is_final(error: BaseException) -> bool:
-    """Whether trying again cannot help."""
+    """Whether another attempt after this exception is pointless."""
     return not FINAL_CLASSES.isdisjoint(_class_names(error))
 
 
 def blames_device(outcome: Outcome, detail: str | None) -> bool:
-    """Whether a probe came to nothing for its device's sake, by what it says."""
+    """Whether the message of a failed probe points to a faulty device."""
     words = (detail or "").lower()
     return outcome is Outcome.FAILED and any(part in words for part in SICK_WORDS)
 
 
 def ending(code: int, printed: Sequence[str], *, killed_for_memory: bool) -> tuple[Outcome, str]:
-    """The outcome that the end of a process stands for, and one line on it.
+    """Outcome of a probe whose process ended, and one line on it.
 
     Args:
-        code: its exit code, or less a signal's number.
-        printed: the lines it printed last.
-        killed_for_memory: the kernel killed a process for lack of host memory meanwhile.
+        code: exit code, or minus a signal's number.
+        printed: last lines that the process printed.
+        killed_for_memory: whether the kernel killed a process for lack of host memory meanwhile.
     """
     if code == -signal.SIGKILL and killed_for_memory:
         return Outcome.HOST_OUT_OF_MEMORY, "the host ran out of memory and killed the child"
-    # bitsandbytes prints an error and exits, where others raise; C++ prints what nobody caught, and
-    # aborts. Any other signal has its own reason, whatever was printed before.
-    said = printed if code > 0 or code == -signal.SIGABRT else ()
-    for line in reversed(said):
-        outcome = _told_by(line)
+    # bitsandbytes prints an error and exits instead of raising; C++ prints an uncaught exception
+    # and aborts. Any other signal is its own cause, whatever was printed before.
+    relevant = printed if code > 0 or code == -signal.SIGABRT else ()
+    for line in reversed(relevant):
+        outcome = _text_outcome(line)
         if outcome is not None:
             return outcome, line
-    last = f": {said[-1]}" if said else ""
+    last = f": {relevant[-1]}" if relevant else ""
     if code < 0:
         return Outcome.FAILED, f"the child was killed by {_signal_name(-code)}{last}"
     return Outcome.FAILED, f"the child ended with exit code {code}{last}"
 
 
 def host_oom_kills() -> int:
-    """Processes killed for lack of host memory so far, by the kernel or a container's own limit."""
+    """Processes killed so far for lack of host memory, by the kernel or a container's limit."""
     kills = 0
     for counters in OOM_COUNTERS:
         with contextlib.suppress(OSError):
@@ -154,7 +156,7 @@ def host_oom_kills() -> int:
 
 
 def _memory_outcome(error: BaseException) -> Outcome | None:
-    """What one exception, without those it came from, says of memory; None if nothing."""
+    """Outcome of one exception, without its causes; None when it gives no verdict on memory."""
     if not DEVICE_CLASSES.isdisjoint(_class_names(error)):
         return Outcome.OUT_OF_MEMORY
     if isinstance(error, MemoryError) or (
@@ -164,23 +166,23 @@ def _memory_outcome(error: BaseException) -> Outcome | None:
     text = str(error)
     if CUDA_OUT_OF_MEMORY in text.lower() and _was_pinning(error):
         return Outcome.HOST_OUT_OF_MEMORY
-    return _told_by(text)
+    return _text_outcome(text)
 
 
-def _told_by(text: str) -> Outcome | None:
-    """What a message says of memory; None if nothing."""
+def _text_outcome(text: str) -> Outcome | None:
+    """Outcome by the phrases in a message; None when it gives no verdict on memory."""
     words = text.lower()
-    told_by_device = any(part in words for part in DEVICE_WORDS)
-    if any(part in words for part in HOST_WORDS) or (told_by_device and MANAGED_MEMORY in words):
+    is_device = any(part in words for part in DEVICE_WORDS)
+    if any(part in words for part in HOST_WORDS) or (is_device and MANAGED_MEMORY in words):
         return Outcome.HOST_OUT_OF_MEMORY
-    return Outcome.OUT_OF_MEMORY if told_by_device else None
+    return Outcome.OUT_OF_MEMORY if is_device else None
 
 
 def _was_pinning(error: BaseException) -> bool:
-    """Whether it was raised while host memory was being pinned.
+    """Whether an exception was raised while host memory was being pinned.
 
-    PyTorch's CachingHostAllocator.cpp checks cudaHostAlloc as it does any CUDA call, so the message
-    is that of a device without memory.
+    PyTorch's CachingHostAllocator.cpp checks cudaHostAlloc like any other CUDA call, so its error
+    reads like that of a device without memory.
     """
     frames = traceback.extract_tb(error.__traceback__, limit=-1)
     return any("pin_memory" in f"{frame.name} {frame.line}" for frame in frames)

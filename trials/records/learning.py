@@ -14,8 +14,7 @@ from trials.records.observation import Environment
 from trials.records.recipe import PositiveInt
 
 Conversation = Sequence[Mapping[str, Any]]
-
-
+"""Messages, each with its role and content."""
 Schedule = Literal["constant", "linear", "cosine"]
 Count = Annotated[int, Field(strict=True, ge=0)]
 Nats = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -26,7 +25,7 @@ class Training(Record):
 
     Attributes:
         learning_rate: peak learning rate.
-        schedule: learning-rate schedule of transformers; all but ``constant`` end at zero after
+        schedule: learning-rate schedule of transformers; all but ``constant`` reach zero after
             ``epochs``.
         warmup_steps: steps of linear warm-up.
         batch_size: examples per step; the last batch of an epoch may be smaller.
@@ -47,7 +46,7 @@ class Training(Record):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Arguments that decide each epoch; a constant rate does not depend on their number."""
+        """Arguments that determine an epoch; ``epochs`` is none at a constant rate."""
         aside = {"patience"} | ({"epochs"} if self.schedule == "constant" else set())
         return self.model_dump(mode="json", exclude=aside)
 
@@ -63,8 +62,8 @@ class LearnData(Record):
         fingerprint: hash of examples, split and tokenizer.
         train_examples: number of training examples.
         held_out_examples: number of held-out examples.
-        accuracy: ``choices``: the right choice is the likeliest. ``exact``: every token of the
-            answer, its end included, is the likeliest.
+        accuracy: definition of a correct answer. ``choices``: the right choice is the likeliest.
+            ``exact``: every token of the answer, its end included, is the likeliest.
     """
 
     _former = model_validator(mode="before")(
@@ -87,7 +86,7 @@ class LearnExample(Record):
     Attributes:
         held_out: whether it is in the held-out set.
         prompt: text or messages before the answer.
-        answer: text with a loss.
+        answer: text of the answer, which has the loss.
         choices: every possible answer, the right one included; empty without choices.
     """
 
@@ -110,7 +109,7 @@ class LearnSetup(Setup):
         tokenizer: a folder, a tokenizer.json, or a hub name.
         examples_file: JSONL file of ``LearnExample``.
         curve: ``curve_key`` of the curve; a checkpoint of another one is refused.
-        checkpoint_file: file of the checkpoint; absent for none.
+        checkpoint_file: file of the checkpoint; absent for no checkpoint.
     """
 
     training: Training
@@ -128,7 +127,7 @@ class LearnReady(Ready):
         attempt: attempt of its checkpoint; absent without one.
         cut_off: number of training examples truncated at the cutoff.
         left_out: number of examples without a usable answer within the cutoff.
-        remark: message for the user; absent for nothing.
+        remark: message for the user; absent for none.
     """
 
     epoch: int
@@ -182,7 +181,7 @@ class Epoch(Record):
 
     Attributes:
         epoch: its number; 0 before any training.
-        train_loss: nats per token, averaged over steps; absent of epoch 0.
+        train_loss: nats per token, averaged over steps; absent for epoch 0.
         steps: optimizer steps.
         skipped_steps: steps that fp16 loss scaling skipped.
         tested: held-out scores after the epoch.

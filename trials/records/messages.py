@@ -1,4 +1,4 @@
-"""What a trial and its processes say to each other, a line of JSON each. No torch here."""
+"""Messages between a trial and its processes, a line of JSON each. No torch here."""
 
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
@@ -8,18 +8,19 @@ from trials.records.observation import Environment, Measurement, Outcome
 from trials.records.profile import Profile, ProfileRule
 from trials.records.timing_rule import TimingRule
 
-START = "start\n"  # asks the nursery for a child
+START = "start\n"  # request to the fork server for a child
 
 
 class Setup(Record):
-    """The first line a nursery is given: what its children build, and on which device.
+    """First message to a fork server: the model that its children build, and their device.
 
     Attributes:
-        cell: what is fine-tuned.
+        cell: cell to fine-tune.
         model: the model of that name.
-        gpu: the catalog row of the GPU that runs it, ``cell.device``.
-        memory_cap_bytes: usable memory of the smaller GPU it stands in for; absent if it does not.
-        seed: weights and tokens are drawn from it.
+        gpu: catalog row of the GPU that runs it, ``cell.device``.
+        memory_cap_bytes: usable memory of the smaller GPU that ``gpu`` stands in for; absent
+            otherwise.
+        seed: seed of weights and tokens.
         threads: CPU threads a step may use.
     """
 
@@ -32,23 +33,23 @@ class Setup(Record):
 
 
 class ChildStarted(Record):
-    """The child is there."""
+    """First message of a child: its process id."""
 
     pid: int
 
 
 class Ended(Record):
-    """The nursery's child has ended: its exit code, or less a signal's number."""
+    """End of a child, reported by the fork server: its exit code, or minus a signal's number."""
 
     exit_code: int
 
 
 class Ready(Record):
-    """The child's first word: the recipe holds on this machine.
+    """Second message of a child: the model is built and follows its recipe.
 
     Attributes:
-        environment: the stack it runs.
-        memory_limit_bytes: the device memory that probes are held against, as the device says.
+        environment: software and device of the child.
+        memory_limit_bytes: device memory that probes may take, as the device reports it.
     """
 
     environment: Environment
@@ -56,13 +57,13 @@ class Ready(Record):
 
 
 class ProbeRequest(Record):
-    """One batch size to try.
+    """Request for one probe.
 
     Attributes:
         batch_size: examples per step.
-        timing: when to stop timing; absent when only memory is to be measured.
-        draw: which of the batches of this size to take: the same number gives the same tokens.
-        profile: how to profile it, once it fits; absent when that is not asked for.
+        timing: when to stop timing; absent to measure memory alone.
+        draw: number of the random batch: the same number gives the same tokens.
+        profile: how to profile the batch size if it fits; absent for no profile.
     """
 
     batch_size: int
@@ -72,7 +73,7 @@ class ProbeRequest(Record):
 
 
 class ProbeReply(Record):
-    """How the probe of this batch size ended."""
+    """End of the probe of this batch size."""
 
     batch_size: int
     outcome: Outcome
@@ -82,12 +83,12 @@ class ProbeReply(Record):
 
 
 class Refused(Record):
-    """The child's first word when it cannot or must not measure.
+    """Second message of a child that cannot or must not measure.
 
     Attributes:
-        outcome: what that says of the batch.
-        detail: one line on why.
-        final: trying again cannot help.
+        outcome: outcome of the probe that the child was started for.
+        detail: one line on the cause.
+        final: whether another attempt is pointless.
     """
 
     outcome: Outcome

@@ -1,7 +1,7 @@
-"""Which model is fine-tuned: its Hugging Face configuration, and where the facts come from.
+"""Models to fine-tune: Hugging Face configurations and the sources of their facts.
 
-No torch here. Everything else about a model (layers, shapes, parameters) is read off the module
-that transformers builds from the configuration, on the meta device (``trials.models.build``).
+No torch here. Layers, shapes and parameters are read from the module that transformers builds from
+the configuration on the meta device (``trials.models.build``).
 """
 
 import datetime as dt
@@ -19,28 +19,28 @@ from gpu_catalog.errors import UserError
 from gpu_catalog.record import Record
 from gpu_catalog.suggestions import did_you_mean
 
-# What configurations of transformers call these; the first that is there counts.
+# Keys of these facts in configurations of transformers; the first present one counts.
 EXPERTS_NAMES = ("num_local_experts", "num_experts", "n_routed_experts")
 ACTIVE_EXPERTS_NAMES = ("num_experts_per_tok", "num_experts_per_token", "moe_topk")
 POSITIONS_NAMES = ("max_position_embeddings", "n_positions")
 STATE_SIZE_NAMES = ("state_size", "mamba_d_state", "ssm_state_size")
 
 
-# How transformers writes what JSON has no number for (an endless limit of a Mamba's time steps).
+# transformers' notation for numbers that JSON lacks (the infinite limit of a Mamba's time steps).
 FLOAT_TAG = "__float__"
 FLOAT_TAGS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 
 
 class UnknownModelError(UserError):
-    """No preset of this name, no folder with a config.json, nothing the hub knows."""
+    """No preset, folder with a config.json or model of the hub has this name."""
 
 
 def _tagged(value: Any) -> Any:
-    """What JSON has no number for in the form it can be written in: else it would come out null."""
+    """Write infinities and NaN in transformers' notation; pydantic would write them as null."""
     if isinstance(value, dict):
-        return {key: _tagged(each) for key, each in value.items()}
+        return {key: _tagged(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_tagged(each) for each in value]
+        return [_tagged(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         sign = "-" if value < 0 else ""
         return {FLOAT_TAG: "NaN" if math.isnan(value) else f"{sign}Infinity"}
@@ -51,24 +51,23 @@ def _untagged(value: Any) -> Any:
     if isinstance(value, dict):
         if set(value) == {FLOAT_TAG}:
             return FLOAT_TAGS.get(str(value[FLOAT_TAG]), value)
-        return {key: _untagged(each) for key, each in value.items()}
-    return [_untagged(each) for each in value] if isinstance(value, list) else value
+        return {key: _untagged(item) for key, item in value.items()}
+    return [_untagged(item) for item in value] if isinstance(value, list) else value
 
 
 class Model(Record):
     """A causal language model by its configuration.
 
     Attributes:
-        name: what specifications and observations call it.
+        name: name in specifications and observations.
         aliases: other names of the same model.
-        source: where the configuration comes from.
-        recorded: when a preset's facts were written down; absent for a user's own.
-        weights: folder or hub name that pretrained weights are loaded from; absent if there is
-            none.
-        published_parameters: the parameter count its publisher states; absent when none does.
-        published_rounding: what that count is rounded to; absent when it is exact.
-        published_in: where it is stated.
-        config: the content of config.json.
+        source: source of the configuration.
+        recorded: date of a preset's facts; absent for a user's own model.
+        weights: folder or hub name of pretrained weights; absent for none.
+        published_parameters: parameter count stated by its publisher; absent for none.
+        published_rounding: unit that this count is rounded to; absent when it is exact.
+        published_in: source of the count.
+        config: content of config.json.
     """
 
     name: str
@@ -95,12 +94,12 @@ class Model(Record):
 
     @property
     def family(self) -> str:
-        """The model_type of transformers."""
+        """``model_type`` of transformers."""
         return str(self.config["model_type"])
 
     @property
     def vocab_size(self) -> int:
-        """Tokens it knows."""
+        """Number of tokens in the vocabulary."""
         return _int(self.config["vocab_size"])
 
     @property
@@ -125,7 +124,7 @@ class Model(Record):
 
     @property
     def has_grouped_queries(self) -> bool:
-        """Whether several heads of queries share one of keys and values."""
+        """Whether several query heads share one head of keys and values."""
         heads, shared = (
             self.config.get(name) for name in ("num_attention_heads", "num_key_value_heads")
         )
@@ -133,7 +132,7 @@ class Model(Record):
 
     @property
     def window(self) -> int | None:
-        """Tokens before its own that a token attends to; None for all of them."""
+        """Sliding window of attention in tokens; None for attention to all earlier tokens."""
         window = self.config.get("sliding_window")
         off = self.config.get("use_sliding_window") is False
         return None if window is None or off else _int(window)
@@ -145,12 +144,12 @@ class Model(Record):
 
     @property
     def positions(self) -> int | None:
-        """Tokens of the longest example that it was made for; None where that is not said."""
+        """Longest sequence the model was made for, in tokens; None when not stated."""
         name = self._first(POSITIONS_NAMES)
         return None if name is None else _int(self.config[name])
 
     def config_with(self, active_experts: int | None) -> dict[str, Any]:
-        """The configuration with so many experts active for each token."""
+        """Configuration with this number of experts active for each token."""
         config: dict[str, Any] = _untagged(self.config)
         name = self._first(ACTIVE_EXPERTS_NAMES)
         if active_experts is not None and name is not None:
@@ -163,37 +162,37 @@ class Model(Record):
 
 def _int(value: JsonValue) -> int:
     if not isinstance(value, int):
-        raise ValueError(f"{value!r} is not a whole number")  # noqa: TRY004 - pydantic's
+        raise ValueError(f"{value!r} is not a whole number")  # noqa: TRY004 - for pydantic
     return value
 
 
 @cache
 def presets() -> dict[str, Model]:
-    """Every shipped preset by name, in alphabetical order; aliases are not listed.
+    """Shipped presets by name, in alphabetical order and without aliases.
 
     Raises:
         ValueError: a preset file does not describe a model; the message names the file.
     """
-    found = {}
+    models = {}
     folder = resources.files("trials.records") / "presets"
     for file in sorted(folder.iterdir(), key=lambda path: path.name):
         try:
             preset = Model.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
         except (ValidationError, tomllib.TOMLDecodeError) as error:
             raise ValueError(f"{file.name}: {error}") from error
-        found[preset.name] = preset
-    return found
+        models[preset.name] = preset
+    return models
 
 
 def find_model(name: str) -> Model:
-    """The model that is meant: a preset, a folder with a config.json or such a file, a hub name.
+    """Find a model by the name of a preset, a configuration file, a folder or a hub name.
 
-    A name that ends in ``.json`` is a configuration, of which there are no weights. One that starts
-    with ``.``, ``/`` or ``~`` is a folder; one with a single ``/`` in it is looked up on the hub
-    (the local cache first).
+    A name that ends in ``.json`` is a configuration without weights. A name that starts with ``.``,
+    ``/`` or ``~`` is a folder with a config.json. A name with a single ``/`` is looked up on the
+    hub (the local cache first).
 
     Raises:
-        UnknownModelError: there is none; one line says what was tried and what to do.
+        UnknownModelError: there is no such model; one line names the attempt and the remedy.
     """
     for preset in presets().values():
         if name == preset.name or name in preset.aliases:
@@ -203,7 +202,7 @@ def find_model(name: str) -> Model:
     if name.startswith((".", "/", "~")):
         return _from_config(name, Path(name).expanduser() / "config.json", weights=name)
     if (Path(name) / "config.json").is_file():
-        # Records name models: ./NAME is this folder for ever, OWNER/NAME a model of the hub.
+        # Observations keep the name, so it must not mean a folder here and a hub name elsewhere.
         raise UnknownModelError(f"model {name!r} is a folder here: write ./{name}")
     if name.count("/") == 1:
         return _from_hub(name)

@@ -1,4 +1,4 @@
-"""The record of one probe: what was asked, what happened, and on which machine. No torch here."""
+"""Observations: the record of a probe, its result and its machine. No torch here."""
 
 import hashlib
 from collections import defaultdict
@@ -15,41 +15,41 @@ from trials.records.recipe import PositiveInt
 
 
 class Outcome(StrEnum):
-    """How a probe ended."""
+    """Outcome of a probe."""
 
     FITS = "FITS"
     """Whole optimizer steps ran within the device's memory."""
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     """The device's memory was exceeded."""
     THRASHING = "THRASHING"
-    """The steps ran, but only because the allocator retried: too close to the limit to train at."""
+    """The steps ran, but only after the allocator retried: too close to the limit for training."""
     HOST_OUT_OF_MEMORY = "HOST_OUT_OF_MEMORY"
     """The machine's own memory ran out, not the device's."""
     TIMED_OUT = "TIMED_OUT"
     """No answer within the time allowed: hung, or too slow to be of use."""
     FAILED = "FAILED"
-    """Anything else. It says nothing about memory."""
+    """Any other failure; no verdict on memory."""
 
     @property
     def is_verdict(self) -> bool:
-        """Whether this tells if the batch fits the device's memory: only so it moves the search.
+        """Whether the outcome decides if the batch fits the device's memory.
 
-        A host without memory, a hang or a crash says nothing of the device.
+        Only verdicts move the search: a host without memory, a hang or a crash gives none.
         """
         return self in (Outcome.FITS, Outcome.OUT_OF_MEMORY, Outcome.THRASHING)
 
 
 MEMORY_MISSES = (Outcome.OUT_OF_MEMORY, Outcome.THRASHING)
-"""Outcomes that say a batch is too large for the device's memory."""
+"""Outcomes of a batch too large for the device's memory."""
 
 
 class Basis(StrEnum):
-    """Which device ran the probe: the one it speaks of, a larger one under a cap, or none."""
+    """Basis of a probe: its own GPU, a larger one under a cap, or a simulation."""
 
     MEASURED = "measured"
     CAPPED = "capped"
-    """A larger GPU ran it, held to the memory of the one it speaks of: true of the largest batch,
-    and of nothing else."""
+    """A larger GPU ran it with the memory of the GPU in question: valid for the largest batch, not
+    for times."""
     SIMULATED = "simulated"
 
 
@@ -58,20 +58,20 @@ StopReason = Literal["precise", "step cap", "time cap"]
 Second = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = tuple[Second, ...]
 Shorter = tuple[tuple[PositiveInt, Second], ...]
-"""Tokens per example, ascending, and seconds of a step of such examples."""
+"""Pairs of tokens per example, ascending, and seconds of a step with such examples."""
 
 
 class Environment(Record):
-    """The software and hardware a probe ran on.
+    """Software and hardware of a probe.
 
     Attributes:
         versions: package name and version, sorted by name; ``python`` is among them.
-        device_name: what the device calls itself.
+        device_name: name of the device by its driver.
         threads: CPU threads the step could use.
         allocator: settings of PyTorch's CUDA allocator (PYTORCH_CUDA_ALLOC_CONF); absent on a CPU,
             empty where none is set.
-        host: the machine's name.
-        node_id: the Ray node's id; absent outside a cluster.
+        host: name of the machine.
+        node_id: id of the Ray node; absent outside a cluster.
     """
 
     versions: tuple[tuple[str, str], ...]
@@ -83,10 +83,10 @@ class Environment(Record):
 
     @property
     def stack(self) -> str:
-        """Fingerprint of what makes measurements comparable. Host and node are not part of it.
+        """Fingerprint shared by comparable measurements, without host and node.
 
-        Nor are the threads of a GPU's host: one of them launches what the GPU runs, and nodes of
-        one GPU differ in how many there are.
+        On a GPU it leaves out the host's threads too: one of them launches all kernels, and nodes
+        with one kind of GPU differ in their number.
         """
         threads = self.threads if self.allocator is None else 0
         text = repr((self.versions, self.device_name, threads, self.allocator))
@@ -94,7 +94,7 @@ class Environment(Record):
 
     @property
     def software(self) -> str:
-        """Fingerprint of what is the same on any device: the stack less device and driver."""
+        """Fingerprint of the stack without device and driver."""
         versions = tuple(version for version in self.versions if version[0] != "driver")
         anywhere = {"versions": versions, "device_name": "any", "threads": 0}
         return self.model_copy(update=anywhere).stack
@@ -109,22 +109,22 @@ class ParameterCounts(Record):
 
 
 class Built(Record):
-    """What was found in the model as built, and seen while it ran one step.
+    """Properties of the built model, read from its modules and from the operators of one step.
 
-    It is held against the recipe before anything is measured: a recipe that silently did something
-    else is an error.
+    They are compared with the recipe before any measurement: a recipe that did not take hold is an
+    error.
 
     Attributes:
-        parameters: the counts.
-        dtypes: dtypes of parameters, sorted, those of the 4-bit ones left out.
-        adapters: LoRA layers.
-        attention: the kernel the model's layers dispatch to; absent without attention.
-        experts: how experts are computed; absent without experts.
-        mamba: how the selective scan is computed; absent without Mamba layers.
-        checkpointed_layers: decoder layers that were run twice in a step.
-        layers: decoder layers.
+        parameters: parameter counts.
+        dtypes: dtypes of the parameters that are not 4-bit, sorted.
+        adapters: number of LoRA layers.
+        attention: attention kernel that the layers dispatch to; absent without attention.
+        experts: implementation of the experts; absent without experts.
+        mamba: implementation of the selective scan; absent without Mamba layers.
+        checkpointed_layers: number of decoder layers that ran twice in a step.
+        layers: number of decoder layers.
         optimizer: class of the optimizer, with its module.
-        kernels: names of the operators that tell the recipe's kernels, as seen in a step, sorted.
+        kernels: names of operators in a step that identify the recipe's kernels, sorted.
     """
 
     parameters: ParameterCounts
@@ -140,15 +140,15 @@ class Built(Record):
 
 
 class DeviceReading(Record):
-    """What NVML said of the GPU at one moment; what it does not say of this GPU is absent.
+    """NVML's readings of a GPU at one moment; readings that the GPU lacks are absent.
 
     Attributes:
         sm_clock_mhz: clock of the multiprocessors.
         memory_clock_mhz: clock of the memory.
-        temperature_celsius: of the chip.
-        power_watts: drawn by the board.
-        throttle_reasons: why the clocks are held down, in NVML's words; empty when they are not.
-        used_memory_bytes: of the whole device, by every process.
+        temperature_celsius: temperature of the chip.
+        power_watts: power drawn by the board.
+        throttle_reasons: reasons for lowered clocks by NVML's names; empty for none.
+        used_memory_bytes: memory of the whole device in use by all processes.
     """
 
     sm_clock_mhz: int | None = None
@@ -160,14 +160,14 @@ class DeviceReading(Record):
 
 
 class MemoryReading(Record):
-    """Memory over the steps in which it was counted.
+    """Memory during the steps in which it was measured.
 
     Attributes:
         peak_allocated_bytes: most bytes of live tensors at once.
         peak_reserved_bytes: most bytes the allocator held at once; absent on a CPU.
-        allocator_retries: times the allocator had to empty its cache to go on; absent on a CPU.
+        allocator_retries: times the allocator emptied its cache to continue; absent on a CPU.
         overhead_bytes: device memory this process holds beyond the allocator (CUDA context,
-            libraries); absent on a CPU or where NVML does not tell.
+            libraries); absent on a CPU or without NVML's reading.
         foreign_bytes: device memory other processes hold; absent as above.
     """
 
@@ -179,24 +179,24 @@ class MemoryReading(Record):
 
 
 class Measurement(Record):
-    """What a probe whose steps ran measured. Raw values; everything else is derived from them.
+    """Raw measurements of a probe whose steps ran; all other figures are derived from them.
 
     Attributes:
-        memory_steps: whole optimizer steps run while memory was counted.
-        memory: what was counted.
+        memory_steps: number of whole optimizer steps in which memory was measured.
+        memory: memory during these steps.
         model_memory_bytes: memory of the model's weights and buffers alone.
         warmup_seconds: raw durations of the steps before timing, in order.
-        step_seconds: raw durations of the timed steps, in order; empty when only memory was asked.
-        stop_reason: why timing stopped; absent when only memory was asked.
-        energy_joules: energy the GPU drew over the timed steps; absent where nothing counts it.
-        before: the GPU before the timed steps; absent when only memory was asked, or on a CPU.
-        after: the GPU after them; absent as above.
-        built: what was found in the built model; absent when no model was built: simulated.
-        relative_error: how much shorter than told a simulated step may be, of its 90 % interval, as
-            a part of it; absent when steps were measured.
-        relative_error_above: how much longer; absent for as much.
-        shorter_step_seconds: of simulated steps at that batch size whose examples are shorter than
-            the cell's, by their tokens; empty where the job's are not.
+        step_seconds: raw durations of the timed steps, in order; empty for a probe of memory alone.
+        stop_reason: reason why timing stopped; absent for a probe of memory alone.
+        energy_joules: energy drawn by the GPU over the timed steps; absent without a counter.
+        before: readings before the timed steps; absent for a probe of memory alone, or on a CPU.
+        after: readings after them; absent as above.
+        built: properties of the built model; absent when simulated, since no model was built.
+        relative_error: lower half of the relative 90 % interval of a simulated step time; absent
+            for measured steps.
+        relative_error_above: upper half of it; absent for the same as ``relative_error``.
+        shorter_step_seconds: simulated step times at this batch size with examples shorter than the
+            cell's, by their tokens; empty when the job's lengths are not simulated.
     """
 
     memory_steps: int
@@ -218,21 +218,20 @@ class Observation(Record):
     """One probe of one cell.
 
     Attributes:
-        cell: what was measured.
-        purpose: ``search`` looks for the largest batch, ``boundary`` tries that one again in a
-            fresh child with other tokens, ``ladder`` measures throughput.
+        cell: cell that was probed.
+        purpose: ``search`` looks for the largest batch, ``boundary`` repeats that one in a fresh
+            child with other tokens, ``ladder`` measures throughput.
         batch_size: examples per step.
         repeat: 0 for the first visit of this batch size for this purpose, then 1, 2, …
-        attempt: 1 for the first try; higher after one that told nothing, or whose times were not
-            to be trusted.
-        outcome: how it ended.
-        detail: one line on why, for everything but FITS.
+        attempt: 1 for the first attempt; higher after one without a verdict, or on a slow node.
+        outcome: outcome of the probe.
+        detail: one line on the cause, for every outcome but FITS.
         basis: measured, capped or simulated.
-        memory_limit_bytes: the device memory the probe was held against.
-        batch_limit: the largest batch size the search was allowed to try.
-        seed: what the data, the weights and the ladder's order were drawn from.
+        memory_limit_bytes: device memory that the probe could take.
+        batch_limit: largest batch size that the search could try.
+        seed: seed of the data, the weights and the ladder's order.
         measurement: present when the steps ran: for FITS and THRASHING.
-        environment: present when the child lived long enough to say where it ran.
+        environment: present when the child lived long enough to report it.
         started_at: UTC time in ISO 8601.
         seconds: wall time of the whole probe.
     """
@@ -255,56 +254,56 @@ class Observation(Record):
 
     @property
     def key(self) -> str:
-        """What makes this observation one of a kind within a run."""
+        """Unique key within a run."""
         return f"{self.cell.key}/{self.purpose}/b{self.batch_size}/r{self.repeat}/t{self.attempt}"
 
     @property
     def is_timing(self) -> bool:
-        """Whether it was asked for throughput, and fitted."""
+        """Whether it measured throughput."""
         return self.purpose == "ladder" and self.outcome is Outcome.FITS
 
 
 class OfCell(Protocol):
-    """Anything that was seen of one cell."""
+    """Record that belongs to one cell."""
 
     @property
     def cell(self) -> Cell:
-        """Which."""
+        """Cell of the record."""
 
 
 S = TypeVar("S", bound=OfCell)
 
 
-def by_cell(seen: Iterable[S]) -> defaultdict[Cell, list[S]]:
-    """What was seen of each cell, in the order given; nothing of any other."""
-    found: defaultdict[Cell, list[S]] = defaultdict(list)
-    for each in seen:
-        found[each.cell].append(each)
-    return found
+def by_cell(records: Iterable[S]) -> defaultdict[Cell, list[S]]:
+    """Group records by cell, in their order; a cell without records has an empty list."""
+    groups: defaultdict[Cell, list[S]] = defaultdict(list)
+    for record in records:
+        groups[record.cell].append(record)
+    return groups
 
 
-def standing(observations: Iterable[Observation]) -> list[Observation]:
-    """All but the timed probes that were timed again, since their node was not to be trusted."""
+def without_superseded(observations: Iterable[Observation]) -> list[Observation]:
+    """Drop timed probes that a later attempt on another node replaced, their node being slow."""
     every = list(observations)
     last: dict[tuple[Cell, int, int], int] = {}
     for o in every:
         if o.is_timing:
-            of = (o.cell, o.batch_size, o.repeat)
-            last[of] = max(o.attempt, last.get(of, 0))
+            visit = (o.cell, o.batch_size, o.repeat)
+            last[visit] = max(o.attempt, last.get(visit, 0))
     return [
         o for o in every if not o.is_timing or o.attempt == last[o.cell, o.batch_size, o.repeat]
     ]
 
 
 def largest_batch(observations: Sequence[Observation]) -> tuple[int, Observation | None] | None:
-    """The largest batch size of one cell that is safe to train with, and the miss above it.
+    """Largest batch size of one cell that is safe for training, and the miss above it.
 
-    The maximum is not stored but read off the probes: the largest size that fitted, below every
-    size that ever did not. ``(0, miss)`` means that not even one example fits.
+    It is derived from the probes: the largest size that fitted, below every size that ever missed.
+    ``(0, miss)`` means that one example does not fit.
 
     Returns:
-        The size and the miss one above it (absent when the batch limit was reached), or None while
-        the search has not closed in on it.
+        The size and the miss one above it (None when the batch limit was reached), or None while
+        the search is incomplete.
     """
     verdicts = [o for o in observations if o.outcome.is_verdict]
     misses = [o for o in verdicts if o.outcome is not Outcome.FITS]
@@ -325,13 +324,13 @@ def largest_batch(observations: Sequence[Observation]) -> tuple[int, Observation
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """How sharp the limit of one cell is.
+    """Largest batch sizes of one cell, and the rate of misses there.
 
     Attributes:
-        safe: the largest batch size below every one that ever missed; None while it is not known.
-        largest: the largest batch size that ever fitted.
-        tries: probes at ``largest``.
-        misses: how many of them did not fit.
+        safe: largest batch size below every one that ever missed; None while unknown.
+        largest: largest batch size that ever fitted.
+        tries: number of probes at ``largest``.
+        misses: number of them that did not fit.
     """
 
     safe: int | None
@@ -341,16 +340,16 @@ class Boundary:
 
 
 def boundary(observations: Sequence[Observation]) -> Boundary | None:
-    """The limit of one cell with its repeats; None when nothing fitted."""
+    """Boundary of one cell by its probes and their repeats; None when nothing fitted."""
     verdicts = [o for o in observations if o.outcome.is_verdict]
     fits = [o.batch_size for o in verdicts if o.outcome is Outcome.FITS]
     if not fits:
         return None
-    there = [o for o in verdicts if o.batch_size == max(fits)]
+    repeats = [o for o in verdicts if o.batch_size == max(fits)]
     closed = largest_batch(observations)
     return Boundary(
         safe=None if closed is None else closed[0],
         largest=max(fits),
-        tries=len(there),
-        misses=sum(o.outcome is not Outcome.FITS for o in there),
+        tries=len(repeats),
+        misses=sum(o.outcome is not Outcome.FITS for o in repeats),
     )

@@ -1,7 +1,7 @@
-"""The record of one profiled batch size: where the time of its steps went. No torch here.
+"""Profiles: the record of the time that the parts of a step took. No torch here.
 
-It is kept apart from observations: steps run slower under a profiler, so what they took enters no
-law, no ranking and no search.
+Profiles are no observations: steps run slower under a profiler, so their times enter no law, no
+ranking and no search.
 """
 
 import re
@@ -17,28 +17,28 @@ from trials.records.observation import Environment, Observation, Outcome, Second
 from trials.records.recipe import PositiveInt
 
 Stage = Literal["forward", "backward", "recompute", "optimizer"]
-"""A part of the step. ``recompute`` is what gradient checkpointing runs again in the backward
-pass, and a part of that."""
+"""Part of a step. ``recompute`` is the forward pass that gradient checkpointing repeats, a part of
+the backward pass."""
 Layer = Literal[
     "embeddings", "norms", "attention", "mamba", "experts", "mlp", "head", "loss", "other",
     "optimizer", "idle",
 ]  # fmt: skip
-"""Whose operator it was. ``experts`` has the router; ``other`` is what stands between the layers
-(residuals, positions, masks); ``idle`` is a GPU that waits for its host."""
+"""Kind of layer of an operator. ``experts`` includes the router; ``other`` is code between the
+layers (residuals, positions, masks); ``idle`` is a GPU that waits for its host."""
 STAGES: tuple[Stage, ...] = get_args(Stage)
 LAYERS: tuple[Layer, ...] = get_args(Layer)
-ATTEMPTS = 3  # a profile that came to nothing is tried again, this often in all
+ATTEMPTS = 3  # attempts at a profile without a verdict
 
 
 class ProfileRule(Record):
-    """How many steps a profile takes.
+    """Numbers of steps of a profile.
 
     Attributes:
-        steps: of each kind: plain ones, ones with their stages timed, ones under the profiler.
-        least_seconds: the first two kinds go on for so long, where steps are short.
-        most_steps: but have no more than these.
-        warmup_steps: under the profiler before those that count.
-        training_steps: between the two counts of the experts' tokens.
+        steps: least number of steps of each kind: plain, with timed stages, under the profiler.
+        least_seconds: least total time of the first two kinds, where steps are short.
+        most_steps: most steps of these kinds.
+        warmup_steps: steps under the profiler that do not count.
+        training_steps: training steps between the two counts of the experts' tokens.
     """
 
     steps: PositiveInt = 3
@@ -48,7 +48,7 @@ class ProfileRule(Record):
     training_steps: PositiveInt = 10
 
     def is_enough(self, plain_seconds: Sequence[float]) -> bool:
-        """Whether no further step need be timed without the profiler."""
+        """Whether these plain steps are enough."""
         count = len(plain_seconds)
         if count < self.steps:
             return False
@@ -56,15 +56,15 @@ class ProfileRule(Record):
 
 
 class ProfileRow(Record):
-    """What one class of operators of one kind of layer took in one stage of a step.
+    """Time of one class of operators of one kind of layer in one stage of a step.
 
     Attributes:
-        stage: of the step.
-        layer: whose they are.
-        kernel: what they do: ``matmul gate``, ``dequantise``, ``gather/scatter``, …; ``host`` is
-            Python, views and what else moves no data.
-        seconds: of the CPU, or of a GPU's kernels.
-        calls: operators or kernels.
+        stage: stage of the step.
+        layer: kind of layer.
+        kernel: class of operators: ``matmul gate``, ``dequantise``, ``gather/scatter``, …; ``host``
+            is Python, views and other work that moves no data.
+        seconds: seconds on the CPU, or of a GPU's kernels.
+        calls: number of operators or kernels.
         flops: floating-point operations of matrix products and attention.
     """
 
@@ -77,13 +77,13 @@ class ProfileRow(Record):
 
 
 class ExpertLoad(Record):
-    """How many tokens each expert was given, before and after some training.
+    """Tokens routed to each expert, before and after some training.
 
     Attributes:
-        examples: of the batch they were counted on, the same both times.
-        training_steps: between the two, on other batches.
-        before: tokens of each expert, (layers, experts), at the first weights.
-        after: the same after training.
+        examples: number of examples in the batch they were counted on, the same both times.
+        training_steps: steps between the counts, on other batches.
+        before: (layers, experts) tokens of each expert at the initial weights.
+        after: (layers, experts) the same after training.
     """
 
     _former = model_validator(mode="before")(former_names(queries="examples"))
@@ -95,32 +95,32 @@ class ExpertLoad(Record):
 
 
 def tokens_per_example(counts: Sequence[Sequence[int]], examples: int) -> list[float]:
-    """Of each expert, the mean over the layers: the bars of 2408.04693, Fig. 11."""
-    return [sum(of) / len(counts) / examples for of in zip(*counts, strict=True)]
+    """Tokens of each expert per example, averaged over layers: the bars of 2408.04693, Fig. 11."""
+    return [sum(expert) / len(counts) / examples for expert in zip(*counts, strict=True)]
 
 
 def load_variance(counts: Sequence[Sequence[int]], examples: int) -> float:
-    """Variance over the experts of ``tokens_per_example``, as 2408.04693 tells it for Fig. 11."""
+    """Variance over the experts of ``tokens_per_example``, as in 2408.04693, Fig. 11."""
     return statistics.pvariance(tokens_per_example(counts, examples))
 
 
 def load_imbalance(counts: Sequence[Sequence[int]]) -> float:
-    """The busiest expert's tokens over an equal share, the mean over the layers; 1 is balanced."""
+    """Tokens of the busiest expert over an equal share, averaged over layers; 1 is balanced."""
     return statistics.fmean(max(layer) * len(layer) / sum(layer) for layer in counts)
 
 
 class Profile(Record):
-    """Where the time of a step goes.
+    """Breakdown of the time of a step.
 
     Attributes:
-        of: whose time the rows are: operators on the CPU, or kernels on a GPU.
-        plain_seconds: raw durations of steps with nothing attached.
-        forward_seconds, backward_seconds, optimizer_seconds: of steps whose stages were timed and
-            that were not profiled; the three of one step stand at one place. The loss is the
-            forward pass's, a recomputed forward the backward pass's.
+        of: source of the rows' times: operators on the CPU, or kernels on a GPU.
+        plain_seconds: raw durations of steps without any hooks.
+        forward_seconds, backward_seconds, optimizer_seconds: durations of the stages of further
+            steps without the profiler, one index per step. The forward pass includes the loss, the
+            backward pass includes recomputation.
         profiled_seconds: raw durations of the steps under the profiler.
-        rows: by stage, layer and kernel, of the median one of these (the lower of two).
-        load: tokens of each expert; absent without experts, or where none can be counted.
+        rows: times by stage, layer and kernel in the median one of these (the lower of two).
+        load: tokens of each expert; absent without experts, or where they cannot be counted.
     """
 
     of: Literal["cpu", "gpu"]
@@ -139,16 +139,16 @@ class Profile(Record):
 
     @property
     def overhead(self) -> float:
-        """How much longer a profiled step takes, as a part of a plain one.
+        """Relative overhead of the profiler on a step.
 
-        By the shortest of each, which whoever else uses the machine has disturbed least.
+        It compares the shortest steps, which other load on the machine disturbs least.
         """
         return min(self.profiled_seconds) / min(self.plain_seconds) - 1
 
     def stage_seconds(self, stage: Stage) -> float:
-        """Median of a stage without the profiler; of recomputing, its profiled share of that.
+        """Median seconds of a stage without the profiler.
 
-        ``backward`` has ``recompute`` in it.
+        ``backward`` includes ``recompute``, which is estimated by its share under the profiler.
         """
         match stage:
             case "forward":
@@ -163,11 +163,11 @@ class Profile(Record):
                 return share * self.stage_seconds("backward")
 
     def profiled(self, stages: Collection[Stage]) -> float:
-        """Seconds of all rows of some stages."""
+        """Total seconds of the rows of some stages."""
         return sum(row.seconds for row in self.rows if row.stage in stages)
 
     def unprofiled_seconds(self, row: ProfileRow) -> float:
-        """A row's seconds in a plain step: its profiled share of its stage's."""
+        """Seconds of a row in a plain step, by its share of its stage under the profiler."""
         stages: tuple[Stage, ...] = (row.stage,)
         whole: Stage = row.stage
         if row.stage in ("backward", "recompute"):
@@ -177,20 +177,20 @@ class Profile(Record):
 
 
 class Profiled(Record):
-    """One batch size of one cell, profiled. An observation of its own kind.
+    """One attempt to profile a batch size of a cell, a line of the observation log.
 
     Attributes:
-        kind: tells its lines from those of observations.
-        cell: what was profiled.
+        kind: kind of record, which distinguishes its lines from observations.
+        cell: cell that was profiled.
         batch_size: examples per step.
-        attempt: 1 for the first try.
-        outcome: how it ended.
-        detail: one line on why, for everything but FITS.
-        seed: what data and weights were drawn from.
-        profile: present when it ended well.
-        environment: present when the child lived long enough to say where it ran.
+        attempt: 1 for the first attempt.
+        outcome: outcome of the probe.
+        detail: one line on the cause, for every outcome but FITS.
+        seed: seed of data and weights.
+        profile: present when the outcome is FITS.
+        environment: present when the child lived long enough to report it.
         started_at: UTC time in ISO 8601.
-        seconds: wall time of the whole.
+        seconds: wall time of the attempt.
     """
 
     kind: Literal["profile"] = "profile"
@@ -207,20 +207,20 @@ class Profiled(Record):
 
     @property
     def key(self) -> str:
-        """What makes it one of a kind within a run."""
+        """Unique key within a run."""
         return f"{self.cell.key}/profile/b{self.batch_size}/t{self.attempt}"
 
 
 PROFILE_LINE = re.compile(rb'\s*\{\s*"kind"\s*:\s*"profile"')
 Logged = Observation | Profiled
-"""What a run's log of observations holds."""
+"""Records in a run's log of observations."""
 
 
 def logged(line: bytes) -> Logged:
-    """One line of the log.
+    """Parse one line of the log.
 
     Raises:
-        ValidationError: it is none.
+        ValidationError: the line is neither an observation nor a profile.
     """
     if is_profile(line):
         return Profiled.model_validate_json(line)
@@ -228,16 +228,16 @@ def logged(line: bytes) -> Logged:
 
 
 def is_profile(line: bytes) -> bool:
-    """Whether a line of the log is of a profile, which its first field tells."""
+    """Whether a line of the log is a profile, by its first field."""
     return PROFILE_LINE.match(line) is not None
 
 
 def sizes_to_profile(largest: int, profiled: Sequence[Profiled]) -> list[int]:
-    """Of one example and the largest batch, those still to be profiled.
+    """Batch sizes still to be profiled: one example, and the largest batch.
 
     Args:
-        largest: batch size of the cell.
-        profiled: what was tried of the cell.
+        largest: largest batch size of the cell.
+        profiled: earlier attempts at profiles of the cell.
     """
     done = {p.batch_size for p in profiled if p.outcome.is_verdict}
     tries = [p.batch_size for p in profiled]

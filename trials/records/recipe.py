@@ -1,4 +1,4 @@
-"""How a model is fine-tuned: the axes a recipe has, its short name, and recipes of known papers."""
+"""Recipes of fine-tuning: their axes, their short names, and the recipes of papers."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -17,11 +17,11 @@ Switch = Annotated[bool, Field(strict=True)]
 Target = Annotated[str, Field(pattern=r"^(all-linear|[A-Za-z_][A-Za-z0-9_.]*)$")]
 
 TARGET_GROUPS = ("attention", "experts", "router", "all-linear")
-"""What ``lora_targets`` may name besides the linear layers themselves."""
+"""Groups that ``lora_targets`` may name besides linear layers."""
 
 
 class Recipe(Record):
-    """How the model is fine-tuned. Each field is checked to have taken hold before measuring.
+    """Recipe of fine-tuning. A trial checks that the built model follows every field.
 
     ``trials.records.compatibility.with_defaults`` fills in the fields that depend on the model or
     the device; a cell's recipe has every field that applies to it.
@@ -33,7 +33,7 @@ class Recipe(Record):
         lora_alpha: adapters are scaled by alpha / rank; twice the rank unless stated.
         lora_dropout: part of an adapter's inputs dropped in training; 0 unless stated.
         lora_targets: which linear layers are adapted: ``attention``, ``experts``, ``router``,
-            ``all-linear`` (every one but the head), or names. Unless stated: experts and router
+            ``all-linear`` (all but the head), or names. Unless stated: experts and router
             of a model that has them (as 2408.04693 does; attention where its experts are grouped),
             else all-linear.
         double_quantisation: the constants of 4-bit weights are themselves quantised (QLoRA,
@@ -71,7 +71,7 @@ class Recipe(Record):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, given: Any) -> Any:
-        """What follows from the method alone."""
+        """Fill in the defaults that depend on the method alone."""
         if not isinstance(given, dict):
             return given
         filled = dict(given)
@@ -93,7 +93,7 @@ class Recipe(Record):
         return self
 
     def _misplaced(self) -> list[str]:
-        """Fields that mean nothing with this method, or are missing."""
+        """Errors of fields that the method excludes or requires."""
         wrong = []
         adapter_fields = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
         if self.method == "full":
@@ -118,7 +118,7 @@ class Recipe(Record):
         return wrong
 
     def _incompatible(self) -> list[str]:
-        """Pairs of fields that no device can have."""
+        """Errors of pairs of fields that no device supports."""
         wrong = []
         if self.method == "qlora" and self.experts == "grouped":
             wrong.append(
@@ -146,7 +146,7 @@ class Recipe(Record):
 
     @property
     def extras(self) -> tuple[str, ...]:
-        """Packages a machine needs for this recipe that not every installation has, sorted."""
+        """Optional packages that this recipe needs, sorted."""
         needed = {
             "flash_attn": self.attention == "flash_attention_2",
             "mamba_ssm": self.mamba == "mamba-ssm",
@@ -159,7 +159,7 @@ class Recipe(Record):
     def key(self) -> str:
         """A stable short name, for example ``qlora-r16-experts+router-bf16-checkpointed-looped``.
 
-        Only what differs from the first choice of each axis is in it, so no two recipes share one.
+        It lists the axes that differ from their first choice, so no two recipes share a key.
         """
         rank = self.lora_rank
         parts: list[str | None] = [
@@ -200,4 +200,4 @@ NAMED_RECIPES = {
         method="full", precision="bf16", gradient_checkpointing=False, experts="looped"
     ),
 }
-"""Recipes a specification may name instead of writing them out."""
+"""Recipes that a specification may name instead of writing them out."""

@@ -1,4 +1,4 @@
-"""When enough steps have been timed, and how sure their median is. Pure."""
+"""Stopping rule for timed steps, and the uncertainty of their median. Pure."""
 
 import math
 import statistics
@@ -16,16 +16,16 @@ PositiveFloat = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 
 
 class TimingRule(Record):
-    """How long to warm up, and when to stop timing steps.
+    """Length of the warm-up and stopping rule for timed steps.
 
     Attributes:
-        warmup_steps: steps before timing starts; those in which memory was counted are not among
-            them.
-        warmup_seconds: warm up at least this long, however many steps that takes.
-        min_steps: never fewer; six is the least that gives the median a 95 % interval.
-        max_steps: never more.
-        max_seconds: no further step once this much time was spent on timed steps.
-        relative_half_width: stop when half the 95 % interval is this part of the median.
+        warmup_steps: fewest steps before timing starts, apart from those that measure memory.
+        warmup_seconds: shortest warm-up.
+        min_steps: fewest timed steps; the median needs six for a 95 % interval.
+        max_steps: most timed steps.
+        max_seconds: no further step after this much time in timed steps.
+        relative_half_width: half width of the median's 95 % interval, relative to the median, at
+            which timing stops.
     """
 
     warmup_steps: Annotated[int, Field(strict=True, ge=0)] = 2
@@ -44,13 +44,13 @@ class TimingRule(Record):
         return self
 
     def is_warm(self, warmup_seconds: Sequence[float]) -> bool:
-        """Whether these steps were enough of a warm-up."""
+        """Whether these steps complete the warm-up."""
         return (
             len(warmup_seconds) >= self.warmup_steps and sum(warmup_seconds) >= self.warmup_seconds
         )
 
     def stop_reason(self, step_seconds: Sequence[float]) -> StopReason | None:
-        """Why to stop after these steps, or None to time another."""
+        """Reason to stop after these steps; None to time another."""
         if len(step_seconds) < self.min_steps:
             return None
         interval = median_interval(step_seconds)
@@ -66,11 +66,11 @@ class TimingRule(Record):
 def instability(
     step_seconds: Sequence[float], stop_reason: StopReason | None, rule: TimingRule
 ) -> str | None:
-    """Why the median of these steps is less sure than it was asked to be; None when it is not.
+    """Reasons why the median of these steps is less certain than the rule requires; None for none.
 
-    A trend is told where the medians of the first and the last third lie apart by more than five
-    times the rule's width, and by more than noise alone makes likely (``_halves_differ``); an
-    outlier where a step took more than half as long again as the median.
+    A trend is reported when the medians of the first and the last third differ by more than five
+    times the rule's half width and the two halves differ significantly (``_halves_differ``). An
+    outlier is a step longer than 1.5 medians.
     """
     if not step_seconds:
         return None
@@ -78,7 +78,7 @@ def instability(
     reasons = []
     if stop_reason != "precise":
         ended = "" if stop_reason is None else f", timing ended at the {stop_reason}"
-        reasons.append(f"{_known_to(step_seconds, median)}{ended}")
+        reasons.append(f"{_precision_text(step_seconds, median)}{ended}")
     if _halves_differ(step_seconds):
         third = len(step_seconds) // 3
         first, last = (statistics.median(s) for s in (step_seconds[:third], step_seconds[-third:]))
@@ -91,7 +91,7 @@ def instability(
     return "; ".join(reasons) or None
 
 
-def _known_to(step_seconds: Sequence[float], median: float) -> str:
+def _precision_text(step_seconds: Sequence[float], median: float) -> str:
     interval = median_interval(step_seconds)
     if interval is None:
         return "there were too few steps for an interval of the median"
@@ -99,12 +99,12 @@ def _known_to(step_seconds: Sequence[float], median: float) -> str:
 
 
 def _halves_differ(values: Sequence[float]) -> bool:
-    """Whether the later half is from another distribution than the earlier, at 95 % confidence.
+    """Whether earlier and later half differ in distribution, at 95 % confidence.
 
-    The rank-sum test (Mann and Whitney 1947) with its normal approximation: the number U of pairs
-    in which the later value is larger has mean ``n^2 / 2`` and variance ``n^2 (2 n + 1) / 12`` for
-    two halves of n; 1/2 off its distance from the mean is for U being whole. Fewer than eight
-    values never suffice.
+    The rank-sum test (Mann and Whitney 1947) in its normal approximation: the number U of pairs
+    with a larger later value has mean ``n^2 / 2`` and variance ``n^2 (2 n + 1) / 12`` for two
+    halves of n; the distance from the mean is reduced by 1/2 as a continuity correction. Fewer than
+    eight values never differ significantly.
     """
     half = len(values) // 2
     early, late = values[:half], values[-half:]
@@ -115,13 +115,13 @@ def _halves_differ(values: Sequence[float]) -> bool:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """An interval that holds the median with at least 95 % confidence, whatever the distribution.
+    """Distribution-free confidence interval of the median, at 95 % or more.
 
     The order statistics x(k) and x(n+1-k) enclose the median with probability
-    ``1 - 2 P(Binomial(n, 1/2) < k)``; the largest k that keeps it at 95 % is taken.
+    ``1 - 2 P(Binomial(n, 1/2) < k)``; k is the largest for which that is at least 95 %.
 
     Returns:
-        (low, high), or None for fewer than six values, which allow no such interval.
+        (low, high), or None for fewer than six values, which have no such interval.
     """
     ordered = sorted(values)
     count = len(ordered)

@@ -16,7 +16,11 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 from transformers import get_scheduler
 
-from trials.child_process.token_counter import TokenizerError, cannot_be_loaded, said_of_own
+from trials.child_process.token_counter import (
+    TokenizerError,
+    mention_own_tokenizer,
+    tokenizer_load_failure,
+)
 from trials.records.learning import EpochReply, Heartbeat, HeldOutScores, LearnSetup
 from trials.training.learning_batches import IGNORED, Encoded, HeldOut, padded, read_examples
 from trials.training.optimizers import SkippedStepError
@@ -252,9 +256,9 @@ def _tokenizer(setup: LearnSetup) -> ExampleTokenizer:
     try:
         return ExampleTokenizer(setup.tokenizer)
     except TokenizerError as error:
-        text = cannot_be_loaded(setup.tokenizer, str(error))
+        text = tokenizer_load_failure(setup.tokenizer, str(error))
         if setup.tokenizer == setup.model.weights:
-            text = said_of_own(text, setup.tokenizer)
+            text = mention_own_tokenizer(text, setup.tokenizer)
         raise TokenizerError(f"--tokenizer {text}") from None
 
 

@@ -1,17 +1,17 @@
-"""The child process of learning: builds the model and answers requests for epochs."""
+"""Child process of learning: builds the model and answers requests for epochs."""
 
 from trials.records.failure_classification import classify, is_final
 from trials.records.learning import EpochRequest, LearnReady, LearnSetup
 from trials.records.messages import Refused
 from trials.training.learner import Learner
-from trials.training.worker import Line, line_to_trial, serve_forks
+from trials.training.worker import MessagePipe, pipe_to_trial, serve_forks
 
 
-def learn(setup: LearnSetup, line: Line) -> None:
+def learn(setup: LearnSetup, pipe: MessagePipe) -> None:
     """Build the model and train on request until a request fails or the parent is gone."""
     try:
-        learner = Learner(setup, line.say)
-        line.say(
+        learner = Learner(setup, pipe.send)
+        pipe.send(
             LearnReady(
                 environment=learner.worker.environment(),
                 memory_limit_bytes=learner.worker.device.memory_limit_bytes,
@@ -22,13 +22,13 @@ def learn(setup: LearnSetup, line: Line) -> None:
                 remark=learner.remark,
             )
         )
-        while request := line.hear():
-            epoch = EpochRequest.model_validate_json(request)
-            line.say(learner.reply(epoch.epoch, epoch.attempt))
+        while line := pipe.receive():
+            request = EpochRequest.model_validate_json(line)
+            pipe.send(learner.reply(request.epoch, request.attempt))
     except Exception as error:  # noqa: BLE001 - every failure is an outcome
         outcome, detail = classify(error)
-        line.say(Refused(outcome=outcome, detail=detail, final=is_final(error)))
+        pipe.send(Refused(outcome=outcome, detail=detail, final=is_final(error)))
 
 
 if __name__ == "__main__":
-    serve_forks(line_to_trial(), LearnSetup, learn)
+    serve_forks(pipe_to_trial(), LearnSetup, learn)

@@ -1,6 +1,7 @@
-"""The child process that counts tokens: setup, then texts or conversations a line, answers a line.
+"""Child process that counts tokens: a line of JSON per request, a line per reply.
 
-transformers brings torch along, which nothing else that looks at a data set needs.
+The first line names the tokenizer, the others hold texts or conversations. It is a process of its
+own because transformers imports torch, which no other code for data sets needs.
 """
 
 import hashlib
@@ -10,66 +11,66 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trials.child_process.token_counter import Counted, TokenizerError
+from trials.child_process.token_counter import TokenCounts, TokenizerError
 from trials.records.learning import Conversation
 
-MOST_CHARACTERS = 200  # of an error
-MOST_REFUSALS = 20  # of a chunk: an answer must fit into a pipe that nobody reads yet
+MOST_CHARACTERS = 200  # length of an error
+MOST_REFUSALS = 20  # per chunk, so that a reply fits into a pipe that nobody reads yet
 
 
 class ExampleTokenizer:
-    """A model's tokenizer, as it is used on whole examples.
+    """A model's tokenizer, applied to whole examples.
 
     Args:
         name: a folder, a tokenizer.json, or a hub name.
 
     Raises:
-        TokenizerError: it cannot be loaded.
+        TokenizerError: the tokenizer cannot be loaded.
     """
 
     def __init__(self, name: str) -> None:
         self._tokenizer = _loaded(name)
         if self._tokenizer.is_fast:
-            # What was saved with it would cut and pad what is counted here.
+            # A saved tokenizer may truncate and pad, which would change the counts.
             self._tokenizer.backend_tokenizer.no_truncation()
             self._tokenizer.backend_tokenizer.no_padding()
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether it says how a conversation is written."""
+        """Whether the tokenizer has a chat template."""
         return self._tokenizer.chat_template is not None
 
     @property
     def fingerprint(self) -> str:
-        """The same for tokenizers that count alike."""
+        """Fingerprint shared by all tokenizers with equal counts."""
         if self._tokenizer.is_fast:
-            said = self._tokenizer.backend_tokenizer.to_str()
+            state = self._tokenizer.backend_tokenizer.to_str()
         else:
-            said = json.dumps(self._tokenizer.get_vocab(), sort_keys=True)
-        parts = (said, self._tokenizer.chat_template, self._tokenizer.eos_token)
+            state = json.dumps(self._tokenizer.get_vocab(), sort_keys=True)
+        parts = (state, self._tokenizer.chat_template, self._tokenizer.eos_token)
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
-    def counted(self, texts: Sequence[str]) -> Counted:
-        """Tokens of each: with its special ones, and one for the end, as trainers add."""
-        return Counted(tokens=self._lengths(texts, whole=True), refused={})
+    def counted(self, texts: Sequence[str]) -> TokenCounts:
+        """Count tokens per text, with special tokens and one for the end, as trainers add them."""
+        return TokenCounts(tokens=self._lengths(texts, whole=True), refused={})
 
-    def chats_counted(self, conversations: Sequence[Conversation]) -> Counted:
-        """Tokens of each as the chat template writes it."""
-        written = [_tried(self.written, each) for each in conversations]
+    def chats_counted(self, conversations: Sequence[Conversation]) -> TokenCounts:
+        """Count tokens per conversation as the chat template renders it."""
+        written = [_tried(self.written, conversation) for conversation in conversations]
         texts = [text for text in written if isinstance(text, str)]
         lengths = iter(self._lengths(texts, whole=False))
         refused = {at: _first_line(e) for at, e in enumerate(written) if isinstance(e, Exception)}
-        return Counted(
+        return TokenCounts(
             tokens=[next(lengths) if isinstance(text, str) else 0 for text in written],
             refused=dict(list(refused.items())[:MOST_REFUSALS]),
         )
 
     def written(self, conversation: Conversation, *, is_to_answer: bool = False) -> str:
-        """A conversation as the chat template writes it.
+        """Render a conversation by the chat template.
 
         Args:
-            conversation: its messages.
-            is_to_answer: whether the assistant is to speak next.
+            conversation: messages in order.
+            is_to_answer: whether to end with the start of the assistant's answer.
         """
         return str(
             self._tokenizer.apply_chat_template(
@@ -78,26 +79,26 @@ class ExampleTokenizer:
         )
 
     def encoded(self, texts: Sequence[str], *, whole: bool) -> list[list[int]]:
-        """Ids of the tokens of each text, as they are counted.
+        """Token ids of each text, the ids that are counted.
 
         Args:
-            texts: what to encode.
-            whole: with what begins and ends a whole example, unless it is in it.
+            texts: texts to encode.
+            whole: whether to add the tokens that begin and end an example, where they are missing.
         """
-        # Half a character, which JSON can spell, is in no tokenizer's alphabet.
-        said = [text.encode(errors="replace").decode() for text in texts]
-        if not said:
+        # JSON can hold a lone surrogate, which no tokenizer accepts.
+        valid = [text.encode(errors="replace").decode() for text in texts]
+        if not valid:
             return []
         if self._tokenizer.is_fast:
             encode = self._tokenizer.backend_tokenizer.encode_batch_fast
-            found = [each.ids for each in encode(said, add_special_tokens=whole)]
+            ids_of_texts = [encoding.ids for encoding in encode(valid, add_special_tokens=whole)]
         else:
-            found = self._tokenizer(said, add_special_tokens=whole)["input_ids"]
+            ids_of_texts = self._tokenizer(valid, add_special_tokens=whole)["input_ids"]
         end = self._tokenizer.eos_token_id if whole else None
-        return [ids if end is None or ids[-1:] == [end] else [*ids, end] for ids in found]
+        return [ids if end is None or ids[-1:] == [end] else [*ids, end] for ids in ids_of_texts]
 
     def _lengths(self, texts: Sequence[str], *, whole: bool) -> list[int]:
-        """(texts,) tokens of each."""
+        """Tokens of each text, (texts,)."""
         return [len(ids) for ids in self.encoded(texts, whole=whole)]
 
 
@@ -107,9 +108,9 @@ def _loaded(name: str) -> Any:
     try:
         if Path(name).is_file():
             return PreTrainedTokenizerFast(tokenizer_file=name)
-        # Asked, it would read the answer from stdin, where the examples come.
+        # Without an explicit value transformers would ask on stdin, which carries the requests.
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:  # noqa: BLE001 - whatever a tokenizer's files make it raise
+    except Exception as error:  # noqa: BLE001 - a tokenizer's files can raise anything
         raise TokenizerError(_first_line(error)) from None
 
 
@@ -126,26 +127,26 @@ def _first_line(error: Exception) -> str:
 
 
 def main() -> None:
-    """Counts until stdin ends."""
-    out = sys.stdout
-    sys.stdout = sys.stderr  # what libraries print is no answer
+    """Answer requests until stdin ends."""
+    replies = sys.stdout
+    sys.stdout = sys.stderr  # libraries print to stdout
 
-    def say(answer: object) -> None:
-        out.write(json.dumps(answer) + "\n")
-        out.flush()
+    def send(reply: object) -> None:
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
 
     name = json.loads(sys.stdin.readline())
     try:
         tokenizer = ExampleTokenizer(name)
     except TokenizerError as error:
-        say({"error": str(error)})
+        send({"error": str(error)})
         return
-    say({"fingerprint": tokenizer.fingerprint, "has_chat_template": tokenizer.has_chat_template})
+    send({"fingerprint": tokenizer.fingerprint, "has_chat_template": tokenizer.has_chat_template})
     for line in sys.stdin:
-        asked = json.loads(line)
-        texts = all(isinstance(each, str) for each in asked)
-        found = tokenizer.counted(asked) if texts else tokenizer.chats_counted(asked)
-        say({"tokens": found.tokens, "refused": found.refused})
+        chunk = json.loads(line)
+        are_texts = all(isinstance(example, str) for example in chunk)
+        counts = tokenizer.counted(chunk) if are_texts else tokenizer.chats_counted(chunk)
+        send({"tokens": counts.tokens, "refused": counts.refused})
 
 
 if __name__ == "__main__":

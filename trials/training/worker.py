@@ -1,8 +1,8 @@
-"""The child process that owns the model and the device, and answers probes; and its nursery.
+"""Child process that owns model and device and answers probes, and the fork server it comes from.
 
-It is a process of its own so that a probe that runs out of memory, hangs or crashes can be killed
-with everything it holds, and the next one starts clean. ``trials.child_process.fork_server``
-starts it once; it forks the children.
+A process of its own can be killed with everything it holds when a probe runs out of memory, hangs
+or crashes, and the next one starts clean. ``trials.child_process.fork_server`` starts this module
+once, as the fork server; the fork server forks the children.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from typing import TypeVar
 import torch
 from pydantic import BaseModel
 
-# A step that prints a warning is a step that is slower than it need be; the trial reads outcomes.
+# The last printed line explains how a child ended; warnings would stand in its place.
 warnings.filterwarnings("ignore")
 
 from trials.child_process.bootstrap import (
@@ -51,9 +51,9 @@ from trials.records.timing_rule import TimingRule
 from trials.training.finetune import FineTuning, import_libraries
 from trials.training.recipe_check import RecipeError, departures
 
-MEMORY_STEPS = 3  # optimizer state exists only after the first step; the third repeats the second
+MEMORY_STEPS = 3  # optimizer state exists after the first step; the third repeats the second
 S = TypeVar("S", bound=Setup)
-# What of the software makes measurements comparable, where it is installed.
+# Packages whose versions decide whether measurements are comparable.
 STACK = (
     "bitsandbytes",
     "causal-conv1d",
@@ -68,10 +68,10 @@ STACK = (
 
 
 def open_device(setup: Setup) -> Device:
-    """The device a trial was sent to.
+    """Open the device of a trial.
 
     Raises:
-        DeviceError: it is another one, or cannot be used.
+        DeviceError: the device is another one, or cannot be used.
     """
     cap = setup.memory_cap_bytes
     if setup.gpu.kind == "cpu":
@@ -83,7 +83,7 @@ def open_device(setup: Setup) -> Device:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Steps with their durations, and what the device drew and said meanwhile."""
+    """Durations of steps in seconds, with the energy and device readings around them."""
 
     warmup_seconds: tuple[float, ...] = ()
     step_seconds: tuple[float, ...] = ()
@@ -94,14 +94,14 @@ class Timed:
 
 
 class Worker:
-    """A model under its recipe, ready to be probed.
+    """A model under its recipe, ready for probes.
 
     Attributes:
-        device: where it is.
-        tuning: the model.
+        device: device that holds the model.
+        tuning: the model with its optimizer.
 
     Raises:
-        RecipeError: what was built is not what the recipe implies.
+        RecipeError: the built model is not what the recipe implies.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -119,7 +119,7 @@ class Worker:
             )
 
     def environment(self) -> Environment:
-        """The stack this process runs."""
+        """Software and device of this process."""
         versions = {"python": platform.python_version()} | self.device.versions
         for name in STACK:
             with contextlib.suppress(PackageNotFoundError):
@@ -133,7 +133,7 @@ class Worker:
         )
 
     def probe(self, request: ProbeRequest) -> ProbeReply:
-        """Whole optimizer steps at this batch size: memory first, then, if asked, time."""
+        """Run whole optimizer steps at a batch size: memory first, then time if requested."""
         tuning = self.tuning
         tuning.start_over()
         self.device.settle()
@@ -173,7 +173,7 @@ class Worker:
     def _profile(self, request: ProbeRequest, tokens: torch.Tensor) -> Profile | None:
         if request.profile is None:
             return None
-        from trials.training.profiler import (  # noqa: PLC0415 - a second, and few probes want it
+        from trials.training.profiler import (  # noqa: PLC0415 - takes a second; few probes need it
             profiled,
         )
 
@@ -195,88 +195,91 @@ class Worker:
         return Timed(tuple(warmup), tuple(seconds), reason, energy, before, after)
 
 
-class Line:
-    """The two pipes to the trial, unbuffered: nursery and child take turns at them."""
+class MessagePipe:
+    """The two pipes to the trial, unbuffered because fork server and child take turns at them."""
 
     def __init__(self, requests: int, replies: int) -> None:
         self._requests = os.fdopen(requests, "rb", buffering=0)
         self._replies = os.fdopen(replies, "wb", buffering=0)
 
-    def hear(self) -> str:
-        """The next line, empty when the trial is gone."""
+    def receive(self) -> str:
+        """Wait for the next line; empty when the trial is gone."""
         return self._requests.readline().decode()
 
-    def say(self, message: BaseModel, *, before: bytes = b"") -> None:
-        """One message."""
+    def send(self, message: BaseModel, *, before: bytes = b"") -> None:
+        """Send one message as a line of JSON, after the bytes ``before``."""
         self._replies.write(before + message.model_dump_json().encode() + b"\n")
 
 
-def serve(setup: Setup, line: Line) -> None:
-    """A child's life: builds the model, answers probes until one does not fit."""
+def serve(setup: Setup, pipe: MessagePipe) -> None:
+    """Build the model and answer probes until one does not fit: the life of a child."""
     try:
         worker = Worker(setup)
         limit = worker.device.memory_limit_bytes
-        line.say(Ready(environment=worker.environment(), memory_limit_bytes=limit))
+        pipe.send(Ready(environment=worker.environment(), memory_limit_bytes=limit))
     except Exception as error:  # noqa: BLE001 - every failure of a build is an outcome
         outcome, detail = classify(error)
-        line.say(Refused(outcome=outcome, detail=detail, final=is_final(error)))
+        pipe.send(Refused(outcome=outcome, detail=detail, final=is_final(error)))
         return
-    while request := line.hear():
-        asked = ProbeRequest.model_validate_json(request)
+    while line := pipe.receive():
+        probe = ProbeRequest.model_validate_json(line)
         try:
-            reply = worker.probe(asked)
+            reply = worker.probe(probe)
         except Exception as error:  # noqa: BLE001 - every failure of a probe is an outcome
             outcome, detail = classify(error)
-            reply = ProbeReply(batch_size=asked.batch_size, outcome=outcome, detail=detail)
-        line.say(reply)
+            reply = ProbeReply(batch_size=probe.batch_size, outcome=outcome, detail=detail)
+        pipe.send(reply)
         if reply.outcome is not Outcome.FITS:
             return
 
 
-def nurse(line: Line) -> None:
-    """The life of a nursery whose children answer probes."""
-    serve_forks(line, Setup, serve)
+def serve_probes(pipe: MessagePipe) -> None:
+    """Run a fork server whose children answer probes."""
+    serve_forks(pipe, Setup, serve)
 
 
-def serve_forks(line: Line, told: type[S], live: Callable[[S, Line], None]) -> None:
-    """A nursery's life: imports once what every child needs, then forks them one after another.
+def serve_forks(
+    pipe: MessagePipe, setup_type: type[S], run_child: Callable[[S, MessagePipe], None]
+) -> None:
+    """Import the libraries once, then fork children one after another: the life of a fork server.
 
-    It never builds a model nor touches a device, so each child starts as clean as a new process,
-    without the seconds that importing the libraries takes.
+    The fork server neither builds a model nor touches a device. Each child starts as clean as a new
+    process, without the seconds that importing the libraries takes.
 
     Args:
-        line: to the trial.
-        told: what the first line is.
-        live: a child's life.
+        pipe: pipes to the trial.
+        setup_type: type of the first message.
+        run_child: body of a child.
     """
-    setup = told.model_validate_json(line.hear())
-    if setup.gpu.kind == "cpu":  # on a GPU they may touch it, which no parent of a child must
+    setup = setup_type.model_validate_json(pipe.receive())
+    # These libraries may touch a GPU as they load, and CUDA does not survive a fork.
+    if setup.gpu.kind == "cpu":
         import_libraries(setup.cell.recipe)
     freeze_garbage_collector()
-    while request := line.hear():
-        if request != START:
-            continue  # meant for a child that ended before it read it
-        nursery = os.getpid()
+    while line := pipe.receive():
+        if line != START:
+            continue  # a request to a child that ended before it read it
+        server = os.getpid()
         child = os.fork()
         if child == 0:
-            die_with_parent(nursery)
-            # Said by the child, so that nothing it says can come before it.
-            line.say(ChildStarted(pid=os.getpid()))
-            live(setup, line)
-            os._exit(0)
+            die_with_parent(server)
+            # The child itself reports its start, so that this is its first message.
+            pipe.send(ChildStarted(pid=os.getpid()))
+            run_child(setup, pipe)
+            os._exit(0)  # no exit handlers: those of the libraries belong to the fork server
         _, status = os.waitpid(child, 0)
-        # On a line of its own, whatever the child had begun to say.
-        line.say(Ended(exit_code=os.waitstatus_to_exitcode(status)), before=b"\n")
+        # The line break ends a message that the child may have left unfinished.
+        pipe.send(Ended(exit_code=os.waitstatus_to_exitcode(status)), before=b"\n")
 
 
-def line_to_trial() -> Line:
-    """The pipes of a process that a trial has started, which dies with it."""
+def pipe_to_trial() -> MessagePipe:
+    """Open the pipes to the trial that started this process, and let this process die with it."""
     die_with_parent(int(sys.argv[1]))
-    # Libraries print to standard output; the replies go where nobody else writes.
+    # Libraries print to standard output, so it becomes standard error and replies get a copy.
     replies_fd = os.dup(1)
     os.dup2(2, 1)
-    return Line(os.dup(0), replies_fd)
+    return MessagePipe(os.dup(0), replies_fd)
 
 
 if __name__ == "__main__":
-    nurse(line_to_trial())
+    serve_probes(pipe_to_trial())

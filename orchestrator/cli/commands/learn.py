@@ -28,7 +28,7 @@ from orchestrator.running.learning_task import LearningRequest
 from orchestrator.spec.job_request import JobRequest, asked_rendering, own_tokenizer
 from orchestrator.storage.run_storage import RunPath, StoreError
 from trials.child_process.learning_child import LearnError, NoStartError
-from trials.child_process.token_counter import TokenizerError, said_of_own, tokenizer_path
+from trials.child_process.token_counter import TokenizerError, mention_own_tokenizer, tokenizer_path
 from trials.records.cell import Cell, Weights
 from trials.records.compatibility import incompatibility, with_defaults
 from trials.records.learning import Training, curve_key
@@ -137,7 +137,7 @@ def _tokenizer(name: str | None, model: Model | None, mistakes: list[Mistake]) -
     try:
         path = tokenizer_path(named)
     except TokenizerError as error:
-        text = said_of_own(str(error), own) if own else str(error)
+        text = mention_own_tokenizer(str(error), own) if own else str(error)
         mistakes.append(Mistake("tokenizer", text))
         return ""
     return named if own or path is None else str(path)

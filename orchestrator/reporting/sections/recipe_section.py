@@ -14,7 +14,7 @@ from trials.records.observation import (
     Outcome,
     by_cell,
     largest_batch,
-    standing,
+    without_superseded,
 )
 from trials.records.recipe import Recipe
 
@@ -93,7 +93,7 @@ def compare_recipes(observations: Sequence[Observation]) -> list[RecipeCompariso
     A capped GPU has no speed of its own and is not among them.
     """
     pools: defaultdict[tuple[object, ...], list[Observation]] = defaultdict(list)
-    for o in standing(observations):
+    for o in without_superseded(observations):
         if o.basis is not Basis.CAPPED:
             cell = o.cell
             setting = (cell.gpu, cell.model, cell.weights, cell.active_experts, cell.seq_len)
