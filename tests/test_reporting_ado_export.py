@@ -7,7 +7,7 @@ import pytest
 from builders.observations import observation
 from builders.runs import made_run
 
-from fitting.tables.csv_table import read_sheet
+from fitting.tables.csv_table import read_csv
 from fitting.tables.observations_table import read_frame
 from orchestrator.cli.main import main
 from orchestrator.run_folder.observation_writer import ObservationWriter
@@ -37,7 +37,7 @@ def test_a_run_is_written_in_ados_columns_and_can_be_read(
     assert f" {rows} measured; 1 not" in shown
     assert shown.count("\n") == 1
     assert list(pd.read_csv(path)["basis"].unique()) == ["measured"]
-    frame, _ = read_sheet(path)
+    frame, _ = read_csv(path)
     read = read_frame(frame)
     steps = {o.batch_size: o.measurement for o in observations if o.measurement is not None}
     assert set(read.rows.batch_size) <= set(steps)

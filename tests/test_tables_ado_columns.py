@@ -2,11 +2,13 @@
 
 import pandas as pd
 import pytest
+from builders.messages import assert_lines
 from builders.observations import MIB, environment, measurement, observation, tiny_cell
 
 from fitting.points.fit_points import ladders
 from fitting.points.observation_columns import columns_of
 from fitting.tables.ado_columns import ado_frame
+from fitting.tables.csv_rows import LEFT_CAPPED, LEFT_INVALID, LEFT_UNTIMED
 from fitting.tables.csv_table import UnusedRows
 from fitting.tables.observations_table import read_frame
 from fitting.tables.table_error import TableError
@@ -67,7 +69,7 @@ def timed(cell: Cell, batch_size: int, seconds: float, **changed: object) -> Obs
 
 
 def test_tokens_per_second_become_seconds_of_a_step() -> None:
-    """Of the data set's tokens, all of one length; samples per second are not believed."""
+    """Tokens of the data set, all of one length; samples per second are not read."""
     read = read_frame(bench())
     assert read.rows.seconds.tolist() == [1.0, 0.5]
     assert read.rows.tokens.tolist() == [1024.0, 2048.0]
@@ -78,14 +80,14 @@ def test_tokens_per_second_become_seconds_of_a_step() -> None:
 
 
 def test_runs_of_one_setup_are_a_family() -> None:
-    """What the identifier says beside model, GPU, length and batch; experiment and version."""
+    """The setup is the experiment, the version, and the identifier less model, GPU and batch."""
     (family,) = read_frame(bench()).by_family()
     assert family.model == "llama3-8b"
     assert family.recipe == "lora"
-    assert family.software == (
-        "SFTTrainer.finetune_lora_benchmark-v1.0.0-fms_hf_tuning_version.2.8.2 "
-        "dataset_id.news-tokens-16384plus-entries-4096-torch_dtype.bfloat16-r.8-lora_alpha.16"
-    )
+    experiment, setup = str(family.software).split(" ")
+    assert experiment == BENCH["experiment_id"]
+    entries = "dataset_id.news-tokens-16384plus-entries-4096"
+    assert setup == f"{entries}-torch_dtype.bfloat16-r.8-lora_alpha.16"
     others = {
         "tokens_per_sample": [512, 1024],
         "gpu_model": ["L40S", "NVIDIA-H100-PCIe"],
@@ -104,7 +106,7 @@ def test_exports_of_ado_itself_call_the_length_otherwise() -> None:
     assert read.rows.seconds.tolist() == [1.0, 0.5]
 
 
-def test_runs_that_say_nothing_of_one_gpus_speed_are_left_out() -> None:
+def test_runs_without_the_speed_of_one_gpu_are_left_out() -> None:
     """Several GPUs, invalid ones, failed ones, and texts of unknown length."""
     frame = pd.concat(
         [
@@ -126,24 +128,26 @@ def test_runs_that_say_nothing_of_one_gpus_speed_are_left_out() -> None:
 
 
 def test_mistakes_name_the_columns_as_they_are_there() -> None:
-    """Not as ours."""
+    """They keep ado's names."""
     frame = bench(dataset_tokens_per_second=["fast", -1], batch_size=[0, 2.5])
-    with pytest.raises(TableError) as told:
+    with pytest.raises(TableError) as error:
         read_frame(frame)
-    assert str(told.value).split("\n") == [
-        "row 0: batch_size: must be a whole number of at least 1, not 0.0",
-        "row 0: dataset_tokens_per_second: must be a number, not 'fast'",
-        "row 1: batch_size: must be a whole number of at least 1, not 2.5",
-        "row 1: dataset_tokens_per_second: must be above 0, not -1",
-    ]
+    assert_lines(
+        str(error.value),
+        ("row 0: batch_size: ", "0.0"),
+        ("row 0: dataset_tokens_per_second: ", "'fast'"),
+        ("row 1: batch_size: ", "2.5"),
+        ("row 1: dataset_tokens_per_second: ", "-1"),
+    )
 
 
 def test_observations_are_written_in_its_columns() -> None:
     """With its units: tokens per second, per cent, watts, the Kubernetes label."""
     probe = timed(on("A100-80GB-SXM"), 8, 0.5)
     assert probe.measurement is not None
-    told = probe.measurement.model_copy(update={"energy_joules": 450.0})
-    (row,) = ado_frame([probe.model_copy(update={"measurement": told})], GPUS).to_dict("records")
+    measured = probe.measurement.model_copy(update={"energy_joules": 450.0})
+    probe = probe.model_copy(update={"measurement": measured})
+    (row,) = ado_frame([probe], GPUS).to_dict("records")
     assert row["gpu_model"] == "NVIDIA-A100-SXM4-80GB"
     assert (row["number_gpus"], row["number_nodes"], row["is_valid"]) == (1, 1, 1)
     assert (row["model_name"], row["method"]) == ("mixtral-tiny", "full")
@@ -155,24 +159,23 @@ def test_observations_are_written_in_its_columns() -> None:
     assert row["gpu_power_watts_avg"] == pytest.approx(300.0)
     assert row["gpu_memory_utilization_peak"] == pytest.approx(100 / 256)
     assert (row["torch_dtype"], row["basis"], row["sparsity"]) == ("float32", "measured", 0.25)
-    assert row["identifier"] == (
-        "model_name.mixtral-tiny-number_gpus.1-model_max_length.64-batch_size.8-"
-        "gpu_model.NVIDIA-A100-SXM4-80GB-gradient_accumulation_steps.1"
-    )
+    identifier = str(row["identifier"])
+    assert identifier.startswith("model_name.mixtral-tiny-number_gpus.1-model_max_length.64-")
+    assert identifier.endswith("-gpu_model.NVIDIA-A100-SXM4-80GB-gradient_accumulation_steps.1")
 
 
 def test_a_run_read_back_is_fitted_as_the_run_is() -> None:
     """The same families, and the same points in them."""
     elsewhere = environment(device_name="another", versions=(("driver", "1"), ("python", "3.11")))
-    seen = [
+    observations = [
         timed(cell, size, 0.1 + 0.2 * size, environment=where)
         for cell in (on("A40"), on("A40", seq_len=128), on("T4", weights="pretrained"))
         for where in (environment(), elsewhere)
         for size in (1, 2, 4)
     ]
-    read = read_frame(ado_frame(seen, GPUS))
+    read = read_frame(ado_frame(observations, GPUS))
     families = {name: read.rows.where(rows) for name, rows in read.by_family().items()}
-    expected = list(ladders(columns_of(seen)))
+    expected = list(ladders(columns_of(observations)))
     assert [
         (name.model, name.weights, name.recipe, name.basis, name.software) for name in families
     ] == [
@@ -219,11 +222,9 @@ def test_what_was_written_is_read_back_with_measured_and_simulated_apart() -> No
     assert read.rows.sparsity.tolist() == [0.25] * 3
     stack = environment().stack
     assert read.rows.gpu.tolist() == [f"A40@{stack}", f"A40@{stack}", f"cpu@{stack}"]
-    assert read.told[0].recipe == on("A40").recipe.key
-    assert read.told[0].software == environment().software
-    assert read.told[0].weights == "random"
-    assert read.left_out == (
-        UnusedRows("did not run: out of memory, or refused (is_valid 0)", 1),
-        UnusedRows("capped: their speed is that of the larger GPU that stood in", 1),
-        UnusedRows("have no throughput", 1),
-    )
+    family = read.families[0]
+    assert family.recipe == on("A40").recipe.key
+    assert family.software == environment().software
+    assert family.weights == "random"
+    reasons = (LEFT_INVALID, LEFT_CAPPED, LEFT_UNTIMED)
+    assert read.left_out == tuple(UnusedRows(reason, 1) for reason in reasons)

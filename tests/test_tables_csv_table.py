@@ -1,16 +1,17 @@
-"""Tables that anybody made: what is read, and that every mistake is told with its place."""
+"""Tables of users: reading, and every mistake with its place."""
 
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from builders.messages import assert_lines
 
-from fitting.tables.csv_table import CsvTable, SheetFile, UnusedRows, read_sheet
+from fitting.tables.csv_table import CsvFile, CsvTable, UnusedRows, read_csv
 from fitting.tables.table_error import TableError
 
 SYNONYMS = {"gpu": ("device",), "batch_size": ("batch",)}
-RAGGED = "the head has 2: quote those with commas in them, fill in missing ones"
+RAGGED = "the head has 2"
 
 
 def positive(value: float) -> str | None:
@@ -28,7 +29,7 @@ def file_of(tmp_path: Path, content: str | bytes) -> Path:
 def test_rows_are_known_by_their_lines(tmp_path: Path) -> None:
     """Blank lines and fields of several lines do not shift what follows."""
     path = file_of(tmp_path, 'gpu,note\nA40,x\n\nA10,"two\nlines"\nT4,y\n')
-    frame, _ = read_sheet(path)
+    frame, _ = read_csv(path)
     assert list(frame.index) == [2, 5, 6]
     assert list(frame["gpu"]) == ["A40", "A10", "T4"]
 
@@ -36,7 +37,7 @@ def test_rows_are_known_by_their_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["gpu;n\nA40;1\n", "gpu\tn\nA40\t1\n", "\ufeffgpu,n\nA40,1\n"])
 def test_what_spreadsheets_write_is_read(tmp_path: Path, content: str) -> None:
     """Semicolons, tabs, a mark at the beginning."""
-    frame, _ = read_sheet(file_of(tmp_path, content))
+    frame, _ = read_csv(file_of(tmp_path, content))
     assert list(frame.columns) == ["gpu", "n"]
     assert frame.to_numpy().tolist() == [["A40", "1"]]
 
@@ -44,20 +45,20 @@ def test_what_spreadsheets_write_is_read(tmp_path: Path, content: str) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "a.csv: has no rows below a head: the first line names the columns"),
-        ("gpu,n\n", "a.csv: has no rows below a head: the first line names the columns"),
-        (b"gpu,n\n\xff,1\n", "a.csv: not UTF-8 text (byte 6): save it as UTF-8"),
+        ("", "no rows"),
+        ("gpu,n\n", "no rows"),
+        (b"gpu,n\n\xff,1\n", "byte 6"),
     ],
 )
-def test_files_that_are_no_tables_are_told(
+def test_a_file_that_is_no_table_is_an_error_of_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | bytes, words: str
 ) -> None:
-    """In a line."""
+    """It names the file."""
     file_of(tmp_path, content)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(TableError) as told:
-        read_sheet(Path("a.csv"))
-    assert str(told.value) == words
+    with pytest.raises(TableError) as error:
+        read_csv(Path("a.csv"))
+    assert_lines(str(error.value), ("a.csv: ", words))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_files_that_are_no_tables_are_told(
         ),
         (
             'gpu,batch\nA40,0\n"A40,1\n',
-            ["2: batch: must be above 0", "3: is no CSV (unexpected end of data): repair the line"],
+            ["2: batch: must be above 0", "3: is no CSV (unexpected end of data)"],
         ),
         ("gpu,batch\nA40,0\nA40\n" + 99 * "A40,1,2\n", ["2: batch: ", "3: fields: 1"]),
     ],
@@ -77,83 +78,84 @@ def test_files_that_are_no_tables_are_told(
 def test_lines_that_are_no_rows_hide_nothing(
     tmp_path: Path, content: str, lines: list[str]
 ) -> None:
-    """They are told among the other mistakes, the first twenty of them."""
-    frame, file = read_sheet(file_of(tmp_path, content))
-    sheet = CsvTable(frame, SYNONYMS, file)
-    sheet.numbers("batch_size", positive)
-    with pytest.raises(TableError) as told:
-        sheet.check()
-    found = str(told.value).split("\n")
-    for line, begin in zip(found, lines, strict=False):
+    """They stand among the other mistakes, the first twenty of them."""
+    frame, file = read_csv(file_of(tmp_path, content))
+    table = CsvTable(frame, SYNONYMS, file)
+    table.numbers("batch_size", positive)
+    with pytest.raises(TableError) as error:
+        table.check()
+    mistakes = str(error.value).split("\n")
+    for line, begin in zip(mistakes, lines, strict=False):
         assert line.startswith(f"{tmp_path}/a.csv:{begin}")
-    assert len(found) == min(content.count("\n") - 1, 21)
-    assert ("(and 80 more such lines)" in found[-1]) == (len(found) == 21)
+    assert len(mistakes) == min(content.count("\n") - 1, 21)
+    assert ("80 more" in mistakes[-1]) == (len(mistakes) == 21)
 
 
-def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
-    """In a line."""
+def test_a_missing_file_and_a_folder_are_errors(tmp_path: Path) -> None:
+    """The message names the path."""
     with pytest.raises(TableError, match=r"none\.csv: no such file"):
-        read_sheet(tmp_path / "none.csv")
-    with pytest.raises(TableError, match="is a folder; name the CSV file in it"):
-        read_sheet(tmp_path)
+        read_csv(tmp_path / "none.csv")
+    with pytest.raises(TableError, match="is a folder"):
+        read_csv(tmp_path)
 
 
 def test_columns_go_by_any_of_their_names() -> None:
-    """Case, spaces and punctuation do not count; what nobody knows is kept apart."""
+    """Case, spaces and punctuation do not count; unknown columns are listed."""
     frame = pd.DataFrame({"Device ": ["A40", None], "BATCH-size": [8, 4], "colour": [1, 2]})
-    sheet = CsvTable(frame, SYNONYMS)
-    assert sheet.texts("gpu") == ["A40", None]
-    assert sheet.numbers("batch_size", positive).tolist() == [8.0, 4.0]
-    assert sheet.unused == ["colour"]
+    table = CsvTable(frame, SYNONYMS)
+    assert table.texts("gpu") == ["A40", None]
+    assert table.numbers("batch_size", positive).tolist() == [8.0, 4.0]
+    assert table.unused == ["colour"]
 
 
-def test_a_column_that_is_there_twice_is_told() -> None:
-    """By both of its names."""
+def test_a_column_under_two_names_is_a_mistake() -> None:
+    """The message has both names."""
     frame = pd.DataFrame([["A40", "A10"]], columns=["gpu", "device"])
-    with pytest.raises(TableError, match="columns 'gpu' and 'device' both are gpu: drop one"):
+    with pytest.raises(TableError, match="'gpu' and 'device'"):
         CsvTable(frame, SYNONYMS).check()
 
 
-def test_every_mistake_is_told_once_and_in_order() -> None:
+def test_every_mistake_is_reported_once_and_in_order() -> None:
     """With the value, the row and the column as the table has it."""
     values = ["8", "x", 0, "1,5", "inf", True, "1_0", "", None, np.nan]
     frame = pd.DataFrame({"Batch": values}, index=range(2, 12))
-    sheet = CsvTable(frame, SYNONYMS, SheetFile("a.csv"))
-    numbers = sheet.numbers("batch_size", positive)
-    sheet.row_is_wrong("batch_size", 1, "is wrong in another way, too")
-    sheet.head_is_wrong("no column gpu")
-    with pytest.raises(TableError) as told:
-        sheet.check()
-    assert str(told.value).split("\n") == [
-        "a.csv:1: no column gpu",
-        "a.csv:3: Batch: must be a number, not 'x'",
-        "a.csv:4: Batch: must be above 0, not 0",
-        "a.csv:5: Batch: must be a number, not '1,5': no commas, a point before decimals",
-        "a.csv:6: Batch: must be a number, not 'inf'",
-        "a.csv:7: Batch: must be a number, not True",
-        "a.csv:8: Batch: must be a number, not '1_0'",
-    ]
+    table = CsvTable(frame, SYNONYMS, CsvFile("a.csv"))
+    numbers = table.numbers("batch_size", positive)
+    table.row_is_wrong("batch_size", 1, "is wrong in another way, too")
+    table.head_is_wrong("no column gpu")
+    with pytest.raises(TableError) as error:
+        table.check()
+    assert_lines(
+        str(error.value),
+        ("a.csv:1: ", "gpu"),
+        ("a.csv:3: Batch: ", "'x'"),
+        ("a.csv:4: Batch: ", "above 0, not 0"),
+        ("a.csv:5: Batch: ", "'1,5'", "point"),
+        ("a.csv:6: Batch: ", "'inf'"),
+        ("a.csv:7: Batch: ", "True"),
+        ("a.csv:8: Batch: ", "'1_0'"),
+    )
     assert np.flatnonzero(np.isfinite(numbers)).tolist() == [0]
 
 
-def test_a_column_that_is_wrong_throughout_is_told_in_twenty_lines() -> None:
+def test_a_column_that_is_wrong_throughout_has_twenty_lines() -> None:
     """The last of them says how many more there are."""
-    sheet = CsvTable(pd.DataFrame({"batch": ["x"] * 1000}), SYNONYMS)
-    sheet.numbers("batch_size", positive)
-    with pytest.raises(TableError) as told:
-        sheet.check()
-    lines = str(told.value).split("\n")
+    table = CsvTable(pd.DataFrame({"batch": ["x"] * 1000}), SYNONYMS)
+    table.numbers("batch_size", positive)
+    with pytest.raises(TableError) as error:
+        table.check()
+    lines = str(error.value).split("\n")
     assert len(lines) == 20
-    assert lines[0] == "row 0: batch: must be a number, not 'x'"
-    assert lines[-1].endswith("(and 980 more in this column)")
+    assert lines[0].startswith("row 0: batch: ")
+    assert "980 more" in lines[-1]
 
 
 def test_rows_left_out_are_counted_once_and_not_checked() -> None:
-    """By the first reason that holds; a reason of none is not told."""
-    sheet = CsvTable(pd.DataFrame({"batch": ["x", "1", "y"]}), SYNONYMS)
-    sheet.leave_out(np.array([True, False, False]), "first")
-    sheet.leave_out(np.array([True, False, True]), "second")
-    sheet.leave_out(np.array([True, False, True]), "third")
-    assert sheet.numbers("batch_size", positive).tolist()[1] == 1.0
-    sheet.check()
-    assert sheet.left_out == [UnusedRows("first", 1), UnusedRows("second", 1)]
+    """Each counts for the first reason that holds; a reason without rows is not listed."""
+    table = CsvTable(pd.DataFrame({"batch": ["x", "1", "y"]}), SYNONYMS)
+    table.leave_out(np.array([True, False, False]), "first")
+    table.leave_out(np.array([True, False, True]), "second")
+    table.leave_out(np.array([True, False, True]), "third")
+    assert table.numbers("batch_size", positive).tolist()[1] == 1.0
+    table.check()
+    assert table.left_out == [UnusedRows("first", 1), UnusedRows("second", 1)]

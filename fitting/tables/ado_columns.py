@@ -1,21 +1,20 @@
-"""The columns of IBM's ado and of LLMFineTuningBench, read and written.
+"""Columns of IBM's ado and of LLMFineTuningBench, read and written.
 
 ado's SFTTrainer actuator (github.com/IBM/ado, docs/user-guide/actuators/sft-trainer.md: "Entity
-space", "Measured properties", "is_valid logic") measures fine-tuning; what it measured is on
-Hugging Face as ibm-research/LLMFineTuningBench, a row for each run. What matters of it here:
+space", "Measured properties", "is_valid logic") measures fine-tuning. Hugging Face has its
+measurements as ibm-research/LLMFineTuningBench, a row for each run. Its conventions:
 
-- ``batch_size`` is that of one forward and backward pass over all GPUs of the run. The optimizer
-  steps after each ``gradient_accumulation_steps`` of them, 4 unless the identifier says otherwise;
-  a row of ours steps after each.
-- Every example is cut and padded to ``tokens_per_sample`` (``model_max_length`` in exports of
-  ado itself). ``dataset_tokens_per_second`` counts no padding, so it is queries per second times
-  that length wherever the texts are no shorter, as in all data sets but ``news-chars-*``.
-- ``train_samples_per_second`` and its like are wrong in runs that were ended early, says ado: they
-  are not read.
-- ``is_valid`` 0 is a run out of GPU memory, or one that was refused before it began.
-- ``gpu_model`` is the Kubernetes label: the device's name, its spaces as hyphens; without a GPU,
-  ``number_gpus`` is 0 and there is none. ``gpu_memory_utilization_peak`` is in per cent.
-- Other settings of a run stand in ``experiment_id`` and ``identifier`` alone.
+- ``batch_size`` counts one forward and backward pass over all GPUs of the run. The optimizer steps
+  after ``gradient_accumulation_steps`` passes, by default 4; rows written here step after each.
+- Every example is cut and padded to ``tokens_per_sample`` (``model_max_length`` in exports of ado
+  itself). ``dataset_tokens_per_second`` counts no padding: it equals examples per second times that
+  length in all data sets but ``news-chars-*``, whose texts are shorter.
+- ``train_samples_per_second`` and similar columns are wrong in runs that ended early, according to
+  ado: they are not read.
+- ``is_valid`` is 0 for a run out of GPU memory or one that was rejected before it began.
+- ``gpu_model`` is the Kubernetes label: the device's name with hyphens for spaces. A run without a
+  GPU has ``number_gpus`` 0 and no label. ``gpu_memory_utilization_peak`` is in per cent.
+- Other settings of a run stand only in ``experiment_id`` and ``identifier``.
 """
 
 import re
@@ -38,16 +37,16 @@ SETTINGS = (
 COLUMNS: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("number_gpus", "is_valid", RATE, "identifier", "experiment_id", *SETTINGS), ()
 )
-"""Columns that are read beside those of tables in general."""
+"""Columns that are read in addition to the canonical ones."""
 
-MEASURED = tuple(
+_NOT_READ = tuple(
     [
-        f"{what}_{of}"
-        for what in (
+        f"{quantity}_{statistic}"
+        for quantity in (
             *("gpu_compute_utilization", "gpu_memory_utilization", "gpu_power_watts"),
             "gpu_power_percent",
         )
-        for of in ("min", "avg", "max", "peak")
+        for statistic in ("min", "avg", "max", "peak")
     ]
     + [
         *("cpu_compute_utilization", "cpu_memory_utilization", "train_runtime"),
@@ -56,10 +55,10 @@ MEASURED = tuple(
         *("model_load_time", "lh_created_at", "number_nodes", "generatorid", "", "Unnamed: 0"),
     ]
 )
-ALSO_THERE = frozenset(folded(name) for name in MEASURED)
-"""Columns that are not read, ``folded``: nobody need be told."""
+IGNORED = frozenset(folded(name) for name in _NOT_READ)
+"""Columns, ``folded``, that are ignored without a remark."""
 
-LEFT_SHORTER = "have texts shorter than tokens_per_sample (news-chars-*), nobody says how long"
+LEFT_SHORTER = "texts of unknown length, shorter than tokens_per_sample (news-chars-*)"
 SHORTER_TEXTS = "news-chars-"
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _COORDINATES = re.compile(
@@ -67,20 +66,20 @@ _COORDINATES = re.compile(
 )
 
 
-def invalid(sheet: CsvTable) -> BoolArray:
-    """(rows,) which runs are said not to have run."""
-    said = [None if text is None else text.casefold() for text in sheet.texts("is_valid")]
-    for place, text in enumerate(said):
-        if sheet.kept[place] and text not in {"1", "true", "0", "false", None}:
-            sheet.row_is_wrong("is_valid", place, f"must be 1 or 0, not {quoted(text)}")
-    return np.array([text in {"0", "false"} for text in said], bool)
+def invalid(table: CsvTable) -> BoolArray:
+    """(rows,) mask of the runs with ``is_valid`` 0."""
+    flags = [None if text is None else text.casefold() for text in table.texts("is_valid")]
+    for place, flag in enumerate(flags):
+        if table.kept[place] and flag not in {"1", "true", "0", "false", None}:
+            table.row_is_wrong("is_valid", place, f"must be 1 or 0, not {quoted(flag)}")
+    return np.array([flag in {"0", "false"} for flag in flags], bool)
 
 
-def of_shorter_texts(sheet: CsvTable) -> BoolArray:
-    """(rows,) whose examples are shorter than they are padded to: tokens tell no queries."""
-    if RATE not in sheet or "queries_per_second" in sheet:
-        return np.zeros(len(sheet), bool)
-    pairs = zip(sheet.texts("identifier"), sheet.texts("dataset"), strict=True)
+def of_shorter_texts(table: CsvTable) -> BoolArray:
+    """(rows,) mask of runs on shorter texts, whose tokens per second give no examples."""
+    if RATE not in table or "examples_per_second" in table:
+        return np.zeros(len(table), bool)
+    pairs = zip(table.texts("identifier"), table.texts("dataset"), strict=True)
     return np.array(
         [
             f"dataset_id.{SHORTER_TEXTS}" in (identifier or "")
@@ -91,16 +90,17 @@ def of_shorter_texts(sheet: CsvTable) -> BoolArray:
     )
 
 
-def settings(sheet: CsvTable) -> list[str]:
-    """(rows,) how a run was set up but for what has a column of ours; empty in other tables.
+def settings(table: CsvTable) -> list[str]:
+    """(rows,) settings of a run that have no canonical column; empty in other tables.
 
-    From ``experiment_id``, ``identifier`` less model, GPU, length and batch, and further columns.
+    They come from ``experiment_id``, from ``identifier`` less model, GPU, length and batch size,
+    and from the columns ``SETTINGS``.
     """
-    others = {name: sheet.texts(name) for name in SETTINGS if name in sheet}
-    found = []
+    others = {name: table.texts(name) for name in SETTINGS if name in table}
+    texts = []
     for place, (experiment, identifier, model, gpu) in enumerate(
         zip(
-            *(sheet.texts(name) for name in ("experiment_id", "identifier", "model", "gpu")),
+            *(table.texts(name) for name in ("experiment_id", "identifier", "model", "gpu")),
             strict=True,
         )
     ):
@@ -115,19 +115,19 @@ def settings(sheet: CsvTable) -> list[str]:
             for name, values in others.items()
             if values[place] is not None and f"{name}." not in text
         ]
-        found.append(" ".join([*([text] if text else []), *further]))
-    return found
+        texts.append(" ".join([*([text] if text else []), *further]))
+    return texts
 
 
 def ado_frame(observations: Sequence[Observation], gpus: Mapping[str, Gpu]) -> pd.DataFrame:
-    """Observations in ado's columns, and those of ours that it has not: recipe, basis and others.
+    """Frame of observations in ado's columns, with recipe, basis and other canonical columns.
 
-    A row for each probe that says whether a batch fits. Throughput is that of the median step, and
-    only where it is the GPU's own: a capped one's is not. A simulated row says so in ``basis``.
+    It has a row for each probe that shows whether a batch fits. Throughput is that of the median
+    step; rows of capped GPUs have none.
 
     Args:
-        observations: of a run.
-        gpus: by key: how they report themselves.
+        observations: observations of a run.
+        gpus: GPUs of the catalog, by key.
     """
     verdicts = (Outcome.FITS, Outcome.OUT_OF_MEMORY)
     return pd.DataFrame([_row(o, gpus) for o in observations if o.outcome in verdicts])
@@ -169,7 +169,7 @@ def _row(observation: Observation, gpus: Mapping[str, Gpu]) -> dict[str, object]
 
 
 def _measured(observation: Observation) -> dict[str, float | None]:
-    """What ado calls measured properties, as far as they were."""
+    """Measured properties in ado's columns; None where not measured."""
     o, measurement = observation, observation.measurement
     peak = runtime = rate = watts = None
     if measurement is not None:

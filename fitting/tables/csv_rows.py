@@ -1,4 +1,4 @@
-"""The rows of a sheet as step times, and what each says of its family."""
+"""Rows of a table as step times, each with the family that it names."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,21 +18,25 @@ from gpu_catalog.suggestions import did_you_mean, near_matches
 from trials.records.cell import Weights
 from trials.records.observation import Basis
 
-# What else columns are called, without case and punctuation.
+# Canonical columns and their synonyms without case and punctuation. The paper calls an example a
+# query, and its artifact's columns have that word.
 COLUMNS: dict[str, tuple[str, ...]] = {
     "gpu": ("gpumodel", "gputype", "gpuname", "device", "devicename", "accelerator"),
     "model": ("modelname", "modelid", "llm"),
     "sparsity": ("sparsities",),
     "seq_len": (
-        *("sequencelength", "seqlength", "sequencelen", "tokensperquery", "tokenspersample"),
-        *("modelmaxlength", "maxseqlength", "maxseqlen", "maxsequencelength"),
+        *("sequencelength", "seqlength", "sequencelen", "tokensperexample", "tokensperquery"),
+        *("tokenspersample", "modelmaxlength", "maxseqlength", "maxseqlen", "maxsequencelength"),
     ),
-    "padded_tokens": ("paddedtokensperquery", "paddedlength", "paddedlen"),
+    "padded_tokens": (
+        *("paddedtokensperexample", "paddedtokensperquery", "paddedlength", "paddedlen"),
+    ),
     "dataset": ("datasetname", "datasetid"),
     "batch_size": ("batch", "bs", "bsz", "batchsizes"),
-    "queries_per_second": (
-        *("queriess", "queriespers", "queriespersec", "qps", "querypersecond"),
-        *("samplespersecond", "sampless", "samplespersec", "examplespersecond"),
+    "examples_per_second": (
+        *("exampless", "examplespers", "examplespersec", "examplepersecond"),
+        *("samplespersecond", "sampless", "samplespers", "samplespersec"),
+        *("queriespersecond", "queriess", "queriespers", "queriespersec", "querypersecond", "qps"),
     ),
     "recipe": (),
     "method": ("finetuningmethod", "peftmethod"),
@@ -43,22 +47,22 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     **ado.COLUMNS,
 }
 NEEDED = {
-    "gpu": "which GPU, a key of 'catalog gpus' or any name",
-    "model": "which model",
-    "batch_size": "queries per step",
-    "queries_per_second": "training examples per second",
+    "gpu": "a key of 'catalog gpus' or any other name",
+    "model": "the name of the model",
+    "batch_size": "examples per step",
+    "examples_per_second": "training examples per second",
 }
 UNKNOWN_RECIPE = "unknown-recipe"
 _WEIGHTS: dict[str, Weights] = {"random": "random", "pretrained": "pretrained"}
-LEFT_SEVERAL_GPUS = "ran on several GPUs (number_gpus above 1)"
-LEFT_INVALID = "did not run: out of memory, or refused (is_valid 0)"
-LEFT_CAPPED = "capped: their speed is that of the larger GPU that stood in"
-LEFT_UNTIMED = "have no throughput"
+LEFT_SEVERAL_GPUS = "several GPUs (number_gpus above 1)"
+LEFT_INVALID = "no valid run: out of memory or rejected (is_valid 0)"
+LEFT_CAPPED = "capped: the speed is that of a larger GPU"
+LEFT_UNTIMED = "no throughput"
 
 
 @dataclass(frozen=True, slots=True)
 class RowFamily:
-    """What a row says of its family; None for what it does not say."""
+    """Family that a row names; None for what the row leaves open."""
 
     model: str | None
     weights: str | None
@@ -68,7 +72,7 @@ class RowFamily:
 
     @property
     def family(self) -> FamilyName:
-        """The family, what is not said being taken as unknown, and as measured."""
+        """Name of the family; an open recipe is unknown, an open basis measured."""
         return FamilyName(
             model=self.model or "",
             weights=_WEIGHTS.get(self.weights or ""),
@@ -79,38 +83,40 @@ class RowFamily:
 
 
 def read_rows(
-    sheet: CsvTable, lengths: Mapping[str, Lengths] | None, *, timed: bool
+    table: CsvTable, lengths: Mapping[str, Lengths] | None, *, timed: bool
 ) -> tuple[list[RowFamily], StepTimes]:
-    """(rows,) of a sheet, those that are left out with them; the sheet is told their mistakes.
+    """Read the family and the step time of every row, those left out included.
+
+    Mistakes are recorded in the table.
 
     Args:
-        sheet: by ``COLUMNS``.
-        lengths: of data sets' examples, by name.
-        timed: whether there must be a throughput; else seconds are nan, and rows are questions.
+        table: table with the columns ``COLUMNS``.
+        lengths: lengths of the examples of data sets, by name.
+        timed: whether rows have a throughput; otherwise rows are questions and seconds are nan.
     """
-    _check_head(sheet, lengths, timed=timed)
-    _leave_out(sheet, timed=timed)
-    batch_size = sheet.numbers("batch_size", _whole)
-    seq_len = sheet.numbers("seq_len", positive)
-    padded = _padded(sheet, batch_size, seq_len, lengths or {})
-    told, gpus = _told(sheet), _gpus(sheet)
+    _check_head(table, lengths, timed=timed)
+    _leave_out(table, timed=timed)
+    batch_size = table.numbers("batch_size", _whole)
+    seq_len = table.numbers("seq_len", positive)
+    padded = _padded(table, batch_size, seq_len, lengths or {})
+    families, gpus = _families(table), _gpus(table)
     rows = StepTimes(
         gpu=np.array(gpus, np.str_),
-        series=np.array(_series(sheet, gpus, seq_len), np.str_),
+        series=np.array(_series(table, gpus, seq_len), np.str_),
         batch_size=batch_size,
         tokens=batch_size * padded,
-        sparsity=np.nan_to_num(sheet.numbers("sparsity", _share), nan=1.0),
-        seconds=batch_size / _rate(sheet, seq_len) if timed else np.full(len(sheet), np.nan),
+        sparsity=np.nan_to_num(table.numbers("sparsity", _share), nan=1.0),
+        seconds=batch_size / _rate(table, seq_len) if timed else np.full(len(table), np.nan),
     )
     for name in ("model", "batch_size"):
-        sheet.check_filled(name)
-    return told, rows
+        table.check_filled(name)
+    return families, rows
 
 
 def gpu_key(name: str) -> str:
-    """The catalog's key of a GPU, whatever case and punctuation it is written in.
+    """Catalog key of a GPU, by its name in any case and punctuation.
 
-    Else the name, without the signs that names of series are split by.
+    A GPU without a key keeps its name, less ``/`` and ``@``, which separate the parts of a series.
     """
     return _gpu_keys().get(folded(name), name.replace("/", "-").replace("@", "-"))
 
@@ -122,7 +128,7 @@ def _gpu_keys() -> dict[str, str]:
 
 @cache
 def gpu_names() -> dict[str, str]:
-    """The catalog's keys by all names of their GPUs."""
+    """Catalog keys by all names of their GPUs."""
     keys = {}
     for gpu in load_catalog().gpus:
         for name in (gpu.key, *gpu.device_names):
@@ -131,57 +137,57 @@ def gpu_names() -> dict[str, str]:
     return keys
 
 
-def _check_head(sheet: CsvTable, lengths: Mapping[str, Lengths] | None, *, timed: bool) -> None:
-    instead = {"gpu": "number_gpus", "queries_per_second": ado.RATE}
+def _check_head(table: CsvTable, lengths: Mapping[str, Lengths] | None, *, timed: bool) -> None:
+    substitutes = {"gpu": "number_gpus", "examples_per_second": ado.RATE}
     for name, meaning in NEEDED.items():
-        is_told = name in sheet or instead.get(name, name) in sheet
-        if not is_told and (timed or name != "queries_per_second"):
-            sheet.head_is_wrong(f"no column {name}: add it ({meaning}){_meant(sheet, name)}")
-    if not ("seq_len" in sheet or "padded_tokens" in sheet or (lengths and "dataset" in sheet)):
-        sheet.head_is_wrong(
-            "no column says how long queries are: add seq_len or padded_tokens (tokens per query), "
-            "or a dataset whose lengths are given (--lengths CSV of dataset, tokens, examples)"
-            + _meant(sheet, "seq_len")
+        is_there = name in table or substitutes.get(name, name) in table
+        if not is_there and (timed or name != "examples_per_second"):
+            table.head_is_wrong(f"no column {name}: add it ({meaning}){_meant(table, name)}")
+    if not ("seq_len" in table or "padded_tokens" in table or (lengths and "dataset" in table)):
+        table.head_is_wrong(
+            "no column says how long examples are: add seq_len or padded_tokens (tokens per "
+            "example), or a dataset and its lengths (--lengths CSV of dataset, tokens, examples)"
+            + _meant(table, "seq_len")
         )
 
 
-def _meant(sheet: CsvTable, name: str) -> str:
-    """A column that may have been meant for one that is missing."""
-    near = near_matches(name, sheet.unused)
-    return f"; or rename {quoted(near[0])}, if that is it" if near else ""
+def _meant(table: CsvTable, name: str) -> str:
+    """Suggestion of an unused column for one that is missing."""
+    near = near_matches(name, table.unused)
+    return f" or rename {quoted(near[0])}" if near else ""
 
 
-def _leave_out(sheet: CsvTable, *, timed: bool) -> None:
-    """Rows that say nothing of how long a step takes on one GPU."""
-    gpus = sheet.numbers("number_gpus", _count)
-    sheet.leave_out(gpus > 1, LEFT_SEVERAL_GPUS)
+def _leave_out(table: CsvTable, *, timed: bool) -> None:
+    """Leave out the rows without the time of a step on one GPU."""
+    gpus = table.numbers("number_gpus", _count)
+    table.leave_out(gpus > 1, LEFT_SEVERAL_GPUS)
     if not timed:
         return
-    sheet.leave_out(ado.invalid(sheet), LEFT_INVALID)
-    sheet.leave_out(ado.of_shorter_texts(sheet), ado.LEFT_SHORTER)
-    capped = [text == Basis.CAPPED for text in sheet.texts("basis")]
-    sheet.leave_out(np.array(capped, bool), LEFT_CAPPED)
-    name = "queries_per_second" if "queries_per_second" in sheet else ado.RATE
-    if name in sheet:
-        untimed = [text is None for text in sheet.texts(name)]
-        sheet.leave_out(np.array(untimed, bool), LEFT_UNTIMED)
+    table.leave_out(ado.invalid(table), LEFT_INVALID)
+    table.leave_out(ado.of_shorter_texts(table), ado.LEFT_SHORTER)
+    capped = [text == Basis.CAPPED for text in table.texts("basis")]
+    table.leave_out(np.array(capped, bool), LEFT_CAPPED)
+    name = "examples_per_second" if "examples_per_second" in table else ado.RATE
+    if name in table:
+        untimed = [text is None for text in table.texts(name)]
+        table.leave_out(np.array(untimed, bool), LEFT_UNTIMED)
 
 
-def _rate(sheet: CsvTable, seq_len: FloatArray) -> FloatArray:
-    """(rows,) queries per second."""
-    if "queries_per_second" in sheet or ado.RATE not in sheet:
-        return sheet.numbers("queries_per_second", positive)
-    return sheet.numbers(ado.RATE, positive) / seq_len
+def _rate(table: CsvTable, seq_len: FloatArray) -> FloatArray:
+    """(rows,) examples per second."""
+    if "examples_per_second" in table or ado.RATE not in table:
+        return table.numbers("examples_per_second", positive)
+    return table.numbers(ado.RATE, positive) / seq_len
 
 
 def _padded(
-    sheet: CsvTable, batch_size: FloatArray, seq_len: FloatArray, lengths: Mapping[str, Lengths]
+    table: CsvTable, batch_size: FloatArray, seq_len: FloatArray, lengths: Mapping[str, Lengths]
 ) -> FloatArray:
-    """(rows,) tokens that each query of a row's batch is padded to."""
-    told = sheet.numbers("padded_tokens", positive)
-    padded = np.where(np.isfinite(told), told, seq_len)
-    datasets = sheet.texts("dataset")
-    for place in np.flatnonzero(sheet.kept & ~np.isfinite(padded)):
+    """(rows,) tokens that each example of a row's batch is padded to."""
+    given = table.numbers("padded_tokens", positive)
+    padded = np.where(np.isfinite(given), given, seq_len)
+    datasets = table.texts("dataset")
+    for place in np.flatnonzero(table.kept & ~np.isfinite(padded)):
         dataset, size = datasets[place], batch_size[place]
         if dataset is not None and dataset in lengths:
             if np.isfinite(size):
@@ -189,67 +195,67 @@ def _padded(
         elif dataset is not None and lengths:
             near = did_you_mean(dataset, lengths)
             text = f"no lengths of {quoted(dataset)} are given{near or ': add them, or seq_len'}"
-            sheet.row_is_wrong("dataset", int(place), text)
-        elif "seq_len" in sheet or "padded_tokens" in sheet:
-            name = "seq_len" if "seq_len" in sheet else "padded_tokens"
-            sheet.row_is_wrong(name, int(place), "is empty: say how long queries are, in tokens")
+            table.row_is_wrong("dataset", int(place), text)
+        elif "seq_len" in table or "padded_tokens" in table:
+            name = "seq_len" if "seq_len" in table else "padded_tokens"
+            table.row_is_wrong(name, int(place), "is empty: give the tokens per example")
     return padded
 
 
-def _told(sheet: CsvTable) -> list[RowFamily]:
+def _families(table: CsvTable) -> list[RowFamily]:
     models, weights, recipes, methods = (
-        sheet.texts(name) for name in ("model", "weights", "recipe", "method")
+        table.texts(name) for name in ("model", "weights", "recipe", "method")
     )
-    _check_one_of(sheet, "basis", (Basis.MEASURED.value, Basis.SIMULATED.value))
-    _check_one_of(sheet, "weights", tuple(_WEIGHTS))
-    settings = ado.settings(sheet)
+    _check_one_of(table, "basis", (Basis.MEASURED.value, Basis.SIMULATED.value))
+    _check_one_of(table, "weights", tuple(_WEIGHTS))
+    settings = ado.settings(table)
     software = [
-        one or stack or setting or None
-        for one, stack, setting in zip(
-            sheet.texts("software"), sheet.texts("stack"), settings, strict=True
+        name or stack or setting or None
+        for name, stack, setting in zip(
+            table.texts("software"), table.texts("stack"), settings, strict=True
         )
     ]
     return [
-        RowFamily(*each)
-        for each in zip(
+        RowFamily(*fields)
+        for fields in zip(
             models,
             weights,
             [recipe or method for recipe, method in zip(recipes, methods, strict=True)],
-            sheet.texts("basis"),
+            table.texts("basis"),
             software,
             strict=True,
         )
     ]
 
 
-def _check_one_of(sheet: CsvTable, name: str, known: tuple[str, ...]) -> None:
-    for place, text in enumerate(sheet.texts(name)):
-        if sheet.kept[place] and text is not None and text not in known:
-            near = did_you_mean(text, known)
-            text_of_known = " or ".join(known)
-            sheet.row_is_wrong(name, place, f"must be {text_of_known}, not {quoted(text)}{near}")
+def _check_one_of(table: CsvTable, name: str, allowed: tuple[str, ...]) -> None:
+    for place, text in enumerate(table.texts(name)):
+        if table.kept[place] and text is not None and text not in allowed:
+            near = did_you_mean(text, allowed)
+            choices = " or ".join(allowed)
+            table.row_is_wrong(name, place, f"must be {choices}, not {quoted(text)}{near}")
 
 
-def _gpus(sheet: CsvTable) -> list[str]:
-    """(rows,) keys, each with its stack where that is told beside the software.
+def _gpus(table: CsvTable) -> list[str]:
+    """(rows,) keys, with the stack where a row has one beside its software.
 
-    Rows of a run without a GPU are the CPU's.
+    Rows of a run without a GPU have the key of the CPU.
     """
-    counts = sheet.numbers("number_gpus", _count)
-    is_there = "gpu" in sheet or "number_gpus" in sheet
-    stacks = sheet.texts("stack") if "software" in sheet else [None] * len(sheet)
-    found = []
-    for place, (name, stack) in enumerate(zip(sheet.texts("gpu"), stacks, strict=True)):
-        if name is None and is_there and sheet.kept[place] and counts[place] != 0:
-            sheet.row_is_wrong("gpu", place, "is empty: name the GPU, or leave the row out")
+    counts = table.numbers("number_gpus", _count)
+    is_there = "gpu" in table or "number_gpus" in table
+    stacks = table.texts("stack") if "software" in table else [None] * len(table)
+    gpus = []
+    for place, (name, stack) in enumerate(zip(table.texts("gpu"), stacks, strict=True)):
+        if name is None and is_there and table.kept[place] and counts[place] != 0:
+            table.row_is_wrong("gpu", place, "is empty: name the GPU, or leave the row out")
         key = "cpu" if name is None else gpu_key(name)
-        found.append(key if stack is None else gpu_name(key, stack))
-    return found
+        gpus.append(key if stack is None else gpu_name(key, stack))
+    return gpus
 
 
-def _series(sheet: CsvTable, gpus: list[str], seq_len: FloatArray) -> list[str]:
-    """(rows,) a GPU at a data set, a length, or both."""
-    datasets = sheet.texts("dataset")
+def _series(table: CsvTable, gpus: list[str], seq_len: FloatArray) -> list[str]:
+    """(rows,) names of series: a GPU with a data set, a length, or both."""
+    datasets = table.texts("dataset")
     return [
         "/".join(
             [
@@ -263,7 +269,7 @@ def _series(sheet: CsvTable, gpus: list[str], seq_len: FloatArray) -> list[str]:
 
 
 def positive(value: float) -> str | None:
-    """A check of numbers for ``CsvTable.numbers``."""
+    """Requirement of a positive number, for ``CsvTable.numbers``."""
     return None if value > 0 else "above 0"
 
 

@@ -1,8 +1,8 @@
-"""Other people's tables: columns by our names, values checked, all mistakes at once.
+"""Tables of users: columns by synonyms, checked values, all mistakes of a file at once.
 
-A schema library does not shorten this: pandera checks a frame whose columns are named and typed
-already, less than a tenth of the code here. The rest finds columns by synonyms, broken lines, rows
-to leave out and near misses of names, and words messages with the file's line, column and value.
+A schema library would not shorten this module: pandera checks frames whose columns are already
+named and typed, which is less than a tenth of the code here. The rest handles synonyms, broken
+lines, rows to leave out and mistyped names, with the file's line, column and value in each message.
 """
 
 import csv
@@ -19,33 +19,34 @@ from fitting.numerics.arrays import BoolArray, FloatArray
 from fitting.tables.table_error import TableError
 from gpu_catalog.suggestions import did_you_mean
 
-LINE = "line"  # what the index of a file's rows is called
+LINE = "line"  # name of the index of a frame that was read from a file
 BLANK = frozenset({"", "-", "na", "n/a", "nan", "none", "null", "<na>"})
-MOST_OF_A_COLUMN = 20  # mistakes named of a column, or of broken lines; others are counted
+MOST_OF_A_COLUMN = 20  # mistakes listed for a column, or of broken lines; the rest are counted
 MOST_CHARACTERS = 60
-TIDY_ENCODING = "utf-8-sig"  # as UTF-8, and as spreadsheets write it
+ENCODING = "utf-8-sig"  # UTF-8 with or without the byte order mark of spreadsheets
 
 
 @dataclass(frozen=True, slots=True)
-class SheetFile:
-    """The file a frame was read from.
+class CsvFile:
+    """File that a frame was read from.
 
     Attributes:
-        name: as messages have it.
-        broken: lines that are no row of the frame, and what is wrong with each.
+        name: name of the file in messages.
+        broken: lines that are no row of the frame, each with its mistake.
     """
 
     name: str
     broken: tuple[tuple[int, str], ...] = ()
 
 
-def read_sheet(path: Path) -> tuple[pd.DataFrame, SheetFile]:
-    """A CSV file as texts, its rows indexed by their lines; comma, semicolon or tab between fields.
+def read_csv(path: Path) -> tuple[pd.DataFrame, CsvFile]:
+    """Read a CSV file as texts, with the line of each row as the frame's index.
 
-    Lines that do not fit its head are no rows: a ``CsvTable`` lists them with the other mistakes.
+    Fields are separated by commas, semicolons or tabs. Lines with another number of fields than the
+    head become mistakes that ``CsvTable.check`` lists.
 
     Raises:
-        TableError: it cannot be read.
+        TableError: the file cannot be read.
     """
     text = _text(path)
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text), strict=True)
@@ -68,12 +69,12 @@ def read_sheet(path: Path) -> tuple[pd.DataFrame, SheetFile]:
     if not head or not (rows or broken):
         raise TableError(f"{path}: has no rows below a head: the first line names the columns")
     frame = pd.DataFrame(rows, columns=head, index=pd.Index(numbers, name=LINE), dtype=object)
-    return frame, SheetFile(str(path), tuple(broken))
+    return frame, CsvFile(str(path), tuple(broken))
 
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding=TIDY_ENCODING)
+        return path.read_text(encoding=ENCODING)
     except FileNotFoundError:
         raise TableError(f"{path}: no such file") from None
     except IsADirectoryError:
@@ -90,18 +91,18 @@ def _delimiter(text: str) -> str:
 
 
 def folded(name: object) -> str:
-    """A name without case and punctuation: ``Queries / s`` as ``queriess``."""
+    """Name without case and punctuation: ``Examples / s`` becomes ``exampless``."""
     return "".join(sign for sign in str(name).casefold() if sign.isalnum())
 
 
 def quoted(value: object) -> str:
-    """A value as messages quote it: short."""
+    """Value as messages quote it, shortened to ``MOST_CHARACTERS``."""
     text = repr(value) if isinstance(value, str) else str(value)
     return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 3] + "..."
 
 
 def is_blank(value: object) -> bool:
-    """Whether a cell is empty, or has one of the usual words for it."""
+    """Whether a cell is empty or holds one of the words in ``BLANK``."""
     if isinstance(value, str):
         return value.strip().casefold() in BLANK
     return value is None or value is pd.NA or value is pd.NaT or value != value  # noqa: PLR0124 - nan
@@ -109,51 +110,51 @@ def is_blank(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class UnusedRows:
-    """Rows that had no part in what was done with a table."""
+    """Number of rows of a table that were not used, with the reason."""
 
     reason: str
     rows: int
 
 
 class CsvTable:
-    """A frame whose columns are addressed by our names, and which gathers its mistakes.
+    """Frame with columns under canonical names that collects its mistakes.
 
     Args:
-        frame: the table. Its index is how its rows are named in messages: a file's lines.
-        synonyms: what else each column is called, by our name of it, ``folded``.
-        file: where the frame is from; absent for one that is no file's.
+        frame: table. Messages name its rows by the index: the lines of a file.
+        synonyms: ``folded`` synonyms of each column by its canonical name.
+        file: file of the frame; None for a frame from elsewhere.
 
     Attributes:
-        unused: columns that go by no name of ours.
-        kept: (rows,) those not left out.
-        left_out: the others, by reason.
+        unused: columns that match no canonical name.
+        kept: (rows,) mask of the rows that are used.
+        left_out: numbers of unused rows, by reason.
     """
 
     def __init__(
         self,
         frame: pd.DataFrame,
         synonyms: Mapping[str, Sequence[str]],
-        file: SheetFile | None = None,
+        file: CsvFile | None = None,
     ) -> None:
         self._frame = frame
         self._file = file
         self._synonyms = synonyms
-        self._of_columns: list[str] = []
-        self._of_rows: dict[str, dict[int, str]] = {}
+        self._head_mistakes: list[str] = []
+        self._row_mistakes: dict[str, dict[int, str]] = {}
         self._places: dict[str, int] = {}
-        ours = {folded(name): name for name in synonyms}
-        ours |= {other: name for name, others in synonyms.items() for other in others}
+        canonical = {folded(name): name for name in synonyms}
+        canonical |= {other: name for name, others in synonyms.items() for other in others}
         self.unused: list[str] = []
         self.left_out: list[UnusedRows] = []
         self.kept: BoolArray = np.ones(len(frame), bool)
         for place, column in enumerate(frame.columns):
-            name = ours.get(folded(column))
+            name = canonical.get(folded(column))
             if name is None:
                 self.unused.append(str(column))
             elif name in self._places:
                 first = frame.columns[self._places[name]]
                 self.head_is_wrong(
-                    f"columns {quoted(str(first))} and {quoted(str(column))} both are {name}: "
+                    f"columns {quoted(str(first))} and {quoted(str(column))} are both {name}: "
                     "drop one"
                 )
             else:
@@ -171,38 +172,38 @@ class CsvTable:
         return self._frame.index
 
     def leave_out(self, rows: BoolArray, reason: str) -> None:
-        """Leave rows out for a reason: they are counted, and not checked."""
+        """Leave rows out for a reason; they are counted but not checked."""
         count = int((rows & self.kept).sum())
         if count:
             self.left_out.append(UnusedRows(reason, count))
         self.kept &= ~rows
 
     def near(self, column: str) -> str:
-        """Suggestion of the column that an unknown one was meant to be; empty without one."""
+        """Suggestion of a canonical column for an unknown one; empty without one."""
         return did_you_mean(column, self._synonyms)
 
     def head_is_wrong(self, text: str) -> None:
-        """Note a mistake of the columns."""
-        self._of_columns.append(text)
+        """Record a mistake of the head."""
+        self._head_mistakes.append(text)
 
     def row_is_wrong(self, name: str, place: int, text: str) -> None:
-        """Note a mistake in a column of a row, counted from 0; the first of a cell is kept."""
-        self._of_rows.setdefault(name, {}).setdefault(place, text)
+        """Record a mistake in a column of a row, counted from 0; a cell keeps its first one."""
+        self._row_mistakes.setdefault(name, {}).setdefault(place, text)
 
     def texts(self, name: str) -> list[str | None]:
-        """(rows,) stripped texts; None where blank, or where there is no such column."""
+        """(rows,) stripped texts; None where blank or without such a column."""
         return [
             None if is_blank(value) else _as_text(value).strip() for value in self._values(name)
         ]
 
     def numbers(self, name: str, wrong: Callable[[float], str | None]) -> FloatArray:
-        """(rows,) finite numbers; nan where blank, left out, or where there is no such column.
+        """(rows,) finite numbers; nan where blank, left out or without such a column.
 
         Args:
-            name: of the column, ours.
-            wrong: what a number has to be and is not: ``above 0``; None of one that is right.
+            name: canonical name of the column.
+            wrong: requirement that a number violates, for example ``above 0``; None if it is valid.
         """
-        found = np.full(len(self), np.nan)
+        numbers = np.full(len(self), np.nan)
         for place, value in enumerate(self._values(name)):
             if not self.kept[place] or is_blank(value):
                 continue
@@ -211,15 +212,15 @@ class CsvTable:
                 hint = ": no commas, a point before decimals" if str(value).count(",") == 1 else ""
                 self.row_is_wrong(name, place, f"must be a number, not {quoted(value)}{hint}")
                 continue
-            needed = wrong(number)
-            if needed is not None:
-                self.row_is_wrong(name, place, f"must be {needed}, not {quoted(value)}")
+            requirement = wrong(number)
+            if requirement is not None:
+                self.row_is_wrong(name, place, f"must be {requirement}, not {quoted(value)}")
             else:
-                found[place] = number
-        return found
+                numbers[place] = number
+        return numbers
 
     def check_filled(self, name: str) -> None:
-        """Note the blank cells of a column, if there is one."""
+        """Record the blank cells of a column, if the table has it, as mistakes."""
         if name not in self:
             return
         for place, text in enumerate(self.texts(name)):
@@ -227,29 +228,30 @@ class CsvTable:
                 self.row_is_wrong(name, place, "is empty: fill it in, or leave the row out")
 
     def check(self) -> None:
-        """Raise the mistakes noted.
+        """Raise the recorded mistakes, in the order of the table.
 
         Raises:
-            TableError: there are any.
+            TableError: at least one mistake was recorded.
         """
         head = "" if self._file is None else f"{self._file.name}:1: "
-        lines = [f"{head}{text}" for text in self._of_columns]
+        lines = [f"{head}{text}" for text in self._head_mistakes]
         messages = []
-        for name, found in self._of_rows.items():
+        for name, mistakes in self._row_mistakes.items():
             label, column = self._label(name), self._places.get(name, -1)
-            texts = [(row, f"{self._at(row)}: {label}: {text}") for row, text in found.items()]
-            messages += [(self._line(row), column, text) for row, text in found_first(texts)]
+            texts = [(row, f"{self._at(row)}: {label}: {text}") for row, text in mistakes.items()]
+            shown = first_mistakes(texts, "in this column")
+            messages += [(self._line(row), column, text) for row, text in shown]
         if self._file is not None:
             broken = [
                 (line, f"{self._file.name}:{line}: {text}") for line, text in self._file.broken
             ]
-            messages += [(line, -1, text) for line, text in found_first(broken, of="such lines")]
+            messages += [(line, -1, text) for line, text in first_mistakes(broken, "such lines")]
         lines += [text for _, _, text in sorted(messages)]
         if lines:
             raise TableError("\n".join(lines))
 
     def remark(self, text: str) -> str:
-        """A line on the table that is no mistake, with the file's name."""
+        """Remark on the table that is no mistake, with the file's name."""
         return text if self._file is None else f"{self._file.name}: {text}"
 
     def _values(self, name: str) -> list[object]:
@@ -259,7 +261,7 @@ class CsvTable:
         return values
 
     def _label(self, name: str) -> str:
-        """Name of a column in the table itself."""
+        """Name of a column as the table has it."""
         return str(self._frame.columns[self._places[name]]) if name in self._places else name
 
     def _at(self, place: int) -> str:
@@ -267,23 +269,21 @@ class CsvTable:
         return f"row {row}" if self._file is None else f"{self._file.name}:{row}"
 
     def _line(self, place: int) -> int:
-        """Order of a row's messages: by the file's lines, else by place."""
+        """Sort key of a row's messages: its line in the file, else its place."""
         return place if self._file is None else int(self._frame.index[place])
 
 
-def found_first(
-    mistakes: list[tuple[int, str]], of: str = "in this column"
-) -> list[tuple[int, str]]:
-    """The first mistakes of a kind, and how many more there are."""
+def first_mistakes(mistakes: list[tuple[int, str]], kind: str) -> list[tuple[int, str]]:
+    """First mistakes of a kind; the last one shown counts those that follow."""
     if len(mistakes) <= MOST_OF_A_COLUMN:
         return mistakes
     *first, (place, last) = mistakes[:MOST_OF_A_COLUMN]
     more = len(mistakes) - MOST_OF_A_COLUMN
-    return [*first, (place, f"{last} (and {more} more {of})")]
+    return [*first, (place, f"{last} (and {more} more {kind})")]
 
 
 def _as_text(value: object) -> str:
-    # 512.0 is how a column of whole numbers with a gap comes out of pandas.
+    # pandas reads a column of whole numbers with a gap as floats: 512.0.
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value)
@@ -292,7 +292,7 @@ def _as_text(value: object) -> str:
 def _number(value: object) -> float | None:
     if isinstance(value, bool | np.bool_) or not isinstance(value, str | int | float | np.number):
         return None
-    if isinstance(value, str) and "_" in value:  # Python reads 1_000, no spreadsheet writes it
+    if isinstance(value, str) and "_" in value:  # float() would accept 1_000
         return None
     try:
         number = float(value)

@@ -1,4 +1,4 @@
-"""Laws of anybody's observations: pandas in, pandas out.
+"""Laws of observations in pandas frames, and predictions by them in frames.
 
 fits = fit_frame(pd.read_csv("mine.csv"))
 fits.coefficients, fits.candidates, fits.suspects, fits.laws
@@ -20,27 +20,28 @@ from fitting.numerics.arrays import IntArray
 from fitting.points.batch_lengths import Lengths
 from fitting.points.step_time_rows import StepTimes
 from fitting.tables.csv_rows import COLUMNS, RowFamily, read_rows
-from fitting.tables.csv_table import CsvTable, SheetFile, quoted
+from fitting.tables.csv_table import CsvFile, CsvTable, quoted
 from fitting.tables.observations_table import Observed, read_frame
 from gpu_catalog.suggestions import did_you_mean
 
-ALL_GROUPS = "all"  # the group of what a family's groups share
-SEVERAL_GPUS = "several GPUs: laws are of one"
+ALL_GROUPS = "all"  # group name of a parameter that all groups of a family share
+SEVERAL_GPUS = "several GPUs: laws predict one"
 FAMILY = ["family", "model", "recipe", "basis", "software"]
+OPEN_FIELDS = ("recipe", "basis", "software", "weights")  # fields that a question may leave open
 PREDICTED = [
     *("predicted_step_seconds", "predicted_step_seconds_low", "predicted_step_seconds_high"),
-    *("predicted_queries_per_second", "predicted_queries_per_second_low"),
-    *("predicted_queries_per_second_high", "extrapolated", "level", "form", "note"),
+    *("predicted_examples_per_second", "predicted_examples_per_second_low"),
+    *("predicted_examples_per_second_high", "extrapolated", "level", "form", "note"),
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class FrameFits:
-    """What came of a table.
+    """Laws fitted to a table.
 
     Attributes:
-        families: a law, or the reason that there is none, for each family.
-        observed: the rows it was fitted to, and what was left out.
+        families: law of each family, or the reason why it has none.
+        observed: rows that the laws were fitted to, and numbers of rows left out.
     """
 
     families: tuple[FamilyFit, ...]
@@ -48,25 +49,25 @@ class FrameFits:
 
     @property
     def laws(self) -> pd.DataFrame:
-        """As ``laws_frame`` has them."""
+        """Frame of ``laws_frame``."""
         return laws_frame(self.families)
 
     @property
     def coefficients(self) -> pd.DataFrame:
-        """As ``coefficients_frame`` has them."""
+        """Frame of ``coefficients_frame``."""
         return coefficients_frame(self.families)
 
     @property
     def candidates(self) -> pd.DataFrame:
-        """As ``candidates_frame`` has them."""
+        """Frame of ``candidates_frame``."""
         return candidates_frame(self.families)
 
     @property
     def suspects(self) -> pd.DataFrame:
-        """A row for each point that the law does not believe, with its rows of the table."""
+        """Frame of suspect points, a row each, with their rows of the table."""
         labels = self._labels()
         rows = [
-            _of(fit)
+            _family_columns(fit)
             | suspect.model_dump()
             | {
                 "rows": " ".join(
@@ -80,20 +81,20 @@ class FrameFits:
         return _frame(rows, [*FAMILY, *further, "expected_seconds", "spreads", "rows"])
 
     def _labels(self) -> dict[tuple[FamilyName, str, float, float], list[str]]:
-        """What the table calls the rows of each point."""
-        found: defaultdict[tuple[FamilyName, str, float, float], list[str]] = defaultdict(list)
-        rows, labels = self.observed.rows, [str(label) for label in self.observed.index]
+        """Names of the table's rows, by family, series, sparsity and batch size."""
+        labels: defaultdict[tuple[FamilyName, str, float, float], list[str]] = defaultdict(list)
+        rows, index = self.observed.rows, self.observed.index
         for family, places in self.observed.by_family().items():
             for place in places:
-                point = (rows.series[place], rows.sparsity[place], rows.batch_size[place])
-                found[family, str(point[0]), float(point[1]), float(point[2])].append(labels[place])
-        return found
+                point = (float(rows.sparsity[place]), float(rows.batch_size[place]))
+                labels[family, str(rows.series[place]), *point].append(str(index[place]))
+        return labels
 
 
 def laws_frame(families: Sequence[FamilyFit]) -> pd.DataFrame:
-    """A row for each family: form, equation, why, what to measure, how sure."""
+    """Frame of laws, a row for each family: form, equation, reason, remedy, interval."""
     rows = [
-        _of(fit)
+        _family_columns(fit)
         | {
             "visits": fit.visits,
             "points": fit.points,
@@ -113,16 +114,16 @@ def laws_frame(families: Sequence[FamilyFit]) -> pd.DataFrame:
 
 
 def coefficients_frame(families: Sequence[FamilyFit]) -> pd.DataFrame:
-    """A row for each parameter of each group: a GPU, a series, or what all of them share."""
+    """Frame of parameters, a row for each parameter of each GPU, series or whole family."""
     rows = [row for fit in families for row in _coefficients(fit)]
     further = ["form", "group", "points", "parameter", "value", "unit", "standard_error"]
     return _frame(rows, [*FAMILY, *further, "remedy"])
 
 
 def candidates_frame(families: Sequence[FamilyFit]) -> pd.DataFrame:
-    """A row for each form that was tried: its errors on what it had not seen."""
+    """Frame of candidate forms, a row each, with their errors on points left out of the fit."""
     rows = [
-        _of(fit)
+        _family_columns(fit)
         | {"form": candidate.form, "chosen": candidate.form is fit.form}
         | {name: getattr(candidate, name) for name in _ERRORS}
         for fit in families
@@ -138,17 +139,17 @@ def fit_frame(
     frame: pd.DataFrame,
     *,
     lengths: Mapping[str, Lengths] | None = None,
-    file: SheetFile | None = None,
+    file: CsvFile | None = None,
 ) -> FrameFits:
-    """Fits the law of every family of a table.
+    """Fit the law of every family of a table.
 
     Args:
         frame: observations, as ``fitting.tables.observations_table.read_frame`` takes them.
-        lengths: of data sets' examples, by name.
-        file: that it is from, for messages.
+        lengths: lengths of the examples of data sets, by name.
+        file: file of the table, for messages.
 
     Raises:
-        TableError: it cannot be read; a line for each mistake.
+        TableError: the table cannot be read; a line for each mistake.
     """
     observed = read_frame(frame, lengths=lengths, file=file)
     families = observed.by_family().items()
@@ -163,46 +164,41 @@ def predict_frame(
     frame: pd.DataFrame,
     *,
     lengths: Mapping[str, Lengths] | None = None,
-    file: SheetFile | None = None,
+    file: CsvFile | None = None,
 ) -> pd.DataFrame:
-    """Asks the laws: the frame with columns ``PREDICTED`` beside its own.
+    """Predict step times: the frame with the columns ``PREDICTED`` added to its own.
 
-    A row names what it asks of as observations do, but for the throughput. Of recipe, software and
-    basis it need say no more than tells one family of its model from the others. Intervals are
-    those of ``fitting.families``; where the law gives no prediction, seconds and rates are nan and
-    ``note`` says why.
+    A row has the columns of an observation without the throughput. Of recipe, software, basis and
+    weights it needs only those that distinguish the families of its model. Where the law gives no
+    prediction, seconds and rates are nan and ``note`` has the reason.
 
     Args:
-        fits: of families.
-        frame: the questions.
-        lengths: of data sets' examples, by name.
-        file: that they are from, for messages.
+        fits: laws of families.
+        frame: steps to predict.
+        lengths: lengths of the examples of data sets, by name.
+        file: file of the frame, for messages.
 
     Raises:
-        TableError: a question cannot be read, or is of several families; a line for each mistake.
+        TableError: a row cannot be read or matches several families; a line for each mistake.
     """
-    sheet = CsvTable(frame, COLUMNS, file)
-    told, rows = read_rows(sheet, lengths, timed=False)
-    of_model: defaultdict[str, list[FamilyFit]] = defaultdict(list)
-    for fit in fits:
-        of_model[fit.name.model].append(fit)
-    answers: list[dict[str, object]] = [{"note": SEVERAL_GPUS} for _ in told]
-    asked: defaultdict[int, list[int]] = defaultdict(list)
-    for place, one in enumerate(told):
-        if not sheet.kept[place] or one.model is None:
-            continue  # several GPUs, or told by itself
-        found = _family_of(sheet, place, one, one.model, of_model)
-        if isinstance(found, str):
-            answers[place] = {"note": found}
-        elif found is not None:
-            asked[id(found)].append(place)
+    table = CsvTable(frame, COLUMNS, file)
+    families, rows = read_rows(table, lengths, timed=False)
+    answers: list[dict[str, object]] = [{"note": SEVERAL_GPUS} for _ in families]
+    places_of: defaultdict[int, list[int]] = defaultdict(list)
+    for place, family in enumerate(families):
+        if not table.kept[place] or family.model is None:
+            continue  # a run on several GPUs, or a blank that read_rows has recorded
+        match = _match(table, place, family, fits)
+        if isinstance(match, str):
+            answers[place] = {"note": match}
+        elif match is not None:
+            places_of[id(match)].append(place)
     questions = []
     for fit in fits:
-        places = np.array(asked[id(fit)], np.int64)
+        places = np.array(places_of[id(fit)], np.int64)
         if len(places):
-            own = _with_stacks(sheet, rows.where(places), places, fit)
-            questions.append((fit, places, own))
-    sheet.check()
+            questions.append((fit, places, _with_stacks(table, rows.where(places), places, fit)))
+    table.check()
     for fit, places, own in questions:
         for place, answer in zip(places, _answers(fit, own), strict=True):
             answers[place] = answer
@@ -210,73 +206,77 @@ def predict_frame(
     return pd.concat([frame.drop(columns=PREDICTED, errors="ignore"), predicted], axis=1)
 
 
-def _family_of(
-    sheet: CsvTable,
-    place: int,
-    told: RowFamily,
-    model: str,
-    of_model: Mapping[str, Sequence[FamilyFit]],
+def _match(
+    table: CsvTable, place: int, family: RowFamily, fits: Sequence[FamilyFit]
 ) -> FamilyFit | str | None:
-    """The one family a question is of, or why it is of none.
+    """Law of the family of a question, or the reason why there is none.
 
-    Where it may be of several it is None, and the sheet is told.
+    None where several laws match: the mistake is then recorded in the table.
     """
-    if model not in of_model:
-        return f"nothing was fitted to {quoted(model)}{did_you_mean(model, of_model)}"
-    left = of_model[model]
-    for name in ("recipe", "basis", "software", "weights"):
-        said = getattr(told, name)
-        known = sorted({str(getattr(fit.name, name)) for fit in left})
-        if said is not None and said not in known:
-            return f"nothing of {model} was fitted with {quoted(said)}, but with {_or(known)}"
-        if said is not None:
-            left = [fit for fit in left if getattr(fit.name, name) == said]
-    if len(left) > 1:
+    model = family.model or ""
+    matches = [fit for fit in fits if fit.name.model == model]
+    if not matches:
+        near = did_you_mean(model, {fit.name.model for fit in fits})
+        return f"nothing was fitted to {quoted(model)}{near}"
+    for name in OPEN_FIELDS:
+        value = getattr(family, name)
+        if value is None:
+            continue
+        fitted = _values(matches, name)
+        if value not in fitted:
+            return f"nothing of {model} was fitted with {quoted(value)}, but with {_or(fitted)}"
+        matches = [fit for fit in matches if getattr(fit.name, name) == value]
+    if len(matches) > 1:
         differing = [
-            f"{name} ({_or(sorted({str(getattr(fit.name, name)) for fit in left}))})"
-            for name in ("recipe", "basis", "software", "weights")
-            if len({getattr(fit.name, name) for fit in left}) > 1
+            f"{name} ({_or(values)})"
+            for name in OPEN_FIELDS
+            if len(values := _values(matches, name)) > 1
         ]
-        text = f"{len(left)} laws are of {quoted(model)}: say also {', '.join(differing)}"
-        sheet.row_is_wrong("model", place, text)
+        text = f"{quoted(model)} has {len(matches)} laws: give {', '.join(differing)}"
+        table.row_is_wrong("model", place, text)
         return None
-    return left[0]
+    return matches[0]
+
+
+def _values(fits: Sequence[FamilyFit], name: str) -> list[str]:
+    """Sorted values of a field of the families' names."""
+    return sorted({str(getattr(fit.name, name)) for fit in fits})
 
 
 def _or(values: Sequence[str]) -> str:
     return " or ".join(quoted(value) for value in values)
 
 
-def _with_stacks(sheet: CsvTable, rows: StepTimes, places: IntArray, fit: FamilyFit) -> StepTimes:
-    """The rows of one family: a GPU that was seen under one stack alone has that stack."""
+def _with_stacks(table: CsvTable, rows: StepTimes, places: IntArray, fit: FamilyFit) -> StepTimes:
+    """Rows of one family; a GPU that was observed with a single stack gets that stack."""
     names = _gpus_of(fit)
     gpus, series = [], []
-    for place, gpu, one in zip(places, rows.gpu, rows.series, strict=True):
-        known = names.get(str(gpu), [str(gpu)])
-        if len(known) > 1:
-            stacks = _or([name.partition("@")[2] for name in known])
-            sheet.row_is_wrong("gpu", int(place), f"was seen with stack {stacks}: say which")
-        gpus.append(known[0])
-        series.append(known[0] + str(one).removeprefix(str(gpu)))
+    for place, gpu, name in zip(places, rows.gpu, rows.series, strict=True):
+        observed = names.get(str(gpu), [str(gpu)])
+        if len(observed) > 1:
+            stacks = _or([own.partition("@")[2] for own in observed])
+            table.row_is_wrong("gpu", int(place), f"was observed with stack {stacks}: give one")
+        gpus.append(observed[0])
+        series.append(observed[0] + str(name).removeprefix(str(gpu)))
     return replace(rows, gpu=np.array(gpus, np.str_), series=np.array(series, np.str_))
 
 
 def _gpus_of(fit: FamilyFit) -> dict[str, list[str]]:
-    """GPUs with their stacks, by the key that they have without."""
-    found: defaultdict[str, list[str]] = defaultdict(list)
+    """Observed GPUs with their stacks, by the key without the stack."""
+    names: defaultdict[str, list[str]] = defaultdict(list)
     for name in sorted({series.name.partition("/")[0] for series in fit.series}):
-        found[name.partition("@")[0]].append(name)
-    return found
+        names[name.partition("@")[0]].append(name)
+    return names
 
 
 def _answers(fit: FamilyFit, rows: StepTimes) -> Iterator[dict[str, object]]:
     """Columns ``PREDICTED`` of each row."""
-    known = [name for names in _gpus_of(fit).values() for name in names]
+    observed = [name for names in _gpus_of(fit).values() for name in names]
     for prediction, gpu, size in zip(
         predictions(fit, rows), rows.gpu, rows.batch_size, strict=True
     ):
         if prediction is None:
-            yield {"form": fit.form, "note": _why_nothing(fit, str(gpu), known)}
+            yield {"form": fit.form, "note": _why_nothing(fit, str(gpu), observed)}
             continue
         seconds = (prediction.value, prediction.low, prediction.high)
         rates = (size / t for t in (prediction.value, prediction.high, prediction.low))
@@ -285,25 +285,25 @@ def _answers(fit: FamilyFit, rows: StepTimes) -> Iterator[dict[str, object]]:
         yield dict(zip(PREDICTED, values, strict=True))
 
 
-def _why_nothing(fit: FamilyFit, gpu: str, known: Sequence[str]) -> str:
+def _why_nothing(fit: FamilyFit, gpu: str, observed: Sequence[str]) -> str:
     if fit.form is None:
         return f"no law: {fit.why}: {fit.remedy}"
     if fit.intervals is None:
-        return "no point is left to tell how sure the law is: measure more"
-    if gpu not in known:
-        return f"no observation of {gpu}, but of {', '.join(known)}"
-    return "too few points of this GPU or series, or another sparsity than the one seen"
+        return "too few points to estimate an interval: measure more"
+    if gpu not in observed:
+        return f"no observation of {gpu}, but of {', '.join(observed)}"
+    return "too few points of this GPU or series, or a sparsity that was not observed"
 
 
-def _of(fit: FamilyFit) -> dict[str, object]:
-    """The columns that say which family a row is of."""
+def _family_columns(fit: FamilyFit) -> dict[str, object]:
+    """Columns ``FAMILY`` of a row."""
     name = fit.name
     values = (name.key, name.model, name.recipe, name.basis.value, name.software)
     return dict(zip(FAMILY, values, strict=True))
 
 
 def _coefficients(fit: FamilyFit) -> Iterator[dict[str, object]]:
-    family = _of(fit) | {"form": fit.form}
+    family = _family_columns(fit) | {"form": fit.form}
     if fit.exponent is not None:
         yield family | {"group": ALL_GROUPS, "points": fit.points} | _parameter(fit.exponent)
     for law in fit.groups:
@@ -315,8 +315,8 @@ def _coefficients(fit: FamilyFit) -> Iterator[dict[str, object]]:
 
 
 def _parameter(parameter: Parameter) -> dict[str, object]:
-    told = parameter.model_dump()
-    return {"parameter": told.pop("name")} | told
+    columns = parameter.model_dump()
+    return {"parameter": columns.pop("name")} | columns
 
 
 def _frame(rows: list[dict[str, object]], columns: list[str]) -> pd.DataFrame:

@@ -1,7 +1,7 @@
-"""Observations of anybody, read from a table into the step times that laws are fitted to.
+"""Observations of any source, read from a table into the step times that laws are fitted to.
 
-A table of ours has ``gpu, model, batch_size, queries_per_second`` and how long queries are; tables
-of IBM's ado (``fitting.tables.ado_columns``) are read by the same names.
+The canonical columns are ``gpu, model, batch_size, examples_per_second`` and a length of examples;
+tables of IBM's ado (``fitting.tables.ado_columns``) are read as they are.
 """
 
 import difflib
@@ -20,149 +20,153 @@ from fitting.points.batch_lengths import Lengths
 from fitting.points.step_time_rows import StepTimes
 from fitting.tables import ado_columns as ado
 from fitting.tables.csv_rows import COLUMNS, RowFamily, gpu_key, gpu_names, positive, read_rows
-from fitting.tables.csv_table import CsvTable, SheetFile, UnusedRows, folded, quoted, read_sheet
+from fitting.tables.csv_table import CsvFile, CsvTable, UnusedRows, folded, quoted, read_csv
 from trials.records.model import presets
 
+_WITH_DIGITS = re.compile(r"\w*\d\w*")
 LENGTH_COLUMNS = {"dataset": (), "tokens": ("length",), "examples": ("count", "queries")}
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Rows of a table, read.
+    """Rows that were read from a table.
 
     Attributes:
-        index: (rows,) of the table's frame: what its rows are called there.
-        told: (rows,) what each says of its family.
-        rows: (rows,) as step times.
-        left_out: rows that are not among them, by reason.
-        remarks: what else a reader must know, a line each.
+        index: (rows,) names of the rows in the table's frame.
+        families: (rows,) family of each row.
+        rows: (rows,) step times.
+        left_out: numbers of rows that were not read, by reason.
+        remarks: remarks for the user, a line each.
     """
 
     index: pd.Index
-    told: tuple[RowFamily, ...]
+    families: tuple[RowFamily, ...]
     rows: StepTimes
     left_out: tuple[UnusedRows, ...]
     remarks: tuple[str, ...]
 
     def by_family(self) -> dict[FamilyName, IntArray]:
-        """Which rows each family has, in the order of the families' keys."""
-        places: defaultdict[RowFamily, list[int]] = defaultdict(list)
-        for place, told in enumerate(self.told):
-            places[told].append(place)
-        families: defaultdict[FamilyName, list[int]] = defaultdict(list)
-        for told, found in places.items():
-            families[told.family] += found
-        ordered = sorted(families, key=lambda family: family.key)
-        return {family: np.array(sorted(families[family]), np.int64) for family in ordered}
+        """Places of each family's rows, in the order of the families' keys."""
+        names = {row: row.family for row in set(self.families)}
+        places: defaultdict[FamilyName, list[int]] = defaultdict(list)
+        for place, row in enumerate(self.families):
+            places[names[row]].append(place)
+        ordered = sorted(places, key=lambda name: name.key)
+        return {name: np.array(places[name], np.int64) for name in ordered}
 
 
 def read_frame(
     frame: pd.DataFrame,
     *,
     lengths: Mapping[str, Lengths] | None = None,
-    file: SheetFile | None = None,
+    file: CsvFile | None = None,
 ) -> Observed:
-    """Reads a table, its columns by any of their names.
+    """Read a table, its columns by any of their names.
 
-    A step has ``batch_size`` queries and takes ``batch_size / queries_per_second`` seconds. Its
-    padded tokens are ``batch_size`` times what its row says: ``padded_tokens``, else ``seq_len``,
-    else the expected longest of so many examples of its ``dataset``.
+    A step has ``batch_size`` examples and takes ``batch_size / examples_per_second`` seconds. The
+    padded tokens of an example are ``padded_tokens``, else ``seq_len``, else the expected longest
+    of ``batch_size`` examples of the row's ``dataset``.
 
     Args:
-        frame: the table.
-        lengths: of data sets' examples, by name.
-        file: that it is from, for messages.
+        frame: table of observations.
+        lengths: lengths of the examples of data sets, by name.
+        file: file of the table, for messages.
 
     Raises:
-        TableError: it cannot be read; a line for each mistake.
+        TableError: the table cannot be read; a line for each mistake.
     """
-    sheet = CsvTable(frame, COLUMNS, file)
-    told, rows = read_rows(sheet, lengths, timed=True)
-    sheet.check()
-    kept = np.flatnonzero(sheet.kept)
+    table = CsvTable(frame, COLUMNS, file)
+    families, rows = read_rows(table, lengths, timed=True)
+    table.check()
+    kept = np.flatnonzero(table.kept)
     return Observed(
-        index=sheet.index[kept],
-        told=tuple(told[place] for place in kept),
+        index=table.index[kept],
+        families=tuple(families[place] for place in kept),
         rows=rows.where(kept),
-        left_out=tuple(sheet.left_out),
-        remarks=tuple(_remarks(sheet)),
+        left_out=tuple(table.left_out),
+        remarks=tuple(_remarks(table)),
     )
 
 
 def read_lengths(path: Path) -> dict[str, Lengths]:
-    """How long the examples of data sets are, from a CSV of dataset, tokens and examples.
+    """Read the lengths of the examples of data sets from a CSV of dataset, tokens and examples.
 
     Raises:
-        TableError: it cannot be read; a line for each mistake.
+        TableError: the file cannot be read; a line for each mistake.
     """
-    frame, file = read_sheet(path)
-    sheet = CsvTable(frame, LENGTH_COLUMNS, file)
+    frame, file = read_csv(path)
+    table = CsvTable(frame, LENGTH_COLUMNS, file)
     for name in LENGTH_COLUMNS:
-        if name not in sheet:
-            sheet.head_is_wrong(f"no column {name}: the three are dataset, tokens and examples")
+        if name not in table:
+            table.head_is_wrong(f"no column {name}: the columns are dataset, tokens, examples")
         else:
-            sheet.check_filled(name)
-    names = np.array([name or "" for name in sheet.texts("dataset")])
-    tokens, examples = (sheet.numbers(name, positive) for name in ("tokens", "examples"))
-    sheet.check()
-    found = {}
+            table.check_filled(name)
+    names = np.array([name or "" for name in table.texts("dataset")])
+    tokens, examples = (table.numbers(name, positive) for name in ("tokens", "examples"))
+    table.check()
+    lengths = {}
     for name in np.unique(names):
-        of = names == name
-        at, place = np.unique(tokens[of], return_inverse=True)
-        counts = np.bincount(place, weights=examples[of]).astype(np.float64)
-        found[str(name)] = Lengths(tokens=at, examples=counts)
-    return found
+        own = names == name
+        distinct, place = np.unique(tokens[own], return_inverse=True)
+        counts = np.bincount(place, weights=examples[own]).astype(np.float64)
+        lengths[str(name)] = Lengths(tokens=distinct, examples=counts)
+    return lengths
 
 
-def _remarks(sheet: CsvTable) -> list[str]:
-    unused = [name for name in sheet.unused if folded(name) not in ado.ALSO_THERE]
-    found = []
+def _remarks(table: CsvTable) -> list[str]:
+    unused = [name for name in table.unused if folded(name) not in ado.IGNORED]
+    remarks = []
     if unused:
-        named = ", ".join(f"{quoted(name)}{_bracketed(sheet.near(name))}" for name in unused)
-        found.append(f"columns not used: {named}")
-    if "sparsity" not in sheet:
-        found.append("no column sparsity: every row is taken to have one, 1 (no experts, or all)")
-    gpus = [None if name is None else gpu_key(name) for name in sheet.texts("gpu")]
-    models = {name: each.name for each in presets().values() for name in (each.name, *each.aliases)}
+        named = ", ".join(f"{quoted(name)}{_bracketed(table.near(name))}" for name in unused)
+        remarks.append(f"columns not used: {named}")
+    if "sparsity" not in table:
+        remarks.append("no column sparsity: assumed 1 (no experts, or all of them active)")
+    gpus = [None if name is None else gpu_key(name) for name in table.texts("gpu")]
+    models = {
+        name: model.name for model in presets().values() for name in (model.name, *model.aliases)
+    }
     return [
-        *found,
-        *_mistyped(sheet, "GPU", gpus, gpu_names()),
-        *_mistyped(sheet, "model", sheet.texts("model"), models),
+        *remarks,
+        *_mistyped(table, "GPU", gpus, gpu_names()),
+        *_mistyped(table, "model", table.texts("model"), models),
     ]
 
 
 def _mistyped(
-    sheet: CsvTable, label: str, names: Sequence[str | None], known: Mapping[str, str]
+    table: CsvTable, label: str, names: Sequence[str | None], catalog: Mapping[str, str]
 ) -> Iterator[str]:
-    """A line for each name that nobody knows and that most likely is another one, mistyped.
+    """Remarks on names that are not in the catalog and resemble one that is, or another name.
 
     Args:
-        sheet: the table.
-        label: what has these names.
-        names: (rows,) of the table.
-        known: what is right, by all its names.
+        table: table of the names.
+        label: kind of the names, for messages.
+        names: (rows,) names.
+        catalog: proper names by all their synonyms.
     """
-    kept = zip(names, sheet.kept, strict=True)
+    kept = zip(names, table.kept, strict=True)
     counts = Counter(name for name, is_kept in kept if is_kept and name is not None)
-    seen: list[str] = []
-    # Of two that nobody knows, that with fewer rows is taken for the mistake.
-    for name in sorted(counts, key=lambda name: (name not in known, -counts[name])):
-        others = (other for other in known if folded(other) != folded(name))
-        near = None if name in known else _nearest(name, (*seen, *others))
+    more_frequent: list[str] = []
+    # Of two unknown names that resemble each other, the one with fewer rows is the mistake.
+    for name in sorted(counts, key=lambda name: (name not in catalog, -counts[name])):
+        others = (other for other in catalog if folded(other) != folded(name))
+        near = None if name in catalog else _nearest(name, (*more_frequent, *others))
         if near is not None:
             rows = "1 row" if counts[name] == 1 else f"{counts[name]} rows"
-            meant = quoted(known.get(near, near))
-            yield sheet.remark(f"{label} {quoted(name)} has {rows}: did you mean {meant}?")
-        seen.append(name)
+            meant = quoted(catalog.get(near, near))
+            yield table.remark(f"{label} {quoted(name)} has {rows}: did you mean {meant}?")
+        more_frequent.append(name)
 
 
 def _nearest(name: str, others: Iterable[str]) -> str | None:
-    """The name most alike: digits tell products apart, case and O for 0 do not."""
-    alike = {other.upper().replace("O", "0"): other for other in others}
+    """Most similar name with the same words with digits; case and O for 0 do not count.
+
+    Words with digits distinguish products: H100-80GB is no mistyped A100-80GB.
+    """
+    by_sign = {other.upper().replace("O", "0"): other for other in others}
     sign = name.upper().replace("O", "0")
-    near = difflib.get_close_matches(sign, alike, cutoff=0.85)
-    digits = re.sub(r"\D", "", sign)
-    return next((alike[match] for match in near if re.sub(r"\D", "", match) == digits), None)
+    near = difflib.get_close_matches(sign, by_sign, cutoff=0.85)
+    numbers = _WITH_DIGITS.findall(sign)
+    return next((by_sign[match] for match in near if _WITH_DIGITS.findall(match) == numbers), None)
 
 
 def _bracketed(near: str) -> str:

@@ -1,4 +1,4 @@
-"""What is wrong with a table; apart from what reads it, which needs pandas."""
+"""Error of a table, in a module without pandas so that callers can import it quickly."""
 
 from gpu_catalog.errors import UserError
 

@@ -276,11 +276,11 @@ def read_histogram(path: Path) -> DataLengths:
     """
     from fitting.tables.csv_table import (  # noqa: PLC0415 - pandas, for tables only
         CsvTable,
-        read_sheet,
+        read_csv,
     )
 
     try:
-        frame, file = read_sheet(path)
+        frame, file = read_csv(path)
         sheet = CsvTable(frame, HISTOGRAM_COLUMNS, file)
         for name in ("tokens", "examples"):
             if name not in sheet:

@@ -8,7 +8,7 @@ import pandas as pd
 from fitting.families.records import FamilyFit
 from fitting.fit import Fits
 from fitting.laws.fit_result import Parameter
-from fitting.tables.csv_table import read_sheet
+from fitting.tables.csv_table import read_csv
 from fitting.tables.frames import FrameFits, fit_frame, predict_frame
 from fitting.tables.observations_table import read_lengths
 from orchestrator.markdown_table import table
@@ -39,11 +39,11 @@ def fit_csv(
         StoreError: a file cannot be written.
     """
     lengths_of_data = {} if lengths is None else read_lengths(lengths)
-    frame, file = read_sheet(path)
+    frame, file = read_csv(path)
     fits = fit_frame(frame, lengths=lengths_of_data, file=file)
     predicted = None
     if questions is not None:
-        steps, file = read_sheet(questions)
+        steps, file = read_csv(questions)
         predicted = predict_frame(fits.families, steps, lengths=lengths_of_data, file=file)
     folder = path.with_name(f"{path.stem}{SUFFIX}") if out is None else out
     _write(folder, fits, predicted)
