@@ -30,9 +30,9 @@ def _family(
 
 
 def _scales(series: NameArray, residuals: FloatArray) -> Scales:
-    told = scales(series, residuals)
-    assert told is not None
-    return told
+    result = scales(series, residuals)
+    assert result is not None
+    return result
 
 
 @pytest.mark.parametrize("level", [0.8, 0.9])
@@ -43,15 +43,15 @@ def test_intervals_hold_new_points_as_often_as_they_say(
 ) -> None:
     """Within three in a hundred, over many families, whatever the errors' law; known or not."""
     random = np.random.default_rng(0)
-    held, told = [], []
+    held, coverages = [], []
     for _ in range(150):
         names, seen, new = _family(random, draw, series=series, points=points)
-        found = _scales(names, seen)
-        widths = np.array([found.half_width(str(name), level) for name in names])
+        result = _scales(names, seen)
+        widths = np.array([result.half_width(str(name), level) for name in names])
         held.append(np.mean(np.abs(new) <= widths))
-        told.append(coverage(names, seen, level)[0])
+        coverages.append(coverage(names, seen, level)[0])
     assert np.mean(held) == pytest.approx(level, abs=0.03)
-    assert np.mean(told) == pytest.approx(level, abs=0.03)
+    assert np.mean(coverages) == pytest.approx(level, abs=0.03)
 
 
 def test_a_steady_series_has_a_narrower_interval_and_an_unsteady_one_is_held_too() -> None:
@@ -61,8 +61,8 @@ def test_a_steady_series_has_a_narrower_interval_and_an_unsteady_one_is_held_too
     sigmas = np.repeat([0.01, 0.1], 15)
     held, ratio = [], []
     for _ in range(300):
-        found = _scales(names, random.normal(0, sigmas))
-        widths = np.array([found.half_width(str(name), 0.9) for name in names])
+        result = _scales(names, random.normal(0, sigmas))
+        widths = np.array([result.half_width(str(name), 0.9) for name in names])
         held.append(np.abs(random.normal(0, sigmas)) <= widths)
         ratio.append(widths[-1] / widths[0])
     steady, unsteady = np.mean(held, axis=0).reshape(2, 15).mean(axis=1)
@@ -75,9 +75,9 @@ def test_a_series_that_was_never_seen_has_the_family_s_scale() -> None:
     """Between those of its series."""
     names = np.repeat(["a", "b"], 10)
     residuals = np.random.default_rng(2).normal(0, np.repeat([0.01, 0.1], 10))
-    found = _scales(names, residuals)
-    assert found.half_width("a", 0.8) < found.half_width("c", 0.8) < found.half_width("b", 0.8)
-    assert found.family == pytest.approx(np.sqrt(np.mean(residuals**2)))
+    result = _scales(names, residuals)
+    assert result.half_width("a", 0.8) < result.half_width("c", 0.8) < result.half_width("b", 0.8)
+    assert result.family == pytest.approx(np.sqrt(np.mean(residuals**2)))
 
 
 def test_a_unit_and_the_order_of_errors_do_not_matter() -> None:
@@ -95,17 +95,17 @@ def test_a_unit_and_the_order_of_errors_do_not_matter() -> None:
 def test_a_higher_level_is_never_a_narrower_interval() -> None:
     """As far as the scores have a quantile."""
     names, residuals, _ = _family(np.random.default_rng(4), _normal, series=3, points=10)
-    found = _scales(names, residuals)
-    widths = [found.half_width("series 1", level) for level in np.arange(0.05, 0.96, 0.05)]
+    result = _scales(names, residuals)
+    widths = [result.half_width("series 1", level) for level in np.arange(0.05, 0.96, 0.05)]
     assert widths == sorted(widths)
 
 
 def test_few_points_have_student_s_interval() -> None:
     """Of three there is no ninth in ten: t at two degrees of freedom, times the scale."""
     residuals = np.array([0.02, -0.03, 0.01])
-    found = _scales(np.array(["a", "a", "a"]), residuals)
+    result = _scales(np.array(["a", "a", "a"]), residuals)
     sigma = np.sqrt(np.mean(residuals**2))
-    assert found.half_width("a", 0.9) == pytest.approx(t_quantile(0.95, 2) * sigma)
+    assert result.half_width("a", 0.9) == pytest.approx(t_quantile(0.95, 2) * sigma)
 
 
 def test_what_a_law_does_not_speak_of_has_no_part() -> None:
@@ -113,9 +113,9 @@ def test_what_a_law_does_not_speak_of_has_no_part() -> None:
     names = np.array(["a", "a", "b", "b"])
     residuals = np.array([0.01, np.nan, -0.02, 0.03])
     seen = np.isfinite(residuals)
-    found, alone = _scales(names, residuals), _scales(names[seen], residuals[seen])
-    assert found.scores.tolist() == alone.scores.tolist()
-    assert found.sigmas.tolist() == alone.sigmas.tolist()
+    result, alone = _scales(names, residuals), _scales(names[seen], residuals[seen])
+    assert result.scores.tolist() == alone.scores.tolist()
+    assert result.sigmas.tolist() == alone.sigmas.tolist()
     assert scales(names, np.array([0.1, np.nan, np.nan, np.nan])) is None
 
 

@@ -100,14 +100,14 @@ def test_a_ratio_that_enters_nowhere_alone_is_a_rank_deficiency_of_a_nonlinear_l
 
 
 def test_a_column_of_zeros_is_a_rank_deficiency() -> None:
-    """A parameter that no point depends on is not given the value 0 as if it were known."""
+    """A parameter that no point depends on is not given the value 0 as if it were measured."""
     design = np.stack([np.ones(4), np.zeros(4)], axis=-1)
     solution = solve_linear(design, np.array([1.0, 1.1, 0.9, 1.0]))
     assert solution.status is Status.RANK_DEFICIENT
     assert solution.standard_errors[1] is None
 
 
-def test_a_parameter_pressed_against_its_bound_is_held_there_and_told() -> None:
+def test_a_parameter_pressed_against_its_bound_is_held_there_without_an_error() -> None:
     """Its standard error is absent, and the others are those of the law without it."""
     x, y = [1.0, 2.0, 3.0, 4.0], np.array([0.8, 1.9, 2.8, 3.9])
     solution = solve_linear(_line(x), y, lower=np.zeros(2))
@@ -246,12 +246,12 @@ def test_as_many_rows_agree_as_can(parameters: int, wrong: int) -> None:
         counts = np.floor(limit / (terms @ truth))
         counts[:wrong] += [4, -4, 9][:wrong]
         at, beyond = counts[:, None] * terms, (counts + 1)[:, None] * terms
-        found = solve_most_agreed(at, beyond, limit)
-        agreeing = _agreeing(at, beyond, limit, found)
+        result = solve_most_agreed(at, beyond, limit)
+        agreeing = _agreeing(at, beyond, limit, result)
         others = truth * random.lognormal(0, 0.1, (2000, parameters))
         tries = [_agreeing(at, beyond, limit, values) for values in (truth, *others)]
         assert agreeing >= max(tries) >= 12 - wrong
-        assert (found >= 0).all()
+        assert (result >= 0).all()
 
 
 def test_rows_that_only_touch_do_not_agree() -> None:
@@ -264,8 +264,8 @@ def test_rows_that_only_touch_do_not_agree() -> None:
 
 def test_of_values_that_agree_those_in_the_middle_are_taken() -> None:
     """One row, 2 v <= 6 < 3 v: v is 2.4, as far below 3 as above 2 as a part of the limit."""
-    found = solve_most_agreed(np.array([[2.0]]), np.array([[3.0]]), np.array([6.0]))
-    assert found.tolist() == pytest.approx([2.4])
+    result = solve_most_agreed(np.array([[2.0]]), np.array([[3.0]]), np.array([6.0]))
+    assert result.tolist() == pytest.approx([2.4])
 
 
 def test_the_unit_of_a_limit_is_its_own() -> None:

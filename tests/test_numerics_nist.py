@@ -105,18 +105,18 @@ class Problem:
         """Where everything stands, a file says in its head: ``Data  (lines 61 to 74)``."""
         lines = (FOLDER / f"{name}.dat").read_text(encoding="ascii").splitlines()
 
-        def told(what: str) -> list[str]:
+        def section(what: str) -> list[str]:
             (head,) = (line for line in lines[:10] if line.strip().startswith(f"{what} "))
             first, last = head.partition("(lines")[2].rstrip(" )").split("to")
             return lines[int(first) - 1 : int(last)]
 
-        table = np.array([line.split("=")[1].split() for line in told("Starting Values")], float)
+        table = np.array([line.split("=")[1].split() for line in section("Starting Values")], float)
         (deviation,) = (
             float(line.split(":")[1])
-            for line in told("Certified Values")
+            for line in section("Certified Values")
             if line.startswith("Residual Standard Deviation:")
         )
-        data = np.array([line.split() for line in told("Data")], np.longdouble)
+        data = np.array([line.split() for line in section("Data")], np.longdouble)
         return cls(table[:, :2].T, table[:, 2], table[:, 3], deviation, data.T)
 
     def solved(self, model: Model, start: int) -> Solution:
@@ -137,9 +137,9 @@ def _read(name: str) -> Problem:
     return problem
 
 
-def _digits(found: FloatArray, certified: FloatArray) -> float:
+def _digits(values: FloatArray, certified: FloatArray) -> float:
     """How many significant digits of the worst are right."""
-    return float(-np.log10(np.max(np.abs(found - certified) / np.abs(certified))))
+    return float(-np.log10(np.max(np.abs(values - certified) / np.abs(certified))))
 
 
 def test_every_problem_is_there() -> None:

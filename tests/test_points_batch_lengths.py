@@ -95,14 +95,14 @@ def test_batches_of_like_lengths_are_as_transformers_makes_them(
     drawn = np.random.default_rng(examples).choice(every, examples, replace=False)
     lengths = Lengths.of(sorted(Counter(drawn.tolist()).items()))
     epochs = 4 if examples > 10_000 else 200
-    found = [
+    result = [
         -(-max(batch) // 8) * 8
         for seed in range(epochs)
         for batch in grouped_batches(drawn.tolist(), batch_size, seed)
         if len(batch) == min(batch_size, examples)
     ]
     # That the longest of all is always in a full batch counts where there are few.
-    assert lengths.grouped(batch_size, examples) == pytest.approx(np.mean(found), rel=near)
+    assert lengths.grouped(batch_size, examples) == pytest.approx(np.mean(result), rel=near)
 
 
 def grouped_batches(lengths: list[float], batch_size: int, seed: int) -> list[list[float]]:

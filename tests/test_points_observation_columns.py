@@ -94,8 +94,8 @@ def test_limits_that_are_fitted_are_the_largest_batches_that_searches_found(
         observation(size, outcome, environment=environment(), attempt=place)
         for place, (size, outcome) in enumerate(tried, start=1)
     ]
-    found = largest_batch(probes)
+    result = largest_batch(probes)
     (points,) = limits(columns_of(probes))
-    is_limit = found is not None and found[0] >= 1 and found[1] is not None
-    assert points.largest_batch.tolist() == ([found[0]] if is_limit and found else [])
+    is_limit = result is not None and result[0] >= 1 and result[1] is not None
+    assert points.largest_batch.tolist() == ([result[0]] if is_limit and result else [])
     assert points.cells_seen == 1

@@ -13,7 +13,7 @@ import numpy as np
 from fitting.families.predict import length_scale, predict
 from fitting.families.records import FamilyFit
 from fitting.laws.forms import Form
-from fitting.numerics.uncertainty import NORMAL_90, TimeUncertainty, simulated
+from fitting.numerics.uncertainty import NORMAL_90, TimeUncertainty, simulated_uncertainty
 from fitting.points.fit_points import series_name
 from trials.records.cell import Cell
 from trials.records.observation import (
@@ -358,4 +358,4 @@ def _simulation_uncertainty(measurements: Sequence[Measurement]) -> TimeUncertai
         error if m.relative_error_above is None else m.relative_error_above
         for m, error in zip(measurements, below, strict=True)
     ]
-    return simulated(max(below, default=0.0), max(above, default=0.0), SIMULATED_APART)
+    return simulated_uncertainty(max(below, default=0.0), max(above, default=0.0), SIMULATED_APART)

@@ -4,8 +4,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
-
-
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 NameArray = NDArray[np.str_]

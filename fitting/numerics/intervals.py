@@ -1,11 +1,10 @@
 """Conformal prediction intervals of step times, with a scale for each series.
 
-Residuals of left-out points, each divided by the scale of its series, are pooled, and their
-quantile is the half-width in units of that scale: locally weighted conformal prediction (Lei et
-al., JASA 113, 2018, section 5.2), with residuals that leave one point out. It needs no normal
-errors, only points to predict that are exchangeable with those measured; nothing is claimed beyond
-their range. A series of few points borrows from all: its variance is a weighted mean of its own and
-the family's, as if the latter were ``BORROWED`` points more (Smyth, 2004).
+The method is locally weighted conformal prediction (Lei et al., JASA 113, 2018) with leave-one-out
+residuals: each residual is divided by the scale of its series, and the quantile of all of them is
+the half-width in units of the scale. Errors need not be normal, but points to predict must be
+exchangeable with measured ones: nothing is claimed beyond their range. The variance of a series is
+shrunk towards that of the family, which counts as ``BORROWED`` points (Smyth, 2004).
 """
 
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ from fitting.numerics.arrays import FloatArray, IntArray, NameArray
 from fitting.numerics.least_squares import t_quantile
 
 LEVEL = 0.9  # nominal coverage of an interval
-MOST_JUDGED = 500  # points that a coverage is estimated from: 90 % to within 1.3
-BORROWED = 4.0  # points that the family's scale counts as, in that of a series
+MOST_JUDGED = 500  # points that a coverage is estimated from: 90 % with a standard error of 1.3 %
+BORROWED = 4.0  # number of points that the family's scale counts as in the scale of a series
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +24,13 @@ class Scales:
     """Scales of the residuals of a law, by series.
 
     Attributes:
-        names: (series,) sorted.
-        sigmas: (series,) of ``log(fitted / measured)``:
+        names: (series,) sorted names.
+        sigmas: (series,) scales of ``log(fitted / measured)``:
             ``sigma**2 = (4 g**2 + sum r**2) / (4 + n)``, with g the family's root mean square and r
             the n residuals of the series.
-        family: g, for a series that was never seen.
-        scores: (points,) residuals over their scale, each by a scale that leaves it out; sorted.
-        most: the largest residual.
+        family: g, the scale of a series without points.
+        scores: (points,) sorted absolute residuals, each over a scale that leaves it out.
+        most: largest absolute residual.
     """
 
     names: NameArray
@@ -41,27 +40,25 @@ class Scales:
     most: float
 
     def sigma(self, series: str | None) -> float:
-        """Scale of a series, or of a new one."""
-        if series is None:
-            return self.family
-        at = int(np.searchsorted(self.names, series))
-        known = at < len(self.names) and self.names[at] == series
-        return float(self.sigmas[at]) if known else self.family
+        """Scale of a series; the family's for None or a series without points."""
+        at = len(self.names) if series is None else int(np.searchsorted(self.names, series))
+        is_fitted = at < len(self.names) and self.names[at] == series
+        return float(self.sigmas[at]) if is_fitted else self.family
 
     def half_width(self, series: str | None, level: float) -> float:
-        """Half the interval of the logarithm of a step time at a level, for example 0.9."""
+        """Half-width of the interval of the logarithm of a step time at a level, such as 0.9."""
         return _half_width(self.scores, self.most, self.sigma(series), level)
 
 
 def scales(series: NameArray, residuals: FloatArray) -> Scales | None:
-    """The scales of residuals, each of a point that its law had not seen; None of fewer than two.
+    """Estimate the scales of leave-one-out residuals; None for fewer than two residuals.
 
     Args:
         series: (points,) names.
         residuals: (points,) ``log(fitted / measured)``; nan is left out.
     """
-    seen = np.isfinite(residuals)
-    series, residuals = series[seen], residuals[seen]
+    is_finite = np.isfinite(residuals)
+    series, residuals = series[is_finite], residuals[is_finite]
     if len(residuals) < 2:
         return None
     names, at = np.unique(series, return_inverse=True)
@@ -71,7 +68,7 @@ def scales(series: NameArray, residuals: FloatArray) -> Scales | None:
 
 
 def _scaled(at: IntArray, squares: FloatArray, count: int) -> tuple[FloatArray, float, FloatArray]:
-    """The sigmas of so many series, the family's, and the scores, from squared residuals."""
+    """Scales of the series, scale of the family, and (points,) scores of squared residuals."""
     total, points = squares.sum(), len(squares)
     own = np.bincount(at, weights=squares, minlength=count)
     sizes = np.bincount(at, minlength=count)
@@ -84,11 +81,11 @@ def _scaled(at: IntArray, squares: FloatArray, count: int) -> tuple[FloatArray, 
 
 
 def _half_width(scores: FloatArray, most: float, sigma: float, level: float) -> float:
-    """The conformal quantile, the ``ceil((n + 1) level)``-th of n scores, times the scale.
+    """Scale times the conformal quantile, the ``ceil((n + 1) level)``-th of n scores.
 
-    No more than the largest residual, within which a new one is n times in n + 1: one bad point has
-    both a score and, in its series, a scale that are too large. With too few scores to have a
-    quantile, Student's t of as many stands for it.
+    It is at most the largest residual, which a new one exceeds once in n + 1: a bad point inflates
+    its score and the scale of its series alike. Where the scores are too few for the quantile,
+    Student's t with as many degrees of freedom stands in for it.
     """
     place = int(np.ceil((len(scores) + 1) * level))
     if place <= len(scores):
@@ -97,19 +94,19 @@ def _half_width(scores: FloatArray, most: float, sigma: float, level: float) -> 
 
 
 def coverage(series: NameArray, residuals: FloatArray, level: float) -> tuple[float, FloatArray]:
-    """How often the interval made without a point holds it, and (judged,) the half-widths.
+    """Share of points inside intervals made without them, and (judged,) the half-widths.
 
-    Nothing of a point is in its own interval: neither its residual in the scale, nor its score in
-    the quantile. Of more than ``MOST_JUDGED`` points as many are judged, evenly spread.
+    The interval of a point uses neither its residual for the scale nor its score for the quantile.
+    At most ``MOST_JUDGED`` points, evenly spread, are judged.
 
     Args:
         series: (points,) names.
-        residuals: (points,) ``log(fitted / measured)``; nan is left out, and three must be left.
-        level: how often it should.
+        residuals: (points,) ``log(fitted / measured)``; nan is left out, three must remain.
+        level: nominal coverage.
     """
-    seen = np.isfinite(residuals)
-    names, at = np.unique(series[seen], return_inverse=True)
-    squares = residuals[seen] ** 2
+    is_finite = np.isfinite(residuals)
+    names, at = np.unique(series[is_finite], return_inverse=True)
+    squares = residuals[is_finite] ** 2
     points = np.arange(len(squares))
     judged = np.unique(np.linspace(0, len(points) - 1, min(len(points), MOST_JUDGED)).astype(int))
     widths = np.empty(len(judged))

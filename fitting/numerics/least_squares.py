@@ -1,6 +1,6 @@
 """Least squares with rank, bounds and covariance: the only module that imports scipy.
 
-It imports scipy where it is used: that takes as long as all else that most commands import.
+Functions import scipy themselves, because that takes as long as all other imports of most commands.
 """
 
 from collections.abc import Callable
@@ -9,25 +9,22 @@ from enum import StrEnum
 from itertools import combinations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fitting.numerics.arrays import FloatArray
+from fitting.numerics.arrays import BoolArray, FloatArray
 
-BoolArray = NDArray[np.bool_]
-
-# A direction of parameter space counts as seen when its singular value, with columns scaled to
-# length 1, exceeds this share of the largest. Scaling makes the rank independent of units, and the
-# condition nearly the least that any scaling gives (van der Sluis, Numer. Math. 14, 1969). Exact
-# designs carry rounding of about 1e-15; three-point Jacobians an error of about 1e-10.
+# The points identify a direction of parameter space whose singular value, with columns scaled to
+# length 1, exceeds this share of the largest. The scaling makes the rank independent of units, and
+# brings n columns within sqrt(n) of the best condition of any scaling (van der Sluis, Numer. Math.
+# 14, 1969). Exact designs have rounding errors of about 1e-15, three-point Jacobians of 1e-10.
 LINEAR_RANK_TOLERANCE = 1e-10
 JACOBIAN_RANK_TOLERANCE = 1e-7
-# A parameter takes part in an unseen direction when its share of it exceeds this. The others are
-# identified, and keep their errors, though the design as a whole is rank-deficient.
+# A parameter with a larger share of a null direction is not identified. The others are, and keep
+# their errors, even if the design as a whole is rank-deficient.
 NULL_SHARE = 1e-4
-LEAST_UNIT = 1e-3  # of a value, as a part of its start: that which goes to zero keeps a magnitude
-MOST_ITERATIONS = 1000  # for each parameter; the longest of NIST's problems takes 520
-CORNER = 1e-9  # how far a corner of the planes may be off, as a part of a limit
-LEAST_MARGIN = 1e-6  # of a row that agrees, as a part of its limit: touching is not agreeing
+LEAST_UNIT = 1e-3  # least scale of a value relative to its start: values may converge to zero
+MOST_ITERATIONS = 1000  # per parameter; the longest of NIST's problems takes 520
+CORNER_TOLERANCE = 1e-9  # of a corner of the planes, relative to a limit
+LEAST_MARGIN = 1e-6  # of a row that holds, relative to its limit: equality does not count
 
 
 class Status(StrEnum):
@@ -54,22 +51,21 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """The parameters that fit best, and how far they can be trusted.
+    """Best-fit parameters with their errors and the diagnostics of the fit.
 
     Attributes:
-        values: the parameters; meaningless one by one unless the status is usable.
-        standard_errors: absent for a parameter the points do not identify, or held at its bound.
-        covariance: of the parameters, from the residual variance; rows of a parameter held at its
-            bound are zero, because the rest is conditional on it. Absent unless the status is
-            usable.
-        status: what became of the fit.
-        rank: independent directions of parameter space the points see.
-        parameter_count: parameters asked for.
-        points: how many there were.
-        rmse: root mean square of the weighted residuals; absent without points.
-        degrees_of_freedom: points less fitted parameters.
-        condition: ratio of extreme singular values, columns scaled to length 1; absent when the
-            rank falls short.
+        values: parameters; meaningless one by one unless the status is usable.
+        standard_errors: None for a parameter that is not identified or is held at its bound.
+        covariance: covariance of the parameters from the residual variance, conditional on the
+            parameters held at their bounds, whose rows are zero. None unless the status is usable.
+        status: status of the fit.
+        rank: number of independent directions of parameter space that the points identify.
+        parameter_count: number of parameters.
+        points: number of points.
+        rmse: root mean square of the weighted residuals; None without points.
+        degrees_of_freedom: number of points less the number of free parameters.
+        condition: ratio of the extreme singular values, columns scaled to length 1; None for a
+            rank-deficient design.
     """
 
     values: FloatArray
@@ -86,15 +82,15 @@ class Solution:
 
 @dataclass(frozen=True, slots=True)
 class _Minimum:
-    """Where a solver stopped.
+    """Result of a solver.
 
     Attributes:
-        values: the parameters there.
-        matrix: slope of the residuals along each parameter, one row per point.
-        residuals: one per point.
-        held: the parameters a bound holds.
+        values: (parameters,) values at the minimum.
+        matrix: (points, parameters) Jacobian of the residuals.
+        residuals: (points,) residuals.
+        held: (parameters,) mask of the parameters held at a bound.
         tolerance: relative size below which a singular value of the matrix counts as zero.
-        converged: whether the solver says that this is a minimum.
+        converged: whether the solver reports a minimum.
     """
 
     values: FloatArray
@@ -112,13 +108,13 @@ def solve_linear(
     weights: FloatArray | None = None,
     lower: FloatArray | None = None,
 ) -> Solution:
-    """Minimises ``sum((weights * (design @ values - observed)) ** 2)``, values >= lower.
+    """Minimise ``sum((weights * (design @ values - observed)) ** 2)`` over values >= lower.
 
     Args:
-        design: one row per point, one column per parameter.
-        observed: one number per point.
-        weights: multiplies each residual: 1 / (expected error), up to a common factor.
-        lower: least value of each parameter; -inf for none.
+        design: (points, parameters) matrix.
+        observed: (points,) values.
+        weights: (points,) factors of the residuals: 1 / (expected error), up to a common factor.
+        lower: (parameters,) least values; -inf for none.
 
     Raises:
         ValueError: a number is not finite.
@@ -141,12 +137,12 @@ def solve_nonlinear(
     upper: FloatArray,
     tolerance: float = 1e-12,
 ) -> Solution:
-    """Minimises ``sum(residuals(values) ** 2)`` from a start strictly inside the bounds.
+    """Minimise ``sum(residuals(values) ** 2)`` from a start strictly inside the bounds.
 
-    The covariance is that of the law linearised at the minimum. It stops where no value changes by
-    more than ``tolerance``, as a part of it, or the sum by a thousandth of that: in a narrow valley
-    the sum hardly falls far from the minimum. It does so twice, the second
-    time scaled by the values that the first one found.
+    The covariance is that of the law linearised at the minimum. The solver stops where the relative
+    change of every value is below ``tolerance``, or that of the sum below a thousandth of it: in a
+    narrow valley the sum hardly falls far from the minimum. A second run starts from the first
+    one's values and is scaled by them.
     """
     if len(residuals(start)) == 0:
         idle = np.zeros(len(start), dtype=bool)
@@ -167,10 +163,10 @@ class _Nonlinear:
     tolerance: float
 
     def minimum(self, start: FloatArray, unit: FloatArray) -> _Minimum:
-        """Minimise in scaled units: to scipy, 1 is large and 2e-16 is zero.
+        """Minimise in scaled units, because scipy's tolerances are absolute.
 
-        Its steps for slopes are parts of ``max(1, |value|)``, and a gradient of less than 2e-16
-        ends its search.
+        Its difference steps are relative to ``max(1, |value|)``, and a gradient below 2e-16 ends
+        its search.
         """
         from scipy.optimize import least_squares  # noqa: PLC0415 - see the top
 
@@ -179,8 +175,8 @@ class _Nonlinear:
         def scaled(parts: FloatArray) -> FloatArray:
             return self.residuals(parts * unit) / size
 
-        with np.errstate(all="ignore"):  # a step that is tried may overflow: it is not taken
-            found = least_squares(
+        with np.errstate(all="ignore"):  # a trial step may overflow; the solver rejects it
+            result = least_squares(
                 scaled,
                 start / unit,
                 jac="3-point",
@@ -191,77 +187,80 @@ class _Nonlinear:
                 gtol=np.finfo(float).eps,
                 max_nfev=MOST_ITERATIONS * len(start),
             )
-        held = np.asarray(found.active_mask) != 0
+        held = np.asarray(result.active_mask) != 0
         values = np.where(
-            held, np.where(found.active_mask < 0, self.lower, self.upper), found.x * unit
+            held, np.where(result.active_mask < 0, self.lower, self.upper), result.x * unit
         )
         return _Minimum(
             values=values,
-            matrix=np.asarray(found.jac) * size / unit,
+            matrix=np.asarray(result.jac) * size / unit,
             residuals=self.residuals(values),
             held=held,
             tolerance=JACOBIAN_RANK_TOLERANCE,
-            converged=found.status > 0,
+            converged=result.status > 0,
         )
 
 
 def solve_most_agreed(at: FloatArray, beyond: FloatArray, limit: FloatArray) -> FloatArray:
-    """The values ``v``, none below zero, with ``at @ v <= limit < beyond @ v`` for most rows.
+    """Non-negative values ``v`` with ``at @ v <= limit < beyond @ v`` for as many rows as possible.
 
-    Of all that agree with as many, those in the middle: the least margin of any row that agrees, as
-    a part of its limit, is the largest. A count does not care how wrong a row is, so no bad one
-    pulls. It is exact: most rows agree at a corner, where as many planes meet as there are
-    parameters, and all corners are looked at. Meant for some dozens of rows and three parameters.
+    Counting rows is robust: a bad row has no pull. Of the best values, the result has the largest
+    relative margin of the rows that hold. The search is exact: the best count is reached at a
+    corner where as many planes meet as there are parameters, and it visits all corners. It suits
+    some dozens of rows and three parameters.
 
     Args:
-        at: (rows, parameters) what must be within the limit.
-        beyond: (rows, parameters) what must not.
-        limit: (rows,) above zero.
+        at: (rows, parameters) coefficients of what must be within the limit.
+        beyond: (rows, parameters) coefficients of what must exceed it.
+        limit: (rows,) positive limits.
 
     Raises:
         ValueError: there are no rows, or a number is not finite.
     """
-    if len(limit) == 0 or not all(np.all(np.isfinite(each)) for each in (at, beyond, limit)):
-        raise ValueError("limits to agree with must be finite numbers, and at least one")
+    if len(limit) == 0 or not all(np.all(np.isfinite(array)) for array in (at, beyond, limit)):
+        raise ValueError("limits must be finite numbers, and at least one")
     lower, upper = at / limit[:, None], beyond / limit[:, None]
     below, above = 1 - LEAST_MARGIN, 1 + LEAST_MARGIN
     corners = _corners(np.vstack([lower / below, upper / above]))
-    within = (corners @ lower.T <= below + CORNER) & (corners @ upper.T >= above - CORNER)
+    is_below = corners @ lower.T <= below + CORNER_TOLERANCE
+    within = is_below & (corners @ upper.T >= above - CORNER_TOLERANCE)
     counts = within.sum(axis=1)
     most = np.unique(within[counts == counts.max()], axis=0)
-    return max((_middle(lower[rows], upper[rows]) for rows in most), key=lambda found: found[0])[1]
+    middles = (_middle(lower[rows], upper[rows]) for rows in most)
+    return max(middles, key=lambda margin_and_values: margin_and_values[0])[1]
 
 
 def _corners(planes: FloatArray) -> FloatArray:
-    """(corners, parameters) where ``planes @ v = 1`` meet each other or zero, none below zero."""
+    """(corners, parameters) non-negative points where ``planes @ v = 1`` meet each other or 0."""
     count, parameters = planes.shape
     walls = np.vstack([planes, np.eye(parameters)])
     heights = np.r_[np.ones(count), np.zeros(parameters)]
     sets = np.array(list(combinations(range(len(walls)), parameters)))
     meeting = walls[sets]
     scale = np.abs(meeting).max(axis=2, keepdims=True)
-    apart = np.abs(np.linalg.det(meeting / np.where(scale > 0, scale, 1.0))) > LINEAR_RANK_TOLERANCE
-    points = np.linalg.solve(meeting[apart], heights[sets[apart]][:, :, None])[:, :, 0]
-    return np.asarray(points[(points >= -CORNER).all(axis=1)])
+    determinants = np.linalg.det(meeting / np.where(scale > 0, scale, 1.0))
+    is_regular = np.abs(determinants) > LINEAR_RANK_TOLERANCE
+    points = np.linalg.solve(meeting[is_regular], heights[sets[is_regular]][:, :, None])[:, :, 0]
+    return np.asarray(points[(points >= -CORNER_TOLERANCE).all(axis=1)])
 
 
 def _middle(lower: FloatArray, upper: FloatArray) -> tuple[float, FloatArray]:
-    """The margin, and the values, where ``lower @ v <= 1 <= upper @ v`` by the most."""
+    """Largest margin of ``lower @ v <= 1 <= upper @ v``, and its values v."""
     from scipy.optimize import linprog  # noqa: PLC0415 - see the top
 
     parameters = lower.shape[1]
     one = np.ones((len(lower), 1))
-    found = linprog(
+    result = linprog(
         np.r_[np.zeros(parameters), -1.0],
         A_ub=np.vstack([np.hstack([lower, one]), np.hstack([-upper, one])]),
         b_ub=np.r_[one[:, 0], -one[:, 0]],
     )
-    values = np.asarray(found.x)
+    values = np.asarray(result.x)
     return float(values[-1]), values[:-1]
 
 
 def t_quantile(probability: float, degrees_of_freedom: float) -> float:
-    """Quantile of Student's t: what a standard error is multiplied by to make an interval."""
+    """Quantile of Student's t distribution."""
     from scipy.special import stdtrit  # noqa: PLC0415 - see the top
 
     return float(stdtrit(degrees_of_freedom, probability))
@@ -270,16 +269,16 @@ def t_quantile(probability: float, degrees_of_freedom: float) -> float:
 def _least_squares(
     matrix: FloatArray, target: FloatArray, lower: FloatArray | None
 ) -> tuple[FloatArray, BoolArray]:
-    """The best values, and which of them a bound holds."""
+    """Least-squares values, and the mask of those held at a bound."""
     lengths = _column_lengths(matrix)
     values = np.linalg.lstsq(matrix / lengths, target, rcond=LINEAR_RANK_TOLERANCE)[0] / lengths
     held = np.zeros(len(values), dtype=bool)
     if lower is not None and len(target) > 0 and np.any(values < lower):
         from scipy.optimize import lsq_linear  # noqa: PLC0415 - see the top
 
-        found = lsq_linear(matrix / lengths, target, (lower * lengths, np.inf), method="bvls")
-        held = np.asarray(found.active_mask) != 0
-        values = np.where(held, lower, found.x / lengths)
+        result = lsq_linear(matrix / lengths, target, (lower * lengths, np.inf), method="bvls")
+        held = np.asarray(result.active_mask) != 0
+        values = np.where(held, lower, result.x / lengths)
     return values, held
 
 
@@ -320,12 +319,12 @@ def _status(minimum: _Minimum, rank: int) -> Status:
 
 
 def _spectrum(minimum: _Minimum) -> tuple[int, float | None, BoolArray]:
-    """Rank, condition, and which parameters no unseen direction moves."""
+    """Rank, condition, and the mask of the parameters that are identified."""
     points, parameter_count = minimum.matrix.shape
     if points == 0:
         return 0, None, np.zeros(parameter_count, dtype=bool)
     scaled = minimum.matrix / _column_lengths(minimum.matrix)
-    # All directions are needed only where points are fewer; else they would take points**2 numbers.
+    # Full matrices would take points**2 numbers; null directions need them with few points only.
     _, singular, directions = np.linalg.svd(scaled, full_matrices=points < parameter_count)
     rank = int(np.sum(singular > minimum.tolerance * singular[0]))
     condition = float(singular[0] / singular[-1]) if rank == parameter_count else None
@@ -333,15 +332,15 @@ def _spectrum(minimum: _Minimum) -> tuple[int, float | None, BoolArray]:
 
 
 def _degrees_of_freedom(minimum: _Minimum) -> int:
-    """Points less the parameters that were free to follow them."""
+    """Number of points less the number of free parameters."""
     points, parameter_count = minimum.matrix.shape
     return int(points - parameter_count + np.count_nonzero(minimum.held))
 
 
 def _covariance(minimum: _Minimum) -> FloatArray | None:
-    """``s**2 * (A^T A)^-1`` over the free parameters, ``s**2`` the residual variance.
+    """``s**2 * (A^T A)^-1`` over the free parameters, with ``s**2`` the residual variance.
 
-    Through the pseudo-inverse, so that what a rank-deficient design does identify keeps its error.
+    The pseudo-inverse keeps the errors of what a rank-deficient design does identify.
     """
     freedom = _degrees_of_freedom(minimum)
     if len(minimum.residuals) == 0 or freedom <= 0:

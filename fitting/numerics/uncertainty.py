@@ -1,4 +1,4 @@
-"""How far a step time may be off: of its own, and together with all others that were simulated."""
+"""Uncertainty of a step time: its own part, and a part shared by all simulated step times."""
 
 import math
 from dataclasses import dataclass
@@ -8,18 +8,19 @@ import numpy as np
 from fitting.numerics.arrays import FloatArray
 from fitting.numerics.least_squares import t_quantile
 
-NORMAL_90 = 1.645  # half the 90 % interval of a normal distribution, in standard deviations
+NORMAL_90 = 1.645  # half-width of the normal 90 % interval in standard deviations
 
 
 @dataclass(frozen=True, slots=True)
 class TimeUncertainty:
-    """The error of the logarithm of a step time.
+    """Error of the logarithm of a step time.
 
     Attributes:
-        own: standard deviation of what is this one's alone.
-        degrees: of freedom that it is known by: Student's t of as many; infinite where it is known.
-        shared_below: standard deviation, below, of what all simulated step times have in common.
-        shared_above: above.
+        own: standard deviation of the part that is independent of other step times.
+        degrees: degrees of freedom of ``own``, for Student's t; infinite for a normal error.
+        shared_below: standard deviation of the error towards shorter times that all simulated step
+            times share.
+        shared_above: the same towards longer times.
     """
 
     own: float
@@ -28,7 +29,7 @@ class TimeUncertainty:
     shared_above: float = 0.0
 
     def drawn(self, shared: FloatArray, random: np.random.Generator) -> FloatArray:
-        """(draws,) errors, for draws of a standard normal that all have in common."""
+        """(draws,) errors, for (draws,) standard normal values that all step times share."""
         count = len(shared)
         alone = (
             random.standard_normal(count)
@@ -40,38 +41,37 @@ class TimeUncertainty:
 
     @property
     def alone(self) -> float:
-        """Standard deviation of a normal distribution with the 90 % interval of its own part."""
+        """Standard deviation of a normal distribution with the 90 % interval of the own part."""
         if math.isinf(self.degrees):
             return self.own
         return self.own * t_quantile(0.95, self.degrees) / NORMAL_90
 
     @property
     def shared(self) -> float:
-        """That of the other part."""
+        """Standard deviation of the shared part, the mean of both sides."""
         return (self.shared_below + self.shared_above) / 2
 
     @property
     def factors(self) -> tuple[float, float]:
-        """What a step time times these is the 90 % interval of it."""
+        """Factors from a step time to the ends of its 90 % interval."""
         return (
             math.exp(-NORMAL_90 * math.hypot(self.alone, self.shared_below)),
             math.exp(NORMAL_90 * math.hypot(self.alone, self.shared_above)),
         )
 
 
-def simulated(below: float, above: float, apart: float) -> TimeUncertainty:
-    """The doubt of a simulated step time by its 90 % interval.
+def simulated_uncertainty(below: float, above: float, independent: float) -> TimeUncertainty:
+    """Uncertainty of a simulated step time from its 90 % interval.
 
     Args:
-        below: how much shorter it may be, as a part.
-        above: how much longer.
-        apart: standard deviation of the ratio of two, of its logarithm: what they do not share.
+        below: relative error of the interval's lower end.
+        above: relative error of its upper end.
+        independent: standard deviation of the part that two simulated times do not share.
     """
 
-    def shared(part: float) -> float:
-        whole = math.log1p(part) / NORMAL_90
-        return math.sqrt(max(whole**2 - apart**2, 0.0))
+    def shared(error: float) -> float:
+        whole = math.log1p(error) / NORMAL_90
+        return math.sqrt(max(whole**2 - independent**2, 0.0))
 
-    return TimeUncertainty(
-        min(apart, math.log1p(below) / NORMAL_90), math.inf, shared(below), shared(above)
-    )
+    own = min(independent, math.log1p(below) / NORMAL_90)
+    return TimeUncertainty(own, math.inf, shared(below), shared(above))

@@ -1,7 +1,7 @@
-"""Which measurement is worth its price: what it may save whoever rents by the ranking.
+"""Value of a measurement: its expected saving for a user who rents the cheapest option.
 
-Of several ways to do one job the cheapest is to be found. What each costs is known to a part of it:
-the logarithm of the cost is taken for normal, and the ways for independent.
+The logarithm of the cost of each option to do a job is modelled as normal and independent, but for
+an error that options share.
 """
 
 import math
@@ -12,18 +12,18 @@ import numpy as np
 from fitting.numerics.arrays import FloatArray, IntArray
 
 DRAWS = 20_000
-ALIKE = 0.01  # of the cost: whoever pays so much more has not chosen wrong
+INDIFFERENCE = 0.01  # relative difference of costs that does not matter to a choice
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
-    """Ways to do one job.
+class OptionCosts:
+    """Uncertain costs of the options to do one job.
 
     Attributes:
-        mean: (ways,) of the logarithm of the cost.
-        sigma: (ways,) its standard deviation, of what is each one's alone.
-        shared: (ways,) that of what all have in common whose is not 0: it moves them together.
-        group: (ways,) which of the things to choose between each is a way of, counted from 0.
+        mean: (options,) mean of the logarithm of the cost.
+        sigma: (options,) standard deviation of its independent part.
+        shared: (options,) standard deviation of the part that moves all options with one together.
+        group: (options,) index of the alternative that each option belongs to, counted from 0.
     """
 
     mean: FloatArray
@@ -32,40 +32,42 @@ class Ways:
     group: IntArray
 
 
-def expected_value_of_measurement(ways: Ways, noise: FloatArray) -> FloatArray:
-    """(ways,) what measuring each way once is expected to save, as a part of the least cost.
+def expected_value_of_measurement(costs: OptionCosts, noise: FloatArray) -> FloatArray:
+    """(options,) expected saving by measuring each option once, relative to the least cost.
 
-    The knowledge gradient of independent normals (Gupta and Miescke, 1996; Frazier, Powell and
-    Dayanik, 2008): a measurement with the standard deviation ``noise`` moves the mean by
-    ``s = sigma**2 / sqrt(sigma**2 + noise**2)`` in expectation, and with it the choice where it
-    crosses the best of the others, ``d`` away: ``s * phi(d / s) - d * Phi(-d / s)``.
+    The knowledge gradient for independent normals (Frazier, Powell and Dayanik, 2008): measuring
+    with the standard deviation ``noise`` moves the mean by a normal amount of standard deviation
+    ``s = sigma**2 / sqrt(sigma**2 + noise**2)``. The choice changes where the mean crosses the best
+    of the other options, a distance d away, which saves ``s * phi(d / s) - d * Phi(-d / s)``.
 
     Args:
-        ways: two or more; of one there is nothing to choose, and nothing to save.
-        noise: (ways,) standard deviation of the logarithm of what would be measured.
+        costs: beliefs about the options; the saving is 0 with fewer than two.
+        noise: (options,) standard deviation of the logarithm of a measured cost.
     """
-    if len(ways.mean) < 2:
-        return np.zeros(len(ways.mean))
-    # What all have in common does not move one past another; beside others it is each one's own.
-    apart = ways.sigma if (ways.shared > 0).all() else np.hypot(ways.sigma, ways.shared)
-    least, second = np.partition(ways.mean, 1)[:2]
-    others = np.where(np.arange(len(ways.mean)) == int(ways.mean.argmin()), second, least)
-    moved = apart**2 / np.maximum(np.hypot(apart, noise), 1e-12)
-    away = np.abs(ways.mean - others)
-    ratio = away / np.maximum(moved, 1e-12)
+    if len(costs.mean) < 2:
+        return np.zeros(len(costs.mean))
+    # An error that all options share does not change their order. Where some lack it, it does.
+    sigma = costs.sigma if (costs.shared > 0).all() else np.hypot(costs.sigma, costs.shared)
+    least, second = np.partition(costs.mean, 1)[:2]
+    others = np.where(np.arange(len(costs.mean)) == int(costs.mean.argmin()), second, least)
+    change = sigma**2 / np.maximum(np.hypot(sigma, noise), 1e-12)
+    distance = np.abs(costs.mean - others)
+    ratio = distance / np.maximum(change, 1e-12)
     density = np.exp(-(ratio**2) / 2) / np.sqrt(2 * np.pi)
     beyond = np.array([math.erfc(r / math.sqrt(2)) / 2 for r in ratio])
-    return np.asarray(np.maximum(moved * density - away * beyond, 0.0))
+    return np.asarray(np.maximum(change * density - distance * beyond, 0.0))
 
 
-def probability_right(ways: Ways, seed: int) -> FloatArray:
-    """(groups,) how likely each is the cheapest, or dearer by no more than ``ALIKE``.
+def probability_cheapest(costs: OptionCosts, seed: int) -> FloatArray:
+    """(groups,) probability that each is the cheapest to within ``INDIFFERENCE``.
 
-    By so many seeded draws: to within a per cent. A group costs what its cheapest way does.
+    A group costs as much as its cheapest option. ``DRAWS`` seeded draws give the probability to
+    within one per cent.
     """
     random = np.random.default_rng(seed)
-    alone, together = (random.standard_normal((DRAWS, n)) for n in (len(ways.mean), 1))
-    drawn = ways.mean + ways.sigma * alone + ways.shared * together
-    groups = int(ways.group.max()) + 1
-    costs = np.stack([drawn[:, ways.group == g].min(axis=1) for g in range(groups)], axis=1)
-    return np.asarray((costs <= costs.min(axis=1, keepdims=True) + np.log1p(ALIKE)).mean(axis=0))
+    own, shared = (random.standard_normal((DRAWS, n)) for n in (len(costs.mean), 1))
+    drawn = costs.mean + costs.sigma * own + costs.shared * shared
+    groups = int(costs.group.max()) + 1
+    least = np.stack([drawn[:, costs.group == g].min(axis=1) for g in range(groups)], axis=1)
+    limit = least.min(axis=1, keepdims=True) + np.log1p(INDIFFERENCE)
+    return np.asarray((least <= limit).mean(axis=0))

@@ -10,9 +10,9 @@ import numpy as np
 from fitting.families.cell_step_time import VISIT, StepTimeSource
 from fitting.families.records import FamilyFit
 from fitting.numerics.value_of_information import (
-    Ways,
+    OptionCosts,
     expected_value_of_measurement,
-    probability_right,
+    probability_cheapest,
 )
 from gpu_catalog.catalog import Catalog
 from orchestrator.planning.measurement_cost import MeasurementCost
@@ -143,13 +143,13 @@ def _choice(
     options: Sequence[RunOption], beliefs: CostBeliefs, effort: MeasurementCost, seed: int
 ) -> GpuChoice:
     cells = list(dict.fromkeys(option.cell for option in options))
-    costs = Ways(
+    costs = OptionCosts(
         mean=np.array([option.log_usd for option in options]),
         sigma=np.array([option.sigma for option in options]),
         shared=np.array([option.shared for option in options]),
         group=np.array([cells.index(option.cell) for option in options]),
     )
-    right = probability_right(costs, seed)
+    right = probability_cheapest(costs, seed)
     best = int(right.argmax())
     leader = min(
         (option for option in options if option.cell == cells[best]),

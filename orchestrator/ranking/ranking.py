@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fitting.families.cell_step_time import Batch
-from fitting.numerics.value_of_information import ALIKE
+from fitting.numerics.value_of_information import INDIFFERENCE
 from orchestrator.pricing.rental_cost import charged_hours
 from orchestrator.ranking.exclusions import excluded
 from orchestrator.ranking.job_lengths import of_like_lengths
@@ -138,7 +138,7 @@ def _odds(ordered: Sequence[PricedOffer]) -> dict[int, _Odds]:
     """Odds of offers by their id, from draws of their costs; absent where they are zero.
 
     Offers of one job on one GPU are equally fast. One that costs more than the cheapest of them by
-    more than ``ALIKE`` in every draw can never win, so it is skipped.
+    more than ``INDIFFERENCE`` in every draw can never win, so it is skipped.
 
     Args:
         ordered: offers of comparable cells, cheapest first.
@@ -152,7 +152,7 @@ def _odds(ordered: Sequence[PricedOffer]) -> dict[int, _Odds]:
     usd = np.stack([priced.drawn_usd for priced in close])
     best = usd.min(axis=0)
     cheapest = (usd <= best).mean(axis=1)
-    near = (usd <= best * (1 + ALIKE)).mean(axis=1)
+    near = (usd <= best * (1 + INDIFFERENCE)).mean(axis=1)
     return {
         id(priced): _Odds(*chances)
         for priced, *chances in zip(close, cheapest.tolist(), near.tolist(), strict=True)
@@ -164,5 +164,5 @@ def _can_win(priced: PricedOffer, cheapest_of_job: PricedOffer | None) -> bool:
     if cheapest_of_job is None or priced is cheapest_of_job:
         return True
     apart = FAR * math.hypot(priced.price_sigma, cheapest_of_job.price_sigma)
-    limit = cheapest_of_job.offer.usd_per_hour * (1 + ALIKE) * math.exp(apart)
+    limit = cheapest_of_job.offer.usd_per_hour * (1 + INDIFFERENCE) * math.exp(apart)
     return priced.offer.usd_per_hour <= limit
