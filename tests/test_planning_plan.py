@@ -78,7 +78,7 @@ def test_gpu_that_no_node_has_is_skipped_with_the_reason() -> None:
     on_a40, on_cpu = spec.all_cells()
     plan = planned(spec, [], ONE_CORE)
     assert (plan.pending, [skip.cell for skip in plan.skipped]) == ((on_cpu,), [on_a40])
-    assert plan.skipped[0].reason.startswith("no node of the cluster has a core and the resource")
+    assert "resource 'A40'" in plan.skipped[0].reason
     with_it = ClusterResources((Node({"CPU": 8.0, "A40": 1.0}),))
     assert planned(spec, [], with_it).pending == (on_a40, on_cpu)
 
@@ -92,9 +92,9 @@ def test_recipe_that_no_node_can_have_is_skipped_with_the_reason() -> None:
     bare, equipped = Node({"CPU": 1.0, "A40": 1.0}, frozenset()), frozenset({"flash_attn"})
     plan = planned(spec, [], ClusterResources((bare,)))
     on_a40, on_v100, on_cpu = (skip.reason for skip in plan.skipped)
-    assert on_a40.startswith("flash_attn cannot be imported on the node with A40")
-    assert on_v100.startswith("attention flash_attention_2 needs compute capability 8.0")
-    assert on_cpu == "attention flash_attention_2 needs a CUDA GPU, cpu is none"
+    assert "flash_attn cannot" in on_a40
+    assert "compute capability 8.0" in on_v100
+    assert "needs a CUDA GPU" in on_cpu
     both = ClusterResources((bare, Node({"CPU": 1.0, "A40": 1.0}, equipped)))
     assert [cell.gpu for cell in planned(spec, [], both).pending] == ["A40"]
 
@@ -118,7 +118,7 @@ def test_smaller_gpu_that_cannot_have_the_recipe_is_not_stood_in_for() -> None:
     assert [cell.gpu for cell in plan.pending] == ["A40", "L4"]
     (skip,) = plan.skipped
     assert (skip.cell.gpu, skip.cell.capped_on) == ("T4", "A40")
-    assert "T4 has 7.5: use precision: fp16" in skip.reason
+    assert "use precision: fp16" in skip.reason
 
 
 def test_cuda_trial_has_the_node_to_itself_and_asks_ray_to_show_the_gpu() -> None:

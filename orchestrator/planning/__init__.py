@@ -1,1 +1,1 @@
-"""What to run, what nodes cost, what a sweep will cost, and what went wrong."""
+"""Plan of a sweep, prices of its nodes, its cost so far and to come, and its faults."""

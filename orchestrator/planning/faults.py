@@ -1,4 +1,4 @@
-"""What went wrong while a sweep measured, and what it cost. Pure."""
+"""Faults of a sweep and the time they cost. Pure."""
 
 from typing import Annotated, Literal
 
@@ -11,18 +11,19 @@ Kind = Literal["died", "device", "node out", "no node"]
 
 
 class Fault(Record):
-    """One thing that went wrong.
+    """One fault.
 
     Attributes:
-        kind: a trial ``died`` with its worker or node; a probe blamed its ``device``, and the trial
-            went elsewhere; a ``node`` was taken ``out`` of the sweep; ``no node`` had a GPU.
+        kind: ``died``: a trial ended with its worker or node; ``device``: a probe failed because of
+            its device, and the trial moved to another node; ``node out``: a node was excluded from
+            the sweep; ``no node``: no node had the GPU.
         gpu: key of the GPU that was to measure.
-        cell: what it was to measure; absent where more than one cell is concerned.
-        node: the node's address; absent where it is not known, or there was none.
-        node_id: Ray's name of it, which it loses when Ray is started on it again.
-        reason: one line on why.
+        cell: cell that was to be measured; None where several are concerned.
+        node: address of the node; None where it is unknown or there was none.
+        node_id: Ray's id of the node, which changes when Ray is restarted on it.
+        reason: cause, in one line.
         at: UTC time in ISO 8601.
-        lost_seconds: since the trial's last word, or its start: what was measured in vain.
+        lost_seconds: seconds since the trial's last report, or else its start: lost work.
     """
 
     kind: Kind
@@ -36,12 +37,12 @@ class Fault(Record):
 
 
 class Faults(Record):
-    """What went wrong in a run so far, in its order."""
+    """Faults of a run so far, in their order."""
 
     faults: tuple[Fault, ...] = ()
 
     def nodes_out(self) -> dict[str, str]:
-        """Why each node is out, by its id."""
+        """Reason why each excluded node is excluded, by its id."""
         return {
             f.node_id: f"{f.node}: {f.reason}"
             for f in self.faults

@@ -1,4 +1,4 @@
-"""What the nodes of a cluster are rented as, and so what an hour of them costs. Pure."""
+"""Offers that the nodes of a cluster are rented by, and their hourly prices. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from orchestrator.planning.cluster_resources import Node
 from orchestrator.pricing.catalog_file import OWN, stands_in
 from orchestrator.pricing.offer_constraints import OfferFilter
 
-LABEL = "finetune-cost/"  # of what a cluster's file has a node say of itself, by its Ray labels
+LABEL = "finetune-cost/"  # prefix of the Ray labels by which a cluster file describes its nodes
 
 
 class NodeRental(Record):
-    """What a node says that it is rented as; of what it does not say, anything.
+    """Rental of a node by its own labels; None stands for any value.
 
     Attributes:
-        provider: as prices name it.
-        instance: the provider's name for it.
-        region: in the provider's own words.
+        provider: provider, as price tables name it.
+        instance: the provider's name of the instance type.
+        region: the provider's name of the region.
         market: on demand or spot.
     """
 
@@ -33,30 +33,30 @@ class NodeRental(Record):
 
     @classmethod
     def of(cls, node: Node) -> "NodeRental | None":
-        """By the node's labels; None where it has none that tell."""
-        said = {name: node.labels.get(LABEL + name) for name in cls.model_fields}
-        if said["instance"] is None or said["market"] not in {None, "spot", "on-demand"}:
+        """Rental of a node by its labels; None where they are missing or invalid."""
+        fields = {name: node.labels.get(LABEL + name) for name in cls.model_fields}
+        if fields["instance"] is None or fields["market"] not in {None, "spot", "on-demand"}:
             return None
-        return cls.model_validate(said)
+        return cls.model_validate(fields)
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels that say it."""
+        """Labels that describe this rental."""
         return {LABEL + name: text for name, text in self.model_dump(exclude_none=True).items()}
 
     def names(self, offer: Offer) -> bool:
-        """Whether the offer is of the instance that it says, wherever and however rented."""
+        """Whether an offer is of the same instance type, in any region and market."""
         return self.instance == offer.instance and self.provider in {None, offer.provider}
 
     def nearest(self, offers: Sequence[Offer]) -> Offer | None:
-        """The offer that it is, or what comes nearest; none of another provider.
+        """The offer of this rental, or else the most similar one of the same provider.
 
-        Where no price of it is known it is the one on demand there, which is more, then one of the
-        same instance elsewhere, then another instance.
+        Without a price of its own, the on-demand offer comes first, which costs more than spot,
+        then the same instance in another region, then another instance.
         """
-        its = [o for o in offers if o.provider == self.provider or self.names(o)]
+        of_provider = [o for o in offers if o.provider == self.provider or self.names(o)]
         return min(
-            its,
+            of_provider,
             key=lambda o: (
                 not self.names(o),
                 self.market == "on-demand" != o.market,
@@ -68,26 +68,26 @@ class NodeRental(Record):
 
 
 class NodeRentals(Record):
-    """What the nodes of a run are rented as.
+    """Rentals of the nodes of a run.
 
     Attributes:
-        offers: one of these, the cheapest.
-        nodes: of those that said themselves what they are, by Ray's id of the node.
+        offers: filter of the offers that nodes without labels are rented by: the cheapest counts.
+        nodes: rentals of nodes with labels, by Ray's node id.
     """
 
     offers: OfferFilter = OfferFilter()
     nodes: dict[str, NodeRental] = Field(default_factory=dict)
 
     def with_nodes(self, nodes: Iterable[Node]) -> "NodeRentals":
-        """The same, knowing these as well; itself where none of them is new."""
-        said = {
+        """Copy with the labels of these nodes; itself where none of them is new."""
+        rentals = {
             node.node_id: rental
             for node in nodes
             if node.node_id is not None
             and node.node_id not in self.nodes
             and (rental := NodeRental.of(node)) is not None
         }
-        return self.model_copy(update={"nodes": self.nodes | said}) if said else self
+        return self.model_copy(update={"nodes": self.nodes | rentals}) if rentals else self
 
 
 NOT_SAID = NodeRentals()
@@ -95,49 +95,50 @@ NOT_SAID = NodeRentals()
 
 @dataclass(slots=True)
 class NodePrices:
-    """What an hour of each node costs.
+    """Hourly prices of nodes.
 
     Attributes:
         catalog: all offers.
-        rented: what nodes are rented as; it may come to know more of them.
+        rented: rentals of the nodes; updated while nodes join.
     """
 
     catalog: Catalog
     rented: NodeRentals = NOT_SAID
 
     def offer(self, gpu: str, node_id: str | None = None) -> Offer | None:
-        """What a GPU is taken to be rented as; None where nobody is paid, or no price is known.
+        """Offer that a node with this GPU is priced by; None without a known price.
 
-        It is the offer that the node itself names, or the nearest of its provider's; of a node that
-        is not there yet, as those with that GPU that were. Where none is named, or no price of that
-        provider is known, it is the cheapest of those that the run's nodes are said to be.
-        What the catalog has for ``cpu`` stands in for the machine that runs the sweep, which is
-        there already; a price of one's own is one.
+        The labels of the node decide, or the most similar offer of its provider. A node that has
+        not started is priced by the labels of other nodes with that GPU. Without labels, or without
+        a price of that provider, the cheapest offer that the run's filter allows counts.
+
+        Offers for ``cpu`` describe a stand-in for the machine that runs the sweep, which costs
+        nothing unless the user gives a price for it.
 
         Args:
             gpu: key of the GPU.
-            node_id: of the node; absent for any.
+            node_id: Ray's id of the node; None for any.
         """
         offers = self.catalog.offers(gpu)  # the cheapest first
-        alike = (r for r in self.rented.nodes.values() if any(map(r.names, offers)))
-        said = next(alike, None) if node_id is None else self.rented.nodes.get(node_id)
-        near = None if said is None else said.nearest(offers)
-        if near is not None:
-            return near
-        meant = (
+        with_gpu = (r for r in self.rented.nodes.values() if any(map(r.names, offers)))
+        rental = next(with_gpu, None) if node_id is None else self.rented.nodes.get(node_id)
+        nearest = None if rental is None else rental.nearest(offers)
+        if nearest is not None:
+            return nearest
+        allowed = (
             offer
             for offer in offers
             if self.rented.offers.allows(offer) and not stands_in(gpu, offer.provider)
         )
-        return next(meant, None)
+        return next(allowed, None)
 
     def text(self, priced: Iterable[tuple[str, Offer | None]]) -> str:
-        """What GPUs are priced as, in a line; empty where none of them is rented."""
+        """Offers that GPUs are priced by, in a line; empty where none of them is rented."""
         listed = dict.fromkeys((gpu, offer) for gpu, offer in priced if self._is_for_rent(gpu))
         if not listed:
             return ""
         parts = [
-            f"{gpu} not at all: no such price is known"
+            f"{gpu} not at all: no price is known"
             if offer is None
             else f"{gpu} {offer_text(offer)}"
             for gpu, offer in listed
@@ -147,7 +148,7 @@ class NodePrices:
         return f"priced as: {', '.join(parts)}{assumed}{NOT_COUNTED if is_rented else ''}"
 
     def _is_assumed(self, _: str, offer: Offer | None) -> bool:
-        """Whether nobody has said that it is this one, neither a user nor a node."""
+        """Whether neither the user nor a node named this offer."""
         if offer is None or offer.provider == OWN or self.rented.offers != OfferFilter():
             return False
         return not any(rental.names(offer) for rental in self.rented.nodes.values())
@@ -158,15 +159,15 @@ class NodePrices:
 
 NOT_COUNTED = "; idle nodes and the head are not counted"
 CHEAPEST = (
-    " (the cheapest there is: --providers, --regions, --spot or --no-spot say what your nodes are)"
+    " (the cheapest offer: describe your nodes by --providers, --regions, --spot or --no-spot)"
 )
 
 
 def offer_text(offer: Offer) -> str:
-    """What is rented, and for how much an hour."""
+    """Name and hourly price of an offer."""
     return f"{offer_name(offer)} at ${offer.usd_per_hour:.3g}/h"
 
 
 def offer_name(offer: Offer) -> str:
-    """What is rented."""
+    """Name of an offer."""
     return f"{offer.provider} {offer.instance} {offer.market} in {offer.region}"

@@ -1,4 +1,4 @@
-"""What to run: the cells of a specification, less what is known, less what cannot be had. Pure."""
+"""Plan of a sweep: cells that are complete, pending and skipped. Pure."""
 
 import itertools
 from collections import defaultdict
@@ -18,20 +18,20 @@ from trials.trial import TrialTask, next_probe
 
 
 class Skip(Record):
-    """A cell that is not measured, and why."""
+    """A cell that is not measured, with the reason."""
 
     cell: Cell
     reason: str
 
 
 class Plan(Record):
-    """What a driver set out to do.
+    """Plan that a driver executes.
 
     Attributes:
-        complete: cells whose observations say all there is to say.
+        complete: cells that need no further observations.
         pending: cells to measure.
         skipped: cells that cannot be measured on this cluster.
-        given_up: pending cells whose trials died too often, and of what the last one did.
+        given_up: pending cells whose trials died too often, with the last cause.
     """
 
     complete: tuple[Cell, ...]
@@ -40,17 +40,17 @@ class Plan(Record):
     given_up: tuple[Skip, ...] = ()
 
     def after(self, no_node: Mapping[Cell, str], died: Mapping[Cell, str]) -> "Plan":
-        """The same, told of what could not be had.
+        """Copy of the plan with the cells that could not be measured.
 
         Args:
-            no_node: cells for whose GPU there was no node, and why.
-            died: cells whose trials died too often, and of what.
+            no_node: reasons of cells whose GPU no node had.
+            died: last causes of cells whose trials died too often.
         """
-        gone = [cell for cell in self.pending if cell in no_node]
+        unplaced = [cell for cell in self.pending if cell in no_node]
         return self.model_copy(
             update={
                 "pending": tuple(cell for cell in self.pending if cell not in no_node),
-                "skipped": (*self.skipped, *(Skip(cell=c, reason=no_node[c]) for c in gone)),
+                "skipped": (*self.skipped, *(Skip(cell=c, reason=no_node[c]) for c in unplaced)),
                 "given_up": tuple(Skip(cell=c, reason=died[c]) for c in self.pending if c in died),
             }
         )
@@ -64,7 +64,7 @@ def trial_task(
     *,
     threads: int = 1,
 ) -> TrialTask:
-    """A cell as a trial, given what was observed of it."""
+    """Task of a cell's trial, continuing from its observations."""
     return TrialTask(
         cell=cell,
         model=spec.model(cell.model),
@@ -73,7 +73,7 @@ def trial_task(
         threads=threads,
         seed=spec.seed,
         batch_limit=spec.max_batch_size,
-        # A simulation says the same each time.
+        # A simulation is deterministic.
         boundary_repeats=0 if cell.simulated else spec.boundary_repeats,
         timing=spec.timing,
         build_timeout_seconds=spec.build_timeout_seconds,
@@ -88,17 +88,17 @@ def make_plan(
     cluster: ClusterResources,
     observations: Sequence[Observation],
 ) -> Plan:
-    """Sorts the cells of a specification by what is to be done with them.
+    """Sort the cells of a specification into complete, pending and skipped ones.
 
-    Pending cells take turns over the GPUs, so that no GPU waits behind another one's queue.
+    Pending cells alternate between GPUs, so that no GPU waits behind another one's queue.
     """
     complete, skipped = [], []
     pending: dict[str, list[Cell]] = defaultdict(list)
-    seen = by_cell(observations)
+    of_cell = by_cell(observations)
     for cell in spec.all_cells():
-        reason = _why_not(cell, spec.model(cell.model), catalog, cluster)
-        known = seen[cell]
-        if known and next_probe(trial_task(spec, catalog, cell, known), known) is None:
+        reason = _obstacle(cell, spec.model(cell.model), catalog, cluster)
+        observed = of_cell[cell]
+        if observed and next_probe(trial_task(spec, catalog, cell, observed), observed) is None:
             complete.append(cell)
         elif reason is not None:
             skipped.append(Skip(cell=cell, reason=reason))
@@ -112,23 +112,23 @@ def make_plan(
     )
 
 
-def _why_not_simulated(cell: Cell, model: Model, gpu: Gpu) -> str | None:
+def _simulation_obstacle(cell: Cell, model: Model, gpu: Gpu) -> str | None:
     if gpu.kind != "cuda":
         return f"only CUDA GPUs are simulated: measure on {gpu.key} (leave simulated_on out)"
     return incompatibility(cell.recipe, model, gpu) or not_simulated(cell.recipe, model, gpu)
 
 
-def _why_not(cell: Cell, model: Model, catalog: Catalog, cluster: ClusterResources) -> str | None:
+def _obstacle(cell: Cell, model: Model, catalog: Catalog, cluster: ClusterResources) -> str | None:
     if cell.capped_on is not None:
-        # A largest batch of a GPU that cannot run the recipe would be nobody's.
+        # A largest batch is meaningless on a GPU that cannot run the recipe.
         reason = incompatibility(cell.recipe, model, catalog.gpu(cell.gpu))
         if reason is not None:
             return reason
     gpu = catalog.gpu(cell.device)
     if cell.simulated:
-        return _why_not_simulated(cell, model, gpu)
+        return _simulation_obstacle(cell, model, gpu)
     nodes = cluster.nodes_for(gpu)
-    # Without a node to ask, what no node could have is still told rather than the missing node.
+    # Without a node, an incompatibility of the GPU itself is a better reason than the missing node.
     reasons = [incompatibility(cell.recipe, model, gpu, node.packages) for node in nodes] or [
         incompatibility(cell.recipe, model, gpu)
     ]

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from trials.records.cell import Cell
 from trials.records.observation import Basis, Observation, Outcome, without_superseded
 
-SLOW = 4.0  # times; a clock that is held down, or a neighbour, makes less
-# Batches of so like numbers of tokens are compared: what a step takes beside them weighs alike.
+SLOW = 4.0  # ratio of step times; throttled clocks and busy neighbours cause less
+# Largest ratio of the tokens of two batches to compare: the fixed cost of a step then weighs alike.
 ALIKE = 1.5
 
-_Node = tuple[str, str, str]  # the GPU it says it has, its host and its id
+_Node = tuple[str, str, str]  # key of its GPU, host and node id
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +20,13 @@ class SlowNode:
     """A slow node.
 
     Attributes:
-        gpu: key of the GPU it says it has.
-        host: the machine's name.
-        node_id: Ray's name of it.
-        times: how many times longer it takes, in the median of what can be compared.
-        compared: pairs of batches, one on it and one on another node.
-        cells: what was timed on it and can be compared.
-        standing: those of them that were not timed again on a node that is not slow, and the batch
-            sizes that were not.
+        gpu: key of the GPU that it reports.
+        host: host name.
+        node_id: Ray's id of the node.
+        times: median ratio of its step times to those of other nodes.
+        compared: number of compared pairs of batches, one on it and one on another node.
+        cells: cells whose batches on it were compared.
+        standing: cells and batch sizes that no other node has timed again.
     """
 
     gpu: str
@@ -40,7 +39,7 @@ class SlowNode:
 
     @property
     def text(self) -> str:
-        """What it is, in words."""
+        """Host, GPU and ratio, in words."""
         return (
             f"{self.host} ({self.node_id[:8]}) takes {self.times:.1f} times as long as other nodes "
             f"with {self.gpu}"
@@ -57,22 +56,23 @@ class _Timed:
 
     @property
     def node(self) -> _Node:
-        """Where."""
+        """Node that it was timed on."""
         return self.cell.device, self.host, self.node_id
 
 
 def slow_nodes(observations: Sequence[Observation]) -> list[SlowNode]:
-    """Nodes that take several times as long as others for like work; none where there is one node.
+    """Find nodes that take several times as long as others for similar work.
 
-    Compared are timed batches of one model, recipe and routing on one kind of GPU, of about as many
-    tokens each, whatever the lengths of their examples.
+    Batches of one model, recipe and routing on one kind of GPU are compared if they have about the
+    same number of tokens, whatever the lengths of their examples.
     """
     groups: dict[tuple[object, ...], list[_Timed]] = defaultdict(list)
     for o in observations:
         timed = _timed(o)
         if timed is not None:
-            of = o.cell
-            groups[of.device, of.model, of.weights, of.recipe, of.active_experts].append(timed)
+            cell = o.cell
+            key = (cell.device, cell.model, cell.weights, cell.recipe, cell.active_experts)
+            groups[key].append(timed)
     ratios: dict[_Node, list[float]] = defaultdict(list)
     cells: dict[_Node, dict[Cell, None]] = defaultdict(dict)
     for group in groups.values():
@@ -85,7 +85,7 @@ def slow_nodes(observations: Sequence[Observation]) -> list[SlowNode]:
                 for other in group
                 if other.node_id != one.node_id and _are_alike(one, other)
             ]
-    slow = [node for node, found in ratios.items() if found and statistics.median(found) >= SLOW]
+    slow = [node for node, values in ratios.items() if values and statistics.median(values) >= SLOW]
     stand = _standing_on(slow, observations) if slow else {}
     return [
         SlowNode(
@@ -102,13 +102,16 @@ def slow_nodes(observations: Sequence[Observation]) -> list[SlowNode]:
 def _standing_on(
     nodes: Sequence[_Node], observations: Sequence[Observation]
 ) -> dict[_Node, dict[Cell, tuple[int, ...]]]:
-    """The batch sizes of cells whose times, as they stand, are of each of these nodes."""
+    """Batch sizes by cell whose latest timing is from each of these nodes."""
     sizes: dict[_Node, dict[Cell, dict[int, None]]] = {node: defaultdict(dict) for node in nodes}
     for o in without_superseded(observations):
         timed = _timed(o)
         if timed is not None and timed.node in sizes:
             sizes[timed.node][o.cell][o.batch_size] = None
-    return {node: {c: tuple(found) for c, found in of.items()} for node, of in sizes.items()}
+    return {
+        node: {cell: tuple(batches) for cell, batches in by_cell.items()}
+        for node, by_cell in sizes.items()
+    }
 
 
 def _timed(o: Observation) -> _Timed | None:

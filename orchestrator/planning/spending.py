@@ -1,4 +1,4 @@
-"""What a sweep has cost so far, and is costing. Pure."""
+"""Dollars that a sweep has spent so far. Pure."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -14,16 +14,15 @@ from trials.records.profile import Logged
 
 @dataclass(slots=True)
 class Spending:
-    """What one GPU of a run has cost, at one offer.
+    """Spending of a run on one GPU, at one offer.
 
     Attributes:
-        gpu: key of the GPU that ran.
-        offer: what its nodes are taken to be rented as; absent where nobody is paid, or no price is
-            known.
-        start_seconds: of a node, as assumed; none of a machine of one's own.
-        probes: that it ran, and profiles.
-        probe_seconds: that they took.
-        lost_seconds: of trials that died, since their last word.
+        gpu: key of the GPU.
+        offer: offer that its nodes are priced by; None where they are free or have no known price.
+        start_seconds: assumed seconds to start a node; 0 for a machine that the user owns.
+        probes: number of probes and profiles.
+        probe_seconds: seconds of all of them.
+        lost_seconds: seconds of trials that died, since their last report.
     """
 
     gpu: str
@@ -35,10 +34,10 @@ class Spending:
     _hosts: dict[str, str] = field(default_factory=dict)
 
     def on(self, node_id: str | None, host: str | None = None) -> None:
-        """A node did something.
+        """Count a node.
 
-        Ray started anew on a machine makes it another node, which nobody has to rent again: that
-        one is counted which reports the same host.
+        A restart of Ray gives a machine another node id. Nodes that report the same host are
+        counted once, since the machine is not rented again.
         """
         if node_id is not None and (host is not None or node_id not in self._hosts):
             self._hosts[node_id] = host or node_id
@@ -47,17 +46,17 @@ class Spending:
 
     @property
     def nodes(self) -> int:
-        """That were started, as far as they are known: one at least."""
+        """Number of started nodes; at least 1."""
         return len(set(self._hosts.values())) or 1
 
     @property
     def startup_seconds(self) -> float:
-        """Of all of them."""
+        """Seconds to start all nodes."""
         return self.nodes * self.start_seconds
 
     @property
     def usd(self) -> float | None:
-        """By that offer; time that a node was up and idle is not in it."""
+        """Dollars at that offer, without the time that nodes were idle."""
         if self.offer is None:
             return None
         seconds = self.startup_seconds + self.probe_seconds + self.lost_seconds
@@ -65,7 +64,7 @@ class Spending:
 
 
 def startup_seconds(startup_minutes: float, offer: Offer | None) -> float:
-    """Of a node that is rented; a machine of one's own is there."""
+    """Seconds to start a rented node; 0 for a machine that the user owns."""
     if offer is None or offer.provider == OWN:
         return 0.0
     return startup_minutes * SECONDS_PER_MINUTE
@@ -75,35 +74,35 @@ class Meter:
     """Counts dollars while a sweep runs.
 
     Args:
-        spec: of the sweep.
-        rates: what its nodes cost.
-        known: what was observed and profiled before.
-        faults: what went wrong before.
+        spec: specification of the sweep.
+        rates: prices of its nodes.
+        logged: earlier observations and profiles.
+        faults: earlier faults.
     """
 
     def __init__(
         self,
         spec: SweepSpec,
         rates: NodePrices,
-        known: Iterable[Logged] = (),
+        logged: Iterable[Logged] = (),
         faults: Iterable[Fault] = (),
     ) -> None:
         self._startup_minutes = spec.workload.overheads.startup_minutes
         self._rates = rates
         self._spent: dict[tuple[str, Identity | None], Spending] = {}
         self._of_node: dict[tuple[str, str | None], Spending] = {}
-        for each in known:
-            self.observed(each)
+        for ended in logged:
+            self.observed(ended)
         for fault in faults:
             self.lost(fault)
 
     @property
     def spent(self) -> list[Spending]:
-        """On each GPU, at each offer that its nodes are rented as."""
+        """Spending by GPU and offer."""
         return list(self._spent.values())
 
     def observed(self, ended: Logged) -> None:
-        """A probe or a profile ended."""
+        """Count a probe or profile that ended."""
         if ended.cell.simulated:
             return
         where = ended.environment
@@ -114,7 +113,7 @@ class Meter:
         spending.probe_seconds += ended.seconds
 
     def lost(self, fault: Fault) -> None:
-        """Something went wrong: what a trial did since its last word is paid for as well."""
+        """Count the work that a fault lost, which is paid for as well."""
         if not fault.lost_seconds:
             return
         spending = self._spending(fault.gpu, fault.node_id)
@@ -122,31 +121,31 @@ class Meter:
         spending.lost_seconds += fault.lost_seconds
 
     def _spending(self, gpu: str, node_id: str | None) -> Spending:
-        found = self._of_node.get((gpu, node_id))
-        if found is None:
+        spending = self._of_node.get((gpu, node_id))
+        if spending is None:
             offer = self._rates.offer(gpu, node_id)
             start = startup_seconds(self._startup_minutes, offer)
             key = gpu, None if offer is None else offer.identity
-            found = self._spent.setdefault(key, Spending(gpu, offer, start))
-            self._of_node[gpu, node_id] = found
-        return found
+            spending = self._spent.setdefault(key, Spending(gpu, offer, start))
+            self._of_node[gpu, node_id] = spending
+        return spending
 
     @property
     def usd(self) -> float | None:
-        """Spent so far; absent where nothing that ran is paid for."""
-        paid = [each.usd for each in self._spent.values() if each.usd is not None]
+        """Dollars spent so far; None where nothing that ran is paid for."""
+        paid = [spending.usd for spending in self._spent.values() if spending.usd is not None]
         return sum(paid) if paid else None
 
     def reaches(self, budget_usd: float | None) -> bool:
-        """Whether nothing is left of a budget; there always is where there is none."""
+        """Whether a budget is spent; without a budget, never."""
         return budget_usd is not None and (self.usd or 0.0) >= budget_usd
 
     def text(self) -> Iterator[str]:
-        """What was spent, on what, and what of it is assumed; nothing where nobody is paid."""
+        """Lines on the dollars spent and their assumptions; none where nothing is paid for."""
         if self.usd is None:
             return
-        lost = sum(each.lost_seconds for each in self.spent if each.offer is not None)
-        starts = sum(each.nodes for each in self.spent if each.start_seconds)
+        lost = sum(s.lost_seconds for s in self.spent if s.offer is not None)
+        starts = sum(s.nodes for s in self.spent if s.start_seconds)
         parts = [
             "probes",
             f"{lost:.0f} s lost with trials that died" if lost else "",
@@ -156,4 +155,4 @@ class Meter:
         ]
         listed = ", ".join(part for part in parts if part)
         yield f"spent: ${self.usd:.3g}: {listed}"
-        yield self._rates.text((each.gpu, each.offer) for each in self.spent)
+        yield self._rates.text((s.gpu, s.offer) for s in self.spent)

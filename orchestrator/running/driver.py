@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from gpu_catalog.errors import UserError
 from orchestrator.planning.cluster_resources import ClusterResources, this_machine
-from orchestrator.planning.measurement_cost import Budget, expected_text, remaining_work
+from orchestrator.planning.measurement_cost import Budget, remaining_work
 from orchestrator.planning.plan import Plan
 from orchestrator.ray_backend.cluster import cluster_address, connected_cluster
 from orchestrator.ray_backend.tune_loggers import Tool, tune_callbacks
+from orchestrator.reporting.sections.cost_text import expected_text
 from orchestrator.run_folder.file_names import PLAN
 from orchestrator.running.session import SweepSession
 from orchestrator.running.trial_executor import TrialExecutor, largest_to_profile

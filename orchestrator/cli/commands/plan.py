@@ -18,12 +18,13 @@ from orchestrator.cli.options.offers import asked_offers
 from orchestrator.console import print_result, remark
 from orchestrator.markdown_table import table
 from orchestrator.planning.cluster_resources import SCALES_TO, ClusterResources, Node, this_machine
-from orchestrator.planning.measurement_cost import Budget, expected, remaining_work
+from orchestrator.planning.measurement_cost import Budget, remaining_work
 from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.planning.plan import Plan, make_plan
 from orchestrator.pricing.offer_constraints import OfferFilter
 from orchestrator.ranking.next_measurement import choices, measurable
 from orchestrator.ray_backend.cluster import cluster_address, connected_cluster
+from orchestrator.reporting.sections.cost_text import expected
 from orchestrator.reporting.sections.next_measurement_section import next_measurements_table
 from orchestrator.run_folder.file_names import SPEC
 from orchestrator.run_folder.load_results import node_prices, plan_of

@@ -16,10 +16,11 @@ from orchestrator.cli.options.inputs import (
 )
 from orchestrator.console import print_result, remark
 from orchestrator.estimating.calibration_file import known_constants
-from orchestrator.planning.measurement_cost import Budget, expected, remaining_work
+from orchestrator.planning.measurement_cost import Budget, remaining_work
 from orchestrator.pricing.prices_in_use import PricesInUse
 from orchestrator.ranking.job_lengths import too_long
 from orchestrator.reporting.markdown_report import cheapest_section, headline
+from orchestrator.reporting.sections.cost_text import expected
 from orchestrator.reporting.sections.next_measurement_section import choices_table
 from orchestrator.reporting.write_reports import trouble_lines
 from orchestrator.run_folder.file_names import PAGE, REPORT

@@ -1,9 +1,12 @@
 """Sentences about the cost of a job and of a sweep: overheads, epochs and expected measurements."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from orchestrator.markdown_table import table
+from orchestrator.planning.measurement_cost import PROBE_SECONDS, Budget, RemainingWork
+from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.ranking.epochs_needed import LearnedEpochs
-from orchestrator.spec.job import NO_OVERHEADS, Overheads
+from orchestrator.spec.job import NO_OVERHEADS, SECONDS_PER_MINUTE, Overheads
 
 
 def overheads_text(overheads: Overheads) -> str:
@@ -29,3 +32,76 @@ def epochs_text(learned: Sequence[LearnedEpochs]) -> str:
             "batches may take more or fewer)."
         )
     return "\n".join(lines)
+
+
+def expected(work: Sequence[RemainingWork], budget: Budget, rates: NodePrices) -> Iterator[str]:
+    """Table of the measurements that each GPU has left, and lines on their total cost.
+
+    Where no duration can be estimated yet, one line that says so.
+    """
+    if not work:
+        return
+    if all(row.hours is None for row in work):
+        gpus = ", ".join(row.gpu for row in work)
+        yield f"expected: unknown before the first probes of {gpus}"
+        return
+    rows = [
+        (
+            row.gpu,
+            row.trials,
+            row.nodes,
+            row.at_a_time,
+            "unknown yet" if row.hours is None else f"{row.hours:.2g}",
+            "" if row.offer is None else f"{row.offer.usd_per_hour:.3g}",
+            "" if row.usd is None else _dollars(row.usd),
+        )
+        for row in work
+    ]
+    yield table(("GPU", "trials", "nodes", "at a time", "hours", "$/h", "$"), rows)
+    yield from expected_text(work, budget, rates)
+
+
+def expected_text(
+    work: Sequence[RemainingWork], budget: Budget, rates: NodePrices
+) -> Iterator[str]:
+    """Lines on the total: hours until the last GPU ends, dollars, and whether the budget lasts.
+
+    Args:
+        work: measurements that are left.
+        budget: money that they may cost.
+        rates: prices of the nodes.
+    """
+    estimated = [row for row in work if row.hours is not None]
+    usd = [row.usd for row in work if row.usd is not None]
+    if not estimated:
+        return
+    hours = max(row.hours or 0.0 for row in work)
+    unknown = [row.gpu for row in work if row.hours is None]
+    unknown += ["profiles"] if budget.profiles else []
+    without = f", {', '.join(unknown)} not counted" if unknown else ""
+    cost = f" and ${_dollars(sum(usd))}" if usd else ""
+    yield f"expected: {hours:.2g} h{cost}{without}{_assumptions(estimated)}"
+    priced = rates.text((row.gpu, row.offer) for row in estimated)
+    if priced:
+        yield priced
+    if budget.budget_usd is None:
+        return
+    if not usd:
+        yield "the budget has no effect: no node is rented at a known price"
+    elif budget.spent_usd + sum(usd) > budget.budget_usd:
+        spent = f", of which ${budget.spent_usd:,.2f} is spent" if budget.spent_usd else ""
+        yield f"the budget is ${budget.budget_usd:g}{spent}: measurements stop when it is spent"
+
+
+def _dollars(usd: float) -> str:
+    """Dollars to the cent, or to two digits below one dollar."""
+    return f"{usd:,.2f}" if usd >= 1 or usd == 0 else f"{usd:.2g}"
+
+
+def _assumptions(estimated: Sequence[RemainingWork]) -> str:
+    """Origin of the durations, to follow the hours."""
+    if not any(row.is_assumed for row in estimated):
+        return ", by the measurements so far"
+    minutes = max(row.start_seconds for row in estimated) / SECONDS_PER_MINUTE
+    start = f" and {minutes:g} min to start a node" if minutes else ""
+    return f" (assumed: {PROBE_SECONDS:g} s a probe{start}; large models take longer)"
