@@ -110,7 +110,7 @@ def test_sparse_is_held_against_dense_at_the_best_of_each() -> None:
     (pair,) = sparse_against_dense(alike)
     assert not pair.is_significant
     (row,) = json.loads(learning_json(alike))["sparse_against_dense"]
-    assert (row["sparse_experts"], row["dense_experts"], row["told_apart"]) == (2, 8, False)
+    assert (row["sparse_experts"], row["dense_experts"], row["significant"]) == (2, 8, False)
     assert row["accuracy_gain"] == pytest.approx(-0.01)
     assert pair.accuracy.interval == (row["accuracy_gain_low"], row["accuracy_gain_high"])
     assert pair.accuracy.interval[0] < -0.01 < 0 < pair.accuracy.interval[1]

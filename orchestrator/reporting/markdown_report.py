@@ -1,4 +1,4 @@
-"""A run in words and tables: Markdown from what the run folder holds. Pure."""
+"""Markdown report of a run: recommendation, ranking and the details behind them. Pure."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from orchestrator.pricing.offer_constraints import nothing_text
 from orchestrator.ranking.ranked_offer import Excluded, RankedOffer, Ranking, comparable
 from orchestrator.reporting.sections.cost_text import epochs_text, overheads_text
 from orchestrator.reporting.sections.fault_section import faults_section
-from orchestrator.reporting.sections.law_section import laws_section, parameters_text
+from orchestrator.reporting.sections.law_section import LAW_NAMES, laws_section, parameters_text
 from orchestrator.reporting.sections.learning_section import learning_section
 from orchestrator.reporting.sections.memory_section import limits_section
 from orchestrator.reporting.sections.profile_section import profiles_section
@@ -19,6 +19,7 @@ from orchestrator.reporting.sections.recipe_section import recipes_section
 from orchestrator.reporting.sections.recommendation import (
     Recommendation,
     job_title,
+    model_name,
     offer_text,
     recommendations,
 )
@@ -30,13 +31,16 @@ from orchestrator.spec.job_tokens import steps
 from trials.records.cell import Cell
 from trials.records.observation import Basis, Environment, Observation
 
-MOST_ANSWERS = 6  # choices that are told in a sentence each
-MOST_NAMED = 3  # cells that are left out for one reason
-FEW_STEPS = 100  # of an epoch
-MOSTLY = 0.5  # of a job's hours
-MOST_OFFERS = 25  # of one job, in a report that is read
-STEADY = 0.10  # an interval wider than this part of its value is called unsteady
-OFFER_HEADERS = ("GPU", "offer", "$/h", "batch", "examples/s", "hours", "$", "cheapest", "basis")
+MOST_RECOMMENDATIONS = 6  # written as sentences; more would bury the tables
+MOST_NAMED = 3  # excluded cells named for one reason; more are counted
+FEW_STEPS = 100  # optimizer steps per epoch below which a batch size is questionable
+MOSTLY = 0.5  # part of a job's hours
+MOST_OFFERS = 25  # offers listed for one job
+STABLE = 0.10  # widest stable interval of the hours, as a part of them
+OFFER_HEADERS = (
+    *("GPU", "offer", "$/h", "batch size", "examples/s", "hours", "$", "P(cheapest)"),
+    "basis",
+)
 
 
 def markdown(results: RunResults) -> str:
@@ -53,7 +57,7 @@ def markdown(results: RunResults) -> str:
 
 
 def detail_sections(results: RunResults) -> list[str]:
-    """What stands below the ranking, each under its heading."""
+    """Sections below the ranking, each with its heading."""
     plan, observed = results.plan, results.observed
     parts = [
         recipes_section(observed),
@@ -71,7 +75,7 @@ def detail_sections(results: RunResults) -> list[str]:
 
 
 def headline(ranking: Ranking) -> str:
-    """What was priced, on what basis."""
+    """The priced job, and the basis of its step times."""
     job = ranking.workload
     text = (
         f"The job: {job.examples:,} examples x {_epochs(ranking)}{overheads_text(job.overheads)}."
@@ -81,28 +85,28 @@ def headline(ranking: Ranking) -> str:
         text += f" Step times are {' and '.join(bases)}, {_lengths(ranking)}"
     if any(r.cell.gpu == THIS_MACHINE and r.provider != OWN for r in ranking.offers):
         text += (
-            "\n`cpu` is the machine that ran the sweep; the offers beside it are CPU "
-            "instances that stand in for it\nand were not measured."
+            "\n`cpu` is the machine that ran the sweep. Its offers are CPU instances assumed to be "
+            "as fast: none was measured."
         )
     if any(row.basis is Basis.SIMULATED for row in ranking.offers):
         text += (
-            "\nSimulated: no such GPU ran anything here; the training code was traced and replayed "
-            "on a model of the GPU."
+            "\nSimulated: the training code was traced and replayed on a model of the GPU. No such "
+            "GPU was used."
         )
     return "\n".join(filter(None, (text, epochs_text(ranking.learned))))
 
 
 def _epochs(ranking: Ranking) -> str:
-    """Range of epochs over the cells, with a hint at their source if they were learned."""
+    """Number of epochs, or its range over the cells, with a reference to its source if learned."""
     epochs = sorted({row.epochs for row in ranking.learned})
     if not epochs:
         return f"{ranking.workload.epochs} epochs"
     most = "" if len(epochs) == 1 else f" to {epochs[-1]}"
-    return f"{epochs[0]}{most} epochs, as learned (below)"
+    return f"{epochs[0]}{most} epochs, as learned (see below)"
 
 
 def _lengths(ranking: Ranking) -> str:
-    """At which lengths of examples, by which law, and what that leaves unsure."""
+    """Lengths of the examples that were priced, and the error of scaling step times to them."""
     data = ranking.workload.lengths
     if data is None:
         return "at full sequence length."
@@ -112,69 +116,73 @@ def _lengths(ranking: Ranking) -> str:
     if at_lengths:
         padded = [row.tokens_per_example for row in at_lengths]
         parts.append(
-            f"at the lengths of {data.source}, padded to {span(padded, '.0f')} tokens an example"
-            f"{_scaled(at_lengths)}."
+            f"at the lengths of {data.source}, padded to {span(padded, '.0f')} tokens per example"
+            f"{_scaling(at_lengths)}."
         )
     if full:
         parts.append(_as_if_full(full, data.source, among_others=bool(at_lengths)))
     return "\n".join(parts)
 
 
-def _scaled(rows: Sequence[RankedOffer]) -> str:
-    """By which laws from the full length, and how far off they are."""
+def _scaling(rows: Sequence[RankedOffer]) -> str:
+    """Laws that scaled step times from the full length, with their errors; empty without any."""
     errors: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         if row.law is not None and row.length_error is not None:
-            errors[row.law].append(row.length_error)
-    laws = [f"{law} (off by {span(off, '.1%')})" for law, off in errors.items()]
-    told = f"; from the full length by the law {' and '.join(laws)} on lengths it has not seen"
-    return told if laws else ""
+            errors[LAW_NAMES[row.law]].append(row.length_error)
+    laws = [f"{law} (error {span(values, '.1%')})" for law, values in errors.items()]
+    if not laws:
+        return ""
+    return (
+        f"; scaled from the full length by the law {' and '.join(laws)}. Errors are on lengths "
+        "excluded from the fit"
+    )
 
 
 def _as_if_full(rows: Sequence[RankedOffer], source: str, *, among_others: bool) -> str:
-    """That these are priced at the full length, what that does to them, and what to do."""
+    """A warning that some offers are priced at the full length, with the remedy."""
     lengths = span([float(row.cell.seq_len) for row in rows], ".0f")
     subject = f"{len(rows)} offers are priced " if among_others else ""
     is_simulated = any(row.basis is Basis.SIMULATED for row in rows)
     return (
         f"{subject}as if every example had the full {lengths} tokens, not the lengths of {source}: "
-        "nothing tells how long shorter ones take.\nSo their hours and dollars are upper bounds, "
-        "and the odds of being the cheapest are those of full examples. To price the lengths, time "
-        "several batch sizes at several `seq_lens`"
+        "the step time of shorter ones is unknown.\nTheir hours and dollars are upper bounds, and "
+        "P(cheapest) holds for full-length examples. To price the actual lengths, time several "
+        "batch sizes at several `seq_lens`"
         + (", or simulate with this data set in `workload`." if is_simulated else ".")
     )
 
 
 def cheapest_section(ranking: Ranking) -> str:
-    """The cheapest offer of each model, recipe, sparsity and length, then what is left out."""
+    """The cheapest offer of each model, recipe, sparsity and length, and the excluded cells."""
     parts = ["## Cheapest"]
     winners = [row for row in ranking.offers if row.rank == 1]
     if winners:
-        if len(winners) <= MOST_ANSWERS:
-            parts.append("\n".join(_verdicts(recommendations(ranking))))
+        if len(winners) <= MOST_RECOMMENDATIONS:
+            parts.append("\n".join(_recommendation_lines(recommendations(ranking))))
         parts += [winners_tables(winners), ranking_notes(winners, ranking)]
     else:
-        parts.append(_nothing(ranking))
+        parts.append(_no_offer_text(ranking))
     if ranking.excluded:
-        parts += ["Left out:", _left_out(ranking.excluded)]
+        parts += ["Excluded:", _excluded_lines(ranking.excluded)]
     return "\n\n".join(part for part in parts if part)
 
 
-def _verdicts(told: Sequence[Recommendation]) -> Iterator[str]:
-    """An item for each; with its recipe where there are several of one model and length."""
-    jobs = Counter(job_title(each.best.cell) for each in told)
-    for each in told:
-        job = job_title(each.best.cell)
-        recipe = f", {each.best.cell.recipe.key}" if jobs[job] > 1 else ""
-        yield f"- {job}{recipe}: {' '.join(each.sentences())}"
+def _recommendation_lines(advice: Sequence[Recommendation]) -> Iterator[str]:
+    """An item for each recommendation, with its recipe if others share its model and length."""
+    jobs = Counter(job_title(item.best.cell) for item in advice)
+    for item in advice:
+        job = job_title(item.best.cell)
+        recipe = f", {item.best.cell.recipe.key}" if jobs[job] > 1 else ""
+        yield f"- {job}{recipe}: {' '.join(item.sentences())}"
 
 
-def _nothing(ranking: Ranking) -> str:
-    """Why there is no offer: what misses the deadline or the budget least, where that is why."""
+def _no_offer_text(ranking: Ranking) -> str:
+    """Reason for an empty ranking: the smallest miss of the deadline or budget, if there is one."""
     misses = [
-        (f"{each.cell.gpu}{' (simulated)' if each.cell.simulated else ''}", each.missed)
-        for each in ranking.excluded
-        if each.missed is not None
+        (f"{row.cell.gpu}{' (simulated)' if row.cell.simulated else ''}", row.missed)
+        for row in ranking.excluded
+        if row.missed is not None
     ]
     return nothing_text(ranking.constraints, misses) if misses else "Nothing can be ranked yet."
 
@@ -182,22 +190,18 @@ def _nothing(ranking: Ranking) -> str:
 def winners_tables(winners: Sequence[RankedOffer]) -> str:
     """The cheapest offers: a table for each model and recipe."""
     parts = []
-    for of, group in groupby(winners, key=lambda row: _workload_columns(row.cell)[:2]):
-        parts.append(", ".join(("**" + str(of[0]) + "**", str(of[1]))))
-        parts.append(
-            table(
-                ("experts", "tokens", *OFFER_HEADERS),
-                [(*_workload_columns(row.cell)[2:], *_offer_row(row)) for row in group],
-            )
-        )
+    for (model, recipe), group in groupby(winners, key=lambda row: _job_columns(row.cell)[:2]):
+        parts.append(f"**{model}**, {recipe}")
+        rows = [(*_job_columns(row.cell)[2:], *_offer_row(row)) for row in group]
+        parts.append(table(("experts", "tokens", *OFFER_HEADERS), rows))
     return "\n\n".join(parts)
 
 
-def _left_out(excluded: Sequence[Excluded]) -> str:
-    """A line for each cell, or for many of one reason."""
+def _excluded_lines(excluded: Sequence[Excluded]) -> str:
+    """An item for each reason, with its cells or their number."""
     reasons: dict[str, list[str]] = defaultdict(list)
-    for each in excluded:
-        reasons[each.reason].append(each.cell.key)
+    for row in excluded:
+        reasons[row.reason].append(row.cell.key)
     return "\n".join(
         f"- {', '.join(keys) if len(keys) <= MOST_NAMED else f'{len(keys)} cells'}: {reason}"
         for reason, keys in reasons.items()
@@ -205,50 +209,51 @@ def _left_out(excluded: Sequence[Excluded]) -> str:
 
 
 def _ranking_section(ranking: Ranking) -> str:
-    """Every offer: a table for each model, recipe, sparsity and length."""
+    """Offers: a table for each model, recipe, sparsity and length."""
     parts = []
     for _, group in groupby(ranking.offers, key=lambda row: comparable(row.cell)):
         rows = list(group)
-        model, recipe, experts, tokens = _workload_columns(rows[0].cell)
-        parts.append(f"**{model}**, {recipe}, experts: {experts}, {tokens} tokens an example")
+        model, recipe, experts, tokens = _job_columns(rows[0].cell)
+        parts.append(f"**{model}**, {recipe}, experts: {experts}, {tokens} tokens per example")
         shown = [row for row in rows if row.rank <= MOST_OFFERS or row.pareto]
-        numbered = [(_place(row), *_offer_row(row)) for row in shown]
+        numbered = [(_rank_text(row), *_offer_row(row)) for row in shown]
         parts.append(table(("", *OFFER_HEADERS), numbered))
         if len(shown) < len(rows):
-            parts.append(f"Dearer ones stand in ranking.csv: {len(rows) - len(shown)}.")
-    signs = "= not told apart from the cheapest; * none is both faster and cheaper."
+            parts.append(
+                f"Further offers, all more expensive, in ranking.csv: {len(rows) - len(shown)}."
+            )
+    signs = "= not distinguishable from the cheapest; * no offer is both faster and cheaper."
     return "\n\n".join(["## Every offer", signs, *parts]) if parts else ""
 
 
-BATCHES = {
-    "asked": "as asked",
-    "largest": "the largest of those timed",
-    "fastest": "the fastest of those timed",
+BATCH_RULES = {
+    "asked": "as requested",
+    "largest": "the largest that was timed",
+    "fastest": "the fastest that was timed",
 }
 
 
-def _workload_columns(cell: Cell) -> tuple[object, ...]:
+def _job_columns(cell: Cell) -> tuple[object, ...]:
     routing = "none" if cell.experts is None else f"{cell.active_experts} of {cell.experts}"
-    model = cell.model if cell.weights == "random" else f"{cell.model}, {cell.weights}"
-    return (model, cell.recipe.key, routing, cell.seq_len)
+    return (model_name(cell), cell.recipe.key, routing, cell.seq_len)
 
 
-def _place(row: RankedOffer) -> str:
+def _rank_text(row: RankedOffer) -> str:
     tied = "=" if row.tied and row.rank > 1 else ""
     return f"{row.rank}{tied}{' *' if row.pareto else ''}"
 
 
 def _offer_row(row: RankedOffer) -> tuple[object, ...]:
-    law = f", law: {row.law}" if row.law is not None else ""
-    elsewhere = ", elsewhere" if stands_in(row.cell.gpu, row.provider) else ""
+    law = f", law: {LAW_NAMES[row.law]}" if row.law is not None else ""
+    elsewhere = " elsewhere" if stands_in(row.cell.gpu, row.provider) else ""
     return (
         row.cell.gpu,
         offer_text(row),
         f"{row.usd_per_hour:.3g}",
-        f"{row.batch_size} of {'?' if row.largest_batch is None else row.largest_batch}",
+        f"{row.batch_size} (max {row.largest_batch or 'unknown'})",
         f"{row.examples_per_second:.3g}",
         f"{row.hours:.3g} ({row.hours_low:.3g} to {row.hours_high:.3g})"
-        + (" ~" if _unsteady(row) else ""),
+        + (" ~" if _is_unstable(row) else ""),
         f"{row.usd:.3g} ({row.usd_low:.3g} to {row.usd_high:.3g})",
         f"{row.probability_cheapest:.0%}",
         f"{row.basis}{elsewhere}{law}{', extrapolated' if row.extrapolated else ''}",
@@ -256,62 +261,73 @@ def _offer_row(row: RankedOffer) -> tuple[object, ...]:
 
 
 def ranking_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> str:
-    """What a reader must know beside the numbers, a line each."""
-    undated = any(row.price_as_of is None for row in rows)
-    dates = sorted(str(row.price_as_of or row.price_recorded) for row in rows)
-    told = [
-        f"Prices are of {dates[0]}"
-        + (f" to {dates[-1]}" if dates[-1] != dates[0] else "")
-        + (", the day they were written down where the source gives none." if undated else "."),
-        f"batch: {BATCHES[rows[0].batch]}, of the largest that fits.",
-        f"In brackets 90 % intervals, of step times{_drift_text(ranking)}.",
-        "cheapest: how likely no other offer is.",
+    """Notes on the columns of an offer table and on its doubtful rows, a line each."""
+    notes = [
+        *_column_notes(rows, ranking),
+        *_job_notes(rows, ranking),
     ]
-    job = ranking.workload
-    few = [row for row in rows if steps(job, row.batch_size) < FEW_STEPS * job.epochs]
+    if any(stands_in(row.cell.gpu, row.provider) for row in rows):
+        notes.append("Measured elsewhere: on the machine that ran the sweep, not on this instance.")
+    if any(row.source == "law" for row in rows):
+        notes.append("Law: the batch size was not timed, so a law predicts its step time.")
+    if any(_is_unstable(row) for row in rows):
+        notes.append(
+            f"~ The 90 % interval spans more than {STABLE:.0%} of the hours: measure longer "
+            "(`timing` in the specification) or on a quieter machine."
+        )
+    if any(row.gpus_per_instance > 1 for row in rows):
+        notes.append("$/h is the price of the whole instance. The job uses one of its GPUs.")
+    return "\n".join(notes)
+
+
+def _column_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> Iterator[str]:
+    dates = sorted(str(row.price_as_of or row.price_recorded) for row in rows)
+    last = f" to {dates[-1]}" if dates[-1] != dates[0] else ""
+    recorded = (
+        " (the day they were recorded, if their source gives none)"
+        if any(row.price_as_of is None for row in rows)
+        else ""
+    )
+    yield f"Prices date from {dates[0]}{last}{recorded}."
+    yield f"Batch size: {BATCH_RULES[rows[0].batch]}; max is the largest that fits."
+    yield f"Brackets: 90 % intervals. They include {_interval_sources(ranking)}."
+    yield "P(cheapest): the probability that no other offer is cheaper."
+
+
+def _interval_sources(ranking: Ranking) -> str:
+    """Sources of uncertainty that the intervals of hours and dollars include."""
+    job = ranking.workload.overheads
+    if ranking.priced_on is None or not (job.price_drift or job.spot_price_drift):
+        return "errors of the step times only"
+    return (
+        "errors of the step times and, for dollars, assumed price changes of "
+        f"{100 * job.price_drift:.2g}% a month (spot: {100 * job.spot_price_drift:.2g}%)"
+    )
+
+
+def _job_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> Iterator[str]:
+    """Warnings of large batches, of short jobs and of a deadline that may be missed."""
+    job, deadline = ranking.workload, ranking.constraints.deadline_hours
+    few = sum(steps(job, row.batch_size) < FEW_STEPS * job.epochs for row in rows)
     if few:
-        told.append(
-            f"{len(few)} of these take fewer than {FEW_STEPS} optimizer steps an epoch: "
-            "--batch-size N prices another batch."
+        yield (
+            f"Offers with fewer than {FEW_STEPS} optimizer steps per epoch: {few}. "
+            "--batch-size N prices a smaller batch size."
         )
     startup = job.overheads.startup_minutes / MINUTES_PER_HOUR
     mostly = sum(startup > MOSTLY * row.hours for row in rows)
     if mostly:
-        told.append(
-            f"{mostly} of these are mostly the {job.overheads.startup_minutes:g} min of start-up "
-            "that are assumed: a longer job, or --startup-minutes, tells GPUs apart."
+        yield (
+            f"Offers whose hours are mostly the assumed {job.overheads.startup_minutes:g} min of "
+            f"start-up: {mostly}. To distinguish GPUs, price a longer job or set --startup-minutes."
         )
-    if any(stands_in(row.cell.gpu, row.provider) for row in rows):
-        told.append("elsewhere: measured on this machine, which the offer stands in for.")
-    deadline = ranking.constraints.deadline_hours
     if deadline is not None and any(row.hours_high > deadline for row in rows):
-        told.append(f"Some may miss the deadline of {deadline:g} h: it is in their brackets.")
-    if any(row.source == "law" for row in rows):
-        told.append("law: of a batch size nobody timed.")
-    if any(_unsteady(row) for row in rows):
-        told.append(
-            f"~ the 90 % interval of the hours spans more than {STEADY:.0%} of them: measure "
-            "longer (`timing` in the specification) or on a quieter machine."
-        )
-    if any(row.gpus_per_instance > 1 for row in rows):
-        told.append("$/h is that of the whole instance; the job uses one of its GPUs.")
-    return "\n".join(told)
+        yield f"Some offers may miss the deadline of {deadline:g} h, which is in their interval."
 
 
-def _drift_text(ranking: Ranking) -> str:
-    """What of prices is in the intervals of dollars."""
-    of = ranking.workload.overheads
-    if ranking.priced_on is None or not (of.price_drift or of.spot_price_drift):
-        return " alone"
-    return (
-        f" and, for dollars, of prices that move {100 * of.price_drift:.2g}% a month, "
-        f"spot prices {100 * of.spot_price_drift:.2g}% (assumed)"
-    )
-
-
-def _unsteady(row: RankedOffer) -> bool:
-    # Neither a simulated one nor a law's can be measured longer.
-    return row.source == "measured steps" and row.hours_high - row.hours_low > STEADY * row.hours
+def _is_unstable(row: RankedOffer) -> bool:
+    # More measuring narrows the interval of neither a simulated step nor a law.
+    return row.source == "measured steps" and row.hours_high - row.hours_low > STABLE * row.hours
 
 
 def _fits_section(fits: Sequence[Fit]) -> str:
@@ -324,14 +340,16 @@ def _fits_section(fits: Sequence[Fit]) -> str:
         status = fit.status if fit.remedy is None else f"{fit.status}: {fit.remedy}"
         rank = f"{fit.rank} of {fit.parameter_count}"
         source = (fit.group.key, fit.basis)
-        rows.append((fit.law, *source, values or fit.note, rank, error, fit.points, status))
+        rows.append(
+            (LAW_NAMES[fit.law], *source, values or fit.note, rank, error, fit.points, status)
+        )
     headers = (
         "law",
         "group",
         "basis",
         "parameters ± standard error",
         "rank",
-        "rmse",
+        "RMSE",
         "points",
         "status",
     )
@@ -341,7 +359,7 @@ def _fits_section(fits: Sequence[Fit]) -> str:
 
 
 def _stack_section(observations: Sequence[Observation]) -> str:
-    """What each fingerprint stands for, and the machines that ran it."""
+    """Device, versions and hosts of each stack fingerprint."""
     stacks: defaultdict[str, list[Environment]] = defaultdict(list)
     for o in observations:
         if o.environment is not None:
@@ -362,4 +380,4 @@ def _stack_section(observations: Sequence[Observation]) -> str:
 def _allocator(environment: Environment) -> str:
     if environment.allocator is None:
         return ""
-    return f"; allocator {environment.allocator or 'as PyTorch has it'}"
+    return f"; allocator {environment.allocator or 'of PyTorch by default'}"

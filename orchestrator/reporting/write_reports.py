@@ -1,4 +1,4 @@
-"""Files derived from a run's observations: fits, ranking and reports."""
+"""Writes the files derived from a run's observations: fits, ranking and reports."""
 
 import datetime as dt
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from trials.records.observation import Observation
 
 
 def trouble_lines(faults: Faults, observations: Sequence[Observation]) -> Iterator[str]:
-    """A line on trials that were cut short, and on nodes that are not to be trusted."""
+    """Lines on trials that were cut short and on slow nodes."""
     if faults.faults:
         yield f"{faults_text(faults)} See Faults in the report."
     yield from slow_nodes_text(observations)
@@ -29,7 +29,7 @@ def trouble_lines(faults: Faults, observations: Sequence[Observation]) -> Iterat
 def write_derived_files(
     folder: RunFolder, spec: SweepSpec, catalog: Catalog, plan: Plan, now: dt.datetime
 ) -> Ranking:
-    """Fits, ranking and report, written from the observations."""
+    """Write fits, ranking and reports from the observations."""
     fits, ranking = write_report(folder, spec, catalog, plan, now)
     folder.write("fits.json", fits)
     write_ranking(folder, ranking)
@@ -39,7 +39,7 @@ def write_derived_files(
 def write_report(
     folder: RunFolder, spec: SweepSpec, catalog: Catalog, plan: Plan, now: dt.datetime
 ) -> tuple[Fits, Ranking]:
-    """The reports of the specification's own job, and what they were made from."""
+    """Write the reports of the specification's own job; return their fits and ranking."""
     results = results_of(folder, spec, catalog, now.date(), plan)
     folder.write(REPORT, markdown(results))
     folder.write(PAGE, html_report(results, now))
@@ -47,6 +47,6 @@ def write_report(
 
 
 def write_ranking(folder: RunFolder, ranking: Ranking) -> None:
-    """The ranking, as CSV and as JSON."""
+    """Write the ranking as CSV and as JSON."""
     folder.write("ranking.csv", ranking_csv(ranking))
     folder.write("ranking.json", ranking)

@@ -1,4 +1,4 @@
-"""Section of faults: trials cut short, their causes, and the seconds lost."""
+"""Section of faults: trials that were cut short, their causes, and the seconds lost."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -6,9 +6,16 @@ from collections.abc import Sequence
 from orchestrator.markdown_table import table
 from orchestrator.planning.faults import Fault, Faults
 
+EVENTS = {
+    "died": "trial died",
+    "device": "trial moved to another node",
+    "node out": "node excluded",
+    "no node": "no node available",
+}
+
 
 def faults_section(faults: Faults) -> str:
-    """A table of what went wrong; empty when nothing did."""
+    """Markdown table of faults; empty when there is none."""
     if not faults.faults:
         return ""
     groups: dict[tuple[str, str, str, str], list[Fault]] = defaultdict(list)
@@ -18,36 +25,29 @@ def faults_section(faults: Faults) -> str:
         (
             gpu,
             node,
-            WORDS[kind],
+            EVENTS[kind],
             len(group),
             _cells(group),
-            f"{sum(f.lost_seconds for f in group):.0f}",
+            f"{sum(fault.lost_seconds for fault in group):.0f}",
             reason,
         )
         for (kind, gpu, node, reason), group in groups.items()
     ]
-    headers = ("GPU", "node", "what", "times", "trials", "seconds lost", "why")
+    headers = ("GPU", "node", "event", "times", "trials", "seconds lost", "cause")
     return f"## Faults\n\n{faults_text(faults)}\n\n{table(headers, rows)}"
 
 
 def faults_text(faults: Faults) -> str:
-    """How often trials died and what that cost, in a sentence."""
-    again = [f for f in faults.faults if f.kind in {"died", "device"}]
-    lost = sum(f.lost_seconds for f in again)
+    """Number of trials that were cut short and the measuring time lost, in a sentence."""
+    restarts = [fault for fault in faults.faults if fault.kind in {"died", "device"}]
+    lost = sum(fault.lost_seconds for fault in restarts)
     return (
-        f"{len(again)} times a trial was cut short, and {lost:.0f} s of measuring were lost with "
-        "it; what it had reported until then was kept."
+        f"Trials were cut short {len(restarts)} times, which lost {lost:.0f} s of measuring. "
+        "Results reported before that were kept."
     )
 
 
-WORDS = {
-    "died": "trial died",
-    "device": "trial moved away",
-    "node out": "taken out",
-    "no node": "not to be had",
-}
-
-
 def _cells(group: Sequence[Fault]) -> str:
-    keys = list(dict.fromkeys(f.cell.key for f in group if f.cell is not None))
+    """Key of the only cell of some faults, or the number of cells."""
+    keys = list(dict.fromkeys(fault.cell.key for fault in group if fault.cell is not None))
     return keys[0] if len(keys) == 1 else str(len(keys) or "")

@@ -1,16 +1,29 @@
-"""What a report says of the laws of the step time: the one chosen, its rivals, what to distrust."""
+"""Section of the step-time laws: the chosen law, its rivals, parameters, suspects and intervals."""
 
 import math
 from collections.abc import Sequence
 
 from fitting.families.records import FamilyFit, GroupLaw, LawCandidate, Suspect
-from fitting.laws.fit_result import Parameter
-from orchestrator.markdown_table import table
+from fitting.laws.fit_result import Law, Parameter
+from fitting.laws.forms import Form
+from orchestrator.markdown_table import span, table
 
-SYMBOLS = (
-    "A step takes t seconds, for b examples or N padded tokens, at sparsity s. Errors are those of "
-    "the throughput at points that a law has not seen: each left out alone, by which the law is "
-    "chosen, the larger batches of each curve, a length."
+LAW_NAMES: dict[Form | Law, str] = {
+    Form.POOLED: "pooled by GPU",
+    Form.POOLED_BY_SERIES: "pooled by GPU and length",
+    Form.AFFINE_TOKENS: "affine in tokens",
+    Form.AFFINE_EXAMPLES: "affine in examples",
+    Form.SMOOTH_MAXIMUM: "smooth maximum",
+    Form.LOGARITHM: "logarithm (paper's Eq. 2)",
+    Law.MAX_BATCH_EQ1: "largest batch (paper's Eq. 1)",
+    Law.MEMORY_AFFINE: "memory, affine in tokens",
+    Law.THROUGHPUT_EQ2: "throughput (paper's Eq. 2)",
+}
+INTRODUCTION = (
+    "A step takes t seconds. It has b examples, N tokens with padding, and sparsity s (active "
+    "experts / experts). Errors are relative errors of the throughput on points excluded from the "
+    "fit: one point at a time (this error selects the law), the larger batches of each curve, or "
+    "all points of one length."
 )
 
 
@@ -19,11 +32,11 @@ def laws_section(families: Sequence[FamilyFit]) -> str:
     if not families:
         return ""
     parts = [part for family in families for part in _family(family)]
-    return "\n\n".join(["## Laws of the step time", SYMBOLS, *parts])
+    return "\n\n".join(["## Laws of the step time", INTRODUCTION, *parts])
 
 
 def parameters_text(parameters: Sequence[Parameter]) -> str:
-    """Values with their standard errors and units; a unit of 1 is none."""
+    """Values with standard errors and units; a dimensionless value has no unit."""
     return "; ".join(
         f"{p.name} = {p.value:.4g}"
         + (f" ± {p.standard_error:.2g}" if p.standard_error is not None else "")
@@ -33,45 +46,48 @@ def parameters_text(parameters: Sequence[Parameter]) -> str:
 
 
 def _family(family: FamilyFit) -> list[str]:
-    visits = "" if family.visits == family.points else f" of {family.visits} visits"
-    counted = f"{family.points} {'point' if family.points == 1 else 'points'}{visits}"
+    visits = "" if family.visits == family.points else f" from {family.visits} visits"
+    points = f"{family.points} {'point' if family.points == 1 else 'points'}{visits}"
     if family.form is None:
-        return [f"**{family.name.key}**, {counted}: no law: {family.why}: {family.remedy}."]
+        return [f"**{family.name.key}**, {points}: no law: {family.why}: {family.remedy}."]
+    # The record names the best law by its key, for programs.
+    best = family.candidates[0].form
+    why = family.why.replace(best, LAW_NAMES[best])
     parts = [
-        f"**{family.name.key}**, {counted}: `{family.equation}` ({family.form}), {family.why}.",
-        _rivals(family.candidates),
-        _values(family),
+        f"**{family.name.key}**, {points}: `{family.equation}` ({LAW_NAMES[family.form]}), {why}.",
+        _candidates_table(family.candidates),
+        _parameters_table(family),
     ]
     if family.by_length is not None:
         parts.append(
-            f"Examples of other lengths are priced by {family.by_length.form}: off by "
-            f"{family.by_length.error:.2%} at lengths that it had not seen."
+            f"Examples of other lengths are priced by the law {LAW_NAMES[family.by_length.form]}, "
+            f"with an error of {family.by_length.error:.2%} on lengths excluded from its fit."
         )
     if family.suspects:
-        parts.append("Points that the law does not believe:")
-        parts.append("\n".join(_suspect(each) for each in family.suspects))
-    return [*parts, _sureness(family)]
+        parts.append("Points that contradict the law:")
+        parts.append("\n".join(_suspect_line(suspect) for suspect in family.suspects))
+    return [*parts, _interval_text(family)]
 
 
-def _rivals(candidates: Sequence[LawCandidate]) -> str:
+def _candidates_table(candidates: Sequence[LawCandidate]) -> str:
     headers = (
         "law",
-        "a point left out",
-        "larger batches",
-        "a length left out",
+        "error, one point excluded",
+        "error, larger batches excluded",
+        "error, one length excluded",
         "parameters",
-        "condition",
+        "condition number",
     )
     rows = [
         (
-            each.form,
-            f"{each.error:.2%} ± {each.standard_error:.2%}",
-            _percent(each.growing_error),
-            _percent(each.length_error),
-            each.parameters,
-            "" if each.condition is None else f"{each.condition:.3g}",
+            LAW_NAMES[law.form],
+            f"{law.error:.2%} ± {law.standard_error:.2%}",
+            _percent(law.growing_error),
+            _percent(law.length_error),
+            law.parameters,
+            "" if law.condition is None else f"{law.condition:.3g}",
         )
-        for each in candidates
+        for law in candidates
     ]
     return table(headers, rows)
 
@@ -80,42 +96,37 @@ def _percent(part: float | None) -> str:
     return "" if part is None else f"{part:.2%}"
 
 
-def _values(family: FamilyFit) -> str:
-    rows: list[tuple[object, ...]] = [(g.name, _of_group(g), g.points) for g in family.groups]
+def _parameters_table(family: FamilyFit) -> str:
+    rows: list[tuple[object, ...]] = [(g.name, _group_text(g), g.points) for g in family.groups]
     if family.exponent is not None:
-        rows.append(("all of them", parameters_text([family.exponent]), family.points))
-    return table(("of", "parameters ± standard error", "points"), rows)
+        rows.append(("all", parameters_text([family.exponent]), family.points))
+    return table(("group", "parameters ± standard error", "points"), rows)
 
 
-def _of_group(group: GroupLaw) -> str:
+def _group_text(group: GroupLaw) -> str:
     if group.remedy is not None:
         return f"none: {group.remedy}"
-    only = "" if group.sparsity is None or group.sparsity == 1 else f"; s = {group.sparsity:g} only"
+    only = "" if group.sparsity in {None, 1} else f"; valid for sparsity {group.sparsity:g} alone"
     held = f"; held at zero: {', '.join(group.held_at_zero)}" if group.held_at_zero else ""
     return f"{parameters_text(group.parameters)}{held}{only}"
 
 
-def _suspect(suspect: Suspect) -> str:
+def _suspect_line(suspect: Suspect) -> str:
     return (
-        f"- {suspect.series}, s = {suspect.sparsity:g}, b = {suspect.batch_size:g}: "
-        f"{suspect.seconds:.4g} s, where the law has {suspect.expected_seconds:.4g} s: "
-        f"{suspect.spreads:.1f} times the spread"
+        f"- {suspect.series}, sparsity {suspect.sparsity:g}, batch size {suspect.batch_size:g}: "
+        f"measured {suspect.seconds:.4g} s, predicted {suspect.expected_seconds:.4g} s, a distance "
+        f"of {suspect.spreads:.1f} spreads"
     )
 
 
-def _sureness(family: FamilyFit) -> str:
-    """The spread, and the intervals with how often they hold."""
-    spread = f"Spread {family.spread:.1%}." if family.spread is not None else ""
+def _interval_text(family: FamilyFit) -> str:
+    """Spread of the residuals, width of the intervals, and their coverage in cross-validation."""
+    spread = f"Residual spread {family.spread:.1%}. " if family.spread is not None else ""
     intervals = family.intervals
     if intervals is None:
-        return f"{spread} Nothing is left to tell how sure it is: it predicts nothing."
-    widths = sorted(math.expm1(each.half_width or 0.0) for each in family.series)
-    span = f"±{widths[0]:.1%}"
-    if f"{widths[-1]:.1%}" != f"{widths[0]:.1%}":
-        span += f" to ±{widths[-1]:.1%} by series"
-    held = (
-        ""
-        if intervals.coverage is None
-        else f"; made without a point, they hold it in {intervals.coverage:.0%} of cases"
-    )
-    return f"{spread} Intervals at {intervals.level:.0%}: {span}{held} ({intervals.residuals})."
+        return f"{spread}Too few points remain to estimate an interval, so this law is not used."
+    widths = span((100 * math.expm1(s.half_width or 0.0) for s in family.series), ".1f")
+    text = f"{spread}Prediction intervals ({intervals.level:.0%}): ±{widths}%"
+    if intervals.coverage is not None:
+        text += f"; in cross-validation they contain {intervals.coverage:.0%} of the points"
+    return f"{text} ({intervals.residuals} residuals)."

@@ -1,4 +1,4 @@
-"""Training curves as rows of JSON and as Markdown. Pure."""
+"""Section of training curves: loss and accuracy by epoch, as Markdown and as JSON."""
 
 import dataclasses
 import json
@@ -29,7 +29,8 @@ class SparseAgainstDense:
 
     Attributes:
         sparse, dense: the curves.
-        accuracy, loss: improvement of sparse over dense; of loss: dense less sparse.
+        accuracy: accuracy of sparse minus that of dense.
+        loss: loss of dense minus that of sparse.
     """
 
     sparse: LearningCurve
@@ -45,7 +46,7 @@ class SparseAgainstDense:
 
 
 def learning_json(curves: Sequence[LearningCurve]) -> str:
-    """Epochs, best epochs and comparisons of curves, for programs; losses in nats per token."""
+    """JSON of epochs, best epochs and comparisons of curves; losses in nats per token."""
     return json.dumps(
         {
             "curves": [_epoch_row(curve, epoch) for curve in curves for epoch in curve.epochs],
@@ -106,11 +107,11 @@ def _pair_row(pair: SparseAgainstDense) -> Row:
     for name, improvement in (("accuracy", pair.accuracy), ("loss", pair.loss)):
         row[f"{name}_gain"] = improvement.mean
         row[f"{name}_gain_low"], row[f"{name}_gain_high"] = improvement.interval
-    return row | {"told_apart": pair.is_significant}
+    return row | {"significant": pair.is_significant}
 
 
 def sparse_against_dense(curves: Sequence[LearningCurve]) -> list[SparseAgainstDense]:
-    """Each trained sparse curve with the dense one that is alike in all else."""
+    """Pairs of a trained sparse curve and the dense one that differs in nothing else."""
     pairs = []
     for group in _alike([curve for curve in curves if len(curve.epochs) > 1]):
         dense = next((c for c in group if c.cell.active_experts == c.cell.experts), None)
@@ -166,7 +167,7 @@ def _curves_table(group: Sequence[LearningCurve]) -> str:
         for curve in group:
             lines[-1] += _cells(curve, number)
     text = table(headers, lines)
-    return f"{text}\n\n± one standard error over the held-out examples; * where it stops improving."
+    return f"{text}\n\n± one standard error over the held-out examples; * the best epoch."
 
 
 def _cells(curve: LearningCurve, number: int) -> list[str]:
@@ -185,24 +186,24 @@ def _cells(curve: LearningCurve, number: int) -> list[str]:
 
 
 def _stop_text(curve: LearningCurve) -> str:
-    """Where a curve stops improving, in a line."""
+    """A line on the epoch at which a curve stops improving."""
     stop, scores = best(curve), curve.best_scores
     last, patience = curve.epochs[-1].epoch, curve.training.patience
     active = curve.cell.active_experts
     start = "- " if active is None else f"- {_counted(active)}: "
     if last == 0:
-        return f"{start}no epoch was trained yet."
+        return f"{start}no epoch has been trained yet."
     if not stop.has_stopped:
         return (
-            f"{start}may be improving still: of the {patience} epochs after the best one so far, "
-            f"{stop.epoch} (by {stop.by}), {last - stop.epoch} are known; "
-            f"--epochs {2 * max(last, patience)} continues."
+            f"{start}may still improve: the best epoch is {stop.epoch} (by {stop.by}), and only "
+            f"{last - stop.epoch} of the next {patience} have been trained. Continue with "
+            f"--epochs {2 * max(last, patience)}."
         )
     if stop.epoch == 0:
         return f"{start}no epoch was better than the untrained model."
     return (
-        f"{start}stops improving at epoch {stop.epoch} (by {stop.by}; none of the {patience} "
-        f"after it was better): held-out loss {scores.loss:.4g}, accuracy "
+        f"{start}stops improving at epoch {stop.epoch} (by {stop.by}; none of the next {patience} "
+        f"was better): held-out loss {scores.loss:.4g}, accuracy "
         f"{100 * scores.accuracy:.1f} %."
     )
 
@@ -217,9 +218,9 @@ def _verdict(pair: SparseAgainstDense) -> str:
         f"{100 * pair.accuracy.mean:+.1f} points of accuracy "
         f"({100 * low:+.1f} to {100 * high:+.1f}, 90 %)"
     )
-    verdict = "sparse learns as well as dense, as far as these examples show"
+    verdict = "sparse and dense are not distinguishable on these examples"
     if pair.is_significant:
         word = "better" if pair.accuracy.mean > 0 else "worse"
-        verdict = f"sparse learns {word} than dense"
+        verdict = f"sparse training is {word} than dense"
     sparse, dense = pair.sparse.cell.active_experts, pair.dense.cell.active_experts
     return f"{_counted(sparse)} against {dense}: {verdict}: {gap}."

@@ -1,4 +1,4 @@
-"""What to measure next, and how each choice of a GPU stands, as tables."""
+"""Tables of the most useful next measurements and of the state of each choice of a GPU."""
 
 import math
 from collections.abc import Sequence
@@ -7,21 +7,28 @@ from orchestrator.markdown_table import table
 from orchestrator.ranking.next_measurement import CandidateMeasurement, GpuChoice
 from trials.records.cell import Cell
 
-SUBJECT = ("model", "recipe", "experts", "tokens")
+JOB_HEADERS = ("model", "recipe", "experts", "tokens")
 
 
-def next_measurements_table(found: Sequence[GpuChoice], most: int) -> str:
-    """What to measure next, over all choices, the worthiest first; then each choice as it is."""
-    open_choices = [choice for choice in found if choice.is_open]
+def next_measurements_table(choices: Sequence[GpuChoice], most: int) -> str:
+    """Markdown: the most useful measurements of all open choices, then the state of each choice.
+
+    Args:
+        choices: choices of a GPU, one for each job.
+        most: number of measurements to list.
+    """
+    if not choices:
+        return "There is nothing to choose: no GPU of the specification has an offer and fits."
     candidates = sorted(
-        (c for choice in open_choices for c in choice.candidates), key=lambda c: (-c.worth, c.usd)
+        (c for choice in choices if choice.is_open for c in choice.candidates),
+        key=lambda c: (-c.worth, c.usd),
     )
-    listed = [
+    rows = [
         (
             number,
             c.option.cell.gpu,
-            c.option.batch_size or "the largest",
-            *_subject(c.option.cell),
+            c.option.batch_size or "largest",
+            *_job_columns(c.option.cell),
             c.option.known_by,
             _saving(c),
             f"{c.usd:.2g}",
@@ -30,59 +37,52 @@ def next_measurements_table(found: Sequence[GpuChoice], most: int) -> str:
         for number, c in enumerate(candidates[:most], start=1)
     ]
     headers = (
-        "",
-        "GPU",
-        "batch",
-        *SUBJECT,
-        "known by",
-        "saves of a job",
-        "costs $",
-        "minutes",
+        *("", "GPU", "batch size", *JOB_HEADERS),
+        *("estimated from", "saves per job", "costs $", "minutes"),
     )
-    decided = all(choice.is_decided for choice in found)
-    nothing = "Every choice is decided." if decided else "Nothing is left to measure."
-    if not found:
-        nothing = (
-            "There is nothing to choose: no GPU of the specification has an offer and the room."
-        )
-    parts = [table(headers, listed) if listed else nothing]
+    parts = []
+    if rows:
+        parts.append(table(headers, rows))
+    elif all(choice.is_decided for choice in choices):
+        parts.append("Every choice is decided.")
+    else:
+        parts.append("Nothing is left to measure.")
     if len(candidates) > most:
-        parts.append(f"{len(candidates) - most} more: --most tells how many to list.")
-    parts += [choices_table(found)] if found else []
-    return "\n\n".join(parts)
+        parts.append(f"{len(candidates) - most} more: --most sets how many are listed.")
+    return "\n\n".join([*parts, choices_table(choices)])
 
 
-def _subject(cell: Cell) -> tuple[object, ...]:
+def _job_columns(cell: Cell) -> tuple[object, ...]:
     experts = "none" if cell.experts is None else f"{cell.active_experts} of {cell.experts}"
     return (cell.model, cell.recipe.key, experts, cell.seq_len)
 
 
 def _saving(candidate: CandidateMeasurement) -> str:
     if math.isinf(candidate.saving):
-        return "to begin with"
+        return "needed first"
     if candidate.saving_usd is None:
         return f"{candidate.saving:.1%}"
     return f"${candidate.saving_usd:.2g}"
 
 
-def choices_table(found: Sequence[GpuChoice]) -> str:
-    """Which GPU leads each choice, and whether that is settled."""
-    listed = [
+def choices_table(choices: Sequence[GpuChoice]) -> str:
+    """Markdown table: the leading GPU of each choice, its probability and whether it is decided."""
+    rows = [
         (
-            *_subject(choice.leader.cell),
+            *_job_columns(choice.leader.cell),
             choice.leader.cell.gpu,
             f"{choice.probability:.0%}",
             _state(choice),
         )
-        for choice in found
+        for choice in choices
     ]
-    return table((*SUBJECT, "likely winner", "sure", "state"), listed)
+    return table((*JOB_HEADERS, "leading GPU", "probability", "state"), rows)
 
 
 def _state(choice: GpuChoice) -> str:
     if choice.is_decided:
         return "decided"
     if not choice.candidates:
-        return "all measured, not told apart"
-    begun = "" if choice.leader.is_measured else "nothing of it measured, "
-    return f"{begun}to choose from: {len(choice.candidates)} measurements"
+        return "undecided, all measured"
+    begun = "" if choice.leader.is_measured else "leading GPU not measured yet; "
+    return f"{begun}measurements that may decide: {len(choice.candidates)}"

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from orchestrator.reporting.sections.recommendation import model_name
 from trials.records.cell import Cell
 from trials.records.profile import (
     LAYERS,
@@ -17,12 +18,12 @@ from trials.records.profile import (
     tokens_per_example,
 )
 
-# The order of Fig. 6, and then what it has not; others follow by their names.
+# The order of Fig. 6, then kernels that it lacks; others follow by name.
 KERNELS = (
     "matmul gate", "matmul gate+up", "matmul up", "matmul down", "matmul adapter", "matmul",
     "dequantise", "router", "top-k", "element-wise", "gather/scatter", "copy", "host",
 )  # fmt: skip
-SMALLEST_SHARE = 0.0005  # shown as 0.1 %
+SMALLEST_SHARE = 0.0005  # rounds to 0.1 %
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +31,11 @@ class BarPart:
     """A part of a bar.
 
     Attributes:
-        name: of the stage, layer or kernel.
-        seconds: in a step that is not profiled: its profiled share of its stage.
-        share: of the bar's seconds.
-        flop_share: of the bar's floating-point operations, those of products and attention; absent
-            for a bar without any.
+        name: name of the stage, layer or kernel.
+        seconds: time in an unprofiled step: the part's profiled share of its stage.
+        share: part of the bar's seconds.
+        flop_share: part of the bar's floating-point operations (matrix products and attention);
+            None for a bar without any.
     """
 
     name: str
@@ -48,10 +49,10 @@ class Bar:
     """One profiled batch size.
 
     Attributes:
-        label, cell, batch_size: which.
-        seconds: of all parts.
-        flops: floating-point operations of products and attention; 0 for stages.
-        parts: in an order that all bars of a chart share.
+        label, cell, batch_size: the profile.
+        seconds: time of all parts.
+        flops: floating-point operations of matrix products and attention; 0 for stages.
+        parts: parts in the order that all bars of a chart share.
     """
 
     label: str
@@ -64,15 +65,15 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Tokens of each expert, before and after some training.
+    """Tokens routed to each expert, before and after some training.
 
     Attributes:
-        label, cell, batch_size: whose.
-        training_steps: between the two.
-        before, after: (experts,) tokens an example, the mean over the layers.
-        variance_before, variance_after: theirs over the experts.
+        label, cell, batch_size: the profile.
+        training_steps: training steps between the two.
+        before, after: (experts,) tokens per example, averaged over the layers.
+        variance_before, variance_after: variances of these over the experts.
         imbalance_before, imbalance_after: the busiest expert's tokens over an equal share, the mean
-            over the layers: 1 is balanced.
+            over the layers; 1 is balanced.
     """
 
     label: str
@@ -89,14 +90,14 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class LengthRow:
-    """A length at the largest batch that was profiled of it.
+    """A sequence length at its largest profiled batch size.
 
     Attributes:
-        label: sparsity.
-        seq_len, batch_size: tokens an example, examples a step.
-        step_seconds: of a plain step.
-        examples_per_second, tokens_per_second: of plain steps.
-        experts_share: of the forward and backward pass, the experts' or the MLPs'.
+        label: active experts, in words.
+        seq_len, batch_size: tokens per example, examples per step.
+        step_seconds: time of an unprofiled step.
+        examples_per_second, tokens_per_second: throughput of unprofiled steps.
+        experts_share: the experts' (or the MLPs') part of the forward and backward pass.
     """
 
     label: str
@@ -110,15 +111,15 @@ class LengthRow:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What profiling one batch size added to its steps, by the shortest of each kind.
+    """Overhead of profiling at one batch size, by the shortest step of each kind.
 
     Attributes:
-        label: of its bars.
-        step_seconds: of a plain step.
-        profiled_seconds: of one under the profiler.
-        overhead: how much longer that is, as a part of the plain one.
-        stages_over_step: one whose stages were timed, without the profiler, over the plain one: 1
-            where timing them takes nothing.
+        label: label of the bars.
+        step_seconds: time of an unprofiled step.
+        profiled_seconds: time of a step under the profiler.
+        overhead: slowdown by the profiler, as a part of the unprofiled step.
+        stages_over_step: time of a step with timed stages, without the profiler, over that of an
+            unprofiled step; 1 if timing the stages costs nothing.
     """
 
     label: str
@@ -133,14 +134,14 @@ class ProfileGroup:
     """A model under a recipe on a GPU.
 
     Attributes:
-        gpu, model, recipe: which.
-        machine: what ran it.
+        gpu, model, recipe: what ran.
+        machine: names of the devices, with their CPU threads.
         stages, layers, inside: bars of Fig. 4, 5 and 6.
-        inside_of: whose kernels ``inside`` has: experts, or mlp of a model without.
-        loads: bars of Fig. 11; none without experts.
-        lengths: sensitivity to the length; none where one was profiled alone.
+        inside_of: layer that ``inside`` splits into kernels: experts, or mlp without experts.
+        loads: bars of Fig. 11; empty without experts.
+        lengths: effect of the length; empty if only one was profiled.
         overheads: one for each bar.
-        failures: what could not be profiled and why, a line each.
+        failures: lines on profiles that failed, with the reason.
     """
 
     gpu: str
@@ -158,8 +159,8 @@ class ProfileGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class _Of:
-    """A profile with its names."""
+class _LabelledProfile:
+    """A profile with its label."""
 
     label: str
     cell: Cell
@@ -168,35 +169,35 @@ class _Of:
 
 
 def profile_groups(profiled: Iterable[Profiled]) -> list[ProfileGroup]:
-    """A run's profiles, in the order of their models."""
+    """The profiles of a run, grouped by GPU, model and recipe, in the order profiled."""
     groups: defaultdict[tuple[str, str, str], list[Profiled]] = defaultdict(list)
-    for each in profiled:
-        weights = "" if each.cell.weights == "random" else f", {each.cell.weights}"
-        groups[each.cell.gpu, each.cell.model + weights, each.cell.recipe.key].append(each)
-    return [_group(*names, of) for names, of in groups.items()]
+    for attempt in profiled:
+        cell = attempt.cell
+        groups[cell.gpu, model_name(cell), cell.recipe.key].append(attempt)
+    return [_group(*names, attempts) for names, attempts in groups.items()]
 
 
-def _group(gpu: str, model: str, recipe: str, tries: Sequence[Profiled]) -> ProfileGroup:
-    ordered = sorted(tries, key=_place)
-    found = [
-        _Of(_label(p.cell, p.batch_size), p.cell, p.batch_size, p.profile)
+def _group(gpu: str, model: str, recipe: str, attempts: Sequence[Profiled]) -> ProfileGroup:
+    ordered = sorted(attempts, key=_sort_key)
+    profiles = [
+        _LabelledProfile(_label(p.cell, p.batch_size), p.cell, p.batch_size, p.profile)
         for p in ordered
         if p.profile is not None
     ]
     last = {(p.cell, p.batch_size): p for p in ordered}
-    inside_of: Layer = "mlp" if tries[0].cell.experts is None else "experts"
+    inside_of: Layer = "mlp" if attempts[0].cell.experts is None else "experts"
     return ProfileGroup(
         gpu=gpu,
         model=model,
         recipe=recipe,
-        machine=_machine(tries),
-        stages=tuple(map(_stage_bar, found)),
-        layers=_bars(found, _is_of_layers, lambda row: row.layer, LAYERS),
-        inside=_bars(found, lambda row: row.layer == inside_of, lambda row: row.kernel, KERNELS),
+        machine=_machine(attempts),
+        stages=tuple(map(_stage_bar, profiles)),
+        layers=_bars(profiles, _is_in_layer, lambda row: row.layer, LAYERS),
+        inside=_bars(profiles, lambda row: row.layer == inside_of, lambda row: row.kernel, KERNELS),
         inside_of=inside_of,
-        loads=tuple(load for of in found for load in _load(of)),
-        lengths=tuple(_lengths(found, inside_of)),
-        overheads=tuple(map(_overhead, found)),
+        loads=tuple(load for profile in profiles if (load := _load(profile)) is not None),
+        lengths=tuple(_lengths(profiles, inside_of)),
+        overheads=tuple(map(_overhead, profiles)),
         failures=tuple(
             f"{_label(p.cell, p.batch_size)}: {p.outcome}: {p.detail}"
             for p in last.values()
@@ -205,9 +206,9 @@ def _group(gpu: str, model: str, recipe: str, tries: Sequence[Profiled]) -> Prof
     )
 
 
-def _place(each: Profiled) -> tuple[int, int, int, int]:
-    cell = each.cell
-    return (cell.active_experts or 0, cell.seq_len, each.batch_size, each.attempt)
+def _sort_key(attempt: Profiled) -> tuple[int, int, int, int]:
+    cell = attempt.cell
+    return (cell.active_experts or 0, cell.seq_len, attempt.batch_size, attempt.attempt)
 
 
 def _label(cell: Cell, batch_size: int) -> str:
@@ -218,45 +219,56 @@ def _routing(cell: Cell) -> str:
     return "" if cell.experts is None else f"{cell.active_experts} of {cell.experts} experts, "
 
 
-def _machine(tries: Sequence[Profiled]) -> str:
-    where = [p.environment for p in tries if p.environment is not None]
-    return "; ".join(dict.fromkeys(f"{e.device_name}, CPU threads {e.threads}" for e in where))
+def _machine(attempts: Sequence[Profiled]) -> str:
+    environments = [p.environment for p in attempts if p.environment is not None]
+    return "; ".join(
+        dict.fromkeys(f"{e.device_name}, CPU threads {e.threads}" for e in environments)
+    )
 
 
-def _stage_bar(of: _Of) -> Bar:
-    profile = of.profile
+def _stage_bar(labelled: _LabelledProfile) -> Bar:
+    profile = labelled.profile
     seconds = {stage: profile.stage_seconds(stage) for stage in STAGES}
     seconds["backward"] -= seconds["recompute"]
     whole = sum(seconds.values())
     parts = tuple(BarPart(stage, value, value / whole) for stage, value in seconds.items())
-    return Bar(of.label, of.cell, of.batch_size, whole, 0, parts)
+    return Bar(labelled.label, labelled.cell, labelled.batch_size, whole, 0, parts)
 
 
-def _is_of_layers(row: ProfileRow) -> bool:
+def _is_in_layer(row: ProfileRow) -> bool:
     return row.stage != "optimizer"
 
 
 def _bars(
-    found: Sequence[_Of],
-    is_meant: Callable[[ProfileRow], bool],
+    profiles: Sequence[_LabelledProfile],
+    is_included: Callable[[ProfileRow], bool],
     name_of: Callable[[ProfileRow], str],
     order: Sequence[str],
 ) -> tuple[Bar, ...]:
-    """A bar for each profile; all have the same parts, those that any of them has."""
-    rows = [[row for row in of.profile.rows if is_meant(row)] for of in found]
-    there = {name_of(row) for of in rows for row in of}
-    names = [*(name for name in order if name in there), *sorted(there - set(order))]
+    """A bar for each profile, all with the same parts: every part that any of them has.
+
+    Args:
+        profiles: one for each bar; one without included rows has no bar.
+        is_included: whether a row belongs to the chart.
+        name_of: name of a row's part.
+        order: names of parts that come first.
+    """
+    rows_of = [[row for row in p.profile.rows if is_included(row)] for p in profiles]
+    present = {name_of(row) for rows in rows_of for row in rows}
+    names = [*(name for name in order if name in present), *sorted(present - set(order))]
     return tuple(
-        _bar(of, names, [(name_of(row), row) for row in own])
-        for of, own in zip(found, rows, strict=True)
-        if own
+        _bar(profile, names, [(name_of(row), row) for row in rows])
+        for profile, rows in zip(profiles, rows_of, strict=True)
+        if rows
     )
 
 
-def _bar(of: _Of, names: Sequence[str], rows: Sequence[tuple[str, ProfileRow]]) -> Bar:
+def _bar(
+    labelled: _LabelledProfile, names: Sequence[str], rows: Sequence[tuple[str, ProfileRow]]
+) -> Bar:
     seconds, flops = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
     for name, row in rows:
-        seconds[name] += of.profile.unprofiled_seconds(row)
+        seconds[name] += labelled.profile.unprofiled_seconds(row)
         flops[name] += row.flops
     whole, all_flops = sum(seconds.values()), sum(flops.values())
     parts = tuple(
@@ -268,17 +280,17 @@ def _bar(of: _Of, names: Sequence[str], rows: Sequence[tuple[str, ProfileRow]]) 
         )
         for name in names
     )
-    return Bar(of.label, of.cell, of.batch_size, whole, all_flops, parts)
+    return Bar(labelled.label, labelled.cell, labelled.batch_size, whole, all_flops, parts)
 
 
-def _load(of: _Of) -> Iterable[Load]:
-    load = of.profile.load
+def _load(labelled: _LabelledProfile) -> Load | None:
+    load = labelled.profile.load
     if load is None:
-        return
-    yield Load(
-        label=of.label,
-        cell=of.cell,
-        batch_size=of.batch_size,
+        return None
+    return Load(
+        label=labelled.label,
+        cell=labelled.cell,
+        batch_size=labelled.batch_size,
         training_steps=load.training_steps,
         before=tuple(tokens_per_example(load.before, load.examples)),
         after=tuple(tokens_per_example(load.after, load.examples)),
@@ -289,35 +301,35 @@ def _load(of: _Of) -> Iterable[Load]:
     )
 
 
-def _lengths(found: Sequence[_Of], inside_of: Layer) -> Iterable[LengthRow]:
-    largest: dict[Cell, _Of] = {}
-    for of in found:  # in the order of their batch sizes
-        largest[of.cell] = of
+def _lengths(profiles: Sequence[_LabelledProfile], inside_of: Layer) -> Iterable[LengthRow]:
+    # Profiles are sorted by batch size, so the last one of a cell is its largest.
+    largest = {labelled.cell: labelled for labelled in profiles}
     if len({cell.seq_len for cell in largest}) < 2:
         return
-    for of in largest.values():
-        passes = [row for row in of.profile.rows if _is_of_layers(row)]
-        seconds = sum(map(of.profile.unprofiled_seconds, passes))
+    for cell, labelled in largest.items():
+        profile, batch_size = labelled.profile, labelled.batch_size
+        passes = [row for row in profile.rows if _is_in_layer(row)]
+        seconds = sum(map(profile.unprofiled_seconds, passes))
         inside = [row for row in passes if row.layer == inside_of]
-        step = of.profile.step_seconds
+        step = profile.step_seconds
         yield LengthRow(
-            label=_routing(of.cell).removesuffix(", "),
-            seq_len=of.cell.seq_len,
-            batch_size=of.batch_size,
+            label=_routing(cell).removesuffix(", "),
+            seq_len=cell.seq_len,
+            batch_size=batch_size,
             step_seconds=step,
-            examples_per_second=of.batch_size / step,
-            tokens_per_second=of.batch_size * of.cell.seq_len / step,
-            experts_share=sum(map(of.profile.unprofiled_seconds, inside)) / seconds,
+            examples_per_second=batch_size / step,
+            tokens_per_second=batch_size * cell.seq_len / step,
+            experts_share=sum(map(profile.unprofiled_seconds, inside)) / seconds,
         )
 
 
-def _overhead(of: _Of) -> Overhead:
-    profile = of.profile
+def _overhead(labelled: _LabelledProfile) -> Overhead:
+    profile = labelled.profile
     stages = zip(
         profile.forward_seconds, profile.backward_seconds, profile.optimizer_seconds, strict=True
     )
     return Overhead(
-        label=of.label,
+        label=labelled.label,
         step_seconds=min(profile.plain_seconds),
         profiled_seconds=min(profile.profiled_seconds),
         overhead=profile.overhead,

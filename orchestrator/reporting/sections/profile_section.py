@@ -1,8 +1,8 @@
-"""Where the time of steps goes, as rows for tables and bars for charts. Pure.
+"""Section of profiles: the time of a step by stage, layer and kernel, and the load of experts.
 
-One group for each model and recipe on a GPU; a bar for each sparsity, length and batch size of it,
-as 2408.04693 has them in Fig. 4 (stages), Fig. 5 (layers), Fig. 6 (inside the experts) and Fig. 11
-(tokens of each expert).
+Each model and recipe on a GPU has a group. Each sparsity, length and batch size in it has a row, as
+in arXiv 2408.04693: Fig. 4 (stages), Fig. 5 (layers), Fig. 6 (inside the experts) and Fig. 11
+(tokens per expert).
 """
 
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ def profiles_section(profiled: Sequence[Profiled]) -> str:
     parts = [part for group in profile_groups(profiled) for part in group_text(group)]
     if not parts:
         return ""
-    says = (
-        "Steps under a profiler: none of them enters a law or a price. Stages were timed without "
-        "the profiler;\nlayers and kernels are shares of its time, which it lengthens most where "
-        "operators are small."
+    introduction = (
+        "Profiled steps are not used for laws or prices. Stages were timed without the profiler. "
+        "Layers and kernels\nare shares of profiled time; the profiler slows down small operators "
+        "most."
     )
-    return "\n\n".join(["## Where the time goes", says, *parts])
+    return "\n\n".join(["## Where the time goes", introduction, *parts])
 
 
 def group_text(group: ProfileGroup) -> list[str]:
@@ -43,7 +43,7 @@ def group_text(group: ProfileGroup) -> list[str]:
         parts += [
             "Stages of a step:",
             _bars_table(group.stages),
-            "Layers, forward and backward (in brackets: of the FLOPs of products and attention):",
+            "Layers, forward and backward (in brackets: share of the FLOPs):",
             _bars_table(group.layers),
             f"Inside {inside}, forward and backward:",
             _bars_table(group.inside),
@@ -51,9 +51,12 @@ def group_text(group: ProfileGroup) -> list[str]:
     if group.loads:
         parts += [_load_text(group.loads[0].training_steps), _load_table(group.loads)]
     if group.lengths:
-        parts += ["Sensitivity to the length of examples:", _length_table(group.lengths)]
+        parts += ["Effect of the sequence length:", _length_table(group.lengths)]
     if group.overheads:
-        parts += ["What profiling adds, by the shortest steps:", _overhead_table(group.overheads)]
+        parts += [
+            "Overhead of profiling, by the shortest step of each kind:",
+            _overhead_table(group.overheads),
+        ]
     if group.failures:
         parts += ["Not profiled:\n\n" + "\n".join(f"- {line}" for line in group.failures)]
     return parts
@@ -61,8 +64,8 @@ def group_text(group: ProfileGroup) -> list[str]:
 
 def _bars_table(bars: Sequence[Bar]) -> str:
     names = [part.name for part in bars[0].parts] if bars else []
-    kept = [
-        at for at in range(len(names)) if any(bar.parts[at].share >= SMALLEST_SHARE for bar in bars)
+    shown = [
+        i for i in range(len(names)) if any(bar.parts[i].share >= SMALLEST_SHARE for bar in bars)
     ]
     rate = ("GFLOP/s",) if any(bar.flops for bar in bars) else ()
     rows = [
@@ -70,11 +73,11 @@ def _bars_table(bars: Sequence[Bar]) -> str:
             bar.label,
             _ms(bar.seconds),
             *(f"{bar.flops / bar.seconds / 1e9:.3g}" for _ in rate),
-            *(_share(bar.parts[at]) for at in kept),
+            *(_share(bar.parts[i]) for i in shown),
         )
         for bar in bars
     ]
-    return table(("", "ms", *rate, *(names[at] for at in kept)), rows)
+    return table(("", "ms", *rate, *(names[i] for i in shown)), rows)
 
 
 def _share(part: BarPart) -> str:
@@ -88,9 +91,9 @@ def _ms(seconds: float) -> str:
 
 def _load_text(steps: int) -> str:
     return (
-        f"Tokens per example of each expert, mean over the layers, before and after {steps} steps "
-        "on random tokens;\nvariance over the experts; busiest: its tokens over an equal share in "
-        "its layer:"
+        f"Tokens per example routed to each expert, averaged over the layers, before and after "
+        f"{steps} training steps on random tokens.\nVariance is over the experts. Imbalance is "
+        "the busiest expert's tokens over an equal share, averaged over the layers:"
     )
 
 
@@ -101,13 +104,21 @@ def _load_table(loads: Sequence[Load]) -> str:
             ("before", load.before, load.variance_before, load.imbalance_before),
             ("after", load.after, load.variance_after, load.imbalance_after),
         ):
-            each = " ".join(f"{t:.3g}" for t in tokens)
-            rows.append((load.label, when, each, f"{variance:.3g}", f"{busiest:.2f}"))
-    return table(("", "", "tokens an example of each expert", "variance", "busiest"), rows)
+            by_expert = " ".join(f"{t:.3g}" for t in tokens)
+            rows.append((load.label, when, by_expert, f"{variance:.3g}", f"{busiest:.2f}"))
+    return table(("", "training", "tokens per example by expert", "variance", "imbalance"), rows)
 
 
 def _length_table(rows: Sequence[LengthRow]) -> str:
-    headers = ("", "tokens", "batch", "ms", "examples/s", "tokens/s", "experts or MLPs")
+    headers = (
+        "",
+        "tokens",
+        "batch size",
+        "ms",
+        "examples/s",
+        "tokens/s",
+        "share of experts or MLPs",
+    )
     return table(
         headers,
         [
@@ -126,7 +137,7 @@ def _length_table(rows: Sequence[LengthRow]) -> str:
 
 
 def _overhead_table(rows: Sequence[Overhead]) -> str:
-    headers = ("", "plain step, ms", "profiled step, ms", "longer by", "stages over step")
+    headers = ("", "plain step, ms", "profiled step, ms", "slowdown", "sum of stages / step")
     return table(
         headers,
         [

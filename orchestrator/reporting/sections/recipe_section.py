@@ -1,4 +1,4 @@
-"""Recipes side by side: memory and time of each against the plainest, as in 2406.02290."""
+"""Section of recipes side by side: memory and time relative to the plainest (arXiv 2406.02290)."""
 
 import statistics
 from collections import defaultdict
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.markdown_table import table
+from orchestrator.reporting.sections.memory_section import memory_text
+from orchestrator.reporting.sections.recommendation import job_title
 from trials.records.cell import Cell
 from trials.records.observation import (
     MEMORY_MISSES,
@@ -18,29 +20,28 @@ from trials.records.observation import (
 )
 from trials.records.recipe import Recipe
 
-GIB, MIB = 2**30, 2**20
 HEADERS = (
     "recipe",
     "peak memory",
-    "against the default",
-    "step",
-    "against the default",
+    "vs. default",
+    "step time",
+    "vs. default",
     "largest batch",
     "best examples/s",
-    "against the default",
+    "vs. default",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class RecipeRow:
-    """One recipe on one GPU and model; absent is what was not measured.
+    """One recipe on one GPU and model; None stands for a value that was not measured.
 
     Attributes:
-        recipe: which.
-        peak_bytes: peak memory at the common batch size; None when not even one example fits.
-        step_seconds: median step time there; None when it was not timed.
-        largest: its largest batch; None while that is not known.
-        examples_per_second: the best of any batch size; None when nothing was timed.
+        recipe: the recipe.
+        peak_bytes: peak memory at the common batch size; None if not even one example fits.
+        step_seconds: median step time at the common batch size; None if it was not timed.
+        largest: largest batch; None while the search has not found it.
+        examples_per_second: best throughput at any batch size; None if nothing was timed.
     """
 
     recipe: Recipe
@@ -55,11 +56,11 @@ class RecipeComparison:
     """Recipes that ran on the same GPU, model, weights, routing, length, basis and stack.
 
     Attributes:
-        cell: the default's.
+        cell: cell of the default recipe.
         basis: measured or simulated.
-        batch_size: where memory and time are compared.
-        timed: whether every recipe that fits was timed there.
-        rows: the default first, recipes of which nothing fits last.
+        batch_size: common batch size, at which memory and step time are compared.
+        timed: whether every recipe that fits was timed at the common batch size.
+        rows: the default first, recipes that do not fit at all last.
     """
 
     cell: Cell
@@ -70,11 +71,11 @@ class RecipeComparison:
 
 
 def plainness(recipe: Recipe) -> tuple[object, ...]:
-    """Orders recipes by how little they do to save memory or time.
+    """Sort key of recipes: those with the fewest measures to save memory or time come first.
 
-    Full weights before adapters before 4 bits, then by how many departures there are from the
-    plainest of all: no checkpointing, PyTorch's attention and AdamW, state on the GPU, experts in
-    one grouped product. Between equals eager attention comes first, then the recipe's name decides.
+    Full weights precede adapters, and adapters precede 4 bits. Then counts the number of departures
+    from the plainest recipe: no checkpointing, PyTorch's attention and AdamW, optimizer state on
+    the GPU, experts in one grouped product. Ties are broken by eager attention, then by name.
     """
     departures = (
         recipe.gradient_checkpointing,
@@ -88,9 +89,9 @@ def plainness(recipe: Recipe) -> tuple[object, ...]:
 
 
 def compare_recipes(observations: Sequence[Observation]) -> list[RecipeComparison]:
-    """Every set of two recipes or more that can be compared, in the order observed.
+    """Every set of at least two comparable recipes, in the order observed.
 
-    A capped GPU has no speed of its own and is not among them.
+    Capped GPUs are excluded: they have no speed of their own.
     """
     pools: defaultdict[tuple[object, ...], list[Observation]] = defaultdict(list)
     for o in without_superseded(observations):
@@ -99,22 +100,22 @@ def compare_recipes(observations: Sequence[Observation]) -> list[RecipeCompariso
             setting = (cell.gpu, cell.model, cell.weights, cell.active_experts, cell.seq_len)
             pools[*setting, o.basis].append(o)
     groups = [group for pool in pools.values() for group in _by_stack(pool)]
-    return [found for group in groups if (found := _comparison(group)) is not None]
+    return [comparison for group in groups if (comparison := _comparison(group)) is not None]
 
 
 def _by_stack(pool: Sequence[Observation]) -> list[list[Observation]]:
     """Splits a pool by stack, in the order observed.
 
-    A child that ran out of memory while it built the model does not say where it ran. That belongs
-    to the only stack of its cell, else to the only one of the pool, else nobody knows to which.
+    A child that runs out of memory while it builds the model reports no stack. Its observation
+    belongs to the only stack of its cell, else to the only one of the pool, else to none.
     """
     stacks = _stacks(pool)
     if not stacks:
         return [list(pool)]
     only: dict[Cell, str | None] = {}
-    for cell, seen in by_cell(pool).items():
-        own = _stacks(seen) or stacks
-        only[cell] = own[0] if len(own) == 1 else None
+    for cell, observations in by_cell(pool).items():
+        candidates = _stacks(observations) or stacks
+        only[cell] = candidates[0] if len(candidates) == 1 else None
     return [
         [
             o
@@ -126,18 +127,18 @@ def _by_stack(pool: Sequence[Observation]) -> list[list[Observation]]:
 
 
 def _stacks(observations: Sequence[Observation]) -> list[str]:
-    seen = (o.environment.stack for o in observations if o.environment is not None)
-    return list(dict.fromkeys(seen))
+    stacks = (o.environment.stack for o in observations if o.environment is not None)
+    return list(dict.fromkeys(stacks))
 
 
 def _comparison(group: Sequence[Observation]) -> RecipeComparison | None:
     cells = by_cell(group)
-    fits = {cell: found for cell, seen in cells.items() if (found := _fits(seen))}
-    hopeless = [cell for cell, seen in cells.items() if _nothing_fits(seen)]
+    fits = {cell: sizes for cell, probes in cells.items() if (sizes := _fits(probes))}
+    hopeless = [cell for cell, probes in cells.items() if _nothing_fits(probes)]
     common = set.intersection(*map(set, fits.values())) if fits else set()
     if not common or len(fits) + len(hopeless) < 2:
         return None
-    timed = {size for size in common if all(_median(of[size]) for of in fits.values())}
+    timed = {size for size in common if all(_median(sizes[size]) for sizes in fits.values())}
     batch_size = max(timed or common)
     ordered = sorted(fits, key=lambda cell: plainness(cell.recipe))
     rows = [_row(cell, cells[cell], fits[cell], batch_size) for cell in ordered]
@@ -148,11 +149,11 @@ def _comparison(group: Sequence[Observation]) -> RecipeComparison | None:
     return RecipeComparison(ordered[0], group[0].basis, batch_size, bool(timed), tuple(rows))
 
 
-def _fits(seen: Sequence[Observation]) -> dict[int, list[Observation]]:
-    """What fitted, by batch size, of sizes that one can train at: below every miss."""
-    lowest_miss = min((o.batch_size for o in seen if o.outcome in MEMORY_MISSES), default=None)
+def _fits(probes: Sequence[Observation]) -> dict[int, list[Observation]]:
+    """Probes that fit, by batch size, for the sizes below every miss: those safe to train at."""
+    lowest_miss = min((o.batch_size for o in probes if o.outcome in MEMORY_MISSES), default=None)
     sizes: defaultdict[int, list[Observation]] = defaultdict(list)
-    for o in seen:
+    for o in probes:
         if (
             o.outcome is Outcome.FITS
             and o.measurement is not None
@@ -162,22 +163,24 @@ def _fits(seen: Sequence[Observation]) -> dict[int, list[Observation]]:
     return sizes
 
 
-def _nothing_fits(seen: Sequence[Observation]) -> bool:
-    known = largest_batch(seen)
-    return known is not None and known[0] == 0
+def _nothing_fits(probes: Sequence[Observation]) -> bool:
+    limit = largest_batch(probes)
+    return limit is not None and limit[0] == 0
 
 
 def _row(
-    cell: Cell, seen: list[Observation], sizes: dict[int, list[Observation]], batch_size: int
+    cell: Cell, probes: list[Observation], sizes: dict[int, list[Observation]], batch_size: int
 ) -> RecipeRow:
-    there = [o.measurement for o in sizes[batch_size] if o.measurement is not None]
-    known = largest_batch(seen)
-    medians = {size: median for size, of in sizes.items() if (median := _median(of)) is not None}
+    measurements = [o.measurement for o in sizes[batch_size] if o.measurement is not None]
+    limit = largest_batch(probes)
+    medians = {
+        size: median for size, fits in sizes.items() if (median := _median(fits)) is not None
+    }
     return RecipeRow(
         recipe=cell.recipe,
-        peak_bytes=max(m.memory.peak_allocated_bytes for m in there),
+        peak_bytes=max(m.memory.peak_allocated_bytes for m in measurements),
         step_seconds=medians.get(batch_size),
-        largest=None if known is None else known[0],
+        largest=None if limit is None else limit[0],
         examples_per_second=max((size / s for size, s in medians.items()), default=None),
     )
 
@@ -190,41 +193,40 @@ def _median(observations: Sequence[Observation]) -> float | None:
 
 
 def recipes_section(observations: Sequence[Observation]) -> str:
-    """A table for each set of recipes that can be compared."""
+    """Markdown: a table for each set of comparable recipes; empty without any."""
     parts = []
-    for found in compare_recipes(observations):
-        words = [_words(row.recipe) for row in found.rows]
+    for comparison in compare_recipes(observations):
+        words = [_words(row.recipe) for row in comparison.rows]
         varies = [i for i, values in enumerate(zip(*words, strict=True)) if len(set(values)) > 1]
-        names = [", ".join(part for i in varies if (part := said[i])) for said in words]
+        names = [", ".join(part for i in varies if (part := axes[i])) for axes in words]
         shared = ", ".join(
             part for i, part in enumerate(words[0]) if part is not None and i not in varies
         )
-        parts.append(_caption(found, names[0], shared))
-        default = found.rows[0]
+        parts.append(_caption(comparison, names[0], shared))
+        default = comparison.rows[0]
         rows = [
-            (name, *_numbers(row, default)) for name, row in zip(names, found.rows, strict=True)
+            (name, *_numbers(row, default))
+            for name, row in zip(names, comparison.rows, strict=True)
         ]
         parts.append(table(HEADERS, rows))
     return "\n\n".join(["## Recipes side by side", *parts]) if parts else ""
 
 
-def _caption(found: RecipeComparison, default: str, shared: str) -> str:
-    cell = found.cell
-    routing = "" if cell.experts is None else f", {cell.active_experts} of {cell.experts} experts"
-    weights = "" if cell.weights == "random" else f", {cell.weights} weights"
-    which = "timed" if found.timed else "measured"
+def _caption(comparison: RecipeComparison, default: str, shared: str) -> str:
+    cell = comparison.cell
     return (
-        f"**{cell.model}**{weights} on {cell.gpu}{routing}, {cell.seq_len} tokens an example"
-        f"{'; alike in all: ' + shared if shared else ''}; {found.basis}.\n"
-        f"Memory and step at batch size {found.batch_size}, the largest at which all that fit were "
-        f"{which}. The default, the plainest that fits: {default}."
+        f"**{job_title(cell)}** on {cell.gpu}, {comparison.basis}"
+        f"{'; the same for all: ' + shared if shared else ''}.\n"
+        f"Memory and step time are at batch size {comparison.batch_size}, the largest that was "
+        f"{'timed' if comparison.timed else 'measured'} for every recipe that fits. The default is "
+        f"the plainest recipe that fits: {default}."
     )
 
 
 def _words(recipe: Recipe) -> tuple[str | None, ...]:
-    """What each axis is, in words; None where the model has nothing for it.
+    """Each axis of a recipe in words; None if the model has no such axis.
 
-    Two recipes that differ, differ in their words.
+    Recipes that differ have different words.
     """
     return (
         _method(recipe),
@@ -262,7 +264,7 @@ def _method(recipe: Recipe) -> str:
 
 def _numbers(row: RecipeRow, default: RecipeRow) -> tuple[object, ...]:
     return (
-        "does not fit" if row.largest == 0 else _size(row.peak_bytes),
+        "does not fit" if row.largest == 0 else _memory(row.peak_bytes),
         _change(row.peak_bytes, default.peak_bytes),
         "" if row.step_seconds is None else f"{row.step_seconds:.3g} s",
         _change(row.step_seconds, default.step_seconds),
@@ -272,11 +274,8 @@ def _numbers(row: RecipeRow, default: RecipeRow) -> tuple[object, ...]:
     )
 
 
-def _size(peak_bytes: int | None) -> str:
-    if peak_bytes is None:
-        return ""
-    unit, name = (GIB, "GiB") if peak_bytes >= GIB else (MIB, "MiB")
-    return f"{peak_bytes / unit:.2f} {name}"
+def _memory(peak_bytes: int | None) -> str:
+    return "" if peak_bytes is None else memory_text(peak_bytes)
 
 
 def _change(value: float | None, default: float | None) -> str:

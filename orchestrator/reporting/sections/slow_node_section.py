@@ -1,4 +1,4 @@
-"""Section of slow nodes: how much slower, and which cells they timed."""
+"""Section of slow nodes: their slowdown, and the cells that were timed on them."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,36 +8,39 @@ from trials.records.observation import Observation
 
 
 def slow_nodes_section(observations: Sequence[Observation]) -> str:
-    """A table of them; empty when there is none."""
-    found = slow_nodes(observations)
-    if not found:
+    """Markdown table of slow nodes; empty when there is none."""
+    nodes = slow_nodes(observations)
+    if not nodes:
         return ""
     rows = [
         (
-            each.gpu,
-            f"{each.host} ({each.node_id[:8]})",
-            f"{each.times:.1f}",
-            each.compared,
-            len(each.cells) - len(each.standing),
-            ", ".join(cell.key for cell in each.standing) or "none",
+            node.gpu,
+            f"{node.host} ({node.node_id[:8]})",
+            f"{node.times:.1f}",
+            node.compared,
+            len(node.cells) - len(node.standing),
+            ", ".join(cell.key for cell in node.standing) or "none",
         )
-        for each in found
+        for node in nodes
     ]
-    headers = ("GPU", "node", "times slower", "batches compared", "timed again elsewhere", "not")
+    headers = (
+        *("GPU", "node", "times slower", "batches compared"),
+        *("cells retimed elsewhere", "cells not retimed"),
+    )
     return (
-        "## Slow nodes\n\nTrials that were timed on these are timed again at the end of a sweep, "
-        "where another node with that GPU is there: those times count alone. Do not trust the "
-        f"others.\n\n{table(headers, rows)}"
+        "## Slow nodes\n\nA sweep ends by retiming the cells of slow nodes on another node with "
+        "the same GPU, if there is one.\nOnly the new times count then. Do not trust the times of "
+        f"cells that were not retimed.\n\n{table(headers, rows)}"
     )
 
 
 def slow_nodes_text(observations: Sequence[Observation]) -> Iterator[str]:
-    """A line on each."""
-    for each in slow_nodes(observations):
-        if not each.standing:
-            yield f"{each.text}: what was timed on it was timed again elsewhere, which counts"
-            continue
-        yield (
-            f"{each.text}: do not trust what was timed on it alone (see Slow nodes in the report): "
-            "run the same command again when another such node is there, and it is timed again"
-        )
+    """A line on each slow node, with what to do about its times."""
+    for node in slow_nodes(observations):
+        if node.standing:
+            yield (
+                f"{node.text}: do not trust the times of its cells (see Slow nodes in the report). "
+                "To retime them, run the same command again with another such node"
+            )
+        else:
+            yield f"{node.text}: its cells were retimed elsewhere, and only those times count"

@@ -1,4 +1,4 @@
-"""Which of a run's step times are less sure than they look, and why; and what steps drew."""
+"""Sections of unstable step times, with their causes, and of the energy of steps."""
 
 import statistics
 from collections import defaultdict
@@ -8,49 +8,51 @@ from orchestrator.markdown_table import table
 from trials.records.observation import DeviceReading, Measurement, Observation
 from trials.records.timing_rule import TimingRule, instability, median_interval
 
-CLOCK_FELL = 0.05  # of the multiprocessors' clock over the timed steps
-# Less than this may be the driver's own, where it is too old to say which is (before 510).
+CLOCK_DROP = 0.05  # part by which the multiprocessor clock falls over the timed steps
+# Drivers before 510 count some of their own memory as that of other processes.
 FOREIGN_BYTES = 256 * 2**20
 
 
 def stability_section(observations: Sequence[Observation], rule: TimingRule) -> str:
-    """The cells with unsteady probes and why the worst is; and energy, where it was counted."""
+    """Markdown: cells with unstable step times, and the energy of steps where it was counted."""
     timed = [
         (o, o.measurement)
         for o in observations
-        # A simulated step is the same each time; how far it may be off, its interval tells.
+        # Simulated steps do not vary: their intervals hold the error of the simulation.
         if o.measurement is not None and o.measurement.step_seconds and not o.cell.simulated
     ]
     parts = []
-    unsteady = list(_unsteady(timed, rule))
-    if unsteady:
-        worst = ("cell", "unsteady", "the widest, at batch", "why")
-        parts += ["## Unsteady step times", table(worst, unsteady)]
-    drawn = [row for o, measurement in timed if (row := _energy(o, measurement)) is not None]
-    if drawn:
-        headers = ("cell", "batch", "repeat", "joules an example", "watts", "SM MHz", "°C")
-        parts += ["## Energy", table(headers, drawn)]
+    unstable = list(_unstable_rows(timed, rule))
+    if unstable:
+        headers = ("cell", "unstable", "worst batch size", "cause at that size")
+        parts += ["## Unstable step times", table(headers, unstable)]
+    energy = [row for o, measurement in timed if (row := _energy_row(o, measurement)) is not None]
+    if energy:
+        columns = ("cell", "batch size", "repeat", "joules per example", "watts", "SM MHz", "°C")
+        parts += ["## Energy", table(columns, energy)]
     return "\n\n".join(parts)
 
 
-def _unsteady(
+def _unstable_rows(
     timed: Sequence[tuple[Observation, Measurement]], rule: TimingRule
 ) -> Iterator[tuple[object, ...]]:
-    """A row for each cell that has unsteady probes."""
+    """A row for each cell with unstable probes, on the one with the widest interval."""
     by_cell: defaultdict[str, list[tuple[int, Measurement]]] = defaultdict(list)
     for o, measurement in timed:
         by_cell[o.cell.key].append((o.batch_size, measurement))
     for key, probes in by_cell.items():
-        doubted = [
-            (b, m, "; ".join(why)) for b, m in probes if (why := list(instability_reasons(m, rule)))
+        unstable = [
+            (batch_size, measurement, "; ".join(reasons))
+            for batch_size, measurement in probes
+            if (reasons := list(instability_reasons(measurement, rule)))
         ]
-        if doubted:
-            batch, _, why_worst = max(doubted, key=lambda row: _width(row[1]))
-            yield key, f"{len(doubted)} of {len(probes)} probes", batch, why_worst
+        if unstable:
+            batch_size, _, cause = max(unstable, key=lambda row: _width(row[1]))
+            yield key, f"{len(unstable)} of {len(probes)} probes", batch_size, cause
 
 
 def _width(measurement: Measurement) -> float:
-    """Of the interval of the median, as a part of it."""
+    """Width of the interval of the median step time, as a part of the median."""
     interval = median_interval(measurement.step_seconds)
     if interval is None:
         return 0.0
@@ -58,15 +60,15 @@ def _width(measurement: Measurement) -> float:
 
 
 def instability_reasons(measurement: Measurement, rule: TimingRule) -> Iterator[str]:
-    """Why the step times of one probe are to be doubted."""
+    """Reasons to distrust the step times of one probe."""
     reason = instability(measurement.step_seconds, measurement.stop_reason, rule)
     if reason is not None:
         yield reason
     before, after = measurement.before, measurement.after
     if before is not None and after is not None:
-        held_down = sorted({*before.throttle_reasons, *after.throttle_reasons})
-        if held_down:
-            yield f"clocks held down: {', '.join(held_down)}"
+        throttled = sorted({*before.throttle_reasons, *after.throttle_reasons})
+        if throttled:
+            yield f"clocks throttled: {', '.join(throttled)}"
         yield from _clock(before, after)
     foreign = measurement.memory.foreign_bytes
     if foreign is not None and foreign > FOREIGN_BYTES:
@@ -76,11 +78,11 @@ def instability_reasons(measurement: Measurement, rule: TimingRule) -> Iterator[
 def _clock(before: DeviceReading, after: DeviceReading) -> Iterator[str]:
     if before.sm_clock_mhz is None or after.sm_clock_mhz is None:
         return
-    if after.sm_clock_mhz < (1 - CLOCK_FELL) * before.sm_clock_mhz:
+    if after.sm_clock_mhz < (1 - CLOCK_DROP) * before.sm_clock_mhz:
         yield f"the clock fell from {before.sm_clock_mhz} to {after.sm_clock_mhz} MHz"
 
 
-def _energy(observation: Observation, measurement: Measurement) -> tuple[object, ...] | None:
+def _energy_row(observation: Observation, measurement: Measurement) -> tuple[object, ...] | None:
     if measurement.energy_joules is None:
         return None
     steps = len(measurement.step_seconds)
