@@ -247,7 +247,7 @@ def test_where_examples_are_padded_the_fastest_batch_is_priced(
     shown = capsys.readouterr().out
     assert "The job: 1,000 examples x 10 epochs (the default: --epochs), " in shown
     assert f"**${told['price']['usd']:.3g}**" in shown
-    assert "Use **SLOW** of your own (desk) at $0.05 an hour: " in shown
+    assert "**SLOW** on your own machine (desk) at $0.05" in shown
     assert f", simulated, at batch size {told['batch_size']}.\n" in shown
     listed = ", ".join(map(str, sizes))
     assert f"on each GPU the fastest of {listed} and the largest" in shown

@@ -1,15 +1,19 @@
-"""The whole report of a run: which parts it has, and what each says of the numbers in it."""
+"""The Markdown report of a run: its sections and the numbers in them."""
+
+import re
 
 from builders.observations import environment, measurement, observation
 from builders.runs import ONE_CELL, spec_of, whole_trial
 
 from fitting.families.cell_step_time import StepTimeSource
 from fitting.fit import fit_observations
+from fitting.laws.fit_result import Law
 from orchestrator.planning.cluster_resources import ClusterResources, Node
 from orchestrator.planning.plan import Plan, make_plan
 from orchestrator.ranking.priced_cells import RankingInputs
 from orchestrator.ranking.ranking import rank
 from orchestrator.reporting.markdown_report import markdown
+from orchestrator.reporting.sections.law_section import LAW_NAMES
 from orchestrator.run_folder.run_results import RunResults
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.records.observation import Basis, Observation, Outcome
@@ -21,7 +25,7 @@ LARGE = environment(device_name="NVIDIA H200", host="gpu1", allocator="expandabl
 
 
 def report(seen: list[Observation], spec: SweepSpec = SPEC, plan: Plan | None = None) -> str:
-    """The report of what was observed, of a specification's cells unless told otherwise."""
+    """The report of some observations."""
     catalog = spec.merged_catalog()
     plan = plan or make_plan(spec, catalog, ClusterResources((Node({"CPU": 1.0}),)), seen)
     fits = fit_observations(seen)
@@ -31,17 +35,17 @@ def report(seen: list[Observation], spec: SweepSpec = SPEC, plan: Plan | None = 
 
 
 def headings(text: str) -> list[str]:
-    """The titles of its parts."""
+    """Titles of the sections of a report."""
     return [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
 
 
 def part(text: str, heading: str) -> str:
-    """One part of it, without its title."""
+    """One section of a report, without its title."""
     return text.partition(f"## {heading}\n\n")[2].partition("\n\n## ")[0]
 
 
-def test_a_run_of_one_recipe_has_what_can_be_said_of_it_and_no_more() -> None:
-    """No comparison of one recipe, no doubts about steady steps, no joules that nobody counted."""
+def test_a_section_without_content_is_absent() -> None:
+    """A run of one recipe has no recipe comparison, no unstable steps and no energy."""
     assert headings(report(SEEN)) == [
         "Cheapest",
         "Every offer",
@@ -53,15 +57,15 @@ def test_a_run_of_one_recipe_has_what_can_be_said_of_it_and_no_more() -> None:
 
 
 def test_a_run_without_observations_claims_nothing() -> None:
-    """It says what is left out and why."""
+    """It lists every cell as excluded, with the reason."""
     text = report([])
     assert headings(text) == ["Cheapest"]
-    assert "Nothing can be ranked yet." in text
+    assert "Nothing can be ranked" in text
     assert f"- {CELL.key}: not measured" in text
 
 
-def test_recipes_energy_and_doubts_have_parts_of_their_own() -> None:
-    """Where there are two recipes, joules, and steps that did not hold still."""
+def test_recipes_energy_and_unstable_steps_have_sections() -> None:
+    """A run with two recipes, an energy counter and varying step times."""
     two = ONE_CELL.replace("fp32}]", "fp32}, {method: lora, lora_rank: 4, precision: fp32}]")
     spec = spec_of(two)
     seen = [o for cell in spec.all_cells() for o in whole_trial(cell, spec)]
@@ -73,7 +77,7 @@ def test_recipes_energy_and_doubts_have_parts_of_their_own() -> None:
     assert headings(text)[2:6] == [
         "Recipes side by side",
         "Largest batch that fits",
-        "Unsteady step times",
+        "Unstable step times",
         "Energy",
     ]
     assert "full weights" in part(text, "Recipes side by side")
@@ -82,8 +86,8 @@ def test_recipes_energy_and_doubts_have_parts_of_their_own() -> None:
     assert [cell.strip() for cell in energy.split("|")[4:6]] == ["2.5", "25"]
 
 
-def test_every_stack_is_told_with_the_machines_that_ran_it() -> None:
-    """Those that ran another are not among them; the allocator's settings belong to the stack."""
+def test_every_stack_has_its_hosts() -> None:
+    """Hosts of other stacks are not among them; the allocator's settings belong to the stack."""
     second = environment(host="there")
     seen = [
         *SEEN,
@@ -98,15 +102,15 @@ def test_every_stack_is_told_with_the_machines_that_ran_it() -> None:
     }
 
 
-def test_an_allocator_without_settings_is_told_apart_from_none() -> None:
-    """A CPU has none; on a GPU PyTorch's own defaults hold."""
+def test_an_allocator_without_settings_has_the_defaults_of_pytorch() -> None:
+    """A CPU has no allocator."""
     assert "allocator" not in part(report(SEEN), "Stacks")
     bare = observation(1, cell=CELL, environment=LARGE.model_copy(update={"allocator": ""}))
-    assert "allocator as PyTorch has it" in part(report([*SEEN, bare]), "Stacks")
+    assert "PyTorch by default" in part(report([*SEEN, bare]), "Stacks")
 
 
 def test_a_capped_gpu_has_a_largest_batch_and_no_offer() -> None:
-    """Though somebody timed its steps and its hours could be worked out."""
+    """Even if its steps were timed."""
     spec = spec_of(
         ONE_CELL.replace("gpus: [cpu]", "gpus: [cpu]\nas_if: [small]")
         + """\
@@ -129,20 +133,23 @@ catalog:
     assert "own box" not in text
     assert f"- {capped.key}: its largest batch, 8, " in part(text, "Cheapest")
     fits = [line for line in part(text, "Fits").splitlines() if "| capped" in line]
-    assert [line.split("|")[1].strip() for line in fits] == ["max_batch_eq1", "memory_affine"]
+    assert [line.split("|")[1].strip() for line in fits] == [
+        LAW_NAMES[Law.MAX_BATCH_EQ1],
+        LAW_NAMES[Law.MEMORY_AFFINE],
+    ]
 
 
 def test_pretrained_weights_are_named_beside_the_model() -> None:
-    """Random ones are the rule and go unnamed."""
+    """Random weights are the default and not named."""
     loaded = CELL.model_copy(update={"weights": "pretrained"})
     plan = Plan(complete=(loaded,), pending=(), skipped=())
     seen = [o.model_copy(update={"cell": loaded}) for o in SEEN]
-    assert "**llama-tiny, pretrained**, " in part(report(seen, plan=plan), "Cheapest")
+    assert "**llama-tiny, pretrained**" in part(report(seen, plan=plan), "Cheapest")
     assert "pretrained" not in report(SEEN)
 
 
 def test_of_many_offers_the_cheapest_are_listed() -> None:
-    """The rest is counted, and stands in the CSV."""
+    """The rest is counted; ranking.csv has them."""
     offers = "".join(
         f"    - {{gpu: cpu, provider: own, region: here, instance: i{n}, usd_per_hour: {n + 1}.0, "
         "source: me, recorded: 2026-01-31}\n"
@@ -152,12 +159,12 @@ def test_of_many_offers_the_cheapest_are_listed() -> None:
     every = part(report(SEEN, spec), "Every offer")
     rows = [line for line in every.splitlines() if line.startswith("| ") and "measured" in line]
     assert len(rows) == 25
-    known = len(spec.merged_catalog().offers("cpu"))
-    assert f"Dearer ones stand in ranking.csv: {known - 25}." in every
+    offers_of_cpu = len(spec.merged_catalog().offers("cpu"))
+    assert f"ranking.csv: {offers_of_cpu - 25}." in every
 
 
-def test_the_answer_is_a_sentence() -> None:
-    """What to rent, at what price, how sure; and what one costs that is never taken away."""
+def test_the_recommendation_is_a_sentence() -> None:
+    """Offer, price and odds, then the cheapest offer that is not spot."""
     rows = (
         "catalog:\n  offers:\n"
         "    - {gpu: cpu, provider: own, region: here, instance: desk, usd_per_hour: 0.02, "
@@ -165,28 +172,24 @@ def test_the_answer_is_a_sentence() -> None:
         "    - {gpu: cpu, provider: own, region: here, instance: rack, usd_per_hour: 0.05, "
         "source: me, recorded: 2026-01-31}\n"
     )
-    told = part(report(SEEN, spec_of(ONE_CELL + rows)), "Cheapest").splitlines()[0]
-    assert told.startswith(
-        "- llama-tiny, 16 tokens: Use **cpu** of your own (desk) at $0.02 an hour: **$"
-    )
-    assert (
-        "**more than 99%** sure that it is the cheapest. Never taken away: cpu of your own (rack)"
-        in told
-    )
+    sentence = part(report(SEEN, spec_of(ONE_CELL + rows)), "Cheapest").splitlines()[0]
+    assert re.match(r"- llama-tiny, 16 tokens: Use \*\*cpu\*\* .*\(desk\) at \$0.02 an", sentence)
+    assert "**more than 99%**. Cheapest without" in sentence
+    assert "(rack): $" in sentence
 
 
-def test_many_cells_left_out_for_one_reason_are_one_line() -> None:
-    """With how many they are."""
+def test_many_cells_excluded_for_one_reason_are_one_line() -> None:
+    """The line has their number."""
     spec = spec_of(ONE_CELL.replace("[16]", "[16, 32, 48, 64]"))
     text = report([], spec)
     assert "- 4 cells: not measured" in text
 
 
-def test_a_short_job_is_said_to_be_mostly_its_start() -> None:
-    """Which is assumed, and the same for every GPU."""
-    said = "of these are mostly the 10 min of start-up that are assumed"
-    assert said in report(SEEN)
+def test_a_short_job_has_a_note_on_its_start_up() -> None:
+    """Start-up is assumed, and the same for every GPU."""
+    note = "10 min of start-up: "
+    assert note in report(SEEN)
     long = SPEC.model_copy(
         update={"workload": SPEC.workload.model_copy(update={"examples": 10**8})}
     )
-    assert said not in report(SEEN, long)
+    assert note not in report(SEEN, long)

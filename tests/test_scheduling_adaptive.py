@@ -223,7 +223,7 @@ def test_a_choice_that_cannot_be_told_is_not_said_to_be_decided() -> None:
     assert not alike.is_open
     told = next_measurements_table([alike], most=5)
     assert "Nothing is left to measure." in told
-    assert "all measured, not told apart" in told
+    assert "undecided, all measured" in told
 
 
 def test_a_round_may_take_no_longer_than_the_budget_lasts() -> None:
@@ -245,9 +245,9 @@ def test_the_list_says_what_each_measurement_saves_and_costs() -> None:
     """The worthiest first; then how each choice stands."""
     told = next_measurements_table([chosen([])], most=2)
     first = told.splitlines()[2]
-    assert re.search(r"the largest .*to begin with", first)
+    assert re.search(r"largest .*needed first", first)
     assert "2 more: --most" in told
-    assert "to choose from: 4 measurements" in told
+    assert "may decide: 4" in told
     seen, _ = swept(adaptive(), WORLD)
     assert "Every choice is decided." in next_measurements_table([chosen(seen)], most=5)
 

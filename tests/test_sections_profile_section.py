@@ -20,8 +20,8 @@ def parts(bar: Bar) -> dict[str, tuple[float, float]]:
     return {p.name: (round(p.seconds, 9), round(p.share, 9)) for p in bar.parts}
 
 
-def test_seconds_are_those_of_steps_that_were_not_profiled() -> None:
-    """A row has its profiled share of its stage; what is recomputed is a part of the backward."""
+def test_seconds_are_those_of_unprofiled_steps() -> None:
+    """A row has its profiled share of its stage; recomputation is a part of the backward pass."""
     (group,) = profile_groups([profiled()])
     seconds = {"forward": 1.0, "backward": 4 / 3, "recompute": 2 / 3, "optimizer": 0.5}
     assert parts(group.stages[0]) == {
@@ -43,8 +43,8 @@ def test_seconds_are_those_of_steps_that_were_not_profiled() -> None:
     assert overhead.stages_over_step == pytest.approx(1.0)
 
 
-def test_expert_load_is_told_a_example_with_its_variance() -> None:
-    """The mean over the layers of tokens an example, its variance over the experts, the busiest."""
+def test_expert_load_has_a_mean_a_variance_and_an_imbalance() -> None:
+    """Tokens per example averaged over the layers, their variance, and the busiest expert."""
     (group,) = profile_groups([profiled()])
     (load,) = group.loads
     assert load.before == (2.5, 1.5)
@@ -65,12 +65,13 @@ def test_lengths_are_compared_where_several_were_profiled() -> None:
     assert group.lengths[0].tokens_per_second == pytest.approx(8 * 16 / 7.0)
 
 
-def test_what_could_not_be_profiled_is_told_and_tried_three_times() -> None:
-    """A batch that was profiled after all is told as any other."""
+def test_a_failed_profile_is_listed_and_tried_three_times() -> None:
+    """A batch size that succeeded at last is not a failure."""
     again = [profiled(**FAILED), profiled(attempt=2), profiled(7, **FAILED)]
     (group,) = profile_groups(again)
-    assert group.failures == ("2 of 8 experts, 16 tokens, batch 7: FAILED: the child was killed",)
-    assert "- 2 of 8 experts, 16 tokens, batch 7" in profiles_section(again)
+    (failure,) = group.failures
+    assert "batch 7: failed: the child" in failure
+    assert f"- {failure}" in profiles_section(again)
     assert profiles_section([]) == ""
     assert sizes_to_profile(7, again) == [1, 7]
     thrice = [profiled(7, attempt=n, **FAILED) for n in (1, 2, 3)]
@@ -82,11 +83,11 @@ def test_the_command_profiles_a_cell_in_a_child(capsys: pytest.CaptureFixture[st
     """Raw profiles and tables, in JSON; the batch that was asked for."""
     asked = ["--model", "llama-tiny", "--seq-len", "8", "--device", "cpu", "--precision", "fp32"]
     assert main(["profile", *asked, "--batch-size", "2", "--steps", "1", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    (raw,) = told["profiles"]
-    found = Profiled.model_validate_json(json.dumps(raw))
-    assert (found.batch_size, found.cell.seq_len, found.outcome) == (2, 8, Outcome.FITS)
-    (group,) = told["tables"]
+    output = json.loads(capsys.readouterr().out)
+    (raw,) = output["profiles"]
+    made = Profiled.model_validate_json(json.dumps(raw))
+    assert (made.batch_size, made.cell.seq_len, made.outcome) == (2, 8, Outcome.FITS)
+    (group,) = output["tables"]
     assert [part["name"] for part in group["stages"][0]["parts"]] == [
         "forward",
         "backward",
@@ -96,24 +97,23 @@ def test_the_command_profiles_a_cell_in_a_child(capsys: pytest.CaptureFixture[st
     assert group["inside_of"] == "mlp"
 
 
-def test_every_mistake_of_the_command_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_mistake_of_the_command_is_reported_at_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """A line each, before anything starts."""
     asked = ["profile", "--model", "llama-tny", "--seq-len", "8", "--device", "a40x"]
     assert main([*asked, "--method", "full", "--lora-rank", "3"]) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split(":")[0] for line in lines] == [
-        "unknown GPU 'a40x'",
-        "unknown model 'llama-tny'",
-        "lora_rank 3 has no meaning with method full",
-    ]
+    for line, mistake in zip(lines, ("a40x", "llama-tny", "lora_rank 3"), strict=True):
+        assert mistake in line
     asked = ["profile", "--model", "mixtral-tiny", "--seq-len", "8", "--device", "cpu"]
     assert main([*asked, "--active-experts", "2,9", "--attention", "flash_attention_2"]) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "active_experts 9 exceeds the 8 experts of mixtral-tiny"
-    assert lines[1].startswith("cpu: attention flash_attention_2 needs a CUDA GPU")
+    assert "active_experts 9" in lines[0]
+    assert "flash_attention_2" in lines[1]
 
 
-def test_a_profile_is_told_from_an_observation_however_its_line_is_written() -> None:
+def test_a_profile_is_distinguished_from_an_observation_however_its_line_is_written() -> None:
     """Tools that rewrite JSON put spaces into it."""
     line = profiled().model_dump_json()
     assert logged(line.encode()) == logged(json.dumps(json.loads(line), indent=1).encode())

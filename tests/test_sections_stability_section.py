@@ -1,4 +1,4 @@
-"""Which step times are to be doubted, and why; and what the steps drew."""
+"""The sections of unstable step times, with their reasons, and of energy."""
 
 import pytest
 from builders.observations import measurement, observation
@@ -12,8 +12,8 @@ WIDE = "the median is known to ±33.3% only, timing ended at the time cap; steps
 STEADY = measurement(step_seconds=(0.1,) * 12)
 
 
-def test_steady_steps_are_not_doubted() -> None:
-    """And the report has no section for them."""
+def test_stable_steps_have_no_reason_and_no_section() -> None:
+    """Twelve equal steps are stable."""
     assert list(instability_reasons(STEADY, RULE)) == []
     assert stability_section([observation(1, measurement=STEADY)], RULE) == ""
 
@@ -27,7 +27,7 @@ def test_steady_steps_are_not_doubted() -> None:
         ),
         (
             {"before": DeviceReading(), "after": DeviceReading(throttle_reasons=("SwPowerCap",))},
-            "clocks held down: SwPowerCap",
+            "clocks throttled: SwPowerCap",
         ),
         (
             {
@@ -42,15 +42,15 @@ def test_steady_steps_are_not_doubted() -> None:
         ),
     ],
 )
-def test_every_reason_to_doubt_is_told(changed: dict[str, object], reason: str) -> None:
-    """In words, beside the batch it concerns."""
+def test_every_reason_for_instability_is_listed(changed: dict[str, object], reason: str) -> None:
+    """In words, in the row of its cell."""
     seen = STEADY.model_copy(update=changed)
     assert "; ".join(instability_reasons(seen, RULE)) == reason
     assert reason in stability_section([observation(4, measurement=seen)], RULE)
 
 
 def test_a_cell_has_one_row_with_its_worst_probe() -> None:
-    """Dozens of rows would hide which cells to measure again."""
+    """Dozens of rows would hide the cells to measure again."""
     wide = STEADY.model_copy(update={"step_seconds": (0.1, 0.2) * 6, "stop_reason": "step cap"})
     wider = STEADY.model_copy(update={"step_seconds": (0.1, 0.5) * 6, "stop_reason": "step cap"})
     seen = [observation(b, measurement=m) for b, m in ((1, wide), (2, wider), (3, STEADY))]
@@ -59,7 +59,7 @@ def test_a_cell_has_one_row_with_its_worst_probe() -> None:
     assert [part.strip() for part in row.split("|")[2:4]] == ["2 of 3 probes", "2"]
 
 
-def test_energy_is_told_for_each_example() -> None:
+def test_energy_is_per_example() -> None:
     """600 J over 12 steps of 4 examples in 1.2 s: 12.5 J an example, 500 W."""
     drawn = STEADY.model_copy(
         update={

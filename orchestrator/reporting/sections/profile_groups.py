@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from orchestrator.reporting.sections.memory_section import outcome_text
 from orchestrator.reporting.sections.recommendation import model_name
 from trials.records.cell import Cell
 from trials.records.profile import (
@@ -199,7 +200,7 @@ def _group(gpu: str, model: str, recipe: str, attempts: Sequence[Profiled]) -> P
         lengths=tuple(_lengths(profiles, inside_of)),
         overheads=tuple(map(_overhead, profiles)),
         failures=tuple(
-            f"{_label(p.cell, p.batch_size)}: {p.outcome}: {p.detail}"
+            f"{_label(p.cell, p.batch_size)}: {outcome_text(p.outcome)}: {p.detail}"
             for p in last.values()
             if p.profile is None
         ),

@@ -40,12 +40,12 @@ class Recommendation:
 
     def _best_sentence(self) -> str:
         row = self.best
-        simulated = ", simulated" if row.basis is Basis.SIMULATED else ""
+        simulated = " simulated," if row.basis is Basis.SIMULATED else ""
         odds = odds_text(row.probability_cheapest)
         return (
-            f"{rent_text(row.cell.gpu, row)}: "
-            f"**${row.usd:.3g}** ({row.usd_low:.3g} to {row.usd_high:.3g}) in "
-            f"**{row.hours:.3g} h** ({row.hours_low:.3g} to {row.hours_high:.3g}{simulated}), at "
+            f"{rent_text(row.cell.gpu, row)}: the job costs "
+            f"**${row.usd:.3g}** ({row.usd_low:.3g} to {row.usd_high:.3g}) and takes "
+            f"**{row.hours:.3g} h** ({row.hours_low:.3g} to {row.hours_high:.3g}),{simulated} at "
             f"batch size {row.batch_size}. It is the cheapest with a probability of **{odds}**"
             f"{', if all examples have the full length' if row.as_if_full else ''}."
         )
