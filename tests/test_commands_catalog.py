@@ -286,7 +286,7 @@ def test_the_run_folder_holds_the_rows_of_the_users_file(tmp_path: Path) -> None
     other = rows.model_copy(
         update={"gpus": (rows.gpus[0].model_copy(update={"usable_memory_bytes": 2**20}),)}
     )
-    with pytest.raises(StoreError, match="began with other facts of mine than --catalog has now"):
+    with pytest.raises(StoreError, match="--catalog has changed mine"):
         open_run(tmp_path / "run", text, run.spec(), other)
     assert open_run(tmp_path / "run", text, run.spec()).catalog_rows() == rows
     (tmp_path / "run" / "catalog.json").write_text("{}]", encoding="utf-8")

@@ -14,7 +14,7 @@ from orchestrator.ranking.priced_cells import RankingInputs
 from orchestrator.ranking.ranking import rank
 from orchestrator.reporting.markdown_report import markdown
 from orchestrator.reporting.sections.law_section import LAW_NAMES
-from orchestrator.run_folder.run_results import RunResults
+from orchestrator.run_folder.run_results import RunRecords, RunResults
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.records.observation import Basis, Observation, Outcome
 
@@ -31,7 +31,7 @@ def report(seen: list[Observation], spec: SweepSpec = SPEC, plan: Plan | None = 
     fits = fit_observations(seen)
     step_times = StepTimeSource(seen, fits.families)
     ranking = rank(RankingInputs(spec.workload, catalog, plan, step_times))
-    return markdown(RunResults(spec, catalog, plan, seen, fits, ranking))
+    return markdown(RunResults(RunRecords(spec, catalog, plan, seen), fits, ranking))
 
 
 def headings(text: str) -> list[str]:

@@ -53,7 +53,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3Server
 def the_run(timings: S3Timings = QUICK) -> RunFolder:
     """The run, as another process finds it."""
     run = RunFolder(URL)
-    run.place = S3Storage(URL, timings)
+    run.storage = S3Storage(URL, timings)
     return run
 
 
@@ -128,9 +128,10 @@ KILLED = """\
     from orchestrator.storage.run_storage import S3Url
     from orchestrator.storage.s3_log import S3Timings
     from orchestrator.storage.s3_storage import S3Storage
-    from orchestrator.run_folder.run_folder import ObservationWriter, RunFolder
+    from orchestrator.run_folder.observation_writer import ObservationWriter
+    from orchestrator.run_folder.run_folder import RunFolder
     run = RunFolder(sys.argv[1])
-    run.place = S3Storage(run.path, S3Timings(ship_seconds=1000.0))
+    run.storage = S3Storage(run.path, S3Timings(ship_seconds=1000.0))
     with ObservationWriter(run) as writer:
         for size in sys.argv[2:]:
             writer.append(observation(int(size), seconds=2.0))
@@ -216,7 +217,7 @@ def test_outage_is_waited_out_while_measuring_goes_on(
     server: S3Server, run: RunFolder, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Told once, with where observations are kept, and once when it is over."""
-    run.place = S3Storage(URL, S3Timings(ship_seconds=0.05, beat_seconds=0.1))
+    run.storage = S3Storage(URL, S3Timings(ship_seconds=0.05, beat_seconds=0.1))
     with ObservationWriter(run) as writer:
         writer.append(observation(1))
         assert until(lambda: batches(the_run()) == [1])
@@ -238,7 +239,7 @@ def test_what_goes_wrong_in_an_outage_is_noted_without_waiting_for_the_bucket(
     server: S3Server, run: RunFolder
 ) -> None:
     """Else one preempted node would hold up the trials of all: it is in the bucket afterwards."""
-    run.place = S3Storage(URL, S3Timings(ship_seconds=0.05, beat_seconds=0.1))
+    run.storage = S3Storage(URL, S3Timings(ship_seconds=0.05, beat_seconds=0.1))
     with ObservationWriter(run) as writer:
         diary = RunJournal(run, writer, NodePrices(spec_of().merged_catalog()))
         server.answers = (503, "ServiceUnavailable")
@@ -263,14 +264,15 @@ FULL = """\
     from orchestrator.storage.run_storage import S3Url, StoreError
     from orchestrator.storage.s3_log import S3Timings
     from orchestrator.storage.s3_storage import S3Storage
-    from orchestrator.run_folder.run_folder import ObservationWriter, RunFolder
+    from orchestrator.run_folder.observation_writer import ObservationWriter
+    from orchestrator.run_folder.run_folder import RunFolder
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     run = RunFolder(sys.argv[1])
-    run.place = S3Storage(run.path, S3Timings(ship_seconds=1000.0))
+    run.storage = S3Storage(run.path, S3Timings(ship_seconds=1000.0))
     room, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with ObservationWriter(run) as writer:
         writer.append(observation(1))
-        spool, content = run.place._log.spooled()
+        spool, content = run.storage._log.spooled()
         resource.setrlimit(resource.RLIMIT_FSIZE, (len(content) + 10, hard))
         try:
             writer.append(observation(2))

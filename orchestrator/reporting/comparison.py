@@ -143,7 +143,7 @@ def _largest_changes(
     before: RunResults, after: RunResults, pairs: Sequence[tuple[Cell, Cell]]
 ) -> Iterator[LargestChange]:
     for cell, other in pairs:
-        observations = before.seen(cell), after.seen(other)
+        observations = before.observations_of(cell), after.observations_of(other)
         first, second = map(largest_batch, observations)
         if first is not None and second is not None:
             # All observations of a cell have one basis.
@@ -254,7 +254,7 @@ def _latest(results: RunResults, cell: Cell) -> tuple[Basis, dict[int, CellStepT
     steps_by_stack = results.step_times.timed(cell)
     stacks = [
         (o.environment.stack, o.basis)
-        for o in sorted(results.seen(cell), key=lambda o: o.started_at)
+        for o in sorted(results.observations_of(cell), key=lambda o: o.started_at)
         if o.environment is not None and (o.environment.stack, o.basis) in steps_by_stack
     ]
     return (stacks[-1][1], steps_by_stack[stacks[-1]]) if stacks else None

@@ -1,14 +1,13 @@
 """Names of the files in a run folder."""
 
-REPORT, PAGE = "report.md", "report.html"
-
-
-SPEC = "sweep.yaml"
-MODELS = "models.json"
-LENGTHS = "lengths.json"
 CATALOG = "catalog.json"
-PLAN = "plan.json"
+FAULTS = "faults.json"
 LEARNED = "learned.jsonl"
 LEARNING = "learning"
-FAULTS = "faults.json"
+LENGTHS = "lengths.json"
+MODELS = "models.json"
+PAGE = "report.html"
+PLAN = "plan.json"
 RENTED = "rented.json"
+REPORT = "report.md"
+SPEC = "sweep.yaml"

@@ -22,7 +22,7 @@ def learned_in(run: RunFolder) -> list[LearnedEpoch]:
     Raises:
         StoreError: a line before the last cannot be read.
     """
-    content = run.place.read(LEARNED)
+    content = run.storage.read(LEARNED)
     return [] if content is None else _records(run.path / LEARNED, content)
 
 
@@ -58,7 +58,7 @@ def _records(file: RunPath, content: bytes) -> list[LearnedEpoch]:
 
 
 class LearnedWriter:
-    """The one writer of a log of learning. A context manager.
+    """The only writer of a log of learning. A context manager.
 
     Attributes:
         records: epochs in the log.
@@ -79,7 +79,7 @@ class LearnedWriter:
         self._file = AppendFile(self.path)
 
     def __enter__(self) -> Self:
-        RunFolder(self._folder).place.make()
+        RunFolder(self._folder).storage.make()
         try:
             self._file.open()
         except BlockingIOError:

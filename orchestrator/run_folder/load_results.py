@@ -1,4 +1,4 @@
-"""The results of a run folder, as its files are now."""
+"""Plan, prices, costs and results of a run, by the files in its folder."""
 
 from datetime import date
 
@@ -11,49 +11,49 @@ from orchestrator.planning.spending import Meter
 from orchestrator.pricing.offer_constraints import OfferFilter
 from orchestrator.run_folder.learning_log import learned_in
 from orchestrator.run_folder.run_folder import RunFolder
-from orchestrator.run_folder.run_results import RunResults, derived
+from orchestrator.run_folder.run_results import RunRecords, RunResults, derived
 from orchestrator.spec.sweep_spec import SweepSpec
 
 
 def results_of(
     folder: RunFolder, spec: SweepSpec, catalog: Catalog, today: date, plan: Plan | None = None
 ) -> RunResults:
-    """The results of a run, as its files are now.
+    """Derive the results of a run from its files.
 
     Args:
         folder: the run.
         spec: its specification.
-        catalog: the GPUs and prices to rank by.
-        today: for what prices may have done since.
-        plan: what became of its cells; absent for what its files say.
+        catalog: GPUs and prices to rank by.
+        today: date for the drift of prices.
+        plan: plan that a driver has left; None for the plan by the files.
     """
-    return derived(
+    records = RunRecords(
         spec,
         catalog,
         plan or plan_of(folder, spec),
         folder.observations(),
-        today=today,
         profiled=folder.profiles(),
         learned=curves(learned_in(folder)),
         faults=folder.faults(),
         rented=folder.rented(),
     )
+    return derived(records, today)
 
 
 def plan_of(folder: RunFolder, spec: SweepSpec) -> Plan:
-    """The latest driver's plan, brought up to date by the observations."""
+    """Plan of the latest driver, brought up to date by the observations."""
     plan = make_plan(spec, spec.merged_catalog(), this_machine(), folder.observations())
-    planned = folder.plan()
-    if planned is None:
+    of_driver = folder.plan()
+    if of_driver is None:
         return plan
-    # What can be had was for the driver's cluster to say; this machine may have no such GPU.
-    skipped = tuple(skip for skip in planned.skipped if skip.cell not in plan.complete)
-    known = {*plan.complete, *(skip.cell for skip in skipped)}
+    # The driver knew which cells its cluster could not run; this machine may have no GPU at all.
+    skipped = tuple(skip for skip in of_driver.skipped if skip.cell not in plan.complete)
+    settled = {*plan.complete, *(skip.cell for skip in skipped)}
     return Plan(
         complete=plan.complete,
-        pending=tuple(cell for cell in spec.all_cells() if cell not in known),
+        pending=tuple(cell for cell in spec.all_cells() if cell not in settled),
         skipped=skipped,
-        given_up=tuple(gone for gone in planned.given_up if gone.cell not in known),
+        given_up=tuple(skip for skip in of_driver.given_up if skip.cell not in settled),
     )
 
 

@@ -1,4 +1,4 @@
-"""Lines of the observation log: reading, and mistakes with their lines."""
+"""Lines of the observation log: read, and their mistakes located."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -23,8 +23,8 @@ class BadLineError(ValueError):
     """A line of the log that cannot be read.
 
     Args:
-        number: of the line, from 1.
-        reason: what is wrong with it.
+        number: line number, from 1.
+        reason: mistake in the line.
     """
 
     def __init__(self, number: int, reason: str) -> None:
@@ -32,10 +32,15 @@ class BadLineError(ValueError):
         self.number = number
         self.reason = reason
 
-    def of(self, file: RunPath, before: int = 0) -> StoreError:
-        """What a user is told: where it stands in its file, after so many others, and a remedy."""
+    def in_file(self, file: RunPath, lines_before: int = 0) -> StoreError:
+        """The error for users.
+
+        Args:
+            file: the log.
+            lines_before: lines of the log before the part that was read.
+        """
         return StoreError(
-            f"{file}:{before + self.number}: not an observation ({self.reason}): "
+            f"{file}:{lines_before + self.number}: not an observation ({self.reason}): "
             "restore the line or delete it"
         )
 
@@ -43,14 +48,14 @@ class BadLineError(ValueError):
 def read_lines(
     lines: Iterable[bytes], read: Callable[[bytes], L], *, profiles: bool = False
 ) -> Iterator[L]:
-    """The observations of lines, or their profiles; a torn last line is neither.
+    """Parse the observations among lines, or the profiles; a torn last line is neither.
 
     Raises:
         BadLineError: a line before the last cannot be read.
     """
     for number, line in enumerate(lines, start=1):
         if not line.endswith(b"\n"):
-            return  # what a writer adds meanwhile is not the rest of another line
+            return  # a writer may append now: its next bytes do not continue this line
         if is_profile(line) is not profiles:
             continue
         try:
@@ -59,27 +64,28 @@ def read_lines(
             raise BadLineError(number, mistake(error)) from None
 
 
-def told(
-    file: RunPath,
-    lines: Iterable[bytes],
-    read: Callable[[bytes], L],
-    profiles: bool,  # noqa: FBT001 - which
+def read_log(
+    file: RunPath, lines: Iterable[bytes], read: Callable[[bytes], L], *, profiles: bool
 ) -> Iterator[L]:
-    """As ``read_lines``, of a file."""
+    """Parse lines of a file, as ``read_lines``.
+
+    Raises:
+        StoreError: a line before the last cannot be read.
+    """
     try:
         yield from read_lines(lines, read, profiles=profiles)
     except BadLineError as error:
-        raise error.of(file) from None
+        raise error.in_file(file) from None
 
 
-def once(logged: Iterable[L]) -> Iterator[L]:
-    """Each key once, the first that was written: several files may tell of one probe."""
+def without_repeated_keys(records: Iterable[L]) -> Iterator[L]:
+    """The first record of each key: several files may hold the same probe."""
     keys: set[str] = set()
-    for each in logged:
-        key = each.key
+    for record in records:
+        key = record.key
         if key not in keys:
             keys.add(key)
-            yield each
+            yield record
 
 
 def mistake(error: ValidationError) -> str:

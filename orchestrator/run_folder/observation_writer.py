@@ -1,4 +1,4 @@
-"""Writer of observations: appended, on disk before the sweep goes on."""
+"""Writer of observations: each is on the disk before the sweep goes on."""
 
 from typing import Self
 
@@ -10,7 +10,7 @@ from trials.records.profile import Logged
 
 
 class ObservationWriter:
-    """The one writer of a run's observations. A context manager; a second one is refused.
+    """The only writer of a run's observations. A context manager.
 
     Raises:
         StoreError: on entering, when another driver is writing.
@@ -18,7 +18,7 @@ class ObservationWriter:
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
-        self._log = run.place.log()
+        self._log = run.storage.log()
         self._written: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -36,13 +36,13 @@ class ObservationWriter:
         self._log.close(failed=error is not None)
 
     def append(self, observation: Logged) -> bool:
-        """Writes one observation, or profile, so that no crash can lose it.
+        """Write an observation, or a profile, durably.
 
         Returns:
-            Whether it was new: one that is there already is not written again.
+            Whether it was new: a record that the run has is not written again.
 
         Raises:
-            StoreError: the disk would not take it; what was there before is untouched.
+            StoreError: the disk refused it; earlier records are untouched.
         """
         if observation.key in self._written:
             return False
@@ -51,11 +51,12 @@ class ObservationWriter:
         return True
 
     def write(self, name: str, content: BaseModel) -> None:
-        """Replaces one file of the run, as ``RunFolder.write``, but waits for no bucket.
+        """Replace a file of the run, as ``RunFolder.write``, without waiting for a bucket.
 
-        A sweep's trials go on while its bucket is away: the file is there when this is left.
+        Trials go on while the bucket does not answer; the file is in it when this writer has
+        closed.
 
         Raises:
-            StoreError: it could not be written; the old one is still there.
+            StoreError: it could not be written; the old file is untouched.
         """
         self._log.write(name, bytes_of(content))

@@ -1,4 +1,4 @@
-"""A long log, read and fitted by several processes; a short one is fitted before they start."""
+"""Fits of a run: a long log is read and fitted by several processes."""
 
 import multiprocessing
 import os
@@ -21,36 +21,36 @@ from orchestrator.storage.run_storage import StoreError
 from trials.child_process.parent_death import die_with_parent
 from trials.records.log_reader import LineReader
 
-LONG_BYTES = 100 * 2**20  # from here on processes save more than their start takes
-PART_BYTES = 64 * 2**20  # read at once: a second or so
+LONG_BYTES = 100 * 2**20  # from here on, processes save more time than their start takes
+PART_BYTES = 64 * 2**20  # read at once, in about a second
 MOST_PROCESSES = 8  # each takes some 150 MiB
-MOST_AT_ONCE = 64  # items that a process is given at once
-SHARES = 64  # into which items are divided, at least
+MOST_AT_ONCE = 64  # items in a chunk for a process
+SHARES = 64  # least number of chunks
 
 A = TypeVar("A")
 B = TypeVar("B")
 
 
 def fits_of(folder: RunFolder) -> Fits:
-    """Every law of a run, the same however many processes find it.
+    """Fit every law of a run; the result does not depend on the number of processes.
 
     Raises:
         StoreError: a line of the log cannot be read, or a process was killed.
-        ValueError: an observation holds a number that cannot be.
+        ValueError: an observation holds an impossible number.
     """
     processes = min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
-    place = folder.place
-    # Of a bucket most of the time goes into asking for it.
-    parts = _parts(place.file) if isinstance(place, LocalStorage) and processes > 1 else []
+    storage = folder.storage
+    # A log in a bucket takes longer to download than to parse: processes would not help.
+    parts = _parts(storage.file) if isinstance(storage, LocalStorage) and processes > 1 else []
     if not parts:
         return fit_observations(folder.each_observation())
     try:
-        with _in_processes(processes) as each:
-            return fit_laws(joined(_columns(parts, each)), each)
-    except (BrokenProcessPool, BrokenPipeError):  # the second as it began
+        with _process_pool(processes) as map_:
+            return fit_laws(joined(_columns(parts, map_)), map_)
+    except (BrokenProcessPool, BrokenPipeError):  # the second on start
         raise StoreError(
-            f"{folder.path}: a process that read or fitted its observations was killed: see that "
-            "memory is free, and run the same command again"
+            f"{folder.path}: a process that read or fitted its observations was killed: free some "
+            "memory, and run the same command again"
         ) from None
 
 
@@ -64,26 +64,26 @@ class _Part:
 
 
 def _parts(file: Path) -> list[_Part]:
-    """Of a long file; none of a short one, or of none."""
+    """Parts of a long file; empty for a short or missing one."""
     size = file.stat().st_size if file.is_file() else 0
     if size < LONG_BYTES:
         return []
     return [_Part(file, at, min(at + PART_BYTES, size)) for at in range(0, size, PART_BYTES)]
 
 
-def _columns(parts: Sequence[_Part], each: Each) -> Iterator[Columns]:
-    """The columns of each part."""
-    before = 0
+def _columns(parts: Sequence[_Part], map_: Each) -> Iterator[Columns]:
+    """Columns of each part."""
+    lines_before = 0
     try:
-        for columns, lines in each(_read, parts):
+        for columns, lines in map_(_read, parts):
             yield columns
-            before += lines
+            lines_before += lines
     except BadLineError as error:
-        raise error.of(parts[0].file, before) from None
+        raise error.in_file(parts[0].file, lines_before) from None
 
 
 def _read(part: _Part) -> tuple[Columns, int]:
-    """The columns of a part, and how many lines it has."""
+    """Columns of a part, and its number of lines."""
     count = 0
 
     def counted() -> Iterator[bytes]:
@@ -97,27 +97,28 @@ def _read(part: _Part) -> tuple[Columns, int]:
 
 
 @contextmanager
-def _in_processes(count: int) -> Iterator[Each]:
-    """What calls functions as ``map`` does, in so many processes. All begin at once."""
-    # A fork would take threads' locks along.
+def _process_pool(count: int) -> Iterator[Each]:
+    """A parallel ``map`` in new processes, which all start at once."""
+    # A fork would copy locks that threads hold.
     spawn = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(
         count, mp_context=spawn, initializer=die_with_parent, initargs=(os.getpid(),)
     )
 
-    def each(function: Callable[[A], B], items: Iterable[A], /) -> Iterable[B]:
-        every = list(items)
-        at_once = min(max(len(every) // SHARES, 1), MOST_AT_ONCE)
-        return pool.map(function, every, chunksize=at_once)
+    def map_(function: Callable[[A], B], items: Iterable[A], /) -> Iterable[B]:
+        listed = list(items)
+        chunk = min(max(len(listed) // SHARES, 1), MOST_AT_ONCE)
+        return pool.map(function, listed, chunksize=chunk)
 
     try:
-        # Ctrl-C goes to every process of a terminal: this one tells the others, in one line.
+        # A terminal sends Ctrl-C to all its processes. The children inherit a mask that blocks it:
+        # this process alone reports it, in one line, and ends them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             for _ in range(count):
                 pool.submit(os.getpid)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        yield each
+        yield map_
     finally:
         pool.shutdown(cancel_futures=True)

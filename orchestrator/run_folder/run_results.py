@@ -1,7 +1,8 @@
-"""A run with all that is derived from it: what reports and notebooks are made from."""
+"""A run with all that is derived from it, the source of reports and notebooks."""
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
 
@@ -22,86 +23,75 @@ from trials.records.observation import Observation, by_cell
 from trials.records.profile import Logged, Profiled
 
 
-def derived(  # noqa: PLR0913 - all there is of a run
-    spec: SweepSpec,
-    catalog: Catalog,
-    plan: Plan,
-    observed: Sequence[Observation],
-    *,
-    today: date | None = None,
-    profiled: Sequence[Profiled] = (),
-    learned: Sequence[LearningCurve] = (),
-    faults: Faults = NO_FAULTS,
-    rented: NodeRentals = NOT_SAID,
-) -> "RunResults":
-    """The results of a specification's own job, from what was observed.
+@dataclass(frozen=True, slots=True)
+class RunRecords:
+    """The contents of a run folder.
+
+    Attributes:
+        spec: specification.
+        catalog: GPUs and prices to rank by.
+        plan: cells that are complete, pending and skipped.
+        observed: observations.
+        profiled: profiles.
+        learned: training curves.
+        faults: failures of trials and nodes.
+        rented: rentals of the nodes.
+    """
+
+    spec: SweepSpec
+    catalog: Catalog
+    plan: Plan
+    observed: Sequence[Observation]
+    profiled: Sequence[Profiled] = ()
+    learned: Sequence[LearningCurve] = ()
+    faults: Faults = NO_FAULTS
+    rented: NodeRentals = NOT_SAID
+
+
+def derived(records: RunRecords, today: date | None = None) -> "RunResults":
+    """Fit the laws to a run's observations, and rank the offers for the specification's own job.
 
     Args:
-        spec: the specification.
-        catalog: the GPUs and prices to rank by.
-        plan: what became of its cells.
-        observed: every observation.
-        today: for what prices may have done since; absent for as they were.
-        profiled: every profile.
-        learned: every curve.
-        faults: what went wrong on the way.
-        rented: what nodes were rented as.
+        records: contents of the run.
+        today: date for the drift of prices; None for prices as recorded.
     """
-    fits = fit_observations(observed)
-    step_times = StepTimeSource(observed, fits.families)
-    inputs = RankingInputs(spec.workload, catalog, plan, step_times, today=today, seed=spec.seed)
-    return RunResults(
-        spec, catalog, plan, observed, fits, rank(inputs), profiled, learned, faults, rented
+    spec = records.spec
+    fits = fit_observations(records.observed)
+    step_times = StepTimeSource(records.observed, fits.families)
+    inputs = RankingInputs(
+        spec.workload, records.catalog, records.plan, step_times, today=today, seed=spec.seed
     )
+    return RunResults(records, fits, rank(inputs))
 
 
 class RunResults:
-    """A run as it stands.
+    """A run with all that is derived from it.
 
     Args:
-        spec: its specification.
-        catalog: the GPUs and prices that it was ranked by.
-        plan: what became of its cells.
-        observed: every observation.
-        fits: the laws.
-        ranking: of its job.
-        profiled: every profile.
-        learned: every curve of learning.
-        faults: what went wrong on the way.
-        rented: what nodes were rented as.
+        records: contents of the run, whose fields are attributes here, too.
+        fits: the fitted laws.
+        ranking: offers for its job.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - all there is of a run
-        self,
-        spec: SweepSpec,
-        catalog: Catalog,
-        plan: Plan,
-        observed: Sequence[Observation],
-        fits: Fits,
-        ranking: Ranking,
-        profiled: Sequence[Profiled] = (),
-        learned: Sequence[LearningCurve] = (),
-        faults: Faults = NO_FAULTS,
-        rented: NodeRentals = NOT_SAID,
-    ) -> None:
-        self.spec = spec
-        self.catalog = catalog
-        self.plan = plan
-        self.observed = observed
+    def __init__(self, records: RunRecords, fits: Fits, ranking: Ranking) -> None:
+        self.spec = records.spec
+        self.catalog = records.catalog
+        self.plan = records.plan
+        self.observed = records.observed
+        self.profiled = records.profiled
+        self.learned = records.learned
+        self.faults = records.faults
+        self.rented = records.rented
         self.fits = fits
         self.ranking = ranking
-        self.profiled = profiled
-        self.learned = learned
-        self.faults = faults
-        self.rented = rented
 
     @cached_property
     def cells(self) -> list[Cell]:
-        """Every cell that was planned or observed, each once."""
+        """Cells that were planned or observed, in the order of the specification."""
         planned = [*self.plan.complete, *self.plan.pending, *(s.cell for s in self.plan.skipped)]
         order = {cell: place for place, cell in enumerate(self.spec.all_cells())}
-        known = dict.fromkeys([*planned, *(o.cell for o in self.observed)])
-        return sorted(known, key=lambda cell: order.get(cell, len(order)))
+        cells = dict.fromkeys([*planned, *(o.cell for o in self.observed)])
+        return sorted(cells, key=lambda cell: order.get(cell, len(order)))
 
     @cached_property
     def step_times(self) -> StepTimeSource:
@@ -110,21 +100,21 @@ class RunResults:
 
     @property
     def logged(self) -> list[Logged]:
-        """Every observation, then every profile."""
+        """Observations, then profiles."""
         return [*self.observed, *self.profiled]
 
     @cached_property
     def meter(self) -> Meter:
-        """What it has cost."""
+        """Meter of the dollars that the run has cost."""
         rates = NodePrices(self.catalog, self.rented)
         return Meter(self.spec, rates, self.logged, self.faults.faults)
 
     def place(self, cell: Cell) -> int:
-        """Which of ``cells`` it is."""
+        """Index of a cell in ``cells``."""
         return self._places[cell]
 
-    def seen(self, cell: Cell) -> Sequence[Observation]:
-        """The observations of one cell."""
+    def observations_of(self, cell: Cell) -> Sequence[Observation]:
+        """Observations of a cell."""
         return self._by_cell[cell]
 
     @cached_property

@@ -54,7 +54,7 @@ def measure(
     logger.info("%s: %s", folder.path, "on Ray" if cluster_address() else "starting Ray")
     # Ray may delete the working directory of a Ray job under it: nodes that share a machine share
     # the copy, and the first one to finish removes it.
-    os.chdir(folder.place.local_folder())
+    os.chdir(folder.storage.local_folder())
     with connected_cluster(ask_for_packages=needs_extras(session.spec)) as cluster:
         executor = TrialExecutor(
             session, cluster, wait_seconds=wait_seconds, budget_usd=strategy.budget_usd
@@ -79,7 +79,7 @@ def _measure_wanted(
     log_to: Sequence[Tool],
 ) -> Plan:
     """Measure until the strategy wants nothing more; the plan that is left."""
-    folder, name = executor.session.folder.place.local_folder(), executor.session.spec.name
+    folder, name = executor.session.folder.storage.local_folder(), executor.session.spec.name
     while wanted := strategy.wanted(plan, observations, executor.spent_usd):
         loggers = tune_callbacks(log_to, folder, name, list(wanted), logger.info)
         executor.measure(wanted, len(plan.complete), loggers)

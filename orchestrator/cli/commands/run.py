@@ -98,7 +98,7 @@ def report(options: argparse.Namespace) -> int:
     catalog = prices.over(spec.merged_catalog())
     write_report(folder, spec, catalog, plan_of(folder, spec), now())
     remark(in_use_text(prices, catalog, today()))
-    print_result((folder.place.read(REPORT) or b"").decode().rstrip())
+    print_result((folder.storage.read(REPORT) or b"").decode().rstrip())
     remark(f"{folder.path / PAGE}: the same to look at, in one file")
     return 0
 

@@ -28,7 +28,7 @@ def speed_table(results: RunResults) -> PageTable:
 
 
 def _speeds(results: RunResults, cell: Cell) -> Iterator[tuple[Any, ...]]:
-    timed = [o for o in results.seen(cell) if _is_timed(o)]
+    timed = [o for o in results.observations_of(cell) if _is_timed(o)]
     series = dict.fromkeys(
         (o.environment.stack, o.basis) for o in timed if o.environment is not None
     )
@@ -76,7 +76,7 @@ def memory_table(results: RunResults) -> PageTable:
     }
     rows = []
     for cell in results.cells:
-        seen = results.seen(cell)
+        seen = results.observations_of(cell)
         sizes = [o.batch_size for o in seen if o.measurement is not None]
         for fit in _memory_laws(cell, seen, laws.values()):
             for size in _sizes(max(sizes, default=0) + 1):
@@ -107,7 +107,7 @@ def largest_table(results: RunResults) -> PageTable:
     foretold = held_out_largest(results.observed)
     rows: list[tuple[Any, ...]] = []
     for cell in results.cells:
-        seen = results.seen(cell)
+        seen = results.observations_of(cell)
         known, told = largest_batch(seen), foretold.get(cell)
         if known is None and told is None:
             continue

@@ -139,7 +139,7 @@ def cells_table(results: RunResults, jobs: Sequence[PageJob]) -> PageTable:
     of = {comparable(job.cell): place for place, job in enumerate(jobs)}
     rows = []
     for cell in results.cells:
-        known = largest_batch(results.seen(cell))
+        known = largest_batch(results.observations_of(cell))
         miss = None if known is None else known[1]
         rows.append(
             (
