@@ -274,13 +274,13 @@ def test_what_it_leaves_out_of_many_offers_is_said(file: Path) -> None:
     """How many it has, and where the others are; nothing where it has all."""
     offers = "".join(offer(1.0 + n, provider="them", instance=f"big{n}") for n in range(120))
     page = html_report(results(f"{ONE_CELL}catalog:\n  offers:\n{offers}"), MADE)
-    (shown, known) = re.findall(r"This page has (\d+) of the (\d+) offers", page)[0]
+    (shown, known) = re.findall(r"This page shows (\d+) of (\d+) offers", page)[0]
     found = re.search(r'id="data">(.*?)</script>', page)
     assert found is not None
     assert len(json.loads(found.group(1))["tables"]["offers"]["rows"]) == int(shown)
     assert int(known) >= 120
     assert int(shown) < int(known)
-    assert "This page has" not in file.read_text(encoding="utf-8")
+    assert "This page shows" not in file.read_text(encoding="utf-8")
 
 
 def test_names_stay_text_whatever_they_say(context: BrowserContext, tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
-"""A run as one HTML file that asks for nothing else: by mail, offline, in print. Pure.
+"""A run as one self-contained HTML file, which works by mail, offline and in print. Pure.
 
-Charts are drawn in the browser by Observable Plot on D3, which travel inside the file: half a
-megabyte, where Plotly has almost five. Its charts are SVG, so they print sharp, follow the theme
-and the width of the page, and carry names for screen readers; and it needs no ``eval``, so the
-policy of the page can allow the scripts it has, by their hashes, and nothing else at all.
+Observable Plot on D3 draws the charts in the browser. Both are embedded: half a megabyte, where
+Plotly takes almost five. Its charts are SVG, so they print sharp, follow the theme and the width of
+the page, and carry names for screen readers. It needs no ``eval``, so the page's content security
+policy allows its own scripts by their hashes and nothing else.
 """
 
 import base64
@@ -57,16 +57,16 @@ from orchestrator.reporting.page.study_tables import learning_table, loads_table
 from orchestrator.run_folder.run_results import RunResults
 
 LIBRARIES = ("vendor/d3.min.js", "vendor/plot.umd.min.js")
-# Those of Markdown that reports are written in: no links, no images, no HTML.
+# Rules of the Markdown that reports use: no links, no images, no HTML.
 RULES = ("table", "list", "emphasis", "heading", "backticks")
 
 
 def html_report(results: RunResults, made: datetime) -> str:
-    """The page of a run.
+    """Render the page of a run.
 
     Args:
         results: the run.
-        made: when, as the page says.
+        made: time shown on the page, in UTC.
     """
     jobs = page_jobs(results)
     tables = {
@@ -94,7 +94,7 @@ def html_report(results: RunResults, made: datetime) -> str:
         counts=_counts(results),
         jobs=[_job(job) for job in jobs],
         job_groups=_groups(jobs),
-        chosen=max(range(len(jobs)), key=lambda place: jobs[place].gpus),
+        chosen=max(range(len(jobs)), key=lambda position: jobs[position].gpus),
         headline=markdown(headline(ranking)),
         remarks=[inline(line) for line in ranking_notes(winners, ranking).splitlines()]
         if winners
@@ -104,7 +104,7 @@ def html_report(results: RunResults, made: datetime) -> str:
         has_profiles=bool(tables["profiles"].rows),
         has_learned=bool(tables["learning"].rows),
         measured=any(not o.cell.simulated for o in results.observed),
-        left_out=_left_out(results),
+        left_out=_excluded(results),
         details=[
             (part.partition("\n")[0].removeprefix("## "), markdown(part.partition("\n")[2]))
             for part in detail_sections(results)
@@ -113,40 +113,41 @@ def html_report(results: RunResults, made: datetime) -> str:
     )
 
 
-def html_comparison(found: Comparison, made: datetime) -> str:
-    """The page of two runs.
+def html_comparison(comparison: Comparison, made: datetime) -> str:
+    """Render the page of a comparison of two runs.
 
     Args:
-        found: what differs.
-        made: when, as the page says.
+        comparison: the differences.
+        made: time shown on the page, in UTC.
     """
-    before, after = found.names
-    sections = comparison_markdown(found).split("\n\n## ")[1:]
-    told = [part.partition("\n") for part in sections]
+    before, after = comparison.names
+    sections = comparison_markdown(comparison).split("\n\n## ")[1:]
+    headed = [section.partition("\n") for section in sections]
     return page(
         "comparison.html",
         ("charts.js", "comparison.js"),
-        {"cells": PageTable((), []), "changes": changes_table(found)},
+        {"cells": PageTable((), []), "changes": changes_table(comparison)},
         title=f"{before} and {after}",
         before=before,
         after=after,
         another_hour=ANOTHER_HOUR,
-        # The page has the speeds in a chart and a table of its own.
-        parts=[(h, markdown(body)) for h, _, body in told if h != SPEEDS],
+        # The page shows throughput in a chart with a table of its own.
+        parts=[(h, markdown(body)) for h, _, body in headed if h != SPEEDS],
         made=f"{made:%Y-%m-%d %H:%M} UTC",
     )
 
 
 def page(
-    template: str, scripts: Sequence[str], tables: dict[str, PageTable], **told: object
+    template: str, scripts: Sequence[str], tables: dict[str, PageTable], **values: object
 ) -> str:
-    """A page with its style, scripts and tables in it.
+    """Render a page with its style, scripts and tables embedded.
 
     Args:
-        template: its file.
-        scripts: its own, run in this order, after the libraries and ``elements.js``.
-        tables: what it shows, by name.
-        told: what the template says; text is escaped.
+        template: file name of the Jinja template.
+        scripts: file names of the page's scripts, run in this order after the libraries and
+            ``elements.js``.
+        tables: data of the charts and tables, by name.
+        values: variables of the template; text is escaped.
     """
     sources = [_file(name) for name in (*LIBRARIES, "elements.js", *scripts)]
     data = {"tables": {name: table.as_json() for name, table in tables.items()}}
@@ -158,7 +159,7 @@ def page(
         lstrip_blocks=True,
     )
     return environment.get_template(template).render(
-        **told,
+        **values,
         policy=_policy(sources),
         style=Markup(_file("page.css")),  # noqa: S704 - our own file
         scripts=[Markup(source) for source in sources],  # noqa: S704 - as above
@@ -167,9 +168,9 @@ def page(
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """What the browser is to hold the page to: its own scripts, and no request of any kind."""
+    """Content security policy that allows these scripts by their hashes, and no requests."""
     hashes = (base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts)
-    allowed = " ".join(f"'sha256-{each}'" for each in hashes)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
     return (
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
@@ -177,7 +178,7 @@ def _policy(scripts: Sequence[str]) -> str:
 
 
 def _safe_json(data: Any) -> Markup:
-    """JSON that no text in it can end: a script element ends at the first ``</script``."""
+    """JSON for a script element, escaped because the element ends at the first ``</script``."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -195,18 +196,18 @@ def _writer() -> MarkdownIt:
 
 
 def markdown(text: str) -> Markup:
-    """Markdown of a report as HTML: what is no table, list or emphasis stays text."""
+    """Markdown of a report as HTML; everything but tables, lists and emphasis stays text."""
     return Markup(_writer().render(text))  # noqa: S704 - the renderer escapes text
 
 
 def inline(text: str) -> Markup:
-    """Alike, of a line."""
+    """One line of Markdown as HTML without a paragraph."""
     return Markup(_writer().renderInline(text))  # noqa: S704 - as above
 
 
 @dataclass(frozen=True, slots=True)
-class _ToldJob:
-    """A job as the template tells it."""
+class _JobText:
+    """Texts of one job in the template."""
 
     title: str
     recipe: str
@@ -214,34 +215,36 @@ class _ToldJob:
     abridged: str
 
 
-def _job(job: PageJob) -> _ToldJob:
-    told = [] if job.recommendation is None else job.recommendation.sentences()
-    return _ToldJob(job.title, job.cell.recipe.key, [inline(each) for each in told], _abridged(job))
+def _job(job: PageJob) -> _JobText:
+    sentences = [] if job.recommendation is None else job.recommendation.sentences()
+    return _JobText(
+        job.title, job.cell.recipe.key, [inline(text) for text in sentences], _abridged(job)
+    )
 
 
 def _abridged(job: PageJob) -> str:
-    """How many of a job's offers the page has, and which; empty where it has all."""
+    """Note on which of a job's offers the page shows; empty where it shows all."""
     offers = [] if job.recommendation is None else job.recommendation.rows
     shown = sum(1 for _ in shown_offers(offers))
     if shown == len(offers):
         return ""
     return (
-        f"This page has {shown:,} of the {len(offers):,} offers: the {MOST_OFFERS} cheapest, those "
-        "that cannot be told apart from the cheapest or that nothing beats in both cost and time, "
-        f"and the {MOST_OF_A_KIND} cheapest of each GPU, provider and market. ranking.csv, beside "
-        "it in the run, has all."
+        f"This page shows {shown:,} of {len(offers):,} offers: the {MOST_OFFERS} cheapest, those "
+        "that may be as cheap as the cheapest, those that no offer beats in both cost and time, "
+        f"and the {MOST_OF_A_KIND} cheapest of each GPU, provider and market. The run's "
+        "ranking.csv has all offers."
     )
 
 
 def _groups(jobs: Sequence[PageJob]) -> list[dict[str, object]]:
-    """Jobs under their model and recipe."""
+    """Jobs with their positions, grouped by model and recipe."""
 
-    def name(place: int) -> str:
-        return f"{jobs[place].cell.model}, {jobs[place].cell.recipe.key}"
+    def name(position: int) -> str:
+        return f"{jobs[position].cell.model}, {jobs[position].cell.recipe.key}"
 
     return [
-        {"name": key, "jobs": [(place, jobs[place]) for place in of]}
-        for key, of in groupby(range(len(jobs)), key=name)
+        {"name": key, "jobs": [(position, jobs[position]) for position in positions]}
+        for key, positions in groupby(range(len(jobs)), key=name)
     ]
 
 
@@ -254,8 +257,8 @@ def _counts(results: RunResults) -> dict[str, object]:
     }
 
 
-def _left_out(results: RunResults) -> list[tuple[str, list[str]]]:
+def _excluded(results: RunResults) -> list[tuple[str, list[str]]]:
     reasons: defaultdict[str, list[str]] = defaultdict(list)
-    for each in results.ranking.excluded:
-        reasons[each.reason].append(each.cell.key)
+    for excluded in results.ranking.excluded:
+        reasons[excluded.reason].append(excluded.cell.key)
     return list(reasons.items())
