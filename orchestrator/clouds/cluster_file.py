@@ -1,4 +1,4 @@
-"""The file of a cluster, for Ray's launcher or KubeRay: a template, and the nodes it may start."""
+"""Cluster files for Ray's launcher and KubeRay: a template filled with the node types."""
 
 import textwrap
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from orchestrator.clouds.node_types import HEADS, ChosenNodes, NodeType
 from orchestrator.planning.cluster_resources import SCALES_TO
 from orchestrator.planning.node_pricing import NodeRental
 
-SPOT_PRIORITY = 10  # of two node types that a trial fills alike, Ray starts the one with more
+SPOT_PRIORITY = 10  # of two node types that a trial fills equally, Ray starts the higher one
 POD_CPUS = 4
 POD_MEMORY_GIB = 28
 
 
 class _Dumper(yaml.SafeDumper):
-    """Never names a thing by an anchor: each node type reads by itself."""
+    """Dumper that never writes aliases, so that each node type can be read alone."""
 
     def ignore_aliases(self, data: Any) -> bool:
         del data
@@ -26,12 +26,12 @@ class _Dumper(yaml.SafeDumper):
 
 
 def cloud_file(provider: str, choice: ChosenNodes, nodes_each: int, header: str) -> str:
-    """For Ray's launcher on a cloud: no worker at first, and a type of worker for each GPU.
+    """File for Ray's launcher on a cloud: worker types for each GPU, and no worker at first.
 
     Args:
         provider: aws, gcp or azure.
-        choice: its instances.
-        nodes_each: most nodes for a GPU at once.
+        choice: node types.
+        nodes_each: most nodes of each GPU at once.
         header: comment lines.
     """
     gpus = dict.fromkeys(node.gpu for node in choice.nodes)
@@ -55,11 +55,11 @@ def cloud_file(provider: str, choice: ChosenNodes, nodes_each: int, header: str)
 
 
 def local_file(keys: Sequence[str], hosts: Sequence[str], header: str) -> str:
-    """For Ray's launcher on hosts that are there: each carries the key of the GPU it has.
+    """File for Ray's launcher on existing hosts, each of which joins with its GPU's key.
 
     Args:
-        keys: of the catalog, of GPUs the hosts may have.
-        hosts: their addresses, the head's first.
+        keys: catalog keys of the GPUs that the hosts may have.
+        hosts: addresses of the hosts, the head's first.
         header: comment lines.
     """
     head, *workers = hosts
@@ -76,13 +76,13 @@ def local_file(keys: Sequence[str], hosts: Sequence[str], header: str) -> str:
 def kuberay_file(
     gpus: Sequence[Gpu], nodes_each: int, header: str, job: tuple[str, str] | None = None
 ) -> str:
-    """For KubeRay: a cluster, or a job that brings its own and takes it down.
+    """Manifest for KubeRay: a cluster, or a job that starts its own cluster and takes it down.
 
     Args:
-        gpus: a group of workers for each.
-        nodes_each: most pods of a group.
+        gpus: GPUs, each of which gets a group of workers.
+        nodes_each: most pods of each group.
         header: comment lines.
-        job: name and text of the specification that the job measures; absent for a cluster.
+        job: name and text of the specification that the job measures; None for a cluster.
     """
     volumes = [{"name": "runs", "persistentVolumeClaim": {"claimName": "finetune-cost-runs"}}]
     mounts = [{"name": "runs", "mountPath": "/data/runs"}]
@@ -104,15 +104,18 @@ def kuberay_file(
 
 
 def _head_resources(keys: Sequence[str], nodes_each: int) -> dict[str, int]:
-    """A core, and the nodes that the autoscaler can start: Ray tells no driver of them."""
+    """Resources of the head: one core, and how many nodes of each GPU the autoscaler can start.
+
+    Ray itself does not report these numbers to a driver.
+    """
     return {"CPU": 1} | {SCALES_TO + key: nodes_each for key in keys}
 
 
 def _cores(choice: ChosenNodes, gpu: str) -> int:
-    """What every instance with a GPU has at least, and all are said to have.
+    """Least number of cores of a GPU's instance types, which all of them declare.
 
-    Ray looks at how full a trial makes a node before it looks at the priority: of two sizes it
-    would start the smaller one, spot or not.
+    Ray compares how full a trial makes a node before it compares priorities. Of two sizes it would
+    start the smaller one, spot or not.
     """
     return min(node.instance.vcpus for node in choice.nodes if node.gpu == gpu)
 
@@ -120,20 +123,20 @@ def _cores(choice: ChosenNodes, gpu: str) -> int:
 def _cloud_node(
     provider: str, region: str, node: NodeType, nodes_each: int, cores: int
 ) -> dict[str, Any]:
-    """A type of worker: Ray starts one for a trial that asks for its GPU's key."""
+    """Worker type that Ray starts for a trial that asks for its GPU's key."""
     gpus = {"GPU": 1} if node.kind == "cuda" else {}
     image = {} if gpus else {"docker": {"worker_image": "YOUR_REGISTRY/finetune-cost:cpu"}}
     return {
         "min_workers": 0,
         "max_workers": nodes_each,
-        # By which a sweep knows what it costs.
+        # A sweep prices the node by these labels.
         "labels": NodeRental(
             provider=provider, instance=node.instance.name, region=region, market=node.market
         ).labels,
         "priority": SPOT_PRIORITY if node.market == "spot" else 0,
         "resources": {"CPU": cores, **gpus, node.gpu: 1},
         **image,
-        # What the node is checked against before it may join.
+        # join-check compares the node's GPU with this key before the node joins.
         "worker_setup_commands": [f"echo {node.gpu} > ~/gpu-key"],
         "node_config": _NODE_CONFIGS[provider](node),
     }
@@ -151,7 +154,7 @@ def _aws_node(node: NodeType) -> dict[str, Any]:
 
 
 def _gcp_node(node: NodeType) -> dict[str, Any]:
-    # A machine with a GPU cannot be moved while Google mends the one below it.
+    # Google cannot migrate a machine with a GPU during maintenance of its host.
     scheduling: dict[str, Any] = {"onHostMaintenance": "TERMINATE"}
     if node.market == "spot":
         scheduling |= {
@@ -182,12 +185,12 @@ _NODE_CONFIGS = {"aws": _aws_node, "gcp": _gcp_node, "azure": _azure_node}
 
 
 def _worker_group(gpu: Gpu, nodes_each: int) -> dict[str, Any]:
-    """Pods on nodes that NVIDIA's operator has labelled with this GPU; each is checked, too."""
+    """Worker group whose pods run on nodes that NVIDIA's operator labels with this GPU."""
     is_gpu = gpu.kind == "cuda"
     counted = {"nvidia.com/gpu": "1"} if is_gpu else {}
-    asked = {"cpu": str(POD_CPUS), "memory": f"{POD_MEMORY_GIB}Gi"} | counted
+    requested = {"cpu": str(POD_CPUS), "memory": f"{POD_MEMORY_GIB}Gi"} | counted
     image = f"YOUR_REGISTRY/finetune-cost:{'cuda' if is_gpu else 'cpu'}"
-    container = {"image": image, "resources": {"requests": asked, "limits": asked}}
+    container = {"image": image, "resources": {"requests": requested, "limits": requested}}
     check = f"python -m orchestrator join-check {gpu.key}".split()
     labels = [name.replace(" ", "-") for name in gpu.device_names]
     placed = {"affinity": _on_nodes_with(labels)} if labels else {}
@@ -231,19 +234,19 @@ def _ray_job(spec: str, name: str, text: str) -> str:
         "kind": "ConfigMap",
         "metadata": {"name": "finetune-cost-spec"},
     }
-    given = "data:\n  sweep.yaml: |\n" + textwrap.indent(text.rstrip("\n"), "    ")
+    data = "data:\n  sweep.yaml: |\n" + textwrap.indent(text.rstrip("\n"), "    ")
     return (
-        f"{_dump(configuration)}{given}\n---\n"
+        f"{_dump(configuration)}{data}\n---\n"
         "apiVersion: ray.io/v1\nkind: RayJob\nmetadata: {name: finetune-cost}\nspec:\n"
         f"  entrypoint: {run}\n"
-        "  shutdownAfterJobFinishes: true  # the cluster goes with it; the runs stay\n"
+        "  shutdownAfterJobFinishes: true  # the cluster is deleted with it; the runs stay\n"
         "  ttlSecondsAfterFinished: 300\n"
         "  rayClusterSpec:\n" + textwrap.indent(spec, "    ").rstrip()
     )
 
 
 def _join(keys: str, *, installed_in: str = "", cloud: str | None = None) -> str:
-    """The commands by which a worker joins, or does not; then it waits for notice of its cloud."""
+    """Commands with which a worker checks its GPU, joins, and waits for its cloud's notice."""
     path = f' PATH="{installed_in}:$PATH"' if installed_in else ""
     notice = (
         ""
@@ -284,7 +287,7 @@ def _flow(value: object) -> str:
 
 
 def _block(value: object, indent: int) -> str:
-    """YAML below a key; what the template names by an anchor is not a text."""
+    """YAML block below a key, with aliases of the template's anchors instead of quoted text."""
     text = textwrap.indent(_dump(value), " " * indent)
     for anchor in ("image", "group", "metadata", "disk", "disks", "network"):
         text = text.replace(f": '*{anchor}'\n", f": *{anchor}\n")
@@ -292,5 +295,5 @@ def _block(value: object, indent: int) -> str:
 
 
 def _low(name: str) -> str:
-    """As Google's labels and Kubernetes' names want it."""
+    """Name with the characters that Google's labels and Kubernetes' names allow."""
     return name.lower().replace(".", "-")

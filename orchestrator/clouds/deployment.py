@@ -1,4 +1,4 @@
-"""A cluster for the GPUs of a specification, and the bill it will run up: ``deploy``."""
+"""Cluster file for the GPUs of a specification, and its expected cost: ``deploy``."""
 
 import re
 import textwrap
@@ -17,70 +17,74 @@ from orchestrator.spec.job import SECONDS_PER_HOUR
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.records.compatibility import incompatibility
 
-OWN_GPU = "a GPU of your own catalog, which a node's join-check does not know: start it by hand"
+OWN_GPU = "excluded: join-check on a node does not know this GPU of yours: start its node by hand"
 WIDTH = 114
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
 
 
 class DeployError(UserError):
-    """No cluster can be made of what was asked for; one line on why."""
+    """The requested cluster file cannot be made; one line for each reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A cluster's file.
+    """Cluster file and what the user should know about it.
 
     Attributes:
-        text: of the file.
-        bill: lines on what it costs.
-        left_out: a line for each GPU that the provider does not have.
-        dollars: by which options a sweep counts what these nodes cost.
+        text: content of the file.
+        bill: lines on its cost.
+        left_out: one line for each GPU that the provider does not offer.
+        dollars: options with which a sweep prices these nodes.
     """
 
     text: str
     bill: tuple[str, ...]
     left_out: tuple[str, ...]
     dollars: str = (
-        "a sweep counts its dollars by what your nodes are rented as, if you say so: --providers, "
-        "--regions, --spot or --no-spot"
+        "give the sweep --providers, --regions and --spot or --no-spot as your nodes are rented, "
+        "so that it counts their dollars"
     )
 
 
 def deployment(
-    asked: DeploymentRequest, spec: SweepSpec, text: str, name: str, catalog: Catalog
+    request: DeploymentRequest, spec: SweepSpec, text: str, name: str, catalog: Catalog
 ) -> Deployment:
-    """A cluster for the GPUs on which a specification measures.
+    """Make a cluster file for the GPUs on which a specification measures.
 
     Args:
-        asked: provider and options.
+        request: provider and options.
         spec: the specification.
-        text: of its file.
-        name: what to call it.
+        text: content of its file.
+        name: name of the specification in messages.
         catalog: GPUs and prices.
 
     Raises:
-        DeployError: there is nothing to make a cluster of.
+        DeployError: the options contradict each other, or no GPU can be rented.
     """
-    _check(asked)
+    _check(request)
     keys = list(dict.fromkeys(c.device for c in spec.all_cells() if not c.simulated))
     if not keys:
-        raise DeployError(f"{name}: measures on no GPU: everything in it is simulated")
-    if asked.provider not in CLOUDS:
-        return _without_cloud(asked, _Given(spec, text, name, catalog), keys)
-    choice = choose(keys, asked.provider, catalog, asked.region, spot=asked.spot)
+        raise DeployError(
+            f"{name}: every cell is simulated: a cluster would have nothing to measure"
+        )
+    if request.provider not in CLOUDS:
+        return _without_cloud(request, _Inputs(spec, text, name, catalog), keys)
+    choice = choose(keys, request.provider, catalog, request.region, spot=request.spot)
     if not choice.nodes:
-        raise DeployError("\n".join([*choice.left_out, f"{name}: no GPU of it is to be had"]))
-    bill = _cloud_bill(asked, choice, spec, catalog)
-    header = _header(name, asked, bill, choice.left_out)
-    file = cloud_file(asked.provider, choice, asked.nodes_each, header)
-    return Deployment(file, bill, choice.left_out, _dollars(asked, choice.region, catalog))
+        raise DeployError(
+            "\n".join([*choice.left_out, f"{name}: {request.provider} offers none of its GPUs"])
+        )
+    bill = _cloud_bill(request, choice, spec, catalog)
+    header = _header(name, request, bill, choice.left_out)
+    file = cloud_file(request.provider, choice, request.nodes_each, header)
+    return Deployment(file, bill, choice.left_out, _dollars(request, choice.region, catalog))
 
 
 def write_file(out: Path, text: str) -> None:
-    """Writes a cluster's file.
+    """Write a cluster file.
 
     Raises:
-        DeployError: it cannot be written.
+        DeployError: the file cannot be written.
     """
     try:
         out.write_text(text, encoding="utf-8")
@@ -88,18 +92,25 @@ def write_file(out: Path, text: str) -> None:
         raise DeployError(f"--out {out}: cannot be written ({error.strerror})") from None
 
 
-def _check(asked: DeploymentRequest) -> None:
+def _check(request: DeploymentRequest) -> None:
     wrong = (
-        (asked.hosts and asked.provider != "local", "--hosts goes with --provider local"),
-        (asked.job and asked.provider != "kuberay", "--job goes with --provider kuberay"),
+        (request.hosts and request.provider != "local", "--hosts needs --provider local"),
+        (request.job and request.provider != "kuberay", "--job needs --provider kuberay"),
         (
-            (asked.region is not None or asked.spot is not None) and asked.provider not in CLOUDS,
-            f"--region, --spot and --no-spot are of clouds, not of --provider {asked.provider}",
+            (request.region is not None or request.spot is not None)
+            and request.provider not in CLOUDS,
+            f"--region, --spot and --no-spot need a cloud, not --provider {request.provider}",
         ),
-        (len(asked.hosts) == 1, "--hosts HEAD,HOST,…: the head and at least one more"),
+        (
+            len(request.hosts) == 1,
+            "--hosts: one host: give HEAD,HOST,…, the head and at least one more",
+        ),
         *(
-            (not NAME.fullmatch(text), f"{text!r} is no host nor region: letters, digits, . and -")
-            for text in (*asked.hosts, *([] if asked.region is None else [asked.region]))
+            (
+                not NAME.fullmatch(text),
+                f"{text!r} is neither a host nor a region: use letters, digits, . and -",
+            )
+            for text in (*request.hosts, *([] if request.region is None else [request.region]))
         ),
     )
     for is_wrong, line in wrong:
@@ -108,8 +119,8 @@ def _check(asked: DeploymentRequest) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
-    """A specification, its text and name, and the catalog."""
+class _Inputs:
+    """Specification with its text and name, and the catalog."""
 
     spec: SweepSpec
     text: str
@@ -117,94 +128,97 @@ class _Given:
     catalog: Catalog
 
 
-def _without_cloud(asked: DeploymentRequest, given: _Given, keys: Sequence[str]) -> Deployment:
-    """On hosts that are there, or Kubernetes': their nodes know the shipped GPUs alone."""
-    known = {gpu.key for gpu in load_catalog().gpus}
-    own = tuple(f"{key}: {OWN_GPU}" for key in keys if key not in known)
-    kept = [key for key in keys if key in known]
+def _without_cloud(request: DeploymentRequest, inputs: _Inputs, keys: Sequence[str]) -> Deployment:
+    """Deployment on existing hosts or Kubernetes, whose nodes know only the shipped GPUs."""
+    shipped = {gpu.key for gpu in load_catalog().gpus}
+    own = tuple(f"{key}: {OWN_GPU}" for key in keys if key not in shipped)
+    kept = [key for key in keys if key in shipped]
     if not kept:
-        raise DeployError("\n".join([*own, f"{given.name}: no GPU of it is to be had"]))
-    bill = (_local_bill if asked.provider == "local" else _kuberay_bill)(given, kept)
-    header = _header(given.name, asked, bill, own)
-    if asked.provider == "local":
-        hosts = asked.hosts or ("YOUR_HEAD", *(f"YOUR_{key.upper()}_HOST" for key in kept))
+        raise DeployError("\n".join([*own, f"{inputs.name}: none of its GPUs can be used"]))
+    bill = (_local_bill if request.provider == "local" else _kuberay_bill)(inputs, kept)
+    header = _header(inputs.name, request, bill, own)
+    if request.provider == "local":
+        hosts = request.hosts or ("YOUR_HEAD", *(f"YOUR_{key.upper()}_HOST" for key in kept))
         return Deployment(local_file(kept, hosts, header), bill, own)
-    job = (given.spec.name, given.text) if asked.job else None
-    gpus = [given.catalog.gpu(key) for key in kept]
-    return Deployment(kuberay_file(gpus, asked.nodes_each, header, job), bill, own)
+    job = (inputs.spec.name, inputs.text) if request.job else None
+    gpus = [inputs.catalog.gpu(key) for key in kept]
+    return Deployment(kuberay_file(gpus, request.nodes_each, header, job), bill, own)
 
 
-def _local_bill(given: _Given, keys: Sequence[str]) -> tuple[str, ...]:
-    offers = {key: _cheapest_alone(key, given.catalog) for key in keys}
+def _local_bill(inputs: _Inputs, keys: Sequence[str]) -> tuple[str, ...]:
+    offers = {key: _cheapest_alone(key, inputs.catalog) for key in keys}
     prices = {key: None if o is None else o.usd_per_hour for key, o in offers.items()}
-    known = [usd for usd in prices.values() if usd is not None]
-    lines = ["nothing an hour if the hosts are yours; rented, the cheapest are:"]
+    known_prices = [usd for usd in prices.values() if usd is not None]
+    lines = ["your own hosts cost nothing; the cheapest offers to rent are:"]
     for key, o in offers.items():
-        rented = "no price known"
+        price = "no known price"
         if o is not None:
-            rented = f"{o.provider} {o.instance} {o.market} {_dated(o)}"
-        lines.append(f"  {key}: {rented}")
-    lines.append(f"${sum(known):.2f} an hour for one each of the {len(known)} with a price")
-    lines.append("they are billed until you give them back: 'ray down' ends Ray alone")
-    return (*lines, *_sweep_bill(given.spec, given.catalog, prices))
+            price = f"{o.provider} {o.instance} {o.market} {_dated(o)}"
+        lines.append(f"  {key}: {price}")
+    lines.append(
+        f"${sum(known_prices):.2f} per hour for one host of each of these GPUs with a price: "
+        f"{len(known_prices)}"
+    )
+    lines.append("rented hosts are billed until you return them: 'ray down' only stops Ray")
+    return (*lines, *_sweep_bill(inputs.spec, inputs.catalog, prices))
 
 
-def _kuberay_bill(given: _Given, keys: Sequence[str]) -> tuple[str, ...]:
+def _kuberay_bill(inputs: _Inputs, keys: Sequence[str]) -> tuple[str, ...]:
     return (
-        "what an hour costs is not known: your Kubernetes' nodes are billed by whoever runs it",
-        *_sweep_bill(given.spec, given.catalog, dict.fromkeys(keys)),
+        "the price per hour is not known: whoever runs your Kubernetes cluster bills its nodes",
+        *_sweep_bill(inputs.spec, inputs.catalog, dict.fromkeys(keys)),
     )
 
 
 def _cloud_bill(
-    asked: DeploymentRequest, choice: ChosenNodes, spec: SweepSpec, catalog: Catalog
+    request: DeploymentRequest, choice: ChosenNodes, spec: SweepSpec, catalog: Catalog
 ) -> tuple[str, ...]:
-    """What an hour costs with every node up, and what the sweep takes."""
+    """Lines on the price of an hour with every node up, and on the cost of the sweep."""
     lines = [
-        f"{_node_text(asked, choice)} in {choice.region}, dollars an hour:",
+        f"{_node_text(request, choice)} in {choice.region}, dollars per hour:",
         *(f"  {n.gpu}: {n.instance.name} {n.market} {_dated(n.offer)}" for n in choice.nodes),
     ]
-    head = _head_offer(asked.provider, choice.region, catalog)
-    lines.append(f"  head: {HEADS[asked.provider]} on-demand {_dated(head)}, until 'ray down'")
-    lines.append(_total_text(asked, choice, head))
+    head = _head_offer(request.provider, choice.region, catalog)
+    lines.append(f"  head: {HEADS[request.provider]} on-demand {_dated(head)}, until 'ray down'")
+    lines.append(_total_text(request, choice, head))
     gpus = dict.fromkeys(node.gpu for node in choice.nodes)
     prices = {gpu: choice.most(gpu) for gpu in gpus}
     return (*lines, *_sweep_bill(spec, catalog, prices))
 
 
 def _dated(offer: Offer | None) -> str:
-    return "not known there" if offer is None else f"{offer.usd_per_hour:.4g} (as of {offer.date})"
+    return "price unknown" if offer is None else f"{offer.usd_per_hour:.4g} (as of {offer.date})"
 
 
-def _total_text(asked: DeploymentRequest, choice: ChosenNodes, head: Offer | None) -> str:
-    """What an hour costs with everything up."""
+def _total_text(request: DeploymentRequest, choice: ChosenNodes, head: Offer | None) -> str:
+    """Bound of the price of an hour with all nodes and the head up."""
     gpus = list(dict.fromkeys(node.gpu for node in choice.nodes))
-    nodes = asked.nodes_each * len(gpus)
+    nodes = request.nodes_each * len(gpus)
     up = f"with {nodes} node{'s' * (nodes > 1)} and the head up"
     unknown = [gpu for gpu in gpus if choice.most(gpu) is None] + ["the head"] * (head is None)
     head_usd = 0.0 if head is None else head.usd_per_hour
     if not unknown:
-        # Both markets of a GPU may be up at once; the number of nodes is limited over all.
+        # Nodes of both markets of a GPU may be up at once; only their total number is limited.
         slots = sorted(
             (node.usd_per_hour or choice.most(node.gpu) or 0.0 for node in choice.nodes),
             reverse=True,
         )
-        usd = sum([each for each in slots for _ in range(asked.nodes_each)][:nodes])
-        return f"at most ${usd + head_usd:.2f} an hour {up}"
-    least = sum(asked.nodes_each * min(choice.prices(gpu), default=0.0) for gpu in gpus)
-    missing = f"not every price in the region is known of {', '.join(unknown)}"
-    known = f"at least ${least + head_usd:.2f} an hour {up}: " if least + head_usd else ""
-    return f"{known}{missing}; 'catalog refresh' asks for them"
+        total = sum([usd for usd in slots for _ in range(request.nodes_each)][:nodes])
+        return f"at most ${total + head_usd:.2f} per hour {up}"
+    least = sum(request.nodes_each * min(choice.prices(gpu), default=0.0) for gpu in gpus)
+    missing = f"prices in the region are missing for {', '.join(unknown)}"
+    bound = f"at least ${least + head_usd:.2f} per hour {up}: " if least + head_usd else ""
+    return f"{bound}{missing}; 'catalog refresh' fetches them"
 
 
-def _node_text(asked: DeploymentRequest, choice: ChosenNodes) -> str:
-    each = "a node" if asked.nodes_each == 1 else f"{asked.nodes_each} nodes"
+def _node_text(request: DeploymentRequest, choice: ChosenNodes) -> str:
+    nodes = "a node" if request.nodes_each == 1 else f"{request.nodes_each} nodes"
     gpus = len({node.gpu for node in choice.nodes})
-    return f"{each} for each of {gpus} GPUs" if gpus > 1 else f"{each} for one GPU"
+    return f"{nodes} for each of {gpus} GPUs" if gpus > 1 else f"{nodes} for one GPU"
 
 
 def _head_offer(provider: str, region: str, catalog: Catalog) -> Offer | None:
-    gpu = next(each.gpu for each in instances(provider) if each.name == HEADS[provider])
+    gpu = next(i.gpu for i in instances(provider) if i.name == HEADS[provider])
     for offer in catalog.offers(gpu):
         where = (offer.provider, offer.region, offer.instance, offer.market)
         if where == (provider, region, HEADS[provider], "on-demand"):
@@ -215,41 +229,41 @@ def _head_offer(provider: str, region: str, catalog: Catalog) -> Offer | None:
 def _sweep_bill(
     spec: SweepSpec, catalog: Catalog, prices: Mapping[str, float | None]
 ) -> tuple[str, ...]:
-    """What the sweep itself is expected to take, where nothing is measured yet."""
+    """Expected time and cost of the sweep itself, from assumed times: nothing is measured yet."""
     effort = MeasurementCost((), spec.workload.overheads.startup_minutes)
-    startup, each = effort.start_seconds(""), trial_seconds(spec, "", effort)
+    startup, trial = effort.start_seconds(""), trial_seconds(spec, "", effort)
     trials = {key: _trials(spec, catalog, key) for key in prices}
-    seconds = {key: startup + count * each for key, count in trials.items() if count}
+    seconds = {key: startup + count * trial for key, count in trials.items() if count}
     minutes = max(seconds.values(), default=0.0) / 60
-    took = (
+    expected = (
         f"the sweep: {sum(trials.values())} trials, {minutes:.0f} minutes with a node for each GPU"
     )
     assumed = (
-        f"assumed: {startup / 60:.0f} minutes to start a node and {each / 60:.0f} a trial; more "
-        "with large models"
+        f"assumed: {startup / 60:.0f} minutes to start a node and {trial / 60:.0f} for a trial; "
+        "large models take longer"
     )
-    known = {key: usd for key, usd in prices.items() if usd is not None}
-    if known.keys() < seconds.keys():
-        return (f"{took}; its dollars are not known ({assumed})",)
-    usd = sum(taken / SECONDS_PER_HOUR * known[key] for key, taken in seconds.items())
-    return (f"{took}, about ${usd:.2f} ({assumed})",)
+    known_prices = {key: usd for key, usd in prices.items() if usd is not None}
+    if known_prices.keys() < seconds.keys():
+        return (f"{expected}; its cost is not known ({assumed})",)
+    usd = sum(taken / SECONDS_PER_HOUR * known_prices[key] for key, taken in seconds.items())
+    return (f"{expected}, about ${usd:.2f} ({assumed})",)
 
 
-def _dollars(asked: DeploymentRequest, region: str, catalog: Catalog) -> str:
-    """Options that say what its nodes are, as far as there are prices of such."""
-    offers = [offer for offer in catalog.all_offers if offer.provider == asked.provider]
+def _dollars(request: DeploymentRequest, region: str, catalog: Catalog) -> str:
+    """Options with which a sweep prices these nodes, as far as the catalog has their prices."""
+    offers = [offer for offer in catalog.all_offers if offer.provider == request.provider]
     if not offers:
         return (
-            f"a sweep on it counts other providers' dollars: no price of {asked.provider} is known "
-            "('catalog refresh' asks for them)"
+            f"a sweep on it uses other providers' prices: no price of {request.provider} is known "
+            "('catalog refresh' fetches them)"
         )
     regions = f" --regions {region}" if any(offer.region == region for offer in offers) else ""
-    spot = {None: "", True: " --spot", False: " --no-spot"}[asked.spot]
-    return f"measure on it with: sweep SPEC --providers {asked.provider}{regions}{spot}"
+    spot = {None: "", True: " --spot", False: " --no-spot"}[request.spot]
+    return f"measure on it with: sweep SPEC --providers {request.provider}{regions}{spot}"
 
 
 def _trials(spec: SweepSpec, catalog: Catalog, key: str) -> int:
-    """Cells that this GPU could run, with every extra installed."""
+    """Number of cells that this GPU can run with every extra installed."""
     gpu = catalog.gpu(key)
     return sum(
         incompatibility(cell.recipe, spec.model(cell.model), gpu) is None
@@ -263,15 +277,15 @@ def _cheapest_alone(key: str, catalog: Catalog) -> Offer | None:
 
 
 def _header(
-    name: str, asked: DeploymentRequest, bill: Sequence[str], left_out: Sequence[str]
+    name: str, request: DeploymentRequest, bill: Sequence[str], left_out: Sequence[str]
 ) -> str:
-    """The comment at the top of a file: who made it, and what it costs."""
+    """Comment at the top of a cluster file: the command that made it, and its cost."""
     lines = [
-        f"Made by: python -m orchestrator deploy {name} {asked.words}",
+        f"Made by: python -m orchestrator deploy {name} {request.words}",
         "",
-        "What it costs:",
+        "Cost:",
         *(f"  {line}" for line in bill),
-        *(["", "Not in it:", *(f"  {line}" for line in left_out)] if left_out else []),
+        *(["", "Not included:", *(f"  {line}" for line in left_out)] if left_out else []),
     ]
     wrapped = (
         textwrap.wrap(line, WIDTH, subsequent_indent="    ", drop_whitespace=True) or [""]

@@ -1,4 +1,4 @@
-"""A cluster to deploy: provider, nodes and the clouds that are supported."""
+"""Request for a cluster file: provider, region, market and nodes."""
 
 from dataclasses import dataclass
 
@@ -8,15 +8,15 @@ PROVIDERS = (*CLOUDS, "local", "kuberay")
 
 @dataclass(frozen=True, slots=True)
 class DeploymentRequest:
-    """What the options of ``deploy`` say.
+    """Options of ``deploy``.
 
     Attributes:
         provider: one of ``PROVIDERS``.
-        region: of the provider; absent for the one with the best prices.
-        spot: spot instances alone, or none; absent for spot first.
-        nodes_each: most nodes for a GPU at once.
-        hosts: of ``local``, the head's first.
-        job: of KubeRay, whether to make a job that brings its own cluster.
+        region: region of the provider; None for the one with the best prices.
+        spot: True for spot instances only, False for on-demand only, None for spot first.
+        nodes_each: most nodes of each GPU at once.
+        hosts: addresses for ``local``, the head's first.
+        job: for KubeRay, whether to make a job that starts its own cluster.
     """
 
     provider: str
@@ -28,7 +28,7 @@ class DeploymentRequest:
 
     @property
     def words(self) -> str:
-        """These options, as they are given."""
+        """These options as words of the command line."""
         spot = {None: "", True: " --spot", False: " --no-spot"}[self.spot]
         return (
             f"--provider {self.provider}"

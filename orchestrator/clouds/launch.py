@@ -1,11 +1,12 @@
-"""A sweep on a cluster that is brought up for it and taken down after it: ``launch``.
+"""Start a cluster, run a sweep on it as a Ray job, and take the cluster down: ``launch``.
 
-The job is the cluster's and goes on without this machine; what Ray says of it, and nothing else,
-takes the cluster down. So a tunnel that drops or a laptop that sleeps costs no more than the view.
+The job runs on the cluster and continues without this machine. Only a final state of the job that
+Ray reports takes the cluster down, so a dropped tunnel or a sleeping laptop interrupts nothing.
 """
 
 import contextlib
 import json
+import logging
 import os
 import re
 import shlex
@@ -14,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,235 +23,245 @@ from typing import Any, Literal
 import yaml
 
 from gpu_catalog.errors import UserError
-from orchestrator.console import print_result, remark
 from orchestrator.pricing.prices_in_use import NAMES
 from orchestrator.storage.run_storage import S3
 
+logger = logging.getLogger(__name__)
+
 POLL_SECONDS = 2.0
-OPEN_SECONDS = 30.0  # for ssh to open its port
-SUBMIT_SECONDS = 300.0  # a head that has just started takes no job yet
+OPEN_SECONDS = 30.0  # time for ssh to open its port
+SUBMIT_SECONDS = 300.0  # a head that has just started does not accept jobs yet
 SILENT_SECONDS = 3600.0
-STAY_HERE = [".git", ".venv", "runs"]  # of the specification's folder: nothing that a sweep reads
+NOT_SENT = [".git", ".venv", "runs"]  # folders beside the specification that no sweep reads
 STDERR = 2
-# Lines of `ray job logs` that the job has not said: one at the start, one where it stops short.
-NOT_OF_THE_JOB = ("Job submission server address", "Status for job", "Status message")
+# Lines that `ray job logs` adds to the output of the job, at its start and where it breaks off.
+ADDED_BY_RAY = ("Job submission server address", "Status for job", "Status message")
 
 State = Literal["absent", "running", "succeeded", "failed", "stopped"]
 ENDED: tuple[State, ...] = ("succeeded", "failed", "stopped")
 
 
 class LaunchError(UserError):
-    """The sweep cannot be started or followed; one line on why, and what is left running."""
+    """The sweep cannot be started or followed; one line on why, and on what is still up."""
 
 
 class _UnreachableError(RuntimeError):
-    """The cluster does not answer now; one line on why."""
+    """The cluster does not answer at the moment; one line with the reason."""
 
 
 def files_left_behind(files: Iterable[tuple[str, str | Path | None]], folder: Path) -> list[str]:
-    """Mistakes: files that a job on a cluster would not have.
+    """Mistakes, one line each: files that a job on the cluster would not have.
 
     Args:
-        files: option and file; None where the option was not given.
-        folder: of the specification, which is all that is sent.
+        files: options and their files; None where an option was not given.
+        folder: folder of the specification, the only one that is sent to the cluster.
     """
     lines = []
     for option, name in files:
-        if name is not None and name not in NAMES and not _goes_along(Path(name), folder):
+        if name is not None and name not in NAMES and not _is_sent(Path(name), folder):
             lines.append(
-                f"--{option} {name}: is no file in {folder}, which goes to the cluster without "
-                f"{', '.join(STAY_HERE)}: put it there, and name it as seen from there"
+                f"--{option} {name}: not in {folder}, the folder that is sent to the cluster "
+                f"(without {', '.join(NOT_SENT)}): put the file there, and give its path from there"
             )
     return lines
 
 
-def _goes_along(file: Path, folder: Path) -> bool:
-    is_below = not file.is_absolute() and not {"..", *STAY_HERE} & set(file.parts)
+def _is_sent(file: Path, folder: Path) -> bool:
+    is_below = not file.is_absolute() and not {"..", *NOT_SENT} & set(file.parts)
     return is_below and (folder / file).is_file()
 
 
-def launch(cluster: Path, spec: Path, words: Sequence[str], out: str) -> int:
-    """Brings a cluster up, sweeps on it, shows what the sweep says, and takes the cluster down.
+def launch(
+    cluster: Path, spec: Path, words: Sequence[str], out: str, show: Callable[[str], None]
+) -> int:
+    """Start a cluster, run a sweep on it, show the sweep's output, and take the cluster down.
 
     Args:
-        cluster: the file that ``deploy`` made.
-        spec: the specification; its folder is sent along.
-        words: the sweep's command line.
-        out: the run folder that it writes.
+        cluster: file that ``deploy`` made.
+        spec: specification; its folder is sent to the cluster.
+        words: command line of the sweep.
+        out: run folder that the sweep writes.
+        show: called with each line of the sweep's output.
 
     Returns:
-        0 if the sweep has ended well, else 1.
+        0 if the sweep succeeded, else 1.
 
     Raises:
-        LaunchError: it cannot be started, followed or ended; the cluster may be up.
+        LaunchError: the sweep cannot be started or followed, or the cluster cannot be taken down;
+            the cluster may be up.
     """
     config = _read(cluster)
     run = None if out.startswith(S3) else _run_on_head(config, out)
     job = f"launch-{re.sub('[^A-Za-z0-9_-]', '-', spec.stem)}"
-    head = _Head(cluster, job)
+    head = _Head(cluster, job, show)
     try:
-        # A link may lie in another folder than what it names: the link's is the one.
-        state = _swept(head, spec.absolute().parent, words, run)
+        # Not resolved: the files beside a symbolic link are the ones to send.
+        state = _run_sweep(head, spec.absolute().parent, words, run)
     except KeyboardInterrupt:
-        remark(f"{job} goes on there: {head.left_up}" if head.has_job else head.left_up)
+        logger.warning(
+            f"{job} continues on the cluster: {head.still_up}" if head.has_job else head.still_up
+        )
         raise
-    remark(f"{job} {state}; the cluster is down")
+    logger.info("%s %s; the cluster is down", job, state)
     return 0 if state == "succeeded" else 1
 
 
-def _swept(head: "_Head", folder: Path, words: Sequence[str], run: "_Run | None") -> "State":
-    """How the job has ended; the cluster is down then."""
-    if not head.ray("up", "--yes", "--no-restart", str(head.file)):  # a job there goes on
-        raise LaunchError(f"'ray up' failed: {head.left_up}")
-    head.left_up = f"the cluster is up, and {head.bill}"
+def _run_sweep(head: "_Head", folder: Path, words: Sequence[str], run: "_Run | None") -> "State":
+    """Final state of the job, once the cluster is down."""
+    if not head.ray("up", "--yes", "--no-restart", str(head.file)):  # a job on it continues
+        raise LaunchError(f"'ray up' failed: {head.still_up}")
+    head.still_up = f"the cluster is up and {head.bill}"
     with head.tunnel():
-        state = _followed(head, folder, words)
+        state = _follow(head, folder, words)
     if run is not None:
         _fetch(head, run, state)
-    head.left_up = f"what is up {head.bill}"
+    head.still_up = f"whatever is up {head.bill}"
     if not head.ray("down", "--yes", str(head.file)):
-        raise LaunchError(f"'ray down' failed: {head.left_up}")
+        raise LaunchError(f"'ray down' failed: {head.still_up}")
     return state
 
 
 def _read(cluster: Path) -> dict[str, Any]:
-    """The cluster's file."""
+    """Parse the cluster's file."""
     try:
         config = yaml.safe_load(cluster.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = getattr(error, "strerror", None) or "is no YAML"
+        reason = getattr(error, "strerror", None) or "not YAML"
         raise LaunchError(f"{cluster}: cannot be read ({reason})") from None
     if not isinstance(config, dict) or "cluster_name" not in config:
         raise LaunchError(
-            f"{cluster}: is no file for 'ray up': make one with 'deploy --provider', or, if it is "
-            "for Kubernetes, use 'kubectl apply'"
+            f"{cluster}: not a cluster file for 'ray up': make one with 'deploy --provider'. Give "
+            "a file for Kubernetes to 'kubectl apply'"
         )
     return config
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A run folder whose disk goes away with the head: there, and here."""
+    """Paths of a run folder: on the head, whose disk goes away with it, and on this machine."""
 
-    there: str
-    here: Path
+    on_head: str
+    local: Path
 
 
 def _run_on_head(config: dict[str, Any], out: str) -> _Run:
-    """Where a run will be; its folder here is made before anything costs money."""
+    """Paths of the run; its local folder is created before anything costs money."""
     home = "/root" if "docker" in config else "~"
-    here = Path("runs") / Path(out).name if out.startswith("/") else Path(out)
+    local = Path("runs") / Path(out).name if out.startswith("/") else Path(out)
     try:
-        here.mkdir(parents=True, exist_ok=True)
+        local.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LaunchError(
-            f"{here}: cannot be made, for the run ({error.strerror}): nothing was started"
+            f"{local}: cannot create the run folder ({error.strerror}): nothing was started"
         ) from None
-    return _Run(out if out.startswith("/") else f"{home}/{out}", here)
+    return _Run(out if out.startswith("/") else f"{home}/{out}", local)
 
 
-def _followed(head: "_Head", folder: Path, words: Sequence[str]) -> State:
-    """How the job has ended; it is handed over first where the cluster does not have it."""
-    heard, asked, told, is_first = time.monotonic(), None, "", True
+def _follow(head: "_Head", folder: Path, words: Sequence[str]) -> State:
+    """Final state of the job, which is submitted first if the cluster does not have it."""
+    last_answer = time.monotonic()
+    submitting_since, last_error, is_first = None, "", True
     while True:
         try:
             state = head.state()
-            heard = time.monotonic()
-            if state != "absent":  # a head that takes no job yet says so every time
-                told = ""
+            last_answer = time.monotonic()
+            if state != "absent":  # until a new head accepts the job, every error is the same
+                last_error = ""
             if is_first and state != "absent":
-                remark(f"{head.job} is there already: the options given now are not used")
+                logger.info(
+                    "%s is already on the cluster: the options given now are not used", head.job
+                )
             is_first = False
             if state in ENDED:
-                head.show_log()  # what nobody has followed
+                head.show_log()  # the part that nobody has followed
                 return state
             if state == "running":
-                asked = None
+                submitting_since = None
                 head.show_log()
             else:
-                asked = asked or heard
+                submitting_since = submitting_since or last_answer
                 head.submit(folder, words)
         except _UnreachableError as error:
-            now = time.monotonic()
-            if asked is not None and heard > asked + SUBMIT_SECONDS:
-                raise LaunchError(f"the job is not taken: {error}: {head.left_up}") from None
-            if now > heard + SILENT_SECONDS:
-                raise LaunchError(f"no answer for an hour: {error}: {head.left_up}") from None
-            if str(error) != told:
-                remark(f"{error}: tried again every {POLL_SECONDS:.0f} seconds")
-            told = str(error)
+            if submitting_since is not None and last_answer > submitting_since + SUBMIT_SECONDS:
+                raise LaunchError(f"the job is not accepted: {error}: {head.still_up}") from None
+            if time.monotonic() > last_answer + SILENT_SECONDS:
+                raise LaunchError(f"no answer for an hour: {error}: {head.still_up}") from None
+            if str(error) != last_error:
+                logger.warning("%s: trying again every %.0f seconds", error, POLL_SECONDS)
+            last_error = str(error)
         time.sleep(POLL_SECONDS)
 
 
 def _fetch(head: "_Head", run: _Run, state: State) -> None:
-    """Brings a run here; a job that has failed may have none."""
-    if head.ray("rsync-down", str(head.file), f"{run.there}/", f"{run.here}/"):
-        remark(f"the run is in {run.here}")
+    """Copy the run to this machine; a job that failed may have none."""
+    if head.ray("rsync-down", str(head.file), f"{run.on_head}/", f"{run.local}/"):
+        logger.info("the run is in %s", run.local)
         return
-    home, _, path = run.there.partition("/")  # a quoted ~ is no home
+    home, _, path = run.on_head.partition("/")  # the shell expands ~ only if it is not quoted
     is_absent = f"test ! -e {home}/{shlex.quote(path)}"
     if state == "succeeded" or not head.ray("exec", str(head.file), is_absent):
-        raise LaunchError(f"{run.there}: cannot be fetched: {head.left_up}")
-    remark(f"{run.there}: the job ended before there was a run: nothing is fetched")
+        raise LaunchError(f"{run.on_head}: cannot be fetched: {head.still_up}")
+    logger.warning("%s: the job ended before there was a run: nothing is fetched", run.on_head)
 
 
 class _Head:
-    """The cluster's head, through an ssh tunnel that is opened again whenever it has dropped."""
+    """The cluster's head, reached by an ssh tunnel that is opened again whenever it dropped."""
 
-    def __init__(self, file: Path, job: str) -> None:
+    def __init__(self, file: Path, job: str, show: Callable[[str], None]) -> None:
         self.file = file
         self.job = job
-        self.has_job = False  # that goes on
+        self.has_job = False  # whether the job runs on the cluster
         self.bill = f"costs money until 'ray down {file}'"
-        self.left_up = f"what is up {self.bill}"
-        self._told = 0
+        self.still_up = f"whatever is up {self.bill}"
+        self._show = show
+        self._shown_lines = 0
         self._ssh: subprocess.Popen[bytes] | None = None
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self._port = int(probe.getsockname()[1])
         self._env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
-        # What the sweep says is to be seen when it says it.
+        # Unbuffered, so that the sweep's lines are shown as they are written.
         self._env = {"RAY_AUTH_MODE": "token"} | self._env | {"PYTHONUNBUFFERED": "1"}
-        # Where no environment was activated `ray` is beside this Python.
+        # Without an activated environment, `ray` is beside this Python.
         path = (self._env.get("PATH", os.defpath), str(Path(sys.executable).parent))
         self._env["PATH"] = os.pathsep.join(path)
 
     def ray(self, *words: str) -> bool:
-        """Whether a command of the launcher's has ended well; what is wrong it says itself."""
-        ended = subprocess.run(["ray", *words], env=self._env, stdout=STDERR, check=False)  # noqa: S607
-        return ended.returncode == 0
+        """Run a command of Ray's launcher, which prints its own errors; whether it succeeded."""
+        completed = subprocess.run(["ray", *words], env=self._env, stdout=STDERR, check=False)  # noqa: S607
+        return completed.returncode == 0
 
     @contextlib.contextmanager
     def tunnel(self) -> Iterator[None]:
-        """Within it, jobs can be asked for."""
+        """Context that closes the tunnel at its end."""
         try:
             yield
         finally:
             self._close()
 
     def state(self) -> State:
-        """How the job is.
+        """State of the job.
 
         Raises:
-            _UnreachableError: not to be had now.
-            LaunchError: nor later.
+            _UnreachableError: the cluster does not answer at the moment.
+            LaunchError: the cluster will not answer later either.
         """
-        said = self._job_command("status", self.job)
-        if "does not exist" in said.stderr:
+        reply = self._job_command("status", self.job)
+        if "does not exist" in reply.stderr:
             return "absent"
-        self._check(said)
-        ended = re.search(r"^Job '.*' (?:was )?(\w+)$", said.stdout, flags=re.MULTILINE)
+        self._check(reply)
+        ended = re.search(r"^Job '.*' (?:was )?(\w+)$", reply.stdout, flags=re.MULTILINE)
         state: State = next((s for s in ENDED if ended and s == ended[1]), "running")
         self.has_job = state == "running"
         return state
 
     def submit(self, folder: Path, words: Sequence[str]) -> None:
-        """Hands the job over, and does not wait for it.
+        """Submit the job without waiting for its end.
 
         Raises:
-            _UnreachableError: it may not have been taken.
+            _UnreachableError: the job may not have been accepted.
         """
-        runtime_env = json.dumps({"working_dir": str(folder), "excludes": STAY_HERE})
+        runtime_env = json.dumps({"working_dir": str(folder), "excludes": NOT_SENT})
         sweep = ("python", "-m", "orchestrator", *words)
         self._check(
             self._job_command(
@@ -259,11 +270,11 @@ class _Head:
             )
         )
         self.has_job = True
-        remark(f"{self.job} is on the cluster, and goes on there whatever happens here")
+        logger.info("%s is on the cluster and continues there whatever happens here", self.job)
 
     def show_log(self) -> None:
-        """Prints what the job says, until it ends or the connection drops."""
-        seen = 0
+        """Show the job's new output until the job ends or the connection drops."""
+        lines = 0
         with subprocess.Popen(
             self._command("logs", "--follow", self.job),
             env=self._env,
@@ -273,12 +284,12 @@ class _Head:
         ) as log:
             assert log.stdout is not None
             for line in log.stdout:
-                if line.startswith(NOT_OF_THE_JOB):
+                if line.startswith(ADDED_BY_RAY):
                     continue
-                seen += 1
-                if seen > self._told:  # it begins anew each time
-                    print_result(line.rstrip("\n"))
-        self._told = max(seen, self._told)
+                lines += 1
+                if lines > self._shown_lines:  # the log starts from its beginning each time
+                    self._show(line.rstrip("\n"))
+        self._shown_lines = max(lines, self._shown_lines)
 
     def _job_command(self, *words: str) -> subprocess.CompletedProcess[str]:
         self._open()
@@ -290,12 +301,12 @@ class _Head:
         plain = ("--log-style=pretty", "--log-color=false")
         return ["ray", "job", name, *plain, f"--address=http://127.0.0.1:{self._port}", *words]
 
-    def _check(self, said: subprocess.CompletedProcess[str]) -> None:
-        if said.returncode == 0:
+    def _check(self, reply: subprocess.CompletedProcess[str]) -> None:
+        if reply.returncode == 0:
             return
-        lines = said.stderr.strip().splitlines() or [f"ended with {said.returncode}"]
-        if "AuthenticationError" in said.stderr:  # which the next try cannot mend
-            raise LaunchError(f"the cluster has another token than this machine: {self.left_up}")
+        lines = reply.stderr.strip().splitlines() or [f"ended with {reply.returncode}"]
+        if "AuthenticationError" in reply.stderr:  # the next try would fail, too
+            raise LaunchError(f"the cluster has another token than this machine: {self.still_up}")
         raise _UnreachableError(lines[-1])
 
     def _open(self) -> None:

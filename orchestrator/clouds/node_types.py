@@ -1,4 +1,4 @@
-"""Which instances of a provider a cluster has for a sweep's GPUs, and what they cost. Pure."""
+"""Instance types of a cloud for a sweep's GPUs, and their prices. Pure."""
 
 import csv
 import io
@@ -11,19 +11,23 @@ from importlib import resources
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.offer import Market, Offer
 
-REGIONS = {"aws": "us-east-1", "gcp": "us-central1", "azure": "eastus"}  # where no price tells
+REGIONS = {
+    "aws": "us-east-1",
+    "gcp": "us-central1",
+    "azure": "eastus",
+}  # used where the catalog has no price
 HEADS = {"aws": "m8a.large", "gcp": "e2-standard-2", "azure": "Standard_D2s_v5"}
 
 
 @dataclass(frozen=True, slots=True)
 class CloudInstance:
-    """An instance type with one GPU, or none.
+    """Instance type with one GPU, or with none.
 
     Attributes:
-        name: the provider's.
-        gpu: key of its GPU in the catalog.
-        vcpus: its cores.
-        markets: it is to be had on.
+        name: name that the provider gives it.
+        gpu: catalog key of its GPU, or of its CPU.
+        vcpus: number of virtual cores.
+        markets: markets on which it can be rented.
     """
 
     name: str
@@ -34,14 +38,14 @@ class CloudInstance:
 
 @dataclass(frozen=True, slots=True)
 class NodeType:
-    """A kind of node of a cluster.
+    """Type of worker node of a cluster.
 
     Attributes:
-        gpu: key of its GPU in the catalog, and its Ray resource.
-        kind: of that, cuda or cpu.
-        instance: what is rented.
-        market: how.
-        offer: its price in the region; absent where the catalog has none.
+        gpu: catalog key of its GPU, which is also its Ray resource.
+        kind: cuda or cpu.
+        instance: instance type that is rented.
+        market: market on which it is rented.
+        offer: price in the region; None where the catalog has none.
     """
 
     gpu: str
@@ -52,23 +56,23 @@ class NodeType:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Of the instance; absent where it is not known."""
+        """Price of the instance; None where it is not known."""
         return None if self.offer is None else self.offer.usd_per_hour
 
     @property
     def name(self) -> str:
-        """Of the node type in the cluster's file."""
+        """Name of the node type in the cluster's file."""
         return f"{self.gpu}-{self.market}"
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenNodes:
-    """The nodes for a sweep.
+    """Node types chosen for a sweep.
 
     Attributes:
-        region: of them all.
-        nodes: a spot one before the one on demand that stands in for it.
-        left_out: a line for each GPU that cannot be had.
+        region: region of all nodes.
+        nodes: node types; a spot one comes before its on-demand replacement.
+        left_out: one line for each GPU that the provider does not offer.
     """
 
     region: str
@@ -76,23 +80,23 @@ class ChosenNodes:
     left_out: tuple[str, ...]
 
     def prices(self, gpu: str) -> list[float]:
-        """What an hour on this GPU is known to cost here, the least first."""
-        mine = [n.usd_per_hour for n in self.nodes if n.gpu == gpu]
-        return sorted(usd for usd in mine if usd is not None)
+        """Known prices of an hour on this GPU, ascending."""
+        prices = [n.usd_per_hour for n in self.nodes if n.gpu == gpu]
+        return sorted(usd for usd in prices if usd is not None)
 
     def most(self, gpu: str) -> float | None:
-        """The most an hour on this GPU can cost here; None where that is not known.
+        """Upper bound of the price of an hour on this GPU; None where it is not known.
 
-        That is the price on demand, below which spot prices stay.
+        Spot prices stay below the on-demand price, so the bound needs that one.
         """
-        mine = [node for node in self.nodes if node.gpu == gpu]
-        dearest = next((n for n in mine if n.market == "on-demand"), mine[0])
-        return None if dearest.offer is None else max(self.prices(gpu))
+        nodes = [node for node in self.nodes if node.gpu == gpu]
+        bound = next((n for n in nodes if n.market == "on-demand"), nodes[0])
+        return None if bound.offer is None else max(self.prices(gpu))
 
 
 @cache
 def instances(provider: str) -> tuple[CloudInstance, ...]:
-    """Those of a provider that a cluster's file can name, the smallest of each GPU first."""
+    """Instance types of a provider for cluster files, the smallest of each GPU first."""
     text = (resources.files("orchestrator.clouds") / "templates" / "instances.csv").read_text(
         encoding="utf-8"
     )
@@ -107,33 +111,33 @@ def instances(provider: str) -> tuple[CloudInstance, ...]:
 def choose(
     keys: Sequence[str], provider: str, catalog: Catalog, region: str | None, *, spot: bool | None
 ) -> ChosenNodes:
-    """The cheapest instances of a provider for these GPUs, one GPU each.
+    """Choose the cheapest instance type with one GPU for each of these GPUs.
 
     Args:
-        keys: of the catalog.
+        keys: keys of the catalog.
         provider: aws, gcp or azure.
         catalog: GPUs and prices.
-        region: of the provider; absent for the one with prices of most of these GPUs, the
-            cheapest of those.
-        spot: spot instances alone, or none; absent for spot first, on demand in its place.
+        region: region of the provider; None for the region with prices of most of these GPUs, and
+            of several such regions the cheapest.
+        spot: True for spot only, False for on-demand only, None for spot first with an on-demand
+            replacement.
     """
     offers = {key: _startable(key, provider, catalog) for key in keys}
     region = region or _region(offers, provider)
     nodes, left_out = [], []
     for key in keys:
-        found = _nodes(
-            key, provider, catalog, [o for o in offers[key] if o.region == region], spot=spot
-        )
-        if found:
-            nodes += found
+        in_region = [o for o in offers[key] if o.region == region]
+        nodes_of_gpu = _nodes(key, provider, catalog, in_region, spot=spot)
+        if nodes_of_gpu:
+            nodes += nodes_of_gpu
         else:
-            left_out.append(_why_not(key, provider, catalog, spot=spot))
+            left_out.append(_exclusion(key, provider, catalog, spot=spot))
     return ChosenNodes(region, tuple(nodes), tuple(left_out))
 
 
 def _startable(key: str, provider: str, catalog: Catalog) -> list[Offer]:
-    """Offers of instances with this GPU alone, the cheapest first."""
-    names = {each.name for each in instances(provider) if each.gpu == key}
+    """Offers of instance types with one such GPU, the cheapest first."""
+    names = {instance.name for instance in instances(provider) if instance.gpu == key}
     return [o for o in catalog.offers(key) if o.provider == provider and o.instance in names]
 
 
@@ -150,33 +154,33 @@ def _region(offers: dict[str, list[Offer]], provider: str) -> str:
 def _nodes(
     key: str, provider: str, catalog: Catalog, offers: Sequence[Offer], *, spot: bool | None
 ) -> list[NodeType]:
-    known = {each.name: each for each in instances(provider) if each.gpu == key}
+    by_name = {i.name: i for i in instances(provider) if i.gpu == key}
     wanted: tuple[Market, ...] = ("spot",) if spot else ("on-demand",)
     if spot is None:
         wanted = ("spot", "on-demand")
     nodes = []
     for market in wanted:
-        possible = [each for each in known.values() if market in each.markets]
+        possible = [i for i in by_name.values() if market in i.markets]
         if not possible:
             continue
         offer = next((o for o in offers if o.market == market), None)
-        # Where this market's price is not known: what is the cheapest on the other.
+        # Without a price on this market, take the cheapest instance of the other market.
         other = offers[0].instance if offers else possible[0].name
         name = other if offer is None else offer.instance
-        nodes.append(NodeType(key, catalog.gpu(key).kind, known[name], market, offer))
+        nodes.append(NodeType(key, catalog.gpu(key).kind, by_name[name], market, offer))
     return nodes
 
 
-def _why_not(key: str, provider: str, catalog: Catalog, *, spot: bool | None) -> str:
-    if any(each.gpu == key for each in instances(provider)):
-        only = "on demand" if spot else "as a spot instance"
-        return f"{key}: {provider} has it {only} alone"
+def _exclusion(key: str, provider: str, catalog: Catalog, *, spot: bool | None) -> str:
+    if any(instance.gpu == key for instance in instances(provider)):
+        market = "on demand" if spot else "as a spot instance"
+        return f"{key}: {provider} offers it only {market}"
     several = [o for o in catalog.offers(key) if o.provider == provider and o.gpus_per_instance > 1]
     if several:
         offer = several[0]
         return (
-            f"{key}: {provider} has it {offer.gpus_per_instance} to an instance alone "
-            f"({offer.instance}, ${offer.usd_per_hour:.2f}/h), of which a sweep uses one: left out"
+            f"{key}: excluded: {provider} offers it only with {offer.gpus_per_instance} GPUs per "
+            f"instance ({offer.instance}, ${offer.usd_per_hour:.2f}/h), and a sweep uses one"
         )
     others = dict.fromkeys(o.provider for o in catalog.offers(key) if o.gpus_per_instance == 1)
     elsewhere = f"; elsewhere: {', '.join(others)}" if others else ""

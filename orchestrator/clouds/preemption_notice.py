@@ -1,6 +1,6 @@
-"""Notice of a cloud that this node will be taken away: Ray is told to drain it (``node-notice``).
+"""Drain this node in Ray when its cloud announces that it takes the machine away: ``node-notice``.
 
-Each cloud's metadata service tells it to the machine itself, and to nobody else:
+The metadata service of each cloud announces this to the machine itself and to nobody else:
 
 - AWS: docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 - Google: cloud.google.com/compute/docs/instances/create-use-preemptible and
@@ -13,6 +13,7 @@ import datetime as dt
 import email.utils
 import http.client
 import json
+import logging
 import subprocess
 import time
 import urllib.error
@@ -21,26 +22,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.console import remark
+logger = logging.getLogger(__name__)
 
-METADATA = "http://169.254.169.254"  # of all three, from their own machines alone
+METADATA = (
+    "http://169.254.169.254"  # address of all three clouds, reached from their own machines alone
+)
 POLL_SECONDS = 5.0  # as AWS advises
 ANSWER_SECONDS = 10.0
 DRAIN_SECONDS = 60.0
-# Google tells that, and not when; its documentation does.
+# Google announces the fact without a time; these times are from its documentation.
 PREEMPTED_SECONDS = 30
-MAINTENANCE_SECONDS = 3600  # of a machine with a GPU
+MAINTENANCE_SECONDS = 3600  # for a machine with a GPU
 NO_ANSWER = (OSError, http.client.HTTPException, ValueError, LookupError, TypeError)
-TAKEN_AWAY = {"Preempt", "Terminate", "Reboot", "Redeploy"}  # a freeze of seconds is none
+TAKEN_AWAY = {"Preempt", "Terminate", "Reboot", "Redeploy"}  # a freeze lasts seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """That this machine will be taken away.
+    """Announcement that this machine will be taken away.
 
     Attributes:
         reason: one line.
-        seconds: until then.
+        seconds: time left until then.
     """
 
     reason: str
@@ -53,68 +56,74 @@ def wait_for_notice(
     node_id: str | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Returns when there was notice, and Ray drains this node.
+    """Wait for a notice, and return once Ray drains this node.
 
     Args:
         provider: aws, gcp or azure.
         base: address of the metadata service.
-        node_id: of Ray's node; absent for the one on this machine.
-        sleep: waits some seconds.
+        node_id: id of the Ray node; None for the one on this machine.
+        sleep: function that waits for a number of seconds.
     """
     is_silent = False
     while True:
         try:
-            found = notice(provider, base)
+            announced = notice(provider, base)
         except NO_ANSWER as error:
             if not is_silent:
-                remark(f"{base}: no answer of {provider}'s metadata service ({error}): going on")
+                logger.warning(
+                    "%s: no answer from %s's metadata service (%s): trying again",
+                    *(base, provider, error),
+                )
             is_silent = True
         else:
             is_silent = False
-            if found is not None and _drain(found, node_id):
+            if announced is not None and _drain(announced, node_id):
                 return
         sleep(POLL_SECONDS)
 
 
 def notice(provider: str, base: str = METADATA) -> Notice | None:
-    """What the metadata service tells, or None.
+    """Ask the metadata service; None where it announces nothing.
 
     Raises:
-        OSError: it does not answer.
-        HTTPException: it breaks off.
-        ValueError: it answers otherwise than it is documented to.
+        OSError: the service does not answer.
+        HTTPException: the answer breaks off.
+        ValueError: the answer is not as documented.
         LookupError: likewise.
         TypeError: likewise.
     """
     return _NOTICES[provider](base)
 
 
-def _drain(found: Notice, node_id: str | None) -> bool:
-    """Whether Ray has agreed to place nothing more on this node."""
-    remark(f"{found.reason}, in {found.seconds} seconds: Ray is told to drain this node")
+def _drain(announced: Notice, node_id: str | None) -> bool:
+    """Ask Ray to place nothing more on this node; whether it accepted."""
+    logger.info("%s, in %d seconds: draining this node", announced.reason, announced.seconds)
     command = [
         *("ray", "drain-node", "--reason=DRAIN_NODE_REASON_PREEMPTION"),
-        f"--reason-message={found.reason}",
-        f"--deadline-remaining-seconds={found.seconds}",
+        f"--reason-message={announced.reason}",
+        f"--deadline-remaining-seconds={announced.seconds}",
         *([f"--node-id={node_id}"] if node_id is not None else _own_node()),
     ]
     try:
-        ended = subprocess.run(
+        completed = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=DRAIN_SECONDS
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        remark(f"ray drain-node: {error}: tried again")
+        logger.warning("ray drain-node: %s: trying again", error)
         return False
-    if ended.returncode != 0:
-        lines = ended.stderr.strip().splitlines() or [f"ended with {ended.returncode}"]
-        remark(f"ray drain-node: {lines[-1]}: tried again")
-    return ended.returncode == 0
+    if completed.returncode != 0:
+        lines = completed.stderr.strip().splitlines() or [f"ended with {completed.returncode}"]
+        logger.warning("ray drain-node: %s: trying again", lines[-1])
+    return completed.returncode == 0
 
 
 def _own_node() -> list[str]:
-    """How to name the node of this machine, by the process it is: a driver of Ray's takes long."""
+    """Options that name this machine's node, read from its raylet process.
+
+    Starting a Ray driver to ask for them would take too long.
+    """
     for file in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has ended
             words = file.read_bytes().decode(errors="replace").split("\0")
             flags = dict(word.lstrip("-").split("=", 1) for word in words if "=" in word)
             if words[0].endswith("/raylet") and {"node_id", "gcs-address"} <= flags.keys():
@@ -123,17 +132,17 @@ def _own_node() -> list[str]:
 
 
 def _aws(base: str) -> Notice | None:
-    """By version 2 of the service, the only one that nodes of ours are let use."""
+    """Notice by version 2 of the service, the only version that our nodes may use."""
     lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
     token = _answer(f"{base}/latest/api/token", lifetime, method="PUT")
     if token is None:
         raise LookupError("/latest/api/token: not found")
-    told = _answer(
+    reply = _answer(
         f"{base}/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token}
     )
-    if told is None:  # as long as nothing is to happen
+    if reply is None:  # nothing is announced
         return None
-    action = json.loads(told)
+    action = json.loads(reply)
     left = _seconds_until(dt.datetime.fromisoformat(action["time"]))
     return Notice(f"AWS takes this spot instance away ({action['action']})", left)
 
@@ -143,19 +152,19 @@ def _gcp(base: str) -> Notice | None:
     if _answer(f"{instance}/preempted", flavor) == "TRUE":
         return Notice("Google takes this spot machine away", PREEMPTED_SECONDS)
     if _answer(f"{instance}/maintenance-event", flavor) == "TERMINATE_ON_HOST_MAINTENANCE":
-        return Notice("Google ends this machine to mend its host", MAINTENANCE_SECONDS)
+        return Notice("Google stops this machine for maintenance of its host", MAINTENANCE_SECONDS)
     return None
 
 
 def _azure(base: str) -> Notice | None:
-    mine = {"Metadata": "true"}
-    told = _answer(f"{base}/metadata/scheduledevents?api-version=2020-07-01", mine)
-    events = [] if told is None else json.loads(told)["Events"]
+    headers = {"Metadata": "true"}
+    reply = _answer(f"{base}/metadata/scheduledevents?api-version=2020-07-01", headers)
+    events = [] if reply is None else json.loads(reply)["Events"]
     for event in (e for e in events if e["EventType"] in TAKEN_AWAY):
-        # Machines of one availability set hear of each other's.
+        # Machines of one availability set also get each other's events.
         name = f"{base}/metadata/instance/compute/name?api-version=2021-02-01&format=text"
-        if _answer(name, mine) in event["Resources"]:
-            begins = event["NotBefore"]  # empty once it has begun
+        if _answer(name, headers) in event["Resources"]:
+            begins = event["NotBefore"]  # empty once the event has begun
             left = _seconds_until(email.utils.parsedate_to_datetime(begins)) if begins else 0
             return Notice(f"Azure takes this machine away ({event['EventType']})", left)
     return None
@@ -165,9 +174,9 @@ _NOTICES = {"aws": _aws, "gcp": _gcp, "azure": _azure}
 
 
 def _answer(url: str, headers: dict[str, str], method: str = "GET") -> str | None:
-    """What the service says; None where it has nothing by that name."""
+    """Text of the service's answer; None for status 404."""
     request = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310 - http, ours
-    # A proxy of the environment's cannot see this machine's own service.
+    # A proxy from the environment cannot reach this machine's own service.
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with direct.open(request, timeout=ANSWER_SECONDS) as answer:

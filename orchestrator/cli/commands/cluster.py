@@ -61,7 +61,7 @@ def launch_sweep(options: argparse.Namespace) -> int:
         prices.over(spec.merged_catalog())
     out = swept.out or f"runs/{spec.name}"
     run_path(out)
-    return launch(options.cluster, options.spec, words, out)
+    return launch(options.cluster, options.spec, words, out, print_result)
 
 
 def node_notice(options: argparse.Namespace) -> int:
