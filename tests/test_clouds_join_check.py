@@ -1,4 +1,4 @@
-"""A machine joins a cluster only as what it is: its GPU is checked at the door."""
+"""A machine joins a cluster only with the GPU that its node declares."""
 
 import json
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ H100 = ("NVIDIA H100 80GB HBM3", 85_020_639_232)
 
 
 def test_a_machine_that_is_what_its_key_says_may_join() -> None:
-    """With one of it; a little memory more or less is another driver. A CPU needs no GPU."""
+    """A little more or less memory is another driver's; a CPU needs no GPU."""
     assert node_resources(["H100-SXM"], CATALOG, lambda: H100) == '{"H100-SXM": 1}'
     assert node_resources(["A40", "H100-SXM"], CATALOG, lambda: H100) == '{"H100-SXM": 1}'
     a_little_more = (H100[0], H100[1] + 2**29)
@@ -25,73 +25,65 @@ def test_a_machine_that_is_what_its_key_says_may_join() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "seen", "line"),
+    ("keys", "device", "parts"),
     [
         (
             ["A40"],
             H100,
-            (
-                "the device is NVIDIA H100 80GB HBM3 with 79.2 GiB, but A40 is NVIDIA A40 with "
-                "44.4 GiB: this is H100-SXM: give its node the Ray resource 'H100-SXM', not 'A40'"
-            ),
+            ("NVIDIA H100 80GB HBM3", "79.2 GiB", "44.4 GiB", "'H100-SXM', not 'A40'"),
         ),
         (
             ["H100-SXM"],
             (H100[0], 40 * 2**30),
-            (
-                "the device is NVIDIA H100 80GB HBM3 with 40.0 GiB, but H100-SXM is NVIDIA "
-                "H100 80GB HBM3 with 79.2 GiB: it is a part of one, or a variant that the catalog "
-                "does not know: use a whole one"
-            ),
+            ("40.0 GiB", "H100-SXM", "79.2 GiB", "whole one"),
         ),
         (
             ["A40", "L4"],
             H100,
-            (
-                "the device is NVIDIA H100 80GB HBM3 with 79.2 GiB: none of A40, L4, which this "
-                "cluster measures on"
-            ),
+            ("NVIDIA H100 80GB HBM3", "79.2 GiB", "A40, L4"),
         ),
         (
             ["A40"],
             None,
-            "A40: NVML finds no NVIDIA GPU on this machine: check the driver (nvidia-smi)",
+            ("A40: ", "NVML", "driver"),
         ),
         (
             ["A40", "L4"],
             None,
-            "A40, L4: NVML finds no NVIDIA GPU on this machine: check the driver",
+            ("A40, L4: ", "NVML", "driver"),
         ),
     ],
 )
 def test_a_machine_that_is_not_may_not(
-    keys: list[str], seen: tuple[str, int] | None, line: str
+    keys: list[str], device: tuple[str, int] | None, parts: tuple[str, ...]
 ) -> None:
-    """Another name, another memory, or no GPU: one line."""
+    """Another name, another memory, or no GPU: one line with what was found and expected."""
     with pytest.raises(JoinError) as error:
-        node_resources(keys, CATALOG, lambda: seen)
-    assert str(error.value) == line
+        node_resources(keys, CATALOG, lambda: device)
+    message = str(error.value)
+    assert "\n" not in message
+    assert [part for part in parts if part not in message] == []
 
 
 def test_the_check_ends_with_1_and_a_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """So that `ray start` does not come after it."""
+    """So that `ray start` is not run after it."""
     assert main(["join-check", "cpu"]) == 0
     assert json.loads(capsys.readouterr().out) == {"cpu": 1}
     assert main(["join-check", "A41"]) == 1
-    assert capsys.readouterr().err.startswith("unknown GPU 'A41': did you mean 'A40'")
+    assert capsys.readouterr().err.startswith("unknown GPU 'A41'")
     assert main(["join-check", ","]) == 1
-    assert capsys.readouterr().err == "join-check: name a key of 'catalog gpus'\n"
+    assert capsys.readouterr().err.startswith("join-check: no key")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert main(["join-check", "A40"]) == 1
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.count("\n") == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
 
 
-def test_an_unknown_key_is_no_check_passed() -> None:
-    """A slip of the pen must not join."""
+def test_an_unknown_key_does_not_pass() -> None:
+    """A mistyped key must not join."""
     with pytest.raises(UnknownGpuError):
         node_resources(["H100"], CATALOG, lambda: H100)
 
@@ -125,8 +117,8 @@ def library(*, with_version_2: bool = True) -> Any:
     )
 
 
-def test_nvml_tells_the_memory_that_cuda_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the first GPU that is shown; without what the driver keeps, where it tells that apart."""
+def test_nvml_gives_the_memory_that_cuda_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is that of the first visible GPU, less what the driver reserves, where that is known."""
     for shown in ("1", "GPU-abc,GPU-def"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
         assert visible_device(library()) == H100
