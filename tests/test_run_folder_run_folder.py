@@ -241,7 +241,7 @@ def test_place_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("mine", encoding="utf-8")
     for place in (file, file / "run"):
-        assert refusal(place) == f"{place}: is a file, or below one: name a folder"
+        assert refusal(place) == f"{place}: is a file, or below one: give a folder"
     assert "cannot be read: File name too long" in refusal(tmp_path / ("x" * 300))
     assert state(tmp_path).keys() == {".", "file"}
 
@@ -251,7 +251,7 @@ def test_place_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
     [
         ("none", "no such run folder ('sweep --out {path}' makes one)"),
         (".", "not a run folder: it has no sweep.yaml"),
-        ("file", "is a file, or below one: name a folder"),
+        ("file", "is a file, or below one: give a folder"),
     ],
 )
 def test_reading_what_is_no_run_is_told_in_one_line(tmp_path: Path, place: str, words: str) -> None:

@@ -1,4 +1,4 @@
-"""A local file of lines that only grows: one writer, each line on the disk before it goes on."""
+"""Append-only local file: one writer, and each line is synced to disk before the call returns."""
 
 import contextlib
 import fcntl
@@ -9,10 +9,10 @@ from orchestrator.storage.run_storage import StoreError
 
 
 class AppendFile:
-    """The end of a file, for the one process that has it.
+    """Append-only file with an exclusive lock.
 
     Args:
-        path: the file; it is made when it is not there.
+        path: the file; created if missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -20,20 +20,21 @@ class AppendFile:
         self._descriptor = -1
 
     def open(self) -> None:
-        """Takes the file, and drops half a line that a killed writer may have left.
+        """Lock the file, and drop an incomplete last line that a killed writer may have left.
 
         Raises:
-            BlockingIOError: another writer has it.
-            StoreError: it cannot be written.
+            BlockingIOError: another process has the lock.
+            StoreError: the file cannot be written.
         """
         try:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
             raise unusable(self.path, "written", error) from None
         try:
+            # The kernel drops this lock when the process dies, so no lock is ever stale.
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._drop_torn_line()
-            sync_folder(self.path.parent)
+            sync_folder(self.path.parent)  # else a new file may be gone after a power failure
         except BlockingIOError:
             self.close()
             raise
@@ -42,10 +43,10 @@ class AppendFile:
             raise unusable(self.path, "written", error) from None
 
     def append(self, line: bytes) -> None:
-        """Writes a line, whole or not at all.
+        """Write a line completely or not at all, and sync it.
 
         Raises:
-            StoreError: the disk would not take it; what was there before is untouched.
+            StoreError: the disk refused it; earlier lines are untouched.
         """
         size = os.fstat(self._descriptor).st_size
         try:
@@ -58,11 +59,11 @@ class AppendFile:
                 os.ftruncate(self._descriptor, size)
             raise StoreError(
                 f"{self.path}: cannot be written: {error.strerror}: make room and run the same "
-                "command again, it continues where this stopped"
+                "command again: it continues from here"
             ) from None
 
     def close(self) -> None:
-        """Lets another writer have it."""
+        """Release the file."""
         os.close(self._descriptor)
         self._descriptor = -1
 
@@ -74,10 +75,10 @@ class AppendFile:
 
 
 def has_writer(path: Path) -> bool:
-    """Whether a process has the end of this file now.
+    """Whether a process holds the lock of this file now.
 
     Raises:
-        StoreError: it may not be looked at.
+        StoreError: the file cannot be opened.
     """
     try:
         with path.open("rb") as file:
@@ -87,17 +88,17 @@ def has_writer(path: Path) -> bool:
     except BlockingIOError:
         return True
     except OSError as error:
-        raise unusable(path, "looked at", error) from None
+        raise unusable(path, "read", error) from None
     return False
 
 
-def unusable(path: Path, done: str, error: OSError) -> StoreError:
-    """What to say of a file or folder with which something could not be done."""
-    return StoreError(f"{path}: cannot be {done}: {error.strerror}")
+def unusable(path: Path, action: str, error: OSError) -> StoreError:
+    """Error for a file or folder; ``action`` is a participle, such as ``written``."""
+    return StoreError(f"{path}: cannot be {action}: {error.strerror}")
 
 
 def sync_folder(path: Path) -> None:
-    """Has a folder's entries on the disk."""
+    """Sync the entries of a folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""A run in a local folder."""
+"""Storage of a run in a local folder."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ BUFFER_BYTES = 2**20
 
 
 class LocalStorage:
-    """A folder of this machine, or one that it has mounted."""
+    """Folder on this machine or a mounted one."""
 
     has_several_files = False
 
@@ -22,22 +22,22 @@ class LocalStorage:
 
     @property
     def file(self) -> Path:
-        """Of the observations."""
+        """File of the observations."""
         return self._path / OBSERVATIONS
 
     def names(self) -> set[str] | None:
-        """What it holds; None when there is no such folder."""
+        """Names in the folder; None if there is no such folder."""
         try:
             return {entry.name for entry in self._path.iterdir()}
         except FileNotFoundError:
             return None
         except NotADirectoryError:
-            raise StoreError(f"{self._path}: is a file, or below one: name a folder") from None
+            raise StoreError(f"{self._path}: is a file, or below one: give a folder") from None
         except OSError as error:
             raise unusable(self._path, "read", error) from None
 
     def read(self, name: str) -> bytes | None:
-        """What a file holds; None when there is no such file."""
+        """Content of a file; None if there is no such file."""
         file = self._path / name
         try:
             return file.read_bytes()
@@ -47,13 +47,14 @@ class LocalStorage:
             raise unusable(file, "read", error) from None
 
     def write(self, name: str, content: bytes) -> None:
-        """Replaces one file as a whole."""
+        """Replace a file atomically."""
         target, part = self._path / name, self._path / f".{name}.part"
         try:
             with part.open("wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
+            # Synced before and after: a power failure leaves the old file or the new one.
             part.replace(target)
             sync_folder(self._path)
         except OSError as error:
@@ -62,38 +63,38 @@ class LocalStorage:
             raise unusable(target, "written", error) from None
 
     def make(self) -> None:
-        """Makes the folder, unless it is there."""
+        """Make the folder if it is missing."""
         try:
             self._path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise unusable(self._path, "made", error) from None
 
     def observations(self) -> Iterator[tuple[Path, Iterator[bytes]]]:
-        """One file has them all."""
+        """Lines of the only file."""
         yield self.file, lines_of(self.file)
 
     def is_written(self) -> bool:
-        """Whether a driver is writing to it now."""
+        """Whether a driver is writing to the run now."""
         return has_writer(self.file)
 
     def log(self) -> "LocalLog":
-        """To write observations to."""
+        """Writer of the run."""
         return LocalLog(self._path)
 
     def local_folder(self) -> Path:
-        """The folder itself."""
+        """The folder."""
         return self._path
 
 
 class LocalLog:
-    """The end of the file of observations; the file is locked for as long as it is open."""
+    """Writer of a run in a local folder; the file of observations is locked while it is open."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._file = AppendFile(folder / OBSERVATIONS)
 
     def open(self) -> None:
-        """Takes it for this driver."""
+        """Lock the run for this driver."""
         try:
             self._file.open()
         except BlockingIOError:
@@ -101,32 +102,32 @@ class LocalLog:
                 f"{self._folder}: another sweep is writing to it: wait for it, or stop it"
             ) from None
 
-    def recover(self, known: Collection[str]) -> set[str]:
-        """Nothing: what was appended is there."""
-        del known
+    def recover(self, keys: Collection[str]) -> set[str]:
+        """Do nothing: all that was appended is in the file."""
+        del keys
         return set()
 
     def append(self, line: bytes) -> None:
-        """Writes an observation."""
+        """Write an observation."""
         self._file.append(line)
 
     def write(self, name: str, content: bytes) -> None:
-        """Replaces a file beside them."""
+        """Replace a file beside the observations."""
         LocalStorage(self._folder).write(name, content)
 
     def close(self, *, failed: bool) -> None:
-        """Lets others have it."""
+        """Release the run."""
         del failed
         self._file.close()
 
 
 def lines_of(file: Path, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-    """The lines of a file as they are read; none of one that is not there.
+    """Lines of a file, read lazily; empty if there is no such file.
 
     Args:
-        file: to read.
-        start: lines that begin before this byte are left out.
-        end: so are those that begin at this one or later; absent for none.
+        file: path of the file.
+        start: first byte at which a line may begin.
+        end: byte before which a line must begin; None for the end of the file.
     """
     try:
         with file.open("rb", BUFFER_BYTES) as lines:

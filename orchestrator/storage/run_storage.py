@@ -1,4 +1,4 @@
-"""Where a run lies: a local folder, or a bucket of S3 or of a service that answers like it."""
+"""Addresses and interface of a run's storage: a local folder, or a bucket of an S3 service."""
 
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -13,16 +13,20 @@ _BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
 
 
 class StoreError(UserError):
-    """A run folder that cannot be used; one line on why and what to do."""
+    """A run folder that cannot be used; one line says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class S3Url:
-    """An address in a bucket."""
+    """An address in a bucket.
+
+    Attributes:
+        bucket: name of the bucket.
+        key: key without a slash at either end; empty for the bucket itself.
+    """
 
     bucket: str
     key: str
-    """Without a slash at either end; empty for the bucket itself."""
 
     def __str__(self) -> str:
         return f"{S3}{self.bucket}/{self.key}".rstrip("/")
@@ -35,7 +39,7 @@ RunPath = Path | S3Url
 
 
 def run_path(given: RunPath | str) -> RunPath:
-    """The run folder that is meant.
+    """Parse the address of a run folder.
 
     Raises:
         StoreError: it is neither a local folder nor one in a bucket.
@@ -44,22 +48,24 @@ def run_path(given: RunPath | str) -> RunPath:
         return given
     if not given.startswith(S3):
         if "://" in given:
-            raise StoreError(f"{given}: is no run folder: take a local one, or {S3}BUCKET/FOLDER")
+            raise StoreError(
+                f"{given}: is not a run folder: give a local one, or {S3}BUCKET/FOLDER"
+            )
         return Path(given)
     bucket, _, key = given.removeprefix(S3).partition("/")
-    if "@" in bucket:  # somebody's password, perhaps: it is not repeated
+    if "@" in bucket:  # may hold a password, so the message does not repeat it
         raise StoreError(
-            f"{S3}…@…: names more than a bucket: take {S3}BUCKET/FOLDER, and have the credentials "
-            "where Amazon's own tools find them"
+            f"{S3}…@…: names more than a bucket: give {S3}BUCKET/FOLDER, and set up the "
+            "credentials as for Amazon's own tools"
         )
     key = key.strip("/")
     if _BUCKET.fullmatch(bucket) is None or "//" in key or not key.isprintable():
-        raise StoreError(f"{given!r}: is no run folder in a bucket: take {S3}BUCKET/FOLDER")
+        raise StoreError(f"{given!r}: is not a run folder in a bucket: give {S3}BUCKET/FOLDER")
     return S3Url(bucket, key)
 
 
 def distinct_names(paths: Sequence[RunPath]) -> tuple[str, ...]:
-    """What to call runs: the last parts of their paths, numbered where those are the same."""
+    """Names of runs: the last parts of their paths, numbered if two are equal."""
     last = [str(path).rstrip("/").rpartition("/")[2] or "run" for path in paths]
     if len(set(last)) == len(last):
         return tuple(last)
@@ -67,79 +73,79 @@ def distinct_names(paths: Sequence[RunPath]) -> tuple[str, ...]:
 
 
 class ObservationLog(Protocol):
-    """The end of a run's observations where they are written: one driver at a time."""
+    """Writer of a run's observations and files; one driver at a time has it."""
 
     def open(self) -> None:
-        """Takes it for this driver.
+        """Lock the run for this driver.
 
         Raises:
             StoreError: another driver has it, or it cannot be written.
         """
 
-    def recover(self, known: Collection[str]) -> set[str]:
-        """Writes what earlier drivers of this machine could only keep on its own disk.
+    def recover(self, keys: Collection[str]) -> set[str]:
+        """Write what earlier drivers left on this machine's disk.
 
         Args:
-            known: keys of the observations that are there; they are not written again.
+            keys: observations of the run; they are not written again.
 
         Returns:
-            The keys of those that were written.
+            Keys of the observations that were written.
         """
 
     def append(self, line: bytes) -> None:
-        """Writes an observation so that no crash of this process can lose it.
+        """Write an observation so that no crash of this process can lose it.
 
         Raises:
-            StoreError: it could not be; what was there before is untouched.
+            StoreError: it cannot be written; earlier observations are untouched.
         """
 
     def write(self, name: str, content: bytes) -> None:
-        """Replaces a file beside the observations, without waiting for a bucket that is away.
+        """Replace a file beside the observations without waiting for a bucket.
 
-        It is there when the log is closed, at the latest; of two contents of a file the first may
-        never be.
+        The file is in the run at the latest when the log is closed; an earlier content may never
+        be.
 
         Raises:
-            StoreError: it could not be; the old one is still there.
+            StoreError: it cannot be written; the old file is untouched.
         """
 
     def close(self, *, failed: bool) -> None:
-        """Lets others have it. After a failure it takes seconds at most, and raises nothing.
+        """Release the run. After a failure this takes seconds at most, and raises nothing.
 
         Raises:
-            StoreError: something is on this machine's disk alone.
+            StoreError: something is on this machine's disk only.
         """
 
 
 class RunStorage(Protocol):
-    """What a run folder asks of where it lies. Every method may raise StoreError, in one line.
+    """Storage of a run folder. Every method may raise StoreError with one line.
 
     Attributes:
-        has_several_files: of observations; more than one may tell of one probe.
+        has_several_files: whether observations are in several files, which may repeat a probe.
     """
 
     has_several_files: bool
 
     def names(self) -> set[str] | None:
-        """What it holds; None when there is no such folder."""
+        """Names in the folder; None if there is no such folder."""
 
     def read(self, name: str) -> bytes | None:
-        """What a file holds; None when there is no such file."""
+        """Content of a file; None if there is no such file."""
 
     def write(self, name: str, content: bytes) -> None:
-        """Replaces one file as a whole: whoever reads it sees the old or the new one."""
+        """Replace a file atomically: readers see the old or the new one."""
 
     def make(self) -> None:
-        """Makes the folder, unless it is there."""
+        """Make the folder if it is missing."""
 
     def observations(self) -> Iterator[tuple[RunPath, Iterator[bytes]]]:
-        """The lines of each file of observations, as written. The last of a file may be torn."""
+        """Lines of each file of observations, as written; the last of a file may be incomplete."""
 
     def is_written(self) -> bool:
-        """Whether a driver is writing to it now."""
+        """Whether a driver is writing to the run now."""
 
     def log(self) -> ObservationLog:
-        """To write observations to."""
+        """Writer of the run."""
 
     def local_folder(self) -> Path:
-        """A folder of this machine that will be there as long as the sweep."""
+        """Folder on this machine that lasts as long as the sweep."""

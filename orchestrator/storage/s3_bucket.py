@@ -1,8 +1,9 @@
-"""A bucket, asked with patience. What goes wrong is told in one line, without what was sent."""
+"""Requests to a bucket, with retries. Errors are one line and never repeat the request."""
 
 import contextlib
 import email.utils
 import hashlib
+import logging
 import random
 import time
 from base64 import b64encode
@@ -28,18 +29,18 @@ from botocore.exceptions import (
 )
 from botocore.exceptions import ConnectionError as NoConnectionError
 
-from orchestrator.console import remark
 from orchestrator.storage.run_storage import S3Url, StoreError
 
+logger = logging.getLogger(__name__)
 CONNECTIONS = 16
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 20.0
-_Answer = TypeVar("_Answer")
+_Reply = TypeVar("_Reply")
 
 _MISSING = {"NoSuchKey", "404", "NotFound"}
 _THERE_ALREADY = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
 _BUSY = {"SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "TooManyRequests"}
 _BY_CODE = {
-    "NoSuchBucket": ("there is no such bucket", "make it, or name another"),
+    "NoSuchBucket": ("there is no such bucket", "make it, or give another"),
     "RequestTimeTooSkewed": ("this machine's clock is wrong", "set it"),
     "AuthorizationHeaderMalformed": ("is in another region", "set AWS_REGION to its own"),
 } | dict.fromkeys(
@@ -52,7 +53,7 @@ _BY_CODE = {
         "SignatureDoesNotMatch",
         "TokenRefreshRequired",
     ),
-    ("the AWS credentials are refused", "set AWS_PROFILE, or log in anew"),
+    ("the AWS credentials are refused", "set AWS_PROFILE, or log in again"),
 )
 _BY_STATUS = {
     301: ("is in another region", "set AWS_REGION to its own"),
@@ -61,8 +62,8 @@ _BY_STATUS = {
         "its credentials need s3:ListBucket, s3:GetObject, s3:PutObject and s3:DeleteObject",
     ),
     501: (
-        "its service knows no If-None-Match, which keeps a second sweep away",
-        "take one that does, or a local folder",
+        "its service does not support If-None-Match, which keeps a second sweep away",
+        "use one that does, or a local folder",
     ),
 }
 _NO_CREDENTIALS = (
@@ -77,29 +78,28 @@ _NO_CONNECTION = (HTTPClientError, IncompleteReadError, NoConnectionError, OSErr
 
 
 class OutageError(StoreError):
-    """No answer, or none for now: the same may go well later."""
+    """No usable reply for now: the same request may succeed later."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """An object of a bucket."""
+class StoredObject:
+    """Content of an object, and seconds since it was written, by the clock of the service."""
 
     content: bytes
     age_seconds: float
-    """Since it was written, by the clock of the bucket's own service."""
 
 
 class Bucket:
-    """The objects below an address.
+    """Objects below an address.
 
     Args:
         url: the address.
-        patience_seconds: how long an outage is waited out.
+        retry_seconds: longest outage to wait for.
     """
 
-    def __init__(self, url: S3Url, patience_seconds: float) -> None:
+    def __init__(self, url: S3Url, retry_seconds: float) -> None:
         self.url = url
-        self.patience_seconds = patience_seconds
+        self.retry_seconds = retry_seconds
 
     @cached_property
     def _client(self) -> Any:
@@ -110,7 +110,7 @@ class Bucket:
                 read_timeout=30,
                 retries={"mode": "standard", "total_max_attempts": 2},
                 max_pool_connections=CONNECTIONS,
-                # Not every service that speaks S3 knows the newer checksums; all know MD5.
+                # Not all S3 services support the newer checksums; all support MD5.
                 request_checksum_calculation="when_required",
                 response_checksum_validation="when_required",
             ),
@@ -118,115 +118,117 @@ class Bucket:
 
     @property
     def service(self) -> str:
-        """Whose bucket it is: an address; empty for Amazon's, whose names are the same anywhere."""
+        """Address of the service; empty for Amazon, where a bucket's name is unique."""
         try:
             address = str(self._client.meta.endpoint_url)
         except Exception as error:  # noqa: BLE001 - as below
-            raise _unanswered(self.url, error) from None
+            raise _no_reply(self.url, error) from None
         return "" if (urlsplit(address).hostname or "").endswith(".amazonaws.com") else address
 
-    def patiently(self, ask: Callable[[], _Answer]) -> _Answer:
-        """Asks until there is an answer.
+    def retry(self, request: Callable[[], _Reply]) -> _Reply:
+        """Repeat a request until there is a reply.
 
         Raises:
-            OutageError: there was none for as long as patience lasts.
-            StoreError: the answer is no.
+            OutageError: there was none for ``retry_seconds``.
+            StoreError: the service refuses the request.
         """
         begun, pause = time.monotonic(), FIRST_PAUSE_SECONDS
         while True:
             try:
-                return ask()
+                return request()
             except OutageError as error:
                 passed = time.monotonic() - begun
-                if passed + pause > self.patience_seconds:
+                if passed + pause > self.retry_seconds:
                     raise OutageError(
-                        f"{error}, for {passed:.0f} s now: run the same command again later"
+                        f"{error}, for {passed:.0f} s: run the same command again later"
                     ) from None
                 if pause == FIRST_PAUSE_SECONDS:
-                    remark(f"{error}; it is asked for up to {self.patience_seconds:.0f} s")
+                    logger.warning("%s; retrying for up to %.0f s", error, self.retry_seconds)
+            # At random, so that many drivers do not return all at once.
             time.sleep(random.uniform(pause / 2, pause))
             pause = longer(pause)
 
-    def get(self, name: str) -> Found | None:
-        """An object; None when there is none of this name."""
+    def get(self, name: str) -> StoredObject | None:
+        """Read an object; None if there is none of this name."""
         try:
-            answer = self._once("get_object", Key=self._key(name))
+            reply = self._request("get_object", Key=self._key(name))
         except _MissingError:
             return None
-        headers = answer["ResponseMetadata"]["HTTPHeaders"]
-        told = email.utils.parsedate_tz(headers.get("date", ""))
-        now = time.time() if told is None else email.utils.mktime_tz(told)
-        return Found(answer["Body"], now - answer["LastModified"].timestamp())
+        headers = reply["ResponseMetadata"]["HTTPHeaders"]
+        # The service's clock wrote the modification time, so its clock gives the age.
+        date = email.utils.parsedate_tz(headers.get("date", ""))
+        now = time.time() if date is None else email.utils.mktime_tz(date)
+        return StoredObject(reply["Body"], now - reply["LastModified"].timestamp())
 
     def put(self, name: str, content: bytes, *, new: bool = False) -> bool:
-        """Writes an object as a whole.
+        """Write an object atomically.
 
         Args:
-            name: below the address.
-            content: of it.
-            new: only when there is none of this name.
+            name: name below the address.
+            content: its content.
+            new: whether to write only if there is no object of this name.
 
         Returns:
-            Whether it was written.
+            Whether the object was written.
         """
         condition = {"IfNoneMatch": "*"} if new else {}
         check = b64encode(hashlib.md5(content, usedforsecurity=False).digest()).decode()
         key = self._key(name)
         try:
-            self._once("put_object", Key=key, Body=content, ContentMD5=check, **condition)
+            self._request("put_object", Key=key, Body=content, ContentMD5=check, **condition)
         except _ThereAlreadyError:
             return False
         return True
 
     def delete(self, name: str) -> None:
-        """Takes an object away; it need not be there."""
+        """Delete an object if it exists."""
         with contextlib.suppress(_MissingError):
-            self._once("delete_object", Key=self._key(name))
+            self._request("delete_object", Key=self._key(name))
 
     def names(self, folder: str = "") -> list[str]:
-        """Files and folders right below a folder, sorted; those of folders end in a slash."""
-        found, prefix = list[str](), self._key(folder)
+        """Sorted names of files and folders directly in a folder; folders end in a slash."""
+        keys, prefix = list[str](), self._key(folder)
         more: dict[str, str] = {}
         while True:
-            page = self._once("list_objects_v2", Prefix=prefix, Delimiter="/", **more)
-            found += [each["Key"] for each in page.get("Contents", [])]
-            found += [each["Prefix"] for each in page.get("CommonPrefixes", [])]
+            page = self._request("list_objects_v2", Prefix=prefix, Delimiter="/", **more)
+            keys += [entry["Key"] for entry in page.get("Contents", [])]
+            keys += [entry["Prefix"] for entry in page.get("CommonPrefixes", [])]
             if not page.get("IsTruncated"):
-                return sorted(name.removeprefix(prefix) for name in found if name != prefix)
+                return sorted(name.removeprefix(prefix) for name in keys if name != prefix)
             more = {"ContinuationToken": page["NextContinuationToken"]}
 
     def _key(self, name: str) -> str:
         return f"{self.url.key}/{name}".lstrip("/")
 
-    def _once(self, operation: str, **parameters: Any) -> dict[str, Any]:
-        """One request, that botocore itself has tried a few times."""
+    def _request(self, operation: str, **parameters: Any) -> dict[str, Any]:
+        """Reply to a request, which botocore retries a few times itself."""
         try:
             call = getattr(self._client, operation)
-            answer: dict[str, Any] = call(Bucket=self.url.bucket, **parameters)
-            if "Body" in answer:
-                answer["Body"] = answer["Body"].read()
+            reply: dict[str, Any] = call(Bucket=self.url.bucket, **parameters)
+            if "Body" in reply:
+                reply["Body"] = reply["Body"].read()
         except ClientError as error:
             raise _refused(self.url, error) from None
-        except Exception as error:  # noqa: BLE001 - what is below may raise anything, keys in it
-            raise _unanswered(self.url, error) from None
-        return answer
+        except Exception as error:  # noqa: BLE001 - botocore may raise anything, with keys in its text
+            raise _no_reply(self.url, error) from None
+        return reply
 
 
 def longer(pause: float) -> float:
-    """The pause after the next failure, seconds."""
+    """Pause after the next failure, in seconds."""
     return min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
 class _MissingError(StoreError):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 class _ThereAlreadyError(StoreError):
-    """There is such an object."""
+    """The object exists already."""
 
 
 def _refused(url: S3Url, error: ClientError) -> StoreError:
-    """What a service's no means. Its own words may repeat the request, signature and all."""
+    """Error for a refused request, without the service's text: it may repeat the signature."""
     code = str(error.response.get("Error", {}).get("Code", "no code"))
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     if code in _MISSING:
@@ -235,13 +237,16 @@ def _refused(url: S3Url, error: ClientError) -> StoreError:
         return _ThereAlreadyError(f"{url}: {code}")
     if code in _BUSY or status == 429 or (status >= 500 and status != 501):
         return OutageError(f"{url}: does not answer ({code})")
-    otherwise = (f"{error.operation_name} was refused", "see what its service says of that")
+    otherwise = (
+        f"{error.operation_name} was refused",
+        "look it up in the documentation of the service",
+    )
     what, advice = _BY_CODE.get(code) or _BY_STATUS.get(status) or otherwise
     return StoreError(f"{url}: {what} ({code}): {advice}")
 
 
-def _unanswered(url: S3Url, error: Exception) -> StoreError:
-    """What it means that there is no answer. Its words may have addresses with keys in them."""
+def _no_reply(url: S3Url, error: Exception) -> StoreError:
+    """Error for a request without a reply, without botocore's text: it may contain keys."""
     kind = type(error).__name__
     if isinstance(error, _NO_CREDENTIALS):
         return StoreError(
@@ -254,6 +259,7 @@ def _unanswered(url: S3Url, error: Exception) -> StoreError:
         )
     if isinstance(error, BotoCoreError | ValueError):
         return StoreError(
-            f"{url}: cannot be asked ({kind}): check the AWS configuration and AWS_ENDPOINT_URL"
+            f"{url}: no request can be sent ({kind}): check the AWS configuration and "
+            "AWS_ENDPOINT_URL"
         )
-    return OutageError(f"{url}: no answer that can be read ({kind})")
+    return OutageError(f"{url}: the reply cannot be read ({kind})")

@@ -1,9 +1,10 @@
-"""The lock that keeps a second driver away from a run in a bucket.
+"""Lock that keeps a second driver away from a run in a bucket.
 
-Each driver that takes the lock writes the next of its objects, on the condition that there is none
-of this number, so of two only one can. The highest number counts. Its holder writes it again and
-again; one that has not for minutes has died, and so has one of this machine whose process is gone.
-Ages are by the clock of the bucket's service: those of two machines may differ.
+The lock is a series of numbered objects, of which the highest counts. A driver takes it by writing
+the next number on the condition that there is no such object, so only one of two drivers succeeds.
+The holder rewrites its object regularly. The lock has expired if that has stopped for minutes, or
+if the holder's process on this machine is gone. Ages are by the clock of the service, since the
+clocks of two machines may differ.
 """
 
 import contextlib
@@ -11,10 +12,12 @@ import datetime as dt
 import os
 import socket
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
+from gpu_catalog.record import Record
 from orchestrator.storage.run_storage import StoreError
 from orchestrator.storage.s3_bucket import Bucket, OutageError
 
@@ -23,18 +26,24 @@ _MACHINE = (Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid"))
 
 
 class LostError(StoreError):
-    """Another driver has taken the lock over."""
+    """Another driver has taken over the lock."""
 
 
-class Holder(BaseModel):
-    """Who has the lock."""
+class LockHolder(Record):
+    """Holder of the lock.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    Attributes:
+        host: name of its machine.
+        pid: id of its process.
+        machine: boot and process namespace in which ``pid`` is unique; None if unknown.
+        since: time at which it took the lock.
+        token: random name of this holder.
+        released: whether it has released the lock.
+    """
 
     host: str
     pid: int
     machine: str | None
-    """Where ``pid`` names a process; None where that cannot be told."""
     since: str
     token: str
     released: bool = False
@@ -43,7 +52,7 @@ class Holder(BaseModel):
         return f"on {self.host} (process {self.pid}, since {self.since})"
 
     def has_died(self) -> bool:
-        """Whether it is surely gone."""
+        """Whether its process is certainly gone; False on another machine."""
         if self.machine is None or self.machine != _this_machine():
             return False
         try:
@@ -55,23 +64,28 @@ class Holder(BaseModel):
         return False
 
 
-_Taken = tuple[int, Holder, float]
-"""The lock as it was found: its number, its holder, and its age in seconds."""
+@dataclass(frozen=True, slots=True)
+class _LockState:
+    """Latest object of the lock: its number, its holder and its age."""
+
+    number: int
+    holder: LockHolder
+    age_seconds: float
 
 
 class RunLock:
-    """The lock of a run.
+    """Lock of a run.
 
     Args:
-        bucket: where the run is.
-        stale_seconds: after so long without a sign its holder has died.
+        bucket: address of the run.
+        stale_seconds: age at which the lock has expired.
     """
 
     def __init__(self, bucket: Bucket, stale_seconds: float) -> None:
         self._bucket = bucket
         self._stale_seconds = stale_seconds
         self._number = 0
-        self._me = Holder(
+        self._me = LockHolder(
             host=socket.gethostname(),
             pid=os.getpid(),
             machine=_this_machine(),
@@ -81,50 +95,50 @@ class RunLock:
 
     @property
     def holding(self) -> str:
-        """A name of this holding of the lock; later ones sort behind it."""
+        """Name of this hold of the lock; names of later ones sort after it."""
         return f"{self._number:06d}-{self._me.token[:8]}"
 
     def is_held(self) -> bool:
-        """Whether a driver has it now."""
+        """Whether a driver has the lock now."""
         latest = self._latest()
-        return latest is not None and self._lives(latest)
+        return latest is not None and self._is_valid(latest)
 
     def take(self) -> None:
-        """Takes it for this process.
+        """Take the lock for this process.
 
         Raises:
             StoreError: another driver has it.
         """
         latest = self._latest()
-        if latest is not None and self._lives(latest) and not self._is_mine(latest):
-            raise self._refusal(latest)
-        if latest is None or not self._is_mine(latest):  # it is when this is done again
-            self._number = 1 if latest is None else latest[0] + 1
+        if latest is not None and self._is_valid(latest) and not self._is_mine(latest):
+            raise self._held_error(latest)
+        if latest is None or not self._is_mine(latest):  # it is on a retry
+            self._number = 1 if latest is None else latest.number + 1
             self._bucket.put(_name(self._number), self._record(), new=True)
-        # A request that was sent twice finds its own object there, and not every service heeds
-        # the condition: what is there in the end decides.
+        # The reply does not decide: a request that botocore repeated finds its own object, and not
+        # every service respects the condition. The object itself does.
         latest = self._latest()
         if latest is None:
             raise self._vanished()
         if not self._is_mine(latest):
-            raise self._refusal(latest)
+            raise self._held_error(latest)
         for number in self._numbers():
             if number < self._number:
                 self._bucket.delete(_name(number))
 
     def renew(self) -> None:
-        """A sign that its holder lives.
+        """Renew the lock.
 
         Raises:
-            LostError: another driver has it by now.
+            LostError: another driver has taken it over.
         """
         latest = self._latest()
         if latest is not None and not self._is_mine(latest):
-            raise LostError(f"{self._bucket.url}: was taken over by a sweep {latest[1]}")
+            raise LostError(f"{self._bucket.url}: was taken over by a sweep {latest.holder}")
         self._bucket.put(_name(self._number), self._record())
 
     def release(self) -> None:
-        """Lets others have it."""
+        """Release the lock."""
         latest = self._latest()
         if latest is not None and self._is_mine(latest):
             self._bucket.put(_name(self._number), self._record(released=True))
@@ -136,38 +150,38 @@ class RunLock:
         names = self._bucket.names(FOLDER)
         return sorted(int(n[: -len(".json")]) for n in names if n[: -len(".json")].isdecimal())
 
-    def _latest(self) -> _Taken | None:
-        """None when nobody ever took it."""
+    def _latest(self) -> _LockState | None:
+        """State of the lock; None if no driver ever took it."""
         numbers = self._numbers()
         if not numbers:
             return None
         name = _name(numbers[-1])
-        found = self._bucket.get(name)
-        if found is None:  # taken away meanwhile, for a higher one
+        stored = self._bucket.get(name)
+        if stored is None:  # deleted meanwhile in favour of a higher number
             raise self._vanished()
         try:
-            return numbers[-1], Holder.model_validate_json(found.content), found.age_seconds
+            holder = LockHolder.model_validate_json(stored.content)
         except ValidationError:
             raise StoreError(
-                f"{self._bucket.url / name}: not a lock: delete it, when no sweep runs"
+                f"{self._bucket.url / name}: not a lock: delete it when no sweep runs"
             ) from None
+        return _LockState(numbers[-1], holder, stored.age_seconds)
 
     def _vanished(self) -> OutageError:
-        return OutageError(f"{self._bucket.url}: its lock changes while it is read")
+        return OutageError(f"{self._bucket.url}: its lock changed while it was read")
 
-    def _is_mine(self, taken: _Taken) -> bool:
-        return taken[1].token == self._me.token
+    def _is_mine(self, state: _LockState) -> bool:
+        return state.holder.token == self._me.token
 
-    def _lives(self, taken: _Taken) -> bool:
-        _, holder, age_seconds = taken
-        return not (holder.released or age_seconds > self._stale_seconds or holder.has_died())
+    def _is_valid(self, state: _LockState) -> bool:
+        is_stale = state.age_seconds > self._stale_seconds
+        return not (state.holder.released or is_stale or state.holder.has_died())
 
-    def _refusal(self, taken: _Taken) -> StoreError:
-        _, holder, age_seconds = taken
-        wait = max(0.0, self._stale_seconds - age_seconds)
+    def _held_error(self, state: _LockState) -> StoreError:
+        wait = max(0.0, self._stale_seconds - state.age_seconds)
         return StoreError(
-            f"{self._bucket.url}: another sweep is writing to it, {holder}: wait for it, or stop "
-            f"it; if it was killed, the same command goes on in {wait / 60:.0f} min"
+            f"{self._bucket.url}: another sweep is writing to it, {state.holder}: wait for it, or "
+            f"stop it; if it was killed, run the same command in {wait / 60:.0f} min"
         )
 
 
@@ -176,7 +190,7 @@ def _name(number: int) -> str:
 
 
 def _this_machine() -> str | None:
-    """What two processes must share for the one to see the other by its id."""
+    """Boot and process namespace, in which a process id is unique; None if unknown."""
     boot, namespace = _MACHINE
     with contextlib.suppress(OSError):
         return f"{boot.read_text(encoding='ascii').strip()} {namespace.readlink()}"

@@ -1,4 +1,4 @@
-"""A run in a bucket."""
+"""Storage of a run in a bucket."""
 
 import io
 from collections.abc import Iterator
@@ -8,19 +8,20 @@ from pathlib import Path
 from orchestrator.storage.run_storage import RunPath, S3Url, StoreError
 from orchestrator.storage.s3_bucket import CONNECTIONS, Bucket
 from orchestrator.storage.s3_lock import RunLock
-from orchestrator.storage.s3_log import FOLDER, S3Log, S3Timings, spool_folder
+from orchestrator.storage.s3_log import FOLDER, S3Log, S3Timings
+from orchestrator.storage.s3_spool import spool_folder
 
-AT_ONCE = 4 * CONNECTIONS  # files of observations; each is some hundred lines
-MOST_KEPT_BYTES = 256 * 2**20
+AT_ONCE = 4 * CONNECTIONS  # files of observations; each has some hundred lines
+MOST_CACHED_BYTES = 256 * 2**20
 _DEFAULT = S3Timings()
 
 
 class S3Storage:
-    """A folder of a bucket, of Amazon's or of a service that answers like it.
+    """Folder in a bucket of Amazon's or of another S3 service.
 
     Args:
-        url: its address.
-        timings: how long things may take.
+        url: address of the folder.
+        timings: intervals and time limits.
     """
 
     has_several_files = True
@@ -28,38 +29,38 @@ class S3Storage:
     def __init__(self, url: S3Url, timings: S3Timings = _DEFAULT) -> None:
         self._url = url
         self._timings = timings
-        self._bucket = Bucket(url, timings.patience_seconds)
+        self._bucket = Bucket(url, timings.retry_seconds)
         self._log: S3Log | None = None
-        self._looked_for: S3Log | None = None
+        self._listed_for: S3Log | None = None
         self._names: list[str] = []
-        self._kept: dict[str, bytes] = {}  # what was sent once never changes
-        self._kept_bytes = 0
+        self._cache: dict[str, bytes] = {}  # an object of observations never changes
+        self._cached_bytes = 0
 
     def names(self) -> set[str] | None:
-        """What it holds; None when that is nothing."""
-        found = self._bucket.patiently(self._bucket.names)
-        return {name.rstrip("/") for name in found} or None
+        """Names in the folder; None if it is empty."""
+        names = self._bucket.retry(self._bucket.names)
+        return {name.rstrip("/") for name in names} or None
 
     def read(self, name: str) -> bytes | None:
-        """What a file holds; None when there is no such file."""
-        found = self._bucket.patiently(lambda: self._bucket.get(name))
-        return None if found is None else found.content
+        """Content of a file; None if there is no such file."""
+        stored = self._bucket.retry(lambda: self._bucket.get(name))
+        return None if stored is None else stored.content
 
     def write(self, name: str, content: bytes) -> None:
-        """Replaces one file as a whole."""
-        self._bucket.patiently(lambda: self._bucket.put(name, content))
+        """Replace a file atomically."""
+        self._bucket.retry(lambda: self._bucket.put(name, content))
 
     def make(self) -> None:
-        """A bucket has no folders to make."""
+        """Do nothing: a bucket has no folders."""
 
     def observations(self) -> Iterator[tuple[RunPath, Iterator[bytes]]]:
-        """What drivers have sent; of a run that this process writes, what it has not sent, too."""
+        """Observations in the bucket, then those of this process that may be unsent."""
         log = self._log if self._log is not None and self._log.is_open else None
-        if log is None or log is not self._looked_for:
-            held = self._bucket.patiently(lambda: self._bucket.names(FOLDER))
-            self._names = sorted(FOLDER + name for name in held if name.endswith(".jsonl"))
-            self._looked_for = log  # from now on nobody else writes
-        # A few at a time: a long run's are more than this machine may hold.
+        if log is None or log is not self._listed_for:
+            objects = self._bucket.retry(lambda: self._bucket.names(FOLDER))
+            self._names = sorted(FOLDER + name for name in objects if name.endswith(".jsonl"))
+            self._listed_for = log  # while this log is open, no other driver writes
+        # A few at a time: a long run may not fit into memory.
         for start in range(0, len(self._names), AT_ONCE):
             names = self._names[start : start + AT_ONCE]
             with ThreadPoolExecutor(CONNECTIONS) as pool:
@@ -71,26 +72,28 @@ class S3Storage:
             yield path, io.BytesIO(content)
 
     def is_written(self) -> bool:
-        """Whether a driver is writing to it now."""
-        return self._bucket.patiently(RunLock(self._bucket, self._timings.stale_seconds).is_held)
+        """Whether a driver is writing to the run now."""
+        return self._bucket.retry(RunLock(self._bucket, self._timings.stale_seconds).is_held)
 
     def log(self) -> S3Log:
-        """To write observations to."""
+        """Writer of the run."""
         self._log = S3Log(self._bucket, self._timings)
         return self._log
 
     def local_folder(self) -> Path:
-        """Where observations wait for buckets."""
+        """Folder of the spools."""
         return spool_folder(self._bucket).parent
 
     def _content(self, name: str) -> bytes:
-        """What a file of observations holds; kept for the next time, where it is not much."""
-        content = self._kept.get(name)
+        """Content of a file of observations, cached up to ``MOST_CACHED_BYTES``."""
+        content = self._cache.get(name)
         if content is None:
             content = self.read(name)
             if content is None:
-                raise StoreError(f"{self._url / name}: was deleted while it was read: run it again")
-            if self._kept_bytes + len(content) <= MOST_KEPT_BYTES:
-                self._kept[name] = content
-                self._kept_bytes += len(content)
+                raise StoreError(
+                    f"{self._url / name}: was deleted while the run was read: run the command again"
+                )
+            if self._cached_bytes + len(content) <= MOST_CACHED_BYTES:
+                self._cache[name] = content
+                self._cached_bytes += len(content)
         return content

@@ -1,0 +1,95 @@
+"""Errors of a bucket are one line each, without a secret."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from builders.s3_runs import (
+    URL,
+    empty_bucket,
+    one_line,
+    the_run,
+)
+from fakes.s3_server import KEY, SECRET, TOKEN, S3Server
+
+from orchestrator.cli.main import main
+from orchestrator.storage.s3_log import S3Timings
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3Server]:
+    """A server with an empty bucket."""
+    with empty_bucket(monkeypatch, tmp_path) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ((404, "NoSuchBucket"), "no such bucket"),
+        ((403, "InvalidAccessKeyId"), "AWS_PROFILE"),
+        ((403, "SignatureDoesNotMatch"), "AWS_PROFILE"),
+        ((400, "ExpiredToken"), "AWS_PROFILE"),
+        ((403, "AccessDenied"), "s3:ListBucket"),
+        ((403, "RequestTimeTooSkewed"), "clock"),
+        ((501, "NotImplemented"), "If-None-Match"),
+        ((418, "Teapot"), "ListObjectsV2"),
+    ],
+)
+def test_a_refused_request_is_one_line_without_a_secret(
+    server: S3Server, capsys: pytest.CaptureFixture[str], answer: tuple[int, str], words: str
+) -> None:
+    """The command ends at once; the service's text is not shown, as it may repeat the request."""
+    server.answers = answer
+    assert main(["status", str(URL)]) == 1
+    output = capsys.readouterr()
+    assert output.err.startswith(f"{URL}: ")
+    assert words in output.err
+    assert answer[1] in output.err
+    assert output.err.count("\n") == 1
+    assert not any(secret in output.err for secret in (KEY, SECRET, TOKEN))
+    assert output.out == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"AWS_ACCESS_KEY_ID": None}, "NoCredentialsError"),
+        ({"AWS_SECRET_ACCESS_KEY": ""}, "PartialCredentialsError"),
+        ({"AWS_PROFILE": "none"}, "ProfileNotFound"),
+        ({"AWS_ENDPOINT_URL": "nowhere"}, "AWS_ENDPOINT_URL"),
+    ],
+)
+@pytest.mark.usefixtures("server")
+def test_invalid_settings_are_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    settings: dict[str, str | None],
+    words: str,
+) -> None:
+    """The error names the setting; no request is sent."""
+    for name, value in settings.items():
+        if value is None:
+            monkeypatch.delenv(name)
+        else:
+            monkeypatch.setenv(name, value)
+    assert main(["rank", str(URL)]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"{URL}: ")
+    assert words in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("server")
+def test_an_unreachable_bucket_is_retried_for_a_limited_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A message says that requests are retried; the error says for how long they were."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    text = one_line(the_run(S3Timings(retry_seconds=2.0)).observations)
+    assert text.startswith(f"{URL}: ")
+    assert "EndpointConnectionError" in text
+    assert re.search(r", for [1-9]\d* s: ", text)
+    [message] = caplog.messages
+    assert message.endswith(" 2 s")
