@@ -1,7 +1,7 @@
 """Completion of the command line by Tab, as a script for a shell.
 
-By shtab, which writes the whole of it once: a Tab starts no Python, which takes a tenth of a
-second each time where argcomplete asks the program itself.
+shtab writes the script once, so that Tab starts no Python. argcomplete would start it at each Tab,
+which takes a tenth of a second.
 """
 
 import argparse
@@ -17,14 +17,15 @@ from orchestrator.spec.spec_file import shipped_specs
 from trials.records.model import presets
 from trials.records.recipe import NAMED_RECIPES
 
+NAMES = {"--gpu": "gpus", "--model": "models", "--recipe": "recipes"}
 RUNS = ("RUN", "OTHER", "DIR", "SPEC|RUN")
 
 
 def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """The script for a shell.
+    """Write the completion script of a shell.
 
     Args:
-        parser: of every command; it is changed.
+        parser: parser of every command; the function changes it.
         shell: bash, zsh or tcsh.
     """
     named = {
@@ -36,8 +37,7 @@ def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
     functions = {name: f"_{PROGRAM.replace('-', '_')}_{name}" for name in named}
     parser.prog = PROGRAM
     for action in _actions(parser):
-        of = {"--gpu": "gpus", "--model": "models", "--recipe": "recipes"}
-        name = next((of[option] for option in action.option_strings if option in of), None)
+        name = next((NAMES[option] for option in action.option_strings if option in NAMES), None)
         name = "sweeps" if action.dest == "spec" else name
         if name is not None:
             action.complete = {"bash": functions[name], "zsh": functions[name], "tcsh": "f"}  # type: ignore[attr-defined]
@@ -53,7 +53,7 @@ def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
 
 
 def _bash(function: str, words: Iterable[str]) -> str:
-    """Words, or a file of one's own."""
+    """A function that completes words and file names."""
     listed = shlex.quote(" ".join(words))
     return f'{function}() {{ compgen -W {listed} -- "$1"; compgen -f -- "$1"; }}'
 
@@ -67,5 +67,5 @@ def _actions(parser: argparse.ArgumentParser) -> Iterable[argparse.Action]:
     for action in parser._actions:  # noqa: SLF001 - argparse has no other way to see them
         yield action
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - as above
-            for each in action.choices.values():
-                yield from _actions(each)
+            for command in action.choices.values():
+                yield from _actions(command)

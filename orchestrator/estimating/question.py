@@ -10,6 +10,7 @@ from gpu_catalog.errors import UserError
 from gpu_catalog.gpu import Gpu
 from orchestrator.pricing.offer_constraints import Constraints
 from orchestrator.pricing.price_drift import PriceDrift
+from orchestrator.request import validation_lines
 from orchestrator.spec.job import Job
 from trials.records.cell import Cell
 from trials.records.compatibility import incompatibility, with_defaults
@@ -84,22 +85,7 @@ class Question:
                 seq_len=self.seq_len,
             )
         except ValidationError as error:
-            raise EstimateError(plain(error)) from None
-
-
-def plain(error: ValidationError) -> str:
-    """The mistakes of a record that was made from options, a line each."""
-    return "\n".join(
-        " ".join(
-            part
-            for part in (
-                f"--{str(e['loc'][0]).replace('_', '-')}:" if e["loc"] else "",
-                e["msg"].removeprefix("Value error, "),
-            )
-            if part
-        )
-        for e in error.errors()
-    )
+            raise EstimateError(validation_lines(error)) from None
 
 
 def possible_gpus(question: Question, gpus: Sequence[Gpu]) -> tuple[list[Gpu], list[str]]:

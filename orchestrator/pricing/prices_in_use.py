@@ -4,6 +4,9 @@ import datetime as dt
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator
 
 from gpu_catalog.catalog import Catalog, CatalogError
 from gpu_catalog.price_table import (
@@ -16,6 +19,7 @@ from gpu_catalog.price_table import (
 )
 from gpu_catalog.suggestions import did_you_mean
 from orchestrator.pricing.catalog_file import read_catalog_file, read_price_file
+from orchestrator.request import PathText, names_in, path_text
 from orchestrator.spec.sweep_spec import CatalogRows
 
 NAMES = (REFRESHED, *TABLES)
@@ -55,6 +59,25 @@ class PricesInUse:
         return (
             f"{text}: 'catalog refresh' brings new ones" if is_old and self.table != PAPER else text
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceOptions:
+    """GPUs and prices to go by.
+
+    Attributes:
+        catalog: file of the user's own GPUs and offers.
+        prices: name of a price table, and files of the user's own prices.
+    """
+
+    catalog: Path | None = None
+    prices: Annotated[
+        tuple[PathText, ...], BeforeValidator(lambda given: names_in(path_text(given)))
+    ] = ()
+
+    def in_use(self, run_rows: CatalogRows | None = None) -> PricesInUse:
+        """Read them; see ``prices_in_use``."""
+        return prices_in_use(self.prices, self.catalog, run_rows)
 
 
 def prices_in_use(

@@ -9,6 +9,7 @@ from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.planning.plan import Plan, make_plan
 from orchestrator.planning.spending import Meter
 from orchestrator.pricing.offer_constraints import OfferFilter
+from orchestrator.pricing.prices_in_use import PriceOptions, PricesInUse
 from orchestrator.run_folder.learning_log import learned_in
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.run_folder.run_results import RunRecords, RunResults, derived
@@ -38,6 +39,12 @@ def results_of(
         rented=folder.rented(),
     )
     return derived(records, today)
+
+
+def run_and_prices(folder: RunFolder, options: PriceOptions) -> tuple[PricesInUse, SweepSpec]:
+    """The prices in use, and a run's specification with their GPUs."""
+    prices = options.in_use(folder.catalog_rows())
+    return prices, folder.spec(prices.catalog)
 
 
 def plan_of(folder: RunFolder, spec: SweepSpec) -> Plan:

@@ -62,6 +62,22 @@ def read_spec_text(path: Path) -> str:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
 
 
+def named_spec_text(name: Path | None) -> tuple[str, str]:
+    """The text of a specification, and its name for messages.
+
+    Args:
+        name: a file, or a shipped sweep; None for the default sweep.
+
+    Raises:
+        SpecError: there is neither, or the file cannot be read.
+    """
+    if name is None:
+        return shipped_specs()[DEFAULT_SPEC], "the default sweep"
+    if not name.exists() and str(name) in shipped_specs():
+        return shipped_specs()[str(name)], f"the shipped sweep {name}"
+    return read_spec_text(name), str(name)
+
+
 def decoded(content: bytes, name: str) -> str:
     """A specification as text.
 

@@ -64,6 +64,22 @@ def run_path(given: RunPath | str) -> RunPath:
     return S3Url(bucket, key)
 
 
+def output_path(out: str | None, name: str) -> RunPath:
+    """The run folder to write to: the given one, else ``runs/NAME``.
+
+    A Ray job runs in a copy of the working directory that Ray deletes with the job. There, a
+    relative path starts at the home directory, so that the results survive.
+
+    Raises:
+        StoreError: the given one is neither a local folder nor one in a bucket.
+    """
+    path = run_path(out) if out is not None else Path("runs") / name
+    if not isinstance(path, Path):
+        return path
+    in_ray_job = "runtime_resources" in Path.cwd().parts
+    return Path.home() / path if in_ray_job else path.absolute()
+
+
 def distinct_names(paths: Sequence[RunPath]) -> tuple[str, ...]:
     """Names of runs: the last parts of their paths, numbered if two are equal."""
     last = [str(path).rstrip("/").rpartition("/")[2] or "run" for path in paths]

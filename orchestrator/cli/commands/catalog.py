@@ -1,42 +1,97 @@
-"""The commands on the catalog: its GPUs, its prices, and new ones."""
+"""Command ``catalog``: GPUs, prices, and the refresh of prices."""
 
 import argparse
 import datetime as dt
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from gpu_catalog.catalog import Catalog, CatalogError
-from gpu_catalog.live_prices.price_checks import RejectedOffer
-from gpu_catalog.live_prices.refresh import refresh
-from gpu_catalog.live_prices.sources.raw_offer import PriceSource
-from gpu_catalog.price_table import age_text, refreshed_path, write_offers, written_offers
 from gpu_catalog.suggestions import did_you_mean
-from orchestrator.cli.options.inputs import asked_prices
+from orchestrator.cli.options.clock import now, today
+from orchestrator.cli.options.prices import add_prices
 from orchestrator.console import print_result, remark
-from orchestrator.markdown_table import table
-from orchestrator.pricing.prices_in_use import PricesInUse
 
-# Where two tell the price of one thing, the later is believed: it is nearer to who rents it out.
+if TYPE_CHECKING:
+    from gpu_catalog.catalog import Catalog
+    from gpu_catalog.live_prices.price_checks import RejectedOffer
+    from gpu_catalog.live_prices.sources.raw_offer import PriceSource
+
+# Where two sources price the same offer, the later wins: it is nearer to the provider.
 SOURCES = ("gpuhunt", "aws-public", "aws")
-MOST_REJECTED = 20  # shown on the terminal; a file lists all
+MOST_REJECTED = 20  # lines on the terminal; a file has all of them
 REJECTED = "rejected.txt"
 
 
-def catalog_command(options: argparse.Namespace, today: dt.date) -> int:
-    """Runs ``catalog gpus``, ``catalog prices`` or ``catalog refresh``."""
-    if options.what == "refresh":
-        return refresh_prices(options, dt.datetime.now(dt.UTC))
-    known = asked_prices(options)
-    if options.what == "gpus":
-        print_result(gpus_table(known.catalog))
-        return 0
-    catalog = known.over(known.catalog)
-    print_result(f"{prices_table(catalog)}\n\n{in_use_text(known, catalog, today)}")
+def add_options(commands: Any) -> None:
+    """Add the command and its parts."""
+    catalog = commands.add_parser("catalog", help="list GPUs and prices, or refresh the prices")
+    parts = catalog.add_subparsers(dest="what", required=True)
+    gpus = parts.add_parser("gpus", help="list the GPUs of the catalog")
+    add_prices(gpus)
+    gpus.set_defaults(run_command=run_gpus)
+    prices = parts.add_parser("prices", help="list the prices in use, their table and their age")
+    add_prices(prices)
+    prices.set_defaults(run_command=run_prices)
+    refresh = parts.add_parser(
+        "refresh",
+        help="download today's prices and use them from then on",
+        description="Downloads prices, rejects those that cannot be true and prints the reasons. "
+        "Every command uses the others from then on. A source that does not answer keeps its last "
+        "prices.",
+    )
+    add_prices(refresh)
+    refresh.add_argument(
+        "--source",
+        default="gpuhunt,aws",
+        metavar="A,B",
+        help="gpuhunt (catalogs of many providers; pip install '.[prices]'), aws (on-demand and "
+        "spot prices, with your credentials) or aws-public (on-demand prices, without an account); "
+        "default: gpuhunt,aws",
+    )
+    refresh.add_argument(
+        "--regions",
+        metavar="A,B",
+        help="regions of Amazon (default: all that the account may use; for aws-public us-east-1 "
+        "and us-west-2)",
+    )
+    refresh.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write a CSV that commands use only with --prices FILE",
+    )
+    refresh.set_defaults(run_command=run_refresh)
+
+
+def run_gpus(options: argparse.Namespace) -> int:
+    """Print the GPUs of the catalog."""
+    from orchestrator.pricing.prices_in_use import PriceOptions
+    from orchestrator.request import request_of
+
+    print_result(gpus_table(request_of(PriceOptions, vars(options)).in_use().catalog))
     return 0
 
 
-def gpus_table(catalog: Catalog) -> str:
-    """The GPUs a catalog knows."""
+def run_prices(options: argparse.Namespace) -> int:
+    """Print the prices in use."""
+    from orchestrator.pricing.prices_in_use import PriceOptions
+    from orchestrator.request import request_of
+
+    prices = request_of(PriceOptions, vars(options)).in_use()
+    catalog = prices.over(prices.catalog)
+    print_result(f"{prices_table(catalog)}\n\nIn use: {prices.age(catalog, today())}")
+    return 0
+
+
+def run_refresh(options: argparse.Namespace) -> int:
+    """Download prices and keep them."""
+    return refresh_prices(options, now())
+
+
+def gpus_table(catalog: "Catalog") -> str:
+    """A table of the GPUs of a catalog."""
+    from orchestrator.markdown_table import table
+
     headers = (
         "key",
         "reports itself as",
@@ -61,8 +116,10 @@ def gpus_table(catalog: Catalog) -> str:
     return table(headers, rows)
 
 
-def prices_table(catalog: Catalog) -> str:
-    """The offers a catalog knows, cheapest first for each GPU."""
+def prices_table(catalog: "Catalog") -> str:
+    """A table of the offers of a catalog, the cheapest first for each GPU."""
+    from orchestrator.markdown_table import table
+
     headers = (
         "GPU",
         "provider",
@@ -94,45 +151,47 @@ def prices_table(catalog: Catalog) -> str:
     return table(headers, rows)
 
 
-def in_use_text(known: PricesInUse, catalog: Catalog, today: dt.date) -> str:
-    """Which prices those are, and how old."""
-    return f"In use: {known.age(catalog, today)}"
-
-
-def refresh_prices(options: argparse.Namespace, now: dt.datetime) -> int:
-    """Asks the sources for prices and keeps them for everything from then on.
+def refresh_prices(options: argparse.Namespace, time: dt.datetime) -> int:
+    """Download prices from the sources and keep them for every command.
 
     Returns:
-        0 where a source answered, 1 where none did: the last prices stay in use.
+        0 where a source answered; 1 where none did, so that the last prices stay in use.
     """
-    sources = _sources(options.source, options.regions, now)
+    from gpu_catalog.live_prices.refresh import refresh
+    from gpu_catalog.price_table import age_text, refreshed_path, write_offers, written_offers
+    from orchestrator.pricing.prices_in_use import PriceOptions
+    from orchestrator.request import request_of
+
+    sources = _sources(options.source, options.regions, time)
     out: Path = options.out or refreshed_path()
     last = written_offers(out)
-    known = asked_prices(options)
+    catalog = request_of(PriceOptions, vars(options)).in_use().catalog
     for source in sources:
         remark(f"asking {source.name}")
-    found = refresh(sources, known.catalog, last, now.date())
-    for line in (*found.warnings, *found.unidentified):
+    refreshed = refresh(sources, catalog, last, time.date())
+    for line in (*refreshed.warnings, *refreshed.unidentified):
         remark(line)
-    _show_rejected(found.rejected, out)
-    if not found.live:
-        kept = age_text(last or known.catalog.all_offers, now.date())
+    _remark_rejected(refreshed.rejected, out)
+    if not refreshed.live:
+        kept = age_text(last or catalog.all_offers, time.date())
         remark(f"no new prices: {kept} stay in use")
         return 1
-    write_offers(out, found.offers)
-    gpus = {offer.gpu for offer in found.offers}
-    providers = {offer.provider for offer in found.offers}
+    write_offers(out, refreshed.offers)
+    gpus = {offer.gpu for offer in refreshed.offers}
+    providers = {offer.provider for offer in refreshed.offers}
     print_result(
-        f"{out}: {found.live} new prices of {', '.join(found.answered)}, "
-        f"{len(found.offers) - found.live} kept; {len(gpus)} GPUs, {len(providers)} providers; "
-        f"{age_text(found.offers, now.date())}"
+        f"{out}: {refreshed.live} new prices of {', '.join(refreshed.answered)}, "
+        f"{len(refreshed.offers) - refreshed.live} kept; {len(gpus)} GPUs, {len(providers)} "
+        f"providers; {age_text(refreshed.offers, time.date())}"
     )
     if options.out is not None:
         print_result(f"give it to other commands as --prices {out}")
     return 0
 
 
-def _show_rejected(rejected: Sequence[RejectedOffer], out: Path) -> None:
+def _remark_rejected(rejected: "Sequence[RejectedOffer]", out: Path) -> None:
+    from gpu_catalog.catalog import CatalogError
+
     for offer in rejected[:MOST_REJECTED]:
         remark(str(offer))
     more = len(rejected) - MOST_REJECTED
@@ -147,41 +206,42 @@ def _show_rejected(rejected: Sequence[RejectedOffer], out: Path) -> None:
     remark(f"{more} more are rejected: {path} lists all {len(rejected)} with their reasons")
 
 
-def _sources(names: str, regions: str | None, now: dt.datetime) -> list[PriceSource]:
-    """The sources of these names, those that are believed most last."""
-    asked = [name.strip() for name in names.split(",") if name.strip()]
-    for name in asked:
+def _sources(names: str, regions: str | None, now: dt.datetime) -> "list[PriceSource]":
+    """The sources of these names, in order of rising trust."""
+    from gpu_catalog.catalog import CatalogError
+
+    chosen = [name.strip() for name in names.split(",") if name.strip()]
+    for name in chosen:
         if name not in SOURCES:
-            near = did_you_mean(name, SOURCES) or f": known are {', '.join(SOURCES)}"
+            near = did_you_mean(name, SOURCES) or f"; take one of {', '.join(SOURCES)}"
             raise CatalogError(f"--source {name!r}: no such source{near}")
-    if not asked:
-        raise CatalogError(f"--source: names none: known are {', '.join(SOURCES)}")
+    if not chosen:
+        raise CatalogError(f"--source names no source: take {', '.join(SOURCES)}")
     in_regions = [name.strip() for name in (regions or "").split(",") if name.strip()]
-    makers: dict[str, Callable[[], PriceSource]] = {
+    makers: dict[str, Callable[[], "PriceSource"]] = {
         "gpuhunt": lambda: _gpuhunt(now),
         "aws-public": lambda: _aws_public(in_regions),
         "aws": lambda: _aws(now, in_regions),
     }
-    return [makers[name]() for name in SOURCES if name in asked]
+    return [makers[name]() for name in SOURCES if name in chosen]
 
 
-def _gpuhunt(now: dt.datetime) -> PriceSource:
-    from gpu_catalog.live_prices.sources.gpuhunt_catalogs import (  # noqa: PLC0415 - as below
+def _gpuhunt(now: dt.datetime) -> "PriceSource":
+    from gpu_catalog.live_prices.sources.gpuhunt_catalogs import (
         GpuhuntCatalogs,
     )
 
     return GpuhuntCatalogs(now.date())
 
 
-def _aws_public(regions: Sequence[str]) -> PriceSource:
-    from gpu_catalog.live_prices.sources.aws_public import AwsPublic  # noqa: PLC0415 - as below
+def _aws_public(regions: Sequence[str]) -> "PriceSource":
+    from gpu_catalog.live_prices.sources.aws_public import AwsPublic
 
     return AwsPublic(regions)
 
 
-def _aws(now: dt.datetime, regions: Sequence[str]) -> PriceSource:
-    # What a source needs is loaded when it is asked.
-    from gpu_catalog.live_prices.sources.aws_api import (  # noqa: PLC0415 - botocore, for who asks Amazon
+def _aws(now: dt.datetime, regions: Sequence[str]) -> "PriceSource":
+    from gpu_catalog.live_prices.sources.aws_api import (
         AwsApi,
     )
 

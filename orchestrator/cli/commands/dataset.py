@@ -1,29 +1,58 @@
-"""``dataset``: counts how long the examples of a data set are, and tells what that comes to."""
+"""Command ``dataset``: the lengths of a data set's examples."""
 
 import argparse
+from pathlib import Path
+from typing import Any
 
-from orchestrator.cli.options.job import data_workload
+from orchestrator.cli.options.data import add_data, add_histogram
 from orchestrator.console import print_result, remark
-from orchestrator.reporting.dataset_tables import dataset_json, dataset_text, save_histogram
 
-TOLD_EACH = 100_000  # examples
+COUNTED_AT_ONCE = 100_000  # examples between two messages
 
 
-def dataset_command(options: argparse.Namespace) -> int:
-    """Counts and tells.
+def add_options(commands: Any) -> None:
+    """Add the command."""
+    dataset = commands.add_parser(
+        "dataset",
+        help="count the tokens of a data set's examples, and what padding adds",
+        description="Counts the tokens of a data set's examples with a model's own tokenizer, and "
+        "prints the tokens per example in batches of 1 to 64, padded or packed.",
+    )
+    add = dataset.add_argument
+    add(
+        "dataset",
+        nargs="?",
+        metavar="DATA",
+        help="a JSON, JSONL, CSV or Parquet file, a folder of them, a data set of the hub "
+        "(OWNER/NAME), or one of arXiv 2408.04693: commonsense_15k, math_14k, hellaswag, gsm8k, "
+        "openorca",
+    )
+    add_data(dataset)
+    add_histogram(dataset)
+    add("--model", metavar="NAME", help="count with the tokenizer of this model")
+    add("--save", type=Path, metavar="FILE.csv", help="write a histogram for --length-histogram")
+    add("--json", action="store_true", help="print all results as JSON")
+    dataset.set_defaults(run_command=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Count and print the lengths.
 
     Raises:
         DataError: the options contradict themselves, or the data cannot be read.
         UnknownModelError: there is no such model.
     """
-    workload = data_workload(options, _tell_counted)
+    from orchestrator.reporting.dataset_tables import dataset_json, dataset_text, save_histogram
+    from orchestrator.request import request_of
+    from orchestrator.spec.job_options import JobOptions, data_job
+
+    job = data_job(request_of(JobOptions, vars(options)), options.model, _remark_count)
     if options.save is not None:
-        save_histogram(options.save, workload)
-    text = dataset_json(workload) if options.json else dataset_text(workload)
-    print_result(text)
+        save_histogram(options.save, job)
+    print_result(dataset_json(job) if options.json else dataset_text(job))
     return 0
 
 
-def _tell_counted(examples: int) -> None:
-    if examples % TOLD_EACH == 0:
+def _remark_count(examples: int) -> None:
+    if examples % COUNTED_AT_ONCE == 0:
         remark(f"{examples:,} examples counted")

@@ -3,63 +3,112 @@
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
-from fitting.paper.reproduction import reproduction
-from fitting.tables.table_error import TableError
+from orchestrator.cli.options.value_types import run_folder
 from orchestrator.console import print_result, remark
-from orchestrator.reporting.paper_figures import ReproduceError, draw
-from orchestrator.reporting.paper_report import as_markdown
-from orchestrator.run_folder.parallel_fit import fits_of
-from orchestrator.run_folder.run_folder import RunFolder
 
 
-def reproduce(options: argparse.Namespace) -> int:
-    """Works out the paper's tables and figures anew."""
-    told = reproduction()
-    if options.json:
-        print_result(json.dumps({"figures": told.figures}, indent=2))
+def add_options(commands: Any) -> None:
+    """Add the commands."""
+    _add_fit(commands)
+    export = commands.add_parser(
+        "export", help="write a run's observations in the columns of another project"
+    )
+    export.add_argument("run", type=run_folder, metavar="RUN", help="the run folder")
+    export.add_argument(
+        "--format",
+        choices=("ado",),
+        required=True,
+        help="ado: IBM's ado and LLMFineTuningBench; further columns hold the basis (measured or "
+        "simulated), sparsity, recipe, weights, software and stack",
+    )
+    export.add_argument(
+        "--out", type=Path, metavar="FILE", help="file to write (default: ado.csv in the run)"
+    )
+    export.set_defaults(run_command=run_export)
+    reproduce = commands.add_parser(
+        "reproduce",
+        help="recompute the paper's tables and figures, and compare its law with ours",
+        description="Recomputes what arXiv 2408.04693 publishes, and tests how well its law and "
+        "ours predict held-out points. Prints Markdown and draws the figures.",
+    )
+    reproduce.add_argument("--json", action="store_true", help="print only the figures, as JSON")
+    reproduce.add_argument(
+        "--out",
+        type=Path,
+        default=Path("reproduction"),
+        metavar="DIR",
+        help="folder for reproduction.md and fig13.svg to fig15.svg (default: reproduction)",
+    )
+    reproduce.set_defaults(run_command=run_reproduce)
+
+
+def _add_fit(commands: Any) -> None:
+    fit = commands.add_parser(
+        "fit",
+        help="fit the laws to the observations of a run or of a CSV",
+        description="Fits the laws to a run and writes fits.json into it. Or fits a CSV with the "
+        "columns gpu, model, sparsity, seq_len, batch_size and examples_per_second, or with those "
+        "of IBM's ado: prints the laws and writes fits.json and coefficients.csv.",
+    )
+    add = fit.add_argument
+    add(
+        "run",
+        type=run_folder,
+        metavar="RUN|FILE.csv",
+        help="the run folder, or a CSV of observations",
+    )
+    add(
+        "--predict",
+        type=Path,
+        metavar="QUESTIONS.csv",
+        help="predict these rows, with intervals, in predictions.csv",
+    )
+    add(
+        "--lengths",
+        type=Path,
+        metavar="LENGTHS.csv",
+        help="lengths of data sets' examples, for rows that only name a data set: columns dataset, "
+        "tokens and examples",
+    )
+    add("--out", type=Path, metavar="DIR", help="folder to write to (default: FILE.fits)")
+    fit.set_defaults(run_command=run_fit)
+
+
+def run_fit(options: argparse.Namespace) -> int:
+    """Fit a run, or a CSV of observations."""
+    if _is_csv(options):
+        from orchestrator.reporting.csv_fit_report import fit_csv
+
+        text, remarks = fit_csv(options.run, options.predict, options.lengths, options.out)
+        for line in remarks:
+            remark(line)
+        print_result(text)
         return 0
-    text = as_markdown(told)
-    print_result(text)
-    folder: Path = options.out
-    try:
-        drawn = draw(told, folder)
-        (folder / "reproduction.md").write_text(f"{text}\n", encoding="utf-8")
-    except OSError as error:
-        raise ReproduceError(f"--out {folder}: cannot be written ({error.strerror})") from None
-    remark(f"{folder}: reproduction.md, {', '.join(path.name for path in drawn)}")
-    return 0
+    from orchestrator.run_folder.parallel_fit import fits_of
+    from orchestrator.run_folder.run_folder import RunFolder
 
-
-def fit_table(options: argparse.Namespace) -> int:
-    """Fits the laws to anybody's observations, in a CSV."""
-    from orchestrator.reporting.csv_fit_report import (  # noqa: PLC0415 - pandas, for tables only
-        fit_csv,
+    folder = RunFolder.existing(options.run)
+    fits = fits_of(folder)
+    path = folder.write("fits.json", fits)
+    usable = sum(fit.status.is_usable for fit in fits.fits)
+    with_law = sum(family.form is not None for family in fits.families)
+    print_result(
+        f"{path}: {usable} of {len(fits.fits)} fits usable, {with_law} of {len(fits.families)} "
+        "families with a law of the step time"
     )
-
-    text, remarks = fit_csv(options.run, options.predict, options.lengths, options.out)
-    for line in remarks:
-        remark(line)
-    print_result(text)
     return 0
 
 
-def export(options: argparse.Namespace) -> int:
-    """Writes a run's observations in the columns of another project."""
-    from orchestrator.reporting.ado_export import (  # noqa: PLC0415 - pandas, for tables only
-        export_ado,
-    )
-
-    print_result(export_ado(RunFolder.existing(options.run), options.out))
-    return 0
-
-
-def is_of_a_table(options: argparse.Namespace) -> bool:
-    """Whether ``fit`` is given a CSV, and not a run.
+def _is_csv(options: argparse.Namespace) -> bool:
+    """Whether ``fit`` is given a CSV in place of a run.
 
     Raises:
         TableError: it is neither, or a run with options of a CSV.
     """
+    from fitting.tables.table_error import TableError
+
     path: Path | str = options.run
     if isinstance(path, Path) and path.suffix.casefold() == ".csv" and not path.is_dir():
         return True
@@ -71,14 +120,32 @@ def is_of_a_table(options: argparse.Namespace) -> bool:
     return False
 
 
-def fit(folder: RunFolder) -> int:
-    """Fits the laws to a run's observations."""
-    fits = fits_of(folder)
-    path = folder.write("fits.json", fits)
-    usable = sum(f.status.is_usable for f in fits.fits)
-    with_law = sum(family.form is not None for family in fits.families)
-    print_result(
-        f"{path}: {usable} of {len(fits.fits)} fits usable, {with_law} of {len(fits.families)} "
-        "families with a law of the step time"
-    )
+def run_export(options: argparse.Namespace) -> int:
+    """Write a run's observations in the columns of another project."""
+    from orchestrator.reporting.ado_export import export_ado
+    from orchestrator.run_folder.run_folder import RunFolder
+
+    print_result(export_ado(RunFolder.existing(options.run), options.out))
+    return 0
+
+
+def run_reproduce(options: argparse.Namespace) -> int:
+    """Recompute the paper's tables and figures, print them and write them."""
+    from fitting.paper.reproduction import reproduction
+    from orchestrator.reporting.paper_figures import ReproduceError, draw
+    from orchestrator.reporting.paper_report import as_markdown
+
+    results = reproduction()
+    if options.json:
+        print_result(json.dumps({"figures": results.figures}, indent=2))
+        return 0
+    text = as_markdown(results)
+    print_result(text)
+    folder: Path = options.out
+    try:
+        drawings = draw(results, folder)
+        (folder / "reproduction.md").write_text(f"{text}\n", encoding="utf-8")
+    except OSError as error:
+        raise ReproduceError(f"--out {folder}: cannot be written ({error.strerror})") from None
+    remark(f"{folder}: reproduction.md, {', '.join(path.name for path in drawings)}")
     return 0

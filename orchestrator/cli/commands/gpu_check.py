@@ -2,57 +2,77 @@
 
 import argparse
 import os
+from typing import Any
 
-from orchestrator.cli.options.inputs import asked_prices, given_run_path, now
+from orchestrator.cli.options.clock import now
+from orchestrator.cli.options.prices import add_prices
+from orchestrator.cli.options.value_types import positive
 from orchestrator.console import print_result, remark
-from orchestrator.planning.plan import make_plan, trial_task
-from orchestrator.reporting.sections.memory_section import limits_section
-from orchestrator.reporting.write_reports import write_derived_files
-from orchestrator.run_folder.file_names import PAGE, PLAN
-from orchestrator.run_folder.observation_writer import ObservationWriter
-from orchestrator.run_folder.run_folder import RunFolder, open_run
-from orchestrator.running.gpu_check import (
-    gpu_check_spec_text,
-    gpu_of_this_machine,
-    in_order_of_value,
-    machine_with,
-    time_is_left,
-)
-from orchestrator.running.progress import Progress
-from orchestrator.running.recorder import ObservationRecorder
-from orchestrator.spec.spec_file import parse_spec
-from trials.local_runner import run_trials_here
-from trials.records.observation import by_cell
 
 
-def gpu_check(options: argparse.Namespace) -> int:
-    """Measures the GPU of this machine without Ray, and goes on where an earlier check ended."""
-    path = given_run_path(options.out, "gpu-check")
-    prices = asked_prices(options, RunFolder(path).catalog_rows())
+def add_options(commands: Any) -> None:
+    """Add the command."""
+    check = commands.add_parser(
+        "gpu-check", help="measure the GPU of this machine without Ray; run it again to resume"
+    )
+    check.add_argument("--out", metavar="DIR", help="the run folder (default: runs/gpu-check)")
+    check.add_argument(
+        "--seconds", type=positive, default=480, help="time limit in seconds (default: 480)"
+    )
+    add_prices(check)
+    check.set_defaults(run_command=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure the GPU of this machine, or resume an earlier check."""
+    from orchestrator.planning.plan import make_plan, trial_task
+    from orchestrator.pricing.prices_in_use import PriceOptions
+    from orchestrator.reporting.sections.memory_section import limits_section
+    from orchestrator.reporting.write_reports import write_derived_files
+    from orchestrator.request import request_of
+    from orchestrator.run_folder.file_names import PAGE, PLAN
+    from orchestrator.run_folder.observation_writer import ObservationWriter
+    from orchestrator.run_folder.run_folder import RunFolder, open_run
+    from orchestrator.running.gpu_check import (
+        gpu_check_spec_text,
+        gpu_of_this_machine,
+        in_order_of_value,
+        machine_with,
+        time_is_left,
+    )
+    from orchestrator.running.progress import Progress
+    from orchestrator.running.recorder import ObservationRecorder
+    from orchestrator.spec.spec_file import parse_spec
+    from orchestrator.storage.run_storage import output_path
+    from trials.local_runner import run_trials_here
+    from trials.records.observation import by_cell
+
+    path = output_path(options.out, "gpu-check")
+    prices = request_of(PriceOptions, vars(options)).in_use(RunFolder(path).catalog_rows())
     catalog = prices.over(prices.catalog)
     gpu = gpu_of_this_machine(catalog)
     text = gpu_check_spec_text(gpu, catalog)
     spec = parse_spec(text, "gpu-check", base=prices.catalog)
-    run = open_run(path, text, spec, prices.rows)
+    folder = open_run(path, text, spec, prices.rows)
     machine = machine_with(gpu, len(os.sched_getaffinity(0)))
-    with ObservationWriter(run) as writer:
-        known = run.observations()
-        plan = make_plan(spec, catalog, machine, known)
-        run.write(PLAN, plan)
+    with ObservationWriter(folder) as writer:
+        observations = folder.observations()
+        plan = make_plan(spec, catalog, machine, observations)
+        folder.write(PLAN, plan)
         cells = in_order_of_value(spec, plan)
-        of_cell, threads = by_cell(known), machine.threads(gpu)
+        of_cell, threads = by_cell(observations), machine.threads(gpu)
         tasks = [trial_task(spec, catalog, cell, of_cell[cell], threads=threads) for cell in cells]
-        with Progress(cells, complete=len(plan.complete), known=known) as progress:
-            keeper = ObservationRecorder(writer, progress)
-            run_trials_here(tasks, keeper, time_is_left(options.seconds, keeper.observations))
-        plan = make_plan(spec, catalog, machine, run.observations())
-        run.write(PLAN, plan)
-    write_derived_files(run, spec, catalog, plan, now())
-    print_result(limits_section(spec.all_cells(), run.observations()))
+        with Progress(cells, complete=len(plan.complete), known=observations) as progress:
+            recorder = ObservationRecorder(writer, progress)
+            run_trials_here(tasks, recorder, time_is_left(options.seconds, recorder.seen))
+        plan = make_plan(spec, catalog, machine, folder.observations())
+        folder.write(PLAN, plan)
+    write_derived_files(folder, spec, catalog, plan, now())
+    print_result(limits_section(spec.all_cells(), folder.observations()))
     left = [cell for cell in cells if cell in plan.pending]
     print_result(
-        f"\n{len(cells) - len(left)} of {len(cells)} cells done; the report: {run.path / PAGE}"
+        f"\n{len(cells) - len(left)} of {len(cells)} cells done; the report: {folder.path / PAGE}"
     )
     if left:
-        remark(f"{len(left)} cells are left: run the same command again to go on")
+        remark(f"{len(left)} cells are left: run the same command again to resume")
     return 0

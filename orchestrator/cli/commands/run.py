@@ -1,69 +1,67 @@
-"""Commands on a run that is there. Results go to stdout, progress and remarks to stderr."""
+"""Commands on a run folder: ``rank``, ``what-if``, ``report`` and ``status``."""
 
 import argparse
+from typing import Any
 
-from fitting.families.cell_step_time import Batch, StepTimeSource
-from fitting.families.fit_family import fit_families
-from fitting.learning_curves import curves
-from orchestrator.cli.commands.catalog import in_use_text
-from orchestrator.cli.options.inputs import now, run_and_prices, today
-from orchestrator.cli.options.job import AUTO, changed_workload
-from orchestrator.cli.options.offers import asked_constraints, with_overheads
+from orchestrator.cli.options.clock import now, today
+from orchestrator.cli.options.job import add_job
+from orchestrator.cli.options.prices import add_prices
+from orchestrator.cli.options.value_types import run_folder
 from orchestrator.console import print_result, remark
-from orchestrator.markdown_table import table
-from orchestrator.planning.node_pricing import NodePrices
-from orchestrator.planning.plan import Plan
-from orchestrator.planning.spending import Meter
-from orchestrator.ranking.epochs_needed import EpochsByCell, EpochsError, learned_epochs
-from orchestrator.ranking.priced_cells import RankingInputs
-from orchestrator.ranking.ranked_offer import ranking_csv
-from orchestrator.ranking.ranking import rank
-from orchestrator.reporting.comparison import compare, comparison_markdown
-from orchestrator.reporting.html_report import html_comparison
-from orchestrator.reporting.markdown_report import cheapest_section, headline
-from orchestrator.reporting.sections.slow_node_section import slow_nodes_text
-from orchestrator.reporting.write_reports import trouble_lines, write_ranking, write_report
-from orchestrator.run_folder.file_names import PAGE, REPORT
-from orchestrator.run_folder.learning_log import learned_file, learned_in
-from orchestrator.run_folder.load_results import plan_of, results_of
-from orchestrator.run_folder.run_folder import RunFolder
-from orchestrator.running.progress import fastest
-from orchestrator.storage.run_storage import distinct_names
-from trials.records.observation import by_cell, largest_batch
 
 
-def rank_run(options: argparse.Namespace) -> int:
-    """Prices a job on every offer, the specification's own unless told otherwise.
-
-    ``what-if`` does it for the answer alone, and leaves the run as it is.
-    """
-    folder = RunFolder.existing(options.run)
-    prices, spec = run_and_prices(folder, options)
-    catalog = prices.over(spec.merged_catalog())
-    workload = changed_workload(spec.workload, options, tuple(spec.models.values()))
-    workload = with_overheads(options, workload)
-    batch: Batch = options.batch_size or workload.batch_size or "fastest"
-    observations = folder.observations()
-    plan = plan_of(folder, spec)
-    # The fastest batch size is among those timed, and no law is asked about it.
-    needs_law = isinstance(batch, int) or workload.lengths is not None
-    families = fit_families(observations) if needs_law else ()
-    inputs = RankingInputs(
-        workload,
-        catalog,
-        plan,
-        StepTimeSource(observations, families),
-        batch_wish=batch,
-        constraints=asked_constraints(options, catalog),
-        today=today(),
-        epochs=_learned(options, folder, plan),
-        seed=spec.seed,
+def add_options(commands: Any) -> None:
+    """Add the commands."""
+    rank = commands.add_parser(
+        "rank", help="price a job on every offer; write ranking.csv and ranking.json"
     )
-    ranking = rank(inputs)
+    _add_run(rank)
+    add_job(rank)
+    rank.set_defaults(run_command=run_rank)
+    what_if = commands.add_parser(
+        "what-if", help="price another job, or with other prices, and leave the run unchanged"
+    )
+    _add_run(what_if)
+    add_job(what_if)
+    what_if.set_defaults(run_command=run_rank)
+    report = commands.add_parser(
+        "report", help="write report.html and report.md and print it, or compare two runs"
+    )
+    _add_run(report)
+    report.add_argument(
+        "other",
+        nargs="?",
+        type=run_folder,
+        metavar="OTHER",
+        help="another run to compare with; writes comparison-OTHER.html into the first",
+    )
+    report.set_defaults(run_command=run_report)
+    status = commands.add_parser("status", help="print the progress of a run")
+    _add_run(status)
+    status.set_defaults(run_command=run_status)
+
+
+def _add_run(command: argparse.ArgumentParser) -> None:
+    command.add_argument("run", type=run_folder, metavar="RUN", help="the run folder")
+    add_prices(command)
+
+
+def run_rank(options: argparse.Namespace) -> int:
+    """Print a ranking; ``rank`` also writes it into the run."""
+    from orchestrator.ranking.ranked_offer import ranking_csv
+    from orchestrator.reporting.markdown_report import cheapest_section, headline
+    from orchestrator.reporting.sections.slow_node_section import slow_nodes_text
+    from orchestrator.reporting.write_reports import write_ranking
+    from orchestrator.request import request_of
+    from orchestrator.run_folder.rank_run import RankRequest, rank_run
+    from orchestrator.run_folder.run_folder import RunFolder
+
+    ranked = rank_run(request_of(RankRequest, vars(options)), today())
+    ranking = ranked.ranking
     if options.command == "rank":
-        write_ranking(folder, ranking)
-    remark(in_use_text(prices, catalog, today()))
-    for line in slow_nodes_text(observations):
+        write_ranking(RunFolder(options.run), ranking)
+    remark(f"In use: {ranked.prices}")
+    for line in slow_nodes_text(ranked.observations):
         remark(line)
     if options.json:
         print_result(ranking.model_dump_json(indent=1))
@@ -74,55 +72,66 @@ def rank_run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _learned(options: argparse.Namespace, folder: RunFolder, plan: Plan) -> EpochsByCell | None:
-    """The epochs of each cell by what was learned, if they are asked for."""
-    if options.epochs != AUTO:
-        if options.learned is not None:
-            raise EpochsError(f"--learned {options.learned}: goes with --epochs auto: add it")
-        return None
-    cells = (*plan.complete, *plan.pending, *(skip.cell for skip in plan.skipped))
-    if options.learned is not None:
-        return learned_epochs(cells, curves(learned_file(options.learned)), str(options.learned))
-    return learned_epochs(cells, curves(learned_in(folder)), str(folder.path))
+def run_report(options: argparse.Namespace) -> int:
+    """Write and print the report of the specification's job, or compare two runs."""
+    from orchestrator.pricing.prices_in_use import PriceOptions
+    from orchestrator.reporting.write_reports import write_report
+    from orchestrator.request import request_of
+    from orchestrator.run_folder.file_names import PAGE, REPORT
+    from orchestrator.run_folder.load_results import plan_of, run_and_prices
+    from orchestrator.run_folder.run_folder import RunFolder
 
-
-def report(options: argparse.Namespace) -> int:
-    """Writes the report of the specification's job anew; what `rank` wrote stays.
-
-    Of two runs, it writes what differs between them.
-    """
     if options.other is not None:
-        return compare_runs(options)
+        return _compare(options)
     folder = RunFolder.existing(options.run)
-    prices, spec = run_and_prices(folder, options)
+    prices, spec = run_and_prices(folder, request_of(PriceOptions, vars(options)))
     catalog = prices.over(spec.merged_catalog())
     write_report(folder, spec, catalog, plan_of(folder, spec), now())
-    remark(in_use_text(prices, catalog, today()))
+    remark(f"In use: {prices.age(catalog, today())}")
     print_result((folder.storage.read(REPORT) or b"").decode().rstrip())
-    remark(f"{folder.path / PAGE}: the same to look at, in one file")
+    remark(f"{folder.path / PAGE}: the same report with charts, in one file")
     return 0
 
 
-def compare_runs(options: argparse.Namespace) -> int:
-    """Sets two runs side by side."""
+def _compare(options: argparse.Namespace) -> int:
+    """Compare two runs."""
+    from orchestrator.pricing.prices_in_use import PriceOptions
+    from orchestrator.reporting.comparison import compare, comparison_markdown
+    from orchestrator.reporting.html_report import html_comparison
+    from orchestrator.request import request_of
+    from orchestrator.run_folder.load_results import results_of, run_and_prices
+    from orchestrator.run_folder.run_folder import RunFolder
+    from orchestrator.storage.run_storage import distinct_names
+
     folders = [RunFolder.existing(path) for path in (options.run, options.other)]
     results = []
     for folder in folders:
-        prices, spec = run_and_prices(folder, options)
+        prices, spec = run_and_prices(folder, request_of(PriceOptions, vars(options)))
         catalog = prices.over(spec.merged_catalog())
         results.append(results_of(folder, spec, catalog, today()))
     names = distinct_names([folder.path for folder in folders])
-    found = compare(results[0], results[1], (names[0], names[1]))
-    file = folders[0].write(f"comparison-{names[1]}.html", html_comparison(found, now()))
-    print_result(comparison_markdown(found))
-    remark(f"{file}: the same to look at, in one file")
+    comparison = compare(results[0], results[1], (names[0], names[1]))
+    file = folders[0].write(f"comparison-{names[1]}.html", html_comparison(comparison, now()))
+    print_result(comparison_markdown(comparison))
+    remark(f"{file}: the same comparison with charts, in one file")
     return 0
 
 
-def status(options: argparse.Namespace) -> int:
-    """Tells how far a run is, from its files alone."""
+def run_status(options: argparse.Namespace) -> int:
+    """Print the state of each trial, and what the run has cost, from its files alone."""
+    from orchestrator.markdown_table import table
+    from orchestrator.planning.node_pricing import NodePrices
+    from orchestrator.planning.spending import Meter
+    from orchestrator.pricing.prices_in_use import PriceOptions
+    from orchestrator.reporting.write_reports import trouble_lines
+    from orchestrator.request import request_of
+    from orchestrator.run_folder.load_results import plan_of, run_and_prices
+    from orchestrator.run_folder.run_folder import RunFolder
+    from orchestrator.running.progress import fastest
+    from trials.records.observation import by_cell, largest_batch
+
     folder = RunFolder.existing(options.run)
-    prices, spec = run_and_prices(folder, options)
+    prices, spec = run_and_prices(folder, request_of(PriceOptions, vars(options)))
     observations = folder.observations()
     plan = plan_of(folder, spec)
     skipped = {skip.cell for skip in plan.skipped}
@@ -130,24 +139,22 @@ def status(options: argparse.Namespace) -> int:
     rows = []
     of_cell = by_cell(observations)
     for cell in spec.all_cells():
-        seen = of_cell[cell]
+        cells_own = of_cell[cell]
         # An adaptive sweep measures no more of a cell than it needs.
-        in_part = "in part" if fastest(seen) and not is_running else "begun"
-        begun = in_part if seen else "waiting"
+        in_part = "in part" if fastest(cells_own) and not is_running else "begun"
+        begun = in_part if cells_own else "waiting"
         state = "done" if cell in plan.complete else "skipped" if cell in skipped else begun
-        known = largest_batch(seen)
-        rows.append(
-            (cell.key, state, "" if known is None else known[0], fastest(seen) or "", len(seen))
-        )
+        largest = largest_batch(cells_own)
+        size = "" if largest is None else largest[0]
+        rows.append((cell.key, state, size, fastest(cells_own) or "", len(cells_own)))
     print_result(table(("trial", "state", "largest batch", "fastest", "observations"), rows))
     profiles = folder.profiles()
-    catalog = prices.over(spec.merged_catalog())
     running = f"{'a' if is_running else 'no'} sweep is running"
-    made = sum(each.profile is not None for each in profiles)
+    made = sum(profile.profile is not None for profile in profiles)
     profiled = f", {made} profiles" if made else ""
     print_result(f"\n{len(plan.complete)} of {len(rows)} trials done{profiled}; {running}")
     faults = folder.faults()
-    rates = NodePrices(catalog, folder.rented())
+    rates = NodePrices(prices.over(spec.merged_catalog()), folder.rented())
     meter = Meter(spec, rates, [*observations, *profiles], faults.faults)
     for line in (*meter.text(), *trouble_lines(faults, observations)):
         print_result(line)

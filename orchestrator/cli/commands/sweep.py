@@ -1,40 +1,123 @@
-"""Command ``sweep``. Results go to stdout, progress and remarks to stderr."""
+"""Commands ``sweep`` and ``plan``. Results go to stdout, progress and remarks to stderr."""
 
 import argparse
 from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from orchestrator.cli.commands.catalog import in_use_text
-from orchestrator.cli.commands.plan import asked_rented, plan_without_starting, print_plan
-from orchestrator.cli.options.inputs import (
-    asked_prices,
-    given_run_path,
-    now,
-    run_and_prices,
-    spec_text,
-    tell,
-    today,
-)
+from orchestrator.cli.options.clock import now, today
+from orchestrator.cli.options.offers import add_rented
+from orchestrator.cli.options.prices import add_prices
+from orchestrator.cli.options.value_types import above_zero, not_negative, positive, run_folder
 from orchestrator.console import print_result, remark
-from orchestrator.estimating.calibration_file import known_constants
-from orchestrator.planning.measurement_cost import Budget, remaining_work
-from orchestrator.pricing.prices_in_use import PricesInUse
-from orchestrator.ranking.job_lengths import too_long
-from orchestrator.reporting.markdown_report import cheapest_section, headline
-from orchestrator.reporting.sections.cost_text import expected
-from orchestrator.reporting.sections.next_measurement_section import choices_table
-from orchestrator.reporting.write_reports import trouble_lines
-from orchestrator.run_folder.file_names import PAGE, REPORT
-from orchestrator.run_folder.load_results import node_prices, spending_meter
-from orchestrator.run_folder.run_folder import RunFolder
-from orchestrator.running.driver import refuse_skipped
-from orchestrator.running.sweep import SweepOutcome, SweepRequest, run_sweep
-from orchestrator.spec.spec_file import SpecError, parse_spec
-from orchestrator.spec.sweep_spec import SweepSpec
+
+if TYPE_CHECKING:
+    from gpu_catalog.catalog import Catalog
+    from orchestrator.planning.cluster_resources import ClusterResources
+    from orchestrator.planning.node_pricing import NodePrices
+    from orchestrator.planning.plan import Plan
+    from orchestrator.running.sweep import SweepOutcome, SweepRequest
+    from orchestrator.spec.sweep_spec import SweepSpec
+    from orchestrator.storage.run_storage import RunPath
+    from trials.records.observation import Observation
 
 
-def sweep(options: argparse.Namespace) -> int:
+def add_options(commands: Any) -> None:
+    """Add the commands."""
+    _add_sweep(commands)
+    plan = commands.add_parser(
+        "plan",
+        help="print what a sweep would measure, or which measurements help most to choose a GPU",
+        description="Prints what a sweep would do, or still has to do. With --next, lists the "
+        "measurements that help most, for their price, to decide which GPU is the cheapest.",
+    )
+    plan.add_argument(
+        "spec_or_run",
+        nargs="?",
+        type=run_folder,
+        metavar="SPEC|RUN",
+        help="a specification or a run folder (default: the default sweep)",
+    )
+    add_rented(plan)
+    add_prices(plan)
+    plan.add_argument(
+        "--next", action="store_true", help="list what to measure next, and its price"
+    )
+    plan.add_argument(
+        "--most",
+        type=positive,
+        default=10,
+        help="with --next: most measurements to list (default: 10)",
+    )
+    plan.set_defaults(run_command=run_plan)
+
+
+def _add_sweep(commands: Any) -> None:
+    sweep = commands.add_parser("sweep", help="measure the cells of a specification and rank GPUs")
+    add = sweep.add_argument
+    add(
+        "spec",
+        nargs="?",
+        type=Path,
+        metavar="SPEC",
+        help="a YAML file, or a shipped sweep: laptop (the default), paper, memory-saving, "
+        "memory-saving-tiny",
+    )
+    add(
+        "--out",
+        metavar="DIR",
+        help="the run folder (default: runs/NAME), or s3://BUCKET/FOLDER; every command that takes "
+        "a run folder takes such an address",
+    )
+    add(
+        "--resume",
+        action="store_true",
+        help="resume the run in --out with its own specification",
+    )
+    add("--constants", type=Path, metavar="FILE", help="constants that 'calibrate' wrote")
+    add("--dry-run", action="store_true", help="print the plan and start nothing")
+    add(
+        "--adaptive",
+        action="store_true",
+        help="measure what helps most to choose a GPU, and stop when the choice is clear",
+    )
+    add(
+        "--budget-usd",
+        type=above_zero,
+        metavar="USD",
+        help="start no probe once the run has cost this much; the output lists what is missing",
+    )
+    add("--strict", action="store_true", help="start nothing if any trial would be skipped")
+    add(
+        "--wait-for-nodes",
+        type=not_negative,
+        metavar="MINUTES",
+        help="wait this long for a node to start, to return or to start a worker, then skip its "
+        "cells (default: 20)",
+    )
+    add(
+        "--log-to",
+        action="append",
+        choices=("tensorboard", "mlflow"),
+        help="also log trials to this tool: tensorboard writes to the folder tensorboard in the "
+        "run, mlflow to MLFLOW_TRACKING_URI; may be given several times",
+    )
+    add_rented(sweep)
+    add_prices(sweep)
+    sweep.set_defaults(run_command=run_sweep)
+
+
+def run_sweep(options: argparse.Namespace) -> int:
     """Measure what a specification asks for and its run lacks, then fit and rank."""
-    prices, request = _requested(options)
+    from orchestrator.reporting.write_reports import trouble_lines
+    from orchestrator.request import request_of
+    from orchestrator.run_folder.run_folder import RunFolder
+    from orchestrator.running import sweep
+    from orchestrator.running.driver import refuse_skipped
+    from orchestrator.running.sweep_options import SweepOptions, sweep_request
+
+    request, prices = sweep_request(request_of(SweepOptions, vars(options)))
     _remark_misfits(request.spec)
     if options.dry_run or options.strict:
         observations = RunFolder(request.path).observations()
@@ -42,32 +125,51 @@ def sweep(options: argparse.Namespace) -> int:
         if options.strict:
             refuse_skipped(plan)
         if options.dry_run:
-            spec, folder = request.spec, RunFolder(request.path)
-            rates = node_prices(folder, request.catalog, request.rented_as)
-            left = remaining_work(spec, rates, cluster, plan, observations)
-            makes_profiles = spec.profile and request.strategy(rates).makes_profiles
-            spent_usd = spending_meter(folder, spec, rates).usd or 0.0
-            budget = Budget(request.budget_usd, spent_usd, makes_profiles)
-            lines = expected(left, budget, rates)
-            print_plan(plan, folder.path, lines, cluster, request.catalog)
-            if makes_profiles:
-                remark("what is measured is then profiled, at one example and at its largest batch")
+            _print_dry_run(request, plan, cluster, observations)
             return 0
-    outcome = run_sweep(request, now())
-    tell(trouble_lines(outcome.folder.faults(), outcome.folder.observations()))
-    remark(in_use_text(prices, request.catalog, today()))
+    outcome = sweep.run_sweep(request, now())
+    for line in trouble_lines(outcome.folder.faults(), outcome.folder.observations()):
+        remark(line)
+    remark(f"In use: {prices.age(request.catalog, today())}")
     return print_outcome(outcome, request.budget_usd)
 
 
-def print_outcome(outcome: SweepOutcome, budget_usd: float | None) -> int:
-    """Print the ranking, the costs and the conclusion of a sweep; the exit status."""
+def _print_dry_run(
+    request: "SweepRequest",
+    plan: "Plan",
+    cluster: "ClusterResources",
+    observations: "Sequence[Observation]",
+) -> None:
+    from orchestrator.planning.measurement_cost import Budget, remaining_work
+    from orchestrator.reporting.sections.cost_text import expected
+    from orchestrator.run_folder.load_results import node_prices, spending_meter
+    from orchestrator.run_folder.run_folder import RunFolder
+
+    spec, folder = request.spec, RunFolder(request.path)
+    rates = node_prices(folder, request.catalog, request.rented_as)
+    left = remaining_work(spec, rates, cluster, plan, observations)
+    makes_profiles = spec.profile and request.strategy(rates).makes_profiles
+    spent_usd = spending_meter(folder, spec, rates).usd or 0.0
+    budget = Budget(request.budget_usd, spent_usd, makes_profiles)
+    print_plan(plan, folder.path, expected(left, budget, rates), cluster, request.catalog)
+    if makes_profiles:
+        remark("each measured cell is then profiled at one example and at its largest batch")
+
+
+def print_outcome(outcome: "SweepOutcome", budget_usd: float | None) -> int:
+    """Print the ranking, the costs and the conclusion of a sweep; return the exit code."""
+    from orchestrator.reporting.markdown_report import cheapest_section, headline
+    from orchestrator.reporting.sections.next_measurement_section import choices_table
+    from orchestrator.run_folder.file_names import PAGE, REPORT
+
     ranking, conclusion = outcome.ranking, outcome.conclusion
     print_result(f"{headline(ranking)}\n\n{cheapest_section(ranking)}")
     page = outcome.folder.path / PAGE
     print_result(f"\nEvery offer, the fits and the limits: {page}, and {REPORT} to read")
     if conclusion.choices:
         print_result(f"\n{choices_table(conclusion.choices)}")
-    tell(outcome.meter.text())
+    for line in outcome.meter.text():
+        remark(line)
     if conclusion.unpaid:
         keys = ", ".join(cell.key for cell in conclusion.unpaid)
         remark(
@@ -80,41 +182,141 @@ def print_outcome(outcome: SweepOutcome, budget_usd: float | None) -> int:
     return 1
 
 
-def _remark_misfits(spec: SweepSpec) -> None:
+def _remark_misfits(spec: "SweepSpec") -> None:
     """Name the cells that can be measured but not ranked for the job of the specification."""
+    from orchestrator.ranking.job_lengths import too_long
+
     cells = spec.all_cells()
     misfits = [too_long(spec.workload, cell, cells) for cell in cells]
     for reason, count in Counter(reason for reason in misfits if reason is not None).items():
         remark(f"{count} of {len(misfits)} cells cannot be ranked for this job: {reason}")
 
 
-def _requested(options: argparse.Namespace) -> tuple[PricesInUse, SweepRequest]:
-    """The sweep that was asked for, and the prices that it goes by."""
-    constants = known_constants(options.constants)
-    if options.resume:
-        if options.out is None or options.spec is not None:
-            raise SpecError(
-                "--resume takes the run folder and no specification: sweep --resume --out DIR"
-            )
-        folder = RunFolder.existing(given_run_path(options.out, ""))
-        # By the models the run knows: their folders, or the hub, may be gone.
-        prices, spec = run_and_prices(folder, options)
-        text = folder.spec_text()
+def run_plan(options: argparse.Namespace) -> int:
+    """Print what is left to measure, or which measurements help most."""
+    from fitting.families.fit_family import fit_families
+    from orchestrator.planning.cluster_resources import this_machine
+    from orchestrator.planning.measurement_cost import Budget, remaining_work
+    from orchestrator.pricing.offer_options import RentalOptions
+    from orchestrator.pricing.prices_in_use import PriceOptions
+    from orchestrator.ranking.next_measurement import choices, measurable
+    from orchestrator.reporting.sections.cost_text import expected
+    from orchestrator.reporting.sections.next_measurement_section import next_measurements_table
+    from orchestrator.request import request_of
+    from orchestrator.run_folder.file_names import SPEC
+    from orchestrator.run_folder.load_results import node_prices, plan_of, run_and_prices
+    from orchestrator.run_folder.run_folder import RunFolder
+    from orchestrator.spec.spec_file import named_spec_text, parse_spec
+    from orchestrator.storage.run_storage import output_path
+
+    path: Path | str | None = options.spec_or_run
+    price_options = request_of(PriceOptions, vars(options))
+    if isinstance(path, str) or (path is not None and (path / SPEC).exists()):
+        folder = RunFolder.existing(path)
+        prices, spec = run_and_prices(folder, price_options)
+        plan, cluster = plan_of(folder, spec), this_machine()
+        catalog = prices.over(spec.merged_catalog())
     else:
-        prices = asked_prices(options)
-        text, name = spec_text(options.spec)
+        prices = price_options.in_use()
+        text, name = named_spec_text(path)
         spec = parse_spec(text, name, base=prices.catalog)
-    catalog = prices.over(spec.merged_catalog())
-    return prices, SweepRequest(
-        path=given_run_path(options.out, spec.name),
-        spec_text=text,
-        spec=spec,
-        catalog=catalog,
-        catalog_rows=prices.rows,
-        rented_as=asked_rented(options, catalog),
-        constants=constants,
-        is_adaptive=options.adaptive,
-        budget_usd=options.budget_usd,
-        wait_minutes=options.wait_for_nodes,
-        log_to=tuple(options.log_to),
+        folder = RunFolder(output_path(None, spec.name))
+        catalog = prices.over(spec.merged_catalog())
+        plan, cluster = plan_without_starting(spec, catalog, folder.observations())
+    rented_as = request_of(RentalOptions, vars(options)).rented_as(catalog)
+    rates = node_prices(folder, catalog, rented_as)
+    observations = folder.observations()
+    if options.next:
+        cells, families = measurable(spec, catalog), fit_families(observations)
+        gpu_choices = choices(spec, rates, cells, observations, families)
+        remark(f"In use: {prices.age(catalog, today())}")
+        print_result(next_measurements_table(gpu_choices, options.most))
+        return 0
+    left = remaining_work(spec, rates, cluster, plan, observations)
+    lines = expected(left, Budget(profiles=spec.profile), rates)
+    print_plan(plan, folder.path, lines, cluster, catalog)
+    _print_cost_of_absent_gpus(spec, rates, cluster, plan, observations)
+    return 0
+
+
+def plan_without_starting(
+    spec: "SweepSpec", catalog: "Catalog", observations: "Sequence[Observation]"
+) -> "tuple[Plan, ClusterResources]":
+    """Plan a sweep on the cluster that is there, or on this machine; return its nodes as well."""
+    from orchestrator.planning.cluster_resources import this_machine
+    from orchestrator.planning.plan import make_plan
+    from orchestrator.ray_backend.cluster import cluster_address, connected_cluster
+    from orchestrator.running.driver import needs_extras
+
+    if cluster_address() is None:
+        return make_plan(spec, catalog, this_machine(), observations), this_machine()
+    with connected_cluster(ask_for_packages=needs_extras(spec)) as cluster:
+        return make_plan(spec, catalog, cluster, observations), cluster
+
+
+def _print_cost_of_absent_gpus(
+    spec: "SweepSpec",
+    rates: "NodePrices",
+    cluster: "ClusterResources",
+    plan: "Plan",
+    observations: "Sequence[Observation]",
+) -> None:
+    """Print hours and dollars of the GPUs that the cluster lacks, with one node for each."""
+    from orchestrator.planning.cluster_resources import SCALES_TO, ClusterResources, Node
+    from orchestrator.planning.measurement_cost import Budget, remaining_work
+    from orchestrator.planning.plan import make_plan
+    from orchestrator.reporting.sections.cost_text import expected
+
+    catalog = rates.catalog
+    skipped = dict.fromkeys(skip.cell.device for skip in plan.skipped)
+    absent = [catalog.gpu(key) for key in skipped if not cluster.nodes_for(catalog.gpu(key))]
+    nodes = tuple(Node({SCALES_TO + gpu.key: 1.0}) for gpu in absent)
+    extended = ClusterResources((*cluster.nodes, *nodes))
+    extended_plan = make_plan(spec, catalog, extended, observations)
+    keys = {gpu.key for gpu in absent}
+    work = remaining_work(spec, rates, extended, extended_plan, observations)
+    left = [part for part in work if part.gpu in keys]
+    if left:
+        names = ", ".join(part.gpu for part in left)
+        print_result(f"\nOn a cluster with one node per GPU ({names}; 'deploy' writes its file):")
+        for text in expected(left, Budget(profiles=spec.profile), rates):
+            print_result(f"\n{text}")
+
+
+def print_plan(
+    plan: "Plan",
+    folder: "RunPath",
+    expectations: Iterable[str],
+    cluster: "ClusterResources",
+    catalog: "Catalog",
+) -> None:
+    """Print each trial with its plan and its reason."""
+    from orchestrator.markdown_table import table
+    from orchestrator.ray_backend.cluster import cluster_address
+    from orchestrator.scheduling.strategy import to_measure
+
+    devices = {c.device for c in plan.pending if not c.simulated and cluster_address() is not None}
+    nodes = {
+        key: f"nodes: {text}" for key in devices if (text := cluster.nodes_text(catalog.gpu(key)))
+    }
+    rows = [
+        *(
+            (c.key, "to simulate", "")
+            if c.simulated
+            else (c.key, "to measure", nodes.get(c.device, ""))
+            for c in plan.pending
+        ),
+        *((cell.key, "done", f"in {folder}") for cell in plan.complete),
+        *((skip.cell.key, "skipped", skip.reason) for skip in plan.skipped),
+    ]
+    print_result(table(("trial", "plan", "why"), rows))
+    measured = len(to_measure(plan))
+    simulated = len(plan.pending) - measured
+    counts = (
+        f"{measured} to measure, "
+        + (f"{simulated} to simulate, " if simulated else "")
+        + f"{len(plan.complete)} done, {len(plan.skipped)} skipped"
     )
+    for text in expectations:
+        print_result(f"\n{text}")
+    print_result(f"\n{counts}; nothing was started")

@@ -1,44 +1,53 @@
-"""Examples that stand below the help of each command."""
+"""The help's layout, and the examples below the help of each command."""
 
 import argparse
 
-PROGRAM = "finetune-cost"  # what pip installs; python -m orchestrator is the same
+PROGRAM = "finetune-cost"  # the command that pip installs; python -m orchestrator is the same
+EPILOG = """\
+examples:
+  python -m orchestrator sweep                       small models on this machine, in minutes
+  python -m orchestrator sweep my.yaml --dry-run     print what would be measured or skipped
+  ray job submit --working-dir . -- python -m orchestrator sweep my.yaml
+  python -m orchestrator estimate --model mixtral-8x7b --method qlora --seq-len 512
+  python -m orchestrator profile --model mixtral-tiny --seq-len 64    where a step's time goes
+  python -m orchestrator rank runs/laptop --examples 50000 --epochs 3
+"""
 EXAMPLES = {
     "sweep": (
-        ("sweep my.yaml --dry-run", "what would run, what is skipped and why"),
-        ("sweep my.yaml", "into runs/my; again, to go on where it stopped"),
-        ("sweep my.yaml --adaptive --budget-usd 20", "only what helps to decide"),
-        ("sweep my.yaml --out s3://my-bucket/runs/my", "kept in a bucket"),
+        ("sweep my.yaml --dry-run", "print what would run, and what is skipped and why"),
+        ("sweep my.yaml", "results go to runs/my; run it again to resume"),
+        ("sweep my.yaml --adaptive --budget-usd 20", "measure only what helps to decide"),
+        ("sweep my.yaml --out s3://my-bucket/runs/my", "keep the run in a bucket"),
     ),
     "plan": (
-        ("plan my.yaml", "what a sweep would measure"),
-        ("plan my.yaml --next", "which measurement would tell most, and its price"),
-        ("plan runs/my", "what is left of a run"),
+        ("plan my.yaml", "print what a sweep would measure"),
+        ("plan my.yaml --next", "list the most useful measurements and their price"),
+        ("plan runs/my", "print what a run still has to measure"),
     ),
     "estimate": (
         ("estimate --model llama-3.1-8b --method lora --seq-len 2048 --gpu A40,H100-SXM", ""),
-        ("estimate --model ./my-model --seq-len 512 --explain", "what fills the memory"),
+        ("estimate --model ./my-model --seq-len 512 --explain", "print what fills the memory"),
     ),
     "dataset": (
         ("dataset data.jsonl --model llama-3.1-8b --text-fields question,answer", ""),
         ("dataset openai/gsm8k --subset main --model qwen2.5-7b --save lengths.csv", ""),
     ),
     "fit": (
-        ("fit runs/my", "anew, into fits.json"),
-        ("fit mine.csv --predict asked.csv", "anybody's observations, and questions to them"),
+        ("fit runs/my", "write fits.json again"),
+        ("fit mine.csv --predict questions.csv", "fit a CSV, predict the rows of another"),
     ),
     "rank": (
         ("rank runs/my --examples 50000 --epochs 3", "another job"),
-        ("rank runs/my --deadline 24 --no-spot", "in a day, on what is never taken away"),
-        ("rank runs/my --prices mine.csv", "by your own prices"),
+        ("rank runs/my --deadline 24 --no-spot", "within a day, without spot instances"),
+        ("rank runs/my --prices mine.csv", "use your own prices"),
     ),
     "what-if": (
-        ("what-if runs/my --deadline 24 --no-spot", "for the answer alone"),
-        ("what-if runs/my --dataset data.jsonl --text-fields question,answer", "your own data"),
+        ("what-if runs/my --deadline 24 --no-spot", "print the ranking and leave the run unchanged"),
+        ("what-if runs/my --dataset data.jsonl --text-fields question,answer", "use your own data"),
     ),
     "profile": (
         ("profile --model mixtral-tiny --method qlora --seq-len 64 --device cpu", ""),
-        ("profile --model mixtral-tiny --active-experts 2,8 --seq-len 64", "sparse and dense"),
+        ("profile --model mixtral-tiny --active-experts 2,8 --seq-len 64", "compare sparse and dense"),
         ("profile --model llama-tiny --seq-lens 64,128,256 --batch-size max --json", ""),
     ),
     "learn": (
@@ -46,32 +55,32 @@ EXAMPLES = {
         ("learn chats/ --model qwen2.5-7b --method qlora --chat messages --epochs 5", ""),
     ),
     "report": (
-        ("report runs/my", "report.html and report.md"),
-        ("report runs/my runs/other", "what differs, also as runs/my/comparison-other.html"),
+        ("report runs/my", "write report.html and report.md"),
+        ("report runs/my runs/other", "compare two runs, also in comparison-other.html"),
     ),
-    "status": (("status runs/my", "while it runs, or after"),),
-    "export": (("export runs/my --format ado", "into runs/my/ado.csv"),),
-    "calibrate": (("calibrate runs/gpu-check --out constants.json", "for estimate and sweep"),),
-    "gpu-check": (("gpu-check --seconds 600", "again, to go on"),),
-    "reproduce": (("reproduce --out reproduction", "tables in Markdown, figures as SVG"),),
+    "status": (("status runs/my", "during the sweep or after it"),),
+    "export": (("export runs/my --format ado", "write runs/my/ado.csv"),),
+    "calibrate": (("calibrate runs/gpu-check --out constants.json", "constants for estimate and sweep"),),
+    "gpu-check": (("gpu-check --seconds 600", "run it again to resume"),),
+    "reproduce": (("reproduce --out reproduction", "write tables as Markdown and figures as SVG"),),
     "catalog": (
-        ("catalog gpus", "the keys that commands take"),
-        ("catalog refresh", "the prices of today"),
+        ("catalog gpus", "list GPUs and their keys"),
+        ("catalog refresh", "download today's prices"),
     ),
-    "deploy": (("deploy my.yaml --provider aws --out cluster.yaml", "and what it would cost"),),
+    "deploy": (("deploy my.yaml --provider aws --out cluster.yaml", "write the file, print the cost"),),
     "launch": (
-        ("launch cluster.yaml my.yaml --out s3://my-bucket/runs/my", "again, to follow it again"),
-        ("launch cluster.yaml my.yaml --budget-usd 20", "fetched into runs/my at the end"),
+        ("launch cluster.yaml my.yaml --out s3://my-bucket/runs/my", "run it again to follow it again"),
+        ("launch cluster.yaml my.yaml --budget-usd 20", "results are copied to runs/my at the end"),
     ),
     "completion": (
-        ('eval "$(finetune-cost completion bash)"', "in ~/.bashrc"),
-        ("finetune-cost completion zsh > ~/.zfunc/_finetune-cost", "a folder of fpath"),
+        ('eval "$(finetune-cost completion bash)"', "add this line to ~/.bashrc"),
+        ("finetune-cost completion zsh > ~/.zfunc/_finetune-cost", "write it to a folder of fpath"),
     ),
 }
 
 
 class Help(argparse.HelpFormatter):
-    """Wraps descriptions, and leaves examples as they are."""
+    """Wraps descriptions and leaves examples as they are."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if not text.startswith("examples:"):
@@ -83,10 +92,11 @@ def examples_text(command: str) -> str | None:
     """The examples of a command; None where it has none."""
     if command not in EXAMPLES:
         return None
-    shown = [
-        (text if PROGRAM in text else f"python -m orchestrator {text}", told)
-        for text, told in EXAMPLES[command]
+    lines = [
+        (text if PROGRAM in text else f"python -m orchestrator {text}", comment)
+        for text, comment in EXAMPLES[command]
     ]
-    width = max((len(text) for text, told in shown if told), default=0)
-    lines = [f"  {text:<{width}}  {told}".rstrip() for text, told in shown]
-    return "\n".join(["examples:", *lines])
+    width = max((len(text) for text, comment in lines if comment), default=0)
+    return "\n".join(
+        ["examples:", *(f"  {text:<{width}}  {comment}".rstrip() for text, comment in lines)]
+    )

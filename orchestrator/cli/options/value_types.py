@@ -1,68 +1,12 @@
-"""How a command line is read: values of options, and mistakes in one line with what was meant."""
+"""Values of options, converted and checked; a wrong value is an ``ArgumentTypeError``."""
 
 import argparse
-import re
-from collections.abc import Iterable
-from typing import Any, NoReturn
-
-from gpu_catalog.suggestions import did_you_mean
-
-UNKNOWN = "unrecognized arguments: "
-MISSING = "the following arguments are required: "
-CHOICES = re.compile(r"invalid choice: '(.*?)' \(choose from (.*)\)")
+from pathlib import Path
 
 
-class Parser(argparse.ArgumentParser):
-    """Says a mistake in a line, with what may have been meant, not in a page of usage."""
-
-    commands: Any = None
-    _given: Any = ()
-
-    def error(self, message: str) -> NoReturn:
-        """Ends with the message and near matches of what is not known."""
-        self.exit(
-            2, f"{self.prog}: {'; '.join([message, *self._near(message)])} (--help tells all)\n"
-        )
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As ever, but what a command does not know is for that command to say."""
-        options, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            command = self.commands.choices.get(options.command, self)
-            command.error(f"{UNKNOWN}{' '.join(unknown)}")
-        return options
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As ever; what was given is kept, to tell what may have been meant."""
-        self._given = args or ()
-        return super().parse_known_args(args, namespace)
-
-    def _near(self, message: str) -> list[str]:
-        """What may have been meant: of options, or of the choices of one."""
-        chosen = CHOICES.search(message)
-        if chosen is not None:
-            return _near_matches([chosen[1]], re.findall("'(.*?)'", chosen[2]))
-        known = [option for action in self._actions for option in action.option_strings]
-        if message.startswith(UNKNOWN):
-            return _near_matches(message.removeprefix(UNKNOWN).split(), known)
-        if not message.startswith(MISSING):
-            return []
-        # An option that is missing may be there, misspelt; argparse is content with a beginning.
-        return _near_matches(
-            (
-                name
-                for given in self._given
-                if (name := given.partition("=")[0]).startswith("--")
-                and not any(option.startswith(name) for option in known)
-            ),
-            known,
-        )
-
-
-def _near_matches(given: Iterable[str], known: list[str]) -> list[str]:
-    return [
-        f"{each}{near}" for each in given if (near := did_you_mean(each.partition("=")[0], known))
-    ]
+def run_folder(text: str) -> Path | str:
+    """A path; an address stays text, as a path would merge its slashes."""
+    return text if "://" in text else Path(text)
 
 
 def positive(text: str) -> int:
@@ -84,6 +28,18 @@ def above_zero(text: str) -> float:
     return value
 
 
+def count(text: str) -> int:
+    """A whole number of at least 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 0, not {text!r}")
+    return int(text)
+
+
+def positives(text: str) -> tuple[int, ...]:
+    """Whole numbers of at least 1, separated by commas, without repetitions."""
+    return tuple(dict.fromkeys(positive(part.strip()) for part in text.split(",")))
+
+
 def not_negative(text: str) -> float:
     """A number of at least 0."""
     try:
@@ -96,17 +52,17 @@ def not_negative(text: str) -> float:
 
 
 def batch_size(text: str) -> int | str:
-    """Examples per step, ``fastest``, or ``largest``, for which ``max`` is another word."""
+    """Examples per step, ``fastest``, or ``largest`` with its synonym ``max``."""
     return _or_word(text, {"fastest": "fastest", "largest": "largest", "max": "largest"})
 
 
 def largest_or_size(text: str) -> int | str:
-    """Examples per step, or ``largest``, for which ``max`` is another word."""
+    """Examples per step, or ``largest`` with its synonym ``max``."""
     return _or_word(text, {"largest": "largest", "max": "largest"})
 
 
 def epochs(text: str) -> int | str:
-    """How many, or ``auto``."""
+    """Number of epochs, or ``auto``."""
     return _or_word(text, {"auto": "auto"})
 
 

@@ -1,0 +1,274 @@
+"""Estimates as a user asks for them: options in, an estimate for each GPU out."""
+
+import datetime as dt
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from fitting.families.cell_step_time import Batch
+from gpu_catalog.catalog import Catalog, UnknownGpuError
+from gpu_catalog.gpu import Gpu
+from orchestrator.estimating.calibration_file import known_constants
+from orchestrator.estimating.estimate import estimates
+from orchestrator.estimating.estimate_records import Estimated
+from orchestrator.estimating.question import EstimateError, Question, possible_gpus
+from orchestrator.pricing.offer_options import OfferOptions
+from orchestrator.pricing.price_drift import PriceDrift
+from orchestrator.pricing.prices_in_use import PriceOptions
+from orchestrator.request import BatchOption, Names, PathText, validation_lines
+from orchestrator.spec.job import Job
+from orchestrator.spec.job_options import JobOptions, OverheadOptions, changed_job, with_overheads
+from orchestrator.spec.job_request import SOURCES
+from orchestrator.spec.job_tokens import longest_example, longest_tokens
+from orchestrator.spec.recipe_options import RecipeOptions, recipe_of
+from trials.records.model import Model, find_model
+from trials.records.recipe import PositiveInt
+from trials.simulation.trace_cache import Traces
+from trials.simulation.tracing_child import TracingChild
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DEFAULT_JOB = Job(examples=15_000, epochs=10)
+BATCH_LIMIT = 65_536  # the largest batch to try
+MOST_DRAWS = 100  # seconds each; the 95th percentile needs no more
+ALL = ("all",)
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateRequest:
+    """Options of an estimate.
+
+    Attributes:
+        model: preset, hub name, or folder or file with a config.json.
+        gpu: keys of the catalog's GPUs, or all of them.
+        memory_gib: usable memory, for one GPU that the catalog does not have.
+        active_experts: experts per token; absent for the model's own.
+        seq_len: tokens per example; absent for the longest of the data set.
+        batch_size: examples per step, the largest that fits, or the fastest.
+        routing_draws: random routings to draw for the spread of the peak.
+        expandable_segments: whether PyTorch's allocator has expandable segments.
+        constants: file of the simulated clock's constants.
+        job, overheads, recipe, offers, prices: groups of options.
+    """
+
+    model: PathText
+    gpu: Names = ALL
+    memory_gib: float | None = None
+    active_experts: PositiveInt | None = None
+    seq_len: PositiveInt | None = None
+    batch_size: BatchOption | None = None
+    routing_draws: PositiveInt | None = None
+    expandable_segments: bool = False
+    constants: Path | None = None
+    job: JobOptions
+    overheads: OverheadOptions
+    recipe: RecipeOptions
+    offers: OfferOptions
+    prices: PriceOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """Estimates of a job on several GPUs, the cheapest first.
+
+    Attributes:
+        estimated: an estimate for each GPU that can be estimated.
+        question: the job and the recipe that all of them are for.
+        skipped: one line for each GPU that cannot be estimated, with the reason.
+        prices: the price table in use, and its age.
+    """
+
+    estimated: tuple[Estimated, ...]
+    question: Question
+    skipped: tuple[str, ...]
+    prices: str
+
+    def __len__(self) -> int:
+        """Number of GPUs with an estimate."""
+        return len(self.estimated)
+
+    def __iter__(self) -> Iterator[Estimated]:
+        """Iterate over the estimates, the cheapest first."""
+        return iter(self.estimated)
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row per GPU: offer, batch size, peak memory, step time, hours and dollars.
+
+        Intervals have a column for each end, ``_low`` and ``_high``.
+        """
+        import pandas as pd  # noqa: PLC0415 - the commands do without it
+
+        return pd.DataFrame([_row(row.estimate.model_dump(mode="json")) for row in self])
+
+    def _repr_html_(self) -> str:
+        """The frame as an HTML table, for notebooks."""
+        return str(self.to_frame().to_html(index=False))
+
+
+def _row(values: dict[str, Any]) -> dict[str, Any]:
+    """An estimate's fields in one level: the price's beside the others, intervals as two."""
+    price = values.pop("price") or {}
+    row: dict[str, Any] = {}
+    for name, value in (values | price).items():
+        if isinstance(value, dict):
+            row |= {f"{name.removesuffix('_interval')}_{end}": value[end] for end in value}
+        elif not name.endswith("_interval"):
+            row[name] = value
+    return row
+
+
+def estimate_job(
+    request: EstimateRequest, today: dt.date, ahead: list[TracingChild] | None = None
+) -> Estimates:
+    """Simulate a job on GPUs of the catalog.
+
+    Args:
+        request: the options.
+        today: the day that prices have moved until.
+        ahead: child processes that have started already; see ``Traces``.
+
+    Raises:
+        UserError: options, data, model or prices are wrong, or the model cannot be traced.
+    """
+    prices = request.prices.in_use()
+    catalog = prices.over(prices.catalog)
+    question = question_of(request, catalog, today)
+    gpus, reasons = possible_gpus(question, requested_gpus(request, catalog))
+    constants = known_constants(request.constants)
+    estimated = (
+        estimates(question, gpus, catalog, constants, Traces(ahead=ahead, tell=log.info))
+        if gpus
+        else ()
+    )
+    age = prices.age(catalog, today)
+    return Estimates(tuple(estimated), question, tuple(reasons), age)
+
+
+def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Question:
+    """Resolve a request into the question that every GPU is asked.
+
+    Args:
+        request: the options.
+        catalog: GPUs and offers to go by.
+        today: the day that prices have moved until.
+
+    Raises:
+        DataError: the data set cannot be read.
+        EstimateError: options contradict one another; a line each.
+        OptionError: the recipe or the offers cannot be; a line each.
+        UnknownModelError: there is no such model.
+    """
+    model = find_model(request.model)
+    job = with_overheads(request.overheads, changed_job(DEFAULT_JOB, request.job, [model]))
+    return Question(
+        model=model,
+        recipe=recipe_of(request.recipe, precision="bf16"),
+        active_experts=request.active_experts,
+        seq_len=_seq_len(request.seq_len, job),
+        batch=request.batch_size or _default_batch(job),
+        batch_limit=BATCH_LIMIT,
+        workload=job,
+        constraints=request.offers.constraints(catalog),
+        drift=PriceDrift(job.overheads, today, seed=0, draws=0),
+        routing_draws=_draws(request.routing_draws, model),
+        expandable_segments=request.expandable_segments,
+        by_default=_by_default(request.job),
+    )
+
+
+def _default_batch(job: Job) -> Batch:
+    """The fastest batch where padding grows with the batch; else the largest."""
+    is_padded = job.lengths is not None and job.padding != "packed"
+    return "fastest" if is_padded else "largest"
+
+
+def _by_default(options: JobOptions) -> tuple[str, ...]:
+    """Options of the job that were not given, so that the default job's stand in."""
+    has_data = bool(options.fields().keys() & set(SOURCES))
+    given = {"--examples": has_data or options.examples is not None, "--epochs": options.epochs}
+    return tuple(name for name, value in given.items() if not value)
+
+
+def _seq_len(seq_len: int | None, job: Job) -> int:
+    """Tokens of the longest row, which must fit: as given, or as the data has them."""
+    longest = longest_example(job)
+    if longest is None:
+        if seq_len is None:
+            raise EstimateError("--seq-len is missing: give it, or --dataset to take it from")
+        return seq_len
+    if seq_len is not None and seq_len < longest:
+        raise EstimateError(
+            f"--seq-len {seq_len}: examples have up to {longest} tokens: add "
+            f"--cutoff {seq_len}, or leave --seq-len out"
+        )
+    return seq_len or longest_tokens(job, longest)
+
+
+def _draws(draws: int | None, model: Model) -> int:
+    if draws is None:
+        return 0
+    if model.experts is None:
+        raise EstimateError(f"--routing-draws: {model.name} has no experts: leave it out")
+    if draws > MOST_DRAWS:
+        raise EstimateError(f"--routing-draws {draws}: each is traced: give at most {MOST_DRAWS}")
+    return draws
+
+
+def requested_gpus(request: EstimateRequest, catalog: Catalog) -> list[Gpu]:
+    """The GPUs of a request, with the memory that it gives.
+
+    Raises:
+        EstimateError: the GPUs cannot be simulated, or options contradict one another.
+        UnknownGpuError: the catalog lacks one, and its memory was not given.
+    """
+    keys, memory_gib = request.gpu, request.memory_gib
+    if keys == ALL:
+        gpus = [gpu for gpu in catalog.gpus if gpu.kind == "cuda"]
+    else:
+        if "all" in keys:
+            raise EstimateError(f"--gpu {','.join(keys)}: all includes every GPU: give it alone")
+        gpus = [_gpu(key, catalog, memory_gib) for key in dict.fromkeys(keys)]
+    if not gpus:
+        raise EstimateError("--gpu names no GPU: give keys of 'catalog gpus', or all")
+    for gpu in gpus:
+        if gpu.kind != "cuda":
+            raise EstimateError(f"--gpu {gpu.key}: only CUDA GPUs are simulated; measure it")
+    if memory_gib is None:
+        return gpus
+    if len(gpus) > 1:
+        raise EstimateError("--memory-gib is the memory of one GPU: name it with --gpu")
+    return [_with_memory(gpus[0], memory_gib, in_catalog=gpus[0] in catalog.gpus)]
+
+
+def _with_memory(gpu: Gpu, memory_gib: float, *, in_catalog: bool) -> Gpu:
+    """The GPU with other memory; a catalog's GPU gets another key, so that no offer is its own."""
+    usable = round(memory_gib * 2**30)
+    key = f"{gpu.key}-{memory_gib:g}GiB" if in_catalog else gpu.key
+    return gpu.model_copy(update={"key": key, "usable_memory_bytes": usable})
+
+
+def _gpu(key: str, catalog: Catalog, memory_gib: float | None) -> Gpu:
+    try:
+        return catalog.gpu(key)
+    except UnknownGpuError as error:
+        if memory_gib is None:
+            raise UnknownGpuError(
+                f"{error}; or give --memory-gib for one that is not in it"
+            ) from None
+    try:
+        # A GPU that no catalog has gets memory, and no speed: its times stay absent.
+        return Gpu(
+            key=key,
+            kind="cuda",
+            device_names=(key,),
+            source="asked for",
+            recorded=dt.date.today(),  # noqa: DTZ011 - a note, not a time
+        )
+    except ValidationError as error:
+        raise EstimateError(f"--gpu {key!r}: {validation_lines(error)}") from None

@@ -1,0 +1,123 @@
+"""Requests: frozen dataclasses that options fill by name, from a command line or from Python.
+
+A request is nested: a field whose type is a dataclass is a group of options, which takes its own
+fields from the same flat options. An option that is None counts as not given.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from os import PathLike, fspath
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
+
+from gpu_catalog.errors import UserError
+from gpu_catalog.suggestions import did_you_mean
+
+T = TypeVar("T")
+
+
+class OptionError(UserError):
+    """Options that are invalid or contradict one another; a line for each mistake."""
+
+
+def names_in(value: Any) -> Any:
+    """Split a text at its commas and drop empty names; pass a sequence through."""
+    if not isinstance(value, str):
+        return value
+    return tuple(name.strip() for name in value.split(",") if name.strip())
+
+
+def path_text(value: Any) -> Any:
+    """Return a path as text; pass anything else through."""
+    return fspath(value) if isinstance(value, PathLike) else value
+
+
+def batch_choice(value: Any) -> Any:
+    """Read a batch size: a positive number, ``fastest``, or ``largest`` with its synonym ``max``.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    if value == "max":
+        return "largest"
+    if value in ("largest", "fastest") or (type(value) is int and value > 0):
+        return value
+    raise ValueError("must be a positive number, 'max' or 'fastest'")
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(names_in)]
+PathText = Annotated[str, BeforeValidator(path_text)]
+BatchOption = Annotated[int | Literal["largest", "fastest"], BeforeValidator(batch_choice)]
+
+
+def request_of(kind: type[T], options: Mapping[str, object]) -> T:
+    """Make a request from options.
+
+    Args:
+        kind: a dataclass, its fields named as the options are.
+        options: values by name; names that the request does not have are ignored.
+
+    Raises:
+        OptionError: values are missing or invalid; a line for each.
+    """
+    try:
+        return TypeAdapter(kind).validate_python(_nested(kind, options))
+    except ValidationError as error:
+        raise OptionError("\n".join(_line(dict(e)) for e in error.errors())) from None
+
+
+def check_names(kind: type[Any], options: Mapping[str, object]) -> None:
+    """Check that a request has every option that is given.
+
+    Raises:
+        OptionError: it does not; a line for each, with near matches.
+    """
+    names = list(_names(kind))
+    unknown = [name for name in options if name not in names]
+    if unknown:
+        raise OptionError(
+            "\n".join(f"{name}: no such option{did_you_mean(name, names)}" for name in unknown)
+        )
+
+
+def validation_lines(error: ValidationError) -> str:
+    """The mistakes of a record that options were put into, a line each, by option."""
+    return "\n".join(
+        " ".join(
+            part
+            for part in (
+                f"--{str(e['loc'][0]).replace('_', '-')}:" if e["loc"] else "",
+                e["msg"].removeprefix("Value error, "),
+            )
+            if part
+        )
+        for e in error.errors()
+    )
+
+
+def _nested(kind: type[Any], options: Mapping[str, object]) -> dict[str, object]:
+    hints = get_type_hints(kind)
+    fields = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    return {
+        name: _nested(group, options) if dataclasses.is_dataclass(group) else options[name]
+        for name, group in fields.items()
+        if dataclasses.is_dataclass(group) or options.get(name) is not None
+    }
+
+
+def _names(kind: type[Any]) -> Iterator[str]:
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        group = hints[field.name]
+        if dataclasses.is_dataclass(group):
+            yield from _names(group)
+        else:
+            yield field.name
+
+
+def _line(error: dict[str, Any]) -> str:
+    name = next((part for part in error["loc"][::-1] if isinstance(part, str)), "")
+    if error["type"].startswith("missing"):
+        return f"{name}: is missing"
+    return f"{name}: {error['input']!r}: {error['msg'].removeprefix('Value error, ')}"

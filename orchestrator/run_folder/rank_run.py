@@ -1,0 +1,105 @@
+"""A run's ranking for another job, other prices or other constraints."""
+
+import datetime as dt
+from dataclasses import dataclass
+from pathlib import Path
+
+from fitting.families.cell_step_time import Batch, StepTimeSource
+from fitting.families.fit_family import fit_families
+from fitting.learning_curves import curves
+from orchestrator.planning.plan import Plan
+from orchestrator.pricing.offer_options import OfferOptions
+from orchestrator.pricing.prices_in_use import PriceOptions
+from orchestrator.ranking.epochs_needed import EpochsByCell, EpochsError, learned_epochs
+from orchestrator.ranking.priced_cells import RankingInputs
+from orchestrator.ranking.ranked_offer import Ranking
+from orchestrator.ranking.ranking import rank
+from orchestrator.request import BatchOption, PathText
+from orchestrator.run_folder.learning_log import learned_file, learned_in
+from orchestrator.run_folder.load_results import plan_of, run_and_prices
+from orchestrator.run_folder.run_folder import RunFolder
+from orchestrator.spec.job_options import AUTO, JobOptions, OverheadOptions, changed_job, with_overheads
+from trials.records.observation import Observation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRequest:
+    """Options of a ranking; absent ones are the specification's own.
+
+    Attributes:
+        run: run folder, or s3://BUCKET/FOLDER.
+        batch_size: price the job at this batch size; absent for the fastest.
+        learned: training curves kept elsewhere, for ``epochs="auto"``.
+        job, overheads, offers, prices: groups of options.
+    """
+
+    run: PathText
+    batch_size: BatchOption | None = None
+    learned: Path | None = None
+    job: JobOptions
+    overheads: OverheadOptions
+    offers: OfferOptions
+    prices: PriceOptions
+
+
+@dataclass(frozen=True, slots=True)
+class RankedRun:
+    """A ranking and what it was made from.
+
+    Attributes:
+        ranking: the ranking.
+        observations: the observations of the run.
+        prices: the price table in use, and its age.
+    """
+
+    ranking: Ranking
+    observations: list[Observation]
+    prices: str
+
+
+def rank_run(request: RankRequest, today: dt.date) -> RankedRun:
+    """Price a job on every offer, by what a run measured. Nothing is written.
+
+    Args:
+        request: the options.
+        today: the day that prices have moved until.
+
+    Raises:
+        UserError: there is no run, a file cannot be read, or options are wrong.
+    """
+    folder = RunFolder.existing(request.run)
+    prices, spec = run_and_prices(folder, request.prices)
+    catalog = prices.over(spec.merged_catalog())
+    job = changed_job(spec.workload, request.job, tuple(spec.models.values()))
+    job = with_overheads(request.overheads, job)
+    batch: Batch = request.batch_size or job.batch_size or "fastest"
+    observations = folder.observations()
+    plan = plan_of(folder, spec)
+    # The fastest batch size is among those that were timed: it needs no law.
+    needs_law = isinstance(batch, int) or job.lengths is not None
+    inputs = RankingInputs(
+        job,
+        catalog,
+        plan,
+        StepTimeSource(observations, fit_families(observations) if needs_law else ()),
+        batch_wish=batch,
+        constraints=request.offers.constraints(catalog),
+        today=today,
+        epochs=_learned(request, folder, plan),
+        seed=spec.seed,
+    )
+    ranking = rank(inputs)
+    return RankedRun(ranking, observations, prices.age(catalog, today))
+
+
+def _learned(request: RankRequest, folder: RunFolder, plan: Plan) -> EpochsByCell | None:
+    """Epochs of each cell by training curves; None unless they are asked for."""
+    learned = request.learned
+    if request.job.epochs != AUTO:
+        if learned is not None:
+            raise EpochsError(f"--learned {learned}: goes with --epochs auto: add it")
+        return None
+    cells = (*plan.complete, *plan.pending, *(skip.cell for skip in plan.skipped))
+    if learned is not None:
+        return learned_epochs(cells, curves(learned_file(learned)), str(learned))
+    return learned_epochs(cells, curves(learned_in(folder)), str(folder.path))

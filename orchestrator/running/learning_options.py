@@ -1,0 +1,254 @@
+"""Options of learning, and the request that they come to."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_catalog.catalog import UnknownGpuError, load_catalog
+from gpu_catalog.gpu import Gpu
+from orchestrator.datasets.source import DataError, DatasetSource, Mistake
+from orchestrator.datasets.training_data import FEWEST_HELD_OUT, AskedData, data_mistakes
+from orchestrator.pricing.catalog_file import read_catalog_file
+from orchestrator.request import Names, OptionError, names_in
+from orchestrator.running.gpu_check import this_machines_device
+from orchestrator.running.learning_task import LearningRequest
+from orchestrator.spec.job_options import JobOptions, job_request
+from orchestrator.spec.job_request import JobRequest, asked_rendering, own_tokenizer
+from orchestrator.spec.recipe_options import RecipeOptions, recipe_of
+from trials.child_process.token_counter import TokenizerError, mention_own_tokenizer, tokenizer_path
+from trials.records.cell import Cell, Weights
+from trials.records.compatibility import incompatibility, with_defaults
+from trials.records.learning import Schedule, Training
+from trials.records.model import Model, UnknownModelError, find_model
+from trials.records.optional_packages import importable_extras
+
+CUTOFF = 2048  # by default, as in common trainers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnOptions:
+    """Options of ``learn``.
+
+    Attributes:
+        model: preset, hub name, or folder or file with a config.json.
+        gpu: key of this machine's GPU; absent to identify it.
+        catalog: file of the user's own GPUs.
+        weights: random or pretrained; absent for pretrained where there are any.
+        active_experts: numbers of experts per token, one curve each.
+        choices: fields with the possible answers.
+        held_out: number of held-out examples, or their share.
+        held_out_data, held_out_split: held-out set of its own.
+        epochs: most epochs.
+        batch_size, learning_rate, schedule, warmup_steps, patience, seed: training arguments.
+        whole: train all epochs, also after learning has stopped.
+        no_checkpoints: save no checkpoints.
+        threads: CPU threads; absent for one per core.
+        job: the data set; its epochs are those of a job that is priced, and are not used.
+        recipe: options of the recipe.
+    """
+
+    model: str
+    gpu: str | None = None
+    catalog: Path | None = None
+    weights: Weights | None = None
+    active_experts: str | None = None
+    choices: Names = ()
+    held_out: float | None = None
+    held_out_data: str | None = None
+    held_out_split: str | None = None
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    schedule: Schedule
+    warmup_steps: int
+    patience: int
+    seed: int
+    whole: bool = False
+    no_checkpoints: bool = False
+    threads: int | None = None
+    job: JobOptions
+    recipe: RecipeOptions
+
+
+def learning_request(options: LearnOptions) -> LearningRequest:
+    """Validate options and resolve them into a request.
+
+    Raises:
+        DataError: options are invalid or contradict one another; a line for each mistake.
+        GpuCheckError: the GPU of this machine is not in the catalog.
+    """
+    mistakes: list[Mistake] = []
+    model, gpu = None, None
+    with _noting(mistakes, "model", UnknownModelError):
+        model = find_model(options.model)
+    with _noting(mistakes, "gpu", UnknownGpuError):
+        gpu = _gpu(options)
+    data = _data(options, model, mistakes)
+    cells: tuple[Cell, ...] = ()
+    if model is not None and gpu is not None:
+        cells = tuple(_cells(options, model, gpu, mistakes))
+    if mistakes:
+        raise DataError([*mistakes, *([] if data is None else data_mistakes(data))])
+    assert model is not None
+    assert gpu is not None
+    assert data is not None
+    return LearningRequest(
+        model=model,
+        gpu=gpu,
+        cells=cells,
+        training=Training.model_validate(
+            {name: getattr(options, name) for name in Training.model_fields if name != "cutoff"}
+            | {"cutoff": cells[0].seq_len}
+        ),
+        data=data,
+        whole=options.whole,
+        checkpoints=not options.no_checkpoints,
+        threads=options.threads or len(os.sched_getaffinity(0)),
+    )
+
+
+@contextlib.contextmanager
+def _noting(mistakes: list[Mistake], part: str, expected: type[Exception]) -> Iterator[None]:
+    """Append an expected error to the mistakes, and go on."""
+    try:
+        yield
+    except expected as error:
+        mistakes.append(Mistake(part, str(error)))
+
+
+def _gpu(options: LearnOptions) -> Gpu:
+    catalog = load_catalog()
+    if options.catalog is not None:
+        rows = read_catalog_file(options.catalog, catalog)
+        catalog = catalog.merged(rows.gpus, rows.offers)
+    return this_machines_device(catalog) if options.gpu is None else catalog.gpu(options.gpu)
+
+
+def _data(
+    options: LearnOptions, model: Model | None, mistakes: list[Mistake]
+) -> AskedData | None:
+    fields = options.job.fields()
+    if "named" in fields:
+        text = f"{fields['named']}: its lengths are built in, not its examples: give the data set"
+        mistakes.append(Mistake("dataset", text))
+        return None
+    try:
+        # Epochs of a job are how often it is priced; --epochs here is a maximum to train.
+        job = job_request(fields | {"epochs": 1})
+    except DataError as error:
+        mistakes += error.mistakes
+        return None
+    rendering = asked_rendering(job, mistakes)
+    tokenizer = _tokenizer(job.tokenizer, model, mistakes)
+    held_out = _held_out_source(options, job, mistakes)
+    count = options.held_out or 0
+    if count >= 1 and (count % 1 or count < FEWEST_HELD_OUT):
+        text = f"{count:g}: give a share below 1, or a number from {FEWEST_HELD_OUT}"
+        mistakes.append(Mistake("held_out", text))
+    if rendering is None:
+        return None
+    assert job.dataset is not None  # the parser asks for it
+    return AskedData(
+        source=DatasetSource(job.dataset, job.subset, job.split),
+        rendering=rendering,
+        tokenizer=tokenizer,
+        choices=options.choices,
+        held_out=options.held_out,
+        held_out_source=held_out,
+        most=job.most,
+        seed=options.seed,
+    )
+
+
+def _tokenizer(name: str | None, model: Model | None, mistakes: list[Mistake]) -> str:
+    """Name of the tokenizer: the model's own by default."""
+    own = own_tokenizer([model], mistakes) if name is None and model is not None else ""
+    named = name or own
+    if not named:
+        return ""
+    try:
+        path = tokenizer_path(named)
+    except TokenizerError as error:
+        text = mention_own_tokenizer(str(error), own) if own else str(error)
+        mistakes.append(Mistake("tokenizer", text))
+        return ""
+    return named if own or path is None else str(path)
+
+
+def _held_out_source(
+    options: LearnOptions, job: JobRequest, mistakes: list[Mistake]
+) -> DatasetSource | None:
+    """DatasetSource of the held-out set, if it is not split from the training data."""
+    other, split = options.held_out_data, options.held_out_split
+    if other is None and split is None:
+        return None
+    assert job.dataset is not None
+    subset = job.subset if other is None else None
+    source = DatasetSource(other or job.dataset, subset, split)
+    if source == DatasetSource(job.dataset, job.subset, job.split):
+        mistakes.append(Mistake("held_out_data", f"{source.name}: is the training data itself"))
+    return source
+
+
+def _cells(
+    options: LearnOptions, model: Model, gpu: Gpu, mistakes: list[Mistake]
+) -> Iterator[Cell]:
+    """One cell per number of active experts; mistakes are appended."""
+    weights: Weights = options.weights or ("random" if model.weights is None else "pretrained")
+    if weights == "pretrained" and model.weights is None:
+        text = f"pretrained: there are none for {model.name}: give random"
+        mistakes.append(Mistake("weights", text))
+    actives = _actives(options.active_experts, model, mistakes)
+    try:
+        recipe = recipe_of(
+            options.recipe,
+            method="full" if weights == "random" else "lora",
+            precision="fp32" if gpu.kind == "cpu" else "bf16",
+        )
+    except OptionError as error:
+        mistakes += [_of_line(line) for line in str(error).split("\n")]
+        return
+    recipe = with_defaults(recipe, model, gpu)
+    reason = incompatibility(recipe, model, gpu, importable_extras())
+    if reason is not None:
+        mistakes.append(Mistake("recipe", reason))
+        return
+    for active in actives:
+        yield Cell(
+            gpu=gpu.key,
+            model=model.name,
+            weights=weights,
+            recipe=recipe,
+            experts=model.experts,
+            active_experts=active,
+            seq_len=options.job.cutoff or min(CUTOFF, model.positions or CUTOFF),
+        )
+
+
+def _of_line(line: str) -> Mistake:
+    """A mistake of a line that may name its option."""
+    name, colon, text = line.partition(": ")
+    if colon and name.startswith("--"):
+        return Mistake(name.removeprefix("--").replace("-", "_"), text)
+    return Mistake("recipe", line)
+
+
+def _actives(numbers: str | None, model: Model, mistakes: list[Mistake]) -> Sequence[int | None]:
+    """Numbers of active experts, one curve each."""
+    if model.experts is None:
+        if numbers is not None:
+            text = f"{numbers}: {model.name} has no experts: leave it out"
+            mistakes.append(Mistake("active_experts", text))
+        return [None]
+    if numbers is None:
+        return sorted({model.active_experts or model.experts, model.experts})
+    actives = set()
+    for part in names_in(numbers) or ("",):
+        if part.isdecimal() and 1 <= int(part) <= model.experts:
+            actives.add(int(part))
+        else:
+            text = f"{part!r}: {model.name} has {model.experts} experts: give numbers up to that"
+            mistakes.append(Mistake("active_experts", text))
+    return sorted(actives)

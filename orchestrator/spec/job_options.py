@@ -1,0 +1,205 @@
+"""Options that state a job, and the job they come to."""
+
+import dataclasses
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from orchestrator.datasets.lengths import PUBLISHED
+from orchestrator.datasets.source import DataError, Mistake
+from orchestrator.request import OptionError, PathText
+from orchestrator.spec.job import Job, JobTerms, Overheads
+from orchestrator.spec.job_request import SOURCES, JobRequest, workload_of
+from orchestrator.spec.validation_messages import WORDS, shown
+from trials.records.model import Model, find_model
+
+AUTO = "auto"
+PADDINGS = {"packed": "packing", "grouped": "group_by_length"}  # the option of each padding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """A job and its data; an absent option is the job's own.
+
+    Attributes:
+        examples: number of training examples.
+        epochs: number of epochs, or ``auto``: until learning stops.
+        dataset: a file, a folder, a data set of the hub, or one of the paper's by name.
+        length_histogram: CSV of tokens and examples, in place of a data set.
+        text_fields: fields whose texts, one after the other, are an example.
+        template: text of an example with fields in braces.
+        chat: field of messages, rendered by the tokenizer's chat template.
+        tokenizer: tokenizer that counts; absent for the model's own.
+        subset: configuration of a hub data set.
+        split: part of a folder or a hub data set.
+        most: most examples to read.
+        cutoff: tokens at which examples are truncated, or of a packed row.
+        packing: whether rows are packed.
+        group_by_length: whether batches hold examples of similar length.
+    """
+
+    examples: int | None = None
+    epochs: int | str | None = None
+    dataset: PathText | None = None
+    length_histogram: PathText | None = None
+    text_fields: str | tuple[str, ...] | None = None
+    template: str | None = None
+    chat: str | None = None
+    tokenizer: PathText | None = None
+    subset: str | None = None
+    split: str | None = None
+    most: int | None = None
+    cutoff: int | None = None
+    packing: bool = False
+    group_by_length: bool = False
+
+    def fields(self) -> dict[str, Any]:
+        """The options that were given, by the fields of ``JobRequest``.
+
+        ``dataset`` also takes the name of one of the paper's sets, unless a file has that name.
+        """
+        fields = {
+            field.name: value
+            for field in dataclasses.fields(self)
+            if field.name in JobRequest.model_fields
+            if (value := getattr(self, field.name)) is not None
+        }
+        if fields.get("epochs") == AUTO:
+            del fields["epochs"]  # the ranking takes them from the training curves
+        name = fields.get("dataset")
+        if name in PUBLISHED and not Path(name).exists():
+            fields["named"] = fields.pop("dataset")
+        if isinstance(self.text_fields, str):
+            fields["text_fields"] = tuple(name.strip() for name in self.text_fields.split(","))
+        if self.packing and self.group_by_length:
+            raise OptionError("packing, group_by_length: give one of them")
+        for padding, option in PADDINGS.items():
+            if getattr(self, option):
+                fields["padding"] = padding
+        return fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverheadOptions:
+    """Overheads of a job in place of its own; see ``Overheads``."""
+
+    startup_minutes: float | None = None
+    checkpoint_seconds: float | None = None
+    checkpoint_minutes: float | None = None
+    interruptions_per_day: float | None = None
+    price_drift: float | None = None
+    spot_price_drift: float | None = None
+
+
+def with_overheads(options: OverheadOptions, job: Job) -> Job:
+    """Replace overheads of a job by those that were given.
+
+    Raises:
+        OptionError: a value is out of range; a line for each.
+    """
+    given = {
+        name: value
+        for name in Overheads.model_fields
+        if (value := getattr(options, name)) is not None
+    }
+    try:
+        overheads = Overheads.model_validate(job.overheads.model_dump() | given)
+    except ValidationError as error:
+        raise OptionError(
+            "\n".join(
+                f"--{str(e['loc'][0]).replace('_', '-')} {e['input']:g}: {e['msg']}"
+                for e in error.errors()
+            )
+        ) from None
+    return job.model_copy(update={"overheads": overheads})
+
+
+def job_request(fields: dict[str, Any]) -> JobRequest:
+    """Validate the fields of a job request.
+
+    Raises:
+        DataError: values are invalid; a line for each.
+    """
+    try:
+        return JobRequest.model_validate(fields)
+    except ValidationError as error:
+        raise DataError(
+            Mistake(
+                str(detail["loc"][0]),
+                f"{shown(detail['input'])}: {WORDS.get(detail['type'], detail['msg'])}",
+            )
+            for detail in error.errors()
+        ) from None
+
+
+def data_job(
+    options: JobOptions, model: str | None, progress: Callable[[int], None] | None = None
+) -> Job:
+    """Read a data set and count its examples' tokens; the job is one epoch over it.
+
+    Args:
+        options: the data set and how to render it.
+        model: name of the model whose tokenizer counts, unless a tokenizer is given.
+        progress: called with the number of examples counted so far.
+
+    Raises:
+        DataError: the options contradict themselves, or their data cannot be read.
+        UnknownModelError: there is no such model.
+    """
+    fields = options.fields() | {"epochs": 1}
+    if not fields.keys() & set(SOURCES):
+        text = "no data set: name a file, a folder or OWNER/NAME, or give --length-histogram"
+        raise DataError([Mistake("dataset", text)])
+    models: list[Model] = []
+    hub_model: str | None = None
+    if model is not None and "dataset" in fields and "tokenizer" not in fields:
+        if model.count("/") == 1 and not model.startswith((".", "/", "~")):
+            hub_model = model  # the tokenizer of the hub is under its own name
+        else:
+            models = [find_model(model)]
+    return workload_of(job_request(fields), models, progress=progress, hub_model=hub_model)
+
+
+def changed_job(job: Job, options: JobOptions, models: Collection[Model]) -> Job:
+    """Change a job by options: other data, or other terms for the same data.
+
+    Args:
+        job: the job as it is.
+        options: the changes.
+        models: models that it is priced for; the only one's tokenizer counts.
+
+    Raises:
+        DataError: the options contradict themselves, or their data cannot be read.
+    """
+    fields = options.fields()
+    terms = {name: getattr(job, name) for name in JobTerms.model_fields}
+    if fields.keys() & set(SOURCES):
+        # As many examples as the new data has, unless their number is given.
+        return workload_of(job_request(terms | {"examples": None} | fields), models)
+    # The job keeps its lengths, which options of another data set would contradict.
+    others = sorted(fields.keys() - terms.keys())
+    if others:
+        raise DataError(
+            Mistake(name, f"{fields[name]!r}: goes with --dataset: add it, or leave this out")
+            for name in others
+        )
+    if job.lengths is None:
+        idle = sorted(fields.keys() & {"cutoff", "padding", "pad_to_multiple"})
+        if idle:
+            raise DataError(_without_lengths(name, fields[name]) for name in idle)
+    try:
+        return Job(**terms | fields, lengths=job.lengths)
+    except ValidationError:  # the one thing that a job must have for its terms
+        text = "needs --cutoff, the tokens of a row, and a job whose examples' lengths are known"
+        raise DataError([Mistake("packing", text)]) from None
+
+
+def _without_lengths(name: str, value: Any) -> Mistake:
+    """The mistake of an option that needs the lengths of examples, where they are unknown."""
+    if name == "padding":
+        text = "needs a job whose examples' lengths are known: add --dataset"
+        return Mistake(PADDINGS[value], text)
+    return Mistake(name, f"{value!r}: the job has no lengths: add --dataset")

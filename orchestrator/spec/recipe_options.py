@@ -1,0 +1,81 @@
+"""Options that state a recipe, and the recipe they come to."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, ValidationError
+
+from orchestrator.request import Names, OptionError, validation_lines
+from orchestrator.spec.sweep_spec import written_out
+from trials.records.recipe import Method, Precision, Recipe
+
+LORA_RANK = 16
+
+
+def _on_or_off(value: Any) -> Any:
+    return {"on": True, "off": False}.get(value, value) if isinstance(value, str) else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeOptions:
+    """How to fine-tune; an absent option is the recipe's default.
+
+    Attributes:
+        method: full, lora or qlora.
+        recipe: name of a shipped recipe to start from.
+        lora_rank: rank of the adapters.
+        lora_targets: modules with adapters.
+        gradient_checkpointing: whether activations are recomputed in the backward pass.
+        attention: attention kernel.
+        experts: how experts run: looped or grouped.
+        optimizer: name of the optimizer.
+        precision: bf16, fp16 or fp32.
+    """
+
+    method: Method | None = None
+    recipe: str | None = None
+    lora_rank: int | None = None
+    lora_targets: Names | None = None
+    gradient_checkpointing: Annotated[bool | None, BeforeValidator(_on_or_off)] = None
+    attention: str | None = None
+    experts: str | None = None
+    optimizer: str | None = None
+    precision: Precision | None = None
+
+
+def recipe_of(
+    options: RecipeOptions, *, method: Method = "lora", precision: Precision | None = None
+) -> Recipe:
+    """Resolve options into a recipe.
+
+    Args:
+        options: the options.
+        method: default where neither a method nor a named recipe is given.
+        precision: default, likewise; None for the recipe's own.
+
+    Raises:
+        OptionError: there is no such recipe; a line for each reason.
+    """
+    fields: dict[str, Any] = {}
+    if options.recipe is not None:
+        try:
+            fields = dict(written_out({"named": options.recipe}))  # type: ignore[call-overload]
+        except ValueError as error:
+            raise OptionError(f"--recipe: {error}") from None
+    given = {
+        "method": options.method or (None if fields else method),
+        "lora_rank": options.lora_rank,
+        "lora_targets": options.lora_targets,
+        "gradient_checkpointing": options.gradient_checkpointing,
+        "attention": options.attention,
+        "experts": options.experts,
+        "optimizer": options.optimizer,
+        "precision": options.precision or (None if fields else precision),
+    }
+    fields |= {name: value for name, value in given.items() if value is not None}
+    if fields["method"] != "full":
+        fields.setdefault("lora_rank", LORA_RANK)
+    try:
+        return Recipe.model_validate(fields)
+    except ValidationError as error:
+        raise OptionError(validation_lines(error)) from None
