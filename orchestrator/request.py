@@ -97,23 +97,26 @@ def validation_lines(error: ValidationError) -> str:
 
 
 def _nested(kind: type[Any], options: Mapping[str, object]) -> dict[str, object]:
-    hints = get_type_hints(kind)
-    fields = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    """The options of a request, those of each group in a mapping of its own."""
     return {
-        name: _nested(group, options) if dataclasses.is_dataclass(group) else options[name]
-        for name, group in fields.items()
-        if dataclasses.is_dataclass(group) or options.get(name) is not None
+        name: options[name] if group is None else _nested(group, options)
+        for name, group in _fields(kind)
+        if group is not None or options.get(name) is not None
     }
 
 
 def _names(kind: type[Any]) -> Iterator[str]:
+    for name, group in _fields(kind):
+        yield from (name,) if group is None else _names(group)
+
+
+def _fields(kind: type[Any]) -> Iterator[tuple[str, type[Any] | None]]:
+    """Each field of a request, with its type where it is a group of options."""
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
         group = hints[field.name]
-        if dataclasses.is_dataclass(group):
-            yield from _names(group)
-        else:
-            yield field.name
+        is_group = isinstance(group, type) and dataclasses.is_dataclass(group)
+        yield field.name, group if is_group else None
 
 
 def _line(error: dict[str, Any]) -> str:

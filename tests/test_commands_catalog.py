@@ -161,7 +161,7 @@ def test_a_refresh_can_be_written_elsewhere(
     ("arguments", "words"),
     [
         (["refresh", "--source", "gpuhnt"], "--source 'gpuhnt': no such source: did you mean 'gpu"),
-        (["refresh", "--source", ","], "--source: names none: known are gpuhunt, aws-public, aws"),
+        (["refresh", "--source", ","], "--source names no source: take gpuhunt, aws-public"),
         (["prices", "--prices", "papre"], "--prices papre: no such file, nor one of the tables: "),
         (
             ["prices", "--prices", "paper", "--prices", "shipped"],

@@ -13,11 +13,11 @@ from builders import questions as made_questions
 from builders.observations import FULL, environment, tiny_cell
 from builders.runs import ROUTED, made_run, spec_of
 
-from orchestrator.cli.commands import learn
 from orchestrator.cli.main import main
 from orchestrator.run_folder.file_names import LEARNED, LEARNING
 from orchestrator.run_folder.learning_log import learned_file
 from orchestrator.run_folder.run_folder import open_run
+from orchestrator.running import learning_runner
 from trials.child_process.fork_server import ChildGoneError, ProbeEnd
 from trials.child_process.learning_child import ChildLearner, LearnError, NoStartError, _line
 from trials.records.learning import EpochReply, Heartbeat, HeldOutScores, LearnReady, LearnSetup
@@ -250,7 +250,7 @@ class FakeChild:
 def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeChild]:
     """The class whose objects learn."""
     FakeChild.ends_at, FakeChild.begins, FakeChild.asked = None, True, []
-    monkeypatch.setattr(learn, "ChildLearner", FakeChild)
+    monkeypatch.setattr(learning_runner, "ChildLearner", FakeChild)
     return FakeChild
 
 

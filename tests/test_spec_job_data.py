@@ -1,16 +1,14 @@
 """A job by numbers, a histogram or a set of the paper, and what it comes to in tokens and steps."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from orchestrator.cli.options.job import changed_workload
 from orchestrator.datasets.lengths import PUBLISHED, DataLengths, known_lengths, read_histogram
 from orchestrator.datasets.source import DataError
 from orchestrator.spec.job import Job
+from orchestrator.spec.job_options import JobOptions, changed_job
 from orchestrator.spec.job_request import JobRequest, workload_of
 from orchestrator.spec.job_tokens import longest_tokens, padded_tokens, rows, shorter_lengths, steps
 
@@ -119,25 +117,20 @@ def test_the_papers_padding_is_what_was_found_beforehand() -> None:
         assert padded_tokens(workload, batch, 512) == pytest.approx(tokens, rel=0.01)
 
 
-def options(**given: Any) -> argparse.Namespace:
-    """Those of a command that were given."""
-    return argparse.Namespace(**given)
-
-
 def test_options_change_a_job_or_its_data(tmp_path: Path) -> None:
     """On other terms the lengths stay; of other data there are as many examples as it has."""
     job = workload_of(JobRequest(named="math_14k", epochs=10), ())
-    more = changed_workload(job, options(examples=50_000, epochs=3, cutoff=512, packing=True), ())
+    more = changed_job(job, JobOptions(examples=50_000, epochs=3, cutoff=512, packing=True), ())
     assert (more.examples, more.epochs, more.padding) == (50_000, 3, "packed")
     assert more.lengths == job.lengths
-    other = changed_workload(more, options(dataset="commonsense_15k", group_by_length=True), ())
+    other = changed_job(more, JobOptions(dataset="commonsense_15k", group_by_length=True), ())
     assert (other.examples, other.epochs, other.padding) == (15_119, 3, "grouped")
     path = written(tmp_path, "tokens,examples\n10,7\n")
-    third = changed_workload(job, options(length_histogram=str(path), examples=9), ())
+    third = changed_job(job, JobOptions(length_histogram=str(path), examples=9), ())
     assert (third.examples, lengths_of(third).histogram) == (9, ((10, 7),))
     with pytest.raises(DataError, match="--template 'x': goes with --dataset: add it"):
-        changed_workload(job, options(template="x"), ())
+        changed_job(job, JobOptions(template="x"), ())
     with pytest.raises(DataError, match="--packing needs --cutoff, the tokens of a row, and a job"):
-        changed_workload(job, options(packing=True), ())
+        changed_job(job, JobOptions(packing=True), ())
     with pytest.raises(DataError, match="'': must not be empty"):
-        changed_workload(job, options(dataset=""), ())
+        changed_job(job, JobOptions(dataset=""), ())

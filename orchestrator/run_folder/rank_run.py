@@ -18,7 +18,13 @@ from orchestrator.request import BatchOption, PathText
 from orchestrator.run_folder.learning_log import learned_file, learned_in
 from orchestrator.run_folder.load_results import plan_of, run_and_prices
 from orchestrator.run_folder.run_folder import RunFolder
-from orchestrator.spec.job_options import AUTO, JobOptions, OverheadOptions, changed_job, with_overheads
+from orchestrator.spec.job_options import (
+    AUTO,
+    JobOptions,
+    OverheadOptions,
+    changed_job,
+    with_overheads,
+)
 from trials.records.observation import Observation
 
 

@@ -126,9 +126,7 @@ def _gpu(options: LearnOptions) -> Gpu:
     return this_machines_device(catalog) if options.gpu is None else catalog.gpu(options.gpu)
 
 
-def _data(
-    options: LearnOptions, model: Model | None, mistakes: list[Mistake]
-) -> AskedData | None:
+def _data(options: LearnOptions, model: Model | None, mistakes: list[Mistake]) -> AskedData | None:
     fields = options.job.fields()
     if "named" in fields:
         text = f"{fields['named']}: its lengths are built in, not its examples: give the data set"

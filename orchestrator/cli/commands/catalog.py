@@ -218,7 +218,7 @@ def _sources(names: str, regions: str | None, now: dt.datetime) -> "list[PriceSo
     if not chosen:
         raise CatalogError(f"--source names no source: take {', '.join(SOURCES)}")
     in_regions = [name.strip() for name in (regions or "").split(",") if name.strip()]
-    makers: dict[str, Callable[[], "PriceSource"]] = {
+    makers: dict[str, Callable[[], PriceSource]] = {
         "gpuhunt": lambda: _gpuhunt(now),
         "aws-public": lambda: _aws_public(in_regions),
         "aws": lambda: _aws(now, in_regions),

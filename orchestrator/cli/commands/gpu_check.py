@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
         tasks = [trial_task(spec, catalog, cell, of_cell[cell], threads=threads) for cell in cells]
         with Progress(cells, complete=len(plan.complete), known=observations) as progress:
             recorder = ObservationRecorder(writer, progress)
-            run_trials_here(tasks, recorder, time_is_left(options.seconds, recorder.seen))
+            run_trials_here(tasks, recorder, time_is_left(options.seconds, recorder.observations))
         plan = make_plan(spec, catalog, machine, folder.observations())
         folder.write(PLAN, plan)
     write_derived_files(folder, spec, catalog, plan, now())

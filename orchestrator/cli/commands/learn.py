@@ -32,7 +32,9 @@ def add_options(commands: Any) -> None:
     )
     add("--model", required=True, help=MODEL)
     add("--out", metavar="DIR", help="a run folder, or any other (default: runs/learn)")
-    add("--gpu", metavar="KEY", help="key of 'catalog gpus' (default: this machine's GPU, else cpu)")
+    add(
+        "--gpu", metavar="KEY", help="key of 'catalog gpus' (default: this machine's GPU, else cpu)"
+    )
     add_catalog(learn)
     add(
         "--weights",

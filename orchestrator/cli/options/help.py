@@ -42,12 +42,18 @@ EXAMPLES = {
         ("rank runs/my --prices mine.csv", "use your own prices"),
     ),
     "what-if": (
-        ("what-if runs/my --deadline 24 --no-spot", "print the ranking and leave the run unchanged"),
+        (
+            "what-if runs/my --deadline 24 --no-spot",
+            "print the ranking and leave the run unchanged",
+        ),
         ("what-if runs/my --dataset data.jsonl --text-fields question,answer", "use your own data"),
     ),
     "profile": (
         ("profile --model mixtral-tiny --method qlora --seq-len 64 --device cpu", ""),
-        ("profile --model mixtral-tiny --active-experts 2,8 --seq-len 64", "compare sparse and dense"),
+        (
+            "profile --model mixtral-tiny --active-experts 2,8 --seq-len 64",
+            "compare sparse and dense",
+        ),
         ("profile --model llama-tiny --seq-lens 64,128,256 --batch-size max --json", ""),
     ),
     "learn": (
@@ -60,16 +66,23 @@ EXAMPLES = {
     ),
     "status": (("status runs/my", "during the sweep or after it"),),
     "export": (("export runs/my --format ado", "write runs/my/ado.csv"),),
-    "calibrate": (("calibrate runs/gpu-check --out constants.json", "constants for estimate and sweep"),),
+    "calibrate": (
+        ("calibrate runs/gpu-check --out constants.json", "constants for estimate and sweep"),
+    ),
     "gpu-check": (("gpu-check --seconds 600", "run it again to resume"),),
     "reproduce": (("reproduce --out reproduction", "write tables as Markdown and figures as SVG"),),
     "catalog": (
         ("catalog gpus", "list GPUs and their keys"),
         ("catalog refresh", "download today's prices"),
     ),
-    "deploy": (("deploy my.yaml --provider aws --out cluster.yaml", "write the file, print the cost"),),
+    "deploy": (
+        ("deploy my.yaml --provider aws --out cluster.yaml", "write the file, print the cost"),
+    ),
     "launch": (
-        ("launch cluster.yaml my.yaml --out s3://my-bucket/runs/my", "run it again to follow it again"),
+        (
+            "launch cluster.yaml my.yaml --out s3://my-bucket/runs/my",
+            "run it again to follow it again",
+        ),
         ("launch cluster.yaml my.yaml --budget-usd 20", "results are copied to runs/my at the end"),
     ),
     "completion": (

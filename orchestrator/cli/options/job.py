@@ -23,7 +23,9 @@ OVERHEADS = (
 )
 
 
-def add_examples(command: argparse.ArgumentParser, text: str = "number of training examples") -> None:
+def add_examples(
+    command: argparse.ArgumentParser, text: str = "number of training examples"
+) -> None:
     """Add ``--examples``, and ``--queries``, its former name, hidden."""
     command.add_argument("--examples", type=positive, metavar="N", help=text)
     command.add_argument("--queries", dest="examples", type=positive, help=argparse.SUPPRESS)

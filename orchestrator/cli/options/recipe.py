@@ -12,7 +12,8 @@ def add_recipe(command: argparse.ArgumentParser, *, method: str, precision: str)
 
     Args:
         command: parser to add to.
-        method, precision: their defaults, for the help.
+        method: default method, for the help.
+        precision: default precision, for the help.
     """
     add = command.add_argument
     add(
