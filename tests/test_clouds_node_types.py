@@ -119,7 +119,7 @@ def test_each_gpu_that_a_provider_lacks_has_a_line() -> None:
     assert absent.endswith("elsewhere: cudo, runpod")
     assert several.startswith("A100-80GB-SXM: ")
     assert "8 GPUs per instance" in several
-    assert "(p4de.24xlarge, $12.55/h)" in several
+    assert "p4de.24xlarge, $12.55/h" in several
     on_demand = deployment_on(
         "H100-SXM", "A100-40GB-SXM", request=DeploymentRequest("gcp", spot=False)
     )

@@ -1,15 +1,10 @@
 """What `reproduce` tells of the paper: its own numbers, and how far the laws are off."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from fitting.paper.published import EQ1_TEXT, dataset_lengths, throughput_points
 from fitting.paper.reproduction import Reproduction, projected_max_batch, reproduction
-from orchestrator.cli.main import main
-from orchestrator.reporting.paper_report import as_markdown
 
 
 @pytest.fixture(scope="module")
@@ -86,28 +81,3 @@ def test_the_papers_own_figures_come_out(told: Reproduction) -> None:
     assert figures["projected_max_batch.100GB"] == pytest.approx(27.9, abs=0.05)
     assert figures["projected_max_batch.120GB"] == pytest.approx(35.2, abs=0.05)
     assert projected_max_batch(80, EQ1_TEXT) == pytest.approx(31.6, abs=0.05)
-
-
-def test_points_to_distrust_are_named(told: Reproduction) -> None:
-    """BlackMamba's dense MATH point, and the H100 series' sparse ones."""
-    text = as_markdown(told)
-    assert "A40/math_14k s = 1 b = 2" in text
-    assert "H100-80GB/math_14k s = 0.25 b = 9" in text
-
-
-def test_the_command_prints_draws_and_answers_programs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Markdown and three figures; flat figures as JSON; a folder that is none in a line."""
-    out = tmp_path / "out"
-    assert main(["reproduce", "--out", str(out)]) == 0
-    assert "contradicts itself" in capsys.readouterr().out
-    assert {path.name for path in out.iterdir()} == {
-        *("reproduction.md", "fig13.svg", "fig14.svg", "fig15.svg")
-    }
-    assert main(["reproduce", "--json"]) == 0
-    figures = json.loads(capsys.readouterr().out)["figures"]
-    assert all(isinstance(value, float) for value in figures.values())
-    (tmp_path / "file").write_text("")
-    assert main(["reproduce", "--out", str(tmp_path / "file")]) == 1
-    assert "cannot be written" in capsys.readouterr().err
