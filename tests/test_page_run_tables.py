@@ -31,7 +31,7 @@ def test_profiles_of_two_recipes_and_gpus_are_bars_of_their_own() -> None:
     shares: dict[str, float] = {}
     for values in table.rows:
         row = dict(zip(table.columns, values, strict=True))
-        if row["of"] == "stages":
+        if row["chart"] == "stages":
             shares[row["name"]] = shares.get(row["name"], 0) + row["share"]
     text = "mixtral-tiny · 2 of 8 experts, 16 tokens, batch 8"
     assert set(shares) == {
@@ -53,8 +53,8 @@ def test_curves_are_called_by_what_they_differ_in() -> None:
     assert curve_names(curves([*epochs(few), *epochs(few, DENSE)])) == [sparse, dense]
     slow = epochs(few, learning_rate=3e-4)
     assert curve_names(curves([*epochs(few), *slow])) == [
-        f"{sparse}, rate 0.001",
-        f"{sparse}, rate 0.0003",
+        f"{sparse}, learning rate 0.001",
+        f"{sparse}, learning rate 0.0003",
     ]
     other = epochs(few, data="data/other.jsonl")
     assert curve_names(curves([*epochs(few), *other])) == [

@@ -123,7 +123,7 @@ def test_every_job_can_be_chosen_and_all_charts_follow(report: Opened) -> None:
         choose(report, job)
         assert report.texts("#errors [data-of]") == [of]
         (tokens,) = re.findall(r"\d+ tokens", job)
-        assert report.texts("#speed [data-of]") == [f"{of}, {tokens} an example"]
+        assert report.texts("#speed [data-of]") == [f"{of}, {tokens} per example"]
         assert report.page.locator("figure svg[role=img]").count() >= 3
         report.page.select_option("#market", "spot")
         report.page.select_option("#market", "")
@@ -152,16 +152,16 @@ def test_offers_are_filtered_by_provider_market_and_deadline(report: Opened) -> 
     choose(report, "llama-tiny, 16 tokens")
     page = report.page
     page.select_option("#provider", "them")
-    assert "the cheapest of them: cpu from them (rack, on-demand)" in report.texts("#found")[0]
+    assert "cpu from them (rack, on-demand)" in report.texts("#matches")[0]
     assert {"them"} == {text.split()[0] for text in report.texts("#ranking tbody th small")}
     page.select_option("#provider", "")
     page.select_option("#market", "spot")
     assert {"spot"} == {text.split()[-1] for text in report.texts("#ranking tbody th small")}
     page.fill("#deadline", "0.0001")
-    assert report.texts("#found")[0].startswith("None of ")
-    assert report.texts("#cost") == ["No offer is left."]
+    assert report.texts("#matches")[0].startswith("None of ")
+    assert report.texts("#cost") == ["No offer matches."]
     page.fill("#deadline", "100")
-    assert "cpu from own (desk, spot)" in report.texts("#found")[0]
+    assert "cpu from own (desk, spot)" in report.texts("#matches")[0]
     assert page.locator("#cost svg").count() == 1
 
 
@@ -361,8 +361,8 @@ def test_a_run_of_which_nothing_is_known_yet_opens(context: BrowserContext, tmp_
     path = tmp_path / "report.html"
     path.write_text(html_report(results(ONE_CELL, []), MADE), encoding="utf-8")
     opened = Opened(context, path)
-    assert "Nothing can be ranked for llama-tiny, 16 tokens" in opened.texts(".answer .lead")[0]
-    assert "not measured" in opened.texts("#left-out")[0]
+    assert "Nothing can be ranked" in opened.texts(".answer .lead")[0]
+    assert "not measured" in opened.texts("#excluded")[0]
     assert opened.complaints == []
     opened.page.close()
 

@@ -1,6 +1,6 @@
-"""What laws say of a run, as tables to draw: curves with intervals, and their errors. Pure."""
+"""Tables of the laws of a run: curves with intervals, and cross-validation errors. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,11 +9,13 @@ from fitting.largest_batch_check import held_out_largest
 from fitting.laws.fit_result import Fit, Law
 from fitting.memory_prediction import predict_peak
 from orchestrator.reporting.page.run_tables import PageTable
+from orchestrator.reporting.sections.law_section import LAW_NAMES
+from orchestrator.reporting.sections.memory_section import outcome_text
 from orchestrator.run_folder.run_results import RunResults
 from trials.records.cell import Cell
 from trials.records.observation import Basis, Observation, largest_batch
 
-CURVE_POINTS = 17  # of one curve, its ends among them
+CURVE_POINTS = 17  # of one curve, both ends included
 
 SPEED_COLUMNS = (
     *("cell", "stack", "basis", "batch", "examples_per_second"),
@@ -22,7 +24,7 @@ SPEED_COLUMNS = (
 
 
 def speed_table(results: RunResults) -> PageTable:
-    """Throughput by the law of the step time, from one example to the largest batch known."""
+    """Throughput by the law of the step time, from one example to the largest batch size tried."""
     rows = [row for cell in results.cells for row in _speeds(results, cell)]
     return PageTable(SPEED_COLUMNS, rows)
 
@@ -50,7 +52,7 @@ def _speeds(results: RunResults, cell: Cell) -> Iterator[tuple[Any, ...]]:
                 speed,
                 *ends,
                 step.extrapolated,
-                step.law,
+                None if step.law is None else LAW_NAMES[step.law],
             )
 
 
@@ -63,12 +65,12 @@ def _is_timed(o: Observation) -> bool:
 
 
 def _sizes(most: int) -> list[int]:
-    """Batch sizes that a curve is drawn through: each twice the last, roughly, and the ends."""
+    """Batch sizes to draw a curve through, in a geometric series from 1."""
     return sorted({round(size) for size in np.geomspace(1, max(most, 1), CURVE_POINTS)})
 
 
 def memory_table(results: RunResults) -> PageTable:
-    """Peak memory by the law affine in tokens, up to an example beyond the largest batch."""
+    """Peak memory by the affine law, up to one example above the largest batch size tried."""
     laws = {
         (fit.group, fit.basis, fit.stack): fit
         for fit in results.fits.fits
@@ -76,55 +78,56 @@ def memory_table(results: RunResults) -> PageTable:
     }
     rows = []
     for cell in results.cells:
-        seen = results.observations_of(cell)
-        sizes = [o.batch_size for o in seen if o.measurement is not None]
-        for fit in _memory_laws(cell, seen, laws.values()):
+        observations = results.observations_of(cell)
+        sizes = [o.batch_size for o in observations if o.measurement is not None]
+        for fit in _memory_laws(cell, observations, laws.values()):
             for size in _sizes(max(sizes, default=0) + 1):
-                told = predict_peak(fit, size * cell.seq_len)
-                values = (told.value, told.low, told.high, told.extrapolated)
+                peak = predict_peak(fit, size * cell.seq_len)
+                values = (peak.value, peak.low, peak.high, peak.extrapolated)
                 rows.append((results.place(cell), fit.basis.value, size, *values))
     columns = ("cell", "basis", "batch", "gib", "gib_low", "gib_high", "extrapolated")
     return PageTable(columns, rows)
 
 
-def _memory_laws(cell: Cell, seen: Sequence[Observation], laws: Any) -> list[Fit]:
-    ran = {
+def _memory_laws(cell: Cell, observations: Sequence[Observation], laws: Iterable[Fit]) -> list[Fit]:
+    """Laws of the cell's model, recipe and routing, on the stacks that ran the cell."""
+    stacks = {
         (o.basis, o.environment.software)
-        for o in seen
+        for o in observations
         if o.environment is not None and o.measurement is not None
     }
-    of = (cell.model, cell.weights, cell.recipe, cell.active_experts)
+    key = (cell.model, cell.weights, cell.recipe, cell.active_experts)
     return [
         fit
         for fit in laws
-        if (fit.basis, fit.stack) in ran
-        and (fit.group.model, fit.group.weights, fit.group.recipe, fit.group.active_experts) == of
+        if (fit.basis, fit.stack) in stacks
+        and (fit.group.model, fit.group.weights, fit.group.recipe, fit.group.active_experts) == key
     ]
 
 
 def largest_table(results: RunResults) -> PageTable:
-    """The largest batch of each cell, as found and as the probes of the others foretell it."""
-    foretold = held_out_largest(results.observed)
+    """The largest batch of each cell, and its prediction from the probes of the other cells."""
+    predictions = held_out_largest(results.observed)
     rows: list[tuple[Any, ...]] = []
     for cell in results.cells:
-        seen = results.observations_of(cell)
-        known, told = largest_batch(seen), foretold.get(cell)
-        if known is None and told is None:
+        observations = results.observations_of(cell)
+        limit, prediction = largest_batch(observations), predictions.get(cell)
+        if limit is None and prediction is None:
             continue
-        found, miss = (None, None) if known is None else known
+        largest, miss = (None, None) if limit is None else limit
         rows.append(
             (
                 results.place(cell),
-                seen[0].basis.value,
-                found,
-                None if miss is None else f"{miss.outcome} at {miss.batch_size}",
-                None if told is None else told.value,
-                None if told is None else told.low,
-                None if told is None else told.high,
-                None if told is None else told.extrapolated,
+                observations[0].basis.value,
+                largest,
+                None if miss is None else f"{miss.batch_size}: {outcome_text(miss.outcome)}",
+                None if prediction is None else prediction.value,
+                None if prediction is None else prediction.low,
+                None if prediction is None else prediction.high,
+                None if prediction is None else prediction.extrapolated,
             )
         )
-    columns = ("cell", "basis", "largest", "next", "foretold", "low", "high", "extrapolated")
+    columns = ("cell", "basis", "largest", "next", "predicted", "low", "high", "extrapolated")
     return PageTable(columns, rows)
 
 
@@ -135,14 +138,14 @@ ERROR_COLUMNS = (
 
 
 def errors_table(results: RunResults) -> PageTable:
-    """How far each law that was tried is off at points that it had not seen."""
+    """Cross-validation errors of every candidate law."""
     rows = [
         (
             f.name.model if f.name.weights != "pretrained" else f"{f.name.model}, pretrained",
             f.name.recipe,
             f.name.basis.value,
             f.name.software,
-            c.form.value,
+            LAW_NAMES[c.form],
             c.form is f.form,
             c.error,
             c.standard_error,

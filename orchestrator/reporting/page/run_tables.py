@@ -1,6 +1,6 @@
-"""What a page about a run shows, as tables: each number once, with the cell that it is of. Pure.
+"""Tables behind the page of a run: each number once, with the index of its cell. Pure.
 
-A chart draws the rows of a table and nothing else, so what it shows can be read there.
+A chart draws rows of a table and nothing else, so all of its values can be read in the table.
 """
 
 import math
@@ -13,6 +13,7 @@ from typing import Any
 from orchestrator.planning.node_pricing import offer_name
 from orchestrator.pricing.catalog_file import stands_in
 from orchestrator.ranking.ranked_offer import RankedOffer, comparable
+from orchestrator.reporting.sections.law_section import LAW_NAMES
 from orchestrator.reporting.sections.recommendation import (
     Recommendation,
     job_title,
@@ -22,9 +23,9 @@ from orchestrator.run_folder.run_results import RunResults
 from trials.records.cell import Cell
 from trials.records.observation import Observation, largest_batch
 
-DIGITS = 5  # significant ones, of a number that is drawn
-MOST_OFFERS = 100  # of one job; of the dearer ones, the best of each GPU, provider and market
-MOST_OF_A_KIND = 2
+DIGITS = 5  # significant digits of a number in the page
+MOST_OFFERS = 100  # cheapest offers of one job in the page
+MOST_OF_A_KIND = 2  # further offers of one GPU, provider and market
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,25 +33,25 @@ class PageTable:
     """A table of a page.
 
     Attributes:
-        columns: names, unique.
-        rows: values in their order; None is absent.
+        columns: unique names.
+        rows: values in the order of the columns; None if absent.
     """
 
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
 
     def as_json(self) -> dict[str, Any]:
-        """For a script: numbers no longer than they are sure."""
+        """The table for a script, with rounded numbers."""
         return {"columns": self.columns, "rows": [[_short(v) for v in row] for row in self.rows]}
 
 
 @dataclass(frozen=True, slots=True)
 class PageJob:
-    """What can be chosen between: the cells of one model, weights, recipe, sparsity and length.
+    """Comparable cells: those of one model, weights, recipe, sparsity and length.
 
     Attributes:
-        cell: one of them.
-        recommendation: absent where none has an offer.
+        cell: any of the cells.
+        recommendation: None if no cell has an offer.
     """
 
     cell: Cell
@@ -58,12 +59,12 @@ class PageJob:
 
     @property
     def title(self) -> str:
-        """In words, without the recipe."""
+        """Model, active experts and length, in words."""
         return job_title(self.cell)
 
     @property
     def gpus(self) -> int:
-        """How many there are to choose from."""
+        """Number of GPUs with an offer."""
         return (
             len({row.cell.gpu for row in self.recommendation.rows})
             if self.recommendation is not None
@@ -73,11 +74,11 @@ class PageJob:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What a row of a chart, or a curve, is called by.
+    """Parts of the name of a row or curve of a chart.
 
     Attributes:
-        gpu, model, recipe: its own.
-        text: what it is called where these tell nothing apart.
+        gpu, model, recipe: named only where they differ between rows.
+        text: always part of the name.
     """
 
     gpu: str
@@ -87,9 +88,9 @@ class Named:
 
 
 def chart_names(rows: Sequence[Named]) -> list[str]:
-    """A name for each, no two alike.
+    """Unique names of rows.
 
-    The GPU is in it where a chart has several, and the recipe, in short, where the model has.
+    A name includes the GPU if the chart has several, and the short recipe if the model has several.
     """
     gpus = {row.gpu for row in rows}
     recipes: dict[str, set[str]] = {}
@@ -108,42 +109,42 @@ def chart_names(rows: Sequence[Named]) -> list[str]:
 
 
 def short_recipes(keys: Collection[str]) -> dict[str, str]:
-    """Short names of recipes by their keys: the method, and what not all of them have.
+    """Short names of recipes by key: the method, and the parts that not all recipes share.
 
-    Where that leaves two alike, all keep their keys.
+    Recipes keep their keys if two short names would be equal.
     """
     parts = {key: key.split("-") for key in keys}
     shared = set.intersection(*map(set, parts.values()))
     names = {
-        key: "-".join([of[0], *(part for part in of[1:] if part not in shared)])
-        for key, of in parts.items()
+        key: "-".join([method, *(part for part in settings if part not in shared)])
+        for key, (method, *settings) in parts.items()
     }
     return names if len(set(names.values())) == len(names) else {key: key for key in keys}
 
 
 def page_jobs(results: RunResults) -> list[PageJob]:
-    """Every job of a run, in the order of its cells."""
-    told = {comparable(answer.best.cell): answer for answer in recommendations(results.ranking)}
-    firsts: dict[tuple[object, ...], Cell] = {}
+    """Jobs of a run, in the order of its cells."""
+    advice = {comparable(a.best.cell): a for a in recommendations(results.ranking)}
+    first_cells: dict[tuple[object, ...], Cell] = {}
     for cell in results.cells:
-        firsts.setdefault(comparable(cell), cell)
-    return [PageJob(cell, told.get(of)) for of, cell in firsts.items()]
+        first_cells.setdefault(comparable(cell), cell)
+    return [PageJob(cell, advice.get(key)) for key, cell in first_cells.items()]
 
 
 def cells_table(results: RunResults, jobs: Sequence[PageJob]) -> PageTable:
-    """Every cell, in the run's order: other tables name it by its row."""
+    """Cells in the order of the run; other tables refer to a cell by its row."""
     columns = (
         *("job", "gpu", "ran_on", "model", "weights", "recipe", "experts", "active_experts"),
         *("sparsity", "seq_len", "simulated", "largest", "limited_by"),
     )
-    of = {comparable(job.cell): place for place, job in enumerate(jobs)}
+    job_of = {comparable(job.cell): place for place, job in enumerate(jobs)}
     rows = []
     for cell in results.cells:
-        known = largest_batch(results.observations_of(cell))
-        miss = None if known is None else known[1]
+        limit = largest_batch(results.observations_of(cell))
+        largest, miss = (None, None) if limit is None else limit
         rows.append(
             (
-                of[comparable(cell)],
+                job_of[comparable(cell)],
                 cell.gpu,
                 cell.capped_on,
                 cell.model,
@@ -154,7 +155,7 @@ def cells_table(results: RunResults, jobs: Sequence[PageJob]) -> PageTable:
                 cell.sparsity,
                 cell.seq_len,
                 cell.simulated,
-                None if known is None else known[0],
+                largest,
                 None if miss is None else miss.outcome.value,
             )
         )
@@ -170,7 +171,7 @@ OFFER_COLUMNS = (
 
 
 def offers_table(results: RunResults, jobs: Sequence[PageJob]) -> PageTable:
-    """The ranking: of many offers, those that a choice is made among."""
+    """The ranking, reduced to ``shown_offers`` of each job."""
     rows = [
         _offer(row, results.place(row.cell))
         for job in jobs
@@ -181,10 +182,10 @@ def offers_table(results: RunResults, jobs: Sequence[PageJob]) -> PageTable:
 
 
 def shown_offers(rows: Sequence[RankedOffer]) -> Iterator[RankedOffer]:
-    """Those of a job that a page has.
+    """Offers of a job that the page lists: the cheapest, and the best of each kind.
 
     Args:
-        rows: all, the cheapest first.
+        rows: all offers, the cheapest first.
     """
     kinds: dict[tuple[str, str, str], int] = {}
     for row in rows:
@@ -218,7 +219,7 @@ def _offer(row: RankedOffer, place: int) -> tuple[Any, ...]:
         row.usd_low,
         row.usd_high,
         row.basis.value,
-        row.source if row.law is None else f"{row.source} ({row.law})",
+        row.source if row.law is None else f"{row.source} ({LAW_NAMES[row.law]})",
         row.extrapolated,
         stands_in(row.cell.gpu, row.provider),
         row.stack,
@@ -234,7 +235,7 @@ GIB = 2**30
 
 
 def probes_table(results: RunResults) -> PageTable:
-    """Every observation, with the machine and the stack it was made on."""
+    """Every observation, with its machine and stack."""
     return PageTable(PROBE_COLUMNS, [_probe(o, results.place(o.cell)) for o in results.observed])
 
 
@@ -264,7 +265,7 @@ def _probe(o: Observation, place: int) -> tuple[Any, ...]:
 
 
 def spending_table(results: RunResults) -> PageTable:
-    """What the sweep took of each GPU."""
+    """Time and cost of the sweep on each GPU."""
     columns = (
         "gpu",
         "probes",
@@ -278,17 +279,17 @@ def spending_table(results: RunResults) -> PageTable:
     )
     rows = [
         (
-            each.gpu,
-            each.probes,
-            each.probe_seconds / 3600,
-            each.lost_seconds / 3600,
-            each.nodes,
-            each.startup_seconds / 3600,
-            None if each.offer is None else offer_name(each.offer),
-            None if each.offer is None else each.offer.usd_per_hour,
-            each.usd,
+            part.gpu,
+            part.probes,
+            part.probe_seconds / 3600,
+            part.lost_seconds / 3600,
+            part.nodes,
+            part.startup_seconds / 3600,
+            None if part.offer is None else offer_name(part.offer),
+            None if part.offer is None else part.offer.usd_per_hour,
+            part.usd,
         )
-        for each in results.meter.spent
+        for part in results.meter.spent
     ]
     return PageTable(columns, rows)
 

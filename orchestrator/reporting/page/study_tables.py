@@ -1,4 +1,4 @@
-"""Profiles and curves of learning, as tables that a page draws. Pure."""
+"""Tables of profiles and training curves behind the charts of a page. Pure."""
 
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
@@ -6,19 +6,20 @@ from pathlib import PurePath
 from fitting.learning_curves import LearningCurve, experts_text
 from orchestrator.reporting.page.run_tables import Named, PageTable, chart_names
 from orchestrator.reporting.sections.profile_groups import ProfileGroup, profile_groups
+from orchestrator.reporting.sections.recommendation import model_name
 from orchestrator.run_folder.run_results import RunResults
 
-PARTS = ("stages", "layers", "inside")
+CHARTS = ("stages", "layers", "inside")
 
 
 def profiles_table(results: RunResults) -> PageTable:
-    """A row for each part of each bar: a stage, a layer, a kernel inside the experts."""
+    """A row for each part of each bar: a stage, a layer or a kernel."""
     groups = profile_groups(results.profiled)
     names = _bar_names(groups)
     rows = [
         (
             *_key(group),
-            stage,
+            chart,
             names[*_key(group), bar.label],
             bar.label,
             bar.batch_size,
@@ -28,19 +29,19 @@ def profiles_table(results: RunResults) -> PageTable:
             part.flop_share,
         )
         for group in groups
-        for stage in PARTS
-        for bar in getattr(group, stage)
+        for chart in CHARTS
+        for bar in getattr(group, chart)
         for part in bar.parts
     ]
     columns = (
-        *("gpu", "model", "recipe", "of", "name", "bar", "batch", "part", "seconds", "share"),
+        *("gpu", "model", "recipe", "chart", "name", "bar", "batch", "part", "seconds", "share"),
         "flops",
     )
     return PageTable(columns, rows)
 
 
 def loads_table(results: RunResults) -> PageTable:
-    """A row for each expert, before and after some training: its tokens of an example."""
+    """Tokens per example of each expert, before and after some training."""
     groups = profile_groups(results.profiled)
     names = _bar_names(groups)
     rows = [
@@ -66,14 +67,14 @@ def _key(group: ProfileGroup) -> tuple[str, str, str]:
 
 
 def _bar_names(groups: Sequence[ProfileGroup]) -> dict[tuple[str, str, str, str], str]:
-    """What each profile is called, by its GPU, model, recipe and label."""
+    """Name of each profile, by its GPU, model, recipe and label."""
     keys = [(*_key(group), bar.label) for group in groups for bar in group.stages]
     named = [Named(gpu, model, recipe, f"{model} · {bar}") for gpu, model, recipe, bar in keys]
     return dict(zip(keys, chart_names(named), strict=True))
 
 
 def learning_table(results: RunResults) -> PageTable:
-    """A row for each epoch of each curve, 0 before any training."""
+    """A row for each epoch of each curve; epoch 0 is the untrained model."""
     rows = [
         (
             curve.key,
@@ -99,35 +100,35 @@ def learning_table(results: RunResults) -> PageTable:
     return PageTable(columns, rows)
 
 
-# What may differ between curves of one model, beside its recipe and the GPU.
-ASIDES: tuple[Callable[[LearningCurve], str], ...] = (
+# Settings that may differ between curves of one model, beside recipe and GPU.
+SETTINGS: tuple[Callable[[LearningCurve], str], ...] = (
     lambda curve: PurePath(curve.data.source).name,
-    lambda curve: f"rate {curve.training.learning_rate:g}",
+    lambda curve: f"learning rate {curve.training.learning_rate:g}",
     lambda curve: curve.training.schedule,
     lambda curve: f"warm-up of {curve.training.warmup_steps}",
-    lambda curve: f"batches of {curve.training.batch_size}",
-    lambda curve: f"cut off at {curve.training.cutoff}",
+    lambda curve: f"batch size {curve.training.batch_size}",
+    lambda curve: f"cutoff {curve.training.cutoff}",
     lambda curve: f"seed {curve.training.seed}",
 )
 
 
 def curve_names(curves: Sequence[LearningCurve]) -> list[str]:
-    """What each curve is called: its model and routing, and what not all of them share."""
-    telling = [aside for aside in ASIDES if len({aside(curve) for curve in curves}) > 1]
+    """Names of curves: model, routing and the settings that differ between curves."""
+    varying = [setting for setting in SETTINGS if len({setting(curve) for curve in curves}) > 1]
     return chart_names(
         [
             Named(
                 curve.cell.gpu,
                 curve.cell.model,
                 curve.cell.recipe.key,
-                ", ".join([_what(curve), *(aside(curve) for aside in telling)]),
+                ", ".join([_subject(curve), *(setting(curve) for setting in varying)]),
             )
             for curve in curves
         ]
     )
 
 
-def _what(curve: LearningCurve) -> str:
+def _subject(curve: LearningCurve) -> str:
     cell = curve.cell
-    model = cell.model if cell.weights == "random" else f"{cell.model}, {cell.weights}"
+    model = model_name(cell)
     return model if cell.experts is None else f"{model}, {experts_text(cell)}"

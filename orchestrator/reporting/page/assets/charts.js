@@ -7,7 +7,7 @@ const FEW_OFFERS = 12;
 const GPUS = [...new Set(CELLS.map((cell) => cell.gpu))];
 const gpuColour = (gpu) => `var(--s${GPUS.indexOf(gpu) % COLOURS})`;
 
-/** Draws a chart at the width of its holder, anew when that changes. */
+/** Draws a chart at the width of its holder, and again when the width changes. */
 function drawn(holder, make) {
   let width = 0;
   const draw = () => {
@@ -24,17 +24,17 @@ function drawn(holder, make) {
   draw();
 }
 
-/** Says why there is no chart, and leaves none of another job there. */
+/** Replaces a chart by the reason for its absence. */
 function nothing(holder, why) {
   holder.observer?.disconnect();
   holder.replaceChildren(element("p", { class: "note" }, why));
 }
 
 /**
- * Draws a chart with a row for each name: beside it or, where that leaves too little room, above it.
+ * Draws a chart with a row for each name. Names stand beside the rows, or above them if narrow.
  *
- * make(room, width) gives the rest of the plot: room, what names above take of each row, is the
- * insetTop of bars; dots and rules move down by half of it; width is that of the drawing.
+ * make(room, width) returns the other options of the plot. room is the height of a name above its
+ * row: the insetTop of bars; dots and rules move down by half of it. width is that of the drawing.
  */
 function drawnRows(holder, names, size, make, label) {
   const longest = 6.7 * d3.max(names, (name) => name.length);
@@ -67,7 +67,7 @@ function plot(options, label) {
   return svg;
 }
 
-/** Points in the shapes of their bases: full ones were measured, hollow ones were not. */
+/** Points in the shapes of their bases: full if measured, hollow if not. */
 function points(rows, channels, colour, size = 4.5) {
   return ["capped", "simulated", "measured"].map((basis) =>
     Plot.dot(rows.filter((row) => row.basis === basis), {
@@ -80,17 +80,17 @@ function tip(rows, channels, title) {
   return Plot.tip(rows, Plot.pointer({ ...channels, title, fill: CANVAS, stroke: "var(--line)", fontSize: 12, maxRadius: 30 }));
 }
 
-/** Logarithmic where values span a lot: what differs tenfold is told from what differs by a tenth. */
-function scaleOf(values, said) {
+/** A linear scale, or a logarithmic one for values that span more than a factor of six. */
+function scaleOf(values, format) {
   const [least, most] = d3.extent(values);
   if (most <= 6 * least) {
     const room = Math.max(0.06 * (most - least), 0.04 * most);
-    return { domain: [Math.max(0, least - room), most + room], ticks: 5, tickFormat: (v) => said(v) };
+    return { domain: [Math.max(0, least - room), most + room], ticks: 5, tickFormat: (v) => format(v) };
   }
   const decades = d3.range(Math.floor(Math.log10(least)), Math.ceil(Math.log10(most)) + 1);
   const ticks = decades.flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));
   const domain = [0.93 * least, 1.07 * most];
-  return { type: "log", domain, ticks: ticks.filter((v) => v >= domain[0] && v <= domain[1]), tickFormat: (v) => said(v) };
+  return { type: "log", domain, ticks: ticks.filter((v) => v >= domain[0] && v <= domain[1]), tickFormat: (v) => format(v) };
 }
 
 function offerTitle(row) {
@@ -102,25 +102,25 @@ function offerTitle(row) {
   ].join("\n");
 }
 
-/** Cost against time: intervals, and the front that no other offer beats in both. */
+/** Cost against time: intervals, and the Pareto front. */
 function costChart(holder, beyond, rows) {
   beyond.textContent = "";
-  if (!rows.length) return nothing(holder, "No offer is left.");
+  if (!rows.length) return nothing(holder, "No offer matches.");
   const byUsd = d3.sort(rows, (row) => row.usd);
-  const firsts = [...d3.rollup(byUsd, (of) => of[0], (row) => row.cell.gpu).values()];
+  const firsts = [...d3.rollup(byUsd, (offers) => offers[0], (row) => row.cell.gpu).values()];
   const front = [];
   for (const row of d3.sort(rows, (r) => r.hours, (r) => r.usd)) {
     if (!front.length || row.usd < front.at(-1).usd) front.push(row);
   }
-  const told = [...new Set([...firsts, ...front])];
-  // Offers that nobody would take, with idle GPUs to pay for, would squeeze all others.
-  const most = rows.length > FEW_OFFERS ? 1.3 * d3.max(told, (row) => row.usd_high) : Infinity;
+  const notable = [...new Set([...firsts, ...front])];
+  // Offers with idle GPUs are so expensive that they would squeeze all others.
+  const most = rows.length > FEW_OFFERS ? 1.3 * d3.max(notable, (row) => row.usd_high) : Infinity;
   const near = rows.filter((row) => row.usd <= most);
   const far = rows.length - near.length;
-  if (far) beyond.textContent = far === 1 ? "One dearer offer is in the table alone." : `${far} dearer offers are in the table alone.`;
+  if (far) beyond.textContent = `More expensive offers, listed only in the table: ${far}.`;
   const at = { x: "hours", y: "usd" };
   const colour = (row) => gpuColour(row.cell.gpu);
-  const ends = (name) => [...told.flatMap((row) => [row[`${name}_low`], row[`${name}_high`]]), ...near.map((row) => row[name])];
+  const ends = (name) => [...notable.flatMap((row) => [row[`${name}_low`], row[`${name}_high`]]), ...near.map((row) => row[name])];
   const middle = Math.sqrt(d3.min(ends("hours")) * d3.max(ends("hours")));
   const names = (isRight) => Plot.text(firsts.filter((row) => row.hours > middle === isRight), {
     ...at, text: (row) => row.cell.gpu, fill: colour, stroke: CANVAS, strokeWidth: 5, fontWeight: 600,
@@ -133,9 +133,9 @@ function costChart(holder, beyond, rows) {
     y: { ...scaleOf(ends("usd"), dollars), label: "↑ dollars", grid: true },
     marks: [
       Plot.line(front, { ...at, curve: "step-after", stroke: "currentColor", strokeDasharray: "2 4", strokeOpacity: 0.7 }),
-      Plot.link(told, { x1: "hours_low", x2: "hours_high", y1: "usd_low", y2: "usd_high", stroke: colour, strokeWidth: 3, strokeOpacity: 0.35, strokeLinecap: "round" }),
-      ...points(near.filter((row) => !told.includes(row)), at, colour, 2.8),
-      ...points(told, at, colour, 5.5),
+      Plot.link(notable, { x1: "hours_low", x2: "hours_high", y1: "usd_low", y2: "usd_high", stroke: colour, strokeWidth: 3, strokeOpacity: 0.35, strokeLinecap: "round" }),
+      ...points(near.filter((row) => !notable.includes(row)), at, colour, 2.8),
+      ...points(notable, at, colour, 5.5),
       Plot.dot([byUsd[0]], { ...at, r: 11, stroke: "currentColor", strokeWidth: 1.5 }),
       names(false),
       names(true),
@@ -151,7 +151,7 @@ function forEachGpu(holder, rowsOfAll, make) {
     const chart = element("div", { class: "chart" });
     return { gpu, chart, figure: element("figure", {}, element("figcaption", {}, gpu), chart) };
   });
-  holder.replaceChildren(...figures.map((each) => each.figure));
+  holder.replaceChildren(...figures.map(({ figure }) => figure));
   for (const { gpu, chart } of figures) make(chart, gpu, (rows) => rows.filter((row) => row.cell.gpu === gpu));
   return gpus.length;
 }
@@ -162,9 +162,9 @@ const DASHES = [null, "7 4", "2 3", "9 3 2 3"];
 /** Lines of one sparsity each, with their colour and dash. */
 function bySparsity(rows, all, draw) {
   const order = sparsities(all);
-  return [...d3.group(rows, (row) => row.cell)].flatMap(([cell, of]) => {
+  return [...d3.group(rows, (row) => row.cell)].flatMap(([cell, ofCell]) => {
     const at = order.indexOf(cell.sparsity);
-    return draw(of, { colour: `var(--s${at % COLOURS})`, dash: DASHES[at % DASHES.length], cell });
+    return draw(ofCell, { colour: `var(--s${at % COLOURS})`, dash: DASHES[at % DASHES.length], cell });
   });
 }
 
@@ -189,19 +189,19 @@ function sparsityKey(holder, rows) {
 
 function batchScale(rows) {
   const most = d3.max(rows, (row) => row.batch);
-  return { type: "log", base: 2, domain: [1, Math.max(most, 2)], label: "examples a step →", ticks: 6, tickFormat: "d", grid: true };
+  return { type: "log", base: 2, domain: [1, Math.max(most, 2)], label: "examples per step →", ticks: 6, tickFormat: "d", grid: true };
 }
 
 /** Throughput against batch size: visits as points, the law and its 90 % interval. */
 function speedCharts(holder, key, probes, laws) {
   const timed = probes.filter((row) => row.examples_per_second !== null && row.basis !== "capped" && row.outcome === "FITS");
   const all = [...timed, ...laws];
-  if (!timed.length) return nothing(holder, "No step of these was timed.");
+  if (!timed.length) return nothing(holder, "No steps were timed.");
   sparsityKey(key, all);
   const most = d3.max([...timed.map((row) => row.examples_per_second), ...laws.map((row) => row.examples_per_second_high)]);
   const title = (row) => [
     `${row.cell.gpu}, ${experts(row.cell)}, ${row.basis}`,
-    `${row.batch} examples a step`,
+    `${row.batch} examples per step`,
     `${short(row.examples_per_second)} examples/s, steps of ${short(row.step_seconds)} s`,
   ].join("\n");
   return forEachGpu(holder, timed, (chart, gpu, own) => drawn(chart, (width) => plot({
@@ -221,35 +221,35 @@ function speedCharts(holder, key, probes, laws) {
 
 /** Peak memory against batch size: what fitted, what did not, the law, and the limit. */
 function memoryCharts(holder, key, probes, laws) {
-  const told = probes.filter((row) => row.peak_gib !== null || row.outcome === "OUT_OF_MEMORY");
-  if (!told.some((row) => row.peak_gib !== null)) return nothing(holder, "No peak is known.");
-  sparsityKey(key, told);
-  const [unit, name] = d3.max(told, (row) => row.limit_gib) < 1 ? [1024, "MiB"] : [1, "GiB"];
+  const peaked = probes.filter((row) => row.peak_gib !== null || row.outcome === "OUT_OF_MEMORY");
+  if (!peaked.some((row) => row.peak_gib !== null)) return nothing(holder, "No peak was measured.");
+  sparsityKey(key, peaked);
+  const [unit, name] = d3.max(peaked, (row) => row.limit_gib) < 1 ? [1024, "MiB"] : [1, "GiB"];
   const peak = (row) => unit * row.peak_gib;
   const title = (row) => [
     `${row.cell.gpu}, ${experts(row.cell)}, ${row.basis}`,
-    `${row.batch} examples a step: ${row.outcome}`,
+    `${row.batch} examples per step: ${outcomeOf(row)}`,
     row.peak_gib === null ? "" : `${short(peak(row))} ${name} at most`,
   ].join("\n");
-  return forEachGpu(holder, told, (chart, gpu, own) => {
-    const mine = own(told);
-    const limit = unit * d3.min(mine, (row) => row.limit_gib);
-    const fitted = mine.filter((row) => row.peak_gib !== null);
-    const missed = mine.filter((row) => row.outcome === "OUT_OF_MEMORY" || row.outcome === "THRASHING");
+  return forEachGpu(holder, peaked, (chart, gpu, own) => {
+    const probesOfGpu = own(peaked);
+    const limit = unit * d3.min(probesOfGpu, (row) => row.limit_gib);
+    const fitted = probesOfGpu.filter((row) => row.peak_gib !== null);
+    const missed = probesOfGpu.filter((row) => row.outcome === "OUT_OF_MEMORY" || row.outcome === "THRASHING");
     const inside = own(laws).filter((row) => unit * row.gib < 1.08 * limit);
     drawn(chart, (width) => plot({
       width, height: 230,
-      x: batchScale(told),
+      x: batchScale(peaked),
       y: { domain: [0, 1.12 * limit], label: `↑ ${name}`, grid: true, ticks: 5 },
       marks: [
         Plot.ruleY([limit], { stroke: "currentColor", strokeWidth: 1.5, strokeDasharray: "6 3" }),
         Plot.text([limit], { y: (v) => v, frameAnchor: "left", text: (v) => `limit ${short(v)} ${name}`, dx: 4, dy: -8, textAnchor: "start", fill: "currentColor" }),
-        ...bySparsity(inside, told, (rows, { colour, dash }) => [
+        ...bySparsity(inside, peaked, (rows, { colour, dash }) => [
           Plot.areaY(rows, { x: "batch", y1: (r) => unit * r.gib_low, y2: (r) => unit * r.gib_high, fill: colour, fillOpacity: 0.16, clip: true }),
           Plot.line(rows, { x: "batch", y: (r) => unit * r.gib, stroke: colour, strokeWidth: 2, strokeDasharray: dash, clip: true }),
         ]),
-        ...bySparsity(fitted, told, (rows, { colour }) => points(rows, { x: "batch", y: peak }, colour, 4)),
-        ...bySparsity(missed, told, (rows, { colour }) => [
+        ...bySparsity(fitted, peaked, (rows, { colour }) => points(rows, { x: "batch", y: peak }, colour, 4)),
+        ...bySparsity(missed, peaked, (rows, { colour }) => [
           Plot.dot(rows, { x: "batch", y: limit, symbol: "times", r: 5, stroke: colour, strokeWidth: 2 }),
         ]),
         tip(fitted, { x: "batch", y: peak }, title),
@@ -258,44 +258,44 @@ function memoryCharts(holder, key, probes, laws) {
   });
 }
 
-/** The largest batch of each cell: as found, and as the others foretell it. */
+/** The largest batch of each cell, measured or simulated, and predicted from the other cells. */
 function largestChart(holder, rows) {
-  if (!rows.length) return nothing(holder, "No largest batch is known.");
+  if (!rows.length) return nothing(holder, "No largest batch was found.");
   const name = (row) => `${row.cell.gpu} · ${row.cell.experts === null ? "" : `${row.cell.active_experts} of ${row.cell.experts} · `}${row.cell.seq_len}`;
   const unique = new Map(rows.map((row) => [name(row), row]));
   const values = rows.flatMap((row) => [row.largest, row.low, row.high]).filter((v) => v > 0);
   const colour = (row) => gpuColour(row.cell.gpu);
   const title = (row) => [
-    name(row), `found: ${row.largest ?? "not known"} (${row.basis})`,
-    row.foretold === null ? "the others foretell nothing" : `foretold: ${row.foretold} (${span(row.low, row.high)})`,
+    name(row), `${row.basis}: ${row.largest ?? "unknown"}`,
+    row.predicted === null ? "no prediction from the other cells" : `predicted: ${row.predicted} (${span(row.low, row.high)})`,
   ].join("\n");
-  const foretold = rows.filter((row) => row.foretold !== null);
-  const found = rows.filter((row) => row.largest > 0);
+  const predicted = rows.filter((row) => row.predicted !== null);
+  const limits = rows.filter((row) => row.largest > 0);
   return drawnRows(holder, [...unique.keys()], 24, (room, width) => ({
-    x: { ...(d3.max(values) > 8 * d3.min(values) ? { type: "log", base: 2 } : { zero: true }), label: "examples a step →", grid: true, ticks: width < 400 ? 4 : 8, tickFormat: "d" },
+    x: { ...(d3.max(values) > 8 * d3.min(values) ? { type: "log", base: 2 } : { zero: true }), label: "examples per step →", grid: true, ticks: width < 400 ? 4 : 8, tickFormat: "d" },
     marks: [
-      Plot.ruleY(foretold, { x1: "low", x2: "high", y: name, stroke: colour, strokeWidth: 7, strokeOpacity: 0.28, dy: room / 2 }),
-      Plot.tickX(foretold, { x: "foretold", y: name, stroke: colour, strokeWidth: 2, insetTop: 6 + room, insetBottom: 6 }),
-      ...points(found, { x: "largest", y: name, dy: room / 2 }, colour, 5),
-      Plot.tip(rows, Plot.pointerY({ x: (row) => row.largest ?? row.foretold, y: name, title, fill: CANVAS, stroke: "var(--line)" })),
+      Plot.ruleY(predicted, { x1: "low", x2: "high", y: name, stroke: colour, strokeWidth: 7, strokeOpacity: 0.28, dy: room / 2 }),
+      Plot.tickX(predicted, { x: "predicted", y: name, stroke: colour, strokeWidth: 2, insetTop: 6 + room, insetBottom: 6 }),
+      ...points(limits, { x: "largest", y: name, dy: room / 2 }, colour, 5),
+      Plot.tip(rows, Plot.pointerY({ x: (row) => row.largest ?? row.predicted, y: name, title, fill: CANVAS, stroke: "var(--line)" })),
     ],
-  }), `Largest batch of ${unique.size} cells, as found and as the other cells foretell it.`);
+  }), `Largest batch of ${unique.size} cells, with the prediction from the other cells.`);
 }
 
-/** Held-out errors of the laws that were tried; the one chosen is named. */
+/** Cross-validation errors of the candidate laws; the chosen one is marked. */
 function errorsChart(holder, rows) {
   if (!rows.length) return nothing(holder, "No law was fitted.");
   const laws = [...new Set(d3.sort(rows, (row) => row.error).map((row) => row.law))];
   const most = d3.max(rows, (row) => Math.min(row.error + row.standard_error, 1));
-  const title = (row) => [`${row.law}${row.chosen ? ", chosen" : ""}, ${row.basis}`, `off by ${percent(row.error)} ± ${percent(row.standard_error)}`].join("\n");
+  const title = (row) => [`${row.law}${row.chosen ? ", chosen" : ""}, ${row.basis}`, `error ${percent(row.error)} ± ${percent(row.standard_error)}`].join("\n");
   const at = { x: "error", y: "law" };
   return drawnRows(holder, laws, 26, (room, width) => ({
-    x: { domain: [0, most], label: "mean error of the throughput at a point left out →", grid: true, tickFormat: (v) => percent(v), ticks: width < 400 ? 3 : 6 },
+    x: { domain: [0, most], label: "mean error of the throughput, one point excluded →", grid: true, tickFormat: (v) => percent(v), ticks: width < 400 ? 3 : 6 },
     marks: [
       Plot.ruleY(rows, { x1: (r) => Math.max(r.error - r.standard_error, 0), x2: (r) => Math.min(r.error + r.standard_error, 1), y: "law", stroke: "var(--s0)", strokeWidth: 2, strokeOpacity: 0.5, dy: room / 2 }),
       ...points(rows, { ...at, dy: room / 2 }, "var(--s0)", 5),
       Plot.text(rows.filter((row) => row.chosen), { ...at, text: () => "chosen", dx: 10, dy: room / 2, textAnchor: "start", stroke: CANVAS, strokeWidth: 4, fill: "currentColor" }),
       tip(rows, at, title),
     ],
-  }), `Errors of ${laws.length} laws at points that they had not seen.`);
+  }), `Cross-validation errors of ${laws.length} laws.`);
 }

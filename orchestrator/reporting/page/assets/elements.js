@@ -27,7 +27,7 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-// Shapes tell what was measured from what was not; colours never do.
+// The shape shows whether a value was measured; colour alone would not do for every reader.
 const SHAPES = { measured: d3.symbolCircle, simulated: d3.symbolDiamond2, capped: d3.symbolSquare };
 const IS_FULL = { measured: true, simulated: false, capped: false };
 
@@ -49,7 +49,7 @@ function basisOf(basis) {
   return element("span", { class: "basis" }, mark(basis), basis);
 }
 
-/** A number as it is read: three digits that count. */
+/** A number with three significant digits. */
 function short(value, digits = 3) {
   if (value === null || value === undefined) return "";
   if (value === 0) return "0";
@@ -64,9 +64,12 @@ const dollars = (value) => (value === null ? "" : `$${short(value)}`);
 const hours = (value) => (value === null ? "" : `${short(value)} h`);
 const percent = (value, digits = 2) => (value === null ? "" : `${short(100 * value, digits)} %`);
 const odds = (value) => (value >= 0.995 ? "> 99 %" : value < 0.005 ? "< 1 %" : `${(100 * value).toFixed(0)} %`);
-const span = (low, high, said = short) => `${said(low)} to ${said(high)}`;
+const span = (low, high, format = short) => `${format(low)} to ${format(high)}`;
 const experts = (cell) =>
   cell.experts === null ? "no experts" : `${cell.active_experts} of ${cell.experts} experts`;
+
+/** The outcome of a probe in words. */
+const outcomeOf = (row) => row.outcome.toLowerCase().replaceAll("_", " ");
 
 const cellColumns = [
   { label: "GPU", of: (row) => row.cell.gpu, head: true },
@@ -80,10 +83,10 @@ const whatColumns = [
 const basisColumn = { label: "basis", of: (row) => row.basis, show: (row) => basisOf(row.basis) };
 
 /**
- * A table that sorts by any column and shows so many rows at first.
+ * A table that sorts by any column and shows its first rows, or all of them.
  *
- * columns: label; of(row), what is sorted by; show(row), what is seen, where it is more; under(row),
- * in small letters below; number; wide; head, of the row.
+ * A column has a label and of(row), the value to sort by; optionally show(row), the content of its
+ * cell, under(row), small text below it, and the flags number, wide and head (the row's header).
  */
 class Table {
   constructor(holder, { caption, columns, most = 12, sort = null, descending = false, isBest }) {
@@ -156,11 +159,11 @@ class Table {
 
   row(row) {
     const cells = this.columns.map((column) => {
-      const seen = column.show ? column.show(row) : column.of(row);
+      const content = column.show ? column.show(row) : column.of(row);
       const small = column.under ? column.under(row) : "";
       const holder = column.head
         ? element("th", { scope: "row" }) : element("td", { class: column.number ? "number" : column.wide ? "wide" : null });
-      holder.append(seen === null || seen === undefined ? "" : seen instanceof Node ? seen : String(seen));
+      holder.append(content === null || content === undefined ? "" : content instanceof Node ? content : String(content));
       if (small) holder.append(element("small", {}, small));
       return holder;
     });
@@ -186,7 +189,7 @@ class Table {
   }
 }
 
-/** The numbers of a chart, made when somebody opens them. */
+/** The table of a chart, filled when it is opened. */
 function numbersOf(id, options, rows) {
   const details = document.getElementById(id);
   const holder = details.querySelector("div");

@@ -1,5 +1,5 @@
 "use strict";
-// The report of one run: what is shown follows the job that is chosen.
+// The report of one run. Charts and tables follow the selected job.
 
 const OFFERS = rowsOf("offers");
 const PROBES = rowsOf("probes");
@@ -20,21 +20,21 @@ const offerColumns = [
     csv: ["usd", "usd_low", "usd_high"].map((name) => [name, (r) => r[name]]),
   },
   {
-    label: "time", of: (row) => row.hours, number: true, show: (row) => hours(row.hours), under: (row) => `${span(row.hours_low, row.hours_high)}${mayMiss(row) ? ", may miss it" : ""}`,
+    label: "time", of: (row) => row.hours, number: true, show: (row) => hours(row.hours), under: (row) => `${span(row.hours_low, row.hours_high)}${mayMiss(row) ? ", may miss the deadline" : ""}`,
     csv: ["hours", "hours_low", "hours_high"].map((name) => [name, (r) => r[name]]),
   },
   {
-    label: "cheapest", of: (row) => row.odds, number: true, show: (row) => odds(row.odds),
-    under: (row) => [row.tied && row.rank > 1 ? "not told apart" : "", row.pareto ? "on the front" : ""].filter(Boolean).join(", "),
+    label: "P(cheapest)", of: (row) => row.odds, number: true, show: (row) => odds(row.odds),
+    under: (row) => [row.tied && row.rank > 1 ? "not distinguishable" : "", row.pareto ? "Pareto-optimal" : ""].filter(Boolean).join(", "),
   },
   {
     label: "basis", of: (row) => row.basis, show: (row) => basisOf(row.basis),
-    under: (row) => [row.elsewhere ? "elsewhere" : "", row.source.startsWith("law") ? row.source : "", row.extrapolated ? "extrapolated" : ""].filter(Boolean).join(", "),
+    under: (row) => [row.elsewhere ? "measured elsewhere" : "", row.source.startsWith("law") ? row.source : "", row.extrapolated ? "extrapolated" : ""].filter(Boolean).join(", "),
   },
   { label: "$/h", of: (row) => row.usd_per_hour, number: true, show: (row) => short(row.usd_per_hour) },
-  { label: "batch", of: (row) => row.batch, number: true, under: (row) => `of ${row.cell.largest ?? "?"}` },
+  { label: "batch size", of: (row) => row.batch, number: true, under: (row) => `max ${row.cell.largest ?? "unknown"}` },
   { label: "examples/s", of: (row) => row.examples_per_second, number: true, show: (row) => short(row.examples_per_second) },
-  { label: "price of", of: (row) => row.price_of },
+  { label: "price date", of: (row) => row.price_of },
   { label: "stack", of: (row) => row.stack },
 ];
 
@@ -63,16 +63,16 @@ function showOffers() {
   ranking.best = d3.least(rows, (row) => row.usd);
   ranking.fill(rows);
   const best = ranking.best;
-  at("found").textContent = best
-    ? rows.length === ofJob.length ? `All ${rows.length} offers below.`
-      : `${rows.length} of ${ofJob.length} offers; the cheapest of them: ${best.cell.gpu} from ${best.provider} (${best.instance}, ${best.market}), ${dollars(best.usd)} in ${hours(best.hours)}.`
-    : ofJob.length ? `None of ${ofJob.length} offers is left: a later deadline, or another provider.` : "No offer can be ranked: see what was left out.";
+  at("matches").textContent = best
+    ? rows.length === ofJob.length ? `All ${rows.length} offers are shown.`
+      : `${rows.length} of ${ofJob.length} offers match. The cheapest: ${best.cell.gpu} from ${best.provider} (${best.instance}, ${best.market}), ${dollars(best.usd)} in ${hours(best.hours)}.`
+    : ofJob.length ? `None of ${ofJob.length} offers matches. Set a later deadline, or choose another provider or market.` : "No offer can be ranked: see Excluded cells.";
   costChart(at("cost"), at("beyond"), rows);
 }
 
 function showJob() {
   const chosen = CELLS.find((cell) => cell.job === job);
-  document.querySelectorAll("[data-job]").forEach((each) => { each.hidden = Number(each.dataset.job) !== job; });
+  document.querySelectorAll("[data-job]").forEach((part) => { part.hidden = Number(part.dataset.job) !== job; });
   const providers = d3.sort(new Set(OFFERS.filter((row) => row.cell.job === job).map((row) => row.provider)));
   const kept = at("provider").value;
   at("provider").replaceChildren(
@@ -81,9 +81,9 @@ function showJob() {
   showOffers();
   const isAlike = (cell) => cell.model === chosen.model && cell.weights === chosen.weights && cell.recipe === chosen.recipe;
   const alike = (row) => isAlike(row.cell) && row.cell.seq_len === chosen.seq_len;
-  const of = `${chosen.model}, ${chosen.recipe}`;
-  document.querySelectorAll("[data-of=length]").forEach((each) => { each.textContent = `${of}, ${chosen.seq_len} tokens an example`; });
-  document.querySelectorAll("[data-of=recipe]").forEach((each) => { each.textContent = of; });
+  const caption = `${chosen.model}, ${chosen.recipe}`;
+  document.querySelectorAll("[data-of=length]").forEach((part) => { part.textContent = `${caption}, ${chosen.seq_len} tokens per example`; });
+  document.querySelectorAll("[data-of=recipe]").forEach((part) => { part.textContent = caption; });
   const shown = {
     probes: PROBES.filter(alike), speeds: SPEEDS.filter(alike), memory: MEMORY.filter(alike),
     largest: LARGEST.filter((row) => isAlike(row.cell)),
@@ -98,31 +98,32 @@ function showJob() {
 }
 
 const SHOWN = {};
-const batchColumn = { label: "batch", of: (row) => row.batch, number: true };
-const numeric = (label, name, said = short) => ({ label, of: (row) => row[name], number: true, show: (row) => said(row[name]) });
+const batchColumn = { label: "batch size", of: (row) => row.batch, number: true };
+const numeric = (label, name, format = short) => ({ label, of: (row) => row[name], number: true, show: (row) => format(row[name]) });
+const outcomeColumn = { label: "outcome", of: outcomeOf };
 const stackColumn = { label: "stack", of: (row) => row.stack };
 const NUMBERS = [
-  numbersOf("speed-points", { caption: "Timed probes", columns: [...cellColumns, basisColumn, batchColumn, numeric("examples/s", "examples_per_second"), numeric("seconds a step", "step_seconds"), numeric("steps", "steps"), ...whatColumns, stackColumn], sort: 4 },
+  numbersOf("speed-points", { caption: "Timed probes", columns: [...cellColumns, basisColumn, batchColumn, numeric("examples/s", "examples_per_second"), numeric("seconds per step", "step_seconds"), numeric("steps", "steps"), ...whatColumns, stackColumn], sort: 4 },
     () => SHOWN.probes.filter((row) => row.examples_per_second !== null)),
-  numbersOf("speed-laws", { caption: "Laws of the throughput", columns: [...cellColumns, basisColumn, batchColumn, numeric("examples/s", "examples_per_second"), numeric("low", "examples_per_second_low"), numeric("high", "examples_per_second_high"), { label: "law", of: (row) => row.law }, { label: "extrapolated", of: (row) => (row.extrapolated ? "yes" : "") }, ...whatColumns, stackColumn] },
+  numbersOf("speed-laws", { caption: "Throughput by the law", columns: [...cellColumns, basisColumn, batchColumn, numeric("examples/s", "examples_per_second"), numeric("low", "examples_per_second_low"), numeric("high", "examples_per_second_high"), { label: "law", of: (row) => row.law }, { label: "extrapolated", of: (row) => (row.extrapolated ? "yes" : "") }, ...whatColumns, stackColumn] },
     () => SHOWN.speeds),
-  numbersOf("memory-points", { caption: "Peaks of memory", columns: [...cellColumns, basisColumn, batchColumn, { label: "outcome", of: (row) => row.outcome }, numeric("peak GiB", "peak_gib"), numeric("limit GiB", "limit_gib"), ...whatColumns, stackColumn], sort: 4 },
+  numbersOf("memory-points", { caption: "Memory peaks", columns: [...cellColumns, basisColumn, batchColumn, outcomeColumn, numeric("peak GiB", "peak_gib"), numeric("limit GiB", "limit_gib"), ...whatColumns, stackColumn], sort: 4 },
     () => SHOWN.probes.filter((row) => row.peak_gib !== null || row.outcome === "OUT_OF_MEMORY")),
-  numbersOf("memory-laws", { caption: "Law of the memory", columns: [...cellColumns, basisColumn, batchColumn, numeric("GiB", "gib"), numeric("low", "gib_low"), numeric("high", "gib_high"), { label: "extrapolated", of: (row) => (row.extrapolated ? "yes" : "") }, ...whatColumns] },
+  numbersOf("memory-laws", { caption: "Memory by the law", columns: [...cellColumns, basisColumn, batchColumn, numeric("GiB", "gib"), numeric("low", "gib_low"), numeric("high", "gib_high"), { label: "extrapolated", of: (row) => (row.extrapolated ? "yes" : "") }, ...whatColumns] },
     () => SHOWN.memory),
-  numbersOf("largest-numbers", { caption: "Largest batches", columns: [...cellColumns, basisColumn, numeric("largest", "largest", (v) => v ?? "not known"), { label: "the next one", of: (row) => row.next }, numeric("foretold", "foretold"), numeric("low", "low"), numeric("high", "high"), { label: "extrapolated", of: (row) => (row.extrapolated ? "yes" : "") }, ...whatColumns], most: 20 },
+  numbersOf("largest-numbers", { caption: "Largest batches", columns: [...cellColumns, basisColumn, numeric("largest", "largest", (v) => v ?? "unknown"), { label: "next batch size", of: (row) => row.next }, numeric("predicted", "predicted"), numeric("low", "low"), numeric("high", "high"), { label: "extrapolated", of: (row) => (row.extrapolated ? "yes" : "") }, ...whatColumns], most: 20 },
     () => SHOWN.largest),
-  numbersOf("errors-numbers", { caption: "Held-out errors", columns: [{ label: "law", of: (row) => row.law, head: true }, { label: "model", of: (row) => row.model }, { label: "recipe", of: (row) => row.recipe }, basisColumn, { label: "chosen", of: (row) => (row.chosen ? "yes" : "") }, numeric("a point left out", "error", percent), numeric("±", "standard_error", percent), numeric("larger batches", "growing_error", percent), numeric("a length left out", "length_error", percent), numeric("points", "points"), { label: "software", of: (row) => row.software }], most: 30 },
+  numbersOf("errors-numbers", { caption: "Cross-validation errors", columns: [{ label: "law", of: (row) => row.law, head: true }, { label: "model", of: (row) => row.model }, { label: "recipe", of: (row) => row.recipe }, basisColumn, { label: "chosen", of: (row) => (row.chosen ? "yes" : "") }, numeric("error, one point excluded", "error", percent), numeric("±", "standard_error", percent), numeric("error, larger batches excluded", "growing_error", percent), numeric("error, one length excluded", "length_error", percent), numeric("points", "points"), { label: "software", of: (row) => row.software }], most: 30 },
     () => SHOWN.errors),
-  numbersOf("all-probes", { caption: "Every probe", columns: [...cellColumns, basisColumn, ...whatColumns, { label: "purpose", of: (row) => row.purpose }, batchColumn, { label: "outcome", of: (row) => row.outcome, under: (row) => row.detail ?? "", csv: [["outcome", (r) => r.outcome], ["detail", (r) => r.detail]] }, numeric("seconds a step", "step_seconds"), numeric("peak GiB", "peak_gib"), numeric("seconds", "seconds"), { label: "host", of: (row) => row.host }, stackColumn, { label: "started", of: (row) => row.started }], most: 50 },
+  numbersOf("all-probes", { caption: "Every probe", columns: [...cellColumns, basisColumn, ...whatColumns, { label: "purpose", of: (row) => row.purpose }, batchColumn, { ...outcomeColumn, under: (row) => row.detail ?? "", csv: [["outcome", (r) => r.outcome], ["detail", (r) => r.detail]] }, numeric("seconds per step", "step_seconds"), numeric("peak GiB", "peak_gib"), numeric("seconds", "seconds"), { label: "host", of: (row) => row.host }, stackColumn, { label: "started", of: (row) => row.started }], most: 50 },
     () => PROBES),
 ];
 
 new Table(at("spending-table"), {
-  caption: "What the sweep took", most: 50, columns: [
-    { label: "GPU", of: (row) => row.gpu, head: true }, numeric("probes", "probes"), numeric("hours of probes", "probe_hours"),
-    numeric("hours lost with trials that died", "lost_hours"), numeric("nodes", "nodes"),
-    numeric("hours of starting, assumed", "assumed_start_hours"), { label: "at", of: (row) => row.offer ?? "no price is known" },
+  caption: "Cost of the sweep", most: 50, columns: [
+    { label: "GPU", of: (row) => row.gpu, head: true }, numeric("probes", "probes"), numeric("probe hours", "probe_hours"),
+    numeric("hours lost in failed trials", "lost_hours"), numeric("nodes", "nodes"),
+    numeric("assumed start-up hours", "assumed_start_hours"), { label: "offer", of: (row) => row.offer ?? "price unknown" },
     numeric("$/h", "usd_per_hour"), numeric("cost", "usd", dollars),
   ],
 }).fill(rowsOf("spending"));
@@ -130,6 +131,6 @@ new Table(at("spending-table"), {
 job = Number(at("job").value);
 at("job").addEventListener("change", () => { job = Number(at("job").value); showJob(); });
 for (const id of ["provider", "market", "deadline"]) at(id).addEventListener("input", showOffers);
-document.querySelectorAll("[data-basis]").forEach((each) => each.prepend(mark(each.dataset.basis)));
+document.querySelectorAll("[data-basis]").forEach((part) => part.prepend(mark(part.dataset.basis)));
 showJob();
 document.documentElement.dataset.ready = "yes";

@@ -1,17 +1,17 @@
 "use strict";
-// Where the time of steps goes, and how training goes: of runs that asked for it.
+// Profiles of steps and training curves, for runs that have them.
 
 const PROFILES = rowsOf("profiles");
 const LOADS = rowsOf("loads");
 const LEARNING = rowsOf("learning");
 
-/** A colour for each of so many names: those of the palette, then paler ones. */
+/** Colour of the name at an index: the palette first, then paler colours. */
 const colourAt = (at) => {
   const colour = `var(--s${at % COLOURS})`;
   return at < COLOURS ? colour : `color-mix(in srgb, ${colour} 45%, var(--card))`;
 };
 
-/** Stacked bars, a part each as long as its share; the larger ones are named inside. */
+/** Stacked bars of shares; large parts are named inside. */
 function barsChart(holder, rows) {
   const bars = [...new Set(rows.map((row) => row.name))];
   const parts = [...new Set(rows.map((row) => row.part))];
@@ -21,7 +21,7 @@ function barsChart(holder, rows) {
   holder.replaceChildren(chart, element("p", { class: "key" }, ...swatches));
   const stack = Plot.stackX({ x: "share", y: "name", z: "part", order: parts });
   drawnRows(chart, bars, 30, (room, width) => ({
-    x: { domain: [0, 1], label: "part of the time →", tickFormat: (v) => percent(v), ticks: width < 400 ? 3 : 6 },
+    x: { domain: [0, 1], label: "share of the time →", tickFormat: (v) => percent(v), ticks: width < 400 ? 3 : 6 },
     marks: [
       Plot.barX(rows, { ...stack, insetTop: room, fill: (row) => colourAt(parts.indexOf(row.part)), stroke: CANVAS, strokeWidth: 1 }),
       Plot.text(rows, {
@@ -33,14 +33,14 @@ function barsChart(holder, rows) {
   }), `Shares of the time of ${bars.length} profiles: ${parts.join(", ")}.`);
 }
 
-/** What stands for something in a key: a full square, or a hollow symbol. */
+/** Symbol of a key: a full square, or a hollow symbol. */
 function swatch(colour, symbol = null) {
   const svg = mark(symbol === null ? "measured" : "simulated", colour);
   svg.firstChild.setAttribute("d", symbol === null ? "M-5 -5H5V5H-5Z" : d3.symbol(symbol, 60)());
   return svg;
 }
 
-// Side by side: they hardly differ where a model has only begun to learn.
+// Side by side, since they hardly differ after a little training.
 const TRAINING = {
   before: { colour: "var(--s0)", symbol: d3.symbolSquare, dx: -6 },
   after: { colour: "var(--s1)", symbol: d3.symbolTriangle, dx: 6 },
@@ -52,15 +52,15 @@ function loadsChart(holder, rows) {
     const chart = element("div", { class: "chart" });
     return { name, own, chart, figure: element("figure", {}, element("figcaption", {}, name), chart) };
   });
-  const said = Object.entries(TRAINING).map(([when, { colour, symbol }]) => element("span", {}, swatch(colour, symbol), `${when} training`));
-  holder.replaceChildren(...figures.map((each) => each.figure));
-  holder.after(element("p", { class: "key" }, ...said));
+  const swatches = Object.entries(TRAINING).map(([when, { colour, symbol }]) => element("span", {}, swatch(colour, symbol), `${when} training`));
+  holder.replaceChildren(...figures.map(({ figure }) => figure));
+  holder.after(element("p", { class: "key" }, ...swatches));
   const most = d3.max(rows, (row) => row.tokens);
   for (const { name, own, chart } of figures) {
     drawn(chart, (width) => plot({
       width, height: 210,
       x: { type: "point", label: "expert →", padding: 0.5 },
-      y: { domain: [0, 1.08 * most], label: "↑ tokens an example", grid: true, ticks: 5 },
+      y: { domain: [0, 1.08 * most], label: "↑ tokens per example", grid: true, ticks: 5 },
       marks: [
         ...Object.entries(TRAINING).flatMap(([when, { colour, symbol, dx }]) => {
           const then = own.filter((row) => row.when === when);
@@ -69,7 +69,7 @@ function loadsChart(holder, rows) {
             Plot.dot(then, { x: "expert", y: "tokens", r: 4.5, symbol, strokeWidth: 1.8, stroke: colour, fill: CANVAS, dx }),
           ];
         }),
-        tip(own, { x: "expert", y: "tokens" }, (row) => `expert ${row.expert}, ${row.when} training\n${short(row.tokens)} tokens an example`),
+        tip(own, { x: "expert", y: "tokens" }, (row) => `expert ${row.expert}, ${row.when} training\n${short(row.tokens)} tokens per example`),
       ],
     }, `Tokens of each expert of ${name}, before and after training.`));
   }
@@ -80,45 +80,45 @@ const CURVES = d3.groups(LEARNING, (row) => row.curve).map(([key, rows], at) => 
   key, rows, name: rows[0].name, colour: colourAt(at), symbol: SYMBOLS[at % SYMBOLS.length],
 }));
 
-/** A score of the held-out examples, epoch by epoch. */
-function learningChart(holder, score, label, said = short) {
+/** A score on the held-out examples, epoch by epoch. */
+function learningChart(holder, score, label, format = short) {
   const epochs = Math.max(1, d3.max(LEARNING, (row) => row.epoch));
   drawn(holder, (width) => plot({
     width, height: 260, marginRight: 24,
     x: { label: "epoch →", tickFormat: "d", ticks: Math.min(10, epochs), domain: [0, epochs] },
-    y: { label: `↑ ${label}`, grid: true, ticks: 5, zero: true, tickFormat: (v) => said(v) },
+    y: { label: `↑ ${label}`, grid: true, ticks: 5, zero: true, tickFormat: (v) => format(v) },
     marks: [
       ...CURVES.flatMap(({ rows, colour, symbol }) => [
         Plot.line(rows, { x: "epoch", y: score, stroke: colour, strokeWidth: 2 }),
         Plot.dot(rows, { x: "epoch", y: score, r: 4, symbol, stroke: colour, strokeWidth: 1.6, fill: CANVAS }),
       ]),
-      tip(LEARNING, { x: "epoch", y: score }, (row) => `${row.name}\nepoch ${row.epoch}: ${label} ${said(row[score])}`),
+      tip(LEARNING, { x: "epoch", y: score }, (row) => `${row.name}\nepoch ${row.epoch}: ${label} ${format(row[score])}`),
     ],
   }, `${label} of ${CURVES.length} curves, epoch by epoch.`));
 }
 
 if (PROFILES.length) {
-  for (const of of ["stages", "layers", "inside"]) {
-    barsChart(document.getElementById(`profile-${of}`), PROFILES.filter((row) => row.of === of));
+  for (const chart of ["stages", "layers", "inside"]) {
+    barsChart(document.getElementById(`profile-${chart}`), PROFILES.filter((row) => row.chart === chart));
   }
   loadsChart(document.getElementById("loads-charts"), LOADS);
   document.getElementById("loads").hidden = LOADS.length === 0;
   const named = (label, name) => ({ label, of: (row) => row[name] });
-  const number = (label, name, said = short) => ({ label, of: (row) => row[name], number: true, show: (row) => said(row[name]) });
-  numbersOf("profile-numbers", { caption: "Where the time goes", most: 30, columns: [{ ...named("part", "part"), head: true }, named("of", "of"), named("profile", "bar"), number("seconds", "seconds"), number("of the time", "share", percent), number("of the FLOPs", "flops", percent), named("GPU", "gpu"), named("model", "model"), named("recipe", "recipe")] }, () => PROFILES)();
-  numbersOf("loads-numbers", { caption: "Tokens of each expert", most: 32, columns: [{ label: "expert", of: (row) => row.expert, head: true }, named("training", "when"), number("tokens an example", "tokens"), named("profile", "bar"), named("GPU", "gpu"), named("model", "model"), named("recipe", "recipe")] }, () => LOADS)();
+  const number = (label, name, format = short) => ({ label, of: (row) => row[name], number: true, show: (row) => format(row[name]) });
+  numbersOf("profile-numbers", { caption: "Where the time goes", most: 30, columns: [{ ...named("part", "part"), head: true }, named("chart", "chart"), named("profile", "bar"), number("seconds", "seconds"), number("share of the time", "share", percent), number("share of the FLOPs", "flops", percent), named("GPU", "gpu"), named("model", "model"), named("recipe", "recipe")] }, () => PROFILES)();
+  numbersOf("loads-numbers", { caption: "Tokens of each expert", most: 32, columns: [{ label: "expert", of: (row) => row.expert, head: true }, named("training", "when"), number("tokens per example", "tokens"), named("profile", "bar"), named("GPU", "gpu"), named("model", "model"), named("recipe", "recipe")] }, () => LOADS)();
 }
 if (LEARNING.length) {
   learningChart(document.getElementById("loss-chart"), "loss", "held-out loss");
   learningChart(document.getElementById("accuracy-chart"), "accuracy", "accuracy", percent);
   document.getElementById("learning-key").replaceChildren(
     ...CURVES.map(({ name, colour, symbol }) => element("span", {}, swatch(colour, symbol), name)));
-  numbersOf("learning-numbers", { caption: "Curves of learning", most: 40, columns: [
+  numbersOf("learning-numbers", { caption: "Training curves", most: 40, columns: [
     { label: "curve", of: (row) => row.name, head: true }, { label: "epoch", of: (row) => row.epoch, number: true },
-    { label: "loss in training", of: (row) => row.train_loss, number: true, show: (row) => short(row.train_loss) },
+    { label: "training loss", of: (row) => row.train_loss, number: true, show: (row) => short(row.train_loss) },
     { label: "held-out loss", of: (row) => row.loss, number: true, show: (row) => short(row.loss) },
     { label: "accuracy", of: (row) => row.accuracy, number: true, show: (row) => percent(row.accuracy, 3) },
-    { label: "rate", of: (row) => row.rate, number: true }, { label: "batch", of: (row) => row.batch, number: true }, { label: "seed", of: (row) => row.seed, number: true },
+    { label: "learning rate", of: (row) => row.rate, number: true }, { label: "batch size", of: (row) => row.batch, number: true }, { label: "seed", of: (row) => row.seed, number: true },
     { label: "data", of: (row) => row.data }, { label: "recipe", of: (row) => row.recipe }, { label: "GPU", of: (row) => row.gpu },
   ] }, () => LEARNING)();
 }
