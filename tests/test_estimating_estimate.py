@@ -307,10 +307,8 @@ def test_what_is_expected_decides_and_what_may_be_is_said(
     assert f"{cheapest['usd_interval']['high']:.3g}) ! |" in unsure
     assert "\n! the 90 % interval" in unsure
     none = shown("--deadline", 0.001)
-    assert (
-        "Nothing is done within 0.001 h: the quickest is expected to take "
-        f"{quickest['hours']:.3g} h, on "
-    ) in none
+    assert "deadline of 0.001 h" in none
+    assert f"take {quickest['hours']:.3g} h, on " in none
     assert "Rent" not in none
     both = shown("--deadline", 1000, "--budget-usd", between)
     assert f"keep the deadline of 1000 h and the budget of ${between:g}, but" in both

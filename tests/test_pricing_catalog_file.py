@@ -184,7 +184,7 @@ A40,nan,,,,,
             "gpu,usd_per_hour,note\nA40,1,big, fast\n",
             ["2: has 4 fields, where the head has 3: quote those with commas"],
         ),
-        ('gpu,usd_per_hour\nA40,"1\n', ["2: is no CSV (unexpected end of data): repair the line"]),
+        ('gpu,usd_per_hour\nA40,"1\n', ["2: is not CSV (unexpected end of data): repair the line"]),
         (
             "gpu,usd_per_hour\nA40,1\nA40,2\n",
             ["3: the same offer as in line 2: keep one, or name another instance"],

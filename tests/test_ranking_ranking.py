@@ -1,55 +1,30 @@
 """The ranking: hours and dollars worked out by hand, and the reason for whatever has none."""
 
-import csv
 import datetime as dt
-import io
 import math
 
-import numpy as np
 import pytest
-from builders.observations import environment, measurement, observation
-from builders.rankings import ATTIC, DESK, JOB, LAP, SPEC, TEXT, found, ranked, timed
-from builders.runs import ONE_CELL, spec_of, whole_trial
-
-from fitting.families.cell_step_time import StepTimeSource
-from fitting.families.fit_family import fit_families
-from fitting.laws.forms import Form
-from orchestrator.planning.cluster_resources import ClusterResources, Node
-from orchestrator.planning.plan import make_plan
-from orchestrator.pricing.offer_constraints import Constraints, MissedConstraints, nothing_text
-from orchestrator.pricing.price_drift import PriceDrift, widened
-from orchestrator.ranking.priced_cells import RankingInputs
-from orchestrator.ranking.priced_job import job_hours
-from orchestrator.ranking.ranked_offer import (
-    Excluded,
-    RankedOffer,
-    Ranking,
-    comparable,
-    ranking_csv,
+from builders.observations import environment, measurement
+from builders.rankings import (
+    DESK,
+    JOB,
+    LAP,
+    SPEC,
+    TEXT,
+    exclusion_reason,
+    found,
+    on_desk,
+    ranked,
+    timed,
+    two_gpus,
+    wished,
 )
-from orchestrator.ranking.ranking import rank
+from builders.runs import spec_of, whole_trial
+
+from fitting.laws.forms import Form
+from orchestrator.ranking.priced_job import job_hours
 from orchestrator.spec.job import NO_OVERHEADS, Job, Overheads
-from trials.records.cell import Cell
-from trials.records.observation import Basis, Observation, Outcome
-
-
-def wished(batch_size: int) -> Job:
-    """The job at a batch size of one's own."""
-    return JOB.model_copy(update={"batch_size": batch_size})
-
-
-def on_desk(ranking: Ranking) -> RankedOffer:
-    """The cheapest offer of the desk; all of its offers are of one step time."""
-    rows = [row for row in ranking.offers if row.cell == DESK]
-    assert len({row.examples_per_second for row in rows}) == 1
-    return rows[0]
-
-
-def why_not(ranking: Ranking, cell: Cell = DESK) -> str:
-    """The reason a cell is left out."""
-    (reason,) = [excluded.reason for excluded in ranking.excluded if excluded.cell == cell]
-    assert not [row for row in ranking.offers if row.cell == cell]
-    return reason
+from trials.records.observation import Basis, Outcome
 
 
 @pytest.mark.parametrize(
@@ -112,7 +87,9 @@ def test_batch_that_no_longer_fitted_is_not_priced() -> None:
     seen.append(timed(8, 0.001, outcome=Outcome.THRASHING, repeat=1))
     row = on_desk(ranked(seen, families=()))
     assert (row.batch_size, row.largest_batch, row.limited_by) == (7, 7, "THRASHING at 8")
-    assert why_not(ranked(seen, wished(8))) == "batch size 8 does not fit: the largest is 7"
+    reason = exclusion_reason(ranked(seen, wished(8)))
+    assert "8 does not fit" in reason
+    assert "largest is 7" in reason
 
 
 def test_visits_that_lie_apart_widen_the_interval() -> None:
@@ -157,36 +134,6 @@ def test_wished_batch_beyond_what_was_timed_is_told_to_be_extrapolated() -> None
     assert row.examples_per_second == pytest.approx(32 / 0.042)
 
 
-def test_wished_batch_that_does_not_fit_is_left_out_with_the_largest() -> None:
-    """No law is asked about it."""
-    reason = why_not(ranked(whole_trial(DESK, SPEC), wished(41)))
-    assert reason == "batch size 41 does not fit: the largest is 40"
-
-
-def test_wished_batch_that_no_law_predicts_is_left_out() -> None:
-    """Two batch sizes were timed, which no law of two parameters can be fitted to and checked."""
-    seen = [*found(8), timed(1, 0.1), timed(8, 0.2)]
-    reason = "batch size 4 was not measured, and no law predicts it"
-    assert why_not(ranked(seen, wished(4))) == reason
-    (own,) = fit_families(whole_trial(DESK, SPEC))
-    others: list[dict[str, object]] = [
-        {"basis": Basis.SIMULATED},
-        {"weights": "pretrained"},
-        {"model": "other"},
-        {"recipe": "lora"},
-    ]
-    for families in (
-        fit_families(whole_trial(LAP, SPEC)),
-        fit_families(whole_trial(DESK, SPEC, where=environment(device_name="x"))),
-        *(
-            (own.model_copy(update={"name": own.name.model_copy(update=changed)}),)
-            for changed in others
-        ),
-    ):
-        assert why_not(ranked(seen, wished(4), families=families)) == reason
-    assert on_desk(ranked(seen, wished(4), families=(own,))).source == "law"
-
-
 @pytest.mark.parametrize(("above", "high"), [(0.5, 1.5), (2.0, 3.0), (None, 1.3)])
 def test_law_of_simulated_steps_is_no_surer_than_the_simulation(
     above: float | None, high: float
@@ -210,66 +157,6 @@ def test_law_of_simulated_steps_is_no_surer_than_the_simulation(
         )
 
 
-@pytest.mark.parametrize(
-    ("seen", "reason"),
-    [
-        ([], "not measured"),
-        (
-            found(0),
-            "not even one example fits: OUT_OF_MEMORY at batch size 1 (why)",
-        ),
-        (
-            [
-                observation(1, Outcome.FAILED, cell=DESK, attempt=n, detail="no luck")
-                for n in (1, 2)
-            ],
-            "batch size 1 FAILED 2 times: no luck",
-        ),
-        ([observation(1, cell=DESK)], "run the sweep again"),
-    ],
-)
-def test_cell_without_times_is_left_out_with_the_reason(
-    seen: list[Observation], reason: str
-) -> None:
-    """Each for its own."""
-    assert reason in why_not(ranked(seen))
-
-
-def test_capped_gpu_is_not_priced_by_the_speed_of_the_one_that_stood_in() -> None:
-    """Though somebody timed it; its largest batch is told."""
-    spec = spec_of(
-        TEXT.replace("100000000", "90000000", 1).replace(
-            "[desk, lap, attic]", "[lap]\nas_if: [desk]"
-        )
-    )
-    (capped,) = [cell for cell in spec.all_cells() if cell.capped_on is not None]
-    probes = (*found(8, capped), timed(8, 0.1, cell=capped))
-    seen = [o.model_copy(update={"basis": Basis.CAPPED}) for o in probes]
-    reason = why_not(ranked(seen, spec=spec), capped)
-    assert "largest batch, 8, " in reason
-    assert "on lap" in reason
-
-
-def test_cell_whose_gpu_nobody_rents_out_is_left_out() -> None:
-    """Though it was measured."""
-    reason = why_not(ranked(whole_trial(ATTIC, SPEC)), ATTIC)
-    assert reason == "the catalog has no offer for attic: add one under catalog.offers"
-
-
-def test_skipped_cell_keeps_the_plans_reason_unless_it_was_measured_before() -> None:
-    """Another cluster may have had its GPU."""
-    spec = spec_of(ONE_CELL.replace("[cpu]", "[A40]"))
-    (cell,) = spec.all_cells()
-    catalog = spec.merged_catalog()
-    plan = make_plan(spec, catalog, ClusterResources((Node({}),)), [])
-    (left_out,) = rank(RankingInputs(JOB, catalog, plan, StepTimeSource([], ()))).excluded
-    assert left_out == Excluded(cell=cell, reason=plan.skipped[0].reason)
-    seen = [timed(8, 0.1, cell=cell)]
-    ranking = rank(RankingInputs(JOB, catalog, plan, StepTimeSource(seen, ())))
-    assert len(ranking.offers) == len(catalog.offers("A40")) > 0
-    assert ranking.excluded == ()
-
-
 def test_stacks_and_bases_are_rows_of_their_own() -> None:
     """The same cell, measured on two stacks and simulated."""
     old, new = environment(), environment(versions=(("torch", "3.0"),))
@@ -287,16 +174,6 @@ def test_stacks_and_bases_are_rows_of_their_own() -> None:
         (old.stack, "measured", 20),
     ]
     assert DESK not in [excluded.cell for excluded in ranking.excluded]
-
-
-def two_gpus(desk: float, lap: float, **changed: object) -> list[Observation]:
-    """Both timed at a batch of 8, in seconds: the desk at $3.6 an hour, the lap at $0.9."""
-    return [
-        *found(8),
-        timed(8, *6 * [desk], **changed),
-        *found(8, LAP),
-        timed(8, *6 * [lap], cell=LAP, **changed),
-    ]
 
 
 def test_offers_that_cannot_be_told_apart_are_tied() -> None:
@@ -453,117 +330,6 @@ def test_prices_move_until_they_are_paid() -> None:
     assert 0.99 < sum(row.probability_cheapest for row in moved.values()) < 1.01
 
 
-def test_offers_are_held_to_what_is_asked_of_them() -> None:
-    """Provider, region, market, GPUs; and what is too slow or too dear says by how much."""
-    seen = two_gpus(0.1, 0.2)
-
-    def left(**asked: object) -> list[str]:
-        constraints = Constraints.model_validate(asked)
-        catalog = SPEC.merged_catalog()
-        plan = make_plan(SPEC, catalog, ClusterResources((Node({"CPU": 1.0}),)), seen)
-        step_times = StepTimeSource(seen, ())
-        ranking = rank(RankingInputs(JOB, catalog, plan, step_times, constraints=constraints))
-        assert {e.cell for e in ranking.excluded} >= {ATTIC}
-        reasons.extend(e.reason for e in ranking.excluded if e.cell != ATTIC)
-        return [row.instance for row in ranking.offers]
-
-    reasons: list[str] = []
-    assert left() == ["slow", "single", "whole"]
-    assert left(providers=("pub",)) == ["slow"]
-    assert left(regions=("there",)) == ["single"]
-    assert left(market="on-demand") == ["slow", "whole"]
-    assert left(market="spot", single_gpu=True) == ["single"]
-    assert left(single_gpu=True) == ["slow", "single"]
-    assert any("none of its 2 offers" in reason for reason in reasons)
-    # 375 steps of 0.1 and 0.2 s: 38 and 75 s; $0.0375 and $0.01875.
-    reasons.clear()
-    assert left(deadline_hours=60 / 3600) == ["single", "whole"]
-    assert reasons == ["is expected to take 0.0208 h, the deadline is 0.0166667"]
-    reasons.clear()
-    assert left(budget_usd=0.03) == ["slow"]
-    assert reasons == ["is expected to cost $0.0375, the budget is $0.03"]
-
-
-def test_where_nothing_is_wanted_the_least_that_must_give_is_told() -> None:
-    """The deadline, the budget, either, or both at once, each by the GPU that is nearest."""
-    misses = [
-        ("A", MissedConstraints(quickest_hours=2.0, cheapest_usd=3.0)),
-        ("B", MissedConstraints(quickest_hours=1.0, cheapest_usd=5.0)),
-    ]
-    takes = "the quickest is expected to take 1 h, on B"
-    costs = "the cheapest is expected to cost $3, on A"
-    for deadline, budget, text in (
-        (0.5, None, f"Nothing is done within 0.5 h: {takes}."),
-        (1.5, 2.0, f"Nothing costs $2 or less: {costs}."),
-        (0.5, 2.0, f"Nothing is done within 0.5 h: {takes}. Nothing costs $2 or less: {costs}."),
-        (1.5, 4.0, f"Nothing keeps both the deadline and the budget: {takes}; {costs}."),
-    ):
-        wanted = Constraints(deadline_hours=deadline, budget_usd=budget)
-        assert nothing_text(wanted, misses) == text
-
-
-def test_a_limit_that_is_just_met_is_kept() -> None:
-    """Hours equal to the deadline and dollars equal to the budget are not too much."""
-    wanted = Constraints(deadline_hours=1.0, budget_usd=3.0)
-    assert not wanted.refuse(1.0, 3.0)
-    assert wanted.refuse(1.01, 3.0)
-    assert wanted.refuse(1.0, 3.01)
-    best = MissedConstraints(quickest_hours=1.0, cheapest_usd=3.0)
-    assert not best.is_late(wanted)
-    assert not best.is_dear(wanted)
-
-
-def test_the_cheapest_is_named_wherever_it_stands() -> None:
-    """The GPU with the lowest cost, not the one whose name comes first."""
-    misses = [
-        ("A", MissedConstraints(quickest_hours=1.0, cheapest_usd=5.0)),
-        ("B", MissedConstraints(quickest_hours=2.0, cheapest_usd=3.0)),
-    ]
-    text = nothing_text(Constraints(budget_usd=2.0), misses)
-    assert "$3" in text
-    assert text.endswith("on B.")
-
-
-def test_drawn_prices_repeat_with_the_seed_and_differ_between_offers() -> None:
-    """Two runs of one ranking agree; prices of two offers move by themselves."""
-    first, second, *_ = SPEC.merged_catalog().offers("desk")
-    day = first.recorded + dt.timedelta(days=30)
-    overheads = Overheads(price_drift=0.1, spot_price_drift=0.1)
-    draws = [PriceDrift(overheads, day, seed, 2000).errors(first) for seed in (0, 0, 1)]
-    drift = PriceDrift(overheads, day, 0, 2000)
-    other = drift.errors(second)
-    assert draws[0].tolist() == draws[1].tolist()
-    for unlike in (draws[2], other):
-        assert abs(np.corrcoef(draws[0], unlike)[0, 1]) < 0.1
-    for offer, drawn in ((first, draws[0]), (second, other)):
-        assert drawn.std() == pytest.approx(drift.sigma(offer), rel=0.1)
-    # Prices that e-fold within a standard deviation, too, widen what hours alone make of it.
-    low, high = widened(2.0, 2.0, 2.0, 1.0)
-    assert (math.log(2 / low), math.log(high / 2)) == pytest.approx((1.645, 1.645), abs=1e-3)
-
-
-def test_two_gpus_are_not_a_single_one() -> None:
-    """Where an instance with one GPU is asked for, one with two is no offer."""
-    offer = SPEC.merged_catalog().offers("desk")[0]
-    single = Constraints(single_gpu=True)
-    counts = {count: offer.model_copy(update={"gpus_per_instance": count}) for count in (1, 2)}
-    assert single.allows(counts[1])
-    assert not single.allows(counts[2])
-
-
-def test_csv_has_the_parts_of_the_cell_first_and_no_column_twice() -> None:
-    """A table for other programs: lines end as on Unix, and the job stands last."""
-    text = ranking_csv(full_ranking())
-    header = text.splitlines()[0].split(",")
-    assert header[:7] == [
-        *("gpu", "model", "weights", "recipe", "sparsity", "active_experts", "seq_len"),
-    ]
-    assert header[-2:] == ["examples", "epochs"]
-    assert len(set(header)) == len(header)
-    assert "cell" not in header
-    assert "\r" not in text
-
-
 def test_comparable_offers_are_numbered_from_the_cheapest_across_gpus() -> None:
     """What one trains decides what is comparable; ranks begin anew for another length."""
     text = TEXT.replace("[16]", "[16, 32]").replace("[desk, lap, attic]", "[desk, lap]")
@@ -581,56 +347,4 @@ def test_comparable_offers_are_numbered_from_the_cheapest_across_gpus() -> None:
         (32, 1, "desk", "single", 0.075),
         (32, 2, "lap", "slow", 0.1125),
         (32, 3, "desk", "whole", 0.15),
-    ]
-
-
-def test_random_and_pretrained_weights_are_not_compared() -> None:
-    """They route differently, so the cheaper of the two is not the better choice."""
-    loaded = DESK.model_copy(update={"weights": "pretrained"})
-    assert comparable(DESK) == comparable(LAP)
-    assert comparable(DESK) != comparable(loaded)
-
-
-def full_ranking() -> Ranking:
-    """One with offers and cells left out, dates given and not."""
-    ranking = ranked([*whole_trial(DESK, SPEC), *whole_trial(LAP, SPEC, largest=64)])
-    assert len(ranking.offers) == 3
-    assert len(ranking.excluded) == 1
-    return ranking
-
-
-def test_csv_has_the_numbers_of_the_ranking() -> None:
-    """To the last digit, a column for each part of the cell, and empty where nothing is known."""
-    ranking = full_ranking()
-    rows = list(csv.DictReader(io.StringIO(ranking_csv(ranking))))
-    assert len(rows) == len(ranking.offers)
-    for row, offer in zip(rows, ranking.offers, strict=True):
-        for name in RankedOffer.model_fields:
-            if name != "cell":
-                value = getattr(offer, name)
-                kind = type(value) if isinstance(value, int | float) else str
-                read = row[name] == "True" if kind is bool else kind(row[name])
-                assert read == ("" if value is None else value if kind is not str else str(value))
-        assert {name: row[name] for name in ("gpu", "model", "recipe", "sparsity")} == {
-            "gpu": offer.cell.gpu,
-            "model": "llama-tiny",
-            "recipe": "full-fp32",
-            "sparsity": "1.0",
-        }
-        assert (row["active_experts"], row["seq_len"]) == ("", "16")
-        assert (row["examples"], row["epochs"]) == ("1000", "3")
-    assert {row["limited_by"] for row in rows} == {"OUT_OF_MEMORY at 41", "the search's limit"}
-
-
-def test_ranking_reads_back_from_json_as_it_was() -> None:
-    """It is kept in the run folder."""
-    ranking = full_ranking()
-    assert Ranking.model_validate_json(ranking.model_dump_json()) == ranking
-
-
-def test_csv_of_nothing_is_its_header() -> None:
-    """A reader of it finds the columns."""
-    empty = Ranking(workload=JOB, offers=(), excluded=())
-    assert list(csv.reader(io.StringIO(ranking_csv(empty)))) == [
-        [*next(csv.reader(io.StringIO(ranking_csv(full_ranking()))))]
     ]

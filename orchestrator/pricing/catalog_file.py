@@ -1,7 +1,7 @@
 """A user's own GPUs and prices, from a file: YAML or TOML, prices as a CSV too.
 
-All are read alike: each offer may leave out what goes without saying of one's own (``_filled``),
-and every mistake is told at once, with its line.
+Offers may omit fields that have defaults for a machine of the user's own (``_filled``). All
+mistakes are reported at once, each with its line.
 """
 
 import csv
@@ -22,9 +22,9 @@ from orchestrator.spec.sweep_spec import CatalogRows
 from orchestrator.spec.validation_messages import say, shown
 from orchestrator.spec.yaml_lines import LocatedYaml, Location, Problem, read_yaml
 
-OWN = "own"  # the provider of a machine that one has
+OWN = "own"  # provider of a machine that the user owns
 THIS_MACHINE = "cpu"  # key of the machine that runs a sweep
-CURRENCY = "currency"  # a column that may stand there, to say that it is US dollars
+CURRENCY = "currency"  # optional column, which must be USD
 TOML_HEADER = re.compile(r"\s*\[\[\s*([\w-]+)\s*\]\]")
 TOML_KEY = re.compile(r"\s*[\"']?([\w-]+)[\"']?\s*=")
 TOML_PLACE = re.compile(r"\s*\(at line (\d+), column \d+\)")
@@ -33,15 +33,15 @@ IN_A_ROW = re.compile(r"^offers\[\d+\]\.?")
 
 
 def stands_in(gpu: str, provider: str) -> bool:
-    """Whether what is offered is another machine than the one that runs the sweep."""
+    """Whether an offer only stands in for the machine that runs the sweep."""
     return gpu == THIS_MACHINE and provider != OWN
 
 
 def read_catalog_file(path: Path, catalog: Catalog) -> CatalogRows:
-    """The GPUs and offers of a user's file, fit to be merged over a catalog.
+    """Read the GPUs and offers of a user's file, to be merged over a catalog.
 
     Raises:
-        CatalogError: every mistake in it, a line each: file, line, what, what to do.
+        CatalogError: one line for each mistake: file, line, mistake, remedy.
     """
     located = _toml(path) if path.suffix.casefold() == ".toml" else read_yaml(_text(path))
     if path.suffix.casefold() == ".csv" or not isinstance(located.data, dict | None):
@@ -52,15 +52,15 @@ def read_catalog_file(path: Path, catalog: Catalog) -> CatalogRows:
 
 
 def read_price_file(path: Path, catalog: Catalog) -> tuple[Offer, ...]:
-    """A user's own offers, of GPUs that a catalog has.
+    """Read a user's own offers of GPUs that are in a catalog.
 
     Raises:
-        CatalogError: as above.
+        CatalogError: one line for each mistake: file, line, mistake, remedy.
     """
     if path.suffix.casefold() not in {".yaml", ".yml", ".toml"}:
         return _checked(path, _csv(path), catalog, is_csv=True).offers
     located = _toml(path) if path.suffix.casefold() == ".toml" else read_yaml(_text(path))
-    if isinstance(located.data, list):  # nothing but offers
+    if isinstance(located.data, list):  # a list of offers
         lines = {("offers", *location): line for location, line in located.lines.items()}
         located = LocatedYaml({"offers": located.data}, lines, located.problems)
     return _checked(path, located, catalog).offers
@@ -81,7 +81,7 @@ def _text(path: Path) -> str:
 
 
 def _toml(path: Path) -> LocatedYaml:
-    """A TOML file; lines are found for tables and keys that stand alone on theirs, as they do."""
+    """Parse a TOML file, with the lines of tables and of keys that start a line."""
     text = _text(path)
     try:
         data = tomllib.loads(text)
@@ -105,7 +105,7 @@ def _toml(path: Path) -> LocatedYaml:
 
 
 def _csv(path: Path) -> LocatedYaml:
-    """The rows of a CSV as offers; an empty field is an absent one."""
+    """Parse the rows of a CSV as offers; an empty field is absent."""
     text = _text(path)
     head = text.partition("\n")[0]
     delimiter = next((sign for sign in ",;\t" if sign in head), ",")
@@ -126,17 +126,18 @@ def _csv(path: Path) -> LocatedYaml:
             named = zip(columns, (field.strip() for field in row), strict=False)
             rows.append({name: value for name, value in named if value})
     except csv.Error as error:
-        problems.append(Problem(table.line_num, f"is no CSV ({error}): repair the line"))
+        problems.append(Problem(table.line_num, f"is not CSV ({error}): repair the line"))
     if not rows and not problems:
         problems.append(Problem(1, "has no rows below a head: the first line names the columns"))
     return LocatedYaml({"offers": rows}, lines, tuple(problems))
 
 
 def _wrong_columns(columns: list[str]) -> Iterator[Problem]:
-    known = [*Offer.model_fields, CURRENCY]
+    columns_of_offer = [*Offer.model_fields, CURRENCY]
     for name in columns:
-        if name not in known:
-            near = did_you_mean(name, known) or f"; known: {', '.join(known)}"
+        if name not in columns_of_offer:
+            near = did_you_mean(name, columns_of_offer)
+            near = near or f"; known: {', '.join(columns_of_offer)}"
             yield Problem(1, f"unknown column {name!r}{near}")
     for name in ("gpu", "usd_per_hour"):
         if name not in columns:
@@ -151,7 +152,7 @@ def _checked(
     data = located.data
     if data is None and not problems:
         problems.append(Problem(1, "is empty: list gpus, offers or both"))
-    # A mistake of the head would be repeated for every row.
+    # A mistake in the head would be repeated for every row.
     if data is not None and not problems:
         problems += _currencies(located)
         filled = _filled(data, path)
@@ -174,7 +175,7 @@ def _checked(
 
 
 def _filled(data: Any, path: Path) -> Any:
-    """The same with what goes without saying of one's own offers: who, where, which, since when."""
+    """Fill in the defaults of offers: provider, region, instance, date and source."""
     offers = data.get("offers") if isinstance(data, dict) else None
     if not isinstance(offers, list):
         return data

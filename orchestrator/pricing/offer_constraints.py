@@ -1,4 +1,4 @@
-"""What an offer must be, and what is said where none is. Pure."""
+"""Requirements on offers, and the message where no offer meets them. Pure."""
 
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Self
@@ -12,13 +12,13 @@ Above = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class OfferFilter(Record):
-    """Which offers are meant.
+    """Filter of offers.
 
     Attributes:
-        providers: one of these; empty for any.
-        regions: alike, in the provider's own words.
-        market: on demand, spot, or absent for either.
-        single_gpu: of an instance with one GPU, so that nothing idle is paid for.
+        providers: allowed providers; empty for any.
+        regions: allowed regions, as their providers name them; empty for any.
+        market: on demand or spot; None for either.
+        single_gpu: whether to allow only instances with one GPU, so that no idle GPU is paid for.
     """
 
     providers: tuple[str, ...] = ()
@@ -27,7 +27,7 @@ class OfferFilter(Record):
     single_gpu: bool = False
 
     def allows(self, offer: Offer) -> bool:
-        """Whether an offer is one of them."""
+        """Whether an offer passes the filter."""
         return (
             (not self.providers or offer.provider in self.providers)
             and (not self.regions or offer.region in self.regions)
@@ -37,29 +37,29 @@ class OfferFilter(Record):
 
 
 class Constraints(OfferFilter):
-    """What an offer must be to be ranked.
+    """Requirements on a ranked offer.
 
     Attributes:
-        deadline_hours: the job is expected to take no longer.
-        budget_usd: and to cost no more.
+        deadline_hours: largest expected hours of the job.
+        budget_usd: largest expected dollars of the job.
     """
 
     deadline_hours: Above | None = None
     budget_usd: Above | None = None
 
     def refuse(self, hours: float, usd: float) -> bool:
-        """Whether a job on it takes too long, or costs too much."""
+        """Whether a job exceeds the deadline or the budget."""
         return (self.deadline_hours is not None and hours > self.deadline_hours) or (
             self.budget_usd is not None and usd > self.budget_usd
         )
 
 
 class MissedConstraints(Record):
-    """The best that a GPU's offers come to, none of which keeps the deadline and the budget.
+    """Best hours and dollars of a GPU's offers, none of which meets the deadline and the budget.
 
     Attributes:
-        quickest_hours: of the one.
-        cheapest_usd: of the other.
+        quickest_hours: hours of the fastest offer.
+        cheapest_usd: dollars of the cheapest offer.
     """
 
     quickest_hours: float
@@ -67,51 +67,51 @@ class MissedConstraints(Record):
 
     @classmethod
     def best_of(cls, offers: Iterable[tuple[float, float]]) -> Self | None:
-        """Of hours and dollars of each; None where there are none."""
+        """Best of the (hours, dollars) of offers; None without offers."""
         listed = list(offers)
         if not listed:
             return None
         hours, usd = zip(*listed, strict=True)
         return cls(quickest_hours=min(hours), cheapest_usd=min(usd))
 
-    def is_late(self, wanted: Constraints) -> bool:
-        """Whether even the quickest takes too long."""
+    def misses_deadline(self, wanted: Constraints) -> bool:
+        """Whether even the fastest offer exceeds the deadline."""
         return wanted.deadline_hours is not None and self.quickest_hours > wanted.deadline_hours
 
-    def is_dear(self, wanted: Constraints) -> bool:
-        """Whether even the cheapest costs too much."""
+    def exceeds_budget(self, wanted: Constraints) -> bool:
+        """Whether even the cheapest offer exceeds the budget."""
         return wanted.budget_usd is not None and self.cheapest_usd > wanted.budget_usd
 
     def text(self, wanted: Constraints) -> str:
-        """By how much, in words, to follow what they are of."""
+        """Missed limits, to follow the name of the job or GPU."""
         parts = []
-        if self.is_late(wanted):
+        if self.misses_deadline(wanted):
             parts.append(
-                f"is expected to take {self.quickest_hours:.3g} h, the deadline is "
+                f"is expected to take {self.quickest_hours:.3g} h; the deadline is "
                 f"{wanted.deadline_hours:g}"
             )
-        if self.is_dear(wanted):
+        if self.exceeds_budget(wanted):
             parts.append(
-                f"is expected to cost ${self.cheapest_usd:.3g}, the budget is "
+                f"is expected to cost ${self.cheapest_usd:.3g}; the budget is "
                 f"${wanted.budget_usd:g}"
             )
-        return "; ".join(parts) or "keeps both the deadline and the budget on no offer"
+        return "; ".join(parts) or "meets both the deadline and the budget on no offer"
 
 
 def nothing_text(wanted: Constraints, misses: Sequence[tuple[str, MissedConstraints]]) -> str:
-    """What must give where nothing keeps the deadline and the budget, in a line.
+    """One line on the limits to relax where no offer meets the deadline and the budget.
 
     Args:
-        wanted: with either, or both.
-        misses: what they are of, and the best of each; at least one.
+        wanted: constraints with a deadline, a budget or both.
+        misses: GPUs and their best offers; at least one.
     """
-    on_quickest, quickest = min(misses, key=lambda each: each[1].quickest_hours)
-    on_cheapest, cheapest = min(misses, key=lambda each: each[1].cheapest_usd)
-    takes = f"the quickest is expected to take {quickest.quickest_hours:.3g} h, on {on_quickest}"
+    on_quickest, quickest = min(misses, key=lambda miss: miss[1].quickest_hours)
+    on_cheapest, cheapest = min(misses, key=lambda miss: miss[1].cheapest_usd)
+    takes = f"the fastest is expected to take {quickest.quickest_hours:.3g} h, on {on_quickest}"
     costs = f"the cheapest is expected to cost ${cheapest.cheapest_usd:.3g}, on {on_cheapest}"
     parts = []
-    if quickest.is_late(wanted):
-        parts.append(f"Nothing is done within {wanted.deadline_hours:g} h: {takes}.")
-    if cheapest.is_dear(wanted):
-        parts.append(f"Nothing costs ${wanted.budget_usd:g} or less: {costs}.")
-    return " ".join(parts) or f"Nothing keeps both the deadline and the budget: {takes}; {costs}."
+    if quickest.misses_deadline(wanted):
+        parts.append(f"No offer meets the deadline of {wanted.deadline_hours:g} h: {takes}.")
+    if cheapest.exceeds_budget(wanted):
+        parts.append(f"No offer meets the budget of ${wanted.budget_usd:g}: {costs}.")
+    return " ".join(parts) or f"No offer meets both the deadline and the budget: {takes}; {costs}."

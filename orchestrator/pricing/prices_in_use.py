@@ -1,4 +1,4 @@
-"""The GPUs and prices that a command goes by: a table, and a user's files merged over it."""
+"""GPUs and prices that a command uses: a table with the user's files merged over it."""
 
 import datetime as dt
 from collections.abc import Sequence
@@ -27,13 +27,13 @@ NAMES = (REFRESHED, *TABLES)
 
 @dataclass(frozen=True, slots=True)
 class PricesInUse:
-    """What the options ``--catalog`` and ``--prices`` say.
+    """Prices chosen by the options ``--catalog`` and ``--prices``.
 
     Attributes:
-        table: the name of the price table.
-        catalog: its prices, with the rows of ``--catalog`` merged over it.
-        rows: those rows.
-        files: of a user's own prices.
+        table: name of the price table.
+        catalog: prices of the table, with the rows of ``--catalog`` merged over them.
+        rows: rows of ``--catalog``.
+        files: the user's price files.
     """
 
     table: str
@@ -42,17 +42,17 @@ class PricesInUse:
     files: tuple[Path, ...]
 
     def over(self, catalog: Catalog) -> Catalog:
-        """A catalog with the user's own prices merged over it.
+        """Catalog with the user's own prices merged over it.
 
         Raises:
-            CatalogError: a file of them cannot be read; a line for each mistake.
+            CatalogError: a price file cannot be read; one line for each mistake.
         """
         for file in self.files:
             catalog = catalog.merged((), read_price_file(file, catalog))
         return catalog
 
     def age(self, catalog: Catalog, today: dt.date) -> str:
-        """Which prices are in use, and how old they are."""
+        """Names and age of the prices in use."""
         names = " and ".join([f"the {self.table} table", *map(str, self.files)])
         text = f"{names}: {age_text(catalog.all_offers, today)}"
         is_old = any((today - offer.date).days > OLD_DAYS for offer in catalog.all_offers)
@@ -85,16 +85,16 @@ def prices_in_use(
     catalog_file: Path | None = None,
     run_rows: CatalogRows | None = None,
 ) -> PricesInUse:
-    """Prices of a table and of files.
+    """Read the prices of a table and of files.
 
     Args:
-        given: a table's name and files of prices, as ``--prices`` takes them.
-        catalog_file: GPUs and offers of the user's own, as ``--catalog`` takes them.
-        run_rows: rows of the user's file that a run began with; those of ``catalog_file`` go over
+        given: name of a table and price files, as given to ``--prices``.
+        catalog_file: file with the user's GPUs and offers, as given to ``--catalog``.
+        run_rows: rows of the file that the run started with; those of ``catalog_file`` override
             them.
 
     Raises:
-        CatalogError: there is no such table or file, or a file cannot be read.
+        CatalogError: a table or file does not exist, or a file cannot be read.
     """
     run_rows = run_rows or CatalogRows()
     tables = [name for name in given if name in NAMES]

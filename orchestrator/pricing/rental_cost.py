@@ -1,6 +1,6 @@
-"""What renting for a job comes to: start-up, checkpoints, interruptions, billing. Pure.
+"""Hours and billing of a rental: start-up, checkpoints and interruptions. Pure.
 
-Hours are wall-clock time. Every function takes arrays, for draws of what is not known, or numbers.
+Hours are wall-clock time.
 """
 
 import math
@@ -14,11 +14,11 @@ from orchestrator.spec.job import HOURS_PER_DAY, MINUTES_PER_HOUR, SECONDS_PER_H
 
 @dataclass(frozen=True, slots=True)
 class Rental:
-    """What a job is charged for.
+    """Rental of an instance for a job.
 
     Attributes:
-        hours: expected, start-up, checkpoints and work done twice included.
-        checkpoint_minutes: of work between two checkpoints.
+        hours: (draws,) expected hours, with start-up, checkpoints and repeated work.
+        checkpoint_minutes: minutes of work between two checkpoints.
     """
 
     hours: FloatArray
@@ -26,13 +26,13 @@ class Rental:
 
 
 def rental(steps_hours: FloatArray, overheads: Overheads, *, spot: bool) -> Rental:
-    """The hours to be paid for.
+    """Hours to pay for.
 
     Args:
-        steps_hours: hours of the steps alone; the first is what is expected, and what the interval
-            between checkpoints is chosen for.
-        overheads: beside them.
-        spot: whether the instance may be taken away.
+        steps_hours: (draws,) hours of the steps alone; the first element is the expected value, for
+            which the interval between checkpoints is chosen.
+        overheads: start-up, checkpoints and interruptions.
+        spot: whether the instance may be interrupted.
     """
     startup = overheads.startup_minutes / MINUTES_PER_HOUR
     checkpoint = overheads.checkpoint_seconds / SECONDS_PER_HOUR
@@ -42,7 +42,7 @@ def rental(steps_hours: FloatArray, overheads: Overheads, *, spot: bool) -> Rent
         written = np.floor(steps_hours / interval) * checkpoint
         return Rental(np.asarray(startup + steps_hours + written), overheads.checkpoint_minutes)
     interval = best_interval(rate, checkpoint)
-    # A job shorter than that writes none before its end.
+    # A job shorter than the interval writes its only checkpoint at the end.
     expected = float(steps_hours[0])
     interval = min(interval, expected) if expected > 0 else interval
     worked = interrupted_hours(steps_hours, rate, checkpoint, startup, interval)
@@ -52,31 +52,31 @@ def rental(steps_hours: FloatArray, overheads: Overheads, *, spot: bool) -> Rent
 def interrupted_hours(
     steps_hours: FloatArray, rate: float, checkpoint: float, restart: float, interval: float
 ) -> FloatArray:
-    """Expected hours of work that is interrupted at random, and goes on from its last checkpoint.
+    """Expected hours of work that random interruptions set back to the last checkpoint.
 
     ``T / tau * exp(rate R) * (exp(rate (tau + C)) - 1) / rate`` (Daly, Future Generation Computer
     Systems 22, 2006, his complete model): intervals of ``tau`` hours of work and a checkpoint of
     ``C`` that each start anew until they are through, ``R`` hours later each time.
 
     Args:
-        steps_hours: T.
-        rate: interruptions an hour; they strike a restart, too.
-        checkpoint: C.
-        restart: R.
-        interval: tau.
+        steps_hours: (draws,) T, hours of work.
+        rate: interruptions per hour, during a restart too.
+        checkpoint: C, hours to write a checkpoint.
+        restart: R, hours from an interruption to the next step.
+        interval: tau, hours of work between checkpoints.
     """
     tries = math.expm1(rate * (interval + checkpoint)) * math.exp(rate * restart) / rate
     return np.asarray(steps_hours / interval * tries)
 
 
 def best_interval(rate: float, checkpoint: float) -> float:
-    """Hours of work between checkpoints for which ``interrupted_hours`` are fewest.
+    """Hours of work between checkpoints that minimise ``interrupted_hours``.
 
     The root of ``(1 - rate tau) exp(rate (tau + C)) = 1``. Near it is Young's ``sqrt(2 C / rate)``
-    (Communications of the ACM 17, 1974). It depends on no restart.
+    (Communications of the ACM 17, 1974). It does not depend on the restart.
     """
     if checkpoint == 0.0:
-        return 1e-3  # free ones are written all the time
+        return 1e-3  # a checkpoint that costs nothing is written continually
     scaled = rate * checkpoint
     low, high = 0.0, 1.0  # of rate * tau
     for _ in range(200):
@@ -87,5 +87,5 @@ def best_interval(rate: float, checkpoint: float) -> float:
 
 
 def charged_hours(hours: float, minimum_minutes: float | None) -> float:
-    """Hours on the bill: rented by the second, a minimum at least; none where none is known."""
+    """Billed hours: billed by the second, with a minimum where one is known."""
     return max(hours, (minimum_minutes or 0.0) / MINUTES_PER_HOUR)

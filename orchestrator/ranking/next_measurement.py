@@ -1,4 +1,4 @@
-"""What to measure next: which timed batch would most help to decide on a GPU, and at what price."""
+"""Next measurement: the timed batch that helps most to choose a GPU, relative to its cost."""
 
 import math
 from collections import defaultdict
@@ -26,7 +26,7 @@ from trials.records.cell import Cell
 from trials.records.compatibility import incompatibility
 from trials.records.observation import Observation
 
-DECIDED = 0.95  # how likely the choice must be right
+DECIDED = 0.95  # probability that the choice is right from which it counts as decided
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +35,14 @@ class CandidateMeasurement:
 
     Attributes:
         option: option to measure.
-        is_anchored: whether a batch of its cell was timed. If not, its largest is, first: it is the
-            one that most jobs are run at, and it bounds the law where it matters.
-        saving: what it is expected to save of a job's cost, as a part; infinite where nothing of
-            the choice's likely winner is measured yet.
-        saving_usd: in dollars; absent where the job's cost is not known at all.
-        seconds: what it takes, the start of its node included.
-        start_seconds: of that start; 0 where something was measured on that GPU before.
-        usd: what that costs, on what the sweep's nodes are rented as.
+        is_anchored: whether a batch of its cell was timed. If not, the largest batch is timed
+            first: most jobs run at it, and it anchors the law where it matters.
+        saving: fraction of a job's cost that the measurement is expected to save; infinite for the
+            likely winner until something of it was measured.
+        saving_usd: `saving` in dollars; None where the cost of the job is unknown.
+        seconds: duration of the measurement, the start of its node included.
+        start_seconds: duration of that start; 0 where a node is running.
+        usd: cost of the measurement at the price of the sweep's nodes.
     """
 
     option: RunOption
@@ -55,7 +55,7 @@ class CandidateMeasurement:
 
     @property
     def worth(self) -> float:
-        """What it saves over what it costs."""
+        """Expected saving per dollar."""
         return self.saving / max(self.usd, 1e-9)
 
 
@@ -64,9 +64,9 @@ class GpuChoice:
     """A GPU to be chosen for one model, recipe, sparsity and length.
 
     Attributes:
-        leader: the likely winner.
-        probability: that it is the cheapest, or dearer by 1 % at most.
-        candidates: what could be measured, the worthiest first.
+        leader: option of the likely winner.
+        probability: probability that no other GPU is cheaper by more than 1 %.
+        candidates: possible measurements, the one with the most saving per dollar first.
     """
 
     leader: RunOption
@@ -75,7 +75,7 @@ class GpuChoice:
 
     @property
     def is_decided(self) -> bool:
-        """Whether it is known well enough."""
+        """Whether the leader is measured and likely enough to be right."""
         return self.leader.is_measured and self.probability >= DECIDED
 
     @property
@@ -85,7 +85,7 @@ class GpuChoice:
 
 
 def measured_cells(plan: Plan) -> list[Cell]:
-    """What of a plan is measured, or to be."""
+    """Cells of a plan that are measured or will be, without simulated and capped ones."""
     return [
         cell
         for cell in (*plan.complete, *plan.pending)
@@ -94,8 +94,8 @@ def measured_cells(plan: Plan) -> list[Cell]:
 
 
 def measurable(spec: SweepSpec, catalog: Catalog) -> list[Cell]:
-    """What a specification's GPUs could run, wherever they are to be had; simulated ones, too."""
-    found: dict[Cell, None] = {}
+    """Cells that the GPUs of a specification can run if they are rented, simulated ones too."""
+    cells: dict[Cell, None] = {}
     for cell in spec.all_cells():
         own = cell.model_copy(update={"simulated": False})
         gpu = catalog.gpu(cell.gpu)
@@ -103,8 +103,8 @@ def measurable(spec: SweepSpec, catalog: Catalog) -> list[Cell]:
             cell.capped_on is None
             and incompatibility(cell.recipe, spec.model(cell.model), gpu) is None
         ):
-            found[own] = None
-    return list(found)
+            cells[own] = None
+    return list(cells)
 
 
 def choices(
@@ -114,33 +114,33 @@ def choices(
     observations: Sequence[Observation],
     families: Sequence[FamilyFit],
 ) -> list[GpuChoice]:
-    """What is to be chosen, in the order of the specification.
+    """Choices between GPUs, in the order of the specification.
 
-    GPUs without an offer have no part in it, nor those that one example, or the wished batch, does
-    not fit on. The simulated times of a cell are its expectation.
+    GPUs without an offer are excluded, and those on which not even one example fits, or not the
+    requested batch. Simulated step times are a cell's expectation until it is measured.
 
     Args:
-        spec: the job, and the order.
-        rates: GPUs and offers, and what measuring costs.
-        cells: those that can be measured.
-        observations: what is known.
-        families: the laws fitted to it.
+        spec: job, and order of the choices.
+        rates: GPUs and offers, and the prices of nodes.
+        cells: cells that can be measured.
+        observations: observations of the sweep so far.
+        families: laws fitted to them.
     """
     groups: dict[tuple[object, ...], list[Cell]] = defaultdict(list)
     beliefs = CostBeliefs(spec, rates, StepTimeSource(observations, families))
     for cell in cells:
         if rates.catalog.offers(cell.gpu) and beliefs.can_run(cell):
             groups[comparable(cell)].append(cell)
-    effort = MeasurementCost(observations, spec.workload.overheads.startup_minutes, rates)
+    cost = MeasurementCost(observations, spec.workload.overheads.startup_minutes, rates)
     order = list(dict.fromkeys(map(comparable, spec.all_cells())))
     return [
-        _choice(beliefs.options(groups[key]), beliefs, effort, spec.seed)
+        _choice(beliefs.options(groups[key]), beliefs, cost, spec.seed)
         for key in sorted(groups, key=order.index)
     ]
 
 
 def _choice(
-    options: Sequence[RunOption], beliefs: CostBeliefs, effort: MeasurementCost, seed: int
+    options: Sequence[RunOption], beliefs: CostBeliefs, cost: MeasurementCost, seed: int
 ) -> GpuChoice:
     cells = list(dict.fromkeys(option.cell for option in options))
     costs = OptionCosts(
@@ -162,9 +162,9 @@ def _choice(
             continue
         must = option.cell == leader.cell and not leader.is_measured
         device = option.cell.device
-        start = effort.start_seconds(device)
-        search = 0.0 if beliefs.is_searched(option.cell) else effort.search_seconds(device)
-        seconds = start + search + effort.visit_seconds(device)
+        start = cost.start_seconds(device)
+        search = 0.0 if beliefs.is_searched(option.cell) else cost.search_seconds(device)
+        seconds = start + search + cost.visit_seconds(device)
         candidates.append(
             CandidateMeasurement(
                 option=option,

@@ -1,4 +1,4 @@
-"""A ranking, as a record and as CSV: what each offer comes to, and how sure that is. Pure."""
+"""Records of a ranking, and its CSV. Pure."""
 
 import csv
 import io
@@ -16,40 +16,40 @@ from trials.records.observation import Basis
 
 
 class RankedOffer(Record):
-    """One cell's job on one offer. Intervals hold nine times in ten.
+    """The job of one cell on one offer. Intervals have a level of 90 %.
 
     Attributes:
         rank: 1 is the cheapest for this model, recipe, sparsity and sequence length.
-        probability_cheapest: that no other offer is cheaper; 0 for an offer of the same GPU and
-            market that is dearer by more than prices move.
-        tied: whether it cannot be told apart from the cheapest.
+        probability_cheapest: probability that no other offer is cheaper; 0 for an offer that
+            another one of the same GPU and market undercuts by more than prices move.
+        tied: whether the data do not separate it from the cheapest.
         pareto: whether no other offer is both faster and cheaper.
-        cell: what runs.
+        cell: cell that runs the job.
         stack: fingerprint of the software it was measured with.
-        provider, instance, region, market, gpus_per_instance, usd_per_hour: the offer; the price
-            is that of the whole instance, which is what must be rented.
-        price_as_of: when the price held; absent where its source does not say.
-        price_recorded: when it was written into the catalog.
+        provider, instance, region, market, gpus_per_instance, usd_per_hour: offer, with the price
+            of the whole instance, which must be rented.
+        price_as_of: day that the price is of; None where its source does not give one.
+        price_recorded: day that the price was added to the catalog.
         batch_size: examples per step.
-        batch: why that one: asked for, the largest, or the fastest of those timed.
-        largest_batch: the largest that fits; absent while the search has not closed in on it.
-        limited_by: what the next larger batch size ended in, or the search's limit.
-        examples_per_second: throughput at ``batch_size``; of packed rows, those.
-        epochs: how often each example is seen.
-        tokens_per_example: padding included; the cell's length where the job has no lengths, or
-            ``as_if_full``.
-        as_if_full: whether every example is priced as if it had the cell's length though the job's
-            are shorter, since nothing tells how long its steps take: an upper bound.
-        hours, hours_low, hours_high: from renting to the end: start-up, steps, checkpoints, and of
-            spot instances what interruptions are expected to cost.
-        usd, usd_low, usd_high: what is paid for them; the interval is of the hours and of how far
-            the price may have moved since it was noted.
-        checkpoint_minutes: of work between two checkpoints.
+        batch: origin of the batch size: requested, the largest, or the fastest timed one.
+        largest_batch: largest batch that fits; None while the search for it is not complete.
+        limited_by: outcome of the next larger batch size, or the search's limit.
+        examples_per_second: throughput at ``batch_size``, in packed rows where examples are packed.
+        epochs: number of epochs.
+        tokens_per_example: tokens per example, padding included; the cell's length where the job
+            has no lengths, or ``as_if_full``.
+        as_if_full: whether every example is priced at the cell's length, an upper bound, because no
+            law predicts the steps of shorter ones.
+        hours, hours_low, hours_high: hours from renting to the end: start-up, steps, checkpoints,
+            and the expected interruptions of spot instances.
+        usd, usd_low, usd_high: dollars for these hours; the interval includes the change of the
+            price since it was recorded.
+        checkpoint_minutes: minutes of work between two checkpoints.
         basis: measured or simulated; a capped GPU has no price.
-        source: where the step time comes from.
-        law: which, where it comes from one, or was scaled by one to the job's lengths.
-        length_error: how far off that law is on lengths that it has not seen, where it was scaled.
-        extrapolated: the law was asked beyond what it was fitted on.
+        source: origin of the step time.
+        law: law that predicted the step time, or scaled it to the job's lengths.
+        length_error: relative error of that law at held-out lengths, where it scaled the time.
+        extrapolated: whether the law was evaluated outside the range it was fitted on.
     """
 
     rank: int
@@ -89,10 +89,12 @@ class RankedOffer(Record):
 
 
 class Excluded(Record):
-    """A cell that is not ranked, and why.
+    """A cell that is not ranked.
 
     Attributes:
-        missed: by how much its best offers miss the deadline or the budget, where that is why.
+        cell: the cell.
+        reason: reason, in one line.
+        missed: best hours and dollars of its offers, where the deadline or budget is the reason.
     """
 
     cell: Cell
@@ -104,11 +106,12 @@ class Ranking(Record):
     """Every cell of a sweep on every offer of its GPU, cheapest first within comparable cells.
 
     Attributes:
-        workload: the job; its epochs are the most of any cell where they were learned.
-        priced_on: the day that prices have moved until; absent where they are as quoted.
-        constraints: what an offer must be.
-        learned: where epochs come from that were learned; empty where they were asked for.
-        offers, excluded: what is ranked, and what is not.
+        workload: job; its epochs are the largest number of any cell where they were learned.
+        priced_on: day that prices are extrapolated to; None where they are as quoted.
+        constraints: requirements on an offer.
+        learned: sources of learned numbers of epochs; empty where the number was given.
+        offers: ranked offers.
+        excluded: cells without a ranked offer.
     """
 
     schema_version: Literal[3] = 3
@@ -121,12 +124,12 @@ class Ranking(Record):
 
 
 def comparable(cell: Cell) -> tuple[object, ...]:
-    """What two cells must share for the cheaper one to be the better choice."""
+    """Parts that two cells must share for the cheaper one to be the better choice."""
     return (cell.model, cell.weights, cell.recipe, cell.active_experts, cell.seq_len)
 
 
 def ranking_csv(ranking: Ranking) -> str:
-    """The ranking as CSV: a row per offer, the cell's parts as columns of their own."""
+    """The ranking as CSV: a row per offer, with a column for each part of the cell."""
     buffer = io.StringIO()
     fields = [name for name in RankedOffer.model_fields if name not in {"cell", "epochs"}]
     parts = ["gpu", "model", "weights", "recipe", "sparsity", "active_experts", "seq_len"]

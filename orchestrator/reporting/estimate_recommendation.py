@@ -85,8 +85,8 @@ def _safer_text(estimate: Estimate) -> str:
 def missed_text(estimates: Sequence[Estimated], wanted: Constraints) -> Iterator[str]:
     """GPUs that are excluded by the deadline, by the budget, or only by both together."""
     missed = [(e.estimate.gpu, e.missed) for e in estimates if e.missed is not None]
-    late = {gpu: f"{m.quickest_hours:.3g} h" for gpu, m in missed if m.is_late(wanted)}
-    expensive = {gpu: f"${m.cheapest_usd:.3g}" for gpu, m in missed if m.is_dear(wanted)}
+    late = {gpu: f"{m.quickest_hours:.3g} h" for gpu, m in missed if m.misses_deadline(wanted)}
+    expensive = {gpu: f"${m.cheapest_usd:.3g}" for gpu, m in missed if m.exceeds_budget(wanted)}
     both = {
         gpu: f"at best {m.quickest_hours:.3g} h, or ${m.cheapest_usd:.3g}"
         for gpu, m in missed

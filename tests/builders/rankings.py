@@ -10,7 +10,7 @@ from fitting.families.records import FamilyFit
 from orchestrator.planning.cluster_resources import ClusterResources, Node
 from orchestrator.planning.plan import Plan, make_plan
 from orchestrator.ranking.priced_cells import RankingInputs
-from orchestrator.ranking.ranked_offer import Ranking
+from orchestrator.ranking.ranked_offer import RankedOffer, Ranking
 from orchestrator.ranking.ranking import rank
 from orchestrator.spec.job import NO_OVERHEADS, Job
 from orchestrator.spec.sweep_spec import SweepSpec
@@ -70,3 +70,32 @@ def ranked(
     plan = plan or make_plan(spec, catalog, ClusterResources((Node({"CPU": 1.0}),)), seen)
     step_times = StepTimeSource(seen, fit_families(seen) if families is None else families)
     return rank(RankingInputs(job, catalog, plan, step_times, today=today))
+
+
+def wished(batch_size: int) -> Job:
+    """The job at a batch size of one's own."""
+    return JOB.model_copy(update={"batch_size": batch_size})
+
+
+def on_desk(ranking: Ranking) -> RankedOffer:
+    """The cheapest offer of the desk; all of its offers are of one step time."""
+    rows = [row for row in ranking.offers if row.cell == DESK]
+    assert len({row.examples_per_second for row in rows}) == 1
+    return rows[0]
+
+
+def exclusion_reason(ranking: Ranking, cell: Cell = DESK) -> str:
+    """Reason why a cell is excluded."""
+    (reason,) = [excluded.reason for excluded in ranking.excluded if excluded.cell == cell]
+    assert not [row for row in ranking.offers if row.cell == cell]
+    return reason
+
+
+def two_gpus(desk: float, lap: float, **changed: object) -> list[Observation]:
+    """Both timed at a batch of 8, in seconds: the desk at $3.6 an hour, the lap at $0.9."""
+    return [
+        *found(8),
+        timed(8, *6 * [desk], **changed),
+        *found(8, LAP),
+        timed(8, *6 * [lap], cell=LAP, **changed),
+    ]

@@ -1,0 +1,159 @@
+"""Cells without a ranked offer, each with its reason."""
+
+import pytest
+from builders.observations import environment, observation
+from builders.rankings import (
+    ATTIC,
+    DESK,
+    JOB,
+    LAP,
+    SPEC,
+    TEXT,
+    exclusion_reason,
+    found,
+    on_desk,
+    ranked,
+    timed,
+    two_gpus,
+    wished,
+)
+from builders.runs import ONE_CELL, spec_of, whole_trial
+
+from fitting.families.cell_step_time import StepTimeSource
+from fitting.families.fit_family import fit_families
+from orchestrator.planning.cluster_resources import ClusterResources, Node
+from orchestrator.planning.plan import make_plan
+from orchestrator.pricing.offer_constraints import Constraints
+from orchestrator.ranking.priced_cells import RankingInputs
+from orchestrator.ranking.ranked_offer import (
+    Excluded,
+)
+from orchestrator.ranking.ranking import rank
+from trials.records.observation import Basis, Observation, Outcome
+
+
+def test_wished_batch_that_does_not_fit_is_left_out_with_the_largest() -> None:
+    """No law is asked about it."""
+    reason = exclusion_reason(ranked(whole_trial(DESK, SPEC), wished(41)))
+    assert "41 does not fit" in reason
+    assert "largest is 40" in reason
+
+
+def test_wished_batch_that_no_law_predicts_is_left_out() -> None:
+    """Two batch sizes were timed, which no law of two parameters can be fitted to and checked."""
+    seen = [*found(8), timed(1, 0.1), timed(8, 0.2)]
+    assert "no law predicts it" in exclusion_reason(ranked(seen, wished(4)))
+    (own,) = fit_families(whole_trial(DESK, SPEC))
+    others: list[dict[str, object]] = [
+        {"basis": Basis.SIMULATED},
+        {"weights": "pretrained"},
+        {"model": "other"},
+        {"recipe": "lora"},
+    ]
+    for families in (
+        fit_families(whole_trial(LAP, SPEC)),
+        fit_families(whole_trial(DESK, SPEC, where=environment(device_name="x"))),
+        *(
+            (own.model_copy(update={"name": own.name.model_copy(update=changed)}),)
+            for changed in others
+        ),
+    ):
+        reason = exclusion_reason(ranked(seen, wished(4), families=families))
+        assert "no law predicts it" in reason
+    assert on_desk(ranked(seen, wished(4), families=(own,))).source == "law"
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason"),
+    [
+        ([], "not measured"),
+        (
+            found(0),
+            "not even one example fits: OUT_OF_MEMORY at batch size 1 (why)",
+        ),
+        (
+            [
+                observation(1, Outcome.FAILED, cell=DESK, attempt=n, detail="no luck")
+                for n in (1, 2)
+            ],
+            "batch size 1 FAILED 2 times: no luck",
+        ),
+        ([observation(1, cell=DESK)], "run the sweep again"),
+    ],
+)
+def test_cell_without_times_is_left_out_with_the_reason(
+    seen: list[Observation], reason: str
+) -> None:
+    """Each for its own."""
+    assert reason in exclusion_reason(ranked(seen))
+
+
+def test_capped_gpu_is_not_priced_by_the_speed_of_the_one_that_stood_in() -> None:
+    """Though somebody timed it; its largest batch is told."""
+    spec = spec_of(
+        TEXT.replace("100000000", "90000000", 1).replace(
+            "[desk, lap, attic]", "[lap]\nas_if: [desk]"
+        )
+    )
+    (capped,) = [cell for cell in spec.all_cells() if cell.capped_on is not None]
+    probes = (*found(8, capped), timed(8, 0.1, cell=capped))
+    seen = [o.model_copy(update={"basis": Basis.CAPPED}) for o in probes]
+    reason = exclusion_reason(ranked(seen, spec=spec), capped)
+    assert "largest batch, 8, " in reason
+    assert "on lap" in reason
+
+
+def test_cell_whose_gpu_nobody_rents_out_is_left_out() -> None:
+    """Though it was measured."""
+    reason = exclusion_reason(ranked(whole_trial(ATTIC, SPEC)), ATTIC)
+    assert "no offer for attic" in reason
+    assert "catalog.offers" in reason
+
+
+def test_skipped_cell_keeps_the_plans_reason_unless_it_was_measured_before() -> None:
+    """Another cluster may have had its GPU."""
+    spec = spec_of(ONE_CELL.replace("[cpu]", "[A40]"))
+    (cell,) = spec.all_cells()
+    catalog = spec.merged_catalog()
+    plan = make_plan(spec, catalog, ClusterResources((Node({}),)), [])
+    (left_out,) = rank(RankingInputs(JOB, catalog, plan, StepTimeSource([], ()))).excluded
+    assert left_out == Excluded(cell=cell, reason=plan.skipped[0].reason)
+    seen = [timed(8, 0.1, cell=cell)]
+    ranking = rank(RankingInputs(JOB, catalog, plan, StepTimeSource(seen, ())))
+    assert len(ranking.offers) == len(catalog.offers("A40")) > 0
+    assert ranking.excluded == ()
+
+
+def test_offers_are_held_to_what_is_asked_of_them() -> None:
+    """Provider, region, market, GPUs; and what is too slow or too dear says by how much."""
+    seen = two_gpus(0.1, 0.2)
+
+    def left(**asked: object) -> list[str]:
+        constraints = Constraints.model_validate(asked)
+        catalog = SPEC.merged_catalog()
+        plan = make_plan(SPEC, catalog, ClusterResources((Node({"CPU": 1.0}),)), seen)
+        step_times = StepTimeSource(seen, ())
+        ranking = rank(RankingInputs(JOB, catalog, plan, step_times, constraints=constraints))
+        assert {e.cell for e in ranking.excluded} >= {ATTIC}
+        reasons.extend(e.reason for e in ranking.excluded if e.cell != ATTIC)
+        return [row.instance for row in ranking.offers]
+
+    reasons: list[str] = []
+    assert left() == ["slow", "single", "whole"]
+    assert left(providers=("pub",)) == ["slow"]
+    assert left(regions=("there",)) == ["single"]
+    assert left(market="on-demand") == ["slow", "whole"]
+    assert left(market="spot", single_gpu=True) == ["single"]
+    assert left(single_gpu=True) == ["slow", "single"]
+    assert any("none of its 2 offers" in reason for reason in reasons)
+    # 375 steps of 0.1 and 0.2 s: 38 and 75 s; $0.0375 and $0.01875.
+    reasons.clear()
+    assert left(deadline_hours=60 / 3600) == ["single", "whole"]
+    (reason,) = reasons
+    assert "0.0208 h" in reason
+    assert "deadline is 0.0166667" in reason
+    reasons.clear()
+    assert left(budget_usd=0.03) == ["slow"]
+    (reason,) = reasons
+    assert "$0.0375" in reason
+    assert "budget is $0.03" in reason
