@@ -38,7 +38,7 @@ def test_a_trial_that_goes_on_is_told_with_what_it_knew() -> None:
     log = io.StringIO()
     *before, last = whole_trial(FIRST, SPEC)
     known = [*before, *whole_trial(SECOND, SPEC)]
-    with Progress([FIRST], complete=1, known=known, stream=log) as progress:
+    with Progress([FIRST], complete=1, earlier=known, stream=log) as progress:
         progress.started(FIRST)
         progress.observed(last)
         progress.ended(FIRST, None)

@@ -1,4 +1,4 @@
-"""The Ray cluster a sweep runs on: the one RAY_ADDRESS names, else one of its own here."""
+"""The Ray cluster of a sweep: the one that RAY_ADDRESS names, else a new one on this machine."""
 
 import contextlib
 import logging
@@ -12,7 +12,7 @@ from gpu_catalog.errors import UserError
 from orchestrator.planning.cluster_resources import ClusterResources, Node, this_machine
 from trials.records.optional_packages import importable_extras
 
-# A sweep's observations are small; Ray would set a third of the machine's memory aside for them.
+# The observations of a sweep are small; Ray would reserve a third of the memory for them.
 LOCAL_OBJECT_STORE_BYTES = 128 * 2**20
 OWN_CLUSTER = "local"
 # A node that is busy or new to this job may take this long to start a worker and look.
@@ -20,33 +20,33 @@ PACKAGES_TIMEOUT_SECONDS = 60.0
 
 
 class ClusterError(UserError):
-    """The cluster cannot be reached; one line on why and what to do."""
+    """The cluster cannot be used."""
 
 
 def cluster_address() -> str | None:
-    """The cluster the environment names, or None for one of our own."""
+    """Address of the cluster that the environment names; None for a new one on this machine."""
     address = os.environ.get("RAY_ADDRESS", "")
     return None if address in {"", OWN_CLUSTER} else address
 
 
 @contextlib.contextmanager
 def connected_cluster(*, ask_for_packages: bool) -> Iterator[ClusterResources]:
-    """A connection to the cluster; one of our own ends with it.
+    """Connect to the cluster; a new one on this machine ends with the connection.
 
     Args:
-        ask_for_packages: find out which extras each node has; costs a worker's start on each.
+        ask_for_packages: find out which extras each node has, by a worker on each.
 
     Raises:
-        ClusterError: RAY_ADDRESS names a cluster that does not answer, or where jobs are submitted.
+        ClusterError: RAY_ADDRESS names a cluster that does not answer, or an address for jobs.
     """
     address = cluster_address()
     if address is not None and address.startswith(("http://", "https://")):
         raise ClusterError(
-            f"RAY_ADDRESS={address} is where jobs are submitted, and no Ray address: put 'ray job "
+            f"RAY_ADDRESS={address} accepts jobs, and is not a Ray address: put 'ray job "
             "submit --working-dir . --' before this command, which then runs on that cluster, or "
             "unset RAY_ADDRESS to use this machine alone"
         )
-    # Ray says on every start how this variable's default will change, unless it is set.
+    # Unless this variable is set, Ray warns on every start that its default will change.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray  # noqa: PLC0415 - seconds to import, and only a sweep needs it
 
@@ -77,7 +77,7 @@ def connected_cluster(*, ask_for_packages: bool) -> Iterator[ClusterResources]:
 
 
 def cluster_now() -> ClusterResources:
-    """What there is at this moment of the cluster that is connected."""
+    """Current nodes of the connected cluster."""
     import ray  # noqa: PLC0415 - as above
 
     return _resources([node for node in ray.nodes() if node["Alive"]], {})
@@ -104,14 +104,14 @@ def _resources(
 
 
 def _used_by_others() -> dict[str, dict[str, float]]:
-    """How much of its resources other jobs than this one use on each node.
+    """Resources of each node that other jobs use, by its id.
 
-    What is set aside for a trial of ours is not: it may wait there for a worker that never starts.
-    Ray sets it aside as resources of the node whose names end in the placement group's id, and that
-    in the job's.
+    A placement group of this job does not count: its trial may wait there for a worker that never
+    starts. Ray reserves resources for a group under names that end in the group's id, which ends in
+    the id of its job.
     """
     import ray  # noqa: PLC0415 - as above
-    from ray._private.state import state  # noqa: PLC0415 - Ray tells of a node nowhere else
+    from ray._private.state import state  # noqa: PLC0415 - no public API says this
 
     of_ours = re.compile(rf"(.+)_group_[0-9a-f]{{28}}{ray.get_runtime_context().get_job_id()}")
     free = state.available_resources_per_node()
@@ -119,8 +119,8 @@ def _used_by_others() -> dict[str, dict[str, float]]:
     for node_id, has in state.total_resources_per_node().items():
         ours: dict[str, float] = defaultdict(float)
         for name, amount in has.items():
-            if aside := of_ours.fullmatch(name):
-                ours[aside[1]] += amount
+            if reserved := of_ours.fullmatch(name):
+                ours[reserved[1]] += amount
         used[node_id] = {
             name: amount - free.get(node_id, {}).get(name, 0.0) - ours[name]
             for name, amount in has.items()
@@ -130,27 +130,27 @@ def _used_by_others() -> dict[str, dict[str, float]]:
 
 
 def leaving_nodes() -> frozenset[str]:
-    """Ids of the nodes that had notice and are to be taken away: Ray drains them."""
+    """Ids of the nodes that Ray drains, as they are to be taken away."""
     from ray._private.state import state  # noqa: PLC0415 - as above; Ray Train asks here too
 
     return frozenset(state.get_draining_nodes())
 
 
 def _packages(nodes: list[Mapping[str, Any]]) -> dict[str, frozenset[str]]:
-    """The extras each node has, by its id; a node that does not answer is left out."""
+    """Extras of each node, by its id; without nodes that do not answer."""
     import ray  # noqa: PLC0415 - as above
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415
 
     look = ray.remote(num_cpus=0, max_retries=0)(importable_extras)
-    asked = {
+    pending = {
         look.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         ).remote(): node["NodeID"]
         for node in nodes
     }
-    ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=PACKAGES_TIMEOUT_SECONDS)
-    found = {}
-    for answer in ready:
+    ready, _ = ray.wait(list(pending), num_returns=len(pending), timeout=PACKAGES_TIMEOUT_SECONDS)
+    packages = {}
+    for reply in ready:
         with contextlib.suppress(ray.exceptions.RayError):  # its node or worker died
-            found[asked[answer]] = ray.get(answer)
-    return found
+            packages[pending[reply]] = ray.get(reply)
+    return packages

@@ -1,4 +1,4 @@
-"""The GPU of this machine, measured in minutes and without Ray: what ``make gpu-check`` runs."""
+"""Check of this machine's GPU: measured in minutes and without Ray, for ``make gpu-check``."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -16,20 +16,20 @@ from trials.records.observation import Observation
 from trials.records.optional_packages import importable_extras
 
 SMALLER_GPUS = ("A40", "A100-40GB-SXM")
-# A probe takes longer the larger its batch: none is begun that the longest so far would not leave
-# time for.
+# A larger batch takes longer than the ones before: a probe begins only if this many times the
+# longest probe until now still fits into the time.
 MARGIN = 1.5
 
 
 class GpuCheckError(UserError):
-    """There is no GPU here to check; one line on why."""
+    """This machine has no GPU that can be checked."""
 
 
 def gpu_of_this_machine(catalog: Catalog) -> Gpu:
-    """The catalog's row of the GPU that CUDA shows first.
+    """Catalog row of the first GPU that CUDA shows.
 
     Raises:
-        GpuCheckError: there is none, or the catalog does not know it.
+        GpuCheckError: there is none, or the catalog lacks it.
     """
     device = visible_device()
     if device is None:
@@ -41,16 +41,16 @@ def gpu_of_this_machine(catalog: Catalog) -> Gpu:
 
 
 def this_machines_device(catalog: Catalog) -> Gpu:
-    """The catalog's row of this machine's GPU; of its CPU where it has none.
+    """Catalog row of this machine's GPU, or of its CPU if it has no GPU.
 
     Raises:
-        GpuCheckError: the catalog does not know its GPU.
+        GpuCheckError: the catalog lacks its GPU.
     """
     return catalog.gpu("cpu") if visible_device() is None else gpu_of_this_machine(catalog)
 
 
 def gpu_check_spec_text(gpu: Gpu, catalog: Catalog) -> str:
-    """The specification of the check on this GPU."""
+    """Specification of the check of a GPU."""
     template = resources.files("orchestrator.spec") / "shipped" / "gpu-check.template"
     smaller = [
         key
@@ -67,16 +67,16 @@ def machine_with(gpu: Gpu, cores: int) -> ClusterResources:
 
 
 def in_order_of_value(spec: SweepSpec, plan: Plan) -> list[Cell]:
-    """The cells to measure: each once in the first recipe to be had, shortest length first.
+    """Cells to measure: each in the first possible recipe alone, by ascending sequence length.
 
-    What the GPU does itself comes before what it does in the place of a smaller one.
+    At one length, the GPU itself comes before the smaller GPUs that it stands in for.
     """
     possible = {*plan.pending, *plan.complete}
     chosen: dict[tuple[object, ...], Cell] = {}
     for cell in spec.all_cells():
         if cell in possible:
-            what = (cell.gpu, cell.capped_on, cell.model, cell.active_experts, cell.seq_len)
-            chosen.setdefault(what, cell)
+            subject = (cell.gpu, cell.capped_on, cell.model, cell.active_experts, cell.seq_len)
+            chosen.setdefault(subject, cell)
     pending = [cell for cell in chosen.values() if cell in plan.pending]
     return sorted(pending, key=lambda cell: (cell.seq_len, cell.capped_on is not None))
 
@@ -86,11 +86,11 @@ def time_is_left(
     observed: Sequence[Observation],
     clock: Callable[[], float] = time.monotonic,
 ) -> Callable[[], bool]:
-    """Tells, from now on, whether another probe can be begun within so many seconds.
+    """Start a timer; the function that it returns says whether another probe may begin.
 
     Args:
-        seconds: for everything.
-        observed: a list that grows as probes end; the longest of them is what the next may take.
+        seconds: time limit of all probes, from now.
+        observed: list that grows as probes end; the next may take as long as the longest.
         clock: seconds, monotonic.
     """
     end = clock() + seconds

@@ -1,20 +1,22 @@
 """A run that learns from data in a child process, epoch by epoch."""
 
 import datetime as dt
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.status import Status
 
 from fitting.learning_curves import LearningCurve, attempts, curves, experts_text, is_done
-from orchestrator.console import remark
 from orchestrator.datasets.training_data import ReadData
 from orchestrator.run_folder.learning_log import LearnedWriter
 from orchestrator.running.learning_task import LearningRequest
+from orchestrator.running.progress import status_line
 from trials.child_process.learning_child import ChildLearner
 from trials.records.cell import Cell
 from trials.records.learning import Heartbeat, LearnedEpoch, LearnReady, LearnSetup
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +56,8 @@ class LearningRun:
             curve=self.key,
             checkpoint_file=checkpoint,
         )
-        console = Console(stderr=True)
-        with console.status(f"{self.name}: building") as status, ChildLearner(setup) as child:
-            self._remark_ready(child.ready)
+        with status_line(f"{self.name}: building") as status, ChildLearner(setup) as child:
+            self._log_truncated(child.ready)
             epochs, attempt = self._resumed(child.ready)
             while not epochs or not self._is_done(LearningCurve(tuple(epochs))):
                 epochs.append(self._epoch(child, len(epochs), attempt, status))
@@ -83,24 +84,26 @@ class LearningRun:
         self.writer.append(record)
         scores = record.tested
         skipped = f", {record.skipped_steps} steps skipped" if record.skipped_steps else ""
-        remark(
-            f"{self.name}, epoch {number}: held-out loss {scores.loss:.4g}, accuracy "
-            f"{100 * scores.accuracy:.1f} %{skipped}"
-        )
+        text = f"held-out loss {scores.loss:.4g}, accuracy {100 * scores.accuracy:.1f} %{skipped}"
+        logger.info("%s, epoch %d: %s", self.name, number, text)
         if reply.remark is not None:
-            remark(reply.remark)
+            logger.info(reply.remark)
         return record
 
-    def _remark_ready(self, ready: LearnReady) -> None:
+    def _log_truncated(self, ready: LearnReady) -> None:
         cutoff = self.request.training.cutoff
         if ready.remark is not None:
-            remark(ready.remark)
+            logger.info(ready.remark)
         if ready.cut_off:
-            remark(f"{self.name}: {ready.cut_off:,} examples were truncated to {cutoff} tokens")
+            examples = f"{ready.cut_off:,} examples"
+            logger.info("%s: %s were truncated to %d tokens", self.name, examples, cutoff)
         if ready.left_out:
-            remark(
-                f"{self.name}: {ready.left_out:,} examples were skipped: their answers, or all of "
-                f"them if held out, do not fit into {cutoff} tokens"
+            logger.info(
+                "%s: %s examples were skipped: their answers, or all of them if held out, do not "
+                "fit into %d tokens",
+                self.name,
+                f"{ready.left_out:,}",
+                cutoff,
             )
 
     def _resumed(self, ready: LearnReady) -> tuple[list[LearnedEpoch], int]:
@@ -114,7 +117,7 @@ class LearningRun:
         # A checkpoint may be one epoch ahead of the log: the run was killed between the two.
         if epochs and ready.epoch in {epochs[-1].epoch, epochs[-1].epoch + 1}:
             return list(epochs), attempt
-        remark(f"{self.name}: no checkpoint of its last epoch: beginning anew")
+        logger.info("%s: no checkpoint of its last epoch: beginning anew", self.name)
         return [], 1 + max(logged)
 
     def _is_done(self, curve: LearningCurve) -> bool:

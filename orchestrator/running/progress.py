@@ -1,4 +1,4 @@
-"""What a sweep is doing, for a person: a live table on a terminal, plain lines elsewhere."""
+"""Progress display of a sweep: a live table on a terminal, plain lines elsewhere."""
 
 import math
 import statistics
@@ -10,6 +10,7 @@ from typing import Self, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
@@ -20,35 +21,38 @@ from trials.records.profile import Logged, Profiled
 
 @dataclass(slots=True)
 class _Trial:
-    """What is known of one trial so far."""
+    """One trial: its state and its results until now."""
 
     state: str = "waiting"
-    seen: list[Observation] = field(default_factory=list)
+    observations: list[Observation] = field(default_factory=list)
     largest: int | None = None
     profiled: list[str] = field(default_factory=list)
     error: str | None = None
 
-    def finding(self) -> str:
+    def result(self) -> str:
+        """Its result until now, in a few words."""
         if self.error is not None:
             return self.error
         if self.profiled:
             return ", ".join(self.profiled)
-        if not self.seen:
+        if not self.observations:
             return ""
-        last = self.seen[-1]
+        last = self.observations[-1]
         tried = f"{last.purpose} {last.batch_size} {last.outcome}"
         if self.largest is None:
             return tried
-        return f"largest batch {self.largest}; {fastest(self.seen) or tried}"
+        return f"largest batch {self.largest}; {fastest(self.observations) or tried}"
 
 
-def fastest(seen: Sequence[Observation]) -> str | None:
-    """The best throughput of a cell's own probes at sizes that never missed, as text."""
-    lowest_miss = min((o.batch_size for o in seen if o.outcome in MEMORY_MISSES), default=math.inf)
+def fastest(observations: Sequence[Observation]) -> str | None:
+    """Best throughput of a cell's own probes below its smallest batch that missed, as text."""
+    lowest_miss = min(
+        (o.batch_size for o in observations if o.outcome in MEMORY_MISSES), default=math.inf
+    )
     best = max(
         (
             o.batch_size / statistics.median(steps)
-            for o in seen
+            for o in observations
             if o.outcome is Outcome.FITS and o.batch_size < lowest_miss
             # A capped GPU's speed is that of the larger one that stood in for it.
             if o.basis is not Basis.CAPPED
@@ -59,15 +63,23 @@ def fastest(seen: Sequence[Observation]) -> str | None:
     return None if best is None else f"{best:.3g} examples/s"
 
 
+def status_line(text: str) -> Status:
+    """A line with a spinner on standard error, on a terminal alone; a context manager."""
+    return Console(stderr=True).status(text)
+
+
 class Progress:
-    """Follows a sweep's trials. A context manager; told of starts, observations and ends.
+    """Shows the starts, results and ends of a sweep's trials. A context manager.
 
     Args:
-        cells: the trials to run.
-        complete: how many trials of the sweep were done before.
-        known: what was observed before, of these trials and of others.
-        stream: where to write; a live table when it is a terminal.
+        cells: trials to run.
+        complete: trials of the sweep that were complete before.
+        earlier: results of the run, of these trials and of others.
+        stream: output; a live table if it is a terminal. Standard error by default.
         clock: seconds, monotonic.
+
+    Attributes:
+        spent_usd: cost of the whole run; None where nothing is paid for.
     """
 
     def __init__(
@@ -75,23 +87,23 @@ class Progress:
         cells: Sequence[Cell],
         *,
         complete: int,
-        known: Iterable[Logged] = (),
+        earlier: Iterable[Logged] = (),
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         stream = sys.stderr if stream is None else stream
         self._trials = {cell.key: _Trial() for cell in cells}
-        for seen in known:
-            if isinstance(seen, Observation) and seen.cell.key in self._trials:
-                self._trials[seen.cell.key].seen.append(seen)
+        for result in earlier:
+            if isinstance(result, Observation) and result.cell.key in self._trials:
+                self._trials[result.cell.key].observations.append(result)
         for trial in self._trials.values():
-            largest = largest_batch(trial.seen)
+            largest = largest_batch(trial.observations)
             trial.largest = None if largest is None else largest[0]
         self._complete = complete
         self._clock = clock
         self._started = clock()
-        self.spent_usd: float | None = None  # by the whole run, where anything is paid
-        # The environment can make rich take a log file for a terminal; the stream knows.
+        self.spent_usd: float | None = None
+        # Environment variables can make rich treat a log file as a terminal.
         self._console = Console(
             file=stream,
             force_terminal=stream.isatty(),
@@ -116,47 +128,49 @@ class Progress:
             self._live.stop()
 
     def started(self, cell: Cell) -> None:
-        """A trial runs."""
+        """Show that a trial runs."""
         trial = self._trials[cell.key]
         trial.state, trial.error = "running", None
         self._line(cell, "started")
 
     def observed(self, observation: Observation) -> None:
-        """A probe ended."""
+        """Show the result of a probe."""
         trial = self._trials[observation.cell.key]
-        trial.seen.append(observation)
+        trial.observations.append(observation)
         batch, outcome = observation.batch_size, observation.outcome
         if not outcome.is_verdict:
             self._line(observation.cell, f"batch {batch} {outcome}: {observation.detail}")
-        known = largest_batch(trial.seen)
+        largest = largest_batch(trial.observations)
         if observation.purpose == "boundary" and outcome.is_verdict:
-            # A size that missed once is the largest no more, however often it fits.
-            confirmed = known is not None and known[0] == batch
-            said = f"largest batch {batch} confirmed" if confirmed else f"batch {batch} {outcome}"
-            self._line(observation.cell, f"{said} in a fresh process")
-        if known is None:
-            trial.largest = None  # also one that was known and then missed
-        elif known[0] != trial.largest:
-            trial.largest = known[0]
-            large = observation.cell.capped_on
-            capped = "" if large is None else f", found on {large} under a memory cap"
-            self._line(observation.cell, f"largest batch {known[0]}{capped}")
+            # A batch size that missed once is no longer the largest, however often it fits.
+            is_confirmed = largest is not None and largest[0] == batch
+            text = (
+                f"largest batch {batch} confirmed" if is_confirmed else f"batch {batch} {outcome}"
+            )
+            self._line(observation.cell, f"{text} in a fresh process")
+        if largest is None:
+            trial.largest = None  # the largest of before has missed
+        elif largest[0] != trial.largest:
+            trial.largest = largest[0]
+            larger_gpu = observation.cell.capped_on
+            capped = "" if larger_gpu is None else f", found on {larger_gpu} under a memory cap"
+            self._line(observation.cell, f"largest batch {largest[0]}{capped}")
 
-    def profiled(self, found: Profiled) -> None:
-        """A profile ended."""
-        how = "profiled" if found.profile is not None else f"{found.outcome}: {found.detail}"
-        text = f"batch {found.batch_size} {how}"
-        self._trials[found.cell.key].profiled.append(text)
-        self._line(found.cell, text)
+    def profiled(self, result: Profiled) -> None:
+        """Show the result of a profile."""
+        how = "profiled" if result.profile is not None else f"{result.outcome}: {result.detail}"
+        text = f"batch {result.batch_size} {how}"
+        self._trials[result.cell.key].profiled.append(text)
+        self._line(result.cell, text)
 
     def ended(self, cell: Cell, error: str | None) -> None:
-        """A trial is over."""
+        """Show that a trial ended."""
         trial = self._trials[cell.key]
         trial.state, trial.error = ("done" if error is None else "died"), error
-        self._line(cell, f"done, {trial.finding()}" if error is None else f"died: {error}")
+        self._line(cell, f"done, {trial.result()}" if error is None else f"died: {error}")
 
     def remark(self, text: str) -> None:
-        """Something that concerns more than one trial."""
+        """Show a line that concerns more than one trial."""
         self._console.print(text)
 
     def summary(self) -> str:
@@ -176,8 +190,8 @@ class Progress:
     def _time_left(self, ended: int, running: int, total: int) -> str:
         if ended in {0, total}:
             return ""
-        made = ended + running / 2  # a running trial is, on average, half made
-        seconds = (self._clock() - self._started) * (total - made) / made
+        done = ended + running / 2  # on average, a running trial is half done
+        seconds = (self._clock() - self._started) * (total - done) / done
         return (
             f"about {seconds:.0f} s left" if seconds < 90 else f"about {seconds / 60:.0f} min left"
         )
@@ -190,6 +204,6 @@ class Progress:
         table = Table("trial", "state", "found so far", box=None, pad_edge=False)
         colours = {"waiting": "dim", "running": "bold", "died": "red"}
         for key, trial in self._trials.items():
-            table.add_row(key, trial.state, trial.finding(), style=colours.get(trial.state, ""))
-        # A terminal lower than the table shows its beginning.
+            table.add_row(key, trial.state, trial.result(), style=colours.get(trial.state, ""))
+        # A terminal that is lower than the table shows its beginning.
         return Group(Text(self.summary()), table)

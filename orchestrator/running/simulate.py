@@ -32,7 +32,7 @@ def simulate(session: SweepSession, plan: Plan, constants: EfficiencyConstants) 
         len(cells),
     )
     observations = session.folder.observations()
-    with Progress(cells, complete=len(plan.complete), known=observations) as progress:
+    with Progress(cells, complete=len(plan.complete), earlier=observations) as progress:
         simulate_trials(
             _tasks(session, cells),
             ObservationRecorder(session.writer, progress),

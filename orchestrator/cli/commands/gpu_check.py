@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         cells = in_order_of_value(spec, plan)
         of_cell, threads = by_cell(observations), machine.threads(gpu)
         tasks = [trial_task(spec, catalog, cell, of_cell[cell], threads=threads) for cell in cells]
-        with Progress(cells, complete=len(plan.complete), known=observations) as progress:
+        with Progress(cells, complete=len(plan.complete), earlier=observations) as progress:
             recorder = ObservationRecorder(writer, progress)
             run_trials_here(tasks, recorder, time_is_left(options.seconds, recorder.observations))
         plan = make_plan(spec, catalog, machine, folder.observations())
