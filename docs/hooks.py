@@ -2,12 +2,14 @@
 
 - ``<!-- commands -->`` becomes every command and option of the parser.
 - ``<!-- specification -->`` becomes the fields of a specification, from its JSON schema.
+- The notebook becomes a page.
 - Markdown files outside ``docs/`` become pages under ``project/``.
 - A link to any other file of the repository becomes a link to a copy of it under ``source/``.
 """
 
 import argparse
 import inspect
+import json
 import logging
 import posixpath
 import re
@@ -36,15 +38,28 @@ PROJECT_PAGES = (
     "tests/benchmarks/characterisation.md",
 )
 PROJECT = "project/"
+NOTEBOOK = "tutorials/python"
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]*)(#[^)\s]*)?(?=\))")
 log = logging.getLogger("mkdocs.hooks")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the Markdown files that lie outside ``docs/``."""
+    """Add the Markdown files that lie outside ``docs/``, and the notebook as a page."""
     for path in PROJECT_PAGES:
         files.append(File.generated(config, PROJECT + path, abs_src_path=str(ROOT / path)))
+    files.append(File.generated(config, f"{NOTEBOOK}.md", content=notebook_markdown()))
     return files
+
+
+def notebook_markdown() -> str:
+    """The cells of the notebook as Markdown; the test suite executes them."""
+    notebook = json.loads((ROOT / "docs" / f"{NOTEBOOK}.ipynb").read_text(encoding="utf-8"))
+    parts = []
+    for cell in notebook["cells"]:
+        text = "".join(cell["source"])
+        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+    parts.append("[This page as a notebook](python.ipynb)")
+    return "\n\n".join(parts)
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:

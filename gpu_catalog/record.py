@@ -22,7 +22,9 @@ def former_names(**fields: str) -> Callable[[Any], Any]:
     def renamed(data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        given = {old: new for old, new in fields.items() if old in data and new not in data}
-        return {given.get(name, name): value for name, value in data.items()} if given else data
+        for old, new in fields.items():
+            if old in data and new in data:
+                raise ValueError(f"{old} is the former name of {new}: keep {new} alone")
+        return {fields.get(name, name): value for name, value in data.items()}
 
     return renamed

@@ -1,26 +1,179 @@
-"""From a sweep specification to a cost ranking: plan, run on Ray, fit, rank, report.
+"""Fine-tuning cost on the GPUs that one can rent: measure, simulate, fit, price and rank.
 
-In a notebook, ``load_run("runs/my")`` has a run as pandas frames.
+Keyword arguments are named as the options of the command line are, with ``_`` for ``-``. An option
+that is left out, or None, has the command's default. Nothing is printed; progress is logged.
 """
 
+import contextlib
+import datetime as dt
+import io
 from os import PathLike
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from gpu_catalog.errors import UserError
 
 if TYPE_CHECKING:
-    from orchestrator.reporting.notebook import LoadedRun
+    import pandas as pd
+
+    from orchestrator.estimating.estimate_request import Estimates
+    from orchestrator.ranking.ranked_offer import Ranking
+    from orchestrator.reporting.notebook import ExampleLengths, FittedLaws, LoadedRun
+
+__all__ = ["UserError", "estimate", "example_lengths", "fit", "load_run", "rank", "sweep"]
+
+
+def estimate(model: str | PathLike[str], **options: Any) -> "Estimates":
+    """Simulate memory, largest batch, time and cost on GPUs that nobody has to have.
+
+    Args:
+        model: preset, hub name, or folder or file with a config.json.
+        **options: options of ``estimate``: ``gpu``, ``seq_len``, ``batch_size``, ``examples``,
+            ``epochs``, ``dataset``, ``method``, ``lora_rank``, ``deadline``, ``budget_usd``,
+            ``providers``, ``spot``, ``prices`` and the others of the command.
+
+    Returns:
+        An estimate for each GPU, the cheapest first; ``to_frame()`` has a row for each.
+
+    Raises:
+        UserError: options, data, model or prices are wrong, or the model cannot be traced.
+
+    Example:
+        >>> orchestrator.estimate("llama-3.1-8b", method="lora", seq_len=2048, gpu="A40,L40S")
+    """
+    from orchestrator.estimating.estimate_request import EstimateRequest, estimate_job
+    from orchestrator.request import request_from
+
+    return estimate_job(request_from(EstimateRequest, {"model": model, **options}), _today())
+
+
+def rank(run: str | PathLike[str], **options: Any) -> "Ranking":
+    """Price a job on every offer, by what a run measured. The run is left unchanged.
+
+    Args:
+        run: run folder, or s3://BUCKET/FOLDER.
+        **options: options of ``rank``: ``examples``, ``epochs``, ``dataset``, ``batch_size``,
+            ``deadline``, ``budget_usd``, ``providers``, ``regions``, ``spot``, ``prices`` and the
+            others of the command; the specification's own values by default.
+
+    Returns:
+        The offers, the cheapest first; ``to_frame()`` has a row for each.
+
+    Raises:
+        UserError: there is no run, a file cannot be read, or options are wrong.
+
+    Example:
+        >>> orchestrator.rank("runs/my", examples=50_000, epochs=3, deadline=24)
+    """
+    from orchestrator.request import request_from
+    from orchestrator.run_folder.rank_run import RankRequest, rank_run
+
+    return rank_run(request_from(RankRequest, {"run": run, **options}), _today()).ranking
+
+
+def fit(
+    source: "str | PathLike[str] | pd.DataFrame", *, lengths: str | PathLike[str] | None = None
+) -> "FittedLaws":
+    """Fit the laws to the observations of a run, a CSV or a frame. Nothing is written.
+
+    Args:
+        source: run folder, s3://BUCKET/FOLDER, CSV, or frame with the columns of such a CSV.
+        lengths: CSV of the lengths of data sets' examples, for rows that only name a data set.
+
+    Returns:
+        The law of each family of step times; ``to_frame()`` has a row for each, and
+        ``predict(frame)`` predicts step times.
+
+    Raises:
+        UserError: there is no run, or a row cannot be read; a line for each mistake.
+
+    Example:
+        >>> orchestrator.fit("mine.csv").predict(questions)
+    """
+    from orchestrator.reporting.notebook import fitted_laws
+
+    return fitted_laws(source, lengths)
+
+
+def example_lengths(
+    dataset: str | PathLike[str] | None = None,
+    *,
+    model: str | None = None,
+    **options: Any,
+) -> "ExampleLengths":
+    """Count the tokens of a data set's examples.
+
+    Args:
+        dataset: a file, a folder, a data set of the hub, or one of the paper's by name.
+        model: model whose tokenizer counts, unless ``tokenizer`` is given.
+        **options: options of ``dataset``: ``text_fields``, ``template``, ``chat``, ``tokenizer``,
+            ``subset``, ``split``, ``most``, ``cutoff``, ``length_histogram``.
+
+    Returns:
+        The lengths; ``to_frame()`` has a row for each number of tokens.
+
+    Raises:
+        UserError: options contradict one another, or the data cannot be read.
+
+    Example:
+        >>> orchestrator.example_lengths("data.jsonl", model="llama-3.1-8b", text_fields="q,a")
+    """
+    from orchestrator.reporting.notebook import ExampleLengths
+    from orchestrator.request import request_from
+    from orchestrator.spec.job_options import JobOptions, data_job
+
+    request = request_from(JobOptions, {"dataset": dataset, **options})
+    return ExampleLengths(data_job(request, model))
 
 
 def load_run(path: str | PathLike[str]) -> "LoadedRun":
-    """Reads a run as pandas frames: see ``orchestrator.reporting.notebook``.
+    """Read a run as pandas frames, and rank its job by the prices in use. Nothing is written.
 
     Args:
-        path: of the run folder, or s3://BUCKET/FOLDER.
+        path: run folder, or s3://BUCKET/FOLDER.
+
+    Returns:
+        The run, with the frames ``observations``, ``steps``, ``ranking``, ``laws``,
+        ``coefficients``, ``candidates`` and ``fits``; ``to_frame()`` is the ranking.
 
     Raises:
-        StoreError: there is no run, or a file of it cannot be read.
-    """
-    from orchestrator.reporting import (  # noqa: PLC0415 - pandas, which no command needs at once
-        notebook as loaded_run,
-    )
+        UserError: there is no run, or a file of it cannot be read.
 
-    return loaded_run.load_run(path)
+    Example:
+        >>> orchestrator.load_run("runs/my").ranking.head()
+    """
+    from orchestrator.reporting import notebook
+
+    return notebook.load_run(path)
+
+
+def sweep(spec: str | PathLike[str] | None = None, **options: Any) -> "LoadedRun":
+    """Measure what a specification asks for and its run lacks; then fit, rank and report.
+
+    Args:
+        spec: YAML file, or name of a shipped sweep; the default sweep if absent.
+        **options: options of ``sweep``: ``out``, ``resume``, ``adaptive``, ``budget_usd``,
+            ``wait_for_nodes``, ``constants``, ``log_to``, ``providers``, ``regions``, ``spot``,
+            ``catalog`` and ``prices``.
+
+    Returns:
+        The run, as of ``load_run``.
+
+    Raises:
+        UserError: the specification, the folder, the cluster or an option is wrong.
+
+    Example:
+        >>> orchestrator.sweep("my.yaml", out="runs/my", budget_usd=20)
+    """
+    from orchestrator.request import request_from
+    from orchestrator.running.sweep import run_sweep
+    from orchestrator.running.sweep_options import SweepOptions, sweep_request
+
+    request, _ = sweep_request(request_from(SweepOptions, {"spec": spec, **options}))
+    # The live table of the trials goes to standard error, which is the command line's.
+    with contextlib.redirect_stderr(io.StringIO()):
+        outcome = run_sweep(request, dt.datetime.now(dt.UTC))
+    return load_run(str(outcome.folder.path))
+
+
+def _today() -> dt.date:
+    return dt.datetime.now(dt.UTC).date()

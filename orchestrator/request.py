@@ -67,11 +67,11 @@ def request_of(kind: type[T], options: Mapping[str, object]) -> T:
         raise OptionError("\n".join(_line(dict(e)) for e in error.errors())) from None
 
 
-def check_names(kind: type[Any], options: Mapping[str, object]) -> None:
-    """Check that a request has every option that is given.
+def request_from(kind: type[T], options: Mapping[str, object]) -> T:
+    """Make a request from keyword arguments, each of which it must have.
 
     Raises:
-        OptionError: it does not; a line for each, with near matches.
+        OptionError: an option is unknown, missing or invalid; a line for each.
     """
     names = list(_names(kind))
     unknown = [name for name in options if name not in names]
@@ -79,6 +79,7 @@ def check_names(kind: type[Any], options: Mapping[str, object]) -> None:
         raise OptionError(
             "\n".join(f"{name}: no such option{did_you_mean(name, names)}" for name in unknown)
         )
+    return request_of(kind, options)
 
 
 def validation_lines(error: ValidationError) -> str:

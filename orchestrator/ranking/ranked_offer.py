@@ -3,7 +3,7 @@
 import csv
 import io
 from datetime import date
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from fitting.families.cell_step_time import StepTimeOrigin
 from fitting.laws.forms import Form
@@ -13,6 +13,9 @@ from orchestrator.ranking.epochs_needed import LearnedEpochs
 from orchestrator.spec.job import Job
 from trials.records.cell import Cell
 from trials.records.observation import Basis
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class RankedOffer(Record):
@@ -121,6 +124,16 @@ class Ranking(Record):
     constraints: Constraints = Constraints()
     offers: tuple[RankedOffer, ...]
     excluded: tuple[Excluded, ...]
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row per offer, with the columns of ranking.csv, the cheapest first."""
+        import pandas as pd  # noqa: PLC0415 - the commands do without it
+
+        return pd.read_csv(io.StringIO(ranking_csv(self)))
+
+    def _repr_html_(self) -> str:
+        """The frame as an HTML table, for notebooks."""
+        return str(self.to_frame().to_html(index=False))
 
 
 def comparable(cell: Cell) -> tuple[object, ...]:

@@ -1,40 +1,68 @@
-"""A run for notebooks: what it observed, fitted and ranked, as pandas frames."""
+"""Runs, fits and lengths of examples as pandas frames, for notebooks."""
 
 import datetime as dt
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike, fspath
+from pathlib import Path
 
 import pandas as pd
 
+from fitting.families.records import FamilyFit
 from fitting.laws.fit_result import Fit
-from fitting.tables.frames import candidates_frame, coefficients_frame, laws_frame
+from fitting.tables.csv_table import read_csv
+from fitting.tables.frames import (
+    candidates_frame,
+    coefficients_frame,
+    fit_frame,
+    laws_frame,
+    predict_frame,
+)
+from fitting.tables.observations_table import read_lengths
 from orchestrator.pricing.prices_in_use import prices_in_use
 from orchestrator.ranking.ranked_offer import ranking_csv
 from orchestrator.reporting.page.run_tables import cells_table, page_jobs, probes_table
 from orchestrator.run_folder.load_results import results_of
+from orchestrator.run_folder.parallel_fit import fits_of
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.run_folder.run_results import RunResults
+from orchestrator.spec.job import Job
 from orchestrator.storage.run_storage import run_path
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedRun:
-    """A run as it stands.
+class FrameRecord:
+    """A record that a notebook shows as a table."""
+
+    __slots__ = ()
+
+    def to_frame(self) -> pd.DataFrame:
+        """The record as a frame."""
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        """The frame as an HTML table."""
+        return str(self.to_frame().to_html(index=False))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LoadedRun(FrameRecord):
+    """A run as its files are now.
 
     Attributes:
-        observations: a row for each probe: its cell, batch, outcome, basis, seconds of a step (the
-            median), examples a second, peak and limit (in 2**30 bytes), stack and host.
-        steps: a row for each timed step: the row of ``observations``, its number, its seconds.
-        ranking: a row for each offer, with the columns of ranking.csv.
-        laws: a row for each family of step times: the law that was chosen, and how sure it is.
-        coefficients: a row for each parameter of those laws, with its standard error.
-        candidates: a row for each law that was tried, with its held-out errors.
-        fits: a row for each parameter of Eq. 1, Eq. 2 and the law of the memory, by group.
-        results: what the frames were made from.
+        path: run folder.
+        observations: a row per probe: cell, batch size, outcome, basis, median step time in
+            seconds, examples per second, peak and limit in GiB, stack and host.
+        steps: a row per timed step: the row of ``observations``, its number, its seconds.
+        ranking: a row per offer, with the columns of ranking.csv.
+        laws: a row per family of step times: the chosen law, and how certain it is.
+        coefficients: a row per parameter of those laws, with its standard error.
+        candidates: a row per candidate law, with its held-out errors.
+        fits: a row per parameter of Eq. 1, Eq. 2 and the law of the memory, by group.
+        results: the records that the frames were made from.
     """
 
+    path: str
     observations: pd.DataFrame
     steps: pd.DataFrame
     ranking: pd.DataFrame
@@ -44,12 +72,121 @@ class LoadedRun:
     fits: pd.DataFrame
     results: RunResults
 
+    def to_frame(self) -> pd.DataFrame:
+        """The ranking."""
+        return self.ranking
 
-def load_run(path: str | PathLike[str]) -> LoadedRun:
-    """Reads a run, fits its laws and ranks its job by the prices in use. Nothing is written.
+    def __repr__(self) -> str:
+        """Three lines: the run, the observations and laws, and the cheapest offer."""
+        plan, offers = self.results.plan, self.results.ranking.offers
+        cells = len(plan.complete) + len(plan.pending) + len(plan.skipped)
+        cheapest = "nothing is ranked"
+        if offers:
+            best = min(offers, key=lambda offer: offer.usd)
+            cheapest = (
+                f"cheapest: {best.cell.gpu} at {best.provider} ({best.market}), "
+                f"${best.usd:.3g} in {best.hours:.3g} h"
+            )
+        return (
+            f"{self.path}: {len(plan.complete)} of {cells} cells complete\n"
+            f"{len(self.observations)} observations, {len(self.laws)} families of step times\n"
+            f"{cheapest}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FittedLaws(FrameRecord):
+    """Laws that were fitted to observations.
+
+    Attributes:
+        families: the law of each family of step times, or why it has none.
+        fits: Eq. 1, Eq. 2 and the law of the memory; none for a CSV or a frame.
+        remarks: remarks on the rows, a line each.
+    """
+
+    families: tuple[FamilyFit, ...]
+    fits: tuple[Fit, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row per family: its law, and how certain it is."""
+        return laws_frame(self.families)
+
+    @property
+    def coefficients(self) -> pd.DataFrame:
+        """A row per parameter of each law, with its standard error."""
+        return coefficients_frame(self.families)
+
+    @property
+    def candidates(self) -> pd.DataFrame:
+        """A row per candidate law, with its held-out errors."""
+        return candidates_frame(self.families)
+
+    def predict(self, steps: pd.DataFrame) -> pd.DataFrame:
+        """Predict step times, with 90 % intervals; see ``fitting.tables.frames.predict_frame``.
+
+        Raises:
+            TableError: a row cannot be read or matches several families; a line for each.
+        """
+        return predict_frame(self.families, steps)
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleLengths(FrameRecord):
+    """Lengths of a data set's examples.
+
+    Attributes:
+        job: one epoch over the data; ``job.lengths`` is None where the lengths are unknown.
+    """
+
+    job: Job
+
+    @property
+    def examples(self) -> int:
+        """Number of examples."""
+        return self.job.examples
+
+    @property
+    def tokens(self) -> int | None:
+        """Total tokens; None where the lengths are unknown."""
+        return None if self.job.lengths is None else self.job.lengths.tokens
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row per length: ``tokens``, and the number of ``examples`` with so many."""
+        histogram = () if self.job.lengths is None else self.job.lengths.histogram
+        return pd.DataFrame(list(histogram), columns=["tokens", "examples"])
+
+
+def fitted_laws(
+    source: str | PathLike[str] | pd.DataFrame, lengths: str | PathLike[str] | None = None
+) -> FittedLaws:
+    """Fit the laws to the observations of a run, a CSV or a frame.
 
     Args:
-        path: of the run folder, or s3://BUCKET/FOLDER.
+        source: run folder, s3://BUCKET/FOLDER, CSV, or frame with the columns of such a CSV.
+        lengths: CSV of the lengths of data sets' examples.
+
+    Raises:
+        StoreError: there is no run.
+        TableError: a row cannot be read; a line for each mistake.
+    """
+    lengths_of_data = {} if lengths is None else read_lengths(Path(lengths))
+    file = None
+    if not isinstance(source, pd.DataFrame):
+        path = run_path(fspath(source))
+        if not isinstance(path, Path) or path.suffix.casefold() != ".csv" or path.is_dir():
+            fits = fits_of(RunFolder.existing(path))
+            return FittedLaws(fits.families, fits.fits)
+        source, file = read_csv(path)
+    frame_fits = fit_frame(source, lengths=lengths_of_data, file=file)
+    return FittedLaws(frame_fits.families, remarks=frame_fits.observed.remarks)
+
+
+def load_run(path: str | PathLike[str]) -> LoadedRun:
+    """Read a run, fit its laws and rank its job by the prices in use. Nothing is written.
+
+    Args:
+        path: run folder, or s3://BUCKET/FOLDER.
 
     Raises:
         StoreError: there is no run, or a file of it cannot be read.
@@ -61,6 +198,7 @@ def load_run(path: str | PathLike[str]) -> LoadedRun:
     results = results_of(folder, spec, prices.over(spec.merged_catalog()), today)
     families = results.fits.families
     return LoadedRun(
+        path=str(folder.path),
         observations=_observations(results),
         steps=_steps(results),
         ranking=pd.read_csv(io.StringIO(ranking_csv(results.ranking))),
@@ -96,9 +234,9 @@ def _fits(fits: Sequence[Fit]) -> pd.DataFrame:
     columns = ["law", "group", "basis", "stack", "status", "points", "rmse", "rmse_unit"]
     rows: list[tuple[object, ...]] = []
     for fit in fits:
-        of = (fit.law.value, fit.group.key, fit.basis.value, fit.stack, fit.status.value)
-        told = (*of, fit.points, fit.rmse, fit.rmse_unit)
-        rows += [(*told, p.name, p.value, p.unit, p.standard_error) for p in fit.parameters]
+        stack_and_basis = (fit.basis.value, fit.stack, fit.status.value)
+        row = (fit.law.value, fit.group.key, *stack_and_basis, fit.points, fit.rmse, fit.rmse_unit)
+        rows += [(*row, p.name, p.value, p.unit, p.standard_error) for p in fit.parameters]
         if not fit.parameters:
-            rows.append((*told, None, None, None, None))
+            rows.append((*row, None, None, None, None))
     return pd.DataFrame(rows, columns=[*columns, "parameter", "value", "unit", "standard_error"])

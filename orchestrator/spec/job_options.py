@@ -175,6 +175,7 @@ def changed_job(job: Job, options: JobOptions, models: Collection[Model]) -> Job
         DataError: the options contradict themselves, or their data cannot be read.
     """
     fields = options.fields()
+    job_request({"epochs": 1} | fields)  # values are checked before what goes with what
     terms = {name: getattr(job, name) for name in JobTerms.model_fields}
     if fields.keys() & set(SOURCES):
         # As many examples as the new data has, unless their number is given.
