@@ -4,7 +4,7 @@ Keyword arguments are named as the options of the command line are, with ``_`` f
 that is left out, or None, has the command's default. Nothing is printed; progress is logged.
 """
 
-import contextlib
+import dataclasses
 import datetime as dt
 import io
 from os import PathLike
@@ -169,9 +169,8 @@ def sweep(spec: str | PathLike[str] | None = None, **options: Any) -> "LoadedRun
     from orchestrator.running.sweep_options import SweepOptions, sweep_request
 
     request, _ = sweep_request(request_from(SweepOptions, {"spec": spec, **options}))
-    # The live table of the trials goes to standard error, which is the command line's.
-    with contextlib.redirect_stderr(io.StringIO()):
-        outcome = run_sweep(request, dt.datetime.now(dt.UTC))
+    silent = dataclasses.replace(request, progress_stream=io.StringIO())
+    outcome = run_sweep(silent, dt.datetime.now(dt.UTC))
     return load_run(str(outcome.folder.path))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TextIO
 
 from gpu_catalog.catalog import Catalog
 from orchestrator.planning.cluster_resources import ClusterResources
@@ -24,12 +25,14 @@ class SweepSession:
         writer: its writer.
         spec: its specification.
         rates: prices of its nodes.
+        progress_stream: output of the progress display; None for standard error.
     """
 
     folder: RunFolder
     writer: ObservationWriter
     spec: SweepSpec
     rates: NodePrices
+    progress_stream: TextIO | None = None
 
     @property
     def catalog(self) -> Catalog:

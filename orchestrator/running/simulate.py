@@ -32,7 +32,12 @@ def simulate(session: SweepSession, plan: Plan, constants: EfficiencyConstants) 
         len(cells),
     )
     observations = session.folder.observations()
-    with Progress(cells, complete=len(plan.complete), earlier=observations) as progress:
+    with Progress(
+        cells,
+        complete=len(plan.complete),
+        earlier=observations,
+        stream=session.progress_stream,
+    ) as progress:
         simulate_trials(
             _tasks(session, cells),
             ObservationRecorder(session.writer, progress),

@@ -3,6 +3,7 @@
 import datetime as dt
 import logging
 from dataclasses import dataclass, field
+from typing import TextIO
 
 from gpu_catalog.catalog import Catalog
 from orchestrator.planning.cluster_resources import this_machine
@@ -45,6 +46,7 @@ class SweepRequest:
         is_adaptive: measure only what helps to decide between GPUs.
         budget_usd: no probe begins once the run has cost this much; None for no limit.
         log_to: tools that Ray Tune logs the trials to.
+        progress_stream: output of the progress display; None for standard error.
     """
 
     path: RunPath
@@ -58,6 +60,7 @@ class SweepRequest:
     is_adaptive: bool = False
     budget_usd: float | None = None
     log_to: tuple[Tool, ...] = ()
+    progress_stream: TextIO | None = None
 
     def strategy(self, rates: NodePrices) -> Strategy:
         """Strategy that the request asks for, at these prices of nodes."""
@@ -103,7 +106,7 @@ def run_sweep(request: SweepRequest, now: dt.datetime) -> SweepOutcome:
         rates = node_prices(folder, catalog, request.rented_as)
         if rates.rented != folder.rented():  # later commands on this run must price it alike
             writer.write(RENTED, rates.rented)
-        session = SweepSession(folder, writer, spec, rates)
+        session = SweepSession(folder, writer, spec, rates, request.progress_stream)
         strategy = request.strategy(rates)
         plan = _execute(request, session, strategy)
     ranking = write_derived_files(folder, spec, catalog, plan, now)

@@ -216,7 +216,12 @@ class TrialExecutor:
         session, journal, meter = self.session, self._journal, self.session.meter()
         gpus = {cell.device: session.catalog.gpu(cell.device) for cell in batch.cells}
         observations = session.folder.observations()
-        with Progress(batch.cells, complete=batch.complete, earlier=observations) as progress:
+        with Progress(
+            batch.cells,
+            complete=batch.complete,
+            earlier=observations,
+            stream=session.progress_stream,
+        ) as progress:
             progress.spent_usd = meter.usd
 
             def note(fault: Fault) -> None:
