@@ -112,7 +112,7 @@ def test_one_probe_tells_the_speed_of_a_host(points: list[Point]) -> None:
     assert found.constants.error >= TRUTH.error
     assert found.constants.error_above == TRUTH.error_above
     assert "the speed of each host alone" in str(found.note)
-    assert "nothing tells how far this serves another" in calibration_text(found)
+    assert "error on another GPU is unknown" in calibration_text(found)
 
 
 def test_only_measured_steps_of_gpus_are_taken() -> None:

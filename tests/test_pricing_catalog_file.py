@@ -137,24 +137,25 @@ A40,1.5,,,,,a
 A40,1.6,,,,,a
 A40,nan,,,,,
 """
-    assert mistakes(written(tmp_path, "p.csv", text)) == [
-        (
-            "2: gpu: unknown GPU 'A4O': did you mean 'A40'? ('python -m orchestrator catalog gpus' "
-            "lists all)"
-        ),
-        "3: usd_per_hour: is missing: add it",
-        "4: usd_per_hour: must be greater than 0, not '0'",
-        "5: usd_per_hour: must be greater than 0, not '-3'",
-        "6: usd_per_hour: must be a number, not 'free': US dollars, as in 1.25",
-        "7: usd_per_hour: must be a number, not '€2': US dollars, as in 1.25",
-        "8: currency: must be USD, not 'EUR': convert the price",
-        "9: gpus_per_instance: must be a whole number, not 'two'",
-        "10: gpus_per_instance: must be at least 1, not '0'",
-        "11: market: must be 'on-demand' or 'spot', not 'sale'",
-        "12: recorded: must be a date, as in 2026-01-31, not 'yesterday'",
-        "13: gpu: is missing: add it",
-        "16: usd_per_hour: must be a finite number, not 'nan'",
+    expected = [
+        ("2: gpu: ", "did you mean 'A40'"),
+        ("3: usd_per_hour: ", "missing"),
+        ("4: usd_per_hour: ", "not '0'"),
+        ("5: usd_per_hour: ", "not '-3'"),
+        ("6: usd_per_hour: ", "'free': US dollars"),
+        ("7: usd_per_hour: ", "'€2': US dollars"),
+        ("8: currency: ", "USD, not 'EUR'"),
+        ("9: gpus_per_instance: ", "not 'two'"),
+        ("10: gpus_per_instance: ", "not '0'"),
+        ("11: market: ", "'spot', not 'sale'"),
+        ("12: recorded: ", "not 'yesterday'"),
+        ("13: gpu: ", "missing"),
+        ("16: usd_per_hour: ", "not 'nan'"),
     ]
+    messages = mistakes(written(tmp_path, "p.csv", text))
+    for message, (place, mistake) in zip(messages, expected, strict=True):
+        assert message.startswith(place)
+        assert mistake in message
 
 
 @pytest.mark.parametrize(
@@ -251,10 +252,8 @@ def test_prices_in_place_of_a_catalog_are_told_where_they_go(name: str, tmp_path
     path = written(tmp_path, name, "gpu,usd_per_hour\nA40,0.12\n")
     with pytest.raises(CatalogError) as error:
         read_catalog_file(path, CATALOG)
-    assert str(error.value) == (
-        f"{path}:1: must be a mapping of keys to values, not 'gpu,usd_per_hour A40,0.12': list "
-        "gpus, offers or both; a CSV of prices goes to --prices"
-    )
+    assert str(error.value).startswith(f"{path}:1: ")
+    assert "goes to --prices" in str(error.value)
 
 
 def test_a_number_for_a_text_is_to_be_quoted(tmp_path: Path) -> None:
@@ -262,9 +261,8 @@ def test_a_number_for_a_text_is_to_be_quoted(tmp_path: Path) -> None:
     text = GPU_YAML.replace("    marketed", "    compute_capability: 12.0\n    marketed")
     with pytest.raises(CatalogError) as error:
         read_catalog_file(written(tmp_path, "c.yaml", text), CATALOG)
-    assert str(error.value).endswith(
-        ":5: gpus[0].compute_capability: must be text, not 12.0: put it in quotes"
-    )
+    assert ":5: gpus[0]." in str(error.value)
+    assert "not 12.0: put it in quotes" in str(error.value)
 
 
 def test_facts_of_a_known_gpu_cannot_be_replaced(tmp_path: Path) -> None:
@@ -290,9 +288,8 @@ def test_a_gpu_that_cannot_be_identified_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, "a.yaml", GPU_YAML.replace("    device_names: [NVIDIA L40]\n", ""))
     with pytest.raises(CatalogError) as error:
         read_catalog_file(path, CATALOG)
-    assert str(error.value) == (
-        f"{path}:2: gpus[0]: L40: a cuda GPU needs device_names, as CUDA reports them"
-    )
+    assert str(error.value).startswith(f"{path}:2: ")
+    assert "needs device_names" in str(error.value)
 
 
 @pytest.mark.parametrize(

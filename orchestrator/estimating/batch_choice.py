@@ -1,4 +1,4 @@
-"""Which batch size an estimate prices: as asked, the largest, or the fastest of several."""
+"""Batch size that an estimate prices: the requested one, the largest, or the fastest."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,18 +12,20 @@ from trials.simulation.simulated_prober import usable_bytes
 from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError
 from trials.simulation.trace_cache import Traces
 
-SMALLER = 8  # powers of two that are tried below the largest; still smaller ones leave GPUs idle
+SMALLER = 8  # powers of two to try below the largest; smaller batches underuse a GPU
 AtLengths = Mapping[tuple[SimulatedCell, int], SimulatedCell]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchCandidates:
-    """A cell on a GPU, and the batch sizes that may be priced.
+    """A cell on a GPU with the batch sizes that may be priced.
 
     Attributes:
-        gpu, cell, routed: what was replayed, and with drawn shares of the experts.
-        largest: batch that fits; 0 when not even one example does.
-        sizes: of the batches, ascending.
+        gpu: GPU to estimate.
+        cell: simulated cell.
+        routed: simulated cells with drawn shares of the experts.
+        largest: largest batch that fits; 0 when not even one example fits.
+        sizes: batch sizes, ascending.
     """
 
     gpu: Gpu
@@ -35,13 +37,13 @@ class BatchCandidates:
 
 @dataclass(frozen=True, slots=True)
 class ChosenBatch:
-    """The batch that is priced, and what was tried.
+    """Batch that is priced.
 
     Attributes:
         size: examples per step.
-        tokens: of each, padding included.
-        timed: the cell at that length.
-        hours: of the job's steps at each size that was tried; empty where one alone was.
+        tokens: mean tokens per example, padding included.
+        timed: simulated cell at that length.
+        hours: hours of the job's steps by candidate batch size; empty for a single candidate.
     """
 
     size: int
@@ -50,10 +52,10 @@ class ChosenBatch:
     hours: Mapping[int, float]
 
 
-def sized(
+def batch_candidates(
     question: Question, gpu: Gpu, cell: SimulatedCell, routed: Sequence[SimulatedCell]
 ) -> BatchCandidates:
-    """What fits, and of that what may be priced."""
+    """Find the largest batch of a GPU, and the sizes that may be priced."""
     largest = cell.largest_batch(gpu, usable_bytes(gpu), question.batch_limit)
     if isinstance(question.batch, int):
         return BatchCandidates(gpu, cell, routed, largest, (question.batch,))
@@ -64,57 +66,62 @@ def sized(
     return BatchCandidates(gpu, cell, routed, largest, (*smaller, useful))
 
 
-def at_lengths(question: Question, found: Sequence[BatchCandidates], traces: Traces) -> AtLengths:
-    """The cells at the lengths that steps of each size have on average, traced all at once."""
+def at_lengths(
+    question: Question, candidates: Sequence[BatchCandidates], traces: Traces
+) -> AtLengths:
+    """Trace the cells at the mean padded length of each batch size, all at once."""
     cells: dict[tuple[SimulatedCell, int], SimulatedCell] = {}
     requests = {}
-    for each in found:
-        for size in each.sizes if each.largest else ():
+    for row in candidates:
+        for size in row.sizes if row.largest else ():
             tokens = _length(question, size)
-            key = (each.cell, tokens)
+            key = (row.cell, tokens)
             if key not in cells:
                 shorter = replace(question, seq_len=tokens)
                 cells[key] = (
-                    each.cell
+                    row.cell
                     if tokens == question.seq_len
-                    else SimulatedCell(shorter.cell(each.gpu), question.model, traces)
+                    else SimulatedCell(shorter.cell(row.gpu), question.model, traces)
                 )
             requests[key, size == 1] = cells[key].request_of(size)
     traces.prepare(list(requests.values()))
     return cells
 
 
-def taken(
-    question: Question, each: BatchCandidates, cells: AtLengths, constants: EfficiencyConstants
+def choose_batch(
+    question: Question,
+    candidates: BatchCandidates,
+    cells: AtLengths,
+    constants: EfficiencyConstants,
 ) -> ChosenBatch:
-    """The size that the job takes least time at; the largest where the GPU's speed is not known.
+    """Choose the batch size with the shortest job; the largest where the speed is unknown.
 
     Args:
-        question: with the job.
-        each: the sizes there are.
-        cells: at their lengths.
-        constants: of the clock.
+        question: question with the job.
+        candidates: batch sizes to choose from.
+        cells: simulated cells at their lengths.
+        constants: constants of the timing model.
     """
     hours = {}
-    if len(each.sizes) > 1:
+    if len(candidates.sizes) > 1:
         try:
-            for size in each.sizes:
-                cell = cells[each.cell, _length(question, size)]
-                step = cell.step_time(size, each.gpu, constants)
+            for size in candidates.sizes:
+                cell = cells[candidates.cell, _length(question, size)]
+                step = cell.step_time(size, candidates.gpu, constants)
                 hours[size] = job_hours(question.workload, size, step.seconds)
         except NoSpeedError:
             hours = {}
-    size = min(hours, key=hours.__getitem__, default=each.sizes[-1])
-    timed = cells.get((each.cell, _length(question, size)), each.cell)
+    size = min(hours, key=hours.__getitem__, default=candidates.sizes[-1])
+    timed = cells.get((candidates.cell, _length(question, size)), candidates.cell)
     return ChosenBatch(size, tokens_of(question, size), timed, hours)
 
 
 def tokens_of(question: Question, batch_size: int) -> float:
-    """Of each example of a batch, on average, padding included."""
+    """Mean tokens per example of a batch, padding included."""
     padded = padded_tokens(question.workload, batch_size, question.seq_len)
     return min(padded, float(question.seq_len))
 
 
 def _length(question: Question, batch_size: int) -> int:
-    """That steps of such batches are traced at."""
+    """Mean padded length, rounded, at which a step of this batch size is traced."""
     return max(round(tokens_of(question, batch_size)), 1)

@@ -1,4 +1,4 @@
-"""Calibrated constants as a file, and in words."""
+"""File of calibrated constants, and its description."""
 
 from pathlib import Path
 
@@ -10,10 +10,10 @@ from trials.simulation.timing_model import EfficiencyConstants
 
 
 def known_constants(path: Path | None) -> EfficiencyConstants:
-    """The clock's constants: the starting points, or those that ``calibrate`` wrote.
+    """Constants of the timing model: the starting values, or those that ``calibrate`` wrote.
 
     Raises:
-        CalibrationError: the file cannot be read, or is none of these.
+        CalibrationError: the file cannot be read, or was not written by ``calibrate``.
     """
     if path is None:
         return EfficiencyConstants()
@@ -29,15 +29,15 @@ def known_constants(path: Path | None) -> EfficiencyConstants:
 
 
 def calibration_text(calibration: Calibration) -> str:
-    """What came out, and how far it can be trusted."""
+    """Fitted constants and their errors, as Markdown."""
     rows = [
         (
-            each.name,
-            f"{each.start:.3g}",
-            f"{each.value:.3g}" if each.fitted else "as it was: no step depends on it",
-            "" if each.interval is None else f"{each.interval.low:.3g} to {each.interval.high:.3g}",
+            row.name,
+            f"{row.start:.3g}",
+            f"{row.value:.3g}" if row.fitted else "unchanged: no step depends on it",
+            "" if row.interval is None else f"{row.interval.low:.3g} to {row.interval.high:.3g}",
         )
-        for each in calibration.fitted
+        for row in calibration.fitted
     ]
     parts = [
         (
@@ -49,12 +49,12 @@ def calibration_text(calibration: Calibration) -> str:
     if calibration.note is not None:
         parts.append(calibration.note)
     if calibration.left_out:
-        left = [
-            (each.gpu, each.points, f"{each.mean_error:.1%}", f"{each.worst_error:.1%}")
-            for each in calibration.left_out
+        held_out = [
+            (row.gpu, row.points, f"{row.mean_error:.1%}", f"{row.worst_error:.1%}")
+            for row in calibration.left_out
         ]
-        parts.append("Each GPU by the constants of the others, its host by one step:")
-        parts.append(table(("GPU", "steps", "mean error", "worst"), left))
+        parts.append("Each GPU predicted by the constants of the others, its host by one step:")
+        parts.append(table(("GPU", "steps", "mean error", "worst"), held_out))
     else:
-        parts.append("One GPU: nothing tells how far this serves another.")
+        parts.append("Calibrated on one GPU: the error on another GPU is unknown.")
     return "\n\n".join(parts)

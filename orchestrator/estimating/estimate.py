@@ -1,4 +1,4 @@
-"""What a GPU nobody has here would take for a job: memory, largest batch, time, money."""
+"""Estimate of a job on a GPU that is not at hand: memory, largest batch, time, dollars."""
 
 import contextlib
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from orchestrator.estimating.batch_choice import (
     BatchCandidates,
     ChosenBatch,
     at_lengths,
-    sized,
-    taken,
+    batch_candidates,
+    choose_batch,
 )
 from orchestrator.estimating.estimate_records import BatchChoice, Estimate, Estimated, Price
 from orchestrator.estimating.question import Question
@@ -33,10 +33,10 @@ from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError, Si
 from trials.simulation.trace_cache import Traces
 from trials.simulation.trace_request import SMALLEST, Fidelity, Routing, approximations
 
-# The worst that a prototype's peaks were off, of dozens of published single-GPU runs.
+# Largest relative error of simulated peaks on dozens of published single-GPU runs.
 MEMORY_ERROR = 0.06
 
-DRAWN_SIGMA = 0.2  # spread of experts' shares (of the logarithm) that published runs agree with
+DRAWN_SIGMA = 0.2  # standard deviation of the logarithm of experts' shares, by published runs
 
 
 def estimates(
@@ -46,7 +46,7 @@ def estimates(
     constants: EfficiencyConstants,
     traces: Traces,
 ) -> list[Estimated]:
-    """An estimate for each GPU, the cheapest job first, those without a price by their speed.
+    """Estimate the job on each GPU, the cheapest first, then those without a price by speed.
 
     Raises:
         TraceError: the model cannot be traced under the recipe.
@@ -65,80 +65,84 @@ def estimates(
                 if question.model.experts is not None
             ]
     alone = question.batch in {1, "fastest"}
-    everything = [*cells.values(), *(each for drawn in routed.values() for each in drawn)]
+    everything = [*cells.values(), *(cell for drawn in routed.values() for cell in drawn)]
     traces.prepare([request for cell in everything for request in cell.requests(alone=alone)])
-    found = [
-        sized(question, gpu, cells[recipe], routed[recipe])
+    candidates = [
+        batch_candidates(question, gpu, cells[recipe], routed[recipe])
         for gpu in gpus
         for recipe in [question.cell(gpu).recipe]
     ]
-    timed = at_lengths(question, found, traces)
+    timed = at_lengths(question, candidates, traces)
     return sorted(
         (
-            _estimated(question, each, catalog, constants, taken(question, each, timed, constants))
-            for each in found
+            _estimated(
+                question, row, catalog, constants, choose_batch(question, row, timed, constants)
+            )
+            for row in candidates
         ),
         key=_worth,
     )
 
 
 def _worth(estimated: Estimated) -> tuple[bool, float, float]:
-    told = estimated.estimate
-    price = told.price
-    speed = told.examples_per_second or 0.0
+    estimate = estimated.estimate
+    price = estimate.price
+    speed = estimate.examples_per_second or 0.0
     return (price is None, 0.0 if price is None else price.usd, -speed)
 
 
 def _estimated(
     question: Question,
-    each: BatchCandidates,
+    candidates: BatchCandidates,
     catalog: Catalog,
     constants: EfficiencyConstants,
     batch: ChosenBatch,
 ) -> Estimated:
-    """The estimate of a batch: its memory at the longest rows, its time at what those have."""
-    gpu, cell = each.gpu, each.cell
+    """Estimate of a batch: memory at the longest rows, time at the mean padded length."""
+    gpu, cell = candidates.gpu, candidates.cell
     limit = usable_bytes(gpu)
     use = cell.memory(batch.size, gpu, limit)
-    needed = cell.without_limit(batch.size, gpu)  # whether it is there or not
+    needed = cell.without_limit(batch.size, gpu)  # whether or not the GPU has as much
     step = None
     if use.outcome is Outcome.FITS:
         with contextlib.suppress(NoSpeedError):
             step = batch.timed.step_time(batch.size, gpu, constants)
-    asked = question.cell(gpu)
-    approximate = approximations(asked, question.model, gpu)
+    requested = question.cell(gpu)
+    approximate = approximations(requested, question.model, gpu)
     timed: dict[str, Any] = {}
     missed = None
     if step is not None:
         timed, missed = _job(question, catalog.offers(gpu.key), batch.size, step, constants)
         timed |= _speed(question, batch, constants, step)
-    told = Estimate(
-        model=asked.model,
+    estimate = Estimate(
+        model=requested.model,
         gpu=gpu.key,
-        method=asked.recipe.method,
-        recipe=asked.recipe.key,
-        experts=asked.experts,
-        active_experts=asked.active_experts,
-        sparsity=asked.sparsity,
-        seq_len=asked.seq_len,
+        method=requested.recipe.method,
+        recipe=requested.recipe.key,
+        experts=requested.experts,
+        active_experts=requested.active_experts,
+        sparsity=requested.sparsity,
+        seq_len=requested.seq_len,
         batch_size=batch.size,
         batch=_which(question, batch),
         tokens_per_example=batch.tokens,
         outcome=use.outcome,
-        max_batch_size=each.largest,
+        max_batch_size=candidates.largest,
         batch_limit=question.batch_limit,
-        max_batch_size_interval=_batches(cell, gpu, limit, each.largest, question.batch_limit),
+        max_batch_size_interval=_batches(
+            cell, gpu, limit, candidates.largest, question.batch_limit
+        ),
         peak_gib=needed.peak_allocated_bytes / GIB,
         peak_gib_interval=_around(needed.peak_allocated_bytes / GIB, MEMORY_ERROR),
         reserved_gib=needed.peak_reserved_bytes / GIB,
         usable_gib=limit / GIB,
-        routed_peak_gib=_spread(each.routed, gpu, batch.size),
+        routed_peak_gib=_spread(candidates.routed, gpu, batch.size),
         fidelity=Fidelity.APPROXIMATE if approximate else Fidelity.REPRODUCED,
         approximations=approximate,
         constants=constants.source,
         **timed,
     )
-    return Estimated(told, cell, gpu, step, batch.hours, missed)
+    return Estimated(estimate, cell, gpu, step, batch.hours, missed)
 
 
 def _which(question: Question, batch: ChosenBatch) -> BatchChoice:
@@ -171,10 +175,10 @@ def _job(
     step: SimulatedStepTime,
     constants: EfficiencyConstants,
 ) -> tuple[dict[str, Any], MissedConstraints | None]:
-    """The job on the cheapest of a GPU's offers that are wanted; else its hours, and why."""
+    """Fields of the job on the cheapest allowed offer, or else its hours and the reason."""
     seconds = _around(step.seconds, constants.error, constants.error_above)
-    told = np.array([step.seconds, seconds.low, seconds.high])
-    steps_hours = job_hours(question.workload, batch_size, 1.0) * told
+    step_seconds = np.array([step.seconds, seconds.low, seconds.high])
+    steps_hours = job_hours(question.workload, batch_size, 1.0) * step_seconds
     rented = {
         spot: rental(steps_hours, question.workload.overheads, spot=spot).hours
         for spot in (False, True)
@@ -194,17 +198,27 @@ def _job(
     if missed is not None:
         reason = f"the job {missed.text(wanted)}"
     else:
-        reason = "no offer of it is wanted" if offers else "the catalog has no offer of it"
+        reason = (
+            "the constraints allow none of its offers"
+            if offers
+            else "the catalog has no offer of it"
+        )
     unpriced = {"no_price": reason, "hours": hours, "hours_interval": Interval(low=low, high=high)}
     return unpriced, missed
 
 
 def _priced(offer: Offer, rented: FloatArray, sigma: float) -> Price:
-    """What so many hours, their low and their high end cost, the price off by sigma."""
+    """Price of a job on an offer.
+
+    Args:
+        offer: offer to rent.
+        rented: (3,) expected hours and the ends of their interval.
+        sigma: standard deviation of the logarithm of the offer's price.
+    """
     hours, low, high = map(float, rented)
     usd, usd_low, usd_high = (
-        charged_hours(each, offer.minimum_minutes) * offer.usd_per_hour
-        for each in (hours, low, high)
+        charged_hours(value, offer.minimum_minutes) * offer.usd_per_hour
+        for value in (hours, low, high)
     )
     usd_low, usd_high = widened(usd, usd_low, usd_high, sigma)
     return Price(
@@ -226,9 +240,10 @@ def _around(value: float, error: float, above: float | None = None) -> Interval:
 
 
 def _batches(cell: SimulatedCell, gpu: Gpu, limit: int, largest: int, batch_limit: int) -> Interval:
-    """The largest batches if every need were as far off as it may be, either way.
+    """Interval of the largest batch, by the error of the memory in either direction.
 
-    A doubt is not worth further replays: they are told by the line through those there are.
+    Beyond the smallest batches, its ends are interpolated between the replays that exist, because
+    an interval is not worth further replays.
     """
     least, most = limit / (1 + MEMORY_ERROR), limit * (1 + MEMORY_ERROR)
     if largest < SMALLEST:

@@ -1,4 +1,4 @@
-"""Records of an estimate: price, batch and what one GPU comes to."""
+"""Records of an estimate."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ BatchChoice = Literal["asked", "largest", "fastest"]
 
 
 class Price(Record):
-    """The cheapest offer of a GPU for the job, and what it comes to.
+    """The job on the cheapest offer of a GPU.
 
     Attributes:
-        provider, instance, region, market, gpus_per_instance, usd_per_hour: the offer; the price is
-            that of the whole instance.
-        hours, usd: of the job.
-        hours_interval, usd_interval: theirs.
+        provider, instance, region, market, gpus_per_instance, usd_per_hour: offer, with the price
+            of the whole instance.
+        hours, usd: expected hours and dollars of the job.
+        hours_interval, usd_interval: their 90 % intervals.
     """
 
     provider: str
@@ -39,32 +39,33 @@ class Price(Record):
 
 
 class Estimate(Record):
-    """One cell on one GPU that was simulated. What is not known is absent.
+    """Simulation of one cell on one GPU. Unknown values are None.
 
     Attributes:
-        model, gpu, method, recipe, seq_len: the cell.
-        experts, active_experts, sparsity: its routing; sparsity is 1.0 without experts.
-        batch_size: examples per step, or packed rows, that all that follows is of.
-        batch: why that one: asked for, the largest that fits, or the fastest of several.
-        tokens_per_example: that times are of, padding included; memory is of ``seq_len``.
-        outcome: how steps of that size end.
-        max_batch_size: the largest that fits; 0 when not even one example does.
-        batch_limit: the largest that was tried: where ``max_batch_size`` is as large, more may fit.
-        max_batch_size_interval: by the interval of the memory.
-        peak_gib, peak_gib_interval: most memory in use at once, as PyTorch's allocator counts it.
-        reserved_gib: most memory it holds.
-        usable_gib: what the GPU has for it.
+        model, gpu, method, recipe, seq_len: cell.
+        experts, active_experts, sparsity: routing; sparsity is 1.0 without experts.
+        batch_size: examples per step, or packed rows, of all fields below.
+        batch: origin of the batch size: requested, the largest that fits, or the fastest.
+        tokens_per_example: mean padded length that times refer to; memory refers to ``seq_len``.
+        outcome: outcome of a step of that size.
+        max_batch_size: largest batch that fits; 0 when not even one example fits.
+        batch_limit: largest batch size that was tried; a ``max_batch_size`` equal to it is a lower
+            bound.
+        max_batch_size_interval: interval of it, by that of the memory.
+        peak_gib, peak_gib_interval: peak of the memory that PyTorch's allocator has in use.
+        reserved_gib: peak of the memory that it reserves.
+        usable_gib: memory of the GPU that it may reserve.
         routed_peak_gib: median and 95th percentile of the peak over drawn shares of the experts;
-            absent when none were drawn.
-        step_seconds, step_seconds_interval: absent when the GPU's speed is not known, or the batch
-            does not fit; as are those that follow.
+            None without draws.
+        step_seconds, step_seconds_interval: seconds of a step; they and the fields below are None
+            when the GPU's speed is unknown or the batch does not fit.
         tokens_per_second, examples_per_second, examples_per_second_interval: throughput.
-        hours, hours_interval: of the job: as rented for ``price``, else as on demand.
-        price: absent without an offer, too.
-        no_price: why there is none, where there is a time.
-        fidelity: how near the traced stack is to the one that would run.
-        approximations: what stands in for something else.
-        constants: where those of the clock come from.
+        hours, hours_interval: hours of the job as rented by ``price``, or else on demand.
+        price: cheapest offer; None without an allowed one.
+        no_price: reason why ``price`` is None although a step time is known.
+        fidelity: similarity of the traced stack to the one that would run.
+        approximations: parts of the stack that others stand in for.
+        constants: source of the timing model's constants.
         basis: simulated.
     """
 
@@ -105,13 +106,13 @@ class Estimate(Record):
 
 @dataclass(frozen=True, slots=True)
 class Estimated:
-    """An estimate, and what it was made from.
+    """An estimate with the simulation that it was made from.
 
     Attributes:
-        estimate: what is told.
-        cell, gpu, step: of what.
-        hours: of the job's steps at each batch size that was tried; empty where one alone was.
-        missed: what the GPU's offers come to where none keeps the deadline and the budget.
+        estimate: the estimate.
+        cell, gpu, step: simulated cell, its GPU and its step.
+        hours: hours of the job's steps by candidate batch size; empty for a single candidate.
+        missed: best hours and dollars of the GPU's offers where none meets the constraints.
     """
 
     estimate: Estimate

@@ -1,4 +1,4 @@
-"""What ``estimate`` is asked, and which GPUs it can be asked of."""
+"""Job to estimate, and the GPUs that it can be estimated on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,26 +24,26 @@ EXTRAS = frozenset({"flash_attn", "mamba_ssm", "causal_conv1d", "deepspeed"})
 
 
 class EstimateError(UserError):
-    """What is asked cannot be estimated; a line for each reason."""
+    """The job cannot be estimated; one line for each reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked of every GPU.
+    """Job to estimate on every GPU.
 
     Attributes:
-        model: what is fine-tuned.
-        recipe: how, as asked.
-        active_experts: experts each token is routed to; absent for the model's own.
+        model: model to fine-tune.
+        recipe: requested recipe.
+        active_experts: experts that each token is routed to; None for the model's own number.
         seq_len: tokens of the longest example, padding included.
-        batch: examples per step, or which: the largest that fits, or the fastest of several.
-        batch_limit: the largest to try.
-        workload: the job to price.
-        constraints: what an offer must be.
-        drift: how far prices may have moved.
-        routing_draws: draws of the experts' shares to tell the spread of the peak from.
-        expandable_segments: a setting of PyTorch's allocator.
-        by_default: the options that were not given, in whose place the job is a made-up one.
+        batch: examples per step, or the largest that fits, or the fastest of several.
+        batch_limit: largest batch size to try.
+        workload: job to price.
+        constraints: requirements on an offer.
+        drift: change of prices since they were recorded.
+        routing_draws: number of draws of the experts' shares, for the spread of the peak.
+        expandable_segments: setting of PyTorch's allocator.
+        by_default: options that were not given, so that defaults define the job.
     """
 
     model: Model
@@ -60,10 +60,10 @@ class Question:
     by_default: tuple[str, ...] = ()
 
     def cell(self, gpu: Gpu) -> Cell:
-        """The cell on one GPU.
+        """Simulated cell on one GPU.
 
         Raises:
-            EstimateError: there is no such cell; one line on why.
+            EstimateError: the recipe or model cannot run there; one line with the reason.
         """
         active = self.active_experts or self.model.active_experts
         if self.active_experts is not None and self.model.experts is None:
@@ -89,7 +89,7 @@ class Question:
 
 
 def possible_gpus(question: Question, gpus: Sequence[Gpu]) -> tuple[list[Gpu], list[str]]:
-    """The GPUs the question can be asked of, and of each other why not."""
+    """Split GPUs into those that can be estimated and the reasons against the others."""
     possible, reasons = [], []
     for gpu in gpus:
         try:
@@ -98,7 +98,7 @@ def possible_gpus(question: Question, gpus: Sequence[Gpu]) -> tuple[list[Gpu], l
             reasons.append(str(error))
             continue
         if gpu.usable_memory_bytes is None and gpu.marketed_memory_gb is None:
-            reasons.append(f"{gpu.key}: its memory is not known: give --memory-gib")
+            reasons.append(f"{gpu.key}: its memory is unknown: give --memory-gib")
             continue
         if usable_bytes(gpu) <= 0:
             context = f"CUDA's context alone takes {CONTEXT_BYTES / GIB:g} GiB"
