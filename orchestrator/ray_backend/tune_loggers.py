@@ -1,9 +1,10 @@
-"""A sweep in TensorBoard or MLflow while it runs, by Ray Tune's own callbacks.
+"""Logging of a running sweep to TensorBoard or MLflow, by Ray Tune's own callbacks.
 
-Beside the run folder, never instead of it: results come from the observations alone.
+Both are for watching only: all results come from the observations in the run folder.
 """
 
 import importlib.util
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,20 +15,22 @@ from trials.records.cell import Cell
 from trials.records.observation import Observation
 from trials.records.profile import Logged
 
+logger = logging.getLogger(__name__)
+
 Tool = Literal["tensorboard", "mlflow"]
-MLFLOW_URI = "MLFLOW_TRACKING_URI"  # as MLflow's own tools have it
+MLFLOW_URI = "MLFLOW_TRACKING_URI"  # MLflow's own variable
 GIB = 2**30
 HOOKS = ("setup", "on_trial_start", "on_trial_result", "on_trial_complete", "on_trial_error")
 
 
 def check_tools(tools: Sequence[Tool], folder: RunPath) -> None:
-    """Check that a sweep can be logged to these.
+    """Check that a sweep can be logged to these tools.
 
     Raises:
-        StoreError: a package or an address is missing, or the run lies where no files can.
+        StoreError: a package or an address is missing, or the run folder is not local.
     """
     if "tensorboard" in tools and not isinstance(folder, Path):
-        raise StoreError(f"{folder}: --log-to tensorboard writes beside a run: take a local --out")
+        raise StoreError(f"{folder}: --log-to tensorboard needs a local folder: give a local --out")
     if "mlflow" not in tools:
         return
     if importlib.util.find_spec("mlflow") is None:
@@ -37,22 +40,22 @@ def check_tools(tools: Sequence[Tool], folder: RunPath) -> None:
 
 
 def metrics(observation: Logged) -> dict[str, float]:
-    """The numbers that a probe draws; a profile draws none."""
+    """Metrics of a probe, by name; none of a profile."""
     if not isinstance(observation, Observation):
         return {}
-    drawn = {
+    values = {
         "batch_size": float(observation.batch_size),
         "fits": float(observation.outcome == "FITS"),
         "probe_seconds": observation.seconds,
     }
     measured = observation.measurement
     if measured is not None:
-        drawn["peak_gib"] = measured.memory.peak_allocated_bytes / GIB
+        values["peak_gib"] = measured.memory.peak_allocated_bytes / GIB
         if measured.step_seconds:
             steps = sorted(measured.step_seconds)
-            drawn["step_seconds"] = steps[len(steps) // 2]
-            drawn["examples_per_second"] = observation.batch_size / drawn["step_seconds"]
-    return drawn
+            values["step_seconds"] = steps[len(steps) // 2]
+            values["examples_per_second"] = observation.batch_size / values["step_seconds"]
+    return values
 
 
 def parameters(cell: Cell) -> dict[str, str | float]:
@@ -71,27 +74,25 @@ def tune_callbacks(
     folder: Path,
     name: str,
     cells: Sequence[Cell],
-    say: Callable[[str], None],
 ) -> list[Any]:
-    """Ray Tune's callbacks that log to these tools; one that fails is reported once and left out.
+    """Ray Tune callbacks that log trials to tools; one that fails is disabled with a warning.
 
     Args:
-        tools: which.
-        folder: of the run; TensorBoard's files go into a folder of it.
-        name: of the sweep, for MLflow's experiment.
-        cells: of the trials.
-        say: takes the line about a tool that failed.
+        tools: tools to log to.
+        folder: run folder; TensorBoard's files go into a subfolder.
+        name: name of the sweep, for MLflow's experiment.
+        cells: cells of the trials.
     """
     by_key = {cell.key: cell for cell in cells}
     made = {
         "tensorboard": lambda: _tensorboard(folder / "tensorboard", by_key),
         "mlflow": lambda: _mlflow(name, by_key),
     }
-    return [_guarded(made[tool](), tool, say) for tool in dict.fromkeys(tools)]
+    return [_guarded(made[tool](), tool) for tool in dict.fromkeys(tools)]
 
 
-def _guarded(callback: Any, tool: Tool, say: Callable[[str], None]) -> Any:
-    """Silence a callback after its first error, for which Tune would give up all trials."""
+def _guarded(callback: Any, tool: Tool) -> Any:
+    """Disable a callback after its first error: Tune would give up all trials for it."""
     failed = False
 
     def guarded(hook: Callable[..., None]) -> Callable[..., None]:
@@ -104,7 +105,7 @@ def _guarded(callback: Any, tool: Tool, say: Callable[[str], None]) -> Any:
             except Exception as error:  # noqa: BLE001 - whatever it is, the sweep goes on
                 failed = True
                 reason = (str(error).splitlines() or [repr(error)])[0]
-                say(f"--log-to {tool}: {reason}: the sweep goes on without it")
+                logger.warning("--log-to %s: %s: the sweep continues without it", tool, reason)
 
         return call
 

@@ -1,1 +1,1 @@
-"""One folder with everything that a sweep produced."""
+"""The folder that holds all files of one sweep."""

@@ -81,7 +81,7 @@ def _measure_wanted(
     """Measure until the strategy wants nothing more; the plan that is left."""
     folder, name = executor.session.folder.storage.local_folder(), executor.session.spec.name
     while wanted := strategy.wanted(plan, observations, executor.spent_usd):
-        loggers = tune_callbacks(log_to, folder, name, list(wanted), logger.info)
+        loggers = tune_callbacks(log_to, folder, name, list(wanted))
         executor.measure(wanted, len(plan.complete), loggers)
         observations, plan = executor.replan()
     return plan

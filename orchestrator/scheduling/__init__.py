@@ -1,1 +1,1 @@
-"""Which trial goes to which node, and which is worth its price."""
+"""Order of the measurements, and placement of their trials on nodes."""

@@ -73,7 +73,9 @@ class AdaptiveStrategy:
         del spent_usd
         gpu_choices = tuple(self._choices(plan, observations))
         if not any(choice.leader.is_measured for choice in gpu_choices):
-            return Conclusion("no choice has a measured leader: see Left out in the report")
+            return Conclusion(
+                "no choice has a measured leader: the report gives the reasons under Excluded"
+            )
         return Conclusion(None, choices=gpu_choices)
 
     def _choices(self, plan: Plan, observations: Sequence[Observation]) -> list[GpuChoice]:

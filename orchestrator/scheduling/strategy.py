@@ -120,7 +120,7 @@ class ExhaustiveStrategy:
         if unfinished:
             failure = (
                 f"{len(unfinished)} trials did not finish: {', '.join(unfinished)}: the report "
-                "gives the reasons under Left out"
+                "gives the reasons under Excluded"
             )
         elif not plan.complete and not plan.pending:
             failure = "nothing was measured: every trial was skipped, for the reasons above"
