@@ -102,7 +102,7 @@ def _guarded(callback: Any, tool: Tool) -> Any:
                 return
             try:
                 hook(*positional, **named)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the sweep goes on
+            except Exception as error:  # noqa: BLE001 - whatever it is, the sweep continues
                 failed = True
                 reason = (str(error).splitlines() or [repr(error)])[0]
                 logger.warning("--log-to %s: %s: the sweep continues without it", tool, reason)

@@ -1,4 +1,4 @@
-"""Writer of observations: each is on the disk before the sweep goes on."""
+"""Writer of observations: each is on the disk before the sweep continues."""
 
 from typing import Self
 
