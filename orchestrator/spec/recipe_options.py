@@ -18,7 +18,7 @@ def _on_or_off(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeOptions:
-    """How to fine-tune; an absent option is the recipe's default.
+    """Options of a recipe; an absent one is the recipe's default.
 
     Attributes:
         method: full, lora or qlora.

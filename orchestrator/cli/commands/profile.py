@@ -48,6 +48,13 @@ def add_options(commands: Any) -> None:
         metavar="N|max",
         help="examples per step (default: 1 and the largest that fits)",
     )
+    _add_measuring(profile)
+    add_prices(profile)
+    profile.set_defaults(run_command=run)
+
+
+def _add_measuring(profile: argparse.ArgumentParser) -> None:
+    add = profile.add_argument
     add(
         "--max-batch-size",
         type=positive,
@@ -73,8 +80,6 @@ def add_options(commands: Any) -> None:
         help="steps between the two counts of the experts' tokens (default: 10)",
     )
     add("--json", action="store_true", help="print all results as JSON")
-    add_prices(profile)
-    profile.set_defaults(run_command=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,0 +1,144 @@
+"""Commands on a run: status, rank, what-if, fit and report."""
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+from builders.runs import TWO_CELLS, made_run
+
+from orchestrator.cli.main import main
+from orchestrator.ranking.ranked_offer import Ranking
+
+
+@pytest.fixture(autouse=True)
+def _somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty working directory, and no cluster."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def made(tmp_path: Path) -> list[str]:
+    """Everything that is in the working directory."""
+    return sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+
+
+def test_status_tells_the_state_of_every_trial(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the files alone, and changing none."""
+    run = made_run(tmp_path / "run", TWO_CELLS)
+    before = made(tmp_path)
+    assert main(["status", "run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [[part.strip() for part in line.split("|")[1:-1]] for line in lines]
+    count = str(len(run.observations()))
+    assert rows[2:4] == [
+        ["cpu/llama-tiny/full-fp32/dense/seq16", "done", "40", "800 examples/s", count],
+        ["cpu/llama-tiny/full-fp32/dense/seq32", "waiting", "", "", "0"],
+    ]
+    assert lines[-1].startswith("1 of 2 trials")
+    assert made(tmp_path) == before
+
+
+def test_rank_prices_the_job_it_is_told_and_writes_both_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """80 examples by 40 are 2 steps of 50 ms, 5 times, after ten minutes of start-up."""
+    made_run(tmp_path / "run")
+    assert main(["rank", "run", "--examples", "80", "--epochs", "5"]) == 0
+    assert "80 examples x 5 epochs" in capsys.readouterr().out
+    ranking = Ranking.model_validate_json((tmp_path / "run" / "ranking.json").read_bytes())
+    assert {offer.batch_size for offer in ranking.offers} == {40}
+    assert [offer.hours * 3600 for offer in ranking.offers] == pytest.approx(
+        [600.5] * len(ranking.offers)
+    )
+    with (tmp_path / "run" / "ranking.csv").open(encoding="utf-8", newline="") as file:
+        assert [float(row["usd"]) for row in csv.DictReader(file)] == [
+            offer.usd for offer in ranking.offers
+        ]
+    assert main(["rank", "run", "--batch-size", "41"]) == 0
+    assert "batch size 41" in capsys.readouterr().out
+
+
+def test_what_if_answers_and_leaves_the_run_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another job, other overheads, the largest batch; as a table, JSON or CSV."""
+    made_run(tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    asked = ["what-if", "run", "--examples", "80", "--epochs", "5", "--startup-minutes", "0"]
+    for largest in ("max", "largest"):
+        assert main([*asked, "--batch-size", largest, "--json"]) == 0
+        ranking = Ranking.model_validate_json(capsys.readouterr().out)
+    assert {(offer.batch_size, offer.batch) for offer in ranking.offers} == {(40, "largest")}
+    assert ranking.offers[0].hours * 3600 == pytest.approx(0.5)
+    assert main([*asked, "--csv"]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [row["instance"] for row in rows] == [offer.instance for offer in ranking.offers]
+    assert main([*asked, "--deadline", "0.0001", "--providers", "aws"]) == 0
+    told = capsys.readouterr().out
+    assert "deadline of 0.0001 h" in told
+    assert "h, on cpu." in told
+    assert "the deadline is 0.0001" in told
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--deadline", "0", "must be greater than 0, not 0"),
+        ("--startup-minutes", "-1", "must be a number of at least 0, not -1"),
+        ("--interruptions-per-day", "often", "must be a number, not 'often'"),
+        ("--batch-size", "biggest", "must be a whole number, not 'biggest'"),
+    ],
+)
+def test_a_job_is_told_in_numbers(
+    capsys: pytest.CaptureFixture[str], option: str, value: str, message: str
+) -> None:
+    """What is none is a mistake of usage."""
+    with pytest.raises(SystemExit):
+        main(["what-if", "run", option, value])
+    assert message in capsys.readouterr().err
+
+
+def test_fit_and_report_write_their_files_and_say_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The report is printed as it is written."""
+    made_run(tmp_path / "run")
+    assert main(["fit", "run"]) == 0
+    path, _, counts = capsys.readouterr().out.strip().partition(": ")
+    written = json.loads(Path(path).read_text(encoding="utf-8"))
+    fits = written["fits"]
+    usable = sum(bool(fit["parameters"]) for fit in fits)
+    assert re.findall(r"\d+", counts) == [str(n) for n in (usable, len(fits), 1, 1)]
+    assert (written["schema_version"], len(written["families"])) == (2, 1)
+    assert main(["report", "run"]) == 0
+    said = capsys.readouterr().out
+    assert said.strip() == (tmp_path / "run" / "report.md").read_text(encoding="utf-8").strip()
+    assert "cpu/llama-tiny/full-fp32/dense/seq16" in said
+
+
+@pytest.mark.parametrize(("kind", "cheapest"), [("xterm", "\033[1mcpu\033[0m "), ("dumb", " cpu ")])
+def test_what_is_bold_is_bold_in_a_terminal(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    cheapest: str,
+) -> None:
+    """It is Markdown in a file or a pipe."""
+    made_run(tmp_path / "run")
+    asked = ["what-if", "run", "--examples", "80", "--epochs", "5"]
+    assert main(asked) == 0
+    markdown = capsys.readouterr().out
+    assert "**cpu**" in markdown
+    monkeypatch.setenv("TERM", kind)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main(asked) == 0
+    told = capsys.readouterr().out
+    assert cheapest in told
+    assert "**" not in told
+    assert told.replace("\033[1m", "").replace("\033[0m", "") == markdown.replace("**", "")
