@@ -262,7 +262,7 @@ def test_a_number_for_a_text_is_to_be_quoted(tmp_path: Path) -> None:
     with pytest.raises(CatalogError) as error:
         read_catalog_file(written(tmp_path, "c.yaml", text), CATALOG)
     assert ":5: gpus[0]." in str(error.value)
-    assert "not 12.0: put it in quotes" in str(error.value)
+    assert "12.0: put it in quotes" in str(error.value)
 
 
 def test_facts_of_a_known_gpu_cannot_be_replaced(tmp_path: Path) -> None:
