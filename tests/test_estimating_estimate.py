@@ -266,7 +266,7 @@ def test_where_examples_are_padded_the_fastest_batch_is_priced(
     )
     assert f" {padding} at " in shown
     assert "--group-by-length" in shown
-    assert f" to {grouped}; " in shown
+    assert f" leaves {grouped} there; " in shown
     assert "--packing" in shown
     assert main([*asked, "--packing", "--cutoff", "512", "--batch-size", "1"]) == 0
     assert "Padding" not in capsys.readouterr().out

@@ -163,19 +163,21 @@ def padding_text(estimates: Sequence[Estimated], question: Question) -> str | No
     if not fitting or _padding(question, largest, mean)[-1] <= MUCH_PADDING:
         return None
     text = f"Padding is {span(_padding(question, chosen, mean), '.0%')} of the tokens"
+    where = ""
     if chosen != largest:
         at_largest = span(_padding(question, largest, mean), ".0%")
         text += f", and {at_largest} at the largest batch sizes"
-    return f"{text}. {'; '.join(_remedies(question, largest, mean))}."
+        where = " there"
+    return f"{text}. {'; '.join(_remedies(question, largest, mean, where))}."
 
 
-def _remedies(question: Question, sizes: Sequence[int], mean: float) -> Iterator[str]:
+def _remedies(question: Question, sizes: Sequence[int], mean: float, where: str) -> Iterator[str]:
     if question.workload.padding != "grouped":
         grouped = question.workload.model_copy(update={"padding": "grouped"})
         shares = span(_padding(question, sizes, mean, grouped), ".0%")
-        yield f"--group-by-length (batches of similar lengths) reduces it to {shares}"
+        yield f"--group-by-length (batches of similar lengths) leaves {shares}{where}"
     cutoff = "" if question.workload.cutoff else " with --cutoff (tokens per row)"
-    yield f"--packing{cutoff} removes it"
+    yield f"--packing{cutoff} leaves none"
 
 
 def _padding(
