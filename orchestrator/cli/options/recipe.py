@@ -40,12 +40,13 @@ def add_recipe(command: argparse.ArgumentParser, *, method: str, precision: str)
     add(
         "--attention",
         choices=("eager", "sdpa", "flash_attention_2"),
-        help="attention kernel (default: the best that the GPU and precision support)",
+        help="attention kernel (default: sdpa)",
     )
     add(
         "--experts",
         choices=("looped", "grouped"),
-        help="run experts one after the other or in one grouped kernel (default: by the method)",
+        help="run experts one after the other or in one grouped kernel (default: looped where adapters "
+        "or 4-bit weights need it, else grouped)",
     )
     add(
         "--optimizer",
@@ -55,5 +56,5 @@ def add_recipe(command: argparse.ArgumentParser, *, method: str, precision: str)
     add(
         "--precision",
         choices=("bf16", "fp16", "fp32"),
-        help=f"precision of activations (default: {precision})",
+        help=f"precision of the computation (default: {precision})",
     )
