@@ -45,8 +45,8 @@ def add_recipe(command: argparse.ArgumentParser, *, method: str, precision: str)
     add(
         "--experts",
         choices=("looped", "grouped"),
-        help="run experts one after the other or in one grouped kernel (default: looped where adapters "
-        "or 4-bit weights need it, else grouped)",
+        help="run experts one after the other or in one grouped kernel (default: looped where "
+        "adapters or 4-bit weights need it, else grouped)",
     )
     add(
         "--optimizer",
