@@ -103,13 +103,14 @@ def choose(report: Opened, job: str) -> None:
 def test_it_opens_with_the_job_that_leaves_a_choice_and_its_answer(report: Opened) -> None:
     """Two GPUs to choose from come before one."""
     (answer,) = report.texts(".answer:not([hidden]) .lead")
-    assert re.search(r"Rent (A40|H100-SXM) from \w+ \(.*\) at \$[\d.]+ an hour: .* \$", answer)
-    assert "simulated, at batch size 20. " in answer
+    assert re.search(r"^Rent (A40|H100-SXM) .* \$", answer)
+    assert "batch size 20. " in answer
     assert re.search(r"probability of .*%\.$", answer)
     assert "other GPU: " in report.texts(".answer:not([hidden])")[0]
     choose(report, "llama-tiny, 16 tokens")
     (answer,) = report.texts(".answer:not([hidden]) .lead")
-    assert re.match(r"Use cpu on your own machine \(desk\) at \$0.02 .* costs \$0.0", answer)
+    assert re.match(r"Use cpu .*\(desk\)", answer)
+    assert "$0.02 an hour" in answer
     assert "other GPU: " not in report.texts(".answer:not([hidden])")[0]
 
 
@@ -152,7 +153,7 @@ def test_offers_are_filtered_by_provider_market_and_deadline(report: Opened) -> 
     choose(report, "llama-tiny, 16 tokens")
     page = report.page
     page.select_option("#provider", "them")
-    assert "cpu from them (rack, on-demand)" in report.texts("#matches")[0]
+    assert "(rack, on-demand)" in report.texts("#matches")[0]
     assert {"them"} == {text.split()[0] for text in report.texts("#ranking tbody th small")}
     page.select_option("#provider", "")
     page.select_option("#market", "spot")
@@ -161,7 +162,7 @@ def test_offers_are_filtered_by_provider_market_and_deadline(report: Opened) -> 
     assert report.texts("#matches")[0].startswith("None of ")
     assert report.texts("#cost") == ["No offer matches."]
     page.fill("#deadline", "100")
-    assert "cpu from own (desk, spot)" in report.texts("#matches")[0]
+    assert "own (desk, spot)" in report.texts("#matches")[0]
     assert page.locator("#cost svg").count() == 1
 
 

@@ -77,9 +77,7 @@ def detail_sections(results: RunResults) -> list[str]:
 def headline(ranking: Ranking) -> str:
     """The priced job, and the basis of its step times."""
     job = ranking.workload
-    text = (
-        f"The job: {job.examples:,} examples x {_epochs(ranking)}{overheads_text(job.overheads)}."
-    )
+    text = f"Job: {job.examples:,} examples x {_epochs(ranking)}{overheads_text(job.overheads)}."
     bases = sorted({row.basis for row in ranking.offers})
     if bases:
         text += f" Step times are {' and '.join(bases)}, {_lengths(ranking)}"
@@ -91,7 +89,8 @@ def headline(ranking: Ranking) -> str:
     if any(row.basis is Basis.SIMULATED for row in ranking.offers):
         text += (
             "\nSimulated: the training code was traced and replayed on a model of the GPU. No such "
-            "GPU was used."
+            "GPU was used.\nErrors of simulated times are mostly shared by all GPUs: trust the "
+            "order more than the hours."
         )
     return "\n".join(filter(None, (text, epochs_text(ranking.learned))))
 

@@ -14,9 +14,9 @@ def overheads_text(overheads: Overheads) -> str:
     if overheads == NO_OVERHEADS:
         return ""
     return (
-        f", {overheads.startup_minutes:g} min of start-up, checkpoints of "
-        f"{overheads.checkpoint_seconds:g} s, spot instances taken away "
-        f"{overheads.interruptions_per_day:g} times a day (assumed, not measured)"
+        f". Assumed, not measured: {overheads.startup_minutes:g} min of start-up, "
+        f"{overheads.checkpoint_seconds:g} s per checkpoint, "
+        f"{overheads.interruptions_per_day:g} interruptions a day of a spot instance"
     )
 
 
@@ -26,10 +26,10 @@ def epochs_text(learned: Sequence[LearnedEpochs]) -> str:
     for row in learned:
         experts = "" if row.active_experts is None else f", {row.active_experts} experts"
         lines.append(
-            f"{row.model}{experts}, {row.recipe}: {row.epochs} epochs, after which "
-            f"{row.held_out_examples:,} held-out examples of {row.data} got no better by "
-            f"{row.by} (learned from {row.weights} weights in batches of {row.batch_size}; other "
-            "batches may take more or fewer)."
+            f"{row.model}{experts}, {row.recipe}: {row.epochs} epochs. More epochs did not improve "
+            f"the {row.by} on {row.held_out_examples:,} held-out examples of {row.data} (trained "
+            f"from {row.weights} weights at batch size {row.batch_size}; other batch sizes may "
+            "need more or fewer epochs)."
         )
     return "\n".join(lines)
 

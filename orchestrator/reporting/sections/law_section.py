@@ -21,9 +21,9 @@ LAW_NAMES: dict[Form | Law, str] = {
 }
 INTRODUCTION = (
     "A step takes t seconds. It has b examples, N tokens with padding, and sparsity s (active "
-    "experts / experts). Errors are relative errors of the throughput on points excluded from the "
-    "fit: one point at a time (this error selects the law), the larger batches of each curve, or "
-    "all points of one length."
+    "experts / experts). A series is one GPU at one length. Errors are relative errors of the "
+    "throughput on points excluded from the fit: one point at a time (this error selects the law), "
+    "the larger batches of each curve, or all points of one length."
 )
 
 
@@ -114,8 +114,8 @@ def _group_text(group: GroupLaw) -> str:
 def _suspect_line(suspect: Suspect) -> str:
     return (
         f"- {suspect.series}, sparsity {suspect.sparsity:g}, batch size {suspect.batch_size:g}: "
-        f"measured {suspect.seconds:.4g} s, predicted {suspect.expected_seconds:.4g} s, a distance "
-        f"of {suspect.spreads:.1f} spreads"
+        f"measured {suspect.seconds:.4g} s, predicted {suspect.expected_seconds:.4g} s, "
+        f"{suspect.spreads:.1f} spreads apart"
     )
 
 
