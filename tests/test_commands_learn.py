@@ -108,7 +108,7 @@ def test_the_ranking_goes_by_what_was_learned(
     assert told.startswith(f"--epochs auto: {folder / 'other'} ")
     assert told.count("\n") == 1
     assert main([*other, "--learned", str(learned)]) == 0
-    assert "as learned (below)" in capsys.readouterr().out
+    assert "as learned" in capsys.readouterr().out
     assert main(["what-if", str(learned), "--learned", str(learned)]) == 1
     assert "--epochs auto" in capsys.readouterr().err
 
