@@ -289,7 +289,7 @@ def test_layers_that_cannot_stand_for_others_are_all_traced(tmp_path: Path) -> N
     mamba2 = mamba2.model_copy(update={"config": mamba2.config | {"chunk_size": 8}})
     requests = [request_for(each, FULL) for each in (mamba, mamba2)]
     capped = request_for(GEMMA, FLASH)  # its layers repeat by twos
-    traces = Traces(tmp_path, workers=1, tell=said.append)
+    traces = Traces(tmp_path, workers=1, report=said.append)
     traces.prepare([*requests, capped])
     assert [traces.get(request).copies for request in (*requests, capped)] == [0, 0, 1]
     assert [line.partition(":")[0] for line in said] == ["mamba", "mamba2"]

@@ -19,11 +19,11 @@ from trials.records.recipe import Recipe
 from trials.simulation.recording import Kind, Recording, Segment
 from trials.simulation.trace_request import Routing
 from trials.simulation.tracing import tracer as tracer_module
-from trials.simulation.tracing import watchdog as patience_module
+from trials.simulation.tracing import watchdog as watchdog_module
 from trials.simulation.tracing.trace import TraceableCell
 from trials.simulation.tracing.tracer import Tracer, UntraceableError
 from trials.simulation.tracing.tracing_worker import refusal, routed_shares
-from trials.simulation.tracing.watchdog import patience
+from trials.simulation.tracing.watchdog import watchdog
 
 
 def no_shares(_: torch.Tensor) -> int:
@@ -82,13 +82,13 @@ def test_the_operator_and_the_module_that_fail_are_named(monkeypatch: pytest.Mon
 def test_what_takes_long_is_told_and_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which model, since when, until when."""
     cell, said = TraceableCell(tiny_cell(), find_model("llama-tiny")), list[str]()
-    monkeypatch.setattr(patience_module, "TICK_SECONDS", 0.01)
-    monkeypatch.setattr(patience_module, "TOLD_AFTER_SECONDS", 0.0)
-    with patience("llama-tiny, 16 tokens", 600.0, said.append):
+    monkeypatch.setattr(watchdog_module, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(watchdog_module, "FIRST_REPORT_SECONDS", 0.0)
+    with watchdog("llama-tiny, 16 tokens", 600.0, said.append):
         while not said:
             cell.trace(2, no_shares)
     assert re.match("llama-tiny, 16 tokens: tracing for .*; given up after 600 s$", said[0])
-    limited = patience("llama-tiny", 0.01, said.append)
+    limited = watchdog("llama-tiny", 0.01, said.append)
     with pytest.raises(UntraceableError, match="took more than"), limited:
         deque(cell.trace(2, no_shares) for _ in count())
 

@@ -142,7 +142,7 @@ def estimate_job(
     gpus, reasons = possible_gpus(question, requested_gpus(request, catalog))
     constants = known_constants(request.constants)
     estimated = (
-        estimates(question, gpus, catalog, constants, Traces(ahead=ahead, tell=log.info))
+        estimates(question, gpus, catalog, constants, Traces(ahead=ahead, report=log.info))
         if gpus
         else ()
     )

@@ -41,7 +41,7 @@ def simulate(session: SweepSession, plan: Plan, constants: EfficiencyConstants) 
         simulate_trials(
             _tasks(session, cells),
             ObservationRecorder(session.writer, progress),
-            Traces(tell=progress.remark),
+            Traces(report=progress.remark),
             constants,
             partial(shorter_lengths, session.spec.workload),
         )

@@ -1,4 +1,4 @@
-"""BlackMamba (2402.01771): Mamba layers and layers of experts take turns."""
+"""BlackMamba (2402.01771): alternating Mamba layers and layers of experts."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 
 
 class _ExpertLayer(GradientCheckpointingLayer):  # type: ignore[misc]
-    """A layer of experts in the place of a Mamba layer: norm, experts, residual."""
+    """A layer of experts in place of a Mamba layer: norm, experts, residual."""
 
     def __init__(self, config: MixtralConfig) -> None:
         super().__init__()
@@ -18,22 +18,22 @@ class _ExpertLayer(GradientCheckpointingLayer):  # type: ignore[misc]
         self.mlp = MixtralSparseMoeBlock(config)
 
     def forward(self, hidden_states: torch.Tensor, **_unused: object) -> torch.Tensor:
-        """Hidden states (batch, length, hidden) to the same shape."""
+        """Map hidden states (batch, length, hidden) to the same shape."""
         return hidden_states + self.mlp(self.norm(hidden_states))  # type: ignore[no-any-return]
 
 
 def blackmamba(
     config: dict[str, Any], *, experts_implementation: str, dtype: torch.dtype
 ) -> MambaForCausalLM:
-    """A BlackMamba by its configuration, on the default device, weights as they come.
+    """Build a BlackMamba on the default device, with uninitialised weights.
 
-    transformers has its two kinds of layers but not the model: every second Mamba layer of one is
-    replaced by experts, as Mixtral's are (a softmax over the best of them, gated SiLU).
+    transformers has both kinds of layers but not the model. So every second layer of a Mamba model
+    is replaced by experts like Mixtral's (a softmax over the best of them, gated SiLU).
 
     Args:
-        config: as in the presets; ``intermediate_size`` is the experts' width.
-        experts_implementation: of transformers: eager, grouped_mm, …
-        dtype: of the weights.
+        config: configuration as in the presets; ``intermediate_size`` is the experts' width.
+        experts_implementation: implementation of transformers: eager, grouped_mm, …
+        dtype: dtype of the weights.
     """
     mamba = MambaConfig(
         vocab_size=config["vocab_size"],

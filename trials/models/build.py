@@ -1,8 +1,8 @@
-"""Builds a model under a recipe on its device, layer by layer: no more of it twice than one layer.
+"""Construction of a model under a recipe on its device, layer by layer.
 
-It is laid out on the meta device, where nothing has weights. Then each layer gets its weights on
-the device, random or pretrained, and its linear layers are quantised before the next one follows.
-So a model in 4 bits never needs the memory it would take in 16.
+The model is laid out on the meta device, without weights. Then each layer gets its weights on the
+device, random or pretrained, and its linear layers are quantised before the next layer follows. So
+a 4-bit model never needs the memory of a 16-bit one.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ BLACKMAMBA = "blackmamba"
 
 
 class KernelError(ValueError):
-    """The model cannot have a kernel that was asked for."""
+    """The model does not support a kernel of the recipe."""
 
 
 class FamilyError(ValueError):
@@ -39,9 +39,9 @@ class FamilyError(ValueError):
 
 
 def weights_dtype(recipe: Recipe) -> torch.dtype:
-    """The dtype of weights that are not 4-bit, adapters apart.
+    """Dtype of the weights that are neither 4-bit nor adapters.
 
-    What fp16 trains is kept in fp32 and computed with in fp16 (see ``Recipe.precision``).
+    fp16 keeps trained weights in fp32 and computes in fp16 (see ``Recipe.precision``).
     """
     if recipe.precision == "fp16" and recipe.method == "full":
         return torch.float32
@@ -49,28 +49,28 @@ def weights_dtype(recipe: Recipe) -> torch.dtype:
 
 
 def adapters_dtype(recipe: Recipe) -> torch.dtype:
-    """The dtype of LoRA's weights."""
+    """Dtype of LoRA's weights."""
     return torch.float32 if recipe.precision == "fp16" else DTYPES[recipe.precision]
 
 
 def stock_model(model: Model, recipe: Recipe, active_experts: int | None) -> nn.Module:
-    """The model as transformers has it, on the meta device: shapes and dtypes, no weights.
+    """Build the stock model of transformers on the meta device: shapes and dtypes, no weights.
 
     Raises:
         FamilyError: transformers has no such model.
-        ImportError: the attention kernel asked for is not installed.
-        KernelError: the model cannot have it.
+        ImportError: the attention kernel is not installed.
+        KernelError: the model does not support a kernel of the recipe.
     """
     experts = experts_implementation(recipe.experts)
     dtype = weights_dtype(recipe)
     with torch.device("meta"):
         if model.family == BLACKMAMBA:
-            # Not before the Mamba kernels are chosen.
+            # Imported late: the Mamba kernels must be chosen before.
             from trials.models.blackmamba import blackmamba  # noqa: PLC0415
 
             config = model.config_with(active_experts)
             return blackmamba(config, experts_implementation=experts, dtype=dtype)  # type: ignore[no-any-return]
-        return _told(
+        return _made(
             model,
             recipe,
             lambda: AutoModelForCausalLM.from_config(
@@ -81,8 +81,8 @@ def stock_model(model: Model, recipe: Recipe, active_experts: int | None) -> nn.
         )
 
 
-def _told(model: Model, recipe: Recipe, make: Callable[[], nn.Module]) -> nn.Module:
-    """What transformers makes; its refusal of a kernel in our words."""
+def _made(model: Model, recipe: Recipe, make: Callable[[], nn.Module]) -> nn.Module:
+    """Make a model; raise ``KernelError`` where transformers refuses a kernel."""
     try:
         return make()
     except ValueError as error:
@@ -100,7 +100,7 @@ def _told(model: Model, recipe: Recipe, make: Callable[[], nn.Module]) -> nn.Mod
 
 
 def _other_kernels(model: Model) -> str:
-    """The attention kernels that a model can have, as transformers declares them."""
+    """Attention kernels that a model supports by transformers' declarations."""
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(auto_config(model, None))]
     flags = {"sdpa": "_supports_sdpa", "flash_attention_2": "_supports_flash_attn"}
     only = getattr(kind, "_compatible_flash_implementations", None)
@@ -113,7 +113,7 @@ def _other_kernels(model: Model) -> str:
 
 
 def _check_family(model: Model) -> None:
-    """Only what transformers itself has is built: no code that comes along with a model is run."""
+    """Check that transformers itself has the model; code shipped with a model is never run."""
     family = model.family
     if family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return
@@ -129,7 +129,7 @@ def _check_family(model: Model) -> None:
     raise FamilyError(f"{model.name}: {here} has no model_type {family!r}{near}")
 
 
-def build_model(  # noqa: PLR0913 - what a model is built from
+def build_model(  # noqa: PLR0913 - inputs of a build
     model: Model,
     recipe: Recipe,
     *,
@@ -138,19 +138,20 @@ def build_model(  # noqa: PLR0913 - what a model is built from
     device: torch.device,
     seed: int,
 ) -> nn.Module:
-    """A causal language model under a recipe, on its device, in training mode.
+    """Build a causal language model under a recipe on its device, in training mode.
 
     Args:
-        model: its configuration.
-        recipe: every field that applies filled in (``trials.records.compatibility.resolved``).
+        model: configuration of the model.
+        recipe: with every field that applies filled in
+            (``trials.records.compatibility.with_defaults``).
         active_experts: experts each token is routed to; absent for a dense model.
         weights: random or pretrained. Pretrained ones pass through the host's memory whole.
-        device: where it goes.
-        seed: random weights are drawn from it, alike on every machine with this kind of device.
+        device: device of the model.
+        seed: seed of random weights, which are equal on all devices of one kind.
 
     Raises:
-        ImportError: a kernel asked for is not installed.
-        ValueError: the model cannot be had under the recipe; one line says why.
+        ImportError: a kernel of the recipe is not installed.
+        ValueError: the model does not support the recipe; one line says why.
     """
     if recipe.mamba is not None:
         choose_mamba_kernels(recipe.mamba)
@@ -164,13 +165,13 @@ def build_model(  # noqa: PLR0913 - what a model is built from
 
 
 def under_recipe(model: nn.Module, recipe: Recipe, place: Callable[[nn.Module], None]) -> nn.Module:
-    """A model of transformers made what a recipe says, in training mode.
+    """Apply a recipe to a stock model of transformers; the result is in training mode.
 
     Args:
-        model: as transformers has it, on the meta device or not.
-        recipe: every field that applies filled in.
-        place: gives it weights, 4-bit ones where the recipe says so, once experts and routers are
-            what they shall be.
+        model: stock model, on the meta device or with weights.
+        recipe: with every field that applies filled in.
+        place: gives the model its weights, 4-bit ones where the recipe requires it; called once
+            experts and routers have their final form.
     """
     if recipe.experts == "looped":
         loop_experts(model)
@@ -186,7 +187,7 @@ def under_recipe(model: nn.Module, recipe: Recipe, place: Callable[[nn.Module], 
 
 
 def auto_config(model: Model, active_experts: int | None) -> Any:
-    """The configuration of a model as transformers has it.
+    """Configuration of a model as an object of transformers.
 
     Raises:
         FamilyError: transformers has no such model.
@@ -212,7 +213,7 @@ def _pretrained(model: Model, recipe: Recipe, active_experts: int | None) -> nn.
     if model.family == BLACKMAMBA:
         raise ValueError(f"transformers cannot load {model.name}: use weights: random")
     experts = experts_implementation(recipe.experts)
-    return _told(
+    return _made(
         model,
         recipe,
         lambda: AutoModelForCausalLM.from_pretrained(
@@ -225,7 +226,7 @@ def _pretrained(model: Model, recipe: Recipe, active_experts: int | None) -> nn.
 
 
 def _checkpoint(model: nn.Module) -> None:
-    # transformers 5.20 renamed it; the old name warns there.
+    # transformers 5.20 renamed the method; the old name warns there.
     enable = getattr(model, "activation_checkpointing_enable", None)
     (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})  # type: ignore[operator]
 
@@ -241,13 +242,13 @@ def _adapt(model: nn.Module, recipe: Recipe) -> nn.Module:
         target_modules=lora_targets(model, recipe),
         task_type="CAUSAL_LM",
     )
-    # PEFT keeps adapters in fp32 unless told not to; the recipe says what precision to train in.
+    # PEFT keeps adapters in fp32 by default; the recipe decides on the precision.
     keep = adapters_dtype(recipe) == torch.float32
-    # By the model's type PEFT would take some of our full names for those of fused experts, and
-    # drop them. Ours are taken apart.
+    # By the model's type PEFT would take some of these names for parameters of fused experts, and
+    # drop them. Here the experts are separate linear layers.
     facts: Any = model.config
     facts.model_type = "apart"
     try:
         return get_peft_model(model, config, autocast_adapter_dtype=keep)  # type: ignore[no-any-return]
     finally:
-        del facts.model_type  # the class has it
+        del facts.model_type  # uncovers the attribute of the class

@@ -1,13 +1,13 @@
-"""Makes the experts of a mixture-of-experts model what a recipe needs, whatever the model.
+"""Conversion of the experts of any mixture-of-experts model to the form that a recipe needs.
 
-transformers keeps the experts of a layer as fused three-dimensional parameters, and routers as bare
-matrices. That is what its grouped matrix product needs. bitsandbytes does not quantise such
-parameters and LoRA on linear modules does not see them, so for those they are taken apart here: one
-linear layer for each expert and projection, as the paper ran it (2408.04693), and one for the
-router. What is done between the products (activations, limits, norms, the router's choice) stays
-the code of transformers, so that it is right for every family. The names end in ``_linear`` because
-PEFT rewrites the usual ones (``gate``, ``w1``, ``gate_proj``, …) of such models to the fused
-parameters that are no longer there.
+transformers stores the experts of a layer as fused three-dimensional parameters, which its grouped
+matrix product needs, and routers as bare matrices. bitsandbytes does not quantise such parameters,
+and LoRA on linear modules does not reach them. For those recipes this module splits them: one
+linear layer for each expert and projection, as in the paper (2408.04693), and one for the router.
+The code between the products (activations, limits, norms, the router's choice) stays that of
+transformers, so that it is right for every family. The names end in ``_linear`` because PEFT
+rewrites the usual ones (``gate``, ``w1``, ``gate_proj``, …) of such models to the fused parameters
+that no longer exist.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from trials.records.recipe import Experts
 
-# transformers' names of its implementations; the loop here starts from its plain one.
+# transformers' names of its implementations; the loop starts from its plain one.
 IMPLEMENTATIONS: dict[Experts | None, str] = {
     "grouped": "grouped_mm",
     "looped": "eager",
@@ -32,11 +32,11 @@ FUSED_PARAMETERS = frozenset(
 
 
 class ExpertsError(ValueError):
-    """The experts or the router of a model cannot be taken apart exactly."""
+    """The experts or the router of a model cannot be split exactly."""
 
 
 class Expert(nn.Module):
-    """The matrices of one expert, each a linear layer; ``gate_linear`` only where it has a gate."""
+    """Matrices of one expert as linear layers; ``gate_linear`` only where it has a gate."""
 
     def __init__(self, gate: nn.Linear | None, up: nn.Linear, down: nn.Linear) -> None:
         super().__init__()
@@ -47,20 +47,20 @@ class Expert(nn.Module):
 
 
 class LoopedExperts(nn.Module):
-    """Experts one after another, each on the tokens routed to it.
+    """Experts that run one after another, each on the tokens routed to it.
 
-    Sums in low precision round in another order than those of transformers' implementations do, as
-    theirs differ among themselves.
+    Sums in low precision round in another order than in transformers' implementations, which differ
+    among themselves too.
 
     Args:
-        fused: the experts of transformers. Its parameters go over to the linear layers of ``each``
-            expert; what it does between the products stays, as ``rule``.
+        fused: experts of transformers. Their parameters move to the linear layers of ``each``
+            expert; their code between the products stays, as ``rule``.
     """
 
     def __init__(self, fused: nn.Module) -> None:
         super().__init__()
         rule: Any = fused
-        self.each = nn.ModuleList(_apart(rule))
+        self.each = nn.ModuleList(_split_experts(rule))
         rule._parameters.clear()  # noqa: SLF001 - there is no other name for all of them
         self.rule = rule
         gate = rule._apply_gate.__name__  # noqa: SLF001 - its decorator puts it there
@@ -71,12 +71,12 @@ class LoopedExperts(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
-        """What the fused experts of transformers compute.
+        """Compute the same as the fused experts of transformers.
 
         Args:
-            hidden_states: tokens (n, hidden).
-            top_k_index: the experts of each token (n, k).
-            top_k_weights: and their weights (n, k).
+            hidden_states: (n, hidden) tokens.
+            top_k_index: (n, k) experts of each token.
+            top_k_weights: (n, k) weights of these experts.
 
         Returns:
             Tokens (n, hidden).
@@ -86,23 +86,23 @@ class LoopedExperts(nn.Module):
             token, slot = torch.where(top_k_index == index)
             if token.numel() == 0:
                 continue
-            share = self._answer(expert, hidden_states[token]) * top_k_weights[token, slot, None]
+            share = self._output(expert, hidden_states[token]) * top_k_weights[token, slot, None]
             mixed.index_add_(0, token, share.to(mixed.dtype))
         return mixed
 
-    def _answer(self, expert: Any, tokens: torch.Tensor) -> torch.Tensor:
+    def _output(self, expert: Any, tokens: torch.Tensor) -> torch.Tensor:
         up = expert.up_linear(tokens)
         if self.rule.has_gate:
             inner = self._gated(expert.gate_linear(tokens), up)
         else:
             inner = self.rule.act_fn(up)
-        answer: torch.Tensor = expert.down_linear(inner)
-        return self.rule.post_expert_norm(answer) if self._has_norm else answer
+        output: torch.Tensor = expert.down_linear(inner)
+        return self.rule.post_expert_norm(output) if self._has_norm else output
 
     def _gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         if self._plain_gate:
             return self.rule.act_fn(gate) * up  # type: ignore[no-any-return]
-        # A family's own gate takes the two as they come out of the fused matrix.
+        # A family's own gate takes both in the layout of the fused matrix.
         if self.rule.is_concatenated:
             fused = torch.cat((gate, up), dim=-1)
         else:
@@ -111,19 +111,19 @@ class LoopedExperts(nn.Module):
 
 
 class RouterLinear(nn.Linear):
-    """A router's matrix. Some routers cast tokens and matrix, so it follows the tokens' dtype."""
+    """Matrix of a router in the dtype of the tokens, since some routers cast both."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - nn.Linear's name
-        """Tokens (n, hidden) to logits (n, experts)."""
+        """Map tokens (n, hidden) to logits (n, experts)."""
         bias = None if self.bias is None else self.bias.to(input.dtype)
         return functional.linear(input, self.weight.to(input.dtype), bias)
 
 
 class _Parameter:
-    """What a router's code finds in the place of its matrix: multiplying by it runs the layer.
+    """Proxy for a router's matrix: a product with it runs the router's linear layer.
 
-    So the router's own rule holds, and whatever adapts the layer takes part. What else its code
-    might do with a matrix is an error: it would pass the adapter by.
+    So the router's own code stays, and adapters of the layer take part. Any other use of the matrix
+    is an error, since it would bypass the adapter.
     """
 
     def __init__(self, layer: nn.Module, name: str) -> None:
@@ -132,20 +132,20 @@ class _Parameter:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """Dtype of the weights."""
         return self.drawn.dtype
 
     @property
     def drawn(self) -> torch.Tensor:
-        """The parameter itself."""
+        """The parameter behind the proxy."""
         return getattr(self.layer, self._name)  # type: ignore[no-any-return]
 
     def float(self) -> Self:
-        """As it is: the layer casts."""
+        """Return the proxy: the layer casts."""
         return self
 
     def type(self, _dtype: torch.dtype) -> Self:
-        """As it is, too."""
+        """Return the proxy: the layer casts."""
         return self
 
     @classmethod
@@ -156,10 +156,10 @@ class _Parameter:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """PyTorch asks here when one of these is given to it."""
+        """Handle functions of PyTorch that get the proxy as an argument."""
         if function is functional.linear:
-            return args[1].layer(args[0])  # which adds its own bias
-        if function.__name__.endswith("_"):  # in place: the model's class draws its weights
+            return args[1].layer(args[0])  # the layer adds its own bias
+        if function.__name__.endswith("_"):  # in place: initialisation by the model's class
             named = {name: _parameter(value) for name, value in (kwargs or {}).items()}
             return function(*map(_parameter, args), **named)
         raise ExpertsError(
@@ -173,10 +173,10 @@ def _parameter(value: Any) -> Any:
 
 
 def loop_experts(model: nn.Module) -> None:
-    """Takes every fused experts module of a model apart, in place, on the meta device or not.
+    """Split every fused experts module of a model, in place, on the meta device or not.
 
     Raises:
-        ExpertsError: they are not what transformers makes experts of.
+        ExpertsError: the experts are not of transformers' common form.
     """
     for parent, name in list(_places(model, is_fused)):
         fused = parent.get_submodule(name)
@@ -196,12 +196,12 @@ def loop_experts(model: nn.Module) -> None:
 
 
 def linear_routers(model: nn.Module) -> None:
-    """Makes a linear layer of every router's matrix, in place, on the meta device or not.
+    """Turn the matrix of every router into a linear layer, in place, on the meta device or not.
 
-    They keep their classes, by which transformers finds the logits of an auxiliary loss.
+    Routers keep their class names, by which transformers finds the logits of an auxiliary loss.
 
     Raises:
-        ExpertsError: a router is a linear layer itself, but one that gives more than a product.
+        ExpertsError: a router is itself a linear layer with further outputs.
     """
     for parent, name in list(_places(model, is_router)):
         router = parent.get_submodule(name)
@@ -217,32 +217,32 @@ def linear_routers(model: nn.Module) -> None:
 
 
 def experts_implementation(experts: Experts | None) -> str:
-    """What transformers calls the implementation to start from."""
+    """Transformers' name of the implementation to build with."""
     return IMPLEMENTATIONS[experts]
 
 
 def experts_in_use(model: nn.Module) -> str | None:
-    """How a built model computes its experts; None for one without experts."""
+    """Implementation of the experts in a built model; None for one without experts."""
     kinds = set()
     for module in model.modules():
         if isinstance(module, LoopedExperts):
             kinds.add("looped")
         elif is_fused(module):
-            # Where transformers has one way only, its class says which.
+            # A module with a single implementation is named by its class.
             config = getattr(module, "config", None)
-            found = str(getattr(config, "_experts_implementation", type(module).__name__))
-            kinds.add("grouped" if found == IMPLEMENTATIONS["grouped"] else found)
+            name = str(getattr(config, "_experts_implementation", type(module).__name__))
+            kinds.add("grouped" if name == IMPLEMENTATIONS["grouped"] else name)
     return " and ".join(sorted(kinds)) or None
 
 
 def is_router(module: nn.Module) -> bool:
-    """Whether this is a router of transformers: a bare matrix (experts, hidden) and a rule."""
+    """Whether a module is a router of transformers: a bare matrix (experts, hidden) and a rule."""
     weight = module._parameters.get("weight")  # noqa: SLF001 - a property would build it anew
     return "router" in type(module).__name__.lower() and weight is not None and weight.dim() == 2
 
 
 def is_fused(module: nn.Module) -> bool:
-    """Whether these are experts as transformers keeps them, in three-dimensional parameters."""
+    """Whether a module holds experts as fused three-dimensional parameters."""
     down = module._parameters.get("down_proj")  # noqa: SLF001 - as above
     return down is not None and down.dim() == 3
 
@@ -250,7 +250,7 @@ def is_fused(module: nn.Module) -> bool:
 def _places(
     model: nn.Module, wanted: Callable[[nn.Module], bool]
 ) -> Iterator[tuple[nn.Module, str]]:
-    """Where such modules are; they themselves would hold on to the weights of all layers."""
+    """Parents and names of matching modules; the modules themselves would keep weights alive."""
     for parent in model.modules():
         for name, child in parent.named_children():
             if wanted(child):
@@ -259,7 +259,7 @@ def _places(
 
 @cache
 def _with_linear(router: type[nn.Module]) -> type[nn.Module]:
-    """The class of a router whose matrix is in its ``router_linear``."""
+    """Subclass of a router with its matrix in ``router_linear``."""
 
     def stand_in(name: str) -> property:
         return property(lambda self: _Parameter(self.router_linear, name))
@@ -267,8 +267,8 @@ def _with_linear(router: type[nn.Module]) -> type[nn.Module]:
     return type(router.__name__, (router,), {n: stand_in(n) for n in ("weight", "bias")})
 
 
-def _apart(fused: Any) -> Iterator[Expert]:
-    """Experts by themselves. Each holds a copy of its part, so the fused whole can be let go."""
+def _split_experts(fused: Any) -> Iterator[Expert]:
+    """Separate experts, each with a copy of its part, so that the fused parameters can be freed."""
     parameters = dict(fused.named_parameters(recurse=False))
     first = "gate_up_proj" if fused.has_gate else "up_proj"
 
@@ -307,5 +307,5 @@ def _linear(
     outputs, inputs = weight.shape
     linear = kind(inputs, outputs, bias=False, device="meta")
     linear.weight = weight
-    linear.bias = bias  # type: ignore[assignment] # None is what a layer without one has
+    linear.bias = bias  # type: ignore[assignment] # None for a layer without a bias
     return linear

@@ -1,7 +1,7 @@
-"""Which kernels Mamba layers run: those of mamba-ssm, or transformers' reference in plain PyTorch.
+"""Kernels of Mamba layers: those of mamba-ssm, or transformers' reference in plain PyTorch.
 
-transformers decides when it imports its Mamba code, by whether the packages can be imported. So the
-choice is made before that, once for a process. Which one ran is told by the operators of a step.
+transformers decides when it imports its Mamba code, by whether the packages can be imported. So a
+process chooses once, before that import. The operators of a step show which kernels ran.
 """
 
 import importlib
@@ -11,18 +11,18 @@ from collections.abc import Collection
 from trials.records.recipe import Mamba
 
 PACKAGES = ("mamba_ssm", "causal_conv1d")
-# Both convolve before they scan: the reference with PyTorch's own operator, mamba-ssm with that of
+# Both convolve before they scan: the reference by PyTorch's own operator, mamba-ssm by that of
 # causal-conv1d (DaoAILab::_causal_conv1d_fwd_cpp).
 REFERENCE_OPERATOR = "aten::convolution"
 KERNEL_OPERATOR = "causal_conv1d"
 
 
 def choose_mamba_kernels(mamba: Mamba) -> None:
-    """Settles which kernels the Mamba layers of this process run. Nothing is downloaded for it.
+    """Choose the kernels of this process's Mamba layers, without any download.
 
     Raises:
-        ImportError: mamba-ssm was asked for, and it or causal-conv1d cannot be imported.
-        RuntimeError: the process has settled for the other one.
+        ImportError: mamba-ssm is chosen, and it or causal-conv1d cannot be imported.
+        RuntimeError: the process has made the other choice before.
     """
     hidden = [package for package in PACKAGES if sys.modules.get(package, "unknown") is None]
     if mamba == "mamba-ssm":
@@ -40,13 +40,13 @@ def choose_mamba_kernels(mamba: Mamba) -> None:
     if any(sys.modules.get(package) is not None for package in PACKAGES):
         raise RuntimeError("this process has imported mamba-ssm: start another for the reference")
     for package in PACKAGES:
-        sys.modules[package] = None  # type: ignore[assignment] # whoever imports it is told it is not there
+        sys.modules[package] = None  # type: ignore[assignment] # an import raises ImportError
 
 
 def mamba_in_use(operators: Collection[str]) -> Mamba | None:
-    """Which of the two ran, by the operators of a step of a model with Mamba layers.
+    """Kernels that ran, by the operators of a step of a model with Mamba layers.
 
-    None where there is no sign of either, or of both.
+    None when the operators show neither, or both.
     """
     reference = REFERENCE_OPERATOR in operators
     kernels = any(KERNEL_OPERATOR in operator for operator in operators)

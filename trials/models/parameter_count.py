@@ -1,7 +1,7 @@
-"""How many parameters a recipe implies, from the model as transformers has it.
+"""Parameter counts that a recipe implies, from the stock model of transformers.
 
-Worked out from shapes alone, apart from the code that converts, quantises and adapts: what is built
-is held against it, so that a recipe that silently did something else is found out.
+They follow from shapes alone, independently of the code that converts, quantises and adapts. A
+trial compares the built model with them, so that a recipe that did not take hold is an error.
 """
 
 from collections.abc import Iterator
@@ -18,9 +18,14 @@ from trials.records.recipe import Recipe
 
 @dataclass(frozen=True, slots=True)
 class _Matrices:
-    """So many weight matrices of one shape, under the name they have when each is a linear layer.
+    """Weight matrices of one shape.
 
-    ``four_bit`` tells whether QLoRA quantises them.
+    Attributes:
+        name: name of the matrices as linear layers.
+        inputs_and_outputs: sum of both dimensions.
+        elements: elements of one matrix.
+        count: number of matrices.
+        four_bit: whether QLoRA quantises them.
     """
 
     name: str
@@ -31,11 +36,11 @@ class _Matrices:
 
 
 def implied_parameters(stock: nn.Module, recipe: Recipe) -> ParameterCounts:
-    """What a model under a recipe must hold, in logical elements.
+    """Parameter counts of a model under a recipe, in logical elements.
 
     Args:
-        stock: the model as transformers builds it, before any recipe; may be on the meta device.
-        recipe: every field that applies filled in.
+        stock: stock model of transformers, before any recipe; may be on the meta device.
+        recipe: with every field that applies filled in.
     """
     total = sum(parameter.numel() for parameter in stock.parameters())  # tied ones once
     if recipe.lora_rank is None:
@@ -72,7 +77,7 @@ def _one(name: str, weight: torch.Tensor, *, four_bit: bool) -> _Matrices:
 
 
 def _expert_matrices(name: str, experts: nn.Module) -> Iterator[_Matrices]:
-    """The three (two without a gate) matrices of each expert, all of one shape but for its turn."""
+    """Matrices of all experts: three kinds, or two without a gate, equal up to transposition."""
     count, *shape = experts.down_proj.shape  # type: ignore[misc]
     gated = hasattr(experts, "gate_up_proj")
     for linear in sorted(EXPERT_LINEARS):

@@ -1,4 +1,4 @@
-"""Weights on the device: drawn there at random, quantised layer by layer, tied ones once."""
+"""Placement of weights on the device: random ones drawn there, quantised layer by layer."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def place(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
-    """Weights onto the device, a decoder layer at a time, quantised where the recipe says so."""
+    """Place weights on the device, a decoder layer at a time, quantised for a QLoRA recipe."""
     tied = _tied_parameters(model)
     head = model.get_output_embeddings()  # type: ignore[operator]
     with torch.no_grad():
@@ -33,13 +33,13 @@ def place(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
 def quantise_laid_out(
     model: nn.Module, recipe: Recipe, quantise: Callable[[Any, nn.Linear, Recipe], None]
 ) -> None:
-    """Gives a model without weights 4-bit layers without weights.
+    """Replace the linear layers of a model without weights by 4-bit layers without weights.
 
     Args:
-        model: on the meta device.
-        recipe: a QLoRA one.
-        quantise: gives a bitsandbytes layer, the first argument, what stands for the weights of the
-            linear one.
+        model: model on the meta device.
+        recipe: a QLoRA recipe.
+        quantise: gives a bitsandbytes layer, the first argument, a substitute for the quantised
+            weights of the linear layer.
     """
     head = model.get_output_embeddings()  # type: ignore[operator]
     _quantise_linears(model, recipe, keep=head, quantise=quantise)
@@ -47,38 +47,38 @@ def quantise_laid_out(
 
 
 def _declare_4bit(model: nn.Module) -> None:
-    # PEFT asks for it before it puts adapters made for 4-bit layers beside them.
+    # PEFT adds adapters for 4-bit layers only to models with this attribute.
     model.is_loaded_in_4bit = True  # type: ignore[assignment]
 
 
 def _parts(model: nn.Module) -> Iterator[nn.Module]:
-    """Every decoder layer, then the model for the rest of it."""
+    """Every decoder layer, then the whole model for its other modules."""
     yield from decoder_layers(model)
     yield model
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """The layers that checkpointing works out again, in their order."""
+    """Decoder layers in order: those that gradient checkpointing recomputes."""
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 @dataclass(slots=True)
 class _Tied:
-    """A parameter that several modules share: as laid out, and as drawn by the first of them."""
+    """A parameter that several modules share: on the meta device, and drawn once."""
 
     laid_out: nn.Parameter
     drawn: nn.Parameter | None = None
 
 
 def _tied_parameters(model: nn.Module) -> dict[int, _Tied]:
-    """The parameters that more than one module holds, by identity."""
+    """Parameters that more than one module holds, by identity."""
     held = [p for module in model.modules() for p in module.parameters(recurse=False)]
     counts = Counter(id(parameter) for parameter in held)
     return {id(p): _Tied(p) for p in held if counts[id(p)] > 1}
 
 
 def _draw(model: nn.Module, part: nn.Module, device: torch.device, tied: dict[int, _Tied]) -> None:
-    """Gives random weights to what of a part has none yet, as the model's own class draws them."""
+    """Draw random weights for the modules of a part without any, by the model's own rules."""
     drawn = []
     for module in part.modules():
         fresh = False
@@ -88,7 +88,7 @@ def _draw(model: nn.Module, part: nn.Module, device: torch.device, tied: dict[in
             shared = tied.get(id(parameter))
             weights = None if shared is None else shared.drawn
             if weights is None:
-                # What the class has no rule for is drawn as its linear layers are.
+                # Parameters without a rule of the class get the distribution of linear layers.
                 values = torch.empty_like(parameter, device=device).normal_(std=0.02)
                 weights = nn.Parameter(values, parameter.requires_grad)
                 fresh = True
@@ -101,7 +101,7 @@ def _draw(model: nn.Module, part: nn.Module, device: torch.device, tied: dict[in
                 fresh = True
         if fresh:
             drawn.append(module)
-    for module in reversed(drawn):  # a mixer draws its own way what its parts drew before
+    for module in reversed(drawn):  # children first: a mixer redraws weights of its parts
         model._init_weights(module)  # type: ignore[operator] # noqa: SLF001 - the class's own rules
 
 
@@ -112,10 +112,10 @@ def _quantise_linears(
     keep: nn.Module,
     quantise: Callable[[Any, nn.Linear, Recipe], None],
 ) -> None:
-    """Replaces linear layers by their 4-bit NF4 form (QLoRA, 2305.14314).
+    """Replace linear layers by their 4-bit NF4 form (QLoRA, 2305.14314).
 
-    The head keeps its precision, as bitsandbytes leaves it in transformers, and so do routers:
-    there they are no linear layers, and they are small.
+    The head keeps its precision, as in transformers with bitsandbytes. So do routers: in
+    transformers they are no linear layers, and they are small.
     """
     import bitsandbytes as bnb  # noqa: PLC0415 - seconds, and only 4-bit weights need it
 
@@ -146,4 +146,4 @@ def _quantised(linear: Any, plain: nn.Linear, recipe: Recipe) -> None:
         compress_statistics=recipe.double_quantisation,
         quant_type="nf4",
     )
-    linear.to(plain.weight.device)  # which quantises
+    linear.to(plain.weight.device)  # quantises the weights

@@ -1,9 +1,10 @@
-"""Makes the whole model's step out of that of a few layers: its middle layers do all the same.
+"""Expansion of a traced step of a few layers to the step of the whole model.
 
-A turn is what repeats: one layer, or one of each kind where kinds take turns. Three turns are
-traced, because the first and the last have other neighbours. The events of the second stand for
-those of every turn between: a storage that one of them makes is another one in each copy, and a
-storage of the turn before (or after) is that of the copy before (or after).
+A turn is one period of the repeated layers: one layer, or one of each kind where kinds alternate.
+Three turns are traced, because the first and the last have other neighbours. The events of the
+second are copied for every turn between them. In a copy, a storage made by the second turn becomes
+a storage of its own, and a storage of the turn before (or after) becomes that of the copy before
+(or after).
 """
 
 from dataclasses import dataclass, fields
@@ -29,10 +30,10 @@ from trials.simulation.recording import (
 
 
 def check_repeats(recording: Recording) -> None:
-    """Makes sure that the three turns make the same storages in the same order.
+    """Check that the three turns make the same storages in the same order.
 
     Raises:
-        RepeatError: they do not, so the second cannot stand for others.
+        RepeatError: they do not, so the second cannot represent others.
     """
     for family in (FORWARD, BACKWARD[1:]):
         made = [_made(recording, segment) for segment in family]
@@ -44,11 +45,11 @@ def check_repeats(recording: Recording) -> None:
 
 
 def whole_step(recording: Recording, copies: int) -> Stream:
-    """Two steps of the whole model: the first, and one as every later one is.
+    """Two steps of the whole model: the first, and one like all later ones.
 
     Args:
-        recording: of a model of three turns (or of all of it: then there are no copies).
-        copies: how many turns more the model has.
+        recording: recording of three turns, or of the whole model (then there are no copies).
+        copies: number of turns that were not traced.
     """
     layout = _Layout(recording, copies)
     for step, update in enumerate((Segment.FIRST_UPDATE, Segment.UPDATE)):
@@ -60,7 +61,7 @@ def whole_step(recording: Recording, copies: int) -> Stream:
 
 
 def whole_model(held: Held, copies: int) -> Held:
-    """What the whole model holds before the first step."""
+    """Storages of the whole model before the first step."""
     middle = held.turns == 2
     end = int(np.flatnonzero(middle)[-1]) + 1 if middle.any() else 0
 
@@ -71,7 +72,7 @@ def whole_model(held: Held, copies: int) -> Held:
 
 
 def _order(copies: int, update: Segment) -> list[tuple[Segment, int]]:
-    """The segments of a step in order, each with the place of its turn among all (from 1)."""
+    """Segments of a step in order, each with the position of its turn among all (from 1)."""
     last = copies + 3
     middle = range(2, copies + 3)
     return [
@@ -92,10 +93,13 @@ def _order(copies: int, update: Segment) -> list[tuple[Segment, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The events of one segment, and whose storages they speak of.
+    """Events of one segment, with the origin of their storages.
 
-    ``owners``: the segment that made the storage; ``ordinals``: the how many-eth it made;
-    ``copies``: of which copy of the second turn it is, 0 for the traced one. All 0 for RUN.
+    Attributes:
+        kinds, names, numbers: as in a recording.
+        owners: (events,) segment that made the storage; 0 for RUN.
+        ordinals: (events,) index of the storage among those that this segment made; 0 for RUN.
+        copies: (events,) copy of the second turn that it belongs to; 0 for the traced one, RUN.
     """
 
     kinds: IntArray
@@ -107,7 +111,11 @@ class _Part:
 
 
 class _Layout:
-    """Puts segments one after another and names their storages."""
+    """Concatenates segments and gives their storages new names.
+
+    The storages that a segment makes in one place get consecutive names from a base. A name in an
+    event is then the base of the owner's place plus the ordinal.
+    """
 
     def __init__(self, recording: Recording, copies: int) -> None:
         self._copies = copies
@@ -129,7 +137,7 @@ class _Layout:
         self._steady_from = sum(len(event[0]) for event in self._events)
 
     def add(self, segment: Segment, place: int, step: int) -> None:
-        """The next segment: of the turn at this place (0: of no turn), in this step."""
+        """Append a segment of the turn at this position (0: of no turn) in this step."""
         self._bases[step, segment, place] = self._named
         self._named += self._counts[segment]
         self._all_purposes.append(self._purposes[segment])
@@ -140,7 +148,7 @@ class _Layout:
             part = self._before_last(segment)
         names = part.names.copy()
         moves = np.flatnonzero(part.kinds <= Kind.FREED)
-        # Few combinations of owner and copy occur: each gets its base at once.
+        # Few combinations of owner and copy occur, so one base is looked up for each.
         keys = part.owners[moves] * (self._copies + 1) + part.copies[moves]
         for key in np.unique(keys):
             which = moves[keys == key]
@@ -151,7 +159,7 @@ class _Layout:
         self._events.append((part.kinds, names, part.numbers, label))
 
     def _before_last(self, segment: Segment) -> _Part:
-        """A turn's events without the end of what all turns share: the last to run brings it."""
+        """Events of a turn without frees of shared storages, which the last turn frees."""
         if segment not in self._sharing:
             part = self._parts[segment]
             turns = np.array([TURN.get(s, 0) for s in Segment])
@@ -190,12 +198,12 @@ class _Layout:
 
 
 def _made(recording: Recording, segment: Segment) -> IntArray:
-    """The events of a segment that make storages."""
+    """Indices of the events of a segment that make storages."""
     return np.flatnonzero((recording.segments == segment) & (recording.kinds == Kind.MADE))
 
 
 def _ownership(recording: Recording) -> tuple[IntArray, IntArray, IntArray]:
-    """By name of storage: the segment that made it, its number there, of which copy it is."""
+    """Segment that made each storage, its index there, and its copy; each (storages,) by name."""
     count = 1 + max(
         int(recording.names[recording.kinds <= Kind.FREED].max(initial=-1)),
         int(recording.ghosts[:, 0].max(initial=-1)),
@@ -212,7 +220,7 @@ def _ownership(recording: Recording) -> tuple[IntArray, IntArray, IntArray]:
     return owner, ordinal, copy
 
 
-def _part(  # noqa: PLR0913, PLR0917 - a recording taken apart, and which part of it
+def _part(  # noqa: PLR0913, PLR0917 - the columns of one recording
     recording: Recording,
     segment: Segment,
     owner: IntArray,
@@ -225,13 +233,14 @@ def _part(  # noqa: PLR0913, PLR0917 - a recording taken apart, and which part o
     moves = recording.kinds[events] <= Kind.FREED
     storages = np.where(moves, names, 0)
     if len(owner) and (moves & (owner[storages] < 0)).any():
-        raise StructureError("a storage is freed that nothing was seen to make")
+        raise StructureError("a storage is freed that no event made")
     owners = np.where(moves, owner[storages], 0)
     copied = np.where(moves, copy[storages], 0)
     ordinals = np.where(moves, ordinal[storages], 0)
     if segment not in TURN and segment not in UPDATES:
-        # What is let go here of the second turn (autocast's copies of weights) is let go of each.
-        # After a step each gradient goes by itself, by way of its ghost.
+        # A storage of the second turn that is freed outside all turns (autocast's copies of
+        # weights) is freed in every copy. The gradients freed after a step have events of their
+        # own, by way of the untraced parameters.
         turns = np.array([TURN.get(s, 0) for s in Segment])
         times = np.where(moves & (turns[owners] == 2), 1 + copies, 1)
         events, names, owners, ordinals = (
@@ -252,7 +261,7 @@ def _part(  # noqa: PLR0913, PLR0917 - a recording taken apart, and which part o
 def _purposes(
     recording: Recording, segment: Segment, owner: IntArray, ordinal: IntArray, count: int
 ) -> IntArray:
-    """What the storages that a segment makes are for."""
+    """Purpose of each storage that a segment makes, (count,)."""
     default = {
         Segment.HEAD: Purpose.HEAD,
         Segment.HEAD_BACKWARD: Purpose.HEAD,

@@ -1,4 +1,4 @@
-"""Which batch sizes fit a memory, for as few replays as may be: each takes a tenth of a second."""
+"""Batch sizes that fit a memory limit, with few replays: each takes a tenth of a second."""
 
 from collections.abc import Callable, MutableMapping
 from itertools import count
@@ -12,16 +12,17 @@ Replay = Callable[[int, int | None], AllocatorPeaks]
 
 
 class Replays:
-    """The replays of a cell's steps on GPUs whose libraries hold the same.
+    """Replays of a cell's steps on all GPUs whose libraries hold the same memory.
 
-    What fits without a limit below one does the same under it; what fits, fits in any larger memory
-    and any smaller batch; what does not, in no smaller memory and no larger batch.
+    A replay without a limit holds for every limit above its peak. A batch that fits also fits in
+    more memory, and smaller batches fit too; a batch that misses also misses in less memory, and
+    larger batches miss too.
 
     Args:
-        replay: what steps of so many examples come to under a limit, or without one.
-        in_use: most bytes in use at once at a batch size, which takes no replay.
-        held_elsewhere: by batch size, most bytes held where libraries hold a little more or less:
-            to guess from. It is added to.
+        replay: replays steps of a batch size under a limit in bytes; None for no limit.
+        in_use: peak bytes in use at a batch size, computed without a replay.
+        held_elsewhere: peak bytes held by batch size, with libraries of slightly other sizes: a
+            basis for guesses, shared by all instances. Replays are added to it.
     """
 
     def __init__(
@@ -37,13 +38,13 @@ class Replays:
         self._missed: dict[tuple[int, int], AllocatorPeaks] = {}  # by batch size and limit
 
     def without_limit(self, batch_size: int) -> AllocatorPeaks:
-        """What steps of so many examples hold where there is no end of memory."""
+        """Peaks of steps of a batch size in unlimited memory."""
         if batch_size not in self._unlimited:
             self._note(batch_size, self._replay(batch_size, None))
         return self._unlimited[batch_size]
 
     def within(self, batch_size: int, limit_bytes: int) -> AllocatorPeaks:
-        """What they come to under a limit."""
+        """Peaks of steps of a batch size under a memory limit."""
         unlimited = self._unlimited.get(batch_size)
         if unlimited is not None and unlimited.peak_reserved_bytes <= limit_bytes:
             return unlimited
@@ -57,13 +58,13 @@ class Replays:
         return self._missed[key]
 
     def has(self, batch_size: int) -> bool:
-        """Whether so many were replayed themselves."""
+        """Whether this batch size itself was replayed."""
         return batch_size in self._unlimited
 
     def fits(self, batch_size: int, limit_bytes: int) -> bool | None:
-        """Whether so many do without a retry, by what was replayed; None where that does not tell.
+        """Whether earlier replays imply that a batch size fits without a retry; None for unknown.
 
-        It is not quite monotone in the batch: a larger one that fits tells more.
+        Peaks are not quite monotone in the batch size: a larger fit outweighs a smaller miss.
         """
         largest = self._largest_fit(limit_bytes)
         if batch_size <= largest:
@@ -72,29 +73,29 @@ class Replays:
         return False if smallest is not None and batch_size >= smallest else None
 
     def largest(self, limit_bytes: int, batch_limit: int) -> int:
-        """The largest batch of ``SMALLEST`` or more that fits without a retry; else one less.
+        """Largest batch size from ``SMALLEST`` on that fits without a retry; else one less.
 
-        It fits, and one example more does not, or it is the limit. What is held is nearly affine in
-        the batch, so the line through all that was replayed leads on from the nearest. As it is not
-        quite that, every fourth guess is half-way.
+        It fits, and one more example does not, unless it is the limit. Held memory is nearly affine
+        in the batch size, so guesses follow the line through all replays from the nearest one.
+        Every fourth guess bisects, because held memory is not exactly affine.
 
         Args:
-            limit_bytes: what may be held.
-            batch_limit: the largest to try.
+            limit_bytes: memory limit.
+            batch_limit: largest batch size to try.
         """
-        for turn in count(1):
+        for attempt in count(1):
             fit = self._largest_fit(limit_bytes)
             above = [b for b in self._misses(limit_bytes) if b > fit]
             miss = min(above) if above else self._first_beyond(limit_bytes, fit, batch_limit)
             if miss - fit <= 1 or fit >= batch_limit:
                 return min(fit, batch_limit)
-            guess = (fit + miss) // 2 if turn % 4 == 0 else self.guess(limit_bytes, miss - 1)
+            guess = (fit + miss) // 2 if attempt % 4 == 0 else self.guess(limit_bytes, miss - 1)
             guess = min(max(guess, fit + 1), miss - 1, batch_limit)
-            if guess == fit + 1:  # if it misses, that is the end, and how is asked for next
+            if guess == fit + 1:  # a miss here ends the search, and its outcome is needed next
                 self.within(guess, limit_bytes)
             else:
                 self.without_limit(guess)
-        raise AssertionError("unreachable: each turn closes in")
+        raise AssertionError("unreachable: each attempt narrows the interval")
 
     def _note(self, batch_size: int, peaks: AllocatorPeaks) -> None:
         self._unlimited[batch_size] = peaks
@@ -113,10 +114,10 @@ class Replays:
         ]
 
     def _first_beyond(self, limit_bytes: int, fit: int, batch_limit: int) -> int:
-        """The first batch above one that fits with more in use at once than the limit.
+        """First batch size above a fit whose memory in use exceeds the limit.
 
-        What is in use is affine in the batch, but for rounding: the line through two batches tells
-        nearly where it is.
+        Memory in use is affine in the batch size except for rounding, so the line through two batch
+        sizes gives nearly the answer.
         """
         miss = batch_limit + 1
         if miss - fit <= 1:
@@ -138,7 +139,7 @@ class Replays:
         return miss
 
     def guess(self, limit_bytes: float, without: int) -> int:
-        """The batch that holds as much as the limit, by the replays there are; else ``without``."""
+        """Batch size that holds ``limit_bytes`` by the line through all replays, or ``without``."""
         held = dict(self._anywhere)
         if not held:
             return without

@@ -1,8 +1,8 @@
-"""What a traced step did, as columns of numbers: storages made and freed, operators run. No torch.
+"""Recordings of traced steps: storages made and freed, operators run. No torch.
 
-An operator's numbers (``Column``) and a storage's bytes are what depends on the batch; the order of
-events, the names of storages and the kinds of operators do not. So two traces of one structure,
-at two batch sizes, tell every other: each number is affine in the batch size.
+Only an operator's numbers (``Column``) and a storage's bytes depend on the batch size, and both are
+affine in it; the order of events, the names of storages and the classes of operators are constant.
+So two traces at two batch sizes determine all others.
 """
 
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
-Numbers = tuple[float, ...]  # of one event, by Column
+Numbers = tuple[float, ...]  # numbers of one event, in the order of Column
 
 
 class Kind(IntEnum):
-    """What an event is."""
+    """Kind of an event."""
 
     MADE = 0
     """A storage was allocated; its bytes are in ``Column.BYTES``."""
     FREED = 1
-    """A storage was let go."""
+    """A storage was freed."""
     RUN = 2
     """An operator ran."""
     WAITED = 3
@@ -34,24 +34,24 @@ class Column(IntEnum):
     """The numbers of an event."""
 
     BYTES = 0
-    """Of a storage: its size. Of an operator: what it reads and writes of the device's memory."""
+    """Size of a storage; bytes of device memory that an operator reads and writes."""
     FLOPS = 1
-    """Of a dequantisation: the weights."""
+    """Floating-point operations; for a dequantisation, the number of weights."""
     ROWS = 2
-    """Of a matrix product (rows, inner) x (inner, columns); zero for other operators."""
+    """Rows of a matrix product (rows, inner) x (inner, columns); zero for other operators."""
     INNER = 3
     COLUMNS = 4
     PRODUCTS = 5
-    """Matrix products in one operator: of a batch, or of a group."""
+    """Matrix products in one operator, batched or grouped."""
     LAUNCHES = 6
-    """Kernels that the host launches for it."""
+    """Kernels that the host launches for the operator."""
 
 
 class OperatorClass(IntEnum):
-    """What an operator is to the device's clock."""
+    """Class of an operator by its cost on the device."""
 
     VIEW = 0
-    """Only the host has work with it."""
+    """No kernel: work of the host alone."""
     MATRIX_PRODUCT = 1
     ATTENTION_FORWARD = 2
     ATTENTION_BACKWARD = 3
@@ -59,15 +59,15 @@ class OperatorClass(IntEnum):
     SCAN = 5
     """Mamba's selective scan, forward or backward."""
     UPDATE = 6
-    """The optimizer's."""
+    """Update by the optimizer."""
     MEMORY = 7
-    """Everything else: bound by memory."""
+    """Any other operator: bound by memory."""
     GROUPED_PRODUCT = 8
-    """The experts' matrix products in one operator: one kernel where the GPU has it."""
+    """Matrix products of all experts in one operator: one kernel on GPUs that have it."""
 
 
 class Rate(IntEnum):
-    """Which of the device's rates an operator's FLOPs run at."""
+    """Peak rate of the device that applies to an operator's FLOPs."""
 
     BF16 = 0
     FP16 = 1
@@ -75,25 +75,28 @@ class Rate(IntEnum):
 
 
 class Segment(IntEnum):
-    """A stretch of the step. The layers between BEFORE and HEAD repeat: three turns are traced."""
+    """Part of the step. The layers between BEFORE and HEAD repeat: three turns are traced.
+
+    A turn is one period of the repeated layers (``layer_expansion``).
+    """
 
     BEFORE = 0
     FORWARD_1 = 1
     FORWARD_2 = 2
     FORWARD_3 = 3
     HEAD = 4
-    """What follows the last turn, up to the loss."""
+    """Forward pass after the last turn, up to the loss."""
     HEAD_BACKWARD = 5
     BACKWARD_3 = 6
     BACKWARD_2 = 7
     BACKWARD_1 = 8
     AFTER = 9
-    """The backward pass of what comes before the first turn."""
+    """Backward pass of the layers before the first turn."""
     FIRST_UPDATE = 10
-    """The optimizer's first: it makes its state."""
+    """First update, in which the optimizer makes its state."""
     UPDATE = 11
     FORGET = 12
-    """The loss and the gradients are let go."""
+    """Loss and gradients are freed."""
 
 
 TURN = {
@@ -104,31 +107,31 @@ TURN = {
     Segment.BACKWARD_2: 2,
     Segment.BACKWARD_3: 3,
 }
-"""Which of the three traced turns a segment is of."""
+"""Number of the traced turn, from 1, that a segment belongs to."""
 FORWARD = (Segment.FORWARD_1, Segment.FORWARD_2, Segment.FORWARD_3)
 BACKWARD = (Segment.BACKWARD_1, Segment.BACKWARD_2, Segment.BACKWARD_3)
 UPDATES = (Segment.FIRST_UPDATE, Segment.UPDATE, Segment.FORGET)
 
 
 class StructureError(ValueError):
-    """What was traced does not repeat as it must to be told from a part."""
+    """A trace lacks the structure that expansion to the whole step requires."""
 
 
 class RepeatError(StructureError):
-    """The turns that were traced differ, so that none of them can stand for others."""
+    """The traced turns differ, so that none of them can represent others."""
 
 
 class Purpose(IntEnum):
-    """What a storage is for."""
+    """Purpose of a storage."""
 
     ACTIVATION = 0
     WORKSPACE = 1
     GRADIENT = 2
     OPTIMIZER = 3
     HEAD = 4
-    """Logits, loss and what is worked out from them."""
+    """Logits, loss and tensors computed from them."""
     CHECKPOINT = 5
-    """What the layers keep for the backward pass."""
+    """Tensors that the layers keep for the backward pass."""
     WEIGHT = 6
     QUANTISATION = 7
     """Constants of the 4-bit weights."""
@@ -141,15 +144,15 @@ class Recording:
     """One traced step, event by event, and the two updates that follow it.
 
     Attributes:
-        kinds: (events,) of ``Kind``.
-        names: (events,) the storage of MADE and FREED, counted from 0; of RUN its class of operator
-            and its ``Rate`` (``4 * work + rate``).
-        segments: (events,) of ``Segment``.
-        numbers: (events, columns) by ``Column``.
-        ghosts: (ghosts, 3): storages that stand for the gradients of layers not traced: their name,
-            the storage of the second turn that they are like, and of which copy of it (from 1).
-        gradients: storages that are gradients.
-        workspaces: storages that are workspace within an operator.
+        kinds: (events,) kind of each event, ``Kind``.
+        names: (events,) for MADE and FREED the storage, counted from 0; for RUN class and rate of
+            the operator, ``4 * OperatorClass + Rate``.
+        segments: (events,) segment of each event, ``Segment``.
+        numbers: (events, columns) numbers of each event, by ``Column``.
+        ghosts: (storages, 3) storages of the gradients of untraced parameters: name of the storage,
+            name of the storage in the second turn that it copies, number of the copy (from 1).
+        gradients: names of the storages that hold gradients.
+        workspaces: names of the storages that are workspace of one operator.
     """
 
     kinds: IntArray
@@ -163,12 +166,12 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What is on the device before the first step, and stays.
+    """Storages on the device before the first step, which stay throughout.
 
     Attributes:
-        sizes: (storages,) bytes, in the order they are made.
-        purposes: (storages,) of ``Purpose``.
-        turns: (storages,) of which traced turn; 0 for none.
+        sizes: (storages,) bytes, in the order of allocation.
+        purposes: (storages,) purpose of each storage, ``Purpose``.
+        turns: (storages,) traced turn that a storage belongs to; 0 for none.
     """
 
     sizes: IntArray
@@ -181,10 +184,11 @@ class Stream:
     """A whole step of the whole model at one batch size.
 
     Attributes:
-        kinds, names, numbers: as of a recording; storages are named anew, each but once.
-        segments: of which segment each event is.
-        purposes: (storages,) of ``Purpose``.
-        steady_from: the first event of the second step; the first makes the optimizer's state.
+        kinds, names, numbers: as in a recording; every storage has a name of its own.
+        segments: (events,) segment of each event.
+        purposes: (storages,) purpose of each storage, ``Purpose``.
+        steady_from: index of the first event of the second step; the first step makes the
+            optimizer's state.
     """
 
     kinds: IntArray
@@ -197,10 +201,10 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Operators:
-    """What a step runs, and where the host waits, in order.
+    """Operators of a step and waits of the host, in order.
 
     Attributes:
-        kinds, names, numbers, segments: as of a recording, of RUN and WAITED alone.
+        kinds, names, numbers, segments: as in a recording, for RUN and WAITED alone.
     """
 
     kinds: IntArray
@@ -210,7 +214,7 @@ class Operators:
 
 
 def _structure(recording: Recording, part: np.ndarray) -> tuple[IntArray, IntArray, IntArray]:
-    """Kinds, segments and names of a part; what is let go in a row in the order of the names."""
+    """Kinds, segments and names of a part, with consecutive frees sorted by name."""
     kinds, names, segments = (
         column[part] for column in (recording.kinds, recording.names, recording.segments)
     )
@@ -221,19 +225,21 @@ def _structure(recording: Recording, part: np.ndarray) -> tuple[IntArray, IntArr
 
 
 def with_updates_of(recording: Recording, other: Recording) -> Recording:
-    """A recording whose updates are those of another one, and what is let go after them.
+    """Combine the step of one recording with the updates of another and the frees after them.
 
-    What is let go at one moment may go in another order (autocast keeps its casts by address): the
-    order is that of the other, too.
+    Consecutive frees may come in another order (autocast keeps its casts by address); the result
+    has the order of the other recording.
 
     Raises:
-        StructureError: the two differ in more than numbers before that.
+        StructureError: before the updates the two differ in more than numbers.
     """
     own = recording.segments < Segment.FIRST_UPDATE
     theirs = other.segments < Segment.FIRST_UPDATE
-    for mine, same in zip(_structure(recording, own), _structure(other, theirs), strict=True):
-        if not np.array_equal(mine, same):
-            raise StructureError("the step is another one at another batch size or length")
+    for column, other_column in zip(
+        _structure(recording, own), _structure(other, theirs), strict=True
+    ):
+        if not np.array_equal(column, other_column):
+            raise StructureError("the step has another structure at another batch size or length")
 
     def joined(field: str) -> Any:
         return np.concatenate([getattr(recording, field)[own], getattr(other, field)[~theirs]])

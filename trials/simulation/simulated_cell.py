@@ -1,4 +1,4 @@
-"""A cell on a GPU that nobody has here: what fits, how much memory, how long a step. No torch."""
+"""A cell on a simulated GPU: largest batch, memory and step time. No torch."""
 
 from dataclasses import dataclass
 
@@ -15,11 +15,11 @@ from trials.simulation.trace_request import HOPPER, SMALLEST, Routing, TraceRequ
 from trials.simulation.whole_step import Steps
 
 GIB = 2**30
-# CUDA's context and the libraries' code on the card: 0.5 to 2.1 GiB, constant for a software image
-# and only to be known by measuring it. This is what an image of PyTorch's own wheels takes.
+# CUDA's context and the libraries' code on the GPU: 0.5 to 2.1 GiB, constant for a software image
+# and known by measurement alone. This is the figure of an image with PyTorch's own wheels.
 CONTEXT_BYTES = 512 * 2**20
-# cuBLAS takes its workspace once for the thread of the forward pass and once for the backward one
-# (PyTorch's CUDABlas.cpp: :4096:2:16:8, and 32 MiB from Hopper on).
+# cuBLAS allocates one workspace for the thread of the forward pass and one for that of the backward
+# pass (PyTorch's CUDABlas.cpp: :4096:2:16:8, and 32 MiB from Hopper on).
 CUBLAS_BYTES = 2 * (2 * 4096 + 8 * 16) * 1024
 CUBLAS_HOPPER_BYTES = 2 * 32 * 2**20
 
@@ -30,9 +30,9 @@ class MemoryUse:
 
     Attributes:
         allocated_bytes: most bytes of live storages at once, as PyTorch's allocator counts them.
-        reserved_bytes: most bytes it holds; absent where it was not replayed.
-        retries: times it had to give back what it cached.
-        outcome: how steps end under the limit.
+        reserved_bytes: most bytes the allocator holds; absent without a replay.
+        retries: times the allocator released its cache to continue.
+        outcome: outcome of the steps under the limit.
     """
 
     allocated_bytes: int
@@ -42,14 +42,14 @@ class MemoryUse:
 
 
 class SimulatedCell:
-    """A cell's steps at any batch size, on any GPU.
+    """Simulated steps of a cell at any batch size, on any GPU.
 
     Args:
-        cell: what is fine-tuned.
+        cell: cell to simulate.
         model: the model of its name.
-        traces: where traces come from.
-        routing: the experts' shares; absent for the same to each.
-        expandable_segments: a setting of PyTorch's allocator.
+        traces: source of traces.
+        routing: the experts' shares of tokens; absent for equal shares.
+        expandable_segments: setting of PyTorch's allocator.
     """
 
     def __init__(
@@ -65,17 +65,17 @@ class SimulatedCell:
         self._request = TraceRequest(cell=cell, model=model, routing=routing or Routing())
         self._traces = traces
         self._steps: dict[str, Steps] = {}
-        self._replays: dict[int, Replays] = {}  # by what libraries hold
+        self._replays: dict[int, Replays] = {}  # by bytes that libraries hold
         self._held_anywhere: dict[int, int] = {}
         self._step_times: dict[tuple[int, str, EfficiencyConstants], SimulatedStepTime] = {}
 
     def requests(self, *, alone: bool = False) -> list[TraceRequest]:
-        """What must be traced for it; ``alone``: for a batch of one example, too."""
+        """Traces that the cell needs; with ``alone``, also that of a batch of one example."""
         one = self._request.model_copy(update={"batch_size": 1})
         return [self._request, one] if alone else [self._request]
 
     def request_of(self, batch_size: int) -> TraceRequest:
-        """What must be traced for steps of so many examples."""
+        """Trace that steps of this batch size need."""
         request = self._request
         if batch_size < request.batch_sizes[0] and batch_size == 1:
             return request.model_copy(update={"batch_size": 1})
@@ -83,30 +83,30 @@ class SimulatedCell:
 
     @property
     def model(self) -> Model:
-        """What is fine-tuned."""
+        """Model of the cell."""
         return self._request.model
 
     @property
     def held(self) -> Held:
-        """What the model holds throughout."""
-        return self._of(self._request).held
+        """Storages of the model itself, which it holds throughout."""
+        return self._steps_for(self._request).held
 
     def memory(self, batch_size: int, gpu: Gpu, limit_bytes: int) -> MemoryUse:
-        """The memory of steps of so many examples.
+        """Memory of steps of a batch size.
 
         Args:
             batch_size: examples per step.
-            gpu: whose libraries hold memory.
-            limit_bytes: the GPU's usable memory, less the context.
+            gpu: GPU whose libraries hold memory.
+            limit_bytes: usable memory of the GPU without the context.
 
         Raises:
             TraceError: the cell cannot be traced.
         """
         use = self.in_use(batch_size, gpu, limit_bytes)
         replays = self._replays_of(gpu)
-        # What is known by another's replay needs none; its own, where there is one, tells more.
-        is_told = replays.fits(batch_size, limit_bytes) and not replays.has(batch_size)
-        if use.outcome is Outcome.OUT_OF_MEMORY or is_told:
+        # A replay of a larger batch may imply that this one fits; its own replay has more detail.
+        is_implied = replays.fits(batch_size, limit_bytes) and not replays.has(batch_size)
+        if use.outcome is Outcome.OUT_OF_MEMORY or is_implied:
             return use
         peaks = replays.within(batch_size, limit_bytes)
         missed = peaks.failed_at is not None
@@ -119,7 +119,7 @@ class SimulatedCell:
         )
 
     def in_use(self, batch_size: int, gpu: Gpu, limit_bytes: int) -> MemoryUse:
-        """What is in use at once, without a replay; where that is too much, no cache can help.
+        """Memory in use at the peak, without a replay: a lower bound of the memory held.
 
         Raises:
             TraceError: the cell cannot be traced.
@@ -134,16 +134,16 @@ class SimulatedCell:
         )
 
     def without_limit(self, batch_size: int, gpu: Gpu) -> AllocatorPeaks:
-        """What steps of so many examples hold where there is no end of memory."""
+        """Peaks of steps of a batch size in unlimited memory."""
         return self._replays_of(gpu).without_limit(batch_size)
 
     def largest_batch(self, gpu: Gpu, limit_bytes: int, batch_limit: int) -> int:
-        """The largest batch that fits without a retry; 0 when not even one example does.
+        """Largest batch size that fits without a retry; 0 when one example does not fit.
 
         Args:
-            gpu: whose libraries hold memory.
-            limit_bytes: the GPU's usable memory, less the context.
-            batch_limit: the largest to try.
+            gpu: GPU whose libraries hold memory.
+            limit_bytes: usable memory of the GPU without the context.
+            batch_limit: largest batch size to try.
 
         Raises:
             TraceError: the cell cannot be traced.
@@ -151,16 +151,16 @@ class SimulatedCell:
         largest = self._replays_of(gpu).largest(limit_bytes, batch_limit)
         if largest >= SMALLEST:
             return largest
-        # A batch of one is traced by itself, and only where it is the answer.
+        # A batch of one example has a trace of its own, made only where it decides.
         return int(self.without_limit(1, gpu).peak_reserved_bytes <= limit_bytes)
 
     def roughly_largest(self, gpu: Gpu, limit_bytes: float, unknown: int) -> int:
-        """The largest batch by the line through what was replayed; ``unknown`` where there is none.
+        """Estimate the largest batch size by the line through all replays.
 
         Args:
-            gpu: whose libraries hold memory.
-            limit_bytes: what may be held.
-            unknown: what to tell instead.
+            gpu: GPU whose libraries hold memory.
+            limit_bytes: memory limit.
+            unknown: result where no line is defined.
         """
         return self._replays_of(gpu).guess(limit_bytes, unknown)
 
@@ -175,16 +175,16 @@ class SimulatedCell:
         return self._replays[library]
 
     def peak_bytes(self, batch_size: int, gpu: Gpu) -> int:
-        """Most bytes in use at once: what no cache can do without."""
+        """Most bytes in use at once."""
         return self._steps_of(batch_size).peak_bytes(batch_size) + library_bytes(gpu)
 
     def step_time(
         self, batch_size: int, gpu: Gpu, constants: EfficiencyConstants
     ) -> SimulatedStepTime:
-        """The time of a step of so many examples.
+        """Simulate the duration of a step of a batch size.
 
         Raises:
-            NoSpeedError: the GPU's rates are not known.
+            NoSpeedError: the catalog lacks a rate of the GPU.
             TraceError: the cell cannot be traced.
         """
         key = (batch_size, gpu.key, constants)
@@ -193,7 +193,7 @@ class SimulatedCell:
         return self._step_times[key]
 
     def operators(self, batch_size: int) -> Operators:
-        """What a steady step of so many examples runs.
+        """Operators of a step of a batch size, once the optimizer has its state.
 
         Raises:
             TraceError: the cell cannot be traced.
@@ -201,14 +201,14 @@ class SimulatedCell:
         return self._steps_of(batch_size).operators(batch_size)
 
     def at_peak(self, batch_size: int, gpu: Gpu) -> dict[Purpose, int]:
-        """Bytes at the peak, by what they are for."""
+        """Bytes at the peak by purpose."""
         library = {Purpose.LIBRARY: library_bytes(gpu)}
         return self._steps_of(batch_size).at_peak(batch_size) | library
 
     def _steps_of(self, batch_size: int) -> Steps:
-        return self._of(self.request_of(batch_size))
+        return self._steps_for(self.request_of(batch_size))
 
-    def _of(self, request: TraceRequest) -> Steps:
+    def _steps_for(self, request: TraceRequest) -> Steps:
         if request.key not in self._steps:
             self._steps[request.key] = Steps(self._traces.get(request))
         return self._steps[request.key]
@@ -227,6 +227,6 @@ class SimulatedCell:
 
 
 def library_bytes(gpu: Gpu) -> int:
-    """What cuBLAS takes of PyTorch's allocator."""
+    """Bytes of cuBLAS' workspaces in PyTorch's allocator."""
     capability = None if gpu.compute_capability is None else float(gpu.compute_capability)
     return CUBLAS_HOPPER_BYTES if capability is not None and capability >= HOPPER else CUBLAS_BYTES

@@ -1,4 +1,4 @@
-"""Answers a trial's probes from a simulation, as a child process answers them from a device."""
+"""Prober of a simulated GPU: it answers a trial's probes as a child process does for a device."""
 
 import hashlib
 import os
@@ -16,14 +16,13 @@ from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError
 from trials.simulation.trace_cache import TraceError
 from trials.simulation.trace_request import simulation_code, versions
 
-STEPS = 2  # replayed: the first, which makes the optimizer's state, and one as all that follow
+STEPS = 2  # replayed steps: the first, which makes the optimizer's state, and a later one
 
 
 def usable_bytes(gpu: Gpu) -> int:
-    """What PyTorch's allocator can have of a GPU: what CUDA reports, less the context."""
+    """Bytes that PyTorch's allocator can have of a GPU: usable memory without the context."""
     total = gpu.usable_memory_bytes
     if total is None:
-        # Of a box with no number on it nothing is known.
         total = round((gpu.marketed_memory_gb or 0) * 1e9)
     return total - CONTEXT_BYTES
 
@@ -32,10 +31,10 @@ class SimulatedProber:
     """A prober of one cell whose GPU is simulated.
 
     Args:
-        cell: what is fine-tuned; probers of one cell on several GPUs may share it.
-        gpu: the catalog row of its GPU.
-        constants: what the stack reaches of a GPU.
-        shorter: the same with shorter examples, by their tokens; timed steps tell their times, too.
+        cell: simulated cell; probers of several GPUs may share it.
+        gpu: catalog row of its GPU.
+        constants: efficiency constants of the stack.
+        shorter: cells with shorter examples, by their tokens; timed probes time these too.
     """
 
     def __init__(
@@ -52,19 +51,19 @@ class SimulatedProber:
         self._limit = usable_bytes(gpu)
 
     def likely_largest(self, batch_limit: int) -> int | None:
-        """The largest batch that fits, for few replays; absent where that cannot be told."""
+        """Largest batch size that fits, for few replays; None when the cell cannot be traced."""
         try:
             return self._cell.largest_batch(self._gpu, self._limit, batch_limit)
         except (TraceError, StructureError):
-            return None  # each probe says why
+            return None  # every probe reports the reason
 
     def probe(self, request: ProbeRequest, *, fresh: bool = False) -> ProbeEnd:
-        """Replays steps of one batch size."""
-        del fresh  # every replay is
+        """Simulate one probe."""
+        del fresh  # every replay starts afresh
         try:
             if request.timing is None:
                 use = self._cell.memory(request.batch_size, self._gpu, self._limit)
-            else:  # a search has told that it fits
+            else:  # the search has found that it fits
                 use = self._cell.in_use(request.batch_size, self._gpu, self._limit)
             return self._end(request, use)
         except (TraceError, NoSpeedError, StructureError) as error:
@@ -109,7 +108,7 @@ class SimulatedProber:
         limit = f"{self._limit / GIB:.2f} GiB that {self._gpu.key} has for PyTorch"
         if use.outcome is Outcome.THRASHING:
             return f"the allocator retried {use.retries} times within the {limit}"
-        return f"{use.allocated_bytes / GIB:.2f} GiB in use, and more asked for, of the {limit}"
+        return f"{use.allocated_bytes / GIB:.2f} GiB in use, and more requested, of the {limit}"
 
     def _environment(self) -> Environment:
         constants = hashlib.sha256(self._constants.model_dump_json().encode()).hexdigest()[:8]

@@ -1,4 +1,4 @@
-"""Traces kept on disk, made by child processes when they are missing. No torch here."""
+"""Cache of traces on disk; child processes make missing ones. No torch here."""
 
 import contextlib
 import json
@@ -21,15 +21,15 @@ from trials.simulation.trace_request import TraceRequest
 from trials.simulation.tracing_child import TracingChild, cache_folder
 
 LIMIT_SECONDS = 180.0
-"""How long a trace may take. Most take seconds."""
+"""Longest time of a trace. Most take seconds."""
 MANY_EVENTS = 1_000_000
-"""A step of so many takes long to replay, too."""
+"""Events of a step from which on a replay takes minutes."""
 STARTING_SECONDS = 120.0
-"""What a process that traces takes besides, on the slowest of machines."""
+"""Longest start of a tracing process, on the slowest machine."""
 
 
-def _unheard(_: str) -> None:
-    """Of what takes long nobody wants to know."""
+def _ignore(_: str) -> None:
+    """Drop a line on progress."""
 
 
 class TraceError(UserError):
@@ -38,13 +38,13 @@ class TraceError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class StepTrace:
-    """A cell's step at one batch size, or at two that tell the others.
+    """Trace of a cell's step at one batch size, or at two that determine all others.
 
     Attributes:
-        batch_sizes: of the recordings.
-        recordings: alike but for their numbers.
-        held: what the model holds throughout.
-        copies: turns of layers that were not traced.
+        batch_sizes: batch size of each recording.
+        recordings: recordings that differ only in their numbers.
+        held: storages of the model itself.
+        copies: number of turns of layers that were not traced.
     """
 
     batch_sizes: tuple[int, ...]
@@ -54,14 +54,14 @@ class StepTrace:
 
     @property
     def events(self) -> int:
-        """Of a step of the whole model, about."""
+        """Approximate number of events in a step of the whole model."""
         kinds, segments = self.recordings[0].kinds, self.recordings[0].segments
         middle = np.isin(segments, (Segment.FORWARD_2, Segment.BACKWARD_2)).sum()
         return len(kinds) + self.copies * int(middle)
 
 
 def write_trace(path: Path, trace: StepTrace) -> None:
-    """Writes a trace, whole or not at all."""
+    """Write a trace, whole or not at all."""
     columns = {f"held.{f.name}": getattr(trace.held, f.name) for f in fields(Held)}
     for number, recording in enumerate(trace.recordings):
         for field in fields(Recording):
@@ -75,9 +75,9 @@ def write_trace(path: Path, trace: StepTrace) -> None:
     Path(file.name).replace(path)
 
 
-def not_kept(folder: Path, error: OSError) -> str:
-    """Why a trace is refused that cannot be written, and what to do."""
-    return f"the trace cannot be kept in {folder} ({error.strerror}): set XDG_CACHE_HOME"
+def write_failure(folder: Path, error: OSError) -> str:
+    """Reason and remedy for a trace that cannot be written."""
+    return f"the trace cannot be written to {folder} ({error.strerror}): set XDG_CACHE_HOME"
 
 
 def _packed(column: np.ndarray) -> np.ndarray:
@@ -85,10 +85,10 @@ def _packed(column: np.ndarray) -> np.ndarray:
 
 
 def read_trace(path: Path) -> StepTrace:
-    """Reads what ``write_trace`` wrote.
+    """Read a trace that ``write_trace`` wrote.
 
     Raises:
-        OSError: there is none, or it is none of ours.
+        OSError: the file is missing or no trace.
     """
     try:
         with path.open("rb") as file, np.load(file) as stored:
@@ -113,10 +113,10 @@ def read_trace(path: Path) -> StepTrace:
 
 
 def joined(traces: Sequence[StepTrace]) -> StepTrace:
-    """One trace of traces at one batch size each.
+    """Join traces of one batch size each.
 
     Raises:
-        StructureError: they differ in more than numbers.
+        StructureError: the traces differ in more than numbers.
     """
     first, *others = traces
     alike = [with_updates_of(other.recordings[0], first.recordings[0]) for other in others]
@@ -129,14 +129,14 @@ def joined(traces: Sequence[StepTrace]) -> StepTrace:
 
 
 class Traces:
-    """Gives traces: from memory, from disk, or made.
+    """Source of traces: memory, then disk, then a tracing process.
 
     Args:
-        folder: where they are kept; the user's cache unless told otherwise.
-        workers: child processes that make them at a time.
-        ahead: children that are there already; those that are asked are taken from it.
-        tell: is given a line on what takes longer than usual, by other threads.
-        limit_seconds: how long a trace may take; what takes longer is refused.
+        folder: folder of the traces; absent for the user's cache.
+        workers: most tracing processes at a time.
+        ahead: tracing processes already started; those used are removed from it.
+        report: called with a line on each trace that takes long, from other threads.
+        limit_seconds: longest time of a trace; one that takes longer is refused.
     """
 
     def __init__(
@@ -145,43 +145,43 @@ class Traces:
         *,
         workers: int | None = None,
         ahead: list[TracingChild] | None = None,
-        tell: Callable[[str], None] = _unheard,
+        report: Callable[[str], None] = _ignore,
         limit_seconds: float = LIMIT_SECONDS,
     ) -> None:
         self._folder = cache_folder() if folder is None else folder
         self._workers = workers or min(4, len(os.sched_getaffinity(0)))
         self._ahead = [] if ahead is None else ahead
-        self._tell = tell
-        self._told: set[str] = set()
+        self._report = report
+        self._reported: set[str] = set()
         self._limit_seconds = limit_seconds
-        self._known: dict[str, StepTrace] = {}
+        self._traces: dict[str, StepTrace] = {}
         self._refused: dict[str, str] = {}
 
     @property
     def on_disk(self) -> "Traces":
-        """The same, to be sent to another process: without what memory has of them."""
+        """A copy without the traces in memory, to be sent to another process."""
         traces = Traces(self._folder, workers=self._workers, limit_seconds=self._limit_seconds)
         traces._refused |= self._refused
         return traces
 
     def get(self, request: TraceRequest) -> StepTrace:
-        """The trace of a cell.
+        """Trace of a cell.
 
         Raises:
-            TraceError: it cannot be traced.
+            TraceError: the cell cannot be traced.
         """
         self.prepare([request])
         if request.key in self._refused:
             raise TraceError(self._refused[request.key])
-        return self._known[request.key]
+        return self._traces[request.key]
 
     def prepare(self, requests: Sequence[TraceRequest]) -> None:
-        """Makes what is missing of these, several at a time; what cannot be is told by ``get``."""
+        """Make the missing traces, several at a time; ``get`` raises for those that failed."""
         missing = {}
         for request in requests:
-            if request.key not in self._known and request.key not in self._refused:
+            if request.key not in self._traces and request.key not in self._refused:
                 with contextlib.suppress(OSError):
-                    self._know(request, read_trace(self._path(request)))
+                    self._keep(request, read_trace(self._path(request)))
                     continue
                 missing[request.key] = request
         if len(missing) == 1 and self._workers > 1:
@@ -193,7 +193,7 @@ class Traces:
         return self._folder / f"{request.key}.npz"
 
     def _make_in_halves(self, request: TraceRequest) -> None:
-        """Traces the batch sizes of a lone request at the same time."""
+        """Trace both batch sizes of a single request at the same time."""
         if len(request.batch_sizes) == 1:
             self._make([request])
             return
@@ -201,13 +201,13 @@ class Traces:
             request.model_copy(update={"batch_size": size, "with_updates": number == 0})
             for number, size in enumerate(request.batch_sizes)
         ]
-        # In a folder of its own: what another process asks for at the same time is not touched.
+        # A folder of its own leaves the files of other processes alone.
         with tempfile.TemporaryDirectory() as folder:
             apart = Traces(
                 Path(folder),
                 workers=self._workers,
                 ahead=self._ahead,
-                tell=self._tell_once,
+                report=self._report_once,
                 limit_seconds=self._limit_seconds,
             )
             apart._take_in(halves, apart._traced(halves, apart=True))
@@ -218,70 +218,70 @@ class Traces:
                 return
         try:
             write_trace(self._path(request), whole)
-            self._know(request, whole)
+            self._keep(request, whole)
         except OSError as error:
-            self._refused[request.key] = not_kept(self._folder, error)
+            self._refused[request.key] = write_failure(self._folder, error)
 
     def _make(self, requests: Sequence[TraceRequest]) -> None:
         groups = defaultdict(list)
         for request in requests:
-            # A model's traces share what its process builds and warms up.
-            groups[request.settles, request.cell.model].append(request)
+            # The traces of one model share the model that a process builds.
+            groups[request.process_choice, request.cell.model].append(request)
         parts = _parted(list(groups.values()), self._workers)
         if not parts:
             return
         with ThreadPoolExecutor(len(parts)) as threads:
-            for part, told in zip(parts, threads.map(self._traced, parts), strict=True):
-                self._take_in(part, told)
+            for part, refusals in zip(parts, threads.map(self._traced, parts), strict=True):
+                self._take_in(part, refusals)
 
     def _traced(
         self, requests: Sequence[TraceRequest], *, apart: bool = False
     ) -> dict[str, str | None]:
-        """Has a process trace these; why not, by key, None for those that it traced.
+        """Trace requests in a child process; return refusals by key, None for those traced.
 
         Args:
-            requests: what is to be traced.
-            apart: at the same time, by a process for each.
+            requests: requests to trace.
+            apart: whether to trace them at the same time, each in a process of its own.
         """
         lines = (f"{r.key} {r.model_dump_json()}\n" for r in requests)
-        how = (str(self._folder), apart, self._limit_seconds)
+        settings = (str(self._folder), apart, self._limit_seconds)
         longest = STARTING_SECONDS + self._limit_seconds * (1 + len(requests))
         try:
             child = self._ahead.pop()
         except IndexError:
             child = TracingChild()
         try:
-            answered, printed = child.answer(lines, how, longest, self._tell_once)
+            replies, printed = child.answer(lines, settings, longest, self._report_once)
         except subprocess.TimeoutExpired:
-            # It looks to the time itself: what it runs has not come back from PyTorch.
+            # The child enforces its own limit, unless it hangs inside PyTorch.
             return {
                 r.key: f"{r.model.name} cannot be traced: no answer in {longest:g} s"
                 for r in requests
             }
-        told = dict(json.loads(line) for line in answered.splitlines() if line.startswith("["))
+        refusals = dict(json.loads(line) for line in replies.splitlines() if line.startswith("["))
         ended_early = _last_line(printed)
-        return {request.key: told.get(request.key, ended_early) for request in requests}
+        return {request.key: refusals.get(request.key, ended_early) for request in requests}
 
-    def _know(self, request: TraceRequest, trace: StepTrace) -> None:
-        self._known[request.key] = trace
+    def _keep(self, request: TraceRequest, trace: StepTrace) -> None:
+        self._traces[request.key] = trace
         if trace.events > MANY_EVENTS:
-            self._tell_once(
+            self._report_once(
                 f"{request.model.name}: a step is {trace.events / 1e6:.0f} million events, which "
                 "take minutes to replay"
             )
 
-    def _tell_once(self, text: str) -> None:
-        """Processes that trace the same have the same to tell."""
-        if text not in self._told:
-            self._told.add(text)
-            self._tell(text)
+    def _report_once(self, text: str) -> None:
+        """Report a line once: processes that trace parts of one cell report the same."""
+        if text not in self._reported:
+            self._reported.add(text)
+            self._report(text)
 
-    def _take_in(self, requests: Sequence[TraceRequest], told: dict[str, str | None]) -> None:
+    def _take_in(self, requests: Sequence[TraceRequest], refusals: dict[str, str | None]) -> None:
         for request in requests:
-            refusal = told[request.key]
+            refusal = refusals[request.key]
             if refusal is None:
                 try:
-                    self._know(request, read_trace(self._path(request)))
+                    self._keep(request, read_trace(self._path(request)))
                 except OSError as error:
                     refusal = f"the trace was made and cannot be read: {error}"
             if refusal is not None:
@@ -289,10 +289,10 @@ class Traces:
 
 
 def _parted(groups: list[list[TraceRequest]], workers: int) -> list[list[TraceRequest]]:
-    """Requests for each process: none that settles on two things, the largest groups apart."""
+    """Divide requests among processes: one process choice for each, the largest groups apart."""
     parts: list[list[TraceRequest]] = []
     for group in sorted(groups, key=len, reverse=True):
-        fitting = [part for part in parts if part[0].settles == group[0].settles]
+        fitting = [part for part in parts if part[0].process_choice == group[0].process_choice]
         if fitting and len(parts) >= workers:
             min(fitting, key=len).extend(group)
         else:
@@ -305,4 +305,4 @@ def _parted(groups: list[list[TraceRequest]], workers: int) -> list[list[TraceRe
 
 def _last_line(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
-    return f"the trace ended early: {lines[-1] if lines else 'without a word'}"
+    return f"the trace ended early: {lines[-1] if lines else 'it printed nothing'}"

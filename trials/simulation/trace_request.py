@@ -1,4 +1,4 @@
-"""What is to be traced, and the name under which a trace is kept. No torch."""
+"""Requests for traces, their keys in the cache, and the limits of a simulation. No torch."""
 
 import hashlib
 import json
@@ -19,17 +19,17 @@ from trials.simulation.tracing_child import key_start
 
 STACK = ("torch", "transformers", "peft", "bitsandbytes")
 HOPPER = 9.0  # the first compute capability of Hopper
-# The families whose layers call the one function of mamba-ssm that operators stand in for.
+# Families whose layers call the one function of mamba-ssm that has simulated operators.
 SCANS_WHOLE = frozenset({"blackmamba", "mamba"})
-SMALLEST = 2  # a batch of one example takes other operators in places; it is traced by itself
+SMALLEST = 2  # a batch of one example runs other operators in places, so it has its own trace
 
 
 class Routing(Record):
-    """Which share of the tokens each expert gets.
+    """Shares of the tokens that the experts get.
 
     Attributes:
-        sigma: spread of the shares, of the logarithm; 0 gives each expert the same.
-        seed: they are drawn from it.
+        sigma: standard deviation of the shares' logarithms; 0 gives equal shares.
+        seed: seed of the shares.
     """
 
     sigma: float = 0.0
@@ -37,15 +37,16 @@ class Routing(Record):
 
 
 class TraceRequest(Record):
-    """One cell to trace, on whichever GPU.
+    """Request to trace one cell; the trace serves any GPU.
 
     Attributes:
-        cell: what is fine-tuned.
+        cell: cell to trace.
         model: the model of the cell's name.
         routing: the experts' shares.
-        batch_size: trace this one; absent for the two that tell all sizes from ``SMALLEST`` on.
-        whole: trace every layer.
-        with_updates: trace the optimizer's, too; another batch size may tell them.
+        batch_size: batch size to trace; absent for the two that determine all sizes from
+            ``SMALLEST`` on.
+        whole: whether to trace every layer.
+        with_updates: whether to trace the optimizer's updates, which another trace may provide.
     """
 
     cell: Cell
@@ -57,7 +58,7 @@ class TraceRequest(Record):
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """What is traced: sizes at which each expert gets whole tokens, so that all is affine."""
+        """Batch sizes to trace, with whole tokens per expert so that all numbers are affine."""
         if self.batch_size is not None:
             return (self.batch_size,)
         experts, active = self.cell.experts or 1, self.cell.active_experts or 1
@@ -67,9 +68,9 @@ class TraceRequest(Record):
 
     @property
     def key(self) -> str:
-        """By content: what is asked, the libraries that would run it and the code that traces."""
+        """Key by content: the request, the versions of the libraries and the code that traces."""
         cell = self.cell.model_copy(update={"gpu": "any", "simulated": False})
-        asked = (
+        content = (
             cell.model_dump_json(),
             json.dumps(self.model.config, sort_keys=True),
             self.routing.model_dump_json(),
@@ -77,45 +78,45 @@ class TraceRequest(Record):
             self.whole,
             self.with_updates,
         )
-        text = repr((asked, versions(), _code()))
+        text = repr((content, versions(), _code()))
         digest = hashlib.sha256(text.encode()).hexdigest()[:24]
         return f"{key_start(self.model.name, self.cell.seq_len)}{digest}"
 
     @property
     def updates(self) -> str:
-        """What its optimizer's updates depend on: what is trained, and how."""
+        """Key of the optimizer's updates: the model and the recipe."""
         recipe = self.cell.recipe.model_dump_json()
         return repr((json.dumps(self.model.config, sort_keys=True), recipe, self.whole))
 
     @property
-    def settles(self) -> str:
-        """What a process must settle on before it traces this; it can do so only once."""
+    def process_choice(self) -> str:
+        """Choice of Mamba kernels that a process can make only once, before its first trace."""
         return self.cell.recipe.mamba or ""
 
 
 class Fidelity(StrEnum):
-    """How near the traced stack is to the one that would run."""
+    """Similarity of the traced stack to the one that would run."""
 
     REPRODUCED = "reproduced"
-    """The very libraries that are installed ran under the trace, and every operator is theirs."""
+    """The installed libraries themselves ran under the trace, with all their operators."""
     APPROXIMATE = "approximate"
-    """Something of it stands in for what would run: said in ``approximations``."""
+    """Substitutes ran for some operators: ``approximations`` lists them."""
 
 
 def not_simulated(recipe: Recipe, model: Model, gpu: Gpu) -> str | None:
-    """Why what a GPU would run is not simulated, with what to do instead; None when it is."""
+    """Reason why a recipe on a GPU is not simulated, with an alternative; None when it is."""
     if recipe.offload_optimizer:
         return "offload_optimizer is not simulated: leave it out, or measure"
     if recipe.attention == "sdpa" and model.has_grouped_queries and not _since(gpu, AMPERE):
         return (
             f"below compute capability {AMPERE} sdpa has no kernel for the grouped "
-            f"examples of {model.name}, and what it does instead is not simulated: use eager"
+            f"queries of {model.name}, and its fallback is not simulated: use eager"
         )
     return None
 
 
 def approximations(cell: Cell, model: Model, gpu: Gpu) -> tuple[str, ...]:
-    """What of a cell's stack is not run by the installed libraries themselves on its GPU."""
+    """Differences between the traced operators of a cell and those its GPU would run."""
     recipe = cell.recipe
     has_scan = recipe.mamba == "mamba-ssm"
     uses_sdpa = recipe.attention == "sdpa"
@@ -143,7 +144,7 @@ def approximations(cell: Cell, model: Model, gpu: Gpu) -> tuple[str, ...]:
         "fp16 by the rules autocast has on a CPU": recipe.precision == "fp16",
         "bitsandbytes multiplies dequantised weights, whatever the rows": recipe.method == "qlora",
     }
-    return tuple(what for what, does in stands_in.items() if does)
+    return tuple(text for text, applies in stands_in.items() if applies)
 
 
 def _since(gpu: Gpu, capability: float) -> bool:
@@ -152,34 +153,38 @@ def _since(gpu: Gpu, capability: float) -> bool:
 
 @cache
 def versions() -> tuple[tuple[str, str], ...]:
-    """The libraries whose code is traced, and which."""
+    """Names and versions of the libraries whose code is traced."""
     return tuple((name, metadata.version(name)) for name in STACK)
 
 
 @cache
 def simulation_code() -> str:
-    """A fingerprint of all that a simulated number comes from: numbers of two are not mixed."""
-    here = Path(__file__).parent
+    """Fingerprint of the code behind simulated numbers; two versions are never mixed."""
+    folder = Path(__file__).parent
     digest = hashlib.sha256(_code().encode())
-    for path in sorted(here.glob("*.py")):
+    for path in sorted(folder.glob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:8]
 
 
 @cache
 def _code() -> str:
-    """A fingerprint of the code that builds, steps and traces."""
+    """Fingerprint of the code that builds, steps and traces."""
     digest = hashlib.sha256()
-    for path in _sources(Path(__file__).parent.parent):
+    for path in trace_sources(Path(__file__).parent.parent):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
-def _sources(trials: Path) -> Iterator[Path]:
-    """All but what comes after a trace."""
+def trace_sources(trials: Path) -> Iterator[Path]:
+    """Source files whose change makes stored traces invalid.
+
+    Args:
+        trials: folder of the package.
+    """
     for folder in ("models", "devices", "simulation/tracing"):
         yield from sorted((trials / folder).glob("*.py"))
     yield trials / "records" / "model.py"
     yield from (trials / "training" / name for name in ("finetune.py", "optimizers.py"))
-    traced = ("recording.py", "layer_expansion.py", "trace_cache.py")
+    traced = ("recording.py", "layer_expansion.py", "trace_cache.py", "trace_request.py")
     yield from (trials / "simulation" / name for name in traced)

@@ -1,7 +1,7 @@
-"""The process that traces, from outside. Next to nothing is imported here.
+"""Parent's side of the tracing process. It imports next to nothing.
 
-Importing PyTorch and its like takes it longer than all that it is asked for: it can be started
-before that is known.
+Importing PyTorch and transformers takes the child longer than its traces, so that it can be started
+before its requests are known.
 """
 
 import contextlib
@@ -25,23 +25,23 @@ CHILD = (
 
 
 def cache_folder() -> Path:
-    """Where traces are kept: in the user's cache, as other programs do."""
+    """Folder of traces in the user's cache (XDG_CACHE_HOME)."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "finetune-cost" / "traces"
 
 
 def key_start(model_name: str, seq_len: int) -> str:
-    """How the keys of a model's traces at a length begin."""
+    """Common prefix of the keys of a model's traces at a sequence length."""
     plain = re.sub(r"[^\w.-]", "_", model_name)
     return f"{plain}-{seq_len}-"
 
 
 class TracingChild:
-    """Starts the process."""
+    """A tracing process, started at once."""
 
     def __init__(self) -> None:
         pipe = subprocess.PIPE
-        self._heard, self._telling = os.pipe()
+        self._progress, progress_end = os.pipe()
         self._process = subprocess.Popen(
             CHILD,
             env=os.environ | CHILD_VARIABLES,
@@ -49,57 +49,65 @@ class TracingChild:
             stdout=pipe,
             stderr=pipe,
             text=True,
-            pass_fds=(self._telling,),
+            pass_fds=(progress_end,),
         )
-        os.close(self._telling)
+        self._progress_end = progress_end
+        os.close(progress_end)
 
     def answer(
         self,
-        asked: Iterable[str],
-        how: tuple[str, bool, float],
+        requests: Iterable[str],
+        settings: tuple[str, bool, float],
         timeout_seconds: float,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> tuple[str, str]:
-        """What it says to what it is asked, and what it printed besides; it ends with that.
+        """Send all requests, and return the replies and the printed text; the process ends then.
 
         Args:
-            asked: a line for each trace.
-            how: the folder for them, whether all at the same time, how long each may take.
-            timeout_seconds: how long all may take.
-            tell: is given a line on what takes long, as it does.
+            requests: a line for each trace.
+            settings: folder for the traces, whether to make all at once, seconds for each.
+            timeout_seconds: longest time for all.
+            report: called with a line on each trace that takes long, while it does.
 
         Raises:
-            TimeoutExpired: it took longer, and was killed.
+            TimeoutExpired: the process took longer, and was killed.
         """
-        first = json.dumps([*how, self._telling]) + "\n"
-        listening = Thread(target=self._listen, args=(tell,), daemon=True)
-        listening.start()
+        first = json.dumps([*settings, self._progress_end]) + "\n"
+        listener = Thread(target=self._listen, args=(report,), daemon=True)
+        listener.start()
         try:
-            return self._process.communicate(first + "".join(asked), timeout=timeout_seconds)
+            return self._process.communicate(first + "".join(requests), timeout=timeout_seconds)
         finally:
             self.end()
-            listening.join(1.0)  # what it told before it ended
+            listener.join(1.0)  # for lines written before the end
 
-    def _listen(self, tell: Callable[[str], None]) -> None:
-        with open(self._heard, encoding="utf-8") as lines:  # noqa: PTH123 - a pipe has no path
+    def _listen(self, report: Callable[[str], None]) -> None:
+        with open(self._progress, encoding="utf-8") as lines:  # noqa: PTH123 - a pipe has no path
             for line in lines:
-                tell(line.rstrip("\n"))
+                report(line.rstrip("\n"))
 
     def end(self) -> None:
-        """Kills it, unless it has ended."""
+        """Kill the process, unless it has ended."""
         self._process.kill()
-        with contextlib.suppress(ValueError):  # its pipes are closed already
+        with contextlib.suppress(ValueError):  # the pipes are closed already
             self._process.communicate()
 
 
 @contextlib.contextmanager
 def started_ahead(model_name: str, seq_len: int) -> Iterator[list[TracingChild]]:
-    """One to be asked, as it seems; none where there are traces, or it would take the only core."""
+    """Start a tracing process that will probably be needed.
+
+    None is started where the cell has traces, or where it would take the only core.
+
+    Args:
+        model_name: name of the model.
+        seq_len: tokens per example.
+    """
     is_traced = any(cache_folder().glob(f"{key_start(model_name, seq_len)}*"))
     ahead = [] if is_traced or len(os.sched_getaffinity(0)) == 1 else [TracingChild()]
-    ours = list(ahead)
+    started = list(ahead)
     try:
         yield ahead
     finally:
-        for child in ours:
+        for child in started:
             child.end()

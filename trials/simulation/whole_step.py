@@ -1,4 +1,4 @@
-"""The whole model's steps at any batch size, from a trace of one size or of two."""
+"""Steps of the whole model at any batch size, from traces at one or two batch sizes."""
 
 import numpy as np
 
@@ -19,12 +19,12 @@ UNIT = 512  # the allocator's smallest block; sizes are multiples of it
 
 
 class Steps:
-    """Two steps of a whole model: the first, and one as all that follow.
+    """Two steps of a whole model: the first, and one like all later ones.
 
-    Sizes and work are affine in the batch size, so two traced sizes tell the others.
+    Sizes and work are affine in the batch size, so two traced batch sizes determine all others.
 
     Args:
-        trace: of the cell, at one size or at two.
+        trace: trace of the cell at one or two batch sizes.
     """
 
     def __init__(self, trace: StepTrace) -> None:
@@ -38,7 +38,9 @@ class Steps:
         self._signs = np.where(made[moves], 1, -1)
         self._segments: IntArray = stream.segments[moves]
         self._purposes: IntArray = stream.purposes
-        self._bytes = [_of_moves(s.names, s.numbers[:, Column.BYTES], made, moves) for s in streams]
+        self._bytes = [
+            _bytes_of_moves(s.names, s.numbers[:, Column.BYTES], made, moves) for s in streams
+        ]
         works = np.flatnonzero(~moves)
         works = works[works >= stream.steady_from]
         self._works = Operators(
@@ -50,25 +52,25 @@ class Steps:
         self._numbers = [s.numbers[works] for s in streams]
 
     def storages(self, batch_size: int) -> tuple[IntArray, IntArray]:
-        """Storages as they come and go: their names, and their bytes, negative where they go."""
+        """Names of the storages allocated and freed, and their bytes, negative where freed."""
         size = np.maximum(np.rint(self._at(batch_size, self._bytes)), 0).astype(np.int64)
         return self._names, size * self._signs
 
     def operators(self, batch_size: int) -> Operators:
-        """What a steady step runs."""
+        """Operators of a step once the optimizer has its state."""
         numbers = np.maximum(self._at(batch_size, self._numbers), 0.0)
         works = self._works
         return Operators(works.kinds, works.names, numbers, works.segments)
 
     def peak_bytes(self, batch_size: int) -> int:
-        """Most bytes at once, each storage rounded up as the allocator does."""
+        """Most bytes in use at once, with storages rounded up like the allocator's blocks."""
         _, sizes = self.storages(batch_size)
         rounded = -(-np.abs(sizes) // UNIT) * UNIT * np.sign(sizes)
         held = -(-self.held.sizes // UNIT) * UNIT
         return int(held.sum() + np.cumsum(rounded).max(initial=0))
 
     def at_peak(self, batch_size: int) -> dict[Purpose, int]:
-        """Bytes of what is there at the peak, by what it is for."""
+        """Bytes in use at the peak by purpose."""
         names, sizes = self.storages(batch_size)
         until = int(np.cumsum(sizes).argmax()) + 1
         moved = np.bincount(
@@ -86,11 +88,11 @@ class Steps:
         return numbers[0] + part * (numbers[1] - numbers[0])
 
 
-def _of_moves(
+def _bytes_of_moves(
     names: IntArray, numbers: FloatArray, made: np.ndarray, moves: np.ndarray
 ) -> FloatArray:
-    """The bytes of the storage of each event, whether it comes or goes."""
+    """Bytes of each event's storage, (events,), for allocations and frees alike."""
     by_name = np.zeros(int(names[moves].max(initial=-1)) + 1)
     by_name[names[made]] = numbers[made]
-    found: FloatArray = by_name[names[moves]]
-    return found
+    sizes: FloatArray = by_name[names[moves]]
+    return sizes

@@ -1,4 +1,4 @@
-"""The training code itself: a model under a recipe, and one optimizer step."""
+"""Training code: a model under a recipe, and one optimizer step."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -19,8 +19,8 @@ from trials.records.observation import Built, ParameterCounts
 from trials.records.recipe import Recipe
 from trials.training.optimizers import make_stepper
 
-# Parts of the names of operators that tell which kernels ran.
-TELLING = (
+# Parts of operator names that identify the kernels that ran.
+IDENTIFYING = (
     "bitsandbytes",
     "causal_conv1d",
     "convolution",
@@ -31,7 +31,7 @@ TELLING = (
 
 
 def import_libraries(recipe: Recipe) -> None:
-    """Imports what a recipe needs beyond torch and transformers; seconds each, so not more."""
+    """Import the libraries of a recipe beyond torch and transformers; each takes seconds."""
     if recipe.method != "full":
         importlib.import_module("peft")
     if recipe.method == "qlora" or "8bit" in recipe.optimizer:
@@ -39,29 +39,29 @@ def import_libraries(recipe: Recipe) -> None:
 
 
 def model_tensors(model: nn.Module) -> list[torch.Tensor]:
-    """Weights, 4-bit quantisation constants, buffers: what a model itself occupies."""
-    found: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
+    """Tensors of a model itself: weights, constants of 4-bit weights, buffers."""
+    tensors: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
     for parameter in model.parameters():
         state = getattr(parameter, "quant_state", None)
         if state is not None:
-            found += [state.absmax, state.code]
+            tensors += [state.absmax, state.code]
             if state.nested:
-                found += [state.offset, state.state2.absmax, state.state2.code]
-    return found
+                tensors += [state.offset, state.state2.absmax, state.state2.code]
+    return tensors
 
 
 class NotTrainingError(RuntimeError):
-    """The step did not do what fine-tuning does."""
+    """The loss of a step is not finite."""
 
 
 class FineTuning:
     """A model under a recipe, its optimizer and its data, on one device.
 
     Args:
-        cell: what is fine-tuned.
+        cell: cell to fine-tune.
         model: the model of the cell's name.
-        device: where it runs.
-        seed: weights and tokens are drawn from it, alike in every process.
+        device: device that runs it.
+        seed: seed of weights and tokens, which are equal in every process.
     """
 
     def __init__(self, cell: Cell, model: Model, *, device: torch.device, seed: int) -> None:
@@ -78,13 +78,13 @@ class FineTuning:
             seed=seed,
         )
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
-        # Every probe starts from the same weights: routing follows them, memory follows routing.
-        # On the host, where they are in nobody's way.
+        # Every probe starts from the same weights, since routing depends on weights and memory on
+        # routing. The copy is on the host, outside the measured memory.
         self._initial = [p.detach().to("cpu", copy=True) for p in self.trainable]
         self.stepper = make_stepper(self.model, self.trainable, cell.recipe, device)
 
     def start_over(self) -> None:
-        """Initial weights, no gradients, an optimizer without state: as in a fresh process."""
+        """Restore initial weights, drop gradients and optimizer state, as in a fresh process."""
         self.stepper.close()
         with torch.no_grad():
             for parameter, initial in zip(self.trainable, self._initial, strict=True):
@@ -94,7 +94,7 @@ class FineTuning:
         self.stepper = make_stepper(self.model, self.trainable, self._cell.recipe, self._device)
 
     def tokens(self, batch_size: int, draw: int = 0) -> torch.Tensor:
-        """Random token ids (batch_size, seq_len), the same for every probe of a size and draw."""
+        """Random token ids (batch_size, seq_len), equal for every probe of a size and draw."""
         generator = torch.Generator().manual_seed(
             (self._seed * 1_000_003 + batch_size) * 1_009 + draw
         )
@@ -102,46 +102,47 @@ class FineTuning:
         return torch.randint(self._facts.vocab_size, shape, generator=generator).to(self._device)
 
     def step(self, tokens: torch.Tensor, labels: torch.Tensor | None = None) -> float:
-        """One whole optimizer step on a batch.
+        """Run one whole optimizer step on a batch.
 
         Args:
-            tokens: (batch, length) ids.
-            labels: the same, -100 where nothing is to be learned; absent to learn all of it.
+            tokens: (batch, length) token ids.
+            labels: (batch, length) token ids, -100 for tokens without a loss; absent for
+                ``tokens``.
 
         Returns:
-            The loss, in nats per token. Reading it waits for the device, as a loop that logs does.
+            Loss in nats per token. Reading it waits for the device, as a loop that logs does.
 
         Raises:
-            NotTrainingError: the loss is not a number.
+            NotTrainingError: the loss is not finite.
         """
-        wanted = tokens if labels is None else labels
-        value = self.stepper.step(lambda model: model(input_ids=tokens, labels=wanted).loss)
+        targets = tokens if labels is None else labels
+        value = self.stepper.step(lambda model: model(input_ids=tokens, labels=targets).loss)
         if not value < float("inf"):
             raise NotTrainingError(f"the loss is {value}: these steps train nothing")
         return value
 
-    def look(self, tokens: torch.Tensor) -> None:
-        """A forward pass that trains nothing, in the precision of a step."""
+    def forward(self, tokens: torch.Tensor) -> None:
+        """Run a forward pass without gradients, in the precision of a step."""
         is_cast = self._cell.recipe.precision == "fp16"
         kind = self._device.type
         with torch.no_grad(), torch.autocast(kind, torch.float16, enabled=is_cast):
             self.model(input_ids=tokens)
 
     def tensors(self) -> list[torch.Tensor]:
-        """Weights, 4-bit quantisation constants, buffers: what the model itself occupies."""
+        """Tensors of the model itself (``model_tensors``)."""
         return model_tensors(self.model)
 
     def implied(self) -> ParameterCounts:
-        """The parameter counts that the recipe implies for the model as transformers has it."""
+        """Parameter counts that the recipe implies for the stock model of transformers."""
         stock = stock_model(self._facts, self._cell.recipe, self._cell.active_experts)
         return implied_parameters(stock, self._cell.recipe)
 
     def built(self) -> Built:
-        """What the model turned out to be. Runs one step of one example to see, and starts over."""
+        """Properties of the built model. It runs one step of one example, and starts over."""
         layers = decoder_layers(self.model)
         with _Census(layers) as census:
             self.step(self.tokens(1))
-        found = Built(
+        built = Built(
             parameters=self._parameters(),
             dtypes=self._dtypes(),
             adapters=sum(1 for module in self.model.modules() if hasattr(module, "lora_A")),
@@ -154,14 +155,14 @@ class FineTuning:
             kernels=tuple(sorted(census.kernels)),
         )
         self.start_over()
-        return found
+        return built
 
     def _attention(self) -> str | None:
         config: Any = self.model.config
         return str(config._attn_implementation) if self._facts.has_attention else None  # noqa: SLF001 - no other name
 
     def _parameters(self) -> ParameterCounts:
-        """Logical parameters in the model as built; two 4-bit weights share a stored byte."""
+        """Logical parameters of the built model; two 4-bit weights share a stored byte."""
         total = trainable = four_bit = 0
         for parameter in self.model.parameters():
             elements = parameter.numel()
@@ -179,11 +180,11 @@ class FineTuning:
 
 
 class _Census(TorchDispatchMode):
-    """Watches one step: which telling operators run, and which layers run twice.
+    """Observes one step: the identifying operators that run, and the layers that run twice.
 
     Args:
-        layers: decoder layers. One that is checkpointed is run again in the backward pass; its own
-            hooks may not be, those of the modules in it are.
+        layers: decoder layers. The backward pass runs a checkpointed layer again; that may skip the
+            layer's own hooks, but not those of the modules in it.
     """
 
     def __init__(self, layers: list[nn.Module]) -> None:
@@ -198,7 +199,7 @@ class _Census(TorchDispatchMode):
 
     @property
     def layers_run_twice(self) -> int:
-        """Layers of which some part was run more than once."""
+        """Number of layers with a module that ran more than once."""
         return len({layer for (layer, _), runs in self._runs.items() if runs > 1})
 
     def __exit__(self, *exception: object) -> None:
@@ -213,9 +214,9 @@ class _Census(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Runs the operator and notes it."""
+        """Run an operator and note its name."""
         name = func.name().partition(".")[0]
-        if any(part in name for part in TELLING):
+        if any(part in name for part in IDENTIFYING):
             self.kernels.add(name)
         return func(*args, **(kwargs or {}))
 

@@ -1,18 +1,16 @@
-"""Fine-tuning on a data set with the optimizer step that is timed, and evaluation per epoch.
+"""Fine-tuning on a data set with the optimizer step that trials time, and evaluation per epoch.
 
 ``transformers.get_scheduler`` and PyTorch's data loader do their parts. ``transformers.Trainer``
-does not run the loop: its training step is not the timed one (on a CPU it drops fp16 without a
-word), a kill leaves its checkpoint half-written, and a full disk ends its training.
+does not run the loop: its training step differs from the timed one (on a CPU it drops fp16 without
+a warning), a kill leaves its checkpoint half-written, and a full disk ends its training.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn import functional
 from torch.utils.data import DataLoader
 from transformers import get_scheduler
 
@@ -22,19 +20,11 @@ from trials.child_process.token_counter import (
     tokenizer_load_failure,
 )
 from trials.records.learning import EpochReply, Heartbeat, HeldOutScores, LearnSetup
-from trials.training.learning_batches import IGNORED, Encoded, HeldOut, padded, read_examples
+from trials.training.evaluation import held_out_scores
+from trials.training.learning_batches import IGNORED, padded, read_examples
 from trials.training.optimizers import SkippedStepError
 from trials.training.tokenizer_worker import ExampleTokenizer
 from trials.training.worker import Worker
-
-
-@dataclass(frozen=True, slots=True)
-class _Score:
-    """Score of one answer: nats, tokens, and whether each token is the likeliest."""
-
-    nats: float
-    tokens: int
-    exact: bool
 
 
 class Learner:
@@ -66,7 +56,7 @@ class Learner:
             setup.training.cutoff,
             setup.model.vocab_size,
         )
-        # The build is checked with one random sequence: the length of the longest example will do.
+        # One random sequence checks the build; it need not be longer than the longest example.
         longest = max(len(sequence.ids) for sequence in self.examples.sequences)
         cell = setup.cell.model_copy(update={"seq_len": max(longest, 2)})
         self.worker = Worker(setup.model_copy(update={"cell": cell}))
@@ -117,7 +107,7 @@ class Learner:
         if epoch == 0:
             self._start_over()
             self.attempt = attempt
-            return EpochReply(epoch=0, tested=self._evaluated())
+            return EpochReply(epoch=0, tested=self._tested())
         if epoch != self.epoch + 1:
             raise ValueError(f"asked for epoch {epoch} after {self.epoch} epochs")
         self.attempt = attempt
@@ -128,7 +118,7 @@ class Learner:
             train_loss=loss,
             steps=steps,
             skipped_steps=skipped,
-            tested=self._evaluated(),
+            tested=self._tested(),
         )
         return reply.model_copy(update={"remark": self._save(reply)})
 
@@ -157,53 +147,15 @@ class Learner:
             self._listen(Heartbeat(doing="training", done=step, total=len(batches)))
         return (nats / tokens if tokens else None), len(batches), skipped
 
-    def _evaluated(self) -> HeldOutScores:
-        """Scores of every held-out example."""
-        model = self._tuning.model
-        model.eval()
-        for module in model.modules():
-            # On a CPU bitsandbytes packs 4-bit weights anew for layers in evaluation mode, in a
-            # way that not all of its kernels take; such layers have no other use for the mode.
-            if getattr(getattr(module, "weight", None), "quant_state", None) is not None:
-                module.training = True
-        try:
-            scores = iter(self._scores())
-        finally:
-            model.train()
-        nats, tokens, correct = [], [], []
-        for example in self.examples.held_out:
-            answers = [next(scores) for _ in example.answers]
-            nats.append(answers[example.right].nats)
-            tokens.append(answers[example.right].tokens)
-            correct.append(_is_correct(example, answers))
-        return HeldOutScores(nats=tuple(nats), tokens=tuple(tokens), correct=tuple(correct))
-
-    def _scores(self) -> list[_Score]:
-        """Scores of each held-out answer, in order; sequences of like lengths share a batch."""
-        answers = [answer for example in self.examples.held_out for answer in example.answers]
-        order = sorted(range(len(answers)), key=lambda index: len(answers[index].ids))
-        scores: dict[int, _Score] = {}
-        size = self._training.batch_size
-        for start in range(0, len(order), size):
-            batch = order[start : start + size]
-            scores |= zip(batch, self._scored([answers[at] for at in batch]), strict=True)
-            self._listen(Heartbeat(doing="testing", done=len(scores), total=len(answers)))
-        return [scores[index] for index in range(len(answers))]
-
-    @torch.no_grad()
-    def _scored(self, batch: Sequence[Encoded]) -> list[_Score]:
-        ids, labels = padded(batch)
-        with torch.autocast(self._device.type, torch.float16, enabled=self._half):
-            logits = self._tuning.model(input_ids=ids.to(self._device)).logits[:, :-1]
-        labels = labels[:, 1:].to(self._device)
-        is_answer = labels != IGNORED
-        # Of answers alone: fp32 logits of whole prompts would be the largest tensor by far.
-        predicted, target = logits[is_answer].float(), labels[is_answer]
-        nats = functional.cross_entropy(predicted, target, reduction="none").double()
-        wrong = predicted.argmax(-1) != target
-        counts = is_answer.sum(1).tolist()
-        parts = zip(torch.split(nats, counts), torch.split(wrong, counts), strict=True)
-        return [_Score(float(n.sum()), len(n), not bool(w.any())) for n, w in parts]
+    def _tested(self) -> HeldOutScores:
+        """Evaluate all held-out examples."""
+        return held_out_scores(
+            self._tuning.model,
+            self.examples.held_out,
+            self._training.batch_size,
+            autocast=self._half,
+            listen=self._listen,
+        )
 
     def _save(self, reply: EpochReply) -> str | None:
         """Write a checkpoint, whole or not at all; return one line on why it failed, or None."""
@@ -260,13 +212,3 @@ def _tokenizer(setup: LearnSetup) -> ExampleTokenizer:
         if setup.tokenizer == setup.model.weights:
             text = mention_own_tokenizer(text, setup.tokenizer)
         raise TokenizerError(f"--tokenizer {text}") from None
-
-
-def _is_correct(example: HeldOut, scores: Sequence[_Score]) -> bool:
-    """Whether the right choice is the likeliest; without choices, whether every token is.
-
-    Greedy decoding writes an answer if and only if each of its tokens is the likeliest.
-    """
-    if len(scores) == 1:
-        return scores[0].exact
-    return min(range(len(scores)), key=lambda at: scores[at].nats) == example.right

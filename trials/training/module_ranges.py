@@ -1,4 +1,4 @@
-"""Profiler ranges around the parts of a model: which layer and which product ran an operator."""
+"""Profiler ranges around the parts of a model, which attribute operators to layers."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Self
@@ -14,19 +14,19 @@ from trials.training.operator_attribution import Part
 Step = Callable[[], object]
 Handle = Any  # torch's handle of a hook
 
-# Names of linear layers in experts and MLPs, without the endings that say no more.
+# Roles of linear layers in experts and MLPs, by their names without suffixes.
 PRODUCTS = {
     "gate": "gate", "gate_up": "gate+up", "w1": "gate", "up": "up", "w3": "up", "fc1": "up",
     "down": "down", "w2": "down", "fc2": "down",
 }  # fmt: skip
 PRODUCTS_OF_SHAPES = frozenset(f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm"))
-ATTENTION = "aten::_scaled_dot_product_"  # and which of PyTorch's own kernels
+ATTENTION = "aten::_scaled_dot_product_"  # prefix of PyTorch's attention kernels
 
 
 class Ranges:
-    """Ranges of the profile around a model's layers and what is in its experts.
+    """Profiler ranges around a model's layers and the parts of its experts.
 
-    A context manager: on leaving, the hooks are taken off.
+    A context manager that removes its hooks on exit.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -34,14 +34,14 @@ class Ranges:
         self._stage: Stage = "forward"
         self._open: list[tuple[Part, Any]] = []
         self._hooks: list[Handle] = []
-        self._of_stage: Any = None
-        self._loss: Any = None
+        self._stage_range: Any = None
+        self._loss_range: Any = None
 
     def __enter__(self) -> Self:
         for module, layer, product in parts_of(self._model):
             self._hooks += [
                 module.register_forward_pre_hook(self._opener(layer, product)),
-                # Also where recomputing ends early, in the middle of a module.
+                # always_call: recomputation may end early, in the middle of a module.
                 module.register_forward_hook(self._closer, always_call=True),
             ]
         head: nn.Module = self._model.get_output_embeddings()  # type: ignore[operator]
@@ -53,29 +53,28 @@ class Ranges:
             hook.remove()
 
     def stage(self, stage: Stage) -> None:
-        """A stage begins."""
+        """Begin a stage."""
         self.close()
         self._stage = stage
-        self._of_stage = _entered(whole_stage(stage).range_name)
+        self._stage_range = _entered(whole_stage(stage).range_name)
 
     def close(self) -> None:
-        """A stage ends, and with the forward pass the loss."""
-        for of in (self._loss, self._of_stage):
-            if of is not None:
-                of.__exit__(None, None, None)
-        self._loss = self._of_stage = None
+        """End the stage, and the loss with the forward pass."""
+        for opened in (self._loss_range, self._stage_range):
+            if opened is not None:
+                opened.__exit__(None, None, None)
+        self._loss_range = self._stage_range = None
 
     def _open_loss(self) -> None:
         if self._stage == "forward":
-            self._loss = _entered(Part("forward", "loss").range_name)
+            self._loss_range = _entered(Part("forward", "loss").range_name)
 
     def _opener(self, layer: Layer | None, product: str) -> Callable[..., None]:
         def open_range(*_: object) -> None:
             above = self._open[-1][0] if self._open else None
-            of = layer or "other"
             part = Part(
                 "recompute" if self._stage == "backward" else self._stage,
-                of if above is None else above.layer,
+                layer or "other" if above is None else above.layer,
                 product or ("" if above is None else above.product),
             )
             self._open.append((part, _entered(part.range_name)))
@@ -87,7 +86,7 @@ class Ranges:
 
 
 def whole_stage(stage: Stage) -> Part:
-    """What of a stage is no layer's."""
+    """Part for operators of a stage outside all layers."""
     return Part(stage, "optimizer" if stage == "optimizer" else "other")
 
 
@@ -98,9 +97,9 @@ def _entered(name: str) -> Any:
 
 
 def parts_of(model: nn.Module) -> Iterator[tuple[nn.Module, Layer | None, str]]:
-    """The modules that a profile tells apart: their layer, and what their products are.
+    """Modules that a profile distinguishes: kind of layer, and role of their products.
 
-    A module in a layer that is told apart already has no layer of its own.
+    A module inside a distinguished layer has no layer of its own (None).
     """
     head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
     blocks = {id(parent) for parent, _ in expert_modules(model)}
@@ -138,7 +137,7 @@ def _layer(module: nn.Module, name: str, *, is_block: bool) -> Layer | None:
 def _product(path: str, module: nn.Module, inside: Layer) -> str:
     name = path.rpartition(".")[2]
     if name in {"lora_A", "lora_B"} or ".lora_" in path:
-        # Their containers are never called, what is in them is.
+        # Their containers are never called, only the modules in them.
         return "" if isinstance(module, nn.ModuleDict) else "adapter"
     if inside not in ("experts", "mlp"):
         return ""
@@ -153,14 +152,14 @@ def _product(path: str, module: nn.Module, inside: Layer) -> str:
 
 
 def _prefixes(path: str) -> Iterator[str]:
-    """The paths of the modules that hold one."""
+    """Paths of the modules that contain the module at a path, innermost first."""
     while "." in path:
         path = path.rpartition(".")[0]
         yield path
 
 
 def expert_modules(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
-    """Every module of experts, after the block that holds it and its router."""
+    """Modules of experts, each preceded by the block that holds it and its router."""
     for parent in model.modules():
         for child in parent.children():
             if isinstance(child, LoopedExperts) or is_fused(child):

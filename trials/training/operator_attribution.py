@@ -1,8 +1,8 @@
-"""Whose operators a profile shows: stage, layer and kernel of each. Pure: it reads events alone.
+"""Attribution of profiled operators to stages, layers and kernels. Pure: it reads events alone.
 
-A forward operator is below the range that its module's hooks opened. A backward operator is below
-a node of autograd, which has the sequence number that its forward operator had; so it is that
-operator's layer's. An operator below a range that was opened in the backward pass is recomputed.
+A forward operator is below the range that the hooks of its module opened. A backward operator is
+below a node of autograd with the sequence number of its forward operator, and so belongs to the
+layer of that operator. An operator below a range that opened in the backward pass is recomputed.
 """
 
 from collections import defaultdict
@@ -18,8 +18,8 @@ NODE = "autograd::engine::evaluate_function: "
 ACCUMULATE = "AccumulateGrad"
 GROUPED_PRODUCTS = ("aten::_grouped_mm", "transformers::grouped_mm_fallback")
 
-# What operators do, by parts of their names, the first that fits. On a GPU a kernel's own name is
-# asked where its operator's says nothing.
+# Classes of operators by parts of their names; the first match counts. On a GPU the kernel's own
+# name decides where that of its operator is not specific.
 KERNELS = (
     ("dequantise", ("dequant",)),
     ("attention", ("scaled_dot_product", "flash_attn", "flash_attention", "flash_fwd",
@@ -36,7 +36,7 @@ KERNELS = (
     ("copy", ("copy", "aten::cat", "aten::stack", "aten::fill_", "aten::zero_", "memcpy", "memset",
               "contiguous", "aten::clone")),
 )  # fmt: skip
-# They move no data: their own time is the host's.
+# Operators that move no data: their time is that of the host.
 VIEWS = frozenset(
     {
         "alias", "as_strided", "chunk", "detach", "empty", "empty_like", "empty_strided", "expand",
@@ -59,7 +59,7 @@ class LaunchedKernel(Protocol):
 
 
 class Event(Protocol):
-    """What is read of an event of torch.profiler."""
+    """Attributes of a torch.profiler event that attribution reads."""
 
     name: str
     thread: int
@@ -72,17 +72,17 @@ class Event(Protocol):
 
     @property
     def self_cpu_time_total(self) -> float:
-        """Microseconds, those of the events below it taken off."""
+        """Microseconds without those of the events below it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Where in a step, and in which module.
+    """Position of an operator: stage, layer and role of the module.
 
     Attributes:
         stage, layer: as in a ProfileRow.
-        product: what a matrix product in it is: ``gate``, ``up``, ``down``, ``router``, ``adapter``
-            or nothing special.
+        product: role of a matrix product in it: ``gate``, ``up``, ``down``, ``router``, ``adapter``
+            or empty.
     """
 
     stage: Stage
@@ -91,11 +91,11 @@ class Part:
 
     @property
     def range_name(self) -> str:
-        """What its range is called in a profile."""
+        """Name of its range in a profile."""
         return f"{RANGE}{self.stage}|{self.layer}|{self.product}"
 
     def during(self, stage: Stage) -> "Part":
-        """The same module at another time."""
+        """The same module in another stage."""
         return Part(stage, self.layer, self.product)
 
 
@@ -107,12 +107,12 @@ def _of_range(name: str) -> Part:
 def rows(
     events: Iterable[Event], flops_of: Callable[[Event], int], *, on_gpu: bool
 ) -> list[ProfileRow]:
-    """The events of one step, added up.
+    """Sum the events of one step by stage, layer and kernel.
 
     Args:
-        events: those of CPU threads.
-        flops_of: floating-point operations of an event; shapes must have been recorded for any.
-        on_gpu: count the time of kernels, not that of operators.
+        events: events of CPU threads.
+        flops_of: returns the floating-point operations of an event, which needs recorded shapes.
+        on_gpu: whether to count the time of kernels instead of operators.
     """
     seconds: defaultdict[Place, float] = defaultdict(float)
     calls: defaultdict[Place, int] = defaultdict(int)
@@ -124,13 +124,13 @@ def rows(
             seconds[place] += microseconds / 1e6
             calls[place] += 1
         flops[part.stage, part.layer, kernel_of(event.name, part)] += flops_of(event)
-    places = {place for of in (seconds, flops) for place, value in of.items() if value}
+    places = {place for sums in (seconds, flops) for place, value in sums.items() if value}
     return [
         ProfileRow(
             stage=place[0],
             layer=place[1],
             kernel=place[2],
-            # The clock's rounding can make a parent shorter than its parts.
+            # Rounding of the clock can make a parent shorter than its parts.
             seconds=max(0.0, seconds[place]),
             calls=calls[place],
             flops=flops[place],
@@ -140,29 +140,32 @@ def rows(
 
 
 def _timed_kernels(event: Event) -> Iterator[tuple[str, float]]:
-    says_nothing = kernel_of(event.name, Part("forward", "other")) in ("host", "element-wise")
+    is_generic = kernel_of(event.name, Part("forward", "other")) in ("host", "element-wise")
     for kernel in event.kernels:
-        own = f"kernel::{kernel.name.lower()}" if says_nothing else event.name
-        yield own, kernel.duration
+        name = f"kernel::{kernel.name.lower()}" if is_generic else event.name
+        yield name, kernel.duration
 
 
 def kernel_of(name: str, part: Part) -> str:
-    """What an operator does; a matrix product by its module, where that has several."""
+    """Class of an operator; a matrix product has the role of its module, if that has several."""
     if part.stage == "optimizer":
         return "update"
     is_no_operator = "::" not in name or name.startswith((NODE, RANGE, "profiler::", "torch::"))
     if is_no_operator or (name.startswith("aten::") and name.removeprefix("aten::") in VIEWS):
-        found = "host"
+        kernel_class = "host"
     else:
         fits = (kernel for kernel, words in KERNELS if any(word in name for word in words))
-        found = next(fits, "element-wise")
+        kernel_class = next(fits, "element-wise")
     if part.product == "router":
-        return {"matmul": "router", "host": "host", "dequantise": "dequantise"}.get(found, "top-k")
-    return f"matmul {part.product}" if found == "matmul" and part.product else found
+        return {"matmul": "router", "host": "host", "dequantise": "dequantise"}.get(
+            kernel_class, "top-k"
+        )
+    is_role = kernel_class == "matmul" and part.product
+    return f"matmul {part.product}" if is_role else kernel_class
 
 
 def attributed(events: Iterable[Event]) -> Iterator[tuple[Event, Part]]:
-    """Each event of the steps with the part of them that it belongs to."""
+    """Events of the steps with the parts that they belong to, in the order of their start."""
     ordered = sorted(events, key=lambda e: (e.time_range.start, -e.time_range.end))
     parts = _Parts(ordered)
     for event in ordered:
@@ -172,38 +175,39 @@ def attributed(events: Iterable[Event]) -> Iterator[tuple[Event, Part]]:
 
 
 class _Parts:
-    """Finds the part that an event belongs to. Events are asked for in the order of their start."""
+    """Finds the part of an event. Callers pass events in the order of their start."""
 
     def __init__(self, ordered: Sequence[Event]) -> None:
-        self._known: dict[int, Part | None] = {}
+        self._parts: dict[int, Part | None] = {}
         self._products: defaultdict[int, int] = defaultdict(int)
         self._last_node: dict[int, Part] = {}
         self._recomputing = _recomputed_spans(ordered)
-        # The number is that of the next node: the last operator that had it made the node.
+        # Operators have the sequence number of the next node, so the last one with a number made
+        # that node.
         self._forward: dict[tuple[int, int], Part] = {}
 
     def of(self, event: Event) -> Part | None:
-        """None for what is of no step."""
-        part = self._found(event)
-        self._known[id(event)] = part
+        """Part of an event; None outside all steps."""
+        part = self._locate(event)
+        self._parts[id(event)] = part
         if event.sequence_nr >= 0 and part is not None and part.stage in ("forward", "recompute"):
             self._forward[event.thread, event.sequence_nr] = part
         return part
 
-    def _found(self, event: Event) -> Part | None:
+    def _locate(self, event: Event) -> Part | None:
         if event.name.startswith(RANGE):
             return _of_range(event.name)
         if event.name.startswith(NODE):
             return self._of_node(event)
         parent = event.cpu_parent
-        above = None if parent is None else self._known.get(id(parent))
+        above = None if parent is None else self._parts.get(id(parent))
         if above is None:
             return None
         span = self._recomputing.get(id(parent))
         if span is not None and span[0] <= event.time_range.start <= span[1]:
             return Part("recompute", "other")
         if event.name in GROUPED_PRODUCTS and above.stage in ("forward", "recompute"):
-            # The first product of fused experts is the one their module is named for.
+            # The first product of fused experts has the role of their module, the second is down.
             self._products[id(parent)] += 1
             if self._products[id(parent)] > 1:
                 return Part(above.stage, above.layer, "down")
@@ -213,14 +217,14 @@ class _Parts:
         thread = event.thread if event.fwd_thread is None else event.fwd_thread
         part = self._forward.get((thread, event.sequence_nr))
         if part is None or ACCUMULATE in event.name:
-            # A gradient is added right after the node that it comes from.
+            # A gradient is accumulated right after the node that computed it.
             part = self._last_node.get(event.thread, Part("backward", "other"))
         self._last_node[event.thread] = part
         return part.during("backward")
 
 
 def _recomputed_spans(ordered: Sequence[Event]) -> dict[int, tuple[float, float]]:
-    """From when to when the parent of recomputed ranges recomputes, by its identity."""
+    """Start and end of recomputation below each parent of recomputed ranges, by identity."""
     spans: dict[int, tuple[float, float]] = {}
     for event in ordered:
         if not event.name.startswith(f"{RANGE}recompute|") or event.cpu_parent is None:

@@ -1,4 +1,4 @@
-"""One optimizer step, as a recipe has it: which optimizer, in what precision, on which side."""
+"""Optimizer steps of recipes: the optimizer, its precision, and state on device or host."""
 
 import contextlib
 import gc
@@ -29,60 +29,60 @@ class SkippedStepError(RuntimeError):
 
 
 class Stepper(Protocol):
-    """Makes optimizer steps.
+    """Runs optimizer steps.
 
     Attributes:
         name: class of the optimizer, with its module.
-        optimizer: the optimizer itself.
+        optimizer: the optimizer.
     """
 
     name: str
     optimizer: Any
 
     def step(self, loss_of: LossOf) -> float:
-        """One whole step: forward, backward, update.
+        """Run one whole step: forward, backward, update.
 
         Args:
-            loss_of: computes the loss with the model it is given.
+            loss_of: computes the loss by the model it gets.
 
         Returns:
-            The loss. Reading it waits for the device.
+            Loss. Reading it waits for the device.
 
         Raises:
             SkippedStepError: gradients overflowed in fp16, though the loss did not.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """What a later process goes on from with the same numbers, as ``torch.save`` takes it.
+        """State from which a later process continues with the same numbers, for ``torch.save``.
 
         Raises:
-            NotImplementedError: it is on the host, where DeepSpeed keeps it in parts of its own.
+            NotImplementedError: the state is on the host, in DeepSpeed's own format.
         """
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from such a state.
+        """Continue from a state of ``state_dict``.
 
         Raises:
             NotImplementedError: as above.
         """
 
     def close(self) -> None:
-        """Gives back what it holds."""
+        """Release the optimizer's state."""
 
 
 def make_stepper(
     model: nn.Module, trainable: list[nn.Parameter], recipe: Recipe, device: torch.device
 ) -> Stepper:
-    """What makes the steps of a recipe, its optimizer still without state.
+    """Make the stepper of a recipe, with an optimizer without state.
 
     Raises:
-        ImportError: a package it needs is not installed.
-        RecipeError: the device cannot have this optimizer.
+        ImportError: a package that the recipe needs is not installed.
+        RecipeError: the device does not support the optimizer.
     """
     if recipe.offload_optimizer:
         return _OffloadedStepper(model, trainable, recipe)
     if recipe.optimizer == "paged_adamw_8bit" and device.type != "cuda":
-        # bitsandbytes only warns and goes on unpaged, under the same class name.
+        # bitsandbytes only warns and continues unpaged, under the same class name.
         raise RecipeError(
             f"optimizer paged_adamw_8bit needs a CUDA GPU, bitsandbytes pages nothing on a "
             f"{device.type}: use adamw_8bit"
@@ -92,13 +92,13 @@ def make_stepper(
 
 
 class DeviceStepper:
-    """Steps with the optimizer's state where the model is.
+    """Runs steps with the optimizer's state on the model's device.
 
     Args:
-        model: what is trained.
-        optimizer: of what of it is trained.
-        recipe: its precision says whether losses are scaled.
-        device: where they are.
+        model: model to train.
+        optimizer: optimizer of its trainable parameters.
+        recipe: recipe, whose precision decides on loss scaling.
+        device: device of the model.
     """
 
     def __init__(
@@ -118,12 +118,12 @@ class DeviceStepper:
         )
 
     def step(self, loss_of: LossOf) -> float:
-        """One whole step."""
+        """Run one whole step."""
         self.forget_gradients()
         loss = self.backward(loss_of)
         skipped_at = self.update()
         value = float(loss.detach())
-        # That of a loss that is no number is the caller's to tell.
+        # A loss that is not finite is the caller's error to raise.
         if skipped_at is not None and math.isfinite(value):
             raise SkippedStepError(
                 f"gradients overflowed in fp16 at loss scale {skipped_at:g} (loss {value:g}), the "
@@ -132,35 +132,35 @@ class DeviceStepper:
         return value
 
     def forget_gradients(self) -> None:
-        """Before a step: the gradients of the one before."""
+        """Free the gradients of the previous step."""
         self.optimizer.zero_grad(set_to_none=True)
 
     def backward(self, loss_of: LossOf) -> torch.Tensor:
-        """Forward and backward pass; the loss, still on the device."""
+        """Run forward and backward pass, and return the loss on the device."""
         with torch.autocast(self._device_type, torch.float16, enabled=self._autocast):
             loss = loss_of(self._model)
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return loss
 
     def update(self) -> float | None:
-        """The optimizer's update; the loss scale at which it was skipped, None when it was not."""
+        """Update the weights; return the loss scale of a skipped update, None otherwise."""
         self._scaler.step(self.optimizer)
         scale = self._scaler.get_scale()
         self._scaler.update()
-        # The scale falls when the update was skipped, and only then.
+        # GradScaler lowers the scale exactly when it skips an update.
         return scale if self._scaler.get_scale() < scale else None
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's state and that of loss scaling, which is empty but for fp16."""
+        """State of the optimizer and of loss scaling, the latter empty except for fp16."""
         return {"optimizer": self.optimizer.state_dict(), "scaler": self._scaler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from such a state."""
+        """Continue from a state of ``state_dict``."""
         self.optimizer.load_state_dict(state["optimizer"])
         self._scaler.load_state_dict(state["scaler"])
 
     def close(self) -> None:
-        """Lets go of the optimizer's state."""
+        """Free the optimizer's state."""
         for state in self.optimizer.state.values():
             for value in state.values():
                 if getattr(value, "is_paged", False):
@@ -169,11 +169,11 @@ class DeviceStepper:
 
 
 class _OffloadedStepper:
-    """Steps with the optimizer's state and update on the host: ZeRO-Offload (2101.06840).
+    """Runs steps with the optimizer's state and update on the host: ZeRO-Offload (2101.06840).
 
-    ZeRO's stages 1 to 3 part optimizer state, gradients and weights among GPUs. On one GPU there is
-    nobody to part them with, so they come to the same and what is left of them is this. Whatever
-    the precision, the host holds optimizer state and a copy of what is trained in fp32.
+    ZeRO's stages 1 to 3 shard optimizer state, gradients and weights over GPUs. On one GPU there is
+    nothing to shard, so all stages equal this one. At any precision, the host holds optimizer state
+    and a copy of the trained weights in fp32.
     """
 
     def __init__(self, model: nn.Module, trainable: list[nn.Parameter], recipe: Recipe) -> None:
@@ -185,7 +185,7 @@ class _OffloadedStepper:
                 "'deepspeed', or leave offload_optimizer out"
             ) from None
         _group_of_one(deepspeed)
-        self._take_off = _marks_of(model)
+        self._remove_additions = _removal_of_additions(model)
         config = offload_config(recipe, sum(p.numel() for p in trainable))
         self._engine, self.optimizer, *_ = deepspeed.initialize(
             model=model, model_parameters=trainable, config=config
@@ -194,7 +194,7 @@ class _OffloadedStepper:
         self.name = _qualified_name(self.optimizer.optimizer)
 
     def step(self, loss_of: LossOf) -> float:
-        # Through the engine's own forward: it prepares the gradients' way to the host.
+        # The engine's own forward pass prepares the transfer of gradients to the host.
         loss = loss_of(self._engine)
         self._engine.backward(loss)
         self._engine.step()
@@ -208,25 +208,25 @@ class _OffloadedStepper:
 
     def close(self) -> None:
         self._engine.destroy()
-        # What it leaves on the model would keep it, and with it copies of all that is trained on
-        # the device and several on the host: one more set each time the training starts over.
-        self._take_off()
+        # DeepSpeed leaves hooks on the model that would keep the engine alive, and with it copies
+        # of the trained weights on device and host: one more set at each restart of the training.
+        self._remove_additions()
         self._engine = self.optimizer = None
-        gc.collect()  # the engine holds itself in cycles
+        gc.collect()  # the engine is in reference cycles
 
 
 def offload_config(recipe: Recipe, trained_parameters: int) -> dict[str, Any]:
-    """DeepSpeed's configuration of a recipe with its optimizer on the host."""
+    """DeepSpeed's configuration for a recipe with the optimizer on the host."""
     return {
-        # It only counts examples with this; the batches are as large as they come.
+        # DeepSpeed only counts examples with it; batches may have any size.
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE, "torch_adam": False}},
         "zero_optimization": {
             "stage": 2,
             "offload_optimizer": {"device": "cpu", "pin_memory": True},
-            # Gradients pass through a buffer of this size on the device. It is taken whole however
-            # little is trained: a GB in bf16 for a few adapters, did it not end with them.
+            # Gradients pass through a buffer of this size on the device, always allocated whole:
+            # the default would take a GB in bf16 for a few adapters.
             "reduce_bucket_size": min(DEEPSPEED_BUCKET_ELEMENTS, trained_parameters),
         },
         "bf16": {"enabled": recipe.precision == "bf16"},
@@ -238,19 +238,20 @@ def offload_config(recipe: Recipe, trained_parameters: int) -> dict[str, Any]:
 def make_optimizer(
     trainable: list[nn.Parameter], recipe: Recipe, device_type: str
 ) -> torch.optim.Optimizer:
-    """The optimizer of a recipe, without state.
+    """Make the optimizer of a recipe, without state.
 
     Args:
-        trainable: what it updates.
-        recipe: names it.
+        trainable: parameters to update.
+        recipe: recipe that names the optimizer.
         device_type: PyTorch updates many tensors at once on a GPU, one by one on a CPU.
     """
-    # PyTorch's own choice for each optimizer, said: a simulated GPU's tensors are on the CPU.
+    # PyTorch's own default for each device, explicit because a simulated GPU's tensors are on the
+    # CPU.
     together = device_type == "cuda"
     match recipe.optimizer:
         case "adamw":
-            # Fused, as Hugging Face's trainer has it: the other one of PyTorch holds one more copy
-            # of everything trained during the update.
+            # Fused, as in transformers.Trainer: PyTorch's foreach version holds another copy of all
+            # trained weights during the update.
             return torch.optim.AdamW(trainable, lr=LEARNING_RATE, fused=True)
         case "adafactor":
             return torch.optim.Adafactor(trainable, lr=LEARNING_RATE)
@@ -271,10 +272,10 @@ def _bitsandbytes(name: str, trainable: list[nn.Parameter]) -> torch.optim.Optim
 
 
 def _page_again(optimizer: Any, fill: Callable[[torch.Tensor, float], object]) -> None:
-    """Gives a paged optimizer the managed memory of closed ones.
+    """Let a paged optimizer reuse the managed memory of closed ones.
 
-    bitsandbytes frees none and keeps a list of all of it: two bytes for each weight trained would
-    be lost with each time the training starts over. Only state of 100,000 elements or more is
+    bitsandbytes never frees managed memory and keeps a list of all of it, so that each restart of
+    the training would lose two bytes per trained weight. Only state of 100,000 elements or more is
     paged; that of most adapters is not.
     """
     take_new = optimizer.get_state_buffer
@@ -287,8 +288,8 @@ def _page_again(optimizer: Any, fill: Callable[[torch.Tensor, float], object]) -
             ):
                 buffer.is_spare = False
                 fill(buffer, 0)
-                found: torch.Tensor = buffer
-                return found
+                spare: torch.Tensor = buffer
+                return spare
         new: torch.Tensor = take_new(p, dtype=dtype)
         return new
 
@@ -299,26 +300,26 @@ def _qualified_name(optimizer: object) -> str:
     return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
 
 
-def _marks_of(model: nn.Module) -> Callable[[], None]:
-    """Notes what hangs on a model now; what it returns takes off all that was added since."""
+def _removal_of_additions(model: nn.Module) -> Callable[[], None]:
+    """Make a function that removes all hooks and attributes added to a model from now on."""
     marked: list[dict[Any, Any]] = [vars(parameter) for parameter in model.parameters()]
     for module in model.modules():
         marked += [module._forward_pre_hooks, module._forward_hooks]  # noqa: SLF001 - no other name
     noted = [(marks, set(marks)) for marks in marked]
 
-    def take_off() -> None:
+    def remove_additions() -> None:
         for marks, before in noted:
             for added in set(marks) - before:
                 del marks[added]
 
-    return take_off
+    return remove_additions
 
 
 def _group_of_one(deepspeed: Any) -> None:
-    """The process group DeepSpeed wants, of this process alone; once."""
+    """Initialise the process group that DeepSpeed requires, with this process alone; once."""
     if torch.distributed.is_initialized():
         return
-    os.environ["LOCAL_RANK"] = "0"  # DeepSpeed asks for it whoever started the process
+    os.environ["LOCAL_RANK"] = "0"  # DeepSpeed reads it even without a launcher
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as server:
         port = server.getsockname()[1]
     deepspeed.init_distributed(

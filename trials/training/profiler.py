@@ -1,6 +1,6 @@
-"""Profiles steps of the training code: its stages by marks, its layers by ranges around modules.
+"""Profiler of training steps: stages by timed marks, layers by ranges around modules.
 
-The training code is what it always is; everything here hangs on hooks and is taken off again.
+The training code stays unchanged: hooks do all of it and are removed at the end.
 """
 
 import gc
@@ -32,13 +32,13 @@ from trials.training.operator_attribution import GROUPED_PRODUCTS, Event, rows
 def profiled(
     tuning: FineTuning, device: Device, tokens: torch.Tensor, rule: ProfileRule
 ) -> Profile:
-    """Where the time of a step on these tokens goes. Some steps must have been made.
+    """Profile steps on a batch. Some steps must have run before.
 
     Args:
         tuning: the model under its recipe.
-        device: its clock.
-        tokens: (batch_size, length).
-        rule: how many steps to take.
+        device: device of the model.
+        tokens: (batch_size, length) token ids.
+        rule: number of steps.
     """
 
     def step() -> None:
@@ -46,7 +46,7 @@ def profiled(
 
     plain: list[float] = []
     marked: list[tuple[float, float, float]] = []
-    # By turns, so that a machine that slows down does so for both.
+    # Plain and marked steps alternate, so that a slowing machine affects both.
     with StageMarks(tuning, device) as marks:
         while not rule.is_enough(plain):
             plain.append(device.step_seconds(step))
@@ -66,15 +66,15 @@ def profiled(
 
 
 class StageMarks:
-    """Tells when a step's stages end. A context manager.
+    """Times the stages of steps. A context manager.
 
-    The forward pass ends with the model's own, the backward pass where the optimizer begins; under
-    fp16 that is after the gradients were scaled back. Between them the device is waited for.
+    The forward pass ends with the model's forward pass, the backward pass where the optimizer
+    begins; under fp16 that is after gradients were unscaled. The device is synchronised in between.
 
     Args:
-        tuning: whose steps they are.
-        device: what is waited for.
-        on_stage: is told of each stage as it begins.
+        tuning: the model under its recipe.
+        device: device to synchronise.
+        on_stage: called with each stage as it begins.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class StageMarks:
             hook.remove()
 
     def timed(self, step: Step) -> tuple[float, float, float]:
-        """One step: seconds of its forward and backward pass and of the optimizer."""
+        """Run one step; return seconds of forward pass, backward pass and optimizer."""
         self._synchronise()
         self._ends, self._active = [], True
         self._on_stage("forward")
@@ -127,7 +127,7 @@ class StageMarks:
 
 
 def _torch_optimizer(optimizer: Any) -> torch.optim.Optimizer:
-    """DeepSpeed's wraps the one that does the update."""
+    """Optimizer that updates the weights, inside DeepSpeed's wrappers."""
     while not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = optimizer.optimizer
     return optimizer
@@ -136,27 +136,27 @@ def _torch_optimizer(optimizer: Any) -> torch.optim.Optimizer:
 def _under_profiler(
     tuning: FineTuning, device: Device, step: Step, rule: ProfileRule
 ) -> tuple[list[ProfileRow], list[float]]:
-    """The rows of the median of some steps, and how long each took."""
+    """Rows of the median of some profiled steps, and the seconds of each step."""
     on_gpu = device.torch_device.type == "cuda"
 
     def once(*, shapes: bool) -> tuple[list[ProfileRow], float]:
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-        with profile(activities=activities, record_shapes=shapes, acc_events=True) as seen:
+        with profile(activities=activities, record_shapes=shapes, acc_events=True) as profiler:
             seconds = sum(marks.timed(step))
             ranges.close()
-        events = [event for event in seen.events() or () if event.device_type.name == "CPU"]
-        found = rows(events, event_flops if shapes else lambda _: 0, on_gpu=on_gpu)
-        found += _idle(events, found) if on_gpu else ()
-        del seen, events
-        gc.collect()  # parents and children hold one another
-        return found, seconds
+        events = [event for event in profiler.events() or () if event.device_type.name == "CPU"]
+        step_rows = rows(events, event_flops if shapes else lambda _: 0, on_gpu=on_gpu)
+        step_rows += _idle(events, step_rows) if on_gpu else ()
+        del profiler, events
+        gc.collect()  # events refer to their parents and children
+        return step_rows, seconds
 
     with Ranges(tuning.model) as ranges, StageMarks(tuning, device, ranges.stage) as marks:
-        # Shapes take time to record, so their step is another; it warms the profiler up.
+        # Recording shapes takes time, so a separate step does it, which also warms the profiler up.
         shaped, _ = once(shapes=True)
-        # Each step's events are let go of before the next. Until there are holes of their size in
-        # the heap, they break up the blocks that tensors would have had again, and every tensor
-        # is one that the kernel must map: steps take many times as long.
+        # Each step's events are freed before the next. Until the heap has holes of their size, they
+        # fragment the blocks that tensors would reuse; then the kernel must map every tensor anew,
+        # and steps take many times as long.
         for _ in range(rule.warmup_steps):
             once(shapes=False)
         made = [once(shapes=False) for _ in range(rule.steps)]
@@ -169,14 +169,14 @@ def _under_profiler(
     return with_flops, [seconds for _, seconds in made]
 
 
-def _idle(events: Sequence[Event], found: Sequence[ProfileRow]) -> Iterator[ProfileRow]:
-    """What of each stage no kernel took: the GPU waited for its host."""
+def _idle(events: Sequence[Event], busy_rows: Sequence[ProfileRow]) -> Iterator[ProfileRow]:
+    """Rows of the time in each stage without a kernel, in which the GPU waited for its host."""
     stages: tuple[Stage, ...] = ("forward", "backward", "optimizer")
     for stage in stages:
         name = whole_stage(stage).range_name
         whole = sum(e.time_range.elapsed_us() for e in events if e.name == name) / 1e6
         parts = (stage, "recompute") if stage == "backward" else (stage,)
-        busy = sum(row.seconds for row in found if row.stage in parts)
+        busy = sum(row.seconds for row in busy_rows if row.stage in parts)
         if whole > busy:
             yield ProfileRow(
                 stage=stage, layer="idle", kernel="idle", seconds=whole - busy, calls=0, flops=0
@@ -184,31 +184,33 @@ def _idle(events: Sequence[Event], found: Sequence[ProfileRow]) -> Iterator[Prof
 
 
 def event_flops(event: Event) -> int:
-    """Floating-point operations of one event by its shapes: of products and of attention.
+    """Floating-point operations of a matrix product or attention, by the shapes of its event.
 
-    By the formulas of torch.utils.flop_counter; the grouped product, (S, K) by (experts, K, N) or
-    (K, S) by (S, N), has none there: it takes ``2 S K N``.
+    The formulas are those of torch.utils.flop_counter. It has none for the grouped product, (S, K)
+    by (experts, K, N) or (K, S) by (S, N), which takes ``2 S K N``.
     """
     shapes = [tuple(shape) for shape in event.input_shapes]
     parent = event.cpu_parent
     if not shapes or (parent is not None and parent.name in GROUPED_PRODUCTS):
-        return 0  # on a CPU the grouped product is made of plain ones
+        return 0  # on a CPU the grouped product consists of plain ones
     if event.name in GROUPED_PRODUCTS:
         return int(2 * shapes[0][0] * shapes[0][1] * shapes[1][-1])
-    if event.name.startswith(ATTENTION) and "math" not in event.name:  # that is made of others
-        # Heads of examples that share keys and values each take their own products.
+    if (
+        event.name.startswith(ATTENTION) and "math" not in event.name
+    ):  # which consists of other operators
+        # Query heads that share keys and values each take their own products.
         heads = max(shape[1] for shape in shapes if len(shape) == 4)
         whole = [(s[0], heads, *s[2:]) if len(s) == 4 else s for s in shapes]
         is_backward = event.name.endswith("_backward")
         return int(sdpa_backward_flop(*whole[:4]) if is_backward else sdpa_flop(*whole[:3]))
     if event.name not in PRODUCTS_OF_SHAPES:
-        return 0  # a convolution's formula needs more than shapes; Mamba's is a small one
+        return 0  # a convolution's formula needs more than shapes; that of Mamba is small
     formula = flop_registry[getattr(torch.ops.aten, event.name.removeprefix("aten::"))]
     return int(formula(*shapes, out_val=None))
 
 
 def expert_load(tuning: FineTuning, tokens: torch.Tensor, training_steps: int) -> ExpertLoad | None:
-    """Tokens of each expert at the first weights, and after so many steps on other batches."""
+    """Tokens of each expert at the initial weights and after training steps on other batches."""
     if not any(expert_modules(tuning.model)):
         return None
     tuning.start_over()
@@ -221,7 +223,7 @@ def expert_load(tuning: FineTuning, tokens: torch.Tensor, training_steps: int) -
 
 
 def _expert_counts(tuning: FineTuning, tokens: torch.Tensor) -> tuple[tuple[int, ...], ...]:
-    """How many tokens each expert is given, (layers, experts)."""
+    """Tokens routed to each expert, (layers, experts)."""
     counts: list[tuple[int, ...]] = []
 
     def count(module: Any, inputs: tuple[Any, ...]) -> None:
@@ -232,5 +234,5 @@ def _expert_counts(tuning: FineTuning, tokens: torch.Tensor) -> tuple[tuple[int,
     with ExitStack() as hooks:
         for _, module in expert_modules(tuning.model):
             hooks.callback(module.register_forward_pre_hook(count).remove)
-        tuning.look(tokens)
+        tuning.forward(tokens)
     return tuple(counts)

@@ -1,4 +1,4 @@
-"""Whether a model as built follows its recipe. Pure, no torch."""
+"""Comparison of a built model with its recipe. Pure, no torch."""
 
 from collections.abc import Iterator
 
@@ -14,8 +14,8 @@ OPTIMIZER_CLASSES = {
     "sgd": "torch.optim.sgd.SGD",
 }
 OFFLOADED_OPTIMIZER_CLASS = "deepspeed.ops.adam.cpu_adam.DeepSpeedCPUAdam"
-# The operators by which an attention kernel is known. That of sdpa is not demanded where sdpa is
-# asked for: PyTorch itself may choose plain products there, and the record says which it chose.
+# Operators that identify an attention kernel. A recipe with sdpa does not require that of sdpa:
+# PyTorch may choose plain products there, and the record says so.
 ATTENTION_OPERATORS: dict[Attention, str] = {
     "sdpa": "scaled_dot_product",
     "flash_attention_2": "flash_attn",
@@ -23,21 +23,21 @@ ATTENTION_OPERATORS: dict[Attention, str] = {
 
 
 class RecipeError(RuntimeError):
-    """The built model does not follow its recipe; the message says in what."""
+    """The built model does not follow its recipe; the message lists the differences."""
 
 
 def departures(recipe: Recipe, built: Built, implied: ParameterCounts) -> list[str]:
-    """In what a built model departs from its recipe, a line each; empty when it holds.
+    """Differences between a built model and its recipe, one line each; empty for none.
 
     Args:
-        recipe: every field that applies filled in.
-        built: what was found.
-        implied: the parameter counts that recipe and model imply.
+        recipe: with every field that applies filled in.
+        built: properties of the built model.
+        implied: parameter counts that recipe and model imply.
     """
     return [
-        f"{what}: the recipe implies {wanted}, the built model has {found}"
-        for what, wanted, found in _compared(recipe, built, implied)
-        if wanted != found
+        f"{name}: the recipe implies {expected}, the built model has {actual}"
+        for name, expected, actual in _compared(recipe, built, implied)
+        if expected != actual
     ]
 
 
@@ -49,9 +49,9 @@ def _compared(
     yield "dtypes", ", ".join(_dtypes(recipe)), ", ".join(built.dtypes)
     yield "attention", recipe.attention, built.attention
     for attention, operator in ATTENTION_OPERATORS.items():
-        seen = any(operator in kernel for kernel in built.kernels)
+        ran = any(operator in kernel for kernel in built.kernels)
         if not (attention == recipe.attention == "sdpa"):
-            yield f"{operator} operators", recipe.attention == attention, seen
+            yield f"{operator} operators", recipe.attention == attention, ran
     yield "experts", recipe.experts, built.experts
     yield "mamba", recipe.mamba, built.mamba
     checkpointed = built.layers if recipe.gradient_checkpointing else 0
@@ -65,8 +65,8 @@ def _compared(
 
 
 def _dtypes(recipe: Recipe) -> list[str]:
-    """Names of the dtypes that weights and adapters have, 4-bit weights apart, sorted."""
+    """Names of the dtypes of weights and adapters without 4-bit weights, sorted."""
     if recipe.precision == "fp16":
-        # What is trained stays in fp32 (Recipe.precision).
+        # Trained weights stay in fp32 (Recipe.precision).
         return ["float32"] if recipe.method == "full" else ["float16", "float32"]
     return [DTYPE_NAMES[recipe.precision]]

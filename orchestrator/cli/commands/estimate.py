@@ -124,7 +124,7 @@ def run_calibrate(options: argparse.Namespace) -> int:
     gpus = {gpu.key: gpu for spec in specs for gpu in spec.merged_catalog().gpus}
     gpus |= {gpu.key: gpu for gpu in load_catalog().gpus}
     observations = [o for folder in folders for o in folder.observations()]
-    points, reasons = measured_points(observations, models, gpus, Traces(tell=remark))
+    points, reasons = measured_points(observations, models, gpus, Traces(report=remark))
     for reason in reasons:
         remark(reason)
     calibration = calibrate(points, EfficiencyConstants())

@@ -1,9 +1,7 @@
-"""A model under a recipe without memory: fake tensors in the place of its weights."""
+"""A model under a recipe without memory: fake tensors in place of its weights."""
 
 import contextlib
-import sys
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -12,15 +10,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
 from trials.models.build import adapters_dtype, stock_model, under_recipe
-from trials.models.mamba import PACKAGES
 from trials.models.weight_placement import quantise_laid_out
 from trials.records.model import Model
 from trials.records.recipe import Recipe
-from trials.simulation.tracing.layer_repetition import RepeatedLayers, cut, turns_of
+from trials.simulation.tracing.layer_repetition import RepeatedLayers, cut, find_repeated_layers
 
-BLOCK = 64  # weights that share a constant in bitsandbytes' 4-bit layers
+BLOCK = 64  # weights per constant in bitsandbytes' 4-bit layers
 FLASH = "flash_attention_2"
-NESTED_BLOCK = 256  # constants that share one, when these are quantised in turn
+NESTED_BLOCK = 256  # constants per outer constant under double quantisation
 
 
 def fake_model(
@@ -31,44 +28,46 @@ def fake_model(
     *,
     whole: bool,
 ) -> tuple[nn.Module, RepeatedLayers]:
-    """A model whose every tensor is a fake one on the CPU.
+    """Build a model whose tensors are all fake ones on the CPU.
 
     Args:
-        model: its configuration.
-        recipe: every field that applies filled in.
+        model: configuration of the model.
+        recipe: recipe with every field that applies filled in.
         active_experts: experts each token is routed to; absent for a dense model.
-        mode: makes the fake tensors.
-        whole: keep every layer, not only those that stand for all.
+        mode: mode of the fake tensors.
+        whole: whether to keep every layer instead of a few that represent all.
 
     Returns:
-        The model, in training mode, and which of its layers stand for more.
+        The model, in training mode, and its repeated layers.
     """
     stands_in = _flash_by_sdpa() if recipe.attention == FLASH else contextlib.nullcontext()
     with stands_in:
         stock = stock_model(model, recipe, active_experts)
-    turns = RepeatedLayers(first=0, period=1, copies=0, traced=0) if whole else turns_of(stock)
-    cut(stock, turns)
+    none = RepeatedLayers(first=0, period=1, copies=0, traced=0)
+    repeated = none if whole else find_repeated_layers(stock)
+    cut(stock, repeated)
     with torch.device("meta"):
         built = under_recipe(stock, recipe, lambda laid_out: _lay_out(laid_out, recipe))
         if recipe.lora_rank is not None:
             _set_adapters_dtype(built, recipe)
     _fake_all(built, mode)
-    return built, turns
+    return built, repeated
 
 
 @contextlib.contextmanager
 def _flash_by_sdpa() -> Iterator[None]:
-    """FlashAttention-2 by PyTorch's own, the same kernel, without the package.
+    """Let PyTorch's sdpa, the same kernel, replace FlashAttention-2 without the package.
 
-    For the models alone that transformers lets have it, whether they can have sdpa or not.
+    It does so for the models that transformers allows FlashAttention-2, with or without sdpa.
     """
     kind: Any = PreTrainedModel
     name = "_check_and_adjust_attn_implementation"
     own = getattr(kind, name)
 
-    def checked(self: Any, asked: str | None, *args: Any, **kwargs: Any) -> str:
-        if asked not in {FLASH, "sdpa"}:  # a model's parts are told what it was given
-            return own(self, asked, *args, **kwargs)  # type: ignore[no-any-return]
+    def checked(self: Any, requested: str | None, *args: Any, **kwargs: Any) -> str:
+        # "sdpa" too: a model passes its own result on to its parts.
+        if requested not in {FLASH, "sdpa"}:
+            return own(self, requested, *args, **kwargs)  # type: ignore[no-any-return]
         only = self._compatible_flash_implementations
         if not self._supports_flash_attn or (only is not None and FLASH not in only):
             raise ValueError(f"{type(self).__name__} does not support FlashAttention-2")
@@ -81,24 +80,13 @@ def _flash_by_sdpa() -> Iterator[None]:
         setattr(kind, name, own)
 
 
-def stand_in_for_mamba() -> None:
-    """Makes packages of the operators that stand for those of mamba-ssm, in this process."""
-    from trials.simulation.tracing.mamba_kernels import (  # noqa: PLC0415 - defines operators
-        mamba_inner_fn,
-    )
-
-    for name in PACKAGES:
-        sys.modules[name] = ModuleType(name)
-    sys.modules["mamba_ssm"].mamba_inner_fn = mamba_inner_fn  # type: ignore[attr-defined]
-
-
 def _lay_out(model: nn.Module, recipe: Recipe) -> None:
     if recipe.method == "qlora":
         quantise_laid_out(model, recipe, _quantised)
 
 
 def _set_adapters_dtype(model: nn.Module, recipe: Recipe) -> None:
-    """PEFT gives adapters on the meta device no dtype; a trial checks that they have this one."""
+    """Set the adapters' dtype, which PEFT does not set on the meta device."""
     dtype = adapters_dtype(recipe)
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -106,9 +94,10 @@ def _set_adapters_dtype(model: nn.Module, recipe: Recipe) -> None:
 
 
 def _quantised(linear: Any, plain: nn.Linear, recipe: Recipe) -> None:
-    """Gives a bitsandbytes layer what its quantisation would leave, on the meta device.
+    """Give a bitsandbytes layer the tensors that quantisation would leave, on the meta device.
 
-    A plain parameter: theirs is a subclass of tensors, which fake tensors are, too.
+    The weight is a plain parameter: Params4bit is a tensor subclass, as fake tensors are, and a
+    tensor cannot be both.
     """
     from bitsandbytes.functional import QuantState  # noqa: PLC0415 - seconds to import
 
@@ -139,7 +128,7 @@ def _quantised(linear: Any, plain: nn.Linear, recipe: Recipe) -> None:
         dtype=plain.weight.dtype,
         **nested,
     )
-    # PEFT asks for these.
+    # PEFT reads these attributes.
     weight.compress_statistics = recipe.double_quantisation
     weight.quant_type = "nf4"
     del linear.weight
@@ -147,7 +136,7 @@ def _quantised(linear: Any, plain: nn.Linear, recipe: Recipe) -> None:
 
 
 def _fake_all(model: nn.Module, mode: FakeTensorMode) -> None:
-    """A fake tensor on the CPU for every tensor on the meta device; shared ones stay shared."""
+    """Replace every tensor on the meta device by a fake one on the CPU; shared ones stay shared."""
     made: dict[int, torch.Tensor] = {}
 
     def fake(tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -176,5 +165,5 @@ def _faked(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
         if not isinstance(tensor, nn.Parameter):
             return empty
         parameter = nn.Parameter(empty, requires_grad=tensor.requires_grad)
-    vars(parameter).update(vars(tensor))  # what libraries hang on it
+    vars(parameter).update(vars(tensor))  # attributes that libraries set
     return parameter

@@ -1,4 +1,4 @@
-"""The optimizers of a recipe as they are on a GPU, on tensors that have only shapes."""
+"""Optimizers of recipes with the state and kernels they have on a GPU, on fake tensors."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -17,8 +17,8 @@ from trials.simulation.tracing.operator_costs import (
 )
 from trials.training.optimizers import LEARNING_RATE, make_optimizer
 
-# bitsandbytes (optim/optimizer.py): smaller tensors keep 32-bit state; blocks share a constant;
-# paged state is that of tensors from here on.
+# bitsandbytes (optim/optimizer.py): elements from which on state is 8-bit, elements per constant,
+# and elements from which on state is paged.
 SMALLEST_8BIT = 4096
 BLOCK = 256
 SMALLEST_PAGED = 100_000
@@ -27,7 +27,7 @@ SMALLEST_PAGED = 100_000
 def simulated_optimizer(
     trainable: list[nn.Parameter], recipe: Recipe, device_type: str
 ) -> torch.optim.Optimizer:
-    """The optimizer of a recipe as a device of this type runs it."""
+    """Make the optimizer of a recipe as a device of this type runs it."""
     if recipe.optimizer in ("adamw_8bit", "paged_adamw_8bit"):
         paged = recipe.optimizer == "paged_adamw_8bit"
         return _EightBitAdamW(trainable, paged=paged, on_gpu=device_type == "cuda")
@@ -35,7 +35,7 @@ def simulated_optimizer(
 
 
 class _EightBitAdamW(torch.optim.Optimizer):
-    """bitsandbytes' AdamW8bit: its state, tensor by tensor, and one kernel for each."""
+    """State and kernels of bitsandbytes' AdamW8bit: one kernel per tensor."""
 
     def __init__(self, params: Iterable[nn.Parameter], *, paged: bool, on_gpu: bool) -> None:
         super().__init__(params, {"lr": LEARNING_RATE})
@@ -45,7 +45,7 @@ class _EightBitAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update."""
+        """Update all parameters with gradients."""
         del closure
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -61,11 +61,11 @@ class _EightBitAdamW(torch.optim.Optimizer):
 
     def _new_state(self, parameter: nn.Parameter) -> dict[str, Any]:
         if self._paged and parameter.numel() >= SMALLEST_PAGED:
-            # In managed memory, which the allocator has no part in: it does not count here.
+            # Managed memory does not come from PyTorch's allocator.
             return {"paged": True}
         small = parameter.numel() < SMALLEST_8BIT
         if not small and not self._codes and self._has_tables:
-            # The two tables of its 8-bit numbers, copied to the GPU.
+            # Both code tables of the 8-bit numbers, on the GPU.
             self._codes = [torch.zeros(256, device=parameter.device) for _ in range(2)]
         dtype = torch.float32 if small else torch.uint8
         state = {name: torch.zeros_like(parameter, dtype=dtype) for name in ("state1", "state2")}
@@ -82,7 +82,7 @@ def _adam_8bit(grad: torch.Tensor, parameter: torch.Tensor, moments: list[torch.
 
 def _adam_8bit_work(args: Any, _result: Any) -> list[Described]:
     grad, parameter, moments = args
-    # The moments are read and written, 8 bits each where they are paged, too.
+    # Reads and writes of both moments; paged ones have 8 bits each.
     kept = 2 * sum(map(touched_bytes, moments)) if moments else 4 * parameter.numel()
     moved = float(sum(touched_bytes(t) for t in tensors_in((grad, parameter, parameter))) + kept)
     return [(OperatorClass.UPDATE, Rate.FP32, (moved, 0, 0, 0, 0, 0, 1))]

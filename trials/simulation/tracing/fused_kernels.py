@@ -1,7 +1,7 @@
-"""GPU kernels that PyTorch does not trace here: operators whose results have their shapes.
+"""Simulated operators for GPU kernels that PyTorch cannot trace without a GPU.
 
-Each stands for the real one: what goes in and out, what autograd keeps of it, what it takes while
-it runs, and its work. Nothing is ever computed with them.
+Each has the arguments, results, saved tensors, workspace and costs of the real kernel. They never
+compute anything.
 """
 
 import contextlib
@@ -14,14 +14,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from trials.simulation.recording import OperatorClass, Rate
-from trials.simulation.tracing.mamba_kernels import (
-    convolved,
-    convolved_backward,
-    of_memory,
-    scan,
-    scan_backward,
-    scan_work,
-)
 from trials.simulation.tracing.operator_costs import (
     KERNELS,
     DeclaredKernel,
@@ -35,7 +27,7 @@ from trials.simulation.tracing.operator_costs import (
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:  # noqa: ARG001, FBT001 - the operator's signature
     batch, heads, length, _ = query.shape
-    # Tokens before heads in memory, as the kernel writes them.
+    # The kernel writes tokens before heads in memory.
     out = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
     return out, query.new_empty(batch, heads, length, dtype=torch.float32)
 
@@ -53,7 +45,7 @@ def _attention_backward(  # noqa: PLR0913, PLR0917 - the operator's signature
 
 
 def _attention_flops(query: Tensor, key: Tensor, is_causal: bool) -> float:  # noqa: FBT001 - as above
-    """Two products of queries and keys, 4 B H L L D; causal: half of it (2205.14135, App. E)."""
+    """FLOPs of two products, 4 B H L L D; half of them if causal (2205.14135, App. E)."""
     batch, heads, length, width = query.shape
     return 4.0 * batch * heads * length * key.shape[2] * width * (0.5 if is_causal else 1.0)
 
@@ -67,17 +59,17 @@ def _attention_work(args: Sequence[Any], result: Any) -> list[Described]:
 
 def _attention_backward_work(args: Sequence[Any], result: Any) -> list[Described]:
     _, query, key, *_ = args
-    # Five products where the forward pass has two; three kernels: preparation, products, cast.
+    # Five products to two in the forward pass; three kernels: preparation, products, cast.
     flops = 2.5 * _attention_flops(query, key, args[-1])
     numbers = (moved_bytes(args, result), flops, 0, 0, 0, 0, 3)
     return [(OperatorClass.ATTENTION_BACKWARD, rate(query), numbers)]
 
 
 def _attention_backward_workspace(args: Sequence[Any]) -> int:
-    """What the backward pass takes (PyTorch's flash_api.cpp, mha_bwd).
+    """Workspace of the backward pass in bytes (PyTorch's flash_api.cpp, mha_bwd).
 
-    The gradient of the queries in fp32 and row sums; with grouped queries, gradients of keys and
-    values for every query head.
+    It holds the gradient of the queries in fp32 and row sums; with grouped queries, also gradients
+    of keys and values for every query head.
     """
     _, query, key, *_ = args
     batch, heads, length, width = query.shape
@@ -115,9 +107,9 @@ class _Attention(torch.autograd.Function):
 
 
 def _four_bit_product(args: Sequence[Any], result: Any) -> list[Described]:
-    """What bitsandbytes does for more than a few rows: dequantise all, then multiply.
+    """Costs of bitsandbytes' product for more than a few rows: dequantise all, then multiply.
 
-    First the blocks' constants, where they are quantised in turn: unpacked, then an offset added.
+    Under double quantisation, two kernels first unpack the blocks' constants and add an offset.
     """
     tokens, packed, shape, _, block = args[:5]
     nested = args[7]
@@ -137,7 +129,7 @@ def _four_bit_product(args: Sequence[Any], result: Any) -> list[Described]:
 
 
 def _four_bit_workspace(args: Sequence[Any]) -> int:
-    """The weights in the tokens' precision, and the constants of their blocks where unpacked."""
+    """Bytes of the weights in the tokens' precision, and of the blocks' constants if unpacked."""
     tokens, _, shape, _, block = args[:5]
     elements = math.prod(shape)
     constants = 0 if args[7] is None else 4 * math.ceil(elements / block)
@@ -152,45 +144,20 @@ def _dequantisation(args: Sequence[Any], result: Any) -> list[Described]:
 KERNELS["bitsandbytes::gemm_4bit"] = DeclaredKernel(_four_bit_product, _four_bit_workspace)
 KERNELS["bitsandbytes::dequantize_4bit"] = DeclaredKernel(_dequantisation)
 
-declare(
-    "scan(Tensor inputs, Tensor delta, Tensor a, Tensor b, Tensor c, Tensor gate) "
-    "-> (Tensor, Tensor, Tensor)",
-    scan,
-    DeclaredKernel(scan_work(1)),
-)
-declare(
-    "scan_backward(Tensor grad, Tensor inputs, Tensor delta, Tensor a, Tensor b, Tensor c, "
-    "Tensor states, Tensor out) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    scan_backward,
-    DeclaredKernel(scan_work(2.5)),
-)
-declare(
-    "convolved(Tensor inputs, Tensor weight, Tensor? bias) -> Tensor",
-    convolved,
-    DeclaredKernel(of_memory),
-)
-declare(
-    "convolved_backward(Tensor grad, Tensor inputs, Tensor weight, Tensor into) "
-    "-> (Tensor, Tensor)",
-    convolved_backward,
-    DeclaredKernel(of_memory),
-)
-
 
 @contextlib.contextmanager
 def as_on_gpu() -> Iterator[None]:
-    """While it lasts, PyTorch's functions that choose kernels by device choose those of a GPU.
+    """Let PyTorch's functions that choose kernels by device choose those of a GPU.
 
-    They are exchanged by name: a function mode is off in the backward pass, where checkpoints run
-    their layers again.
+    The functions are replaced by name: a TorchFunctionMode is inactive in the backward pass, where
+    checkpoints recompute their layers.
     """
-    exchanged = {
+    replacements = {
         "scaled_dot_product_attention": _scaled_dot_product_attention,
         "dropout": _dropout,
     }
-    own = {name: getattr(functional, name) for name in exchanged}
-    for name, function in exchanged.items():
+    own = {name: getattr(functional, name) for name in replacements}
+    for name, function in replacements.items():
         setattr(functional, name, function)
     try:
         yield
@@ -210,8 +177,8 @@ def _scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - PyTorch's signatu
     enable_gqa: bool = False,  # noqa: FBT001, FBT002 - as above
 ) -> Tensor:
     if query.dtype == torch.float32 and enable_gqa and key.shape[1] < query.shape[1]:
-        # FlashAttention takes no fp32 and the memory-efficient kernel no shared heads: PyTorch
-        # multiplies step by step, and keeps every score.
+        # FlashAttention takes no fp32, and the memory-efficient kernel no grouped queries: PyTorch
+        # falls back to plain products, and keeps every score.
         return torch.ops.aten._scaled_dot_product_attention_math(  # type: ignore[no-any-return]  # noqa: SLF001 - the operator's name
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=True
         )[0]

@@ -1,4 +1,4 @@
-"""Which layers of a model repeat, and a model of the few of them that stand for all."""
+"""Repeated layers of a model, and a cut model with the few of them that represent all."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ from torch import nn
 from trials.models.weight_placement import decoder_layers
 
 TRACED = 3
-"""RepeatedLayers that are traced: the first, one for all between, the last."""
+"""Turns that are traced: the first, one for all in between, the last."""
 NUMBERS = ("idx", "layer_id")
-"""How the names end of what a layer calls its own number."""
+"""Suffixes of the attributes in which a layer stores its own number."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepeatedLayers:
-    """Layers that repeat.
+    """Layers that repeat in turns of ``period`` layers.
 
     Attributes:
-        first: layers before them.
-        period: layers of one turn.
-        copies: turns that are not traced; 0 where too few repeat to leave any out.
-        traced: turns that are traced, 3 or none.
+        first: number of layers before them.
+        period: number of layers in one turn.
+        copies: number of turns that are not traced; 0 where too few repeat.
+        traced: number of turns that are traced, 3 or 0.
     """
 
     first: int
@@ -34,24 +34,24 @@ class RepeatedLayers:
 
     @property
     def starts(self) -> list[int]:
-        """The first layer of each traced turn in the cut model, then the layer after the last."""
+        """First layer of each traced turn in the cut model, then the layer after the last."""
         return [self.first + self.period * turn for turn in range(self.traced + 1)]
 
     def kept(self, layers: int) -> list[int]:
-        """Which layers of the whole model the cut one has."""
+        """Indices of the whole model's layers that the cut model keeps."""
         end = self.first + self.period * self.traced
         return [*range(end), *range(end + self.period * self.copies, layers)]
 
 
-def turns_of(model: nn.Module) -> RepeatedLayers:
-    """The longest stretch of layers that repeat with the shortest period.
+def find_repeated_layers(model: nn.Module) -> RepeatedLayers:
+    """Find the longest stretch of layers that repeats, with its shortest period.
 
-    Layers are alike when their modules, shapes, dtypes and settings are.
+    Layers are equal when their modules, shapes, dtypes and settings are.
     """
     layers = decoder_layers(model)
     best = RepeatedLayers(first=0, period=1, copies=0, traced=0)
     if not any(_holds(module, layers) for module in model.modules()):
-        return best  # layers within layers, or on lists of their own: none can be left out
+        return best  # nested layers, or several lists of layers: none can be left out
     marks = [_mark(layer) for layer in layers]
     for period in range(1, len(marks) // (TRACED + 1) + 1):
         for first, end in _stretches(marks, period):
@@ -62,7 +62,7 @@ def turns_of(model: nn.Module) -> RepeatedLayers:
 
 
 def _stretches(marks: list[Any], period: int) -> Iterator[tuple[int, int]]:
-    """Stretches [first, end) in which every layer is as the one a period before."""
+    """Stretches [first, end) in which every layer equals the one a period before."""
     first = 0
     for index in range(period, len(marks) + 1):
         if index == len(marks) or marks[index] != marks[index - period]:
@@ -71,12 +71,12 @@ def _stretches(marks: list[Any], period: int) -> Iterator[tuple[int, int]]:
 
 
 def _holds(module: nn.Module, layers: Sequence[nn.Module]) -> bool:
-    """Whether a list is that of all layers."""
+    """Whether a module is the list of all layers."""
     return isinstance(module, nn.ModuleList) and list(module) == list(layers)
 
 
 def _mark(layer: nn.Module) -> tuple[object, ...]:
-    """What makes a layer what it is, but for its number."""
+    """Comparable description of a layer, without its number."""
     parts: list[object] = []
     for name, module in layer.named_modules():
         settings = {
@@ -92,7 +92,7 @@ def _mark(layer: nn.Module) -> tuple[object, ...]:
 
 
 def cut(model: nn.Module, repeated: RepeatedLayers) -> None:
-    """Leaves out the turns that are not traced, in place."""
+    """Remove the turns that are not traced, in place."""
     layers = decoder_layers(model)
     if repeated.copies == 0:
         return
@@ -113,22 +113,22 @@ def mark_passes(
     on_forward: Callable[[int], None],
     on_backward: Callable[[int], None],
 ) -> None:
-    """Tells of a step when it passes from turn to turn.
+    """Call back when a step passes from turn to turn.
 
     Args:
-        layers: of the cut model.
-        repeated: where they repeat.
-        on_forward: is told the turn that begins, from 1; ``traced + 1`` when the last is over.
-        on_backward: is told the turn whose backward pass is over; ``traced + 1`` when those of the
-            turns begin.
+        layers: layers of the cut model.
+        repeated: position of the repeated layers.
+        on_forward: called with the turn that begins, from 1; with ``traced + 1`` after the last.
+        on_backward: called with the turn whose backward pass has ended; with ``traced + 1`` when
+            the backward passes of the turns begin.
     """
     for turn, (start, end) in enumerate(pairwise(repeated.starts), start=1):
-        _tell(layers[start], turn, on_forward, on_backward, before=True)
+        _report_pass(layers[start], turn, on_forward, on_backward, before=True)
         if turn == repeated.traced:
-            _tell(layers[end - 1], turn + 1, on_forward, on_backward, before=False)
+            _report_pass(layers[end - 1], turn + 1, on_forward, on_backward, before=False)
 
 
-def _tell(
+def _report_pass(
     layer: nn.Module,
     turn: int,
     on_forward: Callable[[int], None],
@@ -136,7 +136,10 @@ def _tell(
     *,
     before: bool,
 ) -> None:
-    """Not by the layer's own hooks: these run within its checkpoint, and so twice."""
+    """Report a step that passes before or after a layer.
+
+    The layer's class is replaced because its own hooks run within its checkpoint, and so twice.
+    """
     kind = type(layer)
 
     def passed(hidden: torch.Tensor) -> None:

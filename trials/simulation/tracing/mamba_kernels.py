@@ -1,19 +1,22 @@
-"""Stand-ins of mamba-ssm's kernels: shapes, floating-point operations and bytes moved."""
+"""Simulated operators for mamba-ssm's kernels: shapes, FLOPs and bytes moved."""
 
+import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trials.models.mamba import PACKAGES
 from trials.simulation.recording import OperatorClass, Rate
-from trials.simulation.tracing.operator_costs import Described, moved_bytes
+from trials.simulation.tracing.operator_costs import DeclaredKernel, Described, declare, moved_bytes
 
-SCAN_CHUNK = 2048  # tokens that mamba-ssm's scan keeps one state for (selective_scan.cpp)
+SCAN_CHUNK = 2048  # tokens per saved state of mamba-ssm's scan (selective_scan.cpp)
 
 
-def scan(  # noqa: PLR0913, PLR0917 - the operator's signature
+def _scan(  # noqa: PLR0913, PLR0917 - the operator's signature
     inputs: Tensor,
     delta: Tensor,
     a: Tensor,
@@ -28,7 +31,7 @@ def scan(  # noqa: PLR0913, PLR0917 - the operator's signature
     return torch.empty_like(delta), states, torch.empty_like(gate)
 
 
-def scan_backward(  # noqa: PLR0913, PLR0917 - the operator's signature
+def _scan_backward(  # noqa: PLR0913, PLR0917 - the operator's signature
     grad: Tensor,
     inputs: Tensor,
     delta: Tensor,
@@ -54,11 +57,11 @@ def scan_backward(  # noqa: PLR0913, PLR0917 - the operator's signature
     )
 
 
-def scan_work(passes: float) -> Any:
-    """Cost of a scan that passes over its inputs so many times."""
+def _scan_work(passes: float) -> Any:
+    """Costs of a scan with this number of passes over its inputs."""
 
     def work(args: Sequence[Any], result: Any) -> list[Described]:
-        # Nine operations for each state of each channel and token, as the authors count them.
+        # Nine operations per state, channel and token, by the authors' count.
         inputs, a = (args[0], args[2]) if passes == 1 else (args[1], args[3])
         flops = 9.0 * passes * inputs.numel() * a.shape[-1]
         return [(OperatorClass.SCAN, Rate.FP32, (moved_bytes(args, result), flops, 0, 0, 0, 0, 1))]
@@ -66,12 +69,12 @@ def scan_work(passes: float) -> Any:
     return work
 
 
-def convolved(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: ARG001 - the operator's signature
+def _convolved(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: ARG001 - the operator's signature
     """Causal convolution of mamba-ssm."""
     return torch.empty_like(inputs)
 
 
-def convolved_backward(
+def _convolved_backward(
     grad: Tensor,  # noqa: ARG001 - the operator's signature
     inputs: Tensor,  # noqa: ARG001 - as above
     weight: Tensor,
@@ -85,28 +88,44 @@ def convolved_backward(
     )
 
 
-def of_memory(args: Sequence[Any], result: Any) -> list[Described]:
-    """Cost of a kernel that is bound by memory."""
+def _memory_bound_work(args: Sequence[Any], result: Any) -> list[Described]:
+    """Costs of a kernel that is bound by memory."""
     return [(OperatorClass.MEMORY, Rate.BF16, (moved_bytes(args, result), 0, 0, 0, 0, 0, 1))]
+
+
+declare(
+    "scan(Tensor inputs, Tensor delta, Tensor a, Tensor b, Tensor c, Tensor gate) "
+    "-> (Tensor, Tensor, Tensor)",
+    _scan,
+    DeclaredKernel(_scan_work(1)),
+)
+declare(
+    "scan_backward(Tensor grad, Tensor inputs, Tensor delta, Tensor a, Tensor b, Tensor c, "
+    "Tensor states, Tensor out) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _scan_backward,
+    DeclaredKernel(_scan_work(2.5)),
+)
+declare(
+    "convolved(Tensor inputs, Tensor weight, Tensor? bias) -> Tensor",
+    _convolved,
+    DeclaredKernel(_memory_bound_work),
+)
+declare(
+    "convolved_backward(Tensor grad, Tensor inputs, Tensor weight, Tensor into) "
+    "-> (Tensor, Tensor)",
+    _convolved_backward,
+    DeclaredKernel(_memory_bound_work),
+)
 
 
 class _MambaInner(torch.autograd.Function):
     """mamba-ssm's MambaInnerFn, line by line, at its default checkpoint level of 1."""
 
     @staticmethod
-    def forward(  # noqa: PLR0913, PLR0917 - the function it stands for
-        ctx: Any,
-        both: Tensor,
-        conv_weight: Tensor,
-        conv_bias: Tensor | None,
-        x_weight: Tensor,
-        delta_weight: Tensor,
-        out_weight: Tensor,
-        a: Tensor,
-        d: Tensor | None,
-        delta_bias: Tensor | None,
-    ) -> Tensor:
-        """Inputs and gates (batch, 2 x width, length) to (batch, length, hidden)."""
+    def forward(ctx: Any, *tensors: Any) -> Tensor:
+        """Map inputs and gates (batch, 2 x width, length) to (batch, length, hidden)."""
+        both, conv_weight, conv_bias, x_weight, delta_weight, out_weight, a, d, delta_bias = tensors
         both = both if both.stride(-1) == 1 else both.contiguous()
         conv_weight = conv_weight.squeeze(1)
         inputs, gate = both.chunk(2, dim=1)
@@ -124,7 +143,7 @@ class _MambaInner(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Works the convolution and delta out again, then goes back."""
+        """Recompute convolution and step sizes, then compute all gradients."""
         both, conv_weight, low, x_weight, delta_weight, out_weight, a, b, c, states, out = (
             ctx.saved_tensors
         )
@@ -171,7 +190,7 @@ class _MambaInner(torch.autograd.Function):
 def _delta_b_c(
     low: Tensor, delta_weight: Tensor, a: Tensor, inputs: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What the scan takes from its input: step sizes and both projections of the state."""
+    """Step sizes and both projections of the state, computed from the scan's input."""
     batch, width, length = inputs.shape
     rank, state = delta_weight.shape[1], a.shape[1]
     delta = (delta_weight @ low[:, :rank].t()).view(width, batch, length).transpose(0, 1)
@@ -182,7 +201,7 @@ def _delta_b_c(
     return delta, b, c
 
 
-def mamba_inner_fn(  # noqa: PLR0913, PLR0917 - the function it stands for
+def _mamba_inner_fn(  # noqa: PLR0913, PLR0917 - the signature of mamba-ssm
     xz: Tensor,
     conv1d_weight: Tensor,
     conv1d_bias: Tensor | None,
@@ -197,7 +216,7 @@ def mamba_inner_fn(  # noqa: PLR0913, PLR0917 - the function it stands for
     delta_bias: Tensor | None = None,
     delta_softplus: bool = True,  # noqa: ARG001, FBT001, FBT002 - as above
 ) -> Tensor:
-    """In the place of mamba-ssm's function of this name."""
+    """Replacement for mamba-ssm's ``mamba_inner_fn``."""
     out: Tensor = _MambaInner.apply(  # type: ignore[no-untyped-call]
         xz,
         conv1d_weight,
@@ -210,3 +229,10 @@ def mamba_inner_fn(  # noqa: PLR0913, PLR0917 - the function it stands for
         delta_bias,
     )
     return out if out_proj_bias is None else out + out_proj_bias.to(out.dtype)
+
+
+def install_simulated_mamba() -> None:
+    """Install modules under the names of mamba-ssm's packages, with simulated operators."""
+    for name in PACKAGES:
+        sys.modules[name] = ModuleType(name)
+    sys.modules["mamba_ssm"].mamba_inner_fn = _mamba_inner_fn  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
-"""What each operator is to a GPU: its kind of work, FLOPs, bytes, the kernels that it launches.
+"""Costs of operators on a GPU: class of work, FLOPs, bytes, number of kernels.
 
-Read off the tensors that go in and come out. What a kernel takes for itself meanwhile, which no
-tensor tells, is ``workspace_bytes``.
+They follow from the tensors that go in and come out. ``workspace_bytes`` adds the memory that a
+kernel takes for itself, which no tensor shows.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ def rate(tensor: Tensor) -> Rate:
 
 
 def moved_bytes(args: Sequence[Any], result: object) -> float:
-    """Bytes that an operator reads and writes: every tensor once."""
+    """Bytes that an operator reads and writes, every tensor once."""
     return float(sum(touched_bytes(t) for t in (*tensors_in(args), *tensors_in(result))))
 
 
@@ -32,7 +32,7 @@ Described = tuple[OperatorClass, Rate, Numbers]
 
 
 def workspace_bytes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
-    """Memory that an operator takes while it runs, beyond its results."""
+    """Bytes that an operator takes while it runs, beyond its results."""
     name = _name(func)
     if name in SORTING:
         indices = [t for t in tensors_in(args) if t.dtype in (torch.int64, torch.int32)]
@@ -43,11 +43,11 @@ def workspace_bytes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> i
 
 @dataclass(frozen=True, slots=True)
 class DeclaredKernel:
-    """What is declared of a kernel that no tensor tells of.
+    """Costs of an opaque kernel, which its tensors do not determine.
 
     Attributes:
-        work: what it is, given all its arguments and the result.
-        workspace_bytes: what it takes while it runs, given all its arguments.
+        work: returns its costs, given all arguments and the result.
+        workspace_bytes: returns its workspace in bytes, given all arguments.
     """
 
     work: Callable[[Sequence[Any], Any], list[Described]]
@@ -55,7 +55,7 @@ class DeclaredKernel:
 
 
 def declare(signature: str, fake: Any, kernel: DeclaredKernel) -> None:
-    """Makes an operator that has a shape rule and does nothing else."""
+    """Define an operator with a shape rule and costs, but without an implementation."""
     name = signature.partition("(")[0]
     LIBRARY.define(signature)
     torch.library.register_fake(f"simulated::{name}", fake, lib=LIBRARY)
@@ -81,7 +81,7 @@ LAUNCHES = {
     "aten::histc": 3,
     "aten::cumsum": 2,
 }
-# They touch only the rows that are picked, not the whole tensor these are picked from.
+# Operators that touch only the picked rows of a tensor.
 PICKING = {
     "aten::index",
     "aten::index_select",
@@ -93,14 +93,14 @@ PICKING = {
     "aten::index_add",
     "aten::index_add_",
 }
-# What they are given is not read.
+# Operators that do not read their arguments.
 FILLING = {
     *("aten::zero_", "aten::fill_", "aten::zeros_like", "aten::ones_like", "aten::full_like"),
     *("aten::zeros", "aten::ones", "aten::full", "aten::new_zeros", "aten::new_ones"),
     "aten::new_full",
 }
 COPYING = {"aten::copy_", "aten::_foreach_copy_"}
-# They read one number of each row of the logits, and write one, or a row of zeros but for one.
+# Losses that read one number of each row of logits, and write one number or one row of zeros.
 PICKING_LOSSES = {"aten::nll_loss_forward", "aten::nll_loss_backward"}
 MAKING_NOTHING = {
     "aten::_unsafe_view",  # a view, though its schema does not say so
@@ -113,7 +113,7 @@ MAKING_NOTHING = {
     "profiler::_record_function_enter_new",
     "profiler::_record_function_exit",
 }
-# Sorted keys and values of the indices, both in 8 bytes, and as much for the sort itself.
+# Operators that sort their indices: keys and values of 8 bytes each, and the sort's workspace.
 SORTING = {
     "aten::index_put",
     "aten::index_put_",
@@ -124,12 +124,12 @@ SORT_BYTES_PER_INDEX = 40
 
 
 def tensors_in(value: object) -> list[torch.Tensor]:
-    """The tensors in arguments or results."""
+    """All tensors in arguments or results."""
     return [leaf for leaf in tree_iter(value) if isinstance(leaf, torch.Tensor)]
 
 
 def touched_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of memory behind a tensor: what is repeated along a dimension is there once."""
+    """Bytes of memory behind a tensor; a dimension of stride 0 counts once."""
     elements = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         elements *= size if stride != 0 else 1
@@ -139,16 +139,16 @@ def touched_bytes(tensor: torch.Tensor) -> int:
 def describe(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: object
 ) -> list[Described]:
-    """The work that an operator is: of one kind, or of several after one another.
+    """Costs of an operator, one entry per kind of work in order.
 
     Args:
         func: the operator.
-        args: its arguments.
-        kwargs: those given by name.
-        result: what it returned.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        result: its result.
 
     Returns:
-        Kind, rate of the FLOPs, and numbers as ``Column`` lists them, of each.
+        Class, rate of the FLOPs, and numbers in the order of ``Column``, for each kind of work.
     """
     name = _name(func)
     if _is_view(func) or name in MAKING_NOTHING:
@@ -170,7 +170,7 @@ def _of_memory(
 ) -> Described:
     written = sum(touched_bytes(t) for t in outputs)
     if name in PICKING:
-        # Rows are read where they are picked and written, and read once more where they are added.
+        # Picked rows are read and written; added rows are read once more.
         rows = max((touched_bytes(t) for t in inputs[1:] or inputs), default=0)
         is_mutable = func._schema.is_mutable  # noqa: SLF001 - torch has no other name for it
         adds = name in {"aten::index_add", "aten::index_add_"}
@@ -187,7 +187,7 @@ def _of_memory(
 
 
 def _in_order(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-    """Every argument where the operator's signature has it; None for what was left out."""
+    """All arguments in the order of the operator's signature; None for omitted ones."""
     further = func._schema.arguments[len(args) :]  # noqa: SLF001 - torch has no other name for it
     return [*args, *(kwargs.get(argument.name) for argument in further)]
 
@@ -199,48 +199,40 @@ def _name(func: Any) -> str:
 
 @cache
 def _is_view(func: Any) -> bool:
-    """Whether a result shares the memory of an argument, which stays as it is."""
+    """Whether a result is a view of an argument that the operator does not change."""
     returns = func._schema.returns  # noqa: SLF001 - torch has no other name for it
     shares = [r.alias_info for r in returns if r.alias_info is not None]
     return bool(shares) and not any(info.is_write for info in shares)
 
 
-def _rate(tensor: torch.Tensor) -> Rate:
-    return RATES.get(tensor.dtype, Rate.FP32)
-
-
-def _matrix_product(  # noqa: PLR0913, PLR0917 - its shape and what goes through memory
+def _matrix_product(  # noqa: PLR0913, PLR0917 - shape and bytes of a product
     left: torch.Tensor, rows: float, inner: float, columns: float, products: float, moved: float
 ) -> Described:
     flops = 2.0 * rows * inner * columns * products
     numbers = (moved, flops, rows, inner, columns, products, 1.0)
-    return OperatorClass.MATRIX_PRODUCT, _rate(left), numbers
-
-
-def _moved(args: Sequence[Any], result: object) -> float:
-    return float(sum(touched_bytes(t) for t in (*tensors_in(args), *tensors_in(result))))
+    return OperatorClass.MATRIX_PRODUCT, rate(left), numbers
 
 
 def _mm(args: Sequence[Any], _kwargs: dict[str, Any], result: Any) -> Described:
     left, right = args[-2:]
     rows, inner = left.shape
-    return _matrix_product(left, rows, inner, right.shape[1], 1, _moved(args, result))
+    return _matrix_product(left, rows, inner, right.shape[1], 1, moved_bytes(args, result))
 
 
 def _addmm(args: Sequence[Any], _kwargs: dict[str, Any], result: Any) -> Described:
     left, right = args[1:3]
     rows, inner = left.shape
-    return _matrix_product(left, rows, inner, right.shape[1], 1, _moved(args, result))
+    return _matrix_product(left, rows, inner, right.shape[1], 1, moved_bytes(args, result))
 
 
 def _bmm(args: Sequence[Any], _kwargs: dict[str, Any], result: Any) -> Described:
     left, right = args[-2:]
     products, rows, inner = left.shape
-    return _matrix_product(left, rows, inner, right.shape[2], products, _moved(args, result))
+    return _matrix_product(left, rows, inner, right.shape[2], products, moved_bytes(args, result))
 
 
 def _grouped(args: Sequence[Any], _kwargs: dict[str, Any], result: Any) -> Described:
-    """Tokens (n, inner) x experts (groups, inner, columns), or the gradients of the experts."""
+    """Product of tokens (n, inner) and experts (groups, inner, columns), or gradient of these."""
     left, right = args[0], args[1]
     if right.dim() == 3:
         groups, inner, columns = right.shape
@@ -248,28 +240,28 @@ def _grouped(args: Sequence[Any], _kwargs: dict[str, Any], result: Any) -> Descr
     else:
         groups, rows, columns = result.shape
         inner = left.shape[1] / groups
-    moved = _moved(args[:2], result)
-    _, rate, numbers = _matrix_product(left, rows, inner, columns, groups, moved)
-    return OperatorClass.GROUPED_PRODUCT, rate, numbers
+    moved = moved_bytes(args[:2], result)
+    _, peak, numbers = _matrix_product(left, rows, inner, columns, groups, moved)
+    return OperatorClass.GROUPED_PRODUCT, peak, numbers
 
 
 def _convolution_backward(
     args: Sequence[Any], _kwargs: dict[str, Any], result: object
 ) -> Described:
-    """As many multiplications for each of the two gradients as the forward pass has."""
+    """Costs of both gradients, each with the multiplications of the forward pass."""
     grad, _, weight = args[:3]
     gradients = len(tensors_in(result))
     flops = 2.0 * grad.numel() * weight[0].numel() * min(gradients, 2)
-    return OperatorClass.MEMORY, _rate(grad), (_moved(args, result), flops, 0, 0, 0, 0, 1)
+    return OperatorClass.MEMORY, rate(grad), (moved_bytes(args, result), flops, 0, 0, 0, 0, 1)
 
 
 def _convolution(args: Sequence[Any], _kwargs: dict[str, Any], result: object) -> Described:
     flops = 2.0 * tensors_in(result)[0].numel() * args[1][0].numel()
-    return OperatorClass.MEMORY, _rate(args[0]), (_moved(args, result), flops, 0, 0, 0, 0, 1)
+    return OperatorClass.MEMORY, rate(args[0]), (moved_bytes(args, result), flops, 0, 0, 0, 0, 1)
 
 
 def _many_tensors(func: Any, args: Sequence[Any], inputs: list[torch.Tensor]) -> Described:
-    """PyTorch's kernels over lists of tensors: read, and written where the first list is."""
+    """Costs of PyTorch's kernels over lists of tensors, which write the first list."""
     moved = float(sum(touched_bytes(t) for t in inputs))
     first = [t for t in args[0] if isinstance(t, torch.Tensor)]
     written = float(sum(touched_bytes(t) for t in first))
@@ -290,4 +282,4 @@ PRODUCTS: dict[str, Callable[[Sequence[Any], dict[str, Any], Any], Described]] =
     "aten::convolution_backward": _convolution_backward,
 }
 KERNELS: dict[str, "DeclaredKernel"] = {}
-"""The opaque kernels by operator; ``trials.simulation.tracing.fused_kernels`` fills it."""
+"""Opaque kernels by operator; ``trials.simulation.tracing.fused_kernels`` fills it."""

@@ -1,7 +1,7 @@
-"""What an operator returns and is, by the shapes it is given: asked of PyTorch once in a trace.
+"""Results and costs of operators by the shapes of their arguments, computed once per trace.
 
-A step runs few different operators, each many times; a shape rule of PyTorch's takes a tenth of a
-millisecond and more, a new fake tensor a tenth of that.
+A step runs few different operators many times. A shape rule of PyTorch takes a tenth of a
+millisecond or more, a new fake tensor a tenth of that.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -21,14 +21,14 @@ Shape = tuple[torch.Size, tuple[int, ...], torch.dtype]
 
 @dataclass(frozen=True, slots=True)
 class ShapeEffects:
-    """What an operator does with tensors of some shapes.
+    """Effects of an operator on tensors of given shapes.
 
     Attributes:
-        workspace: bytes that it takes while it runs.
-        works: the work that it is.
-        mode: of its results; absent where they must be asked for each time.
-        kind: what these are in, a tuple or a list; absent for a lone one.
-        shapes: theirs, in order; absent for one that there is not.
+        workspace: bytes of workspace while it runs.
+        works: its costs, one per kind of work.
+        mode: mode of its fake results; absent where the shape rule must run each time.
+        kind: type of its results, tuple or list; absent for a single tensor.
+        shapes: shapes of its results in order; absent for a missing one.
     """
 
     workspace: int
@@ -38,7 +38,7 @@ class ShapeEffects:
     shapes: tuple[Shape | None, ...] = ()
 
     def results(self) -> Any:
-        """New tensors like those it returned."""
+        """New fake tensors with the shapes of its results."""
         mode = self.mode
         assert mode is not None
         fakes = [None if shape is None else new_fake(shape, mode) for shape in self.shapes]
@@ -46,7 +46,7 @@ class ShapeEffects:
 
 
 def new_fake(shape: Shape, mode: FakeTensorMode) -> FakeTensor:
-    """A new fake tensor on the CPU, past all that PyTorch would do to find out its shape."""
+    """New fake tensor on the CPU, made without PyTorch's shape rules."""
     size, strides, dtype = shape
     with no_dispatch():
         meta = torch.empty_strided(size, strides, dtype=dtype, device="meta")
@@ -54,12 +54,12 @@ def new_fake(shape: Shape, mode: FakeTensorMode) -> FakeTensor:
 
 
 def shape_of(tensor: torch.Tensor) -> Shape:
-    """All that a shape rule asks of a tensor."""
+    """Size, strides and dtype of a tensor: all that a shape rule reads."""
     return (tensor.shape, tensor.stride(), tensor.dtype)
 
 
 def key_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Hashable | None:
-    """What the results' shapes follow from; None where they are to be asked for."""
+    """Key that determines the shapes of an operator's results; None where nothing does."""
     if not _makes_new(func):
         return None
     try:
@@ -73,47 +73,47 @@ def key_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Hashable |
 def _part(value: Any) -> Hashable:
     if isinstance(value, torch.Tensor):
         if not isinstance(value, FakeTensor):
-            raise TypeError("it has values")
+            raise TypeError("a tensor with values has no key")
         return shape_of(value)
     if isinstance(value, (tuple, list)):
         return tuple(map(_part, value))
-    return (type(value), value)  # 1, 1.0 and True are equal, and not the same to a shape rule
+    return (type(value), value)  # 1, 1.0 and True are equal, but differ for a shape rule
 
 
 @cache
 def _makes_new(func: Any) -> bool:
-    """Whether an operator leaves what it is given as it is, and returns nothing of it."""
+    """Whether an operator changes no argument and returns no view of one."""
     schema = func._schema  # noqa: SLF001 - torch has no other name for it
-    return not schema.is_mutable and all(each.alias_info is None for each in schema.returns)
+    return not schema.is_mutable and all(result.alias_info is None for result in schema.returns)
 
 
-def told_shapes(
+def result_shapes(
     results: Any, given: Iterable[object]
 ) -> tuple[FakeTensorMode, type | None, tuple[Shape | None, ...]] | None:
-    """Mode, kind and shapes of results, of which new ones can be made; None where they cannot.
+    """Mode, type and shapes of results that can be made anew; None where they cannot.
 
-    Some return what they were given, whatever their schema says (``_unsafe_view``).
+    Some operators return an argument against their schema (``_unsafe_view``).
 
     Args:
-        results: of an operator.
+        results: results of an operator.
         given: its arguments.
     """
     many = type(results) in {tuple, list}
     listed = list(results) if many else [results]
-    tensors = [each for each in listed if each is not None]
-    if not tensors or not all(_is_plain(each) for each in tensors):
+    tensors = [result for result in listed if result is not None]
+    if not tensors or not all(_is_plain(tensor) for tensor in tensors):
         return None
-    storages = [each.untyped_storage() for each in (*tensors_in(given), *tensors)]
+    storages = [tensor.untyped_storage() for tensor in (*tensors_in(given), *tensors)]
     fresh = {storage._cdata for storage in storages[-len(tensors) :]}  # noqa: SLF001 - the one name of a storage
     old = {storage._cdata for storage in storages[: -len(tensors)]}  # noqa: SLF001 - as above
     if len(fresh) < len(tensors) or fresh & old:
         return None
-    shapes = tuple(None if each is None else shape_of(each) for each in listed)
+    shapes = tuple(None if result is None else shape_of(result) for result in listed)
     return tensors[0].fake_mode, type(results) if many else None, shapes
 
 
 def _is_plain(tensor: object) -> bool:
-    """Whether a tensor is told by its shape alone: no value is known, and all its storage is it."""
+    """Whether shape alone determines a tensor: it has no value, and fills its whole storage."""
     if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
         return False
     extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))

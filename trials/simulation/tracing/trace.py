@@ -1,4 +1,4 @@
-"""Traces one step of a cell: the model, recipe and step of the real run, without its memory."""
+"""Trace of one step of a cell: model, recipe and step of the real run, without its memory."""
 
 import contextlib
 import warnings
@@ -16,10 +16,11 @@ from trials.models.weight_placement import decoder_layers
 from trials.records.cell import Cell
 from trials.records.model import Model
 from trials.simulation.recording import Held, Purpose, Recording, Segment, with_updates_of
-from trials.simulation.tracing.fake_model import FLASH, fake_model, stand_in_for_mamba
+from trials.simulation.tracing.fake_model import FLASH, fake_model
 from trials.simulation.tracing.fake_optimizers import simulated_optimizer
 from trials.simulation.tracing.fused_kernels import as_on_gpu
 from trials.simulation.tracing.layer_repetition import RepeatedLayers, mark_passes
+from trials.simulation.tracing.mamba_kernels import install_simulated_mamba
 from trials.simulation.tracing.tracer import Tracer, UntraceableError, fake_like
 from trials.simulation.tracing.watchdog import innermost_module
 from trials.training.finetune import import_libraries, model_tensors
@@ -42,9 +43,9 @@ class Traced:
     """One traced step.
 
     Attributes:
-        recording: its events.
-        held: what the model holds throughout.
-        copies: turns of layers that were not traced.
+        recording: events of the step.
+        held: storages of the model itself.
+        copies: number of turns of layers that were not traced.
     """
 
     recording: Recording
@@ -56,13 +57,13 @@ class TraceableCell:
     """A cell whose steps can be traced, at any batch size.
 
     Args:
-        cell: what is fine-tuned; its GPU does not matter.
+        cell: cell to trace; its GPU does not matter.
         model: the model of the cell's name.
-        target: whose kernels are traced: a CUDA GPU's, or as the CPU runs it.
-        whole: trace every layer, not only those that stand for all.
+        target: device whose kernels are traced: a CUDA GPU or the CPU.
+        whole: whether to trace every layer instead of a few that represent all.
 
     Raises:
-        UntraceableError: its recipe or model cannot be traced; one line on why.
+        UntraceableError: recipe or model cannot be traced; one line says why.
     """
 
     def __init__(
@@ -76,14 +77,14 @@ class TraceableCell:
             )
         if target == "cuda":
             if recipe.mamba == "mamba-ssm":
-                stand_in_for_mamba()
+                install_simulated_mamba()
             if recipe.attention == FLASH:
                 model = _without_window(model)
         import_libraries(recipe)
         self._cell = cell
         self._target: Target = target
         self._mode = FakeTensorMode()
-        self._model, self._turns = fake_model(
+        self._model, self._repeated_layers = fake_model(
             model, recipe, cell.active_experts, self._mode, whole=whole
         )
         self._recipe = recipe
@@ -97,17 +98,21 @@ class TraceableCell:
         *,
         with_updates: bool = True,
     ) -> Traced:
-        """Traces a step of so many queries.
+        """Trace a step of a batch size.
 
         Args:
-            batch_size: queries per step.
-            shares: how many entries of a routing mask are set.
-            updates_of: a recording at another batch size to take the updates from, which are the
-                same at every one, if all else has its structure; absent to trace them.
-            with_updates: trace them; else there are none, unless they are taken.
+            batch_size: examples per step.
+            shares: returns the number of set entries of a routing mask.
+            updates_of: recording at another batch size whose updates to use, since they are equal
+                at all batch sizes; absent to trace them.
+            with_updates: whether to trace updates where ``updates_of`` is absent.
+
+        Raises:
+            StructureError: the step has another structure than ``updates_of``.
+            UntraceableError: the step cannot be traced.
         """
         with warnings.catch_warnings(), _masks_as_ever(), self._on_target(), self._mode:
-            warnings.simplefilter("ignore")  # libraries', about devices that are not there
+            warnings.simplefilter("ignore")  # libraries warn about missing devices
             has_own = with_updates and updates_of is None
             traced = _Step(self, batch_size, shares, has_updates=has_own).traced()
         if updates_of is None:
@@ -122,7 +127,7 @@ class TraceableCell:
         nothing = contextlib.nullcontext()
         autocast = self._recipe.precision == "fp16"
         before = torch.is_autocast_enabled("cuda")
-        # Libraries ask whether CUDA casts, whatever the device.
+        # Libraries read CUDA's autocast setting on every device.
         torch.set_autocast_enabled("cuda", autocast)
         try:
             capped = _scores_capped_within() if self._recipe.attention == FLASH else nothing
@@ -132,34 +137,34 @@ class TraceableCell:
             torch.set_autocast_enabled("cuda", before)
 
     def set_length(self, seq_len: int) -> None:
-        """Makes the queries of further traces so long.
+        """Set the sequence length of further traces.
 
         Raises:
-            UntraceableError: the model takes none so long.
+            UntraceableError: the model has fewer positions.
         """
         cell = self._cell.model_copy(update={"seq_len": seq_len})
         _check_positions(self._model, cell)
         self._cell = cell
 
     @property
-    def remembers(self) -> bool:
-        """Whether the model keeps what lengths it has seen: frequencies that grow with them."""
+    def depends_on_past_lengths(self) -> bool:
+        """Whether the model keeps state from earlier lengths: frequencies that grow with them."""
         kinds = [str(getattr(module, "rope_type", "")) for module in self._model.modules()]
         return any("dynamic" in kind or "longrope" in kind for kind in kinds)
 
     @property
     def model(self) -> nn.Module:
-        """The model that is traced."""
+        """Model that is traced."""
         return self._model
 
     @property
-    def turns(self) -> RepeatedLayers:
-        """Which of its layers stand for more."""
-        return self._turns
+    def repeated_layers(self) -> RepeatedLayers:
+        """Layers of the cut model that represent more."""
+        return self._repeated_layers
 
     @property
     def seq_len(self) -> int:
-        """Tokens per query."""
+        """Tokens per example."""
         return self._cell.seq_len
 
     @property
@@ -168,34 +173,34 @@ class TraceableCell:
         return self._target == "cuda"
 
     def stepper(self, trainable: list[nn.Parameter]) -> DeviceStepper:
-        """What makes the steps of the recipe."""
+        """Stepper of the recipe."""
         device = torch.device("cpu")
         optimizer = simulated_optimizer(trainable, self._recipe, self._target)
         return DeviceStepper(self._model, optimizer, self._recipe, device)
 
 
 def _without_window(model: Model) -> Model:
-    """A model whose attention needs no mask for its window: FlashAttention-2 takes none."""
+    """Model without its attention window: FlashAttention-2 takes the window without a mask."""
     if model.window is None or getattr(auto_config(model, None), "layer_types", None):
-        return model  # some of its layers have it, others not
+        return model  # only some layers have a window
     return model.model_copy(update={"config": model.config | {"sliding_window": None}})
 
 
 def _check_positions(model: nn.Module, cell: Cell) -> None:
-    """Fake tensors look nothing up, so do not mind positions that a table has not."""
+    """Check that position tables are long enough, which fake tensors never look up."""
     for name, module in model.named_modules():
         is_table = name.endswith(POSITION_TABLES) and isinstance(module, nn.Embedding)
         if is_table and module.num_embeddings < cell.seq_len:
             raise UntraceableError(
                 f"seq_len {cell.seq_len}: {cell.model} has positions for {module.num_embeddings} "
-                "tokens: give at most as many"
+                "tokens: give at most this length"
             )
 
 
 @contextlib.contextmanager
 def _scores_capped_within() -> Iterator[None]:
-    """FlashAttention-2 caps scores as it goes; transformers refuses PyTorch's kernel a cap."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: PLC0415 - as below
+    """Drop the cap on scores: FlashAttention-2 applies it in its kernel, PyTorch's has none."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: PLC0415 - seconds to import
 
     own = ALL_ATTENTION_FUNCTIONS["sdpa"]
 
@@ -212,7 +217,7 @@ def _scores_capped_within() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _masks_as_ever() -> Iterator[None]:
-    """Hugging Face's masks for fake tensors are made even where real ones would not need them."""
+    """Keep transformers from making masks for fake tensors that it would skip for real ones."""
     from transformers import masking_utils  # noqa: PLC0415 - seconds to import
 
     own = masking_utils.is_tracing
@@ -224,7 +229,7 @@ def _masks_as_ever() -> Iterator[None]:
 
 
 class _Step:
-    """One step being traced."""
+    """One step during its trace."""
 
     def __init__(
         self,
@@ -238,14 +243,14 @@ class _Step:
         self._batch_size = batch_size
         self._has_updates = has_updates
         self._layers = decoder_layers(cell.model)
-        self._ghosts = _Ghosts(cell, self._layers if has_updates else [])
-        held = [*model_tensors(cell.model), *self._ghosts.parameters]
+        self._untraced = UntracedParameters(cell, self._layers if has_updates else [])
+        held = [*model_tensors(cell.model), *self._untraced.parameters]
         self._tracer = Tracer(shares, held, with_workspaces=cell.is_on_gpu)
         self._trainable = [p for p in cell.model.parameters() if p.requires_grad]
 
     def traced(self) -> Traced:
         kinds = [(layer, type(layer)) for layer in self._layers]
-        mark_passes(self._layers, self._cell.turns, self._on_forward, self._on_backward)
+        mark_passes(self._layers, self._cell.repeated_layers, self._on_forward, self._on_backward)
         try:
             self._run()
         except UntraceableError as error:
@@ -259,12 +264,12 @@ class _Step:
         return Traced(
             recording=self._tracer.recording(self._gradients),
             held=_held(self._cell),
-            copies=self._cell.turns.copies,
+            copies=self._cell.repeated_layers.copies,
         )
 
     def _run(self) -> None:
         tracer = self._tracer
-        stepper = self._cell.stepper(self._ghosts.among(self._trainable))
+        stepper = self._cell.stepper(self._untraced.among(self._trainable))
         with tracer:
             batch = [torch.zeros(self._batch_size, self._cell.seq_len, dtype=torch.int64)]
             loss = stepper.backward(lambda model: self._loss(model, batch[0]))
@@ -273,9 +278,9 @@ class _Step:
                 np.int64,
             )
             if not self._has_updates:
-                tracer.segment = Segment.FORGET  # what the end of this brings is not kept
+                tracer.segment = Segment.FORGET  # with_updates_of drops this segment
                 return
-            self._ghosts.have_gradients(tracer)
+            self._untraced.register_gradients(tracer)
             for segment in (Segment.FIRST_UPDATE, Segment.UPDATE):
                 tracer.segment = segment
                 stepper.update()
@@ -295,70 +300,74 @@ class _Step:
         return None if parameter.grad is None else self._tracer.name_of(parameter.grad)
 
     def _on_forward(self, turn: int) -> None:
-        # What the last turn was given goes when it returns, as it does between turns.
+        # The arguments of the last layer are freed after its return; that belongs to its turn.
         self._tracer.pass_on_to(FORWARD_SEGMENTS[turn - 1])
 
     def _on_backward(self, turn: int) -> None:
         self._tracer.segment = BACKWARD_SEGMENTS[turn - 1]
 
 
-class _Ghosts:
-    """Parameters of the layers that are not traced: without them the update would be too small."""
+class UntracedParameters:
+    """Parameters of layers that are not traced, so that the update has its full size.
+
+    They and their gradients are fake tensors; the tracer registers the gradients as copies of those
+    in the second turn.
+    """
 
     def __init__(self, cell: TraceableCell, layers: list[nn.Module]) -> None:
-        self._of: dict[int, list[nn.Parameter]] = {}
+        self._after: dict[int, list[nn.Parameter]] = {}  # by id of the parameter before them
         self._pairs: list[tuple[nn.Parameter, nn.Parameter, int]] = []
-        turns = cell.turns
+        turns = cell.repeated_layers
         if turns.copies == 0 or not layers:
             return
         start, end = turns.starts[1:3]
         second = [p for layer in layers[start:end] for p in layer.parameters() if p.requires_grad]
         if not second:
             return
-        last = self._of.setdefault(id(second[-1]), [])
+        last = self._after.setdefault(id(second[-1]), [])
         for copy in range(1, turns.copies + 1):
             for parameter in second:
-                # To an optimizer it is a parameter; to make it one would take longer.
-                ghost: Any = fake_like(parameter).requires_grad_()
-                ghost.grad = fake_like(parameter)
-                last.append(ghost)
-                self._pairs.append((ghost, parameter, copy))
+                # A tensor suffices for an optimizer, and is faster to make than an nn.Parameter.
+                untraced: Any = fake_like(parameter).requires_grad_()
+                untraced.grad = fake_like(parameter)
+                last.append(untraced)
+                self._pairs.append((untraced, parameter, copy))
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """All of them."""
-        return [ghost for ghost, _, _ in self._pairs]
+        """All untraced parameters, in order."""
+        return [untraced for untraced, _, _ in self._pairs]
 
     def among(self, trainable: list[nn.Parameter]) -> list[nn.Parameter]:
-        """All that the whole model trains, in its order."""
-        return [each for p in trainable for each in (p, *self._of.get(id(p), ()))]
+        """Trainable parameters of the whole model, in its order."""
+        return [q for p in trainable for q in (p, *self._after.get(id(p), ()))]
 
-    def have_gradients(self, tracer: Tracer) -> None:
-        """Gives each the gradient that the backward pass of its layer would have left."""
-        for ghost, parameter, copy in self._pairs:
+    def register_gradients(self, tracer: Tracer) -> None:
+        """Register the gradients that the backward passes of their layers would have left."""
+        for untraced, parameter, copy in self._pairs:
             if parameter.grad is None:
-                ghost.grad = None
+                untraced.grad = None
                 continue
             like = tracer.name_of(parameter.grad)
-            assert ghost.grad is not None
+            assert untraced.grad is not None
             assert like is not None
-            tracer.add_ghost(ghost.grad, like, copy)
+            tracer.add_ghost(untraced.grad, like, copy)
 
 
 def _held(cell: TraceableCell) -> Held:
-    """The storages of the model itself, each once, in the order they are made: layer by layer."""
+    """Storages of the model itself, each once, in the order of allocation: layer by layer."""
     layers = decoder_layers(cell.model)
-    starts = cell.turns.starts if cell.turns.copies else []
+    starts = cell.repeated_layers.starts if cell.repeated_layers.copies else []
     sizes, purposes, turns = [], [], []
-    seen: set[int] = set()
+    counted: set[int] = set()
     for index, part in enumerate((*layers, cell.model)):
         turn = sum(start <= index for start in starts) if index < len(layers) else 0
-        turn = 0 if turn > cell.turns.traced else turn  # what follows the last one
+        turn = 0 if turn > cell.repeated_layers.traced else turn  # layers after the last turn
         constants = {id(t) for t in _quantisation_constants(part)}
         for tensor in model_tensors(part):
             storage = tensor.untyped_storage()
-            if storage._cdata not in seen:  # noqa: SLF001 - the one name of a storage
-                seen.add(storage._cdata)  # noqa: SLF001 - as above
+            if storage._cdata not in counted:  # noqa: SLF001 - the one name of a storage
+                counted.add(storage._cdata)  # noqa: SLF001 - as above
                 sizes.append(storage.nbytes())
                 constant = id(tensor) in constants
                 purposes.append(Purpose.QUANTISATION if constant else Purpose.WEIGHT)

@@ -1,4 +1,4 @@
-"""Records what a step does, operation by operation, under fake tensors."""
+"""Recorder of a step under fake tensors, operation by operation."""
 
 import sys
 from collections.abc import Callable, Hashable, Sequence
@@ -23,23 +23,23 @@ from trials.simulation.tracing.shape_rules import (
     ShapeEffects,
     key_of,
     new_fake,
+    result_shapes,
     shape_of,
-    told_shapes,
 )
 
 aten = torch.ops.aten
 NO_NUMBERS: Numbers = (0.0,) * len(Column)
 UNSCALED = aten._amp_foreach_non_finite_check_and_unscale_.default
-LIFTED = aten.lift_fresh.default  # a number that Python made a tensor of, as counters are
+LIFTED = aten.lift_fresh.default  # makes a tensor of a Python number, such as a counter
 READ_NAME = "aten::_local_scalar_dense"
-# What the model's code asks of a fake tensor itself; no work of a device.
+# Questions to a fake tensor itself, without work on a device.
 QUESTIONS = {torch.ops.prim.device.default}
 ROUTED = {aten.nonzero.default, aten.nonzero_numpy.default}
 READ = aten._local_scalar_dense.default  # noqa: SLF001 - the operator's name
 
 
-# Operators whose shape rule alone gives the result of a fake tensor. Going past the rest of what
-# fake tensors do (which is needed for others) traces twice as fast.
+# Operators whose shape rule alone gives the fake result. Skipping the rest of FakeTensorMode, which
+# other operators need, makes a trace twice as fast.
 PLAIN_NAMES = (
     "mm addmm bmm silu silu_backward neg rsqrt view _unsafe_view unsqueeze squeeze expand slice "
     "transpose t permute select detach alias unbind clone _to_copy cat sum mean pow index mul add "
@@ -51,7 +51,7 @@ PLAIN = {
     for name in PLAIN_NAMES.split()
     for overload in getattr(aten, name).overloads()
 }
-# They change tensors in place and return none: nothing to do where there are no values.
+# In-place operators without results: no effect on tensors without values.
 UPDATING = {
     aten._fused_adamw_.default,
     aten._foreach_add_.Scalar,
@@ -61,21 +61,20 @@ UPDATING = {
 GROUPED = aten._grouped_mm.default  # noqa: SLF001 - the operator's name
 
 
-NO_VALUES = "what follows depends on the values of a tensor, which an estimate has not"
+NO_VALUES = "the next operations depend on the values of a tensor, which an estimate does not have"
 
 
 class UntraceableError(ValueError):
-    """A step's course depends on the values of tensors, which a trace does not have."""
+    """The operations of a step depend on values of tensors, which a trace does not have."""
 
 
 class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
     """Records the events of a step.
 
     Args:
-        shares: tells how many of a mask's entries are set where the code asks for them: routing.
-            Given the mask; called once for each time it is asked.
-        already_live: tensors that were there before.
-        with_workspaces: record what kernels take for themselves, as those of a GPU do.
+        shares: returns the number of set entries of a routing mask; called once per use.
+        already_live: tensors made before the step.
+        with_workspaces: whether to record the workspaces that kernels of a GPU take.
     """
 
     def __init__(
@@ -96,32 +95,38 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         self._overflows: int | None = None
         self._following: Segment | None = None
         self._ghosts: list[tuple[int, int, int]] = []
-        self._told: dict[Hashable, ShapeEffects] = {}
+        self._effects: dict[Hashable, ShapeEffects] = {}
         self.segment = Segment.BEFORE
         self._held = True
         self.note_all(already_live)
         self._held = False
 
     def made(self, identity: int, size: int) -> None:
-        """A storage: an event of its own, unless it was there before."""
+        """Record a new storage, unless it was made before the step."""
         if self._held:
             return
         self._names[identity] = self._next_name
         self._event(Kind.MADE, self._next_name, (float(size), *NO_NUMBERS[1:]))
         self._next_name += 1
 
-    def gone(self, identity: int, size: int) -> None:  # noqa: ARG002 - told when it was made
-        """Its end."""
+    def gone(self, identity: int, size: int) -> None:  # noqa: ARG002 - the base class passes it
+        """Record the end of a storage."""
         name = self._names.pop(identity, None)
         if name is not None:
             self._event(Kind.FREED, name, NO_NUMBERS)
 
     def name_of(self, tensor: torch.Tensor) -> int | None:
-        """The name of a tensor's storage; None for one that was there before."""
+        """Name of a tensor's storage; None for one made before the step."""
         return self._names.get(tensor.untyped_storage()._cdata)  # noqa: SLF001 - as StorageWatch
 
     def add_ghost(self, tensor: torch.Tensor, like: int, copy: int) -> None:
-        """Takes a tensor nobody made for the copy of a storage; its end is the copy's."""
+        """Register the gradient of an untraced parameter as a copy of a traced storage.
+
+        Args:
+            tensor: the gradient; no operation made it, but its end is recorded.
+            like: name of the traced storage.
+            copy: number of the copy, from 1.
+        """
         self._held = True
         identity = self.note_tensor(tensor)
         self._held = False
@@ -136,7 +141,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Runs the operation on shapes alone and records it."""
+        """Run an operation on shapes alone and record it."""
         del types
         kwargs = kwargs or {}
         if func in QUESTIONS:
@@ -146,69 +151,70 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         if func is UNSCALED:
             self._overflows = self.note_tensor(args[1])
         key = key_of(func, args, kwargs)
-        told = None if key is None else self._told.get(key)
-        if told is None or told.mode is None:
-            result, told = self._asked(func, args, kwargs)
+        effects = None if key is None else self._effects.get(key)
+        if effects is None or effects.mode is None:
+            result, effects = self._evaluated(func, args, kwargs)
             if key is not None:
-                self._told[key] = told
+                self._effects[key] = effects
         else:
-            result = told.results()
+            result = effects.results()
         self.note(result)
         if func is LIFTED:
             self._counters.add(self.name_of(result))
-        self._works(told)
+        self._record_work(effects)
         if func in ROUTED:
             self._event(Kind.WAITED, 0, NO_NUMBERS)
         return result
 
-    def _asked(
+    def _evaluated(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, ShapeEffects]:
-        """The result of an operator, and what is known of all that are given the same shapes."""
+        """Result of an operator, and its effects on all arguments of the same shapes."""
         try:
             result = self._result(func, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise UntraceableError(f"{func.name()}: {NO_VALUES}") from error
         except Exception as error:
-            error.add_note(func.name())  # whoever tells of it names the operator
+            error.add_note(func.name())  # the refusal names the operator
             raise
         workspace = workspace_bytes(func, args, kwargs) if self._with_workspaces else 0
         works = describe(func, args, kwargs, result)
-        # How many are picked is not told by the shape of a mask.
-        shapes = None if func in ROUTED else told_shapes(result, (args, kwargs))
+        # The shape of a mask does not determine the number of its set entries.
+        shapes = None if func in ROUTED else result_shapes(result, (args, kwargs))
         return result, ShapeEffects(workspace, works, *(shapes or ()))
 
-    def _works(self, told: ShapeEffects) -> None:
-        """What an operator is to the device."""
-        if told.workspace > 0:
+    def _record_work(self, effects: ShapeEffects) -> None:
+        """Record the workspace and the costs of an operator."""
+        if effects.workspace > 0:
             self._workspaces.append(self._next_name)
-            self._event(Kind.MADE, self._next_name, (float(told.workspace), *NO_NUMBERS[1:]))
-        for work, rate, numbers in told.works:
+            self._event(Kind.MADE, self._next_name, (float(effects.workspace), *NO_NUMBERS[1:]))
+        for work, rate, numbers in effects.works:
             self._event(Kind.RUN, 4 * work + rate, numbers)
-        if told.workspace > 0:
+        if effects.workspace > 0:
             self._event(Kind.FREED, self._next_name, NO_NUMBERS)
             self._next_name += 1
 
     def _read(self, tensor: torch.Tensor) -> float | bool:
-        """What the host is told when it reads a number: 1, and it waits for it.
+        """Value that the host reads from a tensor: 1, after a wait for the device.
 
-        But nothing overflows; and an optimizer's counters of steps are on the host.
+        Exceptions: the overflow flag of loss scaling reads 0, and an optimizer's step counters are
+        on the host, without a wait.
         """
-        if self.segment not in UPDATES and not _asked_about_masks():
+        if self.segment not in UPDATES and not _is_mask_check():
             raise UntraceableError(f"{READ_NAME}: {NO_VALUES}")
         if self.name_of(tensor) not in self._counters:
             self._event(Kind.WAITED, 0, NO_NUMBERS)
         if tensor.dtype == torch.bool:
-            return True  # nothing is padded, nothing packed
+            return True  # no padding and no packing
         overflow = tensor.untyped_storage()._cdata == self._overflows  # noqa: SLF001 - as StorageWatch
         one = 0 if overflow else 1
         return float(one) if tensor.is_floating_point() else one
 
     def recording(self, gradients: IntArray) -> Recording:
-        """What was recorded.
+        """Recording of the step.
 
         Args:
-            gradients: the names of the storages of gradients.
+            gradients: names of the storages that hold gradients.
         """
         kinds, names, segments, numbers = zip(*self._events, strict=True)
         return Recording(
@@ -235,13 +241,13 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
             result = func(*args, **kwargs)
         if isinstance(result, torch.Tensor):
             return _fake(result, mode)
-        return type(result)(_fake(each, mode) for each in result)
+        return type(result)(_fake(part, mode) for part in result)
 
     def _routed(self, mask: torch.Tensor) -> torch.Tensor:
         return mask.new_empty((self._shares(mask), mask.dim()), dtype=torch.int64)
 
     def pass_on_to(self, segment: Segment) -> None:
-        """Another segment begins with the next operation; what goes first is still of the old."""
+        """Begin a segment with the next operation; frees before that belong to the old one."""
         self._following = segment
 
     def _event(self, kind: Kind, name: int, numbers: Numbers) -> None:
@@ -250,9 +256,9 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         self._events.append((kind, name, self.segment, numbers))
 
 
-def _asked_about_masks() -> bool:
-    """Whether a number is read to see if masks are needed: that nothing is padded is known."""
-    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - the way to see who asks
+def _is_mask_check() -> bool:
+    """Whether transformers reads a number to decide on masks; the answer is: no padding."""
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - the only way to find the caller
     while frame is not None:
         if frame.f_globals.get("__name__") == "transformers.masking_utils":
             return True
@@ -261,13 +267,13 @@ def _asked_about_masks() -> bool:
 
 
 def _mode_of(args: tuple[Any, ...]) -> FakeTensorMode | None:
-    """The mode of the first argument; None unless every tensor among them is a fake one."""
+    """Mode of the first argument; None unless all tensors among the arguments are fake."""
     first = args[0]
     if isinstance(first, (list, tuple)):
         first = first[0]
     for arg in args:
-        for each in arg if isinstance(arg, (list, tuple)) else (arg,):
-            if isinstance(each, torch.Tensor) and not isinstance(each, FakeTensor):
+        for value in arg if isinstance(arg, (list, tuple)) else (arg,):
+            if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
                 return None
     return first.fake_mode if isinstance(first, FakeTensor) else None
 
@@ -277,7 +283,7 @@ def _fake(result: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
 
 
 def fake_like(tensor: torch.Tensor) -> torch.Tensor:
-    """A new fake tensor of the shape and dtype of one, fast."""
+    """New fake tensor with the shape and dtype of another, without a dispatch."""
     assert isinstance(tensor, FakeTensor)
     return new_fake(shape_of(tensor), tensor.fake_mode)
 
@@ -285,9 +291,12 @@ def fake_like(tensor: torch.Tensor) -> torch.Tensor:
 def _grouped_product(
     left: torch.Tensor, right: torch.Tensor, offsets: torch.Tensor
 ) -> torch.Tensor:
-    """The result of a grouped product in a dtype that has kernels but no shape rule.
+    """Result of a grouped product in a dtype with kernels but without a shape rule.
 
-    Of tokens and the matrices of their groups, or of each group's tokens.
+    Args:
+        left: tokens (n, inner), or (rows, n).
+        right: matrices (groups, inner, columns), or tokens (n, columns).
+        offsets: end of each group among the tokens, (groups,).
     """
     if right.dim() == 3:
         return left.new_empty(left.shape[0], right.shape[2])

@@ -1,10 +1,9 @@
-"""The child process that traces: asked on stdin, it answers with a line of JSON for each request.
+"""Child process that traces: requests on stdin, a line of JSON on stdout for each.
 
-The first line is ``[folder, apart, limit_seconds, telling]``: where traces go, whether they are
-made at the same time, how long each may take, and the file that lines on what takes long go to;
-each further one a key and a request.
-
-``[key, null]`` says that the trace is written under its key, ``[key, "why"]`` that there is none.
+The first line is ``[folder, apart, limit_seconds, progress]``: the folder for traces, whether to
+make them at the same time, the longest time of each, and the file descriptor for lines on progress.
+Every further line is a key and a request. The reply ``[key, null]`` confirms a trace under its key;
+``[key, "reason"]`` is a refusal.
 """
 
 import contextlib
@@ -29,44 +28,45 @@ from trials.models.weight_placement import decoder_layers
 from trials.records.model import Model
 from trials.simulation.layer_expansion import check_repeats
 from trials.simulation.recording import Recording, RepeatError, StructureError
-from trials.simulation.trace_cache import StepTrace, not_kept, write_trace
+from trials.simulation.trace_cache import StepTrace, write_failure, write_trace
 from trials.simulation.trace_request import SMALLEST, Routing, TraceRequest
 from trials.simulation.tracing.trace import Shares, TraceableCell, Traced
 from trials.simulation.tracing.tracer import UntraceableError
-from trials.simulation.tracing.watchdog import innermost_module, patience
+from trials.simulation.tracing.watchdog import innermost_module, watchdog
 
 REFUSALS = (
     *(UntraceableError, FamilyError, KernelError, ExpertsError, TargetError, StructureError),
     ImportError,
 )
 LONGEST = 300
-"""Characters of what a library says that are told."""
+"""Most characters of a library's message in a refusal."""
 FEW_LAYERS = 8
-"""Of a model with no more nobody need know that all are traced."""
+"""Most layers of a model that is traced whole without a report."""
 
 
 def routed_shares(routing: Routing, experts: int | None) -> Shares:
-    """How many tokens each expert gets, asked expert after expert, layer after layer.
+    """Make the function that returns the tokens of each expert, expert by expert, layer by layer.
 
-    Every layer's shares are the same, so that it gets them again when it is run again.
+    All layers have the same shares, so that a recomputed layer gets its shares again.
     """
     if experts is None:
 
         def refuse(_: torch.Tensor) -> int:
             raise UntraceableError(
-                "how much is picked by a mask depends on its values, which an estimate has not"
+                "the number of entries that a mask picks depends on values, which an "
+                "estimate does not have"
             )
 
         return refuse
     drawn = np.random.default_rng(routing.seed).normal(0.0, routing.sigma, experts)
     ends = np.cumsum(np.exp(drawn)) / np.exp(drawn).sum()
-    asked = 0
+    calls = 0
 
     def share(mask: torch.Tensor) -> int:
-        nonlocal asked
-        expert = asked % experts
-        asked += 1
-        total = mask.numel()  # each of the tokens' choices
+        nonlocal calls
+        expert = calls % experts
+        calls += 1
+        total = mask.numel()  # choices of all tokens
         begin = 0 if expert == 0 else round(total * ends[expert - 1])
         return int(min(round(total * ends[expert]) - begin, mask.shape[0]))
 
@@ -74,33 +74,33 @@ def routed_shares(routing: Routing, experts: int | None) -> Shares:
 
 
 class Tracing:
-    """Traces one request after another.
+    """Traces requests one after another, with what they share made once.
 
     Args:
-        tell: is given a line on what takes longer than usual.
+        report: called with a line on each trace that takes long.
     """
 
-    def __init__(self, tell: Callable[[str], None] = lambda _: None) -> None:
-        self.tell = tell
-        self._whole: set[str] = set()  # of which no few layers stand for all
-        # An update is the same at every batch size and length, so one for a model and recipe; but
-        # for a batch of one, after other operators, its storages have other names.
+    def __init__(self, report: Callable[[str], None] = lambda _: None) -> None:
+        self.report = report
+        self._whole: set[str] = set()  # keys of updates whose models must be traced whole
+        # An update is the same at every batch size and length, so each model and recipe needs one.
+        # A batch of one example runs other operators, after which the storages have other names.
         self._updates: dict[tuple[str, bool], Recording] = {}
         self._built: dict[tuple[str, str, int | None], TraceableCell] = {}
 
     def trace(self, request: TraceRequest) -> StepTrace:
-        """Traces what is asked, every layer of it where some cannot stand for others.
+        """Trace a request, with every layer where some cannot represent others.
 
         Raises:
-            Exception: one of ``REFUSALS``, or whatever the model's code raises.
+            Exception: one of ``REFUSALS``, or any error of the model's code.
         """
         whole = request.model_copy(update={"whole": True})
         if request.updates in self._whole:
             return self._traced(self._cell(whole), whole)
         cell = self._cell(request)
-        if cell.turns.copies == 0:
+        if cell.repeated_layers.copies == 0:
             if not request.whole and len(decoder_layers(cell.model)) > FEW_LAYERS:
-                self._tell_of_all(request, "none is like the next")
+                self._report_whole(request, "no layer equals the next")
             return self._traced(cell, request)
         try:
             return self._traced(cell, request)
@@ -108,17 +108,17 @@ class Tracing:
             why = str(error)
         except REFUSALS:
             raise
-        except Exception as error:  # noqa: BLE001 - its code may count on all of its layers
+        except Exception as error:  # noqa: BLE001 - a model's code may require all layers
             why = f"without the rest of them: {_described(error)}"
-        self._tell_of_all(request, why)
+        self._report_whole(request, why)
         traced = self._traced(self._cell(whole), whole)
         self._whole.add(request.updates)
         return traced
 
-    def _tell_of_all(self, request: TraceRequest, why: str) -> None:
-        self.tell(
-            f"{request.model.name}: all of its layers are traced, which takes longer: no few of "
-            f"them can stand for all ({why})"
+    def _report_whole(self, request: TraceRequest, why: str) -> None:
+        self.report(
+            f"{request.model.name}: all layers are traced, which takes longer: a few cannot "
+            f"represent the others ({why})"
         )
 
     def _traced(self, cell: TraceableCell, request: TraceRequest) -> StepTrace:
@@ -129,20 +129,20 @@ class Tracing:
         traced += [cell.trace(other, shares(), traced[0].recording) for other in others]
         return StepTrace(
             batch_sizes=request.batch_sizes,
-            recordings=tuple(each.recording for each in traced),
+            recordings=tuple(step.recording for step in traced),
             held=traced[0].held,
             copies=traced[0].copies,
         )
 
     def _cell(self, request: TraceRequest) -> TraceableCell:
-        """The cell of a request, built once for all lengths."""
+        """Traceable cell of a request, built once for all lengths."""
         key = (request.updates, request.model.name, request.cell.active_experts)
         built = self._built.get(key)
         if built is not None:
             built.set_length(request.cell.seq_len)
             return built
         built = TraceableCell(request.cell, request.model, whole=request.whole)
-        if not built.remembers:
+        if not built.depends_on_past_lengths:
             self._built[key] = built
         return built
 
@@ -158,11 +158,11 @@ class Tracing:
             check_repeats(alone.recording)
             return alone
         key = (request.updates, batch_size < SMALLEST)
-        known = self._updates.get(key)
+        updates = self._updates.get(key)
         traced = None
-        if known is not None:
+        if updates is not None:
             with contextlib.suppress(StructureError):
-                traced = cell.trace(batch_size, shares(), known)
+                traced = cell.trace(batch_size, shares(), updates)
         if traced is None:
             traced = cell.trace(batch_size, shares())
             self._updates[key] = traced.recording
@@ -170,8 +170,8 @@ class Tracing:
         return traced
 
 
-def _settle_imports() -> None:
-    """Spares bitsandbytes its compiler, a second of imports: no kernel is ever run here."""
+def _import_without_compiler() -> None:
+    """Import bitsandbytes without torch.compile, which takes a second: no kernel runs here."""
     modules: Any = torch
     compile_ = modules.compile
     modules.compile = lambda function=None, **_: _same if function is None else function
@@ -186,91 +186,91 @@ def _same(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _import_for(line: str, limit_seconds: float) -> None:
-    """Builds the model of a request, which imports all that tracing it needs."""
+    """Build the model of a request, which imports all libraries that its trace needs."""
     request = TraceRequest.model_validate_json(line.partition(" ")[2])
-    with contextlib.suppress(Exception), patience("", limit_seconds, lambda _: None):
-        # Whoever traces it says why it cannot be.
+    with contextlib.suppress(Exception), watchdog("", limit_seconds, lambda _: None):
+        # The trace itself reports errors.
         TraceableCell(request.cell, request.model, whole=request.whole)
 
 
 def refusal(model: Model, error: Exception) -> str:
-    """Why a model is not traced, in a line: which, what failed, in which operator and module."""
+    """One line on a model that cannot be traced: the error, its operator and its module."""
     if isinstance(error, REFUSALS):
-        told = shorten(str(error), 2 * LONGEST, placeholder=" …")
-        return told if model.name in told else f"{model.name} cannot be traced: {told}"
+        text = shorten(str(error), 2 * LONGEST, placeholder=" …")
+        return text if model.name in text else f"{model.name} cannot be traced: {text}"
     return f"{model.name} cannot be traced: {_described(error)}"
 
 
 def _described(error: Exception) -> str:
-    """What an error is, and where it came up, as far as that is known."""
+    """Description of an error, with its operator and module where they are known."""
     operator = next(iter(getattr(error, "__notes__", ())), None)
     module = innermost_module(error)
     kind = type(error).__name__
-    said = shorten(str(error), LONGEST, placeholder=" …")
-    what = f"{kind}: {said}" if said else kind
+    message = shorten(str(error), LONGEST, placeholder=" …")
+    what = f"{kind}: {message}" if message else kind
     where = "" if module is None else f" (in {module})"
     return f"{what}{where}" if operator is None else f"{operator}: {what}{where}"
 
 
 def _answer(line: str, tracing: Tracing, folder: Path, limit_seconds: float) -> str | None:
-    """Traces one request; why not, where it cannot be."""
+    """Trace one request and write the trace; return the refusal, or None."""
     key, _, text = line.partition(" ")
     request = TraceRequest.model_validate_json(text)
     what = f"{request.model.name}, {request.cell.seq_len} tokens"
 
-    def tell(text: str) -> None:
-        if request.with_updates:  # else another process tells the same
-            tracing.tell(text)
+    def report(text: str) -> None:
+        if request.with_updates:  # else another process reports the same
+            tracing.report(text)
 
     try:
-        with patience(what, limit_seconds, tell):
+        with watchdog(what, limit_seconds, report):
             traced = tracing.trace(request)
-    except Exception as error:  # noqa: BLE001 - whatever a model's code raises, the next can be traced
+    except Exception as error:  # noqa: BLE001 - a model's code may raise anything; others can still be traced
         if not isinstance(error, REFUSALS):
             traceback.print_exc()
         return refusal(request.model, error)
     try:
         write_trace(folder / f"{key}.npz", traced)
     except OSError as error:
-        return not_kept(folder, error)
+        return write_failure(folder, error)
     return None
 
 
 def main() -> None:
-    """Traces until stdin ends."""
-    _settle_imports()
+    """Answer requests until stdin ends."""
+    _import_without_compiler()
     first = sys.stdin.readline()
     if not first:
-        return  # nobody asks: it was started ahead, in vain
-    told, apart, limit_seconds, telling = json.loads(first)
-    folder = Path(told)
-    out = sys.stdout
-    sys.stdout = sys.stderr  # what libraries print is no answer
+        return  # started ahead, but not needed
+    folder_name, apart, limit_seconds, progress = json.loads(first)
+    folder = Path(folder_name)
+    replies = sys.stdout
+    sys.stdout = sys.stderr  # libraries print to stdout
     torch.set_num_threads(1)
 
-    def tell(text: str) -> None:
-        with contextlib.suppress(OSError):  # nobody listens any more
-            os.write(telling, f"{text}\n".encode())
+    def report(text: str) -> None:
+        with contextlib.suppress(OSError):  # the parent has closed its end
+            os.write(progress, f"{text}\n".encode())
 
-    tracing = Tracing(tell)
+    tracing = Tracing(report)
 
     def answer(line: str) -> None:
-        refused = _answer(line, tracing, folder, limit_seconds)
-        out.write(json.dumps([line.partition(" ")[0], refused]) + "\n")
-        out.flush()
+        refusal_text = _answer(line, tracing, folder, limit_seconds)
+        replies.write(json.dumps([line.partition(" ")[0], refusal_text]) + "\n")
+        replies.flush()
 
     if apart:
         lines = list(sys.stdin)
         _import_for(lines[0], limit_seconds)
-        # What is imported is there for all; nothing has a thread yet that a fork would lose.
-        mine = next((line for line in lines[1:] if os.fork() == 0), None)
-        answer(mine or lines[0])
-        if mine is None:
+        # Forked children share the imports. No thread runs yet that a fork would lose.
+        child_line = next((line for line in lines[1:] if os.fork() == 0), None)
+        answer(child_line or lines[0])
+        if child_line is None:
             for _ in lines[1:]:
                 os.wait()
     else:
         for line in sys.stdin:
             answer(line)
     sys.stderr.flush()
-    out.flush()
-    os._exit(0)  # nothing of a fake model is worth taking down in order
+    replies.flush()
+    os._exit(0)  # freeing a fake model object by object takes long and serves nothing

@@ -1,4 +1,4 @@
-"""Tells what is being traced while that takes long, where, and gives up in time."""
+"""Progress reports and time limit of a trace."""
 
 import contextlib
 import signal
@@ -12,35 +12,39 @@ from torch import nn
 
 from trials.simulation.tracing.tracer import UntraceableError
 
-TOLD_AFTER_SECONDS = 10.0  # and after twice as long, each time
+FIRST_REPORT_SECONDS = 10.0  # then after twice as long, each time
 TICK_SECONDS = 1.0
 
 
 @contextlib.contextmanager
-def patience(what: str, limit_seconds: float, tell: Callable[[str], None]) -> Iterator[None]:
-    """For as long as it lasts, a line now and then; past the limit what runs is refused.
+def watchdog(subject: str, limit_seconds: float, report: Callable[[str], None]) -> Iterator[None]:
+    """Report progress of a trace now and then, and abort it after the limit.
 
-    In the main thread of a process alone, as signals are.
+    It uses SIGALRM, so it works in the main thread of a process alone.
 
     Args:
-        what: is traced.
-        limit_seconds: how long that may take.
-        tell: is given each line.
+        subject: model and length being traced.
+        limit_seconds: longest time of the trace.
+        report: called with each line.
+
+    Raises:
+        UntraceableError: the trace took longer.
     """
     began = time.monotonic()
-    next_word = TOLD_AFTER_SECONDS
+    next_report = FIRST_REPORT_SECONDS
 
     def tick(_signal: int, frame: FrameType | None) -> None:
-        nonlocal next_word
+        nonlocal next_report
         taken = time.monotonic() - began
         if taken >= limit_seconds:
-            # At every tick from here on: what is raised within a weak reference's callback is lost.
+            # Every later tick raises again: Python drops an exception in a weak reference's
+            # callback.
             raise UntraceableError(f"tracing took more than {limit_seconds:g} s")
-        if taken >= next_word:
-            next_word *= 2
-            where = module_of(each for each, _ in traceback.walk_stack(frame))
+        if taken >= next_report:
+            next_report *= 2
+            where = module_of(caller for caller, _ in traceback.walk_stack(frame))
             at = "" if where is None else f", now in {where}"
-            tell(f"{what}: tracing for {taken:.0f} s{at}; given up after {limit_seconds:g} s")
+            report(f"{subject}: tracing for {taken:.0f} s{at}; given up after {limit_seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, tick)
     interval = min(TICK_SECONDS, limit_seconds)
@@ -53,7 +57,7 @@ def patience(what: str, limit_seconds: float, tell: Callable[[str], None]) -> It
 
 
 def module_of(frames: Iterator[FrameType]) -> str | None:
-    """The part of a model that the first of these frames to be in one is in."""
+    """Class of the model's module that the first frame inside one belongs to; None for none."""
     for frame in frames:
         owner: Any = frame.f_locals.get("self")
         if isinstance(owner, nn.Module):
@@ -62,7 +66,7 @@ def module_of(frames: Iterator[FrameType]) -> str | None:
 
 
 def innermost_module(error: BaseException) -> str | None:
-    """The part of a model in which an error came up, as far as its frames tell."""
+    """Class of the innermost module that raised an error; None outside all modules."""
     raised: TracebackType | None = error.__traceback__
     frames = [frame for frame, _ in traceback.walk_tb(raised)]
     return module_of(reversed(frames))

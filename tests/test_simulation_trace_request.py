@@ -1,0 +1,58 @@
+"""The fingerprint of traces: every source file that a trace depends on is part of it."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import trials
+from trials.simulation.trace_request import trace_sources
+
+PACKAGE = Path(trials.__file__).parent
+WORKER = PACKAGE / "simulation/tracing/tracing_worker.py"
+# Their effect on a trace is in its key (cell, recipe, model), or they have none: types of records,
+# the start of processes, the comparison of a built model with its recipe.
+NOT_IN_TRACES = {
+    *("__init__.py", "child_process/bootstrap.py", "child_process/environment.py"),
+    *("records/cell.py", "records/compatibility.py", "records/observation.py", "records/recipe.py"),
+    *("simulation/tracing_child.py", "training/recipe_check.py"),
+}
+
+
+def imported(path: Path) -> Iterator[Path]:
+    """Files of the package that a file imports, inside its functions too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        for name in names:
+            file = PACKAGE.parent / f"{name.replace('.', '/')}.py"
+            if name.startswith("trials.") and file.exists():
+                yield file
+
+
+def reached(start: Path) -> set[Path]:
+    """Files of the package that a file imports, directly or through others."""
+    files, waiting = set[Path](), [start]
+    while waiting:
+        file = waiting.pop()
+        if file not in files:
+            files.add(file)
+            waiting += imported(file)
+    return files
+
+
+def test_every_file_that_the_tracing_process_imports_is_in_the_fingerprint() -> None:
+    """A new file must be listed in ``trace_sources``, or here with a reason."""
+    needed = {str(file.relative_to(PACKAGE)) for file in reached(WORKER)}
+    covered = {str(file.relative_to(PACKAGE)) for file in trace_sources(PACKAGE)}
+    assert needed - covered - NOT_IN_TRACES == set()
+    assert not covered & NOT_IN_TRACES - {"__init__.py"}
+
+
+def test_every_source_of_the_fingerprint_exists() -> None:
+    """A moved file would otherwise stop the fingerprint at its first use."""
+    sources = list(trace_sources(PACKAGE))
+    assert all(source.is_file() for source in sources)
+    assert WORKER in sources
