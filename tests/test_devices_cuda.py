@@ -35,8 +35,11 @@ def test_another_gpu_is_refused_by_its_name() -> None:
     with pytest.raises(DeviceError) as error:
         check_identity(A40, "NVIDIA A100-SXM4-40GB", 42405855232)
     message = str(error.value)
-    assert all(text in message for text in ("NVIDIA A100-SXM4-40GB", "39.5 GiB", "44.4 GiB"))
-    assert message.endswith("'A100-40GB-SXM', not 'A40'")
+    assert all(
+        text in message
+        for text in ("NVIDIA A100-SXM4-40GB", "39.5 GiB", "44.4 GiB", "A100-40GB-SXM")
+    )
+    assert message.endswith("not 'A40'")
 
 
 def test_a_gpu_of_the_right_name_and_another_memory_is_refused() -> None:

@@ -167,6 +167,7 @@ def test_an_extra_that_is_not_installed_is_named(
     recipe = with_defaults(Recipe.model_validate(fields), facts, device)
     reason = incompatibility(recipe, facts, device, frozenset())
     assert reason is not None
-    assert reason.startswith(f"{missing} cannot be imported on the node with A40")
+    assert reason.startswith(missing)
+    assert "A40" in reason
     assert f"finetune-cost[{extra}]" in reason
     assert incompatibility(recipe, facts, device, None) is None

@@ -123,7 +123,7 @@ def test_pinning_host_memory_speaks_of_the_device_and_means_the_host() -> None:
     assert classify(elsewhere.value)[0] is Outcome.OUT_OF_MEMORY
     with pytest.raises(RuntimeError) as pinning:
         pin_memory(RuntimeError(message))
-    assert classify(pinning.value) == (Outcome.HOST_OUT_OF_MEMORY, "CUDA error: out of memory")
+    assert classify(pinning.value) == (Outcome.HOST_OUT_OF_MEMORY, message.splitlines()[0])
     with pytest.raises(torch.OutOfMemoryError) as allocating:
         pin_memory(torch.OutOfMemoryError(DEVICE_MESSAGES[0]))
     assert classify(allocating.value)[0] is Outcome.OUT_OF_MEMORY
@@ -183,10 +183,7 @@ def test_an_end_is_told_by_its_code_and_what_was_printed(
 def test_only_what_the_kernel_killed_can_have_been_killed_for_memory() -> None:
     """It kills by SIGKILL; another process may have been the one it chose."""
     killed = ending(-signal.SIGKILL, [], killed_for_memory=True)
-    assert killed == (
-        Outcome.HOST_OUT_OF_MEMORY,
-        "the host ran out of memory and killed the child",
-    )
+    assert killed[0] is Outcome.HOST_OUT_OF_MEMORY
     assert ending(-signal.SIGSEGV, [], killed_for_memory=True)[0] is Outcome.FAILED
 
 

@@ -198,7 +198,8 @@ def test_a_series_too_short_for_an_interval_says_so(steps: int) -> None:
     """Nothing is worked out from what is not there."""
     said = instability([0.1] * steps, "time cap", TimingRule())
     assert said is not None
-    assert said.startswith("there were too few steps for an interval of the median, timing ended")
+    assert "too few steps" in said
+    assert "time cap" in said
 
 
 def test_nothing_timed_is_not_unstable() -> None:

@@ -1,10 +1,9 @@
 """The model of PyTorch's caching allocator: its documented rules, and no others."""
 
 import random
-from dataclasses import dataclass
-from itertools import takewhile
 
 import pytest
+from builders.plain_allocator import PlainAllocator
 from builders.recorded_segments import replay_at
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -189,159 +188,6 @@ def test_what_is_not_there_cannot_go() -> None:
         played((0, 1), (7, -1))
 
 
-@dataclass
-class _Block:
-    address: int
-    size: int
-    state: str  # "used", "free" or "unmapped"
-
-
-@dataclass
-class _Segment:
-    small: bool
-    blocks: list[_Block]
-
-
-class _Plain:
-    """The same rules over lists of segments, looked through from end to end."""
-
-    def __init__(self, capacity: int | None, *, expandable: bool) -> None:
-        self.capacity, self.expandable = capacity, expandable
-        self.segments: list[_Segment] = []
-        self.made = self.reserved = self.peak_reserved = self.retries = 0
-        if expandable:
-            for small in (True, False):
-                self.segments.append(_Segment(small, [_Block(self.made, 10**15, "unmapped")]))
-                self.made += 10**15
-
-    def plays(self, names: list[int], sizes: list[int]) -> AllocatorPeaks:
-        live: dict[int, _Block] = {}
-        peak = 0
-        for event, (name, size) in enumerate(zip(names, sizes, strict=True)):
-            if size < 0:
-                live.pop(name).state = "free"
-                self.merge()
-                continue
-            block = self.allocated(-(-size // 512) * 512)
-            if block is None:
-                return AllocatorPeaks(peak, self.peak_reserved, self.retries, event)
-            live[name] = block
-            peak = max(peak, sum(each.size for each in live.values()))
-        return AllocatorPeaks(peak, self.peak_reserved, self.retries, None)
-
-    def allocated(self, rounded: int) -> _Block | None:
-        small = rounded <= MIB
-        segments = [segment for segment in self.segments if segment.small == small]
-        found = [
-            (block.size, block.address, self.room(segment, block), segment, block)
-            for segment in segments
-            for block in segment.blocks
-            if block.state == "free" and block.size >= rounded
-        ]
-        found.sort(key=lambda each: each[:2])
-        while self.expandable and len(found) > 1 and found[1][2] < found[0][2]:
-            del found[0]
-        place = found[0][3:] if found else self.fresh(rounded)
-        if place is None:
-            self.give_back()
-            self.retries += 1
-            place = self.fresh(rounded)
-        if place is None:
-            return None
-        segment, block = place
-        left = block.size - rounded
-        if left > MIB or ((small or self.expandable) and left >= 512):
-            rest = _Block(block.address + rounded, left, "free")
-            segment.blocks.insert(segment.blocks.index(block) + 1, rest)
-            block.size = rounded
-        block.state = "used"
-        return block
-
-    @staticmethod
-    def room(segment: _Segment, block: _Block) -> int:
-        at = segment.blocks.index(block) + 1
-        grows = at < len(segment.blocks) and segment.blocks[at].state == "unmapped"
-        return block.size + (segment.blocks[at].size if grows else 0)
-
-    def fresh(self, rounded: int) -> tuple[_Segment, _Block] | None:
-        small = rounded <= MIB
-        if self.expandable:
-            return self.mapped(rounded, self.segments[0 if small else 1])
-        own = -(-rounded // (2 * MIB)) * 2 * MIB
-        need = 2 * MIB if small else 20 * MIB if rounded < 10 * MIB else own
-        if not self.reserve(need):
-            return None
-        self.segments.append(_Segment(small, [_Block(self.made, need, "free")]))
-        self.made += need
-        return self.segments[-1], self.segments[-1].blocks[0]
-
-    def mapped(self, rounded: int, segment: _Segment) -> tuple[_Segment, _Block] | None:
-        """Page by page from the first place with room; what is mapped stays when one fails."""
-        page = 2 * MIB if segment.small else 20 * MIB
-        for at, block in enumerate(segment.blocks):
-            run = list(takewhile(lambda each: each.state != "used", segment.blocks[at:]))
-            if block.state != "used" and sum(each.size for each in run) >= rounded:
-                break
-        start = block.address
-        while True:
-            self.merge()
-            block = next(each for each in segment.blocks if each.address == start)
-            if block.state == "free" and block.size >= rounded:
-                return segment, block
-            at = segment.blocks.index(block)
-            gap = segment.blocks[at + (block.state == "free")]
-            missing = rounded - (block.size if block.state == "free" else 0)
-            pages = -(-min(missing, gap.size) // page) * page
-            if not self.reserve(pages):  # All that one stretch of unmapped pages needs, or none.
-                return None
-            new = _Block(gap.address, pages, "free")
-            segment.blocks.insert(segment.blocks.index(gap), new)
-            gap.address, gap.size = gap.address + pages, gap.size - pages
-            if not gap.size:
-                segment.blocks.remove(gap)
-
-    def reserve(self, size: int) -> bool:
-        if self.capacity is not None and self.reserved + size > self.capacity:
-            return False
-        self.reserved += size
-        self.peak_reserved = max(self.peak_reserved, self.reserved)
-        return True
-
-    def give_back(self) -> None:
-        if not self.expandable:
-            used = [s for s in self.segments if any(b.state == "used" for b in s.blocks)]
-            self.reserved = sum(b.size for s in used for b in s.blocks)
-            self.segments = used
-            return
-        for base, segment in zip((0, 10**15), self.segments, strict=True):
-            page = 2 * MIB if segment.small else 20 * MIB
-            for block in [each for each in segment.blocks if each.state == "free"]:
-                first = base - (base - block.address) // page * page
-                last = base + (block.address + block.size - base) // page * page
-                if first < last:
-                    ends = [block.address, first, last, block.address + block.size]
-                    states = ["free", "unmapped", "free"]
-                    parts = [
-                        _Block(start, end - start, state)
-                        for start, end, state in zip(ends, ends[1:], states, strict=False)
-                        if end > start
-                    ]
-                    at = segment.blocks.index(block)
-                    segment.blocks[at : at + 1] = parts
-                    self.reserved -= last - first
-        self.merge()
-
-    def merge(self) -> None:
-        for segment in self.segments:
-            kept: list[_Block] = []
-            for block in segment.blocks:
-                if kept and block.state != "used" and kept[-1].state == block.state:
-                    kept[-1].size += block.size
-                else:
-                    kept.append(block)
-            segment.blocks = kept
-
-
 @st.composite
 def streams(draw: st.DrawFn) -> tuple[list[int], list[int]]:
     """Storages of every size that come and go in any order."""
@@ -367,7 +213,7 @@ def test_it_does_what_the_rules_say_of_any_stream(
     names, sizes = stream
     capacity = None if capacity_mib is None else capacity_mib * MIB
     peaks = replay(names, sizes, capacity_bytes=capacity, expandable_segments=expandable)
-    assert peaks == _Plain(capacity, expandable=expandable).plays(names, sizes)
+    assert peaks == PlainAllocator(capacity, expandable=expandable).replay(names, sizes)
 
 
 @pytest.mark.parametrize("expandable", [False, True])
@@ -388,7 +234,7 @@ def test_long_streams_at_the_limit_are_replayed_alike(seed: int, *, expandable: 
     held = replay(names, sizes, capacity_bytes=None, expandable_segments=expandable)
     capacity = held.peak_reserved_bytes * (99 - 2 * seed) // 100
     peaks = replay(names, sizes, capacity_bytes=capacity, expandable_segments=expandable)
-    assert peaks == _Plain(capacity, expandable=expandable).plays(names, sizes)
+    assert peaks == PlainAllocator(capacity, expandable=expandable).replay(names, sizes)
     assert peaks.retries > 0
 
 

@@ -61,7 +61,7 @@ def test_layers_that_take_turns_repeat_by_turns() -> None:
     tests = Path(__file__).parent
     path = os.pathsep.join((str(tests), str(tests.parent)))
     done = subprocess.run(
-        [sys.executable, str(tests / "whole_steps.py")],
+        [sys.executable, str(tests / "builders/whole_steps.py")],
         input="".join(f"{of.model_dump_json()}\n" for of in recipes),
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,

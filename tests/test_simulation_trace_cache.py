@@ -292,7 +292,9 @@ def test_layers_that_cannot_stand_for_others_are_all_traced(tmp_path: Path) -> N
     traces = Traces(tmp_path, workers=1, report=said.append)
     traces.prepare([*requests, capped])
     assert [traces.get(request).copies for request in (*requests, capped)] == [0, 0, 1]
-    assert [line.partition(":")[0] for line in said] == ["mamba", "mamba2"]
+    # A slow machine also reports the progress of a trace, with its tokens.
+    whole = [line.partition(":")[0] for line in said if "tokens:" not in line]
+    assert whole == ["mamba", "mamba2"]
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:

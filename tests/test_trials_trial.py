@@ -1,10 +1,10 @@
 """Whole trials against a device made up of one law, from any beginning, to their end."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import pytest
-from builders.observations import cpu, environment, measurement, tiny_cell
+from builders.observations import cpu, environment, tiny_cell
+from fakes.law_prober import BUDGET_BYTES, Interference, LawProber, miss
 
 from gpu_catalog.catalog import load_catalog
 from trials.batch_ladder import batch_ladder
@@ -22,45 +22,9 @@ from trials.records.observation import (
 from trials.records.timing_rule import TimingRule
 from trials.trial import ATTEMPTS, HANGS, TrialTask, next_probe, run_trial
 
-MODEL_BYTES = 1000
-BUDGET_BYTES = 10_000
 LIMIT = 64
 MISSES = [o for o in Outcome if o.is_verdict and o is not Outcome.FITS]
 SILENT = [o for o in Outcome if not o.is_verdict]
-Interference = Callable[[ProbeRequest], ProbeEnd | None]
-
-
-def miss(outcome: Outcome = Outcome.OUT_OF_MEMORY) -> ProbeEnd:
-    """The end of a probe that does not fit."""
-    # Steps that thrash have run, and are measured.
-    reached = measurement(BUDGET_BYTES) if outcome is Outcome.THRASHING else None
-    return ProbeEnd(outcome, "too much", reached, environment(), BUDGET_BYTES)
-
-
-@dataclass
-class LawProber:
-    """Answers as a device does whose memory is affine in the batch size, and keeps the requests.
-
-    ``interfering`` may answer in its place.
-    """
-
-    example_bytes: int
-    interfering: Interference = lambda _: None
-    asked: list[ProbeRequest] = field(default_factory=list)
-    fresh: list[ProbeRequest] = field(default_factory=list)
-
-    def probe(self, request: ProbeRequest, *, fresh: bool = False) -> ProbeEnd:
-        self.asked.append(request)
-        self.fresh += [request] if fresh else []
-        interference = self.interfering(request)
-        if interference is not None:
-            return interference
-        peak = MODEL_BYTES + self.example_bytes * request.batch_size
-        if peak > BUDGET_BYTES:
-            return miss()
-        seconds = () if request.timing is None else (0.1,) * 6
-        reached = measurement(peak, seconds)
-        return ProbeEnd(Outcome.FITS, None, reached, environment(), BUDGET_BYTES)
 
 
 def task(

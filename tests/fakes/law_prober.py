@@ -1,0 +1,47 @@
+"""A prober of a device whose memory is affine in the batch size."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from builders.observations import environment, measurement
+
+from trials.child_process.fork_server import ProbeEnd
+from trials.records.messages import ProbeRequest
+from trials.records.observation import Outcome
+
+MODEL_BYTES = 1000
+BUDGET_BYTES = 10_000
+Interference = Callable[[ProbeRequest], ProbeEnd | None]
+
+
+def miss(outcome: Outcome = Outcome.OUT_OF_MEMORY) -> ProbeEnd:
+    """The end of a probe that does not fit."""
+    # Steps that thrash have run, and are measured.
+    reached = measurement(BUDGET_BYTES) if outcome is Outcome.THRASHING else None
+    return ProbeEnd(outcome, "too much", reached, environment(), BUDGET_BYTES)
+
+
+@dataclass
+class LawProber:
+    """Answers as a device does whose memory is affine in the batch size, and keeps the requests.
+
+    ``interfering`` may answer in its place.
+    """
+
+    example_bytes: int
+    interfering: Interference = lambda _: None
+    asked: list[ProbeRequest] = field(default_factory=list)
+    fresh: list[ProbeRequest] = field(default_factory=list)
+
+    def probe(self, request: ProbeRequest, *, fresh: bool = False) -> ProbeEnd:
+        self.asked.append(request)
+        self.fresh += [request] if fresh else []
+        interference = self.interfering(request)
+        if interference is not None:
+            return interference
+        peak = MODEL_BYTES + self.example_bytes * request.batch_size
+        if peak > BUDGET_BYTES:
+            return miss()
+        seconds = () if request.timing is None else (0.1,) * 6
+        reached = measurement(peak, seconds)
+        return ProbeEnd(Outcome.FITS, None, reached, environment(), BUDGET_BYTES)
