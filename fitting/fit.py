@@ -207,9 +207,9 @@ def _note_of_limits(points: Limits, solution: Solution) -> str:
         f"floor() of the law gives {exact} of {count} cells exactly",
         f"GPUs: {', '.join(points.gpus)}",
     ]
-    if points.cells_seen > count:
+    if points.cell_count > count:
         parts.append(
-            f"{points.cells_seen - count} of {points.cells_seen} cells left out: "
+            f"{points.cell_count - count} of {points.cell_count} cells left out: "
             "no largest batch, of at least 1, that device memory set"
         )
     return "; ".join(parts)

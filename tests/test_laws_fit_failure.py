@@ -58,7 +58,7 @@ def test_a_family_without_points_asks_for_three_and_with_few_counts_them() -> No
 def of_limits(status: Status, parameters: int, count: int = 1) -> FitFailure:
     """The failure of so many largest batches, of seven cells."""
     points = SimpleNamespace(
-        largest_batch=np.ones(count), cells_seen=7, sparsity=np.array([0.25, 0.5])
+        largest_batch=np.ones(count), cell_count=7, sparsity=np.array([0.25, 0.5])
     )
     return largest_batch_fit_failure(cast("Any", points), solution(status, parameters))
 

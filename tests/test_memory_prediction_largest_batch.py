@@ -146,5 +146,5 @@ def test_a_group_that_never_says_where_it_ran_has_no_stack() -> None:
 
 def test_a_model_larger_than_the_memory_it_fits_in_is_named() -> None:
     """A broken record is an error with the cell's name, not a negative coefficient."""
-    with pytest.raises(ValueError, match=r"2of8/seq128: 8 examples are said to fit"):
+    with pytest.raises(ValueError, match=r"2of8/seq128: 8 examples fit"):
         fit_observations(limit(cell(), 8, memory_gb=20))

@@ -54,8 +54,8 @@ def test_a_saving_is_what_integration_gives(
         assert savings[which] == pytest.approx(by_integration(costs, noise, which), abs=2e-6)
 
 
-def test_what_is_known_or_far_off_saves_nothing() -> None:
-    """Nor what stands alone; the most is saved where two are close and one is in doubt."""
+def test_measuring_a_certain_or_distant_option_saves_nothing() -> None:
+    """Nor does a single option; most is saved where two are close and one is uncertain."""
     noise = np.full(3, 0.02)
     certain, close, far = expected_value_of_measurement(
         options((0, 1e-9), (0.05, 0.3), (3, 0.3)), noise
@@ -66,8 +66,8 @@ def test_what_is_known_or_far_off_saves_nothing() -> None:
     assert expected_value_of_measurement(options((0, 1)), np.array([0.02])) == [0]
 
 
-def test_the_likely_winner_is_told_with_how_likely_it_is() -> None:
-    """A hundred to one, a coin, and a third that is as cheap by one of two ways."""
+def test_the_cheapest_has_its_probability() -> None:
+    """Near certainty, a coin, and a group with two of three equal options."""
     sure = probability_cheapest(options((0, 0.05), (1, 0.05)), seed=1)
     assert sure == pytest.approx([1, 0], abs=1e-3)
     coin = probability_cheapest(options((0, 0.3), (0, 0.3)), seed=1)

@@ -98,4 +98,4 @@ def test_limits_that_are_fitted_are_the_largest_batches_that_searches_found(
     (points,) = limits(columns_of(probes))
     is_limit = result is not None and result[0] >= 1 and result[1] is not None
     assert points.largest_batch.tolist() == ([result[0]] if is_limit and result else [])
-    assert points.cells_seen == 1
+    assert points.cell_count == 1

@@ -55,7 +55,7 @@ def largest_batch_fit_failure(points: Limits, solution: Solution) -> FitFailure:
     second = " and over two sparsities" if parameters > 1 else ""
     if solution.status is Status.NO_DATA:
         return FitFailure(
-            f"none of {_counted(points.cells_seen, 'cell')} has a largest batch of 1 or more that "
+            f"none of {_counted(points.cell_count, 'cell')} has a largest batch of 1 or more that "
             "device memory limits",
             "let the search finish, with a batch limit high enough for memory to run out first",
         )

@@ -1,4 +1,4 @@
-"""How long a batch of a data set is: the longest of its examples decides."""
+"""Padded lengths of batches of a data set: the longest example of a batch decides."""
 
 import math
 from collections.abc import Iterable
@@ -9,18 +9,18 @@ import numpy as np
 
 from fitting.numerics.arrays import FloatArray
 
-MULTIPLE = 8  # what padded lengths are rounded up to where tensor cores are to be filled
-MOST_BATCHES_SORTED = 50  # transformers sorts so many at once, or a quarter of the data if fewer
-SPREADS = 12.0  # standard deviations that are looked at; beyond is less than rounding
+MULTIPLE = 8  # padded lengths are rounded up to a multiple of this, which fills tensor cores
+MOST_BATCHES_SORTED = 50  # transformers sorts this many batches at once, or a quarter of the data
+SPREADS = 12.0  # standard deviations to sum over; the tails beyond are below rounding
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """How many examples of a data set have how many tokens.
+    """Histogram of the lengths of a data set's examples.
 
     Attributes:
-        tokens: (lengths,) in the model's own tokenizer; ascending, each but once.
-        examples: (lengths,) how many have so many.
+        tokens: (lengths,) distinct lengths in tokens of the model's tokenizer, ascending.
+        examples: (lengths,) number of examples of each length.
     """
 
     tokens: FloatArray
@@ -28,38 +28,37 @@ class Lengths:
 
     @classmethod
     def of(cls, histogram: Iterable[tuple[float, float]]) -> Self:
-        """From pairs of tokens and examples, ascending, each length but once."""
+        """Build from pairs of tokens and examples, ascending, each length once."""
         tokens, examples = np.array(list(histogram), dtype=np.float64).T
         return cls(tokens=tokens, examples=examples)
 
     @property
     def mean(self) -> float:
-        """Tokens of an example, on average."""
+        """Mean tokens of an example."""
         return float(self.tokens @ self.examples / self.examples.sum())
 
     @property
     def median(self) -> float:
-        """Tokens of the example in the middle."""
+        """Median tokens of an example."""
         return self.quantile(0.5)
 
     def quantile(self, part: float) -> float:
-        """Tokens that this part of the examples has at most."""
+        """Quantile of the tokens of an example, for a part from 0 to 1."""
         return float(self.tokens[np.searchsorted(self.no_longer, part)])
 
     def cut(self, cutoff: int) -> Self:
-        """The same, longer examples cut off at so many tokens."""
-        return self._gathered(np.minimum(self.tokens, cutoff))
+        """Lengths with longer examples truncated to ``cutoff`` tokens."""
+        return self._with_tokens(np.minimum(self.tokens, cutoff))
 
     def padded(self, batch_size: float, multiple: int = MULTIPLE) -> float:
-        """Expected tokens that each example of a batch is padded to.
+        """Expected padded tokens per example of a random batch.
 
-        ``E[max of b lengths] = sum over l of l * (F(l)**b - F(l-1)**b)``, F the part of the
-        examples that are no longer: batches are drawn at random and padded to their longest,
-        rounded up to a multiple (8 where tensor cores are to be filled).
+        ``E[max of b lengths] = sum over l of l * (F(l)**b - F(l-1)**b)``, with F the cumulative
+        distribution of the lengths: batches are padded to their longest example, rounded up.
 
         Args:
             batch_size: examples per step, b.
-            multiple: what lengths are rounded up to.
+            multiple: lengths are rounded up to a multiple of this.
         """
         below = self.no_longer
         before = np.concatenate([[0.0], below[:-1]])
@@ -67,24 +66,23 @@ class Lengths:
         return float(rounded @ (below**batch_size - before**batch_size))
 
     def grouped(self, batch_size: int, examples: int, multiple: int = MULTIPLE) -> float:
-        """Expected tokens that each example is padded to where batches are of like lengths.
+        """Expected padded tokens per example where batches are grouped by length.
 
-        As transformers groups by length: the data is shuffled; again and again, so many examples as
-        fill ``m = min(50, n // (4 b))`` batches are sorted and cut into batches, at the end what is
-        left. Of M sorted examples S are longer than l, hypergeometric; they are in ceil(S / b)
-        batches, which are padded to more than l. So those M come to
-        ``sum over l of (l' - l) * E[ceil(S / b)]``, l' the next length. Not counted: a last batch
-        that is not full, and that the longest example is put into the first batch, which adds
-        up to 5 % where an epoch is a few batches.
+        transformers shuffles the data, takes the examples of ``m = min(50, n // (4 b))`` batches at
+        a time, sorts these M examples and cuts them into batches. The number S of them that are
+        longer than l is hypergeometric; they fill ceil(S / b) batches, which are padded to more
+        than l. The M examples add up to ``sum over l of (l' - l) * E[ceil(S / b)]``, with l' the
+        next length. Two effects are neglected: a last batch that is not full, and the longest
+        example in the first batch, which adds up to 5 % where an epoch has few batches.
 
         Args:
             batch_size: examples per step, b.
-            examples: of an epoch, n; their lengths are spread as these are.
-            multiple: what lengths are rounded up to.
+            examples: examples per epoch, n, with lengths distributed as these.
+            multiple: lengths are rounded up to a multiple of this.
         """
         batch = min(batch_size, examples)
         sorted_at_once = max(1, min(MOST_BATCHES_SORTED, examples // (4 * batch))) * batch
-        rounded = self._gathered(np.ceil(self.tokens / multiple) * multiple)
+        rounded = self._with_tokens(np.ceil(self.tokens / multiple) * multiple)
         longer = np.rint(examples * (1.0 - rounded.no_longer)).astype(int)
         increments = np.diff(rounded.tokens, prepend=0.0)
         rest = examples % sorted_at_once
@@ -100,21 +98,21 @@ class Lengths:
 
     @property
     def no_longer(self) -> FloatArray:
-        """(lengths,) F, the part of the examples that are no longer."""
+        """(lengths,) F, share of the examples that are no longer."""
         return np.asarray(np.cumsum(self.examples) / self.examples.sum())
 
-    def _gathered(self, tokens: FloatArray) -> Self:
-        """The examples by other lengths: (lengths,) ascending, some alike now."""
-        kept, place = np.unique(tokens, return_inverse=True)
+    def _with_tokens(self, tokens: FloatArray) -> Self:
+        """Histogram with (lengths,) other lengths, in which equal ones are merged."""
+        distinct, place = np.unique(tokens, return_inverse=True)
         examples = np.bincount(place, weights=self.examples)
-        return type(self)(tokens=kept, examples=np.asarray(examples, dtype=np.float64))
+        return type(self)(tokens=distinct, examples=np.asarray(examples, dtype=np.float64))
 
 
 def _expected_batches(longer: int, examples: int, drawn: int, batch_size: int) -> float:
-    """``E[ceil(S / b)]``: full batches that hold the S longer ones among those drawn, sorted.
+    """``E[ceil(S / b)]``: full batches that hold the S longer ones of M sorted examples.
 
-    S is hypergeometric; ``p(s+1) / p(s) = (K-s)(M-s) / ((s+1)(n-K-M+s+1))``, with K longer ones
-    among n examples, M of which are drawn.
+    S is hypergeometric: ``p(s+1) / p(s) = (K-s)(M-s) / ((s+1)(n-K-M+s+1))`` for K longer ones among
+    n examples, M of which are drawn.
     """
     part = longer / examples
     mean = drawn * part

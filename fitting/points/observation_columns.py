@@ -1,7 +1,7 @@
-"""What laws are fitted to, of any number of observations: columns of numbers.
+"""Columns of numbers that laws need of any number of observations.
 
-A log has a million probes of some ten thousand cells. Each cell and each place is kept once, and
-of a probe no more than a row of numbers, so that nobody need hold the records themselves.
+A log can have a million probes of ten thousand cells. The columns hold every cell and environment
+once and a row of numbers per probe, so that the records themselves need not stay in memory.
 """
 
 import statistics
@@ -17,28 +17,28 @@ from trials.records.observation import Basis, Environment, Observation, Outcome
 
 BASES = tuple(sorted(Basis))
 OUTCOMES = tuple(Outcome)
-NOWHERE = -1  # the place of a child that was killed before it said where it ran
+NOWHERE = -1  # environment of a child that was killed before it reported one
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Observations, a row for each, in the order in which they were given.
+    """Observations, a row for each, in their order.
 
     Attributes:
-        cells: every cell once, in the order of appearance.
-        environments: every place once, alike.
-        cell: (rows,) which of the cells.
-        environment: (rows,) which of the environments; ``NOWHERE`` where none was told.
-        basis: (rows,) which of ``BASES``.
-        outcome: (rows,) which of ``OUTCOMES``.
-        is_ladder: (rows,) whether throughput was asked for.
-        repeat: (rows,) which visit of its batch size.
-        attempt: (rows,) which try of that visit.
+        cells: distinct cells, in the order of appearance.
+        environments: distinct environments, in the order of appearance.
+        cell: (rows,) index of the cell.
+        environment: (rows,) index of the environment; ``NOWHERE`` without one.
+        basis: (rows,) index in ``BASES``.
+        outcome: (rows,) index in ``OUTCOMES``.
+        is_ladder: (rows,) mask of the probes that time the batch ladder.
+        repeat: (rows,) number of the visit to the batch size.
+        attempt: (rows,) number of the attempt at that visit.
         batch_size: (rows,) examples per step.
-        memory_limit_bytes: (rows,) that the probe was held against.
-        model_bytes: (rows,) of weights and buffers; nan without a measurement.
-        peak_bytes: (rows,) allocated; nan alike.
-        step_seconds: (rows,) the median of the timed steps; nan where none was timed.
+        memory_limit_bytes: (rows,) memory limit of the probe.
+        model_bytes: (rows,) bytes of weights and buffers; nan without a measurement.
+        peak_bytes: (rows,) peak of allocated bytes; nan without a measurement.
+        step_seconds: (rows,) median of the timed steps; nan without timed steps.
     """
 
     cells: tuple[Cell, ...]
@@ -57,14 +57,14 @@ class Columns:
     step_seconds: FloatArray
 
     def ended(self, rows: IntArray, *outcomes: Outcome) -> BoolArray:
-        """(rows,) whether each of these probes ended so."""
-        return np.isin(self.outcome[rows], [OUTCOMES.index(each) for each in outcomes])
+        """(rows,) mask of the probes that ended with one of the outcomes."""
+        return np.isin(self.outcome[rows], [OUTCOMES.index(outcome) for outcome in outcomes])
 
     @property
     def timed(self) -> BoolArray:
-        """(rows,) which are of the ladder, fitted, were timed, and say where they ran.
+        """(rows,) mask of the timed ladder probes that fit and have an environment.
 
-        Of a visit that was timed again the last time counts, as in ``standing``.
+        A visit that was timed again counts with its last attempt, as in ``without_superseded``.
         """
         every = np.arange(len(self.cell))
         timed = np.flatnonzero(self.is_ladder & self.ended(every, Outcome.FITS))
@@ -73,16 +73,16 @@ class Columns:
         visit, timed = visit[:, order], timed[order]
         begins = np.ones(len(order), np.bool_)
         begins[1:] = np.any(visit[:, 1:] != visit[:, :-1], axis=0)
-        of, attempt = np.cumsum(begins) - 1, self.attempt[timed]
+        number, attempt = np.cumsum(begins) - 1, self.attempt[timed]
         last = np.zeros(begins.sum(), np.int64)
-        np.maximum.at(last, of, attempt)
-        stands = np.zeros(len(every), np.bool_)
-        stands[timed[attempt == last[of]]] = True
-        return np.asarray(stands & (self.environment != NOWHERE) & np.isfinite(self.step_seconds))
+        np.maximum.at(last, number, attempt)
+        is_last = np.zeros(len(every), np.bool_)
+        is_last[timed[attempt == last[number]]] = True
+        return np.asarray(is_last & (self.environment != NOWHERE) & np.isfinite(self.step_seconds))
 
 
 def columns_of(observations: Iterable[Observation]) -> Columns:
-    """The columns of observations, which are looked at once and not kept."""
+    """Columns of observations, which are iterated once and not kept."""
     cells: dict[Cell, int] = {}
     environments: dict[Environment | None, int] = {None: NOWHERE}
     bases = {basis: place for place, basis in enumerate(BASES)}
@@ -111,7 +111,7 @@ def columns_of(observations: Iterable[Observation]) -> Columns:
     by_number = np.array(numbers, np.float64).reshape(-1, 5).T.copy()
     return Columns(
         cells=tuple(cells),
-        environments=tuple(each for each in environments if each is not None),
+        environments=tuple(place for place in environments if place is not None),
         cell=by_code[0],
         environment=by_code[1],
         basis=by_code[2],
@@ -128,16 +128,14 @@ def columns_of(observations: Iterable[Observation]) -> Columns:
 
 
 def joined(parts: Iterable[Columns]) -> Columns:
-    """The columns of all observations, from those of one or more parts of them, in their order."""
+    """Columns of all observations from the columns of consecutive parts of them."""
     cells: dict[Cell, int] = {}
     environments: dict[Environment, int] = {}
-    told = []
+    renumbered = []
     for part in parts:
-        cell = [cells.setdefault(each, len(cells)) for each in part.cells]
-        environment = [
-            environments.setdefault(each, len(environments)) for each in part.environments
-        ]
-        told.append(
+        cell = [cells.setdefault(c, len(cells)) for c in part.cells]
+        environment = [environments.setdefault(e, len(environments)) for e in part.environments]
+        renumbered.append(
             replace(
                 part,
                 cell=np.array(cell, np.int64)[part.cell],
@@ -145,7 +143,7 @@ def joined(parts: Iterable[Columns]) -> Columns:
             )
         )
     arrays = {
-        field.name: np.concatenate([getattr(part, field.name) for part in told])
+        field.name: np.concatenate([getattr(part, field.name) for part in renumbered])
         for field in fields(Columns)
         if field.name not in ("cells", "environments")
     }

@@ -1,4 +1,4 @@
-"""Step times of one family as arrays, a row for each timed batch size."""
+"""Step times of one family as arrays."""
 
 from dataclasses import dataclass
 
@@ -7,15 +7,15 @@ from fitting.numerics.arrays import BoolArray, FloatArray, IntArray, NameArray
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Timed steps of one family, a row for each visit.
+    """Timed steps of one family, a row for each timing of a batch size.
 
     Attributes:
-        gpu: (rows,) which GPU, with the stack it ran on.
-        series: (rows,) what is one curve but for the sparsity: a GPU at a length or a data set.
+        gpu: (rows,) GPU and its stack.
+        series: (rows,) GPU at a length or a data set: one curve for each sparsity.
         batch_size: (rows,) examples per step.
         tokens: (rows,) padded tokens per step.
         sparsity: (rows,) active experts over experts; 1 without experts.
-        seconds: (rows,) per step.
+        seconds: (rows,) seconds per step.
     """
 
     gpu: NameArray
@@ -29,7 +29,7 @@ class StepTimes:
         return len(self.seconds)
 
     def where(self, rows: BoolArray | IntArray) -> "StepTimes":
-        """Some of the rows."""
+        """Select rows by a mask or by places."""
         return StepTimes(
             gpu=self.gpu[rows],
             series=self.series[rows],
