@@ -1,4 +1,4 @@
-"""Fits laws to observations, and predicts with what was fitted."""
+"""All laws of a run: Eq. 1, Eq. 2 and memory by group, step times by family."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from fitting.families.fit_family import Each, fit_columns
+from fitting.families.fit_family import Map, fit_columns
 from fitting.families.records import FamilyFit
 from fitting.laws.equations import eq2_terms, max_batch_eq1
 from fitting.laws.fit_failure import (
@@ -45,7 +45,7 @@ __all__ = [
     "fit_observations",
 ]
 
-Names = tuple[tuple[str, str], ...]  # of parameters, each with its unit
+Names = tuple[tuple[str, str], ...]  # name and unit of each parameter
 
 
 class Fits(Record):
@@ -53,7 +53,7 @@ class Fits(Record):
 
     Attributes:
         fits: Eq. 1, Eq. 2 and peak memory, by group.
-        families: the laws of the step time.
+        families: laws of the step time.
     """
 
     schema_version: Literal[2] = 2
@@ -62,38 +62,38 @@ class Fits(Record):
 
 
 def fit_observations(observations: Iterable[Observation]) -> Fits:
-    """Every law for every group and family that may be fitted together, refusals included.
+    """Fit every law to every group and family, failures included.
 
-    Stacks, bases and recipes are never mixed. Observations are looked at once, and not kept.
+    Stacks, bases and recipes are never mixed. Observations are iterated once and not kept.
 
     Raises:
-        ValueError: an observation holds a number that cannot be.
+        ValueError: an observation is impossible, such as a model larger than its memory limit.
     """
     return fit_laws(columns_of(observations))
 
 
-def fit_laws(columns: Columns, each: Each = map) -> Fits:
-    """Every law, as ``fit_observations``.
+def fit_laws(columns: Columns, run_map: Map = map) -> Fits:
+    """Fit every law, as ``fit_observations``.
 
     Args:
-        columns: of the observations.
-        each: ``map``, or what does as it does in several processes.
+        columns: columns of the observations.
+        run_map: ``map``, or a replacement that runs in several processes.
 
     Raises:
-        ValueError: an observation holds a number that cannot be.
+        ValueError: an observation is impossible, such as a model larger than its memory limit.
     """
     fits = chain(
-        each(_fit_eq1, limits(columns)),
-        each(fit_peaks, peaks(columns)),
-        each(_fit_eq2, timings(columns)),
+        run_map(_fit_eq1, limits(columns)),
+        run_map(fit_peaks, peaks(columns)),
+        run_map(_fit_eq2, timings(columns)),
     )
-    families = fit_columns(columns, each)
+    families = fit_columns(columns, run_map)
     return Fits(fits=tuple(fits), families=families)
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A law in the form that is tried: its parameters and what its residuals are in."""
+    """A law with its parameters and the unit of its residuals."""
 
     law: Law
     names: Names
@@ -102,7 +102,7 @@ class _Form:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """A form tried on points: what they span and what came of it."""
+    """A law fitted to points, with the inputs that they span."""
 
     form: _Form
     source: PointSource
@@ -111,7 +111,7 @@ class _Attempt:
 
 
 def _fit_eq2(points: LadderTimings) -> Fit:
-    """On examples per second as they are, as the paper did."""
+    """Fit Eq. 2 to unweighted examples per second, as the paper did."""
     solution = solve_linear(
         eq2_terms(points.batch_size, points.sparsity), points.batch_size / points.step_seconds
     )
@@ -122,13 +122,12 @@ def _fit_eq2(points: LadderTimings) -> Fit:
     inputs = (("batch_size", points.batch_size), ("sparsity", points.sparsity))
     attempt = _Attempt(form, points.source, inputs, solution)
     if solution.status.is_usable:
-        note = "C2 and C3 are one parameter, C2/C3: no data tell them apart"
-        return _accepted(attempt, note)
-    return _refused(attempt, ladder_fit_failure(points, solution))
+        return _accepted(attempt, "C2 and C3 are one parameter, C2/C3: no data separate them")
+    return _failed(attempt, ladder_fit_failure(points, solution))
 
 
 def fit_peaks(points: Peaks) -> Fit:
-    """``peak = M0 + m * tokens``, on rows divided by the peak: none counts for its size."""
+    """Fit ``peak = M0 + m * tokens`` by relative errors."""
     solution = solve_linear(
         np.stack([np.ones_like(points.tokens), points.tokens], axis=1),
         points.peak_gib,
@@ -141,24 +140,24 @@ def fit_peaks(points: Peaks) -> Fit:
     attempt = _Attempt(form, points.source, inputs, solution)
     if solution.status.is_usable:
         return _accepted(attempt, _note_of_peaks(points.limits, solution))
-    return _refused(attempt, peak_fit_failure(points, solution))
+    return _failed(attempt, peak_fit_failure(points, solution))
 
 
-def _note_of_peaks(known: Limits, solution: Solution) -> str | None:
-    """How many largest batches follow; None where none are known, or memory does not grow."""
+def _note_of_peaks(cells: Limits, solution: Solution) -> str | None:
+    """Number of largest batches that follow; None without any, or if memory does not grow."""
     model_gib, per_token = solution.values
-    if len(known.largest_batch) == 0 or per_token == 0:
+    if len(cells.largest_batch) == 0 or per_token == 0:
         return None
-    usable_gib = known.memory_gb * 1e9 / GIB
-    exact = largest(usable_gib, known.seq_len, model_gib, per_token) == known.largest_batch
+    usable_gib = cells.memory_gb * 1e9 / GIB
+    exact = largest(usable_gib, cells.seq_len, model_gib, per_token) == cells.largest_batch
     return (
-        "peaks as allocated: what the allocator holds beyond them is not in it; it gives "
+        "the law predicts allocated memory without the allocator's overhead; it gives "
         f"{int(exact.sum())} of {len(exact)} largest batches exactly"
     )
 
 
 def _fit_eq1(points: Limits) -> Fit:
-    """To the middle of the step that floor() makes; c1 only where sparsity can vary."""
+    """Fit Eq. 1 to the middle of the steps of floor(); c1 only where the sparsity can vary."""
     names: Names = (("c0", "example*token/GB"), ("c1", "1"))[
         : 2 if points.source.has_experts else 1
     ]
@@ -183,7 +182,7 @@ def _fit_eq1(points: Limits) -> Fit:
     attempt = _Attempt(form, points.source, inputs, solution)
     if solution.status.is_usable:
         return _accepted(attempt, _note_of_limits(points, solution))
-    return _refused(attempt, largest_batch_fit_failure(points, solution))
+    return _failed(attempt, largest_batch_fit_failure(points, solution))
 
 
 def _unrounded(points: Limits, values: FloatArray) -> FloatArray:
@@ -203,14 +202,14 @@ def _note_of_limits(points: Limits, solution: Solution) -> str:
     count = len(points.largest_batch)
     exact = int(np.sum(np.floor(_unrounded(points, solution.values)) == points.largest_batch))
     parts = [
-        "fitted to b + 0.5, the middle of [b, b + 1) where the limit lies before rounding down",
+        "fitted to b + 0.5, the middle of [b, b + 1), which contains the limit before rounding",
         f"floor() of the law gives {exact} of {count} cells exactly",
         f"GPUs: {', '.join(points.gpus)}",
     ]
     if points.cell_count > count:
         parts.append(
             f"{points.cell_count - count} of {points.cell_count} cells left out: "
-            "no largest batch, of at least 1, that device memory set"
+            "device memory does not limit their largest batch, or it is 0"
         )
     return "; ".join(parts)
 
@@ -226,7 +225,7 @@ def _accepted(attempt: _Attempt, note: str | None) -> Fit:
         f"{p.name} held at its bound {p.value:g}" for p in parameters if p.standard_error is None
     ]
     covariance = () if solution.covariance is None else solution.covariance.tolist()
-    return _told(
+    return _record(
         attempt,
         parameters=parameters,
         covariance=tuple(tuple(row) for row in covariance),
@@ -234,11 +233,11 @@ def _accepted(attempt: _Attempt, note: str | None) -> Fit:
     )
 
 
-def _refused(attempt: _Attempt, refusal: FitFailure) -> Fit:
-    return _told(attempt, note=refusal.reason, remedy=refusal.remedy)
+def _failed(attempt: _Attempt, failure: FitFailure) -> Fit:
+    return _record(attempt, note=failure.reason, remedy=failure.remedy)
 
 
-def _told(
+def _record(
     attempt: _Attempt,
     *,
     note: str | None,

@@ -439,7 +439,7 @@ def test_every_form_predicts_what_it_fitted(form: Form, monkeypatch: pytest.Monk
     rows = points(noise=0.02)
     take_only(form, monkeypatch)
     fit = fitted(rows)
-    assert (fit.form, fit.why) == (form, "the only form that the points can carry")
+    assert (fit.form, fit.why) == (form, "the only form that the points identify")
     told = [t.value for t in predictions(fit, rows) if t is not None]
     expected = fit_form(form, merged(rows))
     assert expected is not None

@@ -1,12 +1,12 @@
-"""The law of the step time that a family's own points speak for.
+"""Law of the step time of each family, chosen among the forms by errors on left-out points.
 
-Every form of ``fitting.laws.forms`` is judged by points left out of its fit; the record holds the
-form chosen and why, and is all that ``family_predictions`` needs.
+The record of a family has the chosen form and the reason for the choice, and is all that
+``fitting.families.predict`` needs.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -39,32 +39,34 @@ from fitting.points.observation_columns import Columns, columns_of
 from fitting.points.step_time_rows import StepTimes
 from trials.records.observation import Observation
 
-MOST_NESTED = 60  # points of a family whose law is chosen anew without each: some seconds
-MOST_NESTED_OF_RUN = 200  # points of such families in a run, smaller ones first
-MOST_LENGTHS = 10  # fits with lengths left out; more lengths are left out several at once
+# Nested residuals choose the law anew without each point, which takes seconds for a family of this
+# many points; they are computed for the smallest families of a run, up to this many points in all.
+MOST_NESTED = 60
+MOST_NESTED_OF_RUN = 200
+MOST_LENGTHS = 10  # folds of lengths left out together
 
 A = TypeVar("A")
 B = TypeVar("B")
 
 
-class Each(Protocol):
-    """Calls a function on each of several items, in order, as ``map`` does."""
+class Map(Protocol):
+    """Function with the signature of ``map`` for one iterable; it keeps the order of the items."""
 
     def __call__(self, function: Callable[[A], B], items: Iterable[A], /) -> Iterable[B]:
-        """What it returns of each."""
+        """Call the function on every item."""
 
 
 def fit_families(observations: Iterable[Observation]) -> tuple[FamilyFit, ...]:
-    """The law of every family of a run, refusals included."""
+    """Fit the law of every family of a run, failures included."""
     return fit_columns(columns_of(observations))
 
 
-def fit_columns(columns: Columns, each: Each = map) -> tuple[FamilyFit, ...]:
-    """The law of every family, as ``fit_families``.
+def fit_columns(columns: Columns, run_map: Map = map) -> tuple[FamilyFit, ...]:
+    """Fit the law of every family, as ``fit_families``.
 
     Args:
-        columns: of the observations.
-        each: ``map``, or what does as it does in several processes.
+        columns: columns of the observations.
+        run_map: ``map``, or a replacement that runs in several processes.
     """
     return fit_each(
         (
@@ -80,37 +82,35 @@ def fit_columns(columns: Columns, each: Each = map) -> tuple[FamilyFit, ...]:
             )
             for source, rows in ladders(columns)
         ),
-        each,
+        run_map,
     )
 
 
 def fit_each(
-    families: Iterable[tuple[FamilyName, StepTimes]], each: Each = map
+    families: Iterable[tuple[FamilyName, StepTimes]], run_map: Map = map
 ) -> tuple[FamilyFit, ...]:
-    """The law of each family.
-
-    Intervals are nested for the smaller families, until that would take too long.
+    """Fit the law of each family, with nested residuals for the smaller families.
 
     Args:
-        families: their names and timed steps.
-        each: as in ``fit_columns``.
+        families: names of families and their timed steps.
+        run_map: as in ``fit_columns``.
     """
-    asked = [_Family(name, len(rows), merged(rows)) for name, rows in families]
-    counts = np.sort([len(family.points) for family in asked])
+    to_fit = [_Family(name, len(rows), merged(rows)) for name, rows in families]
+    counts = np.sort([len(family.points) for family in to_fit])
     within = counts[np.cumsum(counts) <= MOST_NESTED_OF_RUN]
     most_nested = min(MOST_NESTED, int(within.max(initial=0)))
-    is_nested = [replace(one, nested=len(one.points) <= most_nested) for one in asked]
-    return tuple(each(_fitted, is_nested))
+    to_fit = [replace(f, is_nested=len(f.points) <= most_nested) for f in to_fit]
+    return tuple(run_map(_fitted, to_fit))
 
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """A family to fit: its merged points, its visits, and whether its intervals are nested."""
+    """A family to fit: its merged points, its visits, and whether its residuals are nested."""
 
     name: FamilyName
     visits: int
     points: StepTimes
-    nested: bool = False
+    is_nested: bool = False
 
 
 def _fitted(family: _Family) -> FamilyFit:
@@ -118,11 +118,11 @@ def _fitted(family: _Family) -> FamilyFit:
     candidates = [c for c in candidate_fits(points) if np.isfinite(c.error)] if len(points) else []
     best = one_standard_error_choice(candidates)
     if best is None:
-        return _refused(family.name, family.visits, points)
+        return _failed(family)
     fitted = best.fitted
-    left_out, is_nested = _left_out(fitted, points, nested=family.nested)
+    left_out, is_nested = _left_out(fitted, points, nested=family.is_nested)
     scale = scales(points.series, left_out)
-    judged = [_Judged.of(c, points) for c in candidates]
+    judged = [CandidateScores.of(c, points) for c in candidates]
     return FamilyFit(
         name=family.name,
         visits=family.visits,
@@ -132,7 +132,7 @@ def _fitted(family: _Family) -> FamilyFit:
         why=_why(best, candidates),
         remedy=None,
         candidates=tuple(
-            sorted((j.candidate for j in judged), key=lambda c: round(c.error, ERROR_DECIMALS))
+            sorted((s.record for s in judged), key=lambda c: round(c.error, ERROR_DECIMALS))
         ),
         exponent=exponent_parameter(fitted),
         groups=group_laws(fitted, points),
@@ -147,9 +147,9 @@ def _fitted(family: _Family) -> FamilyFit:
 
 
 def merged(rows: StepTimes) -> StepTimes:
-    """A row for each series, sparsity and batch size, its seconds the median of its visits'.
+    """Merge the visits of each series, sparsity and batch size into one row with their median.
 
-    A visit that stayed while its twin is left out would leak what is predicted.
+    A repeated visit left in the fit would leak the point that is left out.
     """
     if len(rows) == 0:
         return rows
@@ -164,28 +164,28 @@ def merged(rows: StepTimes) -> StepTimes:
     return replace(rows.where(first), seconds=middle)
 
 
-def _refused(name: FamilyName, visits: int, points: StepTimes) -> FamilyFit:
-    refusal = family_fit_failure(points)
+def _failed(family: _Family) -> FamilyFit:
+    failure = family_fit_failure(family.points)
     return FamilyFit(
-        name=name,
-        visits=visits,
-        points=len(points),
+        name=family.name,
+        visits=family.visits,
+        points=len(family.points),
         form=None,
         equation=None,
-        why=refusal.reason,
-        remedy=refusal.remedy,
+        why=failure.reason,
+        remedy=failure.remedy,
         candidates=(),
         exponent=None,
         groups=(),
         spread=None,
         suspects=(),
-        series=observed_series(points, None),
+        series=observed_series(family.points, None),
         intervals=None,
     )
 
 
 def _left_out(fitted: FittedForm, points: StepTimes, *, nested: bool) -> tuple[FloatArray, bool]:
-    """(points,) residuals without each point, and whether any choice was made without it."""
+    """(points,) left-out residuals, and whether they are nested."""
     first_order = fitted.left_out_residuals
     if not nested:
         return first_order, False
@@ -196,7 +196,7 @@ def _left_out(fitted: FittedForm, points: StepTimes, *, nested: bool) -> tuple[F
 
 def _why(best: CandidateFit, candidates: Sequence[CandidateFit]) -> str:
     if len(candidates) == 1:
-        return "the only form that the points can carry"
+        return "the only form that the points identify"
     least = min(candidates, key=lambda c: round(c.error, ERROR_DECIMALS))
     if round(least.error, ERROR_DECIMALS) == round(best.error, ERROR_DECIMALS):
         return "least held-out error"
@@ -204,52 +204,56 @@ def _why(best: CandidateFit, candidates: Sequence[CandidateFit]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
-    """A form, its record as a candidate, and (points,) residuals by fits without their length.
+class CandidateScores:
+    """Scores of a candidate on left-out points.
 
-    Residuals are nan for a form by series, and where there is no prediction.
+    Attributes:
+        fitted: fit to all points.
+        record: errors of the candidate.
+        unseen_length: (points,) residuals by fits without the point's length; nan for a form by
+            series and where there is no prediction.
     """
 
     fitted: FittedForm
-    candidate: LawCandidate
-    unseen: FloatArray
+    record: LawCandidate
+    unseen_length: FloatArray
 
     @classmethod
-    def of(cls, one: CandidateFit, points: StepTimes) -> "_Judged":
-        fitted = one.fitted
+    def of(cls, candidate: CandidateFit, points: StepTimes) -> Self:
+        """Refit the candidate's form without larger batches and without each length."""
+        fitted = candidate.fitted
         lengths = _by_length(fitted.form, points)
         outs = [~smaller_half(points), *lengths]
         laws = fit_values(fitted.form, points, [~out for out in outs])
         unseen = np.full(len(points), np.nan)
         for law, out in zip(laws[1:], lengths, strict=True):
             unseen[out] = log_residuals(law, points.where(out))
-        candidate = LawCandidate(
+        record = LawCandidate(
             form=fitted.form,
-            error=one.error,
-            standard_error=one.standard_error,
+            error=candidate.error,
+            standard_error=candidate.standard_error,
             growing_error=_mean_error(log_residuals(laws[0], points.where(outs[0]))),
             length_error=_mean_error(unseen),
             parameters=fitted.parameters,
             condition=fitted.condition if np.isfinite(fitted.condition) else None,
         )
-        return cls(fitted, candidate, unseen)
+        return cls(fitted, record, unseen)
 
 
-def _law_of_lengths(judged: Sequence[_Judged], points: StepTimes) -> LengthLaw | None:
-    """The form with the least error on lengths left out; of equal ones the simplest."""
-    speaking = [
-        (round(one.candidate.length_error, ERROR_DECIMALS), one.fitted.parameters, one, scale)
-        for one in judged
-        if one.candidate.length_error is not None
-        and (scale := scales(points.series, one.unseen)) is not None
+def _law_of_lengths(judged: Sequence[CandidateScores], points: StepTimes) -> LengthLaw | None:
+    """Form with the least error on lengths left out; of equal ones the simplest."""
+    candidates = [
+        (round(error, ERROR_DECIMALS), scores.fitted.parameters, error, scores, scale)
+        for scores in judged
+        if (error := scores.record.length_error) is not None
+        and (scale := scales(points.series, scores.unseen_length)) is not None
     ]
-    if not speaking:
+    if not candidates:
         return None
-    _, _, best, scale = min(speaking, key=lambda each: each[:2])
-    assert best.candidate.length_error is not None
+    *_, error, best, scale = min(candidates, key=lambda candidate: candidate[:2])
     return LengthLaw(
         form=best.fitted.form,
-        error=best.candidate.length_error,
+        error=error,
         half_width=scale.half_width(None, LEVEL),
         exponent=exponent_parameter(best.fitted),
         groups=group_laws(best.fitted, points),
@@ -257,17 +261,17 @@ def _law_of_lengths(judged: Sequence[_Judged], points: StepTimes) -> LengthLaw |
 
 
 def _by_length(form: Form, points: StepTimes) -> list[BoolArray]:
-    """(points,) a mask of each length, or of several; no masks for a form by series."""
+    """(points,) mask of each length, or of each fold of lengths; none for a form by series."""
     if form not in SHAPES or SHAPES[form].grouping is Grouping.SERIES:
         return []
     _, series = np.unique(points.series, return_inverse=True)
     total = np.bincount(series, weights=points.tokens / points.batch_size)
     _, length = np.unique(np.rint(total / np.bincount(series))[series], return_inverse=True)
     fold = length % MOST_LENGTHS
-    return [fold == one for one in range(fold.max() + 1)] if length.max() > 0 else []
+    return [fold == number for number in range(fold.max() + 1)] if length.max() > 0 else []
 
 
 def _mean_error(residuals: FloatArray) -> float | None:
-    """Mean over the points with a prediction; None without any."""
-    spoken = residuals[np.isfinite(residuals)]
-    return float(throughput_errors(spoken).mean()) if len(spoken) else None
+    """Mean throughput error over the points with a prediction; None without any."""
+    predicted = residuals[np.isfinite(residuals)]
+    return float(throughput_errors(predicted).mean()) if len(predicted) else None

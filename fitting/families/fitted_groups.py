@@ -9,11 +9,11 @@ from fitting.numerics.arrays import FloatArray
 from fitting.numerics.intervals import LEVEL, Scales, coverage
 from fitting.points.step_time_rows import StepTimes
 
-FEWEST_JUDGED = 5  # points that a coverage is estimated from
+FEWEST_JUDGED = 5  # least number of points to estimate a coverage from
 
 
 def exponent_parameter(fitted: FittedForm) -> Parameter | None:
-    """The shared exponent of the sparsity, where the form has one."""
+    """Shared exponent of the sparsity; None where the form has none."""
     if fitted.exponent is None:
         return None
     return Parameter(
@@ -34,7 +34,7 @@ def _group(fitted: FittedForm, place: int, sparsities: FloatArray) -> GroupLaw:
     terms = _terms(form, several=several)
     is_free = form is Form.LOGARITHM or several or fitted.exponent is not None
     values, errors = fitted.values[place], fitted.standard_errors[place]
-    carried = bool(np.isfinite(values).all())
+    is_identified = bool(np.isfinite(values).all())
     parameters = tuple(
         _parameter(form, *term, value, error)
         for term, value, error in zip(terms, values, errors, strict=False)
@@ -42,11 +42,11 @@ def _group(fitted: FittedForm, place: int, sparsities: FloatArray) -> GroupLaw:
     return GroupLaw(
         name=str(fitted.names[place]),
         points=len(sparsities),
-        parameters=parameters if carried else (),
-        held_at_zero=tuple(p.name for p in parameters if carried and p.value == 0),
+        parameters=parameters if is_identified else (),
+        held_at_zero=tuple(p.name for p in parameters if is_identified and p.value == 0),
         sparsity=None if is_free else float(sparsities[0]),
         remedy=None
-        if carried
+        if is_identified
         else f"measure at least {len(terms) + 1} points of it, among them two batch sizes at one "
         "sparsity",
     )
@@ -56,7 +56,7 @@ def _terms(form: Form, *, several: bool) -> tuple[tuple[str, str], ...]:
     """Names and units of the parameters of a form.
 
     Args:
-        form: of the law.
+        form: form of the law.
         several: whether the group has several sparsities.
     """
     if form is Form.LOGARITHM:
@@ -70,7 +70,7 @@ def _terms(form: Form, *, several: bool) -> tuple[tuple[str, str], ...]:
 
 
 def power_of(form: Form, name: str) -> float:
-    """Power of a parameter where it multiplies its term."""
+    """Power of a parameter in the factor of its term."""
     return SHAPES[form].power if name in ("t0", "k") else 1.0
 
 
@@ -89,7 +89,7 @@ def _parameter(form: Form, name: str, unit: str, value: float, error: float) -> 
 
 
 def suspect_points(fitted: FittedForm, points: StepTimes) -> tuple[Suspect, ...]:
-    """Points further than ``SUSPECT_SPREADS`` spreads from the law fitted without them."""
+    """Points farther than ``SUSPECT_SPREADS`` spreads from the law fitted without them."""
     without = fitted.left_out_residuals
     return tuple(
         Suspect(

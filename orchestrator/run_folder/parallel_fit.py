@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from fitting.families.fit_family import Each
+from fitting.families.fit_family import Map
 from fitting.fit import Fits, fit_laws, fit_observations
 from fitting.points.observation_columns import Columns, columns_of, joined
 from orchestrator.run_folder.observation_log import BadLineError, read_lines
@@ -71,7 +71,7 @@ def _parts(file: Path) -> list[_Part]:
     return [_Part(file, at, min(at + PART_BYTES, size)) for at in range(0, size, PART_BYTES)]
 
 
-def _columns(parts: Sequence[_Part], map_: Each) -> Iterator[Columns]:
+def _columns(parts: Sequence[_Part], map_: Map) -> Iterator[Columns]:
     """Columns of each part."""
     lines_before = 0
     try:
@@ -97,7 +97,7 @@ def _read(part: _Part) -> tuple[Columns, int]:
 
 
 @contextmanager
-def _process_pool(count: int) -> Iterator[Each]:
+def _process_pool(count: int) -> Iterator[Map]:
     """A parallel ``map`` in new processes, which all start at once."""
     # A fork would copy locks that threads hold.
     spawn = multiprocessing.get_context("spawn")

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fitting.largest_batch_check import held_out_largest
+from fitting.largest_batch_check import held_out_largest_batches
 from fitting.laws.fit_result import Fit, Law
 from fitting.memory_prediction import predict_peak
 from orchestrator.reporting.page.run_tables import PageTable
@@ -107,7 +107,7 @@ def _memory_laws(cell: Cell, observations: Sequence[Observation], laws: Iterable
 
 def largest_table(results: RunResults) -> PageTable:
     """The largest batch of each cell, and its prediction from the probes of the other cells."""
-    predictions = held_out_largest(results.observed)
+    predictions = held_out_largest_batches(results.observed)
     rows: list[tuple[Any, ...]] = []
     for cell in results.cells:
         observations = results.observations_of(cell)
