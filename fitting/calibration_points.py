@@ -1,4 +1,4 @@
-"""Measured steps that a calibration fits: the step as traced, and its seconds."""
+"""Points of a calibration: measured steps with their traced operators."""
 
 import statistics
 from collections import defaultdict
@@ -16,7 +16,7 @@ from trials.simulation.trace_cache import TraceError, Traces
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A step that was measured, and what it runs."""
+    """A measured step with its traced operators."""
 
     gpu: Gpu
     host: str
@@ -30,16 +30,16 @@ def measured_points(
     gpus: Mapping[str, Gpu],
     traces: Traces,
 ) -> tuple[list[Point], list[str]]:
-    """The measured steps on CUDA GPUs, one for each cell, batch size and stack.
+    """Collect the measured steps on CUDA GPUs, one for each cell, batch size, host and stack.
 
     Args:
-        observations: of any runs.
-        models: by name.
-        gpus: by key.
-        traces: where what the steps do comes from.
+        observations: observations of any runs.
+        models: models by name.
+        gpus: GPUs by key.
+        traces: source of the operators of a step.
 
     Returns:
-        The points, and why cells are not among them, a line each.
+        The points, and a line for each cell without a trace.
     """
     by_step: dict[tuple[Cell, int, str, str], list[float]] = defaultdict(list)
     for o in observations:

@@ -1,8 +1,7 @@
-"""Fits the clock's constants to steps that were measured: what a stack reaches of a GPU's peaks.
+"""Calibration of the timing model to measured steps: efficiencies of a stack and host factors.
 
-The same constants are asked to serve every GPU; what differs between machines is how fast their
-hosts are, one factor each. How far they serve a GPU that had no part in it is what leaving out one
-GPU after another tells.
+All GPUs share the efficiencies; each host has a factor for its speed. Leaving out one GPU after
+another estimates the error on a GPU without measurements.
 """
 
 import statistics
@@ -19,8 +18,8 @@ from gpu_catalog.errors import UserError
 from gpu_catalog.record import Record
 from trials.simulation.timing_model import EfficiencyConstants, step_time, timeline_of
 
-# Constants that are fitted, and the fields of each: attention's forward and backward efficiency
-# move together, since no step has one without the other.
+# Fitted constants and the fields of each. Attention's forward and backward efficiency share one
+# factor, because no step has one without the other.
 FITTED: dict[str, tuple[str, ...]] = {
     "matrix_product": ("matrix_product",),
     "memory": ("memory",),
@@ -28,28 +27,28 @@ FITTED: dict[str, tuple[str, ...]] = {
     "dequantisation": ("dequantisation",),
     "scan": ("scan",),
 }
-FURTHEST = 5.0  # a constant moves by this factor from its start at most
-FURTHEST_HOST = 20.0
-SEEN = 0.02  # a constant that moves no step by this part of it when it doubles is not fitted
+LARGEST_FACTOR = 5.0  # bound of a constant's change from its start
+LARGEST_HOST_FACTOR = 20.0
+LEAST_EFFECT = 0.02  # a constant is fitted if halving it lengthens a step by more than this
 TOLERANCE = 1e-6
-LEAST_NOISE = 0.01  # a step that is measured twice hardly comes out nearer than that
-HOSTS_TRIED = 61  # factors of a host, over the whole range
-MOST_TURNS = 4  # of fitting all, then trying every host's factors
+LEAST_NOISE = 0.01  # repeated measurements of a step differ by about this much
+HOST_FACTORS = 61  # grid of a host's factors over the whole range
+MOST_ROUNDS = 4  # of a fit followed by a grid search of the hosts' factors
 
 
 class CalibrationError(UserError):
-    """There is nothing to calibrate on; one line on why."""
+    """No measured step to calibrate on; the message is one line."""
 
 
 class CalibratedConstant(Record):
-    """One constant, as it came out.
+    """One constant before and after calibration.
 
     Attributes:
-        name: of the constant; ``host_factor of NAME`` for a machine's.
-        start: before.
-        value: after.
-        interval: 95 % of it; absent where the points do not tell.
-        fitted: whether the points had a say in it.
+        name: name of the constant; ``host_factor of NAME`` for a host's factor.
+        start: value before.
+        value: value after.
+        interval: 95 % interval; None where the points do not determine one.
+        fitted: whether the constant was fitted.
     """
 
     name: str
@@ -60,12 +59,12 @@ class CalibratedConstant(Record):
 
 
 class HeldOutGpu(Record):
-    """How far constants of all other GPUs are off on one, its host's speed told by one point.
+    """Error on one GPU by the constants of all others, with its host factor from one point.
 
     Attributes:
-        gpu: the one left out.
-        points: that it was judged by.
-        mean_error, worst_error: absolute, relative.
+        gpu: GPU left out of the fit.
+        points: number of points that the error was computed from.
+        mean_error, worst_error: absolute relative errors.
     """
 
     gpu: str
@@ -75,16 +74,16 @@ class HeldOutGpu(Record):
 
 
 class Calibration(Record):
-    """EfficiencyConstants, and how well they do.
+    """Calibrated constants and their errors.
 
     Attributes:
-        constants: to be used.
-        fitted: one by one.
-        points: measured steps they were fitted to.
-        gpus: of those steps.
-        mean_error: absolute, relative, in sample.
-        left_out: out of sample; empty with one GPU.
-        note: what else a reader must know.
+        constants: calibrated constants.
+        fitted: every constant before and after.
+        points: number of measured steps.
+        gpus: GPUs of those steps.
+        mean_error: mean absolute relative error in sample.
+        left_out: errors on each GPU left out; empty with one GPU.
+        note: remark for the user.
     """
 
     constants: EfficiencyConstants
@@ -97,28 +96,28 @@ class Calibration(Record):
 
 
 def calibrate(points: Sequence[Point], start: EfficiencyConstants) -> Calibration:
-    """The constants that serve the points best, in the logarithm of the step time.
+    """Fit the constants by least squares of the logarithm of the step time.
 
     Args:
         points: measured steps.
-        start: where to begin; what the points do not tell stays there.
+        start: start of the fit; constants that the points do not determine keep it.
 
     Raises:
         CalibrationError: there are no points.
     """
     if not points:
-        raise CalibrationError("no measured step of a CUDA GPU: measure some first")
+        raise CalibrationError("there is no measured step of a CUDA GPU: measure some first")
     problem = _problem(points, start)
     solution = problem.solved()
     fitted = problem.constants(solution.values)
     errors = _errors(problem, solution.values)
     left_out = _leaving_one_gpu_out(points, start)
-    # Mean absolute error to a 90 % interval, as of normal errors: 1.64 / 0.80.
+    # For normal errors the 90 % interval is 1.645 / 0.798 = 2.06 mean absolute errors.
     if left_out:
-        interval = max(0.02, 2.06 * float(np.mean([each.mean_error for each in left_out])))
+        interval = max(0.02, 2.06 * float(np.mean([gpu.mean_error for gpu in left_out])))
         above = None
     else:
-        # Points that the constants were fitted to say nothing of another GPU.
+        # Errors in sample do not bound those on another GPU.
         interval = max(start.error, 2.06 * float(np.mean(errors)))
         above = start.error_above
     gpus = tuple(sorted({point.gpu.key for point in points}))
@@ -127,7 +126,7 @@ def calibrate(points: Sequence[Point], start: EfficiencyConstants) -> Calibratio
         constants=fitted.model_copy(
             update={"error": interval, "error_above": above, "source": source}
         ),
-        fitted=tuple(problem.told(solution)),
+        fitted=tuple(problem.calibrated(solution)),
         points=len(points),
         gpus=gpus,
         mean_error=float(np.mean(errors)),
@@ -138,7 +137,10 @@ def calibrate(points: Sequence[Point], start: EfficiencyConstants) -> Calibratio
 
 @dataclass(frozen=True, slots=True)
 class CalibrationProblem:
-    """What is fitted to which points."""
+    """Least-squares problem of the named constants and host factors on points.
+
+    Its parameters are the logarithms of the factors by which these differ from their start.
+    """
 
     points: Sequence[Point]
     start: EfficiencyConstants
@@ -147,12 +149,12 @@ class CalibrationProblem:
     note: str | None
 
     def solved(self) -> Solution:
-        """The minimum, of those that a host's factor has where it begins to tell."""
-        bounds = np.array(
-            [np.log(FURTHEST)] * len(self.names) + [np.log(FURTHEST_HOST)] * len(self.hosts)
+        """Find the minimum, by turns of a fit and a grid search of the host factors."""
+        bounds = np.log(
+            [LARGEST_FACTOR] * len(self.names) + [LARGEST_HOST_FACTOR] * len(self.hosts)
         )
         begin = self._with_best_hosts(np.zeros(len(bounds)))
-        for _ in range(MOST_TURNS):
+        for _ in range(MOST_ROUNDS):
             solution = solve_nonlinear(
                 self.residuals, begin, lower=-bounds, upper=bounds, tolerance=TOLERANCE
             )
@@ -162,36 +164,38 @@ class CalibrationProblem:
         return solution
 
     def _with_best_hosts(self, moved: FloatArray) -> FloatArray:
-        """The same, each host's factor the best of all that are tried; as it is among equals."""
+        """Parameters with the best host factors of the grid, where these improve the fit."""
         best = moved.copy()
         for host in self.hosts:
-            tried, sums = self._by_factor(host, moved)
+            grid, sums = self._by_factor(host, moved)
             if sums[1:].min(initial=np.inf) < (1 - TOLERANCE) * sums[0]:
-                best[self._place(host)] = tried[sums.argmin()]
+                best[self._place(host)] = grid[sums.argmin()]
         return best
 
     def _by_factor(self, host: str, moved: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Sums of a host's squared residuals by its factor, all else as it is; the first as it is.
+        """Log factors of a host, the present one first, and the sums of its squared residuals.
 
-        A host that the GPU hardly ever waits for makes no step longer, until its factor is so large
-        that it does: a search that goes by slopes does not see that far.
+        A grid is needed because a host that the GPU never waits for has no gradient: its factor
+        changes step times only once it is large enough.
         """
         own = [point for point in self.points if point.host == host]
         now = float(moved[self._place(host)])
-        lanes = [timeline_of(p.operators, p.gpu, self.of(host, moved)) for p in own]
+        timelines = [timeline_of(p.operators, p.gpu, self.of(host, moved)) for p in own]
         measured = np.array([p.seconds for p in own])
-        # Within the bounds, not on them: it is begun from.
-        most = np.log(FURTHEST_HOST) * (1 - TOLERANCE)
-        tried = np.array([now, *np.linspace(-most, most, HOSTS_TRIED)])
-        told = np.array([[each.seconds(float(np.exp(by - now))) for each in lanes] for by in tried])
-        sums: FloatArray = np.square(np.log(told / measured)).sum(axis=1)
-        return tried, sums
+        # A fit may start here, so the grid lies strictly inside the bounds.
+        most = np.log(LARGEST_HOST_FACTOR) * (1 - TOLERANCE)
+        grid = np.array([now, *np.linspace(-most, most, HOST_FACTORS)])
+        simulated = np.array(
+            [[line.seconds(float(np.exp(log - now))) for line in timelines] for log in grid]
+        )
+        sums: FloatArray = np.square(np.log(simulated / measured)).sum(axis=1)
+        return grid, sums
 
     def _place(self, host: str) -> int:
         return len(self.names) + self.hosts.index(host)
 
     def residuals(self, moved: FloatArray) -> FloatArray:
-        """Simulated over measured step times, in the logarithm."""
+        """(points,) logarithms of simulated over measured step times."""
         return np.array(
             [
                 np.log(step_time(p.operators, p.gpu, self.of(p.host, moved)).seconds / p.seconds)
@@ -200,7 +204,7 @@ class CalibrationProblem:
         )
 
     def of(self, host: str, moved: FloatArray) -> EfficiencyConstants:
-        """The constants on one machine."""
+        """Constants on one host."""
         common = _moved(self.start, self.names, moved)
         if host not in self.hosts:
             return common
@@ -208,15 +212,15 @@ class CalibrationProblem:
         return common.model_copy(update={"host_factor": self.start.host_factor * factor})
 
     def constants(self, moved: FloatArray) -> EfficiencyConstants:
-        """The constants for a machine that nothing is known of: as fast as the middle one."""
+        """Constants for an unknown host, with the median host factor."""
         factors = [self.of(host, moved).host_factor for host in self.hosts]
         middle = statistics.median(factors) if factors else self.start.host_factor
         return _moved(self.start, self.names, moved).model_copy(update={"host_factor": middle})
 
-    def told(self, solution: Solution) -> list[CalibratedConstant]:
-        """Each constant, with what the points say of it."""
+    def calibrated(self, solution: Solution) -> list[CalibratedConstant]:
+        """Every constant before and after, the fitted ones with their intervals."""
         labels = [*self.names, *(f"host_factor of {host}" for host in self.hosts)]
-        found = [
+        fitted = [
             CalibratedConstant(
                 name=name,
                 start=self._start(name),
@@ -226,17 +230,19 @@ class CalibrationProblem:
             )
             for place, name in enumerate(labels)
         ]
-        left = [name for name in FITTED if name not in self.names]
-        starts = [(name, self._start(name)) for name in left]
-        return found + [
-            CalibratedConstant(name=name, start=start, value=start, fitted=False)
-            for name, start in starts
+        return fitted + [
+            CalibratedConstant(
+                name=name, start=self._start(name), value=self._start(name), fitted=False
+            )
+            for name in FITTED
+            if name not in self.names
         ]
 
     def _interval(self, place: int, name: str, solution: Solution) -> Interval | None:
-        """95 % of a constant, by how the points scatter, which they do by ``LEAST_NOISE`` at least.
+        """95 % interval of a constant, from the scatter of the points.
 
-        A few points can lie on a law with many kinks by chance, as if they did not scatter.
+        The scatter is at least ``LEAST_NOISE``: a few points can fit a law with many kinks by
+        chance.
         """
         freedom, now = solution.degrees_of_freedom, float(solution.values[place])
         if freedom < 1 or solution.rmse is None:
@@ -257,14 +263,14 @@ class CalibrationProblem:
         return Interval(low=float(low), high=float(high))
 
     def _factors_within(self, host: str, moved: FloatArray, allowed: float) -> list[float]:
-        """The ends of what a host's factor may be for its residuals not to grow by more."""
-        tried, sums = self._by_factor(host, moved)
+        """Ends of the range of a host's factor that increases its residuals by less than allowed."""
+        grid, sums = self._by_factor(host, moved)
         within = np.flatnonzero(sums[1:] <= sums[0] + allowed**2)
         if not len(within):
             return []
-        # It ends somewhere before the next that was tried.
-        first, last = max(within[0] - 1, 0), min(within[-1] + 1, HOSTS_TRIED - 1)
-        return [float(tried[1 + first]), float(tried[1 + last])]
+        # The range ends between grid points: take the outer ones.
+        first, last = max(within[0] - 1, 0), min(within[-1] + 1, HOST_FACTORS - 1)
+        return [float(grid[1 + first]), float(grid[1 + last])]
 
     def _start(self, name: str) -> float:
         if name not in FITTED:
@@ -273,23 +279,23 @@ class CalibrationProblem:
 
 
 def _problem(points: Sequence[Point], start: EfficiencyConstants) -> CalibrationProblem:
-    """All constants that the points have a say in; with few points, the hosts' speed alone."""
+    """Problem of all constants that affect the points; with few points, of the hosts alone."""
     hosts = tuple(sorted({point.host for point in points}))
-    names = tuple(name for name in FITTED if _is_seen(points, start, name))
+    names = tuple(name for name in FITTED if _has_effect(points, start, name))
     if len(points) <= len(names) + len(hosts):
         note = (
-            f"{len(points)} measured steps do not tell {len(names) + len(hosts)} constants: the "
-            "speed of each host alone is fitted"
+            f"{len(points)} measured steps cannot determine {len(names) + len(hosts)} constants: "
+            "only the speed of each host is fitted"
         )
         return CalibrationProblem(points, start, (), hosts, note)
     return CalibrationProblem(points, start, names, hosts, None)
 
 
-def _is_seen(points: Sequence[Point], start: EfficiencyConstants, name: str) -> bool:
-    doubled = _moved(start, (name,), np.array([-np.log(2.0)]))
+def _has_effect(points: Sequence[Point], start: EfficiencyConstants, name: str) -> bool:
+    halved = _moved(start, (name,), np.array([-np.log(2.0)]))
     return any(
-        step_time(p.operators, p.gpu, doubled).seconds
-        > (1 + SEEN) * step_time(p.operators, p.gpu, start).seconds
+        step_time(p.operators, p.gpu, halved).seconds
+        > (1 + LEAST_EFFECT) * step_time(p.operators, p.gpu, start).seconds
         for p in points
     )
 
@@ -299,8 +305,8 @@ def _moved(
 ) -> EfficiencyConstants:
     return start.model_copy(
         update={
-            field: getattr(start, field) * float(np.exp(by))
-            for name, by in zip(names, moved, strict=False)
+            field: getattr(start, field) * float(np.exp(log))
+            for name, log in zip(names, moved, strict=False)
             for field in FITTED[name]
         }
     )
@@ -312,17 +318,16 @@ def _errors(problem: CalibrationProblem, moved: FloatArray) -> FloatArray:
 
 
 def _leaving_one_gpu_out(points: Sequence[Point], start: EfficiencyConstants) -> list[HeldOutGpu]:
-    """Each GPU by the constants of the others, its hosts' speed by its first point: a probe."""
+    """Error on each GPU by the constants of the others, with new hosts' factors from one point."""
     keys = sorted({point.gpu.key for point in points})
-    found = []
+    held_out = []
     for key in keys if len(keys) > 1 else ():
         others = [point for point in points if point.gpu.key != key]
         own = [point for point in points if point.gpu.key == key]
         problem = _problem(others, start)
         constants = problem.constants(problem.solved().values)
         hosts = {point.host: point for point in reversed(own)}
-        known = set(problem.hosts)
-        probes = [probe for host, probe in hosts.items() if host not in known]
+        probes = [probe for host, probe in hosts.items() if host not in problem.hosts]
         judged = [point for point in own if all(point is not probe for probe in probes)]
         if not judged:
             continue
@@ -330,7 +335,7 @@ def _leaving_one_gpu_out(points: Sequence[Point], start: EfficiencyConstants) ->
         moved = probed.solved().values if probes else np.zeros(0)
         check = CalibrationProblem(judged, constants, (), probed.hosts, None)
         errors = _errors(check, moved)
-        found.append(
+        held_out.append(
             HeldOutGpu(
                 gpu=key,
                 points=len(judged),
@@ -338,4 +343,4 @@ def _leaving_one_gpu_out(points: Sequence[Point], start: EfficiencyConstants) ->
                 worst_error=float(errors.max()),
             )
         )
-    return found
+    return held_out

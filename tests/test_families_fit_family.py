@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 
 from fitting.families import fit_family as families
 from fitting.families.fit_family import MOST_NESTED, fit_each, fit_families, merged
-from fitting.families.predict import length_scale, predict, predictions
+from fitting.families.predict import StepInputs, length_scale, predict, predictions
 from fitting.families.records import FamilyFit, FamilyName, GroupLaw
 from fitting.laws.fit_result import Parameter
 from fitting.laws.forms import EQUATIONS, Form
@@ -206,7 +207,7 @@ def test_affine_steps_are_predicted_whatever_their_coefficients(
     ]
     (fit,) = fit_families(seen)
     for b in batches:
-        told = predict(fit, "a40", STACK, 128, 0.25, b)
+        told = predict(fit, StepInputs("a40", STACK, 128, 0.25, b))
         assert told is not None
         assert told.value == pytest.approx(t0 + b * (k0 + k1 * 0.25), rel=1e-3)
         assert told.low <= told.value <= told.high
@@ -242,7 +243,7 @@ def test_other_lengths_and_larger_batches_are_told_of_the_laws_that_speak_of_the
 
 
 def test_law_of_lengths_is_one_that_speaks_of_them() -> None:
-    """Where each length is off by itself a form by series is best, and tells of no other length."""
+    """Where each length is off by itself a form by series is best, yet predicts no other length."""
     rows = points(lengths=(128, 256, 512, 1024), noise=0.001)
     length = rows.tokens / rows.batch_size
     rows.seconds[:] *= np.select([length == 128, length == 512], [1.1, 0.92], 1.0)
@@ -251,19 +252,19 @@ def test_law_of_lengths_is_one_that_speaks_of_them() -> None:
     errors = {c.form: c.length_error for c in fit.candidates if c.length_error is not None}
     law = fit.by_length
     assert law is not None
-    assert (law.form, law.error) == min(errors.items(), key=lambda each: each[1])
+    assert (law.form, law.error) == min(errors.items(), key=lambda item: item[1])
     assert 0.03 < law.error < 0.15
-    asked = ("a40", STACK, 1024, 0.25, 8)
-    scale = length_scale(fit, *asked, 700)
+    step = StepInputs("a40", STACK, 1024, 0.25, 8)
+    scale = length_scale(fit, step, 700)
     assert scale is not None
     assert (scale.form, scale.error) == (law.form, law.error)
     assert scale.factor == pytest.approx(700 / 1024, rel=0.1)
     again = FamilyFit.model_validate_json(fit.model_dump_json())
-    assert length_scale(again, *asked, 700) == scale
-    assert length_scale(fit, "a100", *asked[1:], 700) is None
+    assert length_scale(again, step, 700) == scale
+    assert length_scale(fit, replace(step, gpu="a100"), 700) is None
     single = fitted(points(lengths=(128,), noise=0.01))
     assert single.by_length is None
-    assert length_scale(single, "a40", STACK, 128, 0.25, 8, 64) is None
+    assert length_scale(single, replace(step, seq_len=128), 64) is None
 
 
 def test_point_that_the_law_does_not_believe_is_named() -> None:
@@ -331,7 +332,7 @@ def test_outside_what_was_seen_is_marked(
     """A batch too large for a sparsity, a sparsity that lies on no side, a length nobody ran."""
     dense = points(("a40",), (128,), (1.0,), (1, 2, 3, 4))
     fit = fitted(joined(points(("a40",), (128,), (0.25,)), dense))
-    told = predict(fit, "a40", STACK, seq_len, sparsity, batch_size)
+    told = predict(fit, StepInputs("a40", STACK, seq_len, sparsity, batch_size))
     assert told is not None
     assert told.extrapolated is extrapolated
 
@@ -345,7 +346,7 @@ def joined(*parts: StepTimes) -> StepTimes:
 def test_law_by_gpu_speaks_of_a_length_nobody_ran() -> None:
     """With the family's interval, as nothing is known of that series."""
     fit = fitted(points(noise=0.01))
-    told = predict(fit, "h100", STACK, 192, 1.0, 4)
+    told = predict(fit, StepInputs("h100", STACK, 192, 1.0, 4))
     assert told is not None
     (asked,) = points(("a40", "h100"), (192,), (1.0,), (4,)).seconds[1:]
     assert told.value == pytest.approx(asked, rel=0.02)
@@ -356,10 +357,10 @@ def test_law_by_gpu_speaks_of_a_length_nobody_ran() -> None:
 def test_law_says_nothing_of_what_it_was_not_fitted_to() -> None:
     """Another GPU, the same on another stack, a sparsity where only one was ever run."""
     fit = fitted(points(sparsities=(0.25,), noise=0.01))
-    assert predict(fit, "a40", STACK, 128, 0.25, 4) is not None
-    assert predict(fit, "a40", STACK, 128, 1.0, 4) is None
-    assert predict(fit, "a40", "another", 128, 0.25, 4) is None
-    assert predict(fit, "a100", STACK, 128, 0.25, 4) is None
+    assert predict(fit, StepInputs("a40", STACK, 128, 0.25, 4)) is not None
+    assert predict(fit, StepInputs("a40", STACK, 128, 1.0, 4)) is None
+    assert predict(fit, StepInputs("a40", "another", 128, 0.25, 4)) is None
+    assert predict(fit, StepInputs("a100", STACK, 128, 0.25, 4)) is None
     assert fit.exponent is None
     assert {group.sparsity for group in fit.groups} == {0.25}
 
@@ -371,8 +372,8 @@ def test_gpu_with_too_few_points_is_told_apart() -> None:
     group = law_of(fit, f"a100@{STACK}")
     assert group.parameters == ()
     assert str(group.remedy).startswith("measure at least 3 points of it, among them two batch")
-    assert predict(fit, "a100", STACK, 128, 0.25, 2) is None
-    assert predict(fit, "a40", STACK, 128, 0.25, 2) is not None
+    assert predict(fit, StepInputs("a100", STACK, 128, 0.25, 2)) is None
+    assert predict(fit, StepInputs("a40", STACK, 128, 0.25, 2)) is not None
 
 
 @pytest.mark.parametrize(
@@ -399,7 +400,7 @@ def test_too_few_points_are_refused_with_a_remedy(
     assert (fit.form, fit.groups, fit.candidates, fit.intervals) == (None, (), (), None)
     assert fit.why.startswith(why)
     assert str(fit.remedy).startswith(remedy)
-    assert predict(fit, "a40", STACK, 128, 0.25, 4) is None
+    assert predict(fit, StepInputs("a40", STACK, 128, 0.25, 4)) is None
 
 
 def test_floor_below_zero_is_held_there_and_told(monkeypatch: pytest.MonkeyPatch) -> None:

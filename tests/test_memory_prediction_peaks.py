@@ -123,8 +123,8 @@ def test_known_largest_batches_are_held_against_it() -> None:
         for o in (*(peak(cell(), size) for size in (1, 2, 4, 8)), *limit(cell(), 8)[1:])
     ]
     note = str(only(Law.MEMORY_AFFINE, seen).note)
-    assert "it gives 1 of 1 largest batches exactly" in note
-    assert "what the allocator holds beyond" in note
+    assert "1 of 1 largest batches" in note
+    assert "allocator" in note
 
 
 @pytest.mark.parametrize(

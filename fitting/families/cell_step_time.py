@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from fitting.families.predict import length_scale, predict
+from fitting.families.predict import StepInputs, length_scale, predict
 from fitting.families.records import FamilyFit
 from fitting.laws.forms import Form
 from fitting.numerics.uncertainty import NORMAL_90, TimeUncertainty, simulated_uncertainty
@@ -193,7 +193,8 @@ class StepTimeSource:
     def _predicted(self, cell: Cell, series: StackAndBasis, batch: int) -> CellStepTime | None:
         stack, basis = series
         for family in self._families_of(cell, basis):
-            fit = predict(family, cell.gpu, stack, cell.seq_len, cell.sparsity, batch)
+            inputs = StepInputs(cell.gpu, stack, cell.seq_len, cell.sparsity, batch)
+            fit = predict(family, inputs)
             if fit is None:
                 continue
             of_simulation = _simulation_uncertainty(
@@ -226,9 +227,9 @@ class StepTimeSource:
             lengths, seconds = np.array([*step.shorter, (cell.seq_len, step.seconds)]).T
             return replace(step, seconds=float(np.interp(padded, lengths, seconds)), tokens=padded)
         stack, basis = series
-        point = (cell.gpu, stack, cell.seq_len, cell.sparsity, step.batch_size)
+        inputs = StepInputs(cell.gpu, stack, cell.seq_len, cell.sparsity, step.batch_size)
         for family in self._families_of(cell, basis):
-            scale = length_scale(family, *point, padded)
+            scale = length_scale(family, inputs, padded)
             if scale is None:
                 continue
             own = math.hypot(step.uncertainty.own, scale.sigma)

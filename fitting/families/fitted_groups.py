@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fitting.families.records import BatchSizeRange, GroupLaw, Intervals, SeriesSeen, Suspect
+from fitting.families.records import BatchSizeRange, GroupLaw, Intervals, ObservedSeries, Suspect
 from fitting.laws.fit_result import Parameter
 from fitting.laws.forms import SHAPES, FittedForm, Form, Sparsity, WorkUnit, group_of
 from fitting.numerics.arrays import FloatArray
@@ -106,12 +106,12 @@ def suspect_points(fitted: FittedForm, points: StepTimes) -> tuple[Suspect, ...]
     )
 
 
-def observed_series(points: StepTimes, scale: Scales | None) -> tuple[SeriesSeen, ...]:
+def observed_series(points: StepTimes, scale: Scales | None) -> tuple[ObservedSeries, ...]:
     """Observed curves of every series, of points in the order of ``merged``."""
     names, counts = np.unique(points.series, return_counts=True)
     ends = np.cumsum(counts)
     return tuple(
-        SeriesSeen(
+        ObservedSeries(
             name=str(name),
             curves=_curves(points.where(np.arange(start, end))),
             sigma=None if scale is None else scale.sigma(str(name)),

@@ -1,4 +1,4 @@
-"""The law of a family, as a record: what was chosen, fitted to what, and how sure it is. Pure."""
+"""Records of a family's law: the chosen form, its parameters, candidates and intervals."""
 
 from typing import Annotated, Literal, Self
 
@@ -14,14 +14,14 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class FamilyName(Record):
-    """What shares one law of the step time.
+    """Name of a family, the steps that share one law of their time.
 
     Attributes:
         model: name of the model.
-        weights: random or pretrained; they route differently. Absent where nobody says.
-        recipe: how it is fine-tuned, by its key or as a table has it.
+        weights: random or pretrained weights, which route differently; None if not recorded.
+        recipe: key of the training recipe, or its name in a table.
         basis: measured or simulated.
-        software: fingerprint of the stack, device and driver left out; absent where nobody says.
+        software: fingerprint of the stack without device and driver; None if not recorded.
     """
 
     model: str
@@ -32,27 +32,25 @@ class FamilyName(Record):
 
     @property
     def key(self) -> str:
-        """A stable name, for example ``mixtral-8x7b/qlora-r16-bf16/measured/0123456789ab``."""
+        """Stable name, for example ``mixtral-8x7b/qlora-r16-bf16/measured/0123456789ab``."""
         model = self.model if self.weights != "pretrained" else f"{self.model}+{self.weights}"
         return f"{model}/{self.recipe}/{self.basis}/{self.software or 'unknown-stack'}"
 
 
 class LawCandidate(Record):
-    """A form that was tried, and how far it is off.
-
-    Errors are those of the throughput, each as a part of it.
+    """A candidate form with its relative errors of throughput.
 
     Attributes:
-        form: which.
-        error: mean over the points, each by the law without it, to first order; a point that the
-            law then does not speak of counts 1. It is what the choice is made by.
-        standard_error: of that mean.
-        growing_error: mean over the larger batches of each curve, by a fit to the smaller half;
-            only over those that it speaks of, absent where there are none.
-        length_error: mean, by a fit without any point of that length (of more than ten, several
-            are left out at once), as above; absent for a form by series.
-        parameters: how many were free.
-        condition: of the worst group's terms, each scaled to length 1.
+        form: form of the law.
+        error: mean error over the points, each by the law without it, to first order; a point that
+            the law cannot predict then counts 1. The choice is made by this error.
+        standard_error: standard error of that mean.
+        growing_error: mean error over the larger batches of each curve by a fit to the smaller
+            half, over those with a prediction; None without any.
+        length_error: mean error by fits without the point's length (more than ten lengths are left
+            out in folds); None for a form by series.
+        parameters: number of free parameters.
+        condition: largest condition number of a group's terms, each scaled to length 1.
     """
 
     form: Form
@@ -65,16 +63,15 @@ class LawCandidate(Record):
 
 
 class GroupLaw(Record):
-    """What the form has fitted to one GPU, or to one series.
+    """Law of one GPU or one series.
 
     Attributes:
-        name: of the GPU, with its stack, or of the series.
-        points: how many it has.
-        parameters: the floor t0 and the slope, in the order of the form's terms; empty where its
-            points are too few.
-        held_at_zero: names of those that would be below zero.
-        sparsity: the only one that it speaks of; absent where it speaks of any.
-        remedy: what to measure where there are no parameters.
+        name: name of the GPU with its stack, or of the series.
+        points: number of its points.
+        parameters: floor t0 and slope, in the order of the form's terms; empty with too few points.
+        held_at_zero: names of the parameters that would be negative.
+        sparsity: the only sparsity that the law covers; None where it covers any.
+        remedy: measurements that would give parameters; None where there are parameters.
     """
 
     name: str
@@ -86,17 +83,17 @@ class GroupLaw(Record):
 
 
 class Suspect(Record):
-    """A point that the law does not believe.
+    """A point that is far from the law fitted without it.
 
     Attributes:
-        gpu: with its stack.
+        gpu: GPU with its stack.
         series: GPU and length, or data set.
         seq_len: padded tokens per example.
         sparsity: active experts over experts.
         batch_size: examples per step.
-        seconds: as measured.
-        expected_seconds: by the law without the point, to first order.
-        spreads: how far apart these are: the logarithm of their ratio, over the law's spread.
+        seconds: measured seconds per step.
+        expected_seconds: seconds by the law without the point, to first order.
+        spreads: absolute logarithm of the ratio of these two, over the law's spread.
     """
 
     gpu: str
@@ -110,22 +107,22 @@ class Suspect(Record):
 
 
 class BatchSizeRange(Record):
-    """The batch sizes seen of a series at one sparsity, from the smallest to the largest."""
+    """Range of the batch sizes that were observed of a series at one sparsity."""
 
     sparsity: Number
     smallest: Number
     largest: Number
 
 
-class SeriesSeen(Record):
-    """What was seen of one series, and how far the law is off there.
+class ObservedSeries(Record):
+    """An observed series, with the errors of the law there.
 
     Attributes:
         name: GPU, stack and length.
-        curves: one for each sparsity, ascending.
-        sigma: of ``log(law / measured)`` at points that the law had not seen; a series of few
-            points borrows from the family. Absent where the family has none.
-        half_width: half the interval of the logarithm of a step time; absent as above.
+        curves: range of batch sizes at each sparsity, ascending.
+        sigma: scale of ``log(law / measured)`` at points left out of the fit, shrunk towards the
+            family's; None where the family has no scale.
+        half_width: half-width of the interval of the logarithm of a step time; None as above.
     """
 
     name: str
@@ -135,17 +132,17 @@ class SeriesSeen(Record):
 
 
 class Intervals(Record):
-    """How the family's intervals were made: conformal, with a scale of each series' own.
+    """Conformal intervals of a family, with a scale for each series.
 
     Attributes:
-        level: how often an interval is to hold, for points like those seen.
-        residuals: ``nested``: each point by the form chosen and fitted without it, where there is
-            one; ``first order``: by the form chosen, the point's pull taken off. The first take
-            long, and are made for few points; of fewer than ten, the second hold less often than
-            they say, about eight times in ten.
-        sigma: of ``log(law / measured)`` over all of them, for a series that was never seen.
-        half_width: half the interval of the logarithm of a step time of such a series.
-        coverage: how often the interval made without a point holds it; absent for few points.
+        level: nominal coverage, for points like the measured ones.
+        residuals: ``nested``: residual of each point by the form that is chosen and fitted without
+            it, for small families only, since it takes long; ``first order``: by the chosen form,
+            corrected for the leverage of the point. With fewer than ten points, 90 % intervals from
+            first-order residuals cover about 80 %.
+        sigma: scale of ``log(law / measured)`` for a series without points.
+        half_width: half-width of the interval of the logarithm of a step time of such a series.
+        coverage: share of points inside the intervals made without them; None with few points.
     """
 
     level: Number
@@ -156,18 +153,18 @@ class Intervals(Record):
 
 
 class LengthLaw(Record):
-    """The law that tells how a step's time changes with the length of its examples.
+    """Law of the change of a step time with the length of its examples.
 
-    It is the one by GPU that is least off on lengths that it has not seen, whichever form is best
-    at those that were: a form by series is fitted to each length by itself, and tells of no other.
+    It is the form by GPU with the least error on lengths left out of the fit. A form by series,
+    even if it is the family's choice, is fitted to each length separately and predicts no other.
 
     Attributes:
-        form: which.
+        form: form of the law.
         error: its ``LawCandidate.length_error``.
-        half_width: half the interval of the logarithm of a step time at a length that it has not
-            seen, at the level of the fit's intervals.
-        exponent: g, of the sparsity; absent where it was never varied.
-        groups: what was fitted to each GPU.
+        half_width: half-width of the interval of the logarithm of a step time at a length left out
+            of the fit, at the level of the fit's intervals.
+        exponent: g, exponent of the sparsity; None where it was never varied.
+        groups: law of each GPU.
     """
 
     form: Form
@@ -178,24 +175,24 @@ class LengthLaw(Record):
 
 
 class FamilyFit(Record):
-    """The law of a family, or the reason that there is none and a remedy.
+    """Law of a family, or the reason why there is none and a remedy.
 
     Attributes:
-        name: what it is the law of.
-        visits: timed probes.
-        points: visits of one batch size put together by their median.
-        form: the one chosen; absent where no form can be fitted.
-        equation: of that form: t seconds of a step, b examples, N padded tokens, s sparsity.
-        why: what the form was chosen for, or the reason that there is none.
-        remedy: what to measure; present when, and only when, there is no form.
-        candidates: every form that the points can carry, the best first.
-        exponent: g, of the sparsity; absent where it is not shared, or was never varied.
-        groups: what was fitted to each GPU or series.
-        spread: of the residuals, by their median: a part of the step time.
-        suspects: points that the law does not believe.
-        series: what was seen: elsewhere the law extrapolates.
-        intervals: how sure predictions are; absent where nothing is left to tell it from.
-        by_length: the law of lengths; absent where there is one length, or too few points.
+        name: name of the family.
+        visits: number of timed probes.
+        points: number of distinct points; the visits of a batch size merge into their median.
+        form: chosen form; None where no form can be fitted.
+        equation: equation of the form, with t seconds, b examples, N padded tokens, s sparsity.
+        why: reason for the choice, or for the failure.
+        remedy: measurements that would give a law; present for a failure alone.
+        candidates: every form that the points identify, the best first.
+        exponent: g, exponent of the sparsity; None where it is not shared or was never varied.
+        groups: law of each GPU or series.
+        spread: robust standard deviation of the residuals, relative to the step time.
+        suspects: points far from the law fitted without them.
+        series: observed series; the law extrapolates elsewhere.
+        intervals: intervals of predictions; None with too few points.
+        by_length: law of lengths; None with a single length or too few points.
     """
 
     name: FamilyName
@@ -210,12 +207,12 @@ class FamilyFit(Record):
     groups: tuple[GroupLaw, ...]
     spread: Number | None
     suspects: tuple[Suspect, ...]
-    series: tuple[SeriesSeen, ...]
+    series: tuple[ObservedSeries, ...]
     intervals: Intervals | None
     by_length: LengthLaw | None = None
 
     @model_validator(mode="after")
-    def _is_a_law_or_a_refusal(self) -> Self:
+    def _is_a_law_or_a_failure(self) -> Self:
         if len({self.form is None, self.equation is None, self.remedy is not None}) != 1:
             raise ValueError("a family has a form and its equation, or a remedy")
         return self
