@@ -263,7 +263,7 @@ class CalibrationProblem:
         return Interval(low=float(low), high=float(high))
 
     def _factors_within(self, host: str, moved: FloatArray, allowed: float) -> list[float]:
-        """Ends of the range of a host's factor that increases its residuals by less than allowed."""
+        """Ends of the range of a host's factor with an allowed increase of the residuals."""
         grid, sums = self._by_factor(host, moved)
         within = np.flatnonzero(sums[1:] <= sums[0] + allowed**2)
         if not len(within):

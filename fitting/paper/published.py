@@ -1,4 +1,4 @@
-"""What the paper published: constants, tables and the 96 points of its public artifact.
+"""Published constants, tables and points of the paper.
 
 "Understanding the Performance and Estimating the Cost of LLM Fine-Tuning" (arXiv 2408.04693): its
 Tables III and IV, Fig. 13 to 15, and the points of its public artifact (stsxxx/finetune).
@@ -17,7 +17,7 @@ from fitting.points.step_time_rows import StepTimes
 DATA = Path(__file__).parent / "data"
 MIXTRAL, BLACKMAMBA = "mixtral-8x7b", "blackmamba-2.8b"
 CS, MATH = "commonsense_15k", "math_14k"
-# The catalog's rows for its GPUs. It does not say which form of the 80 GB ones it ran on.
+# Catalog keys of the paper's GPUs. The paper does not say which variant its 80 GB GPUs were.
 GPUS = {
     "A40": "A40",
     "A100-40GB": "A100-40GB-SXM",
@@ -58,7 +58,7 @@ class Points:
 
 
 def dataset_lengths() -> dict[str, Lengths]:
-    """How long the examples of its two data sets are."""
+    """Lengths of the examples of the paper's two data sets."""
     rows = table("lengths.csv")
     return {
         name: Lengths(
@@ -70,7 +70,7 @@ def dataset_lengths() -> dict[str, Lengths]:
 
 
 def throughput_points() -> Points:
-    """The points, their batches padded to the length that its data sets have them on average."""
+    """Points of throughput, with batches padded to the expected longest example."""
     rows, lengths = table("throughput.csv"), dataset_lengths()
     model, gpu, dataset = (
         np.array([r[name] for r in rows]) for name in ("model", "gpu", "dataset")

@@ -59,18 +59,18 @@ SECONDS_PER_HOUR = 3600.0
 # the input), and each time 0.5 bytes to unpack, 2 to write and 2 to multiply.
 PASSES, BYTES_A_PASS = 3, 4.5
 REACHED = 0.83  # of the bandwidth
-MOST_RATIO, RATIO_STEP = 2.5, 0.01  # of the two data sets' lengths, as far as is looked
+MOST_RATIO, RATIO_STEP = 2.5, 0.01  # grid of the ratio of the two data sets' lengths
 GIB = 2**30
 
 
 class Throughput:
-    """How well laws predict the points that they have not seen."""
+    """Errors of laws on the paper's points that were left out of the fit."""
 
     def __init__(self) -> None:
         self.points = throughput_points()
 
     def by_family(self, fit: FitFunction) -> FloatArray:
-        """(points,) ``log(fitted / measured)``, each point by a fit to its model's others."""
+        """(points,) ``log(fitted / measured)``, each by a fit to the model's other points."""
         residuals = np.full(len(self.points.rows), np.nan)
         for rows in self._families():
             own = self.points.rows.where(rows)
@@ -78,13 +78,13 @@ class Throughput:
         return residuals
 
     def growing(self, fit: FitFunction, *, without: str | None = None) -> float:
-        """Mean error in per cent on each curve's larger batches, fitted to the smaller half.
+        """Mean error in per cent on the larger batches of each curve by a fit to the smaller half.
 
         Args:
-            fit: makes the law.
-            without: a GPU whose points are not counted, though they are fitted.
+            fit: function that fits the law.
+            without: GPU whose points are fitted but not counted.
         """
-        found = []
+        counted_residuals = []
         for rows in self._families():
             own = self.points.rows.where(rows)
             residuals = larger_batch_residuals(own, fit)
@@ -92,16 +92,16 @@ class Throughput:
             counted = np.ones(len(larger), bool)
             if without is not None:
                 counted = np.char.find(larger.gpu, without) < 0
-            found.append(residuals[counted])
-        return _mean_percent(np.concatenate(found))
+            counted_residuals.append(residuals[counted])
+        return _mean_percent(np.concatenate(counted_residuals))
 
     def to_other_dataset(self, model: str, *, by_median: bool = False) -> dict[str, float]:
-        """Mean error in per cent on one data set of a law that has seen the other, on the A40.
+        """Mean error in per cent on one data set by a fit to the other, on the A40.
 
         Args:
-            model: of the family.
-            by_median: take every query to have its data set's median length, as the paper's text
-                has it, and not the length of the longest in its batch.
+            model: model of the points.
+            by_median: whether every query has the median length of its data set, as in the paper's
+                text, instead of the length of the longest query in its batch.
         """
         points, lengths = self.points, dataset_lengths()
         rows = points.rows
@@ -110,15 +110,15 @@ class Throughput:
             rows = replace(rows, tokens=rows.batch_size * median)
         own = (points.model == model) & (points.gpu == "A40")
         errors = {}
-        for seen, other in ((CS, MATH), (MATH, CS)):
-            fitted = _across_series(rows.where(own & (points.dataset == seen)))
-            asked = rows.where(own & (points.dataset == other))
-            errors[other] = _mean_percent(np.log(fitted.seconds(asked) / asked.seconds))
+        for one, other in ((CS, MATH), (MATH, CS)):
+            fitted = _across_series(rows.where(own & (points.dataset == one)))
+            left_out = rows.where(own & (points.dataset == other))
+            errors[other] = _mean_percent(np.log(fitted.seconds(left_out) / left_out.seconds))
         return errors
 
     @cached_property
     def chosen(self) -> FloatArray:
-        """(points,) residuals of the law chosen, each time without the point."""
+        """(points,) residuals of the law that is chosen without the point."""
         return self.by_family(fit_chosen)
 
     @cached_property
@@ -127,7 +127,7 @@ class Throughput:
         return self.by_family(_fit_logarithm)
 
     def coverage(self) -> tuple[float, float]:
-        """Parts of the points within their 90 % interval; its median half-width."""
+        """Share of the points inside their 90 % intervals, and the median relative half-width."""
         inside, widths = coverage(self.points.rows.series, self.chosen, LEVEL)
         return inside, float(np.median(np.exp(widths) - 1))
 
@@ -137,11 +137,11 @@ class Throughput:
 
 
 class Transfer:
-    """Mixtral's step time on GPUs that were never fitted.
+    """Mixtral's step time on GPUs that were left out of the fit.
 
     Args:
-        points: the paper's.
-        forms: which row of the catalog each of its GPUs is.
+        points: points of the paper.
+        forms: catalog key of each of the paper's GPUs.
     """
 
     def __init__(self, points: Points, forms: Mapping[str, str]) -> None:
@@ -150,16 +150,16 @@ class Transfer:
         self._names = points.gpu[own]
         catalog = load_catalog()
         gpus = [catalog.gpu(forms[name]) for name in self._names]
-        self._bandwidth = np.array([_known(g.memory_bandwidth_gb_per_second) for g in gpus])
-        self._rate = np.array([_known(g.bf16_dense_tflops) for g in gpus])
+        self._bandwidth = np.array([_required(g.memory_bandwidth_gb_per_second) for g in gpus])
+        self._rate = np.array([_required(g.bf16_dense_tflops) for g in gpus])
 
     def from_one(self, name: str = "A40") -> dict[str, float]:
-        """Mean error in per cent on each other GPU, calibrated on one."""
+        """Mean error in per cent on each other GPU by a fit to one."""
         seconds = self._seconds(self._names == name)
         return {other: self._off(seconds, other) for other in GPUS if other != name}
 
     def leaving_one_out(self) -> dict[str, float]:
-        """Mean error in per cent on each GPU, calibrated on the others."""
+        """Mean error in per cent on each GPU by a fit to the others."""
         return {name: self._off(self._seconds(self._names != name), name) for name in GPUS}
 
     def _seconds(self, is_fitted: np.ndarray) -> FloatArray:
@@ -185,12 +185,12 @@ class Transfer:
         return law(solution.values)
 
     def _off(self, seconds: FloatArray, name: str) -> float:
-        of = self._names == name
-        return _mean_percent(np.log(seconds[of] / self._rows.seconds[of]))
+        own = self._names == name
+        return _mean_percent(np.log(seconds[own] / self._rows.seconds[own]))
 
 
 def moved_gb() -> float:
-    """10**9 bytes that a step of Mixtral moves for its experts' weights, whatever the batch."""
+    """10**9 bytes that a step of Mixtral moves for its experts' weights at any batch size."""
     config = find_model(MIXTRAL).config
     layers, experts, hidden, width = (
         int(str(config[name]))
@@ -206,16 +206,16 @@ def moved_gb() -> float:
 
 @dataclass(frozen=True, slots=True)
 class LargestBatches:
-    """Mixtral's 12 largest batches, and what the laws make of them.
+    """Mixtral's 12 largest batches, published and by the laws.
 
     Attributes:
-        rows: where each is from.
-        published: (12,) queries.
-        eq1: (12,) by Eq. 1 at its best: nominal memory, weights alone, median lengths.
-        eq1_constants: c0 and c1.
-        ours: (12,) by memory affine in padded tokens.
-        model_gib: what the model holds by ours, M0.
-        ratio: how much longer than CS's batches MATH's are, by ours.
+        rows: rows of the published table.
+        published: (12,) published sizes, in queries.
+        eq1: (12,) sizes by the best fit of Eq. 1: nominal memory, weights alone, median lengths.
+        eq1_constants: c0 and c1 of that fit.
+        ours: (12,) sizes by memory affine in padded tokens.
+        model_gib: M0 of that law.
+        ratio: fitted ratio of the lengths of MATH's batches to CS's.
     """
 
     rows: tuple[dict[str, str], ...]
@@ -227,12 +227,12 @@ class LargestBatches:
     ratio: float
 
     def exact(self, law: FloatArray) -> int:
-        """How many a law has exactly."""
+        """Number of sizes that a law gives exactly."""
         return int((law == self.published).sum())
 
 
 def largest_batches() -> LargestBatches:
-    """Fits Eq. 1 and ``max_batch_affine``, each so that most agree."""
+    """Fit Eq. 1 and ``max_batch_affine``, each so that most sizes agree."""
     rows = tuple(r for r in table("largest_batches.csv") if r["model"] == MIXTRAL)
     catalog, lengths = load_catalog(), dataset_lengths()
     usable = np.array([_usable_gib(catalog.gpu(GPUS[r["gpu"]])) for r in rows])
@@ -274,15 +274,15 @@ def projected_max_batch(memory_gb: float, constants: tuple[float, float] = EQ1_F
 
 
 def job_usd(queries: float, queries_per_second: float, usd_per_hour: float) -> float:
-    """What ten epochs cost."""
+    """Cost of ten epochs."""
     return queries * EPOCHS / queries_per_second / SECONDS_PER_HOUR * usd_per_hour
 
 
 def _across_series(rows: StepTimes) -> FittedForm:
-    """The best law of those that speak of another data set, too: by GPU and padded tokens."""
-    able = {form for form, shape in SHAPES.items() if shape.grouping is Grouping.GPU}
+    """Chosen law among those that predict other data sets: by GPU and padded tokens."""
+    by_gpu = {form for form, shape in SHAPES.items() if shape.grouping is Grouping.GPU}
     best = one_standard_error_choice(
-        [candidate for candidate in candidate_fits(rows) if candidate.fitted.form in able]
+        [candidate for candidate in candidate_fits(rows) if candidate.fitted.form in by_gpu]
     )
     assert best is not None
     return best.fitted
@@ -293,12 +293,12 @@ def _memory_terms(tokens: FloatArray, sparsity: FloatArray) -> FloatArray:
 
 
 def _usable_gib(gpu: Gpu) -> float:
-    return _known(gpu.usable_memory_bytes) / GIB
+    return _required(gpu.usable_memory_bytes) / GIB
 
 
-def _known(value: float | None) -> float:
+def _required(value: float | None) -> float:
     if value is None:
-        raise ValueError("the catalog does not know what the paper's GPUs need")
+        raise ValueError("the catalog lacks a figure of one of the paper's GPUs")
     return float(value)
 
 
@@ -307,7 +307,7 @@ def _mean_percent(residuals: FloatArray) -> float:
 
 
 def rmse_eq2(rows: StepTimes) -> float:
-    """Root mean square error of the paper's law on what it was fitted to, in queries per second."""
+    """Root mean square error of the paper's law in sample, in queries per second."""
     fitted = _fit_logarithm(rows)
     assert fitted is not None
     rate = rows.batch_size / rows.seconds
@@ -319,10 +319,11 @@ class Reproduction:
     """Everything that ``reproduce`` prints.
 
     Attributes:
-        throughput: the points and what laws make of them.
-        transfer, transfer_as_pcie: to other GPUs, the 80 GB ones taken to be SXM, or PCIe.
+        throughput: errors of laws on the paper's points.
+        transfer: errors on other GPUs, with SXM variants of the 80 GB GPUs.
+        transfer_as_pcie: errors on other GPUs, with PCIe variants of the 80 GB GPUs.
         largest: Mixtral's largest batches.
-        figures: by flat name: errors in per cent, dollars, queries.
+        figures: errors in per cent, dollars and queries by flat name.
     """
 
     throughput: Throughput
@@ -334,7 +335,7 @@ class Reproduction:
 
 @cache
 def reproduction() -> Reproduction:
-    """The reproduction, computed once: some seconds."""
+    """Compute the reproduction, which takes some seconds, once."""
     throughput = Throughput()
     transfer, largest = Transfer(throughput.points, GPUS), largest_batches()
     return Reproduction(
@@ -359,7 +360,7 @@ def reproduction() -> Reproduction:
 
 
 def _throughput_figures(throughput: Throughput) -> dict[str, float]:
-    """Errors in per cent on points left out, larger batches, the other data set; intervals."""
+    """Errors in per cent on left-out points, larger batches and data sets; interval coverage."""
     inside, half_width = throughput.coverage()
     figures = {
         "loo_mape_pct.paper": _mean_percent(throughput.paper),
@@ -380,7 +381,7 @@ def _throughput_figures(throughput: Throughput) -> dict[str, float]:
 
 
 def _transfer_figures(transfer: Transfer) -> dict[str, float]:
-    """Errors in per cent on GPUs that were never fitted."""
+    """Errors in per cent on GPUs left out of the fit."""
     from_a40, left_out = transfer.from_one(), transfer.leaving_one_out()
     return {
         "gpu_transfer_mape_pct.a40_only_mean": float(np.mean(list(from_a40.values()))),
@@ -391,5 +392,5 @@ def _transfer_figures(transfer: Transfer) -> dict[str, float]:
 
 
 def _fit_logarithm(rows: StepTimes) -> FittedForm | None:
-    """The paper's law."""
+    """Fit the paper's law."""
     return fit_form(Form.LOGARITHM, rows)
