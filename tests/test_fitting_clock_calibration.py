@@ -80,7 +80,7 @@ def test_constants_come_back_from_steps_made_with_them(points: list[Point]) -> N
     assert max(left.mean_error for left in found.left_out) < 0.06
     assert 0.02 <= found.constants.error < 0.15
     assert found.constants.error_above is None
-    assert "calibrated on 18 measured steps" in found.constants.source
+    assert "18 measured steps" in found.constants.source
 
 
 def test_few_steps_are_not_sure_of_what_they_hardly_tell(points: list[Point]) -> None:
@@ -108,10 +108,10 @@ def test_one_probe_tells_the_speed_of_a_host(points: list[Point]) -> None:
     found = calibrate([probe], TRUTH)
     assert found.constants.host_factor == pytest.approx(1.5, rel=0.1)
     assert found.constants.matrix_product == TRUTH.matrix_product
-    # A step that it was fitted to tells nothing of how far it is off elsewhere.
+    # A step that it was fitted to does not bound the error elsewhere.
     assert found.constants.error >= TRUTH.error
     assert found.constants.error_above == TRUTH.error_above
-    assert "the speed of each host alone" in str(found.note)
+    assert "speed of each host" in str(found.note)
     assert "error on another GPU is unknown" in calibration_text(found)
 
 
@@ -121,7 +121,7 @@ def test_only_measured_steps_of_gpus_are_taken() -> None:
     gpus = {gpu.key: gpu for gpu in CATALOG.gpus}
     models = {"llama-tiny": find_model("llama-tiny")}
     assert measured_points(seen, models, gpus, Traces()) == ([], [])
-    with pytest.raises(CalibrationError, match="no measured step of a CUDA GPU"):
+    with pytest.raises(CalibrationError, match="measured step"):
         calibrate([], EfficiencyConstants())
 
 
