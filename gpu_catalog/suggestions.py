@@ -29,7 +29,12 @@ def _folded(name: str) -> str:
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     """End of a message, ``: did you mean 'x' or 'y'?``; empty if no candidate is near."""
-    near = [repr(match) for match in near_matches(word, candidates)]
+    return suggestion_text(near_matches(word, candidates))
+
+
+def suggestion_text(matches: Iterable[str]) -> str:
+    """End of a message that suggests these words; empty if there are none."""
+    near = [repr(match) for match in matches]
     if not near:
         return ""
     *others, last = near

@@ -26,7 +26,7 @@ from orchestrator.datasets.source import DataError
 from orchestrator.reporting.dataset_tables import PADDINGS
 from orchestrator.run_folder.run_folder import open_run
 from orchestrator.spec.job import Job
-from orchestrator.spec.job_request import JobRequest, workload_of
+from orchestrator.spec.job_request import JobRequest, requested_job
 from orchestrator.spec.job_tokens import longest_tokens, padded_tokens, rows, steps
 from orchestrator.spec.spec_file import SpecError
 from orchestrator.storage.run_storage import StoreError
@@ -95,7 +95,7 @@ def count(
 
     def counted(dataset: Path | str, **asked: Any) -> Job:
         fields = {"tokenizer": str(tokenizer_folder), "epochs": 3, "dataset": str(dataset)} | asked
-        return workload_of(JobRequest.model_validate(fields), ())
+        return requested_job(JobRequest.model_validate(fields), ())
 
     return counted
 
@@ -214,7 +214,7 @@ def test_every_form_of_the_same_examples_counts_alike(
     workload = count(form(tmp_path), text_fields=FIELDS)
     lengths = lengths_of(workload)
     assert lengths.histogram == expected_histogram(tokenizer, [joined(row) for row in ROWS])
-    assert workload.queries == lengths.queries == len(ROWS)
+    assert workload.examples == lengths.examples == len(ROWS)
     assert lengths.complete
     assert lengths.empty == 0
 
@@ -224,7 +224,7 @@ def test_record_survives_its_json(tmp_path: Path, count: Callable[..., Job]) -> 
     lengths = lengths_of(count(as_jsonl(tmp_path), text_fields=FIELDS))
     again = DataLengths.model_validate_json(lengths.model_dump_json())
     assert again == lengths
-    assert again.lengths.mean * again.queries == pytest.approx(lengths.tokens)
+    assert again.lengths.mean * again.examples == pytest.approx(lengths.tokens)
     path = tmp_path / "lengths.csv"
     path.write_text(histogram_csv("mine", lengths), encoding="utf-8")
     assert read_histogram(path).histogram == lengths.histogram
@@ -238,7 +238,7 @@ def test_template_writes_what_it_says(
     workload = count(as_jsonl(tmp_path), template="Q: {question}\\n{{A}}: {answer}")
     texts = [f"Q: {row['question']}\n{{A}}: {row['answer']}" for row in ROWS]
     assert lengths_of(workload).histogram == expected_histogram(tokenizer, texts)
-    assert lengths_of(workload).made_by == "template 'Q: {question}\\n{{A}}: {answer}'"
+    assert lengths_of(workload).rendering == "template 'Q: {question}\\n{{A}}: {answer}'"
 
 
 @pytest.mark.parametrize(("role", "said"), [("role", "content"), ("from", "value")])
@@ -281,8 +281,8 @@ def test_so_many_examples_are_read_and_no_more(tmp_path: Path, count: Callable[.
     """That there are more is kept; how many the job has can be told."""
     path = as_jsonl(tmp_path)
     first = lengths_of(count(path, text_fields=FIELDS, most=50))
-    assert (first.queries, first.complete) == (50, False)
-    assert count(path, text_fields=FIELDS, most=50, queries=9000).queries == 9000
+    assert (first.examples, first.complete) == (50, False)
+    assert count(path, text_fields=FIELDS, most=50, examples=9000).examples == 9000
     assert lengths_of(count(path, text_fields=FIELDS, most=len(ROWS))).complete
     # What stands behind is not even looked at.
     path.write_text(path.read_text(encoding="utf-8") + "not JSON\n", encoding="utf-8")
@@ -292,10 +292,10 @@ def test_so_many_examples_are_read_and_no_more(tmp_path: Path, count: Callable[.
 def test_a_split_is_told_by_the_names_of_files(tmp_path: Path, count: Callable[..., Job]) -> None:
     """Training, unless told; as the hub's library has it."""
     folder = as_shards(tmp_path)
-    assert count(folder, text_fields=FIELDS).queries == len(ROWS)
-    assert count(folder, text_fields=FIELDS, split="test").queries == len(SHORT)
+    assert count(folder, text_fields=FIELDS).examples == len(ROWS)
+    assert count(folder, text_fields=FIELDS, split="test").examples == len(SHORT)
     made_data.write_jsonl(tmp_path / "data" / "notes.jsonl", [{"a": 1}])
-    assert count(folder, text_fields=FIELDS, split="test").queries == len(SHORT)
+    assert count(folder, text_fields=FIELDS, split="test").examples == len(SHORT)
     assert told(count, folder, text_fields=FIELDS, split="tset") == [
         f"--split 'tset': {folder} has no such split: did you mean 'test'?"
     ]
@@ -304,7 +304,7 @@ def test_a_split_is_told_by_the_names_of_files(tmp_path: Path, count: Callable[.
 def test_fingerprint_is_that_of_queries_and_tokenizer(
     tmp_path: Path, count: Callable[..., Job]
 ) -> None:
-    """Not of the file's form or name; other queries have another."""
+    """Not of the file's form or name; other examples have another."""
     one = lengths_of(count(as_jsonl(tmp_path), text_fields=FIELDS)).fingerprint
     assert lengths_of(count(as_csv(tmp_path), text_fields=FIELDS)).fingerprint == one
     other = made_data.write_jsonl(tmp_path / "other.jsonl", ROWS[::-1])
@@ -326,22 +326,22 @@ REFUSED = [
     ("data.csv", "question,answer\n", ["{}: holds no examples"]),
     ("data.json", "[]", ["{}: holds no examples"]),
     ("data.jsonl", GOOD.replace('"a"', '""').replace('"b"', "null"), ["{}: all 1 examples are em"]),
-    ("data.xlsx", "PK", ["{}: unknown format '.xlsx': known are .json, .jsonl, "]),
-    ("data.parquet.gz", "PK", ["{}: unknown format '.gz': known are "]),
+    ("data.xlsx", "PK", ["{}: unknown format '.xlsx': use .json, .jsonl, "]),
+    ("data.parquet.gz", "PK", ["{}: unknown format '.gz': use "]),
     ("data.parquet", "PK", ["{}: not a Parquet file ("]),
-    ("data.arrow", "PK", ["{}: not a stream of Arrow ("]),
+    ("data.arrow", "PK", ["{}: not an Arrow stream ("]),
     ("data.jsonl.gz", "PK", ["{}: cannot be read: Not a gzipped file"]),
     ("data.json", '[{"question": 1},\n', ["{}:2: not JSON (Expecting value): repair it"]),
     ("data.json", "7\n", ["{}:1: must be an object of fields, not 7"]),
-    ("data.json", '{\n"a": 1}', ["{}: an object with a and not one list of examples: make it "]),
+    ("data.json", '{\n"a": 1}', ["{}: an object with a, not with one list"]),
     ("data.json", b'[{"question": "\xe9"}]', ["{}: not UTF-8 text: save it as UTF-8 (byte 15)"]),
     ("data.csv", b"question,answer\na,b\n\xe9,b\n", ["{}:3: not UTF-8 text: save it as UTF-8"]),
     (
         "data.csv",
         'question,answer\na,b,c\na\n"a\n',
         [
-            "{}:2: 3 fields, where the head has 2: quote those with a ',' or a line end in them",
-            "{}:3: 1 fields, where the head has 2: quote ",
+            "{}:2: 3 fields, where the header has 2: ",
+            "{}:3: 1 fields, where the header has 2: ",
             "{}:4: not CSV (unexpected end of data): repair the line",
         ],
     ),
@@ -351,10 +351,10 @@ REFUSED = [
         b'{"question": "a", "answer": ["b"]}\n',
         [
             "{}:2: not UTF-8 text: save it as UTF-8",
-            "{}:3: not JSON (Expecting value): each line is an object of fields",
+            "{}:3: not JSON (Expecting value): each line must be an object",
             "{}:4: must be an object of fields, not a list",
-            "{}:5: has no field 'answer' (it has question): add it, or leave it out",
-            "{}:6: answer: must be text, not a list: --chat is for messages",
+            "{}:5: has no field 'answer' (it has question): add it",
+            "{}:6: answer: must be text, not a list: use --chat for messages",
         ],
     ),
 ]
@@ -392,11 +392,11 @@ def test_what_is_no_file_is_told(tmp_path: Path, count: Callable[..., Job]) -> N
         "gsm8k: no such file or folder; a hub data set is OWNER/NAME"
     ]
     (line,) = told(count, tmp_path, text_fields=FIELDS)
-    assert line.startswith(f"{tmp_path}: holds no file of examples: known are .json, ")
+    assert line.startswith(f"{tmp_path}: has no file of examples: use .json, ")
     path = as_jsonl(tmp_path)
     assert told(count, path, text_fields=FIELDS, subset="main", split="test") == [
-        "--subset 'main': is of a hub data set: leave it out",
-        "--split 'test': one file is not split: leave it out",
+        "--subset 'main': only a hub data set has subsets: remove it",
+        "--split 'test': a single file has no splits: remove it",
     ]
     as_csv(tmp_path)
     (line,) = told(count, tmp_path, text_fields=FIELDS)
@@ -427,7 +427,7 @@ def test_what_is_no_file_is_told(tmp_path: Path, count: Callable[..., Job]) -> N
         ),
         (
             {"template": "Q: {"},
-            ["--template 'Q: {{': Single '{{' encountered in format string: a "],
+            ["--template 'Q: {{': Single '{{' encountered in format string: "],
         ),
         (
             {"template": "Q: {}"},
@@ -440,13 +440,13 @@ def test_what_is_no_file_is_told(tmp_path: Path, count: Callable[..., Job]) -> N
                 "--template '{{question:d}} {{answer!r}}': {{answer!r}} is not the name of",
             ],
         ),
-        ({"template": "Q"}, ["--template 'Q': names no field: write them in braces, as in "]),
-        ({}, ["--text-fields is missing: {} needs it, or template or chat, to make queries of"]),
+        ({"template": "Q"}, ["--template 'Q': has no field: "]),
+        ({}, ["--text-fields is missing: {} needs it, or template or chat, to render examples"]),
         (
             {"text_fields": FIELDS, "chat": "messages", "named": "gsm8k", "padding": "packed"},
             [
                 "--named 'gsm8k': dataset is given as well: keep one",
-                "--cutoff is missing: packing needs the tokens of a row",
+                "--cutoff is missing: packing needs it",
                 "--chat 'messages': text_fields is given as well: keep one",
             ],
         ),
@@ -474,7 +474,7 @@ def test_conversations_that_are_none_are_told(tmp_path: Path, count: Callable[..
     path = made_data.write_jsonl(tmp_path / "chats.jsonl", [{"messages": chat} for chat in chats])
     assert told(count, path, chat="messages") == [
         f"{path}:4: the chat template refuses it: no role tool here",
-        f"{path}: empty, and left out: 2 examples ({path}:2, {path}:3)",
+        f"{path}: empty, and skipped: 2 examples ({path}:2, {path}:3)",
     ]
     call = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}
     wrong = (
@@ -487,10 +487,10 @@ def test_conversations_that_are_none_are_told(tmp_path: Path, count: Callable[..
     lines = [json.dumps({"messages": chat}) + "\n" for chat in chats]
     path.write_text("".join([*lines[:3], "{\n", *lines[3:]]))
     broken = "Expecting property name enclosed in double quotes"
-    absent = "fill it in, or leave the example out"
+    absent = "fill it in, or remove the example"
     assert told(count, path, chat="messages") == [
         f"{path}:3: messages: message 2 has no content: {absent}",
-        f"{path}:4: not JSON ({broken}): each line is an object of fields",
+        f"{path}:4: not JSON ({broken}): each line must be an object",
         f"{path}:5: messages: message 2 has no role and content (nor from and value)",
         f"{path}:6: messages: message 2 has no value: {absent}",
         f"{path}:7: the chat template refuses it: no role tool here",
@@ -507,18 +507,18 @@ def test_a_tokenizer_without_a_chat_template_takes_no_conversations(
     path = made_data.write_jsonl(tmp_path / "c.jsonl", [{"m": [{"role": "user", "content": "a"}]}])
     bare = tokenizer_folder / "tokenizer.json"
     (line,) = told(count, path, chat="m", tokenizer=str(bare))
-    assert line.startswith(f"--tokenizer '{bare}' has no chat template: make queries of text")
+    assert line.startswith(f"--tokenizer '{bare}' has no chat template: make examples of text")
 
 
 def test_what_is_no_tokenizer_is_one_line(tmp_path: Path) -> None:
     """Whatever transformers makes of the folder; of half a file as well."""
-    from trials.training.tokenizer_worker import QueryTokenizer  # noqa: PLC0415 - the child's own
+    from trials.training.tokenizer_worker import ExampleTokenizer  # noqa: PLC0415 - the child's own
 
     with pytest.raises(TokenizerError) as error:
-        QueryTokenizer(str(tmp_path))
+        ExampleTokenizer(str(tmp_path))
     assert "\n" not in str(error.value)
     with pytest.raises(TokenizerError):
-        QueryTokenizer(str(written(tmp_path, "tokenizer.json", "{")))
+        ExampleTokenizer(str(written(tmp_path, "tokenizer.json", "{")))
 
 
 def test_the_models_own_tokenizer_counts_when_there_is_one(tmp_path: Path) -> None:
@@ -527,15 +527,15 @@ def test_the_models_own_tokenizer_counts_when_there_is_one(tmp_path: Path) -> No
     asked = JobRequest(dataset=str(path), text_fields=FIELDS, epochs=1)
     known = presets()
     with pytest.raises(DataError, match="llama-tiny has none of its own: give a folder or a hub"):
-        workload_of(asked, [known["llama-tiny"]])
+        requested_job(asked, [known["llama-tiny"]])
     two = [known["mixtral-8x7b"], known["llama-2-7b"]]
-    with pytest.raises(DataError, match="mixtral-8x7b, llama-2-7b have different ones: name that"):
-        workload_of(asked, two)
+    with pytest.raises(DataError, match="mixtral-8x7b, llama-2-7b have different ones"):
+        requested_job(asked, two)
     bare = written(tmp_path, "config.json", json.dumps(known["llama-tiny"].config)).parent
     said = f"--tokenizer '{bare}' (the model's own, as none is given) cannot be loaded (the folder"
     for given, begin in ((None, said), (str(bare), f"--tokenizer '{bare}' cannot be loaded (")):
         with pytest.raises(DataError) as error:
-            workload_of(asked.model_copy(update={"tokenizer": given}), [find_model(str(bare))])
+            requested_job(asked.model_copy(update={"tokenizer": given}), [find_model(str(bare))])
         assert str(error.value).startswith(begin)
         assert "): give a local folder with a tokenizer.json, or a hub name (" in str(error.value)
 
@@ -618,14 +618,14 @@ def test_packed_rows_are_full_and_hold_every_token(
     assert rows(workload) == len(packed)
     assert steps(workload, 4) == 3 * -(-len(packed) // 4)
     assert padded_tokens(workload, 4, 512) == longest_tokens(workload, 512) == 100
-    # Of a sample, as many rows as all queries would fill.
-    more = workload.model_copy(update={"queries": 10 * workload.queries})
+    # Of a sample, as many rows as all examples would fill.
+    more = workload.model_copy(update={"examples": 10 * workload.examples})
     assert rows(more) == pytest.approx(10 * len(packed), abs=10)
 
 
 def spec_with(workload: str) -> str:
     """A specification with its workload on lines of its own."""
-    return ONE_CELL.replace("workload: {queries: 1000, epochs: 3}", f"workload:\n{workload}")
+    return ONE_CELL.replace("workload: {examples: 1000, epochs: 3}", f"workload:\n{workload}")
 
 
 @pytest.fixture
@@ -647,12 +647,12 @@ def data_spec(
 def test_a_specification_names_its_data_set(data_spec: str) -> None:
     """Or a set of the paper, or a histogram."""
     workload = spec_of(data_spec).workload
-    assert (workload.queries, workload.epochs, workload.padding) == (len(SHORT), 3, "grouped")
+    assert (workload.examples, workload.epochs, workload.padding) == (len(SHORT), 3, "grouped")
     assert lengths_of(workload).source == "data.jsonl"
     named = spec_of(spec_with("  {named: math_14k, epochs: 10, cutoff: 512}\n")).workload
-    assert (named.queries, named.cutoff) == (13_921, 512)
+    assert (named.examples, named.cutoff) == (13_921, 512)
     Path("l.csv").write_text("tokens,examples\n8,3\n", encoding="utf-8")
-    text = spec_with("  {queries: 50, length_histogram: l.csv, epochs: 1}\n")
+    text = spec_with("  {examples: 50, length_histogram: l.csv, epochs: 1}\n")
     assert lengths_of(spec_of(text).workload).histogram == ((8, 3),)
 
 
@@ -685,7 +685,7 @@ def test_a_specification_names_its_data_set(data_spec: str) -> None:
         ),
         (
             "dataset: data.jsonl",
-            "queries: 3",
+            "examples: 3",
             ["9: workload.text_fi", "10: workload.tokenizer", "12: workload.padding: 'grouped'"],
         ),
         ("models: [llama-tiny]", "models: [lama-tiny]", ["4: cells[0].models[0]: unknown model"]),
@@ -718,11 +718,13 @@ def test_a_run_is_ranked_anew_when_its_data_set_is_gone(data_spec: str, tmp_path
     made_data.write_jsonl(data, SHORT)
     assert open_run(tmp_path / "run", data_spec, spec_of(data_spec)).spec() == spec
     (tmp_path / "run" / "lengths.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(StoreError, match="not lengths of queries"):
+    with pytest.raises(StoreError, match="not lengths of examples"):
         run.spec()
 
 
-@pytest.mark.parametrize("workload", ["{queries: 1000, epochs: 3}", "{named: openorca, epochs: 3}"])
+@pytest.mark.parametrize(
+    "workload", ["{examples: 1000, epochs: 3}", "{named: openorca, epochs: 3}"]
+)
 def test_a_run_without_lengths_keeps_none(workload: str, tmp_path: Path) -> None:
     """As before."""
     text = spec_with(f"  {workload}\n")
@@ -746,7 +748,7 @@ def test_the_command_tells_lengths_and_padding(
     said = capsys.readouterr().out
     lengths = lengths_of(count("data.csv", text_fields=FIELDS))
     assert said.startswith(
-        f"data.csv (fields question, answer): 700 queries, {lengths.tokens:,} tokens by "
+        f"data.csv (fields question, answer): 700 examples, {lengths.tokens:,} tokens by "
     )
     table = {
         cells[1].strip(): [float(cell) for cell in cells[2:5]]
@@ -760,9 +762,9 @@ def test_the_command_tells_lengths_and_padding(
     told = json.loads(capsys.readouterr().out)
     assert told["source"] == "kept.csv (data)"
     assert [tuple(pair) for pair in told["histogram"]] == list(lengths.histogram)
-    assert told["cut_off_queries"] == lengths.cut_off(90)
+    assert told["cut_off_examples"] == lengths.cut_off(90)
     for size, row in table.items():
-        found = [told["padded_tokens_per_query"][name][size] for name in PADDINGS]
+        found = [told["padded_tokens_per_example"][name][size] for name in PADDINGS]
         assert found == pytest.approx(row, abs=0.06)
 
 
@@ -770,9 +772,9 @@ def test_the_command_tells_lengths_and_padding(
     ("arguments", "line"),
     [
         ([], "no data set: name a file, a folder or OWNER/NAME, or give --length-histogram"),
-        (["openorca", "--save", "x.csv"], "--save x.csv: it is not known how long queries are"),
+        (["openorca", "--save", "x.csv"], "--save x.csv: the lengths of examples are unknown"),
         (["gsm8k", "--save", "/none/x.csv"], "--save /none/x.csv: cannot be written: No such file"),
-        (["math_14k", "--split", "test"], "--split 'test': goes with a dataset: add it, or leave "),
+        (["math_14k", "--split", "test"], "--split 'test': needs a dataset: "),
     ],
 )
 def test_the_command_says_what_is_wrong_in_a_line(
@@ -786,7 +788,7 @@ def test_the_command_says_what_is_wrong_in_a_line(
     assert said.err.count("\n") == 1
 
 
-def test_a_run_is_priced_for_other_queries(
+def test_a_run_is_priced_for_other_examples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of another histogram, packed; nothing of the run is changed."""
@@ -799,7 +801,7 @@ def test_a_run_is_priced_for_other_queries(
     for more in ([], other, [*other, "--packing"]):
         assert main(["what-if", "run", "--json", *steps_alone, *more]) == 0
         told.append(json.loads(capsys.readouterr().out))
-    assert [each["workload"]["queries"] for each in told] == [1000, 1000, 1000]
+    assert [each["workload"]["examples"] for each in told] == [1000, 1000, 1000]
     assert [each["workload"]["padding"] for each in told] == ["longest", "longest", "packed"]
     hours = [each["offers"][0]["hours"] for each in told]
     assert hours[2] < hours[0] / 2
@@ -810,4 +812,4 @@ def test_dates_among_messages_do_no_harm(tmp_path: Path, count: Callable[..., Jo
     message = {"role": "user", "content": "hello", "at": dt.datetime(2026, 1, 31, tzinfo=dt.UTC)}
     path = tmp_path / "chats.parquet"
     pq.write_table(pa.Table.from_pylist([{"messages": [message]}]), path)
-    assert count(path, chat="messages").queries == 1
+    assert count(path, chat="messages").examples == 1

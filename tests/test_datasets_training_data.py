@@ -1,4 +1,4 @@
-"""What ``learn`` makes of a data set: answers, choices, and queries held out."""
+"""What ``learn`` makes of a data set: answers, choices, and examples held out."""
 
 import json
 from pathlib import Path
@@ -10,15 +10,15 @@ from builders import questions as made_questions
 
 from orchestrator.datasets.rendering import (
     Chat,
-    Parted,
+    PromptAndAnswer,
     Template,
     TextFields,
     parsed_template,
-    parted,
+    prompt_and_answer,
 )
 from orchestrator.datasets.source import DataError, DatasetSource, Example, Mistake
-from orchestrator.datasets.training_data import AskedData, read_data
-from trials.records.learning import LearnQuery
+from orchestrator.datasets.training_data import TrainingDataRequest, read_data
+from trials.records.learning import LearnExample
 
 EXAMPLE = Example("data:1", {"question": "Why?", "hint": "", "answer": "So."})
 FIELDS = TextFields(("question", "answer"))
@@ -44,47 +44,47 @@ def template(text: str) -> Template:
 def test_the_last_field_is_the_answer(
     rendering: TextFields | Template, prompt: str, answer: str, end: str
 ) -> None:
-    """And all of them together are the query whose tokens are counted elsewhere."""
-    found = parted(rendering, EXAMPLE)
-    assert found == Parted(prompt, answer, end)
-    assert rendering.query(EXAMPLE) == prompt + answer + end
+    """And all of them together are the rendered example whose tokens are counted elsewhere."""
+    found = prompt_and_answer(rendering, EXAMPLE)
+    assert found == PromptAndAnswer(prompt, answer, end)
+    assert rendering.render(EXAMPLE) == prompt + answer + end
 
 
 def test_the_last_message_is_the_answer() -> None:
     """It must be the assistant's."""
     asked = {"from": "human", "value": "Why?"}
     said = {"from": "gpt", "value": "So."}
-    found = parted(Chat("chat"), Example("data:1", {"chat": [asked, said]}))
-    assert found == Parted(({"role": "user", "content": "Why?"},), "So.")
-    wrong = parted(Chat("chat"), Example("data:7", {"chat": [asked]}))
+    found = prompt_and_answer(Chat("chat"), Example("data:1", {"chat": [asked, said]}))
+    assert found == PromptAndAnswer(({"role": "user", "content": "Why?"},), "So.")
+    wrong = prompt_and_answer(Chat("chat"), Example("data:7", {"chat": [asked]}))
     assert isinstance(wrong, Mistake)
     assert wrong.text == (
-        "data:7: chat: the last message must be the answer, and is no assistant's text"
+        "data:7: chat: the last message must be the answer: a text of the assistant"
     )
 
 
-def asked(path: Path, found: list[dict[str, Any]], **fields: Any) -> AskedData:
+def asked(path: Path, found: list[dict[str, Any]], **fields: Any) -> TrainingDataRequest:
     """Of a file that is written first."""
     source = DatasetSource(str(made_data.write_jsonl(path / "data.jsonl", found)))
-    return AskedData(source, fields.pop("rendering", FIELDS), tokenizer="tok", **fields)
+    return TrainingDataRequest(source, fields.pop("rendering", FIELDS), tokenizer="tok", **fields)
 
 
-def sides(queries: tuple[LearnQuery, ...]) -> tuple[list[LearnQuery], list[LearnQuery]]:
+def sides(examples: tuple[LearnExample, ...]) -> tuple[list[LearnExample], list[LearnExample]]:
     """Those to learn from, and those held out."""
-    return [q for q in queries if not q.held_out], [q for q in queries if q.held_out]
+    return [q for q in examples if not q.held_out], [q for q in examples if q.held_out]
 
 
 def test_what_is_held_out_is_never_learned(tmp_path: Path) -> None:
     """Not even when a prompt is there several times; the same seed holds out the same."""
     rows = made_questions.questions(60) * 3
     found = read_data(asked(tmp_path, rows))
-    train, held_out = sides(found.queries)
+    train, held_out = sides(found.examples)
     assert (len(train), len(held_out)) == (162, 18)
     assert not {q.prompt for q in train} & {q.prompt for q in held_out}
-    assert (found.facts.train_queries, found.facts.held_out_queries) == (162, 18)
+    assert (found.facts.train_examples, found.facts.held_out_examples) == (162, 18)
     assert read_data(asked(tmp_path, rows)) == found
     other = read_data(asked(tmp_path, rows, seed=1))
-    assert {q.prompt for q in sides(other.queries)[1]} != {q.prompt for q in held_out}
+    assert {q.prompt for q in sides(other.examples)[1]} != {q.prompt for q in held_out}
     assert other.facts.fingerprint != found.facts.fingerprint
 
 
@@ -94,7 +94,7 @@ def test_a_share_or_a_number_is_held_out(
 ) -> None:
     """A tenth unless told, and two at least: one tells nothing of noise."""
     found = read_data(asked(tmp_path, made_questions.questions(60), held_out=held_out))
-    assert len(sides(found.queries)[1]) == count
+    assert len(sides(found.examples)[1]) == count
 
 
 def test_other_data_is_held_out_and_left_out_of_what_is_learned(tmp_path: Path) -> None:
@@ -104,15 +104,15 @@ def test_other_data_is_held_out_and_left_out_of_what_is_learned(tmp_path: Path) 
     found = read_data(
         asked(tmp_path, rows, held_out_source=DatasetSource(str(tmp_path / "test.jsonl")))
     )
-    train, held_out = sides(found.queries)
+    train, held_out = sides(found.examples)
     assert (len(train), len(held_out)) == (40, 20)
-    assert found.remarks == ("20 examples were left out of training: their prompts are held out",)
+    assert found.remarks == ("20 examples are excluded from training: their prompts are held out",)
     few = read_data(
         asked(
             tmp_path, rows, held_out=5, held_out_source=DatasetSource(str(tmp_path / "test.jsonl"))
         )
     )
-    assert [len(side) for side in sides(few.queries)] == [55, 5]
+    assert [len(side) for side in sides(few.examples)] == [55, 5]
     assert few.remarks[0].startswith("5 of 20 held-out examples are used")
 
 
@@ -132,7 +132,7 @@ def test_a_choice_is_told_by_its_text_its_name_or_its_place(
     rows = [{"q": f"{place}?", "a": answer, "c": choices} for place in range(4)]
     rendering = template("{q} {a}.")
     found = read_data(asked(tmp_path, rows, rendering=rendering, choices=("c",)))
-    assert {(q.answer, q.choices) for q in found.queries} == {("moo.", ("woof.", "moo."))}
+    assert {(q.answer, q.choices) for q in found.examples} == {("moo.", ("woof.", "moo."))}
     assert found.facts.accuracy == "choices"
 
 
@@ -144,9 +144,9 @@ def test_every_mistake_is_told_with_its_place(tmp_path: Path) -> None:
         read_data(asked(tmp_path, rows, choices=("c",)))
     data = tmp_path / "data.jsonl"
     assert str(error.value).split("\n") == [
-        f"{data}:2: its answer 'meow' is none of its choices: moo, woof",
-        f"{data}:3: c: must be a list of different texts, two at least",
-        f"{data}:4: answer: must be text, not a list: --chat is for messages",
+        f"{data}:2: its answer 'meow' is not one of its choices: moo, woof",
+        f"{data}:3: c: must be a list of at least two different texts",
+        f"{data}:4: answer: must be text, not a list: use --chat for messages",
     ]
 
 
@@ -171,7 +171,7 @@ def test_examples_without_an_answer_are_counted(tmp_path: Path) -> None:
     """And left out."""
     rows = [*made_questions.questions(20), {"question": "?", "answer": " "}]
     found = read_data(asked(tmp_path, rows))
-    assert len(found.queries) == 20
+    assert len(found.examples) == 20
     assert found.remarks == (f"skipped without an answer: 1 example ({tmp_path}/data.jsonl:21)",)
 
 
@@ -180,5 +180,5 @@ def test_half_a_character_is_learned_as_a_question_mark(tmp_path: Path) -> None:
     rows = [{"question": f"{place} \ud83d?", "answer": "\ud83d!"} for place in range(4)]
     path = tmp_path / "data.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="ascii")
-    found = read_data(AskedData(DatasetSource(str(path)), FIELDS, tokenizer="tok"))
-    assert {query.answer for query in found.queries} == {"?!"}
+    found = read_data(TrainingDataRequest(DatasetSource(str(path)), FIELDS, tokenizer="tok"))
+    assert {example.answer for example in found.examples} == {"?!"}

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.datasets.lengths import PUBLISHED, DataLengths, known_lengths, read_histogram
+from orchestrator.datasets.lengths import PUBLISHED, DataLengths, published_lengths, read_histogram
 from orchestrator.datasets.source import DataError
 from orchestrator.spec.job import Job
 from orchestrator.spec.job_options import JobOptions, changed_job
-from orchestrator.spec.job_request import JobRequest, workload_of
+from orchestrator.spec.job_request import JobRequest, requested_job
 from orchestrator.spec.job_tokens import longest_tokens, padded_tokens, rows, shorter_lengths, steps
 
 
@@ -32,7 +32,7 @@ def written(folder: Path, content: str) -> Path:
 )
 def test_sets_of_the_paper_are_known_by_name(name: str, examples: int, median: int) -> None:
     """Two by their histograms; of others every example has the median, which is said."""
-    workload = workload_of(JobRequest(named=name, epochs=10), ())
+    workload = requested_job(JobRequest(named=name, epochs=10), ())
     lengths = lengths_of(workload)
     assert (workload.examples, lengths.lengths.median) == (examples, median)
     assert PUBLISHED[name].median == median
@@ -41,16 +41,14 @@ def test_sets_of_the_paper_are_known_by_name(name: str, examples: int, median: i
 
 def test_openorca_has_no_lengths_and_a_number_of_examples() -> None:
     """Nothing is published of them: as without a data set, examples have the full length."""
-    assert known_lengths("openorca") is None
-    workload = workload_of(JobRequest(named="openorca", epochs=10), ())
+    assert published_lengths("openorca") is None
+    workload = requested_job(JobRequest(named="openorca", epochs=10), ())
     assert (workload.examples, workload.lengths) == (2_900_000, None)
     assert padded_tokens(workload, 4, 512) == longest_tokens(workload, 512) == 512
-    with pytest.raises(
-        DataError, match="--cutoff 512: it is not known how long examples are: give"
-    ):
-        workload_of(JobRequest(named="openorca", epochs=10, cutoff=512), ())
-    with pytest.raises(DataError, match="--named 'gsm9k': no such set: did you mean 'gsm8k'"):
-        workload_of(JobRequest(named="gsm9k", epochs=10), ())
+    with pytest.raises(DataError, match="--cutoff 512: the lengths of examples are unknown: give"):
+        requested_job(JobRequest(named="openorca", epochs=10, cutoff=512), ())
+    with pytest.raises(DataError, match="--named 'gsm9k': no such data set: did you mean 'gsm8k'"):
+        requested_job(JobRequest(named="gsm9k", epochs=10), ())
 
 
 @pytest.mark.parametrize(
@@ -58,7 +56,7 @@ def test_openorca_has_no_lengths_and_a_number_of_examples() -> None:
     [
         ("tokens,examples\n10,x\n0,2\n1.5,3\n", ["2: examples", "3: tokens", "4: tokens"]),
         ("tokens\n10\n", ["1: no column examples"]),
-        ("dataset,tokens,examples\na,1,1\nb,1,1\n", ["1: holds 2 data sets (a, b)"]),
+        ("dataset,tokens,examples\na,1,1\nb,1,1\n", ["1: has 2 data sets (a, b)"]),
         ("tokens,examples\n,1\n", ["2: tokens: is empty"]),
     ],
 )
@@ -77,10 +75,10 @@ def test_a_histogram_of_lengths_serves_as_well_as_a_data_set(tmp_path: Path) -> 
     """In any order, a length more than once; the number of examples is its own unless told."""
     path = written(tmp_path, "examples;tokens\n2;30\n1;10\n3;30\n")
     asked = JobRequest(length_histogram=str(path), epochs=2)
-    workload = workload_of(asked, ())
+    workload = requested_job(asked, ())
     assert lengths_of(workload).histogram == ((10, 1), (30, 5))
     assert (workload.examples, steps(workload, 4)) == (6, 4)
-    more = workload_of(asked.model_copy(update={"examples": 600}), ())
+    more = requested_job(asked.model_copy(update={"examples": 600}), ())
     assert (more.examples, steps(more, 4)) == (600, 300)
 
 
@@ -113,13 +111,13 @@ def test_the_papers_padding_is_what_was_found_beforehand() -> None:
         *(("commonsense_15k", 1, 104), ("commonsense_15k", 20, 280)),
         *(("math_14k", 1, 191), ("math_14k", 17, 350)),
     ):
-        workload = workload_of(JobRequest(named=name, epochs=10), ())
+        workload = requested_job(JobRequest(named=name, epochs=10), ())
         assert padded_tokens(workload, batch, 512) == pytest.approx(tokens, rel=0.01)
 
 
 def test_options_change_a_job_or_its_data(tmp_path: Path) -> None:
     """On other terms the lengths stay; of other data there are as many examples as it has."""
-    job = workload_of(JobRequest(named="math_14k", epochs=10), ())
+    job = requested_job(JobRequest(named="math_14k", epochs=10), ())
     more = changed_job(job, JobOptions(examples=50_000, epochs=3, cutoff=512, packing=True), ())
     assert (more.examples, more.epochs, more.padding) == (50_000, 3, "packed")
     assert more.lengths == job.lengths

@@ -1,4 +1,4 @@
-"""A pass over a data set: the text of each example, and every mistake in it."""
+"""A pass over a data set: its rendered examples, and all mistakes in it."""
 
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,19 +13,19 @@ EXAMPLES_AT_ONCE = 1000
 MOST_MISTAKES = 20  # then reading stops
 MOST_EMPTY = 5  # examples listed one by one
 
-Made_co = TypeVar("Made_co", covariant=True)
-Q = TypeVar("Q")
+Rendered_co = TypeVar("Rendered_co", covariant=True)
+R = TypeVar("R")
 
 
 class ExamplePosition(NamedTuple):
-    """Where an example stands: its number in the order of reading, and its name in messages."""
+    """Number of an example in the order of reading, and its place in messages."""
 
     number: int
     text: str
 
 
 def empty_text(empty: int, empty_at: Sequence[str]) -> str:
-    """How many examples are empty, and where the first of them stand."""
+    """Number of empty examples, and the places of the first ones."""
     counted = "1 example" if empty == 1 else f"{empty:,} examples"
     if not empty_at:
         return counted
@@ -33,45 +33,45 @@ def empty_text(empty: int, empty_at: Sequence[str]) -> str:
     return f"{counted} ({', '.join(empty_at)}{more})"
 
 
-class Maker(Protocol[Made_co]):
+class Renderer(Protocol[Rendered_co]):
     """Renders examples."""
 
     @property
     def part(self) -> str:
-        """The option that says how."""
+        """Option that gives the rendering."""
 
     @property
     def fields(self) -> Sequence[str]:
-        """The fields that it looks at."""
+        """Fields that it uses."""
 
-    def render(self, example: Example) -> Made_co | Mistake | None:
-        """The text of an example; nothing, or an empty one, where it has no text."""
+    def render(self, example: Example) -> Rendered_co | Mistake | None:
+        """Rendered example; None, or an empty one, if the example has no text."""
 
 
-class DatasetReader(Generic[Q]):
+class DatasetReader(Generic[R]):
     """A pass over the examples, and its mistakes.
 
     Attributes:
-        complete: whether nothing was left to read.
-        empty: examples without any text.
-        empty_at: where the first ``MOST_EMPTY`` of them stand.
+        complete: whether all examples were read.
+        empty: number of examples without text.
+        empty_at: places of the first ``MOST_EMPTY`` of them.
 
     Args:
-        source: where they are.
-        maker: renders them.
-        most: examples to read, the first ones; None for all.
-        parts: the option of each field that is not of the maker's own.
+        source: source of the examples.
+        renderer: renders an example.
+        most: number of examples to read, the first ones; None for all.
+        parts: option of each field that is not one of the renderer's own.
     """
 
     def __init__(
         self,
         source: DatasetSource,
-        maker: Maker[Q],
+        renderer: Renderer[R],
         most: int | None,
         parts: Mapping[str, str] | None = None,
     ) -> None:
         self._source = source
-        self._maker = maker
+        self._renderer = renderer
         self._most = most
         self._parts = parts or {}
         self._of_options: list[Mistake] = []
@@ -83,33 +83,35 @@ class DatasetReader(Generic[Q]):
 
     @property
     def mistakes(self) -> list[Mistake]:
-        """The mistakes: first the options, then examples in their order.
+        """Mistakes of the options, then of examples in their order.
 
-        No more is read once the latter are ``MOST_MISTAKES``.
+        Reading stops after ``MOST_MISTAKES`` of the latter.
         """
-        mistakes = [mistake for _, mistake in sorted(self._of_examples, key=lambda noted: noted[0])]
+        mistakes = [
+            mistake for _, mistake in sorted(self._of_examples, key=lambda numbered: numbered[0])
+        ]
         if len(mistakes) == MOST_MISTAKES:
             text = f"{mistakes[-1].text} (there may be more: reading stopped here)"
             mistakes[-1] = Mistake(mistakes[-1].part, text)
         if self.empty and self.has_mistakes:
-            text = f"{self._source.name}: empty, and left out: {self.empty_text}"
+            text = f"{self._source.name}: empty, and skipped: {self.empty_text}"
             mistakes.append(Mistake("dataset", text))
         return [*self._of_options, *mistakes]
 
     @property
     def empty_text(self) -> str:
-        """How many examples are empty, and where the first of them stand."""
+        """Number of empty examples, and the places of the first ones."""
         return empty_text(self.empty, self.empty_at)
 
     @property
     def has_mistakes(self) -> bool:
-        """Whether anything is wrong so far."""
+        """Whether there is a mistake so far."""
         return bool(self._of_options or self._of_examples)
 
-    def rendered(self) -> Iterator[tuple[ExamplePosition, Q]]:
-        """The rendered examples that are not empty, each with where its example stands."""
+    def rendered(self) -> Iterator[tuple[ExamplePosition, R]]:
+        """Rendered examples that are not empty, each with the position of its example."""
         for example in self._examples():
-            rendered = self._maker.render(example)
+            rendered = self._renderer.render(example)
             if isinstance(rendered, Mistake):
                 self.note(rendered)
             elif not rendered or (isinstance(rendered, str) and not rendered.strip()):
@@ -121,10 +123,10 @@ class DatasetReader(Generic[Q]):
         """Raise the mistakes.
 
         Args:
-            any_left: whether there is any example.
+            any_left: whether there is an example that is not empty.
 
         Raises:
-            DataError: anything is, or there is none.
+            DataError: there is a mistake, or no example.
         """
         if not any_left and not self.has_mistakes:
             what = f"all {self.empty} examples are empty" if self.empty else "holds no examples"
@@ -133,23 +135,23 @@ class DatasetReader(Generic[Q]):
             raise DataError(self.mistakes)
 
     def note(self, mistake: Mistake, number: int | None = None) -> None:
-        """Adds a mistake of an example, unless there are enough of them.
+        """Add a mistake of an example, up to ``MOST_MISTAKES``.
 
         Args:
-            mistake: what is wrong.
-            number: of the example; absent for the one that is being read.
+            mistake: the mistake.
+            number: number of the example; None for the one that is being read.
         """
         if not self._is_full:
             self._of_examples.append((self._number if number is None else number, mistake))
 
     def note_empty(self, place: str) -> None:
-        """Adds an example without any text."""
+        """Count an example without text."""
         self.empty += 1
         if self.empty <= MOST_EMPTY:
             self.empty_at.append(place)
 
     def note_option(self, mistake: Mistake) -> None:
-        """Adds a mistake that is of no example."""
+        """Add a mistake of an option."""
         self._of_options.append(mistake)
 
     @property
@@ -157,13 +159,13 @@ class DatasetReader(Generic[Q]):
         return len(self._of_examples) >= MOST_MISTAKES
 
     def _examples(self) -> Iterator[Example]:
-        """The examples, until there are enough of them, or of mistakes."""
+        """Examples, until there are enough of them or of mistakes."""
         try:
-            entries = examples(self._source, self._maker.fields)
+            entries = examples(self._source, self._renderer.fields)
             first = list(itertools.islice(entries, EXAMPLES_AT_ONCE))
             self._check_fields([entry for entry in first if isinstance(entry, Example)])
             if self._of_options:
-                # Every example would be wrong; what is no example is reported all the same.
+                # Every example would fail; lines that are no examples are still reported.
                 first = [entry for entry in first if isinstance(entry, Mistake)]
                 entries = iter(())
             count = 0
@@ -182,10 +184,10 @@ class DatasetReader(Generic[Q]):
             self._of_options += error.mistakes
 
     def _check_fields(self, first: Collection[Example]) -> None:
-        """Notes the fields that are in none of the first examples."""
-        there = dict.fromkeys(name for example in first for name in example.fields)
-        unknown = [field for field in self._maker.fields if field not in there]
-        for field in unknown if there else ():
-            near = did_you_mean(field, there) or f": it has {columns_text(there)}"
+        """Add a mistake for each field that none of the first examples has."""
+        names = dict.fromkeys(name for example in first for name in example.fields)
+        unknown = [field for field in self._renderer.fields if field not in names]
+        for field in unknown if names else ():
+            near = did_you_mean(field, names) or f": it has {columns_text(names)}"
             text = f"{field!r}: no such field in {self._source.name}{near}"
-            self.note_option(Mistake(self._parts.get(field, self._maker.part), text))
+            self.note_option(Mistake(self._parts.get(field, self._renderer.part), text))

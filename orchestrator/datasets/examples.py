@@ -1,7 +1,7 @@
-"""Training examples as anybody keeps them: files, folders of files, data sets of the hub.
+"""Reader of training examples in files, folders and data sets of the hub.
 
-Files are read here, not by ``datasets``: its readers stop at the first broken line, count it from
-the start of a block rather than of the file, and take seconds to import.
+Files are not read by ``datasets``: its readers stop at the first broken line, count lines from the
+start of a block rather than of the file, and take seconds to import.
 """
 
 import itertools
@@ -22,10 +22,10 @@ from orchestrator.datasets.source import (
     data_format,
 )
 
-# What a folder of the hub's library holds beside the examples.
+# Files of the hub's library beside the examples.
 NOT_EXAMPLES = frozenset({"dataset_info.json", "dataset_infos.json", "dataset_dict.json"})
 NOT_EXAMPLES |= {"state.json", "config.json", "tokenizer.json", "tokenizer_config.json"}
-# Words that name a split in a file's name, as on the hub.
+# Words in a file's name that name its split, as on the hub.
 SPLITS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev"),
@@ -36,11 +36,11 @@ UNSPLIT = "data"  # shards that the hub's library saves to disk; the folder name
 
 
 def examples(source: DatasetSource, fields: Sequence[str]) -> Iterator[Example | Mistake]:
-    """The examples one by one, and what stands there that is none.
+    """Examples one by one, with a mistake in place of each that cannot be read.
 
     Args:
-        source: where they are.
-        fields: those that are wanted; others may be left out.
+        source: source of the examples.
+        fields: fields to read; others may be absent.
 
     Raises:
         DataError: there is nothing to read.
@@ -50,9 +50,13 @@ def examples(source: DatasetSource, fields: Sequence[str]) -> Iterator[Example |
         return of_hub(source, fields)
     mistakes = []
     if source.subset is not None:
-        mistakes.append(Mistake("subset", f"{source.subset!r}: is of a hub data set: leave it out"))
+        mistakes.append(
+            Mistake("subset", f"{source.subset!r}: only a hub data set has subsets: remove it")
+        )
     if source.split is not None and path.is_file():
-        mistakes.append(Mistake("split", f"{source.split!r}: one file is not split: leave it out"))
+        mistakes.append(
+            Mistake("split", f"{source.split!r}: a single file has no splits: remove it")
+        )
     if mistakes:
         raise DataError(mistakes)
     files = _files(path, source) if path.is_dir() else [_checked_file(path)]
@@ -65,12 +69,12 @@ def _checked_file(path: Path) -> Path:
         raise wrong(f"{path}: no such file or folder{hint}")
     zipped = path.name.casefold().endswith(ZIPPED)
     if data_format(path) not in FORMATS or (zipped and data_format(path) in {".parquet", ".arrow"}):
-        raise wrong(f"{path}: unknown format {path.suffix!r}: known are {KNOWN_FORMATS}")
+        raise wrong(f"{path}: unknown format {path.suffix!r}: use {KNOWN_FORMATS}")
     return path
 
 
 def _files(folder: Path, source: DatasetSource) -> list[Path]:
-    """The files of a folder's split."""
+    """Files of a split in a folder."""
     files = [
         path
         for path in sorted(folder.rglob("*"))
@@ -80,7 +84,7 @@ def _files(folder: Path, source: DatasetSource) -> list[Path]:
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     ]
     if not files:
-        raise wrong(f"{folder}: holds no file of examples: known are {KNOWN_FORMATS}")
+        raise wrong(f"{folder}: has no file of examples: use {KNOWN_FORMATS}")
     splits: dict[str, list[Path]] = {}
     for path in files:
         splits.setdefault(_split(path.relative_to(folder)) or "", []).append(path)
@@ -95,14 +99,14 @@ def _files(folder: Path, source: DatasetSource) -> list[Path]:
     formats = sorted({data_format(path) for path in chosen})
     if len(formats) > 1:
         raise wrong(
-            f"{folder}: holds {' and '.join(formats)} files, perhaps the same examples twice: "
-            "name a file, or a folder with one kind"
+            f"{folder}: has {' and '.join(formats)} files, perhaps with the same examples: "
+            "give a file, or a folder with one format"
         )
     return chosen
 
 
 def _split(path: Path) -> str | None:
-    """The split that the name of a file or its folder states, if any."""
+    """Split that the name of a file or its folder gives, or None."""
     stem = path.name[: path.name.index(".")] if "." in path.name else path.name
     shard = SHARD.fullmatch(stem)
     if shard is not None and shard[1] != UNSPLIT:

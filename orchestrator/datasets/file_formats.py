@@ -21,7 +21,7 @@ from orchestrator.datasets.source import (
 from trials.child_process.token_counter import hub_is_reached
 
 FIRST_SPLIT = "train"
-BOM = b"\xef\xbb\xbf"  # what some editors begin a text with
+BOM = b"\xef\xbb\xbf"  # some editors begin a text with it
 AT_ONCE = 1000  # rows read from a columnar file
 LONGEST_FIELD = 2**31 - 1  # csv's own limit is 128 KiB
 NOT_UTF8 = "not UTF-8 text: save it as UTF-8"
@@ -29,19 +29,19 @@ MOST_COLUMNS = 12  # named in a message
 
 
 def columns_text(columns: Iterable[str]) -> str:
-    """Names of columns, the first few of them."""
+    """Names of the first columns, and the number of others."""
     names = list(columns)
     more = f" and {len(names) - MOST_COLUMNS} more" if len(names) > MOST_COLUMNS else ""
     return ", ".join(names[:MOST_COLUMNS]) + more
 
 
 def wrong(text: str) -> DataError:
-    """A mistake of the data set as a whole."""
+    """Error for a data set as a whole."""
     return DataError([Mistake("dataset", text)])
 
 
 def of_file(path: Path, fields: Sequence[str]) -> Iterator[Example | Mistake]:
-    """Examples of one file, and its mistakes."""
+    """Examples of a file, and its mistakes."""
     try:
         match data_format(path):
             case ".parquet":
@@ -78,7 +78,7 @@ def _of_json(path: Path, fields: Sequence[str]) -> Iterator[Example | Mistake]:
 
 
 def _is_example(line: bytes, fields: Sequence[str]) -> bool:
-    """Whether the first line of a file is an example, and not all or the beginning of them."""
+    """Whether the first line of a file is one example rather than the start of a document."""
     try:
         data = json.loads(line.removeprefix(BOM))
     except (ValueError, RecursionError):
@@ -89,7 +89,7 @@ def _is_example(line: bytes, fields: Sequence[str]) -> bool:
 
 
 def _of_lines(path: Path) -> Iterator[Example | Mistake]:
-    """JSON Lines: an object a line."""
+    """Examples of JSON Lines: an object per line."""
     with _opened(path) as file:
         for number, line in enumerate(file, start=1):
             place = f"{path}:{number}"
@@ -101,13 +101,15 @@ def _of_lines(path: Path) -> Iterator[Example | Mistake]:
             except UnicodeDecodeError:
                 yield _at(place, NOT_UTF8)
             except (ValueError, RecursionError) as error:
-                yield _at(place, f"not JSON ({_reason(error)}): each line is an object of fields")
+                yield _at(
+                    place, f"not JSON ({_reason(error)}): each line must be an object of fields"
+                )
             else:
                 yield _example(place, fields)
 
 
 def _of_document(path: Path) -> Iterator[Example | Mistake]:
-    """One JSON document: a list of examples, or an object that holds one."""
+    """Examples of a JSON document: a list of objects, or an object with one such list."""
     with _opened(path) as file:
         text = file.read().removeprefix(BOM).decode()
     if not text.strip():
@@ -121,12 +123,12 @@ def _of_document(path: Path) -> Iterator[Example | Mistake]:
     if isinstance(data, dict):
         lists = [value for value in data.values() if _is_list_of_objects(value)]
         if len(lists) != 1:
-            wrong = f"an object with {columns_text(data)} and not one list of examples"
-            yield _at(path, f"{wrong}: make it a list of objects, or an object a line")
+            text = f"an object with {columns_text(data)}, not with one list of examples"
+            yield _at(path, f"{text}: make it a list of objects, or an object per line")
             return
         data = lists[0]
     if not isinstance(data, list):
-        yield _at(path, f"{data!r} is no list of examples: make it a list of objects")
+        yield _at(path, f"{data!r} is not a list of examples: make it a list of objects")
         return
     for number, fields in enumerate(data, start=1):
         yield _example(f"{path}: example {number}", fields)
@@ -150,7 +152,7 @@ def _example(place: str, fields: object) -> Example | Mistake:
 def _of_csv(path: Path) -> Iterator[Example | Mistake]:
     csv.field_size_limit(LONGEST_FIELD)
     with _opened(path) as binary:
-        # Lines are taken one by one and decoded as they come: a field may hold some of them.
+        # Decoded line by line, so that a mistake has its line; a field may span several lines.
         lines = (line.decode() for line in binary)
         first = next(lines, "").removeprefix("\ufeff")
         tabbed = data_format(path) == ".tsv"
@@ -163,8 +165,8 @@ def _of_csv(path: Path) -> Iterator[Example | Mistake]:
                 if not row:
                     continue
                 if len(row) != len(head):
-                    text = f"{len(row)} fields, where the head has {len(head)}"
-                    yield _at(place, f"{text}: quote those with a {sign!r} or a line end in them")
+                    text = f"{len(row)} fields, where the header has {len(head)}"
+                    yield _at(place, f"{text}: quote fields that contain {sign!r} or a line end")
                 else:
                     yield Example(place, dict(zip(head, row, strict=True)))
         except csv.Error as error:
@@ -179,7 +181,7 @@ def _of_parquet(path: Path, fields: Sequence[str]) -> Iterator[Example | Mistake
 
     try:
         with pq.ParquetFile(path) as file:
-            # Where a field is missing, the mistake lists all columns.
+            # All columns if a field is missing: the mistake lists them.
             columns = list(fields) if set(fields) <= set(file.schema_arrow.names) else None
             yield from _of_batches(path, file.iter_batches(AT_ONCE, columns=columns))
     except pa.ArrowException as error:
@@ -187,14 +189,14 @@ def _of_parquet(path: Path, fields: Sequence[str]) -> Iterator[Example | Mistake
 
 
 def _of_arrow(path: Path) -> Iterator[Example | Mistake]:
-    """As the hub's library saves to disk."""
+    """Examples of an Arrow stream, as the hub's library saves it."""
     import pyarrow as pa  # noqa: PLC0415 - only columnar files need it
 
     try:
         with pa.memory_map(str(path)) as mapped, pa.ipc.open_stream(mapped) as batches:
             yield from _of_batches(path, batches)
     except pa.ArrowException as error:
-        yield _at(path, f"not a stream of Arrow ({str(error).splitlines()[0]})")
+        yield _at(path, f"not an Arrow stream ({str(error).splitlines()[0]})")
 
 
 def _of_batches(path: Path, batches: Iterable[Any]) -> Iterator[Example]:
@@ -205,14 +207,14 @@ def _of_batches(path: Path, batches: Iterable[Any]) -> Iterator[Example]:
 
 
 def of_hub(source: DatasetSource, fields: Sequence[str]) -> Iterator[Example | Mistake]:
-    """A data set of the hub, fetched as it is read."""
+    """Examples of a data set of the hub, streamed."""
     label = f"{source.name!r}"
     remedy = "check the name, the network and HF_TOKEN, or give a file"
     if not hub_is_reached():
         raise wrong(f"data set {label}: the hub cannot be reached: {remedy}")
     import datasets  # noqa: PLC0415 - takes a second, and only this needs it
 
-    # It would import torch to be one of its data sets.
+    # Else it imports torch, which takes seconds.
     datasets.config.TORCH_AVAILABLE = False
     datasets.disable_progress_bars()
     split = source.split or FIRST_SPLIT
@@ -222,6 +224,6 @@ def of_hub(source: DatasetSource, fields: Sequence[str]) -> Iterator[Example | M
             data = data.select_columns(list(fields))
         for number, row in enumerate(data, start=1):
             yield Example(f"{source.name}: example {number}", row)
-    except Exception as error:  # noqa: BLE001 - whatever its library, the network or a file of it raises
+    except Exception as error:  # noqa: BLE001 - its library, the network or a file may raise anything
         why = " ".join(str(error).split()) or type(error).__name__
         yield Mistake("dataset", f"data set {label}, split {split!r}: {why}: {remedy}")

@@ -1,4 +1,4 @@
-"""How long the examples of a data set are: read and counted, from a histogram, or known."""
+"""Lengths of the examples of a data set: counted, from a histogram, or published."""
 
 import csv
 import hashlib
@@ -6,17 +6,17 @@ import io
 import itertools
 import json
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from fitting.points.batch_lengths import Lengths
 from fitting.tables.table_error import TableError
-from gpu_catalog.record import Record
+from gpu_catalog.record import Record, former_names
 from orchestrator.datasets.dataset_reader import EXAMPLES_AT_ONCE, DatasetReader, ExamplePosition
 from orchestrator.datasets.file_formats import columns_text
 from orchestrator.datasets.rendering import Chat, Rendering
@@ -35,22 +35,25 @@ HISTOGRAM_COLUMNS: dict[str, tuple[str, ...]] = {"tokens": (), "examples": (), "
 
 
 class DataLengths(Record):
-    """How many examples of a data set have how many tokens, before any is cut off.
+    """Histogram of the tokens per rendered example, before any is cut off.
 
     Attributes:
-        source: the file, folder, hub name or set they are of.
-        made_by: how an example is rendered; absent where it is not known.
-        tokenizer: whose tokens they are; absent where it is not known.
-        histogram: (tokens, examples with so many), ascending.
-        complete: false where there are more examples than were read.
-        empty: examples without any text, which are left out.
-        empty_at: where the first of them stand.
-        assumed: what is taken for granted, where not every length is known.
-        fingerprint: the same for the same examples and tokenizer; absent where none were read.
+        source: the file, folder, hub name or data set.
+        rendering: description of the rendering; None if unknown.
+        tokenizer: the tokenizer; None if unknown.
+        histogram: (tokens, number of examples), ascending.
+        complete: whether all examples were read.
+        empty: number of examples without text, which are skipped.
+        empty_at: places of the first of them.
+        assumed: assumption, if not every length is known.
+        fingerprint: equal for equal examples and tokenizer; None if no examples were read.
     """
 
+    FORMER: ClassVar[Mapping[str, str]] = {"made_by": "rendering"}
+    _former = model_validator(mode="before")(former_names(**FORMER))
+
     source: str
-    made_by: str | None = None
+    rendering: str | None = None
     tokenizer: str | None = None
     histogram: Annotated[tuple[tuple[PositiveInt, PositiveInt], ...], Field(min_length=1)]
     complete: Annotated[bool, Field(strict=True)] = True
@@ -63,42 +66,42 @@ class DataLengths(Record):
     def _is_ascending(self) -> Self:
         tokens = [length for length, _ in self.histogram]
         if any(after <= before for before, after in itertools.pairwise(tokens)):
-            raise ValueError("lengths must be ascending, each but once")
+            raise ValueError("lengths must be ascending and different")
         return self
 
     @property
     def examples(self) -> int:
-        """How many there are."""
+        """Number of examples."""
         return sum(count for _, count in self.histogram)
 
     @property
     def tokens(self) -> int:
-        """Of all of them."""
+        """Total tokens."""
         return sum(length * count for length, count in self.histogram)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest."""
+        """Tokens of the longest example."""
         return self.histogram[-1][0]
 
     @cached_property
     def lengths(self) -> Lengths:
-        """As the laws of padding take them."""
+        """Lengths for the laws of padding."""
         return Lengths.of(self.histogram)
 
     def cut_off(self, cutoff: int | None) -> int:
-        """How many are longer than that."""
+        """Number of examples that are longer than the cutoff."""
         return sum(count for length, count in self.histogram if cutoff and length > cutoff)
 
 
 @dataclass(frozen=True, slots=True)
-class KnownData:
-    """A data set of the paper, by what is published of it.
+class PublishedData:
+    """Published facts of a data set of the paper.
 
     Attributes:
-        examples: how many, as the paper has it.
-        median: tokens of the example in the middle; None where it is not published.
-        note: what to know of it.
+        examples: number of examples in the paper.
+        median: median tokens of an example; None if not published.
+        note: use of the data set in the paper.
     """
 
     examples: int
@@ -108,37 +111,37 @@ class KnownData:
 
 # Table II, and the text for OpenOrca: $3460 on the H100 is 2.9 million queries.
 PUBLISHED = {
-    "commonsense_15k": KnownData(15_000, 79, "fine-tuned on"),
-    "math_14k": KnownData(14_000, 174, "fine-tuned on"),
-    "hellaswag": KnownData(10_000, 272, "tested on"),
-    "gsm8k": KnownData(1_300, 148, "tested on: its test split"),
-    "openorca": KnownData(2_900_000, None, "priced, not run"),
+    "commonsense_15k": PublishedData(15_000, 79, "fine-tuned on"),
+    "math_14k": PublishedData(14_000, 174, "fine-tuned on"),
+    "hellaswag": PublishedData(10_000, 272, "tested on"),
+    "gsm8k": PublishedData(1_300, 148, "tested on: its test split"),
+    "openorca": PublishedData(2_900_000, None, "priced, not run"),
 }
 
 
-def known_lengths(name: str) -> DataLengths | None:
-    """How long the examples of one of the paper's data sets are; None where it does not say.
+def published_lengths(name: str) -> DataLengths | None:
+    """Lengths of a data set of the paper; None if none are published.
 
-    Of two of them the histogram is published. Of others the median alone: every example is taken to
-    have that length, which is said.
+    For two data sets the histogram is published, for others only the median: then every example is
+    assumed to have that length.
 
     Raises:
-        KeyError: it is none of ``PUBLISHED``.
+        KeyError: the data set is not in ``PUBLISHED``.
     """
     from fitting.paper.published import dataset_lengths  # noqa: PLC0415 - nothing else needs it
 
-    known, counted = PUBLISHED[name], dataset_lengths().get(name)
+    facts, counted = PUBLISHED[name], dataset_lengths().get(name)
     source = f"{name} of {PAPER}"
     if counted is not None:
         pairs = zip(counted.tokens, counted.examples, strict=True)
         histogram = tuple((int(length), int(count)) for length, count in pairs)
         return DataLengths(source=source, histogram=histogram)
-    if known.median is None:
+    if facts.median is None:
         return None
     return DataLengths(
         source=source,
-        histogram=((known.median, known.examples),),
-        assumed=f"every example has the median length, {known.median} tokens: only it is published",
+        histogram=((facts.median, facts.examples),),
+        assumed=f"every example has the median length, {facts.median} tokens: only it is published",
     )
 
 
@@ -149,21 +152,21 @@ def counted_lengths(
     most: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> DataLengths:
-    """Reads a data set and counts the tokens of its examples.
+    """Read a data set and count the tokens of its rendered examples.
 
-    A text has the tokenizer's special tokens around it, and one for the end where the tokenizer
-    has one and does not add it: as trainers do. A conversation has what the chat template writes.
+    A text gets the tokenizer's special tokens, and an end token if the tokenizer has one and does
+    not add it, as trainers do. A conversation is tokenized as the chat template writes it.
 
     Args:
-        source: where its examples are.
-        rendering: how an example is rendered.
+        source: source of the examples.
+        rendering: rendering of an example.
         tokenizer: a folder, a tokenizer.json, or a hub name.
-        most: examples to read, the first ones; all of them unless told.
-        progress: told how many were counted so far.
+        most: number of examples to read, the first ones; None for all.
+        progress: called with the number of examples counted so far.
 
     Raises:
-        DataError: it cannot be read, an example is not one, or there is no such tokenizer; a line
-            for each mistake, reading stopped after the first ``MOST_MISTAKES``.
+        DataError: the data, an example or the tokenizer cannot be read; one line for each of the
+            first ``MOST_MISTAKES`` mistakes.
     """
     reading = _Counting(source, rendering, most)
     chunks = reading.chunks()
@@ -180,13 +183,13 @@ def counted_lengths(
                     progress(histogram.total())
             fingerprint = f"{counter.fingerprint}-{reading.digest}"
     except TokenizerError as error:
-        next(chunks, None)  # what is wrong with the data is told as well
+        next(chunks, None)  # mistakes of the data are reported as well
         reading.note_option(Mistake("tokenizer", str(error)))
     histogram.pop(0, None)
     reading.check(any_left=bool(histogram))
     return DataLengths(
         source=source_text(source),
-        made_by=str(rendering),
+        rendering=str(rendering),
         tokenizer=tokenizer,
         histogram=tuple(sorted(histogram.items())),
         complete=reading.complete,
@@ -197,55 +200,54 @@ def counted_lengths(
 
 
 def first_mistakes(source: DatasetSource, rendering: Rendering) -> list[Mistake]:
-    """What is wrong with the first examples; for when there is no point in counting them."""
+    """Mistakes in the first examples, for when other mistakes prevent counting."""
     reading = _Counting(source, rendering, EXAMPLES_AT_ONCE)
     next(reading.chunks(), None)
     return reading.mistakes
 
 
 class _Counting(DatasetReader[RenderedExample]):
-    """A pass over the examples, rendered and passed on in chunks."""
+    """A pass over the examples that renders them in chunks."""
 
     def __init__(self, source: DatasetSource, rendering: Rendering, most: int | None) -> None:
         super().__init__(source, rendering, most)
         self._digest = hashlib.sha256()
-        self._tells_more = isinstance(rendering, Chat)
+        self._may_be_refused = isinstance(rendering, Chat)
         self._places: deque[list[ExamplePosition]] = deque()
 
     @property
     def digest(self) -> str:
-        """Of the examples read so far, in their order."""
+        """Digest of the rendered examples so far, in their order."""
         return self._digest.hexdigest()[:16]
 
     def chunks(self) -> Iterator[list[RenderedExample]]:
-        """The examples, so many at once as are counted at once.
+        """Rendered examples in chunks that are counted together.
 
-        None once there is a mistake, unless they are conversations: the chat template may have more
-        to say against them.
+        After a mistake no more follow, except for conversations: the chat template may refuse more
+        of them.
         """
         places: list[ExamplePosition] = []
         rendered_examples: list[RenderedExample] = []
         characters = 0
         for place, rendered in self.rendered():
-            if self.has_mistakes and not self._tells_more:
+            if self.has_mistakes and not self._may_be_refused:
                 continue
-            said = rendered if isinstance(rendered, str) else json.dumps(rendered, default=str)
-            self._digest.update(f"{len(said)} {said}".encode(errors="replace"))
+            text = rendered if isinstance(rendered, str) else json.dumps(rendered, default=str)
+            self._digest.update(f"{len(text)} {text}".encode(errors="replace"))
             places.append(place)
             rendered_examples.append(rendered)
-            characters += len(said)
+            characters += len(text)
             if len(rendered_examples) == EXAMPLES_AT_ONCE or characters > CHARACTERS_AT_ONCE:
                 yield self._chunk(places, rendered_examples)
                 places, rendered_examples, characters = [], [], 0
-        if rendered_examples and (self._tells_more or not self.has_mistakes):
+        if rendered_examples and (self._may_be_refused or not self.has_mistakes):
             yield self._chunk(places, rendered_examples)
 
     def note_counted(self, counted: TokenCounts) -> None:
-        """What was said to the earliest chunk that was not answered yet."""
+        """Add the empty and refused examples of the earliest chunk without a reply yet."""
         places = self._places.popleft()
-        if (
-            0 in counted.tokens and not counted.refused
-        ):  # texts of which the tokenizer knows nothing
+        # A text without any token of the tokenizer counts as empty.
+        if 0 in counted.tokens and not counted.refused:
             for place, tokens in zip(places, counted.tokens, strict=True):
                 if tokens == 0:
                     self.note_empty(place.text)
@@ -262,17 +264,17 @@ class _Counting(DatasetReader[RenderedExample]):
 
 
 def source_text(source: DatasetSource) -> str:
-    """A data set as it is named to people."""
+    """Name of a data set in messages."""
     subset = "" if source.subset is None else f" ({source.subset})"
     split = "" if source.split is None else f", {source.split}"
     return f"{source.name}{subset}{split}"
 
 
 def read_histogram(path: Path) -> DataLengths:
-    """A histogram from a CSV of tokens and examples; a column dataset may stand beside them.
+    """Histogram from a CSV of tokens and examples, with an optional column dataset.
 
     Raises:
-        DataError: it cannot be read; a line for each mistake.
+        DataError: the file cannot be read; one line for each mistake.
     """
     from fitting.tables.csv_table import (  # noqa: PLC0415 - pandas, for tables only
         CsvTable,
@@ -284,11 +286,11 @@ def read_histogram(path: Path) -> DataLengths:
         sheet = CsvTable(frame, HISTOGRAM_COLUMNS, file)
         for name in ("tokens", "examples"):
             if name not in sheet:
-                sheet.head_is_wrong(f"no column {name}: the two are tokens and examples")
+                sheet.head_is_wrong(f"no column {name}: the columns are tokens and examples")
             sheet.check_filled(name)
         names = {name for name in sheet.texts("dataset") if name is not None}
         if len(names) > 1:
-            sheet.head_is_wrong(f"holds {len(names)} data sets ({columns_text(sorted(names))})")
+            sheet.head_is_wrong(f"has {len(names)} data sets ({columns_text(sorted(names))})")
         columns = [sheet.numbers(name, _whole).tolist() for name in ("tokens", "examples")]
         sheet.check()
     except TableError as error:
@@ -302,7 +304,7 @@ def read_histogram(path: Path) -> DataLengths:
 
 
 def histogram_csv(name: str, lengths: DataLengths) -> str:
-    """A histogram as ``read_histogram`` and ``fit --lengths`` take it."""
+    """CSV of a histogram, as ``read_histogram`` and ``fit --lengths`` read it."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["dataset", "tokens", "examples"])

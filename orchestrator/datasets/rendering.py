@@ -1,4 +1,4 @@
-"""How a training example becomes the text that a model is trained on."""
+"""Rendering of a training example into the text that a model is trained on."""
 
 import string
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from orchestrator.datasets.source import Example, Mistake
 from trials.child_process.token_counter import RenderedExample
 
 JOINED_BY = "\n"
-# Conversations of ShareGPT say it so; templates know the others.
+# ShareGPT's names of roles, by those of chat templates.
 ROLES = {"human": "user", "gpt": "assistant", "system": "system", "tool": "tool"}
 
 CALLS = ("tool_calls", "function_call")
@@ -18,17 +18,17 @@ NO_MESSAGE = "role and content (nor from and value)"
 
 @dataclass(frozen=True, slots=True)
 class TextFields:
-    """The texts of some fields, a line end between them.
+    """Texts of fields, joined by line ends.
 
     Attributes:
-        fields: their names, in order.
+        fields: names of the fields, in order.
     """
 
     fields: tuple[str, ...]
     part = "text_fields"
 
     def render(self, example: Example) -> RenderedExample | Mistake:
-        """The text; empty where all fields are."""
+        """Rendered text; empty if all fields are empty."""
         texts = _texts(example, self.fields, self.part)
         return texts if isinstance(texts, Mistake) else JOINED_BY.join(filter(None, texts.values()))
 
@@ -41,7 +41,7 @@ class Template:
     """A text with fields in it: ``Question: {question}``. ``{{`` and ``}}`` are braces.
 
     Attributes:
-        pieces: what is written, and the field after it, if any.
+        pieces: literal texts, each with the field after it, or None.
     """
 
     pieces: tuple[tuple[str, str | None], ...]
@@ -49,35 +49,38 @@ class Template:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The names of its fields, each once."""
+        """Names of its fields, each once."""
         return tuple(dict.fromkeys(field for _, field in self.pieces if field is not None))
 
     def render(self, example: Example) -> RenderedExample | Mistake:
-        """The text; empty where all fields are."""
+        """Rendered text; empty if all fields are empty."""
         texts = _texts(example, self.fields, self.part)
         if isinstance(texts, Mistake):
             return texts
         if not any(texts.values()):
             return ""
         return "".join(
-            said + ("" if field is None else texts[field]) for said, field in self.pieces
+            literal + ("" if field is None else texts[field]) for literal, field in self.pieces
         )
 
     def __str__(self) -> str:
         escaped = (
-            (said.replace("{", "{{").replace("}", "}}"), field) for said, field in self.pieces
+            (literal.replace("{", "{{").replace("}", "}}"), field) for literal, field in self.pieces
         )
         return "template " + repr(
-            "".join(said + ("" if field is None else f"{{{field}}}") for said, field in escaped)
+            "".join(
+                literal + ("" if field is None else f"{{{field}}}") for literal, field in escaped
+            )
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation, as the tokenizer's chat template writes it.
+    """Conversation, rendered by the tokenizer's chat template.
 
     Attributes:
-        field: a list of messages, each with ``role`` and ``content``, or ``from`` and ``value``.
+        field: field with a list of messages, each with ``role`` and ``content``, or ``from`` and
+            ``value``.
     """
 
     field: str
@@ -85,11 +88,11 @@ class Chat:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The name of its field."""
+        """Name of its field."""
         return (self.field,)
 
     def render(self, example: Example) -> RenderedExample | Mistake:
-        """The messages; none of them where the field is empty."""
+        """Messages; empty if the field is empty."""
         if self.field not in example.fields:
             return _absent(example, self.field)
         messages = example.fields[self.field]
@@ -97,11 +100,11 @@ class Chat:
             return []
         if not isinstance(messages, list):
             return _wrong(example, self.field, f"must be a list of messages, not {_kind(messages)}")
-        found = [_message(message) for message in messages]
-        for number, message in enumerate(found, start=1):
+        parsed = [_message(message) for message in messages]
+        for number, message in enumerate(parsed, start=1):
             if isinstance(message, str):
                 return _wrong(example, self.field, f"message {number} has no {message}")
-        return [message for message in found if not isinstance(message, str)]
+        return [message for message in parsed if not isinstance(message, str)]
 
     def __str__(self) -> str:
         return f"chat template on {self.field}"
@@ -111,13 +114,13 @@ Rendering = TextFields | Template | Chat
 
 
 @dataclass(frozen=True, slots=True)
-class Parted:
-    """A rendered example in its parts.
+class PromptAndAnswer:
+    """A rendered example, split into prompt and answer.
 
     Attributes:
-        prompt: what stands before the answer: a text, or messages.
-        answer: its last field, or the content of the last message.
-        end: what a template has after it.
+        prompt: text or messages before the answer.
+        answer: last field, or content of the last message.
+        end: text of a template after the answer.
     """
 
     prompt: str | tuple[Mapping[str, Any], ...]
@@ -125,55 +128,56 @@ class Parted:
     end: str = ""
 
 
-def parted(rendering: Rendering, example: Example) -> Parted | Mistake:
-    """A rendered example whose answer is the last field that it names, or the last message.
+def prompt_and_answer(rendering: Rendering, example: Example) -> PromptAndAnswer | Mistake:
+    """Render an example; its answer is the last field of the rendering, or the last message.
 
     Without a field before it the prompt is empty, and all of the example is the answer.
     """
     if isinstance(rendering, Chat):
-        return _parted_chat(rendering, example)
+        return _chat_prompt_and_answer(rendering, example)
     texts = _texts(example, rendering.fields, rendering.part)
     if isinstance(texts, Mistake):
         return texts
     if isinstance(rendering, TextFields):
         *before, last = rendering.fields
         prompts = [texts[field] for field in before if texts[field]]
-        return Parted("".join(f"{text}{JOINED_BY}" for text in prompts), texts[last])
+        return PromptAndAnswer("".join(f"{text}{JOINED_BY}" for text in prompts), texts[last])
     at = max(place for place, (_, field) in enumerate(rendering.pieces) if field is not None)
     prompt = "".join(
-        said + ("" if field is None else texts[field]) for said, field in rendering.pieces[:at]
+        literal + ("" if field is None else texts[field])
+        for literal, field in rendering.pieces[:at]
     )
-    said, field = rendering.pieces[at]
+    literal, field = rendering.pieces[at]
     assert field is not None  # the last one that is
-    return Parted(
-        prompt + said, texts[field], "".join(end for end, _ in rendering.pieces[at + 1 :])
+    return PromptAndAnswer(
+        prompt + literal, texts[field], "".join(end for end, _ in rendering.pieces[at + 1 :])
     )
 
 
-def _parted_chat(rendering: Chat, example: Example) -> Parted | Mistake:
+def _chat_prompt_and_answer(rendering: Chat, example: Example) -> PromptAndAnswer | Mistake:
     messages = rendering.render(example)
     if isinstance(messages, str | Mistake):
-        return Parted("", messages) if isinstance(messages, str) else messages
+        return PromptAndAnswer("", messages) if isinstance(messages, str) else messages
     if not messages:
-        return Parted((), "")
+        return PromptAndAnswer((), "")
     *before, last = messages
     if last["role"] != "assistant" or not isinstance(last.get("content"), str):
         return _wrong(
             example,
             rendering.field,
-            "the last message must be the answer, and is no assistant's text",
+            "the last message must be the answer: a text of the assistant",
         )
-    return Parted(tuple(before), last["content"])
+    return PromptAndAnswer(tuple(before), last["content"])
 
 
 def parsed_template(text: str) -> Template | list[Mistake]:
-    r"""A template from its text, in which ``\n`` and ``\t`` are a line end and a tab, too."""
+    r"""Parse a template; ``\n`` and ``\t`` in it mean a line end and a tab."""
     written = text.replace("\\n", "\n").replace("\\t", "\t")
     label = repr(text)
     try:
         parts = list(string.Formatter().parse(written))
     except ValueError as error:
-        return [Mistake("template", f"{label}: {error}: a brace itself is written {{{{ or }}}}")]
+        return [Mistake("template", f"{label}: {error}: write a literal brace as {{{{ or }}}}")]
     mistakes = [
         Mistake(
             "template",
@@ -183,32 +187,33 @@ def parsed_template(text: str) -> Template | list[Mistake]:
         for _, field, spec, conversion in parts
         if field is not None and (spec or conversion or not field.strip())
     ]
-    template = Template(tuple((said, field) for said, field, _, _ in parts))
+    template = Template(tuple((literal, field) for literal, field, _, _ in parts))
     if not mistakes and not template.fields:
         mistakes = [
             Mistake(
-                "template", f"{label}: names no field: write them in braces, as in {{question}}"
+                "template", f"{label}: has no field: write fields in braces, as in {{question}}"
             )
         ]
     return mistakes or template
 
 
 def _texts(example: Example, fields: Sequence[str], part: str) -> dict[str, str] | Mistake:
-    found = {}
+    texts = {}
     for field in fields:
         if field not in example.fields:
             return _absent(example, field)
         value = example.fields[field]
         if isinstance(value, list | dict | bytes):
-            hint = "--chat is for messages" if part == "text_fields" else "name a field of text"
+            hint = "use --chat for messages" if part == "text_fields" else "choose a field of text"
             return _wrong(example, field, f"must be text, not {_kind(value)}: {hint}")
-        found[field] = "" if value is None else str(value)
-    return found
+        texts[field] = "" if value is None else str(value)
+    return texts
 
 
 def _absent(example: Example, field: str) -> Mistake:
-    there = ", ".join(example.fields) or "none"
-    text = f"{example.place}: has no field {field!r} (it has {there}): add it, or leave it out"
+    names = ", ".join(example.fields) or "none"
+    text = f"{example.place}: has no field {field!r} (it has {names}): add it to the example, or "
+    text += "remove it from the rendering"
     return Mistake("dataset", text)
 
 
@@ -224,14 +229,14 @@ def _kind(value: object) -> str:
 
 
 def _message(message: object) -> Mapping[str, Any] | str:
-    """As chat templates take it; what it lacks where it is no message."""
+    """Message for a chat template, or the text of what it lacks."""
     if not isinstance(message, dict):
         return NO_MESSAGE
     names = ("role", "content") if "role" in message else ("from", "value")
-    role, said = (message.get(name) for name in names)
+    role, content = (message.get(name) for name in names)
     if not isinstance(role, str):
         return NO_MESSAGE
-    # An assistant that calls a tool need not say anything.
-    if said is None and not any(message.get(call) for call in CALLS):
-        return f"{names[1]}: fill it in, or leave the example out"
-    return message if "role" in message else {"role": ROLES.get(role, role), "content": said}
+    # An assistant that calls a tool may have no content.
+    if content is None and not any(message.get(call) for call in CALLS):
+        return f"{names[1]}: fill it in, or remove the example"
+    return message if "role" in message else {"role": ROLES.get(role, role), "content": content}

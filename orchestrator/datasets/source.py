@@ -14,12 +14,12 @@ KNOWN_FORMATS = f"{', '.join(FORMATS)}, or the texts among them with {ZIPPED}"
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """One mistake.
+    """A mistake in the data or in an option.
 
     Attributes:
-        part: what was given wrong: a key of ``workload`` in a specification, an option without
-            its dashes, with underscores.
-        text: what is wrong, with the value, and what to do.
+        part: key of ``workload`` in a specification, or option without dashes and with
+            underscores.
+        text: the mistake with the value, and the remedy.
     """
 
     part: str
@@ -27,11 +27,11 @@ class Mistake:
 
 
 class DataError(UserError):
-    """A data set that cannot be used; the message has one line for each mistake."""
+    """Data that cannot be used; the message has one line for each mistake."""
 
     def __init__(self, mistakes: Iterable[Mistake]) -> None:
         self.mistakes = tuple(mistakes)
-        # A file needs no option before its name.
+        # A line about a file begins with its name, not with an option.
         lines = (
             m.text if m.part == "dataset" else f"--{m.part.replace('_', '-')} {m.text}"
             for m in self.mistakes
@@ -41,7 +41,7 @@ class DataError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One example: where it stands, and its fields."""
+    """A raw example: its place in messages, and its fields."""
 
     place: str
     fields: Mapping[str, Any]
@@ -49,12 +49,12 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class DatasetSource:
-    """Where examples are.
+    """Source of examples.
 
     Attributes:
         name: a file, a folder, or a hub name.
-        subset: which of a hub data set's configurations; None for its only one.
-        split: which part; None for training.
+        subset: configuration of a hub data set; None for its only one.
+        split: part of the data set; None for training.
     """
 
     name: str

@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.datasets.dataset_reader import EXAMPLES_AT_ONCE, DatasetReader
 from orchestrator.datasets.file_formats import columns_text
 from orchestrator.datasets.lengths import source_text
-from orchestrator.datasets.rendering import Rendering, parted
+from orchestrator.datasets.rendering import Rendering, prompt_and_answer
 from orchestrator.datasets.source import DataError, DatasetSource, Example, Mistake
 from trials.records.learning import LearnData, LearnExample
 
@@ -20,12 +20,12 @@ FEWEST_HELD_OUT = 2  # a standard error needs two
 
 
 @dataclass(frozen=True, slots=True)
-class AskedData:
-    """Where examples are, how they are rendered and split.
+class TrainingDataRequest:
+    """Source, rendering and split of a data set.
 
     Attributes:
         source: file, folder or hub name.
-        rendering: how an example becomes text; its last field or message is the answer.
+        rendering: rendering of an example; its last field or message is the answer.
         tokenizer: name of the tokenizer.
         choices: fields of possible answers: one with a list of them, or one each.
         held_out: number of held-out examples, or their share below 1; default: a tenth, or all of
@@ -46,7 +46,7 @@ class AskedData:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadData:
+class TrainingData:
     """A data set after the split.
 
     Attributes:
@@ -60,7 +60,7 @@ class ReadData:
     remarks: tuple[str, ...]
 
 
-def data_mistakes(request: AskedData) -> list[Mistake]:
+def data_mistakes(request: TrainingDataRequest) -> list[Mistake]:
     """Mistakes in the first examples, for when other mistakes make reading all pointless."""
     mistakes: list[Mistake] = []
     for source in filter(None, (request.source, request.held_out_source)):
@@ -71,7 +71,7 @@ def data_mistakes(request: AskedData) -> list[Mistake]:
     return mistakes
 
 
-def read_data(request: AskedData) -> ReadData:
+def read_data(request: TrainingDataRequest) -> TrainingData:
     """Read a data set and split it.
 
     Examples with the same prompt stay together, so no held-out prompt is trained on.
@@ -93,15 +93,17 @@ def read_data(request: AskedData) -> ReadData:
         train = [example for example in examples if _prompt(example) not in prompts]
         if len(train) < len(examples):
             count = f"{len(examples) - len(train):,} examples"
-            remarks.append(f"{count} were left out of training: their prompts are held out")
+            remarks.append(f"{count} are excluded from training: their prompts are held out")
     if not train:
         text = f"{request.source.name}: the prompts of all its examples are held out"
         raise DataError([Mistake("dataset", text)])
     both = [*train, *(example.model_copy(update={"held_out": True}) for example in held_out)]
-    made_by = ", choices ".join(filter(None, (str(request.rendering), ", ".join(request.choices))))
+    rendering = ", choices ".join(
+        filter(None, (str(request.rendering), ", ".join(request.choices)))
+    )
     facts = LearnData(
         source=source_text(request.source),
-        made_by=made_by,
+        rendering=rendering,
         held_out_from=source_text(request.held_out_source)
         if request.held_out_source
         else "the same",
@@ -111,7 +113,7 @@ def read_data(request: AskedData) -> ReadData:
         held_out_examples=len(held_out),
         accuracy="choices" if request.choices else "exact",
     )
-    return ReadData(facts, tuple(both), tuple(remarks))
+    return TrainingData(facts, tuple(both), tuple(remarks))
 
 
 def _fingerprint(tokenizer: str, examples: Sequence[LearnExample]) -> str:
@@ -134,7 +136,7 @@ class _Answered:
         return (*self.rendering.fields, *self.choices)
 
     def render(self, example: Example) -> LearnExample | Mistake | None:
-        rendered = parted(self.rendering, example)
+        rendered = prompt_and_answer(self.rendering, example)
         if isinstance(rendered, Mistake):
             return rendered
         if not rendered.answer.strip():
@@ -173,7 +175,7 @@ def _choices(
             given, labels = given.get("text"), given.get("label")
     is_list = isinstance(given, list) and all(isinstance(text, str | int | float) for text in given)
     if not is_list or len(given) < 2 or len(set(map(str, given))) < len(given):
-        return f"{', '.join(fields)}: must be a list of different texts, two at least"
+        return f"{', '.join(fields)}: must be a list of at least two different texts"
     choices = tuple(map(str, given))
     indices = [str(index) for index in range(len(choices))]
     if not isinstance(labels, list) or len(labels) != len(choices):
@@ -181,11 +183,11 @@ def _choices(
     for names in (choices, tuple(map(str, labels)), indices):
         if answer in names:
             return choices[names.index(answer)], choices
-    return f"its answer {answer!r} is none of its choices: {columns_text(choices)}"
+    return f"its answer {answer!r} is not one of its choices: {columns_text(choices)}"
 
 
 def _read(
-    request: AskedData, source: DatasetSource
+    request: TrainingDataRequest, source: DatasetSource
 ) -> tuple[list[LearnExample], DatasetReader[LearnExample]]:
     """Examples of a source, and the pass over it."""
     reading = _reading(request, source, request.most)
@@ -195,10 +197,10 @@ def _read(
 
 
 def _reading(
-    request: AskedData, source: DatasetSource, most: int | None
+    request: TrainingDataRequest, source: DatasetSource, most: int | None
 ) -> DatasetReader[LearnExample]:
-    maker = _Answered(request.rendering, request.choices, request.rendering.part)
-    return DatasetReader(source, maker, most, dict.fromkeys(request.choices, "choices"))
+    renderer = _Answered(request.rendering, request.choices, request.rendering.part)
+    return DatasetReader(source, renderer, most, dict.fromkeys(request.choices, "choices"))
 
 
 def _prompt(example: LearnExample) -> str:
@@ -206,7 +208,7 @@ def _prompt(example: LearnExample) -> str:
 
 
 def _split(
-    request: AskedData, examples: Sequence[LearnExample]
+    request: TrainingDataRequest, examples: Sequence[LearnExample]
 ) -> tuple[list[LearnExample], list[LearnExample]]:
     """Held-out and training examples; those with one prompt are on one side."""
     wanted = _wanted(request.held_out, len(examples))
@@ -228,12 +230,12 @@ def _split(
 
 
 def _sample(
-    request: AskedData, source: DatasetSource, examples: Sequence[LearnExample]
+    request: TrainingDataRequest, source: DatasetSource, examples: Sequence[LearnExample]
 ) -> list[LearnExample]:
     """Random sample of a source that is held out as a whole, in order."""
     wanted = MOST_HELD_OUT if request.held_out is None else _wanted(request.held_out, len(examples))
     if min(wanted, len(examples)) < FEWEST_HELD_OUT:
-        text = f"{source.name}: holds one example, at least two are needed"
+        text = f"{source.name}: has one example, but at least two are needed"
         raise DataError([Mistake("held_out_data", text)])
     draw = random.Random(f"held out {request.seed}")
     places = draw.sample(range(len(examples)), min(wanted, len(examples)))

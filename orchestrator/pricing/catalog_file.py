@@ -19,7 +19,7 @@ from gpu_catalog.catalog import Catalog, CatalogError
 from gpu_catalog.offer import Identity, Offer
 from gpu_catalog.suggestions import did_you_mean
 from orchestrator.spec.sweep_spec import CatalogRows
-from orchestrator.spec.validation_messages import say, shown
+from orchestrator.spec.validation_messages import problems_of, shown
 from orchestrator.spec.yaml_lines import LocatedYaml, Location, Problem, read_yaml
 
 OWN = "own"  # provider of a machine that the user owns
@@ -160,7 +160,9 @@ def _checked(
             rows = CatalogRows.model_validate(filled)
         except ValidationError as error:
             completed = LocatedYaml(filled, located.lines, ())
-            problems += [_in_words(problem) for problem in say(error, completed, CatalogRows)]
+            problems += [
+                _in_words(problem) for problem in problems_of(error, completed, CatalogRows)
+            ]
         problems += [
             *_gpus_there_already(located, catalog, rows),
             *_unknown_gpus(located, catalog),

@@ -75,7 +75,7 @@ def save_histogram(path: Path, workload: Job) -> None:
 
 def _facts(data: DataLengths, cutoff: int | None) -> Iterator[str]:
     by = f" by {data.tokenizer}" if data.tokenizer else ""
-    made = f" ({data.made_by})" if data.made_by else ""
+    made = f" ({data.rendering})" if data.rendering else ""
     yield f"{data.source}{made}: {data.examples:,} examples, {data.tokens:,} tokens{by}"
     if data.tokenizer is None:
         yield "The tokenizer is not recorded. Another tokenizer gives other lengths."

@@ -9,13 +9,13 @@ from pathlib import Path
 from gpu_catalog.catalog import UnknownGpuError, load_catalog
 from gpu_catalog.gpu import Gpu
 from orchestrator.datasets.source import DataError, DatasetSource, Mistake
-from orchestrator.datasets.training_data import FEWEST_HELD_OUT, AskedData, data_mistakes
+from orchestrator.datasets.training_data import FEWEST_HELD_OUT, TrainingDataRequest, data_mistakes
 from orchestrator.pricing.catalog_file import read_catalog_file
 from orchestrator.request import Names, OptionError, names_in
 from orchestrator.running.gpu_check import this_machines_device
 from orchestrator.running.learning_task import LearningRequest
 from orchestrator.spec.job_options import JobOptions, job_request
-from orchestrator.spec.job_request import JobRequest, asked_rendering, own_tokenizer
+from orchestrator.spec.job_request import JobRequest, own_tokenizer, requested_rendering
 from orchestrator.spec.recipe_options import RecipeOptions, recipe_of
 from trials.child_process.token_counter import TokenizerError, mention_own_tokenizer, tokenizer_path
 from trials.records.cell import Cell, Weights
@@ -126,7 +126,9 @@ def _gpu(options: LearnOptions) -> Gpu:
     return this_machines_device(catalog) if options.gpu is None else catalog.gpu(options.gpu)
 
 
-def _data(options: LearnOptions, model: Model | None, mistakes: list[Mistake]) -> AskedData | None:
+def _data(
+    options: LearnOptions, model: Model | None, mistakes: list[Mistake]
+) -> TrainingDataRequest | None:
     fields = options.job.fields()
     if "named" in fields:
         text = f"{fields['named']}: its lengths are built in, not its examples: give the data set"
@@ -138,7 +140,7 @@ def _data(options: LearnOptions, model: Model | None, mistakes: list[Mistake]) -
     except DataError as error:
         mistakes += error.mistakes
         return None
-    rendering = asked_rendering(job, mistakes)
+    rendering = requested_rendering(job, mistakes)
     tokenizer = _tokenizer(job.tokenizer, model, mistakes)
     held_out = _held_out_source(options, job, mistakes)
     count = options.held_out or 0
@@ -148,7 +150,7 @@ def _data(options: LearnOptions, model: Model | None, mistakes: list[Mistake]) -
     if rendering is None:
         return None
     assert job.dataset is not None  # the parser asks for it
-    return AskedData(
+    return TrainingDataRequest(
         source=DatasetSource(job.dataset, job.subset, job.split),
         rendering=rendering,
         tokenizer=tokenizer,

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.status import Status
 
 from fitting.learning_curves import LearningCurve, attempts, curves, experts_text, is_done
-from orchestrator.datasets.training_data import ReadData
+from orchestrator.datasets.training_data import TrainingData
 from orchestrator.run_folder.learning_log import LearnedWriter
 from orchestrator.running.learning_task import LearningRequest
 from orchestrator.running.progress import status_line
@@ -24,7 +24,7 @@ class LearningRun:
     """One curve, trained to its end."""
 
     request: LearningRequest
-    data: ReadData
+    data: TrainingData
     cell: Cell
     key: str
     writer: LearnedWriter

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gpu_catalog.gpu import Gpu
-from orchestrator.datasets.training_data import AskedData
+from orchestrator.datasets.training_data import TrainingDataRequest
 from trials.records.cell import Cell
 from trials.records.learning import Training
 from trials.records.model import Model
@@ -28,7 +28,7 @@ class LearningRequest:
     gpu: Gpu
     cells: tuple[Cell, ...]
     training: Training
-    data: AskedData
+    data: TrainingDataRequest
     whole: bool
     checkpoints: bool
     threads: int

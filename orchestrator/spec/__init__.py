@@ -1,1 +1,1 @@
-"""The sweep specification: YAML, the job, and mistakes with their lines."""
+"""The sweep specification: its YAML, its job, and its mistakes with their lines."""

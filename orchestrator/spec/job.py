@@ -1,6 +1,7 @@
 """The job that is priced: its examples, epochs, batches and overheads."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -20,19 +21,18 @@ MOST_DRIFT = 1.0
 
 
 class Overheads(Record):
-    """What a job takes beside its steps, and how prices move. None was measured: state your own.
+    """Time of a job outside its steps, and drift of prices. None was measured: state your own.
 
     Attributes:
-        startup_minutes: from renting to the first step: the node, the image, download of the model,
-            loading and quantising it.
-        checkpoint_seconds: one checkpoint, while no step runs.
-        checkpoint_minutes: of work between two, on demand; a spot job takes the interval that costs
-            least.
-        interruptions_per_day: of a spot instance. GCP's own figure for preemptible instances is 5
-            to 15 % a day; AWS's classes run from under 5 to over 20 % a month.
-        price_drift: how far, as a part of it, an on-demand price moves in 30 days (one standard
-            deviation).
-        spot_price_drift: alike, of a spot price.
+        startup_minutes: time from renting to the first step: starting the node and the image,
+            downloading, loading and quantising the model.
+        checkpoint_seconds: time of a checkpoint, during which no step runs.
+        checkpoint_minutes: work between two checkpoints on demand; a spot job uses the cheapest
+            interval.
+        interruptions_per_day: rate for a spot instance. GCP's own figure for preemptible instances
+            is 5 to 15 % a day; AWS's classes run from under 5 to over 20 % a month.
+        price_drift: relative change of an on-demand price in 30 days (one standard deviation).
+        spot_price_drift: likewise of a spot price.
     """
 
     startup_minutes: Annotated[NotNegative, Field(le=A_DAY)] = 10.0
@@ -58,20 +58,22 @@ Seconds = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 
 
 class JobTerms(Record):
-    """What is stated of a job, whatever its data.
+    """Terms of a job, independent of its data.
 
     Attributes:
-        examples: training examples; absent for as many as its data has.
-        epochs: how often each is seen.
-        batch_size: price the job at this batch size; absent for the fastest measured one.
-        overheads: what it takes beside its steps.
-        padding: what a batch is made of: examples drawn at random, padded to the longest of them
+        examples: number of training examples; None for as many as its data has.
+        epochs: passes over the examples.
+        batch_size: batch size to price the job at; None for the fastest measured one.
+        overheads: time outside its steps.
+        padding: composition of a batch: examples drawn at random, padded to the longest of them
             (``longest``), examples of like lengths (``grouped``), or full rows (``packed``).
-        cutoff: tokens that longer examples are cut off at, or of a packed row; absent for no limit.
-        pad_to_multiple: what the length of a batch is rounded up to.
+        cutoff: tokens at which longer examples are cut off, or tokens of a packed row; None for no
+            limit.
+        pad_to_multiple: multiple to which the length of a batch is rounded up.
     """
 
-    _former = model_validator(mode="before")(former_names(queries="examples"))
+    FORMER: ClassVar[Mapping[str, str]] = {"queries": "examples"}
+    _former = model_validator(mode="before")(former_names(**FORMER))
 
     examples: PositiveInt | None = None
     epochs: PositiveInt
@@ -86,8 +88,8 @@ class Job(JobTerms):
     """The job to be priced.
 
     Attributes:
-        examples: training examples.
-        lengths: how long they are; absent where each has the full sequence length.
+        examples: number of training examples.
+        lengths: their lengths; None if each has the full sequence length.
     """
 
     examples: PositiveInt
@@ -96,5 +98,5 @@ class Job(JobTerms):
     @model_validator(mode="after")
     def _rows_can_be_packed(self) -> Self:
         if self.padding == "packed" and (self.lengths is None or self.cutoff is None):
-            raise ValueError("packing needs lengths, and a cutoff: the tokens of a row")
+            raise ValueError("packing needs lengths, and a cutoff (the tokens of a row)")
         return self

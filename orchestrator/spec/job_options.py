@@ -12,7 +12,7 @@ from orchestrator.datasets.lengths import PUBLISHED
 from orchestrator.datasets.source import DataError, Mistake
 from orchestrator.request import OptionError, PathText
 from orchestrator.spec.job import Job, JobTerms, Overheads
-from orchestrator.spec.job_request import SOURCES, JobRequest, workload_of
+from orchestrator.spec.job_request import SOURCES, JobRequest, requested_job
 from orchestrator.spec.validation_messages import WORDS, shown
 from trials.records.model import Model, find_model
 
@@ -160,7 +160,7 @@ def data_job(
             hub_model = model  # the tokenizer of the hub is under its own name
         else:
             models = [find_model(model)]
-    return workload_of(job_request(fields), models, progress=progress, hub_model=hub_model)
+    return requested_job(job_request(fields), models, progress=progress, hub_model=hub_model)
 
 
 def changed_job(job: Job, options: JobOptions, models: Collection[Model]) -> Job:
@@ -179,7 +179,7 @@ def changed_job(job: Job, options: JobOptions, models: Collection[Model]) -> Job
     terms = {name: getattr(job, name) for name in JobTerms.model_fields}
     if fields.keys() & set(SOURCES):
         # As many examples as the new data has, unless their number is given.
-        return workload_of(job_request(terms | {"examples": None} | fields), models)
+        return requested_job(job_request(terms | {"examples": None} | fields), models)
     # The job keeps its lengths, which options of another data set would contradict.
     others = sorted(fields.keys() - terms.keys())
     if others:

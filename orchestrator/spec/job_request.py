@@ -1,4 +1,4 @@
-"""The job as it is asked for, by numbers, a histogram or a data set, and what it comes to."""
+"""A job as requested by numbers, a histogram or a data set, and the resulting ``Job``."""
 
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from orchestrator.datasets.lengths import (
     DataLengths,
     counted_lengths,
     first_mistakes,
-    known_lengths,
+    published_lengths,
     read_histogram,
 )
 from orchestrator.datasets.rendering import Chat, Rendering, TextFields, parsed_template
@@ -34,16 +34,16 @@ class JobRequest(JobTerms):
     """The job to be priced, as a specification or a command line states it.
 
     Attributes:
-        dataset: the examples: a file, a folder, or a data set of the hub.
-        subset: which of a hub data set's configurations.
-        split: which part of a folder or a hub data set; absent for training.
-        most: examples to read, the first ones.
-        text_fields: fields whose texts, one after the other, are an example.
-        template: an example with fields in it, as in ``Question: {question}``.
-        chat: a field of messages, which the tokenizer's chat template makes an example.
-        tokenizer: a folder, a tokenizer.json or a hub name; absent for the model's own.
-        named: a data set of the paper's, instead.
-        length_histogram: a CSV of tokens and examples, instead.
+        dataset: source of the examples: a file, a folder, or a data set of the hub.
+        subset: configuration of a hub data set.
+        split: part of a folder or a hub data set; None for training.
+        most: number of examples to read, the first ones.
+        text_fields: fields whose texts are joined to render an example.
+        template: text with fields that renders an example, as in ``Question: {question}``.
+        chat: field of messages, which the tokenizer's chat template renders.
+        tokenizer: a folder, a tokenizer.json or a hub name; None for the model's own.
+        named: a data set of the paper, instead of ``dataset``.
+        length_histogram: a CSV of tokens and examples, instead of ``dataset``.
     """
 
     dataset: Text | None = None
@@ -59,142 +59,143 @@ class JobRequest(JobTerms):
 
     @property
     def has_lengths(self) -> bool:
-        """Whether it says how long examples are."""
+        """Whether the lengths of examples are given."""
         if self.named in PUBLISHED:
             return PUBLISHED[self.named].median is not None
         return bool(self.dataset or self.length_histogram)
 
 
-def workload_of(
-    asked: JobRequest,
+def requested_job(
+    request: JobRequest,
     models: Collection[Model],
-    known: DataLengths | None = None,
+    counted: DataLengths | None = None,
     progress: Callable[[int], None] | None = None,
     hub_model: str | None = None,
 ) -> Job:
-    """What is asked for, its lengths counted or looked up.
+    """Job of a request, with its lengths counted or looked up.
 
     Args:
-        asked: the job.
-        models: those it is priced for; the only one's tokenizer counts, unless one is named.
-        known: lengths that were counted before; nothing is read then.
-        progress: told how many examples were counted so far.
-        hub_model: the hub's name of the only model, instead, where that is all that is known of it.
+        request: the request.
+        models: models to price; the tokenizer of the only one counts by default.
+        counted: lengths that were counted before; no data is read then.
+        progress: called with the number of examples counted so far.
+        hub_model: hub name of the only model, if nothing else of it is loaded.
 
     Raises:
-        DataError: it contradicts itself, or its data cannot be read; a line for each mistake.
+        DataError: the request contradicts itself, or its data cannot be read; one line for each
+            mistake.
     """
-    mistakes = list(_contradictions(asked))
-    rendering = asked_rendering(asked, mistakes)
-    tokenizer = ""
-    if asked.dataset is not None and known is None:
-        tokenizer = asked.tokenizer or hub_model or own_tokenizer(models, mistakes)
-    source = None
-    if asked.dataset is not None and known is None:
-        source = DatasetSource(asked.dataset, asked.subset, asked.split)
+    mistakes = list(_contradictions(request))
+    rendering = requested_rendering(request, mistakes)
+    tokenizer, source = "", None
+    if request.dataset is not None and counted is None:
+        tokenizer = request.tokenizer or hub_model or own_tokenizer(models, mistakes)
+        source = DatasetSource(request.dataset, request.subset, request.split)
     if mistakes:
         if source is not None and rendering is not None:
             mistakes += first_mistakes(source, rendering)
         raise DataError(mistakes)
-    lengths = known
+    lengths = counted
     if source is not None:
-        assert rendering is not None  # else there is a mistake
+        assert rendering is not None  # else mistakes are raised above
         try:
-            lengths = counted_lengths(source, rendering, tokenizer, asked.most, progress)
+            lengths = counted_lengths(source, rendering, tokenizer, request.most, progress)
         except DataError as error:
-            raise error if asked.tokenizer else _of_own(error, tokenizer) from None
-    elif known is None and asked.length_histogram is not None:
-        lengths = read_histogram(Path(asked.length_histogram).expanduser())
-    elif known is None and asked.named is not None:
-        lengths = known_lengths(asked.named)
-    terms = {name: getattr(asked, name) for name in JobTerms.model_fields}
-    terms["examples"] = asked.examples or _examples(asked, lengths)
+            raise error if request.tokenizer else _of_own_tokenizer(error, tokenizer) from None
+    elif counted is None and request.length_histogram is not None:
+        lengths = read_histogram(Path(request.length_histogram).expanduser())
+    elif counted is None and request.named is not None:
+        lengths = published_lengths(request.named)
+    terms = {name: getattr(request, name) for name in JobTerms.model_fields}
+    terms["examples"] = request.examples or _examples(request, lengths)
     return Job(**terms, lengths=lengths)
 
 
-def _of_own(error: DataError, tokenizer: str) -> DataError:
-    """The same, said of a tokenizer that nobody named."""
+def _of_own_tokenizer(error: DataError, tokenizer: str) -> DataError:
+    """The same error, worded for a tokenizer that the user did not name."""
     return DataError(
         Mistake(m.part, mention_own_tokenizer(m.text, tokenizer)) if m.part == "tokenizer" else m
         for m in error.mistakes
     )
 
 
-def _examples(asked: JobRequest, lengths: DataLengths | None) -> int:
+def _examples(request: JobRequest, lengths: DataLengths | None) -> int:
     if lengths is not None:
         return lengths.examples
-    assert asked.named is not None  # else their number is asked for
-    return PUBLISHED[asked.named].examples
+    assert request.named is not None  # else NO_EXAMPLES is a mistake
+    return PUBLISHED[request.named].examples
 
 
-def _contradictions(asked: JobRequest) -> Iterator[Mistake]:
-    given = [name for name in SOURCES if getattr(asked, name) is not None]
+def _contradictions(request: JobRequest) -> Iterator[Mistake]:
+    given = [name for name in SOURCES if getattr(request, name) is not None]
     for extra in given[1:]:
-        yield Mistake(extra, f"{_shown(asked, extra)}: {given[0]} is given as well: keep one")
-    if not given and asked.examples is None:
+        yield Mistake(extra, f"{_shown(request, extra)}: {given[0]} is given as well: keep one")
+    if not given and request.examples is None:
         yield Mistake("examples", NO_EXAMPLES)
-    if asked.named is not None and asked.named not in PUBLISHED:
-        near = did_you_mean(asked.named, PUBLISHED) or f": known are {', '.join(PUBLISHED)}"
-        yield Mistake("named", f"{asked.named!r}: no such set{near}")
-    if asked.dataset is None:
+    if request.named is not None and request.named not in PUBLISHED:
+        near = (
+            did_you_mean(request.named, PUBLISHED) or f": the known ones are {', '.join(PUBLISHED)}"
+        )
+        yield Mistake("named", f"{request.named!r}: no such data set{near}")
+    if request.dataset is None:
         for name in OF_A_DATASET:
-            if getattr(asked, name) is not None:
+            if getattr(request, name) is not None:
                 yield Mistake(
-                    name, f"{_shown(asked, name)}: goes with a dataset: add it, or leave this out"
+                    name, f"{_shown(request, name)}: needs a dataset: add one, or remove this"
                 )
-    yield from _padding_problems(asked)
+    yield from _padding_problems(request)
 
 
-def _padding_problems(asked: JobRequest) -> Iterator[Mistake]:
-    if asked.padding == "packed" and asked.cutoff is None:
-        yield Mistake("cutoff", "is missing: packing needs the tokens of a row")
-    if asked.has_lengths or asked.named not in {None, *PUBLISHED}:
+def _padding_problems(request: JobRequest) -> Iterator[Mistake]:
+    if request.padding == "packed" and request.cutoff is None:
+        yield Mistake("cutoff", "is missing: packing needs it, the tokens of a row")
+    if request.has_lengths or request.named not in {None, *PUBLISHED}:
         return
     for name, unset in (("padding", "longest"), ("cutoff", None)):
-        value = getattr(asked, name)
+        value = getattr(request, name)
         if value != unset:
             yield Mistake(
                 name,
-                f"{value!r}: it is not known how long examples are: give a dataset or a histogram",
+                f"{value!r}: the lengths of examples are unknown: give a dataset or a histogram",
             )
 
 
-def _shown(asked: JobRequest, name: str) -> str:
-    value = getattr(asked, name)
+def _shown(request: JobRequest, name: str) -> str:
+    value = getattr(request, name)
     return shown(list(value) if isinstance(value, tuple) else value)
 
 
-def asked_rendering(asked: JobRequest, mistakes: list[Mistake]) -> Rendering | None:
-    """How examples become examples; what is wrong with that is added to the mistakes."""
-    if asked.dataset is None:
+def requested_rendering(request: JobRequest, mistakes: list[Mistake]) -> Rendering | None:
+    """Rendering of the examples, or None; appends to the mistakes."""
+    if request.dataset is None:
         return None
-    given = [name for name in RENDERINGS if getattr(asked, name) is not None]
+    given = [name for name in RENDERINGS if getattr(request, name) is not None]
     for extra in given[1:]:
-        text = f"{_shown(asked, extra)}: {given[0]} is given as well: keep one"
+        text = f"{_shown(request, extra)}: {given[0]} is given as well: keep one"
         mistakes.append(Mistake(extra, text))
     if not given:
-        text = f"is missing: {asked.dataset} needs it, or template or chat, to make examples of"
+        text = f"is missing: {request.dataset} needs it, or template or chat, to render examples"
         mistakes.append(Mistake("text_fields", text))
-    if asked.template is not None:
-        template = parsed_template(asked.template)
+    if request.template is not None:
+        template = parsed_template(request.template)
         if isinstance(template, list):
             mistakes += template
             return None
         return template
-    if asked.text_fields is not None:
-        return TextFields(asked.text_fields)
-    return None if asked.chat is None else Chat(asked.chat)
+    if request.text_fields is not None:
+        return TextFields(request.text_fields)
+    return None if request.chat is None else Chat(request.chat)
 
 
 def own_tokenizer(models: Collection[Model], mistakes: list[Mistake]) -> str:
-    """The tokenizer of the only model; that there is none is added to the mistakes."""
-    named = {model.name: model.weights for model in models}
-    found = set(named.values())
-    if len(found) == 1 and None not in found:
-        return str(found.pop())
-    names = ", ".join(named)
-    if len(found) > 1:
-        why = f"is missing: {names} have different ones: name that which is to count"
+    """Tokenizer of the only model, or an empty text; appends to the mistakes if there is none."""
+    by_model = {model.name: model.weights for model in models}
+    tokenizers = set(by_model.values())
+    if len(tokenizers) == 1 and None not in tokenizers:
+        return str(tokenizers.pop())
+    names = ", ".join(by_model)
+    if len(tokenizers) > 1:
+        why = f"is missing: {names} have different ones: give the one to count with"
     elif names:
         why = f"is missing: {names} has none of its own: give a folder or a hub name"
     else:

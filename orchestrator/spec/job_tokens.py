@@ -1,6 +1,6 @@
-"""How many tokens and steps a job comes to at a batch size; pure.
+"""Tokens and steps of a job at a batch size.
 
-A workload without lengths is as before: every example has the full sequence length.
+In a job without lengths every example has the full sequence length.
 """
 
 import math
@@ -8,7 +8,7 @@ import math
 from orchestrator.spec.job import Job
 
 SIMULATED_PADDED = (1, 2, 3, 4, 8, 16)  # batch sizes whose padded lengths are simulated
-ALIKE = 0.97  # a length that is as much of another, or more, is not simulated beside it
+ALIKE = 0.97  # a length of at least this share of another is not simulated as well
 
 
 def padded_tokens(workload: Job, batch_size: int, seq_len: int) -> float:
@@ -20,7 +20,7 @@ def padded_tokens(workload: Job, batch_size: int, seq_len: int) -> float:
     Args:
         workload: the job.
         batch_size: rows per step; a row is an example, or a packed one.
-        seq_len: tokens of every example where the workload has no lengths.
+        seq_len: tokens of every example of a job without lengths.
     """
     data = workload.lengths
     if data is None:
@@ -37,9 +37,9 @@ def padded_tokens(workload: Job, batch_size: int, seq_len: int) -> float:
 def shorter_lengths(workload: Job, seq_len: int) -> tuple[int, ...]:
     """Tokens per example to simulate beside a full length, ascending; none without lengths.
 
-    Those that batches of ``SIMULATED_PADDED`` are padded to: a small batch takes steps that grow by
-    leaps, a wave of tiles at a time, so that between two lengths nothing tells what it takes. And
-    half of the shortest, for what may be asked of a run later: to cut examples off.
+    These are the padded lengths of batches of ``SIMULATED_PADDED``. The step time of a small batch
+    grows in jumps, by a wave of tiles at a time, so it cannot be interpolated between two lengths.
+    Half the shortest is added, since a cutoff may be applied to the run later.
 
     Args:
         workload: the job.
@@ -61,7 +61,7 @@ def longest_tokens(workload: Job, seq_len: int) -> int:
 
     Args:
         workload: the job.
-        seq_len: tokens of every example where the workload has no lengths.
+        seq_len: tokens of every example of a job without lengths.
     """
     longest = longest_example(workload)
     if longest is None:
@@ -98,5 +98,5 @@ def steps(workload: Job, batch_size: int) -> int:
 
 
 def _row_length(workload: Job) -> int:
-    assert workload.cutoff is not None  # Job sees to it
+    assert workload.cutoff is not None  # validated by Job
     return workload.cutoff

@@ -1,4 +1,4 @@
-"""Checks of a specification that no single field can make."""
+"""Checks of a specification across fields."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from trials.records.recipe import Recipe
 
 
 def own_keys(data: object) -> set[str]:
-    """Keys of the file's own GPUs, be their rows right or wrong."""
+    """Keys of the file's own GPUs, whether or not their rows are valid."""
     rows = items(data.get("catalog") if isinstance(data, dict) else None, "gpus")
     keys = (row.get("key") for row in rows if isinstance(row, dict))
     return {key for key in keys if isinstance(key, str)}
@@ -23,16 +23,16 @@ def own_keys(data: object) -> set[str]:
 def repetitions(located: LocatedYaml) -> Iterator[Problem]:
     """Values that an axis lists twice."""
     for axis, values in _axes(located.data):
-        seen: set[object] = set()
+        earlier: set[object] = set()
         for index, raw in enumerate(values):
             value = _recipe(raw) if axis[-1] == "recipes" else raw
             if type(value) not in {str, int, Recipe}:
-                continue  # told where the whole file is validated
-            if value in seen:
-                where = (*axis, index)
-                text = f"{dotted(where)}: {shown(raw)} is listed twice: keep one"
-                yield Problem(located.line(where), text)
-            seen.add(value)
+                continue  # SweepSpec reports it
+            if value in earlier:
+                location = (*axis, index)
+                text = f"{dotted(location)}: {shown(raw)} is listed twice: keep one"
+                yield Problem(located.line(location), text)
+            earlier.add(value)
 
 
 def _axes(data: object) -> Iterator[tuple[Location, list[Any]]]:
@@ -47,7 +47,7 @@ def _recipe(raw: object) -> Recipe | None:
     try:
         return Recipe.model_validate(written_out(raw))
     except ValueError:
-        return None  # told where the whole file is validated
+        return None  # SweepSpec reports it
 
 
 def as_if_problems(located: LocatedYaml, catalog: Catalog) -> Iterator[Problem]:
@@ -59,28 +59,28 @@ def as_if_problems(located: LocatedYaml, catalog: Catalog) -> Iterator[Problem]:
         small = keys.get(key) if isinstance(key, str) else None
         if small is not None and hosts and not any(can_stand_in(host, small) for host in hosts):
             names = ", ".join(host.key for host in hosts)
-            text = f"as_if[{index}]: {key} has no less memory than any of gpus ({names}): drop it"
+            text = f"as_if[{index}]: {key} has no less memory than any of gpus ({names}): remove it"
             yield Problem(located.line(("as_if", index)), text)
 
 
 def cell_problems(located: LocatedYaml, models: Models) -> list[Problem]:
-    """Mistakes between the parts: experts a model has not, methods it has not, cells twice.
+    """Mistakes across fields: too many experts, methods a model does not support, repeated cells.
 
-    Looks at the raw data, so that a mistake elsewhere in the file does not hide these.
+    The raw data is checked, so that a mistake elsewhere in the file hides none of these.
     """
     problems: list[Problem] = []
-    first_seen: dict[tuple[object, ...], Location] = {}
+    first_block: dict[tuple[object, ...], Location] = {}
     blocks = items(located.data, "cells")
     for index, block in enumerate(blocks):
         where: Location = ("cells", index)
         for model in models_of(block, models):
             problems += _model_problems(located, where, block, model)
             for signature in _signatures(model, block):
-                other = first_seen.setdefault(signature, where)
+                other = first_block.setdefault(signature, where)
                 if other != where:
                     text = (
                         f"cells[{index}]: {model.name} with the same recipe, active_experts and "
-                        f"seq_len {signature[-1]} is in cells[{other[1]}] already: drop one"
+                        f"seq_len {signature[-1]} is in cells[{other[1]}] already: remove one"
                     )
                     problems.append(Problem(located.line(where), text))
     return problems
@@ -115,11 +115,13 @@ def _model_problems(
             yield Problem(line, f"{label}.recipes[{index}]: {reason}")
     if block.get("weights") == "pretrained" and model.weights is None:
         line = located.line((*where, "weights"))
-        yield Problem(line, f"{label}.weights: no pretrained weights of {model.name} are known")
+        yield Problem(
+            line, f"{label}.weights: {model.name} has no known pretrained weights: use random"
+        )
     for index, active in enumerate(_whole_numbers(block, "active_experts")):
         line = located.line((*where, "active_experts", index))
         if model.experts is None:
-            text = f"{model.name} has no experts: leave active_experts out, or list it apart"
+            text = f"{model.name} has no experts: remove active_experts, or list the model apart"
             yield Problem(line, f"{label}.active_experts: {text}")
             return
         if active > model.experts:
@@ -132,8 +134,8 @@ def _whole_numbers(block: object, key: str) -> list[int]:
 
 
 def _signatures(model: Model, block: object) -> Iterator[tuple[object, ...]]:
-    """What makes the cells of a block one of a kind, on any GPU."""
-    # What a recipe comes to on a device is the same function of it everywhere.
+    """Fields that identify the cells of a block, on any GPU."""
+    # Defaults of a recipe depend on the device and model only, so equal recipes stay equal.
     recipes = [recipe.key for _, recipe in _recipes_of(block)]
     listed = isinstance(block, dict) and block.get("active_experts") is not None
     active: Sequence[int | None] = (

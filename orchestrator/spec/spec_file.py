@@ -1,4 +1,4 @@
-"""A specification's YAML, read and validated, with all its mistakes told at once."""
+"""Reader of specifications, which reports all mistakes of a file at once."""
 
 from collections.abc import Sequence
 from importlib import resources
@@ -13,7 +13,7 @@ from gpu_catalog.suggestions import near_matches
 from orchestrator.datasets.lengths import DataLengths
 from orchestrator.datasets.source import DataError
 from orchestrator.spec.job import Job
-from orchestrator.spec.job_request import NO_EXAMPLES, SOURCES, JobRequest, workload_of
+from orchestrator.spec.job_request import NO_EXAMPLES, SOURCES, JobRequest, requested_job
 from orchestrator.spec.spec_checks import (
     as_if_problems,
     cell_problems,
@@ -23,7 +23,7 @@ from orchestrator.spec.spec_checks import (
     repetitions,
 )
 from orchestrator.spec.sweep_spec import CatalogRows, Models, SweepSpec
-from orchestrator.spec.validation_messages import say
+from orchestrator.spec.validation_messages import problems_of
 from orchestrator.spec.yaml_lines import LocatedYaml, Problem, read_yaml
 from trials.records.model import Model
 
@@ -36,7 +36,7 @@ class SpecError(UserError):
 
 
 def shipped_specs() -> dict[str, str]:
-    """The sweeps that can be asked for by name, with their texts."""
+    """Texts of the shipped specifications by name."""
     folder = resources.files("orchestrator.spec") / "shipped"
     return {
         file.name.removesuffix(SPEC_SUFFIX): file.read_text(encoding="utf-8")
@@ -46,10 +46,10 @@ def shipped_specs() -> dict[str, str]:
 
 
 def read_spec_text(path: Path) -> str:
-    """The text of a specification file.
+    """Text of a specification file.
 
     Raises:
-        SpecError: it cannot be read; one line says why.
+        SpecError: the file cannot be read; one line says why.
     """
     try:
         return decoded(path.read_bytes(), str(path))
@@ -57,7 +57,7 @@ def read_spec_text(path: Path) -> str:
         names = ", ".join(shipped_specs())
         raise SpecError(f"{path}: no such file, nor one of the shipped sweeps: {names}") from None
     except IsADirectoryError:
-        raise SpecError(f"{path}: is a folder; name the YAML file in it") from None
+        raise SpecError(f"{path}: is a folder: give the YAML file in it") from None
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -79,10 +79,10 @@ def named_spec_text(name: Path | None) -> tuple[str, str]:
 
 
 def decoded(content: bytes, name: str) -> str:
-    """A specification as text.
+    """Specification as text.
 
     Raises:
-        SpecError: it is none.
+        SpecError: the bytes are not UTF-8 text.
     """
     try:
         return content.decode()
@@ -97,17 +97,17 @@ def parse_spec(
     base: Catalog | None = None,
     lengths: DataLengths | None = None,
 ) -> SweepSpec:
-    """A specification from its YAML text.
+    """Specification from its YAML text.
 
     Args:
         text: the YAML.
-        name: what to call it in messages, usually its path.
-        models: those it names, where they are known; others are looked up.
-        base: the catalog that its own rows go over; absent for the shipped one.
-        lengths: of its examples, where they are known; else its data set, if any, is read.
+        name: name in messages, usually the path.
+        models: models by name; others are looked up.
+        base: catalog to which the file's own rows are added; None for the shipped one.
+        lengths: lengths of the examples; None to read the data set, if any.
 
     Raises:
-        SpecError: every mistake in it, a line each: file, line, where, what, what to do.
+        SpecError: the file has mistakes; one line for each: file, line, key, mistake, remedy.
     """
     located = read_yaml(text)
     problems = list(located.problems)
@@ -119,87 +119,87 @@ def parse_spec(
         problems += catalog_problems
         models = dict(models or {})
         context = {"catalog": catalog, "own": own_keys(located.data), "models": models}
-        asked, asked_problems = _asked_workload(located)
-        problems += asked_problems
+        request, request_problems = _job_request(located)
+        problems += request_problems
         try:
-            spec = SweepSpec.model_validate(_with_some_workload(located.data), context=context)
+            spec = SweepSpec.model_validate(_with_valid_workload(located.data), context=context)
             spec = spec.with_models(models).with_base(base)
         except ValidationError as error:
-            problems += say(error, located, SweepSpec)
+            problems += problems_of(error, located, SweepSpec)
         problems += [
             *repetitions(located),
             *cell_problems(located, models),
             *as_if_problems(located, catalog),
         ]
-        if asked is not None:
+        if request is not None:
             used = [m for block in items(located.data, "cells") for m in models_of(block, models)]
-            workload, workload_problems = _workload(located, asked, used, lengths)
+            workload, workload_problems = _job(located, request, used, lengths)
             problems += workload_problems
             spec = None if spec is None else spec.model_copy(update={"workload": workload})
     if problems:
-        # Parts are checked more than once; a mistake is told once.
+        # Some parts are checked twice; each mistake is reported once.
         ordered = sorted(dict.fromkeys(problems), key=lambda problem: problem.line)
         raise SpecError("\n".join(f"{name}:{p.line}: {p.text}" for p in ordered))
     assert spec is not None
     return spec
 
 
-class _OfTheJob(Record):
-    """What a specification says of its job; the rest is validated apart."""
+class _JobPart(Record):
+    """The job of a specification; SweepSpec validates the other parts."""
 
     model_config = ConfigDict(extra="ignore")
     workload: JobRequest
 
 
-def _asked_workload(located: LocatedYaml) -> tuple[JobRequest | None, list[Problem]]:
-    """The job as it is stated; None where it is not, or not rightly."""
+def _job_request(located: LocatedYaml) -> tuple[JobRequest | None, list[Problem]]:
+    """The requested job, or None and the problems with it."""
     if not isinstance(located.data, dict) or "workload" not in located.data:
-        return None, []  # told where the whole file is validated
+        return None, []  # SweepSpec reports it
     try:
-        return _OfTheJob.model_validate(located.data).workload, []
+        return _JobPart.model_validate(located.data).workload, []
     except ValidationError as error:
-        problems = say(error, located, _OfTheJob)
-    if _says_no_examples(located.data["workload"]):
+        problems = problems_of(error, located, _JobPart)
+    if _lacks_examples(located.data["workload"]):
         line = located.line(("workload",))
         problems.insert(0, Problem(line, f"workload.examples: {NO_EXAMPLES}"))
     return None, problems
 
 
-def _says_no_examples(raw: object) -> bool:
-    """Whether a workload says in no way, right or misspelt, which examples it has."""
-    says = ("examples", *SOURCES)
-    return isinstance(raw, dict) and not any(key in says or near_matches(key, says) for key in raw)
+def _lacks_examples(raw: object) -> bool:
+    """Whether a workload has no key, correct or misspelt, that gives its examples."""
+    keys = ("examples", *JobRequest.FORMER, *SOURCES)
+    return isinstance(raw, dict) and not any(key in keys or near_matches(key, keys) for key in raw)
 
 
-def _with_some_workload(data: object) -> object:
-    """The same, with a workload that is right: what is wrong with its own is told apart."""
+def _with_valid_workload(data: object) -> object:
+    """Data with a placeholder for the workload, whose own mistakes are reported separately."""
     if not isinstance(data, dict) or "workload" not in data:
         return data
     return data | {"workload": Job(examples=1, epochs=1)}
 
 
-def _workload(
+def _job(
     located: LocatedYaml,
-    asked: JobRequest,
+    request: JobRequest,
     models: Sequence[Model],
     lengths: DataLengths | None,
 ) -> tuple[Job | None, list[Problem]]:
-    """What the job comes to, its data read unless its lengths are known."""
+    """Job of a request, or None and the problems with its data."""
     try:
-        return workload_of(asked, models, lengths), []
+        return requested_job(request, models, lengths), []
     except DataError as error:
         lines = [(located.line(("workload", m.part)), m) for m in error.mistakes]
         return None, [Problem(line, f"workload.{m.part}: {m.text}") for line, m in lines]
 
 
 def _own_catalog(located: LocatedYaml, base: Catalog) -> tuple[Catalog, list[Problem]]:
-    """The catalog the GPU keys are looked up in, even where the file's own rows are wrong."""
+    """Catalog with the file's own rows, or without them and the problems with them."""
     rows = located.data.get("catalog", {}) if isinstance(located.data, dict) else {}
     try:
         parsed = CatalogRows.model_validate(rows)
         return base.merged(parsed.gpus, parsed.offers), []
     except ValidationError:
-        return base, []  # told where the whole file is validated
+        return base, []  # SweepSpec reports it
     except CatalogError as error:
         line = located.line(("catalog",))
         return base, [Problem(line, f"catalog: {text}") for text in str(error).split("\n")]

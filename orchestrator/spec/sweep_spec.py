@@ -25,7 +25,7 @@ def _known_gpu(key: str, info: ValidationInfo) -> str:
     assert info.context is not None  # parse_spec gives it
     catalog: Catalog = info.context["catalog"]
     if key in info.context["own"]:
-        return key  # what is wrong with its row, if anything, is told there
+        return key  # mistakes in its row are reported there
     try:
         return catalog.gpu(key).key
     except UnknownGpuError as error:
@@ -37,52 +37,55 @@ def _known_model(name: str, info: ValidationInfo) -> str:
     models: Models = info.context["models"]
     try:
         if name not in models:
-            model = _found_from_anywhere(find_model(name))
+            model = _with_absolute_weights(find_model(name))
             models |= {name: model, model.name: model}
     except UnknownModelError as error:
         raise ValueError(str(error)) from None
     return name
 
 
-def _found_from_anywhere(model: Model) -> Model:
-    """The same model, its weights named so that a trial finds them.
+def _with_absolute_weights(model: Model) -> Model:
+    """Model with the absolute path of its weights, if they are in a folder.
 
-    A folder is named from where the sweep is started; Tune's workers, a resumed sweep and the child
-    of a trial have other working directories.
+    The user's path is relative to where the sweep starts; Tune's workers, a resumed sweep and the
+    child of a trial have other working directories.
     """
     folder = Path(model.weights or "").expanduser()
     if model.weights is None or Path(model.source) != folder / "config.json":
-        return model  # a preset, or of the hub
+        return model  # a preset, or a model of the hub
     return model.model_copy(update={"weights": str(folder.absolute())})
 
 
-# What a recipe fills in by itself; a change to a named one fills it in anew.
+# Fields that a recipe derives from others; they are derived anew when a named one is changed.
 FILLED_IN = frozenset({"lora_alpha", "lora_dropout", "double_quantisation"})
 
 
 def _stated(recipe: Recipe) -> dict[str, object]:
-    """The fields that say a recipe: without what follows from the others, where it does."""
+    """Fields of a recipe without those that follow from the others."""
     fields = recipe.model_dump(exclude_none=True)
     short = {name: value for name, value in fields.items() if name not in FILLED_IN}
     return short if Recipe.model_validate(short) == recipe else fields
 
 
 def written_out(raw: object) -> object:
-    """A recipe that is named, or starts from a named one, as its fields."""
+    """Fields of a recipe that is a name, or that changes a named one."""
     changes = {} if isinstance(raw, str) else raw
     name = raw if isinstance(raw, str) else raw.get("named") if isinstance(raw, dict) else None
     if name is None or not isinstance(changes, dict):
         return raw
     if name not in NAMED_RECIPES:
-        near = did_you_mean(str(name), NAMED_RECIPES) or f"; known: {', '.join(NAMED_RECIPES)}"
-        raise ValueError(f"unknown recipe {name!r}{near}; or write it out")
+        near = (
+            did_you_mean(str(name), NAMED_RECIPES)
+            or f": the known ones are {', '.join(NAMED_RECIPES)}"
+        )
+        raise ValueError(f"unknown recipe {name!r}{near}; or write out its fields")
     fields = {key: value for key, value in changes.items() if key != "named"}
     return _stated(NAMED_RECIPES[name]) | fields
 
 
 KnownGpu = Annotated[str, AfterValidator(_known_gpu)]
 KnownModel = Annotated[str, AfterValidator(_known_model)]
-# An axis of a sweep: at least one value. That none stands there twice is seen by parse_spec.
+# An axis of a sweep: at least one value. parse_spec rejects repeated values.
 GpuAxis = Annotated[tuple[KnownGpu, ...], Field(min_length=1)]
 ModelAxis = Annotated[tuple[KnownModel, ...], Field(min_length=1)]
 WrittenRecipe = Annotated[Recipe, BeforeValidator(written_out)]
@@ -93,7 +96,7 @@ IntAxis = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 class CellBlock(Record):
     """The product of these axes, on every GPU of the sweep, or simulated on others.
 
-    ``active_experts`` is left out for models without experts, and for a model's own routing. A
+    ``active_experts`` is None for models without experts, and for a model's own routing. A
     model is a preset, a folder with a config.json (``./NAME``, from where the sweep is started) or
     a hub name. A recipe is written out, named, or both: ``{named: paper-mixtral, attention:
     sdpa}``. With ``simulated_on``, catalog keys, nothing of the block is measured: models of those
@@ -119,7 +122,7 @@ class SweepSpec(Record):
     """One sweep: which cells to measure, how, and for which job to rank them.
 
     Attributes:
-        name: the run folder's name.
+        name: name of the run folder.
         gpus: catalog keys.
         as_if: catalog keys of smaller GPUs, whose largest batches are found on the larger ones of
             ``gpus`` under a memory cap.
@@ -153,31 +156,31 @@ class SweepSpec(Record):
     _base: Catalog | None = PrivateAttr(default=None)
 
     def merged_catalog(self) -> Catalog:
-        """The catalog it is read by, the shipped one unless told otherwise, with its own rows."""
+        """Base catalog (by default the shipped one) with the file's own rows."""
         base = self._base or load_catalog()
         return base.merged(self.catalog.gpus, self.catalog.offers)
 
     def with_base(self, base: Catalog | None) -> Self:
-        """The same, its rows over another catalog than the shipped one."""
+        """Set the base catalog and return self."""
         self._base = base
         return self
 
     @property
     def models(self) -> Models:
-        """The models it names."""
+        """Models that the specification names, by name."""
         return self._models
 
     def with_models(self, models: Models) -> Self:
-        """The same, knowing its models."""
+        """Set the models and return self."""
         self._models = models
         return self
 
     def model(self, name: str) -> Model:
-        """One of its models, as it was when the specification was read."""
+        """A model, as it was when the specification was read."""
         return self._models[name]
 
     def devices(self) -> list[tuple[Gpu, Gpu | None]]:
-        """The GPUs to measure on, each with the smaller one it stands in for, if it does."""
+        """GPUs to measure on, each with the smaller one it stands in for, or None."""
         catalog = self.merged_catalog()
         hosts = [catalog.gpu(key) for key in self.gpus]
         targets = [catalog.gpu(key) for key in self.as_if]
@@ -187,11 +190,11 @@ class SweepSpec(Record):
         return [*((host, None) for host in hosts), *stand_ins]
 
     def all_cells(self) -> list[Cell]:
-        """Every cell once, in the order written, those that are simulated last."""
+        """All cells, each once, in the order written; simulated ones come last."""
         catalog = self.merged_catalog()
         measured = [block for block in self.cells if block.simulated_on is None]
         simulated = [block for block in self.cells if block.simulated_on is not None]
-        places = [
+        devices_of_blocks = [
             *(
                 (device, target, False, block)
                 for device, target in self.devices()
@@ -215,7 +218,7 @@ class SweepSpec(Record):
                 active_experts=active if active is not None else model.active_experts,
                 seq_len=seq_len,
             )
-            for device, target, is_simulated, block in places
+            for device, target, is_simulated, block in devices_of_blocks
             for model, recipe, active, seq_len in itertools.product(
                 (self.model(name) for name in block.models),
                 block.recipes,

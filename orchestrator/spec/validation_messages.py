@@ -1,18 +1,19 @@
-"""pydantic's errors in plain words, each with its line, the value, and what to do."""
+"""pydantic's errors in plain English, each with its line, the value and what to do."""
 
 import datetime as dt
 import re
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from gpu_catalog.suggestions import did_you_mean, near_matches
+from gpu_catalog.record import Record
+from gpu_catalog.suggestions import did_you_mean, near_matches, suggestion_text
 from orchestrator.spec.yaml_lines import LocatedYaml, Location, Problem
 
-# pydantic's error types, and what to say instead. {…} are filled from the error's own context.
+# Texts by pydantic's error type. {…} are filled from the context of the error.
 WORDS = {
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
@@ -42,7 +43,7 @@ MOST_CHARACTERS = 60
 
 
 def shown(value: object) -> str:
-    """A value as it is quoted in a message: as YAML has it, short, on one line."""
+    """A value as quoted in a message: in YAML, shortened, on one line."""
     text = _as_yaml(value)
     return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 3] + "..."
 
@@ -59,29 +60,31 @@ def _as_yaml(value: object) -> str:
     return str(value) if isinstance(value, dt.date) else repr(value)
 
 
-def say(error: ValidationError, located: LocatedYaml, model: type[BaseModel]) -> list[Problem]:
-    """One problem for each mistake."""
+def problems_of(
+    error: ValidationError, located: LocatedYaml, model: type[BaseModel]
+) -> list[Problem]:
+    """Problems of a file, one for each mistake."""
     details: list[dict[str, Any]] = [dict(d) for d in error.errors(include_url=False)]
     misspelt = _misspelt(details, model)
     problems = []
     for detail in details:
-        location = detail["loc"]
+        location = _as_written(detail["loc"], located, model)
         if detail["type"] == "missing" and location in misspelt:
-            continue  # reported where it is misspelt
+            continue  # reported at the misspelt key
         if detail["type"] == "too_short" and detail["input"]:
-            continue  # the mistake inside it is reported by itself
-        where, text = dotted(location), _text(detail, model)
-        problems.append(Problem(located.line(location), f"{where}: {text}" if where else text))
+            continue  # the mistake inside is reported by itself
+        path, text = dotted(location), _text(detail, model)
+        problems.append(Problem(located.line(location), f"{path}: {text}" if path else text))
     return problems
 
 
 def _misspelt(details: Sequence[dict[str, Any]], model: type[BaseModel]) -> set[Location]:
-    """Where a key is most likely missing because an unknown one beside it was meant."""
+    """Locations of missing keys for which an unknown key beside them was probably meant."""
     meant: set[Location] = set()
     for detail in details:
         if detail["type"] == "extra_forbidden":
             *holder, key = detail["loc"]
-            nearest = near_matches(str(key), _fields(model, tuple(holder)))[:1]
+            nearest = _near_fields(str(key), _model_at(model, tuple(holder)))[:1]
             meant.update((*holder, name) for name in nearest)
     return meant
 
@@ -91,9 +94,7 @@ def _text(detail: dict[str, Any], model: type[BaseModel]) -> str:
     if kind == "missing":
         return "is missing: add it"
     if kind == "extra_forbidden":
-        keys = _fields(model, location[:-1])
-        near = did_you_mean(str(location[-1]), keys)
-        return f"unknown key{near or '; known here: ' + ', '.join(keys)}"
+        return _unknown_key_text(str(location[-1]), _model_at(model, location[:-1]))
     if kind == "literal_error":
         allowed = detail["ctx"]["expected"]
         near = did_you_mean(value, re.findall("'(.*?)'", allowed)) if type(value) is str else ""
@@ -111,8 +112,17 @@ def _text(detail: dict[str, Any], model: type[BaseModel]) -> str:
     return f"{message[0].lower()}{message[1:]}, not {shown(value)}"
 
 
+def _unknown_key_text(key: str, holder: type[BaseModel] | None) -> str:
+    if key in _former(holder):
+        new = _former(holder)[key]
+        return f"is the former name of {new}, which is given as well: keep {new}"
+    near = suggestion_text(_near_fields(key, holder))
+    keys = [] if holder is None else holder.model_fields
+    return f"unknown key{near or ': the known ones are ' + ', '.join(keys)}"
+
+
 def _is_number(value: object) -> bool:
-    """Whether a text is one: quoted, or as ``1e3``, which YAML takes for text."""
+    """Whether a text is a number: quoted, or like ``1e3``, which YAML takes for text."""
     try:
         return isinstance(value, str) and float(value) >= 0
     except ValueError:
@@ -134,22 +144,45 @@ def _key(text: str) -> str:
     return text if text.isprintable() and 0 < len(text) <= MOST_CHARACTERS else shown(text)
 
 
-def _fields(model: type[BaseModel], location: Location) -> list[str]:
-    """The keys that are known at a place in the file."""
+def _as_written(location: Location, located: LocatedYaml, model: type[BaseModel]) -> Location:
+    """Location in the file, where a former name may stand for the field."""
+    if location in located.lines or not location:
+        return location
+    *holder, field = location
+    for old, new in _former(_model_at(model, tuple(holder))).items():
+        if new == field and (*holder, old) in located.lines:
+            return (*holder, old)
+    return location
+
+
+def _former(model: type[BaseModel] | None) -> Mapping[str, str]:
+    return model.FORMER if model is not None and issubclass(model, Record) else {}
+
+
+def _near_fields(key: str, model: type[BaseModel] | None) -> list[str]:
+    """Fields that a key may stand for; near a former name, the current one."""
+    if model is None:
+        return []
+    former = _former(model)
+    near = near_matches(key, [*model.model_fields, *former])
+    return list(dict.fromkeys(former.get(name, name) for name in near))
+
+
+def _model_at(model: type[BaseModel], location: Location) -> type[BaseModel] | None:
+    """Model of the mapping at a location in the file; None if there is none."""
     annotation: object = model
     for part in location:
         if isinstance(part, int):
             continue
         holder = _model_in(annotation)
         if holder is None or part not in holder.model_fields:
-            return []
+            return None
         annotation = holder.model_fields[part].annotation
-    holder = _model_in(annotation)
-    return [] if holder is None else list(holder.model_fields)
+    return _model_in(annotation)
 
 
 def _model_in(annotation: object) -> type[BaseModel] | None:
-    """The model an annotation is, or holds: ``tuple[Recipe, ...] | None`` holds Recipe."""
+    """Model that an annotation is or contains: ``tuple[Recipe, ...] | None`` contains Recipe."""
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
         return annotation if issubclass(annotation, BaseModel) else None
     for part in typing.get_args(annotation):

@@ -1,4 +1,4 @@
-"""YAML that remembers on which line everything stood, so that a mistake can be pointed at."""
+"""YAML reader that keeps the line of every value, for messages."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +7,7 @@ import yaml
 
 Location = tuple[str | int, ...]
 
-# Far beyond any specification, and what everything else can hold and quote.
+# Far beyond any specification; more would exhaust memory or the recursion limit.
 MOST_LEVELS = 20
 MOST_PARTS = 100_000  # a few aliases of aliases stand for more than memory holds
 MOST_BITS = 63
@@ -15,7 +15,7 @@ MOST_BITS = 63
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake: where it is and what to do about it."""
+    """A mistake: its line, and a text with the remedy."""
 
     line: int
     text: str
@@ -23,21 +23,21 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class LocatedYaml:
-    """Plain data, and the line of each of its parts."""
+    """Plain data with the line of each part."""
 
     data: Any
     lines: dict[Location, int]
     problems: tuple[Problem, ...]
 
     def line(self, location: Location) -> int:
-        """The line of a part, or of the nearest part that holds it."""
+        """Line of a part, or of the nearest part that contains it."""
         while location and location not in self.lines:
             location = location[:-1]
         return self.lines.get(location, 1)
 
 
 class _UnreadableError(Exception):
-    """Where reading had to stop."""
+    """Reading stopped at this node."""
 
     def __init__(self, node: yaml.Node, text: str) -> None:
         super().__init__(text)

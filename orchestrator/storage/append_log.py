@@ -59,7 +59,7 @@ class AppendFile:
                 os.ftruncate(self._descriptor, size)
             raise StoreError(
                 f"{self.path}: cannot be written: {error.strerror}: make room and run the same "
-                "command again: it continues from here"
+                "command again, it continues where this stopped"
             ) from None
 
     def close(self) -> None:

@@ -37,7 +37,7 @@ def epochs(
             ),
             data=LearnData(
                 source=data,
-                made_by="fields question, answer",
+                rendering="fields question, answer",
                 held_out_from="the same",
                 tokenizer="tok",
                 fingerprint=data,

@@ -56,7 +56,7 @@ class LearnData(Record):
 
     Attributes:
         source: file, folder or hub name.
-        made_by: rendering of an example.
+        rendering: rendering of an example.
         held_out_from: source of the held-out set, or ``the same``.
         tokenizer: name of the tokenizer.
         fingerprint: hash of examples, split and tokenizer.
@@ -67,11 +67,15 @@ class LearnData(Record):
     """
 
     _former = model_validator(mode="before")(
-        former_names(train_queries="train_examples", held_out_queries="held_out_examples")
+        former_names(
+            train_queries="train_examples",
+            held_out_queries="held_out_examples",
+            made_by="rendering",
+        )
     )
 
     source: str
-    made_by: str
+    rendering: str
     held_out_from: str
     tokenizer: str
     fingerprint: str

@@ -150,7 +150,7 @@ def _title(curve: LearningCurve) -> str:
     cell, data, training = curve.cell, curve.data, curve.training
     return (
         f"**{cell.model}**, {cell.weights} weights, {cell.recipe.key}, on {cell.gpu}: "
-        f"{data.source} ({data.made_by}), {data.train_examples:,} training examples, "
+        f"{data.source} ({data.rendering}), {data.train_examples:,} training examples, "
         f"{data.held_out_examples:,} held out; batches of {training.batch_size}, learning rate "
         f"{training.learning_rate:g} {training.schedule}, seed {training.seed}"
     )
