@@ -351,7 +351,7 @@ REFUSED = [
         b'{"question": "a", "answer": ["b"]}\n',
         [
             "{}:2: not UTF-8 text: save it as UTF-8",
-            "{}:3: not JSON (Expecting value): each line must be an object",
+            "{}:3: not JSON (Expecting value): each line must be an object of fields",
             "{}:4: must be an object of fields, not a list",
             "{}:5: has no field 'answer' (it has question): add it",
             "{}:6: answer: must be text, not a list: use --chat for messages",
@@ -400,7 +400,7 @@ def test_what_is_no_file_is_told(tmp_path: Path, count: Callable[..., Job]) -> N
     ]
     as_csv(tmp_path)
     (line,) = told(count, tmp_path, text_fields=FIELDS)
-    assert line.startswith(f"{tmp_path}: holds .csv and .jsonl files, perhaps the same examples")
+    assert line.startswith(f"{tmp_path}: has .csv and .jsonl files")
 
 
 @pytest.mark.parametrize(
@@ -490,7 +490,7 @@ def test_conversations_that_are_none_are_told(tmp_path: Path, count: Callable[..
     absent = "fill it in, or remove the example"
     assert told(count, path, chat="messages") == [
         f"{path}:3: messages: message 2 has no content: {absent}",
-        f"{path}:4: not JSON ({broken}): each line must be an object",
+        f"{path}:4: not JSON ({broken}): each line must be an object of fields",
         f"{path}:5: messages: message 2 has no role and content (nor from and value)",
         f"{path}:6: messages: message 2 has no value: {absent}",
         f"{path}:7: the chat template refuses it: no role tool here",
@@ -772,7 +772,7 @@ def test_the_command_tells_lengths_and_padding(
     ("arguments", "line"),
     [
         ([], "no data set: name a file, a folder or OWNER/NAME, or give --length-histogram"),
-        (["openorca", "--save", "x.csv"], "--save x.csv: the lengths of examples are unknown"),
+        (["openorca", "--save", "x.csv"], "--save x.csv: it is not known how long examples are"),
         (["gsm8k", "--save", "/none/x.csv"], "--save /none/x.csv: cannot be written: No such file"),
         (["math_14k", "--split", "test"], "--split 'test': needs a dataset: "),
     ],
