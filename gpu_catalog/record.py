@@ -29,9 +29,7 @@ def former_names(**fields: str) -> Callable[[Any], Any]:
     def renamed(data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        for old, new in fields.items():
-            if old in data and new in data:
-                raise ValueError(f"{old} is the former name of {new}: keep {new} alone")
-        return {fields.get(name, name): value for name, value in data.items()}
+        current = {old: new for old, new in fields.items() if new not in data}
+        return {current.get(name, name): value for name, value in data.items()}
 
     return renamed
