@@ -25,9 +25,9 @@ PROBES = 400  # of ten cells or so
 PART_BYTES = 100_000  # of the 900 kB that they take
 COMMAND = """\
 import os
-from orchestrator import long_log
+from orchestrator.run_folder import parallel_fit
 from orchestrator.cli.main import main
-long_log.LONG_BYTES, long_log.PART_BYTES = 0, 1_000
+parallel_fit.LONG_BYTES, parallel_fit.PART_BYTES = 0, 1_000
 os.sched_getaffinity = lambda of: {0, 1}
 raise SystemExit(main(["fit", RUN]))
 """
