@@ -287,7 +287,7 @@ def test_mistake_is_told_with_its_line_place_value_and_remedy(
             spoilt("mixtral-tiny", "mixtral-tiny, llama-tiny", ROUTED),
             (
                 "6: cells[0].active_experts: llama-tiny has no experts: remove active_experts, "
-                "or list it apart"
+                "or list the model apart"
             ),
         ),
         (
