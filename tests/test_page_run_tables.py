@@ -1,4 +1,4 @@
-"""What the report's charts call their rows, and what it has of many offers."""
+"""Names of the rows in the report's charts, and the tables behind them."""
 
 from builders.curves import DENSE, epochs
 from builders.observations import recipe, tiny_cell
@@ -10,8 +10,8 @@ from orchestrator.reporting.page.run_tables import Named, chart_names
 from orchestrator.reporting.page.study_tables import curve_names, loads_table, profiles_table
 
 
-def test_names_say_what_tells_rows_apart() -> None:
-    """GPU and recipe only where there are several; whole keys where short ones would be alike."""
+def test_chart_names_hold_the_parts_in_which_rows_differ() -> None:
+    """GPU and recipe appear only where several exist; equal short names get the whole key."""
     one = Named("cpu", "m", "lora-r8-experts-fp32-looped", "m, 16 tokens")
     other = Named("cpu", "m", "lora-r8-experts-fp32-checkpointed-looped", "m, 16 tokens")
     away = Named("A40", "n", "full-bf16", "n, 16 tokens")
@@ -22,7 +22,7 @@ def test_names_say_what_tells_rows_apart() -> None:
 
 
 def test_profiles_of_two_recipes_and_gpus_are_bars_of_their_own() -> None:
-    """The shares of each come to one."""
+    """Each cell has one bar, and the shares of a bar add up to one."""
     told = results(ONE_CELL)
     saving = tiny_cell("mixtral-tiny", recipe("full", gradient_checkpointing=True), seq_len=16)
     away = saving.model_copy(update={"gpu": "A40"})
@@ -46,8 +46,8 @@ def test_profiles_of_two_recipes_and_gpus_are_bars_of_their_own() -> None:
     assert {row[loads.columns.index("name")] for row in loads.rows} == set(shares)
 
 
-def test_curves_are_called_by_what_they_differ_in() -> None:
-    """Data, rate, recipe: what all share is not said."""
+def test_curve_names_hold_the_parts_in_which_curves_differ() -> None:
+    """Data, learning rate or recipe is omitted where all curves share it."""
     few = [(0, 3.0), (90, 0.5)]
     sparse, dense = "mixtral-tiny, sparse, 2 of 8", "mixtral-tiny, dense, 8 of 8"
     assert curve_names(curves([*epochs(few), *epochs(few, DENSE)])) == [sparse, dense]

@@ -1,4 +1,4 @@
-"""Faults in the child: each is the right outcome, and the next probe works in a fresh child."""
+"""Faults in the child process: each has the right outcome, and the next probe gets a new child."""
 
 import os
 import sys
@@ -21,7 +21,7 @@ REQUEST = ProbeRequest(batch_size=5, timing=None)
 
 
 class FaultyProber:
-    """A prober whose children go wrong as they are told."""
+    """A prober whose children fail in the way that a test selects."""
 
     def __init__(self, prober: ChildProber, orders: Path) -> None:
         self.prober = prober
@@ -29,7 +29,7 @@ class FaultyProber:
         self._orders = orders
 
     def ask(self, fault: str = "") -> tuple[Outcome, str]:
-        """How a probe ends under a fault."""
+        """Return outcome and detail of a probe under a fault."""
         self.counters.write_text("oom_kill 0\n", encoding="utf-8")
         self._orders.write_text(fault, encoding="utf-8")
         end = self.prober.probe(REQUEST)
@@ -38,7 +38,7 @@ class FaultyProber:
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyProber]:
-    """One fork server for this file: starting one takes seconds."""
+    """One prober for this file, because starting a fork server takes seconds."""
     orders = tmp_path_factory.mktemp("faults") / "orders"
     orders.write_text("", encoding="utf-8")
     prober = ChildProber(
@@ -81,7 +81,7 @@ SILENT = ("hung", "half", "empty lines")
         ("killed for memory", Outcome.HOST_OUT_OF_MEMORY, "the host ran out of memory and killed"),
     ],
 )
-def test_a_fault_is_told_for_what_it_is(  # noqa: PLR0917 - pytest passes them by name
+def test_each_fault_has_its_outcome_and_reason(  # noqa: PLR0917 - pytest passes them by name
     faulty: FaultyProber,
     where: str,
     fault: str,
@@ -89,7 +89,7 @@ def test_a_fault_is_told_for_what_it_is(  # noqa: PLR0917 - pytest passes them b
     detail: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whether the model is being built or probed; and it touches no probe before nor after."""
+    """A fault while building or probing changes neither the probe before it nor the one after."""
     assert faulty.ask() == (Outcome.FITS, "")
     first = faulty.prober.child_pid
     with monkeypatch.context() as patch:
@@ -112,32 +112,32 @@ def test_a_fault_is_told_for_what_it_is(  # noqa: PLR0917 - pytest passes them b
         *((text, Outcome.HOST_OUT_OF_MEMORY) for text in HOST_MESSAGES),
     ],
 )
-def test_every_out_of_memory_message_is_told_by_the_child(
+def test_every_out_of_memory_message_is_classified(
     faulty: FaultyProber, where: str, message: str, outcome: Outcome
 ) -> None:
-    """Those of PyTorch and CUDA's libraries, and those of the host's allocators."""
+    """PyTorch and CUDA messages mean device memory, those of host allocators host memory."""
     faulty.prober._discard_child()
     assert faulty.ask(f"{where} says: {message}")[0] is outcome
 
 
-def test_what_an_earlier_child_printed_is_not_held_against_a_later_one(
+def test_output_of_an_earlier_child_does_not_change_a_later_outcome(
     faulty: FaultyProber,
 ) -> None:
-    """They print to one file, and why one ended must not become why another did."""
+    """Children share one output file; the reason of one end must not become that of another."""
     assert faulty.ask("probe bitsandbytes")[0] is Outcome.OUT_OF_MEMORY
     outcome, detail = faulty.ask("probe exited")
     assert (outcome, detail[-11:]) == (Outcome.FAILED, "exit code 3")
 
 
-def test_a_fit_that_measured_nothing_is_not_taken(faulty: FaultyProber) -> None:
-    """The search and the fits stand on what was measured."""
+def test_a_fit_without_a_measurement_is_rejected(faulty: FaultyProber) -> None:
+    """The search and the fits depend on measurements, so the probe is FAILED."""
     told = (Outcome.FAILED, "the child reported FITS without a measurement")
     assert faulty.ask("probe unmeasured") == told
     assert faulty.ask() == (Outcome.FITS, "")
 
 
-def test_an_answer_for_another_batch_is_not_taken(faulty: FaultyProber) -> None:
-    """A measurement under the wrong name would be worse than none."""
+def test_a_reply_for_another_batch_size_is_rejected(faulty: FaultyProber) -> None:
+    """A measurement under the wrong batch size would corrupt the fits."""
     told = (Outcome.FAILED, "the child answered batch 99, not 5")
     assert faulty.ask("probe wrong") == told
     assert faulty.ask() == (Outcome.FITS, "")

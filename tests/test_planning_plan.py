@@ -1,4 +1,4 @@
-"""The plan: which cells are done, which are to measure, which cannot be had and why."""
+"""The plan of a sweep: cells that are complete, pending or skipped, with the reason."""
 
 import pytest
 from builders.observations import observation
@@ -25,19 +25,19 @@ catalog:
 
 
 def planned(spec: SweepSpec, known: list[Observation], cluster: ClusterResources) -> Plan:
-    """The plan of a specification with its own catalog."""
+    """Plan a specification with its own catalog."""
     return make_plan(spec, spec.merged_catalog(), cluster, known)
 
 
-def test_cell_nobody_measured_is_pending() -> None:
-    """In the order written."""
+def test_cell_without_observations_is_pending() -> None:
+    """Pending cells keep the order of the specification."""
     spec = spec_of(TWO_CELLS)
     plan = planned(spec, [], ONE_CORE)
     assert plan == Plan(complete=(), pending=tuple(spec.all_cells()), skipped=())
 
 
-def test_cell_is_complete_when_its_last_observation_is_there_and_not_before() -> None:
-    """Another cell's observations say nothing of it."""
+def test_cell_is_complete_only_with_its_last_observation() -> None:
+    """Observations of another cell do not count."""
     spec = spec_of(TWO_CELLS)
     first, second = spec.all_cells()
     known = whole_trial(first, spec)
@@ -46,8 +46,8 @@ def test_cell_is_complete_when_its_last_observation_is_there_and_not_before() ->
     assert plan == Plan(complete=(first,), pending=(second,), skipped=())
 
 
-def test_cell_that_not_even_one_example_fits_is_complete() -> None:
-    """There is nothing more to learn of it."""
+def test_cell_where_no_example_fits_is_complete() -> None:
+    """A largest batch size of zero is a final result."""
     spec = spec_of()
     known = whole_trial(spec.all_cells()[0], spec, largest=0)
     assert [o.outcome for o in known] == [Outcome.OUT_OF_MEMORY]
@@ -55,7 +55,7 @@ def test_cell_that_not_even_one_example_fits_is_complete() -> None:
 
 
 def test_cell_whose_probes_failed_is_pending_again() -> None:
-    """A failure says nothing; the next run tries anew."""
+    """A failure is no verdict, so the next run tries again."""
     spec = spec_of()
     (cell,) = spec.all_cells()
     known = [observation(1, Outcome.FAILED, cell=cell, attempt=n) for n in (1, 2, 3)]
@@ -63,7 +63,7 @@ def test_cell_whose_probes_failed_is_pending_again() -> None:
 
 
 def test_raising_the_batch_limit_makes_a_cell_pending_again() -> None:
-    """What stopped at the old limit goes on from there."""
+    """A search that ended at the old limit continues above it."""
     spec = spec_of()
     (cell,) = spec.all_cells()
     known = whole_trial(cell, spec, largest=1000)
@@ -73,7 +73,7 @@ def test_raising_the_batch_limit_makes_a_cell_pending_again() -> None:
 
 
 def test_gpu_that_no_node_has_is_skipped_with_the_reason() -> None:
-    """Ray would wait for it for ever; the cells of the cpu go on."""
+    """Ray would wait for such a node forever; the CPU cells are still planned."""
     spec = spec_of(ONE_CELL.replace("[cpu]", "[A40, cpu]"))
     on_a40, on_cpu = spec.all_cells()
     plan = planned(spec, [], ONE_CORE)
@@ -86,8 +86,8 @@ def test_gpu_that_no_node_has_is_skipped_with_the_reason() -> None:
 FLASH = ONE_CELL.replace("fp32", "bf16, attention: flash_attention_2")
 
 
-def test_recipe_that_no_node_can_have_is_skipped_with_the_reason() -> None:
-    """What the device lacks is told before what the node lacks; one able node is enough."""
+def test_recipe_that_no_node_supports_is_skipped_with_the_reason() -> None:
+    """Limits of the device come before those of the node; one suitable node is enough."""
     spec = spec_of(FLASH.replace("[cpu]", "[A40, V100-16GB-SXM, cpu]"))
     bare, equipped = Node({"CPU": 1.0, "A40": 1.0}, frozenset()), frozenset({"flash_attn"})
     plan = planned(spec, [], ClusterResources((bare,)))
@@ -99,8 +99,8 @@ def test_recipe_that_no_node_can_have_is_skipped_with_the_reason() -> None:
     assert [cell.gpu for cell in planned(spec, [], both).pending] == ["A40"]
 
 
-def test_capped_cell_runs_on_the_gpu_that_stands_in() -> None:
-    """It is placed there, held to the smaller one's memory, and has no ladder."""
+def test_capped_cell_runs_on_the_larger_gpu() -> None:
+    """The trial runs there under the smaller GPU's memory limit and has no batch ladder."""
     spec = spec_of(ONE_CELL + "as_if: [small]\n" + SMALL)
     own, capped = spec.all_cells()
     assert (own.gpu, own.capped_on) == ("cpu", None)
@@ -111,8 +111,8 @@ def test_capped_cell_runs_on_the_gpu_that_stands_in() -> None:
     assert (task.gpu.key, task.setup.memory_cap_bytes) == ("cpu", 1_000_000)
 
 
-def test_smaller_gpu_that_cannot_have_the_recipe_is_not_stood_in_for() -> None:
-    """A batch size in bf16 would be no T4's, however well the larger GPU runs it."""
+def test_capped_cell_needs_a_recipe_that_the_smaller_gpu_supports() -> None:
+    """A bf16 batch size on a larger GPU would say nothing about a T4."""
     spec = spec_of(ONE_CELL.replace("[cpu]", "[A40]").replace("fp32", "bf16") + "as_if: [T4, L4]\n")
     plan = planned(spec, [], ClusterResources((Node({"CPU": 8.0, "A40": 1.0}),)))
     assert [cell.gpu for cell in plan.pending] == ["A40", "L4"]
@@ -121,8 +121,8 @@ def test_smaller_gpu_that_cannot_have_the_recipe_is_not_stood_in_for() -> None:
     assert "use precision: fp16" in skip.reason
 
 
-def test_cuda_trial_has_the_node_to_itself_and_asks_ray_to_show_the_gpu() -> None:
-    """Ray hides its GPUs from a worker that asks for none; a cpu trial leaves the other cores."""
+def test_cuda_trial_reserves_its_node_and_requests_the_gpu() -> None:
+    """Ray hides GPUs from a worker that requests none; a CPU trial leaves other cores free."""
     catalog = load_catalog()
     nodes = ClusterResources((Node({"CPU": 8.0, "A40": 1.0, "GPU": 1.0}), Node({"CPU": 4.0})))
     assert nodes.trial_resources(catalog.gpu("A40")) == {"CPU": 1, "A40": 1, "GPU": 1}
@@ -131,8 +131,8 @@ def test_cuda_trial_has_the_node_to_itself_and_asks_ray_to_show_the_gpu() -> Non
     assert nodes.threads(catalog.gpu("cpu")) == 1
 
 
-def test_trial_goes_to_the_node_that_carries_its_gpus_key() -> None:
-    """A cpu device needs no such node, a CUDA GPU cannot do without."""
+def test_trial_is_placed_by_its_gpu_key() -> None:
+    """A CUDA GPU needs a node with its key as a resource; a CPU device does not."""
     cpu = load_catalog().gpu("cpu")
     a40 = load_catalog().gpu("A40")
     named = ClusterResources((Node({"CPU": 8.0, "A40": 2.0, "cpu": 1.0}),))
@@ -144,7 +144,7 @@ def test_trial_goes_to_the_node_that_carries_its_gpus_key() -> None:
 
 
 def test_gpu_that_the_cluster_can_start_a_node_for_is_planned() -> None:
-    """As its head says; a trial asks for what that node will have."""
+    """The head node lists its node types; a trial requests the resources of that type."""
     spec = spec_of(ONE_CELL.replace("[cpu]", "[A40, H100-SXM]").replace("fp32", "bf16"))
     head = Node({"CPU": 2.0, "scales-to-A40": 4.0})
     plan = planned(spec, [], ClusterResources((head,)))
@@ -158,7 +158,7 @@ def test_gpu_that_the_cluster_can_start_a_node_for_is_planned() -> None:
 
 
 def test_pending_cells_take_turns_over_the_gpus() -> None:
-    """No GPU waits behind another one's queue, however short its own is."""
+    """A GPU with a short queue does not wait for one with a long queue."""
     spec = spec_of(
         ONE_CELL.replace("[cpu]", "[desk, cpu, lap]").replace("[16]", "[8, 16, 32]") + OWN_ROWS
     )
@@ -174,8 +174,8 @@ def test_pending_cells_take_turns_over_the_gpus() -> None:
     ]  # fmt: skip
 
 
-def test_trial_knows_the_specification_and_its_own_observations_alone() -> None:
-    """It travels to the node as JSON and says the same there."""
+def test_trial_holds_the_specification_and_its_own_observations_only() -> None:
+    """A trial travels to its node as JSON and reads back equal."""
     spec = spec_of(TWO_CELLS.replace("max_batch_size: 64", "max_batch_size: 64\nseed: 7"))
     first, second = spec.all_cells()
     of_second = whole_trial(second, spec)
@@ -187,8 +187,8 @@ def test_trial_knows_the_specification_and_its_own_observations_alone() -> None:
 
 
 @pytest.mark.parametrize("cells", [ONE_CELL, TWO_CELLS])
-def test_plan_reads_back_from_json_as_it_was(cells: str) -> None:
-    """It is kept in the run folder."""
+def test_plan_survives_a_round_trip_through_json(cells: str) -> None:
+    """The run folder keeps the plan as JSON."""
     spec = spec_of(cells.replace("[cpu]", "[cpu, A40]"))
     plan = planned(spec, whole_trial(spec.all_cells()[0], spec), ONE_CORE)
     assert plan.complete

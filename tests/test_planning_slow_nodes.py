@@ -1,4 +1,4 @@
-"""A node far slower than others with the same GPU is told, and what it timed is timed again."""
+"""Nodes far slower than others with the same GPU are reported, and their timings repeated."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -36,7 +36,7 @@ SHORT, LONG = SPEC.all_cells()
 
 
 def timed_on(cell: Cell, host: str, *, times: float, spec: SweepSpec = SPEC) -> list[Observation]:
-    """A trial on a node that takes so many times as long."""
+    """Observations of a trial on a node whose steps take a multiple of the normal time."""
     found = []
     for o in whole_trial(cell, spec, where=environment(host=host, node_id=host * 4)):
         if o.measurement is None:
@@ -49,7 +49,7 @@ def timed_on(cell: Cell, host: str, *, times: float, spec: SweepSpec = SPEC) -> 
 
 
 def timed_again(seen: list[Observation]) -> list[Observation]:
-    """What a trial on the quick node makes of what the slow one timed."""
+    """Observations of a trial on the fast node that repeats the slow node's timings."""
     done = [o for o in seen if o.cell == LONG]
     task = trial_task(SPEC, SPEC.merged_catalog(), LONG, done)
     task = task.model_copy(update={"slow_nodes": ("slow" * 4,)})
@@ -59,8 +59,8 @@ def timed_again(seen: list[Observation]) -> list[Observation]:
     return found
 
 
-def test_a_node_ten_times_slower_is_named_with_what_was_timed_on_it() -> None:
-    """The cells differ, as in a sweep: no two nodes time one."""
+def test_a_node_ten_times_slower_is_reported_with_its_cells() -> None:
+    """The comparison works across cells, since no two nodes of a sweep time the same one."""
     seen = [*timed_on(SHORT, "quick", times=1), *timed_on(LONG, "slow", times=10)]
     (found,) = slow_nodes(seen)
     assert (found.host, found.cells, list(found.standing)) == ("slow", (LONG,), [LONG])
@@ -70,8 +70,8 @@ def test_a_node_ten_times_slower_is_named_with_what_was_timed_on_it() -> None:
     assert "do not trust" in " ".join(slow_nodes_text(seen))
 
 
-def test_what_a_slow_node_timed_is_timed_again_and_counts_no_more() -> None:
-    """Neither in step times and laws nor in tables; its largest batch is not searched for again."""
+def test_timings_of_a_slow_node_are_repeated_and_excluded() -> None:
+    """Step times, laws and tables ignore them; the search for the largest batch is kept."""
     slow = timed_on(LONG, "slow", times=10)
     seen = [*timed_on(SHORT, "quick", times=1), *slow]
     again = timed_again(seen)
@@ -100,16 +100,16 @@ def test_what_a_slow_node_timed_is_timed_again_and_counts_no_more() -> None:
     assert next_probe(task, [o for o in every if o.cell == LONG]) is None
 
 
-def test_of_what_was_timed_again_in_part_the_rest_still_stands_and_is_told() -> None:
-    """A budget may be spent, or the other node taken away."""
+def test_slow_timings_without_a_repeat_are_kept_and_reported() -> None:
+    """A budget may be spent, or the other node gone, before all timings are repeated."""
     seen = [*timed_on(SHORT, "quick", times=1), *timed_on(LONG, "slow", times=10)]
     *again, last = timed_again(seen)
     (found,) = slow_nodes([*seen, *again])
     assert dict(found.standing) == {LONG: (last.batch_size,)}
 
 
-def test_nodes_that_differ_by_what_nodes_differ_are_not_accused() -> None:
-    """Nor is a lone one, to which nothing can be compared."""
+def test_nodes_that_differ_by_ordinary_variation_are_not_slow() -> None:
+    """A lone node is not slow either: there is nothing to compare it with."""
     assert slow_nodes(timed_on(SHORT, "alone", times=10)) == []
     seen = [*timed_on(SHORT, "quick", times=1), *timed_on(SHORT, "slower", times=2)]
     assert slow_nodes(seen) == []
@@ -117,13 +117,13 @@ def test_nodes_that_differ_by_what_nodes_differ_are_not_accused() -> None:
 
 
 def of_batch(observations: list[Observation], *batch_sizes: int) -> list[Observation]:
-    """The timings at these batch sizes."""
+    """Timings of a node at some batch sizes."""
     return [o for o in observations if o.is_timing and o.batch_size in batch_sizes]
 
 
 @pytest.mark.parametrize(("times", "hosts"), [(3.99, []), (4.0, ["slow"]), (4.01, ["slow"])])
 def test_a_node_is_slow_from_four_times_as_long(times: float, hosts: list[str]) -> None:
-    """Measured by the same batch on both nodes; four times exactly is slow."""
+    """Both nodes timed the same batch size; a factor of exactly four is slow."""
     observations = [*timed_on(SHORT, "quick", times=1), *timed_on(SHORT, "slow", times=times)]
     assert [node.host for node in slow_nodes(of_batch(observations, 40))] == hosts
 
@@ -132,7 +132,7 @@ def test_a_node_is_slow_from_four_times_as_long(times: float, hosts: list[str]) 
 def test_batches_are_compared_up_to_one_and_a_half_times_the_tokens(
     largest: int, compared: int
 ) -> None:
-    """A larger batch makes more of the fixed time of a step: the node itself may be as quick."""
+    """A larger batch hides more of the fixed time of a step, so the node itself may be as fast."""
     slow = of_batch(timed_on(SHORT, "slow", times=10), 40)
     quick = of_batch(timed_on(SHORT, "quick", times=1), 40)
     quick = [o.model_copy(update={"batch_size": largest}) for o in quick]
@@ -150,7 +150,7 @@ catalog:
 
 
 class QuickDesk:
-    """A cluster that a node with a desk joins while a sweep is at work: trials run on that."""
+    """A cluster that a fast node with a desk GPU joins during the sweep."""
 
     def __init__(self) -> None:
         self.begun = ClusterResources((Node({}, None, "head"),))
@@ -158,7 +158,7 @@ class QuickDesk:
         self.now = ClusterResources((*self.begun.nodes, desk))
 
     def run(self, scheduler: Scheduler, keeper: ObservationRecorder, *_: Any) -> None:
-        """As Ray would."""
+        """Run the trial as Ray would."""
         while (placement := scheduler.next()) is not None:
             assert placement.resources == {"CPU": 1.0, "desk": 1.0}
             task, cell = placement.task, placement.task.cell
@@ -174,10 +174,10 @@ class QuickDesk:
             scheduler.ended(cell, None)
 
 
-def test_a_node_that_joins_during_a_resumed_sweep_times_again_what_a_slow_one_did(
+def test_a_node_that_joins_a_resumed_sweep_repeats_slow_timings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There was none with its GPU at the start: a cell that it makes whole is skipped no more."""
+    """The GPU had no node at the start; a cell that the new node completes is no longer skipped."""
     spec, cluster = spec_of(DESKS), QuickDesk()
     short, long = spec.all_cells()
     slow = [o for o in timed_on(long, "slow", times=10, spec=spec) if o.repeat == 0]

@@ -1,4 +1,4 @@
-"""Dollars of a sweep: what it is expected to take, what it has cost, and where a budget ends it."""
+"""Dollars of a sweep: the expected cost, the cost so far, and the end at a budget."""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ WHOLE = (5 + 8) * 60.0  # seconds of a trial as assumed: five probes that search
 
 
 def test_a_sweep_is_priced_before_it_starts() -> None:
-    """By hand: a node's start and a minute a probe; of a CPU nothing before its first probes."""
+    """By hand: a node's start and a minute per probe; a CPU has no estimate before probes."""
     plan = make_plan(SPEC, CATALOG, CLUSTER, [])
     left = {each.gpu: each for each in remaining_work(SPEC, RATES, CLUSTER, plan, [])}
     assert {gpu: each.at_a_time for gpu, each in left.items()} == {"fast": 1, "desk": 3, "cpu": 12}
@@ -78,8 +78,8 @@ def test_a_sweep_is_priced_before_it_starts() -> None:
     assert "$0.30 is spent" in spent
 
 
-def test_what_was_measured_tells_what_the_rest_takes() -> None:
-    """One of two cells is done: the other is expected to take as long, on a node that is up."""
+def test_measured_cells_predict_the_cost_of_the_rest() -> None:
+    """One of two cells is complete: the other is expected to take as long on a running node."""
     spec = spec_of(ONE_CELL.replace("[cpu]", "[desk]").replace("[16]", "[16, 32]") + ROWS)
     catalog = spec.merged_catalog()
     done, _ = spec.all_cells()
@@ -93,7 +93,7 @@ def test_what_was_measured_tells_what_the_rest_takes() -> None:
 
 
 def test_dollars_are_counted_as_they_are_spent() -> None:
-    """A node's start and its probes, at the cheapest offer; nothing for the machine one has."""
+    """A node's start and probes cost the cheapest offer; the user's own machine is free."""
     meter = Meter(SPEC, RATES)
     assert meter.usd is None
     meter.observed(observation(1, cell=CPU, seconds=100.0))
@@ -122,14 +122,14 @@ def ran(host: str, node_id: str | None, seconds: float = 36.0) -> Observation:
 
 
 def died(node_id: str | None, seconds: float) -> Fault:
-    """A trial of the fast GPU that was cut short on a node."""
+    """A trial of the fast GPU that died on a node."""
     return Fault(
         kind="died", gpu="fast", node_id=node_id, reason="why", at="now", lost_seconds=seconds
     )
 
 
-def test_each_node_has_a_start_and_what_died_with_trials_is_paid_for() -> None:
-    """By hand, of two dollars an hour and ten minutes a start."""
+def test_each_node_pays_for_its_start_and_its_dead_trials() -> None:
+    """Computed by hand at two dollars an hour and ten minutes per start."""
     meter = Meter(SPEC, RATES, [ran("one", "a"), ran("two", "b")], [died("b", 18.0)])
     assert meter.usd == pytest.approx(2 * (2 * 600 + 2 * 36 + 18) / 3600)
     # Ray was started anew on a machine that is still rented.
@@ -148,8 +148,8 @@ def test_each_node_has_a_start_and_what_died_with_trials_is_paid_for() -> None:
         assert part in priced
 
 
-def test_what_nodes_are_said_to_be_rented_as_is_what_they_cost() -> None:
-    """The cheapest of those offers; nothing where there is none, which is told."""
+def test_nodes_cost_the_offers_that_the_user_names() -> None:
+    """The cheapest match applies; without a match there is no price, and a warning says so."""
     dear = NodePrices(CATALOG, NodeRentals(offers=OfferFilter(market="on-demand")))
     meter = Meter(SPEC, dear, [ran("one", "a")])
     assert meter.usd == pytest.approx(3 * 636 / 3600)
@@ -166,8 +166,8 @@ def test_what_nodes_are_said_to_be_rented_as_is_what_they_cost() -> None:
     assert "idle nodes" not in priced
 
 
-def test_a_node_that_says_what_it_is_is_priced_as_that() -> None:
-    """By its labels, whatever the others are; what has no price is priced as they are."""
+def test_a_labelled_node_is_priced_by_its_labels() -> None:
+    """Other nodes do not affect it; a label without a price falls back to the user's choice."""
     said = NodeRental(instance="a", region="here", market="on-demand")
     gone = NodeRental(instance="x", market="on-demand")
     unpriced = NodeRental(instance="a", region="here", market="spot")
@@ -189,8 +189,8 @@ def test_a_node_that_says_what_it_is_is_priced_as_that() -> None:
     assert {e.offer and e.offer.instance: e.nodes for e in meter.spent} == {"a": 1, "b": 1}
 
 
-def test_no_price_is_taken_for_less_than_the_node_may_cost() -> None:
-    """The nearest to what it says: on demand there before spot elsewhere, of no other provider."""
+def test_a_price_never_underestimates_a_labelled_node() -> None:
+    """On demand in the same region comes before spot elsewhere; other providers never match."""
     rows = [
         ("east", "small", "spot", 1.0),
         ("west", "small", "on-demand", 4.0),
@@ -221,8 +221,8 @@ def test_no_price_is_taken_for_less_than_the_node_may_cost() -> None:
     assert told(provider="moon", instance="small", region="west") == ""
 
 
-def test_a_price_that_nobody_said_is_told_as_the_cheapest_there_is() -> None:
-    """Also where one of two nodes says what it is; a node yet to come is priced as that one."""
+def test_an_assumed_price_is_reported_as_the_cheapest_offer() -> None:
+    """This holds where one of two nodes has labels; a future node is priced like that one."""
     said = NodeRental(provider="pit", instance="a", region="here", market="on-demand")
     rates = NodePrices(CATALOG, NodeRentals(nodes={"a": said}))
     offers = [rates.offer("fast", node_id) for node_id in (None, "a", "b")]
@@ -231,10 +231,8 @@ def test_a_price_that_nobody_said_is_told_as_the_cheapest_there_is() -> None:
     assert "cheapest" in rates.text([("fast", offer) for offer in offers])
 
 
-def test_what_a_node_is_rented_as_is_written_down_again_where_it_could_not_be(
-    tmp_path: Path,
-) -> None:
-    """A full disk that has room again; until then nothing is priced by what was not kept."""
+def test_a_node_offer_is_saved_again_after_a_full_disk(tmp_path: Path) -> None:
+    """Until the disk has room, no price depends on an offer that was not saved."""
     run = open_run(tmp_path / "run", ONE_CELL, spec_of())
     said = NodeRental(provider="pit", instance="a", region="here", market="on-demand")
     cluster = ClusterResources((Node({"CPU": 1.0}, node_id="a", labels=said.labels),))
@@ -250,10 +248,10 @@ def test_what_a_node_is_rented_as_is_written_down_again_where_it_could_not_be(
     assert run.rented() == diary.rates.rented == NodeRentals(nodes={"a": said})
 
 
-def test_what_nodes_are_rented_as_is_kept_with_the_run(
+def test_the_offers_of_nodes_are_saved_with_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sweep, its plan, status and whoever goes on with it price alike."""
+    """Sweep, plan, status and a resumed sweep use the same prices."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     text = ONE_CELL.replace("[cpu]", "[fast]") + ROWS
     run = open_run(tmp_path / "run", text, spec_of(text))
@@ -276,8 +274,8 @@ def test_what_nodes_are_rented_as_is_kept_with_the_run(
     assert "did you mean 'pit'?" in said
 
 
-def test_a_gpu_whose_start_is_too_dear_is_left_out() -> None:
-    """The first in the plan are paid first; a machine of one's own has no start."""
+def test_a_gpu_whose_start_exceeds_the_budget_is_excluded() -> None:
+    """The budget goes to the first cells of the plan; the user's own machine starts free."""
     plan = make_plan(SPEC, CATALOG, CLUSTER, [])
 
     def placed(budget_usd: float | None, spent_usd: float = 0.0) -> set[str]:
@@ -293,7 +291,7 @@ def test_a_gpu_whose_start_is_too_dear_is_left_out() -> None:
 
 
 def test_a_trial_that_did_not_finish_is_not_excluded_by_the_budget() -> None:
-    """Only the cells that no dollars were left for are; the others did not finish."""
+    """Only cells without budget are excluded for it; the others did not finish."""
     plan = make_plan(SPEC, CATALOG, CLUSTER, [])
     seen = [observation(1, cell=DESK, seconds=7200.0)]
     spent_usd = Meter(SPEC, RATES, seen).usd or 0.0
@@ -308,7 +306,7 @@ def test_a_trial_that_did_not_finish_is_not_excluded_by_the_budget() -> None:
 def test_strict_starts_nothing_when_a_trial_would_be_skipped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A line for each, and no run folder."""
+    """Each skipped cell has one line, and no run folder is created."""
     monkeypatch.setenv("RAY_ADDRESS", "local")
     spec = tmp_path / "made.yaml"
     spec.write_text(ONE_CELL.replace("[cpu]", "[cpu, A40, L4]"), encoding="utf-8")
@@ -319,10 +317,10 @@ def test_strict_starts_nothing_when_a_trial_would_be_skipped(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_plan_tells_what_gpus_would_cost_that_are_not_here(
+def test_a_plan_prices_gpus_that_are_not_here(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before any is rented, apart from what this machine can do."""
+    """The prices are known before anything is rented, apart from what this machine can run."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     spec = tmp_path / "made.yaml"
     spec.write_text(ONE_CELL.replace("[cpu]", "[cpu, A40]"), encoding="utf-8")
@@ -335,7 +333,7 @@ def test_a_plan_tells_what_gpus_would_cost_that_are_not_here(
 
 @pytest.mark.long
 def test_a_sweep_ends_when_its_budget_is_spent(tmp_path: Path) -> None:
-    """On a real Ray, at a dollar a second: what it found is kept, what it left out is told."""
+    """On a real Ray at a dollar a second: observations are kept and excluded cells listed."""
     text = two_devices("paid", 3600, 3600)
     (tmp_path / "paid.yaml").write_text(text, encoding="utf-8")
     budget = 0.5

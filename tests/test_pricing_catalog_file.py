@@ -1,4 +1,4 @@
-"""A user's own GPUs and prices from files: what may be left out, and every mistake in a line."""
+"""GPUs and prices from a user's files: optional fields, and one line per mistake."""
 
 import datetime as dt
 import os
@@ -51,7 +51,7 @@ recorded = 2026-11-20
 
 
 def written(folder: Path, name: str, text: str) -> Path:
-    """A file with this text, of 1 November."""
+    """Write a file with this text, dated 1 November."""
     path = folder / name
     path.write_text(text, encoding="utf-8")
     day = dt.datetime(2026, 11, 1, 12, tzinfo=dt.UTC).timestamp()
@@ -60,7 +60,7 @@ def written(folder: Path, name: str, text: str) -> Path:
 
 
 def mistakes(path: Path, catalog: Catalog = CATALOG) -> list[str]:
-    """What is wrong with a file of prices, without its name."""
+    """Return the mistakes of a price file, without its name."""
     with pytest.raises(CatalogError) as error:
         read_price_file(path, catalog)
     lines = str(error.value).splitlines()
@@ -72,7 +72,7 @@ def mistakes(path: Path, catalog: Catalog = CATALOG) -> list[str]:
 def test_a_file_of_gpus_and_offers_is_merged_over_the_catalog(
     name: str, text: str, tmp_path: Path
 ) -> None:
-    """YAML and TOML say the same; nothing shipped is lost."""
+    """YAML and TOML are equivalent; no shipped GPU or offer is lost."""
     rows = read_catalog_file(written(tmp_path, name, text), CATALOG)
     merged = CATALOG.merged(rows.gpus, rows.offers)
     assert merged.gpu_by_device_name("NVIDIA L40").key == "L40"
@@ -94,17 +94,17 @@ def test_a_file_of_gpus_and_offers_is_merged_over_the_catalog(
         ("p.toml", '[[offers]]\ngpu = "A40"\nusd_per_hour = 0.12\n'),
     ],
 )
-def test_a_gpu_one_owns_needs_no_more_than_its_key_and_what_an_hour_costs(
+def test_an_owned_gpu_needs_only_its_key_and_hourly_cost(
     name: str, text: str, tmp_path: Path
 ) -> None:
-    """Whose it is, where, and since when goes without saying; a file is as old as it is."""
+    """Provider, region and date have defaults; the date is that of the file."""
     [own] = read_price_file(written(tmp_path, name, text), CATALOG)
     assert (own.gpu, own.usd_per_hour, own.provider, own.instance) == ("A40", 0.12, "own", "A40")
     assert (own.recorded, own.market, own.gpus_per_instance) == (WRITTEN, "on-demand", 1)
 
 
-def test_ones_own_price_of_what_is_offered_takes_its_place(tmp_path: Path) -> None:
-    """A discount on an instance of the table, not a second offer of it."""
+def test_a_users_price_replaces_the_catalogs(tmp_path: Path) -> None:
+    """A discount on an instance of the catalog is not a second offer."""
     known = CATALOG.offers("H100-SXM")[0]
     text = (
         "gpu,provider,region,instance,gpus_per_instance,market,usd_per_hour\n"
@@ -117,8 +117,8 @@ def test_ones_own_price_of_what_is_offered_takes_its_place(tmp_path: Path) -> No
     assert merged.offers("H100-SXM")[0].usd_per_hour == 0.5
 
 
-def test_every_mistake_of_a_csv_is_told_at_once_with_its_line(tmp_path: Path) -> None:
-    """What, with the value; where; what to do."""
+def test_every_mistake_of_a_csv_is_reported_with_its_line(tmp_path: Path) -> None:
+    """Each line has the wrong value, its place and the remedy."""
     text = """\
 gpu,usd_per_hour,currency,gpus_per_instance,market,recorded,instance
 A4O,0.12,,,,,
@@ -192,10 +192,10 @@ A40,nan,,,,,
         ),
     ],
 )
-def test_a_csv_that_is_not_understood_is_told_by_its_head(
+def test_a_csv_with_a_wrong_header_is_reported_once(
     text: str, lines: list[str], tmp_path: Path
 ) -> None:
-    """Once, and not again for every row."""
+    """The mistake is not repeated for every row."""
     assert mistakes(written(tmp_path, "p.csv", text)) == lines
 
 
@@ -236,10 +236,10 @@ def test_a_csv_that_is_not_understood_is_told_by_its_head(
         ("p.toml", "[[offers]]\ngpu = 'A40", None),
     ],
 )
-def test_every_mistake_of_yaml_and_toml_is_told_with_its_line(
+def test_every_mistake_of_yaml_and_toml_is_reported_with_its_line(
     name: str, text: str, lines: list[str] | None, tmp_path: Path
 ) -> None:
-    """By the same words as a specification's."""
+    """The lines read like those of a specification."""
     found = mistakes(written(tmp_path, name, text))
     assert found
     if lines is not None:
@@ -247,8 +247,8 @@ def test_every_mistake_of_yaml_and_toml_is_told_with_its_line(
 
 
 @pytest.mark.parametrize("name", ["c.csv", "c.yaml"])
-def test_prices_in_place_of_a_catalog_are_told_where_they_go(name: str, tmp_path: Path) -> None:
-    """Whatever the file is called."""
+def test_prices_given_as_a_catalog_name_the_right_option(name: str, tmp_path: Path) -> None:
+    """The file's name and suffix do not matter."""
     path = written(tmp_path, name, "gpu,usd_per_hour\nA40,0.12\n")
     with pytest.raises(CatalogError) as error:
         read_catalog_file(path, CATALOG)
@@ -256,8 +256,8 @@ def test_prices_in_place_of_a_catalog_are_told_where_they_go(name: str, tmp_path
     assert "goes to --prices" in str(error.value)
 
 
-def test_a_number_for_a_text_is_to_be_quoted(tmp_path: Path) -> None:
-    """As YAML takes a version for one."""
+def test_a_number_in_place_of_text_must_be_quoted(tmp_path: Path) -> None:
+    """YAML reads an unquoted version as a number."""
     text = GPU_YAML.replace("    marketed", "    compute_capability: 12.0\n    marketed")
     with pytest.raises(CatalogError) as error:
         read_catalog_file(written(tmp_path, "c.yaml", text), CATALOG)
@@ -266,7 +266,7 @@ def test_a_number_for_a_text_is_to_be_quoted(tmp_path: Path) -> None:
 
 
 def test_facts_of_a_known_gpu_cannot_be_replaced(tmp_path: Path) -> None:
-    """By key or by the name it reports; the same facts again are no mistake."""
+    """Neither by key nor by the name that CUDA reports; repeating the same facts is allowed."""
     text = GPU_YAML.replace("key: L40", "key: A40").replace("gpu: L40", "gpu: A40")
     other = GPU_YAML.replace("NVIDIA L40", "NVIDIA A40")
     for changed, line in (
@@ -284,7 +284,7 @@ def test_facts_of_a_known_gpu_cannot_be_replaced(tmp_path: Path) -> None:
 
 
 def test_a_gpu_that_cannot_be_identified_is_refused(tmp_path: Path) -> None:
-    """Without the name it reports to CUDA nothing could be measured on it, and none told apart."""
+    """Without the name that CUDA reports, no measurement can be attributed to the GPU."""
     path = written(tmp_path, "a.yaml", GPU_YAML.replace("    device_names: [NVIDIA L40]\n", ""))
     with pytest.raises(CatalogError) as error:
         read_catalog_file(path, CATALOG)
@@ -300,8 +300,8 @@ def test_a_gpu_that_cannot_be_identified_is_refused(tmp_path: Path) -> None:
         (lambda path: path.write_bytes(b"\xff\xfe\x00"), "not UTF-8 text (byte 0): save it as"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_told(make: object, words: str, tmp_path: Path) -> None:
-    """In a line."""
+def test_an_unreadable_file_is_one_line(make: object, words: str, tmp_path: Path) -> None:
+    """The line names the file."""
     path = tmp_path / "p.csv"
     assert callable(make)
     make(path)

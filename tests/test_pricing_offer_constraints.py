@@ -1,12 +1,12 @@
-"""Constraints on offers, and the message where none meets them."""
+"""Constraints on offers, and the message when no offer meets them."""
 
 from builders.rankings import SPEC
 
 from orchestrator.pricing.offer_constraints import Constraints, MissedConstraints, nothing_text
 
 
-def test_where_nothing_is_wanted_the_least_that_must_give_is_told() -> None:
-    """The deadline, the budget, either, or both at once, each by the GPU that is nearest."""
+def test_the_smallest_relaxation_is_named_when_no_offer_qualifies() -> None:
+    """Deadline, budget, either or both, each by the GPU that is nearest to it."""
     misses = [
         ("A", MissedConstraints(quickest_hours=2.0, cheapest_usd=3.0)),
         ("B", MissedConstraints(quickest_hours=1.0, cheapest_usd=5.0)),
@@ -25,8 +25,8 @@ def test_where_nothing_is_wanted_the_least_that_must_give_is_told() -> None:
         assert absent not in text
 
 
-def test_a_limit_that_is_just_met_is_kept() -> None:
-    """Hours equal to the deadline and dollars equal to the budget are not too much."""
+def test_a_limit_that_is_exactly_met_holds() -> None:
+    """Hours equal to the deadline and dollars equal to the budget are allowed."""
     wanted = Constraints(deadline_hours=1.0, budget_usd=3.0)
     assert not wanted.refuse(1.0, 3.0)
     assert wanted.refuse(1.01, 3.0)
@@ -36,8 +36,8 @@ def test_a_limit_that_is_just_met_is_kept() -> None:
     assert not best.exceeds_budget(wanted)
 
 
-def test_the_cheapest_is_named_wherever_it_stands() -> None:
-    """The GPU with the lowest cost, not the one whose name comes first."""
+def test_the_cheapest_gpu_is_named_regardless_of_order() -> None:
+    """The lowest cost decides, not the first name in the alphabet."""
     misses = [
         ("A", MissedConstraints(quickest_hours=1.0, cheapest_usd=5.0)),
         ("B", MissedConstraints(quickest_hours=2.0, cheapest_usd=3.0)),
@@ -47,8 +47,8 @@ def test_the_cheapest_is_named_wherever_it_stands() -> None:
     assert text.endswith("on B.")
 
 
-def test_two_gpus_are_not_a_single_one() -> None:
-    """Where an instance with one GPU is asked for, one with two is no offer."""
+def test_an_instance_with_two_gpus_is_excluded_where_one_is_wanted() -> None:
+    """A limit of one GPU excludes every larger instance."""
     offer = SPEC.merged_catalog().offers("desk")[0]
     single = Constraints(single_gpu=True)
     counts = {count: offer.model_copy(update={"gpus_per_instance": count}) for count in (1, 2)}

@@ -1,4 +1,4 @@
-"""Drawn prices."""
+"""Random future prices."""
 
 import datetime as dt
 import math
@@ -14,7 +14,7 @@ from orchestrator.spec.job import Overheads
 
 
 def test_drawn_prices_repeat_with_the_seed_and_differ_between_offers() -> None:
-    """Two runs of one ranking agree; prices of two offers move by themselves."""
+    """Two runs of one ranking agree; prices of two offers vary independently."""
     first, second, *_ = SPEC.merged_catalog().offers("desk")
     day = first.recorded + dt.timedelta(days=30)
     overheads = Overheads(price_drift=0.1, spot_price_drift=0.1)

@@ -1,4 +1,4 @@
-"""What a rental comes to: against interruptions drawn at random, and by hand."""
+"""Cost of a rental: against simulated interruptions, and computed by hand."""
 
 import math
 
@@ -12,7 +12,7 @@ HOURS = np.array([5.0])
 
 
 def drawn_hours(rate: float, checkpoint: float, restart: float, interval: float) -> float:
-    """Mean over drawn histories of a job of five hours of work."""
+    """Mean hours over random interruptions of a job of five hours of work."""
     random = np.random.default_rng(0)
     total, jobs = 0.0, 4000
     for _ in range(jobs):
@@ -30,7 +30,7 @@ def drawn_hours(rate: float, checkpoint: float, restart: float, interval: float)
     ("rate", "checkpoint", "restart", "interval"),
     [(0.2, 0.05, 0.2, 0.5), (1.0, 0.05, 0.2, 0.25), (0.02, 0.01, 0.5, 2.5)],
 )
-def test_interrupted_hours_are_those_of_drawn_interruptions(
+def test_expected_hours_match_simulated_interruptions(
     rate: float, checkpoint: float, restart: float, interval: float
 ) -> None:
     """Interruptions strike work, checkpoints and restarts alike."""
@@ -42,7 +42,7 @@ def test_interrupted_hours_are_those_of_drawn_interruptions(
 @pytest.mark.parametrize("rate", [0.001, 0.05, 2.0])
 @pytest.mark.parametrize("checkpoint", [0.001, 0.1])
 def test_the_best_interval_costs_least(rate: float, checkpoint: float) -> None:
-    """A tenth more or less costs more; where interruptions are rare it is Young's."""
+    """A tenth more or less costs more; where interruptions are rare it is Young's interval."""
     best = best_interval(rate, checkpoint)
     least, shorter, longer = (
         float(interrupted_hours(HOURS, rate, checkpoint, 0.1, best * f)[0]) for f in (1, 0.9, 1.1)
@@ -53,7 +53,7 @@ def test_the_best_interval_costs_least(rate: float, checkpoint: float) -> None:
 
 
 def test_a_rental_is_start_up_work_and_checkpoints() -> None:
-    """By hand, on demand; on spot as much at least, and without interruptions the same."""
+    """By hand on demand; spot costs at least as much, and equals it without interruptions."""
     overheads = Overheads(startup_minutes=12, checkpoint_seconds=36, interruptions_per_day=2)
     on_demand = rental(HOURS, overheads, spot=False)
     assert on_demand.hours == pytest.approx(0.2 + 5 + 5 * 0.01)
@@ -68,7 +68,7 @@ def test_a_rental_is_start_up_work_and_checkpoints() -> None:
 
 
 def test_a_job_shorter_than_the_interval_is_one_interval() -> None:
-    """It is not charged for a part of a checkpoint that it never writes."""
+    """The job does not pay for a checkpoint that it never writes."""
     rare = Overheads(startup_minutes=0, interruptions_per_day=0.01)
     none = rental(np.array([0.0]), rare, spot=True)
     assert none.hours == pytest.approx(0)
@@ -77,7 +77,7 @@ def test_a_job_shorter_than_the_interval_is_one_interval() -> None:
 
 
 def test_free_checkpoints_lose_no_work() -> None:
-    """They are written all the time: interruptions cost nothing where a start is free, too."""
+    """Checkpoints are continuous: interruptions cost nothing where a restart is free too."""
     overheads = Overheads(startup_minutes=0, checkpoint_seconds=0, interruptions_per_day=24)
     free = rental(HOURS, overheads, spot=True)
     assert float(free.hours[0]) == pytest.approx(5, rel=1e-3)
@@ -86,7 +86,7 @@ def test_free_checkpoints_lose_no_work() -> None:
 
 
 def test_a_bill_has_a_minimum() -> None:
-    """Where one is known."""
+    """The minimum applies where the catalog has one."""
     assert charged_hours(0.001, 1) == pytest.approx(1 / 60)
     assert charged_hours(0.5, 1) == 0.5
     assert charged_hours(0.001, None) == 0.001

@@ -32,15 +32,15 @@ from orchestrator.ranking.ranking import rank
 from trials.records.observation import Basis, Observation, Outcome
 
 
-def test_wished_batch_that_does_not_fit_is_left_out_with_the_largest() -> None:
-    """No law is asked about it."""
+def test_requested_batch_that_does_not_fit_is_excluded() -> None:
+    """The reason names the largest batch size, and no law is used."""
     reason = exclusion_reason(ranked(whole_trial(DESK, SPEC), wished(41)))
     assert "41 does not fit" in reason
     assert "largest is 40" in reason
 
 
-def test_wished_batch_that_no_law_predicts_is_left_out() -> None:
-    """Two batch sizes were timed, which no law of two parameters can be fitted to and checked."""
+def test_requested_batch_that_no_law_predicts_is_excluded() -> None:
+    """Two batch sizes cannot fit and check a law of two parameters."""
     seen = [*found(8), timed(1, 0.1), timed(8, 0.2)]
     assert "no law predicts it" in exclusion_reason(ranked(seen, wished(4)))
     (own,) = fit_families(whole_trial(DESK, SPEC))
@@ -81,15 +81,15 @@ def test_wished_batch_that_no_law_predicts_is_left_out() -> None:
         ([observation(1, cell=DESK)], "run the sweep again"),
     ],
 )
-def test_cell_without_times_is_left_out_with_the_reason(
+def test_cell_without_times_is_excluded_with_the_reason(
     seen: list[Observation], reason: str
 ) -> None:
-    """Each for its own."""
+    """Every such cell has its own reason."""
     assert reason in exclusion_reason(ranked(seen))
 
 
-def test_capped_gpu_is_not_priced_by_the_speed_of_the_one_that_stood_in() -> None:
-    """Though somebody timed it; its largest batch is told."""
+def test_capped_gpu_is_not_priced_by_the_larger_gpus_speed() -> None:
+    """Timings of the larger GPU do not count; the largest batch size is reported."""
     spec = spec_of(
         TEXT.replace("100000000", "90000000", 1).replace(
             "[desk, lap, attic]", "[lap]\nas_if: [desk]"
@@ -103,15 +103,15 @@ def test_capped_gpu_is_not_priced_by_the_speed_of_the_one_that_stood_in() -> Non
     assert "on lap" in reason
 
 
-def test_cell_whose_gpu_nobody_rents_out_is_left_out() -> None:
-    """Though it was measured."""
+def test_cell_whose_gpu_has_no_offer_is_excluded() -> None:
+    """A measured GPU without an offer has no price."""
     reason = exclusion_reason(ranked(whole_trial(ATTIC, SPEC)), ATTIC)
     assert "no offer for attic" in reason
     assert "catalog.offers" in reason
 
 
 def test_skipped_cell_keeps_the_plans_reason_unless_it_was_measured_before() -> None:
-    """Another cluster may have had its GPU."""
+    """Another cluster may have measured the GPU that this one lacks."""
     spec = spec_of(ONE_CELL.replace("[cpu]", "[A40]"))
     (cell,) = spec.all_cells()
     catalog = spec.merged_catalog()
@@ -124,8 +124,8 @@ def test_skipped_cell_keeps_the_plans_reason_unless_it_was_measured_before() -> 
     assert ranking.excluded == ()
 
 
-def test_offers_are_held_to_what_is_asked_of_them() -> None:
-    """Provider, region, market, GPUs; and what is too slow or too dear says by how much."""
+def test_offers_that_miss_a_constraint_are_excluded() -> None:
+    """Provider, region, market and GPUs apply; a deadline or budget is missed by an amount."""
     seen = two_gpus(0.1, 0.2)
 
     def left(**asked: object) -> list[str]:

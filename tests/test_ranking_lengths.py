@@ -1,4 +1,4 @@
-"""The ranking of a job whose examples are as long as its data has them."""
+"""The ranking of a job whose examples have the lengths of its data."""
 
 import pytest
 from builders.observations import measurement, observation
@@ -23,15 +23,15 @@ SHORT = spec_of(TEXT.replace("[16]", "[64]").replace("[desk, lap, attic]", "[des
 
 
 def by_tokens(cell: Cell) -> list[Observation]:
-    """A device that takes 0.1 s a step and 0.1 ms a token."""
+    """A device that takes 0.1 s per step and 0.1 ms per token."""
     return [
         *found(40, cell),
         *(timed(b, *6 * [0.1 + 1e-4 * b * cell.seq_len], cell=cell) for b in (1, 3, 9, 18, 40)),
     ]
 
 
-def test_examples_are_as_long_as_the_data_has_them() -> None:
-    """Of 32 or 128 tokens, as many of each: an example alone has 80 on average."""
+def test_examples_have_the_lengths_of_the_data() -> None:
+    """Half of the examples have 32 tokens and half 128: 80 on average."""
     data = DataLengths(source="made", histogram=((32, 500), (128, 500)))
     short, long = LONG.all_cells()
     seen = [o for cell in (short, long) for o in by_tokens(cell)]
@@ -54,8 +54,8 @@ def test_examples_are_as_long_as_the_data_has_them() -> None:
     assert all(row.extrapolated for row in rows)  # no length as short was measured
 
 
-def test_of_one_length_the_full_one_is_priced_and_it_is_said() -> None:
-    """However well a law of tokens fits there: an upper bound, odds of full examples, a remedy."""
+def test_times_at_one_length_are_priced_as_an_upper_bound() -> None:
+    """The notes name the full length and a remedy, however well a law of tokens fits."""
     data = DataLengths(source="made", histogram=((32, 500), (128, 500)))
     _, long = LONG.all_cells()
     job = JOB.model_copy(update={"lengths": data, "batch_size": 1})
@@ -72,8 +72,8 @@ def test_of_one_length_the_full_one_is_priced_and_it_is_said() -> None:
     assert rent.endswith("full length.")
 
 
-def test_lengths_are_priced_by_a_law_that_speaks_of_them() -> None:
-    """Also where one by series fits better at the lengths that were timed; the head says which."""
+def test_lengths_are_priced_by_a_law_of_lengths() -> None:
+    """A law per series is not used, even if it fits the timed lengths better."""
     data = DataLengths(source="made", histogram=((32, 500), (128, 500)))
     job = JOB.model_copy(update={"lengths": data, "batch_size": 1})
     short, long = LONG.all_cells()
@@ -99,8 +99,8 @@ def test_lengths_are_priced_by_a_law_that_speaks_of_them() -> None:
     assert f"{LAW_NAMES[row.law]} (error {row.length_error:.1%})" in headline(ranking)
 
 
-def test_simulated_steps_of_shorter_examples_are_asked_before_any_law() -> None:
-    """Between the lengths simulated; of a batch size that was not, as parts of the full length."""
+def test_simulated_steps_of_shorter_examples_come_before_any_law() -> None:
+    """Interpolated between simulated lengths; other batch sizes scale from the full length."""
     (cell,) = spec_of(SHORTER).all_cells()
 
     def simulated(batch: int) -> Observation:

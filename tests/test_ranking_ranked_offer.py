@@ -1,4 +1,4 @@
-"""A ranking as CSV and JSON, and the cells that are compared."""
+"""A ranking as CSV and JSON, and the cells that are comparable."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ from orchestrator.ranking.ranked_offer import (
 
 
 def full_ranking() -> Ranking:
-    """One with offers and cells left out, dates given and not."""
+    """A ranking with offers and exclusions, with and without dates."""
     ranking = ranked([*whole_trial(DESK, SPEC), *whole_trial(LAP, SPEC, largest=64)])
     assert len(ranking.offers) == 3
     assert len(ranking.excluded) == 1
@@ -29,14 +29,14 @@ def full_ranking() -> Ranking:
 
 
 def test_random_and_pretrained_weights_are_not_compared() -> None:
-    """They route differently, so the cheaper of the two is not the better choice."""
+    """The two route tokens differently, so a lower cost does not make one the better choice."""
     loaded = DESK.model_copy(update={"weights": "pretrained"})
     assert comparable(DESK) == comparable(LAP)
     assert comparable(DESK) != comparable(loaded)
 
 
 def test_csv_has_the_parts_of_the_cell_first_and_no_column_twice() -> None:
-    """A table for other programs: lines end as on Unix, and the job stands last."""
+    """Lines end as on Unix, and the job has the last columns."""
     text = ranking_csv(full_ranking())
     header = text.splitlines()[0].split(",")
     assert header[:7] == [
@@ -49,7 +49,7 @@ def test_csv_has_the_parts_of_the_cell_first_and_no_column_twice() -> None:
 
 
 def test_csv_has_the_numbers_of_the_ranking() -> None:
-    """To the last digit, a column for each part of the cell, and empty where nothing is known."""
+    """Numbers have all digits, each part of the cell a column, and unknown values are empty."""
     ranking = full_ranking()
     rows = list(csv.DictReader(io.StringIO(ranking_csv(ranking))))
     assert len(rows) == len(ranking.offers)
@@ -71,14 +71,14 @@ def test_csv_has_the_numbers_of_the_ranking() -> None:
     assert {row["limited_by"] for row in rows} == {"OUT_OF_MEMORY at 41", "the search's limit"}
 
 
-def test_ranking_reads_back_from_json_as_it_was() -> None:
-    """It is kept in the run folder."""
+def test_ranking_survives_a_round_trip_through_json() -> None:
+    """The run folder keeps the ranking as JSON."""
     ranking = full_ranking()
     assert Ranking.model_validate_json(ranking.model_dump_json()) == ranking
 
 
-def test_csv_of_nothing_is_its_header() -> None:
-    """A reader of it finds the columns."""
+def test_csv_of_an_empty_ranking_is_its_header() -> None:
+    """A program that reads the file still sees the columns."""
     empty = Ranking(workload=JOB, offers=(), excluded=())
     assert list(csv.reader(io.StringIO(ranking_csv(empty)))) == [
         [*next(csv.reader(io.StringIO(ranking_csv(full_ranking()))))]

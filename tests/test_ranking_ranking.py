@@ -1,4 +1,4 @@
-"""The ranking: hours and dollars worked out by hand, and the reason for whatever has none."""
+"""The ranking: hours and dollars computed by hand, and a reason for every exclusion."""
 
 import datetime as dt
 import math
@@ -31,16 +31,16 @@ from trials.records.observation import Basis, Outcome
     ("examples", "epochs", "batch_size", "steps"),
     [(1000, 3, 8, 375), (1000, 3, 7, 3000 / 7), (1000, 1, 1000, 1), (5, 4, 64, 4)],
 )
-def test_job_takes_a_part_of_a_step_for_the_last_part_of_a_batch(
+def test_a_partial_last_batch_counts_as_a_partial_step(
     examples: int, epochs: int, batch_size: int, steps: float
 ) -> None:
-    """In every epoch anew; but a whole one for fewer examples than a batch has."""
+    """This holds in every epoch; fewer examples than one batch still take a whole step."""
     job = Job(examples=examples, epochs=epochs)
     assert job_hours(job, batch_size, 36.0) == pytest.approx(steps / 100)
 
 
 def test_a_batch_is_no_larger_than_the_job() -> None:
-    """Of 10 examples a batch of 40 is faster for each, and a whole step of it is dear."""
+    """With 10 examples, a whole step of batch size 40 costs more than it saves per example."""
     seen = [*found(40), timed(10, *6 * [0.2]), timed(40, *6 * [0.5])]
     few = JOB.model_copy(update={"examples": 10})
     assert on_desk(ranked(seen)).batch_size == 40
@@ -49,7 +49,7 @@ def test_a_batch_is_no_larger_than_the_job() -> None:
 
 
 def test_hours_and_dollars_are_those_of_the_whole_instance() -> None:
-    """994 examples by 7 are 142 steps, three times 426, of 0.5 s: 213 s, at $3.6 and $7.2."""
+    """994 examples at batch size 7 are 142 steps; three epochs of 0.5 s steps take 213 s."""
     job = JOB.model_copy(update={"examples": 994})
     seen = [*found(9), timed(7, 0.5, 0.4, 0.6), timed(1, 0.3)]
     single, whole = (row for row in ranked(seen, job).offers if row.cell == DESK)
@@ -74,7 +74,7 @@ def test_hours_and_dollars_are_those_of_the_whole_instance() -> None:
 
 
 def test_fastest_measured_batch_is_taken_not_the_largest() -> None:
-    """Without a wish."""
+    """This holds without a requested batch size."""
     seen = [*found(8), timed(1, 0.5), timed(4, 0.5), timed(8, 1.25)]
     row = on_desk(ranked(seen))
     assert (row.batch_size, row.largest_batch) == (4, 8)
@@ -82,7 +82,7 @@ def test_fastest_measured_batch_is_taken_not_the_largest() -> None:
 
 
 def test_batch_that_no_longer_fitted_is_not_priced() -> None:
-    """However fast it was while it did: one miss outweighs its fits."""
+    """One miss outweighs all fits of that batch size, however fast they were."""
     seen = [*found(8), timed(8, 0.1), timed(7, 0.1), timed(4, 0.1)]
     seen.append(timed(8, 0.001, outcome=Outcome.THRASHING, repeat=1))
     row = on_desk(ranked(seen, families=()))
@@ -93,7 +93,7 @@ def test_batch_that_no_longer_fitted_is_not_priced() -> None:
 
 
 def test_visits_that_lie_apart_widen_the_interval() -> None:
-    """The middle is that of all steps; how far visits lie apart is told by the whole run."""
+    """The median uses all steps; the whole run gives the variation between visits."""
     steady = [*found(8), timed(8, *6 * [0.1]), timed(8, *6 * [0.101], repeat=1)]
     restless = [*found(8), timed(8, *6 * [0.1]), timed(8, *6 * [0.15], repeat=1)]
     other = [timed(8, *6 * [s], cell=LAP, repeat=n) for n, s in enumerate((0.1, 0.15, 0.1, 0.15))]
@@ -106,16 +106,16 @@ def test_visits_that_lie_apart_widen_the_interval() -> None:
     assert on_desk(ranked(restless)).hours * 3600 == pytest.approx(375 * 0.125)
 
 
-def test_wished_batch_that_was_measured_is_priced_by_its_own_steps() -> None:
-    """Though another is faster, and a law goes elsewhere."""
+def test_requested_batch_that_was_measured_is_priced_by_its_own_steps() -> None:
+    """Neither a faster batch size nor a law's prediction replaces them."""
     seen = [*found(40), *(timed(b, 0.01 + 0.001 * b) for b in (1, 2, 4, 16, 40)), timed(8, 0.4)]
     row = on_desk(ranked(seen, wished(8)))
     assert (row.source, row.batch_size) == ("measured steps", 8)
     assert row.examples_per_second == pytest.approx(20.0)
 
 
-def test_wished_batch_nobody_measured_is_priced_by_the_law() -> None:
-    """10 ms a step and 1 ms an example are 34 ms at 24, in 1000 / 24 steps an epoch."""
+def test_requested_batch_that_was_not_measured_is_priced_by_the_law() -> None:
+    """10 ms a step and 1 ms an example predict 34 ms at 24, and 1000 / 24 steps per epoch."""
     seen = whole_trial(DESK, SPEC)
     assert 24 not in {o.batch_size for o in seen if o.purpose == "ladder"}
     row = on_desk(ranked(seen, wished(24)))
@@ -126,8 +126,8 @@ def test_wished_batch_nobody_measured_is_priced_by_the_law() -> None:
     assert not row.extrapolated
 
 
-def test_wished_batch_beyond_what_was_timed_is_told_to_be_extrapolated() -> None:
-    """It fits in memory, but the law was fitted on smaller ones."""
+def test_requested_batch_above_the_timed_ones_is_marked_extrapolated() -> None:
+    """The batch fits in memory, but the law was fitted on smaller ones."""
     seen = [*found(40), *(timed(b, 0.01 + 0.001 * b) for b in (1, 2, 4, 8))]
     row = on_desk(ranked(seen, wished(32)))
     assert row.extrapolated
@@ -135,10 +135,10 @@ def test_wished_batch_beyond_what_was_timed_is_told_to_be_extrapolated() -> None
 
 
 @pytest.mark.parametrize(("above", "high"), [(0.5, 1.5), (2.0, 3.0), (None, 1.3)])
-def test_law_of_simulated_steps_is_no_surer_than_the_simulation(
+def test_law_of_simulated_steps_has_at_least_the_simulations_error(
     above: float | None, high: float
 ) -> None:
-    """However well it fits them; no error above is the same as below."""
+    """A good fit to simulated steps does not narrow the interval."""
     off = {"relative_error": 0.3, "relative_error_above": above}
     seen = [
         o.model_copy(
@@ -158,7 +158,7 @@ def test_law_of_simulated_steps_is_no_surer_than_the_simulation(
 
 
 def test_stacks_and_bases_are_rows_of_their_own() -> None:
-    """The same cell, measured on two stacks and simulated."""
+    """The same cell has one row per software stack and one for the simulation."""
     old, new = environment(), environment(versions=(("torch", "3.0"),))
     seen = [
         *found(8),
@@ -176,8 +176,8 @@ def test_stacks_and_bases_are_rows_of_their_own() -> None:
     assert DESK not in [excluded.cell for excluded in ranking.excluded]
 
 
-def test_offers_that_cannot_be_told_apart_are_tied() -> None:
-    """The lap is four times as cheap an hour: as slow within 1 % it is as likely the cheapest."""
+def test_offers_with_equal_chances_are_tied() -> None:
+    """Two offers within 1 % are equally likely to be the cheapest."""
     close = ranked(two_gpus(0.1, 0.401)).offers
     desk = next(row for row in close if row.instance == "single")
     lap = next(row for row in close if row.instance == "slow")
@@ -207,10 +207,8 @@ DRIFTING = NO_OVERHEADS.model_copy(update={"price_drift": 0.02})
 
 
 @pytest.mark.parametrize(("sigmas", "chance"), [(1.2, 0.115), (2.0, 0.023)])
-def test_of_one_gpu_an_offer_may_become_the_cheapest_as_prices_move(
-    sigmas: float, chance: float
-) -> None:
-    """The normal tail at as many standard deviations of the difference, up to four of them."""
+def test_price_drift_gives_another_offer_of_one_gpu_a_chance(sigmas: float, chance: float) -> None:
+    """The chance is the normal tail at the standardised difference, up to four sigma."""
     sigma = math.hypot(0.02, 0.02) * math.sqrt(90 / 30)
     whole = f"usd_per_hour: {3.6 * math.exp(sigmas * sigma):.4f}"
     text = TEXT.replace("usd_per_hour: 7.2", whole).replace("3.6, market: spot", "3.6")
@@ -222,8 +220,8 @@ def test_of_one_gpu_an_offer_may_become_the_cheapest_as_prices_move(
     assert row.probability_cheapest == pytest.approx(chance, rel=0.2)
 
 
-def test_a_minimum_bill_leaves_an_offer_without_one_its_chance() -> None:
-    """The lower price by the hour is the cheapest only where the job outlasts the minimum."""
+def test_a_minimum_bill_gives_an_offer_without_one_a_chance() -> None:
+    """The lower hourly price is the cheapest only where the job outlasts the minimum."""
     text = TEXT.replace("usd_per_hour: 7.2", "usd_per_hour: 3.8").replace(
         "3.6, market: spot", "3.6, minimum_minutes: 0.78125"
     )
@@ -236,8 +234,8 @@ def test_a_minimum_bill_leaves_an_offer_without_one_its_chance() -> None:
     assert chances["single"] + chances["whole"] == pytest.approx(1)
 
 
-def test_at_the_same_cost_what_was_measured_comes_before_what_was_simulated() -> None:
-    """Whichever of the two was observed first."""
+def test_measured_offers_come_before_simulated_ones_of_equal_cost() -> None:
+    """The order of observation does not matter."""
     both = [
         timed(8, *6 * [0.1], basis=Basis.SIMULATED),
         timed(8, *6 * [0.1], repeat=1),
@@ -248,8 +246,8 @@ def test_at_the_same_cost_what_was_measured_comes_before_what_was_simulated() ->
         assert [row.basis for row in rows] == ["measured", "simulated"]
 
 
-def test_what_is_neither_fastest_nor_cheapest_is_not_on_the_front() -> None:
-    """The desk is faster, the lap cheaper; the desk's dearer offer is neither."""
+def test_an_offer_that_is_slower_and_more_expensive_is_off_the_front() -> None:
+    """The desk is faster and the lap cheaper; the desk's more expensive offer is neither."""
     rows = ranked(two_gpus(0.1, 0.2)).offers
     assert [(row.instance, row.pareto) for row in rows] == [
         ("slow", True),
@@ -258,8 +256,8 @@ def test_what_is_neither_fastest_nor_cheapest_is_not_on_the_front() -> None:
     ]
 
 
-def test_simulated_hours_are_off_together() -> None:
-    """Either may take three times as long; that one of them is cheaper is surer by far."""
+def test_simulation_errors_are_shared_by_all_gpus() -> None:
+    """Both may take three times as long; their order is far more certain than their hours."""
     off = measurement(step_seconds=(0.1,)).model_copy(
         update={"relative_error": 0.3, "relative_error_above": 2.0}
     )
@@ -281,7 +279,7 @@ def test_simulated_hours_are_off_together() -> None:
 
 
 def test_a_job_has_a_start_and_checkpoints_and_is_interrupted() -> None:
-    """On demand by hand; a spot instance takes longer, and writes checkpoints as is best."""
+    """Computed by hand on demand; spot takes longer and writes checkpoints at the best interval."""
     overheads = Overheads(
         startup_minutes=30, checkpoint_seconds=36, checkpoint_minutes=60, interruptions_per_day=6
     )
@@ -293,8 +291,8 @@ def test_a_job_has_a_start_and_checkpoints_and_is_interrupted() -> None:
     assert rows["single"].checkpoint_minutes == pytest.approx(math.sqrt(2 * 0.01 / 0.25) * 60, 0.1)
 
 
-def test_prices_move_until_they_are_paid() -> None:
-    """More, the longer ago they were noted, and spot prices more: intervals widen, odds flatten."""
+def test_old_prices_widen_the_cost_interval() -> None:
+    """Older prices and spot prices drift more: intervals widen and odds flatten."""
     overheads = NO_OVERHEADS.model_copy(update={"price_drift": 0.02, "spot_price_drift": 0.1})
     job = JOB.model_copy(update={"overheads": overheads})
     seen = two_gpus(0.1, 0.2)
@@ -331,7 +329,7 @@ def test_prices_move_until_they_are_paid() -> None:
 
 
 def test_comparable_offers_are_numbered_from_the_cheapest_across_gpus() -> None:
-    """What one trains decides what is comparable; ranks begin anew for another length."""
+    """Ranks start anew for another sequence length, model or weights."""
     text = TEXT.replace("[16]", "[16, 32]").replace("[desk, lap, attic]", "[desk, lap]")
     spec = spec_of(text)
     seconds = {"desk": 0.1, "lap": 0.6}

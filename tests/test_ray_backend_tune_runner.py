@@ -1,4 +1,4 @@
-"""What the driver hears when Tune gives up on everything at once, or a trial says nothing more."""
+"""Events that the driver receives when Tune aborts all trials, or a trial stops reporting."""
 
 import pickle
 import subprocess
@@ -31,23 +31,23 @@ A_SHELL_BYTES = 20_000
 
 
 class Diary:
-    """A listener that keeps what it hears."""
+    """A listener that records the ends of trials."""
 
     def __init__(self) -> None:
         self.ends: list[tuple[Cell, str | None]] = []
 
     def started(self, cell: Cell) -> None:
-        """Heard, and not kept."""
+        """Ignore the start of a trial."""
 
     def observed(self, observation: Observation) -> None:
-        """As above."""
+        """Ignore an observation."""
 
     def ended(self, cell: Cell, error: str | None) -> None:
         self.ends.append((cell, error))
 
 
 def relay_to(diary: Diary) -> TrialRelay:
-    """Of both cells, on a machine with two cores."""
+    """A relay for both cells on a machine with two cores."""
     catalog = SPEC.merged_catalog()
     scheduler = Scheduler(
         [FIRST, SECOND],
@@ -62,12 +62,12 @@ def relay_to(diary: Diary) -> TrialRelay:
 
 
 def trial(cell: Cell) -> SimpleNamespace:
-    """As Tune hands it to its callbacks."""
+    """A trial as Tune passes it to callbacks."""
     return SimpleNamespace(config={"trial": {"cell": cell.key}})
 
 
-def test_trials_that_began_and_did_not_end_are_told_to_have_died() -> None:
-    """Ray kills workers where memory runs low, and Tune raises for all trials: none is lost."""
+def test_started_trials_without_an_end_are_reported_dead() -> None:
+    """When memory is low, Ray kills workers and Tune raises for all trials: no trial is lost."""
     diary = Diary()
     relay = relay_to(diary)
     assert [(relay.next_trial() or {})["cell"] for _ in range(2)] == [FIRST.key, SECOND.key]
@@ -80,10 +80,10 @@ def test_trials_that_began_and_did_not_end_are_told_to_have_died() -> None:
     assert (relay.next_trial() or {})["cell"] == SECOND.key
 
 
-def test_a_worker_that_says_nothing_any_more_is_killed_and_told_to_have_hung(
+def test_a_silent_worker_is_killed_and_reported_hung(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its own clock is no help where it hangs itself; it is killed once."""
+    """A hung worker cannot time itself out; the driver kills it once."""
     killed: list[object] = []
     monkeypatch.setattr(trial_relay, "CHECK_SECONDS", 0.0)
     monkeypatch.setattr(trial_relay, "kill", killed.append)
@@ -101,10 +101,10 @@ def test_a_worker_that_says_nothing_any_more_is_killed_and_told_to_have_hung(
     assert diary.ends == [(FIRST, "no report within 1320 s")]
 
 
-def test_a_full_disk_while_looking_at_the_cluster_is_told_as_what_it_is(
+def test_a_full_disk_during_scheduling_is_reported_as_such(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not as Ray's failure to place trials: what the scheduler raises comes first."""
+    """The scheduler's own error takes precedence over Ray's failure to place trials."""
     monkeypatch.setattr(trial_relay, "CHECK_SECONDS", 0.0)
     relay = relay_to(Diary())
 
@@ -117,10 +117,10 @@ def test_a_full_disk_while_looking_at_the_cluster_is_told_as_what_it_is(
     assert isinstance(relay.raised, StoreError)
 
 
-def test_a_full_disk_while_nodes_are_written_down_is_told_as_what_it_is(
+def test_a_full_disk_while_saving_nodes_is_reported_as_such(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What new nodes are rented as is kept while trials run."""
+    """The offers of new nodes are saved while trials run."""
     monkeypatch.setattr(trial_relay, "CHECK_SECONDS", 0.0)
     relay = relay_to(Diary())
 
@@ -133,13 +133,13 @@ def test_a_full_disk_while_nodes_are_written_down_is_told_as_what_it_is(
     assert isinstance(relay.raised, StoreError)
 
 
-def test_nothing_of_it_is_pickled() -> None:
-    """Tune pickles its callbacks again and again, and never reads them here."""
+def test_the_callback_pickles_to_nothing() -> None:
+    """Tune pickles its callbacks repeatedly and never reads them here."""
     assert pickle.loads(pickle.dumps(relay_to(Diary()))).__dict__ == {}  # noqa: S301 - our own
 
 
-def test_a_trial_that_is_over_leaves_next_to_nothing_in_memory() -> None:
-    """A sweep of thousands runs in the memory of one of a hundred: on a real Ray."""
+def test_an_ended_trial_leaves_little_in_memory() -> None:
+    """On a real Ray: a sweep of thousands of trials takes the memory of one of a hundred."""
     done = subprocess.run(
         [sys.executable, ORCHESTRATION, "kept", "100"],
         env=environment(Path.home()),
@@ -183,14 +183,16 @@ detail: Worker unexpectedly exits with a connection error code 2. End of file. T
         ("", "its Ray worker or node died"),
     ],
 )
-def test_a_death_is_told_in_the_words_that_matter(tmp_path: Path, text: str, told: str) -> None:
-    """Ray's own run over a page."""
+def test_the_cause_of_death_is_the_relevant_line_of_rays_error(
+    tmp_path: Path, text: str, told: str
+) -> None:
+    """Ray's own message fills more than a page."""
     (tmp_path / "error.txt").write_text(text, encoding="utf-8")
     assert cause_of_death(SimpleNamespace(error_file=str(tmp_path / "error.txt"))) == told
 
 
 def test_the_reason_is_one_line() -> None:
-    """Ray's runs over a page."""
+    """Ray's own reason fills more than a page."""
     error = RuntimeError("Caught unexpected exception: 2 worker(s) were killed\nOOM kill reason: …")
     assert first_line(error) == "2 worker(s) were killed"
     assert first_line(ValueError()) == "ValueError()"

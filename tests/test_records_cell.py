@@ -51,20 +51,20 @@ def cell(**changed: object) -> Cell:
         ),
     ],
 )
-def test_the_cell_keys_are_these(changed: dict[str, object], key: str) -> None:
-    """Records of last year are found under the same names this year."""
+def test_cell_keys_are_stable(changed: dict[str, object], key: str) -> None:
+    """Last year's records have the same keys this year."""
     assert cell(**changed).key == key
 
 
-def test_the_device_of_a_capped_cell_is_the_one_that_stands_in() -> None:
-    """The cell speaks of the A40; the H200 runs it."""
+def test_the_device_of_a_capped_cell_is_the_larger_gpu() -> None:
+    """The cell describes the A40, and the H200 runs it."""
     assert cell(gpu="A40", capped_on="H200-SXM").device == "H200-SXM"
     assert cell(gpu="A40").device == "A40"
 
 
 @given(cells(), cells())
 def test_cells_share_a_key_only_when_they_are_equal(one: Cell, other: Cell) -> None:
-    """Every field of a cell and of its recipe is told by the key, so no two cells are mixed up."""
+    """The key includes every field of a cell and of its recipe."""
     assert (one.key == other.key) == (one == other)
 
 
@@ -74,7 +74,7 @@ def test_cells_share_a_key_only_when_they_are_equal(one: Cell, other: Cell) -> N
 def test_sparsity_is_the_active_share_of_the_experts(
     experts: int | None, active: int | None, sparsity: float
 ) -> None:
-    """The paper's s: top-2 of 8 is 0.25, all experts or none at all are 1."""
+    """The paper's s: top-2 of 8 is 0.25; all experts, or a dense model, are 1."""
     assert cell(experts=experts, active_experts=active).sparsity == sparsity
 
 
