@@ -32,12 +32,6 @@ def measured_points(
 ) -> tuple[list[Point], list[str]]:
     """Collect the measured steps on CUDA GPUs, one for each cell, batch size, host and stack.
 
-    Args:
-        observations: observations of any runs.
-        models: models by name.
-        gpus: GPUs by key.
-        traces: source of the operators of a step.
-
     Returns:
         The points, and a line for each cell without a trace.
     """

@@ -89,12 +89,7 @@ def fit_columns(columns: Columns, run_map: Map = map) -> tuple[FamilyFit, ...]:
 def fit_each(
     families: Iterable[tuple[FamilyName, StepTimes]], run_map: Map = map
 ) -> tuple[FamilyFit, ...]:
-    """Fit the law of each family, with nested residuals for the smaller families.
-
-    Args:
-        families: names of families and their timed steps.
-        run_map: as in ``fit_columns``.
-    """
+    """Fit the law of each family, with nested residuals for the smaller families."""
     to_fit = [_Family(name, len(rows), merged(rows)) for name, rows in families]
     counts = np.sort([len(family.points) for family in to_fit])
     within = counts[np.cumsum(counts) <= MOST_NESTED_OF_RUN]

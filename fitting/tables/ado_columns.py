@@ -124,10 +124,6 @@ def ado_frame(observations: Sequence[Observation], gpus: Mapping[str, Gpu]) -> p
 
     It has a row for each probe that shows whether a batch fits. Throughput is that of the median
     step; rows of capped GPUs have none.
-
-    Args:
-        observations: observations of a run.
-        gpus: GPUs of the catalog, by key.
     """
     verdicts = (Outcome.FITS, Outcome.OUT_OF_MEMORY)
     return pd.DataFrame([_row(o, gpus) for o in observations if o.outcome in verdicts])

@@ -172,12 +172,6 @@ def predict_frame(
     weights it needs only those that distinguish the families of its model. Where the law gives no
     prediction, seconds and rates are nan and ``note`` has the reason.
 
-    Args:
-        fits: laws of families.
-        frame: steps to predict.
-        lengths: lengths of the examples of data sets, by name.
-        file: file of the frame, for messages.
-
     Raises:
         TableError: a row cannot be read or matches several families; a line for each mistake.
     """

@@ -67,11 +67,6 @@ def read_frame(
     padded tokens of an example are ``padded_tokens``, else ``seq_len``, else the expected longest
     of ``batch_size`` examples of the row's ``dataset``.
 
-    Args:
-        frame: table of observations.
-        lengths: lengths of the examples of data sets, by name.
-        file: file of the table, for messages.
-
     Raises:
         TableError: the table cannot be read; a line for each mistake.
     """

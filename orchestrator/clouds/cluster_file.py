@@ -26,14 +26,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def cloud_file(provider: str, choice: ChosenNodes, nodes_each: int, header: str) -> str:
-    """File for Ray's launcher on a cloud: worker types for each GPU, and no worker at first.
-
-    Args:
-        provider: aws, gcp or azure.
-        choice: node types.
-        nodes_each: most nodes of each GPU at once.
-        header: comment lines.
-    """
+    """File for Ray's launcher on a cloud: worker types for each GPU, and no worker at first."""
     gpus = dict.fromkeys(node.gpu for node in choice.nodes)
     cores = {gpu: _cores(choice, gpu) for gpu in gpus}
     return _filled(
@@ -55,13 +48,7 @@ def cloud_file(provider: str, choice: ChosenNodes, nodes_each: int, header: str)
 
 
 def local_file(keys: Sequence[str], hosts: Sequence[str], header: str) -> str:
-    """File for Ray's launcher on existing hosts, each of which joins with its GPU's key.
-
-    Args:
-        keys: catalog keys of the GPUs that the hosts may have.
-        hosts: addresses of the hosts, the head's first.
-        header: comment lines.
-    """
+    """File for Ray's launcher on existing hosts, each of which joins with its GPU's key."""
     head, *workers = hosts
     return _filled(
         _template("local"),

@@ -51,13 +51,6 @@ def deployment(
 ) -> Deployment:
     """Make a cluster file for the GPUs on which a specification measures.
 
-    Args:
-        request: provider and options.
-        spec: the specification.
-        text: content of its file.
-        name: name of the specification in messages.
-        catalog: GPUs and prices.
-
     Raises:
         DeployError: the options contradict each other, or no GPU can be rented.
     """

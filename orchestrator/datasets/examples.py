@@ -38,10 +38,6 @@ UNSPLIT = "data"  # shards that the hub's library saves to disk; the folder name
 def examples(source: DatasetSource, fields: Sequence[str]) -> Iterator[Example | Mistake]:
     """Examples one by one, with a mistake in place of each that cannot be read.
 
-    Args:
-        source: source of the examples.
-        fields: fields to read; others may be absent.
-
     Raises:
         DataError: there is nothing to read.
     """

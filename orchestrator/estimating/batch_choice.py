@@ -94,14 +94,7 @@ def choose_batch(
     cells: AtLengths,
     constants: EfficiencyConstants,
 ) -> ChosenBatch:
-    """Choose the batch size with the shortest job; the largest where the speed is unknown.
-
-    Args:
-        question: question with the job.
-        candidates: batch sizes to choose from.
-        cells: simulated cells at their lengths.
-        constants: constants of the timing model.
-    """
+    """Choose the batch size with the shortest job; the largest where the speed is unknown."""
     hours = {}
     if len(candidates.sizes) > 1:
         try:

@@ -153,11 +153,6 @@ def estimate_job(
 def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Question:
     """Resolve a request into the question that every GPU is asked.
 
-    Args:
-        request: the options.
-        catalog: GPUs and offers to go by.
-        today: the day that prices have moved until.
-
     Raises:
         DataError: the data set cannot be read.
         EstimateError: options contradict one another; a line each.

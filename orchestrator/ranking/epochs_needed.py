@@ -60,11 +60,6 @@ def learned_epochs(
     The GPU and whatever else decides speed alone do not matter. Curves of pretrained weights go
     before those of random ones, later ones before earlier ones.
 
-    Args:
-        cells: cells of the ranking.
-        curves: training curves.
-        where: their file or folder, for messages.
-
     Raises:
         EpochsError: there is no number for any cell.
     """

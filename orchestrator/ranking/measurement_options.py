@@ -195,12 +195,7 @@ class CostBeliefs:
         return replace(option, batch_size=wish or self._largest(cell))
 
     def _by_specifications(self, cell: Cell, anchors: Sequence[RunOption]) -> RunOption:
-        """Option on a GPU without observations, by its price and specifications.
-
-        Args:
-            cell: cell on that GPU.
-            anchors: the best option of each cell that has one.
-        """
+        """Option on a GPU without observations, by its price and specifications."""
         batch_size = self._job.batch_size or self._largest(cell)
         if not anchors:
             log_usd = self._log_relative_cost(cell, by_speed=True)

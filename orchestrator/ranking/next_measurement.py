@@ -118,13 +118,6 @@ def choices(
 
     GPUs without an offer are excluded, and those on which not even one example fits, or not the
     requested batch. Simulated step times are a cell's expectation until it is measured.
-
-    Args:
-        spec: job, and order of the choices.
-        rates: GPUs and offers, and the prices of nodes.
-        cells: cells that can be measured.
-        observations: observations of the sweep so far.
-        families: laws fitted to them.
     """
     groups: dict[tuple[object, ...], list[Cell]] = defaultdict(list)
     beliefs = CostBeliefs(spec, rates, StepTimeSource(observations, families))

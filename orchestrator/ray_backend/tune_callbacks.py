@@ -9,13 +9,7 @@ from orchestrator.ray_backend.trial_worker import resources, run_on_node
 
 
 def new_tuner(relay: TrialRelay, loggers: Sequence[Any], storage_path: str) -> Any:
-    """Tuner that runs the trials of a relay until none is left.
-
-    Args:
-        relay: source of trials, and receiver of their events.
-        loggers: further callbacks, called after the relay's.
-        storage_path: folder for Tune's own files.
-    """
+    """Tuner that runs the trials of a relay until none is left."""
     from ray import tune  # noqa: PLC0415 - seconds to import, and only a sweep needs it
 
     return tune.Tuner(

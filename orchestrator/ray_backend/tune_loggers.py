@@ -75,14 +75,7 @@ def tune_callbacks(
     name: str,
     cells: Sequence[Cell],
 ) -> list[Any]:
-    """Ray Tune callbacks that log trials to tools; one that fails is disabled with a warning.
-
-    Args:
-        tools: tools to log to.
-        folder: run folder; TensorBoard's files go into a subfolder.
-        name: name of the sweep, for MLflow's experiment.
-        cells: cells of the trials.
-    """
+    """Ray Tune callbacks that log trials to tools; one that fails is disabled with a warning."""
     by_key = {cell.key: cell for cell in cells}
     made = {
         "tensorboard": lambda: _tensorboard(folder / "tensorboard", by_key),

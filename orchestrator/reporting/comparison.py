@@ -115,13 +115,7 @@ class Comparison:
 
 
 def compare(before: RunResults, after: RunResults, names: tuple[str, str]) -> Comparison:
-    """Compare two runs.
-
-    Args:
-        before: the first run.
-        after: the second run.
-        names: names of the two runs.
-    """
+    """Compare two runs."""
     first = [(_identity(cell), cell) for cell in before.cells]
     second = [(_identity(cell), cell) for cell in after.cells]
     in_first, in_second = dict(first), dict(second)

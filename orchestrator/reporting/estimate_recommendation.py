@@ -18,10 +18,6 @@ MUCH_PADDING = 0.2  # share of the tokens above which a note mentions padding
 def verdict(estimates: Sequence[Estimated], wanted: Constraints) -> str:
     """Recommend the cheapest GPU, or say which limit to relax.
 
-    Args:
-        estimates: sorted by cost.
-        wanted: deadline and budget.
-
     Returns:
         One paragraph; empty where neither prices nor step times are available.
     """

@@ -62,12 +62,7 @@ RULES = ("table", "list", "emphasis", "heading", "backticks")
 
 
 def html_report(results: RunResults, made: datetime) -> str:
-    """Render the page of a run.
-
-    Args:
-        results: the run.
-        made: time shown on the page, in UTC.
-    """
+    """Render the page of a run."""
     jobs = page_jobs(results)
     tables = {
         "cells": cells_table(results, jobs),
@@ -114,12 +109,7 @@ def html_report(results: RunResults, made: datetime) -> str:
 
 
 def html_comparison(comparison: Comparison, made: datetime) -> str:
-    """Render the page of a comparison of two runs.
-
-    Args:
-        comparison: the differences.
-        made: time shown on the page, in UTC.
-    """
+    """Render the page of a comparison of two runs."""
     before, after = comparison.names
     sections = comparison_markdown(comparison).split("\n\n## ")[1:]
     headed = [section.partition("\n") for section in sections]

@@ -33,12 +33,7 @@ class BadLineError(ValueError):
         self.reason = reason
 
     def in_file(self, file: RunPath, lines_before: int = 0) -> StoreError:
-        """The error for users.
-
-        Args:
-            file: the log.
-            lines_before: lines of the log before the part that was read.
-        """
+        """The error for users."""
         return StoreError(
             f"{file}:{lines_before + self.number}: not an observation ({self.reason}): "
             "restore the line or delete it"

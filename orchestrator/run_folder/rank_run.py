@@ -66,10 +66,6 @@ class RankedRun:
 def rank_run(request: RankRequest, today: dt.date) -> RankedRun:
     """Price a job on every offer, by what a run measured. Nothing is written.
 
-    Args:
-        request: the options.
-        today: the day that prices have moved until.
-
     Raises:
         UserError: there is no run, a file cannot be read, or options are wrong.
     """

@@ -32,12 +32,6 @@ def measure(
 
     Ray is started, or joined, only if there is work for it.
 
-    Args:
-        session: the run.
-        strategy: order and end of the measurements.
-        wait_seconds: time to wait for a node that the autoscaler starts.
-        log_to: tools that Ray Tune logs the trials to.
-
     Returns:
         The plan that is left.
     """

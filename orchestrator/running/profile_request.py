@@ -75,10 +75,6 @@ class Profiles:
 def run_profiles(request: ProfileRequest, catalog: Catalog) -> Profiles:
     """Profile a few steps of each sparsity and length, in child processes.
 
-    Args:
-        request: the options.
-        catalog: GPUs to go by.
-
     Raises:
         ProfileError: a cell is impossible; a line for each reason.
     """

@@ -91,10 +91,6 @@ class SweepOutcome:
 def run_sweep(request: SweepRequest, now: dt.datetime) -> SweepOutcome:
     """Measure and simulate what a request asks for and its run lacks; then fit, rank and report.
 
-    Args:
-        request: the sweep.
-        now: time of the report, UTC.
-
     Raises:
         UserError: the folder, the cluster or a tool cannot be used.
     """

@@ -100,13 +100,7 @@ class TrialExecutor:
     def measure(
         self, wanted: Mapping[Cell, MeasurementRequest], complete: int, loggers: Sequence[Any] = ()
     ) -> None:
-        """Measure cells.
-
-        Args:
-            wanted: measurements to make, in order.
-            complete: cells of the sweep that are complete.
-            loggers: Ray Tune callbacks.
-        """
+        """Measure cells."""
         scheduler = self._measure(wanted, self._cluster, complete=complete, loggers=loggers)
         self.no_node |= scheduler.no_node
         self.died |= scheduler.died

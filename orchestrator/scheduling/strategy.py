@@ -62,11 +62,6 @@ class Strategy(Protocol):
         """Measurements to make next, in order; empty at the end.
 
         The cells of an earlier call have been tried as often as allowed.
-
-        Args:
-            plan: with the pending cells.
-            observations: all of the run.
-            spent_usd: cost of the run until now.
         """
 
     def conclusion(

@@ -36,12 +36,7 @@ class _Matrices:
 
 
 def implied_parameters(stock: nn.Module, recipe: Recipe) -> ParameterCounts:
-    """Parameter counts of a model under a recipe, in logical elements.
-
-    Args:
-        stock: stock model of transformers, before any recipe; may be on the meta device.
-        recipe: with every field that applies filled in.
-    """
+    """Parameter counts of a model under a recipe, in logical elements."""
     total = sum(parameter.numel() for parameter in stock.parameters())  # tied ones once
     if recipe.lora_rank is None:
         return ParameterCounts(total=total, trainable=total, four_bit=0)

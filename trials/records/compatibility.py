@@ -40,12 +40,7 @@ def _default_targets(recipe: Recipe, model: Model) -> tuple[str, ...]:
 
 
 def impossible_on_model(recipe: Recipe, model: Model) -> str | None:
-    """Reason why no device can fine-tune this model with this recipe; None when one can.
-
-    Args:
-        recipe: with or without its defaults.
-        model: model to fine-tune.
-    """
+    """Reason why no device can fine-tune this model with this recipe; None when one can."""
     targets = set(recipe.lora_targets or ())
     if model.has_mamba and recipe.method == "qlora":
         return (

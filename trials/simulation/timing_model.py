@@ -132,11 +132,6 @@ class HostDeviceTimeline:
 def step_time(operators: Operators, gpu: Gpu, constants: EfficiencyConstants) -> SimulatedStepTime:
     """Simulate the duration of a step.
 
-    Args:
-        operators: operators and waits of the step, in order.
-        gpu: GPU whose peak rates apply.
-        constants: fractions of the peak rates, and host times.
-
     Raises:
         NoSpeedError: the catalog lacks a rate or the memory bandwidth of the GPU.
     """

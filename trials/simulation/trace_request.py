@@ -177,11 +177,7 @@ def _code() -> str:
 
 
 def trace_sources(trials: Path) -> Iterator[Path]:
-    """Source files whose change makes stored traces invalid.
-
-    Args:
-        trials: folder of the package.
-    """
+    """Source files whose change makes stored traces invalid."""
     for folder in ("models", "devices", "simulation/tracing"):
         yield from sorted((trials / folder).glob("*.py"))
     yield trials / "records" / "model.py"

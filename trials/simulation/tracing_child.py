@@ -98,10 +98,6 @@ def started_ahead(model_name: str, seq_len: int) -> Iterator[list[TracingChild]]
     """Start a tracing process that will probably be needed.
 
     None is started where the cell has traces, or where it would take the only core.
-
-    Args:
-        model_name: name of the model.
-        seq_len: tokens per example.
     """
     is_traced = any(cache_folder().glob(f"{key_start(model_name, seq_len)}*"))
     ahead = [] if is_traced or len(os.sched_getaffinity(0)) == 1 else [TracingChild()]

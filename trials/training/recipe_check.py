@@ -27,13 +27,7 @@ class RecipeError(RuntimeError):
 
 
 def departures(recipe: Recipe, built: Built, implied: ParameterCounts) -> list[str]:
-    """Differences between a built model and its recipe, one line each; empty for none.
-
-    Args:
-        recipe: with every field that applies filled in.
-        built: properties of the built model.
-        implied: parameter counts that recipe and model imply.
-    """
+    """Differences between a built model and its recipe, one line each; empty for none."""
     return [
         f"{name}: the recipe implies {expected}, the built model has {actual}"
         for name, expected, actual in _compared(recipe, built, implied)

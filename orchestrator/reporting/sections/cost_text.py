@@ -64,13 +64,7 @@ def expected(work: Sequence[RemainingWork], budget: Budget, rates: NodePrices) -
 def expected_text(
     work: Sequence[RemainingWork], budget: Budget, rates: NodePrices
 ) -> Iterator[str]:
-    """Lines on the total: hours until the last GPU ends, dollars, and whether the budget lasts.
-
-    Args:
-        work: measurements that are left.
-        budget: money that they may cost.
-        rates: prices of the nodes.
-    """
+    """Lines on the total: hours until the last GPU ends, dollars, and whether the budget lasts."""
     estimated = [row for row in work if row.hours is not None]
     usd = [row.usd for row in work if row.usd is not None]
     if not estimated:

@@ -11,12 +11,7 @@ JOB_HEADERS = ("model", "recipe", "experts", "tokens")
 
 
 def next_measurements_table(choices: Sequence[GpuChoice], most: int) -> str:
-    """Markdown: the most useful measurements of all open choices, then the state of each choice.
-
-    Args:
-        choices: choices of a GPU, one for each job.
-        most: number of measurements to list.
-    """
+    """Markdown: the most useful measurements of all open choices, then the state of each choice."""
     if not choices:
         return "There is nothing to choose: no GPU of the specification has an offer and fits."
     candidates = sorted(

@@ -30,13 +30,6 @@ def fake_model(
 ) -> tuple[nn.Module, RepeatedLayers]:
     """Build a model whose tensors are all fake ones on the CPU.
 
-    Args:
-        model: configuration of the model.
-        recipe: recipe with every field that applies filled in.
-        active_experts: experts each token is routed to; absent for a dense model.
-        mode: mode of the fake tensors.
-        whole: whether to keep every layer instead of a few that represent all.
-
     Returns:
         The model, in training mode, and its repeated layers.
     """

@@ -141,12 +141,6 @@ def describe(
 ) -> list[Described]:
     """Costs of an operator, one entry per kind of work in order.
 
-    Args:
-        func: the operator.
-        args: positional arguments.
-        kwargs: keyword arguments.
-        result: its result.
-
     Returns:
         Class, rate of the FLOPs, and numbers in the order of ``Column``, for each kind of work.
     """

@@ -93,10 +93,6 @@ def result_shapes(
     """Mode, type and shapes of results that can be made anew; None where they cannot.
 
     Some operators return an argument against their schema (``_unsafe_view``).
-
-    Args:
-        results: results of an operator.
-        given: its arguments.
     """
     many = type(results) in {tuple, list}
     listed = list(results) if many else [results]
