@@ -43,13 +43,7 @@ def held_out_largest_batches(observations: Sequence[Observation]) -> dict[Cell, 
 
 @dataclass(frozen=True, slots=True)
 class _CellMemory:
-    """Memory of one cell.
-
-    Attributes:
-        peaks: peaks of the probes that fit.
-        limit_gib: memory limit of its probes.
-        largest: largest batch, if device memory limits it; else None.
-    """
+    """Memory of one cell."""
 
     peaks: Peaks
     limit_gib: float

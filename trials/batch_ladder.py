@@ -16,7 +16,6 @@ class LadderStep:
     """One visit of one batch size.
 
     Attributes:
-        batch_size: examples per step.
         repeat: 0 for the first visit, 1 for the second visit of an anchor.
     """
 

@@ -18,14 +18,7 @@ PROFILE_TIMEOUTS = 3.0  # in timeouts of a probe: more steps, and their events t
 
 
 class ProfileTask(Record):
-    """Input of a profiling run.
-
-    Attributes:
-        trial: the cell with its model and device.
-        rule: number of steps.
-        batch_sizes: examples per step, one profile for each.
-        done: earlier attempts at these profiles.
-    """
+    """Input of a profiling run."""
 
     trial: TrialTask
     rule: ProfileRule

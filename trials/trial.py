@@ -37,12 +37,10 @@ class TrialTask(Record):
     """Input of a trial.
 
     Attributes:
-        cell: cell to measure.
         model: the model of ``cell.model``.
         gpu: catalog row of the GPU that runs it, ``cell.device``.
         target: catalog row of the smaller GPU that ``gpu`` stands in for; absent otherwise.
         seed: seed of weights, tokens and the ladder's order.
-        batch_limit: largest batch size to try.
         boundary_repeats: number of further probes of the largest batch, each in a fresh child with
             other tokens.
         timing: when to stop timing steps.

@@ -17,7 +17,6 @@ class FamilyName(Record):
     """Name of a family, the steps that share one law of their time.
 
     Attributes:
-        model: name of the model.
         weights: random or pretrained weights, which route differently; None if not recorded.
         recipe: key of the training recipe, or its name in a table.
         basis: measured or simulated.
@@ -41,7 +40,6 @@ class LawCandidate(Record):
     """A candidate form with its relative errors of throughput.
 
     Attributes:
-        form: form of the law.
         error: mean error over the points, each by the law without it, to first order; a point that
             the law cannot predict then counts 1. The choice is made by this error.
         standard_error: standard error of that mean.
@@ -49,7 +47,6 @@ class LawCandidate(Record):
             half, over those with a prediction; None without any.
         length_error: mean error by fits without the point's length (more than ten lengths are left
             out in folds); None for a form by series.
-        parameters: number of free parameters.
         condition: largest condition number of a group's terms, each scaled to length 1.
     """
 
@@ -67,7 +64,6 @@ class GroupLaw(Record):
 
     Attributes:
         name: name of the GPU with its stack, or of the series.
-        points: number of its points.
         parameters: floor t0 and slope, in the order of the form's terms; empty with too few points.
         held_at_zero: names of the parameters that would be negative.
         sparsity: the only sparsity that the law covers; None where it covers any.
@@ -90,7 +86,6 @@ class Suspect(Record):
         series: GPU and length, or data set.
         seq_len: padded tokens per example.
         sparsity: active experts over experts.
-        batch_size: examples per step.
         seconds: measured seconds per step.
         expected_seconds: seconds by the law without the point, to first order.
         spreads: absolute logarithm of the ratio of these two, over the law's spread.
@@ -159,7 +154,6 @@ class LengthLaw(Record):
     even if it is the family's choice, is fitted to each length separately and predicts no other.
 
     Attributes:
-        form: form of the law.
         error: its ``LawCandidate.length_error``.
         half_width: half-width of the interval of the logarithm of a step time at a length left out
             of the fit, at the level of the fit's intervals.
@@ -178,7 +172,6 @@ class FamilyFit(Record):
     """Law of a family, or the reason why there is none and a remedy.
 
     Attributes:
-        name: name of the family.
         visits: number of timed probes.
         points: number of distinct points; the visits of a batch size merge into their median.
         form: chosen form; None where no form can be fitted.

@@ -47,19 +47,16 @@ class Fit(Record):
     """One law fitted to one group of points, or a failure: no parameters, a reason and a remedy.
 
     Attributes:
-        law: law that was fitted.
         group: GPU, model and recipe that the coefficients hold for.
         basis: measured, capped or simulated, never two of them.
         stack: fingerprint shared by the points; None when no observation recorded its environment.
             Laws that hold across GPUs, those of memory, have the fingerprint of the software alone,
             without the driver.
-        status: status of the fit.
         remedy: measurements that would give a fit; present for a failure alone.
         parameters: fitted coefficients; empty for a failure.
         covariance: covariance of the parameters, in their order; zero for one held at its bound.
         rank: number of independent directions of parameter space that the points identify.
         parameter_count: number of parameters of the law.
-        points: number of points.
         rmse: root mean square of the residuals; None for a failure.
         rmse_unit: unit of rmse.
         input_range: span of each input of the law; empty without points.

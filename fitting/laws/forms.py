@@ -106,7 +106,6 @@ class FittedValues:
     """Values of a form fitted to the rows of a family.
 
     Attributes:
-        form: form of the law.
         names: (groups,) sorted names of the groups, GPUs or series.
         values: (groups, terms) factors of the form's terms, none below zero; nan for a group with
             too few points.
@@ -138,7 +137,6 @@ class FittedForm(FittedValues):
         residuals: (rows,) ``log(fitted / seconds)``; nan where the form has no prediction.
         leverages: (rows,) diagonal of the hat matrix, 0 to 1.
         weights: (rows,) robust weights: 1 at the law, less far from it.
-        parameters: number of free parameters.
         condition: largest condition number of a group's terms, each term scaled to length 1.
     """
 

@@ -22,7 +22,6 @@ class CandidateFit:
     """A fitted form and its errors on points left out of the fit.
 
     Attributes:
-        fitted: fit to all rows.
         errors: (rows,) relative error of the throughput at each point by a fit without the point,
             to first order; ``NO_PREDICTION_ERROR`` where that fit has no prediction.
     """

@@ -58,10 +58,7 @@ class Solution:
         standard_errors: None for a parameter that is not identified or is held at its bound.
         covariance: covariance of the parameters from the residual variance, conditional on the
             parameters held at their bounds, whose rows are zero. None unless the status is usable.
-        status: status of the fit.
         rank: number of independent directions of parameter space that the points identify.
-        parameter_count: number of parameters.
-        points: number of points.
         rmse: root mean square of the weighted residuals; None without points.
         degrees_of_freedom: number of points less the number of free parameters.
         condition: ratio of the extreme singular values, columns scaled to length 1; None for a

@@ -21,9 +21,7 @@ class FitGroup(Record):
 
     Attributes:
         gpu: key of the GPU; None for a law across GPUs.
-        model: name of the model.
         weights: random or pretrained weights, which route differently.
-        recipe: training recipe.
         active_experts: active experts per token; None for a law across them, or without experts.
         seq_len: tokens per example; None for a law across lengths.
     """
@@ -50,7 +48,6 @@ class PointSource:
     """Origin of points; points of two sources are never fitted together.
 
     Attributes:
-        group: scope of their coefficients.
         basis: measured, capped or simulated.
         stack: shared fingerprint; None when no observation has an environment.
         has_experts: whether the sparsity can be varied.

@@ -28,12 +28,7 @@ ENCODING = "utf-8-sig"  # UTF-8 with or without the byte order mark of spreadshe
 
 @dataclass(frozen=True, slots=True)
 class CsvFile:
-    """File that a frame was read from.
-
-    Attributes:
-        name: name of the file in messages.
-        broken: lines that are no row of the frame, each with its mistake.
-    """
+    """File that a frame was read from."""
 
     name: str
     broken: tuple[tuple[int, str], ...] = ()

@@ -31,7 +31,6 @@ class Deployment:
     """Cluster file and what the user should know about it.
 
     Attributes:
-        text: content of the file.
         bill: lines on its cost.
         left_out: one line for each GPU that the provider does not offer.
         dollars: options with which a sweep prices these nodes.

@@ -21,14 +21,7 @@ HEADS = {"aws": "m8a.large", "gcp": "e2-standard-2", "azure": "Standard_D2s_v5"}
 
 @dataclass(frozen=True, slots=True)
 class CloudInstance:
-    """Instance type with one GPU, or with none.
-
-    Attributes:
-        name: name that the provider gives it.
-        gpu: catalog key of its GPU, or of its CPU.
-        vcpus: number of virtual cores.
-        markets: markets on which it can be rented.
-    """
+    """Instance type with one GPU, or with none."""
 
     name: str
     gpu: str
@@ -70,7 +63,6 @@ class ChosenNodes:
     """Node types chosen for a sweep.
 
     Attributes:
-        region: region of all nodes.
         nodes: node types; a spot one comes before its on-demand replacement.
         left_out: one line for each GPU that the provider does not offer.
     """

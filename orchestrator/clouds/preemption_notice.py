@@ -39,12 +39,7 @@ TAKEN_AWAY = {"Preempt", "Terminate", "Reboot", "Redeploy"}  # a freeze lasts se
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Announcement that this machine will be taken away.
-
-    Attributes:
-        reason: one line.
-        seconds: time left until then.
-    """
+    """Announcement that this machine will be taken away."""
 
     reason: str
     seconds: int

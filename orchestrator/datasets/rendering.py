@@ -18,11 +18,7 @@ NO_MESSAGE = "role and content (nor from and value)"
 
 @dataclass(frozen=True, slots=True)
 class TextFields:
-    """Texts of fields, joined by line ends.
-
-    Attributes:
-        fields: names of the fields, in order.
-    """
+    """Texts of fields, joined by line ends."""
 
     fields: tuple[str, ...]
     part = "text_fields"
@@ -118,7 +114,6 @@ class PromptAndAnswer:
     """A rendered example, split into prompt and answer.
 
     Attributes:
-        prompt: text or messages before the answer.
         answer: last field, or content of the last message.
         end: text of a template after the answer.
     """

@@ -26,13 +26,11 @@ class TrainingDataRequest:
     Attributes:
         source: file, folder or hub name.
         rendering: rendering of an example; its last field or message is the answer.
-        tokenizer: name of the tokenizer.
         choices: fields of possible answers: one with a list of them, or one each.
         held_out: number of held-out examples, or their share below 1; default: a tenth, or all of
             ``held_out_source``, at most ``MOST_HELD_OUT``.
         held_out_source: source of the held-out set; default: split from ``source``.
         most: number of examples to read, the first ones.
-        seed: seed of the split.
     """
 
     source: DatasetSource
@@ -47,13 +45,7 @@ class TrainingDataRequest:
 
 @dataclass(frozen=True, slots=True)
 class TrainingData:
-    """A data set after the split.
-
-    Attributes:
-        facts: facts of the data set.
-        examples: training examples, then held-out ones.
-        remarks: messages for the user.
-    """
+    """A data set after the split."""
 
     facts: LearnData
     examples: tuple[LearnExample, ...]

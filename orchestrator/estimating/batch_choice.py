@@ -21,8 +21,6 @@ class BatchCandidates:
     """A cell on a GPU with the batch sizes that may be priced.
 
     Attributes:
-        gpu: GPU to estimate.
-        cell: simulated cell.
         routed: simulated cells with drawn shares of the experts.
         largest: largest batch that fits; 0 when not even one example fits.
         sizes: batch sizes, ascending.

@@ -32,14 +32,9 @@ class Question:
     """Job to estimate on every GPU.
 
     Attributes:
-        model: model to fine-tune.
-        recipe: requested recipe.
         active_experts: experts that each token is routed to; None for the model's own number.
         seq_len: tokens of the longest example, padding included.
         batch: examples per step, or the largest that fits, or the fastest of several.
-        batch_limit: largest batch size to try.
-        workload: job to price.
-        constraints: requirements on an offer.
         drift: change of prices since they were recorded.
         routing_draws: number of draws of the experts' shares, for the spread of the peak.
         expandable_segments: setting of PyTorch's allocator.

@@ -21,7 +21,6 @@ class SlowNode:
 
     Attributes:
         gpu: key of the GPU that it reports.
-        host: host name.
         node_id: Ray's id of the node.
         times: median ratio of its step times to those of other nodes.
         compared: number of compared pairs of batches, one on it and one on another node.

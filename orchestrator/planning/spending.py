@@ -17,7 +17,6 @@ class Spending:
     """Spending of a run on one GPU, at one offer.
 
     Attributes:
-        gpu: key of the GPU.
         offer: offer that its nodes are priced by; None where they are free or have no known price.
         start_seconds: assumed seconds to start a node; 0 for a machine that the user owns.
         probes: number of probes and profiles.

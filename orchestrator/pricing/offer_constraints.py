@@ -55,12 +55,7 @@ class Constraints(OfferFilter):
 
 
 class MissedConstraints(Record):
-    """Best hours and dollars of a GPU's offers, none of which meets the deadline and the budget.
-
-    Attributes:
-        quickest_hours: hours of the fastest offer.
-        cheapest_usd: dollars of the cheapest offer.
-    """
+    """Best hours and dollars of a GPU's offers, none of which meets the deadline and the budget."""
 
     quickest_hours: float
     cheapest_usd: float

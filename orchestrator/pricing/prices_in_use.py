@@ -27,14 +27,7 @@ NAMES = (REFRESHED, *TABLES)
 
 @dataclass(frozen=True, slots=True)
 class PricesInUse:
-    """Prices chosen by the options ``--catalog`` and ``--prices``.
-
-    Attributes:
-        table: name of the price table.
-        catalog: prices of the table, with the rows of ``--catalog`` merged over them.
-        rows: rows of ``--catalog``.
-        files: the user's price files.
-    """
+    """Prices chosen by the options ``--catalog`` and ``--prices``."""
 
     table: str
     catalog: Catalog
@@ -63,12 +56,7 @@ class PricesInUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceOptions:
-    """GPUs and prices to go by.
-
-    Attributes:
-        catalog: file of the user's own GPUs and offers.
-        prices: name of a price table, and files of the user's own prices.
-    """
+    """GPUs and prices to go by."""
 
     catalog: Path | None = None
     prices: Annotated[

@@ -28,11 +28,7 @@ class LearnedEpochs(Record):
     Attributes:
         model, active_experts: what was trained.
         recipe: key of the recipe.
-        weights: initial weights.
-        epochs: best epoch.
         by: score that decided.
-        data: data set.
-        held_out_examples: number of held-out examples.
         batch_size, learning_rate: training arguments.
     """
 

@@ -33,7 +33,6 @@ class RunOption:
     """A cell's job at one batch size, on the cheapest offer of its GPU.
 
     Attributes:
-        cell: cell that runs the job.
         batch_size: examples per step; None while the largest batch is unknown.
         usd: expected cost of the job; None where nothing was measured on any GPU.
         log_usd: logarithm of the cost; without `usd`, up to a constant that all options share.

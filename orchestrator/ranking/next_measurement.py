@@ -34,7 +34,6 @@ class CandidateMeasurement:
     """A measurement that could be made.
 
     Attributes:
-        option: option to measure.
         is_anchored: whether a batch of its cell was timed. If not, the largest batch is timed
             first: most jobs run at it, and it anchors the law where it matters.
         saving: fraction of a job's cost that the measurement is expected to save; infinite for the

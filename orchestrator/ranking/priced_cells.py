@@ -27,15 +27,12 @@ class RankingInputs:
     """Inputs of a ranking.
 
     Attributes:
-        job: job to price.
         catalog: GPUs and their offers.
         plan: cells to rank.
         step_times: observations of the cells, and the laws fitted to them.
         batch_wish: batch size to run at; None for that of the job, or the fastest.
-        constraints: requirements on an offer.
         today: day to extrapolate prices to; None to take them as quoted.
         epochs: number of epochs of each cell, or why it is unknown; None for that of the job.
-        seed: seed of all draws.
     """
 
     job: Job
@@ -70,7 +67,6 @@ class PricedCell:
     """A cell with its job priced on every offer that the constraints allow.
 
     Attributes:
-        cell: cell that runs the job.
         offers: priced offers; empty without a step time or an allowed offer.
         offers_of_gpu: number of offers of its GPU, whatever the constraints.
         has_step_time: whether a step time is known.

@@ -98,13 +98,10 @@ class CellJob:
     """A job on a cell with a known step time.
 
     Attributes:
-        job: job to run.
-        cell: cell that runs it.
         stack: fingerprint of the software it ran with.
         basis: whether its steps were measured or simulated.
         step_time: step time at the batch size of the job.
         largest: largest batch of the cell and the miss above it, as `largest_batch` returns them.
-        seed: seed of the draws.
     """
 
     job: Job

@@ -50,7 +50,6 @@ class LoadedRun(FrameRecord):
     """A run as its files are now.
 
     Attributes:
-        path: run folder.
         observations: a row per probe: cell, batch size, outcome, basis, median step time in
             seconds, examples per second, peak and limit in GiB, stack and host.
         steps: a row per timed step: the row of ``observations``, its number, its seconds.

@@ -62,7 +62,6 @@ class LearnedWriter:
 
     Attributes:
         records: epochs in the log.
-        path: the log.
 
     Args:
         folder: local folder of the log; made if it does not exist, removed if it stays empty.

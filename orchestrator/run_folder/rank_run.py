@@ -50,13 +50,7 @@ class RankRequest:
 
 @dataclass(frozen=True, slots=True)
 class RankedRun:
-    """A ranking and what it was made from.
-
-    Attributes:
-        ranking: the ranking.
-        observations: the observations of the run.
-        prices: the price table in use, and its age.
-    """
+    """A ranking and what it was made from."""
 
     ranking: Ranking
     observations: list[Observation]

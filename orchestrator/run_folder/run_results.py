@@ -25,18 +25,7 @@ from trials.records.profile import Logged, Profiled
 
 @dataclass(frozen=True, slots=True)
 class RunRecords:
-    """The contents of a run folder.
-
-    Attributes:
-        spec: specification.
-        catalog: GPUs and prices to rank by.
-        plan: cells that are complete, pending and skipped.
-        observed: observations.
-        profiled: profiles.
-        learned: training curves.
-        faults: failures of trials and nodes.
-        rented: rentals of the nodes.
-    """
+    """The contents of a run folder."""
 
     spec: SweepSpec
     catalog: Catalog

@@ -40,13 +40,11 @@ class LearnOptions:
         choices: fields with the possible answers.
         held_out: number of held-out examples, or their share.
         held_out_data, held_out_split: held-out set of its own.
-        epochs: most epochs.
         batch_size, learning_rate, schedule, warmup_steps, patience, seed: training arguments.
         whole: train all epochs, also after learning has stopped.
         no_checkpoints: save no checkpoints.
         threads: CPU threads; absent for one per core.
         job: the data set; its epochs are those of a job that is priced, and are not used.
-        recipe: options of the recipe.
     """
 
     model: str

@@ -11,18 +11,7 @@ from trials.records.model import Model
 
 @dataclass(frozen=True, slots=True)
 class LearningRequest:
-    """A request to learn.
-
-    Attributes:
-        model: model to fine-tune.
-        gpu: device.
-        cells: one per number of active experts, in ascending order.
-        training: training arguments.
-        data: data set.
-        whole: train all epochs, also after learning has stopped.
-        checkpoints: save a checkpoint after each epoch.
-        threads: CPU threads of a step.
-    """
+    """A request to learn."""
 
     model: Model
     gpu: Gpu

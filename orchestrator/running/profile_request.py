@@ -49,7 +49,6 @@ class ProfileRequest:
         weights: random or pretrained.
         steps: plain steps, and as many profiled ones.
         training_steps: steps between the two counts of the experts' tokens.
-        recipe: options of the recipe.
     """
 
     model: PathText

@@ -23,9 +23,6 @@ class ObservationRecorder:
         progress: display.
         meter: counter of the costs; None to count none.
         learn: called with each new result.
-
-    Attributes:
-        observations: the new ones, in order.
     """
 
     def __init__(
@@ -74,10 +71,6 @@ class RunJournal:
         folder: run.
         writer: its writer.
         rates: prices of nodes, updated with the rentals that new nodes report.
-
-    Attributes:
-        rates: as above.
-        faults: of the whole run.
     """
 
     def __init__(self, folder: RunFolder, writer: ObservationWriter, rates: NodePrices) -> None:

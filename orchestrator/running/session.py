@@ -18,15 +18,7 @@ from trials.records.observation import Observation
 
 @dataclass(frozen=True, slots=True)
 class SweepSession:
-    """A run that a driver writes to.
-
-    Attributes:
-        folder: the run.
-        writer: its writer.
-        spec: its specification.
-        rates: prices of its nodes.
-        progress_stream: output of the progress display; None for standard error.
-    """
+    """A run that a driver writes to."""
 
     folder: RunFolder
     writer: ObservationWriter

@@ -35,9 +35,7 @@ class SweepRequest:
     """A sweep to run, or to resume.
 
     Attributes:
-        path: run folder.
         spec_text: specification, as given.
-        spec: the same, parsed.
         catalog: GPUs and offers of the specification, with the user's prices.
         wait_minutes: time to wait for a node to start, to return or to start a worker.
         catalog_rows: GPUs and offers of the user's catalog file.
@@ -71,15 +69,7 @@ class SweepRequest:
 
 @dataclass(frozen=True, slots=True)
 class SweepOutcome:
-    """The state of a run after a sweep.
-
-    Attributes:
-        folder: the run, with its reports written.
-        plan: cells that are complete, pending and skipped.
-        ranking: offers for the job of the specification.
-        meter: dollars spent by the whole run.
-        conclusion: the strategy's own result.
-    """
+    """The state of a run after a sweep."""
 
     folder: RunFolder
     plan: Plan

@@ -31,7 +31,6 @@ class SweepOptions:
         wait_for_nodes: most minutes to wait for a node.
         log_to: tools that show the trials while they run.
         nodes: offers that the nodes are rented from.
-        prices: GPUs and prices.
     """
 
     spec: Path | None = None

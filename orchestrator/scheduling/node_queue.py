@@ -17,13 +17,7 @@ Task = TrialTask | ProfileTask
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A trial to place.
-
-    Attributes:
-        task: the trial's work.
-        resources: its request to Ray.
-        avoid: ids of the nodes that it must not be placed on.
-    """
+    """A trial to place."""
 
     task: Task
     resources: Mapping[str, float]

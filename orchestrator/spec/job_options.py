@@ -25,7 +25,6 @@ class JobOptions:
     """A job and its data; an absent option is the job's own.
 
     Attributes:
-        examples: number of training examples.
         epochs: number of epochs, or ``auto``: until learning stops.
         dataset: a file, a folder, a data set of the hub, or one of the paper's by name.
         length_histogram: CSV of tokens and examples, in place of a data set.

@@ -21,15 +21,9 @@ class RecipeOptions:
     """Options of a recipe; an absent one is the recipe's default.
 
     Attributes:
-        method: full, lora or qlora.
         recipe: name of a shipped recipe to start from.
-        lora_rank: rank of the adapters.
-        lora_targets: modules with adapters.
         gradient_checkpointing: whether activations are recomputed in the backward pass.
-        attention: attention kernel.
         experts: how experts run: looped or grouped.
-        optimizer: name of the optimizer.
-        precision: bf16, fp16 or fp32.
     """
 
     method: Method | None = None

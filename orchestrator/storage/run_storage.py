@@ -18,12 +18,7 @@ class StoreError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class S3Url:
-    """An address in a bucket.
-
-    Attributes:
-        bucket: name of the bucket.
-        key: key without a slash at either end; empty for the bucket itself.
-    """
+    """An address in a bucket."""
 
     bucket: str
     key: str

@@ -33,7 +33,6 @@ class LockHolder(Record):
     """Holder of the lock.
 
     Attributes:
-        host: name of its machine.
         pid: id of its process.
         machine: boot and process namespace in which ``pid`` is unique; None if unknown.
         since: time at which it took the lock.

@@ -31,7 +31,6 @@ class ProbeEnd:
     """End of a probe, as its trial sees it.
 
     Attributes:
-        outcome: outcome of the probe.
         detail: one line on the cause, for every outcome but FITS.
         measurement: present when the steps ran.
         environment: present when the child lived long enough to report it.

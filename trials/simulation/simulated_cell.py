@@ -32,7 +32,6 @@ class MemoryUse:
         allocated_bytes: most bytes of live storages at once, as PyTorch's allocator counts them.
         reserved_bytes: most bytes the allocator holds; absent without a replay.
         retries: times the allocator released its cache to continue.
-        outcome: outcome of the steps under the limit.
     """
 
     allocated_bytes: int

@@ -29,7 +29,6 @@ class Routing(Record):
 
     Attributes:
         sigma: standard deviation of the shares' logarithms; 0 gives equal shares.
-        seed: seed of the shares.
     """
 
     sigma: float = 0.0
@@ -40,9 +39,6 @@ class TraceRequest(Record):
     """Request to trace one cell; the trace serves any GPU.
 
     Attributes:
-        cell: cell to trace.
-        model: the model of the cell's name.
-        routing: the experts' shares.
         batch_size: batch size to trace; absent for the two that determine all sizes from
             ``SMALLEST`` on.
         whole: whether to trace every layer.

@@ -35,7 +35,6 @@ class Learner:
         attempt: attempt of the checkpoint at the curve; None without one.
         examples: training and held-out examples.
         remark: message for the user; None for nothing.
-        worker: device and built model.
 
     Args:
         setup: model, data and training arguments.

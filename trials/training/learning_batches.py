@@ -55,8 +55,6 @@ class Examples:
     """Examples of a data set, encoded.
 
     Attributes:
-        train: training examples.
-        held_out: held-out examples.
         cut_off: number of training examples that were truncated.
         left_out: number of examples that the cutoff leaves without a usable answer.
     """

@@ -29,12 +29,7 @@ class SkippedStepError(RuntimeError):
 
 
 class Stepper(Protocol):
-    """Runs optimizer steps.
-
-    Attributes:
-        name: class of the optimizer, with its module.
-        optimizer: the optimizer.
-    """
+    """Runs optimizer steps."""
 
     name: str
     optimizer: Any

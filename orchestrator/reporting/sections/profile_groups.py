@@ -115,7 +115,6 @@ class Overhead:
     """Overhead of profiling at one batch size, by the shortest step of each kind.
 
     Attributes:
-        label: label of the bars.
         step_seconds: time of an unprofiled step.
         profiled_seconds: time of a step under the profiler.
         overhead: slowdown by the profiler, as a part of the unprofiled step.
@@ -135,7 +134,6 @@ class ProfileGroup:
     """A model under a recipe on a GPU.
 
     Attributes:
-        gpu, model, recipe: what ran.
         machine: names of the devices, with their CPU threads.
         stages, layers, inside: bars of Fig. 4, 5 and 6.
         inside_of: layer that ``inside`` splits into kernels: experts, or mlp without experts.

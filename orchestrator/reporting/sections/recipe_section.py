@@ -37,7 +37,6 @@ class RecipeRow:
     """One recipe on one GPU and model; None stands for a value that was not measured.
 
     Attributes:
-        recipe: the recipe.
         peak_bytes: peak memory at the common batch size; None if not even one example fits.
         step_seconds: median step time at the common batch size; None if it was not timed.
         largest: largest batch; None while the search has not found it.

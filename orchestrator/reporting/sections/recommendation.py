@@ -16,12 +16,7 @@ WORTHWHILE_SPEEDUP = 0.9  # a faster offer is named if it takes at most this par
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """The recommended offer for one model, recipe, sparsity and length.
-
-    Attributes:
-        best: the cheapest offer.
-        rows: every offer, the cheapest first.
-    """
+    """The recommended offer for one model, recipe, sparsity and length."""
 
     best: RankedOffer
     rows: Sequence[RankedOffer]

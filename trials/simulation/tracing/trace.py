@@ -40,13 +40,7 @@ BACKWARD_SEGMENTS = (
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """One traced step.
-
-    Attributes:
-        recording: events of the step.
-        held: storages of the model itself.
-        copies: number of turns of layers that were not traced.
-    """
+    """One traced step."""
 
     recording: Recording
     held: Held
