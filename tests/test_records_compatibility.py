@@ -1,4 +1,4 @@
-"""What a recipe comes to on a model and a device, and what is refused there with its reason."""
+"""Resolution of a recipe for a model and a device, and the reasons to refuse one."""
 
 import pytest
 from builders.observations import cpu
@@ -18,7 +18,7 @@ LORA = {"method": "lora", "lora_rank": 8}
 @settings(deadline=None, max_examples=50)
 @given(RECIPES)
 def test_resolving_twice_changes_nothing(recipe: Recipe) -> None:
-    """Every field that applies is filled in, on every model."""
+    """Every field that applies is filled in, for every model."""
     for model in presets().values():
         if impossible_on_model(recipe, model) is None:
             once = with_defaults(recipe, model, cpu())
@@ -42,7 +42,7 @@ def test_resolving_twice_changes_nothing(recipe: Recipe) -> None:
 def test_targets_and_experts_follow_from_the_model(
     fields: dict[str, object], model: str, targets: tuple[str, ...] | None, experts: str | None
 ) -> None:
-    """Adapters go where the paper has them; experts are taken apart where that is needed."""
+    """Adapters follow the paper; fused experts are split for adapters or 4-bit weights."""
     made = with_defaults(Recipe.model_validate(fields), find_model(model), cpu())
     assert (made.lora_targets, made.experts) == (targets, experts)
 
@@ -84,10 +84,10 @@ def test_targets_and_experts_follow_from_the_model(
         (LORA | {"lora_targets": ("attention",)}, "blackmamba-2.8b", "A40", "has none"),
     ],
 )
-def test_what_cannot_be_had_is_refused_with_its_reason(
+def test_an_unsupported_recipe_is_refused_with_the_reason(
     fields: dict[str, object], model: str, gpu: str, said: str
 ) -> None:
-    """Found when planning, before anything is built or rented."""
+    """Planning refuses it, before anything is built or rented."""
     facts, device = find_model(model), load_catalog().gpu(gpu)
     recipe = with_defaults(Recipe.model_validate(fields), facts, device)
     reason = incompatibility(recipe, facts, device, EVERYTHING)
@@ -108,15 +108,15 @@ def test_what_cannot_be_had_is_refused_with_its_reason(
         (LORA | {"method": "qlora"}, "qwen3-moe-tiny", "cpu"),
     ],
 )
-def test_what_can_be_had_is_not_refused(fields: dict[str, object], model: str, gpu: str) -> None:
-    """The paper's recipes on its GPUs among it, where the extras are installed."""
+def test_a_supported_recipe_is_not_refused(fields: dict[str, object], model: str, gpu: str) -> None:
+    """The paper's recipes on its GPUs are among them, where the extras are installed."""
     facts, device = find_model(model), load_catalog().gpu(gpu)
     recipe = with_defaults(Recipe.model_validate(fields), facts, device)
     assert incompatibility(recipe, facts, device, EVERYTHING) is None
 
 
 def mamba_beside_attention(**config: int) -> Model:
-    """A model of Mamba layers, and of what else its configuration has."""
+    """A model of Mamba layers, with attention as its configuration says."""
     return Model.model_validate(
         {
             "name": "hybrid",
@@ -139,10 +139,10 @@ def mamba_beside_attention(**config: int) -> Model:
         (("experts",), {}, "hybrid has no experts: use method full"),
     ],
 )
-def test_adapters_beside_mamba_layers_are_possible_and_on_them_are_not(
+def test_adapters_on_mamba_layers_are_refused_and_beside_them_allowed(
     targets: tuple[str, ...] | None, config: dict[str, int], said: str | None
 ) -> None:
-    """What is told to use instead is something the model has."""
+    """The targets that the error proposes exist in the model."""
     recipe = Recipe.model_validate(LORA | {"lora_targets": targets})
     model = mamba_beside_attention(**config)
     for asked in (recipe, with_defaults(recipe, model, cpu())):
@@ -159,10 +159,10 @@ def test_adapters_beside_mamba_layers_are_possible_and_on_them_are_not(
         ({"method": "full", "offload_optimizer": True}, "llama-2-7b", "deepspeed", "deepspeed"),
     ],
 )
-def test_an_extra_that_is_not_installed_is_named(
+def test_a_missing_extra_is_named(
     fields: dict[str, object], model: str, missing: str, extra: str
 ) -> None:
-    """With the command that installs it; where nobody knows what is installed, nothing is said."""
+    """The error has the command that installs it; without a list of packages there is no error."""
     facts, device = find_model(model), load_catalog().gpu("A40")
     recipe = with_defaults(Recipe.model_validate(fields), facts, device)
     reason = incompatibility(recipe, facts, device, frozenset())

@@ -1,4 +1,4 @@
-"""What an exception, or an end, says of the batch: every way to run out of memory, and none."""
+"""Classification of exceptions and process ends: out of memory, thrashing or failure."""
 
 import signal
 from pathlib import Path
@@ -51,8 +51,8 @@ NEITHER = [
 
 
 @pytest.mark.parametrize("error", DEVICE, ids=str)
-def test_every_way_to_run_out_of_device_memory_is_known(error: BaseException) -> None:
-    """PyTorch's classes, and the messages of CUDA, its libraries and Triton."""
+def test_every_device_memory_error_is_recognised(error: BaseException) -> None:
+    """Classes of PyTorch, and messages of CUDA, its libraries and Triton."""
     outcome, detail = classify(error)
     assert outcome is Outcome.OUT_OF_MEMORY
     assert "\n" not in detail
@@ -61,14 +61,14 @@ def test_every_way_to_run_out_of_device_memory_is_known(error: BaseException) ->
 
 
 @pytest.mark.parametrize("error", HOST, ids=repr)
-def test_memory_of_the_host_is_not_that_of_the_device(error: BaseException) -> None:
-    """The same words stand in both; which allocator said them decides."""
+def test_host_memory_errors_are_not_device_memory_errors(error: BaseException) -> None:
+    """Both use the same words; the allocator that raised the error decides."""
     assert classify(error)[0] is Outcome.HOST_OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize("error", NEITHER, ids=str)
-def test_what_is_not_memory_is_a_failure_with_its_name(error: BaseException) -> None:
-    """A spoilt CUDA context says nothing of the batch, a lack of shared memory neither."""
+def test_other_errors_are_failures_with_their_name(error: BaseException) -> None:
+    """A corrupt CUDA context or a lack of shared memory says nothing about the batch size."""
     outcome, detail = classify(error)
     assert outcome is Outcome.FAILED
     assert detail.startswith(f"{type(error).__name__}: ")
@@ -87,14 +87,14 @@ def test_what_is_not_memory_is_a_failure_with_its_name(error: BaseException) -> 
     ],
     ids=repr,
 )
-def test_what_the_next_try_cannot_mend_is_final(error: BaseException) -> None:
-    """The machine or the recipe is not what it must be."""
+def test_errors_that_a_retry_cannot_fix_are_final(error: BaseException) -> None:
+    """The machine or the recipe is wrong."""
     assert classify(error)[0] is Outcome.FAILED
     assert is_final(error)
 
 
 def raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
-    """An exception that has been raised, from another if there is one."""
+    """An exception that has been raised, from a cause if there is one."""
     try:
         raise error from cause
     except type(error) as caught:
@@ -102,8 +102,8 @@ def raised(error: BaseException, cause: BaseException | None = None) -> BaseExce
 
 
 @pytest.mark.parametrize("cause", [DEVICE[0], MemoryError()], ids=repr)
-def test_an_exception_is_told_by_the_one_it_was_raised_from(cause: BaseException) -> None:
-    """Libraries wrap what they cannot handle; the line is then that of the one that knew."""
+def test_an_exception_is_classified_by_its_cause(cause: BaseException) -> None:
+    """Libraries wrap errors that they cannot handle; the reported line is that of the cause."""
     wrapped = raised(RuntimeError("the forward pass failed"), ValueError("as it says"))
     assert classify(wrapped)[0] is Outcome.FAILED
     wrapped = raised(RuntimeError("the forward pass failed"), raised(ValueError("no"), cause))
@@ -111,12 +111,12 @@ def test_an_exception_is_told_by_the_one_it_was_raised_from(cause: BaseException
 
 
 def pin_memory(error: BaseException) -> None:
-    """Raises, as DeepSpeed's function of that name does when the host has no memory to pin."""
+    """Fail as DeepSpeed's function of that name does when the host has no memory to pin."""
     raise error
 
 
-def test_pinning_host_memory_speaks_of_the_device_and_means_the_host() -> None:
-    """PyTorch says the same of cudaHostAlloc as of any CUDA call: what was being done decides."""
+def test_a_failure_to_pin_host_memory_is_a_host_memory_error() -> None:
+    """PyTorch reports cudaHostAlloc like any CUDA call, so the failed operation decides."""
     message = "CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'"
     with pytest.raises(RuntimeError) as elsewhere:
         raise RuntimeError(message)
@@ -170,18 +170,18 @@ BITSANDBYTES = "Error {} at line 380 in file /src/csrc/{}"
         (-40, "anything", Outcome.FAILED, "the child was killed by signal 40"),
     ],
 )
-def test_an_end_is_told_by_its_code_and_what_was_printed(
+def test_a_process_end_is_classified_by_exit_code_and_output(
     code: int, last: str, outcome: Outcome, detail: str
 ) -> None:
-    """Libraries in C print an error and end the process; what a signal killed, it killed."""
+    """C libraries print an error and exit; a signal is reported by its name."""
     found, said = ending(code, ["a warning", last], killed_for_memory=False)
     assert found is outcome
     assert said.startswith(detail)
     assert ending(code, [], killed_for_memory=False)[0] is Outcome.FAILED
 
 
-def test_only_what_the_kernel_killed_can_have_been_killed_for_memory() -> None:
-    """It kills by SIGKILL; another process may have been the one it chose."""
+def test_only_sigkill_can_be_a_kill_for_memory() -> None:
+    """The kernel kills by SIGKILL, and it may have chosen another process."""
     killed = ending(-signal.SIGKILL, [], killed_for_memory=True)
     assert killed[0] is Outcome.HOST_OUT_OF_MEMORY
     assert ending(-signal.SIGSEGV, [], killed_for_memory=True)[0] is Outcome.FAILED
@@ -190,7 +190,7 @@ def test_only_what_the_kernel_killed_can_have_been_killed_for_memory() -> None:
 def test_kills_for_memory_are_counted_by_machine_and_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both files of the kernel, either of which may not be there; a group's kill is no other."""
+    """The kernel has a file for each, either may be absent; kills of other groups do not count."""
     vmstat, events = tmp_path / "vmstat", tmp_path / "memory.events"
     vmstat.write_text("nr_free_pages 7\noom_kill 3\nthp_fault_alloc 9\n", encoding="ascii")
     monkeypatch.setattr(outcome_module, "OOM_COUNTERS", (vmstat, events))

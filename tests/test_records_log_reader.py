@@ -1,4 +1,4 @@
-"""Lines read with what others have alike: the same records and mistakes as one by one."""
+"""Log lines read with shared parts: the same records and mistakes as line by line."""
 
 import json
 
@@ -26,7 +26,7 @@ KINDS = (
 
 
 def line_of(one: Observation) -> bytes:
-    """As a run's writer has it."""
+    """A record as the run's writer formats it."""
     return one.model_dump_json().encode() + b"\n"
 
 
@@ -34,8 +34,8 @@ LINES = tuple(map(line_of, KINDS))
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda one: f"{one.outcome}-{one.batch_size}")
-def test_what_is_read_is_what_was_written(kind: Observation) -> None:
-    """Of every kind, first and again."""
+def test_records_read_back_as_written(kind: Observation) -> None:
+    """Records of every kind are equal, read once or twice."""
     reader = LineReader()
     for _ in range(2):
         read = reader.observation(line_of(kind))
@@ -45,8 +45,8 @@ def test_what_is_read_is_what_was_written(kind: Observation) -> None:
         assert type(read.measurement) is type(kind.measurement)
 
 
-def test_cells_and_places_and_built_models_of_many_lines_are_one() -> None:
-    """So a million of them are held as often as there are different ones."""
+def test_equal_cells_environments_and_built_models_are_shared() -> None:
+    """A million lines hold as many objects as there are different values."""
     reader = LineReader()
     one, other = (reader.observation(line_of(observation(size))) for size in (1, 2))
     assert (one.batch_size, other.batch_size) == (1, 2)
@@ -57,8 +57,8 @@ def test_cells_and_places_and_built_models_of_many_lines_are_one() -> None:
     assert one.measurement.built is other.measurement.built
 
 
-def test_a_line_written_otherwise_is_read_as_well() -> None:
-    """By another program, with spaces and its own order; or by an older one, without a field."""
+def test_a_line_in_another_format_is_read() -> None:
+    """Another program's spaces and key order, or an older version's missing field, are allowed."""
     reader, told = LineReader(), json.loads(LINES[0])
     spaced = json.dumps(dict(sorted(told.items())), indent=None).encode()
     del told["cell"]["weights"], told["repeat"], told["measurement"]["energy_joules"]
@@ -67,8 +67,8 @@ def test_a_line_written_otherwise_is_read_as_well() -> None:
         assert reader.observation(line).model_dump() == KINDS[0].model_dump()
 
 
-def said_of(line: bytes, read: object) -> object:
-    """The record, or where its mistake is and which."""
+def result_of(line: bytes, read: object) -> object:
+    """Return the record, or the place and the message of its mistakes."""
     try:
         return read(line).model_dump()  # type: ignore[operator]
     except ValidationError as error:
@@ -94,24 +94,22 @@ def said_of(line: bytes, read: object) -> object:
         (b"}\n", b"\n"),
     ],
 )
-def test_a_mistake_is_told_as_if_the_line_were_the_only_one(old: bytes, new: bytes) -> None:
-    """After good lines that are like it, and nothing of it is remembered."""
+def test_a_mistake_is_reported_as_for_a_single_line(old: bytes, new: bytes) -> None:
+    """Similar valid lines before it change nothing, and the reader does not cache the mistake."""
     reader = LineReader()
     reader.observation(LINES[0])
     assert old in LINES[0]
     wrong = LINES[0].replace(old, new, 1)
-    expected = said_of(wrong, Observation.model_validate_json)
+    expected = result_of(wrong, Observation.model_validate_json)
     assert isinstance(expected, list)
-    assert said_of(wrong, reader.observation) == said_of(wrong, reader.observation) == expected
+    assert result_of(wrong, reader.observation) == result_of(wrong, reader.observation) == expected
     assert reader.observation(LINES[0]).model_dump() == KINDS[0].model_dump()
 
 
 @given(st.sampled_from(LINES), st.data())
 @settings(max_examples=150, deadline=None, derandomize=True)
-def test_damage_anywhere_is_treated_as_if_the_line_were_the_only_one(
-    line: bytes, data: st.DataObject
-) -> None:
-    """Some bytes gone, some of another line in their place."""
+def test_a_damaged_line_is_treated_like_a_single_line(line: bytes, data: st.DataObject) -> None:
+    """The damage removes bytes, or replaces them by bytes of another line."""
     start = data.draw(st.integers(0, len(line) - 1))
     gone = data.draw(st.integers(0, 60))
     other = data.draw(st.sampled_from(LINES))
@@ -119,4 +117,6 @@ def test_damage_anywhere_is_treated_as_if_the_line_were_the_only_one(
     put = other[place : place + data.draw(st.integers(0, 60))]
     damaged = line[:start] + put + line[start + gone :]
     reader = LineReader()
-    assert said_of(damaged, reader.observation) == said_of(damaged, Observation.model_validate_json)
+    assert result_of(damaged, reader.observation) == result_of(
+        damaged, Observation.model_validate_json
+    )

@@ -1,4 +1,4 @@
-"""Models by configuration: presets with their published sizes, folders, hub names, and mistakes."""
+"""Models by configuration: presets with published sizes, folders, hub names and mistakes."""
 
 import json
 from pathlib import Path
@@ -40,14 +40,14 @@ def test_a_preset_has_the_published_number_of_parameters(name: str) -> None:
 
 
 def test_presets_are_found_by_name_in_order_and_each_names_its_source() -> None:
-    """Nothing is shipped that the tests do not know."""
+    """Every shipped preset is listed in these tests."""
     assert tuple(presets()) == tuple(sorted((*FULL_SIZE, *TINY)))
     assert all(find_model(name) is preset for name, preset in presets().items())
     assert all("config.json" in p.source or "2402.01771" in p.source for p in presets().values())
 
 
 def test_the_papers_other_name_for_blackmamba_means_the_same_model() -> None:
-    """630M are the parameters that act on a token, 2.8B those that are trained."""
+    """630M counts the active parameters per token, 2.8B the trained ones."""
     assert find_model("blackmamba-630m") is find_model("blackmamba-2.8b")
 
 
@@ -61,30 +61,30 @@ def test_the_papers_other_name_for_blackmamba_means_the_same_model() -> None:
         ("blackmamba-2.8b", 8, 2, False, True),
     ],
 )
-def test_what_a_recipe_can_do_is_read_off_the_configuration(
+def test_experts_attention_and_mamba_come_from_the_configuration(
     name: str, experts: int | None, active: int | None, *, attention: bool, mamba: bool
 ) -> None:
-    """Experts, routing, attention and Mamba layers, whatever the family calls them."""
+    """The names of the fields differ between model families."""
     model = find_model(name)
     found = (model.experts, model.active_experts, model.has_attention, model.has_mamba)
     assert found == (experts, active, attention, mamba)
 
 
-def test_another_routing_is_set_where_the_family_keeps_it() -> None:
-    """Sparse and dense are the same model but for one number."""
+def test_another_number_of_active_experts_is_set_in_the_configuration() -> None:
+    """Sparse and dense variants differ in one field only."""
     model = find_model("mixtral-tiny")
     assert model.config_with(8) == model.config | {"num_experts_per_tok": 8}
     assert model.config_with(None) == model.config
 
 
 def folder(path: Path, **config: object) -> str:
-    """A folder that holds a config.json."""
+    """Write a folder with a config.json."""
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return str(path)
 
 
 def test_a_folder_with_a_configuration_is_a_model(tmp_path: Path) -> None:
-    """Any causal language model of transformers, by its own file."""
+    """Any causal language model of transformers is read from its own file."""
     name = folder(tmp_path, **find_model("olmoe-tiny").config)
     model = find_model(name)
     assert (model.name, model.weights) == (name, name)
@@ -106,10 +106,10 @@ def test_a_folder_with_a_configuration_is_a_model(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_configuration_that_describes_no_model_is_told_in_a_line(
+def test_an_invalid_configuration_is_one_line(
     config: dict[str, object], said: str, tmp_path: Path
 ) -> None:
-    """With the file it stands in."""
+    """The line names the file."""
     name = folder(tmp_path, **config)
     with pytest.raises(UnknownModelError, match=said) as error:
         find_model(name)
@@ -117,8 +117,8 @@ def test_a_configuration_that_describes_no_model_is_told_in_a_line(
     assert "\n" not in str(error.value)
 
 
-def test_a_folder_without_a_readable_configuration_is_told_in_a_line(tmp_path: Path) -> None:
-    """Absent, or no JSON."""
+def test_an_unreadable_configuration_is_one_line(tmp_path: Path) -> None:
+    """The file is absent, or not JSON."""
     with pytest.raises(UnknownModelError, match=r"config\.json: No such file"):
         find_model(str(tmp_path))
     (tmp_path / "config.json").write_text("{", encoding="utf-8")
@@ -126,10 +126,10 @@ def test_a_folder_without_a_readable_configuration_is_told_in_a_line(tmp_path: P
         find_model(str(tmp_path))
 
 
-def test_a_folder_that_could_be_a_hub_name_is_told_to_be_one(
+def test_a_folder_that_looks_like_a_hub_name_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At once: the hub is not asked."""
+    """The error comes at once, without a request to the hub."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine" / "small").mkdir(parents=True)
     folder(tmp_path / "mine" / "small", **find_model("olmoe-tiny").config)
@@ -138,16 +138,16 @@ def test_a_folder_that_could_be_a_hub_name_is_told_to_be_one(
     assert find_model("./mine/small").weights == "./mine/small"
 
 
-def test_an_unknown_name_is_told_with_near_ones() -> None:
-    """And with the other ways to name a model."""
+def test_an_unknown_name_has_suggestions() -> None:
+    """The error also lists the other ways to name a model."""
     with pytest.raises(UnknownModelError, match=r"unknown model 'mixtral-8x7'.*mixtral-8x7b"):
         find_model("mixtral-8x7")
     with pytest.raises(UnknownModelError, match="a hub name"):
         find_model("zzz")
 
 
-def test_a_hub_that_cannot_be_reached_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the network there is nothing to look it up in."""
+def test_an_unreachable_hub_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a network the name cannot be resolved."""
     from huggingface_hub import constants  # noqa: PLC0415 - what it read from the environment
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -157,6 +157,6 @@ def test_a_hub_that_cannot_be_reached_is_told_in_a_line(monkeypatch: pytest.Monk
 
 
 def test_a_model_needs_a_vocabulary() -> None:
-    """A preset with a slip in it is not a model either."""
+    """A preset without one is refused too."""
     with pytest.raises(ValueError, match="no vocab_size"):
         Model(name="x", source="me", config={"model_type": "llama"})

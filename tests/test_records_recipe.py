@@ -1,4 +1,4 @@
-"""Recipes: what goes together, what is filled in, and the names they are recorded under."""
+"""Recipes: valid combinations, defaults, and the keys in records."""
 
 import pytest
 from builders.recipes import RECIPES
@@ -43,8 +43,8 @@ from trials.records.recipe import NAMED_RECIPES, Recipe
         ),
     ],
 )
-def test_the_recipe_keys_are_these(recipe: Recipe, key: str) -> None:
-    """Records of last year are found under the same names this year."""
+def test_recipe_keys_are_stable(recipe: Recipe, key: str) -> None:
+    """Last year's records have the same keys this year."""
     assert recipe.key == key
 
 
@@ -52,25 +52,25 @@ FIRST_CHOICES = {"attention": "sdpa", "mamba": "reference"}
 
 
 def spelt_out(recipe: Recipe) -> Recipe:
-    """With the first choice of the axes that a key leaves out, where none is stated."""
+    """Fill in the first choice of the axes that a key omits."""
     given = recipe.model_dump(exclude_none=True)
     return Recipe.model_validate(FIRST_CHOICES | given)
 
 
 @given(RECIPES, RECIPES)
 def test_recipes_share_a_key_only_when_they_are_equal(one: Recipe, other: Recipe) -> None:
-    """Every field of a recipe is told by its key."""
+    """The key includes every field of a recipe."""
     assert (one.key == other.key) == (spelt_out(one) == spelt_out(other))
 
 
 @given(RECIPES)
-def test_a_recipe_survives_being_written_down(recipe: Recipe) -> None:
-    """What was filled in is not filled in again differently."""
+def test_a_recipe_survives_a_round_trip_through_json(recipe: Recipe) -> None:
+    """Defaults that were filled in are not filled in again differently."""
     assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe
 
 
-def test_what_follows_from_the_method_is_filled_in() -> None:
-    """Alpha is twice the rank, nothing is dropped, 4-bit weights are doubly quantised."""
+def test_defaults_follow_from_the_method() -> None:
+    """Alpha is twice the rank, dropout is zero, 4-bit weights are doubly quantised."""
     recipe = Recipe(method="qlora", lora_rank=8)
     assert (recipe.lora_alpha, recipe.lora_dropout) == (16, 0.0)
     assert recipe.double_quantisation is True
@@ -122,14 +122,14 @@ def test_what_follows_from_the_method_is_filled_in() -> None:
         ),
     ],
 )
-def test_fields_that_do_not_go_together_are_told(fields: dict[str, object], said: str) -> None:
-    """With the value, and what to do instead."""
+def test_conflicting_fields_are_reported(fields: dict[str, object], said: str) -> None:
+    """The message has the wrong value and the remedy."""
     with pytest.raises(ValidationError, match=said):
         Recipe.model_validate(fields)
 
 
-def test_all_of_a_recipes_mistakes_are_told_at_once() -> None:
-    """Not one for each attempt."""
+def test_all_mistakes_of_a_recipe_are_reported_at_once() -> None:
+    """One attempt is enough to see them."""
     with pytest.raises(ValidationError, match=r"lora_rank 4.*double_quantisation"):
         Recipe(method="full", lora_rank=4, double_quantisation=True)
 
@@ -149,14 +149,14 @@ def test_all_of_a_recipes_mistakes_are_told_at_once() -> None:
         {"method": "full", "checkpointing": True},
     ],
 )
-def test_a_recipe_takes_only_what_it_knows(wrong: dict[str, object]) -> None:
-    """A value of the wrong kind and an unknown field are errors, not coerced or dropped."""
+def test_a_recipe_refuses_wrong_types_and_unknown_fields(wrong: dict[str, object]) -> None:
+    """They are errors, neither coerced nor dropped."""
     with pytest.raises(ValidationError):
         Recipe.model_validate(wrong)
 
 
-def test_the_papers_recipes_are_what_the_paper_says() -> None:
-    """2408.04693, section III: QLoRA of rank 16 on experts and router; BlackMamba whole."""
+def test_the_papers_recipes_are_the_published_ones() -> None:
+    """2408.04693, section III: QLoRA of rank 16 on experts and router; full BlackMamba."""
     mixtral = NAMED_RECIPES["paper-mixtral"]
     assert (mixtral.method, mixtral.lora_rank, mixtral.precision) == ("qlora", 16, "bf16")
     assert mixtral.lora_targets == ("experts", "router")
@@ -165,8 +165,8 @@ def test_the_papers_recipes_are_what_the_paper_says() -> None:
     assert NAMED_RECIPES["paper-blackmamba"].method == "full"
 
 
-def test_the_extras_a_recipe_needs_are_told() -> None:
-    """What planning asks each node for."""
+def test_a_recipe_lists_the_extras_it_needs() -> None:
+    """Planning checks each node for them."""
     assert Recipe(method="full").extras == ()
     assert NAMED_RECIPES["paper-mixtral"].extras == ("flash_attn",)
     assert Recipe(method="full", mamba="mamba-ssm").extras == ("causal_conv1d", "mamba_ssm")

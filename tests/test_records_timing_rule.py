@@ -14,7 +14,7 @@ SECONDS = st.floats(1e-6, 1e6)
 
 
 def shuffled(count: int) -> list[float]:
-    """The whole numbers from 1, so that a value is its own rank, in no order."""
+    """The integers from 1 in random order, so that a value is its own rank."""
     values = [float(rank) for rank in range(1, count + 1)]
     Random(count).shuffle(values)
     return values
@@ -41,7 +41,7 @@ def shuffled(count: int) -> list[float]:
 def test_the_interval_has_the_ranks_of_the_published_tables(
     count: int, low: float, high: float
 ) -> None:
-    """The 95 % ranks of the sign test's interval for a median, as every table has them."""
+    """The 95 % ranks of the sign test's interval for a median."""
     assert median_interval(shuffled(count)) == (low, high)
 
 
@@ -64,47 +64,47 @@ def test_the_ranks_are_the_narrowest_that_hold_the_median_at_95_percent(count: i
 
 @given(st.lists(SECONDS, min_size=6, max_size=40))
 def test_the_interval_holds_the_median_of_its_values(values: list[float]) -> None:
-    """Whatever the values, and however many of them are equal."""
+    """This holds for any values, however many of them are equal."""
     interval = median_interval(values)
     assert interval is not None
     assert interval[0] <= statistics.median(values) <= interval[1]
 
 
 def test_no_rule_stops_before_its_fewest_steps() -> None:
-    """Five equal steps look precise and took far too long, and still allow no interval."""
+    """Five equal steps that exceed the time cap still allow no interval."""
     assert TimingRule().stop_reason([100.0] * 5) is None
 
 
 def test_equal_steps_are_precise_at_once() -> None:
-    """Six is the least that gives an interval, and it has no width."""
+    """Six values are the fewest with an interval, and its width is zero."""
     assert TimingRule().stop_reason([0.1] * 6) == "precise"
 
 
 @pytest.mark.parametrize(("spread", "reason"), [(0.25, "precise"), (0.26, None)])
 def test_precise_is_half_the_interval_against_the_median(spread: float, reason: str | None) -> None:
-    """With six values the interval is their range: at the stated part of the median it stops."""
+    """With six values the interval is their range; half of it over the median decides."""
     steps = [1 - spread, 1.0, 1.0, 1.0, 1.0, 1 + spread]
     rule = TimingRule(relative_half_width=0.25, max_seconds=1000)
     assert rule.stop_reason(steps) == reason
 
 
-def test_the_step_cap_ends_what_never_grows_precise() -> None:
-    """One step less goes on."""
+def test_the_step_cap_ends_imprecise_timing() -> None:
+    """With one step less, timing continues."""
     wild = [1.0, 2.0] * 10
     rule = TimingRule(max_steps=20, max_seconds=1000)
     assert rule.stop_reason(wild) == "step cap"
     assert rule.stop_reason(wild[:-1]) is None
 
 
-def test_the_time_cap_ends_what_takes_too_long() -> None:
-    """The time of the timed steps counts, and a moment less goes on."""
+def test_the_time_cap_ends_long_timing() -> None:
+    """The total of the timed steps counts; a moment less continues."""
     wild = [1.0, 2.0] * 4
     assert TimingRule(max_seconds=12.0).stop_reason(wild) == "time cap"
     assert TimingRule(max_seconds=12.1).stop_reason(wild) is None
 
 
 def test_precise_comes_before_both_caps() -> None:
-    """A median that is known well enough is not called cut short."""
+    """A median that is precise enough is not reported as cut short."""
     assert TimingRule(max_steps=6, max_seconds=0.1).stop_reason([1.0] * 6) == "precise"
 
 
@@ -112,13 +112,13 @@ def test_precise_comes_before_both_caps() -> None:
     "wrong", [{"min_steps": 5}, {"max_steps": 0}, {"max_seconds": 0}, {"relative_half_width": 0}]
 )
 def test_a_rule_that_can_give_no_interval_is_refused(wrong: dict[str, float]) -> None:
-    """Fewer than six steps, and caps of nothing, are mistakes in a specification."""
+    """Fewer than six steps, and caps of zero, are mistakes of a specification."""
     with pytest.raises(ValidationError):
         TimingRule.model_validate(wrong)
 
 
 def test_a_warm_up_takes_both_its_steps_and_its_seconds() -> None:
-    """Few slow steps are not enough, nor many fast ones that took no time."""
+    """Few slow steps are not enough, nor are many instant ones."""
     rule = TimingRule(warmup_steps=3, warmup_seconds=1.0)
     assert not rule.is_warm([])
     assert not rule.is_warm([2.0, 2.0])
@@ -129,7 +129,7 @@ def test_a_warm_up_takes_both_its_steps_and_its_seconds() -> None:
 
 @given(st.lists(st.floats(0.0990, 0.1010), min_size=6, max_size=40))
 def test_steady_noise_is_called_stable(seconds: list[float]) -> None:
-    """One percent either way, in any order, is no trend and no outlier."""
+    """One percent of noise in any order is no trend and no outlier."""
     assert instability(seconds, "precise", TimingRule()) is None
 
 
@@ -146,10 +146,10 @@ def test_steady_noise_is_called_stable(seconds: list[float]) -> None:
         ([0.1] * 11 + [0.4], "precise", "1 of 12 steps took half as long again or more"),
     ],
 )
-def test_an_unstable_series_says_why(
+def test_an_unstable_series_has_a_reason(
     seconds: list[float], stop_reason: StopReason, said: str
 ) -> None:
-    """Too wide an interval, a trend, steps far above the rest."""
+    """The interval is too wide, there is a trend, or steps lie far above the rest."""
     reason = instability(seconds, stop_reason, TimingRule())
     assert reason is not None
     assert said in reason
@@ -157,10 +157,8 @@ def test_an_unstable_series_says_why(
 
 # Wider noise makes a trend of one series in a hundred thousand, which no test should wait for.
 @given(st.floats(0.001, 0.015), st.integers(0, 2**32))
-def test_what_the_rule_calls_precise_in_steady_noise_is_called_stable(
-    deviation: float, seed: int
-) -> None:
-    """Narrow or not so narrow: its steps are timed until the median is known all the same."""
+def test_series_that_end_precise_are_stable(deviation: float, seed: int) -> None:
+    """At any noise level, timing ends when the median is precise."""
     random = Random(seed)
     seconds: list[float] = []
     rule = TimingRule()
@@ -173,7 +171,7 @@ def test_what_the_rule_calls_precise_in_steady_noise_is_called_stable(
 @pytest.mark.parametrize("deviation", [0.05, 0.1, 0.2])
 @pytest.mark.parametrize("steps", [9, 30])
 def test_wide_noise_is_seldom_called_a_trend(deviation: float, steps: int) -> None:
-    """Its median is unsure and that is said; that steps became slower is another thing."""
+    """The reason is an imprecise median, not that steps became slower."""
     random = Random(steps)
     series = [
         [0.1 * math.exp(random.gauss(0, deviation)) for _ in range(steps)] for _ in range(1000)
@@ -184,7 +182,7 @@ def test_wide_noise_is_seldom_called_a_trend(deviation: float, steps: int) -> No
 
 @given(st.integers(8, 30), st.sampled_from([1.2, 1.4]), st.integers(0, 2**32))
 def test_a_step_up_under_little_noise_is_a_trend(steps: int, factor: float, seed: int) -> None:
-    """A clock that is held down from the middle on, in whatever order the noise falls."""
+    """The clock is throttled from the middle on, in any order of the noise."""
     random = Random(seed)
     seconds = [
         0.1 * random.uniform(0.99, 1.01) * (factor if at >= steps // 2 else 1)
@@ -195,7 +193,7 @@ def test_a_step_up_under_little_noise_is_a_trend(steps: int, factor: float, seed
 
 @pytest.mark.parametrize("steps", range(1, 6))
 def test_a_series_too_short_for_an_interval_says_so(steps: int) -> None:
-    """Nothing is worked out from what is not there."""
+    """No statistic is computed from too few steps."""
     said = instability([0.1] * steps, "time cap", TimingRule())
     assert said is not None
     assert "too few steps" in said
@@ -203,5 +201,5 @@ def test_a_series_too_short_for_an_interval_says_so(steps: int) -> None:
 
 
 def test_nothing_timed_is_not_unstable() -> None:
-    """A probe of memory alone."""
+    """The probe measured memory alone."""
     assert instability([], None, TimingRule()) is None

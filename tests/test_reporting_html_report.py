@@ -1,4 +1,4 @@
-"""The report as one file, in a real browser: it shows, sorts and filters, and asks nobody."""
+"""The report as one file in a real browser: it shows, sorts, filters, and makes no request."""
 
 import json
 import re
@@ -62,7 +62,7 @@ TWO_JOBS = ONE_CELL.replace("[16]", "[16, 32]")
 
 
 def twice_as_fast(of: Measurement | None) -> Measurement | None:
-    """The same steps in half the time."""
+    """The same measurement with half the step times."""
     if of is None:
         return None
     return of.model_copy(update={"step_seconds": tuple(s / 2 for s in of.step_seconds)})
@@ -77,7 +77,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrowserContext
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of a run of two measured jobs, and one that was simulated on two GPUs."""
+    """The report of a run with two measured jobs and one simulated on two GPUs."""
     text = TWO_JOBS.replace("workload:", f"{SIMULATED}workload:") + OFFERS
     path = tmp_path_factory.mktemp("run") / "report.html"
     path.write_text(html_report(results(text), MADE), encoding="utf-8")
@@ -86,7 +86,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def report(context: BrowserContext, file: Path) -> Iterator[Opened]:
-    """It, opened; in the end nobody complained, and nothing but the file was asked for."""
+    """The opened report; at the end, the console is empty and nothing else was requested."""
     opened = Opened(context, file)
     yield opened
     assert opened.complaints == []
@@ -96,12 +96,12 @@ def report(context: BrowserContext, file: Path) -> Iterator[Opened]:
 
 
 def choose(report: Opened, job: str) -> None:
-    """Has the page show another job."""
+    """Select another job on the page."""
     report.page.select_option("#job", label=job)
 
 
-def test_it_opens_with_the_job_that_leaves_a_choice_and_its_answer(report: Opened) -> None:
-    """Two GPUs to choose from come before one."""
+def test_it_opens_with_a_job_of_several_gpus_and_its_answer(report: Opened) -> None:
+    """A job with two GPUs comes before one with a single GPU."""
     (answer,) = report.texts(".answer:not([hidden]) .lead")
     assert re.search(r"^Rent (A40|H100-SXM) .* \$", answer)
     assert "batch size 20. " in answer
@@ -115,7 +115,7 @@ def test_it_opens_with_the_job_that_leaves_a_choice_and_its_answer(report: Opene
 
 
 def test_every_job_can_be_chosen_and_all_charts_follow(report: Opened) -> None:
-    """What each is of stands above it."""
+    """The title of each chart names the job."""
     for job, of in (
         ("llama-tiny, 16 tokens", "llama-tiny, full-fp32"),
         ("llama-tiny, 32 tokens", "llama-tiny, full-fp32"),
@@ -131,7 +131,7 @@ def test_every_job_can_be_chosen_and_all_charts_follow(report: Opened) -> None:
 
 
 def test_offers_sort_by_any_column_with_mouse_and_keyboard(report: Opened) -> None:
-    """Up, then down; and the column says which."""
+    """The first use sorts up and the second down; the header shows the direction."""
     choose(report, "llama-tiny, 16 tokens")
     page, prices = report.page, "#ranking tbody td:nth-child(6)"
     page.get_by_role("button", name="Show all").first.click()
@@ -149,7 +149,7 @@ def test_offers_sort_by_any_column_with_mouse_and_keyboard(report: Opened) -> No
 
 
 def test_offers_are_filtered_by_provider_market_and_deadline(report: Opened) -> None:
-    """The cheapest of those that are left is named; the chart follows."""
+    """The page names the cheapest of the remaining offers, and the chart follows."""
     choose(report, "llama-tiny, 16 tokens")
     page = report.page
     page.select_option("#provider", "them")
@@ -167,7 +167,7 @@ def test_offers_are_filtered_by_provider_market_and_deadline(report: Opened) -> 
 
 
 def test_measured_and_simulated_differ_in_shape(report: Opened) -> None:
-    """A full circle and a hollow diamond, whatever their colours."""
+    """A full circle and a hollow diamond differ without colour."""
 
     def shapes() -> set[tuple[str, bool]]:
         marks = report.page.locator("#speed-charts [aria-label=dot] :is(path, circle)")
@@ -185,7 +185,7 @@ def test_measured_and_simulated_differ_in_shape(report: Opened) -> None:
 
 
 def test_every_chart_has_its_numbers_in_a_table(report: Opened, file: Path) -> None:
-    """As many rows as there are points; a chart has a name for those who do not see it."""
+    """The table has one row per point; a chart has a name for screen readers."""
     choose(report, "llama-tiny, 16 tokens")
     page = report.page
     found = re.search(r'id="data">(.*?)</script>', file.read_text(encoding="utf-8"))
@@ -208,7 +208,7 @@ def test_every_chart_has_its_numbers_in_a_table(report: Opened, file: Path) -> N
 
 
 def test_a_table_can_be_saved(report: Opened) -> None:
-    """All of its rows, in the order shown, with ends of intervals in columns of their own."""
+    """The file has all rows in the order shown; the ends of intervals are columns."""
     choose(report, "llama-tiny, 16 tokens")
     with report.page.expect_download() as download:
         report.page.locator("#ranking").get_by_role("button", name="Save as CSV").click()
@@ -222,7 +222,7 @@ def test_a_table_can_be_saved(report: Opened) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_a_phone_in_both_themes(report: Opened, scheme: str) -> None:
-    """Nothing is wider than the screen; text and ground are told apart."""
+    """Nothing is wider than the screen, and text has enough contrast."""
     page = report.page
     page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
     page.set_viewport_size({"width": 360, "height": 780})
@@ -234,7 +234,7 @@ def test_it_fits_a_phone_in_both_themes(report: Opened, scheme: str) -> None:
 
 
 def test_profiles_and_curves_are_drawn(context: BrowserContext, tmp_path: Path) -> None:
-    """Stacked bars that fill their length, tokens of each expert, a line for each curve."""
+    """Bars fill their length, experts have their tokens, and every curve has a line."""
     told = results(ONE_CELL)
     saving = tiny_cell("mixtral-tiny", recipe("full", gradient_checkpointing=True), seq_len=16)
     told.profiled = [profiled(1), profiled(8), profiled(8, cell=saving)]
@@ -271,8 +271,8 @@ def test_profiles_and_curves_are_drawn(context: BrowserContext, tmp_path: Path) 
     opened.page.close()
 
 
-def test_what_it_leaves_out_of_many_offers_is_said(file: Path) -> None:
-    """How many it has, and where the others are; nothing where it has all."""
+def test_omitted_offers_are_counted(file: Path) -> None:
+    """The page has their number and where to find them; a complete table has no such note."""
     offers = "".join(offer(1.0 + n, provider="them", instance=f"big{n}") for n in range(120))
     page = html_report(results(f"{ONE_CELL}catalog:\n  offers:\n{offers}"), MADE)
     (shown, known) = re.findall(r"This page shows (\d+) of (\d+) offers", page)[0]
@@ -284,8 +284,8 @@ def test_what_it_leaves_out_of_many_offers_is_said(file: Path) -> None:
     assert "This page shows" not in file.read_text(encoding="utf-8")
 
 
-def test_names_stay_text_whatever_they_say(context: BrowserContext, tmp_path: Path) -> None:
-    """Of instances, of GPUs, of what a probe ended in: no markup, no script, no request."""
+def test_names_are_escaped(context: BrowserContext, tmp_path: Path) -> None:
+    """A name of an instance, a GPU or an error adds no markup, script or request."""
     text = ONE_CELL + (
         "catalog:\n  offers:\n"
         + offer(0.0005, provider=HOSTILE, instance=MARKDOWN, region=IMAGE)
@@ -318,10 +318,10 @@ def test_names_stay_text_whatever_they_say(context: BrowserContext, tmp_path: Pa
         opened.page.close()
 
 
-def test_a_script_that_got_in_would_not_run(
+def test_an_injected_script_does_not_run(
     context: BrowserContext, file: Path, tmp_path: Path
 ) -> None:
-    """The page's own policy allows its scripts by their hashes, and no request at all."""
+    """The page's policy allows its own scripts by hash, and no request."""
     spoilt = file.read_text(encoding="utf-8").replace(
         "</main>",
         "<script>document.title = 'spoilt'</script><img src='https://example.com/x'></main>",
@@ -334,8 +334,8 @@ def test_a_script_that_got_in_would_not_run(
     opened.page.close()
 
 
-def test_two_runs_stand_side_by_side(context: BrowserContext, tmp_path: Path) -> None:
-    """A run that took half the time is twice as fast; a version that differs is named."""
+def test_two_runs_are_compared(context: BrowserContext, tmp_path: Path) -> None:
+    """A run that takes half the time is twice as fast; a different version is named."""
     before = results(TWO_JOBS)
     newer = environment(versions=(("python", "3.11.1"), ("torch", "2.10.0")))
     faster = [
@@ -357,8 +357,8 @@ def test_two_runs_stand_side_by_side(context: BrowserContext, tmp_path: Path) ->
     opened.page.close()
 
 
-def test_a_run_of_which_nothing_is_known_yet_opens(context: BrowserContext, tmp_path: Path) -> None:
-    """It says that nothing can be ranked, and why."""
+def test_a_run_without_observations_opens(context: BrowserContext, tmp_path: Path) -> None:
+    """The page says why nothing can be ranked."""
     path = tmp_path / "report.html"
     path.write_text(html_report(results(ONE_CELL, []), MADE), encoding="utf-8")
     opened = Opened(context, path)
@@ -369,7 +369,7 @@ def test_a_run_of_which_nothing_is_known_yet_opens(context: BrowserContext, tmp_
 
 
 def test_markdown_of_reports_becomes_tables_and_nothing_else() -> None:
-    """Links, images and markup of whoever named something stay what they are: text."""
+    """Links, images and markup in names stay text."""
     told = str(markdown(f"**sure**\n\n| a | b |\n|---|---|\n| {IMAGE} | [x](http://y) |"))
     assert "<strong>sure</strong>" in told
     assert "<td>&lt;img src=" in told
@@ -377,7 +377,7 @@ def test_markdown_of_reports_becomes_tables_and_nothing_else() -> None:
 
 
 def test_laws_of_the_page_are_those_of_the_run() -> None:
-    """Of each law that was tried its held-out error, as fits.json has it."""
+    """Every law on the page has the held-out error of fits.json."""
     told = results(TWO_JOBS)
     families = fit_observations(told.observed).families
     page = html_report(told, MADE)

@@ -11,7 +11,7 @@ from orchestrator.storage.run_storage import StoreError
 
 
 def test_a_run_is_loaded_as_frames(tmp_path: Path) -> None:
-    """Probes with their cells, steps with their probes, the ranking as its CSV has it."""
+    """Probes have their cells, steps their probes, and the ranking equals its CSV."""
     folder = made_run(tmp_path / "run", TWO_CELLS, measured=2)
     before = {path.name for path in folder.path.iterdir()}  # type: ignore[union-attr]
     run = orchestrator.load_run(tmp_path / "run")
@@ -36,7 +36,7 @@ def test_a_run_is_loaded_as_frames(tmp_path: Path) -> None:
     assert {path.name for path in folder.path.iterdir()} == before  # type: ignore[union-attr]
 
 
-def test_a_folder_without_a_run_is_told(tmp_path: Path) -> None:
-    """In the words of the commands."""
+def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
+    """The message is that of the commands."""
     with pytest.raises(StoreError, match="no such run folder"):
         orchestrator.load_run(str(tmp_path / "none"))

@@ -1,4 +1,4 @@
-"""A long log is read and fitted by several processes, and nobody can tell but by the clock."""
+"""A long log is read and fitted by several processes, with the result of one."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ raise SystemExit(main(["fit", RUN]))
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
-    """Those of a log, as the benchmark makes them, a profile among them."""
+    """Lines of a log as the benchmark makes them, including a profile."""
     folder = tmp_path_factory.mktemp("made") / "run"
     write_run(folder, PROBES)
     written = (folder / OBSERVATIONS).read_bytes().splitlines(keepends=True)
@@ -46,7 +46,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
 
 @pytest.fixture
 def run(lines: list[bytes], tmp_path: Path) -> RunFolder:
-    """A run with such a log, the last line of which is being written."""
+    """A run with such a log, whose last line is incomplete."""
     open_run(tmp_path / "run", ONE_CELL, spec_of())
     (tmp_path / "run" / OBSERVATIONS).write_bytes(b"".join(lines) + lines[0][:99])
     return RunFolder(tmp_path / "run")
@@ -54,22 +54,22 @@ def run(lines: list[bytes], tmp_path: Path) -> RunFolder:
 
 @pytest.fixture
 def several(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has any log be a long one, and read by two processes."""
+    """Treat any log as long, and read it by two processes."""
     monkeypatch.setattr(long_log, "LONG_BYTES", 0)
     monkeypatch.setattr(long_log, "PART_BYTES", PART_BYTES)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
 
 
 def alone(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What comes of a run where no process may be started."""
+    """The result of a run where no process may start."""
     with monkeypatch.context() as patch:
         patch.setattr(long_log, "LONG_BYTES", 100 * 2**20)
         patch.setattr(long_log, "ProcessPoolExecutor", None)
-        return told(run)
+        return fit_result(run)
 
 
-def told(run: RunFolder) -> str:
-    """The fits, or the mistake."""
+def fit_result(run: RunFolder) -> str:
+    """Return the fits as text, or the mistake."""
     try:
         return fits_of(run).model_dump_json()
     except StoreError as error:
@@ -77,7 +77,7 @@ def told(run: RunFolder) -> str:
 
 
 def workers(of: int) -> list[psutil.Process]:
-    """Processes that read and fit for another one."""
+    """Worker processes of a parent that read and fit."""
     try:
         every = psutil.Process(of).children()
         return [each for each in every if "spawn_main" in " ".join(each.cmdline())]
@@ -86,31 +86,31 @@ def workers(of: int) -> list[psutil.Process]:
 
 
 @pytest.mark.usefixtures("several")
-def test_several_processes_fit_what_one_does_to_the_byte(
+def test_several_processes_give_the_same_bytes_as_one(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A torn last line and a profile are no observations to either."""
-    fits = told(run)
+    """Neither counts a torn last line or a profile as an observation."""
+    fits = fit_result(run)
     assert fits.count('"law"') > 20
     assert fits == alone(run, monkeypatch)
 
 
 @pytest.mark.usefixtures("several")
-def test_the_first_line_that_is_damaged_is_told_by_its_number(
+def test_the_first_damaged_line_is_reported_by_its_number(
     run: RunFolder, lines: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever process finds it, and however many lines of others came before."""
+    """The number is right whichever process reads the line."""
     damaged = [*lines]
     damaged[250], damaged[350] = b'{"cell":1}\n', b"\n"
     (Path(str(run.path)) / OBSERVATIONS).write_bytes(b"".join(damaged))
-    mistake = told(run)
+    mistake = fit_result(run)
     assert f"{OBSERVATIONS}:251: not an observation" in mistake
     assert mistake == alone(run, monkeypatch)
 
 
 @pytest.mark.usefixtures("several")
-def test_a_process_that_was_killed_ends_it_in_a_line(run: RunFolder) -> None:
-    """As the kernel does where memory is short."""
+def test_a_killed_process_is_a_one_line_error(run: RunFolder) -> None:
+    """The kernel kills one where memory is short."""
     before = {each.pid for each in workers(os.getpid())}
 
     is_over = threading.Event()
@@ -128,7 +128,7 @@ def test_a_process_that_was_killed_ends_it_in_a_line(run: RunFolder) -> None:
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        mistake = told(run)
+        mistake = fit_result(run)
     finally:
         is_over.set()
         killer.join()
@@ -140,7 +140,7 @@ def test_a_process_that_was_killed_ends_it_in_a_line(run: RunFolder) -> None:
 
 @pytest.fixture
 def command(run: RunFolder) -> Iterator["subprocess.Popen[str]"]:
-    """``fit`` on a terminal of its own, its processes held up as soon as they are there."""
+    """``fit`` on its own terminal, with its processes suspended once they exist."""
     text = COMMAND.replace("RUN", repr(str(run.path)))
     with subprocess.Popen(
         [sys.executable, "-c", text],
@@ -158,10 +158,10 @@ def command(run: RunFolder) -> Iterator["subprocess.Popen[str]"]:
         process.kill()
 
 
-def test_ctrl_c_ends_it_with_all_its_processes_in_a_line(
+def test_ctrl_c_ends_all_processes_with_one_line(
     command: "subprocess.Popen[str]",
 ) -> None:
-    """A terminal sends it to each of them."""
+    """A terminal sends the signal to every process."""
     begun = workers(command.pid)
     os.killpg(command.pid, signal.SIGINT)
     for each in begun:
@@ -173,8 +173,8 @@ def test_ctrl_c_ends_it_with_all_its_processes_in_a_line(
     assert psutil.wait_procs(begun, timeout=30)[1] == []
 
 
-def test_its_processes_end_with_it_however_it_ends(command: "subprocess.Popen[str]") -> None:
-    """Of a driver that is killed, nothing goes on."""
+def test_worker_processes_end_with_a_killed_parent(command: "subprocess.Popen[str]") -> None:
+    """No worker outlives the command."""
     begun = workers(command.pid)
     assert len(begun) == 2
     for each in begun:
@@ -184,7 +184,7 @@ def test_its_processes_end_with_it_however_it_ends(command: "subprocess.Popen[st
 
 
 def test_each_line_is_in_one_part_however_a_file_is_cut(tmp_path: Path) -> None:
-    """Cuts at the start, in the middle and at the end of a line, and in the torn last one."""
+    """Cuts fall at the start, middle and end of a line, and in the torn last one."""
     file = tmp_path / "lines"
     file.write_bytes(b"one\n\nthree is longer\nfour\ntorn")
     expected, size = list(lines_of(file)), file.stat().st_size

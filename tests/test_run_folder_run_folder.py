@@ -1,4 +1,4 @@
-"""The run folder: nothing that was measured is lost, doubled or mixed with another sweep's."""
+"""The run folder: no observation is lost, duplicated or mixed with another sweep's."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 def append(run: RunFolder, *batch_sizes: int) -> None:
-    """Writes one observation of each batch size, as one driver."""
+    """Append one observation of each batch size with one writer."""
     with ObservationWriter(run) as writer:
         for batch_size in batch_sizes:
             writer.append(observation(batch_size))
@@ -40,7 +40,7 @@ def batches(run: RunFolder) -> list[int]:
 
 
 def state(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Everything in a folder, with when it was changed."""
+    """Every path in a folder, with its content and time of change."""
     return {
         str(path.relative_to(folder)): (
             path.stat().st_mtime_ns,
@@ -51,15 +51,15 @@ def state(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def refusal(folder: Path, text: str = ONE_CELL) -> str:
-    """Why a sweep is not let into a folder; its words are one line."""
+    """The one-line reason why a sweep may not use a folder."""
     with pytest.raises(StoreError) as error:
         open_run(folder, text, spec_of(text))
     assert "\n" not in str(error.value)
     return str(error.value)
 
 
-def test_what_was_appended_is_read_back_as_it_was_in_the_order_written(run: RunFolder) -> None:
-    """By this driver and by the next."""
+def test_observations_read_back_in_the_order_written(run: RunFolder) -> None:
+    """The same driver and the next one read equal records."""
     written = [observation(2), observation(1), observation(2, repeat=1)]
     with ObservationWriter(run) as writer:
         assert [writer.append(o) for o in written] == [True, True, True]
@@ -68,7 +68,7 @@ def test_what_was_appended_is_read_back_as_it_was_in_the_order_written(run: RunF
 
 
 def test_observation_is_in_the_file_before_append_returns(run: RunFolder) -> None:
-    """A driver that is killed right after it has lost nothing: no exit handler runs here."""
+    """A driver killed right afterwards loses nothing: no exit handler runs here."""
     program = """\
         import os, sys
         from pathlib import Path
@@ -86,7 +86,7 @@ def test_observation_is_in_the_file_before_append_returns(run: RunFolder) -> Non
 
 
 def test_observation_of_the_same_key_is_written_once(run: RunFolder) -> None:
-    """Within a driver, and by a later one; another attempt is another observation."""
+    """This holds within a driver and for a later one; another attempt is another observation."""
     append(run, 1, 1)
     with ObservationWriter(run) as writer:
         assert not writer.append(observation(1, seconds=9.0))
@@ -98,7 +98,7 @@ def test_observation_of_the_same_key_is_written_once(run: RunFolder) -> None:
 def test_torn_last_line_is_skipped_by_readers_and_dropped_by_the_next_writer(
     run: RunFolder, kept: int
 ) -> None:
-    """Wherever it was torn; every line before it stays as it was."""
+    """The tear may be at any byte; every line before it stays."""
     append(run, 1, 2)
     file = run.path / FILE
     whole = file.read_bytes()
@@ -122,10 +122,10 @@ def test_torn_last_line_is_skipped_by_readers_and_dropped_by_the_next_writer(
         (b"{}", "cell: Field required"),
     ],
 )
-def test_damaged_line_before_the_last_is_told_with_its_number(
+def test_damaged_line_before_the_last_is_reported_by_its_number(
     run: RunFolder, line: bytes, reason: str
 ) -> None:
-    """To readers and writers alike; nothing is thrown away and the folder is not left locked."""
+    """Readers and writers report it; nothing is deleted and the folder is not left locked."""
     append(run, 1, 2)
     file = run.path / FILE
     first, second = file.read_bytes().splitlines(keepends=True)
@@ -141,7 +141,7 @@ def test_damaged_line_before_the_last_is_told_with_its_number(
 
 
 def test_second_writer_is_refused_and_the_first_goes_on(run: RunFolder) -> None:
-    """One in this process and one in another, told in one line."""
+    """The second writer, in this process or another, gets one line."""
     program = """\
         import sys
         from pathlib import Path
@@ -168,7 +168,7 @@ def test_second_writer_is_refused_and_the_first_goes_on(run: RunFolder) -> None:
 
 
 def test_another_sweeps_folder_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
-    """The parts that differ are named."""
+    """The error names the differing parts."""
     run = made_run(tmp_path / "run")
     before = state(run.path)
     other = TWO_CELLS.replace("max_batch_size: 64", "seed: 5\nmax_batch_size: 64")
@@ -180,7 +180,7 @@ def test_another_sweeps_folder_is_refused_and_left_as_it_was(tmp_path: Path) -> 
 def test_sweep_whose_model_was_changed_since_is_refused_and_the_run_left_as_it_was(
     tmp_path: Path,
 ) -> None:
-    """Two models of one name in one run would be one cell."""
+    """Two models of one name would share their cells."""
     model = tmp_path / "model"
     text = ONE_CELL.replace("llama-tiny", str(model))
     write_model(model, num_hidden_layers=2)
@@ -193,15 +193,15 @@ def test_sweep_whose_model_was_changed_since_is_refused_and_the_run_left_as_it_w
 
 
 def write_model(folder: Path, **config: int) -> None:
-    """A folder with the configuration of a model."""
+    """Write a folder with the configuration of a model."""
     folder.mkdir(exist_ok=True)
     config |= {"vocab_size": 8, "num_attention_heads": 2}
     text = json.dumps({"model_type": "llama"} | config)
     (folder / "config.json").write_text(text, encoding="utf-8")
 
 
-def test_the_same_sweep_written_otherwise_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    """Comments and order do not make another sweep; the first wording stays."""
+def test_the_same_sweep_in_another_notation_resumes(tmp_path: Path) -> None:
+    """Comments and order do not matter; the first text is kept."""
     run = made_run(tmp_path / "run")
     before = state(run.path)
     again = open_run(run.path, "# again\n" + ONE_CELL, spec_of("# again\n" + ONE_CELL))
@@ -210,7 +210,7 @@ def test_the_same_sweep_written_otherwise_goes_on_where_it_stopped(tmp_path: Pat
 
 
 def test_folder_with_other_files_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
-    """Nobody's files are mixed with a run's."""
+    """A run never mixes with other files."""
     (tmp_path / "thesis.tex").write_text("years of work", encoding="utf-8")
     before = state(tmp_path)
     reason = refusal(tmp_path)
@@ -220,22 +220,22 @@ def test_folder_with_other_files_is_refused_and_left_as_it_was(tmp_path: Path) -
     assert state(tmp_path) == before
 
 
-def test_folder_in_which_a_run_was_just_about_to_begin_is_taken(tmp_path: Path) -> None:
-    """A driver killed before it wrote its specification leaves a part of it at most."""
+def test_folder_of_a_run_that_never_began_is_used(tmp_path: Path) -> None:
+    """A driver killed before it wrote its specification leaves at most a partial file."""
     (tmp_path / ".sweep.yaml.part").write_text("name: ma", encoding="utf-8")
     assert open_run(tmp_path, ONE_CELL, spec_of()).spec() == spec_of()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["models.json", "sweep.yaml"]
 
 
 def test_run_whose_specification_was_damaged_is_refused(run: RunFolder) -> None:
-    """With what is wrong with it."""
+    """The error names the mistake."""
     (run.path / "sweep.yaml").write_text(ONE_CELL.replace("[16]", "[0]"), encoding="utf-8")
     with pytest.raises(StoreError, match=r"sweep\.yaml:6: cells\[0\]\.seq_lens\[0\]: must be at"):
         open_run(run.path, ONE_CELL, spec_of())
 
 
 def test_place_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
-    """A file, a folder below one, a name no file system takes."""
+    """A file, a path below a file, and a name too long for a file system."""
     file = tmp_path / "file"
     file.write_text("mine", encoding="utf-8")
     for place in (file, file / "run"):
@@ -252,8 +252,8 @@ def test_place_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
         ("file", "is a file, or below one: give a folder"),
     ],
 )
-def test_reading_what_is_no_run_is_told_in_one_line(tmp_path: Path, place: str, words: str) -> None:
-    """Reading makes nothing."""
+def test_reading_a_folder_without_a_run_is_one_line(tmp_path: Path, place: str, words: str) -> None:
+    """Reading creates nothing."""
     (tmp_path / "file").write_text("mine", encoding="utf-8")
     path = tmp_path / place
     before = state(tmp_path)
@@ -265,7 +265,7 @@ def test_reading_what_is_no_run_is_told_in_one_line(tmp_path: Path, place: str, 
 
 @pytest.fixture
 def nobody(run: RunFolder) -> Iterator[None]:
-    """The run is root's, and whoever goes on may neither read nor write it."""
+    """A user who may neither read nor write the run, which belongs to root."""
     if os.geteuid() == 0:
         append(run, 1)
         for path in (run.path / FILE, run.path):
@@ -284,8 +284,8 @@ def nobody(run: RunFolder) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("nobody")
-def test_folder_one_may_not_use_is_told_in_one_line(run: RunFolder) -> None:
-    """Reading, starting, writing: never a bare permission error."""
+def test_folder_without_permission_is_one_line(run: RunFolder) -> None:
+    """Reading, starting and writing all report it."""
     attempts = {
         "existing": lambda: RunFolder.existing(run.path),
         "open": lambda: open_run(run.path, ONE_CELL, spec_of()),
@@ -302,7 +302,7 @@ def test_folder_one_may_not_use_is_told_in_one_line(run: RunFolder) -> None:
 
 
 def child(program: str, *arguments: Path | str) -> subprocess.CompletedProcess[str]:
-    """A process of its own that runs a program with this repository's modules."""
+    """A separate process that runs a program with this repository's modules."""
     here = Path(__file__).parent
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)],
@@ -313,8 +313,8 @@ def child(program: str, *arguments: Path | str) -> subprocess.CompletedProcess[s
     )
 
 
-def test_full_disk_is_told_and_costs_no_earlier_observation(run: RunFolder) -> None:
-    """A limit on the file's size stands for the disk: a part of the line is written, then none."""
+def test_full_disk_is_reported_and_loses_no_earlier_observation(run: RunFolder) -> None:
+    """A file size limit stands in for the disk: the first write is partial, the next fails."""
     append(run, 1)
     whole = (run.path / FILE).read_bytes()
     program = """\
@@ -355,7 +355,7 @@ def test_full_disk_is_told_and_costs_no_earlier_observation(run: RunFolder) -> N
 
 
 def test_write_replaces_a_file_as_a_whole(run: RunFolder) -> None:
-    """Who has the old one open goes on reading the old one."""
+    """A reader with the old file open keeps reading the old one."""
     target = run.write("report.md", "old " * 1000)
     with target.open(encoding="utf-8") as reader:
         assert reader.read(4) == "old "
@@ -365,8 +365,8 @@ def test_write_replaces_a_file_as_a_whole(run: RunFolder) -> None:
     assert {path.name for path in run.path.iterdir()} == {"models.json", "sweep.yaml", "report.md"}
 
 
-def test_writing_over_a_folder_is_told_and_leaves_nothing(run: RunFolder) -> None:
-    """A record is written as JSON that reads back; in a folder's place it cannot be."""
+def test_writing_over_a_folder_is_an_error_and_leaves_nothing(run: RunFolder) -> None:
+    """A record is JSON that reads back; it cannot replace a folder."""
     record = observation(1)
     path = run.write("one.json", record)
     assert Observation.model_validate_json(path.read_bytes()) == record
@@ -377,8 +377,8 @@ def test_writing_over_a_folder_is_told_and_leaves_nothing(run: RunFolder) -> Non
     assert names == {"models.json", "sweep.yaml", "one.json", "report.md"}
 
 
-def test_plan_is_absent_before_a_driver_planned_and_told_when_damaged(run: RunFolder) -> None:
-    """With what to do about it."""
+def test_plan_is_absent_before_planning_and_an_error_when_damaged(run: RunFolder) -> None:
+    """The error has the remedy."""
     assert run.plan() is None
     (run.path / "plan.json").write_text('{"complete": []}', encoding="utf-8")
     with pytest.raises(StoreError) as error:

@@ -1,4 +1,4 @@
-"""The check of a machine's own GPU: what it would measure, in which order, within which time."""
+"""The check of a machine's own GPU: which cells it measures, in which order and time."""
 
 import pytest
 from builders.observations import observation
@@ -26,7 +26,7 @@ CATALOG = load_catalog()
 
 
 def check_of(key: str, packages: frozenset[str]) -> tuple[SweepSpec, list[Cell]]:
-    """The check of a GPU of the catalog, on a machine with these extras."""
+    """The check of a catalog GPU on a machine with some extras."""
     gpu = CATALOG.gpu(key)
     spec = parse_spec(gpu_check_spec_text(gpu, CATALOG), "gpu-check")
     machine = ClusterResources((Node({"CPU": 8.0, key: 1.0}, packages),))
@@ -34,7 +34,7 @@ def check_of(key: str, packages: frozenset[str]) -> tuple[SweepSpec, list[Cell]]
 
 
 def test_the_most_valuable_cells_come_first_and_each_once() -> None:
-    """The GPU's own at the shorter length, then in the place of smaller ones, then the longer."""
+    """The GPU's own shorter length comes first, then smaller GPUs, then the longer length."""
     _, cells = check_of("H200-SXM", frozenset(EXTRAS))
     assert [(c.gpu, c.model, c.active_experts, c.seq_len) for c in cells[:5]] == [
         ("H200-SXM", "mixtral-8x7b", 2, 128),
@@ -55,7 +55,7 @@ def test_the_most_valuable_cells_come_first_and_each_once() -> None:
     ],
 )
 def test_the_kernels_are_those_the_machine_has(packages: frozenset[str], kernels: set[str]) -> None:
-    """Its own where they are installed, else PyTorch's."""
+    """Optional kernels are used where they are installed, else PyTorch's."""
     _, cells = check_of("H200-SXM", packages)
     used = {c.recipe.attention for c in cells} | {c.recipe.mamba for c in cells}
     assert used - {None} == kernels
@@ -67,21 +67,21 @@ def test_a_gpu_stands_in_for_smaller_ones_only() -> None:
     assert spec.as_if == ("A100-40GB-SXM",)
 
 
-def test_a_machine_without_a_gpu_is_told_in_a_line() -> None:
-    """Before anything is made."""
+def test_a_machine_without_a_gpu_is_one_line() -> None:
+    """The error comes before any file is written."""
     with pytest.raises(GpuCheckError, match="no NVIDIA GPU: NVML finds none on this machine"):
         gpu_of_this_machine(CATALOG)
 
 
 def test_the_machine_is_a_cluster_of_one_node() -> None:
-    """So that one plan serves both."""
+    """The same planner serves a machine and a cluster."""
     machine = machine_with(CATALOG.gpu("A40"), cores=4)
     assert machine.trial_resources(CATALOG.gpu("A40")) == {"CPU": 1, "A40": 1}
     assert machine.threads(CATALOG.gpu("A40")) == 4
 
 
 def test_no_probe_is_begun_that_may_not_end_in_time() -> None:
-    """Half as long again as the longest so far must be left."""
+    """The remaining time must be half as long again as the longest probe."""
     now = [100.0]
     observed: list[Observation] = []
     keep_going = time_is_left(60, observed, clock=lambda: now[0])
@@ -94,7 +94,7 @@ def test_no_probe_is_begun_that_may_not_end_in_time() -> None:
 
 
 class Diary:
-    """A listener that keeps what it hears."""
+    """A listener that records observations."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, str]] = []
@@ -112,7 +112,7 @@ class Diary:
 
 
 def test_trials_run_here_one_after_another_until_time_is_up() -> None:
-    """Real ones, without Ray; what was observed until then is whole."""
+    """Trials are real but without Ray, and what they observed is complete."""
     spec = spec_of(ONE_CELL.replace("[16]", "[8, 16]").replace("64", "2"))
     first, second = spec.all_cells()
     catalog = spec.merged_catalog()
