@@ -17,14 +17,14 @@ NOTEBOOK = ROOT / "docs" / "tutorials" / "python.ipynb"
 
 
 @pytest.fixture(autouse=True)
-def _somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty working directory, and no cluster."""
+def _empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run in an empty working directory without a cluster."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.chdir(tmp_path)
 
 
 def test_the_package_is_imported_without_any_library() -> None:
-    """Libraries are imported by the functions that need them."""
+    """Importing the package loads no heavy library: the functions import what they need."""
     heavy = '{"numpy", "pandas", "pydantic", "ray", "torch"}'
     program = f"import orchestrator, sys; print(sorted({heavy} & set(sys.modules)))"
     ended = subprocess.run(
@@ -45,7 +45,7 @@ def test_every_function_is_public_and_documented() -> None:
 def test_rank_prices_another_job_and_leaves_the_run_unchanged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """80 examples by 40 are 2 steps of 50 ms, 5 times, after ten minutes of start-up."""
+    """80 examples at batch size 40 are 2 steps of 50 ms, 5 times, after 10 minutes of start-up."""
     made_run(tmp_path / "run")
     before = {path.name for path in (tmp_path / "run").iterdir()}
     frame = orchestrator.rank("run", examples=80, epochs=5).to_frame()
@@ -58,7 +58,7 @@ def test_rank_prices_another_job_and_leaves_the_run_unchanged(
 
 
 def test_options_have_the_names_and_the_forms_of_the_command_line(tmp_path: Path) -> None:
-    """Names are a list or a text with commas; ``max`` is the largest batch."""
+    """Several names are a list or a comma-separated text; ``max`` is the largest batch size."""
     made_run(tmp_path / "run")
     listed = orchestrator.rank("run", providers=["aws", "gcp"], batch_size="max")
     assert listed == orchestrator.rank("run", providers="aws,gcp", batch_size="largest")
@@ -79,7 +79,7 @@ def test_options_have_the_names_and_the_forms_of_the_command_line(tmp_path: Path
 def test_a_wrong_option_is_a_user_error(
     tmp_path: Path, options: dict[str, Any], words: tuple[str, ...]
 ) -> None:
-    """It names the option, the value and what may be meant."""
+    """The error names the option, its value and a suggestion."""
     made_run(tmp_path / "run")
     with pytest.raises(orchestrator.UserError) as error:
         orchestrator.rank("run", **options)
@@ -87,7 +87,7 @@ def test_a_wrong_option_is_a_user_error(
 
 
 def test_every_function_raises_a_user_error(tmp_path: Path) -> None:
-    """A missing run, file, data set or model."""
+    """A missing run, file, data set or model raises ``UserError``."""
     with pytest.raises(orchestrator.UserError):
         orchestrator.load_run(tmp_path / "none")
     with pytest.raises(orchestrator.UserError):
@@ -101,7 +101,7 @@ def test_every_function_raises_a_user_error(tmp_path: Path) -> None:
 
 
 def test_a_loaded_run_is_three_lines(tmp_path: Path) -> None:
-    """Its cells, what was observed, and the cheapest offer."""
+    """The repr of a run shows its cells, its observations and the cheapest offer."""
     made_run(tmp_path / "run", TWO_CELLS)
     run = orchestrator.load_run("run")
     lines = repr(run).splitlines()
@@ -113,7 +113,7 @@ def test_a_loaded_run_is_three_lines(tmp_path: Path) -> None:
 
 
 def test_fit_takes_a_run_a_csv_or_a_frame(tmp_path: Path) -> None:
-    """A law that was fitted to a frame predicts the steps that it was fitted to."""
+    """Laws fitted to a CSV or a frame predict the step times of its rows; no file is written."""
     made_run(tmp_path / "run")
     laws = orchestrator.fit("run")
     assert len(laws.to_frame()) == 1
@@ -138,7 +138,7 @@ def test_fit_takes_a_run_a_csv_or_a_frame(tmp_path: Path) -> None:
 
 
 def test_lengths_of_a_histogram_are_a_frame() -> None:
-    """A row per length."""
+    """Example lengths become a frame with one row per length."""
     Path("lengths.csv").write_text("tokens,examples\n40,3\n60,1\n", encoding="utf-8")
     lengths = orchestrator.example_lengths(length_histogram=Path("lengths.csv"))
     assert (lengths.examples, lengths.tokens) == (4, 180)
@@ -148,7 +148,7 @@ def test_lengths_of_a_histogram_are_a_frame() -> None:
 def test_a_sweep_returns_its_run_and_prints_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A finished run is not measured again, but ranked and reported."""
+    """A sweep of a finished run ranks and reports it without measuring again."""
     made_run(tmp_path / "run")
     Path("one.yaml").write_text(ONE_CELL, encoding="utf-8")
     run = orchestrator.sweep("one.yaml", out="run")
@@ -158,7 +158,7 @@ def test_a_sweep_returns_its_run_and_prints_nothing(
 
 
 def test_the_notebook_of_the_documentation_runs(tmp_path: Path) -> None:
-    """Its cells, in order, beside a run that its sweep finds complete."""
+    """The notebook's code cells run in order beside a finished run."""
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     made_run(tmp_path / "runs" / "small", ONE_CELL.replace("name: made", "name: small"))

@@ -1,4 +1,4 @@
-"""How children begin: importing without the collector, living with it."""
+"""Start of child processes: imports run without garbage collection, children run with it."""
 
 import subprocess
 import sys
@@ -28,8 +28,8 @@ print(gc.isenabled(), gc.get_freeze_count() > 100_000)
 """
 
 
-def test_a_fork_server_collects_garbage_again_before_it_has_a_child(tmp_path: Path) -> None:
-    """A child without a collector would hold more memory than fine-tuning does."""
+def test_a_fork_server_enables_garbage_collection_before_it_forks(tmp_path: Path) -> None:
+    """Without garbage collection a child would hold more memory than fine-tuning does."""
     (tmp_path / "fork_server_program.py").write_text(FORK_SERVER)
     here = Path(__file__).parent
     done = subprocess.run(

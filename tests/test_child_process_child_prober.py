@@ -1,4 +1,4 @@
-"""A real child process, and every way it can end: each is an outcome, and none outlives its trial.
+"""A real child process and every way it can end: each is an outcome, and none outlives its trial.
 
 Importing torch and transformers takes a fork server seconds, so the tests share one prober. Each
 leaves it able to answer, as a trial does.
@@ -43,13 +43,13 @@ ENDLESS = ProbeRequest(
 
 
 def prober_of(setup: Setup) -> ChildProber:
-    """A prober with time enough for a machine that is busy with other things."""
+    """A prober with timeouts long enough for a busy machine."""
     return ChildProber(setup, build_timeout_seconds=120, probe_timeout_seconds=60)
 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[ChildProber]:
-    """One prober for the tests of this file."""
+    """The prober that the tests of this file share."""
     with prober_of(SETUP) as made:
         yield made
 
@@ -57,25 +57,25 @@ def shared() -> Iterator[ChildProber]:
 @pytest.fixture
 def prober(shared: ChildProber) -> ChildProber:
     """The shared prober, with a living child that has answered."""
-    fits(shared)
+    fitting_probe(shared)
     return shared
 
 
-def fits(prober: ChildProber) -> ProbeEnd:
-    """The end of a small probe, which must fit."""
+def fitting_probe(prober: ChildProber) -> ProbeEnd:
+    """End of a small probe, which must fit."""
     end = prober.probe(SMALL)
     assert (end.outcome, end.detail) == (Outcome.FITS, None)
     return end
 
 
 def living_pid(prober: ChildProber) -> int:
-    """The process id of the child, which must be there."""
+    """Process id of the child, which must be alive."""
     assert prober.child_pid is not None
     return prober.child_pid
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended; one that nobody has buried yet has, too."""
+    """Whether a process has ended; a zombie counts as ended."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -83,16 +83,16 @@ def is_gone(pid: int) -> bool:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Asks again and again, until it holds or the deadline has passed."""
+    """Poll a condition until it holds; fail after the deadline."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "it never came about"
         time.sleep(0.01)
 
 
-def test_a_probe_that_fits_says_what_it_measured_and_where(prober: ChildProber) -> None:
-    """Memory, the counts of the built model, and the stack it ran on."""
-    end = fits(prober)
+def test_a_probe_that_fits_records_memory_model_and_environment(prober: ChildProber) -> None:
+    """A fit records peak memory, parameter counts of the built model and software versions."""
+    end = fitting_probe(prober)
     assert end.measurement is not None
     assert end.measurement.memory_steps == 3
     weights_bytes = 4 * end.measurement.built.parameters.total
@@ -107,7 +107,7 @@ def test_a_probe_that_fits_says_what_it_measured_and_where(prober: ChildProber) 
 
 
 def test_a_probe_with_a_timing_rule_keeps_its_raw_step_times(prober: ChildProber) -> None:
-    """As many as the rule asked for, with the reason why it stopped there."""
+    """The probe times as many steps as the rule allows and records why it stopped."""
     rule = TimingRule(warmup_seconds=0.0, max_steps=7, relative_half_width=1e-9)
     end = prober.probe(ProbeRequest(batch_size=1, timing=rule))
     assert end.measurement is not None
@@ -117,15 +117,15 @@ def test_a_probe_with_a_timing_rule_keeps_its_raw_step_times(prober: ChildProber
 
 
 def test_probes_that_fit_share_a_child(prober: ChildProber) -> None:
-    """Building the model again is paid for after a failure, and only then."""
+    """The model is built again only after a failure."""
     before = prober.child_pid
-    fits(prober)
+    fitting_probe(prober)
     assert prober.child_pid == before
 
 
 def test_out_of_memory_is_an_outcome_and_the_next_child_is_fresh(prober: ChildProber) -> None:
-    """The child that went out of memory is gone, and its successor measures what it measured."""
-    measured, old = fits(prober).measurement, living_pid(prober)
+    """A child that ran out of memory ends; its successor measures the same as before."""
+    measured, old = fitting_probe(prober).measurement, living_pid(prober)
     end = prober.probe(TOO_LARGE)
     assert end.outcome is Outcome.OUT_OF_MEMORY
     assert end.measurement is None
@@ -134,12 +134,12 @@ def test_out_of_memory_is_an_outcome_and_the_next_child_is_fresh(prober: ChildPr
     assert end.environment is not None
     assert prober.child_pid is None
     assert is_gone(old)
-    assert fits(prober).measurement == measured
+    assert fitting_probe(prober).measurement == measured
     assert prober.child_pid not in {None, old}
 
 
-def test_a_fresh_child_can_be_asked_for(prober: ChildProber) -> None:
-    """What the largest batch is confirmed in has tried nothing before."""
+def test_a_fresh_child_can_be_requested(prober: ChildProber) -> None:
+    """The largest batch size is confirmed in a child that has run no other probe."""
     old = living_pid(prober)
     end = prober.probe(SMALL, fresh=True)
     assert end.outcome is Outcome.FITS
@@ -148,7 +148,7 @@ def test_a_fresh_child_can_be_asked_for(prober: ChildProber) -> None:
 
 
 def test_a_child_killed_in_the_middle_of_a_probe_failed(prober: ChildProber) -> None:
-    """Whoever kills it, the record names the signal, and the next child answers."""
+    """The record names the signal that killed the child, and the next child answers."""
     child = psutil.Process(living_pid(prober))
     idle_seconds = child.cpu_times().user
 
@@ -163,13 +163,13 @@ def test_a_child_killed_in_the_middle_of_a_probe_failed(prober: ChildProber) -> 
     assert end.outcome is Outcome.FAILED
     assert end.detail is not None
     assert end.detail.endswith("SIGKILL")
-    fits(prober)
+    fitting_probe(prober)
 
 
 def test_a_child_that_hangs_is_timed_out_and_replaced(
     prober: ChildProber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stopped process neither answers nor ends; it is killed all the same."""
+    """A stopped process neither answers nor ends; it is killed."""
     hanging = living_pid(prober)
     os.kill(hanging, signal.SIGSTOP)
     with monkeypatch.context() as patch:
@@ -179,13 +179,13 @@ def test_a_child_that_hangs_is_timed_out_and_replaced(
     assert end.detail is not None
     assert "0.5 s, batch 1" in end.detail
     assert is_gone(hanging)
-    fits(prober)
+    fitting_probe(prober)
 
 
 def test_a_fork_server_that_is_killed_or_too_slow_is_replaced(
     prober: ChildProber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed, its child goes with it; too slow, it would owe a child when the next is asked for."""
+    """The child of a killed fork server ends with it; a slow fork server times out."""
     child = living_pid(prober)
     fork_server = psutil.Process(child).parent()
     assert fork_server is not None
@@ -204,11 +204,11 @@ def test_a_fork_server_that_is_killed_or_too_slow_is_replaced(
     assert "0.1 s, importing" in slow.detail
     assert slow.environment is None
 
-    fits(prober)
+    fitting_probe(prober)
 
 
-def test_a_build_that_is_refused_failed_with_its_reason_and_nothing_remains() -> None:
-    """A recipe that cannot hold is the trial's to hear, once is enough; closing leaves nobody."""
+def test_a_recipe_that_cannot_be_built_is_a_final_failure() -> None:
+    """A recipe that cannot be built fails with its reason; closing ends the fork server."""
     nowhere = tiny_cell(of=recipe("lora", lora_targets=("nowhere",)), seq_len=8)
     with prober_of(SETUP.model_copy(update={"cell": nowhere})) as refused:
         ends = [refused.probe(SMALL) for _ in range(2)]
@@ -241,10 +241,10 @@ def test_a_build_that_is_refused_failed_with_its_reason_and_nothing_remains() ->
         ),
     ],
 )
-def test_a_fork_server_that_cannot_be_started_failed(
+def test_a_fork_server_that_cannot_start_is_a_failed_outcome(
     worker: tuple[str, ...], detail: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not there, ended at once, or there and speechless: an outcome each time, and nothing left."""
+    """A missing, ended or silent fork server is a FAILED outcome each time and leaves no child."""
     monkeypatch.setattr(fork_server, "FORK_SERVER_TIMEOUT_SECONDS", 0.2)
     with ChildProber(
         SETUP, build_timeout_seconds=60, probe_timeout_seconds=60, worker=worker
@@ -271,7 +271,7 @@ prober.probe(ProbeRequest.model_validate_json(sys.argv[2]))
 
 
 def test_child_and_fork_server_die_with_the_process_of_their_trial() -> None:
-    """Killed outright, as a spot node's or Ray's workers are, it leaves nothing behind."""
+    """When the trial's process is killed, as on a lost spot node, its child and fork server end."""
     packages = Path(__file__).parent.parent
     with subprocess.Popen(
         [sys.executable, "-c", TRIAL, SETUP.model_dump_json(), ENDLESS.model_dump_json()],
@@ -288,7 +288,7 @@ def test_child_and_fork_server_die_with_the_process_of_their_trial() -> None:
 
 
 def test_closing_leaves_no_process(prober: ChildProber) -> None:
-    """Neither the child nor the fork_server, whatever they were about; and it can be done twice."""
+    """Closing ends the child and the fork server, and can be repeated."""
     child = living_pid(prober)
     fork_server = psutil.Process(child).ppid()
     prober.close()

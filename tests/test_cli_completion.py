@@ -1,4 +1,4 @@
-"""Help with examples that work, and completion by Tab in a real shell."""
+"""Examples in the help are valid commands, and Tab completes words in a real shell."""
 
 import argparse
 import shlex
@@ -10,7 +10,7 @@ import pytest
 from orchestrator.cli.main import build_parser, main
 from orchestrator.cli.options.help import EXAMPLES, PROGRAM, examples_text
 
-ASKED = """\
+COMPLETION = """\
 source {script}
 COMP_WORDS=({words}); COMP_CWORD={last}; COMPREPLY=()
 COMP_LINE={line}; COMP_POINT=${{#COMP_LINE}}
@@ -20,12 +20,12 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
-    """The parser of each command."""
+    """Parser of each command."""
     return dict(build_parser().commands.choices)
 
 
 def test_every_command_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    """But for those that nodes of a cluster run, not people."""
+    """Only the commands that cluster nodes run have no examples."""
     assert set(commands()) - set(EXAMPLES) == {"join-check", "node-notice"}
     with pytest.raises(SystemExit):
         main(["report", "--help"])
@@ -33,17 +33,17 @@ def test_every_command_shows_examples(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize("command", [c for c in EXAMPLES if c != "completion"])
-def test_examples_are_commands_that_are_understood(command: str) -> None:
-    """As they stand in the help, less what is said beside them."""
-    for text, told in EXAMPLES[command]:
+def test_examples_in_the_help_are_valid_commands(command: str) -> None:
+    """Every example of the help parses to its own command."""
+    for text, description in EXAMPLES[command]:
         assert f"python -m orchestrator {text}" in str(examples_text(command))
-        assert build_parser().parse_args(shlex.split(text)).command == command, told
+        assert build_parser().parse_args(shlex.split(text)).command == command, description
 
 
 def test_tab_completes_commands_options_and_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In bash: GPUs, models and shipped sweeps by name, runs by their folders."""
+    """Bash completes GPUs, models and shipped sweeps by name, and runs by folder."""
     assert main(["completion", "bash"]) == 0
     script = tmp_path / "completion.bash"
     script.write_text(capsys.readouterr().out, encoding="utf-8")
@@ -51,9 +51,11 @@ def test_tab_completes_commands_options_and_names(
 
     def complete(*words: str) -> list[str]:
         line = " ".join((PROGRAM, *words))
-        asked = ASKED.format(script=script, words=line, last=len(words), line=shlex.quote(line))
+        program = COMPLETION.format(
+            script=script, words=line, last=len(words), line=shlex.quote(line)
+        )
         ended = subprocess.run(
-            ["bash", "-c", asked], cwd=tmp_path, capture_output=True, text=True, check=True
+            ["bash", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
         )
         return sorted(ended.stdout.split())
 

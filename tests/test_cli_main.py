@@ -1,4 +1,4 @@
-"""The command line as a user meets it: what is printed where, exit codes, and nothing left over."""
+"""The command line as a user meets it: output streams, exit codes, and no leftover files."""
 
 import json
 import os
@@ -24,7 +24,7 @@ ENVIRONMENT = {
 
 
 def orchestrate(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """The command line in a process of its own."""
+    """Run the command line in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "orchestrator", *arguments],
         cwd=cwd,
@@ -36,32 +36,34 @@ def orchestrate(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(autouse=True)
-def _somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty working directory, and no cluster."""
+def _empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run in an empty working directory without a cluster."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.chdir(tmp_path)
 
 
-def made(tmp_path: Path) -> list[str]:
-    """Everything that is in the working directory."""
+def files_in(tmp_path: Path) -> list[str]:
+    """Relative paths of everything in the working directory."""
     return sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
 
 
-def test_a_tool_that_cannot_be_logged_to_is_told_before_anything_starts(
+def test_an_unusable_logging_tool_is_an_error_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """MLflow has no address; TensorBoard's files cannot go into a bucket."""
+    """MLflow has no address; TensorBoard cannot write to a bucket."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert main(["sweep", "--log-to", "mlflow"]) == 1
     assert capsys.readouterr().err.startswith("--log-to mlflow")
     assert main(["sweep", "--out", "s3://bucket/run", "--log-to", "tensorboard"]) == 1
-    assert "s3://bucket/run: --log-to" in capsys.readouterr().err
-    assert made(tmp_path) == []
+    message = capsys.readouterr().err
+    assert message.startswith("s3://bucket/run: ")
+    assert "--log-to" in message
+    assert files_in(tmp_path) == []
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["sweep", "--help"]])
-def test_help_needs_no_library(arguments: list[str]) -> None:
-    """It answers at once, and tells what there is."""
+def test_help_imports_no_heavy_library(arguments: list[str]) -> None:
+    """Help lists the commands without importing any heavy library."""
     program = """\
 import sys
 from orchestrator.cli.main import main
@@ -85,7 +87,7 @@ finally:
 
 
 def test_planning_fitting_and_ranking_need_neither_torch_nor_ray(tmp_path: Path) -> None:
-    """A dry run and every command on a run that is there."""
+    """A dry run and every command on an existing run work without torch and Ray."""
     made_run(tmp_path / "run")
     program = """\
 import sys
@@ -118,17 +120,17 @@ print("imported:", sorted({"torch", "transformers", "ray"} & set(sys.modules)))
         (["sweep", "--fast"], "unrecognized arguments: --fast"),
     ],
 )
-def test_wrong_usage_is_told_on_stderr_with_code_2(
+def test_wrong_usage_is_reported_on_stderr_with_code_2(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Before anything is done."""
+    """Wrong usage ends the command before it does anything."""
     with pytest.raises(SystemExit) as exit_:
         main(arguments)
     said = capsys.readouterr()
     assert exit_.value.code == 2
     assert words in said.err
     assert said.out == ""
-    assert made(tmp_path) == []
+    assert files_in(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -154,10 +156,10 @@ def test_wrong_usage_is_told_on_stderr_with_code_2(
         (["report", "other"], "other: not a run folder: it has no sweep.yaml\n"),
     ],
 )
-def test_known_error_is_told_on_stderr_with_code_1_and_nothing_is_made(
+def test_a_user_error_is_reported_on_stderr_with_code_1_and_nothing_is_created(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """A missing or wrong specification, a folder that cannot be used."""
+    """A missing or wrong specification or an unusable folder is reported on stderr."""
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes").write_text("mine", encoding="utf-8")
     wrong = ONE_CELL.replace("[cpu]", "[A4O]").replace("[16]", "[0]")
@@ -166,11 +168,11 @@ def test_known_error_is_told_on_stderr_with_code_1_and_nothing_is_made(
     said = capsys.readouterr()
     assert words in said.err
     assert said.out == ""
-    assert made(tmp_path) == ["other", "other/notes", "wrong.yaml"]
+    assert files_in(tmp_path) == ["other", "other/notes", "wrong.yaml"]
 
 
 def test_error_of_a_process_is_its_message_alone(tmp_path: Path) -> None:
-    """No traceback, and the exit code a shell script sees."""
+    """A failing process prints one line without a traceback and exits with 1."""
     ended = orchestrate("sweep", "none.yaml", cwd=tmp_path)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.startswith("none.yaml: no such file")
@@ -178,7 +180,7 @@ def test_error_of_a_process_is_its_message_alone(tmp_path: Path) -> None:
 
 
 def test_dry_run_prints_the_plan_and_starts_nothing(tmp_path: Path) -> None:
-    """With what is skipped, and why."""
+    """The plan lists skipped trials with the reason."""
     text = TWO_CELLS.replace("[cpu]", "[cpu, A40]")
     (tmp_path / "two.yaml").write_text(text, encoding="utf-8")
     ended = orchestrate("sweep", "two.yaml", "--dry-run", cwd=tmp_path)
@@ -194,27 +196,27 @@ def test_dry_run_prints_the_plan_and_starts_nothing(tmp_path: Path) -> None:
     assert "no node" in rows[4][2]
     last = ended.stdout.splitlines()[-1]
     assert re.findall(r"\d+", last) == ["2", "0", "2"]
-    assert made(tmp_path) == ["two.yaml"]
+    assert files_in(tmp_path) == ["two.yaml"]
 
 
-def test_dry_run_on_a_run_that_is_there_tells_what_is_done(
+def test_dry_run_on_an_existing_run_counts_finished_trials(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And leaves it as it was, resumed or named anew."""
+    """A dry run leaves an existing run unchanged, with a specification and with --resume."""
     run = made_run(tmp_path / "run", TWO_CELLS)
     (tmp_path / "two.yaml").write_text(TWO_CELLS, encoding="utf-8")
-    before = made(tmp_path)
+    before = files_in(tmp_path)
     for arguments in (["two.yaml"], ["--resume"]):
         assert main(["sweep", *arguments, "--out", "run", "--dry-run"]) == 0
         assert "1 to measure, 1 done" in capsys.readouterr().out
-    assert made(tmp_path) == before
+    assert files_in(tmp_path) == before
     assert run.plan() is None
 
 
 def test_finished_run_is_not_measured_again_but_ranked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No Ray is started for it."""
+    """A finished run is ranked without starting Ray."""
     made_run(tmp_path / "run")
     assert main(["sweep", "--resume", "--out", "run"]) == 0
     said = capsys.readouterr()
@@ -222,7 +224,7 @@ def test_finished_run_is_not_measured_again_but_ranked(
     assert "800" in said.out
     ray = sys.modules.get("ray")  # another file of tests may have imported it
     assert ray is None or not ray.is_initialized()
-    assert made(tmp_path)[1:] == [
+    assert files_in(tmp_path)[1:] == [
         f"run/{name}"
         for name in (
             "fits.json",
@@ -238,10 +240,10 @@ def test_finished_run_is_not_measured_again_but_ranked(
     ]
 
 
-def test_run_whose_models_folder_is_gone_is_read_and_gone_on_with(
+def test_a_run_whose_model_folder_was_deleted_can_be_read_and_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It keeps what the specification meant, for every command on it."""
+    """The run folder keeps the model's configuration, so every command still works."""
     config = {"model_type": "llama", "vocab_size": 8, "num_attention_heads": 2}
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -256,10 +258,10 @@ def test_run_whose_models_folder_is_gone_is_read_and_gone_on_with(
     assert "nothing left to measure" in capsys.readouterr().err
 
 
-def test_trial_waiting_on_a_cluster_is_not_called_skipped_by_a_machine_without_its_gpu(
+def test_a_trial_waiting_on_a_cluster_stays_waiting_on_a_machine_without_its_gpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What can be had is for the driver's cluster to say, not for where the run is looked at."""
+    """The plan of the sweep's driver counts, not the GPUs of the machine that shows the status."""
     spec = spec_of(TWO_CELLS.replace("[cpu]", "[A40]"))
     run = open_run(tmp_path / "run", TWO_CELLS.replace("[cpu]", "[A40]"), spec)
     first, second = spec.all_cells()
@@ -276,7 +278,7 @@ def test_trial_waiting_on_a_cluster_is_not_called_skipped_by_a_machine_without_i
 
 @pytest.mark.parametrize("what", ["gpus", "prices"])
 def test_catalog_lists_every_row(what: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A line each, prices cheapest first."""
+    """Each GPU has one row; the prices of a GPU are listed cheapest first."""
     assert main(["catalog", what]) == 0
     lines = capsys.readouterr().out.splitlines()
     header, _, *rows = (line for line in lines if line.startswith("|"))
@@ -295,8 +297,8 @@ def test_catalog_lists_every_row(what: str, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["status", "run"], ["catalog", "gpus"]])
-def test_reader_that_has_had_enough_ends_it_quietly(arguments: list[str], tmp_path: Path) -> None:
-    """As ``| head -1`` does: here nobody reads from the first byte on, be it little or much."""
+def test_a_closed_pipe_ends_the_command_quietly(arguments: list[str], tmp_path: Path) -> None:
+    """A closed output pipe, as ``| head -1`` leaves it, is no error for short or long output."""
     made_run(tmp_path / "run")
     reader, writer = os.pipe()
     os.close(reader)
@@ -332,18 +334,18 @@ def test_reader_that_has_had_enough_ends_it_quietly(arguments: list[str], tmp_pa
 def test_a_mistake_of_usage_is_one_line(
     capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    """With what may have been meant; not a page."""
+    """A usage error is one line with a suggestion, without the usage text."""
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert told.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.count("\n") == 1
 
 
 @pytest.mark.parametrize("word", ["max", "largest"])
-def test_the_largest_batch_goes_by_either_word(word: str) -> None:
-    """Of every command that takes it."""
+def test_max_and_largest_both_mean_the_largest_batch_size(word: str) -> None:
+    """Every command with --batch-size accepts both words."""
     for command in (
         ["estimate", "--model", "m"],
         ["profile", "--model", "m", "--seq-len", "8"],
@@ -354,24 +356,24 @@ def test_the_largest_batch_goes_by_either_word(word: str) -> None:
         assert parsed.batch_size == "largest"
 
 
-def test_cells_too_short_for_the_data_are_told_before_anything_is_measured(
+def test_cells_too_short_for_the_data_are_reported_before_the_sweep(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They would be measured, and not ranked."""
+    """A sweep would measure these cells but could not rank them."""
     (tmp_path / "lengths.csv").write_text("tokens,examples\n20,5\n", encoding="utf-8")
     job = "{examples: 5, epochs: 1, length_histogram: lengths.csv}"
     text = TWO_CELLS.replace("{examples: 1000, epochs: 3}", job)
     (tmp_path / "spec.yaml").write_text(text, encoding="utf-8")
     assert main(["sweep", "spec.yaml", "--dry-run"]) == 0
-    told = capsys.readouterr().err
-    assert "1 of 2 cells cannot" in told
+    message = capsys.readouterr().err
+    assert "1 of 2 cells cannot" in message
 
 
 @pytest.mark.parametrize("command", [["estimate", "--model", "m"], ["rank", "run"]])
-def test_examples_have_their_former_name_too(
+def test_queries_is_a_hidden_alias_of_examples(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``--queries``, the paper's word, is read and not in the help."""
+    """``--queries``, the paper's word, is accepted but not shown in the help."""
     for option in ("--examples", "--queries"):
         assert build_parser().parse_args([*command, option, "70"]).examples == 70
     with pytest.raises(SystemExit):
@@ -381,10 +383,10 @@ def test_examples_have_their_former_name_too(
     assert "--queries" not in text
 
 
-def test_examples_of_a_specification_have_their_former_name_too(
+def test_queries_in_a_specification_means_examples(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``queries:`` means ``examples:``; both at once are one mistake."""
+    """``queries:`` means ``examples:``; giving both is one error."""
     former = ONE_CELL.replace("examples: 1000", "queries: 1000")
     assert spec_of(former).workload == spec_of(ONE_CELL).workload
     both = ONE_CELL.replace("examples: 1000", "examples: 1000, queries: 9")

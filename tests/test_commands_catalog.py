@@ -1,4 +1,4 @@
-"""Prices on the command line: which are in use, how old, refreshed, one's own; and secrets."""
+"""Prices on the command line: tables, their age, refreshes, a user's own prices, and secrets."""
 
 import datetime as dt
 import json
@@ -27,8 +27,8 @@ ROW = "{gpu: cpu, usd_per_hour: 0.01, instance: mine}"
 
 
 @pytest.fixture(autouse=True)
-def _somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty working directory and data folder, no credentials, and this machine alone."""
+def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run in an empty working directory with no data, credentials or cluster."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
@@ -52,18 +52,20 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[PriceServer]:
 
 
 def today() -> dt.date:
-    """As the command line has it."""
+    """Today's date in UTC, as the command line takes it."""
     return dt.datetime.now(dt.UTC).date()
 
 
-def public(server: PriceServer, usd: str, day: dt.date | None = None) -> None:
-    """Amazon's price of an instance with an L40S in its first region."""
+def publish_price(server: PriceServer, usd: str, day: dt.date | None = None) -> None:
+    """Publish Amazon's price of an instance with an L40S in its first region."""
     row = {"Instance Type": "g6e.xlarge", "PricePerUnit": usd}
     server.pages[address("us-east-1")] = public_file(row, day=str(day or today()))
 
 
-def test_the_table_in_use_and_its_age_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """By name, after the prices; also where another one is asked for."""
+def test_the_price_table_in_use_and_its_date_are_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The last line names the price table and its date, also for a table given by --prices."""
     assert main(["catalog", "prices"]) == 0
     *_, last = capsys.readouterr().out.splitlines()
     assert all(word in last for word in ("shipped", "2026-11-20"))
@@ -73,11 +75,11 @@ def test_the_table_in_use_and_its_age_are_told(capsys: pytest.CaptureFixture[str
     assert {row.split("|")[7].strip() for row in rows[2:-1]} == {"0.79", "1.67", "2.1"}
 
 
-def test_refreshed_prices_are_used_by_everything_from_then_on(
+def test_refreshed_prices_replace_the_shipped_table(
     server: PriceServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Their place is told, and so is their age; the shipped table is there by its name."""
-    public(server, "1.2345", today() - dt.timedelta(days=3))
+    """The refresh prints the file and the age of its prices; ``shipped`` selects the old table."""
+    publish_price(server, "1.2345", today() - dt.timedelta(days=3))
     assert main(["catalog", "refresh", "--source", "aws-public", "--regions", "us-east-1"]) == 0
     said = capsys.readouterr()
     day = today() - dt.timedelta(days=3)
@@ -94,11 +96,11 @@ def test_refreshed_prices_are_used_by_everything_from_then_on(
     assert "1.234" not in capsys.readouterr().out
 
 
-def test_a_refresh_that_nobody_answers_keeps_what_was_there(
+def test_a_refresh_without_any_reply_keeps_the_earlier_prices(
     server: PriceServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A line for each source that is dead, and one on what stays; no traceback."""
-    public(server, "1.2345")
+    """Each failed source has one line, and one more line says that nothing changed."""
+    publish_price(server, "1.2345")
     assert main(["catalog", "refresh", "--source", "aws-public", "--regions", "us-east-1"]) == 0
     before = refreshed_path().read_bytes()
     server.pages.clear()
@@ -117,10 +119,10 @@ def test_a_refresh_that_nobody_answers_keeps_what_was_there(
     assert refreshed_path().read_bytes() == before
 
 
-def test_doubts_are_told_in_a_line_each_and_a_great_many_in_a_file(
+def test_rejected_prices_are_listed_on_stderr_and_beyond_twenty_in_a_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Rejected prices and counts go to stderr; beyond twenty a file lists all."""
+    """Each rejected price is one line on stderr; beyond twenty, a file lists them all."""
     folder = tmp_path / "catalogs"
     folder.mkdir()
     rows = ["NVIDIA L40S,moon,1.5,8,32,1,L40S,48.0,False,,nvidia,,x86,{}"]
@@ -144,13 +146,13 @@ def test_doubts_are_told_in_a_line_each_and_a_great_many_in_a_file(
     assert len(listed.read_text(encoding="utf-8").splitlines()) == 33
 
 
-def test_a_refresh_can_be_written_elsewhere(
+def test_a_refresh_can_be_written_to_another_file(
     server: PriceServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Then nothing else uses it, until it is given as prices."""
-    public(server, "1.2345")
-    asked = ["--source", "aws-public", "--regions", "us-east-1", "--out", "mine.csv"]
-    assert main(["catalog", "refresh", *asked]) == 0
+    """Prices written by --out are used only where --prices names the file."""
+    publish_price(server, "1.2345")
+    options = ["--source", "aws-public", "--regions", "us-east-1", "--out", "mine.csv"]
+    assert main(["catalog", "refresh", *options]) == 0
     assert "--prices mine.csv" in capsys.readouterr().out
     assert not refreshed_path().exists()
     assert [o.usd_per_hour for o in written_offers(tmp_path / "mine.csv")] == [1.2345]
@@ -173,20 +175,20 @@ def test_a_refresh_can_be_written_elsewhere(
         (["refresh", "--source", "gpuhunt", "--out", "/proc/x/y.csv"], "GPUHUNT_CATALOG_DIR"),
     ],
 )
-def test_what_cannot_be_done_is_a_line(
+def test_an_error_is_a_line_on_stderr_with_code_1(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And the exit code says so."""
+    """A wrong source, table or file gives one message on stderr and nothing on stdout."""
     assert main(["catalog", *arguments]) == 1
     said = capsys.readouterr()
     assert words in said.err
     assert said.out == ""
 
 
-def test_ones_own_gpus_are_listed_with_the_known_ones(
+def test_a_users_own_gpus_are_listed_with_the_shipped_ones(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """By a file that is checked as the shipped data is."""
+    """A user's catalog file is validated as the shipped data is."""
     text = (
         "gpus:\n  - {key: L40, kind: cuda, device_names: [NVIDIA L40], source: me, "
         "recorded: 2026-11-20}\noffers:\n  - {gpu: L40, usd_per_hour: 0.3}\n"
@@ -201,10 +203,10 @@ def test_ones_own_gpus_are_listed_with_the_known_ones(
     assert capsys.readouterr().err.startswith("mine.yaml:4: offers[0]")
 
 
-def test_a_run_is_ranked_anew_by_ones_own_prices(
+def test_a_run_is_ranked_again_with_a_users_own_prices(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Nothing is measured for it; a price of what is offered already takes its place."""
+    """Nothing is measured; a price file replaces or extends the shipped offers."""
     made_run(tmp_path / "run")
     (tmp_path / "own.yaml").write_text(f"- {ROW}\n", encoding="utf-8")
     for command in ("rank", "report"):
@@ -223,7 +225,7 @@ def test_a_run_is_ranked_anew_by_ones_own_prices(
 def test_a_run_is_ranked_by_refreshed_prices(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """A CPU's shipped ones stay beside them."""
+    """The shipped prices of CPUs are kept beside refreshed GPU prices."""
     made_run(tmp_path / "run")
     assert main(["rank", "run"]) == 0
     shipped = (tmp_path / "run" / "ranking.csv").read_text(encoding="utf-8")
@@ -251,10 +253,10 @@ offers:
 """
 
 
-def test_a_sweep_on_a_gpu_of_ones_own_keeps_its_facts(
+def test_a_sweep_accepts_a_gpu_from_a_users_catalog(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Later commands on the run need the file no more; other facts of it are another run."""
+    """Without --catalog the GPU is unknown; with it the plan contains its trial."""
     (tmp_path / "own.yaml").write_text(OWN_GPU, encoding="utf-8")
     spec = ONE_CELL.replace("[cpu]", "[mine]")
     (tmp_path / "my.yaml").write_text(spec, encoding="utf-8")
@@ -267,7 +269,7 @@ def test_a_sweep_on_a_gpu_of_ones_own_keeps_its_facts(
 
 
 def test_the_run_folder_holds_the_rows_of_the_users_file(tmp_path: Path) -> None:
-    """As they were when it began."""
+    """The run folder keeps the user's catalog rows; a changed row is an error."""
     rows = CatalogRows.model_validate(
         {
             "gpus": [
@@ -299,7 +301,7 @@ def test_no_credential_reaches_a_log_or_a_file(
     caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
 ) -> None:
-    """Whatever Amazon answers, and whether it does."""
+    """No reply or error of Amazon carries a credential into output, logs or files."""
     for name, value in (
         ("AWS_ACCESS_KEY_ID", KEY),
         ("AWS_SECRET_ACCESS_KEY", SECRET),
@@ -322,10 +324,10 @@ def test_no_credential_reaches_a_log_or_a_file(
     assert main(["catalog", "prices"]) == 0
     stubs.all_were_asked()
     said = capfd.readouterr()
-    seen = [said.out, said.err, caplog.text]
-    seen += [p.read_text(encoding="utf-8") for p in tmp_path.rglob("*") if p.is_file()]
+    texts = [said.out, said.err, caplog.text]
+    texts += [p.read_text(encoding="utf-8") for p in tmp_path.rglob("*") if p.is_file()]
     assert "SignatureDoesNotMatch" in said.err
     assert "AuthFailure" in said.err
-    assert any("g6e.xlarge" in text for text in seen)
-    assert not [text for text in seen for secret in (KEY, SECRET, TOKEN) if secret in text]
+    assert any("g6e.xlarge" in text for text in texts)
+    assert not [text for text in texts for secret in (KEY, SECRET, TOKEN) if secret in text]
     assert socket.getdefaulttimeout() is None

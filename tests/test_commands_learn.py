@@ -1,4 +1,4 @@
-"""``learn`` as a user meets it: two curves learned in children, kept, and gone by."""
+"""``learn`` as a user meets it: two learning curves, measured in children, kept and used."""
 
 import json
 import os
@@ -29,16 +29,16 @@ ENOUGH = 0.9  # of the held-out answers
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data set, its tokenizer, and a run of the model, sparse and dense."""
-    found = tmp_path_factory.mktemp("learn")
-    made_questions.made_tokenizer(found / "tok")
-    made_data.write_jsonl(found / "data.jsonl", made_questions.questions(400))
-    made_run(found / "run", ROUTED.replace("[2]", "[2, 8]"), measured=2)
-    return found
+    """A data set, its tokenizer, and a run of the model with sparse and dense cells."""
+    folder = tmp_path_factory.mktemp("learn")
+    made_questions.made_tokenizer(folder / "tok")
+    made_data.write_jsonl(folder / "data.jsonl", made_questions.questions(400))
+    made_run(folder / "run", ROUTED.replace("[2]", "[2, 8]"), measured=2)
+    return folder
 
 
 def arguments(folder: Path, *more: str, out: str = "run") -> list[str]:
-    """The command, as a user gives it."""
+    """Arguments of ``learn`` on the made data set."""
     return [
         *("learn", str(folder / "data.jsonl"), "--text-fields", "question,answer"),
         *("--model", "mixtral-tiny", "--tokenizer", str(folder / "tok")),
@@ -49,7 +49,7 @@ def arguments(folder: Path, *more: str, out: str = "run") -> list[str]:
 
 @pytest.fixture(scope="module")
 def learned(folder: Path) -> Path:
-    """The run, learned in."""
+    """The run after ``learn``."""
     assert main(arguments(folder)) == 0
     return folder / "run"
 
@@ -57,42 +57,42 @@ def learned(folder: Path) -> Path:
 def test_sparse_and_dense_learn_the_made_language(
     folder: Path, learned: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nine of ten held-out answers are right, token for token; run again, nothing is done anew."""
+    """Both curves reach 90 % of the held-out answers; a second call repeats no epoch."""
     kept = (learned / LEARNED).read_bytes()
     assert main(arguments(folder, "--json")) == 0
     said = capsys.readouterr()
     assert (learned / LEARNED).read_bytes() == kept
     assert "epoch 1:" not in said.err
-    told = json.loads(said.out)
-    assert [(row["active_experts"], row["accuracy"] >= ENOUGH) for row in told["stops"]] == [
+    printed = json.loads(said.out)
+    assert [(row["active_experts"], row["accuracy"] >= ENOUGH) for row in printed["stops"]] == [
         (2, True),
         (8, True),
     ]
-    untrained = [row["accuracy"] for row in told["curves"] if row["epoch"] == 0]
+    untrained = [row["accuracy"] for row in printed["curves"] if row["epoch"] == 0]
     assert all(accuracy < 0.1 for accuracy in untrained)
-    (against,) = told["sparse_against_dense"]
+    (against,) = printed["sparse_against_dense"]
     assert against["accuracy_gain_low"] < 0 < against["accuracy_gain_high"]
     assert len(list((learned / LEARNING).iterdir())) == 2  # to go on from
     assert f"\n{learned / LEARNING}: " in said.err
 
 
 @pytest.mark.long
-def test_more_epochs_go_on_from_the_state_of_the_very_curve(folder: Path, learned: Path) -> None:
-    """One epoch, sparse and dense, then one more of sparse: the numbers of learning at once."""
+def test_more_epochs_resume_the_same_curve(folder: Path, learned: Path) -> None:
+    """One epoch and then one more give the same numbers as two epochs at once."""
     assert main(arguments(folder, "--epochs", "1", out="steps")) == 0
     assert main(arguments(folder, "--epochs", "2", "--active-experts", "2", out="steps")) == 0
     one_by_one, at_once = (
-        {each.key: (each.train_loss, each.tested) for each in learned_file(path)}
+        {epoch.key: (epoch.train_loss, epoch.tested) for epoch in learned_file(path)}
         for path in (folder / "steps", learned)
     )
     assert len(one_by_one) == 5
     assert one_by_one.items() <= at_once.items()
 
 
-def test_the_ranking_goes_by_what_was_learned(
+def test_epochs_auto_takes_the_epochs_from_learning_curves(
     folder: Path, learned: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the run itself, or by its file; the ranking says so, and another run has none."""
+    """Curves come from the run itself or from --learned; a run without them is an error."""
     assert main(["rank", str(learned), "--epochs", "auto"]) == 0
     said = capsys.readouterr().out
     assert "as learned" in said
@@ -104,17 +104,17 @@ def test_the_ranking_goes_by_what_was_learned(
     made_run(folder / "other", ROUTED)
     other = ["what-if", str(folder / "other"), "--epochs", "auto"]
     assert main(other) == 1
-    told = capsys.readouterr().err
-    assert told.startswith(f"--epochs auto: {folder / 'other'} ")
-    assert told.count("\n") == 1
+    message = capsys.readouterr().err
+    assert message.startswith(f"--epochs auto: {folder / 'other'} ")
+    assert message.count("\n") == 1
     assert main([*other, "--learned", str(learned)]) == 0
     assert "as learned" in capsys.readouterr().out
     assert main(["what-if", str(learned), "--learned", str(learned)]) == 1
     assert "--epochs auto" in capsys.readouterr().err
 
 
-def test_a_sweep_may_follow_where_something_was_learned(folder: Path, learned: Path) -> None:
-    """What is kept of learning is no other run's."""
+def test_a_sweep_can_start_in_a_folder_with_learning_curves(folder: Path, learned: Path) -> None:
+    """A folder that holds only learning curves becomes a run folder and keeps them."""
     first = folder / "first"
     first.mkdir()
     (first / LEARNED).write_bytes((learned / LEARNED).read_bytes())
@@ -123,7 +123,7 @@ def test_a_sweep_may_follow_where_something_was_learned(folder: Path, learned: P
 
 
 def test_a_child_that_is_killed_is_one_line(folder: Path) -> None:
-    """What it had learned before is there; and a tokenizer of another model is told at once."""
+    """The error names the cell, the epoch and the signal."""
     cell = tiny_cell("llama-tiny", FULL, seq_len=64)
     setup = made_questions.learn_setup(folder, cell, made_questions.learn_examples(20, 4))
     with ChildLearner(setup) as child:
@@ -151,17 +151,15 @@ def test_a_child_that_is_killed_is_one_line(folder: Path) -> None:
         (Outcome.FAILED, "TokenizerError: no such folder", "no such folder"),
     ],
 )
-def test_what_ended_a_child_is_told_with_what_to_do(
-    outcome: Outcome, detail: str, said: str
-) -> None:
-    """In a line."""
+def test_a_failed_child_is_reported_with_a_remedy(outcome: Outcome, detail: str, said: str) -> None:
+    """Out of memory and a diverging loss come with the options to change."""
     assert _line(ChildGoneError(ProbeEnd(outcome, detail))) == said
 
 
-def test_every_mistake_is_told_at_once_and_nothing_is_left(
+def test_all_mistakes_are_reported_at_once_and_nothing_is_created(
     folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Of the options and of the data."""
+    """All mistakes in options and data are reported together, and no folder remains."""
     out = tmp_path / "new"
     wrong = ("--active-experts", "9", "--held-out", "1.5", "--choices", "sound", "--recipe", "x")
     assert main([*arguments(folder, *wrong)[:-8], "--out", str(out), *wrong]) == 1
@@ -175,10 +173,10 @@ def test_every_mistake_is_told_at_once_and_nothing_is_left(
     assert not out.exists()
 
 
-def test_a_models_folder_without_a_tokenizer_is_told_at_once(
+def test_a_model_folder_without_a_tokenizer_is_an_error_at_the_start(
     folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Whose tokenizer it is, and how to name another."""
+    """The error names the folder and --tokenizer, beside the other mistakes."""
     (tmp_path / "config.json").write_text(json.dumps(presets()["llama-tiny"].config))
     data = ("learn", str(folder / "data.jsonl"), "--text-fields", "question,answer")
     out = tmp_path / "new"
@@ -191,17 +189,17 @@ def test_a_models_folder_without_a_tokenizer_is_told_at_once(
 
 
 class FakeChild:
-    """A child that learns without a model; what goes wrong is told to the class.
+    """A child that learns without a model; its class holds the faults.
 
     Attributes:
         ends_at: number of active experts and epoch at which it ends.
         begins: whether it comes to the first epoch.
-        asked: (active experts, epoch) of all it was asked for.
+        epochs_run: (active experts, epoch) of all epochs that were run.
     """
 
     ends_at: ClassVar[tuple[int, int] | None]
     begins: ClassVar[bool]
-    asked: ClassVar[list[tuple[int, int]]]
+    epochs_run: ClassVar[list[tuple[int, int]]]
 
     def __init__(self, setup: LearnSetup) -> None:
         self._active = setup.cell.active_experts or 0
@@ -233,7 +231,7 @@ class FakeChild:
         listen(Heartbeat(doing="training", done=1, total=2))
         if self.ends_at == (self._active, number):
             raise LearnError("the child was killed by SIGKILL")
-        self.asked.append((self._active, number))
+        self.epochs_run.append((self._active, number))
         if number:
             kept = {"curve": self._curve, "attempt": attempt, "epoch": number}
             self._checkpoint.write_text(json.dumps(kept), encoding="utf-8")
@@ -247,16 +245,16 @@ class FakeChild:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeChild]:
-    """The class whose objects learn."""
-    FakeChild.ends_at, FakeChild.begins, FakeChild.asked = None, True, []
+    """The fake class, in place of the real child."""
+    FakeChild.ends_at, FakeChild.begins, FakeChild.epochs_run = None, True, []
     monkeypatch.setattr(learning_runner, "ChildLearner", FakeChild)
     return FakeChild
 
 
-def test_what_cannot_start_leaves_nothing(
+def test_a_child_that_cannot_start_leaves_no_folder(
     folder: Path, fake: type[FakeChild], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A line for both curves, and no folder."""
+    """A failed start is one message, and no output folder remains."""
     fake.begins = False
     assert main(arguments(folder, out="short")) == 1
     assert capsys.readouterr().err.startswith("mixtral-tiny: ")
@@ -266,37 +264,37 @@ def test_what_cannot_start_leaves_nothing(
 def test_a_curve_that_ends_early_is_kept_and_the_other_one_is_learned(
     folder: Path, fake: type[FakeChild], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Run again, it goes on where its state is; the other one is done."""
+    """After a killed child the other curve is still learned; a second call resumes the first."""
     fake.ends_at = (2, 3)
     assert main(arguments(folder, out="ended")) == 1
     said = capsys.readouterr()
     assert "SIGKILL" in said.err
     assert "3 examples were" in said.err
     assert "| 4     | " in said.out
-    assert fake.asked == [*((2, epoch) for epoch in range(3)), *((8, e) for e in range(5))]
-    fake.ends_at, fake.asked = None, []
+    assert fake.epochs_run == [*((2, epoch) for epoch in range(3)), *((8, e) for e in range(5))]
+    fake.ends_at, fake.epochs_run = None, []
     assert main(arguments(folder, out="ended")) == 0
-    assert fake.asked == [(2, 3), (2, 4)]
+    assert fake.epochs_run == [(2, 3), (2, 4)]
 
 
 @pytest.mark.parametrize(
-    ("state", "asked", "attempt"),
+    ("state", "epochs_run", "attempt"),
     [(1, [2, 3, 4], 1), (2, [2, 3, 4], 1), (None, [0, 1, 2, 3, 4], 2)],
 )
-def test_a_curve_is_begun_anew_only_when_its_state_is_lost(
+def test_a_curve_restarts_only_when_its_checkpoint_is_lost(
     folder: Path,
     tmp_path: Path,
     fake: type[FakeChild],
     *,
     state: int | None,
-    asked: list[int],
+    epochs_run: list[int],
     attempt: int,
 ) -> None:
-    """A state may be one ahead of what is recorded; two attempts are never one curve."""
+    """A checkpoint may be one epoch ahead of the records; attempts are never mixed in a curve."""
     fake.ends_at = (2, 2)
     one = arguments(folder, "--active-experts", "2", out=str(tmp_path / "lost"))
     assert main(one) == 1
-    fake.ends_at, fake.asked = None, []
+    fake.ends_at, fake.epochs_run = None, []
     (checkpoint,) = (tmp_path / "lost" / LEARNING).iterdir()
     if state is None:
         checkpoint.unlink()
@@ -304,15 +302,15 @@ def test_a_curve_is_begun_anew_only_when_its_state_is_lost(
         kept_state = json.loads(checkpoint.read_bytes()) | {"epoch": state}
         checkpoint.write_text(json.dumps(kept_state), encoding="utf-8")
     assert main(one) == 0
-    assert fake.asked == [(2, epoch) for epoch in asked]
+    assert fake.epochs_run == [(2, epoch) for epoch in epochs_run]
     kept = [json.loads(line) for line in (tmp_path / "lost" / LEARNED).read_bytes().splitlines()]
-    assert [each["attempt"] for each in kept] == [1, 1, *[attempt] * len(asked)]
+    assert [epoch["attempt"] for epoch in kept] == [1, 1, *[attempt] * len(epochs_run)]
 
 
-def test_a_second_attempt_is_gone_on_with_though_the_first_came_further(
+def test_a_second_attempt_resumes_though_the_first_got_further(
     folder: Path, tmp_path: Path, fake: type[FakeChild]
 ) -> None:
-    """The state says which attempt it is of; killed again, nothing is learned twice."""
+    """The checkpoint names its attempt, so no epoch is learned twice."""
     out = tmp_path / "again"
     one = arguments(folder, "--active-experts", "2", out=str(out))
     fake.ends_at = (2, 4)
@@ -321,28 +319,28 @@ def test_a_second_attempt_is_gone_on_with_though_the_first_came_further(
     checkpoint.unlink()
     fake.ends_at = (2, 2)
     assert main(one) == 1
-    fake.ends_at, fake.asked = None, []
+    fake.ends_at, fake.epochs_run = None, []
     assert main(one) == 0
-    assert fake.asked == [(2, 2), (2, 3), (2, 4)]
-    assert [each.attempt for each in learned_file(out)] == [1] * 4 + [2] * 5
+    assert fake.epochs_run == [(2, 2), (2, 3), (2, 4)]
+    assert [epoch.attempt for epoch in learned_file(out)] == [1] * 4 + [2] * 5
 
 
-def test_more_patience_or_all_epochs_go_on_after_learning_has_stopped(
+def test_learning_resumes_after_an_early_stop_with_more_patience_or_all_epochs(
     folder: Path, tmp_path: Path, fake: type[FakeChild], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All right at epoch 4, stopped at 6; the state of the last epoch is kept for those who ask."""
+    """A curve that stopped at epoch 6 resumes from its checkpoint with --patience or --whole."""
     one = arguments(folder, "--active-experts", "2", "--epochs", "8", out=str(tmp_path / "more"))
-    for more, asked in [((), range(7)), (("--patience", "3"), [7]), (("--whole",), [8])]:
-        fake.asked = []
+    for more, epochs_run in [((), range(7)), (("--patience", "3"), [7]), (("--whole",), [8])]:
+        fake.epochs_run = []
         assert main([*one, *more]) == 0
-        assert fake.asked == [(2, epoch) for epoch in asked]
+        assert fake.epochs_run == [(2, epoch) for epoch in epochs_run]
         assert "--epochs auto --learned" in capsys.readouterr().err
 
 
-def test_no_state_is_kept_where_none_is_to_be(
+def test_a_curve_that_failed_at_once_leaves_no_checkpoint(
     folder: Path, tmp_path: Path, fake: type[FakeChild], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nor is its size told, nor a ranking by what was not learned; no folder is left for it."""
+    """Neither a checkpoint size nor --epochs auto is mentioned for a curve without an epoch."""
     fake.ends_at = (2, 1)
     one = arguments(folder, "--active-experts", "2", out=str(tmp_path / "none"))
     assert main(one) == 1

@@ -13,23 +13,23 @@ from orchestrator.ranking.ranked_offer import Ranking
 
 
 @pytest.fixture(autouse=True)
-def _somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty working directory, and no cluster."""
+def _empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run in an empty working directory without a cluster."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.chdir(tmp_path)
 
 
-def made(tmp_path: Path) -> list[str]:
-    """Everything that is in the working directory."""
+def files_in(tmp_path: Path) -> list[str]:
+    """Relative paths of everything in the working directory."""
     return sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
 
 
-def test_status_tells_the_state_of_every_trial(
+def test_status_shows_the_state_of_every_trial(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From the files alone, and changing none."""
+    """Status is read from the run's files and changes none."""
     run = made_run(tmp_path / "run", TWO_CELLS)
-    before = made(tmp_path)
+    before = files_in(tmp_path)
     assert main(["status", "run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = [[part.strip() for part in line.split("|")[1:-1]] for line in lines]
@@ -39,13 +39,13 @@ def test_status_tells_the_state_of_every_trial(
         ["cpu/llama-tiny/full-fp32/dense/seq32", "waiting", "", "", "0"],
     ]
     assert lines[-1].startswith("1 of 2 trials")
-    assert made(tmp_path) == before
+    assert files_in(tmp_path) == before
 
 
-def test_rank_prices_the_job_it_is_told_and_writes_both_files(
+def test_rank_prices_the_given_job_and_writes_both_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """80 examples by 40 are 2 steps of 50 ms, 5 times, after ten minutes of start-up."""
+    """80 examples at batch size 40 are 2 steps of 50 ms, 5 times, after 10 minutes of start-up."""
     made_run(tmp_path / "run")
     assert main(["rank", "run", "--examples", "80", "--epochs", "5"]) == 0
     assert "80 examples x 5 epochs" in capsys.readouterr().out
@@ -62,26 +62,26 @@ def test_rank_prices_the_job_it_is_told_and_writes_both_files(
     assert "batch size 41" in capsys.readouterr().out
 
 
-def test_what_if_answers_and_leaves_the_run_as_it_is(
+def test_what_if_leaves_the_run_unchanged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Another job, other overheads, the largest batch; as a table, JSON or CSV."""
+    """Another job, other overheads or the largest batch size, as a table, JSON or CSV."""
     made_run(tmp_path / "run")
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
-    asked = ["what-if", "run", "--examples", "80", "--epochs", "5", "--startup-minutes", "0"]
+    command = ["what-if", "run", "--examples", "80", "--epochs", "5", "--startup-minutes", "0"]
     for largest in ("max", "largest"):
-        assert main([*asked, "--batch-size", largest, "--json"]) == 0
+        assert main([*command, "--batch-size", largest, "--json"]) == 0
         ranking = Ranking.model_validate_json(capsys.readouterr().out)
     assert {(offer.batch_size, offer.batch) for offer in ranking.offers} == {(40, "largest")}
     assert ranking.offers[0].hours * 3600 == pytest.approx(0.5)
-    assert main([*asked, "--csv"]) == 0
+    assert main([*command, "--csv"]) == 0
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
     assert [row["instance"] for row in rows] == [offer.instance for offer in ranking.offers]
-    assert main([*asked, "--deadline", "0.0001", "--providers", "aws"]) == 0
-    told = capsys.readouterr().out
-    assert "deadline of 0.0001 h" in told
-    assert "h, on cpu." in told
-    assert "the deadline is 0.0001" in told
+    assert main([*command, "--deadline", "0.0001", "--providers", "aws"]) == 0
+    printed = capsys.readouterr().out
+    assert "deadline of 0.0001 h" in printed
+    assert "h, on cpu." in printed
+    assert "the deadline is 0.0001" in printed
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
 
 
@@ -94,19 +94,19 @@ def test_what_if_answers_and_leaves_the_run_as_it_is(
         ("--batch-size", "biggest", "must be a whole number, not 'biggest'"),
     ],
 )
-def test_a_job_is_told_in_numbers(
+def test_a_job_option_that_is_no_valid_number_is_a_usage_error(
     capsys: pytest.CaptureFixture[str], option: str, value: str, message: str
 ) -> None:
-    """What is none is a mistake of usage."""
+    """A value that is no number or out of range is named in the usage error."""
     with pytest.raises(SystemExit):
         main(["what-if", "run", option, value])
     assert message in capsys.readouterr().err
 
 
-def test_fit_and_report_write_their_files_and_say_so(
+def test_fit_and_report_write_their_files_and_print_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The report is printed as it is written."""
+    """``fit`` prints its file and counts; ``report`` prints the Markdown that it writes."""
     made_run(tmp_path / "run")
     assert main(["fit", "run"]) == 0
     path, _, counts = capsys.readouterr().out.strip().partition(": ")
@@ -122,23 +122,23 @@ def test_fit_and_report_write_their_files_and_say_so(
 
 
 @pytest.mark.parametrize(("kind", "cheapest"), [("xterm", "\033[1mcpu\033[0m "), ("dumb", " cpu ")])
-def test_what_is_bold_is_bold_in_a_terminal(
+def test_bold_text_is_bold_in_a_terminal_and_markdown_elsewhere(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
     cheapest: str,
 ) -> None:
-    """It is Markdown in a file or a pipe."""
+    """Bold text is Markdown in a file or a pipe, an escape sequence in a terminal that has it."""
     made_run(tmp_path / "run")
-    asked = ["what-if", "run", "--examples", "80", "--epochs", "5"]
-    assert main(asked) == 0
+    command = ["what-if", "run", "--examples", "80", "--epochs", "5"]
+    assert main(command) == 0
     markdown = capsys.readouterr().out
     assert "**cpu**" in markdown
     monkeypatch.setenv("TERM", kind)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    assert main(asked) == 0
-    told = capsys.readouterr().out
-    assert cheapest in told
-    assert "**" not in told
-    assert told.replace("\033[1m", "").replace("\033[0m", "") == markdown.replace("**", "")
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert cheapest in printed
+    assert "**" not in printed
+    assert printed.replace("\033[1m", "").replace("\033[0m", "") == markdown.replace("**", "")

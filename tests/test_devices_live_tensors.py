@@ -23,18 +23,18 @@ ENOUGH = 2**40
 
 @pytest.fixture(scope="module", autouse=True)
 def made_for_small_steps() -> Iterator[None]:
-    """All of this file."""
+    """Run the tests of this file with the settings for small steps."""
     with small_steps():
         yield
 
 
 def counter(*already_live: torch.Tensor, budget_bytes: int = ENOUGH) -> LiveTensorCounter:
-    """A counter that no program here comes near to exceeding."""
+    """A counter whose budget these programs do not reach by default."""
     return LiveTensorCounter(already_live, budget_bytes)
 
 
 class TrainingStep:
-    """A little model, one optimizer step at a time; forward, backward and update make tensors."""
+    """A small model trained one optimizer step at a time."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -56,15 +56,15 @@ class TrainingStep:
 
 
 def training_peak_bytes() -> int:
-    """Counted peak of three steps from the start."""
+    """Counted peak of the first three steps, in bytes."""
     step = TrainingStep()
     device = CpuDevice(cpu(ENOUGH), threads=1)
     memory = device.measure_memory(step, steps=3, already_live=step.already_live())
     return memory.peak_allocated_bytes
 
 
-def test_what_was_live_before_counts_from_the_start() -> None:
-    """Weights made before counting take their place in the budget, each storage once."""
+def test_tensors_live_before_counting_count_from_the_start() -> None:
+    """Weights made before counting are in the budget, each storage once."""
     weight = torch.zeros(10)
     assert counter(weight, weight[2:], torch.zeros(5)).peak_bytes == 15 * FLOAT_BYTES
 
@@ -80,7 +80,7 @@ def test_views_share_their_storage() -> None:
 
 
 def test_a_view_keeps_its_whole_storage() -> None:
-    """One element that somebody still holds is the whole tensor's memory."""
+    """One referenced element keeps the whole tensor's memory."""
     with counter() as count:
         last = torch.ones(100)[-1:]
     assert last.numel() == 1
@@ -98,8 +98,8 @@ def test_freed_storages_leave_and_the_peak_stays() -> None:
     assert (count.current_bytes, count.peak_bytes) == (60 * FLOAT_BYTES, 100 * FLOAT_BYTES)
 
 
-def test_weights_that_are_let_go_of_leave_too() -> None:
-    """What was live before counting is given back like anything else."""
+def test_weights_freed_while_counting_are_subtracted() -> None:
+    """Tensors made before counting are subtracted when they are freed."""
     weights = [torch.ones(100), torch.ones(10)]
     with counter(*weights) as count:
         weights.pop(0)
@@ -107,7 +107,7 @@ def test_weights_that_are_let_go_of_leave_too() -> None:
 
 
 def test_an_intermediate_result_lives_beside_its_operands() -> None:
-    """The peak is inside the expression: a, b and their sum together, then the product too."""
+    """The peak is inside the expression: a, b and their sum, then the product as well."""
     with counter() as count:
         a, b = torch.ones(100), torch.ones(100)
         result = (a + b) * b
@@ -117,7 +117,7 @@ def test_an_intermediate_result_lives_beside_its_operands() -> None:
 
 
 def test_every_dtype_counts_its_own_bytes() -> None:
-    """A bf16 element takes two bytes, a 4-bit pair's uint8 takes one."""
+    """A bf16 element takes two bytes; a uint8 holds two 4-bit values in one."""
     with counter() as count:
         kept = [torch.ones(100, dtype=dtype) for dtype in (torch.bfloat16, torch.uint8)]
     assert len(kept) == 2
@@ -125,15 +125,15 @@ def test_every_dtype_counts_its_own_bytes() -> None:
 
 
 def test_a_storage_that_grows_counts_at_its_new_size() -> None:
-    """Resizing in place is still one storage."""
+    """A tensor resized in place is still one storage."""
     with counter() as count:
         tensor = torch.ones(100)
         tensor.resize_(150)
     assert count.current_bytes == 150 * FLOAT_BYTES
 
 
-def test_what_autograd_saves_for_backward_counts() -> None:
-    """The result of exp, though Python let go of it, for its gradient; adding 1 keeps nothing."""
+def test_tensors_saved_for_backward_count() -> None:
+    """Autograd keeps the result of exp for its gradient; adding 1 keeps nothing."""
     weight = torch.ones(100, requires_grad=True)
     with counter(weight) as count:
         loss = weight.exp().sum()
@@ -143,8 +143,8 @@ def test_what_autograd_saves_for_backward_counts() -> None:
     assert loss.numel() == 1
 
 
-def test_backward_gives_back_what_was_saved_and_keeps_the_gradient() -> None:
-    """After it there are the weight, its gradient and the loss."""
+def test_backward_frees_saved_tensors_and_keeps_the_gradient() -> None:
+    """The weight, its gradient and the loss remain after backward."""
     weight = torch.ones(100, requires_grad=True)
     with counter(weight) as count:
         loss = weight.exp().sum()
@@ -155,7 +155,7 @@ def test_backward_gives_back_what_was_saved_and_keeps_the_gradient() -> None:
 
 
 def test_optimizer_state_counts_from_the_first_step_on() -> None:
-    """AdamW keeps two numbers a weight, and one step count (a float) a tensor."""
+    """AdamW keeps two numbers per weight, and one step count (a float) per tensor."""
     weight = nn.Parameter(torch.ones(100))
     weight.grad = torch.ones(100)
     optimizer = torch.optim.AdamW([weight], foreach=False)
@@ -165,7 +165,7 @@ def test_optimizer_state_counts_from_the_first_step_on() -> None:
 
 
 def test_a_reference_cycle_is_memory_until_counting_ends() -> None:
-    """Collecting it at a moment of Python's choosing would make the peak a matter of luck."""
+    """Collecting a cycle at a moment that Python chooses would make the peak random."""
     with counter() as count:
         for _ in range(3):
             cycle: list[object] = [torch.ones(100)]
@@ -177,7 +177,7 @@ def test_a_reference_cycle_is_memory_until_counting_ends() -> None:
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_garbage_collection_is_left_as_it_was(enabled: bool) -> None:  # noqa: FBT001
-    """Counting turns it off for a while, also when the budget is exceeded."""
+    """Counting disables the collector and restores it, also when the budget is exceeded."""
     (gc.enable if enabled else gc.disable)()
     try:
         with pytest.raises(DeviceOutOfMemoryError), counter(budget_bytes=1):
@@ -188,7 +188,7 @@ def test_garbage_collection_is_left_as_it_was(enabled: bool) -> None:  # noqa: F
 
 
 def test_nothing_is_counted_after_the_end() -> None:
-    """The numbers are those of the program, whatever becomes of its tensors."""
+    """Tensors made or freed after counting do not change the numbers."""
     with counter() as count:
         kept = torch.ones(100)
     later = torch.ones(1000)
@@ -197,7 +197,7 @@ def test_nothing_is_counted_after_the_end() -> None:
 
 
 def test_the_same_steps_have_the_same_peak_every_time() -> None:
-    """The first run of a process, the next one, and one after a run that went out of memory."""
+    """The peak is the same in the first run, in the next, and after running out of memory."""
     first = training_peak_bytes()
     step = TrainingStep()
     with pytest.raises(DeviceOutOfMemoryError):
@@ -208,7 +208,7 @@ def test_the_same_steps_have_the_same_peak_every_time() -> None:
 
 
 def test_a_fresh_process_counts_the_same_peak_as_a_used_one() -> None:
-    """Nothing that ran before in a process is in the number."""
+    """Nothing that ran earlier in the process is in the peak."""
     tests = Path(__file__).parent
     fresh = subprocess.run(
         [
@@ -224,10 +224,10 @@ def test_a_fresh_process_counts_the_same_peak_as_a_used_one() -> None:
     assert int(fresh.stdout) == training_peak_bytes()
 
 
-def test_the_peak_of_a_step_is_more_once_the_optimizer_has_state() -> None:
-    """One step would miss AdamW's two numbers a weight during backward; from the second on, equal.
+def test_the_peak_of_a_step_rises_once_the_optimizer_has_state() -> None:
+    """The first step has no AdamW state during backward; from the second on peaks are equal.
 
-    That is why a probe runs three.
+    A probe therefore runs three steps.
     """
     step = TrainingStep()
     device = CpuDevice(cpu(ENOUGH), threads=1)
@@ -253,7 +253,7 @@ def test_the_peak_of_a_step_is_more_once_the_optimizer_has_state() -> None:
 def test_a_peak_of_exactly_the_budget_fits_and_one_byte_less_does_not(
     program: Callable[[], torch.Tensor],
 ) -> None:
-    """The budget is the last byte that can be used."""
+    """The budget is inclusive."""
     with counter() as count:
         program()
     peak = count.peak_bytes
@@ -273,8 +273,8 @@ def test_weights_alone_can_exceed_the_budget() -> None:
         counter(torch.ones(100), budget_bytes=399)
 
 
-def test_backward_runs_out_of_memory_like_anything_else() -> None:
-    """The error comes out of autograd as it is, at the exact byte, after a forward that fits."""
+def test_backward_can_run_out_of_memory_after_a_forward_that_fits() -> None:
+    """Autograd raises the error unchanged, at the exact byte."""
     weight = torch.ones(100, requires_grad=True)
 
     def forward() -> torch.Tensor:

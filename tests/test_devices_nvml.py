@@ -1,4 +1,4 @@
-"""NVML's readings by a library made up for it: what it says, and what it does not support."""
+"""NVML readings from a fake library, including what a GPU or driver does not support."""
 
 from types import SimpleNamespace
 
@@ -9,37 +9,37 @@ from trials.records.observation import DeviceReading
 
 
 class NVMLError(Exception):
-    """As pynvml raises for what a GPU or driver does not support."""
+    """The error that pynvml raises for unsupported calls."""
 
 
 def unsupported(*_: object, **__: object) -> object:
-    """What a GPU answers to what it does not have."""
+    """Raise the error of an unsupported call."""
     raise NVMLError("Not Supported")
 
 
 def memory(_: object, version: int | None = None) -> SimpleNamespace:
-    """615 MiB that the driver keeps for itself, which only the newer question tells apart."""
+    """Memory of a GPU whose driver reserves 615 MiB; only version 2 reports the reserve."""
     if version is None:
         return SimpleNamespace(total=143771, free=142156, used=1615)
     return SimpleNamespace(total=143771, free=142156, reserved=615, used=1000)
 
 
 def reserved_in_used(handle: object, version: int | None = None) -> SimpleNamespace:
-    """The same as told by a driver of 2022, by its manual."""
-    told = memory(handle, version)
-    told.used = 1615
-    return told
+    """Version 2 of a driver of 2022: the reserve counts as used."""
+    info = memory(handle, version)
+    info.used = 1615
+    return info
 
 
 def without_version_2(handle: object, version: int | None = None) -> SimpleNamespace:
-    """Before driver 510."""
+    """Memory info of a driver before 510, without version 2."""
     if version is not None:
         unsupported()
     return memory(handle)
 
 
 def library(**changed: object) -> SimpleNamespace:
-    """A pynvml whose one GPU is busy, warm and held down by its power cap."""
+    """A fake pynvml whose one GPU is busy, warm and throttled by its power cap."""
     values: dict[str, object] = {
         "NVMLError": NVMLError,
         "NVML_CLOCK_SM": 1,
@@ -66,12 +66,12 @@ def library(**changed: object) -> SimpleNamespace:
 
 
 def nvml(**changed: object) -> Nvml:
-    """The GPU of that library."""
+    """The GPU of the fake library."""
     return Nvml(library(**changed), object())  # type: ignore[arg-type]
 
 
-def test_a_reading_has_clocks_temperature_power_and_what_holds_the_clocks_down() -> None:
-    """In the units of the record."""
+def test_a_reading_has_clocks_temperature_power_and_throttle_reasons() -> None:
+    """A reading is converted to the units of the record."""
     assert nvml().reading() == DeviceReading(
         sm_clock_mhz=1980,
         memory_clock_mhz=3201,
@@ -83,13 +83,13 @@ def test_a_reading_has_clocks_temperature_power_and_what_holds_the_clocks_down()
 
 
 def test_an_idle_gpu_is_not_throttled() -> None:
-    """Clocks that nobody needs are down for no reason that matters."""
+    """Idling lowers the clocks but is no throttle reason."""
     idle = nvml(nvmlDeviceGetCurrentClocksEventReasons=lambda _: 1)
     assert idle.reading().throttle_reasons == ()
 
 
-def test_an_older_driver_is_asked_under_the_older_name() -> None:
-    """The reasons were called otherwise before."""
+def test_throttle_reasons_of_an_older_driver_are_read_by_their_older_name() -> None:
+    """Older drivers call the event reasons throttle reasons."""
     older = nvml(
         nvmlDeviceGetCurrentClocksEventReasons=unsupported,
         nvmlDeviceGetCurrentClocksThrottleReasons=lambda _: 8 | 4,
@@ -97,15 +97,15 @@ def test_an_older_driver_is_asked_under_the_older_name() -> None:
     assert older.reading().throttle_reasons == ("HwSlowdown", "SwPowerCap")
 
 
-def test_energy_is_in_joules_and_the_driver_has_its_version() -> None:
-    """NVML counts millijoules; older libraries give bytes."""
+def test_energy_is_in_joules_and_the_driver_version_is_text() -> None:
+    """NVML counts millijoules; older libraries return the version as bytes."""
     assert nvml().energy_joules() == 1.5
     assert nvml().driver_version == "580.1"
     assert nvml(nvmlSystemGetDriverVersion=lambda: b"470.2").driver_version == "470.2"
 
 
-def test_what_a_gpu_does_not_support_is_absent() -> None:
-    """Never an error, never a zero."""
+def test_unsupported_readings_are_absent() -> None:
+    """An unsupported reading is None: neither an error nor a zero."""
     names = [name for name in vars(library()) if name.startswith(("nvmlDevice", "nvmlSystem"))]
     mute = nvml(**dict.fromkeys(names, unsupported))
     assert mute.reading() == DeviceReading()
@@ -118,45 +118,45 @@ def test_what_a_gpu_does_not_support_is_absent() -> None:
 @pytest.mark.parametrize(
     ("answer", "used"), [(memory, 1000), (reserved_in_used, 1000), (without_version_2, 1615)]
 )
-def test_what_the_driver_keeps_is_in_use_by_nobody(answer: object, used: int) -> None:
-    """It would look like another process; only old drivers cannot tell it apart."""
+def test_the_drivers_reserve_is_not_used_memory(answer: object, used: int) -> None:
+    """The reserve would look like another process; only old drivers cannot separate it."""
     assert nvml(nvmlDeviceGetMemoryInfo=answer).used_memory_bytes() == used
 
 
 @pytest.mark.parametrize("prefix", ["GPU-", "MIG-"])
-def test_the_gpu_is_found_by_the_uuid_that_torch_tells(prefix: str) -> None:
-    """Which lacks NVML's prefix."""
-    known = {f"{prefix}8932": "handle"}
+def test_the_gpu_is_found_by_torchs_uuid(prefix: str) -> None:
+    """Torch's UUID lacks NVML's prefix."""
+    handles = {f"{prefix}8932": "handle"}
 
     def handle(uuid: str) -> str:
-        return known.get(uuid) or str(unsupported())
+        return handles.get(uuid) or str(unsupported())
 
-    found = Nvml.of("8932", library(nvmlDeviceGetHandleByUUID=handle))  # type: ignore[arg-type]
-    assert found is not None
-    assert found.driver_version == "580.1"
+    nvml_gpu = Nvml.of("8932", library(nvmlDeviceGetHandleByUUID=handle))  # type: ignore[arg-type]
+    assert nvml_gpu is not None
+    assert nvml_gpu.driver_version == "580.1"
 
 
-def test_a_gpu_that_nvml_does_not_know_has_nothing_to_ask() -> None:
-    """As where there is no NVML."""
+def test_a_gpu_unknown_to_nvml_has_no_readings() -> None:
+    """NVML is absent for a UUID that it does not list."""
     assert Nvml.of("8932", library()) is None  # type: ignore[arg-type]
 
 
 class Processes:
-    """What NVML lists of a GPU's processes, as the test sets it: process id and bytes."""
+    """Processes of a GPU as NVML lists them: bytes by process id."""
 
     def __init__(self, **held: int | None) -> None:
         self.held = held
 
     def listed(self, _: object) -> list[SimpleNamespace]:
-        """In pynvml's form."""
+        """Processes in pynvml's form."""
         return [
             SimpleNamespace(pid=int(name[1:]), usedGpuMemory=held)
             for name, held in self.held.items()
         ]
 
 
-def test_other_processes_are_told_from_this_one_as_they_come_and_go() -> None:
-    """This one is the one that came with its CUDA context, whatever its id is to NVML."""
+def test_memory_of_other_processes_follows_their_coming_and_going() -> None:
+    """The process that appeared with the CUDA context is this one, whatever id NVML gives it."""
     gpu = Processes(p1=300, p2=None)
     others = Neighbours(nvml(nvmlDeviceGetComputeRunningProcesses=gpu.listed), 350)
     assert others.held_bytes() == 350
@@ -169,15 +169,15 @@ def test_other_processes_are_told_from_this_one_as_they_come_and_go() -> None:
     assert others.held_bytes() == 1050
 
 
-def test_others_are_what_was_in_use_at_first_where_processes_are_not_listed() -> None:
-    """As in many containers."""
+def test_without_a_process_list_the_memory_used_at_the_start_counts_as_others() -> None:
+    """Many containers list no processes."""
     others = Neighbours(nvml(nvmlDeviceGetComputeRunningProcesses=unsupported), 350)
     others.context_made()
     assert others.held_bytes() == 350
 
 
-def test_nobody_is_told_from_this_process_where_another_came_with_it() -> None:
-    """Either may be this one."""
+def test_two_processes_that_appear_together_are_not_attributed() -> None:
+    """Either of the two may be this process, so neither counts as another."""
     gpu = Processes()
     others = Neighbours(nvml(nvmlDeviceGetComputeRunningProcesses=gpu.listed), 0)
     gpu.held = {"p77": 500, "p78": 500}
@@ -185,14 +185,14 @@ def test_nobody_is_told_from_this_process_where_another_came_with_it() -> None:
     assert others.held_bytes() == 0
 
 
-def test_a_machine_without_nvml_has_nothing_to_ask() -> None:
-    """The library is there, the driver is not."""
+def test_a_machine_without_nvml_has_no_readings() -> None:
+    """The library is installed, the driver is not."""
     assert Nvml.of("no-such-gpu") is None
 
 
 @pytest.mark.parametrize("missing", ["nvmlDeviceGetTotalEnergyConsumption"])
-def test_a_library_too_old_to_know_a_question_is_no_error(missing: str) -> None:
-    """As what is not supported."""
+def test_a_function_missing_in_an_older_library_is_no_error(missing: str) -> None:
+    """A missing function reads as unsupported."""
     old = library()
     delattr(old, missing)
     assert Nvml(old, object()).energy_joules() is None  # type: ignore[arg-type]

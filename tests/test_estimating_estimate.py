@@ -1,4 +1,4 @@
-"""``estimate`` as a user meets it: tables, JSON, explanations, and a line for each mistake."""
+"""``estimate`` as a user meets it: tables, JSON, explanations, and one line per mistake."""
 
 import json
 from collections.abc import Iterator
@@ -29,67 +29,75 @@ AT_ONCE = (
 
 @pytest.fixture(scope="module")
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Traces of this file's tests."""
+    """Trace cache shared by the tests of this file."""
     return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(autouse=True)
 def _cached(shared_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No trace is made twice, and none left in the home directory."""
+    """Keep traces in the shared cache instead of the home directory."""
     with monkeypatch.context() as patched:
         patched.setenv("XDG_CACHE_HOME", str(shared_cache))
         yield
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
-    """The JSON that the command prints."""
+def estimate_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    """JSON that the command prints."""
     assert main([*arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
-def test_one_gpu_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
-    """What a program reads: numbers with their intervals, and on what basis."""
-    told = said(capsys, *TINY, "--gpu", "A40", "--batch-size", "8", *AT_ONCE)
-    assert (told["model"], told["gpu"], told["method"]) == ("mixtral-tiny", "A40", "full")
-    assert (told["seq_len"], told["batch_size"], told["basis"]) == (32, 8, "simulated")
-    assert told["tokens_per_second"] == pytest.approx(8 * 32 / told["step_seconds"])
-    assert told["examples_per_second"] == pytest.approx(8 / told["step_seconds"])
+def test_json_of_one_gpu_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    """The object has numbers with their intervals, and their basis."""
+    estimate = estimate_json(capsys, *TINY, "--gpu", "A40", "--batch-size", "8", *AT_ONCE)
+    assert (estimate["model"], estimate["gpu"], estimate["method"]) == (
+        "mixtral-tiny",
+        "A40",
+        "full",
+    )
+    assert (estimate["seq_len"], estimate["batch_size"], estimate["basis"]) == (32, 8, "simulated")
+    assert estimate["tokens_per_second"] == pytest.approx(8 * 32 / estimate["step_seconds"])
+    assert estimate["examples_per_second"] == pytest.approx(8 / estimate["step_seconds"])
     for name in ("peak_gib", "step_seconds", "max_batch_size", "examples_per_second"):
-        interval = told[f"{name}_interval"]
-        assert interval["low"] <= told[name] <= interval["high"]
-    assert 0 < told["peak_gib"] <= told["reserved_gib"] < told["usable_gib"]
-    assert told["price"]["hours"] == pytest.approx(150_000 / 8 * told["step_seconds"] / 3600)
+        interval = estimate[f"{name}_interval"]
+        assert interval["low"] <= estimate[name] <= interval["high"]
+    assert 0 < estimate["peak_gib"] <= estimate["reserved_gib"] < estimate["usable_gib"]
+    assert estimate["price"]["hours"] == pytest.approx(
+        150_000 / 8 * estimate["step_seconds"] / 3600
+    )
 
 
-def test_every_gpu_is_a_line_the_cheapest_first(capsys: pytest.CaptureFixture[str]) -> None:
-    """Those without an offer last, those that cannot have bf16 told beside."""
-    found = said(capsys, *TINY, "--batch-size", "8")
-    priced = [each["price"]["usd"] for each in found if each["price"] is not None]
+def test_gpus_are_ordered_by_cost_and_incompatible_ones_are_excluded(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """GPUs without an offer come last; GPUs without bf16 are excluded with a message."""
+    estimates = estimate_json(capsys, *TINY, "--batch-size", "8")
+    priced = [row["price"]["usd"] for row in estimates if row["price"] is not None]
     assert priced == sorted(priced)
-    assert [each["price"] is None for each in found] == sorted(
-        each["price"] is None for each in found
+    assert [row["price"] is None for row in estimates] == sorted(
+        row["price"] is None for row in estimates
     )
     assert main([*TINY, "--batch-size", "8"]) == 0
     shown = capsys.readouterr()
     assert "T4: precision bf16" in shown.err
     assert "Nothing was measured" in shown.out
-    assert shown.out.count("| simulated |") == len(found)
+    assert shown.out.count("| simulated |") == len(estimates)
 
 
 def test_the_largest_batch_fits_and_the_next_does_not(capsys: pytest.CaptureFixture[str]) -> None:
-    """By the allocator's own rules, on as little memory as is asked for."""
+    """At the given memory the largest batch size fits and the next one exceeds it."""
     memory = ("--gpu", "A40", "--memory-gib", "0.8")
-    largest = said(capsys, *TINY, *memory)["max_batch_size"]
-    at = said(capsys, *TINY, *memory, "--batch-size", str(largest))
-    above = said(capsys, *TINY, *memory, "--batch-size", str(largest + 1))
+    largest = estimate_json(capsys, *TINY, *memory)["max_batch_size"]
+    at = estimate_json(capsys, *TINY, *memory, "--batch-size", str(largest))
+    above = estimate_json(capsys, *TINY, *memory, "--batch-size", str(largest + 1))
     assert at["outcome"] == "FITS"
     assert above["outcome"] in ("OUT_OF_MEMORY", "THRASHING")
     assert above["step_seconds"] is None
     assert above["reserved_gib"] > above["usable_gib"] >= at["reserved_gib"]
 
 
-def test_the_largest_batch_is_closed_from_both_sides() -> None:
-    """Under limits near and far: it fits, and one above does not."""
+def test_the_largest_batch_size_is_exact_for_every_limit() -> None:
+    """For several limits the largest batch size fits and one more does not."""
     gpu, model = load_catalog().gpu("A40"), find_model("mixtral-tiny")
     recipe = with_defaults(Recipe(method="full"), model, gpu)
     cell = Cell(
@@ -109,62 +117,68 @@ def test_the_largest_batch_is_closed_from_both_sides() -> None:
         assert fit.peak_reserved_bytes <= limit < miss.peak_reserved_bytes
 
 
-def test_a_gpu_that_does_not_exist_has_memory_and_no_time(
+def test_a_hypothetical_gpu_has_a_memory_estimate_and_no_time(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Nobody knows its speed."""
-    told = said(capsys, *TINY, "--gpu", "X100", "--memory-gib", "100", "--batch-size", "4")
-    assert told["usable_gib"] == pytest.approx(100 - 0.5)
-    assert told["step_seconds"] is None
-    assert told["price"] is None
+    """Without the GPU's speed there is neither a step time nor a price."""
+    estimate = estimate_json(
+        capsys, *TINY, "--gpu", "X100", "--memory-gib", "100", "--batch-size", "4"
+    )
+    assert estimate["usable_gib"] == pytest.approx(100 - 0.5)
+    assert estimate["step_seconds"] is None
+    assert estimate["price"] is None
     assert main([*TINY, "--gpu", "X100", "--memory-gib", "100", "--batch-size", "4"]) == 0
     shown = capsys.readouterr().out
     assert "No time for X100: " in shown
     assert "bf16_dense_tflops" in shown
 
 
-def test_a_gpu_of_other_memory_is_another_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    """As fast as the one it is named for, and as long at the job; nobody offers it."""
-    known, smaller = (
-        said(capsys, *TINY, "--gpu", "A40", "--batch-size", "4", "--no-spot", *memory)
+def test_a_gpu_with_changed_memory_is_a_different_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is as fast as the original, but no provider offers it."""
+    original, smaller = (
+        estimate_json(capsys, *TINY, "--gpu", "A40", "--batch-size", "4", "--no-spot", *memory)
         for memory in ((), ("--memory-gib", "10"))
     )
     assert smaller["gpu"] == "A40-10GiB"
     assert smaller["usable_gib"] == pytest.approx(9.5)
-    assert smaller["step_seconds"] == known["step_seconds"]
-    assert (known["price"] is None, smaller["price"] is None) == (False, True)
-    assert smaller["hours"] == known["hours"] == known["price"]["hours"]
+    assert smaller["step_seconds"] == original["step_seconds"]
+    assert (original["price"] is None, smaller["price"] is None) == (False, True)
+    assert smaller["hours"] == original["hours"] == original["price"]["hours"]
 
 
-def test_where_the_search_ends_is_no_limit_of_the_memory(
+def test_the_search_limit_is_not_reported_as_a_memory_limit(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Of more memory than any GPU has."""
+    """With more memory than any GPU has, the search ends at its own limit and says so."""
     endless = (*TINY, "--gpu", "A40", "--memory-gib", "1e9")
-    told = said(capsys, *endless)
-    assert told["max_batch_size"] == told["batch_limit"]
+    estimate = estimate_json(capsys, *endless)
+    assert estimate["max_batch_size"] == estimate["batch_limit"]
     assert main([*endless]) == 0
     shown = capsys.readouterr().out
-    assert f"above {told['batch_limit']} " in shown
+    assert f"above {estimate['batch_limit']} " in shown
     assert "A40-1e+09GiB" in shown
 
 
-def test_doubt_about_memory_leaves_what_fits_with_room(capsys: pytest.CaptureFixture[str]) -> None:
-    """The least that the largest batch may be needs 6 % more, and nearly has it: so says a line."""
-    told = said(capsys, *TINY, "--gpu", "A40", "--memory-gib", "8")
-    interval = told["max_batch_size_interval"]
-    assert 1 <= interval["low"] < told["max_batch_size"] < interval["high"]
-    least = said(
+def test_the_interval_of_the_largest_batch_covers_the_memory_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The lower end of the interval still fits if memory is underestimated by 6 %."""
+    estimate = estimate_json(capsys, *TINY, "--gpu", "A40", "--memory-gib", "8")
+    interval = estimate["max_batch_size_interval"]
+    assert 1 <= interval["low"] < estimate["max_batch_size"] < interval["high"]
+    least = estimate_json(
         capsys, *TINY, "--gpu", "A40", "--memory-gib", "8", "--batch-size", f"{interval['low']:g}"
     )
-    assert least["reserved_gib"] * 1.06 <= told["usable_gib"] * 1.005
+    assert least["reserved_gib"] * 1.06 <= estimate["usable_gib"] * 1.005
 
 
-def test_the_offer_is_the_cheapest_of_those_wanted(capsys: pytest.CaptureFixture[str]) -> None:
-    """By what the job costs on it, start-up and interruptions included."""
-    asked = ("--gpu", "A100-80GB-SXM", "--batch-size", "8")
+def test_the_priced_offer_is_the_cheapest_that_meets_the_constraints(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Cost includes start-up and interruptions."""
+    options = ("--gpu", "A100-80GB-SXM", "--batch-size", "8")
     anything, on_demand, of_aws = (
-        said(capsys, *TINY, *asked, *wanted)["price"]
+        estimate_json(capsys, *TINY, *options, *wanted)["price"]
         for wanted in ((), ("--no-spot",), ("--providers", "aws", "--no-spot"))
     )
     assert anything["usd"] < on_demand["usd"] < of_aws["usd"]
@@ -174,29 +188,35 @@ def test_the_offer_is_the_cheapest_of_those_wanted(capsys: pytest.CaptureFixture
     assert main(nobody) == 0
     shown = capsys.readouterr().out
     assert "No price for H100-NVL: " in shown
-    assert main([*TINY, "--gpu", "A40", *asked[2:], "--deadline", "0.01"]) == 0
+    assert main([*TINY, "--gpu", "A40", *options[2:], "--deadline", "0.01"]) == 0
     assert "deadline of 0.01 h" in capsys.readouterr().out
-    told = said(capsys, *TINY, "--gpu", "A40", *asked[2:], "--budget-usd", "0.001")
-    assert told["price"] is None
-    assert "budget is $0.001" in told["no_price"]
+    estimate = estimate_json(capsys, *TINY, "--gpu", "A40", *options[2:], "--budget-usd", "0.001")
+    assert estimate["price"] is None
+    assert "budget is $0.001" in estimate["no_price"]
     often = ("--interruptions-per-day", "24", "--spot")
-    assert said(capsys, *TINY, *asked, *often)["price"]["hours"] > on_demand["hours"]
+    assert estimate_json(capsys, *TINY, *options, *often)["price"]["hours"] > on_demand["hours"]
 
 
-def test_a_data_set_tells_the_lengths(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Memory is that of the longest example, the time that of batches as they are padded."""
+def test_a_length_histogram_sets_memory_time_and_price(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The longest example sets the memory; padded batches set the time."""
     histogram = tmp_path / "lengths.csv"
     histogram.write_text("tokens,examples\n16,9990\n128,10\n", encoding="utf-8")
-    asked = ("--method", "full", "--gpu", "A40", "--batch-size", "256", *AT_ONCE, "--epochs", "2")
+    options = ("--method", "full", "--gpu", "A40", "--batch-size", "256", *AT_ONCE, "--epochs", "2")
     data = ("--length-histogram", str(histogram))
-    told = said(capsys, *TINY[:3], *asked, *data)
-    longest = said(capsys, *TINY[:3], *asked, "--seq-len", "128", "--examples", "10000")
-    assert told["peak_gib"] == longest["peak_gib"]
-    assert told["tokens_per_example"] == pytest.approx(16 + 112 * (1 - 0.999**256), rel=0.05)
-    short = said(capsys, *TINY[:3], *asked, "--seq-len", str(round(told["tokens_per_example"])))
-    assert told["step_seconds"] == short["step_seconds"] < longest["step_seconds"]
-    assert told["price"]["hours"] == pytest.approx(2 * 10_000 / 256 * told["step_seconds"] / 3600)
-    packed = said(capsys, *TINY[:3], *asked, *data, "--packing", "--cutoff", "128")
+    estimate = estimate_json(capsys, *TINY[:3], *options, *data)
+    longest = estimate_json(capsys, *TINY[:3], *options, "--seq-len", "128", "--examples", "10000")
+    assert estimate["peak_gib"] == longest["peak_gib"]
+    assert estimate["tokens_per_example"] == pytest.approx(16 + 112 * (1 - 0.999**256), rel=0.05)
+    short = estimate_json(
+        capsys, *TINY[:3], *options, "--seq-len", str(round(estimate["tokens_per_example"]))
+    )
+    assert estimate["step_seconds"] == short["step_seconds"] < longest["step_seconds"]
+    assert estimate["price"]["hours"] == pytest.approx(
+        2 * 10_000 / 256 * estimate["step_seconds"] / 3600
+    )
+    packed = estimate_json(capsys, *TINY[:3], *options, *data, "--packing", "--cutoff", "128")
     assert packed["step_seconds"] == longest["step_seconds"]
     assert packed["price"]["hours"] < longest["price"]["hours"]
     seconds = packed["price"]["hours"] * 3600
@@ -220,85 +240,90 @@ offers:
 
 
 def slow_gpu(tmp_path: Path) -> tuple[str, ...]:
-    """A command on it."""
+    """``estimate`` on a GPU so slow that tokens, not the host, set the step time."""
     (tmp_path / "mine.yaml").write_text(SLOW, encoding="utf-8")
     what = ("estimate", "--model", "llama-tiny", "--method", "full", "--gpu", "SLOW")
     return (*what, "--catalog", str(tmp_path / "mine.yaml"))
 
 
-def test_where_examples_are_padded_the_fastest_batch_is_priced(
+def test_with_padding_the_fastest_batch_size_is_priced(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Of powers of two and the largest; with what the largest would lose, and what padding does."""
+    """It is the fastest of the powers of two and the largest; the text gives padding's cost."""
     (tmp_path / "lengths.csv").write_text("tokens,examples\n32,950\n512,50\n", encoding="utf-8")
-    asked = (*slow_gpu(tmp_path), "--length-histogram", str(tmp_path / "lengths.csv"))
-    told = said(capsys, *asked)
-    assert (told["batch"], told["outcome"]) == ("fastest", "FITS")
-    assert told["batch_size"] < told["max_batch_size"]
-    sizes = [2**power for power in range(10) if 2**power < told["max_batch_size"]]
+    options = (*slow_gpu(tmp_path), "--length-histogram", str(tmp_path / "lengths.csv"))
+    estimate = estimate_json(capsys, *options)
+    assert (estimate["batch"], estimate["outcome"]) == ("fastest", "FITS")
+    assert estimate["batch_size"] < estimate["max_batch_size"]
+    sizes = [2**power for power in range(10) if 2**power < estimate["max_batch_size"]]
     hours = [
-        said(capsys, *asked, "--batch-size", str(size))["price"]["hours"]
-        for size in (*sizes, told["max_batch_size"])
+        estimate_json(capsys, *options, "--batch-size", str(size))["price"]["hours"]
+        for size in (*sizes, estimate["max_batch_size"])
     ]
-    assert told["price"]["hours"] == min(hours) < hours[-1]
-    largest, same = (said(capsys, *asked, "--batch-size", word) for word in ("max", "largest"))
+    assert estimate["price"]["hours"] == min(hours) < hours[-1]
+    largest, same = (
+        estimate_json(capsys, *options, "--batch-size", word) for word in ("max", "largest")
+    )
     assert largest == same
     assert (largest["batch"], largest["price"]["hours"]) == ("largest", hours[-1])
-    assert main(asked) == 0
+    assert main(options) == 0
     shown = capsys.readouterr().out
     assert "1,000 examples x 10" in shown
     assert "default: --epochs)" in shown
-    assert f"**${told['price']['usd']:.3g}**" in shown
+    assert f"**${estimate['price']['usd']:.3g}**" in shown
     assert "own machine (desk)" in shown
-    assert f"batch size {told['batch_size']}.\n" in shown
+    assert f"batch size {estimate['batch_size']}.\n" in shown
     listed = ", ".join(map(str, sizes))
     assert f"fastest of {listed} and" in shown
-    steps = [(each - 1 / 6) for each in (min(hours), hours[-1])]  # without the start-up
+    start_up_hours = 1 / 6
+    steps = [total - start_up_hours for total in (min(hours), hours[-1])]
     longer = float(shown.partition("steps would take ")[2].partition("%")[0])
     assert longer == pytest.approx(100 * (steps[1] / steps[0] - 1), abs=2)
     lengths = Lengths.of([(32, 950), (512, 50)])
     padding, grouped = (
         f"{1 - lengths.mean / tokens:.0%}"
         for tokens in (
-            lengths.padded(told["max_batch_size"]),
-            lengths.grouped(told["max_batch_size"], 1000),
+            lengths.padded(estimate["max_batch_size"]),
+            lengths.grouped(estimate["max_batch_size"], 1000),
         )
     )
     assert f" {padding} at " in shown
     assert "--group-by-length" in shown
     assert f" leaves {grouped} there; " in shown
     assert "--packing" in shown
-    assert main([*asked, "--packing", "--cutoff", "512", "--batch-size", "1"]) == 0
+    assert main([*options, "--packing", "--cutoff", "512", "--batch-size", "1"]) == 0
     assert "Padding" not in capsys.readouterr().out
 
 
 def test_without_data_the_largest_is_priced_and_the_fastest_on_request(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Which is no slower."""
-    asked = (*slow_gpu(tmp_path), "--seq-len", "512", "--examples", "100")
-    largest, fastest = (said(capsys, *asked, *more) for more in ((), ("--batch-size", "fastest")))
+    """The fastest batch size is at least as fast as the largest."""
+    options = (*slow_gpu(tmp_path), "--seq-len", "512", "--examples", "100")
+    largest, fastest = (
+        estimate_json(capsys, *options, *more) for more in ((), ("--batch-size", "fastest"))
+    )
     assert (largest["batch"], largest["batch_size"]) == ("largest", largest["max_batch_size"])
     assert fastest["batch"] == "fastest"
     assert fastest["examples_per_second"] >= largest["examples_per_second"]
-    assert main(asked) == 0
+    assert main(options) == 0
     shown = capsys.readouterr().out
     assert "100 examples x 10" in shown
     assert "default: --epochs)" in shown
     assert "--batch-size fastest" in shown
 
 
-def test_what_is_expected_decides_and_what_may_be_is_said(
+def test_expected_cost_decides_and_an_exceeded_interval_is_marked(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Of deadline and budget: kept surely, kept as expected, or by nothing, and what must give."""
-    asked = (*TINY, "--gpu", "A40,H100-SXM", "--batch-size", "8", "--no-spot")
-    prices = [each["price"] for each in said(capsys, *asked)]
+    """A limit is kept surely, kept as expected, or kept by no GPU; the last names the nearest."""
+    options = (*TINY, "--gpu", "A40,H100-SXM", "--batch-size", "8", "--no-spot")
+    prices = [row["price"] for row in estimate_json(capsys, *options)]
     quickest = min(prices, key=lambda price: price["hours"])
     cheapest = prices[0]
 
     def shown(*more: object) -> str:
-        assert main([*asked, *map(str, more)]) == 0
+        assert main([*options, *map(str, more)]) == 0
         return capsys.readouterr().out
 
     assert "--examples, --epochs)" in shown()
@@ -322,10 +347,10 @@ def test_what_is_expected_decides_and_what_may_be_is_said(
     assert f"cost ${cheapest['usd']:.3g}, on " in shown("--budget-usd", 0.001)
 
 
-def test_a_batch_that_fits_nowhere_tells_what_is_short(
+def test_a_batch_that_does_not_fit_shows_the_missing_memory(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """And the largest that does fit."""
+    """The text gives the missing memory and the largest batch size that fits."""
     assert main([*TINY, "--gpu", "A40", "--memory-gib", "0.8", "--batch-size", "1024"]) == 0
     shown = capsys.readouterr().out
     assert "A40-0.8GiB" in shown
@@ -333,16 +358,18 @@ def test_a_batch_that_fits_nowhere_tells_what_is_short(
     assert "largest batch size" in shown
 
 
-def test_programs_get_a_list_though_no_gpu_can_do_it(capsys: pytest.CaptureFixture[str]) -> None:
-    """Where they asked for several."""
+def test_json_of_several_incompatible_gpus_is_an_empty_list(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A request for several GPUs always prints a list."""
     assert main([*TINY, "--gpu", "T4,V100-16GB-SXM", "--json"]) == 1
     shown = capsys.readouterr()
     assert json.loads(shown.out) == []
     assert "T4: precision bf16" in shown.err
 
 
-def test_what_is_explained_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
-    """What fills the memory, and where the time goes, to the last part."""
+def test_explained_shares_add_up_to_100_percent(capsys: pytest.CaptureFixture[str]) -> None:
+    """The parts of memory and of time sum to the whole."""
     assert main([*TINY, "--gpu", "A40", "--batch-size", "8", "--explain"]) == 0
     shown = capsys.readouterr().out
     assert "weights" in shown
@@ -353,19 +380,19 @@ def test_what_is_explained_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
         parts = [row.split("|")[-2] for row in table.splitlines() if row.startswith("| ")]
         shares = [float(part.strip(" %")) for part in parts if part.strip().endswith("%")]
         assert sum(shares) == pytest.approx(100, abs=0.5)
-    told = said(capsys, *TINY, "--gpu", "A40", "--batch-size", "8", "--explain")
-    for name, parts in told["explained"].items():
+    estimate = estimate_json(capsys, *TINY, "--gpu", "A40", "--batch-size", "8", "--explain")
+    for name, parts in estimate["explained"].items():
         assert list(parts.values()) == sorted(parts.values(), reverse=True)
-        assert sum(parts.values()) == pytest.approx(told[name], rel=1e-3)
+        assert sum(parts.values()) == pytest.approx(estimate[name], rel=1e-3)
 
 
-def test_experts_that_get_more_than_their_share_take_more_memory(
+def test_uneven_routing_takes_more_memory_than_equal_shares(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Median and 95th percentile over draws; half of them are above an equal share, or nearly."""
+    """The median over draws is close to equal shares, the 95th percentile above it."""
     looped = ("--experts", "looped", "--gpu", "A40", "--batch-size", "64")
-    told = said(capsys, *TINY, *looped, "--routing-draws", "4")
-    median, upper = told["routed_peak_gib"]
-    assert told["peak_gib"] * 0.98 < median <= upper < told["peak_gib"] * 1.2
+    estimate = estimate_json(capsys, *TINY, *looped, "--routing-draws", "4")
+    median, upper = estimate["routed_peak_gib"]
+    assert estimate["peak_gib"] * 0.98 < median <= upper < estimate["peak_gib"] * 1.2
     assert main([*TINY, *looped, "--routing-draws", "4"]) == 0
     assert "drawn shares" in capsys.readouterr().out

@@ -38,7 +38,7 @@ REQUEST = ("estimate", "--model", "mixtral-tiny", "--seq-len", "32")
 def test_a_mistake_is_one_line(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
 ) -> None:
-    """What was wrong, and with which option; no traceback, nothing on stdout, exit 1."""
+    """The message names the option and the value; stdout is empty and the exit code is 1."""
     assert main([*REQUEST, "--gpu", "A40", *arguments]) == 1
     shown = capsys.readouterr()
     assert message in shown.err

@@ -1,4 +1,4 @@
-"""The README's table of what was measured: from the kept observations, and nothing else."""
+"""The table of measured results is made from the kept observations alone."""
 
 import pytest
 from builders.observations import measurement, observation, tiny_cell
@@ -10,12 +10,12 @@ from trials.records.observation import Observation, Outcome
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traces are kept, but not in the home directory."""
+    """Keep traces outside the home directory."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
-def seen(cell: Cell) -> list[Observation]:
-    """Two fits, one of them timed at 50 ms a step, and a miss."""
+def observations_of(cell: Cell) -> list[Observation]:
+    """Two fits, one of them timed at 50 ms a step, and an out-of-memory outcome."""
     return [
         observation(1, cell=cell),
         observation(2, cell=cell, purpose="ladder", measurement=measurement(1, (0.05,) * 6)),
@@ -23,11 +23,11 @@ def seen(cell: Cell) -> list[Observation]:
     ]
 
 
-def test_a_row_says_what_was_measured_where_and_when() -> None:
-    """A capped GPU has its largest batch and no speed of its own."""
+def test_a_row_has_the_cell_its_results_and_the_date() -> None:
+    """A capped GPU has a largest batch size and no speed of its own."""
     own = tiny_cell().model_copy(update={"model": "llama-2-7b", "gpu": "H200-SXM"})
     capped = own.model_copy(update={"gpu": "A40", "capped_on": "H200-SXM"})
-    text = measured_block([*seen(own), observation(4, cell=capped)])
+    text = measured_block([*observations_of(own), observation(4, cell=capped)])
     rows = [[c.strip() for c in line.split("|")[1:-1]] for line in text.splitlines()[2:4]]
     stem = ["llama-2-7b", "full-fp32", "none", "16"]
     assert rows == [
@@ -37,12 +37,12 @@ def test_a_row_says_what_was_measured_where_and_when() -> None:
     assert "llama-2-7b" not in text.splitlines()[-1]
 
 
-def test_what_was_measured_stands_beside_what_is_simulated() -> None:
-    """At the largest batch that was timed; a capped GPU, and a CPU, have nothing to compare."""
+def test_measured_values_stand_beside_simulated_ones() -> None:
+    """The comparison is made at the largest timed batch size, for GPUs without a cap only."""
     own = tiny_cell().model_copy(update={"gpu": "A40"})
     gib = measurement(2**30, (0.05,) * 6)
     timed = observation(2, cell=own, purpose="ladder", measurement=gib)
-    text = measured_block([timed, *seen(tiny_cell())])
+    text = measured_block([timed, *observations_of(tiny_cell())])
     _, _, compared = text.partition("Measured against simulated")
     rows = [line for line in compared.splitlines() if line.startswith("| A40")]
     assert len(rows) == 1
@@ -54,9 +54,10 @@ def test_what_was_measured_stands_beside_what_is_simulated() -> None:
     assert simulated_step.endswith("%)")
 
 
-def test_models_that_no_gpu_has_run_are_named() -> None:
-    """A table of what there is would hide what there is not."""
+def test_models_that_have_run_on_no_gpu_are_named() -> None:
+    """The table also lists the models without any measurement."""
     text = measured_block([])
-    assert text.startswith("Run on no GPU yet by this project: blackmamba-2.8b, ")
+    assert text.startswith("Run on no GPU")
+    assert "blackmamba-2.8b" in text
     assert "mixtral-8x7b" in text
     assert "tiny" not in text

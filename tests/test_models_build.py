@@ -1,4 +1,4 @@
-"""Building a model: layer by layer, from any configuration, alike in every process."""
+"""A model is built layer by layer, from any configuration, identically in every process."""
 
 from collections.abc import Iterator
 
@@ -28,14 +28,14 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module", autouse=True)
 def made_for_small_steps() -> Iterator[None]:
-    """All of this file."""
+    """Run the tests of this file with the settings for small steps."""
     with small_steps():
         yield
 
 
-def built(model: Model, of: Recipe, seed: int = 0) -> nn.Module:
-    """A model under a recipe."""
-    made = with_defaults(of, model, cpu())
+def built(model: Model, tuning_recipe: Recipe, seed: int = 0) -> nn.Module:
+    """A model built under a recipe."""
+    made = with_defaults(tuning_recipe, model, cpu())
     return build_model(
         model,
         made,
@@ -47,20 +47,20 @@ def built(model: Model, of: Recipe, seed: int = 0) -> nn.Module:
 
 
 def deeper(name: str, layers: int) -> Model:
-    """A preset with more layers."""
+    """A preset with another number of layers."""
     model = find_model(name)
     return model.model_copy(update={"config": model.config | {"num_hidden_layers": layers}})
 
 
 def bytes_of(module: nn.Module) -> int:
-    """What its parameters and buffers occupy, 4-bit constants apart."""
+    """Bytes of a module's parameters and buffers, without 4-bit constants."""
     tensors = [*module.parameters(), *module.buffers()]
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
 @pytest.mark.parametrize("name", ["llama-tiny", "mixtral-tiny"])
-def test_a_4_bit_model_is_never_whole_in_its_precision(name: str) -> None:
-    """While it is built, what there is at once exceeds the finished model by a layer's worth."""
+def test_building_a_4_bit_model_never_holds_it_unquantised(name: str) -> None:
+    """The peak while building exceeds the finished model by about one layer."""
     model = deeper(name, layers=16)
     finished = built(model, recipe("qlora"))
     whole = built(model, recipe("full"))
@@ -79,24 +79,24 @@ def _states(model: nn.Module) -> list[object]:
 
 
 def test_weights_follow_from_the_seed() -> None:
-    """Alike in every process, different with another seed, and norms are ones."""
+    """Weights depend on the seed alone; norms are ones."""
     model = find_model("mixtral-tiny")
     one, same, other = (built(model, recipe("full"), seed) for seed in (1, 1, 2))
     pairs = zip(one.named_parameters(), same.parameters(), other.parameters(), strict=True)
-    for (name, mine), again, different in pairs:
-        assert torch.equal(mine, again)
-        assert torch.equal(mine, different) is ("norm" in name), name
+    for (name, first), again, different in pairs:
+        assert torch.equal(first, again)
+        assert torch.equal(first, different) is ("norm" in name), name
     assert set(one.model.norm.weight.tolist()) == {1.0}  # type: ignore[union-attr, operator]
 
 
 def test_tied_weights_stay_one_parameter() -> None:
-    """BlackMamba's head is its embedding; drawn twice, they would be two."""
+    """BlackMamba's output head and its embedding are one tensor."""
     made = built(find_model("blackmamba-tiny"), recipe("full"))
     assert made.get_output_embeddings().weight is made.get_input_embeddings().weight  # type: ignore[operator]
 
 
 def config(family: str, **fields: object) -> Model:
-    """A tiny model of a family that has no preset."""
+    """A tiny model of a family without a preset."""
     sizes: dict[str, object] = {
         "model_type": family,
         "vocab_size": 256,
@@ -146,14 +146,18 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("of", [recipe("full"), recipe("qlora"), recipe("lora", precision="bf16")])
+@pytest.mark.parametrize(
+    "tuning_recipe", [recipe("full"), recipe("qlora"), recipe("lora", precision="bf16")]
+)
 @pytest.mark.parametrize("model", OTHERS, ids=lambda model: model.name)
-def test_any_causal_language_model_is_built_by_its_configuration(model: Model, of: Recipe) -> None:
+def test_any_causal_language_model_is_built_by_its_configuration(
+    model: Model, tuning_recipe: Recipe
+) -> None:
     """Biases, tied heads, fused projections, shared experts: the counts hold and a step runs."""
     cell = Cell(
         gpu="cpu",
         model=model.name,
-        recipe=with_defaults(of, model, cpu()),
+        recipe=with_defaults(tuning_recipe, model, cpu()),
         experts=model.experts,
         active_experts=model.active_experts,
         seq_len=8,
@@ -164,24 +168,24 @@ def test_any_causal_language_model_is_built_by_its_configuration(model: Model, o
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "qwen2_moe"])
 def test_every_linear_layer_is_adapted_whatever_the_models_type(name: str) -> None:
-    """PEFT knows these types, and would drop the shared experts' names."""
+    """PEFT has defaults for these types and would skip the shared experts."""
     (model,) = [model for model in OTHERS if model.name == name]
-    of = with_defaults(recipe("lora", lora_targets=("all-linear",)), model, cpu())
+    tuning_recipe = with_defaults(recipe("lora", lora_targets=("all-linear",)), model, cpu())
     cell = Cell(
         gpu="cpu",
         model=name,
-        recipe=of,
+        recipe=tuning_recipe,
         experts=model.experts,
         active_experts=model.active_experts,
         seq_len=8,
     )
     tuning = FineTuning(cell, model, device=CPU, seed=0)
-    assert departures(of, tuning.built(), tuning.implied()) == []
+    assert departures(tuning_recipe, tuning.built(), tuning.implied()) == []
     assert tuning.model.config.model_type == name  # type: ignore[union-attr]
 
 
-def test_an_attention_kernel_the_model_cannot_have_is_told_with_the_way_out() -> None:
-    """Gemma 2 caps its attention scores, which sdpa does not."""
+def test_an_unsupported_attention_kernel_is_an_error_with_alternatives() -> None:
+    """Gemma 2 caps its attention scores, which sdpa does not support."""
     gemma = config("gemma2", head_dim=16, query_pre_attn_scalar=16)
     with pytest.raises(
         KernelError,
@@ -191,8 +195,8 @@ def test_an_attention_kernel_the_model_cannot_have_is_told_with_the_way_out() ->
     assert decoder_layers(built(gemma, recipe("full", attention="eager")))
 
 
-def test_a_target_the_model_has_not_is_told_with_those_it_has() -> None:
-    """In one line."""
+def test_an_unknown_lora_target_is_an_error_with_the_valid_ones() -> None:
+    """The error lists the module names that the model has."""
     cell = tiny_cell(of=recipe("lora", lora_targets=("wq",)))
     with pytest.raises(ValueError, match=r"lora_targets wq: .* it has down_proj, gate_proj, k_pr"):
         FineTuning(cell, find_model("llama-tiny"), device=CPU, seed=0)

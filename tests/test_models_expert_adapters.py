@@ -14,7 +14,7 @@ from trials.records.model import Model
 
 @pytest.fixture(scope="module", autouse=True)
 def made_for_small_steps() -> Iterator[None]:
-    """Run everything here with few threads."""
+    """Run the tests of this file with the settings for small steps."""
     with small_steps():
         yield
 
@@ -55,13 +55,13 @@ MODELS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("method", ["lora", "qlora"])
 @pytest.mark.parametrize("family", MODELS)
 def test_adapters_are_on_every_expert_and_router_and_learn(family: str, method: Any) -> None:
-    """PEFT takes the names as they are, whatever the model's type, in 4 bits as well.
+    """PEFT adapts every expert and router of any model type, in 4 bits as well.
 
-    All experts are active and layers checkpointed: every adapter's B has a gradient, and no more.
+    All experts are active and layers are checkpointed: every adapter's B has a gradient.
     """
     config = {"model_type": family, **SIZES, **MODELS[family]}
     facts = Model(name="mine", source="this test", config=config)
-    of = recipe(
+    tuning_recipe = recipe(
         method,
         lora_targets=("experts", "router"),
         experts="looped",
@@ -69,7 +69,7 @@ def test_adapters_are_on_every_expert_and_router_and_learn(family: str, method: 
         gradient_checkpointing=True,
     )
     model = build_model(
-        facts, of, active_experts=4, weights="random", device=torch.device("cpu"), seed=0
+        facts, tuning_recipe, active_experts=4, weights="random", device=torch.device("cpu"), seed=0
     )
     adapted = {name for name, module in model.named_modules() if hasattr(module, "lora_A")}
     experts = {name for name in adapted if ".experts.each." in name}

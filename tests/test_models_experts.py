@@ -1,4 +1,4 @@
-"""Experts taken apart or grouped compute what transformers computes, and carry adapters."""
+"""Looped and grouped experts compute what transformers computes, and carry adapters."""
 
 import copy
 import weakref
@@ -60,13 +60,13 @@ BLOCKS: dict[str, tuple[Any, dict[str, object]]] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def made_for_small_steps() -> Iterator[None]:
-    """All of this file."""
+    """Run the tests of this file with the settings for small steps."""
     with small_steps():
         yield
 
 
 def drawn(module: nn.Module) -> nn.Module:
-    """With random weights, alike for every copy."""
+    """Fill a module with random weights, the same for every copy."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -83,8 +83,8 @@ def block(family: str, active: int, implementation: str = "eager") -> nn.Module:
     return drawn(kind(config))
 
 
-def apart(made: nn.Module, *, linear_router: bool = True) -> nn.Module:
-    """A block taken apart."""
+def looped(made: nn.Module, *, linear_router: bool = True) -> nn.Module:
+    """A block whose experts are separate linear layers."""
     whole = nn.ModuleDict({"block": made})
     loop_experts(whole)
     if linear_router:
@@ -93,12 +93,14 @@ def apart(made: nn.Module, *, linear_router: bool = True) -> nn.Module:
 
 
 def router_of(made: nn.Module) -> Any:
-    """Families call it one or the other."""
+    """Router of a block; families call it ``gate`` or ``router``."""
     return made.gate if hasattr(made, "gate") else made.router
 
 
-def passed(through: nn.Module, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
-    """What comes out of a block, and the gradient that comes back to its input."""
+def forward_backward(
+    through: nn.Module, dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, ...]:
+    """Output of a block and the gradient of its input."""
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(3, 5, HIDDEN, generator=generator).to(dtype).requires_grad_()
     output = through(inputs)
@@ -115,23 +117,23 @@ def fused_gradients(experts: Any, index: int) -> dict[str, torch.Tensor]:
     both = experts.gate_up_proj.grad[index]
     both, down = (both.T, down.T) if experts.is_transposed else (both, down)
     sides = {"weight": both}
-    found = {"down_linear.weight": down}
+    gradients = {"down_linear.weight": down}
     if experts.has_bias:
         sides["bias"] = experts.gate_up_proj_bias.grad[index]
-        found["down_linear.bias"] = experts.down_proj_bias.grad[index]
+        gradients["down_linear.bias"] = experts.down_proj_bias.grad[index]
     for name, side in sides.items():
         gate, up = side.chunk(2) if experts.is_concatenated else (side[::2], side[1::2])
-        found |= {f"gate_linear.{name}": gate, f"up_linear.{name}": up}
-    return found
+        gradients |= {f"gate_linear.{name}": gate, f"up_linear.{name}": up}
+    return gradients
 
 
 def assert_same_gradients(ours: Any, theirs: Any) -> None:
-    """Of every expert's matrices and biases, and of the router's."""
+    """Compare the gradients of every expert's matrices and biases, and of the router."""
     for index, expert in enumerate(ours.experts.each):
         expected = fused_gradients(theirs.experts, index)
-        mine = {name: parameter.grad for name, parameter in expert.named_parameters()}
+        own = {name: parameter.grad for name, parameter in expert.named_parameters()}
         # Fused, an expert no token reaches has a gradient of zero; by itself it has none.
-        full = {n: torch.zeros_like(expected[n]) if g is None else g for n, g in mine.items()}
+        full = {n: torch.zeros_like(expected[n]) if g is None else g for n, g in own.items()}
         torch.testing.assert_close(full, expected, rtol=1e-5, atol=1e-5)
     router = router_of(ours)
     linear = getattr(router, "router_linear", router)
@@ -147,30 +149,32 @@ def test_looped_experts_equal_those_of_transformers(
     active: int,
     linear_router: bool,  # noqa: FBT001 - pytest passes it by name
 ) -> None:
-    """Outputs, and the gradients of the input, the router and every expert's matrices."""
+    """Outputs and the gradients of the input, the router and every expert's matrices are equal."""
     theirs = block(family, active)
-    ours = apart(block(family, active), linear_router=linear_router)
-    torch.testing.assert_close(passed(ours), passed(theirs), rtol=1e-5, atol=1e-5)
+    ours = looped(block(family, active), linear_router=linear_router)
+    torch.testing.assert_close(
+        forward_backward(ours), forward_backward(theirs), rtol=1e-5, atol=1e-5
+    )
     assert_same_gradients(ours, theirs)
 
 
 @pytest.mark.parametrize("family", ["mixtral", "olmoe", "deepseek_v3", "gpt_oss"])
-def test_looped_experts_are_those_of_transformers_in_bf16(family: str) -> None:
-    """Weights that the router gives in fp32 do not make the rest fp32; it chooses the same ones."""
-    theirs, ours = block(family, 2).bfloat16(), apart(block(family, 2)).bfloat16()
+def test_looped_experts_equal_those_of_transformers_in_bf16(family: str) -> None:
+    """The router's fp32 weights do not turn the rest into fp32; its choices are the same."""
+    theirs, ours = block(family, 2).bfloat16(), looped(block(family, 2)).bfloat16()
     tokens = torch.randn(6, HIDDEN).bfloat16()
-    for mine, other in zip(router_of(ours)(tokens), router_of(theirs)(tokens), strict=True):
-        assert torch.equal(mine, other)
-        assert mine.dtype == other.dtype
-    ours_passed, theirs_passed = (passed(m, torch.bfloat16) for m in (ours, theirs))
+    for own, other in zip(router_of(ours)(tokens), router_of(theirs)(tokens), strict=True):
+        assert torch.equal(own, other)
+        assert own.dtype == other.dtype
+    ours_passed, theirs_passed = (forward_backward(m, torch.bfloat16) for m in (ours, theirs))
     torch.testing.assert_close(ours_passed, theirs_passed, rtol=5e-2, atol=5e-2)
 
 
 def test_looped_experts_run_under_autocast() -> None:
-    """As fp16 recipes have it: weights stay fp32, products do not."""
-    theirs, ours = block("mixtral", 2), apart(block("mixtral", 2))
+    """Under autocast, as in fp16 recipes, weights stay fp32 and products do not."""
+    theirs, ours = block("mixtral", 2), looped(block("mixtral", 2))
     with torch.autocast("cpu", torch.bfloat16):
-        results = [passed(made) for made in (ours, theirs)]
+        results = [forward_backward(made) for made in (ours, theirs)]
     torch.testing.assert_close(results[0], results[1], rtol=5e-2, atol=5e-2)
     assert {p.grad.dtype for p in ours.parameters() if p.grad is not None} == {torch.float32}
 
@@ -178,21 +182,23 @@ def test_looped_experts_run_under_autocast() -> None:
 @pytest.mark.parametrize("active", [1, 2, EXPERTS])
 @pytest.mark.parametrize("family", BLOCKS)
 def test_grouped_experts_equal_those_of_transformers(family: str, active: int) -> None:
-    """The grouped matrix product is another way to the same numbers."""
+    """The grouped matrix product gives the same outputs and gradients."""
     theirs, ours = block(family, active), block(family, active, experts_implementation("grouped"))
-    torch.testing.assert_close(passed(ours), passed(theirs), rtol=1e-5, atol=1e-5)
-    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        forward_backward(ours), forward_backward(theirs), rtol=1e-5, atol=1e-5
+    )
+    for own, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, other.grad, rtol=1e-5, atol=1e-5)
 
 
 def test_experts_without_a_gate_equal_those_of_transformers() -> None:
-    """Nemotron-H has two matrices to an expert."""
+    """Nemotron-H has two matrices per expert."""
     config = AutoConfig.for_model(
         "nemotron_h", hidden_size=HIDDEN, moe_intermediate_size=WIDTH, n_routed_experts=EXPERTS
     )
     config._experts_implementation = "eager"
     theirs = drawn(NemotronHExperts(config))
-    ours: Any = apart(copy.deepcopy(theirs), linear_router=False)
+    ours: Any = looped(copy.deepcopy(theirs), linear_router=False)
     tokens, weights = torch.randn(6, HIDDEN), torch.rand(6, 2)
     chosen = torch.stack([torch.randperm(EXPERTS)[:2] for _ in range(6)])
     results = [experts(tokens, chosen, weights) for experts in (ours, theirs)]
@@ -201,38 +207,38 @@ def test_experts_without_a_gate_equal_those_of_transformers() -> None:
     assert names == {"up_linear.weight", "down_linear.weight"}
 
 
-def test_an_expert_no_token_is_routed_to_takes_no_part() -> None:
-    """One token to two of eight experts leaves six without a gradient."""
-    ours: Any = apart(block("mixtral", active=2))
+def test_an_expert_without_tokens_has_no_gradient() -> None:
+    """One token routed to two of eight experts leaves six without a gradient."""
+    ours: Any = looped(block("mixtral", active=2))
     ours(torch.randn(1, 1, HIDDEN)).sum().backward()
     routed = [expert.down_linear.weight.grad is not None for expert in ours.experts.each]
     assert routed.count(True) == 2
 
 
-def test_the_implementation_in_use_is_told_from_the_modules() -> None:
-    """What the record says, whatever was asked for."""
-    assert experts_in_use(apart(block("olmoe", 2))) == "looped"
+def test_the_implementation_in_use_is_read_from_the_modules() -> None:
+    """The record names the implementation that runs, whatever was requested."""
+    assert experts_in_use(looped(block("olmoe", 2))) == "looped"
     assert experts_in_use(block("olmoe", 2, "grouped_mm")) == "grouped"
     assert experts_in_use(block("olmoe", 2)) == "eager"
-    assert experts_in_use(nn.ModuleList([block("olmoe", 2), apart(block("olmoe", 2))])) == (
+    assert experts_in_use(nn.ModuleList([block("olmoe", 2), looped(block("olmoe", 2))])) == (
         "eager and looped"
     )
     assert experts_in_use(nn.Linear(2, 2)) is None
 
 
-def test_experts_are_taken_apart_where_they_have_no_weights_yet() -> None:
-    """On the meta device a model of any size costs nothing."""
+def test_experts_are_looped_on_the_meta_device() -> None:
+    """On the meta device a model of any size takes no memory."""
     with torch.device("meta"):
         laid_out = block("mixtral", 2)
-    laid_out = apart(laid_out)
+    laid_out = looped(laid_out)
     assert all(parameter.is_meta for parameter in laid_out.parameters())
     assert sum(p.numel() for p in laid_out.parameters()) == EXPERTS * HIDDEN * (1 + 3 * WIDTH)
 
 
-def test_an_expert_by_itself_holds_its_own_weights_alone() -> None:
-    """A view of the fused parameter would keep the whole of it alive."""
+def test_a_looped_expert_owns_its_weights() -> None:
+    """A view of the fused parameter would keep all of it alive."""
     for family in ("mixtral", "gpt_oss"):
-        experts = apart(block(family, 2)).experts
+        experts = looped(block(family, 2)).experts
         assert isinstance(experts, LoopedExperts)
         for weight in experts.parameters():
             assert weight.untyped_storage().nbytes() == weight.numel() * 4
@@ -240,7 +246,7 @@ def test_an_expert_by_itself_holds_its_own_weights_alone() -> None:
 
 
 def tiny_mixtral(**particulars: object) -> Any:
-    """Three layers of it."""
+    """Configuration of a Mixtral with three layers."""
     return AutoConfig.for_model(
         "mixtral",
         vocab_size=64,
@@ -254,8 +260,8 @@ def tiny_mixtral(**particulars: object) -> Any:
     )
 
 
-def test_no_more_than_a_layer_is_there_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fused weights of a layer are gone when the next layer's are taken apart."""
+def test_at_most_one_layer_is_in_memory_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer's fused weights are freed before the next layer is converted."""
     model = AutoModelForCausalLM.from_config(tiny_mixtral())
     fused = [weakref.ref(layer.mlp.experts.down_proj) for layer in model.model.layers]
     alive: list[int] = []
@@ -271,21 +277,21 @@ def test_no_more_than_a_layer_is_there_twice(monkeypatch: pytest.MonkeyPatch) ->
     assert all(weights() is None for weights in fused)
 
 
-def test_the_auxiliary_loss_is_that_of_transformers() -> None:
-    """It finds the routers' logits by their class, which a linear layer in them must not change."""
+def test_the_auxiliary_loss_equals_that_of_transformers() -> None:
+    """Transformers finds router logits by class; a linear layer inside the router keeps them."""
     config = tiny_mixtral(output_router_logits=True)
     theirs = drawn(AutoModelForCausalLM.from_config(config))
     ours = copy.deepcopy(theirs)
     loop_experts(ours)
     linear_routers(ours)
     tokens = torch.arange(8)[None]
-    mine, other = (model(input_ids=tokens, labels=tokens) for model in (ours, theirs))
-    assert mine.aux_loss > 0
-    torch.testing.assert_close((mine.loss, mine.aux_loss), (other.loss, other.aux_loss))
+    own, other = (model(input_ids=tokens, labels=tokens) for model in (ours, theirs))
+    assert own.aux_loss > 0
+    torch.testing.assert_close((own.loss, own.aux_loss), (other.loss, other.aux_loss))
 
 
-def test_a_router_draws_its_weights_as_before() -> None:
-    """A class that draws its router's matrix finds it, though it is in the layer by now."""
+def test_a_linear_router_can_still_be_initialised() -> None:
+    """Initialising a router by its class reaches the matrix in its linear layer."""
     model = AutoModelForCausalLM.from_config(tiny_mixtral(initializer_range=0.5))
     linear_routers(model)
     router = model.model.layers[0].mlp.gate
@@ -298,8 +304,8 @@ def test_a_router_draws_its_weights_as_before() -> None:
     assert 0.3 < float(drawn_again.std()) < 0.7
 
 
-def test_a_router_that_would_pass_its_adapter_by_is_an_error() -> None:
-    """Only multiplying by the matrix goes through the layer that is adapted."""
+def test_a_router_that_would_bypass_its_adapter_is_an_error() -> None:
+    """Only a linear product goes through the adapted layer."""
 
     class OddRouter(nn.Module):
         def __init__(self) -> None:
@@ -315,8 +321,8 @@ def test_a_router_that_would_pass_its_adapter_by_is_an_error() -> None:
         odd["router"](torch.ones(3, 2))
 
 
-def test_experts_that_are_none_of_the_usual_are_refused() -> None:
-    """Llama 4 computes its own in one way; a parameter nobody knows would be lost."""
+def test_unusual_experts_are_refused() -> None:
+    """Llama 4 has one implementation only; an unknown parameter would be lost."""
     config = Llama4TextConfig(hidden_size=HIDDEN, intermediate_size=WIDTH, num_local_experts=4)
     own_way = nn.ModuleDict({"experts": Llama4TextExperts(config)})
     assert experts_in_use(own_way) == "Llama4TextExperts"
@@ -325,11 +331,11 @@ def test_experts_that_are_none_of_the_usual_are_refused() -> None:
     odd: Any = block("mixtral", 2)
     odd.experts.scale = nn.Parameter(torch.ones(EXPERTS))
     with pytest.raises(ExpertsError, match=r"MixtralExperts also holds scale: use experts: gr"):
-        apart(odd)
+        looped(odd)
 
 
 def test_a_router_that_is_a_linear_layer_itself_is_refused() -> None:
-    """PhiMoE's gives more than a product, and adapting it would adapt that."""
+    """PhiMoE's router subclasses Linear and returns more than a product."""
     config = PhimoeConfig(hidden_size=HIDDEN, intermediate_size=WIDTH, num_local_experts=4)
     with pytest.raises(ExpertsError, match="PhimoeTopKRouter cannot carry an adapter"):
         linear_routers(nn.ModuleDict({"block": PhimoeSparseMoeBlock(config)}))

@@ -1,4 +1,4 @@
-"""Which Mamba kernels run: chosen once for a process, told by what ran."""
+"""Mamba kernels: chosen once per process, and recognised by the operators that ran."""
 
 import os
 import subprocess
@@ -13,15 +13,15 @@ from trials.models.mamba import PACKAGES, choose_mamba_kernels, mamba_in_use
 
 @pytest.fixture
 def modules(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A process in which nothing was chosen yet."""
+    """A process in which no kernels were chosen yet."""
     for package in PACKAGES:
         monkeypatch.delitem(sys.modules, package, raising=False)
     return monkeypatch
 
 
 @pytest.mark.usefixtures("modules")
-def test_the_reference_hides_the_kernels_from_whoever_would_import_them() -> None:
-    """Installed or not: transformers takes what it can import."""
+def test_the_reference_makes_the_kernels_unimportable() -> None:
+    """Transformers uses kernels that it can import, so the reference blocks the import."""
     choose_mamba_kernels("reference")
     choose_mamba_kernels("reference")
     for package in PACKAGES:
@@ -32,14 +32,16 @@ def test_the_reference_hides_the_kernels_from_whoever_would_import_them() -> Non
 
 
 @pytest.mark.usefixtures("modules")
-def test_kernels_that_are_not_installed_are_told_with_the_extra() -> None:
-    """In one line, with what to use instead."""
+def test_missing_kernels_are_an_error_that_names_the_extra() -> None:
+    """The error also names the reference as the alternative."""
     with pytest.raises(ImportError, match=r"needs the package mamba_ssm.*extra 'gpu'.*reference"):
         choose_mamba_kernels("mamba-ssm")
 
 
-def test_a_process_with_the_kernels_cannot_go_back(modules: pytest.MonkeyPatch) -> None:
-    """Transformers has taken them by then."""
+def test_a_process_with_the_kernels_cannot_switch_to_the_reference(
+    modules: pytest.MonkeyPatch,
+) -> None:
+    """Transformers has already imported the kernels."""
     for package in PACKAGES:
         modules.setitem(sys.modules, package, ModuleType(package))
     choose_mamba_kernels("mamba-ssm")
@@ -47,8 +49,8 @@ def test_a_process_with_the_kernels_cannot_go_back(modules: pytest.MonkeyPatch) 
         choose_mamba_kernels("reference")
 
 
-def test_what_ran_is_told_by_the_operators() -> None:
-    """The reference convolves with PyTorch's operator, the kernels with their own; or who knows."""
+def test_kernels_in_use_are_recognised_by_their_operators() -> None:
+    """The reference uses PyTorch's convolution, the kernels their own; both or neither is None."""
     conv, scan = "aten::convolution", "DaoAILab::_causal_conv1d_fwd_cpp"
     assert mamba_in_use({conv, "aten::_grouped_mm"}) == "reference"
     assert mamba_in_use({scan, "aten::_grouped_mm"}) == "mamba-ssm"
@@ -95,8 +97,8 @@ from trials.training.finetune import FineTuning
 from trials.records.model import find_model
 
 cell = tiny_cell("blackmamba-tiny", recipe("full"), seq_len=8)
-of = cell.recipe.model_copy(update={"mamba": sys.argv[1]})
-cell = cell.model_copy(update={"recipe": of})
+recipe_with_kernels = cell.recipe.model_copy(update={"mamba": sys.argv[1]})
+cell = cell.model_copy(update={"recipe": recipe_with_kernels})
 model = find_model("blackmamba-tiny")
 tuning = FineTuning(cell, model, device=torch.device("cpu"), seed=0)
 print(tuning.built().mamba, tuning.step(tuning.tokens(1)))
@@ -104,7 +106,7 @@ print(tuning.built().mamba, tuning.step(tuning.tokens(1)))
 
 
 def built_with_packages(mamba: str, folder: Path) -> tuple[str, float]:
-    """What a process where both packages can be imported finds in use, and a loss."""
+    """Kernels in use and the loss in a process that can import both packages."""
     for name, content in (("causal_conv1d", CONVOLUTION), ("mamba_ssm", SCAN)):
         (folder / f"{name}.py").write_text(content)
     tests = Path(__file__).parent
@@ -117,12 +119,12 @@ def built_with_packages(mamba: str, folder: Path) -> tuple[str, float]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found, loss = done.stdout.split()
-    return found, float(loss)
+    kernels, loss = done.stdout.split()
+    return kernels, float(loss)
 
 
-def test_transformers_takes_what_was_chosen(tmp_path: Path) -> None:
-    """Both packages installed: their functions run when asked for, and not when not."""
+def test_transformers_uses_the_chosen_kernels(tmp_path: Path) -> None:
+    """With both packages installed, their functions run only when requested."""
     kernels, their_loss = built_with_packages("mamba-ssm", tmp_path)
     reference, loss = built_with_packages("reference", tmp_path)
     assert (kernels, reference) == ("mamba-ssm", "reference")

@@ -1,4 +1,4 @@
-"""What only a GPU can show: `make gpu-check` runs these on a machine that has one."""
+"""Tests that need a GPU: `make gpu-check` runs them on a machine that has one."""
 
 import statistics
 from importlib.util import find_spec
@@ -35,7 +35,7 @@ TIMED = ProbeRequest(batch_size=2, timing=TimingRule(warmup_seconds=0.2, max_sec
 
 @pytest.fixture(scope="module")
 def gpu() -> Gpu:
-    """The catalog's row of this machine's GPU."""
+    """Catalog row of this machine's GPU."""
     if not torch.cuda.is_available():
         pytest.exit("no NVIDIA GPU: CUDA shows none to PyTorch on this machine", returncode=1)
     return load_catalog().gpu_by_device_name(torch.cuda.get_device_name(0))
@@ -43,24 +43,24 @@ def gpu() -> Gpu:
 
 @pytest.fixture(scope="module")
 def device(gpu: Gpu) -> CudaDevice:
-    """It in this process, held to 8 GiB: it is made once in a process."""
+    """This process's GPU, capped at 8 GiB; a process has one."""
     return CudaDevice(gpu, memory_cap_bytes=8 * GIB)
 
 
 def fill(count: int) -> list[torch.Tensor]:
-    """So many GiB."""
+    """Allocate this many GiB."""
     return [torch.empty(GIB, dtype=torch.uint8, device="cuda") for _ in range(count)]
 
 
-def test_another_gpu_of_the_catalog_is_not_this_one(gpu: Gpu) -> None:
-    """And its node's resource is named."""
+def test_another_gpu_of_the_catalog_is_refused(gpu: Gpu) -> None:
+    """The error names this GPU's key, which is its node's resource."""
     other = next(g for g in load_catalog().gpus if g.kind == "cuda" and g.key != gpu.key)
     with pytest.raises(DeviceError, match=f"this is {gpu.key}: .* not '{other.key}'"):
         CudaDevice(other, memory_cap_bytes=None)
 
 
 def test_a_cap_holds(device: CudaDevice) -> None:
-    """What CUDA takes is taken off it, and what is left is all that can be had."""
+    """The cap includes CUDA's own memory; no more than the rest can be allocated."""
     assert 6 * GIB < device.memory_limit_bytes < 8 * GIB
     with pytest.raises(torch.OutOfMemoryError):
         fill(8)
@@ -69,7 +69,7 @@ def test_a_cap_holds(device: CudaDevice) -> None:
 
 
 def test_peaks_are_those_of_the_steps_alone(device: CudaDevice) -> None:
-    """What was in use before and given back is not in them."""
+    """Memory freed before the steps is not in their peaks."""
     fill(4)
     device.settle()
     reading = device.measure_memory(lambda: fill(2), steps=3, already_live=[])
@@ -82,7 +82,7 @@ def test_peaks_are_those_of_the_steps_alone(device: CudaDevice) -> None:
 
 
 def test_a_retry_of_the_allocator_is_counted(device: CudaDevice) -> None:
-    """Cached blocks must be given back, where they cannot grow into what is asked for."""
+    """The allocator retries where it must free cached blocks that cannot grow."""
     device.settle()
 
     def step() -> None:
@@ -96,7 +96,7 @@ def test_a_retry_of_the_allocator_is_counted(device: CudaDevice) -> None:
 
 
 def test_sensors_read_and_energy_grows(device: CudaDevice) -> None:
-    """Where NVML is there, as it is on every GPU machine of ours; it counts energy from Volta."""
+    """NVML reads clocks and used memory, and counts energy from Volta on."""
     reading, before = device.reading(), device.energy_joules()
     assert reading is not None
     assert reading.sm_clock_mhz is not None
@@ -111,13 +111,13 @@ def test_sensors_read_and_energy_grows(device: CudaDevice) -> None:
     assert after > before
 
 
-def ends(model: str, of: Recipe, gpu: Gpu, *requests: ProbeRequest) -> list[ProbeEnd]:
-    """How probes of a model under a recipe end on this GPU, in a real child."""
+def ends(model: str, tuning_recipe: Recipe, gpu: Gpu, *requests: ProbeRequest) -> list[ProbeEnd]:
+    """Ends of probes of a model under a recipe on this GPU, in a real child."""
     facts = find_model(model)
     cell = Cell(
         gpu=gpu.key,
         model=model,
-        recipe=with_defaults(of, facts, gpu),
+        recipe=with_defaults(tuning_recipe, facts, gpu),
         experts=facts.experts,
         active_experts=facts.active_experts,
         seq_len=64,
@@ -150,10 +150,14 @@ if find_spec("deepspeed"):
     AXES.append(("llama-tiny", recipe("full", precision="bf16", offload_optimizer=True)))
 
 
-@pytest.mark.parametrize(("model", "of"), AXES, ids=lambda value: getattr(value, "key", value))
-def test_every_axis_takes_hold_and_is_timed(model: str, of: Recipe, gpu: Gpu) -> None:
-    """The child checks the recipe itself; a refusal would not be a fit."""
-    (end,) = ends(model, of, gpu, TIMED)
+@pytest.mark.parametrize(
+    ("model", "tuning_recipe"), AXES, ids=lambda value: getattr(value, "key", value)
+)
+def test_every_recipe_axis_is_applied_and_timed(
+    model: str, tuning_recipe: Recipe, gpu: Gpu
+) -> None:
+    """The child checks the recipe itself; a recipe that is not applied would fail."""
+    (end,) = ends(model, tuning_recipe, gpu, TIMED)
     assert (end.outcome, end.detail) == (Outcome.FITS, None)
     assert end.measurement is not None
     assert end.measurement.memory.peak_reserved_bytes is not None
@@ -165,7 +169,7 @@ PROFILED = ProbeRequest(batch_size=2, timing=None, profile=ProfileRule())
 
 
 @pytest.mark.parametrize(
-    ("model", "of"),
+    ("model", "tuning_recipe"),
     [
         ("mixtral-tiny", recipe("qlora", precision="bf16", gradient_checkpointing=True)),
         ("mixtral-tiny", recipe("full", precision="bf16", experts="grouped")),
@@ -173,22 +177,24 @@ PROFILED = ProbeRequest(batch_size=2, timing=None, profile=ProfileRule())
     ],
     ids=lambda value: getattr(value, "key", value),
 )
-def test_kernels_and_waiting_add_up_to_the_profiled_step(model: str, of: Recipe, gpu: Gpu) -> None:
-    """To 5 %: each kernel is of a stage and a layer, forward and backward."""
-    (end,) = ends(model, of, gpu, PROFILED)
+def test_kernels_and_waiting_add_up_to_the_profiled_step(
+    model: str, tuning_recipe: Recipe, gpu: Gpu
+) -> None:
+    """Stages and layers of the profile sum to the step within 5 %."""
+    (end,) = ends(model, tuning_recipe, gpu, PROFILED)
     assert (end.outcome, end.detail) == (Outcome.FITS, None)
-    found = end.profile
-    assert found is not None
-    assert found.of == "gpu"
-    step = statistics.median_low(found.profiled_seconds)
-    assert sum(row.seconds for row in found.rows) == pytest.approx(step, rel=0.05)
+    profile = end.profile
+    assert profile is not None
+    assert profile.of == "gpu"
+    step = statistics.median_low(profile.profiled_seconds)
+    assert sum(row.seconds for row in profile.rows) == pytest.approx(step, rel=0.05)
     for stage in ("forward", "backward"):
-        layers = {row.layer for row in found.rows if row.stage == stage}
+        layers = {row.layer for row in profile.rows if row.stage == stage}
         assert layers >= {"experts", "norms", "head", "loss"}
 
 
-def test_out_of_memory_is_told_and_a_fresh_child_has_it_all_back(gpu: Gpu) -> None:
-    """The peak of the same batch is the same before and after, and so is what can be had."""
+def test_a_fresh_child_has_all_memory_again_after_out_of_memory(gpu: Gpu) -> None:
+    """Peak and memory limit of the same batch size are equal before and after."""
     huge = ProbeRequest(batch_size=2_000_000, timing=None)
     before, miss, after = ends("llama-tiny", recipe("full"), gpu, REQUEST, huge, REQUEST)
     assert miss.outcome is Outcome.OUT_OF_MEMORY
@@ -203,8 +209,8 @@ def test_out_of_memory_is_told_and_a_fresh_child_has_it_all_back(gpu: Gpu) -> No
     assert abs(after.memory_limit_bytes - before.memory_limit_bytes) < GIB // 16
 
 
-def test_a_process_beside_is_seen(device: CudaDevice, gpu: Gpu) -> None:
-    """This one is, with 3 GiB and its CUDA context, by its child."""
+def test_memory_of_another_process_is_recorded(device: CudaDevice, gpu: Gpu) -> None:
+    """For its child, this process is another one, with 3 GiB and its CUDA context."""
     device.settle()
     held = fill(3)
     (end,) = ends("llama-tiny", recipe("full"), gpu, REQUEST)

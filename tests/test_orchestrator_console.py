@@ -8,7 +8,7 @@ from orchestrator.console import log_to_stderr
 
 
 def test_a_log_message_is_one_line_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    """Also when several commands run in one process; messages of other libraries are not shown."""
+    """Repeated set-up adds no second line; messages of other libraries are not shown."""
     log_to_stderr()
     log_to_stderr()
     logging.getLogger("orchestrator.running.driver").info("%d trials", 3)
