@@ -209,7 +209,7 @@ def test_a_fork_server_that_is_killed_or_too_slow_is_replaced(
 
 def test_a_recipe_that_cannot_be_built_is_a_final_failure() -> None:
     """A recipe that cannot be built fails with its reason; closing ends the fork server."""
-    nowhere = tiny_cell(of=recipe("lora", lora_targets=("nowhere",)), seq_len=8)
+    nowhere = tiny_cell(recipe=recipe("lora", lora_targets=("nowhere",)), seq_len=8)
     with prober_of(SETUP.model_copy(update={"cell": nowhere})) as refused:
         ends = [refused.probe(SMALL) for _ in range(2)]
         left = psutil.Process().children(recursive=True)

@@ -23,7 +23,7 @@ def metadata() -> Iterator[Metadata]:
 def test_a_machine_that_may_stay_has_no_notice(provider: str, metadata: Metadata) -> None:
     """The service is asked without a proxy of the environment."""
     assert notice(provider, metadata.address) is None
-    assert metadata.asked > 0
+    assert metadata.requests > 0
 
 
 def test_aws_announces_the_time(metadata: Metadata, monkeypatch: pytest.MonkeyPatch) -> None:

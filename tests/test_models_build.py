@@ -197,6 +197,6 @@ def test_an_unsupported_attention_kernel_is_an_error_with_alternatives() -> None
 
 def test_an_unknown_lora_target_is_an_error_with_the_valid_ones() -> None:
     """The error lists the module names that the model has."""
-    cell = tiny_cell(of=recipe("lora", lora_targets=("wq",)))
+    cell = tiny_cell(recipe=recipe("lora", lora_targets=("wq",)))
     with pytest.raises(ValueError, match=r"lora_targets wq: .* it has down_proj, gate_proj, k_pr"):
         FineTuning(cell, find_model("llama-tiny"), device=CPU, seed=0)

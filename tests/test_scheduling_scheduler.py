@@ -23,14 +23,14 @@ def test_what_a_trial_saw_before_its_node_died_bounds_the_search_of_the_next() -
     world = World(DESK, node("n1", "desk"))
     world.placed()
     world.run(DESK[0], N1, probes=4)
-    before = list(world.known[DESK[0]])
+    before = list(world.observations[DESK[0]])
     assert Outcome.OUT_OF_MEMORY in {o.outcome for o in before}
     world.now += 30
     assert world.scheduler.ended(DESK[0], "its node is gone") == "its node is gone"
     assert world.placed()[0] == DESK[0]
     world.run(DESK[0], N2)
     assert world.scheduler.ended(DESK[0], None) is None
-    seen = world.known[DESK[0]]
+    seen = world.observations[DESK[0]]
     assert len({o.key for o in seen}) == len(seen)
     smallest_miss = min(o.batch_size for o in before if o.outcome is Outcome.OUT_OF_MEMORY)
     assert all(o.batch_size < smallest_miss for o in seen[len(before) :])

@@ -27,7 +27,7 @@ def probe(
     steps = () if seconds is None else (seconds,) * 6
     return observation(
         batch_size,
-        cell=tiny_cell(of=settings),
+        cell=tiny_cell(recipe=settings),
         measurement=measurement(round(peak_mib * MIB), steps),
         **changed,
     )
@@ -35,7 +35,7 @@ def probe(
 
 def miss(settings: Recipe, batch_size: int) -> Observation:
     """A probe of llama-tiny that runs out of memory."""
-    return observation(batch_size, Outcome.OUT_OF_MEMORY, cell=tiny_cell(of=settings))
+    return observation(batch_size, Outcome.OUT_OF_MEMORY, cell=tiny_cell(recipe=settings))
 
 
 SEEN = [
@@ -122,7 +122,7 @@ def test_a_size_that_ever_missed_is_no_speed_and_no_peak() -> None:
     thrashing = observation(
         8,
         Outcome.THRASHING,
-        cell=tiny_cell(of=CHECKPOINTED),
+        cell=tiny_cell(recipe=CHECKPOINTED),
         measurement=measurement(95 * MIB, (0.01,) * 6),
     )
     (comparison,) = compare_recipes([*SEEN, thrashing, probe(PLAIN, 8, 10, 0.01)])
@@ -197,7 +197,7 @@ def test_a_recipe_alone_is_compared_with_nothing() -> None:
     """Nor two that share no batch size, nor two on different GPUs."""
     assert recipes_section(SEEN[:4]) == ""
     assert compare_recipes([probe(PLAIN, 1, 80), probe(ADAPTED, 2, 50)]) == []
-    elsewhere = tiny_cell(of=ADAPTED).model_copy(update={"gpu": "other"})
+    elsewhere = tiny_cell(recipe=ADAPTED).model_copy(update={"gpu": "other"})
     assert compare_recipes([probe(PLAIN, 1, 80), observation(1, cell=elsewhere)]) == []
 
 

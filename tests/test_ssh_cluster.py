@@ -25,7 +25,7 @@ from orchestrator.cli.main import main
 
 SSHD = "/usr/sbin/sshd"
 HOME = "/mnt"  # of root on a host, in the host's own view of the file system
-LACKING = network_cluster.missing() or next(
+LACKING = network_cluster.missing_requirement() or next(
     (f"{name} is not installed" for name in (SSHD, "rsync") if shutil.which(name) is None), None
 )
 pytestmark = [pytest.mark.ssh, pytest.mark.skipif(LACKING is not None, reason=LACKING or "")]

@@ -90,10 +90,10 @@ def test_outage_is_waited_out_while_measuring_goes_on(
     with ObservationWriter(run) as writer:
         writer.append(observation(1))
         assert until(lambda: batches(the_run()) == [1])
-        requests, server.answers = len(server.asked), (404, "NoSuchBucket")
+        requests, server.answers = len(server.requests), (404, "NoSuchBucket")
         writer.append(observation(2))
         writer.append(observation(3))
-        assert until(lambda: len(server.asked) > requests + 1)
+        assert until(lambda: len(server.requests) > requests + 1)
         assert batches(run) == [1, 2, 3]
         (spool,) = spools(tmp_path)
         server.answers = None
@@ -132,8 +132,8 @@ def test_a_fault_in_an_outage_is_noted_without_waiting_for_the_bucket(
             journal.record_fault(fault(reason))
         writer.append(observation(1))
         assert server.objects("teams/one/").keys().isdisjoint({FAULTS})
-        requests = len(server.asked)
-        assert until(lambda: len(server.asked) > requests + 1)
+        requests = len(server.requests)
+        assert until(lambda: len(server.requests) > requests + 1)
         server.answers = None
         assert until(lambda: len(the_run().faults().faults) == 2)
         journal.record_fault(fault("third"))

@@ -30,7 +30,7 @@ from trials.records.observation import Observation, Outcome, without_superseded
 from trials.trial import run_trial
 
 # Whoever runs this without the rights is told so: a silent pass would say that it holds.
-LACKING = network_cluster.missing()
+LACKING = network_cluster.missing_requirement()
 pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(LACKING is not None, reason=LACKING or ""),

@@ -90,7 +90,7 @@ class FewerLayers(FineTuning):
 def setup(method: Method = "full", **fields: object) -> Setup:
     """llama-tiny under a recipe, to be built by a Worker."""
     return Setup(
-        cell=tiny_cell(of=recipe(method, **fields), seq_len=8),  # type: ignore[arg-type]
+        cell=tiny_cell(recipe=recipe(method, **fields), seq_len=8),  # type: ignore[arg-type]
         model=find_model("llama-tiny"),
         gpu=cpu(),
         seed=0,

@@ -92,7 +92,7 @@ def test_the_search_asks_for_memory_and_the_ladder_for_time() -> None:
     """The ladder follows in its drawn order, when the search has closed."""
     prober = LawProber(900)
     observed = run(prober)
-    assert [r.timing is None for r in prober.asked] == [o.purpose == "search" for o in observed]
+    assert [r.timing is None for r in prober.requests] == [o.purpose == "search" for o in observed]
     order = [(o.batch_size, o.repeat) for o in observed if o.purpose == "ladder"]
     steps = batch_ladder(10, seed_text=f"7/{tiny_cell().key}")
     assert order == [(step.batch_size, step.repeat) for step in steps]
@@ -277,7 +277,7 @@ def test_the_largest_batch_is_tried_again_in_fresh_children_with_other_tokens() 
     repeats = [o for o in observed if o.purpose == "boundary"]
     assert [(o.batch_size, o.repeat) for o in repeats] == [(10, 0), (10, 1), (10, 2)]
     assert [r.draw for r in prober.fresh] == [1, 2, 3]
-    assert {r.draw for r in prober.asked if r not in prober.fresh} == {0}
+    assert {r.draw for r in prober.requests if r not in prober.fresh} == {0}
     assert boundary(observed) == Boundary(safe=10, largest=10, tries=6, misses=0)
     assert ladder_fits(observed) == visits(10)
 

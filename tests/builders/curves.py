@@ -1,4 +1,4 @@
-"""Curves of learning made up: so many right answers and such a loss, epoch by epoch."""
+"""Made-up learning curves: right answers and loss, epoch by epoch."""
 
 import random
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ SPARSE, DENSE = (tiny_cell("mixtral-tiny", FULL, active=active) for active in (2
 
 
 def scores_of(right: int, loss: float) -> HeldOutScores:
-    """So many right answers, and a loss that differs from example to example."""
+    """Scores with this many right answers and a loss that varies between examples."""
     draw = random.Random(0)
     nats = tuple(loss * (1 + 0.1 * draw.uniform(-1, 1)) for _ in range(EXAMPLES))
     correct = tuple(place < right for place in range(EXAMPLES))

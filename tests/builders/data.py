@@ -1,4 +1,4 @@
-"""A small data set of questions and answers as people write them, and a tokenizer trained on it."""
+"""A small data set of written questions and answers, and a tokenizer trained on it."""
 
 import csv
 import json
@@ -23,7 +23,7 @@ Row = dict[str, str]
 def rows(count: int, seed: int = 0) -> list[Row]:
     """Word problems, most of them short, a few of them long."""
     draw = random.Random(seed)
-    found = []
+    problems = []
     for _ in range(count):
         name, thing = draw.choice(NAMES), draw.choice(THINGS)
         have, days = draw.randint(2, 90), 1 + int(draw.expovariate(0.4))
@@ -34,31 +34,30 @@ def rows(count: int, seed: int = 0) -> list[Row]:
             parts.append(f"On day {day + 1}, {name} buys {more} more {thing}.")
         question = " ".join([*parts, f"How many {thing} does {name} have?"])
         answer = "\n".join([f"{name} has {left} {thing}.", f"#### {left}"])
-        found.append({"question": question, "answer": answer})
-    return found
+        problems.append({"question": question, "answer": answer})
+    return problems
 
 
-def write_jsonl(path: Path, found: Sequence[object]) -> Path:
-    """An object a line."""
-    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in found)
+def write_jsonl(path: Path, records: Sequence[object]) -> Path:
+    """Write one JSON object per line."""
+    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in records)
     path.write_text("".join(lines), encoding="utf-8")
     return path
 
 
-def write_csv(path: Path, found: Sequence[Row], delimiter: str = ",") -> Path:
-    """With a head, texts of several lines quoted."""
+def write_csv(path: Path, records: Sequence[Row], delimiter: str = ",") -> Path:
+    """Write a CSV with a header; texts of several lines are quoted."""
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(found[0]), delimiter=delimiter)
+        writer = csv.DictWriter(file, fieldnames=list(records[0]), delimiter=delimiter)
         writer.writeheader()
-        writer.writerows(found)
+        writer.writerows(records)
     return path
 
 
 def train_tokenizer(folder: Path, texts: Sequence[str]) -> Tokenizer:
-    """A tokenizer of bytes, saved as models' are, told to cut and pad what nobody asked it to.
+    """A trained byte-level tokenizer that neither truncates nor pads.
 
-    Returns:
-        The same, that neither cuts nor pads.
+    Its saved copy is set to truncate and pad, as those of published models are.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

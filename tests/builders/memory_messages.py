@@ -1,4 +1,4 @@
-"""What PyTorch, CUDA's libraries and the host's allocators raise when there is no memory left.
+"""Out-of-memory messages of PyTorch, CUDA's libraries and the host's allocators.
 
 Bitsandbytes raises nothing: it prints and exits (``fault_worker``).
 """

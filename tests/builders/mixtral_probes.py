@@ -1,4 +1,4 @@
-"""Probes of Mixtral on the paper's GPUs, with step times and limits as exact as a law wants."""
+"""Probes of Mixtral on the paper's GPUs, with exact step times and memory limits."""
 
 import math
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ GB = 10**9
 
 
 def cell(active: int | None = 2, *, gpu: str = "a40", seq_len: int = 128, rank: int = 16) -> Cell:
-    """Mixtral with so many of its 8 experts active; None for a model without experts."""
+    """Mixtral with this many active experts of 8; None for a model without experts."""
     return Cell(
         gpu=gpu,
         model="llama-7b" if active is None else "mixtral-8x7b",
@@ -38,7 +38,7 @@ def cell(active: int | None = 2, *, gpu: str = "a40", seq_len: int = 128, rank: 
 
 
 def environment(device_name: str = "NVIDIA A40", torch: str = "2.9.0") -> Environment:
-    """Where a probe ran: another device or another torch is another stack."""
+    """Environment of a probe; another device or torch version is another software stack."""
     return Environment(
         versions=(("python", "3.11"), ("torch", torch)),
         device_name=device_name,
@@ -48,7 +48,7 @@ def environment(device_name: str = "NVIDIA A40", torch: str = "2.9.0") -> Enviro
 
 
 def measurement(step_seconds: tuple[float, ...]) -> Measurement:
-    """What a probe that fits measured, with 24 GB of weights."""
+    """Measurement of a probe that fits, with 24 GB of weights."""
     return Measurement(
         memory_steps=3,
         memory=MemoryReading(peak_allocated_bytes=30 * GB),
@@ -62,7 +62,7 @@ def measurement(step_seconds: tuple[float, ...]) -> Measurement:
 
 
 def probe(
-    of: Cell,
+    probed_cell: Cell,
     batch_size: int,
     step_seconds: tuple[float, ...] = (),
     *,
@@ -72,10 +72,10 @@ def probe(
     at: Environment | None = None,
     **fields: object,
 ) -> Observation:
-    """One probe; timed ones are on the ladder."""
+    """One probe; a timed probe is on the ladder."""
     fits = outcome is Outcome.FITS
     values = {
-        "cell": of,
+        "cell": probed_cell,
         "purpose": "ladder" if step_seconds else "search",
         "batch_size": batch_size,
         "outcome": outcome,
@@ -92,11 +92,11 @@ def probe(
 
 
 def ladder(
-    of: Cell, batches: Iterable[int], t0: float, k: float, **fields: object
+    probed_cell: Cell, batches: Iterable[int], t0: float, k: float, **fields: object
 ) -> list[Observation]:
     """Exact affine step times, with an outlier on either side for the median to ignore."""
     return [
-        probe(of, b, ((t0 + b * k) / 9, t0 + b * k, (t0 + b * k) * 9), **fields)  # type: ignore[arg-type]
+        probe(probed_cell, b, ((t0 + b * k) / 9, t0 + b * k, (t0 + b * k) * 9), **fields)  # type: ignore[arg-type]
         for b in batches
     ]
 
@@ -105,19 +105,21 @@ def noisy_ladder(batches: Iterable[int]) -> list[Observation]:
     """Two sparsities, two visits of each batch, 2 % noise on ``t = 2 + b (0.4 + 0.8 s)``."""
     generator = np.random.default_rng(1)
     return [
-        probe(of, b, ((2 + b * (0.4 + 0.8 * of.sparsity)) * factor,))
-        for of in (cell(2), cell(8))
+        probe(probed_cell, b, ((2 + b * (0.4 + 0.8 * probed_cell.sparsity)) * factor,))
+        for probed_cell in (cell(2), cell(8))
         for b in batches
         for factor in generator.normal(1, 0.02, size=2)
     ]
 
 
-def limit(of: Cell, largest: int, *, memory_gb: int = 48, **fields: object) -> list[Observation]:
+def limit(
+    probed_cell: Cell, largest: int, *, memory_gb: int = 48, **fields: object
+) -> list[Observation]:
     """A closed search: the largest batch fits and one more does not."""
     miss = {"outcome": Outcome.OUT_OF_MEMORY} | fields
     return [
-        *([probe(of, largest, memory_gb=memory_gb)] if largest else []),
-        probe(of, largest + 1, memory_gb=memory_gb, **miss),  # type: ignore[arg-type]
+        *([probe(probed_cell, largest, memory_gb=memory_gb)] if largest else []),
+        probe(probed_cell, largest + 1, memory_gb=memory_gb, **miss),  # type: ignore[arg-type]
     ]
 
 
@@ -134,8 +136,8 @@ def only(law: Law, observations: list[Observation]) -> Fit:
 
 def value(fit: Fit, name: str) -> float:
     """One parameter by name."""
-    (found,) = (p.value for p in fit.parameters if p.name == name)
-    return found
+    (result,) = (p.value for p in fit.parameters if p.name == name)
+    return result
 
 
 LIMITS = tuple(

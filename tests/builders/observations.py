@@ -1,4 +1,4 @@
-"""Records for tests, built in one line each: cells, GPUs and what was observed on them."""
+"""One-line builders of cells, GPUs and observations."""
 
 from gpu_catalog.catalog import load_catalog
 from gpu_catalog.gpu import Gpu
@@ -22,7 +22,7 @@ FULL = Recipe(method="full", precision="fp32")
 
 
 def recipe(method: Method, *, precision: Precision = "fp32", **others: object) -> Recipe:
-    """A recipe; adapters, where the method has them, are of rank 4."""
+    """A recipe; its adapters, if any, have rank 4."""
     rank = None if method == "full" else 4
     return Recipe.model_validate(
         {"method": method, "lora_rank": rank, "precision": precision} | others
@@ -30,14 +30,18 @@ def recipe(method: Method, *, precision: Precision = "fp32", **others: object) -
 
 
 def tiny_cell(
-    model: str = "llama-tiny", of: Recipe = FULL, *, active: int | None = None, seq_len: int = 16
+    model: str = "llama-tiny",
+    recipe: Recipe = FULL,
+    *,
+    active: int | None = None,
+    seq_len: int = 16,
 ) -> Cell:
-    """A preset on the CPU; as many experts active as the preset says, unless told otherwise."""
+    """A preset on the CPU with the preset's active experts, or ``active``."""
     facts = find_model(model)
     return Cell(
         gpu="cpu",
         model=model,
-        recipe=with_defaults(of, facts, cpu()),
+        recipe=with_defaults(recipe, facts, cpu()),
         experts=facts.experts,
         active_experts=active or facts.active_experts,
         seq_len=seq_len,
@@ -50,7 +54,7 @@ def cpu(budget_bytes: int = 256 * MIB) -> Gpu:
 
 
 def environment(**changed: object) -> Environment:
-    """Where a probe ran."""
+    """Environment of a probe."""
     values: dict[str, object] = {
         "versions": (("python", "3.11.1"), ("torch", "2.9.0")),
         "device_name": "a processor",
@@ -61,7 +65,7 @@ def environment(**changed: object) -> Environment:
 
 
 def built(**changed: object) -> Built:
-    """A whole model of 250 parameters, nothing special about it."""
+    """An ordinary model of 250 parameters."""
     values: dict[str, object] = {
         "parameters": ParameterCounts(total=250, trainable=250, four_bit=0),
         "dtypes": ("float32",),
@@ -78,7 +82,7 @@ def built(**changed: object) -> Built:
 
 
 def measurement(peak_memory_bytes: int = MIB, step_seconds: tuple[float, ...] = ()) -> Measurement:
-    """What a probe that fits measured."""
+    """Measurement of a probe that fits."""
     return Measurement(
         memory_steps=3,
         memory=MemoryReading(peak_allocated_bytes=peak_memory_bytes),
@@ -90,7 +94,7 @@ def measurement(peak_memory_bytes: int = MIB, step_seconds: tuple[float, ...] = 
 
 
 def observation(batch_size: int, outcome: Outcome = Outcome.FITS, **changed: object) -> Observation:
-    """One probe of llama-tiny, searching, with a batch limit of 64."""
+    """A search probe of llama-tiny with a batch limit of 64."""
     values: dict[str, object] = {
         "cell": tiny_cell(),
         "purpose": "search",

@@ -1,4 +1,4 @@
-"""The allocator's rules over plain lists of segments, searched from end to end: slow and simple."""
+"""The allocator's rules over plain lists of segments with linear search: slow and simple."""
 
 from dataclasses import dataclass
 from itertools import takewhile
@@ -22,7 +22,7 @@ class _Segment:
 
 
 class PlainAllocator:
-    """The same rules over lists of segments, looked through from end to end."""
+    """The caching allocator over lists of segments, searched from end to end."""
 
     def __init__(self, capacity: int | None, *, expandable: bool) -> None:
         self.capacity, self.expandable = capacity, expandable
@@ -45,22 +45,22 @@ class PlainAllocator:
             if block is None:
                 return AllocatorPeaks(peak, self.peak_reserved, self.retries, event)
             live[name] = block
-            peak = max(peak, sum(each.size for each in live.values()))
+            peak = max(peak, sum(block.size for block in live.values()))
         return AllocatorPeaks(peak, self.peak_reserved, self.retries, None)
 
     def allocated(self, rounded: int) -> _Block | None:
         small = rounded <= MIB
         segments = [segment for segment in self.segments if segment.small == small]
-        found = [
+        candidates = [
             (block.size, block.address, self.room(segment, block), segment, block)
             for segment in segments
             for block in segment.blocks
             if block.state == "free" and block.size >= rounded
         ]
-        found.sort(key=lambda each: each[:2])
-        while self.expandable and len(found) > 1 and found[1][2] < found[0][2]:
-            del found[0]
-        place = found[0][3:] if found else self.fresh(rounded)
+        candidates.sort(key=lambda candidate: candidate[:2])
+        while self.expandable and len(candidates) > 1 and candidates[1][2] < candidates[0][2]:
+            del candidates[0]
+        place = candidates[0][3:] if candidates else self.fresh(rounded)
         if place is None:
             self.give_back()
             self.retries += 1
@@ -95,23 +95,25 @@ class PlainAllocator:
         return self.segments[-1], self.segments[-1].blocks[0]
 
     def mapped(self, rounded: int, segment: _Segment) -> tuple[_Segment, _Block] | None:
-        """Page by page from the first place with room; what is mapped stays when one fails."""
+        """Map pages from the first place with room; pages stay mapped when a later one fails."""
         page = 2 * MIB if segment.small else 20 * MIB
         for at, block in enumerate(segment.blocks):
-            run = list(takewhile(lambda each: each.state != "used", segment.blocks[at:]))
-            if block.state != "used" and sum(each.size for each in run) >= rounded:
+            run = list(takewhile(lambda part: part.state != "used", segment.blocks[at:]))
+            if block.state != "used" and sum(part.size for part in run) >= rounded:
                 break
         start = block.address
         while True:
             self.merge()
-            block = next(each for each in segment.blocks if each.address == start)
+            block = next(part for part in segment.blocks if part.address == start)
             if block.state == "free" and block.size >= rounded:
                 return segment, block
             at = segment.blocks.index(block)
             gap = segment.blocks[at + (block.state == "free")]
             missing = rounded - (block.size if block.state == "free" else 0)
             pages = -(-min(missing, gap.size) // page) * page
-            if not self.reserve(pages):  # All that one stretch of unmapped pages needs, or none.
+            if not self.reserve(
+                pages
+            ):  # A stretch of unmapped pages is reserved whole or not at all.
                 return None
             new = _Block(gap.address, pages, "free")
             segment.blocks.insert(segment.blocks.index(gap), new)
@@ -134,7 +136,7 @@ class PlainAllocator:
             return
         for base, segment in zip((0, 10**15), self.segments, strict=True):
             page = 2 * MIB if segment.small else 20 * MIB
-            for block in [each for each in segment.blocks if each.state == "free"]:
+            for block in [part for part in segment.blocks if part.state == "free"]:
                 first = base - (base - block.address) // page * page
                 last = base + (block.address + block.size - base) // page * page
                 if first < last:

@@ -1,4 +1,4 @@
-"""Profiles made up: a step whose parts are round numbers."""
+"""Made-up profiles: a step whose parts are round numbers."""
 
 from builders.observations import environment, recipe, tiny_cell
 from trials.records.observation import Outcome
@@ -16,7 +16,7 @@ LOAD = ExpertLoad(examples=2, training_steps=10, before=((4, 4), (6, 2)), after=
 
 
 def profile(scale: float = 1.0) -> Profile:
-    """A step whose stages take 1, 2 and half a second, which profiling makes half as long again."""
+    """A step with stages of 1, 2 and 0.5 s; profiling makes it 1.5 times as long."""
     return Profile(
         of="cpu",
         plain_seconds=(3.5 * scale,) * 3,
@@ -25,15 +25,15 @@ def profile(scale: float = 1.0) -> Profile:
         optimizer_seconds=(0.5 * scale,) * 3,
         profiled_seconds=(5.25 * scale,) * 3,
         rows=tuple(
-            ProfileRow(stage=s, layer=of, kernel=k, seconds=t, calls=1, flops=f)
-            for s, of, k, t, f in ROWS
+            ProfileRow(stage=s, layer=layer, kernel=k, seconds=t, calls=1, flops=f)
+            for s, layer, k, t, f in ROWS
         ),
         load=LOAD,
     )
 
 
 def profiled(batch_size: int = 2, seq_len: int = 16, **changed: object) -> Profiled:
-    """One of mixtral-tiny."""
+    """A profiled step of mixtral-tiny."""
     values: dict[str, object] = {
         "cell": tiny_cell("mixtral-tiny", recipe("full"), seq_len=seq_len),
         "batch_size": batch_size,

@@ -1,4 +1,4 @@
-"""A small language of questions whose answers follow from one word: what a tiny model can learn."""
+"""A small language of questions, each answered by one of its words: a tiny model can learn it."""
 
 import random
 from pathlib import Path
@@ -44,7 +44,7 @@ def questions(count: int, seed: int = 0) -> list[dict[str, object]]:
 
 
 def learn_examples(count: int, held_out: int) -> list[LearnExample]:
-    """The same as ``learn`` reads them, the first ones held out, with the sounds as choices."""
+    """The questions as ``learn`` reads them, the first ones held out, half with choices."""
     return [
         LearnExample(
             held_out=place < held_out,
@@ -66,7 +66,7 @@ def made_tokenizer(folder: Path) -> Path:
 def learn_setup(
     folder: Path, cell: Cell, examples: list[LearnExample], **training: object
 ) -> LearnSetup:
-    """What a learning child is told; the tokenizer is in ``folder/tok``."""
+    """Setup of a learning child; its tokenizer is in ``folder/tok``."""
     file = folder / "examples.jsonl"
     file.write_text("".join(f"{q.model_dump_json()}\n" for q in examples), encoding="utf-8")
     fields = {"learning_rate": 3e-3, "batch_size": 8, "epochs": 4, "cutoff": 64} | training

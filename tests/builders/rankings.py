@@ -1,4 +1,4 @@
-"""Three made-up devices at three prices, what was timed there, and the ranking of it."""
+"""Three made-up devices at three prices, their step times and their ranking."""
 
 import datetime as dt
 
@@ -17,7 +17,7 @@ from orchestrator.spec.sweep_spec import SweepSpec
 from trials.records.cell import Cell
 from trials.records.observation import Observation, Outcome
 
-# Three devices of one's own: two at three prices, one that nobody rents out.
+# Three devices of the user: two with offers, one without.
 OWN_ROWS = """\
 catalog:
   gpus:
@@ -39,7 +39,7 @@ JOB = Job(examples=1000, epochs=3, overheads=NO_OVERHEADS)
 
 
 def timed(batch_size: int, *seconds: float, cell: Cell = DESK, **changed: object) -> Observation:
-    """A probe on the ladder whose steps took so long."""
+    """A probe on the ladder with these step times."""
     values: dict[str, object] = {
         "purpose": "ladder",
         "measurement": measurement(step_seconds=seconds),
@@ -51,13 +51,13 @@ def timed(batch_size: int, *seconds: float, cell: Cell = DESK, **changed: object
 def found(
     largest: int, cell: Cell = DESK, outcome: Outcome = Outcome.OUT_OF_MEMORY
 ) -> list[Observation]:
-    """What shows that this is the largest batch."""
+    """Probes that show the largest batch size: a fit and a miss one above it."""
     fit = [observation(largest, cell=cell)] if largest else []
     return [*fit, observation(largest + 1, outcome, cell=cell)]
 
 
 def ranked(
-    seen: list[Observation],
+    observations: list[Observation],
     job: Job = JOB,
     *,
     spec: SweepSpec = SPEC,
@@ -65,20 +65,22 @@ def ranked(
     plan: Plan | None = None,
     today: dt.date | None = None,
 ) -> Ranking:
-    """The ranking of a specification's cells, by their own laws unless told otherwise."""
+    """Ranking of a specification's cells, by default with laws fitted to the observations."""
     catalog = spec.merged_catalog()
-    plan = plan or make_plan(spec, catalog, ClusterResources((Node({"CPU": 1.0}),)), seen)
-    step_times = StepTimeSource(seen, fit_families(seen) if families is None else families)
+    plan = plan or make_plan(spec, catalog, ClusterResources((Node({"CPU": 1.0}),)), observations)
+    step_times = StepTimeSource(
+        observations, fit_families(observations) if families is None else families
+    )
     return rank(RankingInputs(job, catalog, plan, step_times, today=today))
 
 
 def wished(batch_size: int) -> Job:
-    """The job at a batch size of one's own."""
+    """The job at a given batch size."""
     return JOB.model_copy(update={"batch_size": batch_size})
 
 
 def on_desk(ranking: Ranking) -> RankedOffer:
-    """The cheapest offer of the desk; all of its offers are of one step time."""
+    """The cheapest offer of the desk; all of its offers have the same throughput."""
     rows = [row for row in ranking.offers if row.cell == DESK]
     assert len({row.examples_per_second for row in rows}) == 1
     return rows[0]
@@ -92,7 +94,7 @@ def exclusion_reason(ranking: Ranking, cell: Cell = DESK) -> str:
 
 
 def two_gpus(desk: float, lap: float, **changed: object) -> list[Observation]:
-    """Both timed at a batch of 8, in seconds: the desk at $3.6 an hour, the lap at $0.9."""
+    """Desk at $3.6/h and lap at $0.9/h, both timed at batch size 8, in seconds."""
     return [
         *found(8),
         timed(8, *6 * [desk], **changed),

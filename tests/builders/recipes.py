@@ -1,4 +1,4 @@
-"""Recipes of every kind, for properties that hold of them all."""
+"""Random recipes of every kind, for property tests."""
 
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -10,7 +10,7 @@ TARGETS = ("attention", "experts", "router", "all-linear", "q_proj", "mlp.up_pro
 
 @st.composite
 def _recipes(draw: st.DrawFn) -> Recipe:
-    """Any fields that go together; few values of each, so that two are often alike in the rest."""
+    """Compatible fields, each with few values, so that two recipes often differ in one."""
     maybe = {
         "lora_rank": st.sampled_from([4, 8]),
         "lora_alpha": st.sampled_from([8, 16]),

@@ -1,4 +1,4 @@
-"""A replay of the caching allocator whose segments lie where CUDA put them."""
+"""A replay of the caching allocator with segments at recorded addresses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Made-up sweeps: specifications, and the trials of a device whose memory and speed are a line."""
+"""Made-up sweeps: specifications, and trials of a device whose memory and time are affine."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ from trials.records.messages import ProbeRequest
 from trials.records.observation import Basis, Environment, Observation, Outcome
 from trials.trial import run_trial
 
-# One cell, on a line of its own each, so that a test can spoil any of them.
+# One cell, with one field per line, so that a test can break any of them.
 ONE_CELL = """\
 name: made
 gpus: [cpu]
@@ -42,7 +42,7 @@ SIMULATED = """\
 
 
 class LineDevice:
-    """A prober: 1 MiB an example, 10 ms a step and 1 ms an example; so many examples fit."""
+    """A prober with affine memory (1 MiB per example) and time (10 ms + 1 ms per example)."""
 
     def __init__(self, largest: int, where: Environment) -> None:
         self._largest = largest
@@ -59,7 +59,7 @@ class LineDevice:
 
 
 def spec_of(text: str = ONE_CELL) -> SweepSpec:
-    """A specification that is right."""
+    """A valid specification."""
     return parse_spec(text, "made.yaml")
 
 
@@ -71,13 +71,13 @@ def whole_trial(
     gpu: Gpu | None = None,
     where: Environment | None = None,
 ) -> list[Observation]:
-    """All that a trial of this cell observes on a device that holds ``largest`` examples."""
+    """Observations of a trial of this cell on a device that holds ``largest`` examples."""
     task = trial_task(spec, spec.merged_catalog(), cell, [])
     if gpu is not None:
         task = task.model_copy(update={"gpu": gpu})
-    seen: list[Observation] = []
-    run_trial(task, LineDevice(largest, where or environment()), seen.append)
-    return seen
+    recorded: list[Observation] = []
+    run_trial(task, LineDevice(largest, where or environment()), recorded.append)
+    return recorded
 
 
 def made_run(folder: Path, text: str = ONE_CELL, *, measured: int = 1) -> RunFolder:
@@ -92,19 +92,21 @@ def made_run(folder: Path, text: str = ONE_CELL, *, measured: int = 1) -> RunFol
 
 
 def results(
-    text: str, seen: list[Observation] | None = None, cells: Sequence[Cell] | None = None
+    text: str, recorded: list[Observation] | None = None, cells: Sequence[Cell] | None = None
 ) -> RunResults:
-    """A run of which every cell that is not simulated was measured, unless told otherwise."""
+    """Results of a run, by default with observations of every cell."""
     spec = spec_of(text)
-    if seen is None:
-        seen = [o for cell in spec.all_cells() for o in trial(cell, spec)]
+    if recorded is None:
+        recorded = [o for cell in spec.all_cells() for o in trial(cell, spec)]
     plan = Plan(complete=tuple(cells or spec.all_cells()), pending=(), skipped=())
-    return derived(RunRecords(spec, spec.merged_catalog(), plan, seen))
+    return derived(RunRecords(spec, spec.merged_catalog(), plan, recorded))
 
 
 def trial(cell: Cell, spec: SweepSpec) -> list[Observation]:
-    """A trial of a device that is a line; of a simulated cell, said to be simulated."""
-    seen = whole_trial(cell, spec, largest=20 if cell.simulated else 40)
+    """Observations of a trial on an affine device; those of a simulated cell are simulated."""
+    recorded = whole_trial(cell, spec, largest=20 if cell.simulated else 40)
     return (
-        [o.model_copy(update={"basis": Basis.SIMULATED}) for o in seen] if cell.simulated else seen
+        [o.model_copy(update={"basis": Basis.SIMULATED}) for o in recorded]
+        if cell.simulated
+        else recorded
     )

@@ -1,4 +1,4 @@
-"""Step times of which the law is known: what forms are tested on."""
+"""Step times made by known laws: forms are tested on them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,12 +26,12 @@ OURS = tuple(SHAPES)  # all forms but the paper's
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """A family, and the law that it was made by.
+    """A family of step times, and the law that made it.
 
     Attributes:
-        rows: without noise.
+        rows: step times without noise.
         values: (groups, terms) in the order of the sorted names of the groups.
-        exponent: of the sparsity, where the form shares one.
+        exponent: exponent of the sparsity, where the form shares one.
     """
 
     rows: StepTimes
@@ -45,7 +45,7 @@ def visits(
     sparsities: Sequence[float] = (0.25, 1.0),
     batches: Sequence[int] = BATCHES,
 ) -> StepTimes:
-    """Every batch size at every sparsity, on every GPU at every length; each takes a second."""
+    """One second per step, for every batch size and sparsity on every GPU at every length."""
     grid = [(g, n, s, b) for g in gpus for n in lengths for s in sparsities for b in batches]
     batch = np.array([float(b) for _, _, _, b in grid])
     return StepTimes(
@@ -59,7 +59,7 @@ def visits(
 
 
 def made(form: Form, random: np.random.Generator, rows: StepTimes | None = None) -> Truth:
-    """A family whose floors, slopes and exponent are drawn; a full batch is 1 to 5 floors."""
+    """A family with random floors, slopes and exponent; a full batch takes 1 to 5 floors more."""
     rows = visits() if rows is None else rows
     shape = SHAPES.get(form)
     exponent = None
@@ -75,19 +75,19 @@ def made(form: Form, random: np.random.Generator, rows: StepTimes | None = None)
 
 
 def noisy(rows: StepTimes, random: np.random.Generator, sigma: float) -> StepTimes:
-    """With an error of the logarithm of each step time."""
+    """Step times with a random error of each logarithm."""
     return replace(rows, seconds=rows.seconds * np.exp(random.normal(0, sigma, len(rows))))
 
 
 def work_of(shape: Shape, rows: StepTimes) -> FloatArray:
-    """(rows,) what a step's work is counted in."""
+    """Work of each step, (rows,): its examples or its tokens."""
     return rows.batch_size if shape.work is WorkUnit.EXAMPLES else rows.tokens
 
 
 def _drawn(
     shape: Shape | None, random: np.random.Generator, rows: StepTimes, exponent: float | None
 ) -> tuple[FloatArray, tuple[float, ...]]:
-    """Step times of one group, and what they are made of."""
+    """Step times of one random group, and the values that made them."""
     if shape is None:
         c2_over_c3, c4 = random.uniform(0.1, 0.4), random.uniform(0.5, 2.0)
         rate = throughput_eq2(rows.batch_size, rows.sparsity, c2_over_c3, c4)

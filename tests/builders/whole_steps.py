@@ -1,6 +1,6 @@
-"""Steps traced whole and put together from a few layers, for tests that hold one against the other.
+"""Traced steps, whole and assembled from a few layers, and their differences.
 
-Run as a script it does so for BlackMamba: its kernels are a process' choice, once.
+Run as a script for BlackMamba, whose kernels are chosen once per process.
 """
 
 import sys
@@ -22,18 +22,18 @@ GPU = load_catalog().gpu("A100-80GB-SXM")
 
 
 def deep(name: str, layers: int) -> Model:
-    """A tiny model with more layers than it has."""
+    """A tiny model with more layers."""
     model = find_model(name)
     return model.model_copy(update={"config": model.config | {"num_hidden_layers": layers}})
 
 
-def traced(model: Model, of: Recipe, *, batch_size: int = 4, whole: bool = False) -> Traced:
-    """A step on a GPU, traced."""
+def traced(model: Model, recipe: Recipe, *, batch_size: int = 4, whole: bool = False) -> Traced:
+    """Trace of a step on a GPU."""
     cell = Cell(
         gpu=GPU.key,
         simulated=True,
         model=model.name,
-        recipe=with_defaults(of, model, GPU),
+        recipe=with_defaults(recipe, model, GPU),
         experts=model.experts,
         active_experts=model.active_experts,
         seq_len=24,
@@ -43,7 +43,7 @@ def traced(model: Model, of: Recipe, *, batch_size: int = 4, whole: bool = False
 
 
 def numbered_in_order(stream: Stream) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The events of a stream; its storages are numbered as they come."""
+    """Events of a stream, with storages numbered in order of appearance."""
     moves = stream.kinds <= Kind.FREED
     _, first, which = np.unique(stream.names[moves], return_index=True, return_inverse=True)
     names = stream.names.copy()
@@ -51,21 +51,23 @@ def numbered_in_order(stream: Stream) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return stream.kinds, names, stream.numbers
 
 
-def differences(name: str, layers: int, of: Recipe) -> list[str]:
-    """In what a step put together from a few layers differs from one traced whole."""
+def differences(name: str, layers: int, recipe: Recipe) -> list[str]:
+    """Differences between a step assembled from a few layers and one traced whole."""
     model = deep(name, layers)
-    few, all_of_it = traced(model, of), traced(model, of, whole=True)
-    found = [] if few.copies > 0 else ["nothing repeats"]
+    few, all_of_it = traced(model, recipe), traced(model, recipe, whole=True)
+    differing = [] if few.copies > 0 else ["nothing repeats"]
     check_repeats(few.recording)
     parts = ("kinds", "names", "numbers")
-    mine = numbered_in_order(whole_step(few.recording, few.copies))
+    ours = numbered_in_order(whole_step(few.recording, few.copies))
     theirs = numbered_in_order(whole_step(all_of_it.recording, 0))
-    found += [p for p, m, t in zip(parts, mine, theirs, strict=True) if not np.array_equal(m, t)]
+    differing += [
+        p for p, o, t in zip(parts, ours, theirs, strict=True) if not np.array_equal(o, t)
+    ]
     held = whole_model(few.held, few.copies)
     for column in ("sizes", "purposes"):
         if not np.array_equal(getattr(held, column), getattr(all_of_it.held, column)):
-            found.append(f"held {column}")
-    return found
+            differing.append(f"held {column}")
+    return differing
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A real browser, without a window, that tells all it is asked for and all that it complains of."""
+"""A real headless browser that records its requests and error messages."""
 
 import shutil
 from collections.abc import Iterator
@@ -20,18 +20,18 @@ QUIET = [
 
 
 def browser_path() -> str:
-    """Where Chromium is.
+    """Path of Chromium.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: Chromium is not on the path.
     """
-    found = [path for name in NAMES if (path := shutil.which(name)) is not None]
-    if not found:
+    paths = [path for name in NAMES if (path := shutil.which(name)) is not None]
+    if not paths:
         raise FileNotFoundError(
             f"no browser: these tests open the report in Chromium, and none of {', '.join(NAMES)} "
             "is on the path: install one ('make browser' does on Debian and Ubuntu)"
         )
-    return found[0]
+    return paths[0]
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def opened_browser(profile: Path) -> Iterator[BrowserContext]:
     """Chromium with a profile of its own.
 
     Args:
-        profile: a folder that is empty.
+        profile: an empty folder.
     """
     with sync_playwright() as playwright:
         context = playwright.chromium.launch_persistent_context(
@@ -55,7 +55,7 @@ def opened_browser(profile: Path) -> Iterator[BrowserContext]:
 
 
 class Opened:
-    """A page that was opened from a file, with what the browser has said and asked for since."""
+    """A page opened from a file, with the browser's messages and requests since then."""
 
     def __init__(self, context: BrowserContext, file: Path) -> None:
         self.complaints: list[str] = []
@@ -73,11 +73,11 @@ class Opened:
         dialog.dismiss()
 
     def texts(self, selector: str) -> list[str]:
-        """What the elements say, in order."""
+        """Texts of the elements, in order."""
         return self.page.locator(selector).all_inner_texts()
 
     def numbers(self, selector: str) -> list[float]:
-        """The first number that each of the elements says."""
+        """First number in the text of each element."""
         return [
             float(text.split()[0].lstrip("$").replace(",", "")) for text in self.texts(selector)
         ]

@@ -1,4 +1,4 @@
-"""A worker that goes wrong as a file says: the real fork server, fork and pipes, no model.
+"""A worker that fails as a file says: real fork server, fork and pipes, no model.
 
 ``ChildProber`` starts it in place of ``trials.training.worker``, with the file's path as argument.
 """
@@ -18,35 +18,35 @@ from trials.training import worker
 
 
 def say(text: bytes) -> None:
-    """Writes past the protocol."""
+    """Write past the protocol."""
     os.write(REPLIES, text)
 
 
 def raise_error(error: BaseException) -> None:
-    """As a statement cannot in a table."""
+    """Raise an error; a lambda cannot contain the statement."""
     raise error
 
 
 def end_with(text: str, end: Callable[[], object]) -> None:
-    """Prints a last line and ends."""
+    """Print a last line and end."""
     os.write(2, f"{text}\n".encode())
     end()
 
 
 def be_killed_for_memory() -> None:
-    """As the kernel does it, which counts such kills; here in a file beside the orders."""
+    """Die as by the kernel's OOM killer, with its counter in a file beside the faults."""
     Path(sys.argv[1]).with_name("counters").write_text("oom_kill 1\n", encoding="utf-8")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def say_without_end(text: bytes) -> None:
-    """As fast as the pipe takes it."""
+    """Write as fast as the pipe accepts."""
     while True:
         say(text)
 
 
 def half_a_reply() -> None:
-    """And then silence."""
+    """Write half a reply and fall silent."""
     say(b'{"outcome": "FI')
     time.sleep(3600)
 
@@ -82,7 +82,7 @@ FAULTS: dict[str, Callable[[], object]] = {
 
 
 class FaultyWorker:
-    """Goes wrong while it is built or in a probe, as the file says at that moment."""
+    """A worker that fails while it is built or in a probe, as the file says at that moment."""
 
     def __init__(self, _setup: Setup) -> None:
         go_wrong("build")
@@ -98,12 +98,12 @@ class FaultyWorker:
 
 
 def fault() -> str:
-    """What is to go wrong now: where, and how."""
+    """The fault to produce now: its place and its kind."""
     return Path(sys.argv[1]).read_text(encoding="utf-8")
 
 
 def go_wrong(where: str) -> None:
-    """Does so, if it is to happen here."""
+    """Produce the fault if it belongs here."""
     there, _, how = fault().partition(" ")
     if there != where:
         return

@@ -15,7 +15,7 @@ Interference = Callable[[ProbeRequest], ProbeEnd | None]
 
 
 def miss(outcome: Outcome = Outcome.OUT_OF_MEMORY) -> ProbeEnd:
-    """The end of a probe that does not fit."""
+    """End of a probe that does not fit."""
     # Steps that thrash have run, and are measured.
     reached = measurement(BUDGET_BYTES) if outcome is Outcome.THRASHING else None
     return ProbeEnd(outcome, "too much", reached, environment(), BUDGET_BYTES)
@@ -23,18 +23,18 @@ def miss(outcome: Outcome = Outcome.OUT_OF_MEMORY) -> ProbeEnd:
 
 @dataclass
 class LawProber:
-    """Answers as a device does whose memory is affine in the batch size, and keeps the requests.
+    """A prober that replies as a device with affine memory does, and keeps the requests.
 
-    ``interfering`` may answer in its place.
+    ``interfering`` may reply in its place.
     """
 
     example_bytes: int
     interfering: Interference = lambda _: None
-    asked: list[ProbeRequest] = field(default_factory=list)
+    requests: list[ProbeRequest] = field(default_factory=list)
     fresh: list[ProbeRequest] = field(default_factory=list)
 
     def probe(self, request: ProbeRequest, *, fresh: bool = False) -> ProbeEnd:
-        self.asked.append(request)
+        self.requests.append(request)
         self.fresh += [request] if fresh else []
         interference = self.interfering(request)
         if interference is not None:

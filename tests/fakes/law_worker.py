@@ -1,8 +1,8 @@
 """A worker without a model: the real fork server, fork and pipes, memory by a law, real arithmetic.
 
-It starts in a tenth of the time that PyTorch takes, for tests of what happens around trials. A file
-whose name is in ``LAW_WORKER_FAULTS`` makes it go wrong on this node alone: ``hang``, which it does
-once, ``sick`` or ``slow``.
+It starts in a tenth of the time that PyTorch takes, for tests of what happens around trials. The file
+named by ``LAW_WORKER_FAULTS`` makes the worker of this node fail: ``hang`` (once), ``sick`` or
+``slow``.
 """
 
 import os
@@ -22,7 +22,7 @@ BYTES_PER_TOKEN = 50_000
 
 
 class LawWorker:
-    """Peak memory is affine in the tokens of a batch; a step multiplies matrices."""
+    """A worker whose peak memory is affine in the tokens of a batch; a step multiplies matrices."""
 
     def __init__(self, setup: Setup) -> None:
         self._tokens = setup.cell.seq_len

@@ -1,4 +1,4 @@
-"""The metadata services of three clouds, as far as a node is told by them that it must go."""
+"""The metadata services of three clouds, as far as they announce the end of a node."""
 
 import datetime as dt
 import email.utils
@@ -13,11 +13,11 @@ TOKEN = "of-version-2"  # noqa: S105 - of nobody
 
 
 class Metadata:
-    """What is told: nothing at first. Times are in seconds from now."""
+    """State of the services; at first none announces anything. Times are in seconds from now."""
 
     def __init__(self) -> None:
         self.address = ""
-        self.asked = 0
+        self.requests = 0
         self.is_down = False
         self.spot_action_in: float | None = None
         self.preempted = "FALSE"
@@ -25,7 +25,7 @@ class Metadata:
         self.events: list[dict[str, object]] = []
 
     def event(self, kind: str, machine: str, seconds: float | None) -> None:
-        """One more of Azure's; without seconds it has begun."""
+        """Add an event of Azure's; without seconds it has begun."""
         when = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=seconds or 0)
         self.events.append(
             {
@@ -40,17 +40,17 @@ class Metadata:
             }
         )
 
-    def answer(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
-        """As each service is documented: it refuses who does not show its header."""
-        self.asked += 1
+    def respond(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
+        """Reply as each service is documented: requests without its header are refused."""
+        self.requests += 1
         if self.is_down:
             return 503, ""
         if path.startswith("/latest/"):
             return self._aws(method, path, headers)
         if path.startswith("/computeMetadata/v1/instance/"):
-            told = {"preempted": self.preempted, "maintenance-event": self.maintenance}
-            known = headers.get("metadata-flavor") == "Google"
-            return (200, told[path.rpartition("/")[2]]) if known else (403, "")
+            values = {"preempted": self.preempted, "maintenance-event": self.maintenance}
+            accepted = headers.get("metadata-flavor") == "Google"
+            return (200, values[path.rpartition("/")[2]]) if accepted else (403, "")
         if headers.get("metadata") != "true":
             return 400, ""
         if path == "/metadata/scheduledevents?api-version=2020-07-01":
@@ -59,8 +59,8 @@ class Metadata:
 
     def _aws(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
         if path == "/latest/api/token":
-            known = method == "PUT" and "x-aws-ec2-metadata-token-ttl-seconds" in headers
-            return (200, TOKEN) if known else (405, "")
+            accepted = method == "PUT" and "x-aws-ec2-metadata-token-ttl-seconds" in headers
+            return (200, TOKEN) if accepted else (405, "")
         if headers.get("x-aws-ec2-metadata-token") != TOKEN:
             return 401, ""
         if self.spot_action_in is None:
@@ -71,13 +71,13 @@ class Metadata:
 
 @contextmanager
 def metadata_server() -> Iterator[Metadata]:
-    """One that answers on this machine."""
+    """A metadata server on this machine."""
     metadata = Metadata()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             headers = {name.lower(): value for name, value in self.headers.items()}
-            status, text = metadata.answer(self.command, self.path, headers)
+            status, text = metadata.respond(self.command, self.path, headers)
             self.send_response(status)
             self.end_headers()
             self.wfile.write(text.encode())

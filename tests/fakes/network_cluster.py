@@ -1,7 +1,6 @@
-"""A real Ray cluster whose nodes have a network of their own each: an address, and a cable to cut.
+"""A real Ray cluster whose nodes each have an address of their own and a cable to cut.
 
-A node is a network namespace of Linux that is joined to the head's by a bridge. It takes the rights
-of root, as making namespaces does.
+A node is a Linux network namespace, connected to the head by a bridge. Creating it requires root.
 """
 
 import os
@@ -23,8 +22,8 @@ IMPATIENT = {
 }
 
 
-def missing() -> str | None:
-    """What this machine lacks to make such a network; None when it has all."""
+def missing_requirement() -> str | None:
+    """Requirement of such a network that this machine lacks, or None."""
     if os.geteuid() != 0:
         return "network namespaces take root"
     if shutil.which("ip") is None:
@@ -38,18 +37,18 @@ def missing() -> str | None:
 
 
 def ip(*arguments: str) -> None:
-    """`ip` of iproute2."""
+    """Run iproute2's `ip`."""
     subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """A machine's network.
+    """Network of a simulated machine.
 
     Attributes:
-        name: `ip netns exec` knows it by it.
-        address: of the machine.
-        cable: its outer end.
+        name: name of the namespace.
+        address: address of the machine.
+        cable: outer end of its cable.
     """
 
     name: str
@@ -58,12 +57,12 @@ class Namespace:
 
     @property
     def within(self) -> tuple[str, ...]:
-        """What to put before a command that runs there."""
+        """Prefix of a command that runs in this namespace."""
         return ("ip", "netns", "exec", self.name)
 
 
 class Network:
-    """A bridge, with an address of this machine, and machines that are joined to it."""
+    """A bridge that has an address of this machine and connects simulated machines."""
 
     def __init__(self) -> None:
         self._name = f"rt{secrets.token_hex(3)}"
@@ -75,7 +74,7 @@ class Network:
         ip("link", "set", self._name, "up")
 
     def namespace(self) -> Namespace:
-        """One more machine."""
+        """Add a machine to the network."""
         number = len(self._namespaces) + 2
         name, cable = f"{self._name}n{number}", f"{self._name}c{number}"
         made = Namespace(name, f"{self._net}.{number}", cable)
@@ -91,7 +90,7 @@ class Network:
         return made
 
     def close(self) -> None:
-        """Takes it down."""
+        """Remove the network."""
         for name in self._namespaces:
             ip("netns", "del", name)
         ip("link", "del", self._name)
@@ -99,13 +98,13 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class NetworkNode:
-    """A node of such a cluster.
+    """A node of the cluster in a network namespace of its own.
 
     Attributes:
-        node_id: Ray's name of it.
-        address: of its own.
-        cable: the end of its cable that is outside.
-        session: the processes it consists of.
+        node_id: Ray's id of the node.
+        address: address of the node.
+        cable: outer end of its cable.
+        session: session of its processes.
     """
 
     node_id: str
@@ -114,11 +113,11 @@ class NetworkNode:
     session: int
 
     def kill(self) -> None:
-        """All at once, as when the machine is gone."""
+        """Kill all processes of the node at once, as when the machine is gone."""
         kill_sessions({self.session})
 
     def cut(self) -> None:
-        """It goes on, and nobody hears of it any more."""
+        """Disconnect the node; it keeps running."""
         ip("link", "set", self.cable, "down")
 
 
@@ -127,8 +126,8 @@ class NetworkCluster(Cluster):
 
     Args:
         home: a folder for tokens and logs.
-        scratch: a folder for Ray, with a short name.
-        stand_in: trials run no model but a law, as ``law_worker.py`` has it.
+        scratch: a folder for Ray, with a short path.
+        stand_in: trials run the law of ``law_worker.py`` instead of a model.
     """
 
     def __init__(self, home: Path, scratch: Path, *, stand_in: bool) -> None:
@@ -141,15 +140,15 @@ class NetworkCluster(Cluster):
         self.address = self._network.address
 
     def start_head(self, *arguments: str) -> None:
-        """A head, on the bridge that the nodes are joined to."""
+        """Start a head on the bridge that connects the nodes."""
         super().start_head(f"--node-ip-address={self.address}", *arguments)
 
     def start_network_node(self, carried: str, **settings: str) -> NetworkNode:
-        """A node in a namespace of its own, that carries this resource.
+        """Start a node with this resource in a namespace of its own.
 
         Args:
             carried: a catalog key.
-            settings: variables of its environment.
+            settings: environment variables.
         """
         made = self._network.namespace()
         node_id = secrets.token_hex(28)
@@ -164,7 +163,7 @@ class NetworkCluster(Cluster):
         return NetworkNode(node_id, made.address, made.cable, process.pid)
 
     def give_notice(self, node: NetworkNode) -> None:
-        """That a node will be taken away in two minutes, as clouds do; it is not taken."""
+        """Give the two-minute notice of a cloud to a node, which is not taken away."""
         subprocess.run(
             [
                 *("ray", "drain-node", f"--address={self.address}:{self.gcs}"),
@@ -177,11 +176,11 @@ class NetworkCluster(Cluster):
         )
 
     def lose(self) -> None:
-        """The head and all nodes, at once."""
+        """Kill the head and all nodes at once."""
         super().stop()
         self._nodes.clear()
 
     def stop(self) -> None:
-        """Ends it, and takes its network down."""
+        """Stop the cluster and remove its network."""
         self.lose()
         self._network.close()

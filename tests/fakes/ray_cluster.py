@@ -18,7 +18,7 @@ from fakes.ray_sweeps import environment
 
 
 def free_port() -> int:
-    """A port nobody listens on."""
+    """A port that nothing listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -41,7 +41,7 @@ class Cluster:
         self._nodes: list[subprocess.Popen[bytes]] = []
 
     def start_head(self, *arguments: str) -> None:
-        """A head that also answers job submissions."""
+        """Start a head that also accepts job submissions."""
         self._start(
             "--head",
             f"--port={self.gcs}",
@@ -52,13 +52,13 @@ class Cluster:
         )
 
     def start_autoscaling_head(self, node_types: dict[str, dict[str, float]], *never: str) -> None:
-        """A head whose autoscaler starts nodes on this machine when they are asked for.
+        """Start a head whose autoscaler starts nodes on this machine on demand.
 
-        Ray's own provider for that. The head says what it scales to, as `deploy/` has it.
+        It uses Ray's fake provider. The head declares what it scales to, as in `deploy/`.
 
         Args:
-            node_types: resources of each.
-            never: what it says it scales to as well, and cannot.
+            node_types: resources by node type.
+            never: resources that the head declares and cannot start.
         """
         address = subprocess.run(
             ["python", "-c", "import ray; print(ray.util.get_node_ip_address())"],
@@ -112,19 +112,19 @@ class Cluster:
         self.start_head(f"--autoscaling-config={path}", f"--resources={json.dumps(scales_to)}")
 
     def start_node(self, *carried: str) -> None:
-        """A node that carries one of each of these resources."""
+        """Start a node that has one of each of these resources."""
         resources = json.dumps(dict.fromkeys(carried, 1))
         self._start(f"--address={self.address}:{self.gcs}", f"--resources={resources}")
 
     def _start(
         self, *arguments: str, within: Sequence[str] = (), **settings: str
     ) -> subprocess.Popen[bytes]:
-        """One node; returns when it is up, as two at once may choose the same ports.
+        """Start a node and wait until it is up: two starting at once may choose the same ports.
 
         Args:
-            arguments: of `ray start`.
-            within: a command that runs it elsewhere.
-            settings: variables of its environment.
+            arguments: arguments of `ray start`.
+            within: prefix of the command, to run it elsewhere.
+            settings: environment variables.
         """
         self._started += 1
         log = self.home / f"node-{self._started}.log"
@@ -153,20 +153,22 @@ class Cluster:
         return node
 
     def node_ids(self) -> dict[str, str]:
-        """The node that carries each resource, asked of Ray itself."""
-        return dict(self._asked("{k: n['NodeID'] for n in ray.nodes() for k in n['Resources']}"))
+        """Node id by resource, as Ray reports it."""
+        return dict(
+            self._evaluated("{k: n['NodeID'] for n in ray.nodes() for k in n['Resources']}")
+        )
 
     def staying_nodes(self) -> list[str]:
-        """Ids of the nodes that are up, and are not to be taken away."""
+        """Ids of the nodes that are alive and not draining."""
         return list(
-            self._asked(
+            self._evaluated(
                 "[n['NodeID'] for n in ray.nodes() if n['Alive'] and n['NodeID'] not in "
                 "ray._private.state.state.get_draining_nodes()]"
             )
         )
 
-    def _asked(self, expression: str) -> Any:
-        """Its value in a driver of this cluster."""
+    def _evaluated(self, expression: str) -> Any:
+        """Value of an expression in a driver of this cluster."""
         script = (
             "import json, ray\n"
             f"ray.init('{self.address}:{self.gcs}', log_to_driver=False)\n"
@@ -176,7 +178,7 @@ class Cluster:
         return json.loads(answer.stdout.partition("ANSWER")[2].splitlines()[0])
 
     def run(self, *command: str, timeout: float) -> subprocess.CompletedProcess[str]:
-        """A command of a user of this cluster."""
+        """Run a command as a user of this cluster."""
         return subprocess.run(
             command,
             env=self.env,
@@ -188,9 +190,9 @@ class Cluster:
         )
 
     def launch(self, spec: Path, *options: str) -> subprocess.Popen[str]:
-        """`launch` on a laptop of which this machine is the cloud: its ray up and down are noted.
+        """`launch` on a laptop, with this machine as the cloud; `ray up` and `ray down` are logged.
 
-        Every tunnel leaves its process's id in `tunnels`, every other call in `calls`.
+        Every tunnel writes its process id to `tunnels`; every other call is written to `calls`.
         """
         laptop = self.home / "laptop"
         laptop.mkdir()
@@ -221,7 +223,7 @@ class Cluster:
         )
 
     def submit(self, work: Path, *command: str) -> subprocess.CompletedProcess[str]:
-        """`ray job submit`, again while the head's agent is still starting, as Ray asks for."""
+        """Run `ray job submit`, repeated while the head's agent is starting."""
         address = f"--address=http://127.0.0.1:{self.dashboard}"
         submit = ("ray", "job", "submit", address, f"--working-dir={work}", "--", *command)
         deadline = time.monotonic() + 60
@@ -232,14 +234,14 @@ class Cluster:
             time.sleep(1)
 
     def stop(self) -> None:
-        """Ends every node at once: a polite end drains for half a minute."""
+        """Kill every node at once: a graceful stop drains for half a minute."""
         kill_sessions({node.pid for node in self._nodes})
         for node in self._nodes:
             node.wait(timeout=20)
 
 
 def kill_sessions(leaders: Collection[int]) -> None:
-    """Kills every process of these sessions: Ray's outlive the one that started them."""
+    """Kill every process of these sessions: Ray's children outlive their parent."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ProcessLookupError):
             if os.getsid(process.pid) in leaders:

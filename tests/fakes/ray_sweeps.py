@@ -44,14 +44,14 @@ timing: {warmup_steps: 0, warmup_seconds: 0.0, max_steps: 6, max_seconds: 0.2}
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
-    """A user's environment with a home of their own, and this interpreter first on the path."""
+    """A user's environment with a home of its own, and this interpreter first on the path."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     return kept | {"HOME": str(home), "PATH": path, "RAY_ADDRESS": "local"} | more
 
 
 def two_devices(name: str, small_usd: float, large_usd: float) -> str:
-    """A specification of two devices of this machine at prices an hour."""
+    """A specification with two devices of this machine at these hourly prices."""
     rows = "".join(
         f"    - {{key: {key}, kind: cpu, usable_memory_bytes: {size}, source: test, "
         "recorded: 2026-11-20}\n"
@@ -67,7 +67,7 @@ def two_devices(name: str, small_usd: float, large_usd: float) -> str:
 
 
 def ended(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command, when it has ended, in a folder that is its home, too."""
+    """Result of a command that ran in its home folder."""
     return subprocess.run(
         [sys.executable, "-m", "orchestrator", *arguments],
         env=environment(home),
@@ -82,7 +82,7 @@ def ended(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def start_sweep(
     spec: Path, out: Path, home: Path, *more: str, **variables: str
 ) -> subprocess.Popen[bytes]:
-    """A sweep in the background, on a Ray of its own, its words in a file beside the run."""
+    """Start a sweep on a Ray of its own; its output goes to a file beside the run."""
     with out.with_suffix(".log").open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "orchestrator", "sweep", str(spec), "--out", str(out), *more],
@@ -94,5 +94,5 @@ def start_sweep(
 
 
 def observations(out: Path) -> list[Observation]:
-    """What is on disk by now."""
+    """Observations that are on disk now."""
     return RunFolder(out).observations()

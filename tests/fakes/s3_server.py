@@ -34,42 +34,42 @@ class S3Server:
 
     Attributes:
         url: its address.
-        answers: the status and code that every request gets instead of what it asked for.
-        fails_every: of so many requests one is told to slow down.
-        asked: method and path of all requests.
+        answers: status and error code that every request gets instead of its reply.
+        fails_every: one in this many requests fails with SlowDown.
+        requests: method and path of all requests.
     """
 
     url: str
     answers: tuple[int, str] | None = None
     fails_every: int = 0
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
 
     def objects(self, prefix: str = "") -> dict[str, bytes]:
-        """What the bucket holds below a prefix, by the rest of the name."""
+        """Objects below a prefix, by the rest of their names."""
         keys = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[BUCKET].keys
-        found = {name: keys[name].value for name in sorted(keys) if name.startswith(prefix)}
-        return {name.removeprefix(prefix): content for name, content in found.items()}
+        below = {name: keys[name].value for name in sorted(keys) if name.startswith(prefix)}
+        return {name.removeprefix(prefix): content for name, content in below.items()}
 
     def age(self, name: str, seconds: float) -> None:
-        """Has an object be older than it is."""
+        """Make an object older."""
         keys = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[BUCKET].keys
         keys[name].last_modified -= timedelta(seconds=seconds)
 
 
 class _Quiet(MotoRequestHandler):
     def log(self, type: str, message: str, *args: Any) -> None:  # noqa: A002 - werkzeug's name
-        """Says nothing."""
+        """Log nothing."""
 
 
 @contextmanager
 def s3_server() -> Iterator[S3Server]:
-    """A server that is there as long as the context."""
+    """A server that runs as long as the context."""
     moto, one = DomainDispatcherApplication(create_backend_app), threading.Lock()
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        told.asked.append(f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}")
-        fails = told.fails_every and len(told.asked) % told.fails_every == 0
-        status, code = (503, "SlowDown") if fails else told.answers or (0, "")
+        served.requests.append(f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}")
+        fails = served.fails_every and len(served.requests) % served.fails_every == 0
+        status, code = (503, "SlowDown") if fails else served.answers or (0, "")
         if status:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             # As services do, it repeats what it was sent.
@@ -80,12 +80,12 @@ def s3_server() -> Iterator[S3Server]:
             return list(moto(environ, start_response))
 
     server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=_Quiet)
-    told = S3Server(f"http://127.0.0.1:{server.server_port}")
+    served = S3Server(f"http://127.0.0.1:{server.server_port}")
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
         s3_backends[DEFAULT_ACCOUNT_ID]["aws"].create_bucket(BUCKET, "us-east-1")
-        yield told
+        yield served
     finally:
         server.shutdown()
         thread.join()

@@ -1,4 +1,4 @@
-"""A cluster with a clock of the test's own, whose nodes and devices fail on demand."""
+"""A simulated cluster and clock, whose nodes and devices fail on demand."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ HEAD = Node({SCALES_TO + "desk": 1.0}, None, "head")  # of a cluster that can st
 
 
 def node(node_id: str, *keys: str) -> Node:
-    """A node that carries one of each of these, and a core."""
+    """A node with one core and one of each of these resources."""
     return Node({"CPU": 1.0} | dict.fromkeys(keys, 1.0), None, node_id)
 
 
@@ -50,7 +50,7 @@ class Sick:
 
 
 class World:
-    """A cluster, a clock and the observations: what a driver has."""
+    """Cluster, clock and observations of a simulated driver."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class World:
         wait_seconds: float = 600,
     ) -> None:
         self.now = 0.0
-        self.known: dict[Cell, list[Observation]] = defaultdict(list)
+        self.observations: dict[Cell, list[Observation]] = defaultdict(list)
         self.faults: list[Fault] = []
         self.scheduler = Scheduler(
             cells,
@@ -74,18 +74,18 @@ class World:
         )
 
     def _task(self, cell: Cell) -> TrialTask | None:
-        task = trial_task(SPEC, SPEC.merged_catalog(), cell, self.known[cell])
+        task = trial_task(SPEC, SPEC.merged_catalog(), cell, self.observations[cell])
         return None if next_probe(task, task.done) is None else task
 
     def placed(self) -> list[Cell]:
-        """Places what can be placed now."""
-        found = []
+        """Cells of the trials that can be placed now."""
+        cells = []
         while (placement := self.scheduler.next()) is not None:
-            found.append(placement.task.cell)
-        return found
+            cells.append(placement.task.cell)
+        return cells
 
     def run(self, cell: Cell, where: NodeAddress, *, probes: int | None = None) -> None:
-        """Runs a placed trial on a node, to its end or for so many probes; SICK ones ail."""
+        """Run a placed trial on a node, to its end or for a number of probes; SICK nodes fail."""
         self.scheduler.started(cell)
         self.scheduler.located(cell, where)
         task = self._task(cell)
@@ -100,6 +100,6 @@ class World:
         )
 
     def _observed(self, observation: Observation) -> None:
-        self.known[observation.cell].append(observation)
+        self.observations[observation.cell].append(observation)
         self.now += 5
         self.scheduler.observed(observation)

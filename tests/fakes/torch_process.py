@@ -1,4 +1,4 @@
-"""The state of this process that torch tests share."""
+"""Process-wide torch settings that tests share."""
 
 import gc
 from collections.abc import Iterator
@@ -9,10 +9,10 @@ import torch
 
 @contextmanager
 def small_steps() -> Iterator[None]:
-    """Makes tiny steps fast, and leaves the process as it was.
+    """Make tiny steps fast, and restore the process afterwards.
 
-    They are faster on one thread, which a Worker sets for the whole process anyway. And counting
-    memory collects garbage first: going through all that pytest and torch hold takes 0.3 s.
+    They are faster on one thread, which a Worker sets for the whole process anyway. Counting memory
+    collects garbage first, which takes 0.3 s for all objects of pytest and torch unless frozen.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

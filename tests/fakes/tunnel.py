@@ -1,4 +1,4 @@
-"""What ssh's tunnel does: passes connections to one port on to another, until it is killed."""
+"""A stand-in for ssh's tunnel: forwards connections between ports until it is killed."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""Where this folder is on the path, trials run the law of ``law_worker.py`` in place of a model."""
+"""With this folder on the path, trials run the law of ``law_worker.py`` instead of a model."""
 
 import os
 import sys
@@ -6,9 +6,9 @@ import sys
 if "trials.training.worker" in sys.orig_argv:
     import importlib.util
 
-    found = importlib.util.find_spec("fakes.law_worker")
-    assert found is not None
-    assert found.origin is not None
+    law_worker = importlib.util.find_spec("fakes.law_worker")
+    assert law_worker is not None
+    assert law_worker.origin is not None
     os.execv(  # noqa: S606 - no shell is wanted
-        sys.executable, [sys.executable, found.origin, sys.orig_argv[-1]]
+        sys.executable, [sys.executable, law_worker.origin, sys.orig_argv[-1]]
     )
