@@ -1,9 +1,8 @@
 """A worker without a model: the real fork server, fork and pipes, memory by a law, real arithmetic.
 
-It starts in a tenth of the time that PyTorch takes, for tests of what happens around trials. The file
-named by ``LAW_WORKER_FAULTS`` makes the worker of this node fail: ``hang`` (once), ``sick`` or
+It starts in a tenth of the time that PyTorch takes, for tests of what happens around trials. A
+file named by ``LAW_WORKER_FAULTS`` makes the worker of this node fail: ``hang`` (once), ``sick`` or
 ``slow``.
-"""
 
 import os
 import sys
