@@ -3,6 +3,7 @@
 It starts in a tenth of the time that PyTorch takes, for tests of what happens around trials. A
 file named by ``LAW_WORKER_FAULTS`` makes the worker of this node fail: ``hang`` (once), ``sick`` or
 ``slow``.
+"""
 
 import os
 import sys
