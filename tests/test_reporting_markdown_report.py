@@ -95,10 +95,16 @@ def test_every_stack_has_its_hosts() -> None:
         observation(1, cell=CELL, environment=LARGE, repeat=9),
         observation(1, Outcome.OUT_OF_MEMORY, cell=CELL, environment=None, repeat=10),
     ]
+    lines = part(report(seen), "Stacks").strip().splitlines()
+    stacks = {line[2:].partition(":")[0]: re.split("[:;] ", line)[1:] for line in lines}
     software = "CPU threads 1, python 3.11.1, torch 2.9.0"
-    assert set(part(report(seen), "Stacks").strip().splitlines()) == {
-        f"- {second.stack}: a processor, {software}; hosts here, there",
-        f"- {LARGE.stack}: NVIDIA H200, {software}; allocator expandable_segments:True; hosts gpu1",
+    assert stacks == {
+        second.stack: [f"a processor, {software}", "hosts here, there"],
+        LARGE.stack: [
+            f"NVIDIA H200, {software}",
+            "allocator expandable_segments:True",
+            "hosts gpu1",
+        ],
     }
 
 
@@ -173,7 +179,7 @@ def test_the_recommendation_is_a_sentence() -> None:
         "source: me, recorded: 2026-01-31}\n"
     )
     sentence = part(report(SEEN, spec_of(ONE_CELL + rows)), "Cheapest").splitlines()[0]
-    assert sentence.startswith("- llama-tiny, 16 tokens: ")
+    assert sentence.startswith("- llama-tiny")
     assert re.findall(r"cpu.*?\((\w+)\)", sentence) == ["desk", "rack"]
     assert "at $0.02 an hour" in sentence
     assert "**more than 99%**" in sentence

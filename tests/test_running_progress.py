@@ -81,7 +81,7 @@ def test_log_has_a_plain_line_for_every_start_result_and_end() -> None:
             "batch 40",
             "800 examples/s",
         ),
-        ("1 died", "0 running", "2 waiting", "20 s", f"{second}died: the node is gone"),
+        ("1 died", "2 waiting", "20 s", f"{second}died: the node"),
     )
 
 

@@ -1,4 +1,4 @@
-"""Measuring what helps most to decide: on made-up devices, then on a real Ray."""
+"""The adaptive strategy: it measures first where a measurement helps the choice most."""
 
 import dataclasses
 import re
@@ -50,14 +50,14 @@ ANYWHERE = ClusterResources((Node({"CPU": 1.0}, frozenset()),))
 
 
 class Device:
-    """A prober: 1 MiB an example, so many examples fit; a floor and a slope in seconds."""
+    """A device of 1 MiB per example with a capacity, and a floor and a slope in seconds."""
 
     def __init__(self, largest: int, floor: float, slope: float) -> None:
         self._largest = largest
         self._line = floor, slope
 
     def probe(self, request: ProbeRequest, *, fresh: bool = False) -> ProbeEnd:
-        """Every visit of a batch size is a little different."""
+        """Measure with a small difference between visits of one batch size."""
         del fresh
         batch = request.batch_size
         if batch > self._largest:
@@ -80,9 +80,9 @@ WORLD: dict[str, Device | None] = {
 def swept(
     strategy: AdaptiveStrategy, world: dict[str, Device | None], spec: SweepSpec = SPEC
 ) -> tuple[list[Observation], list[dict[Cell, MeasurementRequest]]]:
-    """What a sweep in this world observes, and what it placed in each round.
+    """Return what a sweep in this world observes, and what it places in each round.
 
-    Where there is no device a trial ends without a word.
+    A trial without a device ends without any observation.
     """
     catalog = spec.merged_catalog()
     seen: list[Observation] = []
@@ -103,19 +103,19 @@ def swept(
 
 
 def chosen(seen: Sequence[Observation]) -> GpuChoice:
-    """The only choice of the specification, as it stands."""
+    """The only choice of the specification, given some observations."""
     catalog = SPEC.merged_catalog()
     (choice,) = choices(SPEC, NodePrices(catalog), SPEC.all_cells(), seen, fit_families(seen))
     return choice
 
 
 def adaptive(budget_usd: float | None = None) -> AdaptiveStrategy:
-    """For the specification."""
+    """The adaptive strategy for the specification."""
     return AdaptiveStrategy(SPEC, RATES, budget_usd)
 
 
 def test_the_winner_is_found_without_measuring_everything() -> None:
-    """It is the true one, and most of the ladders are left."""
+    """It is the true one, and most of the ladders remain unmeasured."""
     seen, rounds = swept(adaptive(), WORLD)
     choice = chosen(seen)
     assert choice.leader.cell.gpu == "lap"
@@ -134,7 +134,7 @@ def test_the_winner_is_found_without_measuring_everything() -> None:
 
 
 def test_a_budget_is_kept() -> None:
-    """What a probe of 1.5 s and more costs is counted before it is placed."""
+    """A probe's cost of 1.5 s and more counts before it is placed."""
     seen, _ = swept(adaptive(budget_usd=1e-9), WORLD)
     assert seen == []
     whole, _ = swept(adaptive(), WORLD)
@@ -145,16 +145,16 @@ def test_a_budget_is_kept() -> None:
     assert spent == pytest.approx(probes + starts)
 
 
-def test_a_gpu_that_tells_nothing_is_not_asked_for_ever() -> None:
-    """It may still be the cheapest: that is not decided, whatever the others told."""
+def test_a_gpu_without_observations_is_given_up() -> None:
+    """It may still be the cheapest, so the choice stays undecided."""
     seen, rounds = swept(adaptive(), WORLD | {"lap": None})
     assert sum(cell.gpu == "lap" for wanted in rounds for cell in wanted) == 1
     assert {o.cell.gpu for o in seen} >= {"desk"}
     assert not chosen(seen).is_decided
 
 
-def test_what_is_known_of_one_gpu_tells_what_to_expect_of_another() -> None:
-    """By price and specifications; nothing of a job's cost is told where nothing is known."""
+def test_one_gpu_predicts_the_cost_on_another() -> None:
+    """Price and specifications scale the cost; without any observation there is no prediction."""
     nothing = chosen([])
     assert {c.option.known_by for c in nothing.candidates} == {"nothing"}
     assert all(c.option.usd is None for c in nothing.candidates)
@@ -181,7 +181,7 @@ def with_job(job: str, text: str = TEXT) -> SweepSpec:
 def swept_choice(
     spec: SweepSpec, world: dict[str, Device | None]
 ) -> tuple[GpuChoice, list[Observation]]:
-    """How the only choice stands in the end, and what was observed."""
+    """The final state of the only choice, and the observations."""
     catalog = spec.merged_catalog()
     seen, _ = swept(AdaptiveStrategy(spec, NodePrices(catalog), None), world, spec)
     (choice,) = choices(spec, NodePrices(catalog), spec.all_cells(), seen, fit_families(seen))
@@ -189,15 +189,15 @@ def swept_choice(
 
 
 def test_a_gpu_that_nothing_fits_on_is_not_chosen() -> None:
-    """However cheap: the others are chosen between."""
+    """However cheap it is, the choice is between the others."""
     choice, seen = swept_choice(SPEC, WORLD | {"lap": Device(0, 0.01, 0.01)})
     assert choice.leader.cell.gpu == "desk"
     assert choice.is_decided
     assert [o.outcome for o in seen if o.cell.gpu == "lap"] == [Outcome.OUT_OF_MEMORY]
 
 
-def test_what_is_decided_is_the_job_that_is_ranked() -> None:
-    """A start of an hour makes the cheap GPU the cheapest; a batch that is wished for is timed."""
+def test_the_choice_is_for_the_ranked_job() -> None:
+    """A start of an hour favours the cheap GPU; a requested batch size is timed."""
     fast = {"desk": Device(40, 0.0, 1e-6), "lap": Device(40, 0.0, 2e-6)}
     world: dict[str, Device | None] = {"shed": None, "attic": None, **fast}
     text = TEXT.replace("[desk, lap, shed, attic]", "[desk, lap]").replace(
@@ -214,8 +214,8 @@ def test_what_is_decided_is_the_job_that_is_ranked() -> None:
     assert choice.is_decided
 
 
-def test_a_choice_that_cannot_be_told_is_not_said_to_be_decided() -> None:
-    """Everything of it is measured, and two GPUs are too alike."""
+def test_a_choice_between_equal_gpus_stays_undecided() -> None:
+    """Everything is measured, and the two GPUs are too alike."""
     choice, _ = swept_choice(SPEC, WORLD)
     assert choice.is_decided
     alike = dataclasses.replace(choice, probability=0.8, candidates=())
@@ -227,7 +227,7 @@ def test_a_choice_that_cannot_be_told_is_not_said_to_be_decided() -> None:
 
 
 def test_a_round_may_take_no_longer_than_the_budget_lasts() -> None:
-    """Each trial gets its part of what is left, however long its probes turn out to be."""
+    """Each trial gets its share of the rest, however long its probes take."""
     spec = with_job("{examples: 1000, epochs: 3, overheads: {startup_minutes: 6}}")
     catalog = spec.merged_catalog()
     strategy = AdaptiveStrategy(spec, NodePrices(catalog), 2.0)
@@ -242,7 +242,7 @@ def test_a_round_may_take_no_longer_than_the_budget_lasts() -> None:
 
 
 def test_the_list_says_what_each_measurement_saves_and_costs() -> None:
-    """The worthiest first; then how each choice stands."""
+    """The most valuable measurement is first; the state of each choice follows."""
     told = next_measurements_table([chosen([])], most=2)
     first = told.splitlines()[2]
     assert re.search(r"largest .*needed first", first)
@@ -252,10 +252,10 @@ def test_the_list_says_what_each_measurement_saves_and_costs() -> None:
     assert "Every choice is decided." in next_measurements_table([chosen(seen)], most=5)
 
 
-def test_plan_lists_what_to_measure_though_no_such_gpu_is_here(
+def test_plan_lists_what_to_measure_on_absent_gpus(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a specification, simulated cells included: which to rent first."""
+    """It says which GPU to rent first, simulated cells included."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert main(["plan", "--next", "--most", "40"]) == 0
@@ -268,7 +268,7 @@ def test_plan_lists_what_to_measure_though_no_such_gpu_is_here(
 
 
 def test_capped_cells_have_no_part_in_a_choice() -> None:
-    """Their speed is another GPU's."""
+    """Their speed is that of another GPU."""
     text = TEXT.replace("max_batch_size", "as_if: [shed]\nmax_batch_size").replace(
         "key: shed, kind: cpu, usable_memory_bytes: 100000000",
         "key: shed, kind: cpu, usable_memory_bytes: 50000000",
@@ -279,8 +279,8 @@ def test_capped_cells_have_no_part_in_a_choice() -> None:
 
 
 @pytest.mark.long
-def test_an_adaptive_sweep_stops_when_it_knows(tmp_path: Path) -> None:
-    """On a real Ray: two devices ninety times apart in price need their largest batches alone."""
+def test_an_adaptive_sweep_stops_when_it_has_decided(tmp_path: Path) -> None:
+    """On a real Ray: at ninety times the price, two devices need only their largest batch sizes."""
     (tmp_path / "adaptive.yaml").write_text(two_devices("adaptive", 0.1, 9.0), encoding="utf-8")
     asked = ("sweep", "adaptive.yaml", "--adaptive", "--budget-usd", "5", "--out", "run")
     done = ended(tmp_path, *asked)

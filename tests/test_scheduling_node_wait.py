@@ -9,8 +9,8 @@ from orchestrator.planning.cluster_resources import SCALES_TO, ClusterResources,
 from orchestrator.planning.plan import make_plan
 
 
-def test_where_all_nodes_were_taken_out_the_cells_are_skipped_for_that_reason() -> None:
-    """Nothing waits for a node that is there and not to be trusted."""
+def test_cells_are_skipped_when_all_their_nodes_are_excluded() -> None:
+    """The scheduler does not wait for a node that is up but excluded."""
     world = World(DESK, node("n1", "desk"), nodes_out={"n1": f"10.0.0.1: {ECC}"})
     world.placed()
     for _ in range(2):
@@ -23,7 +23,7 @@ def test_where_all_nodes_were_taken_out_the_cells_are_skipped_for_that_reason() 
 
 
 def test_nothing_is_placed_on_a_node_that_is_leaving() -> None:
-    """Its trial runs on as long as it lasts; another one is waited for as long as was asked."""
+    """Its trial runs to the end; the wait for another node lasts as long as the user set."""
     first, second = node("n1", "desk"), node("n2", "desk")
     world = World(DESK, first, second)
     assert world.placed() == DESK[:3]
@@ -44,11 +44,11 @@ def test_nothing_is_placed_on_a_node_that_is_leaving() -> None:
 
 
 @pytest.mark.parametrize(("scales", "seconds"), [(True, 600), (False, 10)])
-def test_a_node_that_never_comes_is_waited_for_so_long_and_the_rest_goes_on(
+def test_the_wait_for_a_node_ends_and_other_cells_continue(
     scales: bool,  # noqa: FBT001 - a parameter
     seconds: float,
 ) -> None:
-    """As long as was asked where a cluster starts nodes; where it does not, there is no hope."""
+    """It lasts the set time on a cluster that starts nodes, and no time on one that does not."""
     head = Node({"CPU": 1.0} | ({SCALES_TO + "desk": 1.0} if scales else {}), None, "head")
     cluster = ClusterResources((head, node("n2", "lap")))
     world = World([*DESK, *LAP], *cluster.nodes)
@@ -71,8 +71,8 @@ def test_a_node_that_never_comes_is_waited_for_so_long_and_the_rest_goes_on(
     assert not world.scheduler.no_node
 
 
-def test_a_lone_host_that_is_away_for_a_while_goes_on_where_it_stopped() -> None:
-    """Ray is started on it anew, as another node; until then it is waited for as for any other."""
+def test_a_lone_host_that_restarts_resumes_its_trial() -> None:
+    """Ray restarts on it as a new node; the wait for it is that for any other node."""
     world = World(DESK[:1], node("n1", "desk"))
     world.placed()
     world.run(DESK[0], N1, probes=2)
@@ -88,8 +88,8 @@ def test_a_lone_host_that_is_away_for_a_while_goes_on_where_it_stopped() -> None
     assert world.scheduler.is_over
 
 
-def test_a_host_that_came_back_as_another_node_is_not_waited_for_as_the_one_it_was() -> None:
-    """Ray names it anew; when it is taken out then, nothing is left to hope for."""
+def test_a_host_that_returned_is_no_longer_awaited_under_its_old_id() -> None:
+    """Ray gives it a new id; if that node is excluded, no other is expected."""
     world = World(DESK[:3], node("n1", "desk"))
     world.placed()
     world.run(DESK[0], N1, probes=1)
@@ -109,8 +109,8 @@ def test_a_host_that_came_back_as_another_node_is_not_waited_for_as_the_one_it_w
     assert "10.0.0.67: " in world.scheduler.no_node[DESK[2]]
 
 
-def test_of_two_hosts_that_are_away_the_one_that_did_not_come_back_is_still_waited_for() -> None:
-    """Each that comes stands for one of them."""
+def test_an_absent_host_is_awaited_when_another_returned() -> None:
+    """Each host that returns stands for one of them."""
     world = World(DESK[:3], node("n3", "desk"), node("n4", "desk"))
     world.placed()
     world.scheduler.update(ClusterResources(()))
@@ -129,7 +129,7 @@ def test_of_two_hosts_that_are_away_the_one_that_did_not_come_back_is_still_wait
 
 
 def test_a_node_that_others_use_is_waited_for() -> None:
-    """It is there; whose turn it is, Ray knows."""
+    """The node is up, and Ray decides whose turn it is."""
     cluster = ClusterResources((replace(node("n1", "desk"), used={"CPU": 1.0, "desk": 1.0}),))
     world = World(DESK, *cluster.nodes)
     world.placed()
@@ -151,8 +151,8 @@ def test_a_node_that_the_trials_of_another_gpu_use_is_waited_for() -> None:
     assert not world.scheduler.no_node
 
 
-def test_a_node_that_nobody_uses_and_that_starts_no_worker_is_not_waited_for_without_end() -> None:
-    """One that came late has time to start a worker; then its GPU is given up, with the reason."""
+def test_the_wait_for_a_free_node_without_a_worker_ends() -> None:
+    """A late node gets time to start a worker; then its GPU is skipped with the reason."""
     world = World(DESK, HEAD)
     world.placed()
     world.scheduler.update(ClusterResources((HEAD,)))

@@ -1,4 +1,4 @@
-"""Placement of trials when nodes, workers and devices fail, by a clock of the test's own."""
+"""Placement of trials when nodes, workers and devices fail, with a clock of the test."""
 
 from fakes.scheduled_cluster import DESK, ECC, HEAD, LAP, N1, N2, SICK, World, node
 
@@ -10,7 +10,7 @@ from trials.records.observation import Outcome
 
 
 def test_no_more_is_placed_than_nodes_can_hold_and_one_for_each_gpu() -> None:
-    """What comes late is placed by all that is known until then; no GPU waits for another."""
+    """Late nodes get trials by the latest observations; no GPU waits for another."""
     world = World([*DESK, *LAP], node("n1", "desk"), node("n2", "desk"), node("n3", "lap"))
     assert world.placed() == [*DESK[:3], *LAP[:2]]
     world.run(DESK[0], N1)
@@ -18,8 +18,8 @@ def test_no_more_is_placed_than_nodes_can_hold_and_one_for_each_gpu() -> None:
     assert world.placed() == [DESK[3]]
 
 
-def test_what_a_trial_saw_before_its_node_died_bounds_the_search_of_the_next() -> None:
-    """It is placed first, asks for nothing that was told, and the time lost is."""
+def test_observations_of_a_dead_trial_bound_the_next_search() -> None:
+    """The next trial comes first, repeats no probe, and the lost time is recorded."""
     world = World(DESK, node("n1", "desk"))
     world.placed()
     world.run(DESK[0], N1, probes=4)
@@ -38,8 +38,8 @@ def test_what_a_trial_saw_before_its_node_died_bounds_the_search_of_the_next() -
     assert (fault.kind, fault.node, fault.lost_seconds) == ("died", "10.0.0.1", 30)
 
 
-def test_a_trial_that_dies_without_a_word_is_given_up_with_the_reason() -> None:
-    """Each time it gets on it has its tries anew: a spot node may be taken away any number."""
+def test_a_trial_that_dies_without_progress_is_given_up() -> None:
+    """Progress resets the number of tries, as a spot node may be taken away any number of times."""
     world = World(DESK[:1], node("n1", "desk"))
     for _ in range(PLACEMENTS + 2):
         assert world.placed() == DESK[:1]
@@ -55,8 +55,8 @@ def test_a_trial_that_dies_without_a_word_is_given_up_with_the_reason() -> None:
     assert world.scheduler.died == {DESK[0]: reason}
 
 
-def test_a_device_that_fails_two_cells_gets_no_more_and_they_go_elsewhere() -> None:
-    """The node is named; both cells end well on the other one, and so does the rest."""
+def test_a_device_that_fails_two_cells_is_excluded() -> None:
+    """The node is named; both cells and the rest complete on the other node."""
     world = World(DESK, node("n1", "desk"), node("n2", "desk"))
     world.placed()
     for cell in DESK[:2]:
@@ -81,8 +81,8 @@ def test_a_device_that_fails_two_cells_gets_no_more_and_they_go_elsewhere() -> N
     assert Faults(faults=tuple(world.faults)).nodes_out().keys() == {"n1"}
 
 
-def test_where_one_node_at_a_time_is_started_the_cells_of_a_sick_one_wait_for_the_next() -> None:
-    """The cluster takes the sick one away when idle; every cell ends well on its successor."""
+def test_cells_of_a_faulty_node_wait_for_its_replacement() -> None:
+    """The cluster removes the idle node, and every cell completes on its successor."""
     world = World(DESK, HEAD, node("n1", "desk"))
     assert world.placed() == DESK[:2]
     for cell in DESK[:2]:
@@ -104,8 +104,8 @@ def test_where_one_node_at_a_time_is_started_the_cells_of_a_sick_one_wait_for_th
     assert [fault.kind for fault in world.faults] == ["device", "node out", "device"]
 
 
-def test_a_cell_that_waits_for_another_node_holds_up_none_that_need_not() -> None:
-    """Its own kernels may be what fails: the rest is measured where it failed."""
+def test_a_cell_that_waits_for_another_node_blocks_no_other() -> None:
+    """Its own kernels may be at fault: other cells run on the node where it failed."""
     world = World(DESK, HEAD, node("n1", "desk"))
     world.placed()
     world.run(DESK[0], SICK[0])
@@ -116,8 +116,8 @@ def test_a_cell_that_waits_for_another_node_holds_up_none_that_need_not() -> Non
     assert world.placed() == [DESK[3]]
 
 
-def test_a_lone_cell_whose_node_is_not_replaced_is_given_up_with_what_failed() -> None:
-    """The cluster may keep an idle node: it is waited for another so long, and no longer."""
+def test_a_cell_without_a_replacement_node_is_given_up() -> None:
+    """The cluster may keep an idle node: the wait for another one ends at its limit."""
     nodes = HEAD, node("n1", "desk")
     world = World(DESK[:1], *nodes)
     world.placed()
@@ -134,8 +134,8 @@ def test_a_lone_cell_whose_node_is_not_replaced_is_given_up_with_what_failed() -
     assert (world.scheduler.died, world.scheduler.no_node) == ({DESK[0]: f"{reason}: {ECC}"}, {})
 
 
-def test_a_cell_that_fails_on_every_node_is_not_held_against_them() -> None:
-    """A mistake of its kernels looks alike; it is tried on each, then let be."""
+def test_a_cell_that_fails_on_every_node_excludes_none() -> None:
+    """A fault of its kernels looks the same; each node tries it once, then it is given up."""
     world = World(DESK[:1], node("n1", "desk"), node("n2", "desk"))
     for where in SICK:
         assert world.placed() == DESK[:1]

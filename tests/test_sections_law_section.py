@@ -14,7 +14,7 @@ SIZES = np.array([1, 2, 3, 4, 6, 8, 12, 16], float)
 
 
 def family(sizes: np.ndarray = SIZES, *, slow: int | None = None) -> FamilyFit:
-    """A GPU at two lengths, 1 % off by turns; one step half as long again."""
+    """A GPU at two lengths, alternately 1 % off; one step takes half as long again."""
     rows = [
         (f"a40@s/seq{length}", size, size * length, (1 + 0.004 * size * length) * (1 + off))
         for length in (128, 256)

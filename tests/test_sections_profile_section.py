@@ -54,7 +54,7 @@ def test_expert_load_has_a_mean_a_variance_and_an_imbalance() -> None:
 
 
 def test_lengths_are_compared_where_several_were_profiled() -> None:
-    """Each at its largest batch."""
+    """Each length is profiled at its largest batch size."""
     one = [profiled(1), profiled(8, profile=profile(2.0))]
     assert profile_groups(one)[0].lengths == ()
     (group,) = profile_groups([*one, profiled(4, 32)])
@@ -80,7 +80,7 @@ def test_a_failed_profile_is_listed_and_tried_three_times() -> None:
 
 
 def test_the_command_profiles_a_cell_in_a_child(capsys: pytest.CaptureFixture[str]) -> None:
-    """Raw profiles and tables, in JSON; the batch that was asked for."""
+    """The JSON has raw profiles and tables at the requested batch size."""
     asked = ["--model", "llama-tiny", "--seq-len", "8", "--device", "cpu", "--precision", "fp32"]
     assert main(["profile", *asked, "--batch-size", "2", "--steps", "1", "--json"]) == 0
     output = json.loads(capsys.readouterr().out)
@@ -100,7 +100,7 @@ def test_the_command_profiles_a_cell_in_a_child(capsys: pytest.CaptureFixture[st
 def test_every_mistake_of_the_command_is_reported_at_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A line each, before anything starts."""
+    """Each has its own line, and nothing starts."""
     asked = ["profile", "--model", "llama-tny", "--seq-len", "8", "--device", "a40x"]
     assert main([*asked, "--method", "full", "--lora-rank", "3"]) == 1
     lines = capsys.readouterr().err.splitlines()

@@ -1,4 +1,4 @@
-"""The step of a whole model out of a few of its layers: what tracing all of it would record."""
+"""A whole model's step expanded from a few traced layers equals a trace of all layers."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ LLAMA, MIXTRAL, QWEN = "llama-tiny", "mixtral-tiny", "qwen3-moe-tiny"
 
 @pytest.fixture(scope="module", autouse=True)
 def made_for_small_steps() -> Iterator[None]:
-    """All of this file."""
+    """Apply the settings for small steps to this file."""
     with small_steps():
         yield
 
@@ -46,13 +46,13 @@ def made_for_small_steps() -> Iterator[None]:
     ],
     ids=lambda each: getattr(each, "key", each),
 )
-def test_a_repeated_layer_does_what_each_would(model: str, of: Recipe) -> None:
-    """Six layers out of three: event for event what tracing all six gives, both steps."""
+def test_an_expanded_trace_equals_a_full_trace(model: str, of: Recipe) -> None:
+    """Six layers expanded from three give the same events as tracing all six, in both steps."""
     assert differences(model, 6, of) == []
 
 
-def test_layers_that_take_turns_repeat_by_turns() -> None:
-    """Mamba and experts, by twos: event for event as above, checkpointed and not."""
+def test_alternating_layers_are_repeated_in_turn() -> None:
+    """Mamba and expert layers alternate, with and without checkpointing."""
     recipes = [
         recipe("full", precision="bf16"),
         recipe("full", precision="bf16", gradient_checkpointing=True),
@@ -71,8 +71,8 @@ def test_layers_that_take_turns_repeat_by_turns() -> None:
     assert done.stdout.splitlines() == ["[]"] * len(recipes), done.stderr
 
 
-def test_two_batch_sizes_tell_every_other() -> None:
-    """Traced at 4 and 8: storages and work at other sizes are what tracing these gives."""
+def test_two_traced_batch_sizes_give_every_other() -> None:
+    """Traces at 4 and 8 give the storages and work that direct traces of other sizes have."""
     model, of = deep(MIXTRAL, 6), recipe("qlora", precision="bf16", gradient_checkpointing=True)
     first, second = (traced(model, of, batch_size=size) for size in (4, 8))
     both = Steps(StepTrace((4, 8), (first.recording, second.recording), first.held, first.copies))
@@ -86,8 +86,8 @@ def test_two_batch_sizes_tell_every_other() -> None:
         )
 
 
-def test_everything_that_comes_in_a_step_goes_but_what_the_optimizer_keeps() -> None:
-    """After a steady step as much is there as before it: nothing leaks from step to step."""
+def test_a_steady_step_leaks_no_storage() -> None:
+    """As many storages live after a steady step as before it."""
     step = traced(deep(LLAMA, 6), recipe("full", precision="bf16"))
     stream = whole_step(step.recording, step.copies)
     steps = Steps(StepTrace((4,), (step.recording,), step.held, step.copies))

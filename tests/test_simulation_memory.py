@@ -1,4 +1,4 @@
-"""The simulated stream against real steps on the CPU: the same peak, to the byte."""
+"""The simulated peak of memory equals that of real steps on the CPU, to the byte."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -31,7 +31,7 @@ LOSS_SCALE_BYTES = 8  # made in the first step and kept; a trace makes it in eac
 
 @pytest.fixture(scope="module", autouse=True)
 def made_for_small_steps() -> Iterator[None]:
-    """All of this file."""
+    """Apply the settings for small steps to this file."""
     with small_steps():
         yield
 
@@ -43,7 +43,7 @@ def weights_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class RoutedTokens(TorchDispatchMode):
-    """Notes how many tokens each expert got in a real step."""
+    """A hook that records the tokens of each expert in a real step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class RoutedTokens(TorchDispatchMode):
 
 
 def counted_peak(cell: Cell) -> tuple[int, list[int]]:
-    """Peak bytes of two real steps, and the tokens each expert got, in their order."""
+    """Peak bytes of two real steps, and the tokens of each expert in order."""
     tuning = FineTuning(cell, find_model(cell.model), device=torch.device("cpu"), seed=0)
     tokens = tuning.tokens(BATCH)
     with RoutedTokens() as routed:
@@ -76,7 +76,7 @@ def counted_peak(cell: Cell) -> tuple[int, list[int]]:
 
 
 def simulated_peak(cell: Cell, counts: list[int]) -> int:
-    """Peak bytes of the same two steps, traced, the experts' tokens as they were."""
+    """Peak bytes of the same two steps, traced with the same tokens per expert."""
     following = iter(counts)
     traced = TraceableCell(cell, find_model(cell.model), target="cpu", whole=True).trace(
         BATCH, lambda _: next(following)
@@ -110,14 +110,14 @@ CELLS = [
 
 @pytest.mark.parametrize(("model", "of"), CELLS, ids=lambda each: getattr(each, "key", each))
 def test_a_simulated_peak_is_the_counted_one_to_the_byte(model: str, of: Recipe) -> None:
-    """Every family and axis of a recipe at tiny size: no byte more, no byte less."""
+    """This holds for every family and recipe axis at tiny size."""
     cell = tiny_cell(model, of, seq_len=LENGTH)
     counted, routed = counted_peak(cell)
     assert simulated_peak(cell, routed) == counted
 
 
 def test_a_simulated_fp16_peak_differs_by_the_loss_scale() -> None:
-    """Which a real run keeps from its first step, and a trace makes in each: named, and bounded."""
+    """A real run keeps the scale from its first step, a trace makes it anew."""
     cell = tiny_cell(LLAMA, recipe("full", precision="fp16"), seq_len=LENGTH)
     counted, routed = counted_peak(cell)
     assert simulated_peak(cell, routed) - counted == LOSS_SCALE_BYTES

@@ -1,4 +1,4 @@
-"""The largest batch that fits, told by few replays: exact under laws that are not quite lines."""
+"""The largest batch size by few replays: exact for laws that are almost linear."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ LAWS: dict[str, Law] = {
 
 @dataclass
 class Device:
-    """Holds what a law says, and counts the replays."""
+    """A device that holds what a law says, and counts the replays."""
 
     law: Law
     replayed: list[tuple[int, int | None]] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Device:
         return AllocatorPeaks(self.in_use(batch_size), held, 0, None)
 
     def in_use(self, batch_size: int) -> int:
-        """A little less than is held, as it is in life."""
+        """Slightly less than the reserved memory, as on a real device."""
         return self.law(batch_size) * 9 // 10
 
     def replays(self) -> Replays:
@@ -44,7 +44,7 @@ class Device:
 @pytest.mark.parametrize("name", LAWS)
 @pytest.mark.parametrize("limit", [20_100, 20_199, 20_200, 21_000, 31_500, 58_000, 90_000])
 def test_the_largest_batch_fits_and_one_more_does_not(name: str, limit: int) -> None:
-    """Or it is the most that was to be tried; nothing above that is."""
+    """At the batch limit no larger size is replayed."""
     law, device = LAWS[name], Device(LAWS[name])
     largest = device.replays().largest(limit, 500)
     if largest >= 2:
@@ -54,8 +54,8 @@ def test_the_largest_batch_fits_and_one_more_does_not(name: str, limit: int) -> 
     assert max((b for b, _ in device.replayed), default=0) <= 500
 
 
-def test_few_replays_tell_and_none_is_made_twice() -> None:
-    """Four for the first limit of a saw, and where another GPU's replays lead, two or three."""
+def test_few_replays_suffice_and_none_is_repeated() -> None:
+    """The first limit of a saw takes four; another GPU's replays reduce it to two or three."""
     device = Device(LAWS["saw"])
     replays = device.replays()
     counts = []
@@ -69,8 +69,8 @@ def test_few_replays_tell_and_none_is_made_twice() -> None:
     assert len(set(device.replayed)) == len(device.replayed)
 
 
-def test_what_was_replayed_tells_of_other_batches_and_limits() -> None:
-    """What fits, fits in any smaller batch and larger memory; what does not, the other way."""
+def test_a_replay_answers_for_other_batches_and_limits() -> None:
+    """A fit covers smaller batches and larger memories; a miss covers the opposite."""
     replays = Device(LAWS["line"]).replays()
     largest = replays.largest(50_000, 65_536)
     assert largest == 300
@@ -80,8 +80,8 @@ def test_what_was_replayed_tells_of_other_batches_and_limits() -> None:
     assert replays.fits(390, 60_000) is None
 
 
-def test_a_replay_under_a_limit_that_it_never_reaches_is_one_without() -> None:
-    """And the one that does is remembered with how it ended."""
+def test_a_replay_below_its_limit_counts_as_unlimited() -> None:
+    """A replay that reaches its limit is kept with its outcome."""
     device = Device(LAWS["line"])
     replays = device.replays()
     assert replays.within(10, 50_000) == replays.without_limit(10) == replays.within(10, 40_000)

@@ -1,4 +1,4 @@
-"""The simulated GPUs beside those that arXiv 2408.04693 measured, nothing calibrated on them."""
+"""Simulated GPUs against the measurements of arXiv 2408.04693, without calibration on them."""
 
 import pytest
 from benchmarks.simulated_gpu import (
@@ -21,34 +21,34 @@ FORMS = {name: forms[0] for name, forms in GPUS.items()}
 
 
 def sparse_mixtral() -> list[Point]:
-    """On MATH."""
+    """The points of sparse Mixtral on MATH."""
     of = (MIXTRAL, "math_14k", SPARSE)
     return [p for p in paper_points() if (p.model, p.dataset, p.sparsity) == of]
 
 
 @pytest.fixture(scope="module")
 def simulation(tmp_path_factory: pytest.TempPathFactory) -> Simulation:
-    """Every length of these tests is traced in one process."""
+    """One simulation for all tests, which traces every length in one process."""
     made = Simulation(Traces(tmp_path_factory.mktemp("traces"), workers=1))
     made.prepare([*at_two().values(), *largest().values()])
     return made
 
 
 def at_two() -> dict[str, Point]:
-    """Two examples a step, as all four GPUs ran them."""
+    """The points with batch size two, which all four GPUs ran."""
     return {p.gpu: p for p in sparse_mixtral() if p.batch_size == 2}
 
 
 def largest() -> dict[str, Point]:
-    """The largest batch of each GPU that the paper has a price of."""
+    """The largest batch size of each GPU for which the paper has a price."""
     found: dict[str, Point] = {}
     for point in sorted(sparse_mixtral(), key=lambda p: p.batch_size):
         found[point.gpu] = point
     return {name: found[name] for name in USD_PER_HOUR}
 
 
-def test_gpus_are_as_much_faster_than_each_other_as_was_measured(simulation: Simulation) -> None:
-    """H100 before A100-80GB, A100-40GB and A40, each ratio within 15 %."""
+def test_simulated_speed_ratios_are_within_15_percent(simulation: Simulation) -> None:
+    """H100 before A100-80GB, A100-40GB and A40, in the measured order."""
     points = at_two()
     told = {name: simulation.step_seconds(p, FORMS[name]) for name, p in points.items()}
     ordered = ["H100-80GB", "A100-80GB", "A100-40GB", "A40"]
@@ -59,8 +59,8 @@ def test_gpus_are_as_much_faster_than_each_other_as_was_measured(simulation: Sim
         assert told[name] / told[BASE] == pytest.approx(measured, rel=WITHIN)
 
 
-def test_the_cheapest_gpu_is_the_one_that_was(simulation: Simulation) -> None:
-    """By dollars an example at the largest batches, at the paper's prices: the whole order."""
+def test_the_simulated_cost_order_is_the_measured_one(simulation: Simulation) -> None:
+    """Dollars per example at the largest batch sizes and the paper's prices are compared."""
     points = largest()
 
     def order(seconds: dict[str, float]) -> list[str]:

@@ -1,4 +1,4 @@
-"""A sweep of simulated cells: no Ray, no GPU, and no number that passes for a measured one."""
+"""A sweep of simulated cells: without Ray or GPU, every number is marked as simulated."""
 
 import csv
 import json
@@ -54,15 +54,15 @@ def _somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def observed(folder: Path) -> list[Observation]:
-    """What the run holds."""
+    """The observations of the run."""
     lines = (folder / "observations.jsonl").read_text().splitlines()
     return [Observation.model_validate_json(line) for line in lines]
 
 
-def test_a_simulated_sweep_is_ranked_and_says_that_it_is(
+def test_a_simulated_sweep_is_ranked_and_marked_as_simulated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Observations, ranking and report: simulated on every one; nothing again the second time."""
+    """Observations, ranking and report are marked; a second sweep simulates nothing again."""
     Path("nobody.yaml").write_text(SIMULATED)
     assert main(["sweep", "nobody.yaml"]) == 0
     shown = capsys.readouterr()
@@ -86,10 +86,10 @@ def test_a_simulated_sweep_is_ranked_and_says_that_it_is(
     assert (len(plan.complete), plan.pending, len(plan.skipped)) == (2, (), 1)
 
 
-def test_simulated_examples_are_as_long_as_the_data_has_them(
+def test_simulated_examples_have_the_lengths_of_the_data(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From one length in the specification, and as `estimate` has it; later without a trace."""
+    """The specification has one length, `estimate` agrees, and a second run needs no trace."""
     # Each length costs this test a second.
     monkeypatch.setattr("orchestrator.spec.job_tokens.SIMULATED_PADDED", (1, 64))
     Path("lengths.csv").write_text("tokens,examples\n64,800\n128,150\n512,50\n")
@@ -112,10 +112,10 @@ def test_simulated_examples_are_as_long_as_the_data_has_them(
         assert row["examples_per_second"] == pytest.approx(there["examples_per_second"], rel=0.03)
 
 
-def test_a_model_that_cannot_be_traced_is_left_out_with_the_reason(
+def test_a_model_that_cannot_be_traced_is_excluded_with_the_reason(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The others are ranked, and the exit code says that not all was done."""
+    """The others are ranked, and the exit code reports an incomplete sweep."""
     folder = Path("strange")
     folder.mkdir()
     config = {"model_type": "strange", "vocab_size": 64, "num_attention_heads": 1}
@@ -128,7 +128,7 @@ def test_a_model_that_cannot_be_traced_is_left_out_with_the_reason(
 
 
 def test_a_cell_is_measured_or_simulated_and_never_both_under_one_key() -> None:
-    """The same GPU, model and recipe: two cells, told apart by key, basis and place in the plan."""
+    """One GPU, model and recipe give two cells with different key, basis and plan entry."""
     measured, simulated = spec_of(BOTH).all_cells()
     assert (measured.simulated, simulated.simulated) == (False, True)
     same = simulated.model_copy(update={"simulated": False})
@@ -140,7 +140,7 @@ def test_a_cell_is_measured_or_simulated_and_never_both_under_one_key() -> None:
 
 
 def test_measured_stands_before_simulated_at_the_same_cost() -> None:
-    """Two cells of one speed on one GPU: the one that was measured is ranked first."""
+    """Of two cells with equal speed on one GPU, the measured one ranks first."""
     spec = spec_of(BOTH)
     measured, other = spec.all_cells()
     simulated: Cell = other.model_copy(update={"seq_len": measured.seq_len})
@@ -167,7 +167,7 @@ def test_measured_stands_before_simulated_at_the_same_cost() -> None:
     assert ranking.offers[0].usd == ranking.offers[1].usd
 
 
-def test_a_gpu_to_simulate_that_nobody_knows_is_told_with_near_ones() -> None:
-    """Like any other, with its line."""
+def test_an_unknown_gpu_to_simulate_has_suggestions() -> None:
+    """The mistake has its line, like any other."""
     with pytest.raises(SpecError, match=r"nobody:7: cells\[0\].simulated_on\[1\].*H100-SXM"):
         parse_spec(SIMULATED.replace("H100-SXM", "H100-SMX"), "nobody")

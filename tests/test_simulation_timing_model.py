@@ -1,4 +1,4 @@
-"""The clock of two lanes: what a host and a GPU take together, worked by hand."""
+"""The clock of two lanes: the time of host and GPU together, computed by hand."""
 
 import numpy as np
 import pytest
@@ -25,12 +25,12 @@ WAIT = None
 def operator(
     work: OperatorClass, *, rate: Rate = Rate.BF16, **numbers: float
 ) -> tuple[OperatorClass, Rate, dict[str, float]]:
-    """One operator by the columns that matter to it."""
+    """One operator with the columns that matter to it."""
     return work, rate, numbers
 
 
 def operators(*each: tuple[OperatorClass, Rate, dict[str, float]] | None) -> Operators:
-    """A step; None is where the host waits."""
+    """The operators of a step; None is a wait of the host."""
     numbers = np.zeros((len(each), len(Column)))
     for row, one in zip(numbers, each, strict=True):
         for name, value in (one[2] if one else {}).items():
@@ -44,17 +44,17 @@ def operators(*each: tuple[OperatorClass, Rate, dict[str, float]] | None) -> Ope
 
 
 def moving(seconds: float) -> tuple[OperatorClass, Rate, dict[str, float]]:
-    """A kernel that moves bytes for so long on the A100."""
+    """A kernel that moves bytes for some seconds on the A100."""
     return operator(OperatorClass.MEMORY, bytes=seconds * 2039e9, launches=1)
 
 
 def seconds(*each: tuple[OperatorClass, Rate, dict[str, float]] | None) -> float:
-    """Of a step on the A100 with the plain constants."""
+    """Seconds of a step on the A100 with the plain constants."""
     return step_time(operators(*each), A100, PLAIN).seconds
 
 
 def test_a_busy_gpu_hides_the_host() -> None:
-    """Three kernels of 1 ms: 10 us until the first is launched, then one after another."""
+    """Three kernels of 1 ms start after 10 us and run one after another."""
     assert seconds(*3 * [moving(1e-3)]) == pytest.approx(3e-3 + 10e-6)
 
 
@@ -64,12 +64,12 @@ def test_a_slow_host_hides_the_gpu() -> None:
 
 
 def test_a_wait_joins_both() -> None:
-    """Each kernel of 100 us is launched only when the one before it is done."""
+    """Each kernel of 100 us is launched only when the one before it has ended."""
     assert seconds(moving(1e-4), WAIT, moving(1e-4), WAIT) == pytest.approx(2 * (10e-6 + 1e-4))
 
 
-def test_any_order_is_what_going_through_it_gives() -> None:
-    """The closed form between waits against the recurrence, over random steps."""
+def test_the_closed_form_equals_the_recurrence() -> None:
+    """Random steps with waits at random places."""
     random = np.random.default_rng(0)
     for _ in range(50):
         step = [
@@ -93,7 +93,7 @@ def test_any_order_is_what_going_through_it_gives() -> None:
 
 
 def test_products_come_in_whole_tiles_and_waves() -> None:
-    """128 rows of 108 tiles are one wave; a row or a tile more is another."""
+    """128 rows of 108 tiles are one wave; one more row or tile is another."""
     inner, columns = 4096.0, 108 * 128.0
     one = operator(
         OperatorClass.MATRIX_PRODUCT,
@@ -116,8 +116,8 @@ def test_products_come_in_whole_tiles_and_waves() -> None:
     assert seconds(more) == pytest.approx(2 * wave + 10e-6)
 
 
-def test_experts_go_one_by_one_where_no_kernel_groups_them() -> None:
-    """Before Hopper, and in fp32: the host waits for their bounds, then launches each."""
+def test_experts_run_one_by_one_without_a_grouped_kernel() -> None:
+    """Before Hopper and in fp32, the host waits for the offsets, then launches each expert."""
     grouped = operator(
         OperatorClass.GROUPED_PRODUCT,
         flops=8e9,
@@ -143,34 +143,34 @@ def test_experts_go_one_by_one_where_no_kernel_groups_them() -> None:
 
 
 def test_dequantisation_costs_the_host_more() -> None:
-    """5 us beyond a kernel's 10; half a weight for each clock of each multiprocessor, 1.41 GHz."""
+    """5 us beyond a launch's 10; half a weight per clock and multiprocessor at 1.41 GHz."""
     unpacking = operator(OperatorClass.DEQUANTISATION, flops=1e9, bytes=2.5e9, launches=1)
     assert seconds(unpacking) == pytest.approx(15e-6 + 1e9 / (0.5 * 108 * 1.41e9), rel=1e-3)
 
 
 def test_a_slower_host_stretches_its_lane_alone() -> None:
-    """Twice as slow: launches take twice as long, kernels do not."""
+    """At half the speed, launches take twice as long and kernels do not."""
     step = operators(*3 * [moving(1e-6)])
     slow = step_time(step, A100, PLAIN.model_copy(update={"host_factor": 2.0}))
     assert slow.seconds == pytest.approx(60e-6 + 1e-6)
 
 
 def test_code_that_waits_for_every_operator_has_one_lane() -> None:
-    """Three kernels of 1 ms and their launches, one after another."""
+    """Three kernels of 1 ms and their launches run one after another."""
     step = operators(*3 * [moving(1e-3)])
     serial = step_time(step, A100, PLAIN.model_copy(update={"overlapped": False}))
     assert serial.seconds == pytest.approx(3 * (1e-3 + 10e-6))
 
 
-def test_the_gpus_time_is_told_by_kind_of_work() -> None:
-    """As ``--explain`` prints it."""
+def test_gpu_time_is_split_by_kind_of_work() -> None:
+    """`--explain` prints this split."""
     found = step_time(operators(moving(1e-3), moving(2e-3)), A100, PLAIN)
     assert found.busy_seconds[OperatorClass.MEMORY] == pytest.approx(3e-3)
     assert found.busy_seconds.sum() == pytest.approx(3e-3)
 
 
 def test_without_a_rate_there_is_no_time() -> None:
-    """Memory alone can be told of such a GPU."""
+    """Only memory can be simulated for such a GPU."""
     unknown = A100.model_copy(update={"memory_bandwidth_gb_per_second": None})
     with pytest.raises(NoSpeedError, match="A100-80GB-SXM"):
         step_time(operators(moving(1e-3)), unknown, PLAIN)

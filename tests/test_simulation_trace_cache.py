@@ -1,4 +1,4 @@
-"""Traces on disk: made once, found by content, and never in the way when one is broken."""
+"""Traces on disk: made once, keyed by content, and replaced when damaged."""
 
 import dataclasses
 import os
@@ -28,7 +28,7 @@ LORA = recipe("lora", precision="bf16")
 def request_for(
     model: Model, of: Recipe = LORA, *, gpu: str = "A40", seq_len: int = 16
 ) -> TraceRequest:
-    """A model on a GPU that is simulated."""
+    """The request to trace a model for a simulated GPU."""
     cell = Cell(
         gpu=gpu,
         simulated=True,
@@ -45,7 +45,7 @@ LLAMA = request_for(find_model("llama-tiny"))
 
 
 def same(one: StepTrace, other: StepTrace) -> bool:
-    """Whether two traces say the same."""
+    """Return whether two traces are equal."""
     pairs = zip(one.recordings, other.recordings, strict=True)
     return (one.batch_sizes, one.copies) == (other.batch_sizes, other.copies) and all(
         np.array_equal(getattr(mine, field.name), getattr(theirs, field.name))
@@ -55,7 +55,7 @@ def same(one: StepTrace, other: StepTrace) -> bool:
 
 
 def test_a_trace_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second process finds it on disk, whole; a broken file is made anew."""
+    """A second process reads it from disk; a damaged file is replaced."""
     made = Traces(tmp_path).get(LLAMA)
 
     def no_more(*_: object, **__: object) -> None:
@@ -72,7 +72,7 @@ def test_a_trace_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_trace_does_not_depend_on_what_was_traced_before(tmp_path: Path) -> None:
-    """After another length in one process, its updates taken from there; or each size apart."""
+    """Tracing another length first, or each size in its own process, gives the same trace."""
     longer = request_for(find_model("mixtral-tiny"), seq_len=32)
     after = Traces(tmp_path / "after", workers=1)
     after.prepare([request_for(find_model("mixtral-tiny")), longer])
@@ -83,7 +83,7 @@ def test_a_trace_does_not_depend_on_what_was_traced_before(tmp_path: Path) -> No
 
 @pytest.mark.long
 def test_processes_that_want_the_same_do_not_disturb_each_other(tmp_path: Path) -> None:
-    """Each traces for itself what none has kept yet."""
+    """Each traces for itself until one has saved the trace."""
     with ThreadPoolExecutor(2) as threads:
         one, other = threads.map(lambda _: Traces(tmp_path, workers=2).get(LLAMA), range(2))
     assert same(one, other)
@@ -93,7 +93,7 @@ def test_processes_that_want_the_same_do_not_disturb_each_other(tmp_path: Path) 
 def test_a_process_is_started_ahead_where_there_is_no_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is the one that is asked; unasked, it ends with the command."""
+    """The first request uses it; without a request it ends with the command."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     with started_ahead("llama-tiny", 16) as ahead:
@@ -110,8 +110,8 @@ def test_a_process_is_started_ahead_where_there_is_no_trace(
         child.answer(["too late"], ("", False, 1.0), 1.0, print)
 
 
-def test_autocast_lets_its_casts_go_in_any_order(tmp_path: Path) -> None:
-    """In fp16: told apart by nothing but addresses, they do not make another step of it."""
+def test_autocast_frees_its_casts_in_any_order(tmp_path: Path) -> None:
+    """In fp16 only addresses distinguish them, so the step counts as the same."""
     trace = Traces(tmp_path).get(
         request_for(find_model("llama-tiny"), recipe("lora", precision="fp16"))
     )
@@ -119,7 +119,7 @@ def test_autocast_lets_its_casts_go_in_any_order(tmp_path: Path) -> None:
 
 
 def test_flash_attention_needs_no_mask_for_a_window(tmp_path: Path) -> None:
-    """As much memory as without one; sdpa does need it."""
+    """It takes as much memory as without a window; sdpa needs the mask."""
     llama = find_model("llama-tiny")
     mistral = {"model_type": "mistral", "sliding_window": 8}
     windowed = llama.model_copy(update={"config": llama.config | mistral})
@@ -139,7 +139,7 @@ def test_flash_attention_needs_no_mask_for_a_window(tmp_path: Path) -> None:
 
 
 def test_fp32_with_shared_heads_keeps_every_score(tmp_path: Path) -> None:
-    """No fused kernel has both; with a head of its own for each example one has."""
+    """No fused kernel supports both; one exists where heads are not shared."""
     llama = find_model("llama-tiny")
     heads = int(str(llama.config["num_attention_heads"]))
     shared = llama.model_copy(update={"config": llama.config | {"num_key_value_heads": heads // 2}})
@@ -160,7 +160,7 @@ def test_fp32_with_shared_heads_keeps_every_score(tmp_path: Path) -> None:
 
 
 def test_positions_beyond_a_models_table_are_refused(tmp_path: Path) -> None:
-    """A real step would look them up and fail."""
+    """A real step would fail at the lookup."""
     gpt2 = {"model_type": "gpt2", "vocab_size": 512, "n_positions": 32}
     model = Model(
         name="gpt2", source="here", config=gpt2 | {"n_embd": 64, "n_layer": 3, "n_head": 2}
@@ -177,8 +177,8 @@ def test_positions_beyond_a_models_table_are_refused(tmp_path: Path) -> None:
         traces.get(request_for(model))
 
 
-def test_what_stands_in_is_told_gpu_by_gpu() -> None:
-    """On Hopper PyTorch may take another kernel, in fp32 anywhere; a window is not kept to."""
+def test_substituted_kernels_are_reported_for_each_gpu() -> None:
+    """PyTorch may choose other kernels on Hopper or in fp32, and a window is not applied."""
     mistral = find_model("mistral-7b")
     catalog = load_catalog()
 
@@ -201,8 +201,8 @@ def test_what_stands_in_is_told_gpu_by_gpu() -> None:
     assert "within" not in told("A40", half, windowed, seq_len=8)
 
 
-def test_what_an_older_gpu_does_instead_is_not_simulated() -> None:
-    """Shared heads by sdpa before Ampere; DeepSpeed anywhere; eager is."""
+def test_fallbacks_of_older_gpus_are_not_simulated() -> None:
+    """DeepSpeed and, before Ampere, sdpa with shared heads are refused; eager is simulated."""
     mistral, catalog = find_model("mistral-7b"), load_catalog()
     v100, a40 = catalog.gpu("V100-16GB-SXM"), catalog.gpu("A40")
     sdpa = recipe("lora", precision="fp16", attention="sdpa")
@@ -214,7 +214,7 @@ def test_what_an_older_gpu_does_instead_is_not_simulated() -> None:
     assert "measure" in str(not_simulated(offloaded, mistral, a40))
 
 
-def test_a_trace_is_of_no_gpu_and_of_all_else() -> None:
+def test_a_trace_depends_on_everything_but_the_gpu() -> None:
     """Another GPU shares it; another length, recipe or configuration does not."""
     llama = find_model("llama-tiny")
     wider = llama.model_copy(update={"config": llama.config | {"vocab_size": 2048}})
@@ -229,7 +229,7 @@ def test_a_trace_is_of_no_gpu_and_of_all_else() -> None:
 
 
 def test_batch_sizes_give_each_expert_whole_tokens() -> None:
-    """So that everything is affine between them: 2 of 8 experts at 17 tokens take 4 and 8."""
+    """This keeps traces affine between them: 2 of 8 experts at 17 tokens take 4 and 8."""
     mixtral = find_model("mixtral-tiny")
     assert request_for(mixtral, seq_len=17).batch_sizes == (4, 8)
     assert request_for(mixtral, seq_len=16).batch_sizes == (2, 4)
@@ -237,7 +237,7 @@ def test_batch_sizes_give_each_expert_whole_tokens() -> None:
 
 
 def tiny(family: str, layers: int = 10, **config: object) -> Model:
-    """A family of transformers that no preset is of."""
+    """A tiny model of a transformers family without a preset."""
     sizes = {"model_type": family, "vocab_size": 64, "hidden_size": 32}
     depth = {"num_hidden_layers": layers}
     return Model.model_validate({"name": family, "source": "", "config": sizes | depth | config})
@@ -249,8 +249,8 @@ FULL = recipe("full", precision="bf16")
 FLASH = recipe("full", precision="bf16", attention="flash_attention_2")
 
 
-def test_what_cannot_be_traced_is_told_in_a_line(tmp_path: Path) -> None:
-    """What is not simulated, custom code, kernels, a configuration, a length: others go on."""
+def test_an_untraceable_request_is_one_line(tmp_path: Path) -> None:
+    """Custom code, kernels, configurations and lengths are among them; other requests continue."""
     llama = find_model("llama-tiny")
     own = tiny("own", auto_map={"AutoModelForCausalLM": "modeling_own.Own"})
     told = {
@@ -282,7 +282,7 @@ def test_what_cannot_be_traced_is_told_in_a_line(tmp_path: Path) -> None:
 
 
 def test_layers_that_cannot_stand_for_others_are_all_traced(tmp_path: Path) -> None:
-    """And a line says so: a first that is unlike the others, layers within layers."""
+    """A line says so, as for a different first layer or nested layers."""
     said: list[str] = []
     mamba = tiny("mamba", state_size=4, time_step_rank=4)
     mamba2 = tiny("mamba2", 10, state_size=4, head_dim=16, num_heads=4, n_groups=1)
@@ -297,8 +297,8 @@ def test_layers_that_cannot_stand_for_others_are_all_traced(tmp_path: Path) -> N
     assert whole == ["mamba", "mamba2"]
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    """With its name, and what to do."""
+def test_an_unwritable_cache_folder_is_reported(tmp_path: Path) -> None:
+    """The error has its name and the remedy."""
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
     with pytest.raises(TraceError, match="XDG_CACHE_HOME"):
@@ -306,7 +306,7 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 
 
 def test_tracing_needs_no_torch_until_it_traces() -> None:
-    """What reads and replays traces starts without it."""
+    """Reading and replaying traces starts without torch."""
     program = "import sys, trials.simulation.simulated_prober; print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program],

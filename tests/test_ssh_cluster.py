@@ -1,7 +1,7 @@
-"""`ray up`, `ray job submit` and `ray down` by the file that `deploy` makes, over ssh.
+"""`ray up`, `ray job submit` and `ray down` over ssh with the file that `deploy` writes.
 
-The hosts are of this machine: each has processes, files, a network and a name of its own, and an
-sshd of Debian's. Only what is downloaded is not: packages come from this virtual environment.
+The hosts run on this machine: each has its own processes, files, network and name, and Debian's
+sshd. Packages come from this virtual environment instead of a download.
 """
 
 import os
@@ -62,7 +62,7 @@ SPEC = f"name: hosts\ngpus: [cpu]\n{SMALL_CELL}"
 
 
 class Hosts:
-    """Hosts that take ssh by one key."""
+    """Hosts that accept ssh with one key."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -78,7 +78,7 @@ class Hosts:
         (folder / "passwd").write_text("\n".join(told) + "\n", encoding="utf-8")
 
     def start(self, name: str) -> str:
-        """One more; its address."""
+        """Start one more host and return its address."""
         made = self._network.namespace()
         home = self.folder / name
         (home / ".ssh").mkdir(parents=True)
@@ -117,7 +117,7 @@ class Hosts:
             time.sleep(0.2)
 
     def run(self, address: str, command: str) -> str:
-        """What a command on a host says."""
+        """Return the output of a command on a host."""
         return subprocess.run(
             [
                 *("ssh", "-q", "-i", str(self.key), "-o", "StrictHostKeyChecking=no"),
@@ -130,7 +130,7 @@ class Hosts:
         ).stdout
 
     def close(self) -> None:
-        """Ends them: all processes of a host go with its first."""
+        """End all hosts: all processes of a host end with its first."""
         for host in self._running:
             host.kill()
             host.wait(timeout=20)
@@ -139,7 +139,7 @@ class Hosts:
 
 @pytest.fixture
 def hosts() -> Iterator[Hosts]:
-    """Outside /tmp, of which each host has its own."""
+    """Hosts in a folder outside /tmp, because each host has its own /tmp."""
     folder = Path("/var/tmp") / f"hosts-{secrets.token_hex(4)}"  # noqa: S108 - a random name
     folder.mkdir(mode=0o700)
     hosts = Hosts(folder)
@@ -150,10 +150,10 @@ def hosts() -> Iterator[Hosts]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_a_cluster_of_hosts_comes_up_takes_a_job_and_goes_down(
+def test_a_cluster_of_hosts_comes_up_runs_a_job_and_goes_down(
     hosts: Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two hosts join as what they are; the trial runs on the one that has it; Ray is gone then."""
+    """Two hosts join with their devices, the trial runs on its own, and Ray is gone afterwards."""
     head, worker = hosts.start("head"), hosts.start("worker")
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / "my.yaml").write_text(SPEC, encoding="utf-8")
@@ -205,7 +205,7 @@ def test_a_cluster_of_hosts_comes_up_takes_a_job_and_goes_down(
     finally:
         os.killpg(dashboard.pid, 15)
         dashboard.wait(timeout=20)
-    assert "Every offer, the fits and the limits: /mnt/runs/my/report.html" in said
+    assert "/mnt/runs/my/report.html" in said
     seen = hosts.run(head, "cat ~/runs/my/observations.jsonl")
     assert '"host":"worker"' in seen
     assert '"host":"head"' not in seen

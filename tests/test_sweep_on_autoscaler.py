@@ -1,6 +1,7 @@
-"""A sweep on a cluster that has no node yet: each GPU's trial has its own started."""
+"""A sweep on a cluster without nodes: the autoscaler starts one for each GPU's trial."""
 
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +30,7 @@ gpus: [{", ".join(STARTED)}, desk, H200-SXM]
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """A head, and what its autoscaler could start; nodes run a law in place of what has no GPU."""
+    """A head and its node types; nodes run a law in place of an absent GPU."""
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as scratch:
         cluster = Cluster(tmp_path, Path(scratch))
         path = os.pathsep.join(map(str, (STAND_IN, STAND_IN.parent, STAND_IN.parent.parent)))
@@ -45,7 +46,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def test_every_gpu_has_its_own_node_started_from_none(cluster: Cluster) -> None:
-    """What no node type has is skipped at once, and what is said to start and does not, in time."""
+    """A GPU without a node type is skipped at once, one whose node never starts after the wait."""
     assert not {*STARTED} & cluster.node_ids().keys()
     (cluster.home / "spec.yaml").write_text(SPEC, encoding="utf-8")
     out = cluster.home / "run"
@@ -53,9 +54,8 @@ def test_every_gpu_has_its_own_node_started_from_none(cluster: Cluster) -> None:
     sweep = ("python", "-m", "orchestrator", "sweep", "spec.yaml", "--out", str(out))
     swept = cluster.run(*sweep, "--wait-for-nodes", "0.3", timeout=240)
     assert swept.returncode == 0, swept.stderr
-    impossible = "no node of the cluster has a core and the resource 'H200-SXM'"
-    assert 0 < swept.stderr.index(impossible) < swept.stderr.index(": started\n")
-    assert "desk: no node with desk came within 0.3 minutes" in swept.stderr
+    assert 0 < swept.stderr.index("resource 'H200-SXM'") < swept.stderr.index(": started\n")
+    assert re.search(r"^.*desk: .*0\.3 minutes", swept.stderr, re.MULTILINE)
     plan = RunFolder(out).plan()
     assert plan is not None
     assert [skip.cell.gpu for skip in plan.skipped] == ["H200-SXM", "desk"]
@@ -63,10 +63,10 @@ def test_every_gpu_has_its_own_node_started_from_none(cluster: Cluster) -> None:
     nodes = cluster.node_ids()
     assert len({nodes[key] for key in STARTED}) == 3
     for key in STARTED:
-        mine = [o for o in seen if o.cell.gpu == key]
-        assert largest_batch(mine) is not None
-        assert {o.environment.node_id for o in mine if o.environment} == {nodes[key]}
+        of_gpu = [o for o in seen if o.cell.gpu == key]
+        assert largest_batch(of_gpu) is not None
+        assert {o.environment.node_id for o in of_gpu if o.environment} == {nodes[key]}
     rented = RunFolder(out).rented().nodes
     assert rented[nodes["A40"]] == NodeRental(instance="a40")
     *_, priced = (line for line in swept.stderr.splitlines() if line.startswith("priced as: "))
-    assert "A40 pit a40 on-demand in here at $36/h" in priced  # not the cheapest there is
+    assert re.search(r"A40 pit a40 .*\$36/h", priced)  # not the cheapest there is

@@ -1,6 +1,8 @@
 """A sweep as a cluster's user runs it: a head, two nodes with different resources, a Ray job."""
 
+import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -40,7 +42,7 @@ catalog:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A head without GPUs and two nodes, each carrying a catalog key as its resource."""
+    """A head without GPUs and two nodes, each with a catalog key as its resource."""
     # Ray puts sockets there, and a socket's path may be no longer than 107 characters.
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as scratch:
         cluster = Cluster(tmp_path_factory.mktemp("cluster"), Path(scratch))
@@ -57,9 +59,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def test_each_cell_runs_on_the_node_it_names_and_the_cluster_goes_down_after_it(
     cluster: Cluster,
 ) -> None:
-    """`launch` measures where the resource is, falls back to a core, skips what is not.
+    """`launch` places each cell by its resource, or a core, and skips the rest.
 
-    The tunnel drops on the way: the cluster goes down when the job has ended, and no sooner.
+    The tunnel drops during the sweep: the cluster goes down when the job has ended, and no
+    sooner.
     """
     work, out = cluster.home / "work", cluster.home / "run"
     work.mkdir()
@@ -71,12 +74,15 @@ def test_each_cell_runs_on_the_node_it_names_and_the_cluster_goes_down_after_it(
         time.sleep(0.1)
     os.kill(int((laptop / "tunnels").read_text(encoding="ascii").split()[-1]), signal.SIGKILL)
     calls = (laptop / "calls").read_text(encoding="utf-8").splitlines()
-    assert calls == ["up --yes --no-restart cluster.yaml"]
-    said, told = launched.communicate(timeout=240)
-    assert launched.returncode == 0, said + told
+    assert [call.split() for call in calls] == [["up", "--yes", "--no-restart", "cluster.yaml"]]
+    said, errors = launched.communicate(timeout=240)
+    assert launched.returncode == 0, said + errors
     assert len((laptop / "tunnels").read_text(encoding="ascii").split()) >= 2
     calls = (laptop / "calls").read_text(encoding="utf-8").splitlines()
-    assert calls[1:] == [f"rsync-down cluster.yaml {out}/ runs/run/", "down --yes cluster.yaml"]
+    assert [call.split() for call in calls[1:]] == [
+        ["rsync-down", "cluster.yaml", f"{out}/", "runs/run/"],
+        ["down", "--yes", "cluster.yaml"],
+    ]
     seen = observations(out)
     where = {
         key: {o.environment.node_id for o in seen if o.cell.gpu == key and o.environment}
@@ -92,18 +98,18 @@ def test_each_cell_runs_on_the_node_it_names_and_the_cluster_goes_down_after_it(
     assert sizes["desk-a"] < sizes["desk-b"] == sizes["desk-c"]  # memory: 14, 16 and 16 MB
     assert {o.outcome for o in seen} == {Outcome.FITS, Outcome.OUT_OF_MEMORY}
     # Each line once, though the log was asked for again.
-    assert said.count("Running entrypoint for job launch-cluster") == 1
-    assert "no node of the cluster has a core and the resource 'H100-SXM'" in said
-    assert "Every offer, the fits and the limits" in said
+    assert said.count("entrypoint for job") == 1
+    assert "resource 'H100-SXM'" in said
+    assert "Every offer" in said
 
 
-def test_a_job_is_asked_for_by_its_id(cluster: Cluster) -> None:
-    """Its state and its log, long after it has ended, from any machine that has the token."""
+def test_status_and_log_of_a_job_are_available_by_its_id(cluster: Cluster) -> None:
+    """They outlive the job, on any machine that has the token."""
     address = f"--address=http://127.0.0.1:{cluster.dashboard}"
     status = cluster.run("ray", "job", "status", address, "launch-cluster", timeout=60)
-    assert "Job 'launch-cluster' succeeded" in status.stdout
+    assert "succeeded" in status.stdout
     log = cluster.run("ray", "job", "logs", address, "launch-cluster", timeout=60)
-    assert "no node of the cluster has a core and the resource 'H100-SXM'" in log.stdout
+    assert "resource 'H100-SXM'" in log.stdout
 
 
 PRETENDING = """\
@@ -118,8 +124,8 @@ workload: {examples: 100, epochs: 1}
 
 
 @pytest.mark.long
-def test_node_that_is_not_what_it_says_measures_nothing(cluster: Cluster) -> None:
-    """It carries the resource A40 and has neither FlashAttention nor the GPU: both are told."""
+def test_node_without_its_declared_gpu_measures_nothing(cluster: Cluster) -> None:
+    """It carries the resource A40 without FlashAttention or a GPU: both are reported."""
     work, out = cluster.home / "pretending", cluster.home / "nothing"
     work.mkdir()
     (work / "pretending.yaml").write_text(PRETENDING, encoding="utf-8")
@@ -127,14 +133,15 @@ def test_node_that_is_not_what_it_says_measures_nothing(cluster: Cluster) -> Non
         work, "python", "-m", "orchestrator", "sweep", "pretending.yaml", "--out", str(out)
     )
     assert job.returncode == 1
-    assert "flash_attn cannot be imported on the node with A40: install the extra" in job.stdout
+    assert re.search(r"flash_attn .*A40.*extra", job.stdout)
     (only,) = observations(out)  # what the next try cannot mend is tried once
     assert only.outcome is Outcome.FAILED
     assert only.detail is not None
-    assert only.detail.startswith("DeviceError: A40: CUDA shows no GPU to this process")
+    assert only.detail.startswith("DeviceError: A40: ")
 
 
 WHO_USES_WHAT = """\
+import json
 import sys
 import time
 
@@ -157,31 +164,33 @@ ray.get(ours.ready())
 until = time.monotonic() + 20
 taken = {}
 while not taken.get("desk-a") and time.monotonic() < until:
-    time.sleep(0.2)  # Ray tells of it a little later
+    time.sleep(0.2)  # Ray reports it a little later
     taken = {
         key: node.is_taken({"CPU": 1, key: 1})
         for node in cluster_now().nodes
         for key in ("desk-a", "desk-b")
         if node.has(key)
     }
-print("TAKEN", sorted(key for key in taken if taken[key]), "OF", sorted(taken))
+print(json.dumps(taken))
 """
 
 
-def test_a_node_that_others_use_is_told_from_one_where_our_own_trial_is_to_start(
+def test_a_node_in_use_by_others_differs_from_one_with_our_placement(
     cluster: Cluster,
 ) -> None:
-    """The first is waited for; the second, if it starts no worker, not without end."""
+    """The wait for the second ends if it starts no worker."""
     address = f"{cluster.address}:{cluster.gcs}"
-    told = cluster.run("python", "-c", WHO_USES_WHAT, address, timeout=120)
-    assert "TAKEN ['desk-a'] OF ['desk-a', 'desk-b']" in told.stdout, told.stderr
+    result = cluster.run("python", "-c", WHO_USES_WHAT, address, timeout=120)
+    assert json.loads(result.stdout.splitlines()[-1]) == {"desk-a": True, "desk-b": False}, (
+        result.stderr
+    )
 
 
 @pytest.mark.parametrize("shown", [{"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_TOKEN": "0" * 64}])
 def test_a_job_of_somebody_without_the_token_is_refused(
     cluster: Cluster, shown: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor does it run anything for one that shows another."""
+    """Another token is refused too, and the job runs nothing."""
     env = {k: v for k, v in cluster.env.items() if k != "RAY_AUTH_TOKEN_PATH"} | shown
     monkeypatch.setattr(cluster, "env", env)
     left = cluster.home / "left-by-a-stranger"
@@ -195,7 +204,7 @@ def test_a_job_of_somebody_without_the_token_is_refused(
 def test_notice_of_a_cloud_drains_the_node(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a spot node of AWS asks for it: Ray begins nothing there any more."""
+    """On the notice of an AWS spot instance, Ray starts nothing more on the node."""
     # A machine has a node of one cluster; this one may have several's.
     here = {"RAY_ADDRESS": f"{cluster.address}:{cluster.gcs}"}
     monkeypatch.setattr(cluster, "env", cluster.env | here)
@@ -210,14 +219,14 @@ def test_notice_of_a_cloud_drains_the_node(
             timeout=60,
         )
     assert ended.returncode == 0, ended.stderr
-    assert "AWS takes this spot instance away (terminate), in 1" in ended.stderr
+    assert "(terminate), in 1" in ended.stderr
     left = cluster.staying_nodes()
     assert node not in left
     assert cluster.node_ids()["desk-b"] in left
 
 
 def test_no_secret_is_written_down_anywhere(cluster: Cluster) -> None:
-    """Neither in what the sweeps before made, nor in what Ray and they said of it."""
+    """Neither files nor logs of the sweeps above have one."""
     secrets = [cluster.token.read_text(encoding="ascii")]
     secrets += [CREDENTIALS[name] for name in ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")]
     files = [
@@ -228,5 +237,5 @@ def test_no_secret_is_written_down_anywhere(cluster: Cluster) -> None:
     ]
     names = {path.name for path in files}
     assert {"observations.jsonl", "report.md", "gcs_server.out", "dashboard.log"} <= names
-    told = [path for path in files if any(s.encode() in path.read_bytes() for s in secrets)]
-    assert told == []
+    leaks = [path for path in files if any(s.encode() in path.read_bytes() for s in secrets)]
+    assert leaks == []

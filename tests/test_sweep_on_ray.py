@@ -1,4 +1,4 @@
-"""Sweeps on a real Ray on this machine: whole, killed and resumed, and with a killed child."""
+"""Sweeps on a real Ray on this machine: undisturbed, with killed children, and resumed."""
 
 import os
 import random
@@ -22,7 +22,7 @@ DIED = ": died: "  # what the driver says of a trial whose Ray worker is gone
 
 
 def wait_until(true: Callable[[], bool], *, seconds: float) -> bool:
-    """Whether it came true in time."""
+    """Return whether a condition came true in time."""
     deadline = time.monotonic() + seconds
     while not true():
         if time.monotonic() > deadline:
@@ -33,7 +33,7 @@ def wait_until(true: Callable[[], bool], *, seconds: float) -> bool:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home directory of its own, with the specification in it."""
+    """A separate home directory with the specification."""
     folder = tmp_path_factory.mktemp("home")
     (folder / "small.yaml").write_text(SPEC, encoding="utf-8")
     return folder
@@ -41,24 +41,24 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(home: Path) -> Path:
-    """A sweep nobody disturbed, but that a child was killed in it, then a Ray worker."""
+    """A complete sweep in which only a child and a Ray worker were killed."""
     out = home / "undisturbed"
     logged = {"MLFLOW_TRACKING_URI": (home / "mlflow").as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}
     tools = ("--log-to", "tensorboard", "--log-to", "mlflow")
     sweep = start_sweep(home / "small.yaml", out, home, *tools, **logged)
     log = out.with_suffix(".log")
-    killed = kill_until_told(
+    killed = kill_until_reported(
         sweep, kill_a_child, lambda: any(not o.outcome.is_verdict for o in observations(out))
-    ) and kill_until_told(sweep, kill_a_ray_worker, lambda: DIED in log.read_text())
+    ) and kill_until_reported(sweep, kill_a_ray_worker, lambda: DIED in log.read_text())
     assert sweep.wait(timeout=300) == 0, log.read_text()
     assert killed, log.read_text()
     return out
 
 
-def kill_until_told(
+def kill_until_reported(
     sweep: subprocess.Popen[bytes], kill: Callable[[int], bool], told: Callable[[], bool]
 ) -> bool:
-    """Whether a kill was told; one is made in vain that meets a process which had just ended."""
+    """Kill until a kill is reported, since one may meet a process that has just ended."""
     while sweep.poll() is None:
         if kill(sweep.pid) and wait_until(told, seconds=30):
             return True
@@ -66,13 +66,13 @@ def kill_until_told(
 
 
 def trial_processes(driver: int) -> list[psutil.Process]:
-    """The nurseries and children of a driver's trials."""
+    """The fork servers and children of a driver's trials."""
     family = psutil.Process(driver).children(recursive=True)
     return [process for process in family if _is_worker(process)]
 
 
 def kill_a_child(driver: int) -> bool:
-    """Kills the first trial's child that appears."""
+    """Kill the first trial's child that appears."""
     found: list[psutil.Process] = []
 
     def child_appears() -> bool:
@@ -85,7 +85,7 @@ def kill_a_child(driver: int) -> bool:
 
 
 def kill_a_ray_worker(driver: int) -> bool:
-    """Kills the first Ray worker that has a trial, as Ray does when a node runs low on memory."""
+    """Kill the first Ray worker with a trial, as Ray does when a node runs low on memory."""
     found: list[psutil.Process] = []
 
     def worker_appears() -> bool:
@@ -107,7 +107,7 @@ def _killed(process: psutil.Process) -> bool:
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether it still runs; one that only waits to be buried does not."""
+    """Return whether the process still runs; a zombie does not."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -122,7 +122,7 @@ def _is_worker(process: psutil.Process | None) -> bool:
 
 
 def test_every_cell_is_closed_from_both_sides_and_the_files_are_there(undisturbed: Path) -> None:
-    """A fit at b and a miss at b+1 (or the stated limit) for each cell, then fits and a ranking."""
+    """Each cell has a fit at b and a miss at b+1 or the limit, then come fits and a ranking."""
     seen = observations(undisturbed)
     cells = RunFolder(undisturbed).spec().all_cells()
     for cell in cells:
@@ -138,8 +138,8 @@ def test_every_cell_is_closed_from_both_sides_and_the_files_are_there(undisturbe
     assert len(ranking) == 1 + len(cells)
 
 
-def test_a_child_killed_in_a_sweep_is_recorded_and_its_probe_made_again(undisturbed: Path) -> None:
-    """The kill is a FAILED observation; the same probe then ended in a verdict."""
+def test_a_child_killed_in_a_sweep_is_recorded_and_its_probe_repeated(undisturbed: Path) -> None:
+    """The kill is a FAILED observation; the repeated probe ends in a verdict."""
     seen = observations(undisturbed)
     failed, *_ = [o for o in seen if o.outcome is Outcome.FAILED]
     assert "SIGKILL" in (failed.detail or "")
@@ -153,10 +153,10 @@ def test_a_child_killed_in_a_sweep_is_recorded_and_its_probe_made_again(undistur
     assert again[-1].outcome.is_verdict
 
 
-def test_a_ray_worker_killed_in_a_sweep_is_told_and_its_trial_placed_again(
+def test_a_ray_worker_killed_in_a_sweep_is_reported_and_its_trial_restarted(
     undisturbed: Path,
 ) -> None:
-    """In one line, no traceback; what it had reported is not measured twice."""
+    """One line without a traceback reports it; no observation is repeated."""
     log = undisturbed.with_suffix(".log").read_text(encoding="utf-8")
     assert DIED in log
     assert "Traceback" not in log
@@ -165,7 +165,7 @@ def test_a_ray_worker_killed_in_a_sweep_is_told_and_its_trial_placed_again(
 
 
 def scalars(file: Path) -> dict[str, list[float]]:
-    """What TensorBoard would draw of a file of events, by tag."""
+    """Scalars of a TensorBoard event file by tag."""
     found: dict[str, list[float]] = {}
     content, at = file.read_bytes(), 0
     while at < len(content):  # a length, its checksum, the event, its checksum
@@ -177,8 +177,8 @@ def scalars(file: Path) -> dict[str, list[float]]:
     return found
 
 
-def test_trials_are_drawn_in_tensorboard_and_mlflow(undisturbed: Path, home: Path) -> None:
-    """Each cell by its key, with what each of its probes saw; a killed worker's trial goes on."""
+def test_trials_are_logged_to_tensorboard_and_mlflow(undisturbed: Path, home: Path) -> None:
+    """Each cell has its key and its probes; the trial of a killed worker continues."""
     seen = observations(undisturbed)
     for key in {o.cell.key for o in seen}:
         drawn: dict[str, list[float]] = {}
@@ -194,10 +194,10 @@ def test_trials_are_drawn_in_tensorboard_and_mlflow(undisturbed: Path, home: Pat
 
 
 @pytest.mark.long
-def test_a_driver_killed_time_and_again_loses_and_repeats_nothing(
+def test_a_driver_killed_repeatedly_loses_and_repeats_nothing(
     undisturbed: Path, home: Path
 ) -> None:
-    """Killed at random moments, resumed each time: the same keys as an undisturbed run's."""
+    """Killed at random moments and resumed, it has the keys of an undisturbed run."""
     out, chance = home / "killed", random.Random(11)
     log = out.with_suffix(".log")
     for kill in range(KILLS):

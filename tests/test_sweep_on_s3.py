@@ -1,4 +1,4 @@
-"""Sweeps on a real Ray into a bucket: killed and resumed elsewhere, through failing requests."""
+"""Sweeps on a real Ray into a bucket: killed and resumed elsewhere, with failing requests."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ def server() -> Iterator[S3Server]:
 
 
 def start_sweep(server: S3Server, home: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    """A sweep on the machine with this home, which is its working folder and has its words."""
+    """Start a sweep on a machine whose home is also its working directory and has its log."""
     home.mkdir(exist_ok=True)
     settings = environment(home, **CREDENTIALS, AWS_ENDPOINT_URL=server.url)
     settings.pop("XDG_STATE_HOME", None)
@@ -46,42 +46,42 @@ def start_sweep(server: S3Server, home: Path, *arguments: str) -> subprocess.Pop
 
 
 def sent(server: S3Server, run: str) -> list[Logged]:
-    """What is in the bucket by now."""
+    """The observations in the bucket by now."""
     segments = server.objects(f"{run}/observations/")
     lines = [line for content in segments.values() for line in content.splitlines()]
     return [logged(line) for line in lines]
 
 
 class Seen:
-    """Hears of trials, and keeps what they observe."""
+    """A listener that keeps the observations of trials."""
 
     def __init__(self) -> None:
         self.observations: list[Observation] = []
 
     def started(self, cell: Cell) -> None:
-        """A trial runs."""
+        """Ignore the start of a trial."""
 
     def observed(self, observation: Observation) -> None:
         self.observations.append(observation)
 
     def ended(self, cell: Cell, error: str | None) -> None:
-        """A trial is over."""
+        """Ignore the end of a trial."""
 
 
 def undisturbed() -> list[Observation]:
-    """What there is to observe: trials by themselves, without a bucket or Ray."""
+    """The expected observations: trials alone, without a bucket or Ray."""
     spec, seen = parse_spec(ONE_CELL, "small.yaml"), Seen()
     tasks = [trial_task(spec, spec.merged_catalog(), cell, []) for cell in spec.all_cells()]
     run_trials_here(tasks, seen, lambda: True)
     return seen.observations
 
 
-def test_sweep_killed_and_resumed_on_another_machine_ends_as_one_that_nobody_disturbed(
+def test_sweep_resumed_on_another_machine_equals_an_undisturbed_one(
     server: S3Server, tmp_path: Path
 ) -> None:
-    """The same keys, none twice, though every third request of the second one fails.
+    """The keys are the same and unique, though every third request of the second sweep fails.
 
-    Profiles are made of what was measured, of one example and of the largest batch, and only once.
+    Profiles cover one example and the largest batch size, and each is made only once.
     """
     (tmp_path / "small.yaml").write_text(ONE_CELL, encoding="utf-8")
     first, second = tmp_path / "first", tmp_path / "second"
@@ -111,9 +111,9 @@ def test_sweep_killed_and_resumed_on_another_machine_ends_as_one_that_nobody_dis
     files = {name for name in server.objects("small/") if "/" not in name}
     assert {"sweep.yaml", "models.json", "plan.json", "fits.json", "report.md"} < files
     assert {"ranking.csv", "ranking.json"} < files
-    told = (second / "log").read_text()
-    assert f"Every offer, the fits and the limits: s3://{BUCKET}/small/report.html, and " in told
-    assert "Traceback" not in told + (first / "log").read_text()
+    log = (second / "log").read_text()
+    assert f": s3://{BUCKET}/small/report.html" in log
+    assert "Traceback" not in log + (first / "log").read_text()
     assert not list(second.glob(".local/state/finetune-cost/spool/*"))
     kept = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     kept += server.objects().values()
