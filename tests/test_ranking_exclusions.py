@@ -23,7 +23,7 @@ from fitting.families.cell_step_time import StepTimeSource
 from fitting.families.fit_family import fit_families
 from orchestrator.planning.cluster_resources import ClusterResources, Node
 from orchestrator.planning.plan import make_plan
-from orchestrator.pricing.offer_constraints import Constraints
+from orchestrator.pricing.offer_constraints import Constraints, MissedConstraints
 from orchestrator.ranking.priced_cells import RankingInputs
 from orchestrator.ranking.ranked_offer import (
     Excluded,
@@ -43,6 +43,7 @@ def test_requested_batch_that_no_law_predicts_is_excluded() -> None:
     """Two batch sizes cannot fit and check a law of two parameters."""
     seen = [*found(8), timed(1, 0.1), timed(8, 0.2)]
     assert "no law predicts it" in exclusion_reason(ranked(seen, wished(4)))
+    assert "8 was not measured" in exclusion_reason(ranked(found(8), wished(8)))
     (own,) = fit_families(whole_trial(DESK, SPEC))
     others: list[dict[str, object]] = [
         {"basis": Basis.SIMULATED},
@@ -77,6 +78,13 @@ def test_requested_batch_that_no_law_predicts_is_excluded() -> None:
                 for n in (1, 2)
             ],
             "batch size 1 FAILED 2 times: no luck",
+        ),
+        (
+            [
+                observation(size, Outcome.FAILED, cell=DESK, attempt=n, detail=f"error {n}")
+                for n, size in enumerate((1, 2, 1, 2, 2), start=1)
+            ],
+            "batch size 2 FAILED 3 times: error 5",
         ),
         ([observation(1, cell=DESK)], "run the sweep again"),
     ],
@@ -136,9 +144,11 @@ def test_offers_that_miss_a_constraint_are_excluded() -> None:
         ranking = rank(RankingInputs(JOB, catalog, plan, step_times, constraints=constraints))
         assert {e.cell for e in ranking.excluded} >= {ATTIC}
         reasons.extend(e.reason for e in ranking.excluded if e.cell != ATTIC)
+        misses[:] = [e.missed for e in ranking.excluded if e.cell != ATTIC]
         return [row.instance for row in ranking.offers]
 
     reasons: list[str] = []
+    misses: list[MissedConstraints | None] = []
     assert left() == ["slow", "single", "whole"]
     assert left(providers=("pub",)) == ["slow"]
     assert left(regions=("there",)) == ["single"]
@@ -157,3 +167,6 @@ def test_offers_that_miss_a_constraint_are_excluded() -> None:
     (reason,) = reasons
     assert "$0.0375" in reason
     assert "budget is $0.03" in reason
+    (missed,) = misses
+    assert missed is not None
+    assert (missed.quickest_hours * 3600, missed.cheapest_usd) == pytest.approx((37.5, 0.0375))

@@ -8,6 +8,7 @@ from builders.runs import ONE_CELL, spec_of
 from fitting.families.fit_family import fit_families
 from fitting.laws.forms import Form
 from orchestrator.datasets.lengths import DataLengths
+from orchestrator.ranking.job_lengths import padding, too_long
 from orchestrator.reporting.markdown_report import headline
 from orchestrator.reporting.sections.law_section import LAW_NAMES
 from orchestrator.reporting.sections.recommendation import recommendations
@@ -52,6 +53,38 @@ def test_examples_have_the_lengths_of_the_data() -> None:
     rows = ranked(seen, cut, spec=LONG).offers
     assert {row.cell.seq_len: row.tokens_per_example for row in rows} == {64: 48, 128: 48}
     assert all(row.extrapolated for row in rows)  # no length as short was measured
+
+
+def test_examples_as_long_as_the_cell_fit_it() -> None:
+    """One token more does not; the shortest cell that differs in its length alone is suggested."""
+    short, long = LONG.all_cells()
+    longer = long.model_copy(update={"seq_len": 256})
+    other = long.model_copy(update={"gpu": "lap"})
+    assert too_long(JOB, short, [long]) is None
+    for tokens, others, parts in (
+        (64, [short, long], None),
+        (65, [short, longer, long], ("length is 64", "65 tokens", "cell at 128", "--cutoff 64")),
+        (128, [short, long], ("cell at 128",)),
+        (129, [short, long, longer], ("cell at 256",)),
+        (129, [short, long], ("--cutoff 64", "a sweep at 136")),
+        (65, [short, other], ("--cutoff 64", "a sweep at 72")),
+    ):
+        data = DataLengths(source="made", histogram=((16, 500), (tokens, 500)))
+        reason = too_long(JOB.model_copy(update={"lengths": data}), short, others)
+        assert (reason is None) == (parts is None)
+        assert all(part in str(reason) for part in parts or ())
+
+
+def test_padded_tokens_are_at_most_the_length_of_the_cell() -> None:
+    """Rounding up to a multiple does not exceed it; without lengths there is no padding."""
+    short, _ = LONG.all_cells()
+    assert padding(JOB, short) is None
+    data = DataLengths(source="made", histogram=((20, 500), (60, 500)))
+    for multiple, tokens in ((1, 40.0), (8, 44.0), (100, 64.0)):
+        job = JOB.model_copy(update={"lengths": data, "pad_to_multiple": multiple})
+        padded = padding(job, short)
+        assert padded is not None
+        assert padded(1) == pytest.approx(tokens)
 
 
 def test_times_at_one_length_are_priced_as_an_upper_bound() -> None:

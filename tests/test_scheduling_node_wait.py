@@ -7,6 +7,9 @@ from fakes.scheduled_cluster import DESK, ECC, HEAD, LAP, N1, N2, SICK, SPEC, Wo
 
 from orchestrator.planning.cluster_resources import SCALES_TO, ClusterResources, Node
 from orchestrator.planning.plan import make_plan
+from orchestrator.scheduling.node_health import NodeHealth
+from orchestrator.scheduling.node_queue import GpuQueue
+from orchestrator.scheduling.node_wait import WORKER_SECONDS, NodeWait
 
 
 def test_cells_are_skipped_when_all_their_nodes_are_excluded() -> None:
@@ -168,3 +171,58 @@ def test_the_wait_for_a_free_node_without_a_worker_ends() -> None:
     assert set(world.scheduler.no_node) == set(DESK)
     reason = "the node with desk (n1) has been up and free for 2 minutes"
     assert reason in world.scheduler.no_node[DESK[0]]
+
+
+@pytest.mark.parametrize(("wait", "patience"), [(600.0, 10.0), (5.0, 5.0)])
+def test_a_wait_without_hope_ends_at_the_shorter_limit(wait: float, patience: float) -> None:
+    """Ten seconds, for a list of nodes that lags behind; less where less was asked for."""
+    desks = GpuQueue({"CPU": 1.0, "desk": 1.0})
+    nodes = NodeHealth(ClusterResources(()), {})
+    waits = NodeWait("desk", wait)
+    assert waits.failure(desks, nodes, 100.0) is None
+    assert waits.failure(desks, nodes, 100.0 + patience - 0.1) is None
+    reason = waits.failure(desks, nodes, 100.0 + patience)
+    assert reason is not None
+    assert "is up" in reason
+    waits.reset()
+    assert waits.failure(desks, nodes, 100.0 + patience) is None
+
+
+def test_a_free_node_has_two_minutes_from_the_time_that_it_is_free() -> None:
+    """The clock starts anew when the node goes away; the reason has the minutes and the node."""
+    there = NodeHealth(ClusterResources((node("n1" * 8, "desk"),)), {})
+    gone = NodeHealth(ClusterResources((HEAD,)), {})
+    placed = World(DESK[:1], node("n1", "desk"))
+    placed.placed()
+    desks = placed.scheduler._queues["desk"]
+    waits = NodeWait("desk", 60.0)
+    assert waits.failure(desks, there, 0.0) is None
+    assert waits.failure(desks, there, WORKER_SECONDS - 0.1) is None
+    reason = waits.failure(desks, there, WORKER_SECONDS)
+    assert reason is not None
+    assert "for 2 minutes" in reason
+    assert f"({'n1' * 4})" in reason
+    waits = NodeWait("desk", 600.0)
+    assert waits.failure(desks, there, 0.0) is None
+    assert waits.failure(desks, gone, 599.9) is None
+    assert waits.failure(desks, there, 600.0) is None
+    assert waits.failure(desks, there, 600.0 + WORKER_SECONDS - 0.1) is None
+    assert "for 2 minutes" in str(waits.failure(desks, there, 600.0 + WORKER_SECONDS))
+
+
+def test_the_reason_says_whether_a_node_was_to_start_or_to_return() -> None:
+    """And how long it was waited for."""
+    desks = GpuQueue({"CPU": 1.0, "desk": 1.0})
+    for cluster, expected, parts in (
+        ((HEAD,), set(), ("came within 1.5 minutes", "ray status")),
+        ((), {"n1"}, ("came back within 1.5 minutes", "start one")),
+        ((), set(), ("is up", "start one")),
+    ):
+        desks.expected_nodes = expected
+        nodes = NodeHealth(ClusterResources(cluster), {})
+        waits = NodeWait("desk", 90.0)
+        waits.failure(desks, nodes, 0.0)
+        assert (waits.failure(desks, nodes, 89.0) is None) == bool(cluster or expected)
+        reason = str(waits.failure(desks, nodes, 90.0))
+        assert "no node with desk" in reason
+        assert all(part in reason for part in parts)
