@@ -50,7 +50,6 @@ from fitting.paper.published import (
 )
 from fitting.points.step_time_rows import StepTimes
 from gpu_catalog.catalog import load_catalog
-from gpu_catalog.gpu import Gpu
 from trials.records.model import find_model
 
 PERCENT = 100.0
@@ -235,7 +234,8 @@ def largest_batches() -> LargestBatches:
     """Fit Eq. 1 and ``max_batch_affine``, each so that most sizes agree."""
     rows = tuple(r for r in table("largest_batches.csv") if r["model"] == MIXTRAL)
     catalog, lengths = load_catalog(), dataset_lengths()
-    usable = np.array([_usable_gib(catalog.gpu(GPUS[r["gpu"]])) for r in rows])
+    gpus = [catalog.gpu(GPUS[r["gpu"]]) for r in rows]
+    usable = np.array([_required(gpu.usable_memory_bytes) / GIB for gpu in gpus])
     nominal = np.array([NOMINAL_GB[r["gpu"]] for r in rows])
     median = np.array([lengths[r["dataset"]].median for r in rows])
     sparsity = np.array([float(r["sparsity"]) for r in rows])
@@ -290,10 +290,6 @@ def _across_series(rows: StepTimes) -> FittedForm:
 
 def _memory_terms(tokens: FloatArray, sparsity: FloatArray) -> FloatArray:
     return np.stack([np.ones_like(tokens), tokens, tokens * sparsity], axis=1)
-
-
-def _usable_gib(gpu: Gpu) -> float:
-    return _required(gpu.usable_memory_bytes) / GIB
 
 
 def _required(value: float | None) -> float:

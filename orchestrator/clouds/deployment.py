@@ -138,7 +138,10 @@ def _without_cloud(request: DeploymentRequest, inputs: _Inputs, keys: Sequence[s
 
 
 def _local_bill(inputs: _Inputs, keys: Sequence[str]) -> tuple[str, ...]:
-    offers = {key: _cheapest_alone(key, inputs.catalog) for key in keys}
+    offers = {
+        key: next((o for o in inputs.catalog.offers(key) if o.gpus_per_instance == 1), None)
+        for key in keys
+    }
     prices = {key: None if o is None else o.usd_per_hour for key, o in offers.items()}
     known_prices = [usd for usd in prices.values() if usd is not None]
     lines = ["your own hosts cost nothing; the cheapest offers to rent are:"]
@@ -262,10 +265,6 @@ def _trials(spec: SweepSpec, catalog: Catalog, key: str) -> int:
         for cell in spec.all_cells()
         if cell.device == key and not cell.simulated
     )
-
-
-def _cheapest_alone(key: str, catalog: Catalog) -> Offer | None:
-    return next((o for o in catalog.offers(key) if o.gpus_per_instance == 1), None)
 
 
 def _header(

@@ -146,22 +146,10 @@ def ranking_csv(ranking: Ranking) -> str:
     buffer = io.StringIO()
     fields = [name for name in RankedOffer.model_fields if name not in {"cell", "epochs"}]
     parts = ["gpu", "model", "weights", "recipe", "sparsity", "active_experts", "seq_len"]
-    job = ["examples", "epochs"]
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([*parts, *fields, *job])
+    writer.writerow([*parts, *fields, "examples", "epochs"])
     for row in ranking.offers:
-        cell = row.cell
-        writer.writerow(
-            [
-                cell.gpu,
-                cell.model,
-                cell.weights,
-                cell.recipe.key,
-                cell.sparsity,
-                cell.active_experts,
-                cell.seq_len,
-            ]
-            + [getattr(row, name) for name in fields]
-            + [ranking.workload.examples, row.epochs]
-        )
+        of_cell = vars(row.cell) | {"recipe": row.cell.recipe.key, "sparsity": row.cell.sparsity}
+        values = [*(of_cell[name] for name in parts), *(getattr(row, name) for name in fields)]
+        writer.writerow([*values, ranking.workload.examples, row.epochs])
     return buffer.getvalue()

@@ -17,7 +17,7 @@ def new_tuner(relay: TrialRelay, loggers: Sequence[Any], storage_path: str) -> A
         tune_config=tune.TuneConfig(
             search_alg=_searcher(relay),
             num_samples=-1,
-            trial_dirname_creator=_folder_name,
+            trial_dirname_creator=lambda trial: str(trial.trial_id),
             # A worker takes seconds to start, and keeps no state: each trial has its own child.
             reuse_actors=True,
         ),
@@ -30,10 +30,6 @@ def new_tuner(relay: TrialRelay, loggers: Sequence[Any], storage_path: str) -> A
             verbose=0,
         ),
     )
-
-
-def _folder_name(trial: Any) -> str:
-    return str(trial.trial_id)
 
 
 def _searcher(relay: TrialRelay) -> Any:

@@ -13,7 +13,6 @@ from orchestrator.datasets.training_data import FEWEST_HELD_OUT, TrainingDataReq
 from orchestrator.pricing.catalog_file import read_catalog_file
 from orchestrator.request import Names, OptionError, names_in
 from orchestrator.running.gpu_check import this_machines_device
-from orchestrator.running.learning_task import LearningRequest
 from orchestrator.spec.job_options import JobOptions, job_request
 from orchestrator.spec.job_request import JobRequest, own_tokenizer, requested_rendering
 from orchestrator.spec.recipe_options import RecipeOptions, recipe_of
@@ -25,6 +24,20 @@ from trials.records.model import Model, UnknownModelError, find_model
 from trials.records.optional_packages import importable_extras
 
 CUTOFF = 2048  # by default, as in common trainers
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRequest:
+    """A request to learn."""
+
+    model: Model
+    gpu: Gpu
+    cells: tuple[Cell, ...]
+    training: Training
+    data: TrainingDataRequest
+    whole: bool
+    checkpoints: bool
+    threads: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

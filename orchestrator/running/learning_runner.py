@@ -10,7 +10,7 @@ from rich.status import Status
 from fitting.learning_curves import LearningCurve, attempts, curves, experts_text, is_done
 from orchestrator.datasets.training_data import TrainingData
 from orchestrator.run_folder.learning_log import LearnedWriter
-from orchestrator.running.learning_task import LearningRequest
+from orchestrator.running.learning_options import LearningRequest
 from orchestrator.running.progress import status_line
 from trials.child_process.learning_child import ChildLearner
 from trials.records.cell import Cell

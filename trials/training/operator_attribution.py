@@ -51,13 +51,6 @@ VIEWS = frozenset(
 )  # fmt: skip
 
 
-class LaunchedKernel(Protocol):
-    """A kernel that an operator started on a GPU."""
-
-    name: str
-    duration: float  # microseconds
-
-
 class Event(Protocol):
     """Attributes of a torch.profiler event that attribution reads."""
 
@@ -66,7 +59,7 @@ class Event(Protocol):
     fwd_thread: int | None
     sequence_nr: int
     cpu_parent: "Event | None"
-    kernels: Sequence[Any]
+    kernels: Sequence[Any]  # launched on the GPU; each has a name, and a duration in microseconds
     input_shapes: Sequence[Any]
     time_range: Any
 
@@ -97,11 +90,6 @@ class Part:
     def during(self, stage: Stage) -> "Part":
         """The same module in another stage."""
         return Part(stage, self.layer, self.product)
-
-
-def _of_range(name: str) -> Part:
-    stage, layer, product = name.removeprefix(RANGE).split("|")
-    return Part(stage, layer, product)  # type: ignore[arg-type] # written by range_name
 
 
 def rows(
@@ -196,7 +184,7 @@ class _Parts:
 
     def _locate(self, event: Event) -> Part | None:
         if event.name.startswith(RANGE):
-            return _of_range(event.name)
+            return Part(*event.name.removeprefix(RANGE).split("|"))  # type: ignore[arg-type] # by range_name
         if event.name.startswith(NODE):
             return self._of_node(event)
         parent = event.cpu_parent

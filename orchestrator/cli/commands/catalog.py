@@ -209,6 +209,9 @@ def _remark_rejected(rejected: "Sequence[RejectedOffer]", out: Path) -> None:
 def _sources(names: str, regions: str | None, now: dt.datetime) -> "list[PriceSource]":
     """The sources of these names, in order of rising trust."""
     from gpu_catalog.catalog import CatalogError
+    from gpu_catalog.live_prices.sources.aws_api import AwsApi
+    from gpu_catalog.live_prices.sources.aws_public import AwsPublic
+    from gpu_catalog.live_prices.sources.gpuhunt_catalogs import GpuhuntCatalogs
 
     chosen = [name.strip() for name in names.split(",") if name.strip()]
     for name in chosen:
@@ -219,30 +222,8 @@ def _sources(names: str, regions: str | None, now: dt.datetime) -> "list[PriceSo
         raise CatalogError(f"--source names no source: take {', '.join(SOURCES)}")
     in_regions = [name.strip() for name in (regions or "").split(",") if name.strip()]
     makers: dict[str, Callable[[], PriceSource]] = {
-        "gpuhunt": lambda: _gpuhunt(now),
-        "aws-public": lambda: _aws_public(in_regions),
-        "aws": lambda: _aws(now, in_regions),
+        "gpuhunt": lambda: GpuhuntCatalogs(now.date()),
+        "aws-public": lambda: AwsPublic(in_regions),
+        "aws": lambda: AwsApi(now, in_regions),
     }
     return [makers[name]() for name in SOURCES if name in chosen]
-
-
-def _gpuhunt(now: dt.datetime) -> "PriceSource":
-    from gpu_catalog.live_prices.sources.gpuhunt_catalogs import (
-        GpuhuntCatalogs,
-    )
-
-    return GpuhuntCatalogs(now.date())
-
-
-def _aws_public(regions: Sequence[str]) -> "PriceSource":
-    from gpu_catalog.live_prices.sources.aws_public import AwsPublic
-
-    return AwsPublic(regions)
-
-
-def _aws(now: dt.datetime, regions: Sequence[str]) -> "PriceSource":
-    from gpu_catalog.live_prices.sources.aws_api import (
-        AwsApi,
-    )
-
-    return AwsApi(now, regions)

@@ -12,18 +12,14 @@ from orchestrator.console import print_result, remark
 
 def add_options(commands: Any) -> None:
     """Add the commands."""
-    rank = commands.add_parser(
-        "rank", help="price a job on every offer; write ranking.csv and ranking.json"
-    )
-    _add_run(rank)
-    add_job(rank)
-    rank.set_defaults(run_command=run_rank)
-    what_if = commands.add_parser(
-        "what-if", help="price another job, or with other prices, and leave the run unchanged"
-    )
-    _add_run(what_if)
-    add_job(what_if)
-    what_if.set_defaults(run_command=run_rank)
+    for name, text in (
+        ("rank", "price a job on every offer; write ranking.csv and ranking.json"),
+        ("what-if", "price another job, or with other prices, and leave the run unchanged"),
+    ):
+        command = commands.add_parser(name, help=text)
+        _add_run(command)
+        add_job(command)
+        command.set_defaults(run_command=run_rank)
     report = commands.add_parser(
         "report", help="write report.html and report.md and print it, or compare two runs"
     )

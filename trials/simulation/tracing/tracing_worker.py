@@ -174,15 +174,11 @@ def _import_without_compiler() -> None:
     """Import bitsandbytes without torch.compile, which takes a second: no kernel runs here."""
     modules: Any = torch
     compile_ = modules.compile
-    modules.compile = lambda function=None, **_: _same if function is None else function
+    modules.compile = lambda function=None, **_: (lambda f: f) if function is None else function
     try:
         importlib.import_module("bitsandbytes")
     finally:
         modules.compile = compile_
-
-
-def _same(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function
 
 
 def _import_for(line: str, limit_seconds: float) -> None:
