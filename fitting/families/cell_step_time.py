@@ -93,12 +93,7 @@ class VisitSpread:
 
 
 class StepTimeSource:
-    """Step times of the cells of a run: timed ones, and predictions of the laws fitted to them.
-
-    Args:
-        observations: observations of all cells of the run.
-        families: laws fitted to their step times.
-    """
+    """Step times of the cells of a run: timed ones, and predictions of the laws fitted to them."""
 
     def __init__(self, observations: Sequence[Observation], families: Sequence[FamilyFit]) -> None:
         self._all = observations

@@ -175,11 +175,7 @@ def _group_of_peaks(cell: Cell) -> FitGroup:
 
 
 class _Names:
-    """Distinct names of items, sorted, and the index of each item's name.
-
-    Args:
-        items: name of each item.
-    """
+    """Distinct names of items, sorted, and the index of each item's name."""
 
     def __init__(self, items: Iterable[str]) -> None:
         every = list(items)

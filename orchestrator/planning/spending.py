@@ -70,14 +70,7 @@ def startup_seconds(startup_minutes: float, offer: Offer | None) -> float:
 
 
 class Meter:
-    """Counts dollars while a sweep runs.
-
-    Args:
-        spec: specification of the sweep.
-        rates: prices of its nodes.
-        logged: earlier observations and profiles.
-        faults: earlier faults.
-    """
+    """Counts dollars while a sweep runs."""
 
     def __init__(
         self,

@@ -53,13 +53,7 @@ class RunOption:
 
 
 class CostBeliefs:
-    """Beliefs about the cost of a specification's job on cells.
-
-    Args:
-        spec: specification of the sweep.
-        rates: GPUs and offers, and the prices of the sweep's nodes.
-        step_times: observations of the sweep, and the laws fitted to them.
-    """
+    """Beliefs about the cost of a specification's job on cells."""
 
     def __init__(self, spec: SweepSpec, rates: NodePrices, step_times: StepTimeSource) -> None:
         self._job = spec.workload

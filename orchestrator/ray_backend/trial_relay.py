@@ -22,12 +22,6 @@ class TrialRelay:
 
     Tune calls everything from the driver's main thread, in the loop of ``Tuner.fit``. It wraps or
     swallows what a callback raises. The first such error is kept in ``raised`` for ``run_trials``.
-
-    Args:
-        scheduler: source of trials.
-        listener: notified of every start, result and end.
-        cluster_now: current nodes of the cluster.
-        record_nodes: called with them about once a second.
     """
 
     def __init__(

@@ -16,14 +16,7 @@ from trials.records.profile import Logged, Profiled
 
 
 class ObservationRecorder:
-    """Writes the results of trials to the run, shows them, and counts their costs.
-
-    Args:
-        writer: writer of the run.
-        progress: display.
-        meter: counter of the costs; None to count none.
-        learn: called with each new result.
-    """
+    """Writes the results of trials to the run, shows them, and counts their costs."""
 
     def __init__(
         self,
@@ -66,11 +59,6 @@ class RunJournal:
 
     Files are written through the writer of observations: no trial waits for a bucket that does not
     answer.
-
-    Args:
-        folder: run.
-        writer: its writer.
-        rates: prices of nodes, updated with the rentals that new nodes report.
     """
 
     def __init__(self, folder: RunFolder, writer: ObservationWriter, rates: NodePrices) -> None:

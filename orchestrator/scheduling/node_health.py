@@ -16,10 +16,6 @@ class NodeHealth:
     A failing device looks like a broken kernel, and the other way round. Hence one cell's failure
     keeps that cell alone away from a node; failures of several cells exclude the node.
 
-    Args:
-        cluster: nodes at the start.
-        excluded: ids of nodes that are excluded from the start, with the reasons.
-
     Attributes:
         cluster: nodes now.
         excluded: ids of nodes that no trial is placed on, with the reasons.

@@ -73,12 +73,7 @@ class _LockState:
 
 
 class RunLock:
-    """Lock of a run.
-
-    Args:
-        bucket: address of the run.
-        stale_seconds: age at which the lock has expired.
-    """
+    """Lock of a run."""
 
     def __init__(self, bucket: Bucket, stale_seconds: float) -> None:
         self._bucket = bucket

@@ -48,12 +48,7 @@ class S3Timings:
 
 
 class S3Log:
-    """Writer of a run in a bucket; a thread of its own sends.
-
-    Args:
-        bucket: address of the run.
-        timings: intervals and time limits.
-    """
+    """Writer of a run in a bucket; a thread of its own sends."""
 
     def __init__(self, bucket: Bucket, timings: S3Timings) -> None:
         self._bucket = bucket

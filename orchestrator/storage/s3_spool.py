@@ -25,11 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Spool:
-    """Observations and files of one driver.
-
-    Args:
-        folder: folder of the run's spools.
-    """
+    """Observations and files of one driver."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -17,12 +17,7 @@ _DEFAULT = S3Timings()
 
 
 class S3Storage:
-    """Folder in a bucket of Amazon's or of another S3 service.
-
-    Args:
-        url: address of the folder.
-        timings: intervals and time limits.
-    """
+    """Folder in a bucket of Amazon's or of another S3 service."""
 
     has_several_files = True
 

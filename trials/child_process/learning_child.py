@@ -47,10 +47,6 @@ class ChildLearner(ForkedChild):
     Attributes:
         ready: first message of the child.
 
-    Args:
-        setup: model, data and training arguments.
-        worker: command that starts the fork server.
-
     Raises:
         NoStartError: on entering, when the child cannot start.
     """

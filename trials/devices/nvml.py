@@ -18,12 +18,7 @@ REASON_PREFIXES = ("nvmlClocksEventReason", "nvmlClocksThrottleReason")
 
 
 class Nvml:
-    """Readings of one GPU.
-
-    Args:
-        library: the pynvml module.
-        handle: NVML's handle of the GPU.
-    """
+    """Readings of one GPU."""
 
     def __init__(self, library: ModuleType, handle: Any) -> None:
         self._library = library

@@ -22,9 +22,6 @@ class Steps:
     """Two steps of a whole model: the first, and one like all later ones.
 
     Sizes and work are affine in the batch size, so two traced batch sizes determine all others.
-
-    Args:
-        trace: trace of the cell at one or two batch sizes.
     """
 
     def __init__(self, trace: StepTrace) -> None:

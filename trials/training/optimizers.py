@@ -87,14 +87,7 @@ def make_stepper(
 
 
 class DeviceStepper:
-    """Runs steps with the optimizer's state on the model's device.
-
-    Args:
-        model: model to train.
-        optimizer: optimizer of its trainable parameters.
-        recipe: recipe, whose precision decides on loss scaling.
-        device: device of the model.
-    """
+    """Runs steps with the optimizer's state on the model's device."""
 
     def __init__(
         self,

@@ -111,26 +111,24 @@ class AwsApi:
                 for currency, price in rate["pricePerUnit"].items():
                     yield self._offer(
                         attributes["instanceType"],
-                        attributes.get("regionCode", ""),
-                        price,
-                        currency,
-                        gpus_of(attributes["instanceType"], attributes.get("gpu", "")),
+                        region=attributes.get("regionCode", ""),
+                        gpus=gpus_of(attributes["instanceType"], attributes.get("gpu", "")),
+                        price=price,
+                        currency=currency,
+                        market="on-demand",
+                        source="aws: Price List API",
                     )
 
-    def _offer(self, name: str, region: str, price: str, currency: str, gpus: int) -> RawOffer:
+    def _offer(self, instance: str, **fields: Any) -> RawOffer:
+        """Price of an instance, with the fields that all prices of this source share."""
         return RawOffer(
             provider=AWS,
-            region=region,
-            instance=name,
-            gpus=gpus,
-            price=price,
-            currency=currency,
-            market="on-demand",
-            source="aws: Price List API",
-            gpu_name=name,
+            instance=instance,
+            gpu_name=instance,
             minimum_minutes=MINIMUM_MINUTES,
             as_of=self._now.date(),
             first_hand=True,
+            **fields,
         )
 
     def _enabled_regions(self) -> list[str]:
@@ -156,19 +154,13 @@ class AwsApi:
                 if set_at >= latest.get(row["AvailabilityZone"], (set_at, usd))[0]:
                     latest[row["AvailabilityZone"]] = (set_at, usd)
         for name, prices in sorted(zones.items()):
-            instance = aws_instances()[name]
-            yield RawOffer(
-                provider=AWS,
+            yield self._offer(
+                name,
                 region=region,
-                instance=name,
-                gpus=instance.gpus,
+                gpus=aws_instances()[name].gpus,
                 price=min(usd for _, usd in prices.values()),
                 market="spot",
                 source="aws: spot price history",
-                gpu_name=name,
-                minimum_minutes=MINIMUM_MINUTES,
-                as_of=self._now.date(),
-                first_hand=True,
                 note=None if len(prices) == 1 else f"the lowest of {len(prices)} zones",
             )
 

@@ -32,12 +32,7 @@ NEEDED = (*RENTED, "PricePerUnit", "Currency", "Instance Type", "Region Code", "
 
 
 class AwsPublic:
-    """The public offer files as a source.
-
-    Args:
-        regions: regions whose files are read.
-        base_url: address of the files.
-    """
+    """The public offer files as a source."""
 
     name = "aws-public"
 

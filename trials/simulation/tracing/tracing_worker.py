@@ -74,11 +74,7 @@ def routed_shares(routing: Routing, experts: int | None) -> Shares:
 
 
 class Tracing:
-    """Traces requests one after another, with what they share made once.
-
-    Args:
-        report: called with a line on each trace that takes long.
-    """
+    """Traces requests one after another, with what they share made once."""
 
     def __init__(self, report: Callable[[str], None] = lambda _: None) -> None:
         self.report = report
