@@ -1,7 +1,8 @@
 """Requests: frozen dataclasses that options fill by name, from a command line or from Python.
 
 A request is nested: a field whose type is a dataclass is a group of options, which takes its own
-fields from the same flat options. An option that is None counts as not given.
+fields from the same flat options. An option that is None counts as not given. The help of a command
+describes its options.
 """
 
 import dataclasses

@@ -42,20 +42,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateRequest:
-    """Options of an estimate.
-
-    Attributes:
-        model: preset, hub name, or folder or file with a config.json.
-        gpu: keys of the catalog's GPUs, or all of them.
-        memory_gib: usable memory, for one GPU that the catalog does not have.
-        active_experts: experts per token; absent for the model's own.
-        seq_len: tokens per example; absent for the longest of the data set.
-        batch_size: examples per step, the largest that fits, or the fastest.
-        routing_draws: random routings to draw for the spread of the peak.
-        expandable_segments: whether PyTorch's allocator has expandable segments.
-        constants: file of the simulated clock's constants.
-        job, overheads, recipe, offers, prices: groups of options.
-    """
+    """Options of an estimate."""
 
     model: PathText
     gpu: Names = ALL

@@ -13,13 +13,7 @@ MARKETS: dict[bool | None, Market | None] = {True: "spot", False: "on-demand", N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RentalOptions:
-    """Offers that nodes are rented from.
-
-    Attributes:
-        providers: their providers; empty for any.
-        regions: their regions, as the provider names them; empty for any.
-        spot: spot instances only, on-demand instances only, or both where it is None.
-    """
+    """Offers that nodes are rented from."""
 
     providers: Names = ()
     regions: Names = ()
@@ -60,13 +54,7 @@ class RentalOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferOptions(RentalOptions):
-    """Constraints on the offers that a job is priced on.
-
-    Attributes:
-        deadline: most hours that the job may be expected to take.
-        budget_usd: most dollars that it may be expected to cost.
-        single_gpu_instances: only instances with one GPU.
-    """
+    """Constraints on the offers that a job is priced on."""
 
     deadline: Above | None = None
     budget_usd: Above | None = None

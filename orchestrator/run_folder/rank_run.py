@@ -30,14 +30,7 @@ from trials.records.observation import Observation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRequest:
-    """Options of a ranking; absent ones are the specification's own.
-
-    Attributes:
-        run: run folder, or s3://BUCKET/FOLDER.
-        batch_size: price the job at this batch size; absent for the fastest.
-        learned: training curves kept elsewhere, for ``epochs="auto"``.
-        job, overheads, offers, prices: groups of options.
-    """
+    """Options of a ranking; absent ones are the specification's own."""
 
     run: PathText
     batch_size: BatchOption | None = None

@@ -42,23 +42,7 @@ class LearningRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnOptions:
-    """Options of ``learn``.
-
-    Attributes:
-        model: preset, hub name, or folder or file with a config.json.
-        gpu: key of this machine's GPU; absent to identify it.
-        catalog: file of the user's own GPUs.
-        weights: random or pretrained; absent for pretrained where there are any.
-        active_experts: numbers of experts per token, one curve each.
-        choices: fields with the possible answers.
-        held_out: number of held-out examples, or their share.
-        held_out_data, held_out_split: held-out set of its own.
-        batch_size, learning_rate, schedule, warmup_steps, patience, seed: training arguments.
-        whole: train all epochs, also after learning has stopped.
-        no_checkpoints: save no checkpoints.
-        threads: CPU threads; absent for one per core.
-        job: the data set; its epochs are those of a job that is priced, and are not used.
-    """
+    """Options of ``learn``."""
 
     model: str
     gpu: str | None = None

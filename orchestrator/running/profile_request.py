@@ -37,19 +37,7 @@ class ProfileError(UserError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRequest:
-    """Options of a profile.
-
-    Attributes:
-        model: preset, hub name, or folder or file with a config.json.
-        device: key of the catalog; absent for this machine's.
-        active_experts: numbers of experts per token; absent for the model's own.
-        seq_lens: tokens per example.
-        batch_size: examples per step, or ``largest``; absent for one and the largest.
-        max_batch_size: limit of the search for the largest batch.
-        weights: random or pretrained.
-        steps: plain steps, and as many profiled ones.
-        training_steps: steps between the two counts of the experts' tokens.
-    """
+    """Options of a profile."""
 
     model: PathText
     device: str | None = None

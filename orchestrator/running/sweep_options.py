@@ -19,19 +19,7 @@ WAIT_MINUTES = 20.0  # an instance, an image of some GB, and a second try
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepOptions:
-    """Options of ``sweep``.
-
-    Attributes:
-        spec: YAML file, or name of a shipped sweep; absent for the default sweep.
-        out: run folder, or s3://BUCKET/FOLDER; absent for ``runs/NAME``.
-        resume: whether to resume the run in ``out`` with its own specification.
-        constants: file of the simulated clock's constants.
-        adaptive: whether to measure only what helps to choose a GPU.
-        budget_usd: most dollars to spend on nodes.
-        wait_for_nodes: most minutes to wait for a node.
-        log_to: tools that show the trials while they run.
-        nodes: offers that the nodes are rented from.
-    """
+    """Options of ``sweep``."""
 
     spec: Path | None = None
     out: PathText | None = None

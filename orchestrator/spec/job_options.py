@@ -22,23 +22,7 @@ PADDINGS = {"packed": "packing", "grouped": "group_by_length"}  # the option of 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """A job and its data; an absent option is the job's own.
-
-    Attributes:
-        epochs: number of epochs, or ``auto``: until learning stops.
-        dataset: a file, a folder, a data set of the hub, or one of the paper's by name.
-        length_histogram: CSV of tokens and examples, in place of a data set.
-        text_fields: fields whose texts, one after the other, are an example.
-        template: text of an example with fields in braces.
-        chat: field of messages, rendered by the tokenizer's chat template.
-        tokenizer: tokenizer that counts; absent for the model's own.
-        subset: configuration of a hub data set.
-        split: part of a folder or a hub data set.
-        most: most examples to read.
-        cutoff: tokens at which examples are truncated, or of a packed row.
-        packing: whether rows are packed.
-        group_by_length: whether batches hold examples of similar length.
-    """
+    """A job and its data; an absent option is the job's own."""
 
     examples: int | None = None
     epochs: int | str | None = None

@@ -18,13 +18,7 @@ def _on_or_off(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeOptions:
-    """Options of a recipe; an absent one is the recipe's default.
-
-    Attributes:
-        recipe: name of a shipped recipe to start from.
-        gradient_checkpointing: whether activations are recomputed in the backward pass.
-        experts: how experts run: looped or grouped.
-    """
+    """Options of a recipe; an absent one is the recipe's default."""
 
     method: Method | None = None
     recipe: str | None = None
