@@ -59,6 +59,10 @@ def test_hours_have_the_interval_of_the_step_time() -> None:
     ends = np.log([first.rented.low, first.rented.high])
     assert ends == pytest.approx([-0.1645, 0.1645], abs=0.02)
     assert first.rented.drawn.shape == (DRAWS,)
+    assert [first.rented.low, first.rented.high] == np.percentile(
+        first.rented.drawn, [5, 95]
+    ).tolist()
+    assert first.rented.job.cell == DESK
     assert np.log(first.rented.drawn).std() == pytest.approx(0.1, rel=0.1)
     assert (first.rented.drawn == again.rented.drawn).all()
     assert abs(np.corrcoef(first.rented.drawn, other.rented.drawn)[0, 1]) < 0.1
