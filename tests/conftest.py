@@ -1,8 +1,12 @@
 """What every test goes by: the shipped prices, whatever the user that runs them has refreshed."""
 
+import logging
 import os
+from collections.abc import Iterator
 
 import pytest
+
+from orchestrator.console import PACKAGES
 
 LONGEST = (
     *("test_sweep_on_", "test_learn", "test_estimate", "test_simulated_", "test_traces"),
@@ -18,3 +22,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files begin, so that no process is left with one when the others are done."""
     items.sort(key=lambda item: not item.path.name.startswith(LONGEST))
+
+
+@pytest.fixture(autouse=True)
+def _quiet_libraries() -> Iterator[None]:
+    """Packages log to nowhere at the start of a test, whatever command an earlier one ran."""
+    yield
+    for name in PACKAGES:
+        logging.getLogger(name).handlers.clear()

@@ -75,7 +75,7 @@ def fit_values(
 
 
 @dataclass(frozen=True, slots=True)
-class _Minimum:
+class _RobustMinimum:
     """Fitted parameters of all parts; those of groups that are not identified are arbitrary.
 
     Attributes:
@@ -182,12 +182,12 @@ class RobustFormFit:
         """(groups, terms) values, nan for groups that are not identified."""
         return np.where(self.is_identified[:, None], values, np.nan)
 
-    def _minimum(self, tolerance: float) -> _Minimum:
+    def _minimum(self, tolerance: float) -> _RobustMinimum:
         if self._shape is None:
             return self._fitted_rates()
         return self._fitted_times(self._shape, tolerance)
 
-    def _fitted_times(self, shape: Shape, tolerance: float) -> _Minimum:
+    def _fitted_times(self, shape: Shape, tolerance: float) -> _RobustMinimum:
         """Iteratively reweighted least squares (Holland and Welsch, 1977).
 
         Given the exponent, a powered step time is linear in the values: each iteration solves for
@@ -218,9 +218,9 @@ class RobustFormFit:
             change = max(np.abs(log_residual - last_residual).max(), np.abs(steps).max())
             if iteration > LAST_SPREAD_ITERATION + 1 and change < tolerance:
                 break
-        return _Minimum(values, exponents, residuals, robust, spreads, terms)
+        return _RobustMinimum(values, exponents, residuals, robust, spreads, terms)
 
-    def _fitted_rates(self) -> _Minimum:
+    def _fitted_rates(self) -> _RobustMinimum:
         """Least squares of examples per second without weights and bounds, as in the paper."""
         terms = eq2_terms(self._rows.batch_size, self._rows.sparsity)
         rate = self._rows.batch_size / self._rows.seconds
@@ -232,7 +232,7 @@ class RobustFormFit:
             residuals = np.where(fitted > 0, np.log(rate / fitted), np.nan)
         spreads = self._spreads(np.nan_to_num(residuals, nan=1.0))
         exponents, weights = np.zeros(len(self._sizes)), np.ones(len(rate))
-        return _Minimum(values, exponents, residuals, weights, spreads, terms)
+        return _RobustMinimum(values, exponents, residuals, weights, spreads, terms)
 
     def _terms(self, shape: Shape, exponents: FloatArray) -> FloatArray:
         """(rows, terms) columns of the linear system."""

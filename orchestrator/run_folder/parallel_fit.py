@@ -55,7 +55,7 @@ def fits_of(folder: RunFolder) -> Fits:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _LineRange:
     """Lines that begin in a range of a file's bytes."""
 
     file: Path
@@ -63,15 +63,15 @@ class _Part:
     end: int
 
 
-def _parts(file: Path) -> list[_Part]:
+def _parts(file: Path) -> list[_LineRange]:
     """Parts of a long file; empty for a short or missing one."""
     size = file.stat().st_size if file.is_file() else 0
     if size < LONG_BYTES:
         return []
-    return [_Part(file, at, min(at + PART_BYTES, size)) for at in range(0, size, PART_BYTES)]
+    return [_LineRange(file, at, min(at + PART_BYTES, size)) for at in range(0, size, PART_BYTES)]
 
 
-def _columns(parts: Sequence[_Part], map_: Map) -> Iterator[Columns]:
+def _columns(parts: Sequence[_LineRange], map_: Map) -> Iterator[Columns]:
     """Columns of each part."""
     lines_before = 0
     try:
@@ -82,7 +82,7 @@ def _columns(parts: Sequence[_Part], map_: Map) -> Iterator[Columns]:
         raise error.in_file(parts[0].file, lines_before) from None
 
 
-def _read(part: _Part) -> tuple[Columns, int]:
+def _read(part: _LineRange) -> tuple[Columns, int]:
     """Columns of a part, and its number of lines."""
     count = 0
 

@@ -92,7 +92,7 @@ def _order(copies: int, update: Segment) -> list[tuple[Segment, int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _SegmentEvents:
     """Events of one segment, with the origin of their storages.
 
     Attributes:
@@ -126,7 +126,7 @@ class _Layout:
             for segment in Segment
         }
         self._parts = {s: _part(recording, s, owner, ordinal, copy, copies) for s in Segment}
-        self._sharing: dict[Segment, _Part] = {}
+        self._sharing: dict[Segment, _SegmentEvents] = {}
         self._bases: dict[tuple[int, Segment, int], int] = {}
         self._named = 0
         self._all_purposes: list[IntArray] = []
@@ -158,14 +158,14 @@ class _Layout:
         label = np.full(len(names), int(segment), np.int64)
         self._events.append((part.kinds, names, part.numbers, label))
 
-    def _before_last(self, segment: Segment) -> _Part:
+    def _before_last(self, segment: Segment) -> _SegmentEvents:
         """Events of a turn without frees of shared storages, which the last turn frees."""
         if segment not in self._sharing:
             part = self._parts[segment]
             turns = np.array([TURN.get(s, 0) for s in Segment])
             keep = (part.kinds != Kind.FREED) | (turns[part.owners] > 0)
-            columns = (getattr(part, field.name)[keep] for field in fields(_Part))
-            self._sharing[segment] = _Part(*columns)
+            columns = (getattr(part, field.name)[keep] for field in fields(_SegmentEvents))
+            self._sharing[segment] = _SegmentEvents(*columns)
         return self._sharing[segment]
 
     def _base(self, owner: Segment, copy: int, segment: Segment, place: int, step: int) -> int:
@@ -227,7 +227,7 @@ def _part(  # noqa: PLR0913, PLR0917 - the columns of one recording
     ordinal: IntArray,
     copy: IntArray,
     copies: int,
-) -> _Part:
+) -> _SegmentEvents:
     events = np.flatnonzero(recording.segments == segment)
     names = recording.names[events]
     moves = recording.kinds[events] <= Kind.FREED
@@ -248,7 +248,7 @@ def _part(  # noqa: PLR0913, PLR0917 - the columns of one recording
         )
         ends = np.cumsum(times)
         copied = np.arange(len(events)) - np.repeat(ends - times, times)
-    return _Part(
+    return _SegmentEvents(
         kinds=recording.kinds[events],
         names=names,
         numbers=recording.numbers[events],
