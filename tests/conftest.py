@@ -9,8 +9,14 @@ import pytest
 from orchestrator.console import PACKAGES
 
 LONGEST = (
-    *("test_sweep_on_", "test_learn", "test_estimate", "test_simulated_", "test_traces"),
-    *("test_run_on_s3", "test_child", "test_calibrate", "test_profile"),
+    *("test_sweep_on_", "test_commands_learn", "test_estimating_", "test_simulation_", "test_api"),
+    *(
+        "test_storage_s3",
+        "test_child_process_",
+        "test_fitting_clock",
+        "test_training_",
+        "test_run_",
+    ),
 )
 
 
