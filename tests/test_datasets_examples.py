@@ -1,4 +1,4 @@
-"""Data sets as people have them: what is read and counted, what is refused, and how."""
+"""Reading and counting the examples of a data set, and errors in it."""
 
 import datetime as dt
 import gzip
@@ -39,13 +39,13 @@ FIELDS = ("question", "answer")
 
 
 def joined(row: made_data.Row) -> str:
-    """A row as the fields' texts."""
+    """Text of a row: its fields, joined."""
     return f"{row['question']}\n{row['answer']}"
 
 
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the tokenizer is."""
+    """Folder of a trained tokenizer."""
     folder = tmp_path_factory.mktemp("tokenizer") / "tok"
     made_data.train_tokenizer(folder, [joined(row) for row in ROWS])
     return folder
@@ -53,22 +53,22 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tokenizer(tokenizer_folder: Path) -> Tokenizer:
-    """The same by the library below transformers, that neither cuts nor pads."""
-    found = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
-    found.no_truncation()
-    found.no_padding()
-    return found
+    """The trained tokenizer as the tokenizers library loads it, without truncation or padding."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 @pytest.fixture(scope="session")
 def one_child(tokenizer_folder: Path) -> Iterator[TokenCounter]:
-    """The child that all tests ask: a process takes seconds to import."""
+    """A counter whose child all tests share: a process takes seconds to import."""
     with TokenCounter(str(tokenizer_folder)) as counter:
         yield counter
 
 
 class SharedCounter:
-    """A counter whose child is there already; another tokenizer's is its own."""
+    """A counter that uses the shared child for the shared tokenizer, else its own."""
 
     def __init__(self, name: str, shared: TokenCounter, folder: Path) -> None:
         self._counter = shared if name == str(folder) else TokenCounter(name)
@@ -86,96 +86,100 @@ class SharedCounter:
 def count(
     one_child: TokenCounter, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Job]:
-    """What is asked of a data set, by the tokenizer that was trained on it."""
+    """Function that reads and counts a data set with the trained tokenizer."""
     monkeypatch.setattr(
         data_lengths,
         "TokenCounter",
         lambda name: SharedCounter(name, one_child, tokenizer_folder),
     )
 
-    def counted(dataset: Path | str, **asked: Any) -> Job:
-        fields = {"tokenizer": str(tokenizer_folder), "epochs": 3, "dataset": str(dataset)} | asked
+    def counted(dataset: Path | str, **options: Any) -> Job:
+        fields = {
+            "tokenizer": str(tokenizer_folder),
+            "epochs": 3,
+            "dataset": str(dataset),
+        } | options
         return requested_job(JobRequest.model_validate(fields), ())
 
     return counted
 
 
 def lengths_of(workload: Job) -> DataLengths:
-    """Of a job that has them."""
+    """Lengths of a job that has them."""
     assert workload.lengths is not None
     return workload.lengths
 
 
-def told(count: Callable[..., Job], dataset: Path | str, **asked: Any) -> list[str]:
-    """The mistakes, a line each."""
+def mistakes_of(count: Callable[..., Job], dataset: Path | str, **options: Any) -> list[str]:
+    """Lines of the DataError that reading a data set raises."""
     with pytest.raises(DataError) as error:
-        count(dataset, **asked)
+        count(dataset, **options)
     lines = str(error.value).split("\n")
     assert len(lines) == len(error.value.mistakes)
     return lines
 
 
 def expected_histogram(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[tuple[int, int], ...]:
-    """Tokens of each text and one for its end."""
+    """Histogram of token counts, each with one token for the end of text."""
     counts = Counter(len(tokenizer.encode(text)) + 1 for text in texts)
     return tuple(sorted(counts.items()))
 
 
 def as_jsonl(folder: Path) -> Path:
-    """An object a line."""
+    """A file with one object per line."""
     return made_data.write_jsonl(folder / "data.jsonl", ROWS)
 
 
 def as_json_list(folder: Path) -> Path:
-    """One list, as an editor of another system saves it."""
+    """One JSON list with a byte order mark."""
     path = folder / "data.json"
     path.write_text("\ufeff" + json.dumps(ROWS, indent=1), encoding="utf-8")
     return path
 
 
 def as_json_object(folder: Path) -> Path:
-    """A list within an object."""
+    """A list inside a JSON object."""
     path = folder / "data.json"
     path.write_text(json.dumps({"version": 1, "data": ROWS}), encoding="utf-8")
     return path
 
 
 def as_lines_named_json(folder: Path) -> Path:
-    """As many name it."""
+    """JSON lines in a file named .json."""
     return made_data.write_jsonl(folder / "data.json", ROWS)
 
 
 def as_zipped_lines(folder: Path) -> Path:
-    """With blank lines among them."""
+    """Compressed JSON lines with blank lines."""
     path = folder / "data.jsonl.gz"
     path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n\n" for row in ROWS).encode()))
     return path
 
 
 def as_csv(folder: Path) -> Path:
-    """Fields of several lines among them."""
+    """A CSV with fields of several lines."""
     return made_data.write_csv(folder / "data.csv", ROWS)
 
 
 def as_semicolons(folder: Path) -> Path:
-    """As spreadsheets write it where a comma is in numbers."""
+    """A CSV with semicolons, as spreadsheets write it in some languages."""
     return made_data.write_csv(folder / "data.csv", ROWS, ";")
 
 
 def as_tsv(folder: Path) -> Path:
-    """With tabs."""
+    """A file with tabs."""
     return made_data.write_csv(folder / "data.tsv", ROWS, "\t")
 
 
 def as_parquet(folder: Path) -> Path:
-    """With another column, in groups of rows."""
+    """A Parquet file with another column and several row groups."""
     table = pa.Table.from_pylist([{"id": n, **row} for n, row in enumerate(ROWS)])
     pq.write_table(table, folder / "data.parquet", row_group_size=64)
     return folder / "data.parquet"
 
 
 def as_arrow_folder(folder: Path) -> Path:
-    """As the hub's library saves to disk."""
+    """A folder as ``datasets`` saves it to disk."""
     folder /= "train"
     folder.mkdir()
     table = pa.Table.from_pylist(ROWS)
@@ -187,7 +191,7 @@ def as_arrow_folder(folder: Path) -> Path:
 
 
 def as_shards(folder: Path) -> Path:
-    """As on the hub: files of two splits, one of them in parts."""
+    """A folder as on the hub: files of two splits, one of them in parts."""
     (folder / "data").mkdir()
     for shard in range(2):
         part = pa.Table.from_pylist(ROWS[shard::2])
@@ -204,13 +208,13 @@ FORMS = (
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
-def test_every_form_of_the_same_examples_counts_alike(
+def test_every_format_of_the_same_examples_counts_alike(
     form: Callable[[Path], Path],
     tmp_path: Path,
     count: Callable[..., Job],
     tokenizer: Tokenizer,
 ) -> None:
-    """By the tokens of the library below transformers; what is saved with it cuts nothing."""
+    """Counts equal the tokenizers library's; the tokenizer's saved truncation is ignored."""
     workload = count(form(tmp_path), text_fields=FIELDS)
     lengths = lengths_of(workload)
     assert lengths.histogram == expected_histogram(tokenizer, [joined(row) for row in ROWS])
@@ -220,7 +224,7 @@ def test_every_form_of_the_same_examples_counts_alike(
 
 
 def test_record_survives_its_json(tmp_path: Path, count: Callable[..., Job]) -> None:
-    """And a histogram its CSV, by the name that it is given."""
+    """Lengths are equal after a round trip through JSON, and a histogram after one through CSV."""
     lengths = lengths_of(count(as_jsonl(tmp_path), text_fields=FIELDS))
     again = DataLengths.model_validate_json(lengths.model_dump_json())
     assert again == lengths
@@ -231,10 +235,10 @@ def test_record_survives_its_json(tmp_path: Path, count: Callable[..., Job]) -> 
     assert read_histogram(path).source == f"{path} (mine)"
 
 
-def test_template_writes_what_it_says(
+def test_a_template_renders_fields_and_escapes(
     tmp_path: Path, count: Callable[..., Job], tokenizer: Tokenizer
 ) -> None:
-    r"""Braces doubled stand for themselves, and ``\n`` for a line end, as a shell passes it on."""
+    r"""Doubled braces are literal, and a written ``\n`` is a line end, as a shell passes it."""
     workload = count(as_jsonl(tmp_path), template="Q: {question}\\n{{A}}: {answer}")
     texts = [f"Q: {row['question']}\n{{A}}: {row['answer']}" for row in ROWS]
     assert lengths_of(workload).histogram == expected_histogram(tokenizer, texts)
@@ -242,10 +246,10 @@ def test_template_writes_what_it_says(
 
 
 @pytest.mark.parametrize(("role", "said"), [("role", "content"), ("from", "value")])
-def test_conversations_are_written_by_the_chat_template(
+def test_conversations_are_rendered_by_the_chat_template(
     role: str, said: str, tmp_path: Path, count: Callable[..., Job], tokenizer: Tokenizer
 ) -> None:
-    """Those of ShareGPT, too; nothing is added around them."""
+    """ShareGPT's keys are accepted too; no special tokens are added."""
     roles = ("user", "assistant") if role == "role" else ("human", "gpt")
     chats = [
         [{role: roles[0], said: row["question"]}, {role: roles[1], said: row["answer"]}]
@@ -258,11 +262,11 @@ def test_conversations_are_written_by_the_chat_template(
     assert lengths_of(count(path, chat="messages")).histogram == tuple(sorted(counts.items()))
 
 
-def test_examples_without_text_are_left_out_and_counted(
+def test_examples_without_text_are_skipped_and_counted(
     tmp_path: Path, count: Callable[..., Job], tokenizer: Tokenizer
 ) -> None:
     """One of two fields may be empty, or a number."""
-    found = [
+    examples = [
         {"question": "", "answer": None},
         {"question": " \n", "answer": ""},
         {"question": None, "answer": "seven"},
@@ -270,15 +274,17 @@ def test_examples_without_text_are_left_out_and_counted(
         {"question": "half a \ud83d character", "answer": ""},
     ]
     path = tmp_path / "data.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in found), encoding="utf-8")
+    path.write_text("".join(json.dumps(row) + "\n" for row in examples), encoding="utf-8")
     lengths = lengths_of(count(path, text_fields=FIELDS))
     assert (lengths.empty, lengths.empty_at) == (2, (f"{path}:1", f"{path}:2"))
     texts = ["seven", "how many\n7", "half a ? character"]
     assert lengths.histogram == expected_histogram(tokenizer, texts)
 
 
-def test_so_many_examples_are_read_and_no_more(tmp_path: Path, count: Callable[..., Job]) -> None:
-    """That there are more is kept; how many the job has can be told."""
+def test_at_most_the_given_number_of_examples_is_read(
+    tmp_path: Path, count: Callable[..., Job]
+) -> None:
+    """The lengths record that more exist; the job's number of examples can be given."""
     path = as_jsonl(tmp_path)
     first = lengths_of(count(path, text_fields=FIELDS, most=50))
     assert (first.examples, first.complete) == (50, False)
@@ -289,22 +295,22 @@ def test_so_many_examples_are_read_and_no_more(tmp_path: Path, count: Callable[.
     assert lengths_of(count(path, text_fields=FIELDS, most=50)).histogram == first.histogram
 
 
-def test_a_split_is_told_by_the_names_of_files(tmp_path: Path, count: Callable[..., Job]) -> None:
-    """Training, unless told; as the hub's library has it."""
+def test_a_split_is_recognised_by_file_names(tmp_path: Path, count: Callable[..., Job]) -> None:
+    """The default is the training split, as in the hub's library."""
     folder = as_shards(tmp_path)
     assert count(folder, text_fields=FIELDS).examples == len(ROWS)
     assert count(folder, text_fields=FIELDS, split="test").examples == len(SHORT)
     made_data.write_jsonl(tmp_path / "data" / "notes.jsonl", [{"a": 1}])
     assert count(folder, text_fields=FIELDS, split="test").examples == len(SHORT)
-    assert told(count, folder, text_fields=FIELDS, split="tset") == [
+    assert mistakes_of(count, folder, text_fields=FIELDS, split="tset") == [
         f"--split 'tset': {folder} has no such split: did you mean 'test'?"
     ]
 
 
-def test_fingerprint_is_that_of_queries_and_tokenizer(
+def test_the_fingerprint_depends_on_rendered_examples_and_tokenizer(
     tmp_path: Path, count: Callable[..., Job]
 ) -> None:
-    """Not of the file's form or name; other examples have another."""
+    """The format and the name of the file do not change it; other examples do."""
     one = lengths_of(count(as_jsonl(tmp_path), text_fields=FIELDS)).fingerprint
     assert lengths_of(count(as_csv(tmp_path), text_fields=FIELDS)).fingerprint == one
     other = made_data.write_jsonl(tmp_path / "other.jsonl", ROWS[::-1])
@@ -313,7 +319,7 @@ def test_fingerprint_is_that_of_queries_and_tokenizer(
 
 
 def written(folder: Path, name: str, content: str | bytes) -> Path:
-    """A file."""
+    """Write a file."""
     path = folder / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
@@ -361,50 +367,56 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "content", "lines"), REFUSED)
-def test_what_is_no_data_set_is_told_line_by_line(
+def test_all_mistakes_of_a_file_are_reported_by_line(
     name: str,
     content: str | bytes,
     lines: Sequence[str],
     tmp_path: Path,
     count: Callable[..., Job],
 ) -> None:
-    """Every mistake of the file, each with where it stands."""
+    """Every mistake of a file has its place."""
     path = written(tmp_path, name, content)
-    found = told(count, path, text_fields=FIELDS)
-    assert len(found) == len(lines), found
-    for line, begin in zip(found, lines, strict=True):
+    mistakes = mistakes_of(count, path, text_fields=FIELDS)
+    assert len(mistakes) == len(lines), mistakes
+    for line, begin in zip(mistakes, lines, strict=True):
         assert line.startswith(begin.format(path)), line
 
 
-def test_reading_stops_after_so_many_mistakes(tmp_path: Path, count: Callable[..., Job]) -> None:
-    """And says so."""
-    found = told(count, written(tmp_path, "data.jsonl", GOOD + 99 * "{\n"), text_fields=FIELDS)
-    assert len(found) == reading.MOST_MISTAKES
-    assert found[-1].endswith("(there may be more: reading stopped here)")
+def test_reading_stops_after_a_number_of_mistakes(
+    tmp_path: Path, count: Callable[..., Job]
+) -> None:
+    """The last line says that reading stopped."""
+    mistakes = mistakes_of(
+        count, written(tmp_path, "data.jsonl", GOOD + 99 * "{\n"), text_fields=FIELDS
+    )
+    assert len(mistakes) == reading.MOST_MISTAKES
+    assert mistakes[-1].endswith("(there may be more: reading stopped here)")
 
 
-def test_what_is_no_file_is_told(tmp_path: Path, count: Callable[..., Job]) -> None:
-    """A missing one, an empty folder, one of two minds, options that a file has no use for."""
-    assert told(count, tmp_path / "none.jsonl", text_fields=FIELDS) == [
+def test_a_path_without_readable_examples_is_an_error(
+    tmp_path: Path, count: Callable[..., Job]
+) -> None:
+    """A missing file, an empty folder, mixed formats and options that do not apply."""
+    assert mistakes_of(count, tmp_path / "none.jsonl", text_fields=FIELDS) == [
         f"{tmp_path}/none.jsonl: no such file or folder"
     ]
-    assert told(count, "gsm8k", text_fields=FIELDS) == [
+    assert mistakes_of(count, "gsm8k", text_fields=FIELDS) == [
         "gsm8k: no such file or folder; a hub data set is OWNER/NAME"
     ]
-    (line,) = told(count, tmp_path, text_fields=FIELDS)
+    (line,) = mistakes_of(count, tmp_path, text_fields=FIELDS)
     assert line.startswith(f"{tmp_path}: has no file of examples: use .json, ")
     path = as_jsonl(tmp_path)
-    assert told(count, path, text_fields=FIELDS, subset="main", split="test") == [
+    assert mistakes_of(count, path, text_fields=FIELDS, subset="main", split="test") == [
         "--subset 'main': only a hub data set has subsets: remove it",
         "--split 'test': a single file has no splits: remove it",
     ]
     as_csv(tmp_path)
-    (line,) = told(count, tmp_path, text_fields=FIELDS)
+    (line,) = mistakes_of(count, tmp_path, text_fields=FIELDS)
     assert line.startswith(f"{tmp_path}: has .csv and .jsonl files")
 
 
 @pytest.mark.parametrize(
-    ("asked", "lines"),
+    ("options", "lines"),
     [
         (
             {"text_fields": ("qestion", "label")},
@@ -456,23 +468,25 @@ def test_what_is_no_file_is_told(tmp_path: Path, count: Callable[..., Job]) -> N
         ),
     ],
 )
-def test_wrong_wishes_are_told_all_at_once(
-    asked: dict[str, Any], lines: Sequence[str], tmp_path: Path, count: Callable[..., Job]
+def test_all_wrong_options_are_reported_at_once(
+    options: dict[str, Any], lines: Sequence[str], tmp_path: Path, count: Callable[..., Job]
 ) -> None:
-    """With the value, near matches and what to do."""
+    """Each line has the option, its value, and near matches or a remedy."""
     path = made_data.write_jsonl(tmp_path / "data.jsonl", SHORT)
-    found = told(count, path, **asked)
-    assert len(found) == len(lines), found
-    for line, begin in zip(found, lines, strict=True):
+    mistakes = mistakes_of(count, path, **options)
+    assert len(mistakes) == len(lines), mistakes
+    for line, begin in zip(mistakes, lines, strict=True):
         assert line.startswith(begin.format(path)), line
 
 
-def test_conversations_that_are_none_are_told(tmp_path: Path, count: Callable[..., Job]) -> None:
-    """By the reader or by the template itself; those that are right do not hide them."""
+def test_invalid_conversations_are_reported_by_line(
+    tmp_path: Path, count: Callable[..., Job]
+) -> None:
+    """Mistakes come from the reader or the chat template; valid conversations do not hide them."""
     right = [{"role": "user", "content": "hello"}]
     chats = [right, [], None, [{"role": "tool", "content": "x"}]]
     path = made_data.write_jsonl(tmp_path / "chats.jsonl", [{"messages": chat} for chat in chats])
-    assert told(count, path, chat="messages") == [
+    assert mistakes_of(count, path, chat="messages") == [
         f"{path}:4: the chat template refuses it: no role tool here",
         f"{path}: empty, and skipped: 2 examples ({path}:2, {path}:3)",
     ]
@@ -488,7 +502,7 @@ def test_conversations_that_are_none_are_told(tmp_path: Path, count: Callable[..
     path.write_text("".join([*lines[:3], "{\n", *lines[3:]]))
     broken = "Expecting property name enclosed in double quotes"
     absent = "fill it in, or remove the example"
-    assert told(count, path, chat="messages") == [
+    assert mistakes_of(count, path, chat="messages") == [
         f"{path}:3: messages: message 2 has no content: {absent}",
         f"{path}:4: not JSON ({broken}): each line must be an object of fields",
         f"{path}:5: messages: message 2 has no role and content (nor from and value)",
@@ -496,22 +510,22 @@ def test_conversations_that_are_none_are_told(tmp_path: Path, count: Callable[..
         f"{path}:7: the chat template refuses it: no role tool here",
     ]
     path.write_text("{\n" + lines[0])
-    found = told(count, path, chat="mesages")
-    assert [line.partition(": ")[0] for line in found] == ["--chat 'mesages'", f"{path}:1"]
+    mistakes = mistakes_of(count, path, chat="mesages")
+    assert [line.partition(": ")[0] for line in mistakes] == ["--chat 'mesages'", f"{path}:1"]
 
 
-def test_a_tokenizer_without_a_chat_template_takes_no_conversations(
+def test_conversations_need_a_chat_template(
     tmp_path: Path, count: Callable[..., Job], tokenizer_folder: Path
 ) -> None:
-    """One without a chat template, for conversations."""
+    """The error names the tokenizer."""
     path = made_data.write_jsonl(tmp_path / "c.jsonl", [{"m": [{"role": "user", "content": "a"}]}])
     bare = tokenizer_folder / "tokenizer.json"
-    (line,) = told(count, path, chat="m", tokenizer=str(bare))
+    (line,) = mistakes_of(count, path, chat="m", tokenizer=str(bare))
     assert line.startswith(f"--tokenizer '{bare}' has no chat template: make examples of text")
 
 
-def test_what_is_no_tokenizer_is_one_line(tmp_path: Path) -> None:
-    """Whatever transformers makes of the folder; of half a file as well."""
+def test_an_invalid_tokenizer_is_an_error_of_one_line(tmp_path: Path) -> None:
+    """An empty folder and a truncated file are errors."""
     from trials.training.tokenizer_worker import ExampleTokenizer  # noqa: PLC0415 - the child's own
 
     with pytest.raises(TokenizerError) as error:
@@ -522,20 +536,20 @@ def test_what_is_no_tokenizer_is_one_line(tmp_path: Path) -> None:
 
 
 def test_the_models_own_tokenizer_counts_when_there_is_one(tmp_path: Path) -> None:
-    """Else the lengths would be those of another model."""
+    """Without --tokenizer the model must have one, and several models must share it."""
     path = made_data.write_jsonl(tmp_path / "data.jsonl", SHORT)
-    asked = JobRequest(dataset=str(path), text_fields=FIELDS, epochs=1)
-    known = presets()
+    request = JobRequest(dataset=str(path), text_fields=FIELDS, epochs=1)
+    shipped = presets()
     with pytest.raises(DataError, match="llama-tiny has none of its own: give a folder or a hub"):
-        requested_job(asked, [known["llama-tiny"]])
-    two = [known["mixtral-8x7b"], known["llama-2-7b"]]
+        requested_job(request, [shipped["llama-tiny"]])
+    two = [shipped["mixtral-8x7b"], shipped["llama-2-7b"]]
     with pytest.raises(DataError, match="mixtral-8x7b, llama-2-7b have different ones"):
-        requested_job(asked, two)
-    bare = written(tmp_path, "config.json", json.dumps(known["llama-tiny"].config)).parent
+        requested_job(request, two)
+    bare = written(tmp_path, "config.json", json.dumps(shipped["llama-tiny"].config)).parent
     said = f"--tokenizer '{bare}' (the model's own, as none is given) cannot be loaded (the folder"
     for given, begin in ((None, said), (str(bare), f"--tokenizer '{bare}' cannot be loaded (")):
         with pytest.raises(DataError) as error:
-            requested_job(asked.model_copy(update={"tokenizer": given}), [find_model(str(bare))])
+            requested_job(request.model_copy(update={"tokenizer": given}), [find_model(str(bare))])
         assert str(error.value).startswith(begin)
         assert "): give a local folder with a tokenizer.json, or a hub name (" in str(error.value)
 
@@ -543,22 +557,22 @@ def test_the_models_own_tokenizer_counts_when_there_is_one(tmp_path: Path) -> No
 def test_a_hub_data_set_without_a_network_is_one_line(
     count: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At once, not after a minute of trying."""
+    """The error comes at once, without repeated attempts."""
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
-    (line,) = told(count, "openai/gsm8k", subset="main", text_fields=FIELDS)
+    (line,) = mistakes_of(count, "openai/gsm8k", subset="main", text_fields=FIELDS)
     assert line.startswith("data set 'openai/gsm8k': the hub cannot be reached: check the name, ")
 
 
-def test_the_hubs_library_streams_and_brings_no_torch_along(tmp_path: Path) -> None:
-    """Of a folder, which it takes for a data set of the hub; an unknown split is one line."""
+def test_the_hubs_library_streams_without_importing_torch(tmp_path: Path) -> None:
+    """A local folder stands in for a data set of the hub; an unknown split is one line."""
     as_shards(tmp_path)
     program = """\
 import sys
 from orchestrator.datasets import file_formats
 from orchestrator.datasets.source import DatasetSource as Source
 file_formats.hub_is_reached = lambda: True
-found = list(file_formats.of_hub(Source(sys.argv[1]), ("question",)))
-print(len(found), sorted(found[0].fields), found[1].place)
+examples = list(file_formats.of_hub(Source(sys.argv[1]), ("question",)))
+print(len(examples), sorted(examples[0].fields), examples[1].place)
 print(list(file_formats.of_hub(Source(sys.argv[1], split="tset"), ("question",)))[0].text)
 print(sorted({"torch", "transformers"} & set(sys.modules)))
 """
@@ -572,7 +586,7 @@ print(sorted({"torch", "transformers"} & set(sys.modules)))
 
 
 def shuffled_batches(tokens: Sequence[int], batch_size: int, epochs: int) -> Iterator[list[int]]:
-    """The full batches of shuffled epochs."""
+    """Full batches of shuffled epochs."""
     draw = np.random.default_rng(0)
     for _ in range(epochs):
         order = draw.permutation(tokens)
@@ -581,10 +595,10 @@ def shuffled_batches(tokens: Sequence[int], batch_size: int, epochs: int) -> Ite
 
 
 @pytest.mark.parametrize("cutoff", [None, 90])
-def test_padding_is_what_transformers_own_collator_makes(
+def test_padding_agrees_with_transformers_collator(
     cutoff: int | None, tmp_path: Path, count: Callable[..., Job], tokenizer_folder: Path
 ) -> None:
-    """Over shuffled epochs; the longest row is no longer than is told."""
+    """Mean widths agree over shuffled epochs, and no row exceeds the longest."""
     from transformers import (  # noqa: PLC0415 - takes seconds
         DataCollatorWithPadding,
         PreTrainedTokenizerFast,
@@ -611,7 +625,7 @@ def test_padding_is_what_transformers_own_collator_makes(
 def test_packed_rows_are_full_and_hold_every_token(
     tmp_path: Path, count: Callable[..., Job]
 ) -> None:
-    """Queries one after the other, cut into rows: nothing of them is cut off."""
+    """Examples are concatenated and cut into rows without losing a token."""
     workload = count(as_jsonl(tmp_path), text_fields=FIELDS, padding="packed", cutoff=100)
     stream = [1] * lengths_of(workload).tokens
     packed = [stream[at : at + 100] for at in range(0, len(stream), 100)]
@@ -624,7 +638,7 @@ def test_packed_rows_are_full_and_hold_every_token(
 
 
 def spec_with(workload: str) -> str:
-    """A specification with its workload on lines of its own."""
+    """A specification with its workload on separate lines."""
     return ONE_CELL.replace("workload: {examples: 1000, epochs: 3}", f"workload:\n{workload}")
 
 
@@ -635,7 +649,7 @@ def data_spec(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> str:
-    """A specification of a data set that is where the sweep is started."""
+    """A specification with a data set in the working directory."""
     del count  # its child counts
     monkeypatch.chdir(tmp_path)
     made_data.write_jsonl(tmp_path / "data.jsonl", SHORT)
@@ -645,7 +659,7 @@ def data_spec(
 
 
 def test_a_specification_names_its_data_set(data_spec: str) -> None:
-    """Or a set of the paper, or a histogram."""
+    """A data set of the paper or a histogram can be named as well."""
     workload = spec_of(data_spec).workload
     assert (workload.examples, workload.epochs, workload.padding) == (len(SHORT), 3, "grouped")
     assert lengths_of(workload).source == "data.jsonl"
@@ -694,19 +708,21 @@ def test_a_specification_names_its_data_set(data_spec: str) -> None:
 def test_mistakes_of_a_specifications_data_have_their_lines(
     old: str, new: str, lines: Sequence[str], data_spec: str
 ) -> None:
-    """Told with those of the rest of the file."""
+    """They are reported together with the file's other mistakes."""
     assert data_spec.count(old) == 1
     with pytest.raises(SpecError) as error:
         spec_of(data_spec.replace(old, new).replace("gpus: [cpu]", "gpus: [gpu]"))
-    gpu, *found = str(error.value).split("\n")
+    gpu, *mistakes = str(error.value).split("\n")
     assert gpu.startswith("made.yaml:2: gpus[0]: unknown GPU 'gpu'")
-    assert len(found) == len(lines), found
-    for line, begin in zip(found, lines, strict=True):
+    assert len(mistakes) == len(lines), mistakes
+    for line, begin in zip(mistakes, lines, strict=True):
         assert line.startswith(f"made.yaml:{begin}"), line
 
 
-def test_a_run_is_ranked_anew_when_its_data_set_is_gone(data_spec: str, tmp_path: Path) -> None:
-    """The lengths that were counted are kept in it; another data set is another sweep's."""
+def test_a_run_keeps_the_counted_lengths_when_its_data_set_is_gone(
+    data_spec: str, tmp_path: Path
+) -> None:
+    """Another data set belongs to another sweep."""
     spec = spec_of(data_spec)
     run = open_run(tmp_path / "run", data_spec, spec)
     data = tmp_path / "data.jsonl"
@@ -726,25 +742,25 @@ def test_a_run_is_ranked_anew_when_its_data_set_is_gone(data_spec: str, tmp_path
     "workload", ["{examples: 1000, epochs: 3}", "{named: openorca, epochs: 3}"]
 )
 def test_a_run_without_lengths_keeps_none(workload: str, tmp_path: Path) -> None:
-    """As before."""
+    """Its folder has no file of lengths."""
     text = spec_with(f"  {workload}\n")
     run = open_run(tmp_path / "run", text, spec_of(text))
     assert sorted(path.name for path in run.path.iterdir()) == ["models.json", "sweep.yaml"]
     assert run.spec().workload.lengths is None
 
 
-def test_the_command_tells_lengths_and_padding(
+def test_the_command_prints_lengths_and_padding(
     count: Callable[..., Job],
     tokenizer_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """To people and to programs, and keeps the histogram for others."""
+    """Text and JSON agree, and --save writes the histogram."""
     monkeypatch.chdir(tmp_path)
     as_csv(tmp_path)
-    asked = ["--text-fields", "question,answer", "--tokenizer", str(tokenizer_folder)]
-    assert main(["dataset", "data.csv", *asked, "--cutoff", "90", "--save", "kept.csv"]) == 0
+    options = ["--text-fields", "question,answer", "--tokenizer", str(tokenizer_folder)]
+    assert main(["dataset", "data.csv", *options, "--cutoff", "90", "--save", "kept.csv"]) == 0
     said = capsys.readouterr().out
     lengths = lengths_of(count("data.csv", text_fields=FIELDS))
     assert said.startswith(
@@ -759,13 +775,13 @@ def test_the_command_tells_lengths_and_padding(
     for longest, grouped, packed in table.values():
         assert longest >= grouped >= packed
     assert main(["dataset", "--length-histogram", "kept.csv", "--cutoff", "90", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["source"] == "kept.csv (data)"
-    assert [tuple(pair) for pair in told["histogram"]] == list(lengths.histogram)
-    assert told["cut_off_examples"] == lengths.cut_off(90)
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["source"] == "kept.csv (data)"
+    assert [tuple(pair) for pair in printed["histogram"]] == list(lengths.histogram)
+    assert printed["cut_off_examples"] == lengths.cut_off(90)
     for size, row in table.items():
-        found = [told["padded_tokens_per_example"][name][size] for name in PADDINGS]
-        assert found == pytest.approx(row, abs=0.06)
+        padded = [printed["padded_tokens_per_example"][name][size] for name in PADDINGS]
+        assert padded == pytest.approx(row, abs=0.06)
 
 
 @pytest.mark.parametrize(
@@ -777,10 +793,10 @@ def test_the_command_tells_lengths_and_padding(
         (["math_14k", "--split", "test"], "--split 'test': needs a dataset: "),
     ],
 )
-def test_the_command_says_what_is_wrong_in_a_line(
+def test_an_error_of_the_command_is_one_line(
     arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With code 1, on stderr."""
+    """It exits with 1 and writes to stderr alone."""
     assert main(["dataset", *arguments]) == 1
     said = capsys.readouterr()
     assert said.out == ""
@@ -791,24 +807,28 @@ def test_the_command_says_what_is_wrong_in_a_line(
 def test_a_run_is_priced_for_other_examples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of another histogram, packed; nothing of the run is changed."""
+    """``what-if`` prices another histogram and packing."""
     monkeypatch.chdir(tmp_path)
     made_run(tmp_path / "run")
     written(tmp_path, "lengths.csv", "tokens,examples\n5,900\n12,100\n")
     other = ["--length-histogram", "lengths.csv", "--cutoff", "16"]
     steps_alone = ["--startup-minutes", "0", "--checkpoint-seconds", "0"]
-    told = []
+    rankings = []
     for more in ([], other, [*other, "--packing"]):
         assert main(["what-if", "run", "--json", *steps_alone, *more]) == 0
-        told.append(json.loads(capsys.readouterr().out))
-    assert [each["workload"]["examples"] for each in told] == [1000, 1000, 1000]
-    assert [each["workload"]["padding"] for each in told] == ["longest", "longest", "packed"]
-    hours = [each["offers"][0]["hours"] for each in told]
+        rankings.append(json.loads(capsys.readouterr().out))
+    assert [ranking["workload"]["examples"] for ranking in rankings] == [1000, 1000, 1000]
+    assert [ranking["workload"]["padding"] for ranking in rankings] == [
+        "longest",
+        "longest",
+        "packed",
+    ]
+    hours = [ranking["offers"][0]["hours"] for ranking in rankings]
     assert hours[2] < hours[0] / 2
 
 
-def test_dates_among_messages_do_no_harm(tmp_path: Path, count: Callable[..., Job]) -> None:
-    """Columnar files have values that JSON has not."""
+def test_dates_inside_messages_are_accepted(tmp_path: Path, count: Callable[..., Job]) -> None:
+    """Columnar files have types that JSON lacks."""
     message = {"role": "user", "content": "hello", "at": dt.datetime(2026, 1, 31, tzinfo=dt.UTC)}
     path = tmp_path / "chats.parquet"
     pq.write_table(pa.Table.from_pylist([{"messages": [message]}]), path)

@@ -1,4 +1,4 @@
-"""Calibration: constants come back from steps made with them, and doubt where there is cause."""
+"""Calibration recovers the constants that steps were made with, and their uncertainty."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ HOSTS = {"A40": 0.7, "A100-80GB-SXM": 1.5, "H100-SXM": 1.0}
 
 @pytest.fixture(scope="module")
 def points() -> list[Point]:
-    """Steps of a Llama-2-7B by the true constants, 1 % of noise, each GPU with its own host."""
+    """Steps of Llama-2-7B made with known constants and 1 % noise, each GPU with its own host."""
     random = np.random.default_rng(0)
     model, made, traces = find_model("llama-2-7b"), [], Traces()
     for key in GPUS:
@@ -52,15 +52,15 @@ def points() -> list[Point]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Of this file's traces."""
+    """Keep traces in a cache of this file."""
     patched = pytest.MonkeyPatch()
     patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
-def test_constants_come_back_from_steps_made_with_them(points: list[Point]) -> None:
-    """Within a few percent, each host's factor among them; what no step needs stays and says so."""
-    found = calibrate(points, EfficiencyConstants())
-    by_name = {each.name: each for each in found.fitted}
+def test_calibration_recovers_the_constants_that_made_the_steps(points: list[Point]) -> None:
+    """Constants and host factors return within a few percent; unused constants stay unfitted."""
+    calibration = calibrate(points, EfficiencyConstants())
+    by_name = {constant.name: constant for constant in calibration.fitted}
     assert by_name["matrix_product"].value == pytest.approx(0.65, rel=0.05)
     assert by_name["memory"].value == pytest.approx(0.85, rel=0.08)
     for key, factor in HOSTS.items():
@@ -69,71 +69,71 @@ def test_constants_come_back_from_steps_made_with_them(points: list[Point]) -> N
         assert 0.95 * host.interval.low < factor < 1.05 * host.interval.high
         if key != "A40":
             assert host.value == pytest.approx(factor, rel=0.05)
-    # The A40 hardly ever waits for its host: little is known of that one, and it is said.
+    # The A40 hardly ever waits for its host, so that factor has a wide interval.
     a40 = by_name["host_factor of host of A40"].interval
     assert a40 is not None
     assert a40.high > 10 * a40.low
     assert not by_name["dequantisation"].fitted
     assert not by_name["scan"].fitted
-    assert found.mean_error < 0.02
-    assert [left.gpu for left in found.left_out] == sorted(GPUS)
-    assert max(left.mean_error for left in found.left_out) < 0.06
-    assert 0.02 <= found.constants.error < 0.15
-    assert found.constants.error_above is None
-    assert "18 measured steps" in found.constants.source
+    assert calibration.mean_error < 0.02
+    assert [left.gpu for left in calibration.left_out] == sorted(GPUS)
+    assert max(left.mean_error for left in calibration.left_out) < 0.06
+    assert 0.02 <= calibration.constants.error < 0.15
+    assert calibration.constants.error_above is None
+    assert "18 measured steps" in calibration.constants.source
 
 
-def test_few_steps_are_not_sure_of_what_they_hardly_tell(points: list[Point]) -> None:
-    """Eight lie on the law by chance, one where an A40's host begins to tell: a faster one does."""
+def test_few_steps_give_intervals_that_hold_the_true_constants(points: list[Point]) -> None:
+    """Eight steps may fit by chance; their intervals still hold every true constant."""
     few = [p for i, p in enumerate(points) if p.gpu.key in {"A40", "H100-SXM"} and i % 3 != 1]
-    found = {each.name: each for each in calibrate(few, EfficiencyConstants()).fitted}
+    calibration = {c.name: c for c in calibrate(few, EfficiencyConstants()).fitted}
     for key in ("A40", "H100-SXM"):
-        host = found[f"host_factor of host of {key}"].interval
+        host = calibration[f"host_factor of host of {key}"].interval
         assert host is not None
         assert host.low < HOSTS[key] < host.high
     for name in ("matrix_product", "memory", "attention"):
-        interval, of = found[name].interval, FITTED[name][0]
+        interval, field = calibration[name].interval, FITTED[name][0]
         assert interval is not None
-        assert interval.low < getattr(TRUTH, of) < interval.high
+        assert interval.low < getattr(TRUTH, field) < interval.high
 
 
-def test_one_probe_tells_the_speed_of_a_host(points: list[Point]) -> None:
-    """A single short step of a machine: its host's factor and no more, and it is said."""
+def test_one_probe_calibrates_only_its_hosts_factor(points: list[Point]) -> None:
+    """A single short step sets the host factor; every other constant and the error stay."""
     (probe,) = (
         p
         for p in points
         if p.gpu.key == "A100-80GB-SXM"
         and p.seconds == min(q.seconds for q in points if q.gpu.key == "A100-80GB-SXM")
     )
-    found = calibrate([probe], TRUTH)
-    assert found.constants.host_factor == pytest.approx(1.5, rel=0.1)
-    assert found.constants.matrix_product == TRUTH.matrix_product
+    calibration = calibrate([probe], TRUTH)
+    assert calibration.constants.host_factor == pytest.approx(1.5, rel=0.1)
+    assert calibration.constants.matrix_product == TRUTH.matrix_product
     # A step that it was fitted to does not bound the error elsewhere.
-    assert found.constants.error >= TRUTH.error
-    assert found.constants.error_above == TRUTH.error_above
-    assert "speed of each host" in str(found.note)
-    assert "error on another GPU is unknown" in calibration_text(found)
+    assert calibration.constants.error >= TRUTH.error
+    assert calibration.constants.error_above == TRUTH.error_above
+    assert "speed of each host" in str(calibration.note)
+    assert "another GPU" in calibration_text(calibration)
 
 
 def test_only_measured_steps_of_gpus_are_taken() -> None:
-    """Neither simulated ones nor a CPU's: with nothing left it is an error of one line."""
-    seen = [observation(8, measurement=measurement(1, (0.1,) * 6))]
+    """Simulated and CPU steps are not used; without any step left calibration is an error."""
+    probes = [observation(8, measurement=measurement(1, (0.1,) * 6))]
     gpus = {gpu.key: gpu for gpu in CATALOG.gpus}
     models = {"llama-tiny": find_model("llama-tiny")}
-    assert measured_points(seen, models, gpus, Traces()) == ([], [])
+    assert measured_points(probes, models, gpus, Traces()) == ([], [])
     with pytest.raises(CalibrationError, match="measured step"):
         calibrate([], EfficiencyConstants())
 
 
-def test_calibrated_constants_are_what_estimates_take(
+def test_estimate_accepts_calibrated_constants(
     points: list[Point], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As a file; and one that is something else is told in a line."""
+    """The file of ``calibrate`` is accepted; any other file is an error."""
     path = tmp_path / "constants.json"
-    found = calibrate(points[:6], EfficiencyConstants())
-    path.write_text(found.model_dump_json())
-    assert known_constants(path) == found.constants
+    calibration = calibrate(points[:6], EfficiencyConstants())
+    path.write_text(calibration.model_dump_json())
+    assert known_constants(path) == calibration.constants
     path.write_text("{}")
     arguments = ["estimate", "--model", "llama-tiny", "--seq-len", "16", "--gpu", "A40"]
     assert main([*arguments, "--constants", str(path)]) == 1
-    assert "not what calibrate writes" in capsys.readouterr().err
+    assert "calibrate" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Fits of real observation records: recovered, refused with a reason, and never mixed."""
+"""Fits of observations: laws are recovered, fit failures have a reason, groups are never mixed."""
 
 import pytest
 from builders.mixtral_probes import (
@@ -39,10 +39,10 @@ A40_MIXTRAL_CS = (
 
 
 def test_eq2_is_recovered() -> None:
-    """Examples per second are the batch over the median step time."""
+    """Throughput is the batch size over the median step time."""
     observations = [
-        probe(of, b, (b / float(throughput_eq2(b, of.sparsity, 0.2, 0.3)),))
-        for of in (cell(2), cell(8))
+        probe(probed_cell, b, (b / float(throughput_eq2(b, probed_cell.sparsity, 0.2, 0.3)),))
+        for probed_cell in (cell(2), cell(8))
         for b in (1, 2, 4)
     ]
     fit = only(Law.THROUGHPUT_EQ2, observations)
@@ -63,7 +63,7 @@ def test_the_papers_points_fit_eq2_as_it_claims() -> None:
 
 
 def test_repeats_are_points_of_their_own() -> None:
-    """An anchor measured twice counts twice, so that its scatter shows."""
+    """A batch size measured twice counts twice, so that its scatter shows."""
     observations = ladder(cell(), (1, 2, 4), 2.0, 0.5) + ladder(cell(), (1,), 2.1, 0.5, repeat=1)
     fit = only(Law.THROUGHPUT_EQ2, observations)
     assert fit.points == 4
@@ -71,8 +71,8 @@ def test_repeats_are_points_of_their_own() -> None:
     assert fit.rmse > 0
 
 
-def test_unfit_thrashing_untimed_and_searching_probes_are_no_points_of_time() -> None:
-    """Only a ladder probe that fits and has step times is a point."""
+def test_only_timed_ladder_probes_that_fit_are_points() -> None:
+    """Probes that miss, thrash, search or have no step times are not points."""
     observations = ladder(cell(), (1, 2, 4), 2.0, 0.5)
     observations += [
         probe(cell(), 8, outcome=Outcome.OUT_OF_MEMORY, purpose="ladder"),
@@ -90,12 +90,12 @@ def test_a_cell_without_timed_probes_is_a_failure_with_a_remedy() -> None:
     fit = only(Law.THROUGHPUT_EQ2, limit(cell(), 4))
     assert fit.status is Status.NO_DATA
     assert (fit.points, fit.parameters, fit.input_range, fit.rmse) == (0, (), (), None)
-    assert "at least 3 ladder probes" in str(fit.remedy)
+    assert "3 ladder" in str(fit.remedy)
 
 
 @pytest.mark.parametrize("batches", [(1, 2), (4, 4, 4)])
 def test_two_points_or_one_batch_size_are_too_few(batches: tuple[int, ...]) -> None:
-    """Neither an exact line nor a pile of repeats is a fit."""
+    """Neither two points nor repeats of one batch size are a fit."""
     fit = only(Law.THROUGHPUT_EQ2, ladder(cell(), batches, 2.0, 0.5))
     assert fit.status is Status.TOO_FEW_POINTS
     assert fit.parameters == ()
@@ -103,7 +103,7 @@ def test_two_points_or_one_batch_size_are_too_few(batches: tuple[int, ...]) -> N
 
 
 def test_batches_that_mirror_the_sparsities_are_rank_deficient() -> None:
-    """Eq. 2 has one term for batch 2 of 2 experts and batch 16 of 8: repeats do not help."""
+    """Eq. 2 has one term for batch 2 of 2 experts and batch 16 of 8; repeats do not help."""
     observations = ladder(cell(2), (2, 2), 2.0, 0.5) + ladder(cell(8), (16, 16), 2.0, 0.9)
     fit = only(Law.THROUGHPUT_EQ2, observations)
     assert fit.status is Status.RANK_DEFICIENT
@@ -113,7 +113,7 @@ def test_batches_that_mirror_the_sparsities_are_rank_deficient() -> None:
 
 
 def test_stacks_bases_weights_recipes_lengths_and_gpus_are_never_mixed() -> None:
-    """Each differs in one respect from the first, and each has coefficients of its own."""
+    """Each group differs from the first in one respect and has coefficients of its own."""
     kinds: list[tuple[Cell, dict[str, object]]] = [
         (cell(), {}),
         (cell(), {"at": environment(torch="2.10.0")}),
@@ -125,9 +125,16 @@ def test_stacks_bases_weights_recipes_lengths_and_gpus_are_never_mixed() -> None
     ]
     observations = [
         o
-        for k, (of, fields) in enumerate(kinds, start=1)
+        for k, (probed_cell, fields) in enumerate(kinds, start=1)
         for b in (1, 2, 4)
-        for o in [probe(of, b, (b / float(throughput_eq2(b, of.sparsity, 0.1, k)),), **fields)]  # type: ignore[arg-type]
+        for o in [
+            probe(
+                probed_cell,
+                b,
+                (b / float(throughput_eq2(b, probed_cell.sparsity, 0.1, k)),),
+                **fields,
+            )
+        ]  # type: ignore[arg-type]
     ]
     fits = fits_of(Law.THROUGHPUT_EQ2, observations)
     assert sorted(value(fit, "c4") for fit in fits) == pytest.approx([1, 2, 3, 4, 5, 6, 7])
@@ -141,15 +148,15 @@ def test_the_order_of_the_log_does_not_matter() -> None:
 
 
 def test_fits_survive_the_disk_to_the_last_bit() -> None:
-    """Fits and refusals come back equal from JSON."""
+    """Fits and failures are equal after a round trip through JSON."""
     observations = noisy_ladder((1, 2, 4)) + eq1_observations(82, 0.88) + limit(cell(rank=8), 3)
     fits = fit_observations(observations)
     assert {fit.status for fit in fits.fits} >= {Status.OK, Status.NO_DATA}
     assert Fits.model_validate_json(fits.model_dump_json()) == fits
 
 
-def test_a_refusal_with_parameters_is_no_record() -> None:
-    """The record itself keeps a refusal from being read as a fit."""
+def test_a_failed_fit_with_parameters_is_invalid() -> None:
+    """The record's validation keeps a failure from being read as a fit."""
     fit = only(Law.THROUGHPUT_EQ2, noisy_ladder((1, 2, 4)))
     with pytest.raises(ValidationError, match="only a remedy"):
         Fit.model_validate(fit.model_dump() | {"status": "RANK_DEFICIENT"})

@@ -1,4 +1,4 @@
-"""Largest batches foretold by the other cells: right where memory is a line, silent else."""
+"""Largest batch sizes predicted from other cells."""
 
 import pytest
 from builders.observations import MIB, measurement, observation, tiny_cell
@@ -11,8 +11,8 @@ MODEL = 5 * MIB
 OF_A_TOKEN = MIB // 20
 
 
-def seen(seq_len: int, *, fills: float = 0.9, longer: int = 0) -> list[Observation]:
-    """Every batch that fits into a part of the limit, and the first that does not."""
+def probes_up_to_limit(seq_len: int, *, fills: float = 0.9, longer: int = 0) -> list[Observation]:
+    """Probes of every batch size that fits ``fills`` of the limit, and the first that does not."""
     cell = tiny_cell(seq_len=seq_len)
     largest = int((fills * LIMIT - MODEL) / (OF_A_TOKEN * seq_len))
     probes = [
@@ -28,31 +28,43 @@ def seen(seq_len: int, *, fills: float = 0.9, longer: int = 0) -> list[Observati
     return [*probes, miss]
 
 
-def test_a_cell_is_foretold_by_the_others_alone() -> None:
-    """What an allocator keeps of the limit is learned from them; its own probes change nothing."""
-    probes = [*seen(16), *seen(32), *seen(64)]
-    told = held_out_largest_batches(probes)
+def test_a_cell_is_predicted_from_the_other_cells_alone() -> None:
+    """The usable share of the limit comes from other cells; own probes change nothing."""
+    probes = [*probes_up_to_limit(16), *probes_up_to_limit(32), *probes_up_to_limit(64)]
+    predicted_batches = held_out_largest_batches(probes)
     for seq_len in (16, 32, 64):
-        found = max(o.batch_size for o in seen(seq_len) if o.outcome is Outcome.FITS)
-        foretold = told[tiny_cell(seq_len=seq_len)]
-        assert foretold.low <= found <= foretold.high
-        assert foretold.value == pytest.approx(found, rel=0.03)
-    other = held_out_largest_batches([*seen(16), *seen(32), *seen(64, fills=0.4, longer=MIB)])
-    assert other[tiny_cell(seq_len=64)] == told[tiny_cell(seq_len=64)]
+        largest = max(
+            o.batch_size for o in probes_up_to_limit(seq_len) if o.outcome is Outcome.FITS
+        )
+        prediction = predicted_batches[tiny_cell(seq_len=seq_len)]
+        assert prediction.low <= largest <= prediction.high
+        assert prediction.value == pytest.approx(largest, rel=0.03)
+    other = held_out_largest_batches(
+        [
+            *probes_up_to_limit(16),
+            *probes_up_to_limit(32),
+            *probes_up_to_limit(64, fills=0.4, longer=MIB),
+        ]
+    )
+    assert other[tiny_cell(seq_len=64)] == predicted_batches[tiny_cell(seq_len=64)]
 
 
-def test_parts_of_the_limit_that_differ_widen_the_interval() -> None:
-    """Where the others filled more or less of it."""
-    alike = held_out_largest_batches([*seen(16), *seen(32), *seen(64)])[tiny_cell(seq_len=64)]
-    apart = held_out_largest_batches([*seen(16, fills=0.7), *seen(32), *seen(64)])[
-        tiny_cell(seq_len=64)
-    ]
+def test_different_usable_shares_of_the_limit_widen_the_interval() -> None:
+    """Cells that filled more or less of the limit make the prediction less certain."""
+    alike = held_out_largest_batches(
+        [*probes_up_to_limit(16), *probes_up_to_limit(32), *probes_up_to_limit(64)]
+    )[tiny_cell(seq_len=64)]
+    apart = held_out_largest_batches(
+        [*probes_up_to_limit(16, fills=0.7), *probes_up_to_limit(32), *probes_up_to_limit(64)]
+    )[tiny_cell(seq_len=64)]
     assert apart.low < alike.low
     assert apart.high >= alike.value
 
 
-def test_nothing_is_foretold_of_a_cell_alone() -> None:
-    """Nor from others whose limit was never found."""
-    assert held_out_largest_batches(seen(16)) == {}
-    open_ended = [o for o in seen(32) if o.outcome is Outcome.FITS]
-    assert tiny_cell(seq_len=16) not in held_out_largest_batches([*seen(16), *open_ended])
+def test_a_cell_without_others_has_no_prediction() -> None:
+    """Cells whose limit was not reached do not count as others."""
+    assert held_out_largest_batches(probes_up_to_limit(16)) == {}
+    open_ended = [o for o in probes_up_to_limit(32) if o.outcome is Outcome.FITS]
+    assert tiny_cell(seq_len=16) not in held_out_largest_batches(
+        [*probes_up_to_limit(16), *open_ended]
+    )

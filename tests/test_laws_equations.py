@@ -1,4 +1,4 @@
-"""The laws as equations: what the paper printed, what it drew, and what the terms add up to."""
+"""Equations of the laws against the paper, worked examples and the fitted forms."""
 
 import numpy as np
 import pytest
@@ -21,8 +21,8 @@ from fitting.numerics.least_squares import Status, solve_nonlinear
 from fitting.points.step_time_rows import StepTimes
 
 
-def test_eq1_gives_what_the_figure_of_the_paper_shows_with_the_constants_of_the_figure() -> None:
-    """Its text says 28 and 35 at 100 and 120 GB: so c0 = 62, c1 = 0.89 and no floor for the 28."""
+def test_eq1_with_the_figures_constants_gives_the_figures_batches() -> None:
+    """The text says 28 and 35 at 100 and 120 GB: c0 = 62, c1 = 0.89, 28 before rounding down."""
     drawn = max_batch_eq1([100, 120], 23.35, 512, 0.25, c0=62, c1=0.89)
     printed = max_batch_eq1([100, 120], 23.35, 512, 0.25, c0=82, c1=0.95)
     assert np.floor(drawn).tolist() == [27, 35]
@@ -31,12 +31,12 @@ def test_eq1_gives_what_the_figure_of_the_paper_shows_with_the_constants_of_the_
 
 
 def test_eq1_does_not_round_down() -> None:
-    """The continuous form is what can be fitted; the floor is the caller's."""
+    """The continuous form can be fitted; the caller rounds down."""
     assert max_batch_eq1(48, 24, 100, 1.0, c0=10, c1=0.5) == pytest.approx(2.4)
 
 
 def test_eq2_depends_on_c2_and_c3_only_through_their_ratio() -> None:
-    """The artifact's form, C2 * ln(batch ** (1 / (s * C3))) + C4, is the law of the ratio."""
+    """The artifact's form, C2 * ln(batch ** (1 / (s * C3))) + C4, depends on C2 / C3 alone."""
     batch, sparsity = np.array([1.0, 2.0, 8.0]), np.array([1.0, 0.25, 0.25])
     for c2, c3 in ((0.36, 1.8), (0.72, 3.6)):
         artifact = 0.3 + c2 * np.log(batch ** (1 / (sparsity * c3)))
@@ -49,13 +49,13 @@ def test_eq2_at_batch_one_is_its_intercept_at_any_sparsity() -> None:
 
 
 def test_terms_broadcast_one_sparsity_over_many_batches() -> None:
-    """A scalar input stands for a column."""
+    """A scalar sparsity applies to every batch size."""
     assert eq2_terms([1, 1], 0.5).tolist() == [[0, 1], [0, 1]]
 
 
 @pytest.mark.parametrize("sparsity", [0.25, 1.0])
-def test_fitted_forms_are_the_laws(sparsity: float) -> None:
-    """What is fitted and what is documented are one."""
+def test_fitted_forms_equal_the_documented_equations(sparsity: float) -> None:
+    """Each form gives the step time of its documented equation."""
     batch = np.array([1.0, 3.0, 17.0])
     rows = StepTimes(
         gpu=np.array(["a"] * 3),
@@ -82,12 +82,12 @@ def test_fitted_forms_are_the_laws(sparsity: float) -> None:
 
 
 def test_memory_affine_in_tokens_is_its_equation() -> None:
-    """Worked by hand, (20 - 8) / (100 * (0.01 + 0.04 * 0.25)) = 6: six examples fill it exactly."""
+    """By hand, (20 - 8) / (100 * (0.01 + 0.04 * 0.25)) = 6: six examples fill it exactly."""
     assert max_batch_affine(20, 8, 100, 0.25, p0=0.01, p1=0.04) == pytest.approx(6)
 
 
-def test_memory_affine_in_tokens_is_eq1_with_what_the_model_holds() -> None:
-    """c0 = 1 / (p0 + p1) and c1 = p1 / (p0 + p1), the weights and the memory as Eq. 1 has them."""
+def test_memory_affine_in_tokens_equals_eq1() -> None:
+    """c0 = 1 / (p0 + p1) and c1 = p1 / (p0 + p1) turn the affine law into Eq. 1."""
     sparsity = np.array([0.25, 0.5, 1.0])
     affine = max_batch_affine(48, 24, 100, sparsity, p0=0.004, p1=0.016)
     eq1 = max_batch_eq1(48, 24, 100, sparsity, c0=1 / 0.02, c1=0.8)
@@ -95,7 +95,7 @@ def test_memory_affine_in_tokens_is_eq1_with_what_the_model_holds() -> None:
 
 
 def test_eq2_as_printed_cannot_be_fitted() -> None:
-    """C3 and C4 move a curve alike, at any batch size and sparsity: two of three are identified."""
+    """C3 and C4 shift a curve alike at any batch size and sparsity: the rank is two of three."""
     batch, sparsity = np.tile([1.0, 2.0, 4.0, 8.0], 2), np.repeat([0.25, 1.0], 4)
     rate = throughput_eq2_printed(batch, sparsity, 0.5, 1.8, 1.0) + 0.01 * np.cos(batch)
     solution = solve_nonlinear(
@@ -110,7 +110,7 @@ def test_eq2_as_printed_cannot_be_fitted() -> None:
 
 
 def test_eq2_as_printed_is_not_what_was_fitted() -> None:
-    """Its sparsity shifts the curve; in the form that was fitted it makes it steeper."""
+    """As printed, sparsity shifts the curve; in the fitted form it makes the curve steeper."""
     batch = np.array([1.0, 8.0])
     printed = [np.diff(throughput_eq2_printed(batch, s, 0.2, 1.8, 0.3)) for s in (1.0, 0.25)]
     fitted = [np.diff(throughput_eq2(batch, s, 0.2, 0.3)) for s in (1.0, 0.25)]
@@ -122,7 +122,7 @@ def test_eq2_as_printed_is_not_what_was_fitted() -> None:
 
 @pytest.mark.parametrize("sparsity", [0.25, 1.0])
 def test_a_smooth_maximum_lies_between_the_larger_and_the_sum(sparsity: float) -> None:
-    """The sum at p = 1, the larger of the two as p grows; neither floor nor slope is exceeded."""
+    """The smooth maximum is the sum at p = 1 and approaches the larger term as p grows."""
     work = np.array([1.0, 10.0, 100.0, 1000.0])
     slope = 0.02 * sparsity**0.7
     by_power = [step_seconds_smooth(work, sparsity, 1.0, 0.02, 0.7, p) for p in (1, 1.1, 1.5, 60)]
@@ -133,8 +133,8 @@ def test_a_smooth_maximum_lies_between_the_larger_and_the_sum(sparsity: float) -
         assert (less < more).all()
 
 
-def test_a_gpu_nobody_measured_differs_in_bandwidth_and_rate_alone() -> None:
-    """0.1 s and 60 GB at 600 GB/s make a floor of 0.2 s; twice as fast a GPU halves but the 0.1."""
+def test_a_transferred_law_scales_with_bandwidth_and_rate() -> None:
+    """The floor is 0.1 s + 60 GB / 600 GB/s = 0.2 s; twice the speed halves all but 0.1 s."""
     tokens, sparsity = np.array([1.0, 64.0, 4096.0]), np.array([1.0, 0.25, 0.25])
 
     def seconds(bandwidth: float, tflops: float) -> np.ndarray:

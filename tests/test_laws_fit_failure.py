@@ -1,4 +1,4 @@
-"""Why points gave no fit: counts, and a remedy for each cause."""
+"""Reasons of fit failures: counts, and a remedy for each cause."""
 
 import re
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ from fitting.numerics.least_squares import Status
 
 
 def solution(status: Status, parameters: int = 2) -> Any:
-    """How a fit of so many parameters ended."""
+    """Solution of a fit with this status and number of parameters."""
     return SimpleNamespace(status=status, parameter_count=parameters, rank=1)
 
 
@@ -28,7 +28,7 @@ def numbers(text: str) -> list[str]:
 
 
 def test_a_ladder_with_too_few_points_counts_them_and_its_batch_sizes() -> None:
-    """Three points over two sizes: three parameters need four points."""
+    """The reason counts points and batch sizes: three parameters need four points."""
     points = cast("Any", SimpleNamespace(batch_size=np.array([1.0, 1.0, 4.0])))
     failure = ladder_fit_failure(points, solution(Status.TOO_FEW_POINTS, 3))
     assert numbers(failure.reason) == ["3", "2", "3"]
@@ -48,7 +48,7 @@ class Family(SimpleNamespace):
 
 
 def test_a_family_without_points_asks_for_three_and_with_few_counts_them() -> None:
-    """A floor and a slope are two parameters."""
+    """A floor and a slope are two parameters and need three points."""
     empty = cast("Any", Family(batch_size=np.array([]), gpu=np.array([])))
     assert numbers(family_fit_failure(empty).remedy) == ["3"]
     few = Family(batch_size=np.array([1.0, 1.0, 2.0]), gpu=np.array(["a", "b", "a"]))
@@ -56,15 +56,15 @@ def test_a_family_without_points_asks_for_three_and_with_few_counts_them() -> No
 
 
 def of_limits(status: Status, parameters: int, count: int = 1) -> FitFailure:
-    """The failure of so many largest batches, of seven cells."""
+    """Failure to fit the largest batch sizes of some of seven cells."""
     points = SimpleNamespace(
         largest_batch=np.ones(count), cell_count=7, sparsity=np.array([0.25, 0.5])
     )
     return largest_batch_fit_failure(cast("Any", points), solution(status, parameters))
 
 
-def test_largest_batches_are_refused_by_cause() -> None:
-    """No cell, too few cells, one sparsity, no minimum: each with its own remedy."""
+def test_failures_to_fit_largest_batches_have_a_remedy_by_cause() -> None:
+    """No cell, too few cells, one sparsity and no minimum have different remedies."""
     assert numbers(of_limits(Status.NO_DATA, 2).reason)[0] == "7"
     few = of_limits(Status.TOO_FEW_POINTS, 2)
     assert numbers(few.reason) == ["1", "2"]
@@ -87,8 +87,10 @@ def test_largest_batches_are_refused_by_cause() -> None:
         (Status.RANK_DEFICIENT, ["64"], "separate"),
     ],
 )
-def test_peaks_are_refused_by_cause(status: Status, count: list[str], words: str) -> None:
-    """No probe that fits, too few of them, or all of one number of tokens."""
+def test_failures_to_fit_peak_memory_have_a_remedy_by_cause(
+    status: Status, count: list[str], words: str
+) -> None:
+    """No probe that fits, too few probes, and equal numbers of tokens have different remedies."""
     points = cast("Any", SimpleNamespace(tokens=np.array([64.0, 64.0])))
     failure = peak_fit_failure(points, solution(status))
     assert numbers(failure.reason) == count

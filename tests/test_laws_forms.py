@@ -27,7 +27,7 @@ NOISE = 0.02
 @pytest.mark.parametrize("factor", [0.2, 3.0])
 @pytest.mark.parametrize("form", OURS)
 def test_gross_errors_are_suspects_and_nothing_else_is(form: Form, factor: float) -> None:
-    """One in twenty of each series, three times too slow or five times too fast."""
+    """One point in twenty per series is three times too slow or five times too fast."""
     for seed in range(10):
         random = np.random.default_rng(seed)
         clean = noisy(made(form, random).rows, random, NOISE)
@@ -37,7 +37,7 @@ def test_gross_errors_are_suspects_and_nothing_else_is(form: Form, factor: float
 
 @pytest.mark.parametrize("form", OURS)
 def test_where_one_point_in_ten_is_bad_all_of_them_are_suspects(form: Form) -> None:
-    """A few in a thousand of the good points are suspects, too."""
+    """All bad points are suspects; at most a few in a thousand good points are as well."""
     wrongly = []
     for seed in range(10):
         random = np.random.default_rng(seed)
@@ -51,7 +51,7 @@ def test_where_one_point_in_ten_is_bad_all_of_them_are_suspects(form: Form) -> N
 
 @st.composite
 def anything(draw: st.DrawFn) -> StepTimes:
-    """Some visits to a small grid, with step times of any kind."""
+    """Visits to a part of a small grid, with arbitrary step times."""
     grid = visits(lengths=(64, 128), batches=(1, 2, 4, 8))
     some = draw(st.lists(st.integers(0, len(grid) - 1), min_size=1, max_size=20))
     seconds = draw(
@@ -63,7 +63,7 @@ def anything(draw: st.DrawFn) -> StepTimes:
 @given(anything())
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_step_times_are_never_negative_nor_do_they_fall_with_the_batch(rows: StepTimes) -> None:
-    """Whatever was measured, by every form but the paper's; and nothing warns or fails."""
+    """Every form but the paper's predicts non-negative, non-decreasing times without warnings."""
     steps_to_predict = visits(lengths=(64, 128), batches=(1, 2, 3, 5, 8, 100, 10**4))
     for form in Form:
         fitted = fit_form(form, rows)
@@ -100,7 +100,7 @@ def test_left_out_residuals_agree_with_fits_without_each_point(form: Form) -> No
 
 
 def test_the_condition_grows_where_batch_sizes_are_close_to_each_other() -> None:
-    """The bound that holds on the paper's points can be exceeded."""
+    """Close batch sizes exceed the condition number of the paper's points."""
     far, near = (
         fitted_law(
             Form.AFFINE_EXAMPLES, made(Form.AFFINE_EXAMPLES, np.random.default_rng(0), rows).rows

@@ -1,4 +1,4 @@
-"""Which law is chosen on families whose law is known, and what the choice is made by."""
+"""Choice of a form on families with a known law, and the errors that decide it."""
 
 from dataclasses import replace
 
@@ -39,14 +39,14 @@ def _fitting(form: Form) -> FitFunction:
     return lambda rows: fit_form(form, rows)
 
 
-def _off(fitted: FittedForm, truth: StepTimes) -> float:
-    """Mean error of the throughput, against the truth."""
+def _throughput_error(fitted: FittedForm, truth: StepTimes) -> float:
+    """Mean relative error of the throughput against the truth."""
     return float(throughput_errors(np.log(fitted.seconds(truth) / truth.seconds)).mean())
 
 
 @pytest.mark.parametrize("form", Form)
 def test_the_true_form_is_chosen_where_noise_is_small(form: Form) -> None:
-    """In at least seven of eight families of 80 points, at 2 %."""
+    """At 2 % noise the true form wins in at least seven of eight families of 80 points."""
     right = 0
     for seed in SEEDS:
         random = np.random.default_rng(seed)
@@ -58,8 +58,8 @@ def test_the_true_form_is_chosen_where_noise_is_small(form: Form) -> None:
 
 
 @pytest.mark.parametrize("rounding", [-1e-16, 1e-16])
-def test_of_forms_that_are_one_law_the_simplest_is_chosen(rounding: float) -> None:
-    """At a single length tokens count examples: rounding must not decide."""
+def test_of_equivalent_forms_the_simplest_is_chosen(rounding: float) -> None:
+    """At a single length tokens are proportional to examples, and rounding must not decide."""
     tokens = _candidate(Form.AFFINE_TOKENS, 3, [0.1, 0.2])
     examples = _candidate(Form.AFFINE_EXAMPLES, 3, [0.1 + rounding, 0.2 + rounding])
     assert one_standard_error_choice([tokens, examples]) is tokens
@@ -67,10 +67,10 @@ def test_of_forms_that_are_one_law_the_simplest_is_chosen(rounding: float) -> No
 
 @pytest.mark.parametrize(("sigma", "tolerance"), [(0.02, 0.01), (0.05, 0.025)])
 @pytest.mark.parametrize("form", Form)
-def test_what_is_chosen_is_never_much_worse_than_the_true_form(
+def test_the_chosen_form_is_never_much_worse_than_the_true_one(
     form: Form, sigma: float, tolerance: float
 ) -> None:
-    """On batch sizes that were not measured, between those that were: within half the noise."""
+    """At batch sizes between measured ones, its error exceeds the true form's by half the noise."""
     worse = []
     for seed in SEEDS:
         random = np.random.default_rng(seed)
@@ -81,12 +81,12 @@ def test_what_is_chosen_is_never_much_worse_than_the_true_form(
         assert choice is not None
         assert true is not None
         between = truth.where(unseen)
-        worse.append(_off(choice, between) - _off(true, between))
+        worse.append(_throughput_error(choice, between) - _throughput_error(true, between))
     assert max(worse) < tolerance
 
 
-def test_of_forms_as_good_as_the_best_the_simplest_is_taken() -> None:
-    """Within one standard error of the best, by its number of parameters."""
+def test_of_forms_within_one_standard_error_the_simplest_is_chosen() -> None:
+    """Among forms within one standard error of the best, fewest parameters win."""
     best = _candidate(Form.SMOOTH_MAXIMUM, 12, [0.02, 0.04, 0.03, 0.03])
     near = _candidate(Form.AFFINE_EXAMPLES, 8, [0.03, 0.03, 0.04, 0.03])
     near_too = _candidate(Form.AFFINE_TOKENS, 8, [0.03, 0.03, 0.03, 0.04 - 1e-4])
@@ -99,8 +99,8 @@ def test_of_forms_as_good_as_the_best_the_simplest_is_taken() -> None:
     assert one_standard_error_choice([]) is None
 
 
-def test_a_form_without_a_prediction_is_not_better_for_it() -> None:
-    """A series of two points counts as wholly wrong for a form by series; a form by GPU has it."""
+def test_a_missing_prediction_counts_as_an_error() -> None:
+    """A form by series cannot predict a series of two points; a form by GPU can."""
     random = np.random.default_rng(0)
     truth = made(Form.POOLED, random)
     long = np.flatnonzero(truth.rows.series == "H100/256")
@@ -116,7 +116,7 @@ def test_a_form_without_a_prediction_is_not_better_for_it() -> None:
 
 
 def test_points_that_identify_no_form_have_no_law() -> None:
-    """Two points; and one batch size, however often."""
+    """Two points, or repeats of one batch size, identify no form."""
     rows = made(Form.POOLED, np.random.default_rng(0)).rows
     for few in (rows.where(np.arange(2)), rows.where(np.zeros(20, int))):
         assert candidate_fits(few) == []
@@ -124,13 +124,13 @@ def test_points_that_identify_no_form_have_no_law() -> None:
 
 
 def test_errors_of_step_times_become_those_of_throughput() -> None:
-    """Half the step time is twice the throughput; a point without a prediction is wholly wrong."""
+    """Half the step time is twice the throughput; a missing prediction is an error of 100 %."""
     errors = throughput_errors(np.array([np.log(0.5), 0.0, np.log(2.0), np.nan]))
     assert errors.tolist() == pytest.approx([1.0, 0.0, 0.5, NO_PREDICTION_ERROR])
 
 
 def test_the_smaller_half_of_each_curve_is_half_or_one_more() -> None:
-    """Curve by curve, in any order: none of the rest has a smaller batch."""
+    """In each curve no larger batch is kept in place of a smaller one, in any order of rows."""
     random = np.random.default_rng(0)
     rows = visits(batches=(1, 2, 4, 8, 16))
     rows = rows.where(random.permutation(len(rows))[:33])
@@ -143,8 +143,8 @@ def test_the_smaller_half_of_each_curve_is_half_or_one_more() -> None:
             assert small.max() < large.min(initial=np.inf)
 
 
-def test_what_is_held_out_was_not_seen() -> None:
-    """Neither the point of a group, nor the larger batches; and each has its own residual."""
+def test_held_out_points_are_not_in_the_fit() -> None:
+    """Neither held-out groups nor larger batches enter the fit that predicts them."""
     rows = made(Form.POOLED, np.random.default_rng(1)).rows
     wrong = replace(rows, seconds=rows.seconds * np.where(rows.series == "A40/64", 2.0, 1.0))
 
@@ -159,7 +159,7 @@ def test_what_is_held_out_was_not_seen() -> None:
 
 
 def test_where_no_law_can_be_made_held_out_points_have_no_residual() -> None:
-    """One GPU is all there is: held out, it leaves nothing to fit."""
+    """Holding out the only GPU leaves nothing to fit."""
     rows = made(Form.POOLED, np.random.default_rng(1), visits(gpus=("A40",))).rows
     assert np.isnan(held_out_residuals(rows, rows.gpu, fit_chosen)).all()
     single = rows.where(rows.batch_size == 1)
@@ -168,7 +168,7 @@ def test_where_no_law_can_be_made_held_out_points_have_no_residual() -> None:
 
 @pytest.mark.parametrize("model", ["mixtral-8x7b", "blackmamba-2.8b"])
 def test_errors_without_refitting_are_those_of_fits_without_each_point(model: str) -> None:
-    """On the paper's points, form by form, within a fifth; both predict nearly everywhere."""
+    """On the paper's points the shortcut agrees with refitting within a fifth, form by form."""
     points = throughput_points()
     rows = points.rows.where(points.model == model)
     for candidate in candidate_fits(rows):

@@ -1,4 +1,4 @@
-"""Robust fits of families whose law is known, and of the paper's own points."""
+"""Robust fits of families with a known law, and of the paper's points."""
 
 from dataclasses import replace
 
@@ -26,13 +26,13 @@ from fitting.points.step_time_rows import StepTimes
 NOISE = 0.02
 
 
-def _off(fitted: FittedForm, truth: StepTimes) -> FloatArray:
-    """(rows,) how far the law is from the truth, in the logarithm."""
+def _log_errors(fitted: FittedForm, truth: StepTimes) -> FloatArray:
+    """Absolute error of the law in the logarithm, (rows,)."""
     return np.asarray(np.abs(np.log(fitted.seconds(truth) / truth.seconds)))
 
 
 def _plain(form: Form, rows: StepTimes, truth: Truth) -> FloatArray:
-    """(rows,) by least squares of the relative errors, given the true exponent and scale."""
+    """Least squares of relative errors with the true exponent and scale, (rows,)."""
     shape = SHAPES[form]
     powered = work_of(shape, rows) ** shape.power
     columns = [np.ones(len(rows)), powered, powered * rows.sparsity]
@@ -50,24 +50,22 @@ def _plain(form: Form, rows: StepTimes, truth: Truth) -> FloatArray:
 
 @pytest.mark.parametrize("form", Form)
 def test_a_form_recovers_its_own_truth(form: Form) -> None:
-    """Floors, slopes and the exponent to nine digits, and nothing to distrust."""
+    """Floors, slopes and the exponent return to nine digits, without suspects."""
     for seed in range(5):
         truth = made(form, np.random.default_rng(seed))
         fitted = fitted_law(form, truth.rows)
         assert fitted.values == pytest.approx(truth.values, rel=1e-9)
         if truth.exponent is not None:
             assert fitted.exponent == pytest.approx(truth.exponent, rel=1e-9)
-        assert _off(fitted, truth.rows).max() < 1e-10
+        assert _log_errors(fitted, truth.rows).max() < 1e-10
         assert fitted.spread == LEAST_SPREAD
         assert not fitted.suspects.any()
 
 
 @pytest.mark.parametrize("sigma", [0.02, 0.05])
 @pytest.mark.parametrize("form", Form)
-def test_under_noise_values_lie_as_far_off_as_their_standard_errors_say(
-    form: Form, sigma: float
-) -> None:
-    """Over twenty families: root mean square near one standard error, and none beyond five."""
+def test_errors_under_noise_agree_with_standard_errors(form: Form, sigma: float) -> None:
+    """Over twenty families the errors have an RMS near one standard error and none beyond five."""
     off, off_exponent, spreads = [], [], []
     for seed in range(20):
         random = np.random.default_rng(seed)
@@ -90,13 +88,13 @@ def test_under_noise_values_lie_as_far_off_as_their_standard_errors_say(
 @pytest.mark.parametrize(("share", "tolerance"), [(0.1, 0.02), (0.2, 0.04)])
 @pytest.mark.parametrize("form", OURS)
 def test_bad_points_hardly_move_a_law(form: Form, share: float, tolerance: float) -> None:
-    """Points that take three times as long, in each series: a mean error that stays small."""
+    """Points that take three times as long in each series leave the mean error small."""
     ours, plain = [], []
     for seed in range(10):
         random = np.random.default_rng(seed)
         truth = made(form, random)
         rows, _ = with_bad_points(noisy(truth.rows, random, NOISE), random, share, 3.0)
-        ours.append(_off(fitted_law(form, rows), truth.rows).mean())
+        ours.append(_log_errors(fitted_law(form, rows), truth.rows).mean())
         plain.append(np.abs(np.log(_plain(form, rows, truth) / truth.rows.seconds)).mean())
     assert max(ours) < tolerance
     assert min(plain) > 2 * tolerance
@@ -104,19 +102,19 @@ def test_bad_points_hardly_move_a_law(form: Form, share: float, tolerance: float
 
 @pytest.mark.parametrize("form", OURS)
 def test_bad_points_that_crowd_a_series_do_not_set_the_spread(form: Form) -> None:
-    """One in five at random, three times as long: points far off count little from the start."""
+    """One random point in five takes three times as long; outliers have little weight."""
     for seed in range(10):
         random = np.random.default_rng(seed)
         truth = made(form, random)
         clean = noisy(truth.rows, random, NOISE)
         bad = random.random(len(clean)) < 0.2
         rows = replace(clean, seconds=clean.seconds * np.where(bad, 3.0, 1.0))
-        assert _off(fitted_law(form, rows), truth.rows).mean() < 0.038
+        assert _log_errors(fitted_law(form, rows), truth.rows).mean() < 0.038
 
 
 @pytest.mark.parametrize("form", Form)
 def test_a_point_measured_twice_is_two_points_that_agree(form: Form) -> None:
-    """The same law, each half as far pulled by either; and a series of nothing else is none."""
+    """Doubling every point keeps the law and halves each leverage; repeats alone give no law."""
     random = np.random.default_rng(0)
     truth = made(form, random)
     twice = np.repeat(np.arange(len(truth.rows)), 2)
@@ -129,7 +127,7 @@ def test_a_point_measured_twice_is_two_points_that_agree(form: Form) -> None:
 
 @pytest.mark.parametrize("form", Form)
 def test_the_order_of_points_does_not_matter(form: Form) -> None:
-    """Nor does that of series or GPUs."""
+    """Shuffling rows, series and GPUs changes nothing."""
     random = np.random.default_rng(0)
     rows = noisy(made(form, random).rows, random, NOISE)
     order = random.permutation(len(rows))
@@ -141,7 +139,7 @@ def test_the_order_of_points_does_not_matter(form: Form) -> None:
 @pytest.mark.parametrize("unit", [1e-6, 1e3])
 @pytest.mark.parametrize("form", Form)
 def test_a_unit_of_time_does_not_change_the_law(form: Form, unit: float) -> None:
-    """Step times in milliseconds or millions of seconds are the same ones."""
+    """Step times in microseconds or kiloseconds give the same law."""
     random = np.random.default_rng(1)
     rows = noisy(made(form, random).rows, random, 0.05)
     rows = replace(rows, seconds=rows.seconds * np.where(np.arange(len(rows)) == 7, 3.0, 1.0))
@@ -155,7 +153,7 @@ def test_a_unit_of_time_does_not_change_the_law(form: Form, unit: float) -> None
 
 
 def test_a_unit_of_work_does_not_change_the_law() -> None:
-    """Tokens, or thousands of them."""
+    """Counting thousands of tokens gives the same law."""
     random = np.random.default_rng(2)
     rows = noisy(made(Form.POOLED, random).rows, random, NOISE)
     thousands = replace(rows, tokens=rows.tokens / 1000)
@@ -166,10 +164,10 @@ def test_a_unit_of_work_does_not_change_the_law() -> None:
 
 @pytest.mark.parametrize("form", Form)
 def test_at_one_sparsity_a_law_has_no_parameter_of_the_sparsity(form: Form) -> None:
-    """No exponent and no k1 are made up where no sparsity was varied; the rest is exact."""
+    """Without two sparsities there is no exponent and no k1; the rest is exact."""
     truth = made(form, np.random.default_rng(3), visits(sparsities=(0.25,)))
     fitted = fitted_law(form, truth.rows)
-    assert _off(fitted, truth.rows).max() < 1e-9
+    assert _log_errors(fitted, truth.rows).max() < 1e-9
     assert fitted.exponent is None
     groups = len(np.unique(group_of(form, truth.rows)))
     assert fitted.parameters == 2 * groups
@@ -178,19 +176,19 @@ def test_at_one_sparsity_a_law_has_no_parameter_of_the_sparsity(form: Form) -> N
 
 @pytest.mark.parametrize("form", [Form.POOLED, Form.POOLED_BY_SERIES])
 def test_dense_points_that_are_missing_follow_from_the_family_s_others(form: Form) -> None:
-    """The H100 was timed sparse alone: the shared exponent predicts its dense step times."""
+    """The H100 was timed sparse only: the shared exponent predicts its dense step times."""
     random = np.random.default_rng(4)
     truth = made(form, random)
-    seen = (truth.rows.gpu == "A40") | (truth.rows.sparsity < 1)
-    exact = fitted_law(form, truth.rows.where(seen))
-    assert _off(exact, truth.rows).max() < 1e-9
-    rough = fitted_law(form, noisy(truth.rows, random, NOISE).where(seen))
-    assert _off(rough, truth.rows)[~seen].max() < 0.05
+    timed = (truth.rows.gpu == "A40") | (truth.rows.sparsity < 1)
+    exact = fitted_law(form, truth.rows.where(timed))
+    assert _log_errors(exact, truth.rows).max() < 1e-9
+    rough = fitted_law(form, noisy(truth.rows, random, NOISE).where(timed))
+    assert _log_errors(rough, truth.rows)[~timed].max() < 0.05
 
 
 @pytest.mark.parametrize("points", range(3, 31))
 def test_any_number_of_points_makes_a_law_or_none(points: int) -> None:
-    """On one GPU, from 3 to 30: each form that has a point more than parameters, and is right."""
+    """From 3 to 30 points on one GPU, each form with more points than parameters is exact."""
     rows = visits(("A40",), (64,), (0.25, 1.0), tuple(range(1, 16)))
     order = np.random.default_rng(points).permutation(len(rows))[:points]
     for form in Form:
@@ -202,14 +200,14 @@ def test_any_number_of_points_makes_a_law_or_none(points: int) -> None:
         if points < needed:
             assert fitted is None
         elif fitted is not None:
-            assert _off(fitted, truth.where(order)).max() < 1e-6
+            assert _log_errors(fitted, truth.where(order)).max() < 1e-6
         else:
             assert points < 5
 
 
 @pytest.mark.parametrize("form", Form)
 def test_a_group_with_too_few_points_has_no_prediction_while_others_do(form: Form) -> None:
-    """Two points of a GPU give none, nor does a GPU that was never seen; the others are exact."""
+    """A GPU with two points or none has no prediction; the others are exact."""
     truth = made(form, np.random.default_rng(5))
     few = np.char.startswith(truth.rows.gpu, "H100")
     few[np.flatnonzero(few)[[0, 3]]] = False
@@ -217,7 +215,7 @@ def test_a_group_with_too_few_points_has_no_prediction_while_others_do(form: For
     fitted = fitted_law(form, rows)
     is_h100 = truth.rows.gpu == "H100"
     assert np.isnan(fitted.seconds(truth.rows)[is_h100]).all()
-    assert _off(fitted, truth.rows)[~is_h100].max() < 1e-9
+    assert _log_errors(fitted, truth.rows)[~is_h100].max() < 1e-9
     assert np.isnan(fitted.residuals[rows.gpu == "H100"]).all()
     assert np.isnan(fitted.left_out_residuals[rows.gpu == "H100"]).all()
     assert not fitted.suspects.any()
@@ -228,7 +226,7 @@ def test_a_group_with_too_few_points_has_no_prediction_while_others_do(form: For
 
 @pytest.mark.parametrize("form", [Form.POOLED, Form.AFFINE_TOKENS])
 def test_a_constant_number_of_tokens_does_not_identify_floor_and_slope(form: Form) -> None:
-    """Batches of 8, 4 and 2 at lengths of 64, 128 and 256 are the same work: no law of tokens."""
+    """Batches of 8, 4 and 2 at lengths of 64, 128 and 256 are equal work."""
     batch, random = np.array([8.0, 4.0, 2.0] * 3), np.random.default_rng(6)
     rows = StepTimes(
         gpu=np.full(9, "A40"),
@@ -243,7 +241,7 @@ def test_a_constant_number_of_tokens_does_not_identify_floor_and_slope(form: For
 
 @pytest.mark.parametrize("form", OURS)
 def test_a_floor_that_would_be_negative_is_held_at_zero(form: Form) -> None:
-    """Step times that grow faster than the work: no floor, and no error of one."""
+    """Step times that grow faster than the work have no floor and no standard error of it."""
     rows = visits(("A40",), (64,), (1.0,))
     fitted = fitted_law(form, replace(rows, seconds=rows.batch_size**1.3))
     assert fitted.values[0, 0] == 0
@@ -253,7 +251,7 @@ def test_a_floor_that_would_be_negative_is_held_at_zero(form: Form) -> None:
 
 @pytest.mark.parametrize("form", Form)
 def test_parts_fitted_at_once_are_as_if_each_were_fitted_alone(form: Form) -> None:
-    """Also where they overlap, one lacks a GPU or sparsities, and one identifies nothing."""
+    """Parts may overlap, lack a GPU or a sparsity, or identify nothing."""
     random = np.random.default_rng(0)
     rows = noisy(made(form, random).rows, random, NOISE)
     parts = [
@@ -274,7 +272,7 @@ def test_parts_fitted_at_once_are_as_if_each_were_fitted_alone(form: Form) -> No
 @pytest.mark.parametrize("model", ["mixtral-8x7b", "blackmamba-2.8b"])
 @pytest.mark.parametrize("form", Form)
 def test_every_law_is_identifiable_on_the_paper_s_points(form: Form, model: str) -> None:
-    """Terms of each group, scaled to length 1, are far from parallel; every group is identified."""
+    """Scaled terms of each group are far from parallel, and every group is identified."""
     points = throughput_points()
     fitted = fitted_law(form, points.rows.where(points.model == model))
     assert fitted.condition < 12
@@ -286,7 +284,7 @@ def test_every_law_is_identifiable_on_the_paper_s_points(form: Form, model: str)
 @pytest.mark.parametrize("model", ["mixtral-8x7b", "blackmamba-2.8b"])
 @pytest.mark.parametrize("form", OURS)
 def test_no_general_solver_gets_below_the_loss_of_a_fit(form: Form, model: str) -> None:
-    """scipy, started at the fit and given its spread, stays there: it is a minimum."""
+    """scipy, started at the fit with its spread, stays there: the fit is a minimum."""
     points = throughput_points()
     rows = points.rows.where(points.model == model)
     fitted = fitted_law(form, rows)

@@ -1,4 +1,4 @@
-"""Eq. 1 on observation records: recovered, refused with a reason, and never mixed."""
+"""Eq. 1 on observations: recovered, failed with a reason, and never mixed."""
 
 import pytest
 from builders.mixtral_probes import (
@@ -20,7 +20,7 @@ from trials.records.observation import Basis, Observation, Outcome
 
 
 def test_eq1_is_recovered_across_gpus_sparsities_and_lengths() -> None:
-    """From rounded batches, c0 and c1 come back within what rounding hides."""
+    """From rounded batch sizes c0 and c1 return within the rounding error."""
     fit = only(Law.MAX_BATCH_EQ1, eq1_observations(c0=82, c1=0.88))
     assert fit.status is Status.OK
     assert value(fit, "c0") == pytest.approx(82, rel=0.05)
@@ -37,7 +37,7 @@ def test_eq1_is_recovered_across_gpus_sparsities_and_lengths() -> None:
 
 
 def test_eq1_crosses_devices_but_not_software() -> None:
-    """A stack names its device, and Eq. 1 is about all devices; another torch is another law."""
+    """Eq. 1 holds for all devices together; another torch version has another law."""
     observations = limit(cell(8), 3, memory_gb=48) + [
         o.model_copy(update={"environment": environment(device_name="NVIDIA H100")})
         for o in limit(cell(8, gpu="h100"), 9, memory_gb=80)
@@ -50,8 +50,8 @@ def test_eq1_crosses_devices_but_not_software() -> None:
     assert sorted(fit.points for fit in fits_of(Law.MAX_BATCH_EQ1, observations)) == [1, 2]
 
 
-def test_another_driver_is_no_other_law_of_what_fits() -> None:
-    """Each cloud has its own; step times stay apart all the same."""
+def test_drivers_share_a_law_of_the_largest_batch() -> None:
+    """Clouds have different drivers; step times are still kept apart by driver."""
     driven = environment().model_copy(
         update={"versions": (("driver", "580"), *environment().versions)}
     )
@@ -63,7 +63,7 @@ def test_another_driver_is_no_other_law_of_what_fits() -> None:
 
 
 def test_a_capped_gpu_has_limits_and_no_speed() -> None:
-    """Its steps were a larger GPU's; its largest batches are a group of their own."""
+    """Its steps ran on a larger GPU; its largest batch sizes are a group of their own."""
     alike = cell().model_copy(update={"capped_on": "H200-SXM"})
     capped = [
         o.model_copy(update={"cell": alike, "basis": Basis.CAPPED})
@@ -80,7 +80,7 @@ def test_a_capped_gpu_has_limits_and_no_speed() -> None:
 
 
 def test_one_sparsity_does_not_identify_c0_and_c1() -> None:
-    """However many cells: the remedy is a second sparsity, in words."""
+    """However many cells there are, the remedy is a second sparsity."""
     observations = [o for n in (64, 128, 256) for o in limit(cell(seq_len=n), 1024 // n)]
     fit = only(Law.MAX_BATCH_EQ1, observations)
     assert fit.status is Status.RANK_DEFICIENT
@@ -90,7 +90,7 @@ def test_one_sparsity_does_not_identify_c0_and_c1() -> None:
 
 
 def test_a_model_without_experts_has_no_c1() -> None:
-    """Sparsity is 1 whatever one does, so c0 is the whole law."""
+    """Its sparsity is always 1, so c0 is the whole law."""
     observations = [o for n in (64, 128, 256) for o in limit(cell(None, seq_len=n), 1024 // n)]
     fit = only(Law.MAX_BATCH_EQ1, observations)
     assert fit.status is Status.OK
@@ -98,7 +98,7 @@ def test_a_model_without_experts_has_no_c1() -> None:
 
 
 def test_too_few_cells_name_lengths_gpus_and_sparsities() -> None:
-    """One cell gives one point."""
+    """One cell gives one point; the remedy names what to add."""
     fit = only(Law.MAX_BATCH_EQ1, limit(cell(), 8))
     assert fit.status is Status.TOO_FEW_POINTS
     assert "at least 3 cells" in str(fit.remedy)
@@ -116,19 +116,19 @@ def test_too_few_cells_name_lengths_gpus_and_sparsities() -> None:
     ],
     ids=["none fits", "time ran out", "host ran out", "still searching", "limit reached"],
 )
-def test_a_largest_batch_that_memory_did_not_set_is_left_out(unknown: list[Observation]) -> None:
-    """It is no point of Eq. 1: alone it is no data, among others it is counted in the note."""
+def test_a_largest_batch_that_memory_did_not_set_is_not_used(unknown: list[Observation]) -> None:
+    """Alone it is no data; beside others the note counts it."""
     alone = only(Law.MAX_BATCH_EQ1, unknown)
     assert alone.status is Status.NO_DATA
     assert "none of 1 cell" in str(alone.note)
-    known = [o for n in (64, 256) for active in (2, 8) for o in limit(cell(active, seq_len=n), 4)]
-    beside = only(Law.MAX_BATCH_EQ1, known + unknown)
+    reached = [o for n in (64, 256) for active in (2, 8) for o in limit(cell(active, seq_len=n), 4)]
+    beside = only(Law.MAX_BATCH_EQ1, reached + unknown)
     assert beside.points == 4
     assert "1 of 5 cells left out" in str(beside.note)
 
 
 def test_a_probe_killed_with_its_child_belongs_to_the_only_stack() -> None:
-    """A miss that cannot say where it ran still bounds the search of its cell."""
+    """A miss without an environment still bounds the search of its cell."""
     fits, miss = limit(cell(), 8)
     killed = miss.model_copy(update={"environment": None})
     assert only(Law.MAX_BATCH_EQ1, [fits, killed]).points == 1
@@ -136,8 +136,8 @@ def test_a_probe_killed_with_its_child_belongs_to_the_only_stack() -> None:
     assert {f.points for f in fits_of(Law.MAX_BATCH_EQ1, [fits, killed, elsewhere])} == {0}
 
 
-def test_a_group_that_never_says_where_it_ran_has_no_stack() -> None:
-    """Absent is None, and nothing is fitted to it."""
+def test_a_group_without_any_environment_has_no_stack() -> None:
+    """Its software stack is None, and nothing is fitted to it."""
     lost = limit(cell(), 0)[0].model_copy(update={"environment": None})
     fits = fit_observations([lost])
     assert {(fit.stack, fit.status) for fit in fits.fits} == {(None, Status.NO_DATA)}
@@ -145,6 +145,6 @@ def test_a_group_that_never_says_where_it_ran_has_no_stack() -> None:
 
 
 def test_a_model_larger_than_the_memory_it_fits_in_is_named() -> None:
-    """A broken record is an error with the cell's name, not a negative coefficient."""
+    """A contradictory record is an error with the cell's name, not a negative coefficient."""
     with pytest.raises(ValueError, match=r"2of8/seq128: 8 examples fit"):
         fit_observations(limit(cell(), 8, memory_gb=20))

@@ -1,4 +1,4 @@
-"""Peak memory affine in padded tokens: recovered, asked for largest batches, refused."""
+"""Peak memory affine in padded tokens: recovered, inverted for largest batch sizes, or failed."""
 
 import pytest
 from builders.mixtral_probes import (
@@ -24,17 +24,22 @@ HELD, PER_TOKEN = 27.5, 0.02  # GiB
 
 
 def peak(
-    of: Cell, batch_size: int, *, off: float = 0.0, repeat: int = 0, basis: Basis = Basis.MEASURED
+    probed_cell: Cell,
+    batch_size: int,
+    *,
+    off: float = 0.0,
+    repeat: int = 0,
+    basis: Basis = Basis.MEASURED,
 ) -> Observation:
-    """A probe that fits, with the peak of the law or a part of it off."""
-    gib = (HELD + PER_TOKEN * batch_size * of.seq_len) * (1 + off)
+    """A probe that fits, with the law's peak off by a share."""
+    gib = (HELD + PER_TOKEN * batch_size * probed_cell.seq_len) * (1 + off)
     memory = MemoryReading(peak_allocated_bytes=round(gib * GIB))
     counted = measurement(()).model_copy(update={"memory": memory})
-    return probe(of, batch_size, measurement=counted, repeat=repeat, basis=basis)
+    return probe(probed_cell, batch_size, measurement=counted, repeat=repeat, basis=basis)
 
 
 def peaks(*, off: float = 0.0) -> list[Observation]:
-    """On two GPUs, at two lengths; off by turns to one side and the other."""
+    """Peaks on two GPUs at two lengths, alternately above and below the law by a share."""
     return [
         peak(cell(gpu=gpu, seq_len=length), size, off=off * (-1) ** place)
         for gpu in ("a40", "h100")
@@ -43,8 +48,8 @@ def peaks(*, off: float = 0.0) -> list[Observation]:
     ]
 
 
-def test_what_is_held_and_what_a_token_takes_are_recovered_across_gpus_and_lengths() -> None:
-    """One law for a number of active experts; another number has another."""
+def test_memory_held_and_per_token_are_recovered_across_gpus_and_lengths() -> None:
+    """Each number of active experts has a law of its own."""
     fit = only(Law.MEMORY_AFFINE, peaks())
     assert fit.status is Status.OK
     assert (value(fit, "m0"), value(fit, "m")) == pytest.approx((HELD, PER_TOKEN))
@@ -60,28 +65,28 @@ def test_what_is_held_and_what_a_token_takes_are_recovered_across_gpus_and_lengt
 
 
 def test_simulated_peaks_and_other_software_are_never_mixed_in() -> None:
-    """Nor the capped ones, though they are as true."""
+    """Simulated and capped peaks and other software have laws of their own."""
     newer = environment(torch="2.10.0")
-    seen = peaks()
+    observations = peaks()
     others = [
         o.model_copy(update=changed)
-        for o in seen
+        for o in observations
         for changed in (
             {"basis": Basis.SIMULATED},
             {"basis": Basis.CAPPED},
             {"environment": newer},
         )
     ]
-    fits = fits_of(Law.MEMORY_AFFINE, [*seen, *others])
-    assert [fit.points for fit in fits] == [len(seen)] * 4
+    fits = fits_of(Law.MEMORY_AFFINE, [*observations, *others])
+    assert [fit.points for fit in fits] == [len(observations)] * 4
     assert len({fit.key for fit in fits}) == 4
 
 
 def test_the_highest_peak_of_several_visits_counts_and_no_miss_does() -> None:
-    """Whatever they were for."""
-    seen = [*peaks(), *(peak(cell(), size, repeat=1, off=-0.1) for size in (1, 2, 4))]
+    """Every purpose of a probe counts; misses do not."""
+    observations = [*peaks(), *(peak(cell(), size, repeat=1, off=-0.1) for size in (1, 2, 4))]
     thrashing = peak(cell(), 64).model_copy(update={"outcome": Outcome.THRASHING})
-    fit = only(Law.MEMORY_AFFINE, [*seen, thrashing])
+    fit = only(Law.MEMORY_AFFINE, [*observations, thrashing])
     assert fit.points == len(peaks())
     assert value(fit, "m0") == pytest.approx(HELD)
 
@@ -96,16 +101,16 @@ def test_the_highest_peak_of_several_visits_counts_and_no_miss_does() -> None:
         (20.0, 128, 0, True),
     ],
 )
-def test_largest_batch_follows_rounded_down(
+def test_the_largest_batch_is_rounded_down(
     usable_gib: float, seq_len: int, batch_size: int, *, extrapolated: bool
 ) -> None:
-    """Beyond the tokens or lengths that were run it is extrapolated; none is below zero."""
-    told = predict_largest_batch(only(Law.MEMORY_AFFINE, peaks()), usable_gib, seq_len)
-    assert (told.value, told.extrapolated) == (batch_size, extrapolated)
+    """It is never below zero, and extrapolated beyond the measured tokens or lengths."""
+    prediction = predict_largest_batch(only(Law.MEMORY_AFFINE, peaks()), usable_gib, seq_len)
+    assert (prediction.value, prediction.extrapolated) == (batch_size, extrapolated)
 
 
-def test_scatter_makes_largest_batches_unsure() -> None:
-    """As many fit, at most and at least, as in so much more or less memory."""
+def test_scatter_widens_the_interval_of_the_largest_batch() -> None:
+    """The bounds are the batch sizes that fit in less and in more memory."""
     steady, loose = (
         predict_largest_batch(only(Law.MEMORY_AFFINE, peaks(off=off)), 48.0, 64)
         for off in (1e-4, 0.02)
@@ -115,20 +120,20 @@ def test_scatter_makes_largest_batches_unsure() -> None:
     assert loose.low < loose.value < loose.high
 
 
-def test_known_largest_batches_are_held_against_it() -> None:
-    """In the note, which says what the law leaves out."""
+def test_the_note_compares_the_law_with_measured_largest_batches() -> None:
+    """The note also says what the law does not include."""
     usable = (HELD + 8.5 * 128 * PER_TOKEN) * GIB / 1e9
-    seen = [
+    observations = [
         o.model_copy(update={"memory_limit_bytes": round(usable * 1e9)})
         for o in (*(peak(cell(), size) for size in (1, 2, 4, 8)), *limit(cell(), 8)[1:])
     ]
-    note = str(only(Law.MEMORY_AFFINE, seen).note)
+    note = str(only(Law.MEMORY_AFFINE, observations).note)
     assert "1 of 1 largest batches" in note
     assert "allocator" in note
 
 
 @pytest.mark.parametrize(
-    ("seen", "status", "note", "remedy"),
+    ("observations", "status", "note", "remedy"),
     [
         (limit(cell(), 0), Status.NO_DATA, "no probe fits", "shorten the examples"),
         (
@@ -145,11 +150,11 @@ def test_known_largest_batches_are_held_against_it() -> None:
         ),
     ],
 )
-def test_what_cannot_be_fitted_has_a_reason_and_a_remedy(
-    seen: list[Observation], status: Status, note: str, remedy: str
+def test_a_failed_fit_has_a_reason_and_a_remedy(
+    observations: list[Observation], status: Status, note: str, remedy: str
 ) -> None:
-    """Nor does it predict a largest batch."""
-    fit = only(Law.MEMORY_AFFINE, seen)
+    """It predicts no largest batch size."""
+    fit = only(Law.MEMORY_AFFINE, observations)
     assert (fit.status, fit.parameters) == (status, ())
     assert str(fit.note).startswith(note)
     assert str(fit.remedy).startswith(remedy)
@@ -157,8 +162,8 @@ def test_what_cannot_be_fitted_has_a_reason_and_a_remedy(
         predict_largest_batch(fit, 48.0, 128)
 
 
-def test_memory_that_does_not_grow_foretells_no_batch() -> None:
-    """Nor does another law."""
+def test_memory_that_does_not_grow_predicts_no_largest_batch() -> None:
+    """A law of throughput predicts none either."""
     flat = [probe(cell(), size) for size in (1, 2, 4)]
     with pytest.raises(ValueError, match="do not grow with the tokens"):
         predict_largest_batch(only(Law.MEMORY_AFFINE, flat), 48.0, 128)
@@ -167,10 +172,10 @@ def test_memory_that_does_not_grow_foretells_no_batch() -> None:
         predict_largest_batch(eq2, 48.0, 128)
 
 
-def test_held_at_zero_is_told() -> None:
-    """Peaks that would need less than nothing to be held."""
-    seen = [peak(cell(), size, off=off) for size, off in ((1, -0.9), (2, -0.5), (4, 0.0))]
-    fit = only(Law.MEMORY_AFFINE, seen)
+def test_a_parameter_held_at_zero_is_noted() -> None:
+    """Peaks below the tokens' share would need a negative constant."""
+    observations = [peak(cell(), size, off=off) for size, off in ((1, -0.9), (2, -0.5), (4, 0.0))]
+    fit = only(Law.MEMORY_AFFINE, observations)
     assert fit.status is Status.BOUND_HIT
     assert (fit.parameters[0].value, fit.parameters[0].standard_error) == (0, None)
     assert fit.covariance[0] == (0.0, 0.0)

@@ -1,4 +1,4 @@
-"""Intervals against series whose errors are known: how often they hold what comes next."""
+"""Coverage of intervals on series whose errors are known."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ def _heavy_tailed(random: np.random.Generator, sigmas: FloatArray) -> FloatArray
 def _family(
     random: np.random.Generator, draw: Draw, *, series: int, points: int
 ) -> tuple[NameArray, FloatArray, FloatArray]:
-    """Names, residuals that are seen and one more of each point's kind; each series its own."""
+    """Names of series, their residuals, and fresh residuals with the same scales."""
     names = np.repeat([f"series {n}" for n in range(series)], points)
     sigmas = np.repeat(0.03 * random.lognormal(0, 0.7, series), points)
     return names, draw(random, sigmas), draw(random, sigmas)
@@ -38,24 +38,24 @@ def _scales(series: NameArray, residuals: FloatArray) -> Scales:
 @pytest.mark.parametrize("level", [0.8, 0.9])
 @pytest.mark.parametrize("draw", [_normal, _heavy_tailed])
 @pytest.mark.parametrize(("series", "points"), [(8, 12), (5, 6), (1, 20)])
-def test_intervals_hold_new_points_as_often_as_they_say(
+def test_intervals_have_their_nominal_coverage(
     level: float, draw: Draw, series: int, points: int
 ) -> None:
-    """Within three in a hundred, over many families, whatever the errors' law; known or not."""
+    """Over many families coverage is within 3 points of the level, for normal and heavy tails."""
     random = np.random.default_rng(0)
     held, coverages = [], []
     for _ in range(150):
-        names, seen, new = _family(random, draw, series=series, points=points)
-        result = _scales(names, seen)
+        names, residuals, new = _family(random, draw, series=series, points=points)
+        result = _scales(names, residuals)
         widths = np.array([result.half_width(str(name), level) for name in names])
         held.append(np.mean(np.abs(new) <= widths))
-        coverages.append(coverage(names, seen, level)[0])
+        coverages.append(coverage(names, residuals, level)[0])
     assert np.mean(held) == pytest.approx(level, abs=0.03)
     assert np.mean(coverages) == pytest.approx(level, abs=0.03)
 
 
-def test_a_steady_series_has_a_narrower_interval_and_an_unsteady_one_is_held_too() -> None:
-    """Ten times apart: what is claimed of all holds of each within a tenth, or errs to the wide."""
+def test_interval_widths_follow_the_noise_of_each_series() -> None:
+    """With scales ten times apart both series keep at least about their nominal coverage."""
     random = np.random.default_rng(1)
     names = np.repeat(["steady", "unsteady"], 15)
     sigmas = np.repeat([0.01, 0.1], 15)
@@ -72,7 +72,7 @@ def test_a_steady_series_has_a_narrower_interval_and_an_unsteady_one_is_held_too
 
 
 def test_a_series_that_was_never_seen_has_the_family_s_scale() -> None:
-    """Between those of its series."""
+    """The scale of an unmeasured series lies between those of the others."""
     names = np.repeat(["a", "b"], 10)
     residuals = np.random.default_rng(2).normal(0, np.repeat([0.01, 0.1], 10))
     result = _scales(names, residuals)
@@ -81,7 +81,7 @@ def test_a_series_that_was_never_seen_has_the_family_s_scale() -> None:
 
 
 def test_a_unit_and_the_order_of_errors_do_not_matter() -> None:
-    """Ten times the errors make ten times the interval."""
+    """Ten times the errors make ten times the interval, in any order."""
     random = np.random.default_rng(3)
     names, residuals, _ = _family(random, _normal, series=3, points=8)
     order = random.permutation(len(names))
@@ -93,7 +93,7 @@ def test_a_unit_and_the_order_of_errors_do_not_matter() -> None:
 
 
 def test_a_higher_level_is_never_a_narrower_interval() -> None:
-    """As far as the scores have a quantile."""
+    """Half widths are sorted by level where the scores have a quantile."""
     names, residuals, _ = _family(np.random.default_rng(4), _normal, series=3, points=10)
     result = _scales(names, residuals)
     widths = [result.half_width("series 1", level) for level in np.arange(0.05, 0.96, 0.05)]
@@ -101,26 +101,26 @@ def test_a_higher_level_is_never_a_narrower_interval() -> None:
 
 
 def test_few_points_have_student_s_interval() -> None:
-    """Of three there is no ninth in ten: t at two degrees of freedom, times the scale."""
+    """Three points have no 90 % quantile: the interval is t at two degrees of freedom."""
     residuals = np.array([0.02, -0.03, 0.01])
     result = _scales(np.array(["a", "a", "a"]), residuals)
     sigma = np.sqrt(np.mean(residuals**2))
     assert result.half_width("a", 0.9) == pytest.approx(t_quantile(0.95, 2) * sigma)
 
 
-def test_what_a_law_does_not_speak_of_has_no_part() -> None:
-    """Residuals that are nan are left out; fewer than two tell nothing."""
+def test_missing_residuals_are_ignored() -> None:
+    """Residuals that are nan are ignored; fewer than two give no scale."""
     names = np.array(["a", "a", "b", "b"])
     residuals = np.array([0.01, np.nan, -0.02, 0.03])
-    seen = np.isfinite(residuals)
-    result, alone = _scales(names, residuals), _scales(names[seen], residuals[seen])
+    finite = np.isfinite(residuals)
+    result, alone = _scales(names, residuals), _scales(names[finite], residuals[finite])
     assert result.scores.tolist() == alone.scores.tolist()
     assert result.sigmas.tolist() == alone.sigmas.tolist()
     assert scales(names, np.array([0.1, np.nan, np.nan, np.nan])) is None
 
 
 def test_a_point_is_not_in_its_own_interval() -> None:
-    """A residual of 1 among others of 0.01 is outside: it had no part in the width."""
+    """A residual of 1 among others of 0.01 is outside, as it does not enter its own width."""
     residuals = np.random.default_rng(5).normal(0, 0.01, 21)
     _, before = coverage(np.full(21, "a"), residuals, 0.9)
     residuals[7] = 1.0

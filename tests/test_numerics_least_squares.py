@@ -1,4 +1,4 @@
-"""The solvers against certified answers, and what they say when there is no answer."""
+"""The solvers against certified answers, and their status where there is no answer."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def _line(x: list[float]) -> np.ndarray:
 
 
 def test_linear_solution_has_the_certified_digits_of_norris() -> None:
-    """Values, standard errors and residual deviation to eleven of NIST's fifteen digits."""
+    """Values, standard errors and residual deviation agree to eleven of NIST's fifteen digits."""
     y, x = NORRIS.T
     solution = solve_linear(_line(list(x)), y)
     assert solution.status is Status.OK
@@ -58,7 +58,7 @@ def test_linear_solution_has_the_certified_digits_of_norris() -> None:
 def test_nonlinear_solution_has_the_certified_digits_of_misra1a(
     start: tuple[float, float],
 ) -> None:
-    """From both of NIST's starts, values to six digits and standard errors to four."""
+    """From both of NIST's starts values agree to six digits and standard errors to four."""
     y, x = MISRA1A.T
     solution = solve_nonlinear(
         lambda b: b[0] * (1 - np.exp(-b[1] * x)) - y,
@@ -85,8 +85,8 @@ def test_parameters_that_the_points_cannot_separate_are_a_rank_deficiency() -> N
     assert solution.condition is None
 
 
-def test_a_ratio_that_enters_nowhere_alone_is_a_rank_deficiency_of_a_nonlinear_law() -> None:
-    """C2 and C3 of Eq. 2 as printed: scipy converges and says success, the rank says 1 of 2."""
+def test_a_nonlinear_law_of_a_ratio_is_rank_deficient() -> None:
+    """C2 and C3 of Eq. 2 as printed: scipy reports success, the rank is 1 of 2."""
     batch = np.array([1.0, 2.0, 4.0, 8.0])
     solution = solve_nonlinear(
         lambda c: c[0] / c[1] * np.log(batch) - 0.2 * np.log(batch) ** 1.1,
@@ -100,7 +100,7 @@ def test_a_ratio_that_enters_nowhere_alone_is_a_rank_deficiency_of_a_nonlinear_l
 
 
 def test_a_column_of_zeros_is_a_rank_deficiency() -> None:
-    """A parameter that no point depends on is not given the value 0 as if it were measured."""
+    """A parameter that no point depends on is not reported as measured at 0."""
     design = np.stack([np.ones(4), np.zeros(4)], axis=-1)
     solution = solve_linear(design, np.array([1.0, 1.1, 0.9, 1.0]))
     assert solution.status is Status.RANK_DEFICIENT
@@ -120,7 +120,7 @@ def test_a_parameter_pressed_against_its_bound_is_held_there_without_an_error() 
 
 
 def test_a_bound_holds_a_nonlinear_parameter_too() -> None:
-    """A minimum outside the bounds ends exactly on one."""
+    """A minimum outside the bounds ends exactly on a bound."""
     x = np.array([1.0, 2.0, 3.0])
     solution = solve_nonlinear(
         lambda v: v[0] * x - 2 * x + 0.01 * np.cos(x),
@@ -166,7 +166,7 @@ def test_scaling_a_column_changes_neither_rank_nor_condition() -> None:
 
 
 def test_a_number_that_is_not_finite_is_refused() -> None:
-    """It is named, instead of spreading into every parameter."""
+    """The error names it before it spreads to every parameter."""
     with pytest.raises(ValueError, match="finite"):
         solve_linear(np.ones((2, 1)), np.array([1.0, np.nan]))
 
@@ -177,7 +177,7 @@ def test_t_quantile_is_that_of_the_tables() -> None:
 
 
 def _saturation(start: tuple[float, float], *, unit: float = 1.0) -> Solution:
-    """Misra1a without bounds, from somewhere, y in a unit."""
+    """Solution of Misra1a without bounds from a start, with y in another unit."""
     y, x = MISRA1A.T
     return solve_nonlinear(
         lambda b: b[0] * (1 - np.exp(-b[1] * x)) - y * unit,
@@ -189,7 +189,7 @@ def _saturation(start: tuple[float, float], *, unit: float = 1.0) -> Solution:
 
 @pytest.mark.parametrize("unit", [1e-12, 1e-3, 1e9])
 def test_a_unit_does_not_change_a_nonlinear_solution(unit: float) -> None:
-    """Neither steps nor stops of the search are in seconds: values of 1e-12 have all digits."""
+    """Step sizes and stopping rules are relative: values of 1e-12 have all digits."""
     plain, scaled = _saturation((250.0, 5e-4)), _saturation((250.0, 5e-4), unit=unit)
     assert scaled.status is Status.OK
     assert scaled.values / [unit, 1] == pytest.approx(plain.values, rel=1e-7)
@@ -199,7 +199,7 @@ def test_a_unit_does_not_change_a_nonlinear_solution(unit: float) -> None:
 
 @pytest.mark.parametrize("start", [(2e4, 5e-3), (250.0, 1e-7), (1.0, 1e-4)])
 def test_a_start_that_is_far_off_costs_no_digits(start: tuple[float, float]) -> None:
-    """Slopes are taken in steps of what the values are, not of what they were thought to be."""
+    """Derivatives use steps relative to the current values, not to the start."""
     solution = _saturation(start)
     assert solution.status is Status.OK
     assert solution.values == pytest.approx([2.3894212918e02, 5.5015643181e-04], rel=1e-7)
@@ -208,7 +208,7 @@ def test_a_start_that_is_far_off_costs_no_digits(start: tuple[float, float]) -> 
 
 
 def test_a_value_that_is_zero_keeps_its_standard_error() -> None:
-    """A slope that is not there, without bounds: the line's own answer, error and all."""
+    """Without bounds, a slope of zero has the linear solution's value and error."""
     x = np.arange(-5.0, 6.0)
     even = 3 + 0.1 * np.cos(np.pi * x)
     linear = solve_linear(_line(list(x)), even)
@@ -223,7 +223,7 @@ def test_a_value_that_is_zero_keeps_its_standard_error() -> None:
 
 
 def test_a_search_that_runs_out_is_not_converged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it stopped is not given out as an answer."""
+    """The point where the iterations ended is not reported as an answer."""
     monkeypatch.setattr(solve, "MOST_ITERATIONS", 1)
     solution = _saturation((1.0, 1e-4))
     assert solution.status is Status.NOT_CONVERGED
@@ -236,8 +236,8 @@ def _agreeing(at: FloatArray, beyond: FloatArray, limit: FloatArray, values: Flo
 
 @pytest.mark.parametrize("parameters", [1, 2, 3])
 @pytest.mark.parametrize("wrong", [0, 3])
-def test_as_many_rows_agree_as_can(parameters: int, wrong: int) -> None:
-    """At least as many as with the truth, or with any of thousands of values about it."""
+def test_the_solution_agrees_with_as_many_rows_as_possible(parameters: int, wrong: int) -> None:
+    """It agrees with at least as many rows as the truth and thousands of values around it."""
     random = np.random.default_rng(parameters)
     for _ in range(10):
         terms = random.uniform(0.2, 2.0, (12, parameters))
@@ -255,21 +255,21 @@ def test_as_many_rows_agree_as_can(parameters: int, wrong: int) -> None:
 
 
 def test_rows_that_only_touch_do_not_agree() -> None:
-    """A limit of 3 and one of 4, all else alike, meet in one plane, where neither is right."""
+    """Limits of 3 and 4 meet in one plane, where neither holds."""
     at = np.array([[3.0], [3.0], [4.0], [4.0], [4.0], [3.2], [3.2]])
     beyond = np.array([[4.0], [4.0], [5.0], [5.0], [5.0], [3.5], [3.5]])
     limit = np.full(7, 12.0)
     assert _agreeing(at, beyond, limit, solve_most_agreed(at, beyond, limit)) == 4
 
 
-def test_of_values_that_agree_those_in_the_middle_are_taken() -> None:
-    """One row, 2 v <= 6 < 3 v: v is 2.4, as far below 3 as above 2 as a part of the limit."""
+def test_the_solution_is_central_among_agreeing_values() -> None:
+    """For 2 v <= 6 < 3 v it is v = 2.4, central relative to the limit."""
     result = solve_most_agreed(np.array([[2.0]]), np.array([[3.0]]), np.array([6.0]))
     assert result.tolist() == pytest.approx([2.4])
 
 
-def test_the_unit_of_a_limit_is_its_own() -> None:
-    """A row in GiB and the same in bytes say the same."""
+def test_the_unit_of_a_row_does_not_matter() -> None:
+    """A row in GiB is equivalent to the same row in bytes."""
     terms = np.array([[1.0, 0.3], [1.0, 1.1], [1.0, 2.0], [1.0, 0.9]])
     limit = np.array([10.0, 30.0, 50.0, 33.0])
     at, beyond = terms * [1.0, 20.0], terms * [1.0, 30.0]
@@ -280,8 +280,8 @@ def test_the_unit_of_a_limit_is_its_own() -> None:
 
 
 @pytest.mark.parametrize("limit", [[], [np.nan]])
-def test_no_limits_to_agree_with_are_refused(limit: list[float]) -> None:
-    """As is one that is not a number."""
+def test_missing_or_non_finite_limits_are_refused(limit: list[float]) -> None:
+    """Both raise ValueError."""
     rows = np.ones((len(limit), 1))
     with pytest.raises(ValueError, match="finite"):
         solve_most_agreed(rows, 2 * rows, np.array(limit))

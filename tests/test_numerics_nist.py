@@ -84,7 +84,7 @@ MODELS: dict[str, Model] = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A file of NIST's.
+    """A problem file of NIST.
 
     Attributes:
         starts: (2, parameters).
@@ -102,7 +102,7 @@ class Problem:
 
     @classmethod
     def read(cls, name: str) -> "Problem":
-        """Where everything stands, a file says in its head: ``Data  (lines 61 to 74)``."""
+        """Read a file by the line numbers in its header, as in ``Data  (lines 61 to 74)``."""
         lines = (FOLDER / f"{name}.dat").read_text(encoding="ascii").splitlines()
 
         def section(what: str) -> list[str]:
@@ -120,7 +120,7 @@ class Problem:
         return cls(table[:, :2].T, table[:, 2], table[:, 3], deviation, data.T)
 
     def solved(self, model: Model, start: int) -> Solution:
-        """Without bounds."""
+        """Solution without bounds."""
         free = np.full(len(self.values), np.inf)
         y, x = self.data[0], self.data[1] if len(self.data) == 2 else self.data[1:]
 
@@ -138,12 +138,12 @@ def _read(name: str) -> Problem:
 
 
 def _digits(values: FloatArray, certified: FloatArray) -> float:
-    """How many significant digits of the worst are right."""
+    """Number of correct significant digits of the worst value."""
     return float(-np.log10(np.max(np.abs(values - certified) / np.abs(certified))))
 
 
 def test_every_problem_is_there() -> None:
-    """27 files, 54 runs; every number of them is read."""
+    """All 27 files are present and read completely."""
     assert len(MODELS) == 27
     assert {path.stem for path in FOLDER.glob("*.dat")} == set(MODELS)
     for name in MODELS:
@@ -156,7 +156,7 @@ def test_every_problem_is_there() -> None:
 @pytest.mark.parametrize("start", [0, 1], ids=["start 1", "start 2"])
 @pytest.mark.parametrize("name", MODELS)
 def test_nonlinear_solution_has_the_certified_digits(name: str, start: int) -> None:
-    """All 54: values to six digits, standard errors and residual deviation to four."""
+    """All 54 runs: values to six digits, standard errors and residual deviation to four."""
     problem = _read(name)
     solution = problem.solved(MODELS[name], start)
     assert solution.status is Status.OK

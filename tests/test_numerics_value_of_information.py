@@ -1,4 +1,4 @@
-"""Expected saving of a measurement: against integration, and in cases with a plain answer."""
+"""Expected saving of a measurement against integration and in simple cases."""
 
 import dataclasses
 
@@ -44,10 +44,8 @@ def by_integration(costs: OptionCosts, noise: float, which: int) -> float:
     ),
     st.floats(0.01, 0.3),
 )
-def test_a_saving_is_what_integration_gives(
-    beliefs: list[tuple[float, float]], noise: float
-) -> None:
-    """Of every way, with any doubt about it."""
+def test_a_saving_agrees_with_integration(beliefs: list[tuple[float, float]], noise: float) -> None:
+    """The formula holds for every option and any uncertainty."""
     costs = options(*beliefs)
     savings = expected_value_of_measurement(costs, np.full(len(beliefs), noise))
     for which in range(len(beliefs)):
@@ -55,7 +53,7 @@ def test_a_saving_is_what_integration_gives(
 
 
 def test_measuring_a_certain_or_distant_option_saves_nothing() -> None:
-    """Nor does a single option; most is saved where two are close and one is uncertain."""
+    """A single option saves nothing; most is saved where two are close and one is uncertain."""
     noise = np.full(3, 0.02)
     certain, close, far = expected_value_of_measurement(
         options((0, 1e-9), (0.05, 0.3), (3, 0.3)), noise
@@ -67,7 +65,7 @@ def test_measuring_a_certain_or_distant_option_saves_nothing() -> None:
 
 
 def test_the_cheapest_has_its_probability() -> None:
-    """Near certainty, a coin, and a group with two of three equal options."""
+    """Near certainty, of a coin toss, and of a group with two of three equal options."""
     sure = probability_cheapest(options((0, 0.05), (1, 0.05)), seed=1)
     assert sure == pytest.approx([1, 0], abs=1e-3)
     coin = probability_cheapest(options((0, 0.3), (0, 0.3)), seed=1)
@@ -79,7 +77,7 @@ def test_the_cheapest_has_its_probability() -> None:
 
 
 def test_an_error_that_all_options_share_decides_nothing() -> None:
-    """It keeps their order; beside an option without it, it counts."""
+    """A shared error keeps the order; beside an option without it, it counts."""
     costs = options((0, 0.05), (0.3, 0.05))
     together = dataclasses.replace(costs, shared=np.array([1.0, 1.0]))
     assert probability_cheapest(together, seed=1) == pytest.approx([1, 0], abs=1e-3)
