@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from builders import data as made_data
+from builders.messages import assert_lines
 from builders.runs import ONE_CELL, made_run, spec_of
 from tokenizers import Tokenizer
 
@@ -242,7 +243,7 @@ def test_a_template_renders_fields_and_escapes(
     workload = count(as_jsonl(tmp_path), template="Q: {question}\\n{{A}}: {answer}")
     texts = [f"Q: {row['question']}\n{{A}}: {row['answer']}" for row in ROWS]
     assert lengths_of(workload).histogram == expected_histogram(tokenizer, texts)
-    assert lengths_of(workload).rendering == "template 'Q: {question}\\n{{A}}: {answer}'"
+    assert "'Q: {question}\\n{{A}}" in lengths_of(workload).rendering
 
 
 @pytest.mark.parametrize(("role", "said"), [("role", "content"), ("from", "value")])
@@ -302,9 +303,9 @@ def test_a_split_is_recognised_by_file_names(tmp_path: Path, count: Callable[...
     assert count(folder, text_fields=FIELDS, split="test").examples == len(SHORT)
     made_data.write_jsonl(tmp_path / "data" / "notes.jsonl", [{"a": 1}])
     assert count(folder, text_fields=FIELDS, split="test").examples == len(SHORT)
-    assert mistakes_of(count, folder, text_fields=FIELDS, split="tset") == [
-        f"--split 'tset': {folder} has no such split: did you mean 'test'?"
-    ]
+    (line,) = mistakes_of(count, folder, text_fields=FIELDS, split="tset")
+    assert line.startswith(f"--split 'tset': {folder} ")
+    assert "'test'" in line
 
 
 def test_the_fingerprint_depends_on_rendered_examples_and_tokenizer(
@@ -390,29 +391,28 @@ def test_reading_stops_after_a_number_of_mistakes(
         count, written(tmp_path, "data.jsonl", GOOD + 99 * "{\n"), text_fields=FIELDS
     )
     assert len(mistakes) == reading.MOST_MISTAKES
-    assert mistakes[-1].endswith("(there may be more: reading stopped here)")
+    assert "stopped" in mistakes[-1]
 
 
 def test_a_path_without_readable_examples_is_an_error(
     tmp_path: Path, count: Callable[..., Job]
 ) -> None:
     """A missing file, an empty folder, mixed formats and options that do not apply."""
-    assert mistakes_of(count, tmp_path / "none.jsonl", text_fields=FIELDS) == [
-        f"{tmp_path}/none.jsonl: no such file or folder"
-    ]
-    assert mistakes_of(count, "gsm8k", text_fields=FIELDS) == [
-        "gsm8k: no such file or folder; a hub data set is OWNER/NAME"
-    ]
+    (line,) = mistakes_of(count, tmp_path / "none.jsonl", text_fields=FIELDS)
+    assert line.startswith(f"{tmp_path}/none.jsonl: no such")
+    (line,) = mistakes_of(count, "gsm8k", text_fields=FIELDS)
+    assert line.startswith("gsm8k: no such")
+    assert "OWNER/NAME" in line
     (line,) = mistakes_of(count, tmp_path, text_fields=FIELDS)
-    assert line.startswith(f"{tmp_path}: has no file of examples: use .json, ")
+    assert line.startswith(f"{tmp_path}: ")
+    assert ".json, " in line
     path = as_jsonl(tmp_path)
-    assert mistakes_of(count, path, text_fields=FIELDS, subset="main", split="test") == [
-        "--subset 'main': only a hub data set has subsets: remove it",
-        "--split 'test': a single file has no splits: remove it",
-    ]
+    lines = mistakes_of(count, path, text_fields=FIELDS, subset="main", split="test")
+    assert [line.partition(": ")[0] for line in lines] == ["--subset 'main'", "--split 'test'"]
     as_csv(tmp_path)
     (line,) = mistakes_of(count, tmp_path, text_fields=FIELDS)
-    assert line.startswith(f"{tmp_path}: has .csv and .jsonl files")
+    assert line.startswith(f"{tmp_path}: ")
+    assert ".csv and .jsonl" in line
 
 
 @pytest.mark.parametrize(
@@ -486,10 +486,11 @@ def test_invalid_conversations_are_reported_by_line(
     right = [{"role": "user", "content": "hello"}]
     chats = [right, [], None, [{"role": "tool", "content": "x"}]]
     path = made_data.write_jsonl(tmp_path / "chats.jsonl", [{"messages": chat} for chat in chats])
-    assert mistakes_of(count, path, chat="messages") == [
-        f"{path}:4: the chat template refuses it: no role tool here",
-        f"{path}: empty, and skipped: 2 examples ({path}:2, {path}:3)",
-    ]
+    assert_lines(
+        "\n".join(mistakes_of(count, path, chat="messages")),
+        (f"{path}:4: ", "no role tool here"),
+        (f"{path}: ", "2 examples", f"({path}:2, {path}:3)"),
+    )
     call = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}
     wrong = (
         [{"role": "user"}],
@@ -500,15 +501,14 @@ def test_invalid_conversations_are_reported_by_line(
     chats = [right, [*right, call], *([*right, *more] for more in wrong)]
     lines = [json.dumps({"messages": chat}) + "\n" for chat in chats]
     path.write_text("".join([*lines[:3], "{\n", *lines[3:]]))
-    broken = "Expecting property name enclosed in double quotes"
-    absent = "fill it in, or remove the example"
-    assert mistakes_of(count, path, chat="messages") == [
-        f"{path}:3: messages: message 2 has no content: {absent}",
-        f"{path}:4: not JSON ({broken}): each line must be an object of fields",
-        f"{path}:5: messages: message 2 has no role and content (nor from and value)",
-        f"{path}:6: messages: message 2 has no value: {absent}",
-        f"{path}:7: the chat template refuses it: no role tool here",
-    ]
+    assert_lines(
+        "\n".join(mistakes_of(count, path, chat="messages")),
+        (f"{path}:3: messages: message 2 ", "no content"),
+        (f"{path}:4: not JSON",),
+        (f"{path}:5: messages: message 2 ", "role and content"),
+        (f"{path}:6: messages: message 2 ", "no value"),
+        (f"{path}:7: ", "no role tool here"),
+    )
     path.write_text("{\n" + lines[0])
     mistakes = mistakes_of(count, path, chat="mesages")
     assert [line.partition(": ")[0] for line in mistakes] == ["--chat 'mesages'", f"{path}:1"]
@@ -521,7 +521,8 @@ def test_conversations_need_a_chat_template(
     path = made_data.write_jsonl(tmp_path / "c.jsonl", [{"m": [{"role": "user", "content": "a"}]}])
     bare = tokenizer_folder / "tokenizer.json"
     (line,) = mistakes_of(count, path, chat="m", tokenizer=str(bare))
-    assert line.startswith(f"--tokenizer '{bare}' has no chat template: make examples of text")
+    assert line.startswith(f"--tokenizer '{bare}' ")
+    assert "chat template" in line
 
 
 def test_an_invalid_tokenizer_is_an_error_of_one_line(tmp_path: Path) -> None:
@@ -551,7 +552,7 @@ def test_the_models_own_tokenizer_counts_when_there_is_one(tmp_path: Path) -> No
         with pytest.raises(DataError) as error:
             requested_job(request.model_copy(update={"tokenizer": given}), [find_model(str(bare))])
         assert str(error.value).startswith(begin)
-        assert "): give a local folder with a tokenizer.json, or a hub name (" in str(error.value)
+        assert "tokenizer.json" in str(error.value)
 
 
 def test_a_hub_data_set_without_a_network_is_one_line(
@@ -560,7 +561,8 @@ def test_a_hub_data_set_without_a_network_is_one_line(
     """The error comes at once, without repeated attempts."""
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
     (line,) = mistakes_of(count, "openai/gsm8k", subset="main", text_fields=FIELDS)
-    assert line.startswith("data set 'openai/gsm8k': the hub cannot be reached: check the name, ")
+    assert line.startswith("data set 'openai/gsm8k'")
+    assert "cannot be reached" in line
 
 
 def test_the_hubs_library_streams_without_importing_torch(tmp_path: Path) -> None:
@@ -581,7 +583,7 @@ print(sorted({"torch", "transformers"} & set(sys.modules)))
     )
     streamed, wrong, imported = ended.stdout.splitlines()
     assert streamed == f"{len(ROWS)} ['question'] {tmp_path}: example 2"
-    assert wrong.startswith(f"data set '{tmp_path}', split 'tset': Bad split: tset.")
+    assert wrong.startswith(f"data set '{tmp_path}', split 'tset': ")
     assert imported == "[]"
 
 
@@ -713,7 +715,7 @@ def test_mistakes_of_a_specifications_data_have_their_lines(
     with pytest.raises(SpecError) as error:
         spec_of(data_spec.replace(old, new).replace("gpus: [cpu]", "gpus: [gpu]"))
     gpu, *mistakes = str(error.value).split("\n")
-    assert gpu.startswith("made.yaml:2: gpus[0]: unknown GPU 'gpu'")
+    assert gpu.startswith("made.yaml:2: gpus[0]: ")
     assert len(mistakes) == len(lines), mistakes
     for line, begin in zip(mistakes, lines, strict=True):
         assert line.startswith(f"made.yaml:{begin}"), line
@@ -763,9 +765,8 @@ def test_the_command_prints_lengths_and_padding(
     assert main(["dataset", "data.csv", *options, "--cutoff", "90", "--save", "kept.csv"]) == 0
     said = capsys.readouterr().out
     lengths = lengths_of(count("data.csv", text_fields=FIELDS))
-    assert said.startswith(
-        f"data.csv (fields question, answer): 700 examples, {lengths.tokens:,} tokens by "
-    )
+    assert said.startswith("data.csv ")
+    assert f"700 examples, {lengths.tokens:,} tokens" in said
     table = {
         cells[1].strip(): [float(cell) for cell in cells[2:5]]
         for line in said.splitlines()

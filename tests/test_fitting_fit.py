@@ -109,7 +109,7 @@ def test_batches_that_mirror_the_sparsities_are_rank_deficient() -> None:
     assert fit.status is Status.RANK_DEFICIENT
     assert (fit.rank, fit.parameter_count, fit.parameters) == (1, 2, ())
     assert "1 of 2 parameters" in str(fit.note)
-    assert "two different batch sizes" in str(fit.remedy)
+    assert "two different" in str(fit.remedy)
 
 
 def test_stacks_bases_weights_recipes_lengths_and_gpus_are_never_mixed() -> None:
