@@ -1,4 +1,4 @@
-"""What every test goes by: the shipped prices, whatever the user that runs them has refreshed."""
+"""Settings of all tests: no prices but the shipped ones, and the longest files first."""
 
 import logging
 import os
@@ -21,12 +21,12 @@ LONGEST = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Names a data folder that has nothing in it, before any module is imported."""
+    """Set an empty data folder before any module is imported."""
     os.environ["XDG_DATA_HOME"] = str(config.rootpath / ".pytest_cache" / "no-data")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files begin, so that no process is left with one when the others are done."""
+    """Start the longest files first: no process is left with one when the others are done."""
     items.sort(key=lambda item: not item.path.name.startswith(LONGEST))
 
 
