@@ -85,7 +85,7 @@ catalog:
 def test_a_request_that_cannot_be_met_is_one_line(
     gpus: list[str], wanted: DeploymentRequest, line: str
 ) -> None:
-    """Each mistake has one line."""
+    """Every mistake has a line of its own."""
     with pytest.raises(DeployError) as error:
         deployment_on(*gpus, request=wanted, more=OWN if "desk" in gpus else "")
     assert str(error.value).startswith(line)

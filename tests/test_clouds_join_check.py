@@ -16,7 +16,7 @@ H100 = ("NVIDIA H100 80GB HBM3", 85_020_639_232)
 
 
 def test_a_machine_that_is_what_its_key_says_may_join() -> None:
-    """A little more or less memory is another driver's; a CPU needs no GPU."""
+    """Memory differs a little between drivers; a CPU needs no GPU."""
     assert node_resources(["H100-SXM"], CATALOG, lambda: H100) == '{"H100-SXM": 1}'
     assert node_resources(["A40", "H100-SXM"], CATALOG, lambda: H100) == '{"H100-SXM": 1}'
     a_little_more = (H100[0], H100[1] + 2**29)
@@ -54,10 +54,10 @@ def test_a_machine_that_is_what_its_key_says_may_join() -> None:
         ),
     ],
 )
-def test_a_machine_that_is_not_may_not(
+def test_a_machine_with_another_gpu_may_not_join(
     keys: list[str], device: tuple[str, int] | None, parts: tuple[str, ...]
 ) -> None:
-    """Another name, another memory, or no GPU: one line with what was found and expected."""
+    """Another name, another memory or no GPU: one line has the actual and the expected value."""
     with pytest.raises(JoinError) as error:
         node_resources(keys, CATALOG, lambda: device)
     message = str(error.value)
@@ -65,10 +65,10 @@ def test_a_machine_that_is_not_may_not(
     assert [part for part in parts if part not in message] == []
 
 
-def test_the_check_ends_with_1_and_a_line(
+def test_a_failed_check_exits_with_1_and_prints_a_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """So that `ray start` is not run after it."""
+    """The exit status keeps `ray start` from running after it."""
     assert main(["join-check", "cpu"]) == 0
     assert json.loads(capsys.readouterr().out) == {"cpu": 1}
     assert main(["join-check", "A41"]) == 1
@@ -89,7 +89,7 @@ def test_an_unknown_key_does_not_pass() -> None:
 
 
 class NVMLError(Exception):
-    """As pynvml raises."""
+    """The error that pynvml raises."""
 
 
 def library(*, with_version_2: bool = True) -> Any:

@@ -148,7 +148,7 @@ def test_a_run_that_cannot_be_fetched_is_not_lost(
 def test_a_head_that_accepts_no_job_yet_gives_one_line(
     laptop: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It may take minutes."""
+    """A head may need minutes to accept jobs."""
     states = [ABSENT, ABSENT, ABSENT, ENDED.format("succeeded")]
     assert laptop(*BUCKET, status=states, submit=CLOSED)[0] == "0"
     shown = capsys.readouterr().err
@@ -173,7 +173,7 @@ def test_stopping_it_prints_what_is_up(
     laptop: Callable[..., list[str]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Ctrl-C at any point prints it and the command that ends it."""
+    """Ctrl-C at any point prints the running cluster and the command that ends it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     stop = "kill -INT $PPID; exit 1"
     given = {"status": [status, stop]} if at == "status" else {"status": [status], at: stop}
@@ -213,7 +213,7 @@ def test_a_failure_prints_what_is_up(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The last line has it; nothing that may still work was taken down."""
+    """The last line names the running cluster; nothing that may still work was taken down."""
     monkeypatch.setattr(launch, "SUBMIT_SECONDS", 0.0)
     monkeypatch.setattr(launch, "SILENT_SECONDS", 60.0 if "submit" in given else 0.0)
     ended, *calls = laptop(*BUCKET, **given)
@@ -225,7 +225,7 @@ def test_a_failure_prints_what_is_up(
 def test_ray_is_found_without_an_activated_environment(
     laptop: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It lies beside this Python."""
+    """The `ray` beside this Python is used."""
     monkeypatch.setenv("PATH", os.defpath)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     ended, *calls = laptop(*BUCKET, status=[ENDED.format("succeeded")])
@@ -236,7 +236,7 @@ def test_ray_is_found_without_an_activated_environment(
 def test_invalid_input_starts_nothing(
     laptop: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A file for Kubernetes, a mistake in the specification, an option that no sweep has."""
+    """A file for Kubernetes, a wrong specification or an unknown option is an error."""
     Path("cluster.yaml").write_text("kind: RayCluster\n", encoding="utf-8")
     assert laptop(status=[ENDED.format("failed")]) == ["1"]
     assert "cluster.yaml: not a " in capsys.readouterr().err

@@ -14,7 +14,7 @@ from orchestrator.clouds.node_types import HEADS, instances
 
 
 def test_the_single_gpus_of_each_cloud_are_there() -> None:
-    """From g5 and g6e to p5.4xlarge on AWS; A2 and A3 on Google; NC on Azure."""
+    """AWS has g5 and g6e to p5.4xlarge, Google A2 and A3, Azure NC."""
     named = {
         file: set(re.findall(r"(?:InstanceType|machineType|vmSize): (\S+)", shipped(file)))
         for file in ("aws.yaml", "gcp.yaml", "azure.yaml")
@@ -102,7 +102,7 @@ def test_the_cheapest_of_several_instances_is_taken() -> None:
 
 @pytest.mark.parametrize(("spot", "markets"), [(True, {"spot"}), (False, {"on-demand"})])
 def test_one_market_alone_may_be_requested(spot: bool, markets: set[str]) -> None:  # noqa: FBT001
-    """Spot without an on-demand replacement, or no spot at all."""
+    """Spot without an on-demand replacement and on-demand alone are possible."""
     types = ray_config(deployment_on("L4", request=DeploymentRequest("aws", spot=spot)).text)[
         "available_node_types"
     ]

@@ -27,7 +27,7 @@ from orchestrator.clouds.node_types import instances
 
 @pytest.mark.parametrize("file", [*SHIPPED, "sweep.yaml"])
 def test_no_file_holds_a_secret_or_opens_a_port(file: str) -> None:
-    """No key, no rule that admits everybody, and no service visible from outside."""
+    """No file has a key, a rule that admits everybody, or a service visible from outside."""
     text = shipped(file)
     assert not re.search(r"0\.0\.0\.0|::/0|LoadBalancer|NodePort|hostPort|hostNetwork", text)
     secrets = r"AKIA|BEGIN [A-Z ]*PRIVATE|(secret|password|token): *['\"]?\w{8}"
@@ -137,7 +137,7 @@ def statements() -> list[tuple[str, dict[str, Any]]]:
 
 
 def listed(value: str | list[str]) -> list[str]:
-    """One text, or several, as a list."""
+    """One text or several, as a list."""
     return [value] if isinstance(value, str) else value
 
 

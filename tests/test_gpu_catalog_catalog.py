@@ -81,7 +81,7 @@ def test_a_key_near_nothing_is_answered_without_a_guess(catalog: Catalog) -> Non
 
 
 def test_an_unknown_device_name_is_answered_with_near_ones(catalog: Catalog) -> None:
-    """Part of a reported name is enough for a suggestion of the whole."""
+    """A part of a reported name is enough for a suggestion."""
     with pytest.raises(UnknownGpuError, match=r"did you mean .*'NVIDIA H100 NVL'"):
         catalog.gpu_by_device_name("H100")
 

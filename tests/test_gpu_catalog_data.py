@@ -132,9 +132,9 @@ def test_the_gpus_of_the_paper_can_be_rented_on_demand(key: str) -> None:
 
 
 def test_no_offer_is_listed_twice() -> None:
-    """One price of one instance in one region and market."""
-    seen = [(o.gpu, o.provider, o.region, o.instance, o.market) for o in OFFERS]
-    assert len(set(seen)) == len(seen)
+    """An instance has one price in a region and market."""
+    offers = [(o.gpu, o.provider, o.region, o.instance, o.market) for o in OFFERS]
+    assert len(set(offers)) == len(offers)
 
 
 def test_a_spot_price_is_below_every_on_demand_price_of_its_instance() -> None:
@@ -153,7 +153,7 @@ def test_a_spot_price_is_below_every_on_demand_price_of_its_instance() -> None:
 
 
 def test_a_spot_price_per_gpu_is_below_what_the_provider_asks_on_demand() -> None:
-    """Also where the two are listed for instances of different size."""
+    """This holds where the two are listed for instances of different size, too."""
     for spot in (offer for offer in OFFERS if offer.market == "spot"):
         same = [
             offer.usd_per_gpu_hour

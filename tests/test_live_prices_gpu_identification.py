@@ -127,11 +127,11 @@ def test_an_instance_with_a_wrong_number_of_gpus_is_inconsistent() -> None:
 
 def test_a_users_own_gpu_is_identified_by_the_name_it_reports() -> None:
     """A file given as --catalog is enough to match prices of its GPUs."""
-    mine = CATALOG.gpu("L40S").model_copy(
+    own_gpu = CATALOG.gpu("L40S").model_copy(
         update={"key": "L40", "device_names": ("NVIDIA L40",), "marketed_memory_gb": None}
     )
-    match = identify(stated("runpod", "NVIDIA L40", "L40", 48), CATALOG.merged([mine]))
-    assert match == mine
+    match = identify(stated("runpod", "NVIDIA L40", "L40", 48), CATALOG.merged([own_gpu]))
+    assert match == own_gpu
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def real_instances() -> Iterator[Real]:
 
 
 def test_amazons_instances_are_as_amazon_describes_them() -> None:
-    """Every one of a GPU that the catalog has, with one GPU as with eight; and no other."""
+    """The table has every instance of a catalog GPU, with any number of GPUs, and no other."""
     real = {
         r.name: AwsInstance(AMAZON[r.gpu, r.memory_mib], r.gpus)
         for r in real_instances()
@@ -173,7 +173,7 @@ def test_amazons_instances_are_as_amazon_describes_them() -> None:
 
 
 def test_amazons_other_gpus_are_not_taken_for_ours() -> None:
-    """Slices of an L4, a T4g, and GPUs the catalog does not have."""
+    """Slices of an L4, a T4g and GPUs outside the catalog have no GPU."""
     others = [r for r in real_instances() if (r.gpu, r.memory_mib) not in AMAZON]
     assert {r.gpu for r in others} == {
         *("L4", "T4g", "RTX PRO 4500", "RTX PRO Server 6000", "B300"),
@@ -184,7 +184,7 @@ def test_amazons_other_gpus_are_not_taken_for_ours() -> None:
 
 
 def raw_of(real: Real) -> RawOffer:
-    """What a catalog would state of it."""
+    """Raw offer as a catalog would state it."""
     return raw(
         provider="aws",
         instance=real.name,
@@ -253,7 +253,7 @@ def test_memory_distinguishes_the_sizes_of_one_name() -> None:
 
 
 def test_the_papers_prices_are_its_table_iv() -> None:
-    """CUDO Compute's, for either form where the paper does not say which."""
+    """CUDO Compute's prices hold for either form where the paper names none."""
     prices = {(o.gpu, o.usd_per_hour) for o in shipped_offers("paper_prices.csv")}
     assert prices == {
         ("A40", 0.79),

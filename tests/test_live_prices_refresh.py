@@ -31,7 +31,7 @@ def days_ago(days: int) -> dt.date:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's data folder, empty."""
+    """An empty data folder of a user."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     return tmp_path / "finetune-cost"
 
@@ -133,7 +133,7 @@ def test_an_empty_region_is_shown_as_not_stated() -> None:
 
 
 def test_a_table_is_read_as_it_was_written(folder: Path) -> None:
-    """Every field of it, in a folder that is made for it."""
+    """Every field returns; the folder is created for the table."""
     offers = [
         offer(),
         offer(market="spot", gpus_per_instance=8, minimum_minutes=1, as_of=None, note='a "b", c'),
@@ -158,7 +158,7 @@ def test_a_table_that_cannot_be_written_leaves_the_old_one(folder: Path) -> None
 def test_a_data_folder_that_is_no_absolute_path_is_ignored(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As the specification of these folders wants it."""
+    """The XDG specification requires absolute paths."""
     monkeypatch.setenv("HOME", str(tmp_path))
     for data_home in ("", "relative/folder"):
         monkeypatch.setenv("XDG_DATA_HOME", data_home)
@@ -187,7 +187,7 @@ def test_mistakes_in_a_table_are_reported_with_a_remedy(folder: Path) -> None:
 
 
 def test_without_a_refresh_the_shipped_table_is_in_use(folder: Path) -> None:
-    """And it is no mistake not to have one, unless it is asked for."""
+    """A missing refreshed table is an error only where it is requested by name."""
     assert not folder.exists()
     table = price_table()
     assert (table.name, table.catalog.all_offers) == (SHIPPED, load_catalog().all_offers)
@@ -196,7 +196,7 @@ def test_without_a_refresh_the_shipped_table_is_in_use(folder: Path) -> None:
 
 
 def test_a_refreshed_table_is_in_use_from_then_on(folder: Path) -> None:
-    """Others can still be asked for by name."""
+    """The other tables are available by name."""
     write_offers(refreshed_path(), [offer(provider="lambda", instance="new")])
     assert folder.exists()
     table = price_table()
@@ -245,13 +245,13 @@ def test_prices_of_a_gpu_outside_the_catalog_are_skipped() -> None:
     ],
 )
 def test_the_age_of_prices_is_shown(ages: list[int], text: str) -> None:
-    """By what the source says, else when it was written down; none is younger than today."""
+    """The age is that of the source's date, else of the record's; it is never negative."""
     offers = [offer(as_of=days_ago(age), recorded=days_ago(0)) for age in ages]
     assert age_text(offers, TODAY) == text
 
 
 def test_thousands_of_prices_are_checked_at_once() -> None:
-    """As many as a dozen providers have in all regions."""
+    """A dozen providers have that many prices in all regions."""
     many = [
         raw(
             provider=f"p{provider}",
