@@ -51,6 +51,8 @@ def test_a_family_without_points_asks_for_three_and_with_few_counts_them() -> No
     """A floor and a slope are two parameters and need three points."""
     empty = cast("Any", Family(batch_size=np.array([]), gpu=np.array([])))
     assert numbers(family_fit_failure(empty).remedy) == ["3"]
+    single = cast("Any", Family(batch_size=np.array([4.0]), gpu=np.array(["a"])))
+    assert numbers(family_fit_failure(single).reason) == ["1", "1", "1"]
     few = Family(batch_size=np.array([1.0, 1.0, 2.0]), gpu=np.array(["a", "b", "a"]))
     assert numbers(family_fit_failure(cast("Any", few)).reason) == ["3", "2", "2"]
 

@@ -9,6 +9,7 @@ from builders.rankings import (
     SPEC,
 )
 
+from gpu_catalog.offer import Offer
 from orchestrator.pricing.price_drift import PriceDrift, widened
 from orchestrator.spec.job import Overheads
 
@@ -29,3 +30,28 @@ def test_drawn_prices_repeat_with_the_seed_and_differ_between_offers() -> None:
     # Prices that e-fold within a standard deviation, too, widen what hours alone make of it.
     low, high = widened(2.0, 2.0, 2.0, 1.0)
     assert (math.log(2 / low), math.log(high / 2)) == pytest.approx((1.645, 1.645), abs=1e-3)
+
+
+def test_the_error_of_a_price_grows_with_the_root_of_its_age() -> None:
+    """By market; a price of today is a day old, and a machine of one's own has no drift."""
+    offers = {offer.market: offer for offer in SPEC.merged_catalog().offers("desk")}
+    spot, on_demand = offers["spot"], offers["on-demand"]
+    overheads = Overheads(price_drift=0.1, spot_price_drift=0.3)
+
+    def sigma(offer: Offer, days: int) -> float:
+        today = offer.date + dt.timedelta(days=days)
+        return PriceDrift(overheads, today, 0, 10).sigma(offer)
+
+    assert sigma(on_demand, 30) == pytest.approx(0.1)
+    assert sigma(spot, 30) == pytest.approx(0.3)
+    assert sigma(on_demand, 120) == pytest.approx(0.2)
+    assert sigma(on_demand, 0) == sigma(on_demand, 1) == pytest.approx(0.1 / math.sqrt(30))
+    assert sigma(on_demand.model_copy(update={"provider": "own"}), 30) == 0
+    assert PriceDrift(overheads, None, 0, 10).sigma(spot) == 0
+
+
+def test_errors_of_hours_and_price_add_in_quadrature() -> None:
+    """On either side, in logarithms; a price without an error changes nothing."""
+    assert widened(2.0, 1.5, 3.0, 0.0) == (1.5, 3.0)
+    low, high = widened(2.0, 2 * math.exp(-0.3), 2 * math.exp(0.6), 0.4 / 1.645)
+    assert (math.log(2 / low), math.log(high / 2)) == pytest.approx((0.5, math.sqrt(0.52)))

@@ -210,6 +210,19 @@ def test_a_free_node_has_two_minutes_from_the_time_that_it_is_free() -> None:
     assert "for 2 minutes" in str(waits.failure(desks, there, 600.0 + WORKER_SECONDS))
 
 
+def test_a_free_node_is_waited_for_as_long_as_was_asked() -> None:
+    """Even where no other can start or return: it may be slow to start a worker."""
+    world = World(DESK[:1], node("n1", "desk"))
+    world.placed()
+    desks = world.scheduler._queues["desk"]
+    nodes = NodeHealth(ClusterResources((node("n1", "desk"),)), {})
+    assert not nodes.absent(desks)
+    waits = NodeWait("desk", 600.0)
+    assert waits.failure(desks, nodes, 0.0) is None
+    assert waits.failure(desks, nodes, 599.0) is None
+    assert "for 10 minutes" in str(waits.failure(desks, nodes, 600.0))
+
+
 def test_the_reason_says_whether_a_node_was_to_start_or_to_return() -> None:
     """And how long it was waited for."""
     desks = GpuQueue({"CPU": 1.0, "desk": 1.0})
