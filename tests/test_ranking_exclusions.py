@@ -10,12 +10,12 @@ from builders.rankings import (
     SPEC,
     TEXT,
     exclusion_reason,
-    found,
+    job_at,
+    limit_probes,
     on_desk,
     ranked,
     timed,
     two_gpus,
-    wished,
 )
 from builders.runs import ONE_CELL, spec_of, whole_trial
 
@@ -34,16 +34,16 @@ from trials.records.observation import Basis, Observation, Outcome
 
 def test_requested_batch_that_does_not_fit_is_excluded() -> None:
     """The reason names the largest batch size, and no law is used."""
-    reason = exclusion_reason(ranked(whole_trial(DESK, SPEC), wished(41)))
+    reason = exclusion_reason(ranked(whole_trial(DESK, SPEC), job_at(41)))
     assert "41 does not fit" in reason
     assert "largest is 40" in reason
 
 
 def test_requested_batch_that_no_law_predicts_is_excluded() -> None:
     """Two batch sizes cannot fit and check a law of two parameters."""
-    seen = [*found(8), timed(1, 0.1), timed(8, 0.2)]
-    assert "no law predicts it" in exclusion_reason(ranked(seen, wished(4)))
-    assert "8 was not measured" in exclusion_reason(ranked(found(8), wished(8)))
+    seen = [*limit_probes(8), timed(1, 0.1), timed(8, 0.2)]
+    assert "no law predicts it" in exclusion_reason(ranked(seen, job_at(4)))
+    assert "8 was not measured" in exclusion_reason(ranked(limit_probes(8), job_at(8)))
     (own,) = fit_families(whole_trial(DESK, SPEC))
     others: list[dict[str, object]] = [
         {"basis": Basis.SIMULATED},
@@ -59,9 +59,9 @@ def test_requested_batch_that_no_law_predicts_is_excluded() -> None:
             for changed in others
         ),
     ):
-        reason = exclusion_reason(ranked(seen, wished(4), families=families))
+        reason = exclusion_reason(ranked(seen, job_at(4), families=families))
         assert "no law predicts it" in reason
-    assert on_desk(ranked(seen, wished(4), families=(own,))).source == "law"
+    assert on_desk(ranked(seen, job_at(4), families=(own,))).source == "law"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_requested_batch_that_no_law_predicts_is_excluded() -> None:
     [
         ([], "not measured"),
         (
-            found(0),
+            limit_probes(0),
             "not even one example fits: OUT_OF_MEMORY at batch size 1 (why)",
         ),
         (
@@ -104,7 +104,7 @@ def test_capped_gpu_is_not_priced_by_the_larger_gpus_speed() -> None:
         )
     )
     (capped,) = [cell for cell in spec.all_cells() if cell.capped_on is not None]
-    probes = (*found(8, capped), timed(8, 0.1, cell=capped))
+    probes = (*limit_probes(8, capped), timed(8, 0.1, cell=capped))
     seen = [o.model_copy(update={"basis": Basis.CAPPED}) for o in probes]
     reason = exclusion_reason(ranked(seen, spec=spec), capped)
     assert "largest batch, 8, " in reason

@@ -2,7 +2,7 @@
 
 import pytest
 from builders.observations import measurement, observation
-from builders.rankings import JOB, TEXT, found, ranked, timed
+from builders.rankings import JOB, TEXT, limit_probes, ranked, timed
 from builders.runs import ONE_CELL, spec_of
 
 from fitting.families.fit_family import fit_families
@@ -26,7 +26,7 @@ SHORT = spec_of(TEXT.replace("[16]", "[64]").replace("[desk, lap, attic]", "[des
 def by_tokens(cell: Cell) -> list[Observation]:
     """A device that takes 0.1 s per step and 0.1 ms per token."""
     return [
-        *found(40, cell),
+        *limit_probes(40, cell),
         *(timed(b, *6 * [0.1 + 1e-4 * b * cell.seq_len], cell=cell) for b in (1, 3, 9, 18, 40)),
     ]
 
@@ -113,7 +113,7 @@ def test_lengths_are_priced_by_a_law_of_lengths() -> None:
     # An example of the shorter length is dearer by itself: each length has a slope of its own.
     seen = [
         *by_tokens(long),
-        *found(40, short),
+        *limit_probes(40, short),
         *(timed(b, *6 * [0.1 + 0.9e-2 * b], cell=short) for b in (1, 3, 9, 18, 40)),
     ]
     (family,) = fit_families(seen)

@@ -12,12 +12,12 @@ from builders.rankings import (
     SPEC,
     TEXT,
     exclusion_reason,
-    found,
+    job_at,
+    limit_probes,
     on_desk,
     ranked,
     timed,
     two_gpus,
-    wished,
 )
 from builders.runs import spec_of, whole_trial
 
@@ -41,18 +41,18 @@ def test_a_partial_last_batch_counts_as_a_partial_step(
 
 def test_a_batch_is_no_larger_than_the_job() -> None:
     """With 10 examples, a whole step of batch size 40 costs more than it saves per example."""
-    seen = [*found(40), timed(10, *6 * [0.2]), timed(40, *6 * [0.5])]
+    observations = [*limit_probes(40), timed(10, *6 * [0.2]), timed(40, *6 * [0.5])]
     few = JOB.model_copy(update={"examples": 10})
-    assert on_desk(ranked(seen)).batch_size == 40
-    assert on_desk(ranked(seen, few)).batch_size == 10
-    assert on_desk(ranked(seen, few)).hours * 3600 == pytest.approx(3 * 0.2)
+    assert on_desk(ranked(observations)).batch_size == 40
+    assert on_desk(ranked(observations, few)).batch_size == 10
+    assert on_desk(ranked(observations, few)).hours * 3600 == pytest.approx(3 * 0.2)
 
 
 def test_hours_and_dollars_are_those_of_the_whole_instance() -> None:
     """994 examples at batch size 7 are 142 steps; three epochs of 0.5 s steps take 213 s."""
     job = JOB.model_copy(update={"examples": 994})
-    seen = [*found(9), timed(7, 0.5, 0.4, 0.6), timed(1, 0.3)]
-    single, whole = (row for row in ranked(seen, job).offers if row.cell == DESK)
+    observations = [*limit_probes(9), timed(7, 0.5, 0.4, 0.6), timed(1, 0.3)]
+    single, whole = (row for row in ranked(observations, job).offers if row.cell == DESK)
     assert (single.instance, single.gpus_per_instance, single.market) == ("single", 1, "spot")
     assert (whole.instance, whole.gpus_per_instance, whole.market) == ("whole", 4, "on-demand")
     # Of three steps the interval is their span, 95 %: as of a normal distribution 10 % either way.
@@ -75,31 +75,31 @@ def test_hours_and_dollars_are_those_of_the_whole_instance() -> None:
 
 def test_fastest_measured_batch_is_taken_not_the_largest() -> None:
     """This holds without a requested batch size."""
-    seen = [*found(8), timed(1, 0.5), timed(4, 0.5), timed(8, 1.25)]
-    row = on_desk(ranked(seen))
+    observations = [*limit_probes(8), timed(1, 0.5), timed(4, 0.5), timed(8, 1.25)]
+    row = on_desk(ranked(observations))
     assert (row.batch_size, row.largest_batch) == (4, 8)
     assert row.examples_per_second == pytest.approx(8.0)
 
 
 def test_batch_that_no_longer_fitted_is_not_priced() -> None:
     """One miss outweighs all fits of that batch size, however fast they were."""
-    seen = [*found(8), timed(8, 0.1), timed(7, 0.1), timed(4, 0.1)]
-    seen.append(timed(8, 0.001, outcome=Outcome.THRASHING, repeat=1))
-    row = on_desk(ranked(seen, families=()))
+    observations = [*limit_probes(8), timed(8, 0.1), timed(7, 0.1), timed(4, 0.1)]
+    observations.append(timed(8, 0.001, outcome=Outcome.THRASHING, repeat=1))
+    row = on_desk(ranked(observations, families=()))
     assert (row.batch_size, row.largest_batch, row.limited_by) == (7, 7, "THRASHING at 8")
-    reason = exclusion_reason(ranked(seen, wished(8)))
+    reason = exclusion_reason(ranked(observations, job_at(8)))
     assert "8 does not fit" in reason
     assert "largest is 7" in reason
 
 
 def test_visits_that_lie_apart_widen_the_interval() -> None:
     """The median uses all steps; the whole run gives the variation between visits."""
-    steady = [*found(8), timed(8, *6 * [0.1]), timed(8, *6 * [0.101], repeat=1)]
-    restless = [*found(8), timed(8, *6 * [0.1]), timed(8, *6 * [0.15], repeat=1)]
+    steady = [*limit_probes(8), timed(8, *6 * [0.1]), timed(8, *6 * [0.101], repeat=1)]
+    restless = [*limit_probes(8), timed(8, *6 * [0.1]), timed(8, *6 * [0.15], repeat=1)]
     other = [timed(8, *6 * [s], cell=LAP, repeat=n) for n, s in enumerate((0.1, 0.15, 0.1, 0.15))]
     widths = []
-    for seen in (steady, [*steady, *other], restless):
-        row = on_desk(ranked(seen))
+    for observations in (steady, [*steady, *other], restless):
+        row = on_desk(ranked(observations))
         widths.append(math.log(row.hours_high / row.hours_low))
     assert widths[0] < 0.07
     assert min(widths[1:]) > 3 * widths[0]
@@ -108,17 +108,21 @@ def test_visits_that_lie_apart_widen_the_interval() -> None:
 
 def test_requested_batch_that_was_measured_is_priced_by_its_own_steps() -> None:
     """Neither a faster batch size nor a law's prediction replaces them."""
-    seen = [*found(40), *(timed(b, 0.01 + 0.001 * b) for b in (1, 2, 4, 16, 40)), timed(8, 0.4)]
-    row = on_desk(ranked(seen, wished(8)))
+    observations = [
+        *limit_probes(40),
+        *(timed(b, 0.01 + 0.001 * b) for b in (1, 2, 4, 16, 40)),
+        timed(8, 0.4),
+    ]
+    row = on_desk(ranked(observations, job_at(8)))
     assert (row.source, row.batch_size) == ("measured steps", 8)
     assert row.examples_per_second == pytest.approx(20.0)
 
 
 def test_requested_batch_that_was_not_measured_is_priced_by_the_law() -> None:
     """10 ms a step and 1 ms an example predict 34 ms at 24, and 1000 / 24 steps per epoch."""
-    seen = whole_trial(DESK, SPEC)
-    assert 24 not in {o.batch_size for o in seen if o.purpose == "ladder"}
-    row = on_desk(ranked(seen, wished(24)))
+    observations = whole_trial(DESK, SPEC)
+    assert 24 not in {o.batch_size for o in observations if o.purpose == "ladder"}
+    row = on_desk(ranked(observations, job_at(24)))
     assert (row.source, row.law) == ("law", Form.AFFINE_TOKENS)
     assert (row.batch_size, row.largest_batch) == (24, 40)
     assert row.hours * 3600 == pytest.approx(3 * 1000 / 24 * 0.034)
@@ -128,8 +132,8 @@ def test_requested_batch_that_was_not_measured_is_priced_by_the_law() -> None:
 
 def test_requested_batch_above_the_timed_ones_is_marked_extrapolated() -> None:
     """The batch fits in memory, but the law was fitted on smaller ones."""
-    seen = [*found(40), *(timed(b, 0.01 + 0.001 * b) for b in (1, 2, 4, 8))]
-    row = on_desk(ranked(seen, wished(32)))
+    observations = [*limit_probes(40), *(timed(b, 0.01 + 0.001 * b) for b in (1, 2, 4, 8))]
+    row = on_desk(ranked(observations, job_at(32)))
     assert row.extrapolated
     assert row.examples_per_second == pytest.approx(32 / 0.042)
 
@@ -140,7 +144,7 @@ def test_law_of_simulated_steps_has_at_least_the_simulations_error(
 ) -> None:
     """A good fit to simulated steps does not narrow the interval."""
     off = {"relative_error": 0.3, "relative_error_above": above}
-    seen = [
+    observations = [
         o.model_copy(
             update={
                 "basis": Basis.SIMULATED,
@@ -150,7 +154,7 @@ def test_law_of_simulated_steps_has_at_least_the_simulations_error(
         for o in whole_trial(DESK, SPEC)
     ]
     for batch_size, source in ((24, "law"), (40, "simulated steps")):
-        row = on_desk(ranked(seen, wished(batch_size)))
+        row = on_desk(ranked(observations, job_at(batch_size)))
         assert (row.source, row.basis) == (source, "simulated")
         assert (row.hours_low, row.hours_high) == pytest.approx(
             (row.hours / 1.3, row.hours * high), rel=0.08
@@ -160,13 +164,13 @@ def test_law_of_simulated_steps_has_at_least_the_simulations_error(
 def test_stacks_and_bases_are_rows_of_their_own() -> None:
     """The same cell has one row per software stack and one for the simulation."""
     old, new = environment(), environment(versions=(("torch", "3.0"),))
-    seen = [
-        *found(8),
+    observations = [
+        *limit_probes(8),
         timed(8, 0.4, environment=old),
         timed(8, 0.2, environment=new, repeat=1),
         timed(8, 0.1, environment=new, repeat=2, basis=Basis.SIMULATED),
     ]
-    ranking = ranked(seen)
+    ranking = ranked(observations)
     rows = [row for row in ranking.offers if row.cell == DESK and row.instance == "single"]
     assert [(r.stack, r.basis, round(r.examples_per_second)) for r in rows] == [
         (new.stack, "simulated", 80),
@@ -227,7 +231,7 @@ def test_a_minimum_bill_gives_an_offer_without_one_a_chance() -> None:
     )
     # 375 steps of 0.125 s are expected, which is the minimum; visits lie far apart.
     visits = [timed(8, *6 * [0.1]), timed(8, *6 * [0.15], repeat=1)]
-    rows = ranked([*found(8), *visits], spec=spec_of(text)).offers
+    rows = ranked([*limit_probes(8), *visits], spec=spec_of(text)).offers
     chances = {row.instance: row.probability_cheapest for row in rows}
     assert (rows[0].instance, rows[0].usd) == ("single", pytest.approx(0.046875))
     assert 0.05 < chances["whole"] < 0.5
@@ -241,7 +245,7 @@ def test_measured_offers_come_before_simulated_ones_of_equal_cost() -> None:
         timed(8, *6 * [0.1], repeat=1),
     ]
     for observations in (both, both[::-1]):
-        rows = [row for row in ranked([*found(8), *observations]).offers if row.rank < 3]
+        rows = [row for row in ranked([*limit_probes(8), *observations]).offers if row.rank < 3]
         assert rows[0].usd == rows[1].usd
         assert [row.basis for row in rows] == ["measured", "simulated"]
 
@@ -261,7 +265,7 @@ def test_simulation_errors_are_shared_by_all_gpus() -> None:
     off = measurement(step_seconds=(0.1,)).model_copy(
         update={"relative_error": 0.3, "relative_error_above": 2.0}
     )
-    seen = [
+    observations = [
         o.model_copy(
             update={
                 "basis": Basis.SIMULATED,
@@ -273,7 +277,7 @@ def test_simulation_errors_are_shared_by_all_gpus() -> None:
         for o in two_gpus(0.1, 0.3)
         if o.purpose == "ladder"
     ]
-    first, second = (row for row in ranked(seen).offers if row.instance != "whole")
+    first, second = (row for row in ranked(observations).offers if row.instance != "whole")
     assert first.usd_high > 2 * second.usd_low
     assert first.probability_cheapest > 0.9
 
@@ -295,10 +299,10 @@ def test_old_prices_widen_the_cost_interval() -> None:
     """Older prices and spot prices drift more: intervals widen and odds flatten."""
     overheads = NO_OVERHEADS.model_copy(update={"price_drift": 0.02, "spot_price_drift": 0.1})
     job = JOB.model_copy(update={"overheads": overheads})
-    seen = two_gpus(0.1, 0.2)
-    as_quoted = {row.instance: row for row in ranked(seen, job).offers}
+    observations = two_gpus(0.1, 0.2)
+    as_quoted = {row.instance: row for row in ranked(observations, job).offers}
     day = as_quoted["slow"].price_recorded + dt.timedelta(days=90)
-    moved = {row.instance: row for row in ranked(seen, job, today=day).offers}
+    moved = {row.instance: row for row in ranked(observations, job, today=day).offers}
     assert {name: row.usd for name, row in moved.items()} == {
         name: row.usd for name, row in as_quoted.items()
     }
@@ -315,14 +319,14 @@ def test_old_prices_widen_the_cost_interval() -> None:
     odds = [
         next(
             row.probability_cheapest
-            for row in ranked(seen, job, today=day + dt.timedelta(days=days)).offers
+            for row in ranked(observations, job, today=day + dt.timedelta(days=days)).offers
             if row.instance == "single"
         )
         for days in ages
     ]
     assert odds[0] < 0.01 < odds[1]
     owned = spec_of(TEXT.replace("provider: pub", "provider: own"))
-    rows = ranked(seen, job, spec=owned, today=day).offers
+    rows = ranked(observations, job, spec=owned, today=day).offers
     (row,) = (row for row in rows if row.provider == "own")
     assert (row.usd_low, row.usd_high) == (as_quoted["slow"].usd_low, as_quoted["slow"].usd_high)
     assert 0.99 < sum(row.probability_cheapest for row in moved.values()) < 1.01
@@ -333,8 +337,10 @@ def test_comparable_offers_are_numbered_from_the_cheapest_across_gpus() -> None:
     text = TEXT.replace("[16]", "[16, 32]").replace("[desk, lap, attic]", "[desk, lap]")
     spec = spec_of(text)
     seconds = {"desk": 0.1, "lap": 0.6}
-    seen = [timed(8, seconds[cell.gpu] * cell.seq_len / 16, cell=cell) for cell in spec.all_cells()]
-    ranking = ranked(seen, spec=spec)
+    observations = [
+        timed(8, seconds[cell.gpu] * cell.seq_len / 16, cell=cell) for cell in spec.all_cells()
+    ]
+    ranking = ranked(observations, spec=spec)
     assert [
         (row.cell.seq_len, row.rank, row.cell.gpu, row.instance, round(row.usd, 6))
         for row in ranking.offers

@@ -48,7 +48,7 @@ def timed(batch_size: int, *seconds: float, cell: Cell = DESK, **changed: object
     return observation(batch_size, **(values | changed))
 
 
-def found(
+def limit_probes(
     largest: int, cell: Cell = DESK, outcome: Outcome = Outcome.OUT_OF_MEMORY
 ) -> list[Observation]:
     """Probes that show the largest batch size: a fit and a miss one above it."""
@@ -74,7 +74,7 @@ def ranked(
     return rank(RankingInputs(job, catalog, plan, step_times, today=today))
 
 
-def wished(batch_size: int) -> Job:
+def job_at(batch_size: int) -> Job:
     """The job at a given batch size."""
     return JOB.model_copy(update={"batch_size": batch_size})
 
@@ -96,8 +96,8 @@ def exclusion_reason(ranking: Ranking, cell: Cell = DESK) -> str:
 def two_gpus(desk: float, lap: float, **changed: object) -> list[Observation]:
     """Desk at $3.6/h and lap at $0.9/h, both timed at batch size 8, in seconds."""
     return [
-        *found(8),
+        *limit_probes(8),
         timed(8, *6 * [desk], **changed),
-        *found(8, LAP),
+        *limit_probes(8, LAP),
         timed(8, *6 * [lap], cell=LAP, **changed),
     ]
