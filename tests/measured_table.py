@@ -49,7 +49,7 @@ def measured_block(seen: Sequence[Observation]) -> str:
     ran = {cell.model for cell, of in by_cell.items() if any(o.measurement for o in of)}
     never = [name for name in presets() if name not in ran and not name.endswith("-tiny")]
     if never:
-        parts.append(f"Run on no GPU yet by this project: {', '.join(never)}.")
+        parts.append(f"Models that this project has not yet run on a GPU: {', '.join(never)}.")
     return "\n\n".join(parts) + "\n"
 
 

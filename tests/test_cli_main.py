@@ -136,7 +136,7 @@ def test_wrong_usage_is_reported_on_stderr_with_code_2(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["sweep", "none.yaml"], "none.yaml: no such file, nor one of the shipped sweeps: "),
+        (["sweep", "none.yaml"], "none.yaml: no such file or shipped sweep"),
         (["sweep", "wrong.yaml"], "wrong.yaml:2: gpus[0]: unknown GPU 'A4O'"),
         (["sweep", "wrong.yaml", "--dry-run"], "wrong.yaml:6: cells[0].seq_lens[0]: must be"),
         (["sweep", "--out", "gs://bucket/run"], "gs://bucket/run: is not a run folder"),
@@ -150,7 +150,7 @@ def test_wrong_usage_is_reported_on_stderr_with_code_2(
         (["sweep", "--resume"], "--resume takes the run folder and no specification: "),
         (["sweep", "x.yaml", "--resume", "--out", "run"], "--resume takes the run folder and no "),
         (["sweep", "--resume", "--out", "none"], "none: no such run folder"),
-        (["status", "none"], "none: no such run folder ('sweep --out none' makes one)\n"),
+        (["status", "none"], "none: no such run folder ('sweep --out none' creates it)\n"),
         (["fit", "other"], "other: not a run folder: it has no sweep.yaml\n"),
         (["rank", "wrong.yaml"], "wrong.yaml: is a file, or below one: give a folder\n"),
         (["report", "other"], "other: not a run folder: it has no sweep.yaml\n"),

@@ -165,7 +165,7 @@ def test_a_refresh_can_be_written_to_another_file(
     [
         (["refresh", "--source", "gpuhnt"], "--source 'gpuhnt': no such source: did you mean 'gpu"),
         (["refresh", "--source", ","], "--source names no source: take gpuhunt, aws-public"),
-        (["prices", "--prices", "papre"], "--prices papre: no such file, nor one of the tables: "),
+        (["prices", "--prices", "papre"], "--prices papre: no such file or price table: "),
         (
             ["prices", "--prices", "paper", "--prices", "shipped"],
             "--prices paper and shipped: name",

@@ -55,7 +55,7 @@ def test_the_command_prints_lengths_and_padding(
         ([], "no data set: name a file, a folder or OWNER/NAME, or give --length-histogram"),
         (["openorca", "--save", "x.csv"], "--save x.csv: it is not known how long examples are"),
         (["gsm8k", "--save", "/none/x.csv"], "--save /none/x.csv: cannot be written: No such file"),
-        (["math_14k", "--split", "test"], "--split 'test': needs a dataset: "),
+        (["math_14k", "--split", "test"], "--split 'test': "),
     ],
 )
 def test_an_error_of_the_command_is_one_line(

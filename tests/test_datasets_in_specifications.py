@@ -74,7 +74,7 @@ def test_a_specification_names_its_data_set(data_spec: str) -> None:
         (
             "  tokenizer:",
             "  most: 3 #",
-            ["7: workload.tokenizer: is missing: llama-tiny has none "],
+            ["7: workload.tokenizer: is missing: llama-tiny has no "],
         ),
         (
             "dataset: data.jsonl",

@@ -23,7 +23,7 @@ REQUEST = ("estimate", "--model", "mixtral-tiny", "--seq-len", "32")
         (("--memory-gib", "0.4"), "A40-0.4GiB: CUDA's context alone takes 0.5 GiB"),
         (("--model", "llama-tiny", "--routing-draws", "2"), "llama-tiny has no experts"),
         (("--routing-draws", "100000"), "give at most 100"),
-        (("--group-by-length",), "--group-by-length needs a job whose examples' lengths are known"),
+        (("--group-by-length",), "--group-by-length needs the lengths"),
         (("--cutoff", "16"), "--cutoff 16: the job has no lengths: add --dataset"),
         (("--gpu", "cpu"), "--gpu cpu: only CUDA GPUs are simulated"),
         (("--gpu", "a b", "--memory-gib", "10"), "--gpu 'a b': --key"),

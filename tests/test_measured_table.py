@@ -57,7 +57,7 @@ def test_measured_values_stand_beside_simulated_ones() -> None:
 def test_models_that_have_run_on_no_gpu_are_named() -> None:
     """The table also lists the models without any measurement."""
     text = measured_block([])
-    assert text.startswith("Run on no GPU")
+    assert text.startswith("Models that this project has not yet run")
     assert "blackmamba-2.8b" in text
     assert "mixtral-8x7b" in text
     assert "tiny" not in text

@@ -326,7 +326,7 @@ def test_a_plan_prices_gpus_that_are_not_here(
     spec.write_text(ONE_CELL.replace("[cpu]", "[cpu, A40]"), encoding="utf-8")
     assert main(["plan", str(spec)]) == 0
     here, there = capsys.readouterr().out.split("On a cluster with one node per GPU (A40; ")
-    assert "expected: unknown" in here
+    assert "expected cost: unknown" in here
     assert "| 1 to be started |" in there
     assert "0.38 h and $0." in there
 

@@ -81,24 +81,24 @@ def test_defaults_follow_from_the_method() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"method": "full", "lora_rank": 16}, "lora_rank 16 has no meaning with method full"),
+        ({"method": "full", "lora_rank": 16}, "lora_rank 16 .* method full"),
         (
             {"method": "full", "lora_targets": ("experts",)},
-            "lora_targets experts has no meaning with method full",
+            "lora_targets experts .* method full",
         ),
         ({"method": "lora"}, "method lora needs lora_rank, for example"),
         ({"method": "qlora"}, "method qlora needs lora_rank, for example"),
         (
             {"method": "lora", "lora_rank": 8, "double_quantisation": True},
-            "double_quantisation has no meaning with method lora",
+            "double_quantisation .* method lora",
         ),
         (
             {"method": "lora", "lora_rank": 8, "lora_targets": ("q_proj", "q_proj")},
-            "names one twice",
+            "duplicate",
         ),
         (
             {"method": "lora", "lora_rank": 8, "lora_targets": ("all-linear", "router")},
-            "all-linear holds the others",
+            "all-linear includes",
         ),
         (
             {"method": "qlora", "lora_rank": 8, "experts": "grouped"},
@@ -106,19 +106,19 @@ def test_defaults_follow_from_the_method() -> None:
         ),
         (
             {"method": "lora", "lora_rank": 8, "lora_targets": ("experts",), "experts": "grouped"},
-            "adapters on experts need a linear layer",
+            "adapters on experts",
         ),
         (
             {"method": "full", "precision": "fp32", "attention": "flash_attention_2"},
-            "flash_attention_2 computes in bf16 or fp16 only",
+            "flash_attention_2 .* bf16 or fp16",
         ),
         (
             {"method": "full", "offload_optimizer": True, "optimizer": "adamw_8bit"},
-            "DeepSpeed's update on the host is adamw",
+            "offload_optimizer .* adamw_8bit",
         ),
         (
             {"method": "full", "offload_optimizer": True, "precision": "fp16"},
-            "offload_optimizer with precision fp16",
+            "offload_optimizer .* fp16",
         ),
     ],
 )

@@ -247,7 +247,7 @@ def test_place_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("place", "words"),
     [
-        ("none", "no such run folder ('sweep --out {path}' makes one)"),
+        ("none", "no such run folder ('sweep --out {path}' creates it)"),
         (".", "not a run folder: it has no sweep.yaml"),
         ("file", "is a file, or below one: give a folder"),
     ],

@@ -128,7 +128,7 @@ def test_options_change_a_job_or_its_data(tmp_path: Path) -> None:
     assert (third.examples, lengths_of(third).histogram) == (9, ((10, 7),))
     with pytest.raises(DataError, match="--template 'x': goes with --dataset: add it"):
         changed_job(job, JobOptions(template="x"), ())
-    with pytest.raises(DataError, match="--packing needs --cutoff, the tokens of a row, and a job"):
+    with pytest.raises(DataError, match="--packing needs --cutoff"):
         changed_job(job, JobOptions(packing=True), ())
     with pytest.raises(DataError, match="'': must not be empty"):
         changed_job(job, JobOptions(dataset=""), ())

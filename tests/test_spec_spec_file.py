@@ -469,7 +469,7 @@ def test_file_that_cannot_be_read_is_told_in_one_line(tmp_path: Path) -> None:
     for name, words in (
         (
             "none.yaml",
-            "no such file, nor one of the shipped sweeps: " + ", ".join(shipped_specs()),
+            "no such file or shipped sweep; shipped sweeps are " + ", ".join(shipped_specs()),
         ),
         (".", "is a folder: give the YAML file in it"),
         ("latin.yaml/x", "cannot be read: Not a directory"),

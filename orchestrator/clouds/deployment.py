@@ -239,7 +239,7 @@ def _sweep_bill(
     )
     known_prices = {key: usd for key, usd in prices.items() if usd is not None}
     if known_prices.keys() < seconds.keys():
-        return (f"{expected}; its cost is not known ({assumed})",)
+        return (f"{expected}; its cost is unknown ({assumed})",)
     usd = sum(taken / SECONDS_PER_HOUR * known_prices[key] for key, taken in seconds.items())
     return (f"{expected}, about ${usd:.2f} ({assumed})",)
 
@@ -254,7 +254,7 @@ def _dollars(request: DeploymentRequest, region: str, catalog: Catalog) -> str:
         )
     regions = f" --regions {region}" if any(offer.region == region for offer in offers) else ""
     spot = {None: "", True: " --spot", False: " --no-spot"}[request.spot]
-    return f"measure on it with: sweep SPEC --providers {request.provider}{regions}{spot}"
+    return f"to measure on this cluster: sweep SPEC --providers {request.provider}{regions}{spot}"
 
 
 def _trials(spec: SweepSpec, catalog: Catalog, key: str) -> int:

@@ -182,7 +182,7 @@ def _seq_len(seq_len: int | None, job: Job) -> int:
     longest = longest_example(job)
     if longest is None:
         if seq_len is None:
-            raise EstimateError("--seq-len is missing: give it, or --dataset to take it from")
+            raise EstimateError("--seq-len is missing: give it, or --dataset")
         return seq_len
     if seq_len is not None and seq_len < longest:
         raise EstimateError(
@@ -241,7 +241,7 @@ def _gpu(key: str, catalog: Catalog, memory_gib: float | None) -> Gpu:
     except UnknownGpuError as error:
         if memory_gib is None:
             raise UnknownGpuError(
-                f"{error}; or give --memory-gib for one that is not in it"
+                f"{error}; or give --memory-gib for a GPU that is not in the catalog"
             ) from None
     try:
         # A GPU that no catalog has gets memory, and no speed: its times stay absent.

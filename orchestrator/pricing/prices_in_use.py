@@ -50,7 +50,9 @@ class PricesInUse:
         text = f"{names}: {age_text(catalog.all_offers, today)}"
         is_old = any((today - offer.date).days > OLD_DAYS for offer in catalog.all_offers)
         return (
-            f"{text}: 'catalog refresh' brings new ones" if is_old and self.table != PAPER else text
+            f"{text}: 'catalog refresh' downloads new ones"
+            if is_old and self.table != PAPER
+            else text
         )
 
 
@@ -87,12 +89,14 @@ def prices_in_use(
     run_rows = run_rows or CatalogRows()
     tables = [name for name in given if name in NAMES]
     if len(tables) > 1:
-        raise CatalogError(f"--prices {' and '.join(tables)}: name one table; files go over it")
+        raise CatalogError(
+            f"--prices {' and '.join(tables)}: give only one table; files override it"
+        )
     files = tuple(Path(name) for name in given if name not in NAMES)
     for file in files:
         if not file.exists():
             near = did_you_mean(str(file), NAMES) or f": {', '.join(NAMES)}"
-            raise CatalogError(f"--prices {file}: no such file, nor one of the tables{near}")
+            raise CatalogError(f"--prices {file}: no such file or price table{near}")
     table = price_table(tables[0] if tables else None)
     catalog = table.catalog.merged(run_rows.gpus, run_rows.offers)
     rows = CatalogRows()

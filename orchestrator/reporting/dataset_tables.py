@@ -78,7 +78,7 @@ def _facts(data: DataLengths, cutoff: int | None) -> Iterator[str]:
     made = f" ({data.rendering})" if data.rendering else ""
     yield f"{data.source}{made}: {data.examples:,} examples, {data.tokens:,} tokens{by}"
     if data.tokenizer is None:
-        yield "The tokenizer is not recorded. Another tokenizer gives other lengths."
+        yield "The tokenizer is not recorded. Another tokenizer gives different lengths."
     lengths = data.lengths
     if len(data.histogram) > 1:
         yield (
@@ -134,7 +134,7 @@ def _paddings(workload: Job) -> str:
     if "packed" in columns:
         legend[-1] += f" {rows(_with(workload, 'packed')):,} rows per epoch."
     else:
-        legend.append("packed: add --cutoff, the tokens of a row, to see it.")
+        legend.append("packed: add --cutoff, the tokens per row, to see it.")
     title = (
         "Expected tokens per example including padding, by batch size (lengths are rounded up to a "
         f"multiple of {workload.pad_to_multiple}):"

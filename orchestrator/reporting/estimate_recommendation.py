@@ -93,7 +93,7 @@ def missed_text(estimates: Sequence[Estimated], wanted: Constraints) -> Iterator
     if expensive:
         yield f"Excluded by the budget of ${wanted.budget_usd:g}: {_listed(expensive)}."
     if both:
-        yield f"Excluded because no offer keeps both deadline and budget: {_listed(both)}."
+        yield f"Excluded because no offer meets both deadline and budget: {_listed(both)}."
 
 
 def _listed(best_by_gpu: Mapping[str, str]) -> str:
@@ -119,8 +119,8 @@ def _too_large(estimates: Sequence[Estimated]) -> str:
         else ""
     )
     return (
-        f"{problem}. {nearest.gpu} comes closest and lacks "
-        f"{nearest.reserved_gib - nearest.usable_gib:.2g} GiB.{largest}"
+        f"{problem}. {nearest.gpu} is the closest and needs "
+        f"{nearest.reserved_gib - nearest.usable_gib:,.1f} GiB more.{largest}"
     )
 
 

@@ -54,8 +54,9 @@ def as_table(estimates: Sequence[Estimated], question: Question) -> str:
         f"The job: {workload.examples:,} examples x {workload.epochs} epochs"
         f"{f' (the default: {by_default})' if by_default else ''}"
         f"{overheads_text(workload.overheads)}. Nothing was measured: every value is simulated. "
-        "Rows are sorted by cost. Brackets after hours and dollars are 90 % intervals; brackets "
-        f"after the batch are the largest batch sizes if memory is off by {MEMORY_ERROR:.0%}."
+        "Rows are sorted by cost. Brackets after hours and dollars are 90 % intervals. Brackets "
+        f"after the batch assume a memory error of {100 * MEMORY_ERROR:.0f} %; errors on published "
+        "runs are larger (see the notes)."
     )
     rows = [_row(e.estimate, wanted) for e in estimates]
     parts = (
@@ -125,8 +126,8 @@ def _notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
         if row.routed_peak_gib is not None:
             median, upper = row.routed_peak_gib
             yield (
-                f"{row.gpu}: over the drawn shares of the experts, the peak is {median:.1f} GiB in "
-                f"the median and {upper:.1f} GiB at the 95th percentile."
+                f"{row.gpu}: over random expert routings, the peak is {median:.1f} GiB in the "
+                f"median and {upper:.1f} GiB at the 95th percentile."
             )
 
 
@@ -159,7 +160,7 @@ def _approximations(rows: Sequence[Estimate]) -> Iterator[str]:
         on_gpus = "" if len(gpus) == len(rows) else f" ({', '.join(sorted(gpus))})"
         yield f"Approximate: {text}{on_gpus}."
     if not approximations:
-        yield "The installed libraries were traced themselves; nothing stands in for them."
+        yield "The installed libraries were traced without any approximation."
 
 
 def _gap_notes(estimates: Sequence[Estimated]) -> Iterator[str]:
@@ -177,13 +178,13 @@ def _gap_notes(estimates: Sequence[Estimated]) -> Iterator[str]:
     )
     if timeless:
         yield (
-            f"No time for {', '.join(timeless)}: the catalog has no speed of it. Add "
-            "bf16_dense_tflops and memory_bandwidth_gb_per_second of the GPU in a file, and give "
-            "it with --catalog."
+            f"No time for {', '.join(timeless)}: the catalog lacks its compute rate or "
+            "bandwidth. Add bf16_dense_tflops and memory_bandwidth_gb_per_second in a file, and "
+            "give the file with --catalog."
         )
     positions = estimates[0].cell.model.positions
     if positions is not None and rows[0].seq_len > positions:
-        yield f"{rows[0].model} was made for examples of at most {positions} tokens."
+        yield f"{rows[0].model} supports examples of at most {positions} tokens."
 
 
 def _lengths(rows: Sequence[Estimate]) -> str:
@@ -216,11 +217,11 @@ def explanation(estimated: Estimated) -> str:
 
 PURPOSES = {
     Purpose.ACTIVATION: "activations and their gradients",
-    Purpose.WORKSPACE: "workspace within kernels",
+    Purpose.WORKSPACE: "kernel workspace",
     Purpose.GRADIENT: "gradients",
     Purpose.OPTIMIZER: "optimizer state",
     Purpose.HEAD: "logits and loss",
-    Purpose.CHECKPOINT: "kept by the layers for the backward pass",
+    Purpose.CHECKPOINT: "saved by the layers for the backward pass",
     Purpose.WEIGHT: "weights",
     Purpose.QUANTISATION: "quantisation constants",
     Purpose.LIBRARY: "cuBLAS workspace",
@@ -233,7 +234,7 @@ WORKS = {
     OperatorClass.DEQUANTISATION: "4-bit dequantisation",
     OperatorClass.SCAN: "selective scan",
     OperatorClass.UPDATE: "optimizer",
-    OperatorClass.MEMORY: "everything bound by memory",
+    OperatorClass.MEMORY: "memory-bound operators",
 }
 
 

@@ -59,7 +59,9 @@ class RunFolder:
         run = cls(path)
         names = run.storage.names()
         if names is None:
-            raise StoreError(f"{run.path}: no such run folder ('sweep --out {run.path}' makes one)")
+            raise StoreError(
+                f"{run.path}: no such run folder ('sweep --out {run.path}' creates it)"
+            )
         if SPEC not in names:
             raise StoreError(f"{run.path}: not a run folder: it has no {SPEC}")
         return run

@@ -177,13 +177,13 @@ def changed_job(job: Job, options: JobOptions, models: Collection[Model]) -> Job
     try:
         return Job(**terms | fields, lengths=job.lengths)
     except ValidationError:  # the one thing that a job must have for its terms
-        text = "needs --cutoff, the tokens of a row, and a job whose examples' lengths are known"
+        text = "needs --cutoff (the tokens per row) and the lengths of the examples"
         raise DataError([Mistake("packing", text)]) from None
 
 
 def _without_lengths(name: str, value: Any) -> Mistake:
     """The mistake of an option that needs the lengths of examples, where they are unknown."""
     if name == "padding":
-        text = "needs a job whose examples' lengths are known: add --dataset"
+        text = "needs the lengths of the examples: add --dataset or --length-histogram"
         return Mistake(PADDINGS[value], text)
     return Mistake(name, f"{value!r}: the job has no lengths: add --dataset")

@@ -141,14 +141,15 @@ def _contradictions(request: JobRequest) -> Iterator[Mistake]:
         for name in OF_A_DATASET:
             if getattr(request, name) is not None:
                 yield Mistake(
-                    name, f"{_shown(request, name)}: needs a dataset: add one, or remove this"
+                    name,
+                    f"{_shown(request, name)}: applies only to a dataset: give one, or remove this",
                 )
     yield from _padding_problems(request)
 
 
 def _padding_problems(request: JobRequest) -> Iterator[Mistake]:
     if request.padding == "packed" and request.cutoff is None:
-        yield Mistake("cutoff", "is missing: packing needs it, the tokens of a row")
+        yield Mistake("cutoff", "is missing: packing needs the number of tokens per row")
     if request.has_lengths or request.named not in {None, *PUBLISHED}:
         return
     for name, unset in (("padding", "longest"), ("cutoff", None)):
@@ -174,7 +175,9 @@ def requested_rendering(request: JobRequest, mistakes: list[Mistake]) -> Renderi
         text = f"{_shown(request, extra)}: {given[0]} is given as well: keep one"
         mistakes.append(Mistake(extra, text))
     if not given:
-        text = f"is missing: {request.dataset} needs it, or template or chat, to render examples"
+        text = (
+            f"is missing: give it, or template or chat, to render the examples of {request.dataset}"
+        )
         mistakes.append(Mistake("text_fields", text))
     if request.template is not None:
         template = parsed_template(request.template)
@@ -195,9 +198,9 @@ def own_tokenizer(models: Collection[Model], mistakes: list[Mistake]) -> str:
         return str(tokenizers.pop())
     names = ", ".join(by_model)
     if len(tokenizers) > 1:
-        why = f"is missing: {names} have different ones: give the one to count with"
+        why = f"is missing: {names} have different tokenizers: give one"
     elif names:
-        why = f"is missing: {names} has none of its own: give a folder or a hub name"
+        why = f"is missing: {names} has no tokenizer: give a folder or a hub name"
     else:
         why = "is missing: give a folder or a hub name, or the model"
     mistakes.append(Mistake("tokenizer", why))

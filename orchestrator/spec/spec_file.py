@@ -55,7 +55,9 @@ def read_spec_text(path: Path) -> str:
         return decoded(path.read_bytes(), str(path))
     except FileNotFoundError:
         names = ", ".join(shipped_specs())
-        raise SpecError(f"{path}: no such file, nor one of the shipped sweeps: {names}") from None
+        raise SpecError(
+            f"{path}: no such file or shipped sweep; shipped sweeps are {names}"
+        ) from None
     except IsADirectoryError:
         raise SpecError(f"{path}: is a folder: give the YAML file in it") from None
     except OSError as error:

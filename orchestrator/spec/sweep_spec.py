@@ -78,7 +78,7 @@ def written_out(raw: object) -> object:
             did_you_mean(str(name), NAMED_RECIPES)
             or f": the known ones are {', '.join(NAMED_RECIPES)}"
         )
-        raise ValueError(f"unknown recipe {name!r}{near}; or write out its fields")
+        raise ValueError(f"unknown recipe {name!r}{near}; or write out the recipe's fields")
     fields = {key: value for key, value in changes.items() if key != "named"}
     return _stated(NAMED_RECIPES[name]) | fields
 

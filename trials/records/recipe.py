@@ -98,7 +98,7 @@ class Recipe(Record):
         adapter_fields = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
         if self.method == "full":
             wrong += [
-                f"{name} {_plain(getattr(self, name))} has no meaning with method full: drop it, "
+                f"{name} {_plain(getattr(self, name))} does not apply to method full: remove it, "
                 "or use method lora or qlora"
                 for name in adapter_fields
                 if getattr(self, name) is not None
@@ -107,14 +107,16 @@ class Recipe(Record):
             wrong.append(f"method {self.method} needs lora_rank, for example lora_rank: 16")
         if self.method != "qlora" and self.double_quantisation is not None:
             wrong.append(
-                f"double_quantisation has no meaning with method {self.method}: drop it, "
+                f"double_quantisation does not apply to method {self.method}: remove it, "
                 "or use method qlora"
             )
         targets = self.lora_targets or ()
         if len(set(targets)) < len(targets):
-            wrong.append(f"lora_targets {_plain(targets)} names one twice: keep one")
+            wrong.append(f"lora_targets {_plain(targets)} has a duplicate: remove it")
         if "all-linear" in targets and len(targets) > 1:
-            wrong.append(f"lora_targets {_plain(targets)}: all-linear holds the others, drop them")
+            wrong.append(
+                f"lora_targets {_plain(targets)}: all-linear includes the others: remove them"
+            )
         return wrong
 
     def _incompatible(self) -> list[str]:
@@ -122,25 +124,25 @@ class Recipe(Record):
         wrong = []
         if self.method == "qlora" and self.experts == "grouped":
             wrong.append(
-                "experts grouped cannot be 4-bit, the grouped product has no such kernel: "
+                "experts grouped cannot be 4-bit: the grouped product has no 4-bit kernel; "
                 "use experts: looped"
             )
         if "experts" in (self.lora_targets or ()) and self.experts == "grouped":
             wrong.append(
-                "adapters on experts need a linear layer for each: use experts: looped, or "
+                "adapters on experts need one linear layer per expert: use experts: looped, or "
                 "other lora_targets"
             )
         if self.attention == "flash_attention_2" and self.precision == "fp32":
-            wrong.append("attention flash_attention_2 computes in bf16 or fp16 only: not fp32")
+            wrong.append("attention flash_attention_2 does not support fp32: use bf16 or fp16")
         if self.offload_optimizer and self.optimizer != "adamw":
             wrong.append(
-                f"offload_optimizer with optimizer {self.optimizer}: DeepSpeed's update on the "
-                "host is adamw"
+                f"offload_optimizer does not support optimizer {self.optimizer}: use adamw, as "
+                "DeepSpeed's update on the host does"
             )
         if self.offload_optimizer and self.precision == "fp16":
             wrong.append(
-                "offload_optimizer with precision fp16: DeepSpeed would hold what is trained in "
-                "fp16: use bf16 or fp32"
+                "offload_optimizer does not support precision fp16, because DeepSpeed would keep "
+                "trained weights in fp16: use bf16 or fp32"
             )
         return wrong
 

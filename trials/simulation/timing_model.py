@@ -83,7 +83,7 @@ class EfficiencyConstants(Record):
     overlapped: bool = True
     error: Annotated[float, Field(gt=0)] = 0.30
     error_above: Annotated[float, Field(gt=0)] | None = 2.0
-    source: str = "starting points that no GPU of yours has confirmed (calibrate does)"
+    source: str = "starting values, not confirmed on your GPUs ('calibrate' fits them)"
 
 
 class NoSpeedError(ValueError):

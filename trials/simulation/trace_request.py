@@ -121,24 +121,26 @@ def approximations(cell: Cell, model: Model, gpu: Gpu) -> tuple[str, ...]:
     takes_flash = recipe.precision != "fp32" and _since(gpu, AMPERE)
     is_windowed = model.window is not None and cell.seq_len > model.window
     stands_in = {
-        "FlashAttention-2 by the kernel that PyTorch has of it": recipe.attention
+        "FlashAttention-2 is traced as PyTorch's own FlashAttention-2 kernel": recipe.attention
         == "flash_attention_2",
-        f"attention within {model.window} tokens as attention to all before": is_windowed
+        f"the attention window of {model.window} tokens is traced as full attention": is_windowed
         and recipe.attention in {"flash_attention_2", "sdpa"},
-        "sdpa by what its FlashAttention-2 is declared to return and take": is_fused
+        "sdpa is traced by the declared outputs and memory of its FlashAttention-2": is_fused
         and takes_flash
         and not _since(gpu, HOPPER),
-        "sdpa by FlashAttention-2, where PyTorch may take cuDNN's": is_fused
+        "sdpa is traced as FlashAttention-2; PyTorch may choose cuDNN's kernel": is_fused
         and takes_flash
         and _since(gpu, HOPPER),
-        "sdpa by FlashAttention-2, where PyTorch takes its memory-efficient kernel": is_fused
+        "sdpa is traced as FlashAttention-2; PyTorch uses its memory-efficient kernel": is_fused
         and not takes_flash,
-        "mamba-ssm by operators of its shapes": has_scan and model.family in SCANS_WHOLE,
-        "mamba-ssm by transformers' own slower code, whose memory and time are others": has_scan
+        "mamba-ssm is traced as operators of the same shapes": has_scan
+        and model.family in SCANS_WHOLE,
+        "mamba-ssm is traced as transformers' slower code; memory and time differ": has_scan
         and model.family not in SCANS_WHOLE,
-        f"{recipe.optimizer} by its state and one kernel a tensor": "8bit" in recipe.optimizer,
-        "fp16 by the rules autocast has on a CPU": recipe.precision == "fp16",
-        "bitsandbytes multiplies dequantised weights, whatever the rows": recipe.method == "qlora",
+        f"{recipe.optimizer} is traced as its state and one kernel per tensor": "8bit"
+        in recipe.optimizer,
+        "fp16 is traced with the CPU's autocast rules": recipe.precision == "fp16",
+        "bitsandbytes is traced as a product with dequantised weights": recipe.method == "qlora",
     }
     return tuple(text for text, applies in stands_in.items() if applies)
 

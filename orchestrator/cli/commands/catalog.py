@@ -94,7 +94,7 @@ def gpus_table(catalog: "Catalog") -> str:
 
     headers = (
         "key",
-        "reports itself as",
+        "device name",
         "usable GiB",
         "GB/s",
         "bf16 TFLOPS",
@@ -142,7 +142,7 @@ def prices_table(catalog: "Catalog") -> str:
             offer.market,
             f"{offer.usd_per_hour:.4g}",
             f"{offer.usd_per_gpu_hour:.4g}",
-            offer.as_of or "not said",
+            offer.as_of or "not stated",
             offer.recorded,
         )
         for gpu in catalog.gpus

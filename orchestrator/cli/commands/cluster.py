@@ -23,8 +23,8 @@ def add_options(commands: Any) -> None:
         "join-check",
         help="check that this machine has the GPU of a key; print the resources of its Ray node",
         description="Reads the name and memory of this machine's GPU from NVML. If it is the "
-        "catalog's GPU of that key, prints what 'ray start --resources' takes. Otherwise names the "
-        "difference and ends with exit code 1.",
+        "catalog's GPU of that key, prints the value for 'ray start --resources'. "
+        "Otherwise prints the difference and exits with 1.",
     )
     join.add_argument("keys", metavar="KEY[,KEY]", help="keys of 'catalog gpus'; one must match")
     add_prices(join)
@@ -33,8 +33,8 @@ def add_options(commands: Any) -> None:
         "node-notice",
         help="wait until the cloud announces the end of this machine, then drain its Ray node",
         description="Asks the cloud's metadata service every five seconds whether this machine "
-        "will be taken away. If so, it has Ray place nothing more on the node, and ends. The nodes "
-        "of a deployed cluster run this command by themselves.",
+        "will be taken away. If so, it makes Ray drain the node, and exits. The nodes of a "
+        "deployed cluster run this command automatically.",
     )
     add = notice.add_argument
     add("provider", choices=CLOUDS, help="the cloud of this machine")

@@ -101,7 +101,7 @@ def _add_sweep(commands: Any) -> None:
         action="append",
         choices=("tensorboard", "mlflow"),
         help="also log trials to this tool: tensorboard writes to the folder tensorboard in the "
-        "run, mlflow to MLFLOW_TRACKING_URI; may be given several times",
+        "run, mlflow to MLFLOW_TRACKING_URI; repeatable",
     )
     add_rented(sweep)
     add_prices(sweep)

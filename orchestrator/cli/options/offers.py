@@ -23,6 +23,7 @@ def add_constraints(command: argparse.ArgumentParser) -> None:
     _add_offers(
         command,
         "only offers of these providers",
+        "only offers in these regions, as the provider names them",
         "only spot instances, or only on-demand instances (default: both)",
     )
     add(
@@ -38,12 +39,14 @@ def add_rented(command: argparse.ArgumentParser) -> None:
         command,
         "providers of your nodes; the sweep is priced at their cheapest offer, unless a node names "
         "its own (default: as stored in the run, else any)",
+        "regions of your nodes, as the provider names them (default: as stored in the run, else "
+        "any)",
         "whether your nodes are spot instances (default: the cheaper market)",
     )
 
 
-def _add_offers(command: argparse.ArgumentParser, providers: str, spot: str) -> None:
+def _add_offers(command: argparse.ArgumentParser, providers: str, regions: str, spot: str) -> None:
     add = command.add_argument
     add("--providers", metavar="A,B", help=providers)
-    add("--regions", metavar="A,B", help="likewise for regions, as the provider names them")
+    add("--regions", metavar="A,B", help=regions)
     add("--spot", action=argparse.BooleanOptionalAction, help=spot)

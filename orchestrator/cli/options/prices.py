@@ -22,5 +22,5 @@ def add_prices(command: argparse.ArgumentParser) -> None:
         action="append",
         metavar="TABLE|FILE",
         help="a price table: refreshed (the default once it exists), shipped or paper; or a CSV or "
-        "YAML file of your own prices, which replace the table's; may be given several times",
+        "YAML file of your own prices, which replace those of the table; repeatable",
     )

@@ -43,7 +43,7 @@ def expected(work: Sequence[RemainingWork], budget: Budget, rates: NodePrices) -
         return
     if all(row.hours is None for row in work):
         gpus = ", ".join(row.gpu for row in work)
-        yield f"expected: unknown before the first probes of {gpus}"
+        yield f"expected cost: unknown before the first probes of {gpus}"
         return
     rows = [
         (
