@@ -168,7 +168,7 @@ def test_a_refresh_can_be_written_to_another_file(
         (["prices", "--prices", "papre"], "--prices papre: no such file or price table: "),
         (
             ["prices", "--prices", "paper", "--prices", "shipped"],
-            "--prices paper and shipped: name",
+            "--prices paper and shipped: give only one",
         ),
         (["prices", "--prices", "refreshed"], "no prices yet: run 'catalog refresh'"),
         (["gpus", "--catalog", "none.yaml"], "none.yaml: no such file"),
