@@ -4,15 +4,18 @@ import datetime as dt
 
 import numpy as np
 import pytest
-from builders.rankings import DESK, JOB, SPEC
+from builders.rankings import DESK, JOB, LAP, SPEC
 
 from fitting.families.cell_step_time import CellStepTime
 from fitting.numerics.arrays import FloatArray
 from fitting.numerics.uncertainty import TimeUncertainty
 from gpu_catalog.offer import Offer
+from orchestrator.datasets.lengths import DataLengths
 from orchestrator.pricing.price_drift import PriceDrift
+from orchestrator.ranking.job_lengths import of_like_lengths
 from orchestrator.ranking.priced_job import DRAWS, CellJob, PricedOffer, job_hours, offer_usd
 from orchestrator.spec.job import NO_OVERHEADS, Job, Overheads
+from trials.records.cell import Cell
 from trials.records.observation import Basis
 
 SPOT, ON_DEMAND = SPEC.merged_catalog().offers("desk")
@@ -109,3 +112,23 @@ def test_prices_drift_with_the_days_and_bills_have_a_minimum() -> None:
     (minimum,) = priced(LONG_MINIMUM, job=job)
     assert minimum.usd == pytest.approx(72)
     assert minimum.drawn_usd == pytest.approx(np.full(DRAWS, 72.0))
+
+
+def test_offers_at_the_full_length_are_excluded_beside_offers_at_the_lengths_of_the_data() -> None:
+    """Where no offer has a law of lengths, or the job no lengths, all of them are compared."""
+    lengths = DataLengths(source="made", histogram=((8, 1000),))
+    job = JOB.model_copy(update={"lengths": lengths})
+
+    def offers_of(cell: Cell, tokens: float | None) -> list[PricedOffer]:
+        step = CellStepTime(1, 1.2, TENTH, "law", tokens=tokens)
+        cell_job = CellJob(job, cell, "stack", Basis.MEASURED, step, None, 0)
+        return list(cell_job.on([ON_DEMAND, SPOT], SHARED, PriceDrift(NO_OVERHEADS, None, 0, 9)))
+
+    short, full = offers_of(DESK, 8.0), offers_of(LAP, None)
+    kept, others = of_like_lengths(job, [*full, *short])
+    assert kept == short
+    assert [excluded.cell for excluded in others] == [LAP]
+    assert of_like_lengths(job, full) == (full, [])
+    assert of_like_lengths(JOB, [*full, *short]) == ([*full, *short], [])
+    kept, others = of_like_lengths(job, [*short, *offers_of(DESK, None)])
+    assert (kept, others) == (short, [])
