@@ -33,7 +33,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     """A head and its node types; nodes run a law in place of an absent GPU."""
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as scratch:
         cluster = Cluster(tmp_path, Path(scratch))
-        path = os.pathsep.join(map(str, (STAND_IN, STAND_IN.parent, STAND_IN.parent.parent)))
+        path = os.pathsep.join(map(str, (STAND_IN, *STAND_IN.parents[1:3])))
         cluster.env |= {"PYTHONPATH": path}
         try:
             types: dict[str, dict[str, float]] = {

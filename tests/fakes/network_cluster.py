@@ -134,7 +134,7 @@ class NetworkCluster(Cluster):
         super().__init__(home, scratch)
         self.env |= IMPATIENT
         if stand_in:
-            path = os.pathsep.join(map(str, (STAND_IN, STAND_IN.parent, STAND_IN.parent.parent)))
+            path = os.pathsep.join(map(str, (STAND_IN, *STAND_IN.parents[1:3])))
             self.env |= {"PYTHONPATH": path}
         self._network = Network()
         self.address = self._network.address
