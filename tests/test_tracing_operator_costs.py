@@ -1,4 +1,4 @@
-"""What operators are to a GPU, counted by hand: bytes they read and write, FLOPs, kernels."""
+"""Costs of operators on a GPU, counted by hand: bytes read and written, FLOPs, kernels."""
 
 import bitsandbytes  # noqa: F401 - registers its operators
 import pytest
@@ -39,17 +39,17 @@ STEPS = [torch.ones(()), torch.ones(())]
     ],
     ids=lambda each: str(each) if hasattr(each, "_schema") else None,
 )
-def test_what_an_operator_moves_and_computes(
+def test_bytes_and_flops_of_an_operator(
     func: object, args: tuple[object, ...], moved: float, flops: float, launches: float
 ) -> None:
-    """Of small tensors."""
+    """Counted by hand for small tensors."""
     (described,) = describe(func, args, {}, func(*args))  # type: ignore[operator]
     _, _, numbers = described
     assert (numbers[0], numbers[1], numbers[6]) == (moved, flops, launches)
 
 
 def test_a_view_moves_nothing() -> None:
-    """Nor does memory that is asked for and not filled."""
+    """The same holds for memory that is allocated and not filled."""
     for func, args in (
         (aten.view.default, (ONE, [64, 8])),
         (aten._unsafe_view.default, (ONE, [64, 8])),
@@ -61,7 +61,7 @@ def test_a_view_moves_nothing() -> None:
 
 
 def test_a_loss_reads_one_number_of_each_row() -> None:
-    """Not the logits: it is the logarithm of the softmax before it that goes through them."""
+    """The log-softmax before it reads the logits."""
     arguments = (LOGITS, LABELS, None, 1, -100)
     result = aten.nll_loss_forward.default(*arguments)
     ((_, _, numbers),) = describe(aten.nll_loss_forward.default, arguments, {}, result)
@@ -69,7 +69,7 @@ def test_a_loss_reads_one_number_of_each_row() -> None:
 
 
 def test_fused_adamw_reads_four_lists_and_writes_three() -> None:
-    """Weights, gradients and both moments; all but the gradients are written; steps aside."""
+    """It writes weights and both moments, and only reads gradients; step counters do not count."""
     func = aten._fused_adamw_.default
     args = (*LISTS, [], STEPS)
     ((_, _, numbers),) = describe(func, args, {}, None)
@@ -77,7 +77,7 @@ def test_fused_adamw_reads_four_lists_and_writes_three() -> None:
 
 
 def test_a_convolutions_backward_pass_is_twice_its_forward_pass() -> None:
-    """A gradient of the inputs, another of the weights."""
+    """It computes a gradient of the inputs and another of the weights."""
     inputs, weight = torch.ones(2, 4, 16), torch.ones(4, 1, 3)
     options = ([1], [2], [1], False, [0], 4)
     forward = aten.convolution.default
@@ -91,7 +91,7 @@ def test_a_convolutions_backward_pass_is_twice_its_forward_pass() -> None:
 
 
 def test_four_bit_weights_take_their_own_constants_and_no_others() -> None:
-    """64 x 128 weights: half a byte each, in bf16 two; 128 blocks' constants only where nested."""
+    """64 x 128 weights take half a byte each, in bf16 two; 128 block constants only if nested."""
     func = torch.ops.bitsandbytes.gemm_4bit.default
     tokens, packed = torch.ones(8, 128, dtype=BF16), torch.zeros(4096, 1, dtype=torch.uint8)
     result = torch.ones(8, 64, dtype=BF16)
@@ -110,7 +110,7 @@ def test_four_bit_weights_take_their_own_constants_and_no_others() -> None:
 
 
 def test_attention_backward_takes_fp32_gradients_of_its_queries() -> None:
-    """And, where heads share keys, gradients of keys and values for each head of the queries."""
+    """Where heads share keys, it takes gradients of keys and values per head of the queries too."""
     kernel = KERNELS["simulated::attention_backward"]
     query, shared = (torch.ones(2, heads, 256, 64, dtype=BF16) for heads in (8, 2))
     own = 4 * 2 * 8 * 256 * (64 + 1)

@@ -1,4 +1,4 @@
-"""What a trace does where code asks for values that it has not."""
+"""Traces of code that asks for values which a trace does not have."""
 
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
@@ -26,17 +26,17 @@ from trials.simulation.tracing.watchdog import watchdog
 
 
 def no_shares(_: torch.Tensor) -> int:
-    """Of code that routes nothing."""
+    """Shares of tokens for code that routes none."""
     raise AssertionError("nothing is routed")
 
 
 def tracer() -> Tracer:
-    """One that has seen nothing."""
+    """A tracer without any events."""
     return Tracer(no_shares, [], with_workspaces=True)
 
 
-def test_a_course_that_depends_on_values_is_refused() -> None:
-    """By the operator that would need them: read by the host, or a shape that follows from them."""
+def test_control_flow_that_depends_on_values_is_refused() -> None:
+    """The error names the operator: a read by the host, or a shape that depends on values."""
     with FakeTensorMode(), tracer():
         values = torch.ones(3)
         with pytest.raises(UntraceableError, match="_local_scalar_dense"):
@@ -46,10 +46,10 @@ def test_a_course_that_depends_on_values_is_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-def test_the_module_whose_course_depends_on_values_is_named(
+def test_the_module_that_depends_on_values_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In a model of transformers: the operator, and where."""
+    """In a model of transformers, the error has the operator and its module."""
     own = LlamaMLP.forward
 
     def doubling(self: LlamaMLP, x: torch.Tensor) -> torch.Tensor:
@@ -63,7 +63,7 @@ def test_the_module_whose_course_depends_on_values_is_named(
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_the_operator_and_the_module_that_fail_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a bounded line that begins with the model, however much is said."""
+    """The line has a limited length and begins with the model."""
     own = LlamaMLP.forward
     monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: own(self, x[..., 1:]))
     model = find_model("llama-tiny")
@@ -81,8 +81,8 @@ def test_the_operator_and_the_module_that_fail_are_named(monkeypatch: pytest.Mon
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_what_takes_long_is_told_and_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which model, since when, until when."""
+def test_a_slow_trace_is_reported_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report has the model, the time so far and the time limit."""
     cell, said = TraceableCell(tiny_cell(), find_model("llama-tiny")), list[str]()
     monkeypatch.setattr(watchdog_module, "TICK_SECONDS", 0.01)
     monkeypatch.setattr(watchdog_module, "FIRST_REPORT_SECONDS", 0.0)
@@ -96,8 +96,8 @@ def test_what_takes_long_is_told_and_given_up_in_time(monkeypatch: pytest.Monkey
         deque(cell.trace(2, no_shares) for _ in count())
 
 
-def test_after_the_backward_pass_the_host_reads_and_waits() -> None:
-    """The loss, once a step."""
+def test_the_host_reads_the_loss_after_the_backward_pass() -> None:
+    """It waits for the loss once per step."""
     with FakeTensorMode(), tracer() as traced:
         loss = torch.ones(())
         traced.segment = Segment.UPDATE
@@ -107,7 +107,7 @@ def test_after_the_backward_pass_the_host_reads_and_waits() -> None:
 
 
 def test_an_optimizer_waits_for_a_norm_and_not_for_its_counter() -> None:
-    """Adafactor asks the GPU for norms; its counter of steps is on the host."""
+    """Adafactor reads norms from the GPU; its step counter is on the host."""
     with FakeTensorMode():
         weight = nn.Parameter(torch.ones(4, 4))
         weight.grad = torch.ones(4, 4)
@@ -125,10 +125,10 @@ def test_an_optimizer_waits_for_a_norm_and_not_for_its_counter() -> None:
 @pytest.mark.parametrize(
     "of", [recipe("qlora", precision="bf16", gradient_checkpointing=True), FULL]
 )
-def test_what_shapes_tell_is_what_the_operators_return(
+def test_cached_shape_rules_give_the_same_events(
     of: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shape rule that is asked once gives the events that it gives asked each time."""
+    """A shape rule that is called once gives the same events as one called each time."""
     model = find_model("mixtral-tiny")
     cell = TraceableCell(tiny_cell(model.name, of), model)
 
@@ -143,7 +143,7 @@ def test_what_shapes_tell_is_what_the_operators_return(
 
 
 def test_numbers_of_two_types_are_not_taken_for_each_other() -> None:
-    """1 and 1.0 are equal; what they are added to becomes another dtype."""
+    """1 and 1.0 are equal, but adding them gives different dtypes."""
     with FakeTensorMode(), tracer():
         whole = torch.ones(3, dtype=torch.int64)
         dtypes = [(whole + number).dtype for number in (1, 1.0, 1, 1.0)]
@@ -152,8 +152,8 @@ def test_numbers_of_two_types_are_not_taken_for_each_other() -> None:
         assert one.untyped_storage()._cdata != other.untyped_storage()._cdata
 
 
-def test_storages_are_recorded_from_first_to_last() -> None:
-    """Made by the operator that returns it, shared by views, freed when the last of them goes."""
+def test_storages_are_recorded_from_creation_to_release() -> None:
+    """The operator that returns a storage creates it, views share it, the last view frees it."""
     with FakeTensorMode(), tracer() as traced:
         one = torch.ones(4)
         view = one.view(2, 2)
@@ -170,7 +170,7 @@ def test_storages_are_recorded_from_first_to_last() -> None:
 
 
 def test_fast_results_are_those_of_fake_tensors() -> None:
-    """Shapes, strides and dtypes of a layer's step, forward and backward, by either way."""
+    """Shapes, strides and dtypes of a layer's forward and backward pass are equal."""
 
     def metadata(values: list[torch.Tensor]) -> list[tuple[object, ...]]:
         return [(v.shape, v.stride(), v.dtype, v.untyped_storage().nbytes()) for v in values]

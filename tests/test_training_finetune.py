@@ -25,13 +25,13 @@ ALL_EXPERTS = {"mixtral-tiny": 8, "blackmamba-tiny": 8, "qwen3-moe-tiny": 8, "ol
 
 @pytest.fixture(scope="module", autouse=True)
 def made_for_small_steps() -> Iterator[None]:
-    """All of this file."""
+    """Apply the settings for small steps to this file."""
     with small_steps():
         yield
 
 
 def tuning_of(cell: Cell, model: Model | None = None) -> FineTuning:
-    """A cell of a preset, built."""
+    """Build a cell of a preset."""
     return FineTuning(cell, model or find_model(cell.model), device=CPU, seed=0)
 
 
@@ -43,21 +43,21 @@ def tuning(
     seq_len: int = 8,
     **fields: object,
 ) -> FineTuning:
-    """A preset under a recipe, built."""
+    """Build a preset with a recipe."""
     return tuning_of(
         tiny_cell(model, recipe(method, **fields), active=active, seq_len=seq_len)  # type: ignore[arg-type]
     )
 
 
 def learns_fast(trained: FineTuning) -> None:
-    """Steps a hundred times as large."""
+    """Make steps a hundred times as large."""
     for group in trained.stepper.optimizer.param_groups:
         group["lr"] = 1e-2
 
 
 @pytest.mark.parametrize("model", ["llama-tiny", *ALL_EXPERTS])
 def test_the_loss_falls_when_one_batch_is_learned_by_heart(model: str) -> None:
-    """Ten large steps on the same tokens take at least a nat off, from guessing at the start."""
+    """Ten large steps on the same tokens take at least a nat off the initial loss."""
     trained = tuning(model)
     learns_fast(trained)
     batch = trained.tokens(2)
@@ -69,7 +69,7 @@ def test_the_loss_falls_when_one_batch_is_learned_by_heart(model: str) -> None:
 
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_starting_over_is_like_a_fresh_process(method: Method) -> None:
-    """Weights, optimizer, dropout and tokens are as at first: equal losses to the last bit."""
+    """Weights, optimizer, dropout and tokens restart: losses are equal to the last bit."""
     dropout = {"lora_dropout": 0.2} if method == "lora" else {}
     one = tuning(method=method, **dropout)
     one.start_over()
@@ -84,7 +84,7 @@ def test_starting_over_is_like_a_fresh_process(method: Method) -> None:
 
 
 def test_tokens_are_full_examples_of_the_vocabulary() -> None:
-    """Every example has the cell's length; sizes and draws differ in their tokens, runs do not."""
+    """Every example has the cell's length; tokens depend on batch size and draw, not on the run."""
     one = tuning(seq_len=8)
     tokens = one.tokens(3)
     assert tokens.shape == (3, 8)
@@ -95,7 +95,7 @@ def test_tokens_are_full_examples_of_the_vocabulary() -> None:
 
 
 def test_a_step_has_the_gradients_of_its_own_batch_alone() -> None:
-    """At the same weights the same batch has the same gradients, whatever step came before."""
+    """Equal weights and batches give equal gradients, whatever the step before."""
     trained = tuning()
     for group in trained.stepper.optimizer.param_groups:
         group["lr"] = 0.0
@@ -108,7 +108,7 @@ def test_a_step_has_the_gradients_of_its_own_batch_alone() -> None:
 
 
 class AlwaysLoses(nn.Module):
-    """A model whose loss is what it is told."""
+    """A model with a given loss."""
 
     def __init__(self, loss: float) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class AlwaysLoses(nn.Module):
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_loss_that_is_no_number_is_an_error(loss: float) -> None:
-    """A step that trains nothing must not pass for a fast one."""
+    """A step that trains nothing must not count as a fast one."""
     broken = tuning()
     broken.stepper._model = AlwaysLoses(loss)  # type: ignore[attr-defined]
     with pytest.raises(NotTrainingError, match=f"the loss is {loss}: these steps train nothing"):
@@ -129,7 +129,7 @@ def test_a_loss_that_is_no_number_is_an_error(loss: float) -> None:
 
 
 def four_bit_weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The weights bitsandbytes holds quantised, by name."""
+    """The weights that bitsandbytes quantises, by name."""
     return {
         name: parameter
         for name, parameter in model.named_parameters()
@@ -138,7 +138,7 @@ def four_bit_weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def test_qlora_weights_are_stored_in_4_bits() -> None:
-    """Every linear layer but the head is NF4, doubly quantised, at half a byte a weight."""
+    """Every linear layer except the head is doubly quantised NF4, half a byte per weight."""
     import bitsandbytes.functional as bnb  # noqa: PLC0415 - seconds that only this test needs
 
     plain = dict(tuning("llama-tiny").model.named_parameters())
@@ -159,7 +159,7 @@ def test_qlora_weights_are_stored_in_4_bits() -> None:
 
 
 def test_qlora_takes_less_memory_than_lora_by_what_4_bits_save() -> None:
-    """From four bytes a weight to half of one and the constants: 1/64 byte in a block's scale."""
+    """A weight takes half a byte instead of four; a block's constants add 1/64 byte per weight."""
     sizes = {}
     for method in ("lora", "qlora"):
         built = tuning("llama-tiny", method)
@@ -180,7 +180,7 @@ def test_adapters_learn_and_frozen_weights_stay(
     method: Method,
     checkpointed: bool,  # noqa: FBT001
 ) -> None:
-    """Two steps move every adapter (the first B, the second A) and not one bit beside them."""
+    """Two steps change every adapter (first B, then A) and no bit of the other weights."""
     # All experts are active: one that no token reaches would rightly stay as it was.
     active = ALL_EXPERTS.get(model)
     trained = tuning(model, method, active=active, gradient_checkpointing=checkpointed)
@@ -195,7 +195,7 @@ def test_adapters_learn_and_frozen_weights_stay(
 
 
 def test_full_fine_tuning_moves_every_weight() -> None:
-    """Nothing is frozen by accident: embedding, head and norms move as well."""
+    """No weight is frozen by accident: embedding, head and norms change too."""
     trained = tuning("llama-tiny")
     before = {name: p.detach().clone() for name, p in trained.model.named_parameters()}
     trained.step(trained.tokens(2))
@@ -205,7 +205,7 @@ def test_full_fine_tuning_moves_every_weight() -> None:
 
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 def test_everything_but_4_bit_weights_has_the_precision_of_the_recipe(method: Method) -> None:
-    """PEFT would keep its adapters in fp32 if it were let."""
+    """PEFT would keep its adapters in fp32 by default."""
     model = tuning("llama-tiny", method, precision="bf16").model
     four_bit = four_bit_weights(model)
     dtypes = {p.dtype for name, p in model.named_parameters() if name not in four_bit}
@@ -216,7 +216,7 @@ def test_everything_but_4_bit_weights_has_the_precision_of_the_recipe(method: Me
 def peak_and_losses(
     model: str, method: Method, *, gradient_checkpointing: bool
 ) -> tuple[int, list[float]]:
-    """Counted peak memory of two steps, and their losses."""
+    """Return the counted peak memory of two steps, and their losses."""
     of = recipe(method, gradient_checkpointing=gradient_checkpointing)
     # The layer that is worked out again is live whole, so it takes two alike to save anything:
     # BlackMamba has one Mamba layer in two.
@@ -244,7 +244,7 @@ def peak_and_losses(
     ],
 )
 def test_checkpointing_takes_less_memory_and_trains_alike(model: str, method: Method) -> None:
-    """Activations are worked out again in the backward pass, to the same losses."""
+    """The backward pass recomputes activations, and the losses are the same."""
     plain_peak, plain_losses = peak_and_losses(model, method, gradient_checkpointing=False)
     peak, losses = peak_and_losses(model, method, gradient_checkpointing=True)
     assert peak < 0.9 * plain_peak

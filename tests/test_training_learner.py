@@ -1,4 +1,4 @@
-"""Learning in this process: what a step learns, what a test counts, and going on after a stop."""
+"""Training for learning curves in this process: labels, scores, and resuming after a stop."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,14 +23,14 @@ pytestmark = pytest.mark.filterwarnings(
 
 @pytest.fixture(scope="module", autouse=True)
 def made_for_small_steps() -> Iterator[None]:
-    """All of this file."""
+    """Apply the settings for small steps to this file."""
     with small_steps():
         yield
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the tokenizer is."""
+    """A folder with the tokenizer."""
     found = tmp_path_factory.mktemp("learner")
     made_questions.made_tokenizer(found / "tok")
     return found
@@ -45,7 +45,7 @@ def learner(
     fields: dict[str, object] | None = None,
     **training: object,
 ) -> Learner:
-    """A model with forty examples to learn from and twelve held out."""
+    """A model with forty training examples and twelve held out."""
     cell = tiny_cell(model, recipe(method, **fields or {}), seq_len=64)
     asked = examples or made_questions.learn_examples(52, 12)
     setup = made_questions.learn_setup(folder, cell, asked, **training)
@@ -54,20 +54,20 @@ def learner(
 
 @pytest.fixture(autouse=True)
 def _no_state(folder: Path) -> None:
-    """Each test begins anew."""
+    """Remove saved state before each test."""
     (folder / "state.pt").unlink(missing_ok=True)
 
 
-def test_answers_alone_are_learned_and_padding_has_no_label() -> None:
-    """Prompt and padding are ignored; the answer is not."""
+def test_only_answer_tokens_have_labels() -> None:
+    """Prompt and padding are ignored in the loss."""
     ids, labels = padded([Encoded([5, 6, 7, 8], 2), Encoded([5, 9], 1)])
     assert ids.tolist() == [[5, 6, 7, 8], [5, 9, 0, 0]]
     no = IGNORED
     assert labels.tolist() == [[no, no, 7, 8], [no, 9, no, no]]
 
 
-def test_an_answer_begins_where_its_prompt_ends_and_ends_with_the_end(folder: Path) -> None:
-    """Whatever token stands astride is the answer's; prompt and answer are the whole example's."""
+def test_an_answer_runs_from_its_prompt_to_the_end_token(folder: Path) -> None:
+    """A token across the boundary belongs to the answer; both parts together are the example."""
     tokenizer = ExampleTokenizer(str(folder / "tok"))
     examples = [
         LearnExample(held_out=False, prompt="Ada sees a cow.\n", answer="moo"),
@@ -90,7 +90,7 @@ def test_an_answer_begins_where_its_prompt_ends_and_ends_with_the_end(folder: Pa
 
 @pytest.mark.parametrize("model", ["mixtral-tiny", "blackmamba-tiny"])
 def test_padding_changes_neither_a_test_nor_a_step(folder: Path, model: str) -> None:
-    """HeldOutScores one by one or padded together, examples of many lengths have the same nats."""
+    """Examples of many lengths have the same nats, one by one or padded together."""
     rows = made_questions.learn_examples(12, 6)
     longer = [
         q.model_copy(update={"prompt": f"{'so and ' * place}{q.prompt}"})
@@ -114,8 +114,8 @@ def test_padding_changes_neither_a_test_nor_a_step(folder: Path, model: str) -> 
     assert frozen.step(*padded(train)) == pytest.approx(mean, rel=1e-4)
 
 
-def test_an_answer_is_right_when_greedy_decoding_writes_it(folder: Path) -> None:
-    """Token for token, to the end; of choices the likeliest counts."""
+def test_an_answer_is_correct_when_greedy_decoding_gives_it(folder: Path) -> None:
+    """Every token to the end must match; among choices, the most likely one counts."""
     made = learner(folder, learning_rate=5e-3)
     for epoch in (0, 1, 2):
         reply = made.reply(epoch)
@@ -138,7 +138,7 @@ def test_an_answer_is_right_when_greedy_decoding_writes_it(folder: Path) -> None
 
 
 def nats_of(model: torch.nn.Module, answer: Encoded) -> float:
-    """Of an answer, one example at a time."""
+    """Nats of an answer, one example at a time."""
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([answer.ids])).logits[0].log_softmax(-1)
     places = range(answer.first, len(answer.ids))
@@ -148,10 +148,10 @@ def nats_of(model: torch.nn.Module, answer: Encoded) -> float:
 @pytest.mark.parametrize(
     ("optimizer", "precision"), [("adamw", "fp32"), ("adamw_8bit", "fp32"), ("adamw", "fp16")]
 )
-def test_learning_goes_on_after_a_kill_as_if_there_had_been_none(
+def test_learning_resumes_after_a_kill_bit_for_bit(
     folder: Path, optimizer: str, precision: str
 ) -> None:
-    """Weights, optimizer, loss scale, order, dropout: the same numbers to the last bit."""
+    """Weights, optimizer, loss scale, order and dropout continue with the same numbers."""
     fields: dict[str, object] = {
         "lora_dropout": 0.2,
         "optimizer": optimizer,
@@ -176,8 +176,8 @@ def test_learning_goes_on_after_a_kill_as_if_there_had_been_none(
     assert resumed.reply(1) == told[1]
 
 
-def test_a_state_that_cannot_be_read_is_told_and_begun_anew(folder: Path) -> None:
-    """It is nobody's loss but its own."""
+def test_an_unreadable_state_is_reported_and_training_restarts(folder: Path) -> None:
+    """Only this curve is affected."""
     (folder / "state.pt").write_bytes(b"half a sta")
     made = learner(folder, "llama-tiny")
     assert made.epoch == 0
@@ -186,8 +186,8 @@ def test_a_state_that_cannot_be_read_is_told_and_begun_anew(folder: Path) -> Non
     assert "\n" not in made.remark
 
 
-def test_the_state_of_another_curve_is_not_gone_on_from(folder: Path) -> None:
-    """Though its weights are of the same shapes, as those of sparse and dense are."""
+def test_the_state_of_another_curve_is_not_resumed(folder: Path) -> None:
+    """Sparse and dense curves have weights of the same shapes."""
     sparse, dense = (
         made_questions.learn_setup(
             folder,
@@ -208,7 +208,7 @@ def test_the_state_of_another_curve_is_not_gone_on_from(folder: Path) -> None:
 
 
 def test_4_bit_weights_learn_after_they_were_tested(folder: Path) -> None:
-    """Bitsandbytes packs those of layers that do not train in another way."""
+    """Bitsandbytes packs weights differently in layers that do not train."""
     made = learner(folder, method="qlora", learning_rate=1e-2)
     tested = [made.reply(epoch).tested for epoch in range(3)]
     losses = [each.loss for each in tested if isinstance(each, HeldOutScores)]
@@ -217,7 +217,7 @@ def test_4_bit_weights_learn_after_they_were_tested(folder: Path) -> None:
 
 
 def test_the_learning_rate_follows_its_schedule_over_all_epochs(folder: Path) -> None:
-    """Half of it is left after half of the epochs, also after a kill in between."""
+    """Half of it remains after half of the epochs, also after a kill in between."""
     two_of_four = {"schedule": "linear", "learning_rate": 4e-3}
     made = learner(folder, "llama-tiny", **two_of_four)
     rates = []

@@ -1,4 +1,4 @@
-"""Whose operators they are, read off made-up events: a GPU's kernels, and threads of their own."""
+"""Attribution of operators to layers: made-up events of a GPU's kernels and several threads."""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ from trials.training.operator_attribution import NODE, Part, rows
 
 @dataclass
 class MadeEvent:
-    """An event of torch.profiler, as far as it is read."""
+    """An event of torch.profiler with the fields that are read."""
 
     name: str
     start: float
@@ -33,7 +33,7 @@ def kernel(name: str, microseconds: float) -> Any:
 
 
 def a_step_on_a_gpu() -> list[MadeEvent]:
-    """A product in an expert: forward on one thread, backward on another, and its optimizer."""
+    """A product in an expert: forward and backward on different threads, then its optimizer."""
     whole = MadeEvent(Part("forward", "other").range_name, 0, 100)
     expert = MadeEvent(Part("forward", "experts", "down").range_name, 10, 90, whole)
     # Views that make no node have the number of the node that follows.
@@ -53,8 +53,8 @@ def a_step_on_a_gpu() -> list[MadeEvent]:
     return [update, fused, whole, expert, view, product, custom, node, inner, adding, add]
 
 
-def test_kernels_belong_to_the_operators_that_started_them() -> None:
-    """Backward ones, on another thread, to the layer of their forward operator."""
+def test_kernels_belong_to_the_operators_that_launched_them() -> None:
+    """Backward kernels, on another thread, belong to the layer of the forward operator."""
     found = rows(a_step_on_a_gpu(), lambda _: 0, on_gpu=True)
     assert {(r.stage, r.layer, r.kernel): round(r.seconds * 1e6, 6) for r in found} == {
         ("forward", "experts", "matmul down"): 5.0,
@@ -65,14 +65,14 @@ def test_kernels_belong_to_the_operators_that_started_them() -> None:
     }
 
 
-def test_what_is_below_no_stage_is_of_no_step() -> None:
-    """The profiler's own work, and that of other code of the process."""
+def test_events_outside_a_stage_are_not_in_the_step() -> None:
+    """The profiler and other code of the process also make events."""
     stray = [MadeEvent("aten::mm", 0, 5, self_cpu_time_total=5.0)]
     assert rows(stray, lambda _: 0, on_gpu=False) == []
 
 
 def test_operators_between_recomputed_modules_are_recomputed() -> None:
-    """A residual is added between two ranges: also what has no range of its own ran again."""
+    """A residual is added between two ranges, so an operator without a range was recomputed too."""
     node = MadeEvent(f"{NODE}MulBackward0", 0, 100, None, 3)
     apply = MadeEvent("MulBackward0", 1, 99, node, 3)
     first = MadeEvent(Part("recompute", "norms").range_name, 10, 20, apply)

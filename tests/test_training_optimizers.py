@@ -1,4 +1,4 @@
-"""Optimizer steps: what they train, what state they keep, and what fp16 and offloading do."""
+"""Optimizer steps: trained weights, optimizer state, fp16 and offloading."""
 
 import gc
 import sys
@@ -22,13 +22,13 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module", autouse=True)
 def made_for_small_steps() -> Iterator[None]:
-    """All of this file."""
+    """Apply the settings for small steps to this file."""
     with small_steps():
         yield
 
 
 class Frozen(nn.Module):
-    """A layer that is trained on one that is not."""
+    """A trained layer on top of a frozen one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Frozen(nn.Module):
 
 
 def loss_of(model: nn.Module) -> torch.Tensor:
-    """A loss that is the same each time but for the weights."""
+    """A loss that depends on the weights only."""
     inputs = torch.ones(4, 64)
     output: torch.Tensor = model(inputs)
     return output.float().square().mean()
@@ -65,8 +65,8 @@ STATE = {
 
 
 @pytest.mark.parametrize("optimizer", STATE)
-def test_a_step_moves_what_is_trained_and_nothing_else(optimizer: Optimizer) -> None:
-    """With the optimizer asked for, and the state it is known by."""
+def test_a_step_changes_trained_weights_only(optimizer: Optimizer) -> None:
+    """The requested optimizer runs, with the state that is typical of it."""
     model = Frozen()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     trainable = list(model.trained.parameters())
@@ -82,7 +82,7 @@ def test_a_step_moves_what_is_trained_and_nothing_else(optimizer: Optimizer) -> 
 
 
 def test_8_bit_state_takes_a_quarter_of_the_memory() -> None:
-    """A byte instead of four for each of two numbers a weight, and some for the scales."""
+    """Two numbers per weight take a byte instead of four each, plus the scales."""
     sizes = {}
     for optimizer in ("adamw", "adamw_8bit"):
         model = Frozen()
@@ -95,7 +95,7 @@ def test_8_bit_state_takes_a_quarter_of_the_memory() -> None:
 
 
 def test_fp16_trains_from_the_first_step_on() -> None:
-    """No step is skipped for overflow: optimizer state is there when memory is counted."""
+    """No step is skipped for overflow: optimizer state exists when memory is counted."""
     model = Frozen()
     model.frozen.half()
     before = model.trained.weight.detach().clone()
@@ -109,8 +109,8 @@ def test_fp16_trains_from_the_first_step_on() -> None:
     assert stepper.optimizer.state[model.trained.weight]["exp_avg"].dtype == torch.float32
 
 
-def test_an_update_that_overflow_skips_is_an_error() -> None:
-    """A skipped step takes no time and trains nothing, and the loss alone would not tell."""
+def test_a_step_skipped_for_overflow_is_an_error() -> None:
+    """A skipped step is fast and trains nothing, and the loss would not show it."""
     model = Frozen()
     trainable = list(model.trained.parameters())
     stepper = make_stepper(model, trainable, recipe(precision="fp16"), CPU)
@@ -118,8 +118,8 @@ def test_an_update_that_overflow_skips_is_an_error() -> None:
         stepper.step(lambda m: loss_of(m) * 1e7)
 
 
-def test_a_state_goes_on_at_the_loss_scale_that_was_reached() -> None:
-    """Begun again at the first one, fp16 would skip steps that a run without a stop has."""
+def test_a_state_resumes_at_its_loss_scale() -> None:
+    """At the initial scale, fp16 would skip steps that an uninterrupted run takes."""
     before, after = (
         make_stepper(model, list(model.trained.parameters()), recipe(precision="fp16"), CPU)
         for model in (Frozen(), Frozen())
@@ -133,7 +133,7 @@ def test_a_state_goes_on_at_the_loss_scale_that_was_reached() -> None:
 
 
 def test_a_loss_that_is_no_number_is_returned_in_fp16_too() -> None:
-    """It is the caller's to refuse, in whatever precision."""
+    """The caller refuses it, in any precision."""
     model = Frozen()
     trainable = list(model.trained.parameters())
     stepper = make_stepper(model, trainable, recipe(precision="fp16"), CPU)
@@ -141,8 +141,8 @@ def test_a_loss_that_is_no_number_is_returned_in_fp16_too() -> None:
 
 
 @pytest.mark.parametrize("optimizer", STATE)
-def test_training_starts_over_the_same(optimizer: Optimizer) -> None:
-    """From the same weights a second stepper makes the same losses and weights."""
+def test_training_restarts_identically(optimizer: Optimizer) -> None:
+    """From the same weights, a second stepper makes the same losses and weights."""
     model = Frozen()
     trainable = list(model.trained.parameters())
     initial = [p.detach().clone() for p in trainable]
@@ -160,21 +160,21 @@ def test_training_starts_over_the_same(optimizer: Optimizer) -> None:
 
 
 def test_a_paged_optimizer_is_refused_where_nothing_is_paged() -> None:
-    """On a CPU bitsandbytes would go on unpaged, under the same class name."""
+    """On a CPU, bitsandbytes would continue unpaged under the same class name."""
     model = Frozen()
     with pytest.raises(RecipeError, match=r"paged_adamw_8bit needs a CUDA GPU.*use adamw_8bit"):
         make_stepper(model, list(model.trained.parameters()), recipe("paged_adamw_8bit"), CPU)
 
 
 class Pages:
-    """What bitsandbytes keeps of the managed memory it took."""
+    """The record of managed memory that bitsandbytes keeps."""
 
     def __init__(self) -> None:
         self.paged_tensors: list[Any] = []
 
 
 class PagedOptimizer:
-    """Takes state as bitsandbytes does: paged when large, and never given back."""
+    """An optimizer that takes state like bitsandbytes: paged when large, and never freed."""
 
     def __init__(self, pages: Pages, parameter: torch.Tensor) -> None:
         self.page_mng = pages
@@ -197,7 +197,7 @@ class PagedOptimizer:
 
 
 def test_paged_state_is_taken_once_however_often_training_starts_over() -> None:
-    """Nothing frees its managed memory: what a closed optimizer had is cleared and given on."""
+    """Managed memory is never freed: the state of a closed optimizer is cleared and reused."""
     pages, parameter = Pages(), torch.zeros(512, 512)
     seen = []
     for _ in range(3):
@@ -214,8 +214,8 @@ def test_paged_state_is_taken_once_however_often_training_starts_over() -> None:
     assert len(pages.paged_tensors) == 2
 
 
-def test_paged_state_of_another_size_or_still_in_use_is_not_given_on() -> None:
-    """Only what fits, and nobody else has."""
+def test_paged_state_of_another_size_or_in_use_is_not_reused() -> None:
+    """Only state of the same size without an owner is reused."""
     pages = Pages()
     for side in (512, 512, 640):
         made: Any = PagedOptimizer(pages, torch.zeros(side, side))
@@ -224,8 +224,8 @@ def test_paged_state_of_another_size_or_still_in_use_is_not_given_on() -> None:
     assert len(pages.paged_tensors) == 6
 
 
-def test_a_closed_stepper_lets_go_of_its_state() -> None:
-    """The next probe's optimizer starts with none."""
+def test_a_closed_stepper_frees_its_state() -> None:
+    """The next probe's optimizer starts without state."""
     model = Frozen()
     stepper = make_stepper(model, list(model.trained.parameters()), recipe(), CPU)
     stepper.step(loss_of)
@@ -233,8 +233,8 @@ def test_a_closed_stepper_lets_go_of_its_state() -> None:
     assert not stepper.optimizer.state
 
 
-def test_offloading_without_deepspeed_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the extra that brings it."""
+def test_offloading_without_deepspeed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the extra to install."""
     monkeypatch.setitem(sys.modules, "deepspeed", None)  # as where it is not installed
     model = Frozen()
     with pytest.raises(ImportError, match=r"offload_optimizer needs the package deepspeed.*extra"):
@@ -242,18 +242,18 @@ def test_offloading_without_deepspeed_is_told_in_a_line(monkeypatch: pytest.Monk
 
 
 class HostOptimizer:
-    """Stands for the optimizer that updates on the host."""
+    """A stand-in for the optimizer that updates on the host."""
 
 
 class Zero:
-    """Stands for DeepSpeed's wrapper of it."""
+    """A stand-in for DeepSpeed's wrapper of it."""
 
     def __init__(self) -> None:
         self.optimizer = HostOptimizer()
 
 
 class Engine:
-    """Hangs itself on a model as DeepSpeed's does, and like it stays there when destroyed."""
+    """An engine that hooks itself onto a model like DeepSpeed's, and stays there when destroyed."""
 
     def __init__(self, model: nn.Module, trained: list[nn.Parameter], config: object) -> None:
         self.model, self.config, self.destroyed = model, config, False
@@ -281,7 +281,7 @@ class Engine:
 
 
 class FakeDeepSpeed(ModuleType):
-    """Remembers the engines it made, as long as somebody else does."""
+    """A module that remembers its engines as long as others hold them."""
 
     def __init__(self) -> None:
         super().__init__("deepspeed")
@@ -301,7 +301,7 @@ class FakeDeepSpeed(ModuleType):
 
 @pytest.fixture
 def deepspeed(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDeepSpeed]:
-    """Stands in for the package in this process; garbage is collected only where asked for."""
+    """Replace the package in this process; garbage is collected only on request."""
     fake = FakeDeepSpeed()
     monkeypatch.setitem(sys.modules, "deepspeed", fake)
     monkeypatch.setenv("LOCAL_RANK", "0")  # so that what is set is put back
@@ -311,7 +311,7 @@ def deepspeed(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDeepSpeed]:
 
 
 def test_offloaded_steps_go_through_the_engine(deepspeed: FakeDeepSpeed) -> None:
-    """In a group of this process alone, with the recipe and what is trained told to it."""
+    """The group has one process; the engine gets the recipe and the trained weights."""
     model = Frozen()
     trainable = list(model.trained.parameters())
     stepper = make_stepper(model, trainable, recipe(offload_optimizer=True), CPU)
@@ -326,8 +326,8 @@ def test_offloaded_steps_go_through_the_engine(deepspeed: FakeDeepSpeed) -> None
     assert group["init_method"].startswith("tcp://127.0.0.1:")
 
 
-def test_a_closed_engine_is_gone(deepspeed: FakeDeepSpeed) -> None:
-    """Else each start holds one more set of all that is trained; what others hung there stays."""
+def test_a_closed_engine_is_freed(deepspeed: FakeDeepSpeed) -> None:
+    """Each restart would otherwise keep a copy of all trained weights; other hooks stay."""
     model = Frozen()
     calls = []
     model.register_forward_hook(lambda *_: calls.append("mine"))
@@ -343,8 +343,8 @@ def test_a_closed_engine_is_gone(deepspeed: FakeDeepSpeed) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_deepspeed_is_told_the_recipe(precision: str) -> None:
-    """The optimizer on the host, its rate, and the precision."""
+def test_deepspeed_gets_the_recipe(precision: str) -> None:
+    """The optimizer on the host, its learning rate and the precision."""
     config = offload_config(recipe(precision=precision, offload_optimizer=True), 1000)
     assert config["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
     assert config["optimizer"]["type"] == "AdamW"
@@ -356,9 +356,9 @@ def test_deepspeed_is_told_the_recipe(precision: str) -> None:
 @pytest.mark.parametrize(
     ("trained_parameters", "elements"), [(1000, 1000), (7_000_000_000, 500_000_000)]
 )
-def test_no_buffer_is_larger_than_all_that_is_trained(
+def test_no_buffer_is_larger_than_all_trained_weights(
     trained_parameters: int, elements: int
 ) -> None:
-    """Nor than DeepSpeed's own choice."""
+    """DeepSpeed's default is the other upper limit."""
     config = offload_config(recipe(offload_optimizer=True), trained_parameters)
     assert config["zero_optimization"]["reduce_bucket_size"] == elements

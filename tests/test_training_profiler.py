@@ -1,4 +1,4 @@
-"""Where the time of real steps goes: of tiny models, under recipes of every kind."""
+"""Profiles of real steps of tiny models under recipes of every kind."""
 
 import re
 import time
@@ -42,13 +42,13 @@ KINDS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def made_for_small_steps() -> Iterator[None]:
-    """All of this file."""
+    """Apply the settings for small steps to this file."""
     with small_steps():
         yield
 
 
 def tuning(model: str, of: Recipe) -> FineTuning:
-    """A preset under a recipe, some steps trained."""
+    """A preset with a recipe after some training steps."""
     made = FineTuning(
         tiny_cell(model, of, seq_len=LENGTH), find_model(model), device=torch.device("cpu"), seed=0
     )
@@ -58,13 +58,13 @@ def tuning(model: str, of: Recipe) -> FineTuning:
 
 @pytest.fixture(scope="module")
 def tunings() -> dict[str, FineTuning]:
-    """One of each kind."""
+    """One model of each kind."""
     return {kind: tuning(*of) for kind, of in KINDS.items()}
 
 
 @pytest.fixture(scope="module")
 def profiles(tunings: dict[str, FineTuning]) -> dict[str, Profile]:
-    """Their profiles."""
+    """The profile of each model."""
     device = CpuDevice(cpu(), threads=1)
     return {
         kind: profiled(made, device, made.tokens(EXAMPLES), RULE) for kind, made in tunings.items()
@@ -72,19 +72,19 @@ def profiles(tunings: dict[str, FineTuning]) -> dict[str, Profile]:
 
 
 def kernels(profile: Profile, layer: Layer, stage: Stage | None = None) -> set[str]:
-    """What is done in a layer."""
+    """Kinds of work in a layer."""
     return {r.kernel for r in profile.rows if r.layer == layer and stage in (None, r.stage)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_add_up_to_the_profiled_step(profiles: dict[str, Profile], kind: str) -> None:
-    """Every microsecond of the step is some operator's or the host's, to 5 %."""
+    """Operators and host account for the step to 5 %."""
     found = profiles[kind]
     assert sum(r.seconds for r in found.rows) == pytest.approx(found.profiled_seconds[0], rel=0.05)
 
 
 def test_stages_add_up_to_the_step(tunings: dict[str, FineTuning]) -> None:
-    """To 5 % of a clock that is read around them, where nothing comes between the two."""
+    """A clock around the stages agrees to 5 % in one of several steps."""
     made = tunings["dense"]
     tokens = made.tokens(EXAMPLES)
     told = []
@@ -98,7 +98,7 @@ def test_stages_add_up_to_the_step(tunings: dict[str, FineTuning]) -> None:
 
 
 def test_each_family_has_its_layers(profiles: dict[str, Profile]) -> None:
-    """Every layer that works has forward and backward rows; a frozen embedding has no backward."""
+    """Every active layer has forward and backward rows; a frozen embedding has no backward."""
     common: set[Layer] = {"embeddings", "norms", "head", "loss", "other"}
     own: dict[str, set[Layer]] = {
         "eager": {"attention", "experts"},
@@ -114,8 +114,8 @@ def test_each_family_has_its_layers(profiles: dict[str, Profile]) -> None:
         assert {r.layer for r in found.rows if r.stage == "optimizer"} == {"optimizer"}
 
 
-def test_what_checkpointing_runs_again_is_told_apart(profiles: dict[str, Profile]) -> None:
-    """The layers' own work, in rows of its own and in the backward pass's time; none without."""
+def test_recomputation_has_its_own_rows(profiles: dict[str, Profile]) -> None:
+    """Its rows belong to the backward pass; without checkpointing there are none."""
     for kind, layers in (("looped", {"attention", "experts"}), ("dense", {"attention", "mlp"})):
         found = profiles[kind]
         assert {r.layer for r in found.rows if r.stage == "recompute"} >= layers
@@ -125,8 +125,8 @@ def test_what_checkpointing_runs_again_is_told_apart(profiles: dict[str, Profile
         assert profiles[kind].stage_seconds("recompute") == 0
 
 
-def test_what_is_in_the_experts_is_told_apart(profiles: dict[str, Profile]) -> None:
-    """Each product, its adapters, dequantising, the router and its choice, gathering tokens."""
+def test_work_of_the_experts_is_split_by_kind(profiles: dict[str, Profile]) -> None:
+    """Products, adapters, dequantisation, router, top-k choice and gathering have rows."""
     always = {"router", "top-k", "element-wise", "gather/scatter", "host"}
     products = {"matmul gate", "matmul up", "matmul down"}
     assert kernels(profiles["looped"], "experts") >= always | products
@@ -140,7 +140,7 @@ def test_what_is_in_the_experts_is_told_apart(profiles: dict[str, Profile]) -> N
 
 
 def flops(made: FineTuning) -> FlopCounterMode:
-    """A step's, as torch counts them."""
+    """FLOPs of a step as torch counts them."""
     with FlopCounterMode(display=False, depth=9) as counter:
         made.step(made.tokens(EXAMPLES))
     return counter
@@ -149,7 +149,7 @@ def flops(made: FineTuning) -> FlopCounterMode:
 def test_flops_of_each_layer_are_those_that_torch_counts(
     profiles: dict[str, Profile], tunings: dict[str, FineTuning]
 ) -> None:
-    """Forward and backward, by another way of telling whose they are; recomputed, in all."""
+    """Torch attributes them in another way; forward, backward and recomputation agree."""
     counted = {kind: flops(tunings[kind]) for kind in ("eager", "looped")}
     for kind, counter in counted.items():
         assert sum(r.flops for r in profiles[kind].rows) == counter.get_total_flops()
@@ -180,7 +180,7 @@ def test_flops_of_the_grouped_product_are_those_of_the_loop(profiles: dict[str, 
 
 @pytest.mark.parametrize("kernel", ["flash_attention", "efficient_attention", "cudnn_attention"])
 def test_flops_of_attention_count_every_head_of_examples(kernel: str) -> None:
-    """Also where several share one of keys and values: two products forward, five backward."""
+    """This holds with shared keys and values: two products forward, five backward."""
     examples, shared = (3, 8, 16, 32), (3, 2, 16, 32)
     product = 2 * 3 * 8 * 16 * 16 * 32
     name = f"aten::_scaled_dot_product_{kernel}"
@@ -193,7 +193,7 @@ def test_flops_of_attention_count_every_head_of_examples(kernel: str) -> None:
 
 
 def test_every_token_goes_to_top_k_experts_in_every_layer(profiles: dict[str, Profile]) -> None:
-    """Before and after training; a model without experts has no such count."""
+    """This holds before and after training; a model without experts has no counts."""
     for kind, layers in (("eager", 2), ("looped", 2), ("qlora", 2), ("grouped", 1)):
         load = profiles[kind].load
         assert load is not None
@@ -204,7 +204,7 @@ def test_every_token_goes_to_top_k_experts_in_every_layer(profiles: dict[str, Pr
 
 
 def our_hooks(model: nn.Module) -> int:
-    """How many of the profiler's hang on a model; transformers has some of its own."""
+    """Number of the profiler's hooks on a model, without those of transformers."""
     hooks = [
         hook
         for module in model.modules()
@@ -213,10 +213,10 @@ def our_hooks(model: nn.Module) -> int:
     return sum(getattr(hook, "__module__", "").startswith("trials.training.") for hook in hooks)
 
 
-def test_nothing_is_left_on_the_model(
+def test_no_hook_is_left_on_the_model(
     profiles: dict[str, Profile], tunings: dict[str, FineTuning]
 ) -> None:
-    """When a profile is done, its hooks are gone."""
+    """The profiler removes its hooks when a profile is complete."""
     assert set(profiles) == set(tunings)
     for made in tunings.values():
         with Ranges(made.model):

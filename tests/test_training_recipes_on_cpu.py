@@ -1,4 +1,4 @@
-"""Every axis of a recipe that a CPU can run: a real step at tiny size, and that it took hold."""
+"""Every recipe axis that a CPU supports: a real step at tiny size shows its effect."""
 
 from collections.abc import Iterator
 
@@ -28,13 +28,13 @@ MOE = (MIXTRAL, QWEN, OLMOE)
 
 @pytest.fixture(scope="module", autouse=True)
 def made_for_small_steps() -> Iterator[None]:
-    """All of this file."""
+    """Apply the settings for small steps to this file."""
     with small_steps():
         yield
 
 
 def built(cell: Cell) -> tuple[Built, list[str]]:
-    """What a real step of the cell showed, and in what it departs from the recipe."""
+    """The facts of a real step of the cell, and their differences from the recipe."""
     tuning = FineTuning(cell, find_model(cell.model), device=torch.device("cpu"), seed=0)
     found = tuning.built()
     return found, departures(cell.recipe, found, tuning.implied())
@@ -64,8 +64,8 @@ AXES = [
 
 
 @pytest.mark.parametrize(("model", "of"), AXES, ids=lambda value: getattr(value, "key", value))
-def test_a_real_step_shows_that_the_recipe_took_hold(model: str, of: Recipe) -> None:
-    """Counts, dtypes, kernels, recomputed layers and optimizer are what the recipe implies."""
+def test_a_real_step_confirms_the_recipe(model: str, of: Recipe) -> None:
+    """Counts, dtypes, kernels, recomputed layers and optimizer match it."""
     found, wrong = built(tiny_cell(model, of, seq_len=8))
     assert wrong == []
     assert found.parameters.trainable > 0
@@ -73,7 +73,7 @@ def test_a_real_step_shows_that_the_recipe_took_hold(model: str, of: Recipe) -> 
 
 @pytest.mark.parametrize("model", MOE)
 def test_qlora_experts_are_4_bit_and_carry_adapters(model: str) -> None:
-    """Every expert's three matrices, counted one by one, and the router with them."""
+    """The three matrices of every expert, and the router, are counted one by one."""
     facts = find_model(model)
     cell = tiny_cell(model, recipe("qlora"), seq_len=8)
     tuning = FineTuning(cell, facts, device=torch.device("cpu"), seed=0)
@@ -92,7 +92,7 @@ def test_qlora_experts_are_4_bit_and_carry_adapters(model: str) -> None:
 
 
 def test_the_record_says_which_kernels_ran() -> None:
-    """sdpa, the grouped product and 4-bit multiplication are told by the operators seen."""
+    """The observed operators show attention, the grouped product and 4-bit multiplication."""
     sdpa, _ = built(tiny_cell(LLAMA, recipe("full"), seq_len=8))
     eager, _ = built(tiny_cell(LLAMA, recipe("full", attention="eager"), seq_len=8))
     grouped, _ = built(tiny_cell(MIXTRAL, recipe("full", experts="grouped"), seq_len=8))
@@ -104,7 +104,7 @@ def test_the_record_says_which_kernels_ran() -> None:
 
 
 def test_pretrained_weights_are_those_of_the_folder(tmp_path: object) -> None:
-    """A model saved by transformers trains from its own weights, experts taken apart and all."""
+    """A model saved by transformers trains from its own weights, with its experts split."""
     from transformers import AutoConfig, AutoModelForCausalLM  # noqa: PLC0415 - only here
 
     facts = find_model(MIXTRAL)
@@ -125,8 +125,8 @@ def test_pretrained_weights_are_those_of_the_folder(tmp_path: object) -> None:
     assert losses["grouped"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_kernel_that_is_not_installed_refuses_to_build() -> None:
-    """FlashAttention-2 on a CPU is refused when planning; a child sent it anyway says so."""
+def test_a_missing_kernel_refuses_to_build() -> None:
+    """Planning refuses FlashAttention-2 on a CPU; a child that gets it anyway fails."""
     cell = tiny_cell(LLAMA, recipe("full", precision="bf16", attention="flash_attention_2"))
     setup = Setup(cell=cell, model=find_model(LLAMA), gpu=cpu(), seed=0, threads=1)
     with pytest.raises(ImportError, match=r"[Ff]lash"):

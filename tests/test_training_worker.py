@@ -1,4 +1,4 @@
-"""The child: it measures only what its recipe says, and tells what it built."""
+"""The child process: it checks its recipe before it measures, and reports what it built."""
 
 from collections.abc import Iterator
 from importlib import metadata
@@ -27,13 +27,13 @@ pytestmark = pytest.mark.filterwarnings(
 
 @pytest.fixture(scope="module", autouse=True)
 def made_for_small_steps() -> Iterator[None]:
-    """All of this file."""
+    """Apply the settings for small steps to this file."""
     with small_steps():
         yield
 
 
 class UnfreezesTheHead(FineTuning):
-    """Trains a layer that no adapter recipe trains."""
+    """A model that trains a layer which no adapter recipe trains."""
 
     def __init__(self, cell: Cell, model: Model, *, device: torch.device, seed: int) -> None:
         super().__init__(cell, model, device=device, seed=seed)
@@ -41,7 +41,7 @@ class UnfreezesTheHead(FineTuning):
 
 
 class LeavesAnAdapterOut(FineTuning):
-    """Freezes one adapter, as a target name that matches nothing would."""
+    """A model that freezes one adapter, like a target name without a match."""
 
     def __init__(self, cell: Cell, model: Model, *, device: torch.device, seed: int) -> None:
         super().__init__(cell, model, device=device, seed=seed)
@@ -49,7 +49,7 @@ class LeavesAnAdapterOut(FineTuning):
 
 
 class AnotherRecipe(FineTuning):
-    """Builds under another recipe than the one it is held against."""
+    """A model built with another recipe than the requested one."""
 
     instead: dict[str, object]
 
@@ -75,11 +75,11 @@ class TakesAnotherOptimizer(AnotherRecipe):
     instead = {"optimizer": "sgd"}  # noqa: RUF012 - as above
 
     def start_over(self) -> None:
-        """The other one again."""
+        """Restart the other model."""
 
 
 class FewerLayers(FineTuning):
-    """Builds another model than the one that was asked for."""
+    """A model with fewer layers than the requested one."""
 
     def __init__(self, cell: Cell, model: Model, *, device: torch.device, seed: int) -> None:
         fewer = model.model_copy(update={"config": model.config | {"num_hidden_layers": 1}})
@@ -88,7 +88,7 @@ class FewerLayers(FineTuning):
 
 
 def setup(method: Method = "full", **fields: object) -> Setup:
-    """llama-tiny under a recipe, to be built by a Worker."""
+    """llama-tiny with a recipe, for a Worker to build."""
     return Setup(
         cell=tiny_cell(recipe=recipe(method, **fields), seq_len=8),  # type: ignore[arg-type]
         model=find_model("llama-tiny"),
@@ -125,14 +125,14 @@ def setup(method: Method = "full", **fields: object) -> Setup:
 def test_a_recipe_that_silently_did_something_else_is_refused(
     wrong: type[FineTuning], of: Setup, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The built model is held against the recipe before anything is measured."""
+    """The built model is compared with the recipe before any measurement."""
     monkeypatch.setattr(worker, "FineTuning", wrong)
     with pytest.raises(RecipeError, match=f"on llama-tiny did not take hold: .*{said}"):
         Worker(of)
 
 
 class Transcript(MessagePipe):
-    """A pipe without a trial: it receives nothing and keeps what is sent."""
+    """A pipe without a trial: it receives nothing and keeps its messages."""
 
     def __init__(self) -> None:
         self.sent: list[object] = []
@@ -144,10 +144,10 @@ class Transcript(MessagePipe):
         self.sent.append(message)
 
 
-def test_a_child_whose_recipe_does_not_hold_says_why_and_ends(
+def test_a_child_with_a_wrong_model_reports_the_reason_and_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The trial hears one line, as an outcome that says nothing about memory."""
+    """The trial gets one line, as an outcome that is no verdict about memory."""
     monkeypatch.setattr(worker, "FineTuning", FewerLayers)
     pipe = Transcript()
     serve(setup("full"), pipe)
@@ -157,8 +157,8 @@ def test_a_child_whose_recipe_does_not_hold_says_why_and_ends(
     assert refused.detail.startswith("RecipeError: full-fp32")
 
 
-def test_a_child_whose_recipe_holds_says_where_it_runs() -> None:
-    """The stack and the memory limit are in its first word."""
+def test_a_child_with_a_correct_model_reports_its_environment() -> None:
+    """Its first message has the stack and the memory limit."""
     pipe = Transcript()
     serve(setup("full"), pipe)
     (ready,) = pipe.sent
@@ -167,8 +167,8 @@ def test_a_child_whose_recipe_holds_says_where_it_runs() -> None:
     assert dict(ready.environment.versions)["torch"] == metadata.version("torch")
 
 
-def test_a_cap_stands_in_for_a_smaller_device() -> None:
-    """Under a cap of 6 MiB the same batch is out of memory that fits without one."""
+def test_a_memory_cap_simulates_a_smaller_device() -> None:
+    """A batch that fits without a cap is out of memory under one of 6 MiB."""
     capped = setup("full").model_copy(update={"memory_cap_bytes": 6 * 2**20})
     request = ProbeRequest(batch_size=64, timing=None)
     assert Worker(setup("full")).probe(request).outcome is Outcome.FITS
@@ -181,7 +181,7 @@ def test_a_cap_stands_in_for_a_smaller_device() -> None:
 
 
 def test_steps_are_timed_after_a_warm_up_and_both_are_kept() -> None:
-    """Raw durations of warm-up and timed steps, and what was built, are in the measurement."""
+    """The measurement has raw durations of warm-up and timed steps, and the built model."""
     rule = TimingRule(warmup_steps=4, warmup_seconds=0.0, min_steps=6, max_steps=6, max_seconds=60)
     reply = Worker(setup("lora")).probe(ProbeRequest(batch_size=1, timing=rule))
     assert reply.measurement is not None
@@ -190,8 +190,8 @@ def test_steps_are_timed_after_a_warm_up_and_both_are_kept() -> None:
     assert reply.measurement.built.adapters == 14  # two layers of seven linear layers
 
 
-def test_steps_the_allocator_had_to_retry_in_are_thrashing_not_a_fit() -> None:
-    """They ran, so they are measured; but nobody should train that close to the limit."""
+def test_steps_with_allocator_retries_are_thrashing() -> None:
+    """They ran, so they are measured, but the memory limit is too close for training."""
     one = Worker(setup("full"))
     real = one.device.measure_memory
 
@@ -209,7 +209,7 @@ def test_steps_the_allocator_had_to_retry_in_are_thrashing_not_a_fit() -> None:
 
 
 def test_the_counted_peak_is_equal_in_two_workers() -> None:
-    """Memory depends on the steps alone, not on the process or on what ran before."""
+    """Memory depends on the steps only, not on the process or its history."""
     request = ProbeRequest(batch_size=3, timing=None)
     one, two = Worker(setup("qlora")), Worker(setup("qlora"))
     two.probe(ProbeRequest(batch_size=7, timing=None))

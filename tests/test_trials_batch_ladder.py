@@ -29,14 +29,14 @@ def sizes(largest: int) -> list[int]:
         (256, [1, 3, 9, 28, 84, 256]),
     ],
 )
-def test_the_sizes_are_these(largest: int, expected: list[int]) -> None:
-    """Fits made today and next year stand on the same batch sizes."""
+def test_ladder_sizes_are_stable(largest: int, expected: list[int]) -> None:
+    """Fits of today and of next year use the same batch sizes."""
     assert sizes(largest) == expected
 
 
 @given(largest_batches)
 def test_sizes_run_from_one_to_the_largest_and_are_few(largest: int) -> None:
-    """Both ends are measured, and no device pays for more sizes than the fit can use."""
+    """Both ends are measured, and no device measures more sizes than a fit needs."""
     assert (sizes(largest)[0], sizes(largest)[-1]) == (1, largest)
     assert len(sizes(largest)) <= MOST_SIZES
 
@@ -52,7 +52,7 @@ def test_sizes_are_spaced_evenly_in_the_logarithm(largest: int) -> None:
 
 @given(largest_batches, st.text())
 def test_the_largest_and_a_middle_size_are_visited_twice(largest: int, seed_text: str) -> None:
-    """Two anchors are repeated, each after its first visit, and nothing else is."""
+    """Two anchors are repeated, each after its first visit, and no other size is."""
     steps = batch_ladder(largest, seed_text=seed_text)
     visits = Counter(step.batch_size for step in steps)
     repeated = {step.batch_size for step in steps if step.repeat == 1}
@@ -65,18 +65,18 @@ def test_the_largest_and_a_middle_size_are_visited_twice(largest: int, seed_text
 
 @given(st.integers(2, 10_000), st.text())
 def test_a_repeat_never_follows_its_first_visit(largest: int, seed_text: str) -> None:
-    """What the first visit left behind (caches, clocks) is not what the second one measures."""
+    """Caches and clocks of the first visit must not affect the second."""
     for step, following in pairwise(batch_ladder(largest, seed_text=seed_text)):
         assert step.batch_size != following.batch_size
 
 
 def test_one_example_at_most_is_visited_twice_in_a_row() -> None:
-    """With a single size there is nothing to put between."""
+    """A single size has no other visit to separate its two."""
     assert batch_ladder(1, seed_text="any") == [LadderStep(1, 0), LadderStep(1, 1)]
 
 
-def test_nothing_that_fits_makes_no_ladder() -> None:
-    """A search that found 0 can hand it on."""
+def test_a_largest_batch_of_zero_has_no_ladder() -> None:
+    """A search that ends at 0 can pass it on."""
     assert batch_ladder(0, seed_text="any") == []
 
 
@@ -86,14 +86,14 @@ def test_a_negative_size_is_an_error() -> None:
         batch_ladder(-1, seed_text="any")
 
 
-def test_the_order_is_this_one() -> None:
-    """The order belongs to the seed text: the same on every machine and every Python from 3.11."""
+def test_the_ladder_order_is_stable() -> None:
+    """The seed text gives the same order on every machine and Python from 3.11."""
     order = [(step.batch_size, step.repeat) for step in batch_ladder(28, seed_text="cell/7")]
     assert order == [(1, 0), (4, 0), (28, 0), (4, 1), (7, 0), (28, 1), (2, 0), (14, 0)]
 
 
 def test_the_order_is_the_same_in_another_process() -> None:
-    """Hash randomisation does not reach it."""
+    """Hash randomisation does not affect it."""
     program = "from trials.batch_ladder import *; print(batch_ladder(28, seed_text='cell/7'))"
     ran = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
@@ -102,6 +102,6 @@ def test_the_order_is_the_same_in_another_process() -> None:
 
 
 def test_different_seed_texts_give_different_orders() -> None:
-    """Cells are not all measured in one order, which would carry one drift into every fit."""
+    """One order for all cells would put one drift into every fit."""
     orders = {tuple(batch_ladder(28, seed_text=f"cell/{number}")) for number in range(100)}
     assert len(orders) > 90

@@ -19,7 +19,7 @@ GIB = 2**30
 
 
 class Probes:
-    """Answers probes of a device on which ``largest`` is the largest batch, and keeps them."""
+    """A device with a largest batch size that records its probes."""
 
     def __init__(self, largest: int, peak: Callable[[int], int | None] = lambda _: None) -> None:
         self.largest = largest
@@ -33,7 +33,7 @@ class Probes:
 
 
 def run(search: Search, probes: Probes) -> list[int]:
-    """Drive a search, check what holds for every search, and return the batch sizes asked."""
+    """Run a search, check what holds for every search, and return the probed batch sizes."""
     assert drive(search, probes) == probes.largest
     fit, seen = 0, set[int]()
     miss: float = float("inf")
@@ -83,14 +83,14 @@ def monotone_laws(draw: st.DrawFn) -> tuple[int, int, int, Callable[[int], int |
 def test_any_law_is_searched_exactly_within_two_probes_of_plain(
     law: tuple[int, int, int, Callable[[int], int | None]],
 ) -> None:
-    """Whatever the peaks claim, the result is exact and costs at most two probes over plain."""
+    """For any peaks, the result is exact and costs at most two probes over the plain search."""
     limit, largest, memory, peak = law
     asked = run(search_largest_batch(limit=limit, memory_limit_bytes=memory), Probes(largest, peak))
     assert len(asked) <= probes_of_plain(largest, limit) + EXTRA_PROBES
 
 
 class Adversary:
-    """Picks each answer and each peak by hand, so that no law need exist before the search asks."""
+    """A device that chooses each outcome and peak only when it is probed."""
 
     def __init__(self, limit: int, choices: list[tuple[bool, int | None]]) -> None:
         self.fit, self.miss = 0, limit + 1
@@ -109,10 +109,10 @@ class Adversary:
     st.integers(1, 10_000),
     st.lists(st.tuples(st.booleans(), st.none() | st.integers(1, 2000)), min_size=1, max_size=20),
 )
-def test_answers_made_up_as_it_goes_do_not_break_the_bound(
+def test_an_adaptive_adversary_does_not_break_the_bound(
     limit: int, choices: list[tuple[bool, int | None]]
 ) -> None:
-    """An adversary that adapts to every probe costs no more than two probes over plain."""
+    """It costs the search at most two probes more than the plain one."""
     adversary = Adversary(limit, choices)
     found = drive(search_largest_batch(limit=limit, memory_limit_bytes=1000), adversary)
     assert (found, found + 1) == (adversary.fit, adversary.miss)
@@ -120,7 +120,7 @@ def test_answers_made_up_as_it_goes_do_not_break_the_bound(
 
 
 def test_every_limit_up_to_64_is_found_exactly() -> None:
-    """No pair of largest batch and limit is special, with an exact line or with no peaks at all."""
+    """Every pair of largest batch and limit, with an exact line and without peaks."""
     for limit in range(1, 65):
         for largest in range(limit + 1):
             plain = probes_of_plain(largest, limit)
@@ -132,13 +132,13 @@ def test_every_limit_up_to_64_is_found_exactly() -> None:
 
 
 def test_an_exact_line_takes_four_probes() -> None:
-    """Two small batches, then the limit they predict, then the miss above it."""
+    """Two small batches, then the limit that they predict, then the miss above it."""
     probes = Probes(100, lambda batch: 20 * GIB + batch * GIB)
     asked = run(search_largest_batch(limit=8192, memory_limit_bytes=120 * GIB + 1), probes)
     assert asked == [1, 11, 100, 101]
 
 
-def test_the_limit_that_fits_is_not_probed_beyond() -> None:
+def test_nothing_above_a_limit_that_fits_is_probed() -> None:
     """A stated limit needs no miss above it."""
     probes = Probes(40, lambda batch: GIB + batch)
     asked = run(search_largest_batch(limit=40, memory_limit_bytes=80 * GIB), probes)
@@ -146,12 +146,12 @@ def test_the_limit_that_fits_is_not_probed_beyond() -> None:
 
 
 def test_nothing_that_fits_takes_one_probe() -> None:
-    """A model too large for the device is known to be at batch size 1."""
+    """A miss at batch size 1 ends the search."""
     assert run(search_largest_batch(limit=64, memory_limit_bytes=GIB), Probes(0)) == [1]
 
 
 def test_without_peaks_the_search_is_doubling_and_bisection() -> None:
-    """Guidance needs something to go by."""
+    """Prediction needs peaks."""
     asked = run(search_largest_batch(limit=100, memory_limit_bytes=GIB), Probes(21))
     assert asked == [1, 2, 4, 8, 16, 32, 24, 20, 22, 21]
     assert asked == run(doubling_and_bisection(limit=100), Probes(21))
@@ -165,8 +165,8 @@ def test_limits_below_one_are_an_error(limit: int, memory: int) -> None:
         drive(search, Probes(0))
 
 
-def test_a_probe_that_raises_is_not_taken_for_the_end() -> None:
-    """Even StopIteration, which ends generators, comes out of drive as the probe raised it."""
+def test_an_exception_of_a_probe_is_passed_on() -> None:
+    """Even StopIteration, which ends generators, leaves drive as the probe raised it."""
 
     def broken(batch: int) -> ProbeResult:
         raise StopIteration(batch)
@@ -177,7 +177,7 @@ def test_a_probe_that_raises_is_not_taken_for_the_end() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_affine_laws_take_four_and_a_half_probes_and_one_miss(seed: int) -> None:
-    """On limits drawn from 1 to 256: exact always, at most 4.5 probes and 1.2 misses on average."""
+    """Limits from 1 to 256: exact always, at most 4.5 probes and 1.2 misses on average."""
     result = score(ours, draw_laws("affine", seed=seed, number=1000))
     assert result.exact == 1
     assert result.probes <= 4.5
@@ -191,7 +191,7 @@ def test_affine_laws_take_four_and_a_half_probes_and_one_miss(seed: int) -> None
 def test_other_laws_cost_less_than_two_thirds_of_plain(
     kind: Kind, probes: float, misses: float
 ) -> None:
-    """Noise and curvature cost probes, but far from all of the plain search's 13.9 (4.1 misses)."""
+    """Noise and curvature cost probes, but less than the plain search's 13.9 (4.1 misses)."""
     result = score(ours, draw_laws(kind, number=1000))
     assert result.exact == 1
     assert result.probes <= probes
@@ -200,7 +200,7 @@ def test_other_laws_cost_less_than_two_thirds_of_plain(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_kind_of_law_in_the_benchmark_exceeds_the_bound(kind: Kind) -> None:
-    """The bound holds on the laws whose table is published, each one by itself."""
+    """The bound holds separately for each kind of law in the published table."""
 
     def probes(law: Law) -> Probes:
         return Probes(law.largest, lambda batch: law.probe(batch).peak_memory_bytes)
@@ -229,7 +229,7 @@ def test_no_kind_of_law_in_the_benchmark_exceeds_the_bound(kind: Kind) -> None:
 def test_peaks_predict_the_limit_by_the_line_from_half_of_the_largest(
     peaks: dict[int, int], predicted: int | None
 ) -> None:
-    """By hand, in a memory of 1,000; one peak alone predicts twice its share, a flat line none."""
+    """By hand, in a memory of 1,000; one peak predicts twice its share, a flat line nothing."""
     assert _predicted_largest(peaks, 1000) == predicted
 
 
@@ -249,5 +249,5 @@ def test_peaks_predict_the_limit_by_the_line_from_half_of_the_largest(
 def test_a_guided_probe_follows_the_prediction_until_a_miss_contradicts_it(
     fit: int, miss: int, limit: int, probe: int
 ) -> None:
-    """At 100 by its peaks, at most so many times the fit; past a miss, well inside, then near."""
+    """Growth per probe is limited; after a miss, probes go well inside, then near."""
     assert _guided({1: 10, 8: 80}, fit, miss, limit, 1000) == probe

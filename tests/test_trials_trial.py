@@ -1,4 +1,4 @@
-"""Whole trials against a device made up of one law, from any beginning, to their end."""
+"""Whole trials on a simulated device, from any starting point to their end."""
 
 from collections.abc import Sequence
 
@@ -48,7 +48,7 @@ def task(
 def run(
     prober: LawProber, done: Sequence[Observation] = (), *, limit: int = LIMIT
 ) -> list[Observation]:
-    """Everything known of the cell when the trial has ended."""
+    """All observations of the cell when the trial has ended."""
     emitted: list[Observation] = []
     run_trial(task(done, limit=limit), prober, emitted.append)
     return [*done, *emitted]
@@ -64,7 +64,7 @@ def ladder_fits(observed: Sequence[Observation]) -> set[tuple[int, int]]:
 
 
 def visits(largest: int) -> set[tuple[int, int]]:
-    """The visits that a complete ladder has."""
+    """The visits of a complete ladder."""
     steps = batch_ladder(largest, seed_text=f"7/{tiny_cell().key}")
     return {(step.batch_size, step.repeat) for step in steps}
 
@@ -77,7 +77,7 @@ LAWS = [(9000, 1), (4500, 2), (900, 10), (311, 28), (180, 50), (139, 64)]
 def test_a_trial_ends_with_the_largest_batch_its_miss_and_a_whole_ladder(
     example_bytes: int, largest: int
 ) -> None:
-    """The result is exact and the throughput measured at every size of the ladder, once each."""
+    """The result is exact, and every size of the ladder is timed once."""
     observed = run(LawProber(example_bytes))
     found = largest_batch(observed)
     assert found is not None
@@ -88,8 +88,8 @@ def test_a_trial_ends_with_the_largest_batch_its_miss_and_a_whole_ladder(
     assert next_probe(task(), observed) is None
 
 
-def test_the_search_asks_for_memory_and_the_ladder_for_time() -> None:
-    """The ladder follows in its drawn order, when the search has closed."""
+def test_the_search_measures_memory_and_the_ladder_time() -> None:
+    """The ladder follows in its random order when the search has closed."""
     prober = LawProber(900)
     observed = run(prober)
     assert [r.timing is None for r in prober.requests] == [o.purpose == "search" for o in observed]
@@ -103,7 +103,7 @@ def test_the_search_asks_for_memory_and_the_ladder_for_time() -> None:
 def test_a_trial_resumed_anywhere_makes_the_probes_that_are_left(
     example_bytes: int, largest: int
 ) -> None:
-    """Cut off after any of its probes, it ends with the same observations as if it never was."""
+    """Interrupted after any probe, it ends with the observations of an uninterrupted trial."""
     whole = run(LawProber(example_bytes))
     assert len(whole) > len(visits(largest))
     for length in range(len(whole) + 1):
@@ -112,22 +112,22 @@ def test_a_trial_resumed_anywhere_makes_the_probes_that_are_left(
 
 
 def test_a_batch_of_one_that_misses_ends_the_trial_without_a_ladder() -> None:
-    """One probe is enough to know that nothing fits."""
+    """One probe shows that nothing fits."""
     observed = run(LawProber(9001))
     assert [(o.purpose, o.batch_size) for o in observed] == [("search", 1)]
     assert largest_batch(observed) == (0, observed[0])
 
 
 def test_a_search_that_reaches_its_limit_has_a_ladder_up_to_it() -> None:
-    """The stated limit, and nothing above it, is tried."""
+    """Nothing above the stated limit is probed."""
     observed = run(LawProber(100), limit=8)
     assert largest_batch(observed) == (8, None)
     assert max(o.batch_size for o in observed) == 8
     assert ladder_fits(observed) == visits(8)
 
 
-def test_a_trial_times_only_what_it_is_asked_to() -> None:
-    """The largest batch, whatever it is; then other sizes of the ladder; each with its repeats."""
+def test_a_trial_times_only_the_requested_sizes() -> None:
+    """The largest batch comes first, then other sizes of the ladder, each with its repeats."""
     observed: list[Observation] = []
     for timed, sizes in [((), {28}), ((1,), {1, 28}), (None, {size for size, _ in visits(28)})]:
         asked = task(observed).model_copy(update={"timed": timed})
@@ -142,15 +142,15 @@ def test_a_trial_times_only_what_it_is_asked_to() -> None:
 
 
 def test_a_trial_whose_time_is_up_begins_no_probe() -> None:
-    """What it has is kept."""
+    """Its earlier observations are kept."""
     observed: list[Observation] = []
     run_trial(task().model_copy(update={"most_seconds": -1.0}), LawProber(311), observed.append)
     assert observed == []
 
 
 @pytest.mark.parametrize("likely", [1, 2, 27, 28, 29, 40, 64, 1000])
-def test_a_search_begins_where_something_else_speaks_for(likely: int) -> None:
-    """Right, two probes close it; wrong, it ends at the same batch as without."""
+def test_a_search_starts_at_a_predicted_batch_size(likely: int) -> None:
+    """A right prediction closes it in two probes; a wrong one does not change the result."""
     begun = task().model_copy(update={"likely_largest": likely})
     observed: list[Observation] = []
     run_trial(begun, LawProber(311), observed.append)
@@ -166,7 +166,7 @@ def test_a_search_begins_where_something_else_speaks_for(likely: int) -> None:
 
 @pytest.mark.parametrize("outcome", MISSES)
 def test_every_miss_bounds_the_search(outcome: Outcome) -> None:
-    """A batch that thrashes from 12 on is as far out of reach as one without memory."""
+    """A batch that thrashes from 12 on bounds it like one without memory."""
     observed = run(LawProber(180, lambda r: miss(outcome) if r.batch_size >= 12 else None))
     found = largest_batch(observed)
     assert found is not None
@@ -176,12 +176,12 @@ def test_every_miss_bounds_the_search(outcome: Outcome) -> None:
 
 
 def flaky(outcome: Outcome = Outcome.FAILED) -> ProbeEnd:
-    """The end of a probe that says nothing, in a child that had come up."""
+    """The failure of a probe in a child that had started."""
     return ProbeEnd(outcome, "flaky", None, environment(), BUDGET_BYTES)
 
 
 def fails_first(times: int) -> Interference:
-    """Fails the first so many probes of batch size 2, as a flaky machine would."""
+    """A device that fails its first probes of batch size 2, like a flaky machine."""
     left = iter(range(times))
 
     def interfere(request: ProbeRequest) -> ProbeEnd | None:
@@ -191,7 +191,7 @@ def fails_first(times: int) -> Interference:
 
 
 def test_a_failed_probe_is_tried_again_and_the_trial_goes_on() -> None:
-    """Each attempt is a record of its own; once it answers, the rest is as if it never failed."""
+    """Each attempt is its own record; after a success, the rest is as without the failure."""
     steady = run(LawProber(4500))
     observed = run(LawProber(4500, fails_first(ATTEMPTS - 1)))
     attempts = [(o.attempt, o.outcome) for o in observed if o.batch_size == 2][:ATTEMPTS]
@@ -201,13 +201,13 @@ def test_a_failed_probe_is_tried_again_and_the_trial_goes_on() -> None:
 
 
 def tries(outcome: Outcome) -> int:
-    """A hang costs a whole timeout each time, and is tried less often."""
+    """Number of attempts: fewer for a hang, which costs its whole timeout."""
     return HANGS if outcome is Outcome.TIMED_OUT else ATTEMPTS
 
 
 @pytest.mark.parametrize("outcome", SILENT)
-def test_a_probe_that_says_nothing_is_given_up_and_the_rest_is_measured(outcome: Outcome) -> None:
-    """No endless trying and no made-up limit; the ladder goes up to what is known to fit."""
+def test_a_probe_that_keeps_failing_is_given_up_and_the_rest_measured(outcome: Outcome) -> None:
+    """There is no limit, and the ladder goes up to the largest fit."""
     observed = run(LawProber(180, lambda r: flaky(outcome) if r.batch_size >= 12 else None))
     tried = [o for o in observed if o.outcome is outcome]
     assert [o.attempt for o in tried] == list(range(1, tries(outcome) + 1))
@@ -218,7 +218,7 @@ def test_a_probe_that_says_nothing_is_given_up_and_the_rest_is_measured(outcome:
     assert ladder_fits(observed) == visits(largest)
 
 
-def test_a_probe_on_the_ladder_that_says_nothing_costs_that_step_alone() -> None:
+def test_a_ladder_probe_that_keeps_failing_costs_that_step_only() -> None:
     """The limit stands, and every other step is measured."""
     observed = run(LawProber(900, lambda r: flaky() if r.timing and r.batch_size == 2 else None))
     found = largest_batch(observed)
@@ -228,8 +228,8 @@ def test_a_probe_on_the_ladder_that_says_nothing_costs_that_step_alone() -> None
 
 
 @pytest.mark.parametrize("outcome", SILENT)
-def test_a_machine_on_which_nothing_can_be_built_any_more_ends_the_trial(outcome: Outcome) -> None:
-    """Each step of the ladder would wait for builds that hang; the next run makes them."""
+def test_repeated_build_failures_end_the_trial(outcome: Outcome) -> None:
+    """Each further step would wait for builds that hang; the next run makes them."""
     prober = LawProber(900, lambda r: ProbeEnd(outcome, "gone") if r.timing else None)
     observed = run(prober)
     assert [o.outcome for o in observed if o.purpose == "ladder"] == [outcome] * tries(outcome)
@@ -239,8 +239,8 @@ def test_a_machine_on_which_nothing_can_be_built_any_more_ends_the_trial(outcome
     assert ladder_fits(run(LawProber(900), observed)) == visits(10)
 
 
-def test_builds_that_fail_now_and_then_do_not_end_the_trial() -> None:
-    """Only those in a row do: here each step of the ladder takes all its attempts."""
+def test_occasional_build_failures_do_not_end_the_trial() -> None:
+    """Only consecutive failures do: here each step of the ladder uses all its attempts."""
     tries = iter(range(1000))
     gone = ProbeEnd(Outcome.FAILED, "gone")
     observed = run(LawProber(900, lambda r: gone if r.timing and next(tries) % 3 < 2 else None))
@@ -248,15 +248,15 @@ def test_builds_that_fail_now_and_then_do_not_end_the_trial() -> None:
     assert len([o for o in observed if o.purpose == "ladder"]) == 3 * len(visits(10))
 
 
-def test_what_cannot_be_mended_is_tried_once() -> None:
-    """A recipe that does not hold will not hold the next time either."""
+def test_a_final_failure_is_tried_once() -> None:
+    """A recipe that does not match the model will not match in the next attempt."""
     refused = ProbeEnd(Outcome.FAILED, "RecipeError: no", final=True)
     observed = run(LawProber(900, lambda _: refused))
     assert [o.detail for o in observed] == ["RecipeError: no"]
 
 
-def test_a_trial_stops_between_probes_when_told_to() -> None:
-    """With a time budget, what was observed until then is whole, and the next run goes on."""
+def test_a_trial_stops_between_probes_on_request() -> None:
+    """Under a time budget, the observations so far are complete, and the next run continues."""
     whole = run(LawProber(900))
     emitted: list[Observation] = []
     run_trial(task(), LawProber(900), emitted.append, keep_going=lambda: len(emitted) < 3)
@@ -264,14 +264,14 @@ def test_a_trial_stops_between_probes_when_told_to() -> None:
 
 
 def boundary_run(prober: LawProber, repeats: int) -> list[Observation]:
-    """A trial that tries its largest batch again so often."""
+    """A trial that repeats its largest batch size a number of times."""
     emitted: list[Observation] = []
     run_trial(task(boundary_repeats=repeats), prober, emitted.append)
     return emitted
 
 
 def test_the_largest_batch_is_tried_again_in_fresh_children_with_other_tokens() -> None:
-    """Before the ladder, so that its steps are ones that can be trusted."""
+    """This happens before the ladder, so that its steps use a confirmed size."""
     prober = LawProber(900)
     observed = boundary_run(prober, 3)
     repeats = [o for o in observed if o.purpose == "boundary"]
@@ -282,8 +282,8 @@ def test_the_largest_batch_is_tried_again_in_fresh_children_with_other_tokens() 
     assert ladder_fits(observed) == visits(10)
 
 
-def test_a_largest_batch_that_misses_now_and_then_is_not_safe() -> None:
-    """All its repeats are made, to tell how often; below it one is found that fits each time."""
+def test_a_largest_batch_that_sometimes_misses_is_replaced() -> None:
+    """All repeats run to count the misses; the search finds a smaller size that always fits."""
     prober = LawProber(900, lambda r: miss() if r.batch_size >= 9 and r.draw == 2 else None)
     observed = boundary_run(prober, 3)
     repeats = [(o.batch_size, o.repeat) for o in observed if o.purpose == "boundary"]
@@ -295,7 +295,7 @@ def test_a_largest_batch_that_misses_now_and_then_is_not_safe() -> None:
 
 
 def test_a_capped_trial_finds_the_limit_of_the_smaller_gpu_and_times_nothing() -> None:
-    """Its speed would be that of the larger one."""
+    """Its speed would be that of the larger GPU."""
     small = cpu(5_000).model_copy(update={"key": "small"})
     capped = task(boundary_repeats=1).model_copy(
         update={
@@ -312,8 +312,8 @@ def test_a_capped_trial_finds_the_limit_of_the_smaller_gpu_and_times_nothing() -
     assert next_probe(capped, emitted) is None
 
 
-def test_the_search_is_guided_by_the_limit_that_the_device_told() -> None:
-    """The catalog's number is a guess; with the device's own the second guess is right."""
+def test_the_search_uses_the_memory_limit_of_the_device() -> None:
+    """The catalog's number is a guess; with the device's own, the second prediction is right."""
     far_off = task().model_copy(update={"gpu": cpu(10**6)})
     emitted: list[Observation] = []
     run_trial(far_off, LawProber(139), emitted.append)
@@ -322,8 +322,8 @@ def test_the_search_is_guided_by_the_limit_that_the_device_told() -> None:
     assert len(told) == len([o for o in run(LawProber(139)) if o.purpose == "search"])
 
 
-def test_a_gpu_nobody_has_read_the_memory_of_is_searched_all_the_same() -> None:
-    """The number on its box is the first guess."""
+def test_a_gpu_without_a_measured_memory_is_searched() -> None:
+    """Its nominal memory gives the first prediction."""
     unread = load_catalog().gpu("H100-NVL")
     assert unread.usable_memory_bytes is None
     guessed = task().model_copy(update={"gpu": unread})
@@ -335,8 +335,8 @@ def test_a_gpu_nobody_has_read_the_memory_of_is_searched_all_the_same() -> None:
     assert found[0] == 10
 
 
-def test_the_next_run_goes_on_with_new_attempt_numbers() -> None:
-    """A cell given up on is tried as often again, and finished when the machine has recovered."""
+def test_the_next_run_continues_with_new_attempt_numbers() -> None:
+    """A cell that was given up gets the same number of attempts again."""
     given_up = run(LawProber(4500, fails_first(1000)))
     again = run(LawProber(4500, fails_first(1000)), given_up)
     assert [o.attempt for o in again if o.batch_size == 2] == list(range(1, 2 * ATTEMPTS + 1))
@@ -347,14 +347,14 @@ def test_the_next_run_goes_on_with_new_attempt_numbers() -> None:
 
 
 def ladder_misses(batch_size: int) -> Interference:
-    """The device has memory for three steps of a size or more, and not for the timed ones."""
+    """A device with memory for three steps of a large batch, but not for the timed ones."""
     return lambda r: miss() if r.timing is not None and r.batch_size >= batch_size else None
 
 
 # The search never asked for the small ones: such a miss is evidence all the same.
 @pytest.mark.parametrize("threshold", [1, 2, 7, 23, 49, 50])
 def test_a_ladder_miss_reopens_the_search_below(threshold: int) -> None:
-    """The largest batch is one that can be timed; nothing that was measured is measured again."""
+    """The largest batch size is one that can be timed; no probe is repeated."""
     observed = run(LawProber(180, ladder_misses(threshold)))
     found = largest_batch(observed)
     assert found is not None
@@ -366,8 +366,8 @@ def test_a_ladder_miss_reopens_the_search_below(threshold: int) -> None:
     assert len({o.key for o in observed}) == len(observed)
 
 
-def test_an_observation_says_what_was_asked_and_where_it_ran() -> None:
-    """The record stands alone: limits, seed, basis and node are in it."""
+def test_an_observation_stands_alone() -> None:
+    """It has limits, seed, basis and node."""
     emitted: list[Observation] = []
     run_trial(task(), LawProber(4500), emitted.append, node_id="node-3")
     for record in emitted:
@@ -378,8 +378,8 @@ def test_an_observation_says_what_was_asked_and_where_it_ran() -> None:
         assert (record.measurement is None) == (record.outcome is not Outcome.FITS)
 
 
-def test_a_child_that_died_before_it_spoke_leaves_no_environment() -> None:
-    """Where nobody said where it ran, the record does not make it up."""
+def test_a_child_that_died_before_its_first_message_has_no_environment() -> None:
+    """The record does not invent one."""
     emitted: list[Observation] = []
     run_trial(task(), LawProber(4500, lambda _: failed("dead")), emitted.append, node_id="node-3")
     assert [record.environment for record in emitted] == [None] * ATTEMPTS
