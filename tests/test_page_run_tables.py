@@ -23,11 +23,11 @@ def test_chart_names_hold_the_parts_in_which_rows_differ() -> None:
 
 def test_profiles_of_two_recipes_and_gpus_are_bars_of_their_own() -> None:
     """Each cell has one bar, and the shares of a bar add up to one."""
-    told = results(ONE_CELL)
+    run = results(ONE_CELL)
     saving = tiny_cell("mixtral-tiny", recipe("full", gradient_checkpointing=True), seq_len=16)
     away = saving.model_copy(update={"gpu": "A40"})
-    told.profiled = [profiled(8), profiled(8, cell=saving), profiled(8, cell=away)]
-    table = profiles_table(told)
+    run.profiled = [profiled(8), profiled(8, cell=saving), profiled(8, cell=away)]
+    table = profiles_table(run)
     shares: dict[str, float] = {}
     for values in table.rows:
         row = dict(zip(table.columns, values, strict=True))
@@ -40,9 +40,9 @@ def test_profiles_of_two_recipes_and_gpus_are_bars_of_their_own() -> None:
         f"A40 · {text} · full-checkpointed",
     }
     assert {round(share, 9) for share in shares.values()} == {1.0}
-    loads = loads_table(told)
+    loads = loads_table(run)
     recipes = {row[loads.columns.index("recipe")] for row in loads.rows}
-    assert recipes == {each.cell.recipe.key for each in told.profiled}
+    assert recipes == {profile.cell.recipe.key for profile in run.profiled}
     assert {row[loads.columns.index("name")] for row in loads.rows} == set(shares)
 
 

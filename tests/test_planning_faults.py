@@ -97,9 +97,9 @@ def test_each_fault_has_its_outcome_and_reason(  # noqa: PLR0917 - pytest passes
             patch.setattr(faulty.prober, f"_{where}_timeout_seconds", 0.7)
         if where == "build":
             faulty.prober._discard_child()
-        found, said = faulty.ask(f"{where} {fault}")
-    assert found is outcome
-    assert said.startswith(detail)
+        actual, reason = faulty.ask(f"{where} {fault}")
+    assert actual is outcome
+    assert reason.startswith(detail)
     assert faulty.ask() == (Outcome.FITS, "")
     assert faulty.prober.child_pid not in {None, first}
 
@@ -131,13 +131,13 @@ def test_output_of_an_earlier_child_does_not_change_a_later_outcome(
 
 def test_a_fit_without_a_measurement_is_rejected(faulty: FaultyProber) -> None:
     """The search and the fits depend on measurements, so the probe is FAILED."""
-    told = (Outcome.FAILED, "the child reported FITS without a measurement")
-    assert faulty.ask("probe unmeasured") == told
+    rejection = (Outcome.FAILED, "the child reported FITS without a measurement")
+    assert faulty.ask("probe unmeasured") == rejection
     assert faulty.ask() == (Outcome.FITS, "")
 
 
 def test_a_reply_for_another_batch_size_is_rejected(faulty: FaultyProber) -> None:
     """A measurement under the wrong batch size would corrupt the fits."""
-    told = (Outcome.FAILED, "the child answered batch 99, not 5")
-    assert faulty.ask("probe wrong") == told
+    rejection = (Outcome.FAILED, "the child answered batch 99, not 5")
+    assert faulty.ask("probe wrong") == rejection
     assert faulty.ask() == (Outcome.FITS, "")

@@ -24,9 +24,9 @@ catalog:
 """
 
 
-def planned(spec: SweepSpec, known: list[Observation], cluster: ClusterResources) -> Plan:
+def planned(spec: SweepSpec, observations: list[Observation], cluster: ClusterResources) -> Plan:
     """Plan a specification with its own catalog."""
-    return make_plan(spec, spec.merged_catalog(), cluster, known)
+    return make_plan(spec, spec.merged_catalog(), cluster, observations)
 
 
 def test_cell_without_observations_is_pending() -> None:
@@ -40,36 +40,36 @@ def test_cell_is_complete_only_with_its_last_observation() -> None:
     """Observations of another cell do not count."""
     spec = spec_of(TWO_CELLS)
     first, second = spec.all_cells()
-    known = whole_trial(first, spec)
-    assert planned(spec, known[:-1], ONE_CORE).pending == (first, second)
-    plan = planned(spec, known, ONE_CORE)
+    observations = whole_trial(first, spec)
+    assert planned(spec, observations[:-1], ONE_CORE).pending == (first, second)
+    plan = planned(spec, observations, ONE_CORE)
     assert plan == Plan(complete=(first,), pending=(second,), skipped=())
 
 
 def test_cell_where_no_example_fits_is_complete() -> None:
     """A largest batch size of zero is a final result."""
     spec = spec_of()
-    known = whole_trial(spec.all_cells()[0], spec, largest=0)
-    assert [o.outcome for o in known] == [Outcome.OUT_OF_MEMORY]
-    assert planned(spec, known, ONE_CORE).complete == tuple(spec.all_cells())
+    observations = whole_trial(spec.all_cells()[0], spec, largest=0)
+    assert [o.outcome for o in observations] == [Outcome.OUT_OF_MEMORY]
+    assert planned(spec, observations, ONE_CORE).complete == tuple(spec.all_cells())
 
 
 def test_cell_whose_probes_failed_is_pending_again() -> None:
     """A failure is no verdict, so the next run tries again."""
     spec = spec_of()
     (cell,) = spec.all_cells()
-    known = [observation(1, Outcome.FAILED, cell=cell, attempt=n) for n in (1, 2, 3)]
-    assert planned(spec, known, ONE_CORE).pending == (cell,)
+    observations = [observation(1, Outcome.FAILED, cell=cell, attempt=n) for n in (1, 2, 3)]
+    assert planned(spec, observations, ONE_CORE).pending == (cell,)
 
 
 def test_raising_the_batch_limit_makes_a_cell_pending_again() -> None:
     """A search that ended at the old limit continues above it."""
     spec = spec_of()
     (cell,) = spec.all_cells()
-    known = whole_trial(cell, spec, largest=1000)
-    assert planned(spec, known, ONE_CORE).complete == (cell,)
+    observations = whole_trial(cell, spec, largest=1000)
+    assert planned(spec, observations, ONE_CORE).complete == (cell,)
     wider = spec_of(ONE_CELL.replace("64", "128"))
-    assert planned(wider, known, ONE_CORE).pending == (cell,)
+    assert planned(wider, observations, ONE_CORE).pending == (cell,)
 
 
 def test_gpu_that_no_node_has_is_skipped_with_the_reason() -> None:
@@ -151,8 +151,8 @@ def test_gpu_that_the_cluster_can_start_a_node_for_is_planned() -> None:
     assert [cell.gpu for cell in plan.pending] == ["A40"]
     assert [skip.cell.gpu for skip in plan.skipped] == ["H100-SXM"]
     a40 = load_catalog().gpu("A40")
-    asked = {"CPU": 1.0, "A40": 1.0, "GPU": 1.0}
-    assert ClusterResources((head,)).trial_resources(a40) == asked
+    resources = {"CPU": 1.0, "A40": 1.0, "GPU": 1.0}
+    assert ClusterResources((head,)).trial_resources(a40) == resources
     there = Node({"CPU": 8.0, "A40": 1.0, "GPU": 1.0})
     assert ClusterResources((head, there)).threads(a40) == 8
 
@@ -162,13 +162,13 @@ def test_pending_cells_take_turns_over_the_gpus() -> None:
     spec = spec_of(
         ONE_CELL.replace("[cpu]", "[desk, cpu, lap]").replace("[16]", "[8, 16, 32]") + OWN_ROWS
     )
-    known = [
+    observations = [
         o
         for cell in spec.all_cells()
         if (cell.gpu, cell.seq_len) in {("cpu", 8), ("cpu", 16)}
         for o in whole_trial(cell, spec)
     ]
-    plan = planned(spec, known, ONE_CORE)
+    plan = planned(spec, observations, ONE_CORE)
     assert [(cell.gpu, cell.seq_len) for cell in plan.pending] == [
         ("desk", 8), ("cpu", 32), ("lap", 8), ("desk", 16), ("lap", 16), ("desk", 32), ("lap", 32),
     ]  # fmt: skip
@@ -179,8 +179,8 @@ def test_trial_holds_the_specification_and_its_own_observations_only() -> None:
     spec = spec_of(TWO_CELLS.replace("max_batch_size: 64", "max_batch_size: 64\nseed: 7"))
     first, second = spec.all_cells()
     of_second = whole_trial(second, spec)
-    known = [*whole_trial(first, spec), *of_second]
-    task = trial_task(spec, spec.merged_catalog(), second, known)
+    observations = [*whole_trial(first, spec), *of_second]
+    task = trial_task(spec, spec.merged_catalog(), second, observations)
     assert (task.cell, task.gpu.key, task.seed, task.batch_limit) == (second, "cpu", 7, 64)
     assert task.done == tuple(of_second)
     assert type(task).model_validate_json(task.model_dump_json()) == task

@@ -37,61 +37,63 @@ SHORT, LONG = SPEC.all_cells()
 
 def timed_on(cell: Cell, host: str, *, times: float, spec: SweepSpec = SPEC) -> list[Observation]:
     """Observations of a trial on a node whose steps take a multiple of the normal time."""
-    found = []
+    observations = []
     for o in whole_trial(cell, spec, where=environment(host=host, node_id=host * 4)):
         if o.measurement is None:
-            found.append(o)
+            observations.append(o)
             continue
         steps = tuple(seconds * times for seconds in o.measurement.step_seconds)
         slower = o.measurement.model_copy(update={"step_seconds": steps})
-        found.append(o.model_copy(update={"measurement": slower}))
-    return found
+        observations.append(o.model_copy(update={"measurement": slower}))
+    return observations
 
 
-def timed_again(seen: list[Observation]) -> list[Observation]:
+def timed_again(observations: list[Observation]) -> list[Observation]:
     """Observations of a trial on the fast node that repeats the slow node's timings."""
-    done = [o for o in seen if o.cell == LONG]
+    done = [o for o in observations if o.cell == LONG]
     task = trial_task(SPEC, SPEC.merged_catalog(), LONG, done)
     task = task.model_copy(update={"slow_nodes": ("slow" * 4,)})
     quick = LineDevice(40, environment(host="quick", node_id="quick" * 4))
-    found: list[Observation] = []
-    run_trial(task, quick, found.append)
-    return found
+    repeats: list[Observation] = []
+    run_trial(task, quick, repeats.append)
+    return repeats
 
 
 def test_a_node_ten_times_slower_is_reported_with_its_cells() -> None:
     """The comparison works across cells, since no two nodes of a sweep time the same one."""
-    seen = [*timed_on(SHORT, "quick", times=1), *timed_on(LONG, "slow", times=10)]
-    (found,) = slow_nodes(seen)
-    assert (found.host, found.cells, list(found.standing)) == ("slow", (LONG,), [LONG])
+    observations = [*timed_on(SHORT, "quick", times=1), *timed_on(LONG, "slow", times=10)]
+    (slow_node,) = slow_nodes(observations)
+    assert (slow_node.host, slow_node.cells, list(slow_node.standing)) == ("slow", (LONG,), [LONG])
     # Its examples are twice as long, and a step of this device takes as long whatever their length.
-    assert 4 < found.times < 11
-    assert "| slow (slowslow) | " in slow_nodes_section(seen)
-    assert "do not trust" in " ".join(slow_nodes_text(seen))
+    assert 4 < slow_node.times < 11
+    assert "| slow (slowslow) | " in slow_nodes_section(observations)
+    assert "do not trust" in " ".join(slow_nodes_text(observations))
 
 
 def test_timings_of_a_slow_node_are_repeated_and_excluded() -> None:
     """Step times, laws and tables ignore them; the search for the largest batch is kept."""
     slow = timed_on(LONG, "slow", times=10)
-    seen = [*timed_on(SHORT, "quick", times=1), *slow]
-    again = timed_again(seen)
+    first = [*timed_on(SHORT, "quick", times=1), *slow]
+    again = timed_again(first)
     assert {o.purpose for o in again} == {"ladder"}
-    assert len({o.key for o in (*seen, *again)}) == len(seen) + len(again)
-    every, honest = [*seen, *again], timed_on(LONG, "quick", times=1)
+    assert len({o.key for o in (*first, *again)}) == len(first) + len(again)
+    every, honest = [*first, *again], timed_on(LONG, "quick", times=1)
 
-    def told(observations: list[Observation]) -> list[object]:
-        mine = [o for o in observations if o.cell == LONG]
+    def results(observations: list[Observation]) -> list[object]:
+        of_cell = [o for o in observations if o.cell == LONG]
         columns = columns_of(observations)
         of_long = columns.timed & (columns.cell == columns.cells.index(LONG))
         return [
-            StepTimeSource(mine, ()).timed(LONG),
+            StepTimeSource(of_cell, ()).timed(LONG),
             sorted(columns.step_seconds[of_long]),
-            compare_recipes(mine),
+            compare_recipes(of_cell),
         ]
 
-    assert told(every) == told([*timed_on(SHORT, "quick", times=1), *honest]) != told(seen)
-    (found,) = slow_nodes(every)
-    assert (found.cells, dict(found.standing)) == ((LONG,), {})
+    assert (
+        results(every) == results([*timed_on(SHORT, "quick", times=1), *honest]) != results(first)
+    )
+    (slow_node,) = slow_nodes(every)
+    assert (slow_node.cells, dict(slow_node.standing)) == ((LONG,), {})
     assert "elsewhere" in " ".join(slow_nodes_text(every))
     assert [o for o in without_superseded(every) if not o.is_timing] == [
         o for o in every if not o.is_timing
@@ -102,18 +104,18 @@ def test_timings_of_a_slow_node_are_repeated_and_excluded() -> None:
 
 def test_slow_timings_without_a_repeat_are_kept_and_reported() -> None:
     """A budget may be spent, or the other node gone, before all timings are repeated."""
-    seen = [*timed_on(SHORT, "quick", times=1), *timed_on(LONG, "slow", times=10)]
-    *again, last = timed_again(seen)
-    (found,) = slow_nodes([*seen, *again])
-    assert dict(found.standing) == {LONG: (last.batch_size,)}
+    observations = [*timed_on(SHORT, "quick", times=1), *timed_on(LONG, "slow", times=10)]
+    *again, last = timed_again(observations)
+    (slow_node,) = slow_nodes([*observations, *again])
+    assert dict(slow_node.standing) == {LONG: (last.batch_size,)}
 
 
 def test_nodes_that_differ_by_ordinary_variation_are_not_slow() -> None:
     """A lone node is not slow either: there is nothing to compare it with."""
     assert slow_nodes(timed_on(SHORT, "alone", times=10)) == []
-    seen = [*timed_on(SHORT, "quick", times=1), *timed_on(SHORT, "slower", times=2)]
-    assert slow_nodes(seen) == []
-    assert slow_nodes_section(seen) == ""
+    observations = [*timed_on(SHORT, "quick", times=1), *timed_on(SHORT, "slower", times=2)]
+    assert slow_nodes(observations) == []
+    assert slow_nodes_section(observations) == ""
 
 
 def of_batch(observations: list[Observation], *batch_sizes: int) -> list[Observation]:
@@ -188,12 +190,12 @@ def test_a_node_that_joins_a_resumed_sweep_repeats_slow_timings(
     monkeypatch.setattr(trial_executor, "run_trials", cluster.run)
     run = open_run(tmp_path / "run", DESKS, spec)
     with ObservationWriter(run) as writer:
-        for each in (*timed_on(short, "quick", times=1, spec=spec), *slow):
-            writer.append(each)
+        for observation in (*timed_on(short, "quick", times=1, spec=spec), *slow):
+            writer.append(observation)
         rates = NodePrices(spec.merged_catalog())
         session = SweepSession(run, writer, spec, rates)
         plan = measure(session, ExhaustiveStrategy(spec, rates), wait_seconds=60)
-    (found,) = slow_nodes(run.observations())
-    assert (found.host, found.standing) == ("slow", {})
+    (slow_node,) = slow_nodes(run.observations())
+    assert (slow_node.host, slow_node.standing) == ("slow", {})
     assert (plan.complete, plan.skipped) == ((short, long), ())
     assert run.plan() == plan

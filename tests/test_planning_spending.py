@@ -55,8 +55,8 @@ WHOLE = (5 + 8) * 60.0  # seconds of a trial as assumed: five probes that search
 def test_a_sweep_is_priced_before_it_starts() -> None:
     """By hand: a node's start and a minute per probe; a CPU has no estimate before probes."""
     plan = make_plan(SPEC, CATALOG, CLUSTER, [])
-    left = {each.gpu: each for each in remaining_work(SPEC, RATES, CLUSTER, plan, [])}
-    assert {gpu: each.at_a_time for gpu, each in left.items()} == {"fast": 1, "desk": 3, "cpu": 12}
+    left = {work.gpu: work for work in remaining_work(SPEC, RATES, CLUSTER, plan, [])}
+    assert {gpu: work.at_a_time for gpu, work in left.items()} == {"fast": 1, "desk": 3, "cpu": 12}
     fast = left["fast"]
     assert fast.hours == pytest.approx((600 + WHOLE) / 3600)
     assert fast.usd == pytest.approx(2 * (600 + WHOLE) / 3600)
@@ -83,10 +83,10 @@ def test_measured_cells_predict_the_cost_of_the_rest() -> None:
     spec = spec_of(ONE_CELL.replace("[cpu]", "[desk]").replace("[16]", "[16, 32]") + ROWS)
     catalog = spec.merged_catalog()
     done, _ = spec.all_cells()
-    seen = [o.model_copy(update={"seconds": 2.0}) for o in whole_trial(done, spec, largest=40)]
-    searched = sum(o.purpose != "ladder" for o in seen)
-    plan = make_plan(spec, catalog, CLUSTER, seen)
-    (left,) = remaining_work(spec, NodePrices(catalog), CLUSTER, plan, seen)
+    measured = [o.model_copy(update={"seconds": 2.0}) for o in whole_trial(done, spec, largest=40)]
+    searched = sum(o.purpose != "ladder" for o in measured)
+    plan = make_plan(spec, catalog, CLUSTER, measured)
+    (left,) = remaining_work(spec, NodePrices(catalog), CLUSTER, plan, measured)
     assert left.hours == pytest.approx((searched + 8) * 2 / 3600)
     assert left.usd == pytest.approx(0.5 * (searched + 8) * 2 / 3600)
     assert "assumed" not in next(expected_text([left], Budget(), NodePrices(catalog)))
@@ -98,15 +98,15 @@ def test_dollars_are_counted_as_they_are_spent() -> None:
     assert meter.usd is None
     meter.observed(observation(1, cell=CPU, seconds=100.0))
     assert meter.usd is None
-    seen = [observation(b, cell=FAST, seconds=90.0) for b in (1, 2)]
-    for each in seen:
-        meter.observed(each)
+    probes = [observation(b, cell=FAST, seconds=90.0) for b in (1, 2)]
+    for entry in probes:
+        meter.observed(entry)
     assert meter.usd == pytest.approx(2 * (600 + 180) / 3600)
     profile = profiled(8, cell=FAST, seconds=30.0)
     meter.observed(profile)
     assert meter.usd == pytest.approx(2 * (600 + 210) / 3600)
-    again = Meter(SPEC, RATES, [*seen, profile])
-    assert {each.gpu: each.usd for each in again.spent} == {"fast": meter.usd}
+    again = Meter(SPEC, RATES, [*probes, profile])
+    assert {entry.gpu: entry.usd for entry in again.spent} == {"fast": meter.usd}
     meter.observed(observation(1, cell=DESK, seconds=3600.0))  # one's own is up already
     assert meter.usd == pytest.approx(2 * (600 + 210) / 3600 + 0.5)
     assert not meter.reaches(None)
@@ -150,8 +150,8 @@ def test_each_node_pays_for_its_start_and_its_dead_trials() -> None:
 
 def test_nodes_cost_the_offers_that_the_user_names() -> None:
     """The cheapest match applies; without a match there is no price, and a warning says so."""
-    dear = NodePrices(CATALOG, NodeRentals(offers=OfferFilter(market="on-demand")))
-    meter = Meter(SPEC, dear, [ran("one", "a")])
+    on_demand = NodePrices(CATALOG, NodeRentals(offers=OfferFilter(market="on-demand")))
+    meter = Meter(SPEC, on_demand, [ran("one", "a")])
     assert meter.usd == pytest.approx(3 * 636 / 3600)
     priced = list(meter.text())[1]
     assert "on-demand in here at $3" in priced
@@ -168,21 +168,21 @@ def test_nodes_cost_the_offers_that_the_user_names() -> None:
 
 def test_a_labelled_node_is_priced_by_its_labels() -> None:
     """Other nodes do not affect it; a label without a price falls back to the user's choice."""
-    said = NodeRental(instance="a", region="here", market="on-demand")
+    labelled = NodeRental(instance="a", region="here", market="on-demand")
     gone = NodeRental(instance="x", market="on-demand")
     unpriced = NodeRental(instance="a", region="here", market="spot")
     nodes = [
-        Node({"CPU": 1.0, "fast": 1.0}, node_id="a", labels={"other": "1"} | said.labels),
+        Node({"CPU": 1.0, "fast": 1.0}, node_id="a", labels={"other": "1"} | labelled.labels),
         Node({"CPU": 1.0, "fast": 1.0}, node_id="b", labels={"other": "1"}),
         Node({"CPU": 1.0, "fast": 1.0}, node_id="c", labels=gone.labels),
         Node({"CPU": 1.0, "fast": 1.0}, node_id="d", labels=unpriced.labels),
     ]
     rented = NodeRentals().with_nodes(nodes)
-    assert rented.nodes == {"a": said, "c": gone, "d": unpriced}
+    assert rented.nodes == {"a": labelled, "c": gone, "d": unpriced}
     assert rented.with_nodes(nodes[:1]) is rented
     rates = NodePrices(CATALOG, rented)
-    asked = {node_id: rates.offer("fast", node_id) for node_id in "abcd"}
-    instances = {key: offer and offer.instance for key, offer in asked.items()}
+    offers = {node_id: rates.offer("fast", node_id) for node_id in "abcd"}
+    instances = {key: offer and offer.instance for key, offer in offers.items()}
     assert instances == {"a": "a", "b": "b", "c": "b", "d": "a"}
     meter = Meter(SPEC, rates, [ran("one", "a"), ran("two", "b")])
     assert meter.usd == pytest.approx(5 * 636 / 3600)
@@ -209,22 +209,22 @@ def test_a_price_never_underestimates_a_labelled_node() -> None:
         for r, i, m, usd in rows
     ]
 
-    def told(**said: str) -> str:
-        rental = NodeRental.model_validate({"provider": "hill", **said})
+    def nearest(**labels: str) -> str:
+        rental = NodeRental.model_validate({"provider": "hill", **labels})
         near = rental.nearest([*CATALOG.offers("fast"), *offers])
         return "" if near is None else f"{near.region} {near.instance} {near.market}"
 
-    assert told(instance="small", region="west", market="spot") == "west small on-demand"
-    assert told(instance="small", region="east", market="spot") == "east small spot"
-    assert told(instance="small", region="east", market="on-demand") == "west small on-demand"
-    assert told(instance="huge", region="west", market="on-demand") == "west small on-demand"
-    assert told(provider="moon", instance="small", region="west") == ""
+    assert nearest(instance="small", region="west", market="spot") == "west small on-demand"
+    assert nearest(instance="small", region="east", market="spot") == "east small spot"
+    assert nearest(instance="small", region="east", market="on-demand") == "west small on-demand"
+    assert nearest(instance="huge", region="west", market="on-demand") == "west small on-demand"
+    assert nearest(provider="moon", instance="small", region="west") == ""
 
 
 def test_an_assumed_price_is_reported_as_the_cheapest_offer() -> None:
     """This holds where one of two nodes has labels; a future node is priced like that one."""
-    said = NodeRental(provider="pit", instance="a", region="here", market="on-demand")
-    rates = NodePrices(CATALOG, NodeRentals(nodes={"a": said}))
+    labelled = NodeRental(provider="pit", instance="a", region="here", market="on-demand")
+    rates = NodePrices(CATALOG, NodeRentals(nodes={"a": labelled}))
     offers = [rates.offer("fast", node_id) for node_id in (None, "a", "b")]
     assert [offer and offer.instance for offer in offers] == ["a", "a", "b"]
     assert "cheapest" not in rates.text([("fast", offers[1])])
@@ -234,8 +234,8 @@ def test_an_assumed_price_is_reported_as_the_cheapest_offer() -> None:
 def test_a_node_offer_is_saved_again_after_a_full_disk(tmp_path: Path) -> None:
     """Until the disk has room, no price depends on an offer that was not saved."""
     run = open_run(tmp_path / "run", ONE_CELL, spec_of())
-    said = NodeRental(provider="pit", instance="a", region="here", market="on-demand")
-    cluster = ClusterResources((Node({"CPU": 1.0}, node_id="a", labels=said.labels),))
+    labelled = NodeRental(provider="pit", instance="a", region="here", market="on-demand")
+    cluster = ClusterResources((Node({"CPU": 1.0}, node_id="a", labels=labelled.labels),))
     in_the_way = tmp_path / "run" / RENTED / "file"
     in_the_way.mkdir(parents=True)
     with ObservationWriter(run) as writer:
@@ -245,7 +245,7 @@ def test_a_node_offer_is_saved_again_after_a_full_disk(tmp_path: Path) -> None:
         in_the_way.rmdir()
         in_the_way.parent.rmdir()
         diary.record_nodes(cluster)
-    assert run.rented() == diary.rates.rented == NodeRentals(nodes={"a": said})
+    assert run.rented() == diary.rates.rented == NodeRentals(nodes={"a": labelled})
 
 
 def test_the_offers_of_nodes_are_saved_with_the_run(
@@ -258,8 +258,8 @@ def test_the_offers_of_nodes_are_saved_with_the_run(
     spec = tmp_path / "made.yaml"
     spec.write_text(text, encoding="utf-8")
     with ObservationWriter(run) as writer:
-        for each in whole_trial(FAST, SPEC, largest=40):
-            writer.append(each)
+        for observation in whole_trial(FAST, SPEC, largest=40):
+            writer.append(observation)
     sweep = ["sweep", str(spec), "--out", str(run.path)]
     assert main([*sweep, "--providers", "pit", "--no-spot"]) == 0
     price = "on-demand in here at $3/h"
@@ -269,9 +269,9 @@ def test_the_offers_of_nodes_are_saved_with_the_run(
         assert main(command) == 0
         assert price in "".join(capsys.readouterr())
     assert main([*sweep, "--providers", "pitt", "--dry-run"]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("--providers: ")
-    assert "did you mean 'pit'?" in said
+    errors = capsys.readouterr().err
+    assert errors.startswith("--providers: ")
+    assert "did you mean 'pit'?" in errors
 
 
 def test_a_gpu_whose_start_exceeds_the_budget_is_excluded() -> None:
@@ -293,12 +293,12 @@ def test_a_gpu_whose_start_exceeds_the_budget_is_excluded() -> None:
 def test_a_trial_that_did_not_finish_is_not_excluded_by_the_budget() -> None:
     """Only cells without budget are excluded for it; the others did not finish."""
     plan = make_plan(SPEC, CATALOG, CLUSTER, [])
-    seen = [observation(1, cell=DESK, seconds=7200.0)]
-    spent_usd = Meter(SPEC, RATES, seen).usd or 0.0
-    finished = ExhaustiveStrategy(SPEC, RATES, 1000.0).conclusion(plan, seen, spent_usd)
+    probes = [observation(1, cell=DESK, seconds=7200.0)]
+    spent_usd = Meter(SPEC, RATES, probes).usd or 0.0
+    finished = ExhaustiveStrategy(SPEC, RATES, 1000.0).conclusion(plan, probes, spent_usd)
     assert "3 trials" in (finished.failure or "")
     assert finished.unpaid == ()
-    unpaid = ExhaustiveStrategy(SPEC, RATES, 1.0).conclusion(plan, seen, spent_usd)
+    unpaid = ExhaustiveStrategy(SPEC, RATES, 1.0).conclusion(plan, probes, spent_usd)
     assert unpaid.failure is None
     assert len(unpaid.unpaid) == 3
 
@@ -339,9 +339,9 @@ def test_a_sweep_ends_when_its_budget_is_spent(tmp_path: Path) -> None:
     budget = 0.5
     done = ended(tmp_path, "sweep", "paid.yaml", "--out", "run", "--budget-usd", str(budget))
     assert done.returncode == 0, done.stderr
-    seen = observations(tmp_path / "run")
-    spent = sum(o.seconds for o in seen)
-    longest = max(o.seconds for o in seen)
+    probes = observations(tmp_path / "run")
+    spent = sum(o.seconds for o in probes)
+    longest = max(o.seconds for o in probes)
     assert budget <= spent <= budget + 2 * 2 * longest  # the next may have begun on each device
     assert "budget of $0.5: " in done.stderr
     assert f"spent: ${spent:.3g}" in done.stderr

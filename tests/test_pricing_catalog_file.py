@@ -105,11 +105,11 @@ def test_an_owned_gpu_needs_only_its_key_and_hourly_cost(
 
 def test_a_users_price_replaces_the_catalogs(tmp_path: Path) -> None:
     """A discount on an instance of the catalog is not a second offer."""
-    known = CATALOG.offers("H100-SXM")[0]
+    offer = CATALOG.offers("H100-SXM")[0]
     text = (
         "gpu,provider,region,instance,gpus_per_instance,market,usd_per_hour\n"
-        f"{known.gpu},{known.provider},{known.region},{known.instance},"
-        f"{known.gpus_per_instance},{known.market},0.5\n"
+        f"{offer.gpu},{offer.provider},{offer.region},{offer.instance},"
+        f"{offer.gpus_per_instance},{offer.market},0.5\n"
     )
     own = read_price_file(written(tmp_path, "p.csv", text), CATALOG)
     merged = CATALOG.merged((), own)
@@ -240,10 +240,10 @@ def test_every_mistake_of_yaml_and_toml_is_reported_with_its_line(
     name: str, text: str, lines: list[str] | None, tmp_path: Path
 ) -> None:
     """The lines read like those of a specification."""
-    found = mistakes(written(tmp_path, name, text))
-    assert found
+    messages = mistakes(written(tmp_path, name, text))
+    assert messages
     if lines is not None:
-        assert found == lines
+        assert messages == lines
 
 
 @pytest.mark.parametrize("name", ["c.csv", "c.yaml"])

@@ -34,9 +34,9 @@ def test_expected_hours_match_simulated_interruptions(
     rate: float, checkpoint: float, restart: float, interval: float
 ) -> None:
     """Interruptions strike work, checkpoints and restarts alike."""
-    told = interrupted_hours(HOURS, rate, checkpoint, restart, interval)
+    expected = interrupted_hours(HOURS, rate, checkpoint, restart, interval)
     drawn = drawn_hours(rate, checkpoint, restart, interval)
-    assert float(told[0]) == pytest.approx(drawn, rel=0.02)
+    assert float(expected[0]) == pytest.approx(drawn, rel=0.02)
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.05, 2.0])
@@ -72,8 +72,8 @@ def test_a_job_shorter_than_the_interval_is_one_interval() -> None:
     rare = Overheads(startup_minutes=0, interruptions_per_day=0.01)
     none = rental(np.array([0.0]), rare, spot=True)
     assert none.hours == pytest.approx(0)
-    told = rental(np.array([0.1]), rare, spot=True)
-    assert told.checkpoint_minutes == pytest.approx(6)
+    bill = rental(np.array([0.1]), rare, spot=True)
+    assert bill.checkpoint_minutes == pytest.approx(6)
 
 
 def test_free_checkpoints_lose_no_work() -> None:

@@ -35,9 +35,9 @@ def test_examples_have_the_lengths_of_the_data() -> None:
     """Half of the examples have 32 tokens and half 128: 80 on average."""
     data = DataLengths(source="made", histogram=((32, 500), (128, 500)))
     short, long = LONG.all_cells()
-    seen = [o for cell in (short, long) for o in by_tokens(cell)]
+    observations = [o for cell in (short, long) for o in by_tokens(cell)]
     job = JOB.model_copy(update={"lengths": data, "batch_size": 1})
-    ranking = ranked(seen, job, spec=LONG)
+    ranking = ranked(observations, job, spec=LONG)
     assert {row.cell for row in ranking.offers} == {long}
     (reason,) = [e.reason for e in ranking.excluded]
     for part in ("length is 64", "128 tokens", "cell at 128", "--cutoff 64"):
@@ -50,7 +50,7 @@ def test_examples_have_the_lengths_of_the_data() -> None:
     assert one.hours * 3600 == pytest.approx(3000 * 0.108, rel=1e-3)
     assert not one.extrapolated
     cut = job.model_copy(update={"cutoff": 64})
-    rows = ranked(seen, cut, spec=LONG).offers
+    rows = ranked(observations, cut, spec=LONG).offers
     assert {row.cell.seq_len: row.tokens_per_example for row in rows} == {64: 48, 128: 48}
     assert all(row.extrapolated for row in rows)  # no length as short was measured
 
@@ -111,15 +111,15 @@ def test_lengths_are_priced_by_a_law_of_lengths() -> None:
     job = JOB.model_copy(update={"lengths": data, "batch_size": 1})
     short, long = LONG.all_cells()
     # An example of the shorter length is dearer by itself: each length has a slope of its own.
-    seen = [
+    observations = [
         *by_tokens(long),
         *limit_probes(40, short),
         *(timed(b, *6 * [0.1 + 0.9e-2 * b], cell=short) for b in (1, 3, 9, 18, 40)),
     ]
-    (family,) = fit_families(seen)
+    (family,) = fit_families(observations)
     assert family.form in {Form.AFFINE_EXAMPLES, Form.POOLED_BY_SERIES, Form.SMOOTH_MAXIMUM}
     assert family.by_length is not None
-    ranking = ranked(seen, job, spec=LONG)
+    ranking = ranked(observations, job, spec=LONG)
     row = ranking.offers[0]
     assert (row.as_if_full, row.law, row.length_error) == (
         False,
@@ -143,20 +143,20 @@ def test_simulated_steps_of_shorter_examples_come_before_any_law() -> None:
         )
         return timed(batch, cell=cell, basis=Basis.SIMULATED, measurement=steps)
 
-    seen = [*(simulated(b) for b in (1, 4, 16, 40)), observation(41, MISS, cell=cell)]
+    observations = [*(simulated(b) for b in (1, 4, 16, 40)), observation(41, MISS, cell=cell)]
     data = DataLengths(source="made", histogram=((48, 500), (112, 500)))
     job = JOB.model_copy(update={"lengths": data, "batch_size": 4, "pad_to_multiple": 1})
     tokens = 48 + 64 * (1 - 0.5**4)
-    row = ranked(seen, job, spec=spec_of(SHORTER)).offers[0]
+    row = ranked(observations, job, spec=spec_of(SHORTER)).offers[0]
     assert row.tokens_per_example == pytest.approx(tokens)
     part = (tokens - 96) / 32
     seconds = 0.1 + 4e-3 * (3 + 6 * part)
     assert row.hours * 3600 == pytest.approx(750 * seconds)
     assert (row.law, row.as_if_full) == (None, False)
     between = job.model_copy(update={"batch_size": 8})
-    row = ranked(seen, between, spec=spec_of(SHORTER)).offers[0]
+    row = ranked(observations, between, spec=spec_of(SHORTER)).offers[0]
     part = (row.tokens_per_example - 96) / 32
     assert row.hours * 3600 == pytest.approx(375 * (0.1 + 8e-3 * (3 + 6 * part)), rel=0.03)
     # Shorter than any that was simulated: only a law could tell.
     cut = job.model_copy(update={"cutoff": 16})
-    assert ranked(seen, cut, spec=spec_of(SHORTER)).offers[0].as_if_full
+    assert ranked(observations, cut, spec=spec_of(SHORTER)).offers[0].as_if_full

@@ -169,7 +169,7 @@ detail: Worker unexpectedly exits with a connection error code 2. End of file. T
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "cause"),
     [
         (
             NODE_DIED,
@@ -184,11 +184,11 @@ detail: Worker unexpectedly exits with a connection error code 2. End of file. T
     ],
 )
 def test_the_cause_of_death_is_the_relevant_line_of_rays_error(
-    tmp_path: Path, text: str, told: str
+    tmp_path: Path, text: str, cause: str
 ) -> None:
     """Ray's own message fills more than a page."""
     (tmp_path / "error.txt").write_text(text, encoding="utf-8")
-    assert cause_of_death(SimpleNamespace(error_file=str(tmp_path / "error.txt"))) == told
+    assert cause_of_death(SimpleNamespace(error_file=str(tmp_path / "error.txt"))) == cause
 
 
 def test_the_reason_is_one_line() -> None:

@@ -48,7 +48,7 @@ def test_targets_and_experts_follow_from_the_model(
 
 
 @pytest.mark.parametrize(
-    ("fields", "model", "gpu", "said"),
+    ("fields", "model", "gpu", "expected"),
     [
         (
             {"method": "full", "attention": "flash_attention_2"},
@@ -85,7 +85,7 @@ def test_targets_and_experts_follow_from_the_model(
     ],
 )
 def test_an_unsupported_recipe_is_refused_with_the_reason(
-    fields: dict[str, object], model: str, gpu: str, said: str
+    fields: dict[str, object], model: str, gpu: str, expected: str
 ) -> None:
     """Planning refuses it, before anything is built or rented."""
     facts, device = find_model(model), load_catalog().gpu(gpu)
@@ -93,7 +93,7 @@ def test_an_unsupported_recipe_is_refused_with_the_reason(
     reason = incompatibility(recipe, facts, device, EVERYTHING)
     assert reason is not None
     assert "\n" not in reason
-    with pytest.raises(AssertionError, match=said):
+    with pytest.raises(AssertionError, match=expected):
         raise AssertionError(reason)
 
 
@@ -127,7 +127,7 @@ def mamba_beside_attention(**config: int) -> Model:
 
 
 @pytest.mark.parametrize(
-    ("targets", "config", "said"),
+    ("targets", "config", "expected"),
     [
         (("attention",), {"num_attention_heads": 4}, None),
         (("attention", "router"), {"num_attention_heads": 4}, "use attention"),
@@ -140,15 +140,15 @@ def mamba_beside_attention(**config: int) -> Model:
     ],
 )
 def test_adapters_on_mamba_layers_are_refused_and_beside_them_allowed(
-    targets: tuple[str, ...] | None, config: dict[str, int], said: str | None
+    targets: tuple[str, ...] | None, config: dict[str, int], expected: str | None
 ) -> None:
     """The targets that the error proposes exist in the model."""
     recipe = Recipe.model_validate(LORA | {"lora_targets": targets})
     model = mamba_beside_attention(**config)
-    for asked in (recipe, with_defaults(recipe, model, cpu())):
-        reason = impossible_on_model(asked, model)
-        assert (reason is None) == (said is None)
-        assert said is None or said in str(reason)
+    for request in (recipe, with_defaults(recipe, model, cpu())):
+        reason = impossible_on_model(request, model)
+        assert (reason is None) == (expected is None)
+        assert expected is None or expected in str(reason)
 
 
 @pytest.mark.parametrize(

@@ -174,9 +174,9 @@ def test_a_process_end_is_classified_by_exit_code_and_output(
     code: int, last: str, outcome: Outcome, detail: str
 ) -> None:
     """C libraries print an error and exit; a signal is reported by its name."""
-    found, said = ending(code, ["a warning", last], killed_for_memory=False)
-    assert found is outcome
-    assert said.startswith(detail)
+    actual, reason = ending(code, ["a warning", last], killed_for_memory=False)
+    assert actual is outcome
+    assert reason.startswith(detail)
     assert ending(code, [], killed_for_memory=False)[0] is Outcome.FAILED
 
 

@@ -59,10 +59,10 @@ def test_equal_cells_environments_and_built_models_are_shared() -> None:
 
 def test_a_line_in_another_format_is_read() -> None:
     """Another program's spaces and key order, or an older version's missing field, are allowed."""
-    reader, told = LineReader(), json.loads(LINES[0])
-    spaced = json.dumps(dict(sorted(told.items())), indent=None).encode()
-    del told["cell"]["weights"], told["repeat"], told["measurement"]["energy_joules"]
-    older = json.dumps(told, separators=(",", ":")).encode()
+    reader, fields = LineReader(), json.loads(LINES[0])
+    spaced = json.dumps(dict(sorted(fields.items())), indent=None).encode()
+    del fields["cell"]["weights"], fields["repeat"], fields["measurement"]["energy_joules"]
+    older = json.dumps(fields, separators=(",", ":")).encode()
     for line in (spaced, older):
         assert reader.observation(line).model_dump() == KINDS[0].model_dump()
 
@@ -72,7 +72,7 @@ def result_of(line: bytes, read: object) -> object:
     try:
         return read(line).model_dump()  # type: ignore[operator]
     except ValidationError as error:
-        return [(each["loc"], each["msg"]) for each in error.errors(include_url=False)]
+        return [(mistake["loc"], mistake["msg"]) for mistake in error.errors(include_url=False)]
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,8 @@ def test_experts_attention_and_mamba_come_from_the_configuration(
 ) -> None:
     """The names of the fields differ between model families."""
     model = find_model(name)
-    found = (model.experts, model.active_experts, model.has_attention, model.has_mamba)
-    assert found == (experts, active, attention, mamba)
+    facts = (model.experts, model.active_experts, model.has_attention, model.has_mamba)
+    assert facts == (experts, active, attention, mamba)
 
 
 def test_another_number_of_active_experts_is_set_in_the_configuration() -> None:
@@ -92,7 +92,7 @@ def test_a_folder_with_a_configuration_is_a_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "reason"),
     [
         ({"model_type": "llama"}, "its configuration has no vocab_size"),
         ({"vocab_size": 8}, "its configuration has no model_type"),
@@ -107,11 +107,11 @@ def test_a_folder_with_a_configuration_is_a_model(tmp_path: Path) -> None:
     ],
 )
 def test_an_invalid_configuration_is_one_line(
-    config: dict[str, object], said: str, tmp_path: Path
+    config: dict[str, object], reason: str, tmp_path: Path
 ) -> None:
     """The line names the file."""
     name = folder(tmp_path, **config)
-    with pytest.raises(UnknownModelError, match=said) as error:
+    with pytest.raises(UnknownModelError, match=reason) as error:
         find_model(name)
     assert f"{tmp_path}/config.json" in str(error.value)
     assert "\n" not in str(error.value)

@@ -79,7 +79,7 @@ def test_defaults_follow_from_the_method() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "reason"),
     [
         ({"method": "full", "lora_rank": 16}, "lora_rank 16 .* method full"),
         (
@@ -122,9 +122,9 @@ def test_defaults_follow_from_the_method() -> None:
         ),
     ],
 )
-def test_conflicting_fields_are_reported(fields: dict[str, object], said: str) -> None:
+def test_conflicting_fields_are_reported(fields: dict[str, object], reason: str) -> None:
     """The message has the wrong value and the remedy."""
-    with pytest.raises(ValidationError, match=said):
+    with pytest.raises(ValidationError, match=reason):
         Recipe.model_validate(fields)
 
 

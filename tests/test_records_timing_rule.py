@@ -134,7 +134,7 @@ def test_steady_noise_is_called_stable(seconds: list[float]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "stop_reason", "said"),
+    ("seconds", "stop_reason", "expected"),
     [
         (
             [0.1, 0.2] * 5,
@@ -147,12 +147,12 @@ def test_steady_noise_is_called_stable(seconds: list[float]) -> None:
     ],
 )
 def test_an_unstable_series_has_a_reason(
-    seconds: list[float], stop_reason: StopReason, said: str
+    seconds: list[float], stop_reason: StopReason, expected: str
 ) -> None:
     """The interval is too wide, there is a trend, or steps lie far above the rest."""
     reason = instability(seconds, stop_reason, TimingRule())
     assert reason is not None
-    assert said in reason
+    assert expected in reason
 
 
 # Wider noise makes a trend of one series in a hundred thousand, which no test should wait for.
@@ -164,8 +164,8 @@ def test_series_that_end_precise_are_stable(deviation: float, seed: int) -> None
     rule = TimingRule()
     while (reason := rule.stop_reason(seconds)) is None:
         seconds.append(0.1 * math.exp(random.gauss(0, deviation)))
-    said = instability(seconds, reason, rule)
-    assert said is None if reason == "precise" else said is not None
+    verdict = instability(seconds, reason, rule)
+    assert verdict is None if reason == "precise" else verdict is not None
 
 
 @pytest.mark.parametrize("deviation", [0.05, 0.1, 0.2])
@@ -176,8 +176,8 @@ def test_wide_noise_is_seldom_called_a_trend(deviation: float, steps: int) -> No
     series = [
         [0.1 * math.exp(random.gauss(0, deviation)) for _ in range(steps)] for _ in range(1000)
     ]
-    told = [instability(seconds, "step cap", TimingRule()) or "" for seconds in series]
-    assert sum("became" in text for text in told) < 0.07 * len(told)
+    verdicts = [instability(seconds, "step cap", TimingRule()) or "" for seconds in series]
+    assert sum("became" in text for text in verdicts) < 0.07 * len(verdicts)
 
 
 @given(st.integers(8, 30), st.sampled_from([1.2, 1.4]), st.integers(0, 2**32))
@@ -194,10 +194,10 @@ def test_a_step_up_under_little_noise_is_a_trend(steps: int, factor: float, seed
 @pytest.mark.parametrize("steps", range(1, 6))
 def test_a_series_too_short_for_an_interval_says_so(steps: int) -> None:
     """No statistic is computed from too few steps."""
-    said = instability([0.1] * steps, "time cap", TimingRule())
-    assert said is not None
-    assert "too few steps" in said
-    assert "time cap" in said
+    verdict = instability([0.1] * steps, "time cap", TimingRule())
+    assert verdict is not None
+    assert "too few steps" in verdict
+    assert "time cap" in verdict
 
 
 def test_nothing_timed_is_not_unstable() -> None:

@@ -61,11 +61,11 @@ OPEN_ALL = """async () => {
 TWO_JOBS = ONE_CELL.replace("[16]", "[16, 32]")
 
 
-def twice_as_fast(of: Measurement | None) -> Measurement | None:
+def twice_as_fast(measured: Measurement | None) -> Measurement | None:
     """The same measurement with half the step times."""
-    if of is None:
+    if measured is None:
         return None
-    return of.model_copy(update={"step_seconds": tuple(s / 2 for s in of.step_seconds)})
+    return measured.model_copy(update={"step_seconds": tuple(s / 2 for s in measured.step_seconds)})
 
 
 @pytest.fixture(scope="module")
@@ -116,15 +116,15 @@ def test_it_opens_with_a_job_of_several_gpus_and_its_answer(report: Opened) -> N
 
 def test_every_job_can_be_chosen_and_all_charts_follow(report: Opened) -> None:
     """The title of each chart names the job."""
-    for job, of in (
+    for job, subject in (
         ("llama-tiny, 16 tokens", "llama-tiny, full-fp32"),
         ("llama-tiny, 32 tokens", "llama-tiny, full-fp32"),
         ("llama-2-7b, 64 tokens", "llama-2-7b, lora-r4-all-linear-bf16"),
     ):
         choose(report, job)
-        assert report.texts("#errors [data-of]") == [of]
+        assert report.texts("#errors [data-of]") == [subject]
         (tokens,) = re.findall(r"\d+ tokens", job)
-        assert report.texts("#speed [data-of]") == [f"{of}, {tokens} per example"]
+        assert report.texts("#speed [data-of]") == [f"{subject}, {tokens} per example"]
         assert report.page.locator("figure svg[role=img]").count() >= 3
         report.page.select_option("#market", "spot")
         report.page.select_option("#market", "")
@@ -171,11 +171,11 @@ def test_measured_and_simulated_differ_in_shape(report: Opened) -> None:
 
     def shapes() -> set[tuple[str, bool]]:
         marks = report.page.locator("#speed-charts [aria-label=dot] :is(path, circle)")
-        found = marks.evaluate_all(
+        pairs = marks.evaluate_all(
             "all => all.map(e => [e.tagName, (e.getAttribute('fill') "
             "?? e.closest('g').getAttribute('fill')) === 'var(--card)'])"
         )
-        return {(d, hollow) for d, hollow in found}
+        return {(d, hollow) for d, hollow in pairs}
 
     (simulated,) = shapes()
     choose(report, "llama-tiny, 32 tokens")
@@ -188,9 +188,9 @@ def test_every_chart_has_its_numbers_in_a_table(report: Opened, file: Path) -> N
     """The table has one row per point; a chart has a name for screen readers."""
     choose(report, "llama-tiny, 16 tokens")
     page = report.page
-    found = re.search(r'id="data">(.*?)</script>', file.read_text(encoding="utf-8"))
-    assert found is not None
-    data = json.loads(found.group(1))["tables"]
+    match = re.search(r'id="data">(.*?)</script>', file.read_text(encoding="utf-8"))
+    assert match is not None
+    data = json.loads(match.group(1))["tables"]
     probes = [
         dict(zip(data["probes"]["columns"], row, strict=True)) for row in data["probes"]["rows"]
     ]
@@ -235,10 +235,10 @@ def test_it_fits_a_phone_in_both_themes(report: Opened, scheme: str) -> None:
 
 def test_profiles_and_curves_are_drawn(context: BrowserContext, tmp_path: Path) -> None:
     """Bars fill their length, experts have their tokens, and every curve has a line."""
-    told = results(ONE_CELL)
+    run = results(ONE_CELL)
     saving = tiny_cell("mixtral-tiny", recipe("full", gradient_checkpointing=True), seq_len=16)
-    told.profiled = [profiled(1), profiled(8), profiled(8, cell=saving)]
-    told.learned = curves(
+    run.profiled = [profiled(1), profiled(8), profiled(8, cell=saving)]
+    run.learned = curves(
         [
             *epochs([(0, 3.0), (90, 0.5)]),
             *epochs([(0, 3.1), (95, 0.4)], DENSE),
@@ -246,7 +246,7 @@ def test_profiles_and_curves_are_drawn(context: BrowserContext, tmp_path: Path) 
         ]
     )
     path = tmp_path / "report.html"
-    path.write_text(html_report(told, MADE), encoding="utf-8")
+    path.write_text(html_report(run, MADE), encoding="utf-8")
     opened = Opened(context, path)
     for part in ("stages", "layers", "inside"):
         bars = f"#profile-{part} [aria-label=bar] rect"
@@ -275,12 +275,12 @@ def test_omitted_offers_are_counted(file: Path) -> None:
     """The page has their number and where to find them; a complete table has no such note."""
     offers = "".join(offer(1.0 + n, provider="them", instance=f"big{n}") for n in range(120))
     page = html_report(results(f"{ONE_CELL}catalog:\n  offers:\n{offers}"), MADE)
-    (shown, known) = re.findall(r"This page shows (\d+) of (\d+) offers", page)[0]
-    found = re.search(r'id="data">(.*?)</script>', page)
-    assert found is not None
-    assert len(json.loads(found.group(1))["tables"]["offers"]["rows"]) == int(shown)
-    assert int(known) >= 120
-    assert int(shown) < int(known)
+    (shown, total) = re.findall(r"This page shows (\d+) of (\d+) offers", page)[0]
+    match = re.search(r'id="data">(.*?)</script>', page)
+    assert match is not None
+    assert len(json.loads(match.group(1))["tables"]["offers"]["rows"]) == int(shown)
+    assert int(total) >= 120
+    assert int(shown) < int(total)
     assert "This page shows" not in file.read_text(encoding="utf-8")
 
 
@@ -292,26 +292,26 @@ def test_names_are_escaped(context: BrowserContext, tmp_path: Path) -> None:
         + offer(0.0007, provider="=1+1", instance="`code`**bold**")
     )
     spec = spec_of(text)
-    (known,) = spec.all_cells()
-    cell = known.model_copy(update={"model": IMAGE})  # as a folder may be called
+    (plain,) = spec.all_cells()
+    cell = plain.model_copy(update={"model": IMAGE})  # as a folder may be called
     where = environment(host=HOSTILE, device_name=IMAGE)
-    seen = [
-        o.model_copy(update={"environment": where, "cell": cell}) for o in whole_trial(known, spec)
+    observations = [
+        o.model_copy(update={"environment": where, "cell": cell}) for o in whole_trial(plain, spec)
     ]
-    seen.append(observation(50, Outcome.FAILED, cell=cell, detail=f"{HOSTILE}{MARKDOWN}"))
-    told = results(text, seen, [cell])
+    observations.append(observation(50, Outcome.FAILED, cell=cell, detail=f"{HOSTILE}{MARKDOWN}"))
+    run = results(text, observations, [cell])
     for name, page in (
-        ("report.html", html_report(told, MADE)),
-        ("both.html", html_comparison(compare(told, told, (HOSTILE, MARKDOWN)), MADE)),
+        ("report.html", html_report(run, MADE)),
+        ("both.html", html_comparison(compare(run, run, (HOSTILE, MARKDOWN)), MADE)),
     ):
         path = tmp_path / name
         path.write_text(page, encoding="utf-8")
         opened = Opened(context, path)
         opened.page.evaluate(OPEN_ALL)
-        said = opened.page.inner_text("body")
-        assert IMAGE in said
-        assert HOSTILE in said
-        assert MARKDOWN in said.replace("\\|", "|")
+        body = opened.page.inner_text("body")
+        assert IMAGE in body
+        assert HOSTILE in body
+        assert MARKDOWN in body.replace("\\|", "|")
         assert opened.page.locator("img, a[href^=http], a[href^=javascript], b").count() == 0
         assert opened.complaints == []
         assert opened.requests == [path.as_uri()]
@@ -343,13 +343,13 @@ def test_two_runs_are_compared(context: BrowserContext, tmp_path: Path) -> None:
         for o in before.observed
         if o.cell.seq_len == 16
     ]
-    found = compare(before, results(ONE_CELL, faster), ("old", "new"))
-    text = comparison_markdown(found)
+    comparison = compare(before, results(ONE_CELL, faster), ("old", "new"))
+    text = comparison_markdown(comparison)
     assert re.search(r"\| torch +\| 2.9.0 +\| 2.10.0 +\|", text)
     assert "+100.0% (+" in text
     assert "- cpu/llama-tiny/full-fp32/dense/seq32" in text.split("## Only in old")[1]
     path = tmp_path / "both.html"
-    path.write_text(html_comparison(found, MADE), encoding="utf-8")
+    path.write_text(html_comparison(comparison, MADE), encoding="utf-8")
     opened = Opened(context, path)
     assert opened.texts("#speeds-numbers tbody td:nth-child(6)")[0].startswith("2")
     assert opened.texts("#speeds-numbers tbody td:nth-child(7)") == ["faster"]
@@ -370,18 +370,18 @@ def test_a_run_without_observations_opens(context: BrowserContext, tmp_path: Pat
 
 def test_markdown_of_reports_becomes_tables_and_nothing_else() -> None:
     """Links, images and markup in names stay text."""
-    told = str(markdown(f"**sure**\n\n| a | b |\n|---|---|\n| {IMAGE} | [x](http://y) |"))
-    assert "<strong>sure</strong>" in told
-    assert "<td>&lt;img src=" in told
-    assert "<td>[x](http://y)</td>" in told
+    html = str(markdown(f"**sure**\n\n| a | b |\n|---|---|\n| {IMAGE} | [x](http://y) |"))
+    assert "<strong>sure</strong>" in html
+    assert "<td>&lt;img src=" in html
+    assert "<td>[x](http://y)</td>" in html
 
 
 def test_laws_of_the_page_are_those_of_the_run() -> None:
     """Every law on the page has the held-out error of fits.json."""
-    told = results(TWO_JOBS)
-    families = fit_observations(told.observed).families
-    page = html_report(told, MADE)
-    found = re.search(r'id="data">(.*?)</script>', page)
-    assert found is not None
-    errors = json.loads(found.group(1))["tables"]["errors"]
+    run = results(TWO_JOBS)
+    families = fit_observations(run.observed).families
+    page = html_report(run, MADE)
+    match = re.search(r'id="data">(.*?)</script>', page)
+    assert match is not None
+    errors = json.loads(match.group(1))["tables"]["errors"]
     assert len(errors["rows"]) == sum(len(family.candidates) for family in families) > 0

@@ -24,14 +24,16 @@ SEEN = whole_trial(CELL, SPEC)
 LARGE = environment(device_name="NVIDIA H200", host="gpu1", allocator="expandable_segments:True")
 
 
-def report(seen: list[Observation], spec: SweepSpec = SPEC, plan: Plan | None = None) -> str:
+def report(
+    observations: list[Observation], spec: SweepSpec = SPEC, plan: Plan | None = None
+) -> str:
     """The report of some observations."""
     catalog = spec.merged_catalog()
-    plan = plan or make_plan(spec, catalog, ClusterResources((Node({"CPU": 1.0}),)), seen)
-    fits = fit_observations(seen)
-    step_times = StepTimeSource(seen, fits.families)
+    plan = plan or make_plan(spec, catalog, ClusterResources((Node({"CPU": 1.0}),)), observations)
+    fits = fit_observations(observations)
+    step_times = StepTimeSource(observations, fits.families)
     ranking = rank(RankingInputs(spec.workload, catalog, plan, step_times))
-    return markdown(RunResults(RunRecords(spec, catalog, plan, seen), fits, ranking))
+    return markdown(RunResults(RunRecords(spec, catalog, plan, observations), fits, ranking))
 
 
 def headings(text: str) -> list[str]:
@@ -68,12 +70,12 @@ def test_recipes_energy_and_unstable_steps_have_sections() -> None:
     """A run with two recipes, an energy counter and varying step times."""
     two = ONE_CELL.replace("fp32}]", "fp32}, {method: lora, lora_rank: 4, precision: fp32}]")
     spec = spec_of(two)
-    seen = [o for cell in spec.all_cells() for o in whole_trial(cell, spec)]
+    observations = [o for cell in spec.all_cells() for o in whole_trial(cell, spec)]
     shaky = measurement(step_seconds=(0.1, 0.3) * 6).model_copy(
         update={"stop_reason": "step cap", "energy_joules": 60.0}
     )
-    seen.append(observation(2, cell=CELL, purpose="ladder", repeat=7, measurement=shaky))
-    text = report(seen, spec)
+    observations.append(observation(2, cell=CELL, purpose="ladder", repeat=7, measurement=shaky))
+    text = report(observations, spec)
     assert headings(text)[2:6] == [
         "Recipes side by side",
         "Largest batch that fits",
@@ -89,13 +91,13 @@ def test_recipes_energy_and_unstable_steps_have_sections() -> None:
 def test_every_stack_has_its_hosts() -> None:
     """Hosts of other stacks are not among them; the allocator's settings belong to the stack."""
     second = environment(host="there")
-    seen = [
+    observations = [
         *SEEN,
         observation(1, cell=CELL, environment=second, repeat=8),
         observation(1, cell=CELL, environment=LARGE, repeat=9),
         observation(1, Outcome.OUT_OF_MEMORY, cell=CELL, environment=None, repeat=10),
     ]
-    lines = part(report(seen), "Stacks").strip().splitlines()
+    lines = part(report(observations), "Stacks").strip().splitlines()
     stacks = {line[2:].partition(":")[0]: re.split("[:;] ", line)[1:] for line in lines}
     software = "CPU threads 1, python 3.11.1, torch 2.9.0"
     assert stacks == {
@@ -133,8 +135,8 @@ catalog:
         observation(8, cell=capped, purpose="ladder", measurement=measurement(step_seconds=(0.1,))),
         observation(9, Outcome.OUT_OF_MEMORY, cell=capped),
     )
-    seen = [o.model_copy(update={"basis": Basis.CAPPED}) for o in probes]
-    text = report([*SEEN, *seen], spec)
+    capped_probes = [o.model_copy(update={"basis": Basis.CAPPED}) for o in probes]
+    text = report([*SEEN, *capped_probes], spec)
     assert capped.key in part(text, "Largest batch that fits")
     assert "own box" not in text
     assert f"- {capped.key}: its largest batch, 8, " in part(text, "Cheapest")
@@ -149,8 +151,8 @@ def test_pretrained_weights_are_named_beside_the_model() -> None:
     """Random weights are the default and not named."""
     loaded = CELL.model_copy(update={"weights": "pretrained"})
     plan = Plan(complete=(loaded,), pending=(), skipped=())
-    seen = [o.model_copy(update={"cell": loaded}) for o in SEEN]
-    assert "pretrained**" in part(report(seen, plan=plan), "Cheapest")
+    observations = [o.model_copy(update={"cell": loaded}) for o in SEEN]
+    assert "pretrained**" in part(report(observations, plan=plan), "Cheapest")
     assert "pretrained" not in report(SEEN)
 
 

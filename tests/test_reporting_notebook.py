@@ -15,16 +15,18 @@ def test_a_run_is_loaded_as_frames(tmp_path: Path) -> None:
     folder = made_run(tmp_path / "run", TWO_CELLS, measured=2)
     before = {path.name for path in folder.path.iterdir()}  # type: ignore[union-attr]
     run = orchestrator.load_run(tmp_path / "run")
-    seen = run.observations
-    assert len(seen) == len(folder.observations())
-    timed = seen[seen["examples_per_second"].notna()]
+    observations = run.observations
+    assert len(observations) == len(folder.observations())
+    timed = observations[observations["examples_per_second"].notna()]
     # made_runs: 10 ms a step and 1 ms an example.
     expected = timed["batch"] / (0.010 + 0.001 * timed["batch"])
     assert timed["examples_per_second"].tolist() == pytest.approx(expected.tolist())
     assert sorted(timed["seq_len"].unique()) == [16, 32]
     assert set(timed["largest"]) == {40}
     medians = run.steps.groupby("observation")["seconds"].median()
-    assert medians.tolist() == pytest.approx(seen.loc[medians.index, "step_seconds"].tolist())
+    assert medians.tolist() == pytest.approx(
+        observations.loc[medians.index, "step_seconds"].tolist()
+    )
     for _, job in run.ranking.groupby("seq_len"):
         assert job["rank"].tolist() == sorted(job["rank"])
         assert job["usd"].is_monotonic_increasing

@@ -76,11 +76,11 @@ def fit_result(run: RunFolder) -> str:
         return str(error)
 
 
-def workers(of: int) -> list[psutil.Process]:
+def workers(parent: int) -> list[psutil.Process]:
     """Worker processes of a parent that read and fit."""
     try:
-        every = psutil.Process(of).children()
-        return [each for each in every if "spawn_main" in " ".join(each.cmdline())]
+        every = psutil.Process(parent).children()
+        return [process for process in every if "spawn_main" in " ".join(process.cmdline())]
     except psutil.NoSuchProcess:
         return []
 
@@ -111,7 +111,7 @@ def test_the_first_damaged_line_is_reported_by_its_number(
 @pytest.mark.usefixtures("several")
 def test_a_killed_process_is_a_one_line_error(run: RunFolder) -> None:
     """The kernel kills one where memory is short."""
-    before = {each.pid for each in workers(os.getpid())}
+    before = {worker.pid for worker in workers(os.getpid())}
 
     is_over = threading.Event()
 
@@ -135,7 +135,7 @@ def test_a_killed_process_is_a_one_line_error(run: RunFolder) -> None:
     assert mistake.startswith(f"{run.path}: ")
     assert "killed" in mistake
     assert "\n" not in mistake
-    assert {each.pid for each in workers(os.getpid())} == before
+    assert {worker.pid for worker in workers(os.getpid())} == before
 
 
 @pytest.fixture
@@ -151,9 +151,9 @@ def command(run: RunFolder) -> Iterator["subprocess.Popen[str]"]:
     ) as process:
         held: set[psutil.Process] = set()
         while len(held) < 2 and process.poll() is None:
-            for each in set(workers(process.pid)) - held:
-                each.suspend()
-                held.add(each)
+            for worker in set(workers(process.pid)) - held:
+                worker.suspend()
+                held.add(worker)
         yield process
         process.kill()
 
@@ -164,8 +164,8 @@ def test_ctrl_c_ends_all_processes_with_one_line(
     """A terminal sends the signal to every process."""
     begun = workers(command.pid)
     os.killpg(command.pid, signal.SIGINT)
-    for each in begun:
-        each.resume()
+    for worker in begun:
+        worker.resume()
     printed, complaint = command.communicate(timeout=60)
     assert (command.returncode, printed) == (130, "")
     assert complaint.startswith("stopped: ")
@@ -177,8 +177,8 @@ def test_worker_processes_end_with_a_killed_parent(command: "subprocess.Popen[st
     """No worker outlives the command."""
     begun = workers(command.pid)
     assert len(begun) == 2
-    for each in begun:
-        each.resume()
+    for worker in begun:
+        worker.resume()
     command.kill()
     assert psutil.wait_procs(begun, timeout=30)[1] == []
 

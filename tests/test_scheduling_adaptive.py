@@ -85,27 +85,31 @@ def swept(
     A trial without a device ends without any observation.
     """
     catalog = spec.merged_catalog()
-    seen: list[Observation] = []
+    observations: list[Observation] = []
     rounds = []
     while wanted := strategy.wanted(
-        make_plan(spec, catalog, ANYWHERE, seen),
-        seen,
-        Meter(spec, NodePrices(catalog), seen).usd or 0.0,
+        make_plan(spec, catalog, ANYWHERE, observations),
+        observations,
+        Meter(spec, NodePrices(catalog), observations).usd or 0.0,
     ):
         rounds.append(wanted)
-        for cell, asked in wanted.items():
+        for cell, sizes in wanted.items():
             device = world[cell.gpu]
             if device is not None:
-                task = trial_task(spec, catalog, cell, seen)
-                run_trial(task.model_copy(update={"timed": asked.timed}), device, seen.append)
+                task = trial_task(spec, catalog, cell, observations)
+                run_trial(
+                    task.model_copy(update={"timed": sizes.timed}), device, observations.append
+                )
         assert len(rounds) < 50
-    return seen, rounds
+    return observations, rounds
 
 
-def chosen(seen: Sequence[Observation]) -> GpuChoice:
+def chosen(observations: Sequence[Observation]) -> GpuChoice:
     """The only choice of the specification, given some observations."""
     catalog = SPEC.merged_catalog()
-    (choice,) = choices(SPEC, NodePrices(catalog), SPEC.all_cells(), seen, fit_families(seen))
+    (choice,) = choices(
+        SPEC, NodePrices(catalog), SPEC.all_cells(), observations, fit_families(observations)
+    )
     return choice
 
 
@@ -116,27 +120,27 @@ def adaptive(budget_usd: float | None = None) -> AdaptiveStrategy:
 
 def test_the_winner_is_found_without_measuring_everything() -> None:
     """It is the true one, and most of the ladders remain unmeasured."""
-    seen, rounds = swept(adaptive(), WORLD)
-    choice = chosen(seen)
+    observations, rounds = swept(adaptive(), WORLD)
+    choice = chosen(observations)
     assert choice.leader.cell.gpu == "lap"
     assert choice.leader.is_measured
     assert choice.is_decided
     whole = 4 * 8  # visits of a ladder of six sizes, two of them twice
-    assert sum(o.purpose == "ladder" for o in seen) < whole / 2
+    assert sum(o.purpose == "ladder" for o in observations) < whole / 2
     # Each GPU is timed at its largest batch before it is timed at another.
     anchored: set[str] = set()
     for wanted in rounds:
-        for cell, asked in wanted.items():
-            assert (asked.timed == ()) == (cell.gpu not in anchored)
+        for cell, sizes in wanted.items():
+            assert (sizes.timed == ()) == (cell.gpu not in anchored)
             anchored.add(cell.gpu)
-    first = {o.cell.gpu: o.batch_size for o in reversed(seen) if o.purpose == "ladder"}
+    first = {o.cell.gpu: o.batch_size for o in reversed(observations) if o.purpose == "ladder"}
     assert set(first.values()) == {40}
 
 
 def test_a_budget_is_kept() -> None:
     """A probe's cost of 1.5 s and more counts before it is placed."""
-    seen, _ = swept(adaptive(budget_usd=1e-9), WORLD)
-    assert seen == []
+    observations, _ = swept(adaptive(budget_usd=1e-9), WORLD)
+    assert observations == []
     whole, _ = swept(adaptive(), WORLD)
     started = with_job("{examples: 1000, epochs: 3}")
     spent = Meter(started, RATES, whole).usd
@@ -147,10 +151,10 @@ def test_a_budget_is_kept() -> None:
 
 def test_a_gpu_without_observations_is_given_up() -> None:
     """It may still be the cheapest, so the choice stays undecided."""
-    seen, rounds = swept(adaptive(), WORLD | {"lap": None})
+    observations, rounds = swept(adaptive(), WORLD | {"lap": None})
     assert sum(cell.gpu == "lap" for wanted in rounds for cell in wanted) == 1
-    assert {o.cell.gpu for o in seen} >= {"desk"}
-    assert not chosen(seen).is_decided
+    assert {o.cell.gpu for o in observations} >= {"desk"}
+    assert not chosen(observations).is_decided
 
 
 def test_one_gpu_predicts_the_cost_on_another() -> None:
@@ -160,11 +164,11 @@ def test_one_gpu_predicts_the_cost_on_another() -> None:
     assert all(c.option.usd is None for c in nothing.candidates)
     catalog = SPEC.merged_catalog()
     desk = SPEC.all_cells()[0]
-    seen: list[Observation] = []
+    observations: list[Observation] = []
     device = WORLD["desk"]
     assert device is not None
-    run_trial(trial_task(SPEC, catalog, desk, []), device, seen.append)
-    one = {c.option.cell.gpu: c.option for c in chosen(seen).candidates}
+    run_trial(trial_task(SPEC, catalog, desk, []), device, observations.append)
+    one = {c.option.cell.gpu: c.option for c in chosen(observations).candidates}
     assert set(one) == set(PRICES) - {"desk"}
     assert {option.known_by for option in one.values()} == {"price beside desk"}
     shed, lap = one["shed"].usd, one["lap"].usd
@@ -183,17 +187,19 @@ def swept_choice(
 ) -> tuple[GpuChoice, list[Observation]]:
     """The final state of the only choice, and the observations."""
     catalog = spec.merged_catalog()
-    seen, _ = swept(AdaptiveStrategy(spec, NodePrices(catalog), None), world, spec)
-    (choice,) = choices(spec, NodePrices(catalog), spec.all_cells(), seen, fit_families(seen))
-    return choice, seen
+    observations, _ = swept(AdaptiveStrategy(spec, NodePrices(catalog), None), world, spec)
+    (choice,) = choices(
+        spec, NodePrices(catalog), spec.all_cells(), observations, fit_families(observations)
+    )
+    return choice, observations
 
 
 def test_a_gpu_that_nothing_fits_on_is_not_chosen() -> None:
     """However cheap it is, the choice is between the others."""
-    choice, seen = swept_choice(SPEC, WORLD | {"lap": Device(0, 0.01, 0.01)})
+    choice, observations = swept_choice(SPEC, WORLD | {"lap": Device(0, 0.01, 0.01)})
     assert choice.leader.cell.gpu == "desk"
     assert choice.is_decided
-    assert [o.outcome for o in seen if o.cell.gpu == "lap"] == [Outcome.OUT_OF_MEMORY]
+    assert [o.outcome for o in observations if o.cell.gpu == "lap"] == [Outcome.OUT_OF_MEMORY]
 
 
 def test_the_choice_is_for_the_ranked_job() -> None:
@@ -208,8 +214,8 @@ def test_the_choice_is_for_the_ranked_job() -> None:
     started = with_job("{examples: 1000000, epochs: 100, overheads: {startup_minutes: 60}}", text)
     assert swept_choice(started, world)[0].leader.cell.gpu == "lap"
     wished = with_job(JOB.replace("epochs: 3", "epochs: 3, batch_size: 11"), text)
-    choice, seen = swept_choice(wished, world)
-    assert {o.batch_size for o in seen if o.purpose == "ladder"} == {11}
+    choice, observations = swept_choice(wished, world)
+    assert {o.batch_size for o in observations if o.purpose == "ladder"} == {11}
     assert choice.leader.batch_size == 11
     assert choice.is_decided
 
@@ -221,9 +227,9 @@ def test_a_choice_between_equal_gpus_stays_undecided() -> None:
     alike = dataclasses.replace(choice, probability=0.8, candidates=())
     assert not alike.is_decided
     assert not alike.is_open
-    told = next_measurements_table([alike], most=5)
-    assert "Nothing is left" in told
-    assert "undecided, all measured" in told
+    table = next_measurements_table([alike], most=5)
+    assert "Nothing is left" in table
+    assert "undecided, all measured" in table
 
 
 def test_a_round_may_take_no_longer_than_the_budget_lasts() -> None:
@@ -233,9 +239,9 @@ def test_a_round_may_take_no_longer_than_the_budget_lasts() -> None:
     strategy = AdaptiveStrategy(spec, NodePrices(catalog), 2.0)
     wanted = strategy.wanted(make_plan(spec, catalog, ANYWHERE, []), [], 0.0)
     costs = [
-        PRICES[cell.gpu] * (0.1 + asked.most_seconds / 3600)  # a start of six minutes, then probes
-        for cell, asked in wanted.items()
-        if asked.most_seconds is not None
+        PRICES[cell.gpu] * (0.1 + sizes.most_seconds / 3600)  # a start of six minutes, then probes
+        for cell, sizes in wanted.items()
+        if sizes.most_seconds is not None
     ]
     assert len(costs) == len(wanted) > 1
     assert sum(costs) == pytest.approx(2.0)
@@ -243,13 +249,13 @@ def test_a_round_may_take_no_longer_than_the_budget_lasts() -> None:
 
 def test_the_list_says_what_each_measurement_saves_and_costs() -> None:
     """The most valuable measurement is first; the state of each choice follows."""
-    told = next_measurements_table([chosen([])], most=2)
-    first = told.splitlines()[2]
+    table = next_measurements_table([chosen([])], most=2)
+    first = table.splitlines()[2]
     assert re.search(r"largest .*needed first", first)
-    assert "2 more: --most" in told
-    assert "may decide: 4" in told
-    seen, _ = swept(adaptive(), WORLD)
-    assert "Every choice is decided." in next_measurements_table([chosen(seen)], most=5)
+    assert "2 more: --most" in table
+    assert "may decide: 4" in table
+    observations, _ = swept(adaptive(), WORLD)
+    assert "Every choice is decided." in next_measurements_table([chosen(observations)], most=5)
 
 
 def test_plan_lists_what_to_measure_on_absent_gpus(
@@ -282,8 +288,8 @@ def test_capped_cells_have_no_part_in_a_choice() -> None:
 def test_an_adaptive_sweep_stops_when_it_has_decided(tmp_path: Path) -> None:
     """On a real Ray: at ninety times the price, two devices need only their largest batch sizes."""
     (tmp_path / "adaptive.yaml").write_text(two_devices("adaptive", 0.1, 9.0), encoding="utf-8")
-    asked = ("sweep", "adaptive.yaml", "--adaptive", "--budget-usd", "5", "--out", "run")
-    done = ended(tmp_path, *asked)
+    command = ("sweep", "adaptive.yaml", "--adaptive", "--budget-usd", "5", "--out", "run")
+    done = ended(tmp_path, *command)
     assert done.returncode == 0, done.stderr
     assert "1 of 1 choices decided" in done.stderr
     timed = [o for o in observations(tmp_path / "run") if o.purpose == "ladder"]

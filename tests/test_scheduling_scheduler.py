@@ -30,10 +30,10 @@ def test_observations_of_a_dead_trial_bound_the_next_search() -> None:
     assert world.placed()[0] == DESK[0]
     world.run(DESK[0], N2)
     assert world.scheduler.ended(DESK[0], None) is None
-    seen = world.observations[DESK[0]]
-    assert len({o.key for o in seen}) == len(seen)
+    observations = world.observations[DESK[0]]
+    assert len({o.key for o in observations}) == len(observations)
     smallest_miss = min(o.batch_size for o in before if o.outcome is Outcome.OUT_OF_MEMORY)
-    assert all(o.batch_size < smallest_miss for o in seen[len(before) :])
+    assert all(o.batch_size < smallest_miss for o in observations[len(before) :])
     (fault,) = world.faults
     assert (fault.kind, fault.node, fault.lost_seconds) == ("died", "10.0.0.1", 30)
 

@@ -15,9 +15,9 @@ def fit(batch_size: int, peak_mib: float, **changed: object) -> Observation:
     return observation(batch_size, measurement=measurement(round(peak_mib * MIB)), **changed)
 
 
-def rows(seen: list[Observation]) -> list[list[str]]:
+def rows(observations: list[Observation]) -> list[list[str]]:
     """The cells of every table row of the section."""
-    lines = [line for line in limits_section([CELL], seen).splitlines() if CELL.key in line]
+    lines = [line for line in limits_section([CELL], observations).splitlines() if CELL.key in line]
     return [[part.strip() for part in line.split("|")[1:-1]] for line in lines]
 
 
@@ -60,20 +60,20 @@ def test_repeats_at_the_boundary_are_counted() -> None:
 def test_reserved_memory_stands_beside_allocated_memory() -> None:
     """In GiB on a device with at least one."""
     memory = MemoryReading(peak_allocated_bytes=40 * 2**30, peak_reserved_bytes=42 * 2**30)
-    seen = observation(
+    probe = observation(
         3,
         measurement=measurement().model_copy(update={"memory": memory}),
         memory_limit_bytes=44 * 2**30,
     )
-    (row,) = rows([seen, observation(4, Outcome.OUT_OF_MEMORY, memory_limit_bytes=44 * 2**30)])
+    (row,) = rows([probe, observation(4, Outcome.OUT_OF_MEMORY, memory_limit_bytes=44 * 2**30)])
     assert re.findall(r"[\d.]+ \w+", row[3]) == ["40.0 allocated", "42.0 reserved", "44.0 GiB"]
 
 
 def test_a_capped_limit_names_the_larger_gpu() -> None:
     """The speed of the smaller GPU is unknown."""
     cell = CELL.model_copy(update={"gpu": "A40", "capped_on": "H200-SXM"})
-    seen = [o.model_copy(update={"cell": cell, "basis": Basis.CAPPED}) for o in SEARCH]
-    text = limits_section([cell], seen)
+    observations = [o.model_copy(update={"cell": cell, "basis": Basis.CAPPED}) for o in SEARCH]
+    text = limits_section([cell], observations)
     assert "on H200-SXM under" in text
     assert "speed of A40 is unknown" in text
 

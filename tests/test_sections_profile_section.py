@@ -81,8 +81,8 @@ def test_a_failed_profile_is_listed_and_tried_three_times() -> None:
 
 def test_the_command_profiles_a_cell_in_a_child(capsys: pytest.CaptureFixture[str]) -> None:
     """The JSON has raw profiles and tables at the requested batch size."""
-    asked = ["--model", "llama-tiny", "--seq-len", "8", "--device", "cpu", "--precision", "fp32"]
-    assert main(["profile", *asked, "--batch-size", "2", "--steps", "1", "--json"]) == 0
+    options = ["--model", "llama-tiny", "--seq-len", "8", "--device", "cpu", "--precision", "fp32"]
+    assert main(["profile", *options, "--batch-size", "2", "--steps", "1", "--json"]) == 0
     output = json.loads(capsys.readouterr().out)
     (raw,) = output["profiles"]
     made = Profiled.model_validate_json(json.dumps(raw))
@@ -101,13 +101,13 @@ def test_every_mistake_of_the_command_is_reported_at_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Each has its own line, and nothing starts."""
-    asked = ["profile", "--model", "llama-tny", "--seq-len", "8", "--device", "a40x"]
-    assert main([*asked, "--method", "full", "--lora-rank", "3"]) == 1
+    command = ["profile", "--model", "llama-tny", "--seq-len", "8", "--device", "a40x"]
+    assert main([*command, "--method", "full", "--lora-rank", "3"]) == 1
     lines = capsys.readouterr().err.splitlines()
     for line, mistake in zip(lines, ("a40x", "llama-tny", "lora_rank 3"), strict=True):
         assert mistake in line
-    asked = ["profile", "--model", "mixtral-tiny", "--seq-len", "8", "--device", "cpu"]
-    assert main([*asked, "--active-experts", "2,9", "--attention", "flash_attention_2"]) == 1
+    command = ["profile", "--model", "mixtral-tiny", "--seq-len", "8", "--device", "cpu"]
+    assert main([*command, "--active-experts", "2,9", "--attention", "flash_attention_2"]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert "active_experts 9" in lines[0]
     assert "flash_attention_2" in lines[1]

@@ -96,10 +96,10 @@ def test_the_table_has_the_saving_and_the_cost_of_each_recipe() -> None:
 
 def test_a_batch_size_that_all_were_timed_at_is_preferred() -> None:
     """A step time beside each peak says more than a larger batch without one."""
-    seen = [o for o in SEEN if o.cell.recipe != ADAPTED]
+    observations = [o for o in SEEN if o.cell.recipe != ADAPTED]
     untimed = [
         probe(PLAIN, 2, 100),
-        *(o for o in seen if (o.batch_size, o.cell.recipe) != (2, PLAIN)),
+        *(o for o in observations if (o.batch_size, o.cell.recipe) != (2, PLAIN)),
     ]
     (comparison,) = compare_recipes(untimed)
     assert (comparison.batch_size, comparison.timed) == (1, True)
@@ -187,8 +187,10 @@ EVERY_AXIS = [
 
 def test_every_axis_has_words_of_its_own() -> None:
     """Two recipes that differ in any field have different names."""
-    seen = [observation(1, cell=tiny_cell().model_copy(update={"recipe": of})) for of in EVERY_AXIS]
-    names = [row[0] for row in cells_of(recipes_section(seen))]
+    observations = [
+        observation(1, cell=tiny_cell().model_copy(update={"recipe": axis})) for axis in EVERY_AXIS
+    ]
+    names = [row[0] for row in cells_of(recipes_section(observations))]
     assert len(names) == len(EVERY_AXIS)
     assert len(set(names)) == len(names)
 

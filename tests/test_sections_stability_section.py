@@ -44,17 +44,17 @@ def test_stable_steps_have_no_reason_and_no_section() -> None:
 )
 def test_every_reason_for_instability_is_listed(changed: dict[str, object], reason: str) -> None:
     """In words, in the row of its cell."""
-    seen = STEADY.model_copy(update=changed)
-    assert "; ".join(instability_reasons(seen, RULE)) == reason
-    assert reason in stability_section([observation(4, measurement=seen)], RULE)
+    unstable = STEADY.model_copy(update=changed)
+    assert "; ".join(instability_reasons(unstable, RULE)) == reason
+    assert reason in stability_section([observation(4, measurement=unstable)], RULE)
 
 
 def test_a_cell_has_one_row_with_its_worst_probe() -> None:
     """Dozens of rows would hide the cells to measure again."""
     wide = STEADY.model_copy(update={"step_seconds": (0.1, 0.2) * 6, "stop_reason": "step cap"})
     wider = STEADY.model_copy(update={"step_seconds": (0.1, 0.5) * 6, "stop_reason": "step cap"})
-    seen = [observation(b, measurement=m) for b, m in ((1, wide), (2, wider), (3, STEADY))]
-    text = stability_section(seen, RULE)
+    observations = [observation(b, measurement=m) for b, m in ((1, wide), (2, wider), (3, STEADY))]
+    text = stability_section(observations, RULE)
     (row,) = [line for line in text.splitlines() if "llama-tiny" in line]
     assert [part.strip() for part in row.split("|")[2:4]] == ["2 of 3 probes", "2"]
 

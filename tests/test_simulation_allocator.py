@@ -22,7 +22,7 @@ def played(
 
 
 @pytest.mark.parametrize(
-    ("asked", "block", "segment"),
+    ("requested", "block", "segment"),
     [
         (1, 512, 2 * MIB),
         (513, 1024, 2 * MIB),
@@ -35,10 +35,10 @@ def played(
     ],
 )
 def test_a_block_is_rounded_and_its_segment_by_its_size(
-    asked: int, block: int, segment: int
+    requested: int, block: int, segment: int
 ) -> None:
     """Blocks round to 512 bytes; segments are 2 MiB, 20 MiB, or the block rounded to 2 MiB."""
-    peaks = played((0, asked))
+    peaks = played((0, requested))
     assert (peaks.peak_allocated_bytes, peaks.peak_reserved_bytes) == (block, segment)
 
 

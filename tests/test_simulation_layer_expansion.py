@@ -31,7 +31,7 @@ def made_for_small_steps() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("model", "of"),
+    ("model", "settings"),
     [
         (LLAMA, recipe("full", precision="bf16")),
         (LLAMA, recipe("lora", precision="bf16", gradient_checkpointing=True)),
@@ -46,9 +46,9 @@ def made_for_small_steps() -> Iterator[None]:
     ],
     ids=lambda each: getattr(each, "key", each),
 )
-def test_an_expanded_trace_equals_a_full_trace(model: str, of: Recipe) -> None:
+def test_an_expanded_trace_equals_a_full_trace(model: str, settings: Recipe) -> None:
     """Six layers expanded from three give the same events as tracing all six, in both steps."""
-    assert differences(model, 6, of) == []
+    assert differences(model, 6, settings) == []
 
 
 def test_alternating_layers_are_repeated_in_turn() -> None:
@@ -62,7 +62,7 @@ def test_alternating_layers_are_repeated_in_turn() -> None:
     path = os.pathsep.join((str(tests), str(tests.parent)))
     done = subprocess.run(
         [sys.executable, str(tests / "builders/whole_steps.py")],
-        input="".join(f"{of.model_dump_json()}\n" for of in recipes),
+        input="".join(f"{settings.model_dump_json()}\n" for settings in recipes),
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
@@ -73,14 +73,17 @@ def test_alternating_layers_are_repeated_in_turn() -> None:
 
 def test_two_traced_batch_sizes_give_every_other() -> None:
     """Traces at 4 and 8 give the storages and work that direct traces of other sizes have."""
-    model, of = deep(MIXTRAL, 6), recipe("qlora", precision="bf16", gradient_checkpointing=True)
-    first, second = (traced(model, of, batch_size=size) for size in (4, 8))
+    model, settings = (
+        deep(MIXTRAL, 6),
+        recipe("qlora", precision="bf16", gradient_checkpointing=True),
+    )
+    first, second = (traced(model, settings, batch_size=size) for size in (4, 8))
     both = Steps(StepTrace((4, 8), (first.recording, second.recording), first.held, first.copies))
     for size in (3, 17):
-        direct = traced(model, of, batch_size=size)
+        direct = traced(model, settings, batch_size=size)
         alone = Steps(StepTrace((size,), (direct.recording,), direct.held, direct.copies))
-        for told, traced_ in zip(both.storages(size), alone.storages(size), strict=True):
-            assert np.array_equal(told, traced_)
+        for expanded, traced_ in zip(both.storages(size), alone.storages(size), strict=True):
+            assert np.array_equal(expanded, traced_)
         np.testing.assert_allclose(
             both.operators(size).numbers, alone.operators(size).numbers, rtol=1e-9
         )

@@ -108,10 +108,10 @@ CELLS = [
 ]
 
 
-@pytest.mark.parametrize(("model", "of"), CELLS, ids=lambda each: getattr(each, "key", each))
-def test_a_simulated_peak_is_the_counted_one_to_the_byte(model: str, of: Recipe) -> None:
+@pytest.mark.parametrize(("model", "settings"), CELLS, ids=lambda each: getattr(each, "key", each))
+def test_a_simulated_peak_is_the_counted_one_to_the_byte(model: str, settings: Recipe) -> None:
     """This holds for every family and recipe axis at tiny size."""
-    cell = tiny_cell(model, of, seq_len=LENGTH)
+    cell = tiny_cell(model, settings, seq_len=LENGTH)
     counted, routed = counted_peak(cell)
     assert simulated_peak(cell, routed) == counted
 

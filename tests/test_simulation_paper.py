@@ -22,8 +22,8 @@ FORMS = {name: forms[0] for name, forms in GPUS.items()}
 
 def sparse_mixtral() -> list[Point]:
     """The points of sparse Mixtral on MATH."""
-    of = (MIXTRAL, "math_14k", SPARSE)
-    return [p for p in paper_points() if (p.model, p.dataset, p.sparsity) == of]
+    series = (MIXTRAL, "math_14k", SPARSE)
+    return [p for p in paper_points() if (p.model, p.dataset, p.sparsity) == series]
 
 
 @pytest.fixture(scope="module")
@@ -41,22 +41,22 @@ def at_two() -> dict[str, Point]:
 
 def largest() -> dict[str, Point]:
     """The largest batch size of each GPU for which the paper has a price."""
-    found: dict[str, Point] = {}
+    points_by_gpu: dict[str, Point] = {}
     for point in sorted(sparse_mixtral(), key=lambda p: p.batch_size):
-        found[point.gpu] = point
-    return {name: found[name] for name in USD_PER_HOUR}
+        points_by_gpu[point.gpu] = point
+    return {name: points_by_gpu[name] for name in USD_PER_HOUR}
 
 
 def test_simulated_speed_ratios_are_within_15_percent(simulation: Simulation) -> None:
     """H100 before A100-80GB, A100-40GB and A40, in the measured order."""
     points = at_two()
-    told = {name: simulation.step_seconds(p, FORMS[name]) for name, p in points.items()}
+    simulated = {name: simulation.step_seconds(p, FORMS[name]) for name, p in points.items()}
     ordered = ["H100-80GB", "A100-80GB", "A100-40GB", "A40"]
-    assert sorted(told, key=lambda name: told[name]) == ordered
+    assert sorted(simulated, key=lambda name: simulated[name]) == ordered
     assert sorted(points, key=lambda name: points[name].step_seconds) == ordered
     for name, point in points.items():
         measured = point.step_seconds / points[BASE].step_seconds
-        assert told[name] / told[BASE] == pytest.approx(measured, rel=WITHIN)
+        assert simulated[name] / simulated[BASE] == pytest.approx(measured, rel=WITHIN)
 
 
 def test_the_simulated_cost_order_is_the_measured_one(simulation: Simulation) -> None:

@@ -67,11 +67,11 @@ def test_a_simulated_sweep_is_ranked_and_marked_as_simulated(
     assert main(["sweep", "nobody.yaml"]) == 0
     shown = capsys.readouterr()
     run = tmp_path / "runs" / "nobody"
-    seen = observed(run)
-    assert {o.basis for o in seen} == {Basis.SIMULATED}
-    assert all(o.cell.simulated and "simulated" in o.cell.key for o in seen)
-    assert all(o.measurement is None or o.measurement.built is None for o in seen)
-    timed = [o.measurement for o in seen if o.measurement and o.measurement.step_seconds]
+    observations = observed(run)
+    assert {o.basis for o in observations} == {Basis.SIMULATED}
+    assert all(o.cell.simulated and "simulated" in o.cell.key for o in observations)
+    assert all(o.measurement is None or o.measurement.built is None for o in observations)
+    timed = [o.measurement for o in observations if o.measurement and o.measurement.step_seconds]
     assert all(m.relative_error for m in timed)
     with (run / "ranking.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -81,7 +81,7 @@ def test_a_simulated_sweep_is_ranked_and_marked_as_simulated(
     assert "T4(simulated)" in shown.err  # bf16, skipped with the reason
     assert "compute capability 8.0" in shown.err
     assert main(["sweep", "nobody.yaml"]) == 0
-    assert len(observed(run)) == len(seen)
+    assert len(observed(run)) == len(observations)
     plan = Plan.model_validate(json.loads((run / "plan.json").read_text()))
     assert (len(plan.complete), plan.pending, len(plan.skipped)) == (2, (), 1)
 
@@ -144,7 +144,7 @@ def test_measured_stands_before_simulated_at_the_same_cost() -> None:
     spec = spec_of(BOTH)
     measured, other = spec.all_cells()
     simulated: Cell = other.model_copy(update={"seq_len": measured.seq_len})
-    seen = whole_trial(measured, spec)
+    observations = whole_trial(measured, spec)
     copies = [
         o.model_copy(
             update={
@@ -158,10 +158,10 @@ def test_measured_stands_before_simulated_at_the_same_cost() -> None:
                 ),
             }
         )
-        for o in seen
+        for o in observations
     ]
     plan = Plan(complete=(simulated, measured), pending=(), skipped=())
-    step_times = StepTimeSource([*copies, *seen], ())
+    step_times = StepTimeSource([*copies, *observations], ())
     ranking = rank(RankingInputs(spec.workload, spec.merged_catalog(), plan, step_times))
     assert [row.basis for row in ranking.offers[:2]] == [Basis.MEASURED, Basis.SIMULATED]
     assert ranking.offers[0].usd == ranking.offers[1].usd

@@ -29,17 +29,17 @@ def operator(
     return work, rate, numbers
 
 
-def operators(*each: tuple[OperatorClass, Rate, dict[str, float]] | None) -> Operators:
+def operators(*rows: tuple[OperatorClass, Rate, dict[str, float]] | None) -> Operators:
     """The operators of a step; None is a wait of the host."""
-    numbers = np.zeros((len(each), len(Column)))
-    for row, one in zip(numbers, each, strict=True):
+    numbers = np.zeros((len(rows), len(Column)))
+    for row, one in zip(numbers, rows, strict=True):
         for name, value in (one[2] if one else {}).items():
             row[Column[name.upper()]] = value
     return Operators(
-        kinds=np.array([Kind.WAITED if one is None else Kind.RUN for one in each]),
-        names=np.array([0 if one is None else 4 * one[0] + one[1] for one in each]),
+        kinds=np.array([Kind.WAITED if one is None else Kind.RUN for one in rows]),
+        names=np.array([0 if one is None else 4 * one[0] + one[1] for one in rows]),
         numbers=numbers,
-        segments=np.full(len(each), int(Segment.BEFORE)),
+        segments=np.full(len(rows), int(Segment.BEFORE)),
     )
 
 
@@ -48,9 +48,9 @@ def moving(seconds: float) -> tuple[OperatorClass, Rate, dict[str, float]]:
     return operator(OperatorClass.MEMORY, bytes=seconds * 2039e9, launches=1)
 
 
-def seconds(*each: tuple[OperatorClass, Rate, dict[str, float]] | None) -> float:
+def seconds(*rows: tuple[OperatorClass, Rate, dict[str, float]] | None) -> float:
     """Seconds of a step on the A100 with the plain constants."""
-    return step_time(operators(*each), A100, PLAIN).seconds
+    return step_time(operators(*rows), A100, PLAIN).seconds
 
 
 def test_a_busy_gpu_hides_the_host() -> None:
@@ -164,9 +164,9 @@ def test_code_that_waits_for_every_operator_has_one_lane() -> None:
 
 def test_gpu_time_is_split_by_kind_of_work() -> None:
     """`--explain` prints this split."""
-    found = step_time(operators(moving(1e-3), moving(2e-3)), A100, PLAIN)
-    assert found.busy_seconds[OperatorClass.MEMORY] == pytest.approx(3e-3)
-    assert found.busy_seconds.sum() == pytest.approx(3e-3)
+    clock = step_time(operators(moving(1e-3), moving(2e-3)), A100, PLAIN)
+    assert clock.busy_seconds[OperatorClass.MEMORY] == pytest.approx(3e-3)
+    assert clock.busy_seconds.sum() == pytest.approx(3e-3)
 
 
 def test_without_a_rate_there_is_no_time() -> None:

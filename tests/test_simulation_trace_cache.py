@@ -26,14 +26,14 @@ LORA = recipe("lora", precision="bf16")
 
 
 def request_for(
-    model: Model, of: Recipe = LORA, *, gpu: str = "A40", seq_len: int = 16
+    model: Model, settings: Recipe = LORA, *, gpu: str = "A40", seq_len: int = 16
 ) -> TraceRequest:
     """The request to trace a model for a simulated GPU."""
     cell = Cell(
         gpu=gpu,
         simulated=True,
         model=model.name,
-        recipe=with_defaults(of, model, load_catalog().gpu(gpu)),
+        recipe=with_defaults(settings, model, load_catalog().gpu(gpu)),
         experts=model.experts,
         active_experts=model.active_experts,
         seq_len=seq_len,
@@ -48,9 +48,9 @@ def same(one: StepTrace, other: StepTrace) -> bool:
     """Return whether two traces are equal."""
     pairs = zip(one.recordings, other.recordings, strict=True)
     return (one.batch_sizes, one.copies) == (other.batch_sizes, other.copies) and all(
-        np.array_equal(getattr(mine, field.name), getattr(theirs, field.name))
-        for mine, theirs in pairs
-        for field in dataclasses.fields(mine)
+        np.array_equal(getattr(left, field.name), getattr(right, field.name))
+        for left, right in pairs
+        for field in dataclasses.fields(left)
     )
 
 
@@ -126,14 +126,16 @@ def test_flash_attention_needs_no_mask_for_a_window(tmp_path: Path) -> None:
     plain = llama.model_copy(update={"config": llama.config | mistral | {"sliding_window": None}})
     traces = Traces(tmp_path, workers=1)
 
-    def asked(model: Model, attention: str) -> TraceRequest:
+    def windowed_request(model: Model, attention: str) -> TraceRequest:
         return request_for(model, recipe("lora", precision="bf16", attention=attention))
 
     def events(model: Model, attention: str) -> int:
-        return len(traces.get(asked(model, attention)).recordings[0].kinds)
+        return len(traces.get(windowed_request(model, attention)).recordings[0].kinds)
 
     kernels = ("flash_attention_2", "sdpa")
-    traces.prepare([asked(model, kernel) for model in (windowed, plain) for kernel in kernels])
+    traces.prepare(
+        [windowed_request(model, kernel) for model in (windowed, plain) for kernel in kernels]
+    )
     assert events(windowed, "flash_attention_2") == events(plain, "flash_attention_2")
     assert events(windowed, "sdpa") > events(plain, "sdpa")
 
@@ -147,14 +149,14 @@ def test_fp32_with_shared_heads_keeps_every_score(tmp_path: Path) -> None:
     assert not llama.has_grouped_queries
     traces = Traces(tmp_path, workers=1)
 
-    def asked(model: Model) -> TraceRequest:
+    def fp32_request(model: Model) -> TraceRequest:
         return request_for(model, recipe("lora", precision="fp32"), seq_len=512)
 
     def largest(model: Model) -> float:
-        recording = traces.get(asked(model)).recordings[0]
+        recording = traces.get(fp32_request(model)).recordings[0]
         return float(recording.numbers[recording.kinds == Kind.MADE, Column.BYTES].max())
 
-    traces.prepare([asked(shared), asked(llama)])
+    traces.prepare([fp32_request(shared), fp32_request(llama)])
     scores = 2 * 4 * 512 * 512 * heads
     assert largest(shared) == scores > largest(llama)
 
@@ -182,23 +184,23 @@ def test_substituted_kernels_are_reported_for_each_gpu() -> None:
     mistral = find_model("mistral-7b")
     catalog = load_catalog()
 
-    def told(gpu: str, of: Recipe, model: Model = mistral, seq_len: int = 16) -> str:
-        cell = request_for(model, of, gpu=gpu, seq_len=seq_len).cell
+    def notes(gpu: str, settings: Recipe, model: Model = mistral, seq_len: int = 16) -> str:
+        cell = request_for(model, settings, gpu=gpu, seq_len=seq_len).cell
         return " ".join(approximations(cell, model, catalog.gpu(gpu)))
 
     half, single = (recipe("lora", precision=p, attention="sdpa") for p in ("bf16", "fp32"))
-    assert "declared" in told("A40", half)
-    assert "declared" not in told("H100-SXM", half)
-    assert told("A40", recipe("lora", precision="bf16", attention="eager")) == ""
-    assert "cuDNN" in told("H100-SXM", half)
-    assert told("H100-SXM", single) == ""  # in fp32 nothing fused has shared heads
-    assert "memory-efficient" in told("H100-SXM", single, find_model("llama-2-7b"))
+    assert "declared" in notes("A40", half)
+    assert "declared" not in notes("H100-SXM", half)
+    assert notes("A40", recipe("lora", precision="bf16", attention="eager")) == ""
+    assert "cuDNN" in notes("H100-SXM", half)
+    assert notes("H100-SXM", single) == ""  # in fp32 nothing fused has shared heads
+    assert "memory-efficient" in notes("H100-SXM", single, find_model("llama-2-7b"))
     mamba = recipe("full", precision="bf16", mamba="mamba-ssm")
-    assert "its shapes" in told("A40", mamba, find_model("blackmamba-2.8b"))
-    assert "slower code" in told("A40", mamba, tiny("mamba2", state_size=4))
+    assert "its shapes" in notes("A40", mamba, find_model("blackmamba-2.8b"))
+    assert "slower code" in notes("A40", mamba, tiny("mamba2", state_size=4))
     windowed = mistral.model_copy(update={"config": mistral.config | {"sliding_window": 8}})
-    assert "within 8 tokens" in told("A40", half, windowed)
-    assert "within" not in told("A40", half, windowed, seq_len=8)
+    assert "within 8 tokens" in notes("A40", half, windowed)
+    assert "within" not in notes("A40", half, windowed, seq_len=8)
 
 
 def test_fallbacks_of_older_gpus_are_not_simulated() -> None:
@@ -253,7 +255,7 @@ def test_an_untraceable_request_is_one_line(tmp_path: Path) -> None:
     """Custom code, kernels, configurations and lengths are among them; other requests continue."""
     llama = find_model("llama-tiny")
     own = tiny("own", auto_map={"AutoModelForCausalLM": "modeling_own.Own"})
-    told = {
+    requests = {
         "llama-tiny .*offload_optimizer": request_for(
             llama, recipe("lora", precision="bf16", offload_optimizer=True)
         ),
@@ -273,8 +275,8 @@ def test_an_untraceable_request_is_one_line(tmp_path: Path) -> None:
         ),
     }
     traces = Traces(tmp_path, workers=1)
-    traces.prepare([*told.values(), LLAMA])
-    for pattern, request in told.items():
+    traces.prepare([*requests.values(), LLAMA])
+    for pattern, request in requests.items():
         with pytest.raises(TraceError, match=pattern) as caught:
             traces.get(request)
         assert len(str(caught.value)) < 700
@@ -283,17 +285,17 @@ def test_an_untraceable_request_is_one_line(tmp_path: Path) -> None:
 
 def test_layers_that_cannot_stand_for_others_are_all_traced(tmp_path: Path) -> None:
     """A line says so, as for a different first layer or nested layers."""
-    said: list[str] = []
+    lines: list[str] = []
     mamba = tiny("mamba", state_size=4, time_step_rank=4)
     mamba2 = tiny("mamba2", 10, state_size=4, head_dim=16, num_heads=4, n_groups=1)
     mamba2 = mamba2.model_copy(update={"config": mamba2.config | {"chunk_size": 8}})
-    requests = [request_for(each, FULL) for each in (mamba, mamba2)]
+    requests = [request_for(model, FULL) for model in (mamba, mamba2)]
     capped = request_for(GEMMA, FLASH)  # its layers repeat by twos
-    traces = Traces(tmp_path, workers=1, report=said.append)
+    traces = Traces(tmp_path, workers=1, report=lines.append)
     traces.prepare([*requests, capped])
     assert [traces.get(request).copies for request in (*requests, capped)] == [0, 0, 1]
     # A slow machine also reports the progress of a trace, with its tokens.
-    whole = [line.partition(":")[0] for line in said if "tokens:" not in line]
+    whole = [line.partition(":")[0] for line in lines if "tokens:" not in line]
     assert whole == ["mamba", "mamba2"]
 
 

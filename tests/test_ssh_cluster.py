@@ -74,8 +74,8 @@ class Hosts:
         (folder / "sshd_config").write_text(SSHD_CONFIG.format(folder=folder), encoding="utf-8")
         users = Path("/etc/passwd").read_text(encoding="utf-8").splitlines()
         root = f"root:x:0:0:root:{HOME}:/bin/bash"
-        told = [root, *(user for user in users if not user.startswith("root:"))]
-        (folder / "passwd").write_text("\n".join(told) + "\n", encoding="utf-8")
+        accounts = [root, *(user for user in users if not user.startswith("root:"))]
+        (folder / "passwd").write_text("\n".join(accounts) + "\n", encoding="utf-8")
 
     def start(self, name: str) -> str:
         """Start one more host and return its address."""
@@ -158,8 +158,8 @@ def test_a_cluster_of_hosts_comes_up_runs_a_job_and_goes_down(
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / "my.yaml").write_text(SPEC, encoding="utf-8")
     made = tmp_path / "cluster.yaml"
-    asked = ["--provider", "local", "--hosts", f"{head},{worker}", "--out", str(made)]
-    assert main(["deploy", str(tmp_path / "job" / "my.yaml"), *asked]) == 0
+    options = ["--provider", "local", "--hosts", f"{head},{worker}", "--out", str(made)]
+    assert main(["deploy", str(tmp_path / "job" / "my.yaml"), *options]) == 0
     capsys.readouterr()
     config = yaml.safe_load(made.read_text(encoding="utf-8"))
     config["cluster_name"] = f"hosts-{secrets.token_hex(3)}"
@@ -186,8 +186,8 @@ def test_a_cluster_of_hosts_comes_up_runs_a_job_and_goes_down(
 
     ray("up", "--yes", str(made))
     deadline = time.monotonic() + 120
-    while "1.0 cpu" not in (seen := ray("exec", str(made), "ray status")):
-        assert time.monotonic() < deadline, seen
+    while "1.0 cpu" not in (log := ray("exec", str(made), "ray status")):
+        assert time.monotonic() < deadline, log
         time.sleep(2)
     port = free_port()
     dashboard = subprocess.Popen(
@@ -201,15 +201,15 @@ def test_a_cluster_of_hosts_comes_up_runs_a_job_and_goes_down(
         time.sleep(3)
         env["RAY_ADDRESS"] = f"http://127.0.0.1:{port}"
         sweep = ("python", "-m", "orchestrator", "sweep", "my.yaml", "--out", "runs/my")
-        said = ray("job", "submit", "--working-dir", str(tmp_path / "job"), "--", *sweep)
+        output = ray("job", "submit", "--working-dir", str(tmp_path / "job"), "--", *sweep)
     finally:
         os.killpg(dashboard.pid, 15)
         dashboard.wait(timeout=20)
-    assert "/mnt/runs/my/report.html" in said
-    seen = hosts.run(head, "cat ~/runs/my/observations.jsonl")
-    assert '"host":"worker"' in seen
-    assert '"host":"head"' not in seen
-    assert token.read_text(encoding="ascii") not in said + seen
+    assert "/mnt/runs/my/report.html" in output
+    log = hosts.run(head, "cat ~/runs/my/observations.jsonl")
+    assert '"host":"worker"' in log
+    assert '"host":"head"' not in log
+    assert token.read_text(encoding="ascii") not in output + log
     del env["RAY_ADDRESS"]
     ray("down", "--yes", str(made))
     assert "raylet" not in hosts.run(head, "ps -eo args")

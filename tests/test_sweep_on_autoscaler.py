@@ -59,11 +59,11 @@ def test_every_gpu_has_its_own_node_started_from_none(cluster: Cluster) -> None:
     plan = RunFolder(out).plan()
     assert plan is not None
     assert [skip.cell.gpu for skip in plan.skipped] == ["H200-SXM", "desk"]
-    seen = observations(out)
+    observed = observations(out)
     nodes = cluster.node_ids()
     assert len({nodes[key] for key in STARTED}) == 3
     for key in STARTED:
-        of_gpu = [o for o in seen if o.cell.gpu == key]
+        of_gpu = [o for o in observed if o.cell.gpu == key]
         assert largest_batch(of_gpu) is not None
         assert {o.environment.node_id for o in of_gpu if o.environment} == {nodes[key]}
     rented = RunFolder(out).rented().nodes

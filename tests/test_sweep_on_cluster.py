@@ -75,32 +75,32 @@ def test_each_cell_runs_on_the_node_it_names_and_the_cluster_goes_down_after_it(
     os.kill(int((laptop / "tunnels").read_text(encoding="ascii").split()[-1]), signal.SIGKILL)
     calls = (laptop / "calls").read_text(encoding="utf-8").splitlines()
     assert [call.split() for call in calls] == [["up", "--yes", "--no-restart", "cluster.yaml"]]
-    said, errors = launched.communicate(timeout=240)
-    assert launched.returncode == 0, said + errors
+    output, errors = launched.communicate(timeout=240)
+    assert launched.returncode == 0, output + errors
     assert len((laptop / "tunnels").read_text(encoding="ascii").split()) >= 2
     calls = (laptop / "calls").read_text(encoding="utf-8").splitlines()
     assert [call.split() for call in calls[1:]] == [
         ["rsync-down", "cluster.yaml", f"{out}/", "runs/run/"],
         ["down", "--yes", "cluster.yaml"],
     ]
-    seen = observations(out)
+    observed = observations(out)
     where = {
-        key: {o.environment.node_id for o in seen if o.cell.gpu == key and o.environment}
+        key: {o.environment.node_id for o in observed if o.cell.gpu == key and o.environment}
         for key in ("desk-a", "desk-b")
     }
     nodes = cluster.node_ids()
     assert where == {key: {nodes[key]} for key in where}
     largest = {
-        key: largest_batch([o for o in seen if o.cell.gpu == key])
+        key: largest_batch([o for o in observed if o.cell.gpu == key])
         for key in ("desk-a", "desk-b", "desk-c")
     }
-    sizes = {key: known[0] for key, known in largest.items() if known is not None}
+    sizes = {key: limit[0] for key, limit in largest.items() if limit is not None}
     assert sizes["desk-a"] < sizes["desk-b"] == sizes["desk-c"]  # memory: 14, 16 and 16 MB
-    assert {o.outcome for o in seen} == {Outcome.FITS, Outcome.OUT_OF_MEMORY}
+    assert {o.outcome for o in observed} == {Outcome.FITS, Outcome.OUT_OF_MEMORY}
     # Each line once, though the log was asked for again.
-    assert said.count("entrypoint for job") == 1
-    assert "resource 'H100-SXM'" in said
-    assert "Every offer" in said
+    assert output.count("entrypoint for job") == 1
+    assert "resource 'H100-SXM'" in output
+    assert "Every offer" in output
 
 
 def test_status_and_log_of_a_job_are_available_by_its_id(cluster: Cluster) -> None:

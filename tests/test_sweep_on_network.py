@@ -97,10 +97,10 @@ def faulty_node(cluster: NetworkCluster, device: str, fault: str) -> NetworkNode
     return cluster.start_network_node(device, LAW_WORKER_FAULTS=str(file))
 
 
-def assert_every_verdict(found: Sequence[Observation], text: str) -> None:
+def assert_every_verdict(observed: Sequence[Observation], text: str) -> None:
     """Check that every verdict of an undisturbed sweep exists, at whichever attempt."""
-    told = {o.key.rpartition("/t")[0] for o in found if o.outcome.is_verdict}
-    assert told == {key.rpartition("/t")[0] for key in undisturbed(text)}
+    verdicts = {o.key.rpartition("/t")[0] for o in observed if o.outcome.is_verdict}
+    assert verdicts == {key.rpartition("/t")[0] for key in undisturbed(text)}
 
 
 class Sweep:
@@ -163,9 +163,9 @@ def test_killed_and_disconnected_nodes_cost_only_time(cluster: NetworkCluster, s
                 del blows[node]
         time.sleep(0.02)
     assert sweep.wait() == 0, sweep.said
-    found = observations(sweep.out)
-    assert {o.key for o in found} == undisturbed(text)
-    assert len({o.key for o in found}) == len(found)
+    observed = observations(sweep.out)
+    assert {o.key for o in observed} == undisturbed(text)
+    assert len({o.key for o in observed}) == len(observed)
     faults = RunFolder(sweep.out).faults().faults
     assert {fault.node for fault in faults} == {node.address for node in nodes}
     assert sum(fault.lost_seconds for fault in faults) > 0
@@ -188,11 +188,11 @@ def test_nothing_begins_on_a_node_that_is_to_be_preempted(cluster: NetworkCluste
     assert sweep.wait() == 0, sweep.said
     # One may have begun while the notice was given; the next, if it waited for it, says why not.
     assert len(sweep.cells_on(spot) - before) <= 1
-    told = {(fault.node, fault.reason) for fault in RunFolder(sweep.out).faults().faults}
-    assert told <= {(spot.address, NODE_LEAVES)}
-    found = [o.key for o in observations(sweep.out)]
-    assert set(found) == undisturbed(text)
-    assert len(found) == len(set(found))
+    faults = {(fault.node, fault.reason) for fault in RunFolder(sweep.out).faults().faults}
+    assert faults <= {(spot.address, NODE_LEAVES)}
+    keys = [o.key for o in observations(sweep.out)]
+    assert set(keys) == undisturbed(text)
+    assert len(keys) == len(set(keys))
     spot.kill()
 
 
@@ -204,9 +204,9 @@ def test_a_node_with_a_faulty_device_is_named_and_its_trials_complete_elsewhere(
     text = SPEC.replace("SEED", "0").replace("[32, 48, 64]", "[32, 48, 64, 80]")
     sweep = Sweep(cluster, "sick", text)
     assert sweep.wait() == 0, sweep.said
-    found = observations(sweep.out)
-    assert_every_verdict(found, text)
-    failed = [o for o in found if o.outcome is Outcome.FAILED]
+    observed = observations(sweep.out)
+    assert_every_verdict(observed, text)
+    failed = [o for o in observed if o.outcome is Outcome.FAILED]
     assert {o.environment.node_id for o in failed if o.environment} == {sick.node_id}
     faults_told = RunFolder(sweep.out).faults().faults
     assert {fault.node for fault in faults_told} == {sick.address}
@@ -223,11 +223,11 @@ def test_timings_of_a_slow_node_are_repeated_before_the_ranking(
     text = SPEC.replace("SEED", "8").replace("[32, 48, 64]", "[32, 36, 40, 44, 48, 52]")
     sweep = Sweep(cluster, "slower", text)
     assert sweep.wait() == 0, sweep.said
-    found = observations(sweep.out)
-    assert {o.key for o in found} > undisturbed(text)
-    there = {o.key for o in found if o.environment and o.environment.node_id == slow.node_id}
-    assert {o.key for o in found if o.is_timing} & there
-    assert not {o.key for o in without_superseded(found) if o.is_timing} & there
+    observed = observations(sweep.out)
+    assert {o.key for o in observed} > undisturbed(text)
+    there = {o.key for o in observed if o.environment and o.environment.node_id == slow.node_id}
+    assert {o.key for o in observed if o.is_timing} & there
+    assert not {o.key for o in without_superseded(observed) if o.is_timing} & there
     assert "timed again" in sweep.said
     slow.kill()
 
@@ -240,10 +240,10 @@ def test_a_probe_that_hangs_is_killed_with_its_reason_and_tried_again(
     text = SPEC.replace("SEED", "5\nprobe_timeout_seconds: 4").replace("desk", "hanging")
     sweep = Sweep(cluster, "hanging", text)
     assert sweep.wait() == 0, sweep.said
-    found = observations(sweep.out)
-    (hung,) = [o for o in found if not o.outcome.is_verdict]
+    observed = observations(sweep.out)
+    (hung,) = [o for o in observed if not o.outcome.is_verdict]
     assert (hung.outcome, hung.detail[-12:]) == (Outcome.TIMED_OUT, "4 s, batch 1")
-    assert_every_verdict(found, text)
+    assert_every_verdict(observed, text)
     assert "Traceback" not in sweep.said
     node.kill()
 
@@ -279,9 +279,9 @@ def test_a_sweep_resumes_under_a_new_head(
     cluster.start_head("--num-cpus=0", "--include-dashboard=false")
     cluster.start_network_node("desk")
     assert Sweep(cluster, "head", text).wait() == 0, sweep.said
-    found = [o.key for o in observations(sweep.out)]
-    assert found[: len(before)] == before
-    assert set(found) == undisturbed(text)
-    assert len(found) == len(set(found))
+    keys = [o.key for o in observations(sweep.out)]
+    assert keys[: len(before)] == before
+    assert set(keys) == undisturbed(text)
+    assert len(keys) == len(set(keys))
     plan = json.loads((sweep.out / "plan.json").read_text(encoding="utf-8"))
     assert len(plan["complete"]) == 3

@@ -56,11 +56,11 @@ def undisturbed(home: Path) -> Path:
 
 
 def kill_until_reported(
-    sweep: subprocess.Popen[bytes], kill: Callable[[int], bool], told: Callable[[], bool]
+    sweep: subprocess.Popen[bytes], kill: Callable[[int], bool], reported: Callable[[], bool]
 ) -> bool:
     """Kill until a kill is reported, since one may meet a process that has just ended."""
     while sweep.poll() is None:
-        if kill(sweep.pid) and wait_until(told, seconds=30):
+        if kill(sweep.pid) and wait_until(reported, seconds=30):
             return True
     return False
 
@@ -73,29 +73,29 @@ def trial_processes(driver: int) -> list[psutil.Process]:
 
 def kill_a_child(driver: int) -> bool:
     """Kill the first trial's child that appears."""
-    found: list[psutil.Process] = []
+    children: list[psutil.Process] = []
 
     def child_appears() -> bool:
-        found[:] = [p for p in trial_processes(driver) if _is_worker(p.parent())]
-        return bool(found)
+        children[:] = [p for p in trial_processes(driver) if _is_worker(p.parent())]
+        return bool(children)
 
     if not wait_until(child_appears, seconds=120):
         return False
-    return _killed(found[0])
+    return _killed(children[0])
 
 
 def kill_a_ray_worker(driver: int) -> bool:
     """Kill the first Ray worker with a trial, as Ray does when a node runs low on memory."""
-    found: list[psutil.Process] = []
+    workers: list[psutil.Process] = []
 
     def worker_appears() -> bool:
         nurseries = [p for p in trial_processes(driver) if not _is_worker(p.parent())]
-        found[:] = [parent for p in nurseries if (parent := p.parent()) is not None]
-        return bool(found)
+        workers[:] = [parent for p in nurseries if (parent := p.parent()) is not None]
+        return bool(workers)
 
     if not wait_until(worker_appears, seconds=120):
         return False
-    return _killed(found[0])
+    return _killed(workers[0])
 
 
 def _killed(process: psutil.Process) -> bool:
@@ -123,12 +123,12 @@ def _is_worker(process: psutil.Process | None) -> bool:
 
 def test_every_cell_is_closed_from_both_sides_and_the_files_are_there(undisturbed: Path) -> None:
     """Each cell has a fit at b and a miss at b+1 or the limit, then come fits and a ranking."""
-    seen = observations(undisturbed)
+    observed = observations(undisturbed)
     cells = RunFolder(undisturbed).spec().all_cells()
     for cell in cells:
-        known = largest_batch([o for o in seen if o.cell == cell])
-        assert known is not None
-        largest, miss = known
+        limit = largest_batch([o for o in observed if o.cell == cell])
+        assert limit is not None
+        largest, miss = limit
         assert largest >= 1
         assert miss is not None
         assert (miss.batch_size, miss.outcome) == (largest + 1, Outcome.OUT_OF_MEMORY)
@@ -140,12 +140,12 @@ def test_every_cell_is_closed_from_both_sides_and_the_files_are_there(undisturbe
 
 def test_a_child_killed_in_a_sweep_is_recorded_and_its_probe_repeated(undisturbed: Path) -> None:
     """The kill is a FAILED observation; the repeated probe ends in a verdict."""
-    seen = observations(undisturbed)
-    failed, *_ = [o for o in seen if o.outcome is Outcome.FAILED]
+    observed = observations(undisturbed)
+    failed, *_ = [o for o in observed if o.outcome is Outcome.FAILED]
     assert "SIGKILL" in (failed.detail or "")
     again = [
         o
-        for o in seen
+        for o in observed
         if (o.cell, o.purpose, o.batch_size, o.repeat)
         == (failed.cell, failed.purpose, failed.batch_size, failed.repeat)
     ]
@@ -166,31 +166,31 @@ def test_a_ray_worker_killed_in_a_sweep_is_reported_and_its_trial_restarted(
 
 def scalars(file: Path) -> dict[str, list[float]]:
     """Scalars of a TensorBoard event file by tag."""
-    found: dict[str, list[float]] = {}
+    values_by_tag: dict[str, list[float]] = {}
     content, at = file.read_bytes(), 0
     while at < len(content):  # a length, its checksum, the event, its checksum
         (length,) = struct.unpack_from("<Q", content, at)
         event = event_pb2.Event.FromString(content[at + 12 : at + 12 + length])
         for value in event.summary.value:
-            found.setdefault(value.tag, []).append(value.simple_value)
+            values_by_tag.setdefault(value.tag, []).append(value.simple_value)
         at += 16 + length
-    return found
+    return values_by_tag
 
 
 def test_trials_are_logged_to_tensorboard_and_mlflow(undisturbed: Path, home: Path) -> None:
     """Each cell has its key and its probes; the trial of a killed worker continues."""
-    seen = observations(undisturbed)
-    for key in {o.cell.key for o in seen}:
+    observed = observations(undisturbed)
+    for key in {o.cell.key for o in observed}:
         drawn: dict[str, list[float]] = {}
         for file in (undisturbed / "tensorboard" / key).glob("events.*"):
             for tag, values in scalars(file).items():
                 drawn.setdefault(tag, []).extend(values)
-        of_cell = [o for o in seen if o.cell.key == key]
+        of_cell = [o for o in observed if o.cell.key == key]
         assert sorted(drawn["ray/tune/batch_size"]) == sorted(o.batch_size for o in of_cell)
         timed = sum(bool(o.measurement and o.measurement.step_seconds) for o in of_cell)
         assert len(drawn["ray/tune/examples_per_second"]) == timed
     names = [path.read_text() for path in (home / "mlflow").glob("*/*/tags/mlflow.runName")]
-    assert set(names) == {o.cell.key for o in seen}
+    assert set(names) == {o.cell.key for o in observed}
 
 
 @pytest.mark.long

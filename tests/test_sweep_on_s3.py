@@ -70,10 +70,10 @@ class Seen:
 
 def undisturbed() -> list[Observation]:
     """The expected observations: trials alone, without a bucket or Ray."""
-    spec, seen = parse_spec(ONE_CELL, "small.yaml"), Seen()
+    spec, listener = parse_spec(ONE_CELL, "small.yaml"), Seen()
     tasks = [trial_task(spec, spec.merged_catalog(), cell, []) for cell in spec.all_cells()]
-    run_trials_here(tasks, seen, lambda: True)
-    return seen.observations
+    run_trials_here(tasks, listener, lambda: True)
+    return listener.observations
 
 
 def test_sweep_resumed_on_another_machine_equals_an_undisturbed_one(
@@ -102,9 +102,9 @@ def test_sweep_resumed_on_another_machine_equals_an_undisturbed_one(
     server.fails_every = 0
     keys = [o.key for o in sent(server, "small")]
     observed = expected.result()
-    known = largest_batch(observed)
-    assert known is not None
-    profiles = [f"{observed[0].cell.key}/profile/b{size}/t1" for size in (1, known[0])]
+    limit = largest_batch(observed)
+    assert limit is not None
+    profiles = [f"{observed[0].cell.key}/profile/b{size}/t1" for size in (1, limit[0])]
     assert sorted(keys) == sorted([*(o.key for o in observed), *profiles])
     report = server.objects("small/")["report.md"].decode()
     assert "## Where the time goes" in report

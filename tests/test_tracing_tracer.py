@@ -83,15 +83,15 @@ def test_the_operator_and_the_module_that_fail_are_named(monkeypatch: pytest.Mon
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_slow_trace_is_reported_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The report has the model, the time so far and the time limit."""
-    cell, said = TraceableCell(tiny_cell(), find_model("llama-tiny")), list[str]()
+    cell, lines = TraceableCell(tiny_cell(), find_model("llama-tiny")), list[str]()
     monkeypatch.setattr(watchdog_module, "TICK_SECONDS", 0.01)
     monkeypatch.setattr(watchdog_module, "FIRST_REPORT_SECONDS", 0.0)
-    with watchdog("llama-tiny, 16 tokens", 600.0, said.append):
-        while not said:
+    with watchdog("llama-tiny, 16 tokens", 600.0, lines.append):
+        while not lines:
             cell.trace(2, no_shares)
-    assert said[0].startswith("llama-tiny, 16 tokens")
-    assert said[0].endswith("600 s")
-    limited = watchdog("llama-tiny", 0.01, said.append)
+    assert lines[0].startswith("llama-tiny, 16 tokens")
+    assert lines[0].endswith("600 s")
+    limited = watchdog("llama-tiny", 0.01, lines.append)
     with pytest.raises(UntraceableError, match="took more than"), limited:
         deque(cell.trace(2, no_shares) for _ in count())
 
@@ -123,23 +123,25 @@ def test_an_optimizer_waits_for_a_norm_and_not_for_its_counter() -> None:
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize(
-    "of", [recipe("qlora", precision="bf16", gradient_checkpointing=True), FULL]
+    "settings", [recipe("qlora", precision="bf16", gradient_checkpointing=True), FULL]
 )
 def test_cached_shape_rules_give_the_same_events(
-    of: Recipe, monkeypatch: pytest.MonkeyPatch
+    settings: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shape rule that is called once gives the same events as one called each time."""
     model = find_model("mixtral-tiny")
-    cell = TraceableCell(tiny_cell(model.name, of), model)
+    cell = TraceableCell(tiny_cell(model.name, settings), model)
 
     def traced() -> Recording:
         return cell.trace(4, routed_shares(Routing(), model.experts)).recording
 
-    told = traced()
+    cached = traced()
     monkeypatch.setattr(tracer_module, "key_of", lambda *_: None)
-    asked = traced()
+    uncached = traced()
     for field in fields(Recording):
-        assert np.array_equal(getattr(told, field.name), getattr(asked, field.name)), field.name
+        assert np.array_equal(getattr(cached, field.name), getattr(uncached, field.name)), (
+            field.name
+        )
 
 
 def test_numbers_of_two_types_are_not_taken_for_each_other() -> None:

@@ -217,13 +217,13 @@ def peak_and_losses(
     model: str, method: Method, *, gradient_checkpointing: bool
 ) -> tuple[int, list[float]]:
     """Return the counted peak memory of two steps, and their losses."""
-    of = recipe(method, gradient_checkpointing=gradient_checkpointing)
+    settings = recipe(method, gradient_checkpointing=gradient_checkpointing)
     # The layer that is worked out again is live whole, so it takes two alike to save anything:
     # BlackMamba has one Mamba layer in two.
     facts = find_model(model)
     layers = {"num_hidden_layers": 4 if model == "blackmamba-tiny" else 2}
     deeper = facts.model_copy(update={"config": facts.config | layers})
-    trained = tuning_of(tiny_cell(model, of, seq_len=16), deeper)
+    trained = tuning_of(tiny_cell(model, settings, seq_len=16), deeper)
     batch = trained.tokens(24)
     losses: list[float] = []
     memory = CpuDevice(cpu(ENOUGH), threads=1).measure_memory(

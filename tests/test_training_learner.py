@@ -31,9 +31,9 @@ def made_for_small_steps() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the tokenizer."""
-    found = tmp_path_factory.mktemp("learner")
-    made_questions.made_tokenizer(found / "tok")
-    return found
+    path = tmp_path_factory.mktemp("learner")
+    made_questions.made_tokenizer(path / "tok")
+    return path
 
 
 def learner(
@@ -47,8 +47,8 @@ def learner(
 ) -> Learner:
     """A model with forty training examples and twelve held out."""
     cell = tiny_cell(model, recipe(method, **fields or {}), seq_len=64)
-    asked = examples or made_questions.learn_examples(52, 12)
-    setup = made_questions.learn_setup(folder, cell, asked, **training)
+    training_examples = examples or made_questions.learn_examples(52, 12)
+    setup = made_questions.learn_setup(folder, cell, training_examples, **training)
     return Learner(setup, lambda _: None)
 
 
@@ -76,13 +76,13 @@ def test_an_answer_runs_from_its_prompt_to_the_end_token(folder: Path) -> None:
     ]
     file = folder / "few.jsonl"
     file.write_text("".join(f"{q.model_dump_json()}\n" for q in examples), encoding="utf-8")
-    found = read_examples(file, tokenizer, 64, 1024)
+    read = read_examples(file, tokenizer, 64, 1024)
     decode = tokenizer._tokenizer.decode
-    first, all_of_it = found.train
+    first, all_of_it = read.train
     assert decode(first.ids).split() == ["<s>Ada", "sees", "a", "cow.", "moo</s>"]
     assert decode(first.ids[first.first :]) == "moo</s>"
     assert decode(all_of_it.ids[all_of_it.first :]) == "moo</s>"
-    astride = found.held_out[0].answers[0]
+    astride = read.held_out[0].answers[0]
     assert decode(astride.ids[astride.first :]) == " cow</s>"
     cut = read_examples(file, tokenizer, len(first.ids) - 1, 1024)
     assert (cut.cut_off, cut.train[0].ids) == (1, first.ids[:-1])
@@ -104,12 +104,12 @@ def test_padding_changes_neither_a_test_nor_a_step(folder: Path, model: str) -> 
     assert one.nats == pytest.approx(all_of_them.nats, rel=1e-4)
     assert one.tokens == all_of_them.tokens
     train = alone.examples.train
-    assert len({len(each.ids) for each in train}) > 2
+    assert len({len(example.ids) for example in train}) > 2
     frozen = alone._tuning
     for group in frozen.stepper.optimizer.param_groups:
         group["lr"] = 0.0
-    losses = [frozen.step(*padded([each])) for each in train]
-    tokens = [each.answer_tokens for each in train]
+    losses = [frozen.step(*padded([example])) for example in train]
+    tokens = [example.answer_tokens for example in train]
     mean = sum(loss * n for loss, n in zip(losses, tokens, strict=True)) / sum(tokens)
     assert frozen.step(*padded(train)) == pytest.approx(mean, rel=1e-4)
 
@@ -121,19 +121,19 @@ def test_an_answer_is_correct_when_greedy_decoding_gives_it(folder: Path) -> Non
         reply = made.reply(epoch)
     assert reply.tested is not None
     model = made._tuning.model.eval()
-    told = []
+    correct = []
     for example in made.examples.held_out:
         right = example.answers[example.right]
         if len(example.answers) > 1:
             nats = [nats_of(model, answer) for answer in example.answers]
-            told.append(nats.index(min(nats)) == example.right)
+            correct.append(nats.index(min(nats)) == example.right)
             continue
         ids = right.ids[: right.first]
         while len(ids) < len(right.ids):
             with torch.no_grad():
                 ids = [*ids, int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax())]
-        told.append(ids == right.ids)
-    assert reply.tested.correct == tuple(told)
+        correct.append(ids == right.ids)
+    assert reply.tested.correct == tuple(correct)
     assert 0 < reply.tested.accuracy < 1  # or the test tells nothing
 
 
@@ -162,18 +162,18 @@ def test_learning_resumes_after_a_kill_bit_for_bit(
         return learner(folder, "llama-tiny", "lora", fields=fields)
 
     whole = fresh()
-    told = [whole.reply(epoch) for epoch in range(4)]
+    replies = [whole.reply(epoch) for epoch in range(4)]
     (folder / "state.pt").unlink()
     killed = fresh()
-    assert [killed.reply(epoch) for epoch in range(3)] == told[:3]
+    assert [killed.reply(epoch) for epoch in range(3)] == replies[:3]
     resumed = fresh()
     assert resumed.epoch == 2
-    scalers = [each._tuning.stepper.state_dict()["scaler"] for each in (resumed, killed)]
+    scalers = [run._tuning.stepper.state_dict()["scaler"] for run in (resumed, killed)]
     assert scalers[0] == scalers[1]
-    assert resumed.reply(2) == told[2]  # it was killed before anybody heard of it
-    assert resumed.reply(3) == told[3]
-    assert resumed.reply(0) == told[0]  # anew
-    assert resumed.reply(1) == told[1]
+    assert resumed.reply(2) == replies[2]  # it was killed before anybody heard of it
+    assert resumed.reply(3) == replies[3]
+    assert resumed.reply(0) == replies[0]  # anew
+    assert resumed.reply(1) == replies[1]
 
 
 def test_an_unreadable_state_is_reported_and_training_restarts(folder: Path) -> None:
@@ -211,7 +211,7 @@ def test_4_bit_weights_learn_after_they_were_tested(folder: Path) -> None:
     """Bitsandbytes packs weights differently in layers that do not train."""
     made = learner(folder, method="qlora", learning_rate=1e-2)
     tested = [made.reply(epoch).tested for epoch in range(3)]
-    losses = [each.loss for each in tested if isinstance(each, HeldOutScores)]
+    losses = [reply.loss for reply in tested if isinstance(reply, HeldOutScores)]
     assert losses == sorted(losses, reverse=True)
     assert losses[0] - losses[-1] > 0.5
 

@@ -55,8 +55,8 @@ def a_step_on_a_gpu() -> list[MadeEvent]:
 
 def test_kernels_belong_to_the_operators_that_launched_them() -> None:
     """Backward kernels, on another thread, belong to the layer of the forward operator."""
-    found = rows(a_step_on_a_gpu(), lambda _: 0, on_gpu=True)
-    assert {(r.stage, r.layer, r.kernel): round(r.seconds * 1e6, 6) for r in found} == {
+    table = rows(a_step_on_a_gpu(), lambda _: 0, on_gpu=True)
+    assert {(r.stage, r.layer, r.kernel): round(r.seconds * 1e6, 6) for r in table} == {
         ("forward", "experts", "matmul down"): 5.0,
         ("forward", "experts", "attention"): 2.0,
         ("backward", "experts", "matmul down"): 11.0,
@@ -80,8 +80,8 @@ def test_operators_between_recomputed_modules_are_recomputed() -> None:
     second = MadeEvent(Part("recompute", "mlp").range_name, 40, 60, apply)
     after = MadeEvent("aten::mul", 70, 80, apply, self_cpu_time_total=10.0)
     events = [node, apply, first, residual, second, after]
-    found = rows(events, lambda _: 0, on_gpu=False)
-    assert {(r.stage, r.layer): round(r.seconds * 1e6, 6) for r in found if r.seconds} == {
+    table = rows(events, lambda _: 0, on_gpu=False)
+    assert {(r.stage, r.layer): round(r.seconds * 1e6, 6) for r in table if r.seconds} == {
         ("recompute", "other"): 5.0,
         ("backward", "other"): 10.0,
     }

@@ -101,10 +101,10 @@ def test_fp16_trains_from_the_first_step_on() -> None:
     before = model.trained.weight.detach().clone()
     trainable = list(model.trained.parameters())
     stepper = make_stepper(model, trainable, recipe(precision="fp16"), CPU)
-    seen = []
-    model.trained.register_forward_hook(lambda *args: seen.append(args[2].dtype))
+    losses = []
+    model.trained.register_forward_hook(lambda *args: losses.append(args[2].dtype))
     stepper.step(loss_of)
-    assert seen == [torch.float16]
+    assert losses == [torch.float16]
     assert not torch.equal(model.trained.weight, before)
     assert stepper.optimizer.state[model.trained.weight]["exp_avg"].dtype == torch.float32
 
@@ -199,7 +199,7 @@ class PagedOptimizer:
 def test_paged_state_is_taken_once_however_often_training_starts_over() -> None:
     """Managed memory is never freed: the state of a closed optimizer is cleared and reused."""
     pages, parameter = Pages(), torch.zeros(512, 512)
-    seen = []
+    states = []
     for _ in range(3):
         made: Any = PagedOptimizer(pages, parameter)
         optimizers._page_again(made, lambda buffer, value: buffer.fill_(value))
@@ -208,9 +208,9 @@ def test_paged_state_is_taken_once_however_often_training_starts_over() -> None:
         assert not one.any()
         assert one is not two
         one.fill_(7)
-        seen.append({id(one), id(two)})
+        states.append({id(one), id(two)})
         optimizers.DeviceStepper(nn.Linear(1, 1), made, recipe("paged_adamw_8bit"), CPU).close()
-    assert seen[0] == seen[1] == seen[2]
+    assert states[0] == states[1] == states[2]
     assert len(pages.paged_tensors) == 2
 
 

@@ -47,10 +47,13 @@ def made_for_small_steps() -> Iterator[None]:
         yield
 
 
-def tuning(model: str, of: Recipe) -> FineTuning:
+def tuning(model: str, settings: Recipe) -> FineTuning:
     """A preset with a recipe after some training steps."""
     made = FineTuning(
-        tiny_cell(model, of, seq_len=LENGTH), find_model(model), device=torch.device("cpu"), seed=0
+        tiny_cell(model, settings, seq_len=LENGTH),
+        find_model(model),
+        device=torch.device("cpu"),
+        seed=0,
     )
     made.step(made.tokens(EXAMPLES))
     return made
@@ -59,7 +62,7 @@ def tuning(model: str, of: Recipe) -> FineTuning:
 @pytest.fixture(scope="module")
 def tunings() -> dict[str, FineTuning]:
     """One model of each kind."""
-    return {kind: tuning(*of) for kind, of in KINDS.items()}
+    return {kind: tuning(*arguments) for kind, arguments in KINDS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -79,22 +82,24 @@ def kernels(profile: Profile, layer: Layer, stage: Stage | None = None) -> set[s
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_add_up_to_the_profiled_step(profiles: dict[str, Profile], kind: str) -> None:
     """Operators and host account for the step to 5 %."""
-    found = profiles[kind]
-    assert sum(r.seconds for r in found.rows) == pytest.approx(found.profiled_seconds[0], rel=0.05)
+    profile = profiles[kind]
+    assert sum(r.seconds for r in profile.rows) == pytest.approx(
+        profile.profiled_seconds[0], rel=0.05
+    )
 
 
 def test_stages_add_up_to_the_step(tunings: dict[str, FineTuning]) -> None:
     """A clock around the stages agrees to 5 % in one of several steps."""
     made = tunings["dense"]
     tokens = made.tokens(EXAMPLES)
-    told = []
+    ratios = []
     with StageMarks(made, CpuDevice(cpu(), threads=1)) as marks:
         for _ in range(3):
             started = time.perf_counter()
             stages = marks.timed(lambda: made.step(tokens))
-            told.append(sum(stages) / (time.perf_counter() - started))
+            ratios.append(sum(stages) / (time.perf_counter() - started))
             assert min(stages) > 0
-    assert max(told) == pytest.approx(1, abs=0.05)
+    assert max(ratios) == pytest.approx(1, abs=0.05)
 
 
 def test_each_family_has_its_layers(profiles: dict[str, Profile]) -> None:
@@ -107,19 +112,19 @@ def test_each_family_has_its_layers(profiles: dict[str, Profile]) -> None:
         "grouped": {"mamba", "experts"},
         "dense": {"attention", "mlp"},
     }
-    for kind, found in profiles.items():
-        assert {r.layer for r in found.rows if r.stage == "forward"} == common | own[kind]
-        backward = {r.layer for r in found.rows if r.stage == "backward"}
+    for kind, profile in profiles.items():
+        assert {r.layer for r in profile.rows if r.stage == "forward"} == common | own[kind]
+        backward = {r.layer for r in profile.rows if r.stage == "backward"}
         assert backward - {"embeddings"} == (common | own[kind]) - {"embeddings"}
-        assert {r.layer for r in found.rows if r.stage == "optimizer"} == {"optimizer"}
+        assert {r.layer for r in profile.rows if r.stage == "optimizer"} == {"optimizer"}
 
 
 def test_recomputation_has_its_own_rows(profiles: dict[str, Profile]) -> None:
     """Its rows belong to the backward pass; without checkpointing there are none."""
     for kind, layers in (("looped", {"attention", "experts"}), ("dense", {"attention", "mlp"})):
-        found = profiles[kind]
-        assert {r.layer for r in found.rows if r.stage == "recompute"} >= layers
-        assert 0 < found.stage_seconds("recompute") < found.stage_seconds("backward")
+        profile = profiles[kind]
+        assert {r.layer for r in profile.rows if r.stage == "recompute"} >= layers
+        assert 0 < profile.stage_seconds("recompute") < profile.stage_seconds("backward")
     for kind in ("eager", "qlora", "grouped"):
         assert not any(r.stage == "recompute" for r in profiles[kind].rows)
         assert profiles[kind].stage_seconds("recompute") == 0
@@ -156,7 +161,9 @@ def test_flops_of_each_layer_are_those_that_torch_counts(
     counts = counted["eager"].get_flop_counts()
 
     def theirs(module: str) -> int:
-        return sum(sum(of.values()) for name, of in counts.items() if re.search(module, name))
+        return sum(
+            sum(operators.values()) for name, operators in counts.items() if re.search(module, name)
+        )
 
     # What goes back through attention it gives to the module above, which holds no other products.
     attention = theirs(r"layers\.\d$") - theirs(r"\.mlp$")

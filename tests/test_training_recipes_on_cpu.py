@@ -36,8 +36,8 @@ def made_for_small_steps() -> Iterator[None]:
 def built(cell: Cell) -> tuple[Built, list[str]]:
     """The facts of a real step of the cell, and their differences from the recipe."""
     tuning = FineTuning(cell, find_model(cell.model), device=torch.device("cpu"), seed=0)
-    found = tuning.built()
-    return found, departures(cell.recipe, found, tuning.implied())
+    facts = tuning.built()
+    return facts, departures(cell.recipe, facts, tuning.implied())
 
 
 AXES = [
@@ -63,12 +63,14 @@ AXES = [
 ]
 
 
-@pytest.mark.parametrize(("model", "of"), AXES, ids=lambda value: getattr(value, "key", value))
-def test_a_real_step_confirms_the_recipe(model: str, of: Recipe) -> None:
+@pytest.mark.parametrize(
+    ("model", "settings"), AXES, ids=lambda value: getattr(value, "key", value)
+)
+def test_a_real_step_confirms_the_recipe(model: str, settings: Recipe) -> None:
     """Counts, dtypes, kernels, recomputed layers and optimizer match it."""
-    found, wrong = built(tiny_cell(model, of, seq_len=8))
+    facts, wrong = built(tiny_cell(model, settings, seq_len=8))
     assert wrong == []
-    assert found.parameters.trainable > 0
+    assert facts.parameters.trainable > 0
 
 
 @pytest.mark.parametrize("model", MOE)
@@ -110,16 +112,16 @@ def test_pretrained_weights_are_those_of_the_folder(tmp_path: object) -> None:
     facts = find_model(MIXTRAL)
     fields = {k: v for k, v in facts.config.items() if k != "model_type"}
     torch.manual_seed(1)
-    saved = AutoModelForCausalLM.from_config(AutoConfig.for_model("mixtral", **fields))
-    saved.save_pretrained(tmp_path)
-    mine = facts.model_copy(update={"weights": str(tmp_path), "name": "mine"})
+    pretrained = AutoModelForCausalLM.from_config(AutoConfig.for_model("mixtral", **fields))
+    pretrained.save_pretrained(tmp_path)
+    saved = facts.model_copy(update={"weights": str(tmp_path), "name": "mine"})
     tokens = torch.arange(8)[None]
-    expected = saved.train()(input_ids=tokens, labels=tokens).loss.item()
+    expected = pretrained.train()(input_ids=tokens, labels=tokens).loss.item()
     losses = {}
     for experts in ("looped", "grouped"):
         cell = tiny_cell(MIXTRAL, recipe("full", experts=experts), seq_len=8)
         cell = cell.model_copy(update={"weights": "pretrained"})
-        tuning = FineTuning(cell, mine, device=torch.device("cpu"), seed=0)
+        tuning = FineTuning(cell, saved, device=torch.device("cpu"), seed=0)
         losses[experts] = tuning.step(tokens)
     assert losses["looped"] == pytest.approx(expected, rel=1e-5)
     assert losses["grouped"] == pytest.approx(expected, rel=1e-5)

@@ -99,7 +99,7 @@ def setup(method: Method = "full", **fields: object) -> Setup:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "of", "said"),
+    ("wrong", "requested", "reason"),
     [
         (UnfreezesTheHead, setup("lora"), "trainable parameters: the recipe implies"),
         (LeavesAnAdapterOut, setup("qlora"), "trainable parameters: the recipe implies"),
@@ -123,12 +123,12 @@ def setup(method: Method = "full", **fields: object) -> Setup:
     ],
 )
 def test_a_recipe_that_silently_did_something_else_is_refused(
-    wrong: type[FineTuning], of: Setup, said: str, monkeypatch: pytest.MonkeyPatch
+    wrong: type[FineTuning], requested: Setup, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The built model is compared with the recipe before any measurement."""
     monkeypatch.setattr(worker, "FineTuning", wrong)
-    with pytest.raises(RecipeError, match=f"on llama-tiny did not take hold: .*{said}"):
-        Worker(of)
+    with pytest.raises(RecipeError, match=f"on llama-tiny did not take hold: .*{reason}"):
+        Worker(requested)
 
 
 class Transcript(MessagePipe):

@@ -35,12 +35,12 @@ class Probes:
 def run(search: Search, probes: Probes) -> list[int]:
     """Run a search, check what holds for every search, and return the probed batch sizes."""
     assert drive(search, probes) == probes.largest
-    fit, seen = 0, set[int]()
+    fit, probed = 0, set[int]()
     miss: float = float("inf")
     for batch in probes.asked:
         assert fit < batch < miss, f"{batch} was implied by {fit} and {miss}"
-        assert batch not in seen
-        seen.add(batch)
+        assert batch not in probed
+        probed.add(batch)
         fit, miss = (batch, miss) if batch <= probes.largest else (fit, batch)
     return probes.asked
 
@@ -85,8 +85,10 @@ def test_any_law_is_searched_exactly_within_two_probes_of_plain(
 ) -> None:
     """For any peaks, the result is exact and costs at most two probes over the plain search."""
     limit, largest, memory, peak = law
-    asked = run(search_largest_batch(limit=limit, memory_limit_bytes=memory), Probes(largest, peak))
-    assert len(asked) <= probes_of_plain(largest, limit) + EXTRA_PROBES
+    probed = run(
+        search_largest_batch(limit=limit, memory_limit_bytes=memory), Probes(largest, peak)
+    )
+    assert len(probed) <= probes_of_plain(largest, limit) + EXTRA_PROBES
 
 
 class Adversary:
@@ -114,9 +116,9 @@ def test_an_adaptive_adversary_does_not_break_the_bound(
 ) -> None:
     """It costs the search at most two probes more than the plain one."""
     adversary = Adversary(limit, choices)
-    found = drive(search_largest_batch(limit=limit, memory_limit_bytes=1000), adversary)
-    assert (found, found + 1) == (adversary.fit, adversary.miss)
-    assert adversary.asked <= probes_of_plain(found, limit) + EXTRA_PROBES
+    result = drive(search_largest_batch(limit=limit, memory_limit_bytes=1000), adversary)
+    assert (result, result + 1) == (adversary.fit, adversary.miss)
+    assert adversary.asked <= probes_of_plain(result, limit) + EXTRA_PROBES
 
 
 def test_every_limit_up_to_64_is_found_exactly() -> None:
@@ -134,15 +136,15 @@ def test_every_limit_up_to_64_is_found_exactly() -> None:
 def test_an_exact_line_takes_four_probes() -> None:
     """Two small batches, then the limit that they predict, then the miss above it."""
     probes = Probes(100, lambda batch: 20 * GIB + batch * GIB)
-    asked = run(search_largest_batch(limit=8192, memory_limit_bytes=120 * GIB + 1), probes)
-    assert asked == [1, 11, 100, 101]
+    probed = run(search_largest_batch(limit=8192, memory_limit_bytes=120 * GIB + 1), probes)
+    assert probed == [1, 11, 100, 101]
 
 
 def test_nothing_above_a_limit_that_fits_is_probed() -> None:
     """A stated limit needs no miss above it."""
     probes = Probes(40, lambda batch: GIB + batch)
-    asked = run(search_largest_batch(limit=40, memory_limit_bytes=80 * GIB), probes)
-    assert asked == [1, 40]
+    probed = run(search_largest_batch(limit=40, memory_limit_bytes=80 * GIB), probes)
+    assert probed == [1, 40]
 
 
 def test_nothing_that_fits_takes_one_probe() -> None:
@@ -152,9 +154,9 @@ def test_nothing_that_fits_takes_one_probe() -> None:
 
 def test_without_peaks_the_search_is_doubling_and_bisection() -> None:
     """Prediction needs peaks."""
-    asked = run(search_largest_batch(limit=100, memory_limit_bytes=GIB), Probes(21))
-    assert asked == [1, 2, 4, 8, 16, 32, 24, 20, 22, 21]
-    assert asked == run(doubling_and_bisection(limit=100), Probes(21))
+    probed = run(search_largest_batch(limit=100, memory_limit_bytes=GIB), Probes(21))
+    assert probed == [1, 2, 4, 8, 16, 32, 24, 20, 22, 21]
+    assert probed == run(doubling_and_bisection(limit=100), Probes(21))
 
 
 @pytest.mark.parametrize(("limit", "memory"), [(0, 1), (-3, 1), (1, 0)])

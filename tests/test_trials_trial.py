@@ -79,10 +79,12 @@ def test_a_trial_ends_with_the_largest_batch_its_miss_and_a_whole_ladder(
 ) -> None:
     """The result is exact, and every size of the ladder is timed once."""
     observed = run(LawProber(example_bytes))
-    found = largest_batch(observed)
-    assert found is not None
-    assert found[0] == largest
-    assert (found[1].batch_size if found[1] else None) == (largest + 1 if largest < LIMIT else None)
+    result = largest_batch(observed)
+    assert result is not None
+    assert result[0] == largest
+    assert (result[1].batch_size if result[1] else None) == (
+        largest + 1 if largest < LIMIT else None
+    )
     assert ladder_fits(observed) == visits(largest)
     assert len({o.key for o in observed}) == len(observed)
     assert next_probe(task(), observed) is None
@@ -130,14 +132,14 @@ def test_a_trial_times_only_the_requested_sizes() -> None:
     """The largest batch comes first, then other sizes of the ladder, each with its repeats."""
     observed: list[Observation] = []
     for timed, sizes in [((), {28}), ((1,), {1, 28}), (None, {size for size, _ in visits(28)})]:
-        asked = task(observed).model_copy(update={"timed": timed})
-        run_trial(asked, LawProber(311), observed.append)
+        requested = task(observed).model_copy(update={"timed": timed})
+        run_trial(requested, LawProber(311), observed.append)
         assert largest_batch(observed) is not None
         assert ladder_fits(observed) == {visit for visit in visits(28) if visit[0] in sizes}
     # One that the ladder has not is visited once; one that does not fit is not.
     assert (11, 0) not in visits(28)
-    asked = task(observed).model_copy(update={"timed": (11, 29)})
-    run_trial(asked, LawProber(311), observed.append)
+    requested = task(observed).model_copy(update={"timed": (11, 29)})
+    run_trial(requested, LawProber(311), observed.append)
     assert ladder_fits(observed) == {*visits(28), (11, 0)}
 
 
@@ -168,10 +170,10 @@ def test_a_search_starts_at_a_predicted_batch_size(likely: int) -> None:
 def test_every_miss_bounds_the_search(outcome: Outcome) -> None:
     """A batch that thrashes from 12 on bounds it like one without memory."""
     observed = run(LawProber(180, lambda r: miss(outcome) if r.batch_size >= 12 else None))
-    found = largest_batch(observed)
-    assert found is not None
-    assert found[1] is not None
-    assert (found[0], found[1].outcome, found[1].batch_size) == (11, outcome, 12)
+    result = largest_batch(observed)
+    assert result is not None
+    assert result[1] is not None
+    assert (result[0], result[1].outcome, result[1].batch_size) == (11, outcome, 12)
     assert ladder_fits(observed) == visits(11)
 
 
@@ -221,9 +223,9 @@ def test_a_probe_that_keeps_failing_is_given_up_and_the_rest_measured(outcome: O
 def test_a_ladder_probe_that_keeps_failing_costs_that_step_only() -> None:
     """The limit stands, and every other step is measured."""
     observed = run(LawProber(900, lambda r: flaky() if r.timing and r.batch_size == 2 else None))
-    found = largest_batch(observed)
-    assert found is not None
-    assert found[0] == 10
+    result = largest_batch(observed)
+    assert result is not None
+    assert result[0] == 10
     assert ladder_fits(observed) == {visit for visit in visits(10) if visit[0] != 2}
 
 
@@ -233,9 +235,9 @@ def test_repeated_build_failures_end_the_trial(outcome: Outcome) -> None:
     prober = LawProber(900, lambda r: ProbeEnd(outcome, "gone") if r.timing else None)
     observed = run(prober)
     assert [o.outcome for o in observed if o.purpose == "ladder"] == [outcome] * tries(outcome)
-    found = largest_batch(observed)
-    assert found is not None
-    assert found[0] == 10
+    result = largest_batch(observed)
+    assert result is not None
+    assert result[0] == 10
     assert ladder_fits(run(LawProber(900), observed)) == visits(10)
 
 
@@ -318,8 +320,8 @@ def test_the_search_uses_the_memory_limit_of_the_device() -> None:
     emitted: list[Observation] = []
     run_trial(far_off, LawProber(139), emitted.append)
     assert {o.memory_limit_bytes for o in emitted} == {BUDGET_BYTES}
-    told = [o for o in emitted if o.purpose == "search"]
-    assert len(told) == len([o for o in run(LawProber(139)) if o.purpose == "search"])
+    probes = [o for o in emitted if o.purpose == "search"]
+    assert len(probes) == len([o for o in run(LawProber(139)) if o.purpose == "search"])
 
 
 def test_a_gpu_without_a_measured_memory_is_searched() -> None:
@@ -330,9 +332,9 @@ def test_a_gpu_without_a_measured_memory_is_searched() -> None:
     assert guessed.memory_guess_bytes == 94_000_000_000
     emitted: list[Observation] = []
     run_trial(guessed, LawProber(900), emitted.append)
-    found = largest_batch(emitted)
-    assert found is not None
-    assert found[0] == 10
+    result = largest_batch(emitted)
+    assert result is not None
+    assert result[0] == 10
 
 
 def test_the_next_run_continues_with_new_attempt_numbers() -> None:
@@ -356,9 +358,9 @@ def ladder_misses(batch_size: int) -> Interference:
 def test_a_ladder_miss_reopens_the_search_below(threshold: int) -> None:
     """The largest batch size is one that can be timed; no probe is repeated."""
     observed = run(LawProber(180, ladder_misses(threshold)))
-    found = largest_batch(observed)
-    assert found is not None
-    largest, above = found
+    result = largest_batch(observed)
+    assert result is not None
+    largest, above = result
     assert largest < 50
     assert above is not None
     assert (above.batch_size, above.purpose) == (largest + 1, "ladder")
