@@ -83,3 +83,12 @@ def test_csv_of_an_empty_ranking_is_its_header() -> None:
     assert list(csv.reader(io.StringIO(ranking_csv(empty)))) == [
         [*next(csv.reader(io.StringIO(ranking_csv(full_ranking()))))]
     ]
+
+
+def test_a_frame_has_the_columns_and_rows_of_the_csv() -> None:
+    """A notebook shows it as a table of HTML, without an index."""
+    ranking = full_ranking()
+    frame = ranking.to_frame()
+    assert list(frame.columns) == ranking_csv(ranking).splitlines()[0].split(",")
+    assert frame["usd"].tolist() == [offer.usd for offer in ranking.offers]
+    assert ranking._repr_html_() == frame.to_html(index=False)
