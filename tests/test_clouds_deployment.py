@@ -44,7 +44,7 @@ def test_a_bill_with_a_price_missing_is_no_upper_bound() -> None:
     total = next(line for line in bill if line.startswith("at least $1.69 "))
     assert "A100-40GB-SXM, H100-SXM" in total
     assert "'catalog refresh'" in total
-    assert "not known" in bill[-1]
+    assert "unknown" in bill[-1]
 
 
 OWN = """\

@@ -23,8 +23,10 @@ from trials.records.profile import is_profile
 
 PROBES = 400  # of ten cells or so
 PART_BYTES = 100_000  # of the 900 kB that they take
+# SIGINT is heeded as in a terminal; tests that a shell runs in the background inherit ignoring it.
 COMMAND = """\
-import os
+import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from orchestrator.run_folder import parallel_fit
 from orchestrator.cli.main import main
 parallel_fit.LONG_BYTES, parallel_fit.PART_BYTES = 0, 1_000

@@ -24,7 +24,7 @@ def new_tuner(relay: TrialRelay, loggers: Sequence[Any], storage_path: str) -> A
         run_config=tune.RunConfig(
             name="trials",
             storage_path=storage_path,
-            callbacks=[_relay_callback(relay), *loggers, _release_callback()],
+            callbacks=[_relay_callback(relay), *loggers, _silent_progress(), _release_callback()],
             failure_config=tune.FailureConfig(max_failures=0),
             stop=_stopper(relay),
             verbose=0,
@@ -93,6 +93,17 @@ def _relay_callback(relay: TrialRelay) -> Any:
             relay.ended(info["trial"], cause_of_death(info["trial"]))
 
     return Callback()
+
+
+def _silent_progress() -> Any:
+    """Progress callback that prints nothing: Tune's own prints trials among the results."""
+    from ray.tune.progress_reporter import TrialProgressCallback  # noqa: PLC0415 - as above
+
+    class Silent(TrialProgressCallback):  # type: ignore[misc]
+        def _print(self, msg: str) -> None:
+            """Drop the message."""
+
+    return Silent()
 
 
 def _release_callback() -> Any:
