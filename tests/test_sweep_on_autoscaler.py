@@ -52,10 +52,10 @@ def test_every_gpu_has_its_own_node_started_from_none(cluster: Cluster) -> None:
     out = cluster.home / "run"
     cluster.env |= {"RAY_ADDRESS": f"127.0.0.1:{cluster.gcs}"}
     sweep = ("python", "-m", "orchestrator", "sweep", "spec.yaml", "--out", str(out))
-    swept = cluster.run(*sweep, "--wait-for-nodes", "0.3", timeout=240)
+    swept = cluster.run(*sweep, "--wait-for-nodes", "0.6", timeout=240)
     assert swept.returncode == 0, swept.stderr
     assert 0 < swept.stderr.index("resource 'H200-SXM'") < swept.stderr.index(": started\n")
-    assert re.search(r"^.*desk: .*0\.3 minutes", swept.stderr, re.MULTILINE)
+    assert re.search(r"^.*desk: .*0\.6 minutes", swept.stderr, re.MULTILINE)
     plan = RunFolder(out).plan()
     assert plan is not None
     assert [skip.cell.gpu for skip in plan.skipped] == ["H200-SXM", "desk"]
