@@ -63,7 +63,7 @@ def relay_to(diary: Diary) -> TrialRelay:
 
 def trial(cell: Cell) -> SimpleNamespace:
     """A trial as Tune passes it to callbacks."""
-    return SimpleNamespace(config={"trial": {"cell": cell.key}})
+    return SimpleNamespace(config={"trial": {"cell": cell.key}}, error_file=None)
 
 
 def test_started_trials_without_an_end_are_reported_dead() -> None:
@@ -71,9 +71,9 @@ def test_started_trials_without_an_end_are_reported_dead() -> None:
     diary = Diary()
     relay = relay_to(diary)
     assert [(relay.next_trial() or {})["cell"] for _ in range(2)] == [FIRST.key, SECOND.key]
-    relay.started(trial(FIRST))
-    relay.started(trial(SECOND))
-    relay.ended(trial(FIRST), None)
+    relay.on_trial_start(trial=trial(FIRST))
+    relay.on_trial_start(trial=trial(SECOND))
+    relay.on_trial_complete(trial=trial(FIRST))
     assert relay.all_ended("low on memory") == 1
     assert relay.all_ended("twice") == 0
     assert diary.ends == [(FIRST, None), (SECOND, "low on memory")]
@@ -91,13 +91,13 @@ def test_a_silent_worker_is_killed_and_reported_hung(
     relay = relay_to(diary)
     relay.next_trial()
     hung = trial(FIRST)
-    relay.started(hung)
+    relay.on_trial_start(trial=hung)
     now = relay._scheduler._clock()
     monkeypatch.setattr(relay._scheduler, "_clock", lambda: now + 1500)
-    relay.check_cluster()
-    relay.check_cluster()
+    relay.on_step_begin()
+    relay.on_step_begin()
     assert killed == [hung]
-    relay.ended(hung, "its Ray worker died")
+    relay.on_trial_error(trial=hung)
     assert diary.ends == [(FIRST, "no report within 1320 s")]
 
 
@@ -113,7 +113,7 @@ def test_a_full_disk_during_scheduling_is_reported_as_such(
 
     monkeypatch.setattr(relay._scheduler, "update", full)
     with pytest.raises(StoreError):
-        relay.check_cluster()
+        relay.on_step_begin()
     assert isinstance(relay.raised, StoreError)
 
 
@@ -129,7 +129,7 @@ def test_a_full_disk_while_saving_nodes_is_reported_as_such(
 
     monkeypatch.setattr(relay, "_record_nodes", full)
     with pytest.raises(StoreError):
-        relay.check_cluster()
+        relay.on_step_begin()
     assert isinstance(relay.raised, StoreError)
 
 

@@ -5,6 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ray
+from ray import tune
+
 from orchestrator.planning.cluster_resources import ClusterResources
 from orchestrator.ray_backend.trial_worker import NODE_LEAVES
 from orchestrator.scheduling.node_queue import NodeAddress
@@ -17,11 +20,13 @@ CHECK_SECONDS = 1.0  # between two looks at the cluster
 UNKNOWN_DEATH = "its Ray worker or node died"
 
 
-class TrialRelay:
+class TrialRelay(tune.Callback, tune.Stopper):  # type: ignore[misc]
     """Passes the events of Tune's trials on, and the scheduler's trials to Tune.
 
-    Tune calls everything from the driver's main thread, in the loop of ``Tuner.fit``. It wraps or
-    swallows what a callback raises. The first such error is kept in ``raised`` for ``run_trials``.
+    As a stopper it ends the experiment when nothing is left that is worth waiting for: the budget
+    is spent, or what is left waits for nodes in vain. Tune calls everything from the driver's main
+    thread, in the loop of ``Tuner.fit``. It wraps or swallows what a callback raises. The first
+    such error is kept in ``raised`` for ``run_trials``.
     """
 
     def __init__(
@@ -45,8 +50,11 @@ class TrialRelay:
         """Nothing: Tune pickles callbacks to restore an experiment, which is never done here."""
         return {}
 
-    @property
-    def is_over(self) -> bool:
+    def __call__(self, _trial_id: str, _result: Any) -> bool:
+        """Whether a trial ends here, as all do together."""
+        return self.stop_all()
+
+    def stop_all(self) -> bool:
         """Whether nothing is left that is worth waiting for."""
         return self._scheduler.is_over
 
@@ -65,7 +73,7 @@ class TrialRelay:
             "avoid": list(placement.avoid),
         }
 
-    def check_cluster(self) -> None:
+    def on_step_begin(self, **_info: Any) -> None:
         """About once a second, pass on the nodes, and kill trials that are silent for too long."""
         if time.monotonic() - self._checked_at < CHECK_SECONDS:
             return
@@ -79,26 +87,33 @@ class TrialRelay:
                 kill(trial)
         self._checked_at = time.monotonic()
 
-    def started(self, trial: Any) -> None:
+    def on_trial_start(self, *, trial: Any, **_info: Any) -> None:
         """Pass on the start of a trial."""
         cell = self._cell(trial)
         self._running[cell.key] = trial
         self._pass_on(lambda: self._scheduler.started(cell))
         self._pass_on(lambda: self._listener.started(cell))
 
-    def reported(self, trial: Any, report: dict[str, Any]) -> None:
-        """Pass on the node or the result that a trial reported."""
-        if "node_id" in report:
-            node = NodeAddress(report["node_id"], report["address"])
+    def on_trial_result(self, *, trial: Any, result: dict[str, Any], **_info: Any) -> None:
+        """Pass on the node or the observation that a trial reported."""
+        if "node_id" in result:
+            node = NodeAddress(result["node_id"], result["address"])
             self._scheduler.located(self._cell(trial), node)
-        if "observation" in report:
-            result = logged(report["observation"].encode())
-            # The listener first: it writes the result to the disk.
-            self._pass_on(lambda: self._listener.observed(result))
-            self._pass_on(lambda: self._scheduler.observed(result))
+        if "observation" in result:
+            observed = logged(result["observation"].encode())
+            # The listener first: it writes the observation to the disk.
+            self._pass_on(lambda: self._listener.observed(observed))
+            self._pass_on(lambda: self._scheduler.observed(observed))
 
-    def ended(self, trial: Any, error: str | None) -> None:
+    def on_trial_complete(self, *, trial: Any, **_info: Any) -> None:
         """Pass on the end of a trial."""
+        self._ended(trial, None)
+
+    def on_trial_error(self, *, trial: Any, **_info: Any) -> None:
+        """Pass on the death of a trial."""
+        self._ended(trial, cause_of_death(trial))
+
+    def _ended(self, trial: Any, error: str | None) -> None:
         cell = self._cell(trial)
         self._running.pop(cell.key, None)
         error = self._killed.pop(cell.key, error)
@@ -125,8 +140,6 @@ class TrialRelay:
 
 def kill(trial: Any) -> None:
     """Have Ray kill the worker of a trial; Tune then reports its death."""
-    import ray  # noqa: PLC0415 - seconds to import, and only a sweep needs it
-
     actor = trial.temporary_state.ray_actor
     if actor is not None:
         ray.kill(actor)

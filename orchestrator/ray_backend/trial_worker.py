@@ -3,6 +3,9 @@
 import functools
 from typing import Any
 
+import ray
+from ray import tune
+
 from orchestrator.ray_backend.cluster import leaving_nodes
 from orchestrator.ray_backend.tune_loggers import metrics
 from orchestrator.scheduling.node_queue import Task
@@ -26,8 +29,6 @@ def resources(config: dict[str, Any]) -> Any:
 
 @functools.lru_cache  # Tune keeps the group of every trial: equal trials share one
 def _placement_group(request: tuple[tuple[str, float], ...], avoid: tuple[str, ...]) -> Any:
-    from ray import tune  # noqa: PLC0415 - seconds to import, and only a sweep needs it
-
     if not avoid:
         return tune.PlacementGroupFactory([dict(request)])
     elsewhere = {"ray.io/node-id": f"!in({','.join(avoid)})"}
@@ -40,9 +41,6 @@ def run_on_node(config: dict[str, dict[str, str]]) -> None:
     Raises:
         NodeLeavesError: the node is to be taken away.
     """
-    import ray  # noqa: PLC0415 - this runs in the worker
-    from ray import tune  # noqa: PLC0415 - as above
-
     node_id = ray.get_runtime_context().get_node_id()
     # Reported first: the driver needs the node if the trial dies before any other report.
     tune.report({"node_id": node_id, "address": ray.util.get_node_ip_address()})

@@ -5,18 +5,16 @@ import os
 from collections.abc import Sequence
 
 from gpu_catalog.errors import UserError
-from orchestrator.planning.cluster_resources import ClusterResources, this_machine
+from orchestrator.planning.cluster_resources import this_machine
 from orchestrator.planning.measurement_cost import Budget, remaining_work
 from orchestrator.planning.plan import Plan
 from orchestrator.ray_backend.cluster import cluster_address, connected_cluster
-from orchestrator.ray_backend.tune_loggers import Tool, tune_callbacks
+from orchestrator.ray_backend.tune_loggers import Tool
 from orchestrator.reporting.sections.cost_text import expected_text
 from orchestrator.run_folder.file_names import PLAN
 from orchestrator.running.session import SweepSession
-from orchestrator.running.trial_executor import TrialExecutor, largest_to_profile
 from orchestrator.scheduling.strategy import Strategy, to_measure
 from orchestrator.spec.sweep_spec import SweepSpec
-from trials.records.observation import Observation
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +36,7 @@ def measure(
     folder = session.folder
     makes_profiles = session.spec.profile and strategy.makes_profiles
     plan = session.plan(this_machine(), folder.observations())
-    to_profile = makes_profiles and largest_to_profile(folder, plan)
+    to_profile = makes_profiles and session.largest_to_profile(plan)
     if cluster_address() is None and not to_measure(plan) and not to_profile:
         session.writer.write(PLAN, plan)
         log_skipped(plan)
@@ -50,48 +48,26 @@ def measure(
     # the copy, and the first one to finish removes it.
     os.chdir(folder.storage.local_folder())
     with connected_cluster(ask_for_packages=needs_extras(session.spec)) as cluster:
+        # Tune takes seconds to import, and only work needs it.
+        from orchestrator.running.trial_executor import TrialExecutor  # noqa: PLC0415
+
         executor = TrialExecutor(
             session, cluster, wait_seconds=wait_seconds, budget_usd=strategy.budget_usd
         )
         observations, plan = executor.replan()
         log_skipped(plan)
         budget = Budget(strategy.budget_usd, executor.spent_usd, makes_profiles)
-        _log_expected(session, cluster, plan, observations, budget)
-        plan = _measure_wanted(executor, strategy, observations, plan, log_to)
+        work = remaining_work(session.spec, session.rates, cluster, plan, observations)
+        for line in expected_text(work, budget, session.rates):
+            logger.info(line)
+        while wanted := strategy.wanted(plan, observations, executor.spent_usd):
+            executor.measure(wanted, len(plan.complete), log_to)
+            observations, plan = executor.replan()
         if executor.retime_slow_cells():  # which may complete a cell
             _, plan = executor.replan()
         if makes_profiles:
             executor.profile(plan)
     return plan
-
-
-def _measure_wanted(
-    executor: TrialExecutor,
-    strategy: Strategy,
-    observations: Sequence[Observation],
-    plan: Plan,
-    log_to: Sequence[Tool],
-) -> Plan:
-    """Measure until the strategy wants nothing more; the plan that is left."""
-    folder, name = executor.session.folder.storage.local_folder(), executor.session.spec.name
-    while wanted := strategy.wanted(plan, observations, executor.spent_usd):
-        loggers = tune_callbacks(log_to, folder, name, list(wanted))
-        executor.measure(wanted, len(plan.complete), loggers)
-        observations, plan = executor.replan()
-    return plan
-
-
-def _log_expected(
-    session: SweepSession,
-    cluster: ClusterResources,
-    plan: Plan,
-    observations: Sequence[Observation],
-    budget: Budget,
-) -> None:
-    """Log the hours and dollars that the plan is expected to take."""
-    work = remaining_work(session.spec, session.rates, cluster, plan, observations)
-    for line in expected_text(work, budget, session.rates):
-        logger.info(line)
 
 
 def needs_extras(spec: SweepSpec) -> bool:

@@ -12,8 +12,11 @@ from orchestrator.planning.spending import Meter
 from orchestrator.run_folder.load_results import spending_meter
 from orchestrator.run_folder.observation_writer import ObservationWriter
 from orchestrator.run_folder.run_folder import RunFolder
+from orchestrator.running.progress import Progress
 from orchestrator.spec.sweep_spec import SweepSpec
-from trials.records.observation import Observation
+from trials.records.cell import Cell
+from trials.records.observation import Observation, by_cell, largest_batch
+from trials.records.profile import sizes_to_profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,24 @@ class SweepSession:
     def plan(self, cluster: ClusterResources, observations: Sequence[Observation]) -> Plan:
         """Plan of the run on a cluster."""
         return make_plan(self.spec, self.catalog, cluster, observations)
+
+    def progress(self, cells: Sequence[Cell], *, complete: int) -> Progress:
+        """Progress display of trials, of a sweep with so many complete cells."""
+        earlier, stream = self.folder.observations(), self.progress_stream
+        return Progress(cells, complete=complete, earlier=earlier, stream=stream)
+
+    def largest_to_profile(self, plan: Plan) -> dict[Cell, int]:
+        """Largest batch size of each complete cell that a device measured and profiles lack."""
+        observations = by_cell(self.folder.observations())
+        profiles = by_cell(self.folder.profiles())
+        sizes = {}
+        for cell in plan.complete:
+            if cell.simulated or cell.capped_on is not None:
+                continue
+            largest = largest_batch(observations[cell])
+            if largest is not None and sizes_to_profile(largest[0], profiles[cell]):
+                sizes[cell] = largest[0]
+        return sizes
 
     def meter(self) -> Meter:
         """Meter of the dollars that the run has spent until now."""

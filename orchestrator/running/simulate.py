@@ -5,7 +5,6 @@ from functools import partial
 
 from orchestrator.planning.plan import Plan, trial_task
 from orchestrator.run_folder.file_names import PLAN
-from orchestrator.running.progress import Progress
 from orchestrator.running.recorder import ObservationRecorder
 from orchestrator.running.session import SweepSession
 from orchestrator.spec.job_tokens import shorter_lengths
@@ -25,19 +24,9 @@ def simulate(session: SweepSession, plan: Plan, constants: EfficiencyConstants) 
     if not cells:
         return plan
     models = ", ".join(dict.fromkeys(cell.model for cell in cells))
-    logger.info(
-        "%s: tracing %s to simulate %d cells; no GPU runs them",
-        session.folder.path,
-        models,
-        len(cells),
-    )
-    observations = session.folder.observations()
-    with Progress(
-        cells,
-        complete=len(plan.complete),
-        earlier=observations,
-        stream=session.progress_stream,
-    ) as progress:
+    text = "%s: tracing %s to simulate %d cells; no GPU runs them"
+    logger.info(text, session.folder.path, models, len(cells))
+    with session.progress(cells, complete=len(plan.complete)) as progress:
         simulate_trials(
             _tasks(session, cells),
             ObservationRecorder(session.writer, progress),

@@ -12,10 +12,9 @@ from orchestrator.planning.faults import Fault
 from orchestrator.planning.plan import Plan, trial_task
 from orchestrator.planning.slow_nodes import slow_nodes
 from orchestrator.ray_backend.cluster import cluster_now
+from orchestrator.ray_backend.tune_loggers import Tool, tune_callbacks
 from orchestrator.ray_backend.tune_runner import run_trials
 from orchestrator.run_folder.file_names import PLAN
-from orchestrator.run_folder.run_folder import RunFolder
-from orchestrator.running.progress import Progress
 from orchestrator.running.recorder import ObservationRecorder, RunJournal
 from orchestrator.running.session import SweepSession
 from orchestrator.scheduling.node_queue import Task
@@ -23,30 +22,24 @@ from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.scheduling.strategy import MeasurementRequest
 from trials.profile_trial import ProfileTask
 from trials.records.cell import Cell
-from trials.records.observation import Observation, by_cell, largest_batch
-from trials.records.profile import Logged, Profiled, ProfileRule, sizes_to_profile
+from trials.records.observation import Observation, by_cell
+from trials.records.profile import ProfileRule, sizes_to_profile
 from trials.trial import TrialTask, next_probe
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class TrialBatch:
+class _Batch:
     """Trials that are executed together.
 
     Attributes:
-        cells: in order.
-        task: next task of a cell, by the results until now; None when nothing is left of it.
-        learn: takes each new result.
         cluster: nodes to size the trials for.
         complete: cells of the sweep that were complete before, for the progress display.
         loggers: Ray Tune callbacks.
         nodes_out: ids of nodes to avoid, with the reasons.
     """
 
-    cells: Sequence[Cell]
-    task: Callable[[Cell], Task | None]
-    learn: Callable[[Logged], None]
     cluster: ClusterResources
     complete: int = 0
     loggers: Sequence[Any] = ()
@@ -98,10 +91,12 @@ class TrialExecutor:
         return observations, plan
 
     def measure(
-        self, wanted: Mapping[Cell, MeasurementRequest], complete: int, loggers: Sequence[Any] = ()
+        self, wanted: Mapping[Cell, MeasurementRequest], complete: int, log_to: Sequence[Tool]
     ) -> None:
-        """Measure cells."""
-        scheduler = self._measure(wanted, self._cluster, complete=complete, loggers=loggers)
+        """Measure cells, of a sweep with so many complete ones, and log their trials to tools."""
+        folder, name = self.session.folder.storage.local_folder(), self.session.spec.name
+        loggers = tune_callbacks(log_to, folder, name, list(wanted))
+        scheduler = self._measure(wanted, _Batch(self._cluster, complete, loggers))
         self.no_node |= scheduler.no_node
         self.died |= scheduler.died
 
@@ -128,7 +123,7 @@ class TrialExecutor:
         nodes = "; ".join(reasons.values())
         logger.info("%s: timing %d trials again elsewhere", nodes, len(sizes))
         wanted = {cell: MeasurementRequest(timed=tuple(timed)) for cell, timed in sizes.items()}
-        self._measure(wanted, cluster, nodes_out=reasons)
+        self._measure(wanted, _Batch(cluster, nodes_out=reasons))
         return True
 
     def profile(self, plan: Plan) -> None:
@@ -137,7 +132,7 @@ class TrialExecutor:
         # A cell may have been measured on a GPU that no node has now.
         largest = {
             cell: batch_size
-            for cell, batch_size in largest_to_profile(folder, plan).items()
+            for cell, batch_size in self.session.largest_to_profile(plan).items()
             if self._cluster.trial_resources(self.session.catalog.gpu(cell.device))
         }
         if not largest:
@@ -150,10 +145,6 @@ class TrialExecutor:
         logger.info("%s: profiling %d cells", folder.path, len(largest))
         profiles = by_cell(folder.profiles())
 
-        def learn(result: Logged) -> None:
-            if isinstance(result, Profiled):
-                profiles[result.cell].append(result)
-
         def task(cell: Cell) -> ProfileTask | None:
             sizes = sizes_to_profile(largest[cell], profiles[cell])
             if not sizes:
@@ -165,38 +156,23 @@ class TrialExecutor:
                 done=tuple(profiles[cell]),
             )
 
-        self._execute(TrialBatch(list(largest), task, learn, self._cluster))
+        self._execute(list(largest), task, profiles, _Batch(self._cluster))
 
-    def _measure(
-        self,
-        wanted: Mapping[Cell, MeasurementRequest],
-        cluster: ClusterResources,
-        *,
-        complete: int = 0,
-        loggers: Sequence[Any] = (),
-        nodes_out: Mapping[str, str] | None = None,
-    ) -> Scheduler:
-        nodes_out = nodes_out or {}
+    def _measure(self, wanted: Mapping[Cell, MeasurementRequest], batch: _Batch) -> Scheduler:
         observations = by_cell(self.session.folder.observations())
-
-        def learn(result: Logged) -> None:
-            if isinstance(result, Observation):
-                observations[result.cell].append(result)
 
         def task(cell: Cell) -> TrialTask | None:
             request = wanted[cell]
-            trial = self._trial(cell, observations[cell], cluster).model_copy(
+            trial = self._trial(cell, observations[cell], batch.cluster).model_copy(
                 update={
                     "timed": request.timed,
                     "most_seconds": request.most_seconds,
-                    "slow_nodes": tuple(nodes_out),
+                    "slow_nodes": tuple(batch.nodes_out),
                 }
             )
             return None if next_probe(trial, trial.done) is None else trial
 
-        return self._execute(
-            TrialBatch(list(wanted), task, learn, cluster, complete, loggers, nodes_out)
-        )
+        return self._execute(list(wanted), task, observations, batch)
 
     def _trial(
         self, cell: Cell, observations: Sequence[Observation], cluster: ClusterResources
@@ -205,17 +181,24 @@ class TrialExecutor:
         threads = cluster.threads(catalog.gpu(cell.device))
         return trial_task(self.session.spec, catalog, cell, observations, threads=threads)
 
-    def _execute(self, batch: TrialBatch) -> Scheduler:
-        """Run trials to their end; the scheduler has the cells that could not be measured."""
+    def _execute(
+        self,
+        cells: Sequence[Cell],
+        task: Callable[[Cell], Task | None],
+        results: Mapping[Cell, list[Any]],
+        batch: _Batch,
+    ) -> Scheduler:
+        """Run trials to their end; the scheduler has the cells that could not be measured.
+
+        Args:
+            cells: in order.
+            task: next task of a cell, by the results until now; None when nothing is left of it.
+            results: results of each cell, to which new ones are added.
+            batch: how to run them.
+        """
         session, journal, meter = self.session, self._journal, self.session.meter()
-        gpus = {cell.device: session.catalog.gpu(cell.device) for cell in batch.cells}
-        observations = session.folder.observations()
-        with Progress(
-            batch.cells,
-            complete=batch.complete,
-            earlier=observations,
-            stream=session.progress_stream,
-        ) as progress:
+        gpus = {cell.device: session.catalog.gpu(cell.device) for cell in cells}
+        with session.progress(cells, complete=batch.complete) as progress:
             progress.spent_usd = meter.usd
 
             def note(fault: Fault) -> None:
@@ -226,8 +209,8 @@ class TrialExecutor:
                     progress.remark(f"{fault.node or fault.gpu}: {fault.reason}")
 
             scheduler = Scheduler(
-                batch.cells,
-                batch.task,
+                cells,
+                task,
                 {key: batch.cluster.trial_resources(gpu) or {} for key, gpu in gpus.items()},
                 batch.cluster,
                 wait_seconds=self._wait_seconds,
@@ -235,19 +218,8 @@ class TrialExecutor:
                 note=note,
                 is_spent=partial(meter.reaches, self._budget_usd),
             )
-            recorder = ObservationRecorder(session.writer, progress, meter, batch.learn)
+            recorder = ObservationRecorder(
+                session.writer, progress, meter, lambda result: results[result.cell].append(result)
+            )
             run_trials(scheduler, recorder, cluster_now, batch.loggers, journal.record_nodes)
         return scheduler
-
-
-def largest_to_profile(folder: RunFolder, plan: Plan) -> dict[Cell, int]:
-    """Largest batch size of each complete cell that a device has measured and profiles lack."""
-    observations, profiles = by_cell(folder.observations()), by_cell(folder.profiles())
-    sizes = {}
-    for cell in plan.complete:
-        if cell.simulated or cell.capped_on is not None:
-            continue
-        largest = largest_batch(observations[cell])
-        if largest is not None and sizes_to_profile(largest[0], profiles[cell]):
-            sizes[cell] = largest[0]
-    return sizes

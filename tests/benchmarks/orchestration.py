@@ -32,7 +32,7 @@ from orchestrator.markdown_table import table
 from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.planning.plan import trial_task
 from orchestrator.planning.spending import Meter
-from orchestrator.ray_backend import tune_callbacks
+from orchestrator.ray_backend import tune_runner
 from orchestrator.ray_backend.cluster import cluster_now, connected_cluster
 from orchestrator.ray_backend.tune_loggers import metrics
 from orchestrator.ray_backend.tune_runner import run_trials
@@ -136,7 +136,7 @@ def prepare() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent.parent), *known])
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
-    tune_callbacks.run_on_node = nothing_on_node
+    tune_runner.run_on_node = nothing_on_node
 
 
 def bytes_kept(trials: int) -> None:
