@@ -32,10 +32,11 @@ def build_parser() -> Parser:
     """The parser of every command."""
     parser = make_parser(SUBJECTS)
     completion = parser.commands.add_parser(
-        "completion", help="print a script that completes finetune-cost with Tab"
+        "completion",
+        run=_print_completion,
+        help="print a script that completes finetune-cost with Tab",
     )
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")
-    completion.set_defaults(run_command=_print_completion)
     return parser
 
 

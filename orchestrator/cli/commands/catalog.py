@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_catalog.suggestions import did_you_mean
 from orchestrator.cli.options.clock import now, today
-from orchestrator.cli.options.prices import add_prices
+from orchestrator.cli.options.groups import PRICES
+from orchestrator.cli.options.table import add_table
 from orchestrator.console import print_result, remark
 
 if TYPE_CHECKING:
@@ -20,47 +21,36 @@ if TYPE_CHECKING:
 SOURCES = ("gpuhunt", "aws-public", "aws")
 MOST_REJECTED = 20  # lines on the terminal; a file has all of them
 REJECTED = "rejected.txt"
+REFRESH = f"""{PRICES}
+--source A,B             gpuhunt (catalogs of many providers; pip install '.[prices]'), aws
+                         (on-demand and spot prices, with your credentials) or aws-public (on-demand
+                         prices, without an account); default: gpuhunt,aws
+--regions A,B            regions of Amazon (default: all that the account may use; for aws-public
+                         us-east-1 and us-west-2)
+--out FILE               write a CSV that commands use only with --prices FILE
+"""
 
 
 def add_options(commands: Any) -> None:
     """Add the command and its parts."""
     catalog = commands.add_parser("catalog", help="list GPUs and prices, or refresh the prices")
     parts = catalog.add_subparsers(dest="what", required=True)
-    gpus = parts.add_parser("gpus", help="list the GPUs of the catalog")
-    add_prices(gpus)
-    gpus.set_defaults(run_command=run_gpus)
-    prices = parts.add_parser("prices", help="list the prices in use, their table and their age")
-    add_prices(prices)
-    prices.set_defaults(run_command=run_prices)
+    gpus = parts.add_parser("gpus", run=run_gpus, help="list the GPUs of the catalog")
+    add_table(gpus, PRICES)
+    prices = parts.add_parser(
+        "prices", run=run_prices, help="list the prices in use, their table and their age"
+    )
+    add_table(prices, PRICES)
     refresh = parts.add_parser(
         "refresh",
+        run=run_refresh,
         help="download today's prices and use them from then on",
         description="Downloads prices, rejects those that cannot be true and prints the reasons. "
         "Every command uses the others from then on. A source that does not answer keeps its last "
         "prices.",
     )
-    add_prices(refresh)
-    refresh.add_argument(
-        "--source",
-        default="gpuhunt,aws",
-        metavar="A,B",
-        help="gpuhunt (catalogs of many providers; pip install '.[prices]'), aws (on-demand and "
-        "spot prices, with your credentials) or aws-public (on-demand prices, without an account); "
-        "default: gpuhunt,aws",
-    )
-    refresh.add_argument(
-        "--regions",
-        metavar="A,B",
-        help="regions of Amazon (default: all that the account may use; for aws-public us-east-1 "
-        "and us-west-2)",
-    )
-    refresh.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="write a CSV that commands use only with --prices FILE",
-    )
-    refresh.set_defaults(run_command=run_refresh)
+    add_table(refresh, REFRESH)
+    refresh.set_defaults(source="gpuhunt,aws")
 
 
 def run_gpus(options: argparse.Namespace) -> int:

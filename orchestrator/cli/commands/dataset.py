@@ -4,35 +4,32 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cli.options.data import add_data, add_histogram
+from orchestrator.cli.options.groups import HISTOGRAM, RENDERING
+from orchestrator.cli.options.table import add_table
 from orchestrator.console import print_result, remark
 
 COUNTED_AT_ONCE = 100_000  # examples between two messages
+OPTIONS = f"""
+[dataset] DATA           a JSON, JSONL, CSV or Parquet file, a folder of them, a data set of the hub
+                         (OWNER/NAME), or one of arXiv 2408.04693: commonsense_15k, math_14k,
+                         hellaswag, gsm8k, openorca
+{RENDERING}{HISTOGRAM}
+--model NAME             count with the tokenizer of this model
+--save FILE.csv          write a histogram for --length-histogram
+--json                   print all results as JSON
+"""
 
 
 def add_options(commands: Any) -> None:
     """Add the command."""
     dataset = commands.add_parser(
         "dataset",
+        run=run,
         help="count the tokens of a data set's examples, and what padding adds",
         description="Counts the tokens of a data set's examples with a model's own tokenizer, and "
         "prints the tokens per example in batches of 1 to 64, padded or packed.",
     )
-    add = dataset.add_argument
-    add(
-        "dataset",
-        nargs="?",
-        metavar="DATA",
-        help="a JSON, JSONL, CSV or Parquet file, a folder of them, a data set of the hub "
-        "(OWNER/NAME), or one of arXiv 2408.04693: commonsense_15k, math_14k, hellaswag, gsm8k, "
-        "openorca",
-    )
-    add_data(dataset)
-    add_histogram(dataset)
-    add("--model", metavar="NAME", help="count with the tokenizer of this model")
-    add("--save", type=Path, metavar="FILE.csv", help="write a histogram for --length-histogram")
-    add("--json", action="store_true", help="print all results as JSON")
-    dataset.set_defaults(run_command=run)
+    add_table(dataset, OPTIONS, save=Path)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -5,75 +5,56 @@ import json
 from pathlib import Path
 from typing import Any
 
+from orchestrator.cli.options.table import add_table
 from orchestrator.cli.options.value_types import run_folder
 from orchestrator.console import print_result, remark
+
+FIT = """
+run RUN|FILE.csv         the run folder, or a CSV of observations
+--predict QUESTIONS.csv  predict these rows, with intervals, in predictions.csv
+--lengths LENGTHS.csv    lengths of data sets' examples, for rows that only name a data set: columns
+                         dataset, tokens and examples
+--out DIR                folder to write to (default: FILE.fits)
+"""
+EXPORT = """
+run RUN                  the run folder
+--format {ado}           ado: IBM's ado and LLMFineTuningBench; further columns hold the basis
+                         (measured or simulated), sparsity, recipe, weights, software and stack
+--out FILE               file to write (default: ado.csv in the run)
+"""
+REPRODUCE = """
+--json                   print only the figures, as JSON
+--out DIR                folder for reproduction.md and fig13.svg to fig15.svg (default:
+                         reproduction)
+"""
 
 
 def add_options(commands: Any) -> None:
     """Add the commands."""
-    _add_fit(commands)
-    export = commands.add_parser(
-        "export", help="write a run's observations in the columns of another project"
-    )
-    export.add_argument("run", type=run_folder, metavar="RUN", help="the run folder")
-    export.add_argument(
-        "--format",
-        choices=("ado",),
-        required=True,
-        help="ado: IBM's ado and LLMFineTuningBench; further columns hold the basis (measured or "
-        "simulated), sparsity, recipe, weights, software and stack",
-    )
-    export.add_argument(
-        "--out", type=Path, metavar="FILE", help="file to write (default: ado.csv in the run)"
-    )
-    export.set_defaults(run_command=run_export)
-    reproduce = commands.add_parser(
-        "reproduce",
-        help="recompute the paper's tables and figures, and compare its law with ours",
-        description="Recomputes what arXiv 2408.04693 publishes, and tests how well its law and "
-        "ours predict held-out points. Prints Markdown and draws the figures.",
-    )
-    reproduce.add_argument("--json", action="store_true", help="print only the figures, as JSON")
-    reproduce.add_argument(
-        "--out",
-        type=Path,
-        default=Path("reproduction"),
-        metavar="DIR",
-        help="folder for reproduction.md and fig13.svg to fig15.svg (default: reproduction)",
-    )
-    reproduce.set_defaults(run_command=run_reproduce)
-
-
-def _add_fit(commands: Any) -> None:
     fit = commands.add_parser(
         "fit",
+        run=run_fit,
         help="fit the laws to the observations of a run or of a CSV",
         description="Fits the laws to a run and writes fits.json into it. Or fits a CSV with the "
         "columns gpu, model, sparsity, seq_len, batch_size and examples_per_second, or with those "
         "of IBM's ado: prints the laws and writes fits.json and coefficients.csv.",
     )
-    add = fit.add_argument
-    add(
-        "run",
-        type=run_folder,
-        metavar="RUN|FILE.csv",
-        help="the run folder, or a CSV of observations",
+    add_table(fit, FIT, run=run_folder, predict=Path, lengths=Path, out=Path)
+    export = commands.add_parser(
+        "export",
+        run=run_export,
+        help="write a run's observations in the columns of another project",
     )
-    add(
-        "--predict",
-        type=Path,
-        metavar="QUESTIONS.csv",
-        help="predict these rows, with intervals, in predictions.csv",
+    add_table(export, EXPORT, required=["--format"], run=run_folder)
+    reproduce = commands.add_parser(
+        "reproduce",
+        run=run_reproduce,
+        help="recompute the paper's tables and figures, and compare its law with ours",
+        description="Recomputes what arXiv 2408.04693 publishes, and tests how well its law and "
+        "ours predict held-out points. Prints Markdown and draws the figures.",
     )
-    add(
-        "--lengths",
-        type=Path,
-        metavar="LENGTHS.csv",
-        help="lengths of data sets' examples, for rows that only name a data set: columns dataset, "
-        "tokens and examples",
-    )
-    add("--out", type=Path, metavar="DIR", help="folder to write to (default: FILE.fits)")
-    fit.set_defaults(run_command=run_fit)
+    add_table(reproduce, REPRODUCE, out=Path)
+    reproduce.set_defaults(out=Path("reproduction"))
 
 
 def run_fit(options: argparse.Namespace) -> int:

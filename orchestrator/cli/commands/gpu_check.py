@@ -5,22 +5,27 @@ import os
 from typing import Any
 
 from orchestrator.cli.options.clock import now
-from orchestrator.cli.options.prices import add_prices
+from orchestrator.cli.options.groups import PRICES
+from orchestrator.cli.options.table import add_table
 from orchestrator.cli.options.value_types import positive
 from orchestrator.console import print_result, remark
+
+OPTIONS = f"""
+--out DIR                the run folder (default: runs/gpu-check)
+--seconds SECONDS        time limit in seconds (default: 480)
+{PRICES}
+"""
 
 
 def add_options(commands: Any) -> None:
     """Add the command."""
     check = commands.add_parser(
-        "gpu-check", help="measure the GPU of this machine without Ray; run it again to resume"
+        "gpu-check",
+        run=run,
+        help="measure the GPU of this machine without Ray; run it again to resume",
     )
-    check.add_argument("--out", metavar="DIR", help="the run folder (default: runs/gpu-check)")
-    check.add_argument(
-        "--seconds", type=positive, default=480, help="time limit in seconds (default: 480)"
-    )
-    add_prices(check)
-    check.set_defaults(run_command=run)
+    add_table(check, OPTIONS, seconds=positive)
+    check.set_defaults(seconds=480)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -5,131 +5,83 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cli.options.data import add_data
-from orchestrator.cli.options.prices import add_catalog
-from orchestrator.cli.options.recipe import MODEL, add_recipe
+from orchestrator.cli.options.groups import CATALOG, MODEL, RENDERING, add_recipe
+from orchestrator.cli.options.table import add_table
 from orchestrator.cli.options.value_types import above_zero, count, positive
 from orchestrator.console import print_result, remark
 
-EPOCHS, BATCH_SIZE, PATIENCE = 10, 8, 2
+OPTIONS = f"""
+dataset DATA             a JSON, JSONL, CSV or Parquet file, a folder of them, or a data set of the
+                         hub
+--model MODEL            {MODEL}
+--out DIR                a run folder, or any other (default: runs/learn)
+--gpu KEY                key of 'catalog gpus' (default: this machine's GPU, else cpu)
+{CATALOG}
+--weights {{random,pretrained}}
+                         initial weights (default: pretrained where there are any)
+--active-experts N,N     experts per token, one curve each (default: the model's own, and all)
+--choices FIELD|A,B,…    possible answers: one field with a list of them, or a field each; accuracy
+                         is then that of the likeliest choice (default: accuracy of the answers'
+                         tokens)
+--held-out SHARE|N       examples to test with (default: a tenth, or all of --held-out-data or
+                         --held-out-split; at most 1000)
+--held-out-data DATA     test with this data set
+--held-out-split NAME    test with this split
+--epochs EPOCHS          most epochs (default: 10)
+--batch-size BATCH_SIZE  examples per step (default: 8)
+--learning-rate RATE     default: 5e-5, as in arXiv 2408.04693; random weights need more
+--schedule {{constant,linear,cosine}}
+                         schedule of the learning rate (default: constant); the others reach zero at
+                         the last of --epochs, where every curve then levels off
+--warmup-steps N         steps in which the learning rate rises (default: 0)
+--patience N             learning has stopped after N epochs in a row that improve on the best one
+                         by no more than noise (default: 2)
+--whole                  train all of --epochs, even if learning stops
+--seed N                 seed of the split, the weights and the order of examples (default: 0)
+--threads N              CPU threads (default: one per core)
+--no-checkpoints         save no checkpoints (trained weights and optimizer state, in DIR/learning);
+                         an interrupted curve then starts again from the beginning
+--json                   print all results as JSON
+"""
 
 
 def add_options(commands: Any) -> None:
     """Add the command."""
     learn = commands.add_parser(
         "learn",
+        run=run,
         help="fine-tune on a data set, test each epoch, and find when learning stops",
         description="Fine-tunes a model on this machine, on its GPU or else its CPU, and tests it "
         "on held-out examples before and after every epoch. A model with experts is trained sparse "
         "and dense. The last field or message of an example is its answer, the only part with a "
         "loss. A second run resumes after the last epoch.",
     )
-    add = learn.add_argument
-    add(
-        "dataset",
-        metavar="DATA",
-        help="a JSON, JSONL, CSV or Parquet file, a folder of them, or a data set of the hub",
+    add_table(
+        learn,
+        OPTIONS,
+        required=["--model"],
+        held_out=above_zero,
+        epochs=positive,
+        batch_size=positive,
+        learning_rate=above_zero,
+        warmup_steps=count,
+        seed=count,
     )
-    add("--model", required=True, help=MODEL)
-    add("--out", metavar="DIR", help="a run folder, or any other (default: runs/learn)")
-    add(
-        "--gpu", metavar="KEY", help="key of 'catalog gpus' (default: this machine's GPU, else cpu)"
+    learn.set_defaults(
+        epochs=10,
+        batch_size=8,
+        learning_rate=5e-5,
+        schedule="constant",
+        warmup_steps=0,
+        patience=2,
+        seed=0,
     )
-    add_catalog(learn)
-    add(
-        "--weights",
-        choices=("random", "pretrained"),
-        help="initial weights (default: pretrained where there are any)",
-    )
-    add(
-        "--active-experts",
-        metavar="N,N",
-        help="experts per token, one curve each (default: the model's own, and all)",
-    )
-    _add_testing(learn)
-    _add_training(learn)
-    add("--threads", type=positive, metavar="N", help="CPU threads (default: one per core)")
-    add(
-        "--no-checkpoints",
-        action="store_true",
-        help="save no checkpoints (trained weights and optimizer state, in DIR/learning); an "
-        "interrupted curve then starts again from the beginning",
-    )
-    add("--json", action="store_true", help="print all results as JSON")
     add_recipe(
         learn,
         method="lora; full for random weights",
         precision="bf16 on a GPU, fp32 on the CPU",
     )
-    add_data(learn)
-    learn.set_defaults(run_command=run)
-
-
-def _add_testing(learn: argparse.ArgumentParser) -> None:
-    add = learn.add_argument
-    add(
-        "--choices",
-        metavar="FIELD|A,B,…",
-        help="possible answers: one field with a list of them, or a field each; accuracy is then "
-        "that of the likeliest choice (default: accuracy of the answers' tokens)",
-    )
-    add(
-        "--held-out",
-        type=above_zero,
-        metavar="SHARE|N",
-        help="examples to test with (default: a tenth, or all of --held-out-data or "
-        "--held-out-split; at most 1000)",
-    )
-    add("--held-out-data", metavar="DATA", help="test with this data set")
-    add("--held-out-split", metavar="NAME", help="test with this split")
-
-
-def _add_training(learn: argparse.ArgumentParser) -> None:
-    add = learn.add_argument
-    add("--epochs", type=positive, default=EPOCHS, help=f"most epochs (default: {EPOCHS})")
-    add(
-        "--batch-size",
-        type=positive,
-        default=BATCH_SIZE,
-        help=f"examples per step (default: {BATCH_SIZE})",
-    )
-    add(
-        "--learning-rate",
-        type=above_zero,
-        default=5e-5,
-        metavar="RATE",
-        help="default: 5e-5, as in arXiv 2408.04693; random weights need more",
-    )
-    add(
-        "--schedule",
-        choices=("constant", "linear", "cosine"),
-        default="constant",
-        help="schedule of the learning rate (default: constant); the others reach zero at the last "
-        "of --epochs, where every curve then levels off",
-    )
-    add(
-        "--warmup-steps",
-        type=count,
-        default=0,
-        metavar="N",
-        help="steps in which the learning rate rises (default: 0)",
-    )
-    add(
-        "--patience",
-        type=positive,
-        default=PATIENCE,
-        metavar="N",
-        help="learning has stopped after N epochs in a row that improve on the best one by no more "
-        f"than noise (default: {PATIENCE})",
-    )
-    add("--whole", action="store_true", help="train all of --epochs, even if learning stops")
-    add(
-        "--seed",
-        type=count,
-        default=0,
-        metavar="N",
-        help="seed of the split, the weights and the order of examples (default: 0)",
-    )
+    add_table(learn, RENDERING)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -5,35 +5,46 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from orchestrator.cli.options.prices import add_prices
-from orchestrator.cli.options.recipe import MODEL, add_recipe
+from orchestrator.cli.options.groups import MODEL, PRICES, add_recipe
+from orchestrator.cli.options.table import add_table
 from orchestrator.cli.options.value_types import largest_or_size, positive, positives
 from orchestrator.console import print_result
+
+MODEL_AND_DEVICE = f"""
+--model MODEL            {MODEL}
+--device KEY             key of 'catalog gpus' (default: this machine's GPU, else cpu)
+"""
+ACTIVE_EXPERTS = """
+--active-experts N,…     experts per token; several are compared, such as 2,8 (default: the model's
+                         own)
+"""
+MEASURING = f"""
+--batch-size N|max       examples per step (default: 1 and the largest that fits)
+--max-batch-size MAX_BATCH_SIZE
+                         limit of the search for the largest batch (default: 1024)
+--weights {{random,pretrained}}
+                         initial weights (default: random)
+--steps STEPS            number of plain steps, and of profiled steps (default: 3)
+--training-steps TRAINING_STEPS
+                         steps between the two counts of the experts' tokens (default: 10)
+--json                   print all results as JSON
+{PRICES}
+"""
 
 
 def add_options(commands: Any) -> None:
     """Add the command."""
     profile = commands.add_parser(
         "profile",
+        run=run,
         help="break a step's time down into stages, layers, kernels and experts",
         description="Fine-tunes for a few steps under torch.profiler in a child process and prints "
         "where the time went, as arXiv 2408.04693 does in Fig. 4 to 6 and 11.",
     )
-    add = profile.add_argument
-    add("--model", required=True, help=MODEL)
-    add(
-        "--device",
-        metavar="KEY",
-        help="key of 'catalog gpus' (default: this machine's GPU, else cpu)",
-    )
+    add_table(profile, MODEL_AND_DEVICE, required=["--model"])
     add_recipe(profile, method="lora", precision="bf16")
-    add(
-        "--active-experts",
-        type=positives,
-        metavar="N,…",
-        help="experts per token; several are compared, such as 2,8 (default: the model's own)",
-    )
-    add(
+    add_table(profile, ACTIVE_EXPERTS, active_experts=positives)
+    profile.add_argument(
         "--seq-len",
         "--seq-lens",
         dest="seq_lens",
@@ -42,44 +53,14 @@ def add_options(commands: Any) -> None:
         metavar="N,…",
         help="tokens per example; several are compared",
     )
-    add(
-        "--batch-size",
-        type=largest_or_size,
-        metavar="N|max",
-        help="examples per step (default: 1 and the largest that fits)",
+    add_table(
+        profile,
+        MEASURING,
+        batch_size=largest_or_size,
+        max_batch_size=positive,
+        steps=positive,
+        training_steps=positive,
     )
-    _add_measuring(profile)
-    add_prices(profile)
-    profile.set_defaults(run_command=run)
-
-
-def _add_measuring(profile: argparse.ArgumentParser) -> None:
-    add = profile.add_argument
-    add(
-        "--max-batch-size",
-        type=positive,
-        default=1024,
-        help="limit of the search for the largest batch (default: 1024)",
-    )
-    add(
-        "--weights",
-        choices=("random", "pretrained"),
-        default="random",
-        help="initial weights (default: random)",
-    )
-    add(
-        "--steps",
-        type=positive,
-        default=3,
-        help="number of plain steps, and of profiled steps (default: 3)",
-    )
-    add(
-        "--training-steps",
-        type=positive,
-        default=10,
-        help="steps between the two counts of the experts' tokens (default: 10)",
-    )
-    add("--json", action="store_true", help="print all results as JSON")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -4,42 +4,38 @@ import argparse
 from typing import Any
 
 from orchestrator.cli.options.clock import now, today
-from orchestrator.cli.options.job import add_job
-from orchestrator.cli.options.prices import add_prices
+from orchestrator.cli.options.groups import PRICES, add_job
+from orchestrator.cli.options.table import add_table
 from orchestrator.cli.options.value_types import run_folder
 from orchestrator.console import print_result, remark
+
+RUN = f"""
+run RUN                  the run folder
+{PRICES}
+"""
+OTHER = """
+[other] OTHER            another run to compare with; writes comparison-OTHER.html into the first
+"""
 
 
 def add_options(commands: Any) -> None:
     """Add the commands."""
-    for name, text in (
-        ("rank", "price a job on every offer; write ranking.csv and ranking.json"),
-        ("what-if", "price another job, or with other prices, and leave the run unchanged"),
+    for name, run, text in (
+        ("rank", run_rank, "price a job on every offer; write ranking.csv and ranking.json"),
+        (
+            "what-if",
+            run_rank,
+            "price another job, or with other prices, and leave the run unchanged",
+        ),
+        ("report", run_report, "write report.html and report.md and print it, or compare two runs"),
+        ("status", run_status, "print the progress of a run"),
     ):
-        command = commands.add_parser(name, help=text)
-        _add_run(command)
-        add_job(command)
-        command.set_defaults(run_command=run_rank)
-    report = commands.add_parser(
-        "report", help="write report.html and report.md and print it, or compare two runs"
-    )
-    _add_run(report)
-    report.add_argument(
-        "other",
-        nargs="?",
-        type=run_folder,
-        metavar="OTHER",
-        help="another run to compare with; writes comparison-OTHER.html into the first",
-    )
-    report.set_defaults(run_command=run_report)
-    status = commands.add_parser("status", help="print the progress of a run")
-    _add_run(status)
-    status.set_defaults(run_command=run_status)
-
-
-def _add_run(command: argparse.ArgumentParser) -> None:
-    command.add_argument("run", type=run_folder, metavar="RUN", help="the run folder")
-    add_prices(command)
+        command = commands.add_parser(name, run=run, help=text)
+        add_table(command, RUN, run=run_folder)
+        if run is run_rank:
+            add_job(command)
+        elif run is run_report:
+            add_table(command, OTHER, other=run_folder)
 
 
 def run_rank(options: argparse.Namespace) -> int:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.options.clock import now, today
-from orchestrator.cli.options.offers import add_rented
-from orchestrator.cli.options.prices import add_prices
-from orchestrator.cli.options.value_types import above_zero, not_negative, positive, run_folder
+from orchestrator.cli.options.groups import PRICES, RENTED
+from orchestrator.cli.options.table import add_table
+from orchestrator.cli.options.value_types import not_negative, positive, run_folder
 from orchestrator.console import print_result, remark
 
 if TYPE_CHECKING:
@@ -23,89 +23,49 @@ if TYPE_CHECKING:
     from trials.records.observation import Observation
 
 
+SWEEP = f"""
+[spec] SPEC              a YAML file, or a shipped sweep: laptop (the default), paper,
+                         memory-saving, memory-saving-tiny
+--out DIR                the run folder (default: runs/NAME), or s3://BUCKET/FOLDER; every command
+                         that takes a run folder takes such an address
+--resume                 resume the run in --out with its own specification
+--constants FILE         constants that 'calibrate' wrote
+--dry-run                print the plan and start nothing
+--adaptive               measure what helps most to choose a GPU, and stop when the choice is clear
+--budget-usd USD         start no probe once the run has cost this much; the output lists what is
+                         missing
+--strict                 start nothing if any trial would be skipped
+--wait-for-nodes MINUTES
+                         wait this long for a node to start, to return or to start a worker, then
+                         skip its cells (default: 20)
+--log-to {{tensorboard,mlflow}}...
+                         also log trials to this tool: tensorboard writes to the folder tensorboard
+                         in the run, mlflow to MLFLOW_TRACKING_URI; repeatable
+{RENTED}{PRICES}
+"""
+PLAN = f"""
+[spec_or_run] SPEC|RUN   a specification or a run folder (default: the default sweep)
+{RENTED}{PRICES}
+--next                   list what to measure next, and its price
+--most MOST              with --next: most measurements to list (default: 10)
+"""
+
+
 def add_options(commands: Any) -> None:
     """Add the commands."""
-    _add_sweep(commands)
+    sweep = commands.add_parser(
+        "sweep", run=run_sweep, help="measure the cells of a specification and rank GPUs"
+    )
+    add_table(sweep, SWEEP, spec=Path, wait_for_nodes=not_negative)
     plan = commands.add_parser(
         "plan",
+        run=run_plan,
         help="print what a sweep would measure, or which measurements help most to choose a GPU",
         description="Prints what a sweep would do, or still has to do. With --next, lists the "
         "measurements that help most, for their price, to decide which GPU is the cheapest.",
     )
-    plan.add_argument(
-        "spec_or_run",
-        nargs="?",
-        type=run_folder,
-        metavar="SPEC|RUN",
-        help="a specification or a run folder (default: the default sweep)",
-    )
-    add_rented(plan)
-    add_prices(plan)
-    plan.add_argument(
-        "--next", action="store_true", help="list what to measure next, and its price"
-    )
-    plan.add_argument(
-        "--most",
-        type=positive,
-        default=10,
-        help="with --next: most measurements to list (default: 10)",
-    )
-    plan.set_defaults(run_command=run_plan)
-
-
-def _add_sweep(commands: Any) -> None:
-    sweep = commands.add_parser("sweep", help="measure the cells of a specification and rank GPUs")
-    add = sweep.add_argument
-    add(
-        "spec",
-        nargs="?",
-        type=Path,
-        metavar="SPEC",
-        help="a YAML file, or a shipped sweep: laptop (the default), paper, memory-saving, "
-        "memory-saving-tiny",
-    )
-    add(
-        "--out",
-        metavar="DIR",
-        help="the run folder (default: runs/NAME), or s3://BUCKET/FOLDER; every command that takes "
-        "a run folder takes such an address",
-    )
-    add(
-        "--resume",
-        action="store_true",
-        help="resume the run in --out with its own specification",
-    )
-    add("--constants", type=Path, metavar="FILE", help="constants that 'calibrate' wrote")
-    add("--dry-run", action="store_true", help="print the plan and start nothing")
-    add(
-        "--adaptive",
-        action="store_true",
-        help="measure what helps most to choose a GPU, and stop when the choice is clear",
-    )
-    add(
-        "--budget-usd",
-        type=above_zero,
-        metavar="USD",
-        help="start no probe once the run has cost this much; the output lists what is missing",
-    )
-    add("--strict", action="store_true", help="start nothing if any trial would be skipped")
-    add(
-        "--wait-for-nodes",
-        type=not_negative,
-        metavar="MINUTES",
-        help="wait this long for a node to start, to return or to start a worker, then skip its "
-        "cells (default: 20)",
-    )
-    add(
-        "--log-to",
-        action="append",
-        choices=("tensorboard", "mlflow"),
-        help="also log trials to this tool: tensorboard writes to the folder tensorboard in the "
-        "run, mlflow to MLFLOW_TRACKING_URI; repeatable",
-    )
-    add_rented(sweep)
-    add_prices(sweep)
-    sweep.set_defaults(run_command=run_sweep)
+    add_table(plan, PLAN, spec_or_run=run_folder, most=positive)
+    plan.set_defaults(most=10)
 
 
 def run_sweep(options: argparse.Namespace) -> int:

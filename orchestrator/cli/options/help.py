@@ -12,84 +12,45 @@ examples:
   python -m orchestrator profile --model mixtral-tiny --seq-len 64    where a step's time goes
   python -m orchestrator rank runs/laptop --examples 50000 --epochs 3
 """
-EXAMPLES = {
-    "sweep": (
-        ("sweep my.yaml --dry-run", "print what would run, and what is skipped and why"),
-        ("sweep my.yaml", "results go to runs/my; run it again to resume"),
-        ("sweep my.yaml --adaptive --budget-usd 20", "measure only what helps to decide"),
-        ("sweep my.yaml --out s3://my-bucket/runs/my", "keep the run in a bucket"),
-    ),
-    "plan": (
-        ("plan my.yaml", "print what a sweep would measure"),
-        ("plan my.yaml --next", "list the most useful measurements and their price"),
-        ("plan runs/my", "print what a run still has to measure"),
-    ),
-    "estimate": (
-        ("estimate --model llama-3.1-8b --method lora --seq-len 2048 --gpu A40,H100-SXM", ""),
-        ("estimate --model ./my-model --seq-len 512 --explain", "print what fills the memory"),
-    ),
-    "dataset": (
-        ("dataset data.jsonl --model llama-3.1-8b --text-fields question,answer", ""),
-        ("dataset openai/gsm8k --subset main --model qwen2.5-7b --save lengths.csv", ""),
-    ),
-    "fit": (
-        ("fit runs/my", "write fits.json again"),
-        ("fit mine.csv --predict questions.csv", "fit a CSV, predict the rows of another"),
-    ),
-    "rank": (
-        ("rank runs/my --examples 50000 --epochs 3", "another job"),
-        ("rank runs/my --deadline 24 --no-spot", "within a day, without spot instances"),
-        ("rank runs/my --prices mine.csv", "use your own prices"),
-    ),
-    "what-if": (
-        (
-            "what-if runs/my --deadline 24 --no-spot",
-            "print the ranking and leave the run unchanged",
-        ),
-        ("what-if runs/my --dataset data.jsonl --text-fields question,answer", "use your own data"),
-    ),
-    "profile": (
-        ("profile --model mixtral-tiny --method qlora --seq-len 64 --device cpu", ""),
-        (
-            "profile --model mixtral-tiny --active-experts 2,8 --seq-len 64",
-            "compare sparse and dense",
-        ),
-        ("profile --model llama-tiny --seq-lens 64,128,256 --batch-size max --json", ""),
-    ),
-    "learn": (
-        ("learn data.jsonl --model ./my-model --text-fields question,answer --out runs/my", ""),
-        ("learn chats/ --model qwen2.5-7b --method qlora --chat messages --epochs 5", ""),
-    ),
-    "report": (
-        ("report runs/my", "write report.html and report.md"),
-        ("report runs/my runs/other", "compare two runs, also in comparison-other.html"),
-    ),
-    "status": (("status runs/my", "during the sweep or after it"),),
-    "export": (("export runs/my --format ado", "write runs/my/ado.csv"),),
-    "calibrate": (
-        ("calibrate runs/gpu-check --out constants.json", "constants for estimate and sweep"),
-    ),
-    "gpu-check": (("gpu-check --seconds 600", "run it again to resume"),),
-    "reproduce": (("reproduce --out reproduction", "write tables as Markdown and figures as SVG"),),
-    "catalog": (
-        ("catalog gpus", "list GPUs and their keys"),
-        ("catalog refresh", "download today's prices"),
-    ),
-    "deploy": (
-        ("deploy my.yaml --provider aws --out cluster.yaml", "write the file, print the cost"),
-    ),
-    "launch": (
-        (
-            "launch cluster.yaml my.yaml --out s3://my-bucket/runs/my",
-            "run it again to follow it again",
-        ),
-        ("launch cluster.yaml my.yaml --budget-usd 20", "results are copied to runs/my at the end"),
-    ),
-    "completion": (
-        ('eval "$(finetune-cost completion bash)"', "add this line to ~/.bashrc"),
-        ("finetune-cost completion zsh > ~/.zfunc/_finetune-cost", "write it to a folder of fpath"),
-    ),
-}
+EXAMPLES = """\
+sweep my.yaml --dry-run  # print what would run, and what is skipped and why
+sweep my.yaml  # results go to runs/my; run it again to resume
+sweep my.yaml --adaptive --budget-usd 20  # measure only what helps to decide
+sweep my.yaml --out s3://my-bucket/runs/my  # keep the run in a bucket
+plan my.yaml  # print what a sweep would measure
+plan my.yaml --next  # list the most useful measurements and their price
+plan runs/my  # print what a run still has to measure
+estimate --model llama-3.1-8b --method lora --seq-len 2048 --gpu A40,H100-SXM
+estimate --model ./my-model --seq-len 512 --explain  # print what fills the memory
+dataset data.jsonl --model llama-3.1-8b --text-fields question,answer
+dataset openai/gsm8k --subset main --model qwen2.5-7b --save lengths.csv
+fit runs/my  # write fits.json again
+fit mine.csv --predict questions.csv  # fit a CSV, predict the rows of another
+rank runs/my --examples 50000 --epochs 3  # another job
+rank runs/my --deadline 24 --no-spot  # within a day, without spot instances
+rank runs/my --prices mine.csv  # use your own prices
+what-if runs/my --deadline 24 --no-spot  # print the ranking and leave the run unchanged
+what-if runs/my --dataset data.jsonl --text-fields question,answer  # use your own data
+profile --model mixtral-tiny --method qlora --seq-len 64 --device cpu
+profile --model mixtral-tiny --active-experts 2,8 --seq-len 64  # compare sparse and dense
+profile --model llama-tiny --seq-lens 64,128,256 --batch-size max --json
+learn data.jsonl --model ./my-model --text-fields question,answer --out runs/my
+learn chats/ --model qwen2.5-7b --method qlora --chat messages --epochs 5
+report runs/my  # write report.html and report.md
+report runs/my runs/other  # compare two runs, also in comparison-other.html
+status runs/my  # during the sweep or after it
+export runs/my --format ado  # write runs/my/ado.csv
+calibrate runs/gpu-check --out constants.json  # constants for estimate and sweep
+gpu-check --seconds 600  # run it again to resume
+reproduce --out reproduction  # write tables as Markdown and figures as SVG
+catalog gpus  # list GPUs and their keys
+catalog refresh  # download today's prices
+deploy my.yaml --provider aws --out cluster.yaml  # write the file, print the cost
+launch cluster.yaml my.yaml --out s3://my-bucket/runs/my  # run it again to follow it again
+launch cluster.yaml my.yaml --budget-usd 20  # results are copied to runs/my at the end
+eval "$(finetune-cost completion bash)"  # add this line to ~/.bashrc
+finetune-cost completion zsh > ~/.zfunc/_finetune-cost  # write it to a folder of fpath
+"""
 
 
 class Help(argparse.HelpFormatter):
@@ -101,14 +62,20 @@ class Help(argparse.HelpFormatter):
         return "".join(indent + line for line in text.splitlines(keepends=True))
 
 
+def examples_of(command: str) -> list[tuple[str, str]]:
+    """The examples of a command, each with its comment; empty where there is none."""
+    parts = [line.partition("  # ") for line in EXAMPLES.splitlines()]
+    return [(text, comment) for text, _, comment in parts if f" {command} " in f" {text} "]
+
+
 def examples_text(command: str) -> str | None:
-    """The examples of a command; None where it has none."""
-    if command not in EXAMPLES:
-        return None
+    """The examples of a command for its help; None where it has none."""
     lines = [
         (text if PROGRAM in text else f"python -m orchestrator {text}", comment)
-        for text, comment in EXAMPLES[command]
+        for text, comment in examples_of(command)
     ]
+    if not lines:
+        return None
     width = max((len(text) for text, comment in lines if comment), default=0)
     return "\n".join(
         ["examples:", *(f"  {text:<{width}}  {comment}".rstrip() for text, comment in lines)]

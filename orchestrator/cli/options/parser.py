@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, Protocol
 
 from gpu_catalog.suggestions import did_you_mean
@@ -25,6 +25,13 @@ class Parser(argparse.ArgumentParser):
 
     commands: Any = None
     _arguments: Any = ()
+
+    def __init__(
+        self, run: Callable[[argparse.Namespace], int] | None = None, **options: Any
+    ) -> None:
+        """Make a parser whose command calls ``run`` with its options."""
+        super().__init__(**options)
+        self.set_defaults(run_command=run)
 
     def error(self, message: str) -> NoReturn:
         """End with exit code 2, the message and near matches of what is unknown."""

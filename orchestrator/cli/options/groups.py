@@ -1,0 +1,138 @@
+"""Options that several commands share: the recipe, the job and its data, offers and prices."""
+
+import argparse
+
+from orchestrator.cli.options.table import add_table
+from orchestrator.cli.options.value_types import (
+    above_zero,
+    batch_size,
+    epochs,
+    not_negative,
+    positive,
+)
+
+MODEL = "a preset, a hub name, or a folder or file with a config.json"
+JOB = """
+--epochs N|auto          number of epochs; auto: until learning stops, by the training curves in the
+                         run
+--learned FILE           with --epochs auto: training curves that 'learn' wrote elsewhere
+"""
+BATCH_SIZE = """
+--batch-size N|max|fastest
+                         examples per step, or the largest or fastest that was timed (default:
+                         fastest)
+"""
+OUTPUT = """
+--json                   print the content of ranking.json
+--csv                    print the content of ranking.csv
+"""
+DATASET = """
+--dataset DATA           price the examples of this data set; 'dataset --help' lists what it can be
+"""
+RENDERING = """
+--text-fields A,B        build each example from these fields, one after the other
+--template TEXT          or from a text with fields, such as 'Question:
+                         {question}\\nAnswer: {answer}'
+--chat FIELD             or from a field of messages, by the tokenizer's chat template
+--tokenizer NAME         a folder or a hub name (default: the model's own)
+--subset NAME            configuration of a hub data set
+--split NAME             split of a folder or a hub data set (default: train)
+--most N                 read only the first N examples
+--cutoff N               truncate examples to N tokens
+"""
+HISTOGRAM = """
+--length-histogram FILE.csv
+                         use a histogram in place of a data set: columns tokens and examples
+"""
+BATCHING = """
+--packing                pack examples into full rows of --cutoff tokens, without padding
+--group-by-length        batch examples of similar length (default: at random), padded to the
+                         longest
+"""
+_ASSUMED = "(default: the specification's value, else an assumed one)"
+OVERHEADS = f"""
+--startup-minutes N      minutes from renting a node to the first step {_ASSUMED}
+--checkpoint-seconds N   seconds to write a checkpoint {_ASSUMED}
+--checkpoint-minutes N   minutes of work between two checkpoints, on demand {_ASSUMED}
+--interruptions-per-day N
+                         interruptions of a spot instance per day {_ASSUMED}
+--price-drift N          relative change of an on-demand price in 30 days, one standard deviation
+                         {_ASSUMED}
+--spot-price-drift N     relative change of a spot price in 30 days, one standard deviation
+                         {_ASSUMED}
+"""
+CONSTRAINTS = """
+--deadline HOURS         exclude offers on which the job takes longer
+--budget-usd USD         exclude offers on which the job costs more
+--providers A,B          only offers of these providers
+--regions A,B            only offers in these regions, as the provider names them
+--[no-]spot              only spot instances, or only on-demand instances (default: both)
+--single-gpu-instances   exclude instances with several GPUs, whose other GPUs would idle
+"""
+RENTED = """
+--providers A,B          providers of your nodes; the sweep is priced at their cheapest offer,
+                         unless a node names its own (default: as stored in the run, else any)
+--regions A,B            regions of your nodes, as the provider names them (default: as stored in
+                         the run, else any)
+--[no-]spot              whether your nodes are spot instances (default: the cheaper market)
+"""
+CATALOG = """
+--catalog FILE           YAML or TOML file of your own GPUs and offers, added to the catalog
+"""
+PRICES = f"""{CATALOG}\
+--prices TABLE|FILE...   a price table: refreshed (the default once it exists), shipped or paper; or
+                         a CSV or YAML file of your own prices, which replace those of the table;
+                         repeatable
+"""
+
+
+def add_recipe(command: argparse.ArgumentParser, *, method: str, precision: str) -> None:
+    """Add the options of a recipe, with its default method and precision for the help."""
+    table = f"""
+--method {{full,lora,qlora}}
+                         fine-tuning method (default: {method})
+--recipe NAME            start from a named recipe: paper-mixtral or paper-blackmamba
+--lora-rank LORA_RANK    rank of the LoRA adapters (default: 16)
+--lora-targets A,B       modules with adapters: attention, experts, router, all-linear, or module
+                         names
+--gradient-checkpointing {{on,off}}
+                         recompute activations in the backward pass (default: off)
+--attention {{eager,sdpa,flash_attention_2}}
+                         attention kernel (default: sdpa)
+--experts {{looped,grouped}}
+                         run experts one after the other or in one grouped kernel (default: looped
+                         where adapters or 4-bit weights need it, else grouped)
+--optimizer NAME         for example adamw (the default), adamw_8bit or paged_adamw_8bit
+--precision {{bf16,fp16,fp32}}
+                         precision of the computation (default: {precision})
+"""
+    add_table(command, table, lora_rank=positive)
+
+
+def add_examples(
+    command: argparse.ArgumentParser, text: str = "number of training examples"
+) -> None:
+    """Add ``--examples``, and ``--queries``, its former name, hidden."""
+    add_table(command, f"--examples N  {text}")
+    command.add_argument("--queries", dest="examples", type=positive, help=argparse.SUPPRESS)
+
+
+def add_dataset(command: argparse.ArgumentParser) -> None:
+    """Add the data set of a job, and how batches are made of it."""
+    add_table(command, DATASET + RENDERING + HISTOGRAM)
+    add_table(command.add_mutually_exclusive_group(), BATCHING)
+
+
+def add_overheads(command: argparse.ArgumentParser) -> None:
+    """Add the overheads of a job: time beside its steps, and price changes."""
+    add_table(command, OVERHEADS, N=not_negative, checkpoint_minutes=above_zero)
+
+
+def add_job(command: argparse.ArgumentParser) -> None:
+    """Add the options of the job that a run is ranked for."""
+    add_examples(command)
+    add_table(command, JOB, epochs=epochs)
+    add_dataset(command)
+    add_table(command, BATCH_SIZE + CONSTRAINTS, batch_size=batch_size)
+    add_overheads(command)
+    add_table(command.add_mutually_exclusive_group(), OUTPUT)
