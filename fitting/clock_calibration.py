@@ -6,7 +6,7 @@ another estimates the error on a GPU without measurements.
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -45,10 +45,7 @@ class CalibratedConstant(Record):
 
     Attributes:
         name: name of the constant; ``host_factor of NAME`` for a host's factor.
-        start: value before.
-        value: value after.
         interval: 95 % interval; None where the points do not determine one.
-        fitted: whether the constant was fitted.
     """
 
     name: str
@@ -59,12 +56,9 @@ class CalibratedConstant(Record):
 
 
 class HeldOutGpu(Record):
-    """Error on one GPU by the constants of all others, with its host factor from one point.
+    """Absolute relative errors on one GPU by the constants of all others.
 
-    Attributes:
-        gpu: GPU left out of the fit.
-        points: number of points that the error was computed from.
-        mean_error, worst_error: absolute relative errors.
+    Each host's factor comes from one point, which is not among ``points``.
     """
 
     gpu: str
@@ -77,13 +71,9 @@ class Calibration(Record):
     """Calibrated constants and their errors.
 
     Attributes:
-        constants: calibrated constants.
-        fitted: every constant before and after.
         points: number of measured steps.
-        gpus: GPUs of those steps.
         mean_error: mean absolute relative error in sample.
         left_out: errors on each GPU left out; empty with one GPU.
-        note: remark for the user.
     """
 
     constants: EfficiencyConstants
@@ -122,10 +112,9 @@ def calibrate(points: Sequence[Point], start: EfficiencyConstants) -> Calibratio
         above = start.error_above
     gpus = tuple(sorted({point.gpu.key for point in points}))
     source = f"calibrated on {len(points)} measured steps of {', '.join(gpus)}"
+    changes = {"error": interval, "error_above": above, "source": source}
     return Calibration(
-        constants=fitted.model_copy(
-            update={"error": interval, "error_above": above, "source": source}
-        ),
+        constants=fitted.model_copy(update=changes),
         fitted=tuple(problem.calibrated(solution)),
         points=len(points),
         gpus=gpus,
@@ -204,7 +193,7 @@ class CalibrationProblem:
         )
 
     def of(self, host: str, moved: FloatArray) -> EfficiencyConstants:
-        """Constants on one host."""
+        """Constants on one host; the start's host factor for one that is not fitted."""
         common = _moved(self.start, self.names, moved)
         if host not in self.hosts:
             return common
@@ -220,25 +209,25 @@ class CalibrationProblem:
     def calibrated(self, solution: Solution) -> list[CalibratedConstant]:
         """Every constant before and after, the fitted ones with their intervals."""
         labels = [*self.names, *(f"host_factor of {host}" for host in self.hosts)]
-        fitted = [
-            CalibratedConstant(
-                name=name,
-                start=self._start(name),
-                value=self._start(name) * float(np.exp(solution.values[place])),
-                interval=self._interval(place, name, solution),
-                fitted=True,
+        constants = []
+        for place, name in enumerate([*labels, *(n for n in FITTED if n not in self.names)]):
+            start = float(getattr(self.start, FITTED.get(name, ("host_factor",))[0]))
+            value, interval = start, None
+            if place < len(labels):
+                value = start * float(np.exp(solution.values[place]))
+                interval = self._interval(place, start, solution)
+            constants.append(
+                CalibratedConstant(
+                    name=name,
+                    start=start,
+                    value=value,
+                    interval=interval,
+                    fitted=place < len(labels),
+                )
             )
-            for place, name in enumerate(labels)
-        ]
-        return fitted + [
-            CalibratedConstant(
-                name=name, start=self._start(name), value=self._start(name), fitted=False
-            )
-            for name in FITTED
-            if name not in self.names
-        ]
+        return constants
 
-    def _interval(self, place: int, name: str, solution: Solution) -> Interval | None:
+    def _interval(self, place: int, start: float, solution: Solution) -> Interval | None:
         """95 % interval of a constant, from the scatter of the points.
 
         The scatter is at least ``LEAST_NOISE``: a few points can fit a law with many kinks by
@@ -248,8 +237,7 @@ class CalibrationProblem:
         if freedom < 1 or solution.rmse is None:
             return None
         scatter = solution.rmse * float(np.sqrt(solution.points / freedom))
-        noise = max(scatter, LEAST_NOISE)
-        allowed = t_quantile(0.975, freedom) * noise
+        allowed = t_quantile(0.975, freedom) * max(scatter, LEAST_NOISE)
         ends = []
         error = solution.standard_errors[place]
         if error is not None and scatter > 0:
@@ -259,7 +247,7 @@ class CalibrationProblem:
             ends += self._factors_within(host, solution.values, allowed)
         if not ends:
             return None
-        low, high = np.exp([min(ends), max(ends)]) * self._start(name)
+        low, high = np.exp([min(ends), max(ends)]) * start
         return Interval(low=float(low), high=float(high))
 
     def _factors_within(self, host: str, moved: FloatArray, allowed: float) -> list[float]:
@@ -272,23 +260,18 @@ class CalibrationProblem:
         first, last = max(within[0] - 1, 0), min(within[-1] + 1, HOST_FACTORS - 1)
         return [float(grid[1 + first]), float(grid[1 + last])]
 
-    def _start(self, name: str) -> float:
-        if name not in FITTED:
-            return self.start.host_factor
-        return float(getattr(self.start, FITTED[name][0]))
-
 
 def _problem(points: Sequence[Point], start: EfficiencyConstants) -> CalibrationProblem:
     """Problem of all constants that affect the points; with few points, of the hosts alone."""
     hosts = tuple(sorted({point.host for point in points}))
     names = tuple(name for name in FITTED if _has_effect(points, start, name))
+    note = None
     if len(points) <= len(names) + len(hosts):
         note = (
             f"{len(points)} measured steps cannot determine {len(names) + len(hosts)} constants: "
             "only the speed of each host is fitted"
         )
-        return CalibrationProblem(points, start, (), hosts, note)
-    return CalibrationProblem(points, start, names, hosts, None)
+    return CalibrationProblem(points, start, () if note else names, hosts, note)
 
 
 def _has_effect(points: Sequence[Point], start: EfficiencyConstants, name: str) -> bool:
@@ -333,14 +316,7 @@ def _leaving_one_gpu_out(points: Sequence[Point], start: EfficiencyConstants) ->
             continue
         probed = CalibrationProblem(probes, constants, (), tuple(p.host for p in probes), None)
         moved = probed.solved().values if probes else np.zeros(0)
-        check = CalibrationProblem(judged, constants, (), probed.hosts, None)
-        errors = _errors(check, moved)
-        held_out.append(
-            HeldOutGpu(
-                gpu=key,
-                points=len(judged),
-                mean_error=float(errors.mean()),
-                worst_error=float(errors.max()),
-            )
-        )
+        errors = _errors(replace(probed, points=judged), moved)
+        mean, worst = float(errors.mean()), float(errors.max())
+        held_out.append(HeldOutGpu(gpu=key, points=len(judged), mean_error=mean, worst_error=worst))
     return held_out

@@ -1,6 +1,6 @@
 """All laws of a run: Eq. 1, Eq. 2 and memory by group, step times by family."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
@@ -25,7 +25,6 @@ from fitting.points.fit_points import (
     LadderTimings,
     Limits,
     Peaks,
-    PointSource,
     limits,
     peaks,
     timings,
@@ -33,17 +32,6 @@ from fitting.points.fit_points import (
 from fitting.points.observation_columns import Columns, columns_of
 from gpu_catalog.record import Record
 from trials.records.observation import Observation
-
-__all__ = [
-    "Fit",
-    "Fits",
-    "InputRange",
-    "Law",
-    "Parameter",
-    "Status",
-    "fit_laws",
-    "fit_observations",
-]
 
 Names = tuple[tuple[str, str], ...]  # name and unit of each parameter
 
@@ -100,14 +88,8 @@ class _Form:
     rmse_unit: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    """A law fitted to points, with the inputs that they span."""
-
-    form: _Form
-    source: PointSource
-    inputs: tuple[tuple[str, FloatArray], ...]
-    solution: Solution
+EQ2 = _Form(Law.THROUGHPUT_EQ2, (("c2_over_c3", "examples/s"), ("c4", "examples/s")), "examples/s")
+PEAK = _Form(Law.MEMORY_AFFINE, (("m0", "GiB"), ("m", "GiB/token")), "fraction of the peak")
 
 
 def _fit_eq2(points: LadderTimings) -> Fit:
@@ -117,13 +99,11 @@ def _fit_eq2(points: LadderTimings) -> Fit:
     )
     if len(np.unique(points.batch_size)) == 1:
         solution = replace(solution, status=Status.TOO_FEW_POINTS)
-    unit = "examples/s"
-    form = _Form(Law.THROUGHPUT_EQ2, (("c2_over_c3", unit), ("c4", unit)), unit)
-    inputs = (("batch_size", points.batch_size), ("sparsity", points.sparsity))
-    attempt = _Attempt(form, points.source, inputs, solution)
-    if solution.status.is_usable:
-        return _accepted(attempt, "C2 and C3 are one parameter, C2/C3: no data separate them")
-    return _failed(attempt, ladder_fit_failure(points, solution))
+    inputs = {"batch_size": points.batch_size, "sparsity": points.sparsity}
+    if not solution.status.is_usable:
+        return _record(EQ2, points, inputs, solution, ladder_fit_failure(points, solution))
+    note = "C2 and C3 are one parameter, C2/C3: no data separate them"
+    return _record(EQ2, points, inputs, solution, note)
 
 
 def fit_peaks(points: Peaks) -> Fit:
@@ -134,13 +114,10 @@ def fit_peaks(points: Peaks) -> Fit:
         weights=1 / points.peak_gib,
         lower=np.zeros(2),
     )
-    names: Names = (("m0", "GiB"), ("m", "GiB/token"))
-    form = _Form(Law.MEMORY_AFFINE, names, "fraction of the peak")
-    inputs = (("seq_len", points.seq_len), ("tokens", points.tokens))
-    attempt = _Attempt(form, points.source, inputs, solution)
-    if solution.status.is_usable:
-        return _accepted(attempt, _note_of_peaks(points.limits, solution))
-    return _failed(attempt, peak_fit_failure(points, solution))
+    inputs = {"seq_len": points.seq_len, "tokens": points.tokens}
+    if not solution.status.is_usable:
+        return _record(PEAK, points, inputs, solution, peak_fit_failure(points, solution))
+    return _record(PEAK, points, inputs, solution, _note_of_peaks(points.limits, solution))
 
 
 def _note_of_peaks(cells: Limits, solution: Solution) -> str | None:
@@ -158,44 +135,35 @@ def _note_of_peaks(cells: Limits, solution: Solution) -> str | None:
 
 def _fit_eq1(points: Limits) -> Fit:
     """Fit Eq. 1 to the middle of the steps of floor(); c1 only where the sparsity can vary."""
-    names: Names = (("c0", "example*token/GB"), ("c1", "1"))[
-        : 2 if points.source.has_experts else 1
-    ]
+    names: Names = (("c0", "example*token/GB"), ("c1", "1"))
+    form = _Form(Law.MAX_BATCH_EQ1, names if points.source.has_experts else names[:1], "examples")
+    count = len(form.names)
     middle = points.largest_batch + 0.5
-    slope = _unrounded(points, np.array([1.0, 0.5])[: len(names)])
+    slope = _unrounded(points, np.array([1.0, 0.5])[:count])
     # The best c0 for c1 = 0.5: a start of the right magnitude, strictly inside the bounds.
     best = float(slope @ middle) / float(slope @ slope) if len(middle) > 0 else 1.0
-    start = np.array([best, 0.5])
     solution = solve_nonlinear(
         lambda values: _unrounded(points, values) - middle,
-        start[: len(names)],
-        lower=np.zeros(len(names)),
-        upper=np.array([np.inf, 1.0])[: len(names)],
+        np.array([best, 0.5])[:count],
+        lower=np.zeros(count),
+        upper=np.array([np.inf, 1.0])[:count],
     )
-    inputs = (
-        ("memory_gb", points.memory_gb),
-        ("model_memory_gb", points.model_memory_gb),
-        ("seq_len", points.seq_len),
-        ("sparsity", points.sparsity),
-    )
-    form = _Form(Law.MAX_BATCH_EQ1, names, "examples")
-    attempt = _Attempt(form, points.source, inputs, solution)
-    if solution.status.is_usable:
-        return _accepted(attempt, _note_of_limits(points, solution))
-    return _failed(attempt, largest_batch_fit_failure(points, solution))
+    inputs = {
+        "memory_gb": points.memory_gb,
+        "model_memory_gb": points.model_memory_gb,
+        "seq_len": points.seq_len,
+        "sparsity": points.sparsity,
+    }
+    if not solution.status.is_usable:
+        return _record(form, points, inputs, solution, largest_batch_fit_failure(points, solution))
+    return _record(form, points, inputs, solution, _note_of_limits(points, solution))
 
 
 def _unrounded(points: Limits, values: FloatArray) -> FloatArray:
     """Eq. 1 at c0 and, for a model with experts, c1."""
-    c1 = float(values[1]) if len(values) > 1 else 0.0
-    return max_batch_eq1(
-        points.memory_gb,
-        points.model_memory_gb,
-        points.seq_len,
-        points.sparsity,
-        float(values[0]),
-        c1,
-    )
+    c0, c1 = float(values[0]), float(values[1]) if len(values) > 1 else 0.0
+    memory, model, seq_len = points.memory_gb, points.model_memory_gb, points.seq_len
+    return max_batch_eq1(memory, model, seq_len, points.sparsity, c0, c1)
 
 
 def _note_of_limits(points: Limits, solution: Solution) -> str:
@@ -214,60 +182,47 @@ def _note_of_limits(points: Limits, solution: Solution) -> str:
     return "; ".join(parts)
 
 
-def _accepted(attempt: _Attempt, note: str | None) -> Fit:
-    solution = attempt.solution
-    columns = zip(attempt.form.names, solution.values, solution.standard_errors, strict=True)
-    parameters = tuple(
-        Parameter(name=name, value=float(value), unit=unit, standard_error=error)
-        for (name, unit), value, error in columns
-    )
-    held = [
-        f"{p.name} held at its bound {p.value:g}" for p in parameters if p.standard_error is None
-    ]
-    covariance = () if solution.covariance is None else solution.covariance.tolist()
-    return _record(
-        attempt,
-        parameters=parameters,
-        covariance=tuple(tuple(row) for row in covariance),
-        note="; ".join([*([note] if note else []), *held]) or None,
-    )
-
-
-def _failed(attempt: _Attempt, failure: FitFailure) -> Fit:
-    return _record(attempt, note=failure.reason, remedy=failure.remedy)
-
-
 def _record(
-    attempt: _Attempt,
-    *,
-    note: str | None,
-    remedy: str | None = None,
-    parameters: tuple[Parameter, ...] = (),
-    covariance: tuple[tuple[float, ...], ...] = (),
+    form: _Form,
+    points: LadderTimings | Limits | Peaks,
+    inputs: Mapping[str, FloatArray],
+    solution: Solution,
+    outcome: str | FitFailure | None,
 ) -> Fit:
-    source, solution = attempt.source, attempt.solution
+    """Record of a fit with a note on it, or of a failure."""
+    parameters: tuple[Parameter, ...] = ()
+    covariance: list[list[float]] = []
+    note: str | None
+    if isinstance(outcome, FitFailure):
+        note, remedy = outcome.reason, outcome.remedy
+    else:
+        columns = zip(form.names, solution.values, solution.standard_errors, strict=True)
+        parameters = tuple(
+            Parameter(name=name, value=float(value), unit=unit, standard_error=error)
+            for (name, unit), value, error in columns
+        )
+        held = (p for p in parameters if p.standard_error is None)
+        notes = [outcome, *(f"{p.name} held at its bound {p.value:g}" for p in held)]
+        note, remedy = "; ".join(filter(None, notes)) or None, None
+        covariance = [] if solution.covariance is None else solution.covariance.tolist()
     return Fit(
-        law=attempt.form.law,
-        group=source.group,
-        basis=source.basis,
-        stack=source.stack,
+        law=form.law,
+        group=points.source.group,
+        basis=points.source.basis,
+        stack=points.source.stack,
         status=solution.status,
         remedy=remedy,
         parameters=parameters,
-        covariance=covariance,
+        covariance=tuple(map(tuple, covariance)),
         rank=solution.rank,
         parameter_count=solution.parameter_count,
         points=solution.points,
         rmse=solution.rmse if parameters else None,
-        rmse_unit=attempt.form.rmse_unit,
-        input_range=_ranges(attempt.inputs),
+        rmse_unit=form.rmse_unit,
+        input_range=tuple(
+            InputRange(name=name, low=float(values.min()), high=float(values.max()))
+            for name, values in inputs.items()
+            if len(values) > 0
+        ),
         note=note,
-    )
-
-
-def _ranges(inputs: tuple[tuple[str, FloatArray], ...]) -> tuple[InputRange, ...]:
-    return tuple(
-        InputRange(name=name, low=float(values.min()), high=float(values.max()))
-        for name, values in inputs
-        if len(values) > 0
     )

@@ -82,12 +82,9 @@ class _Minimum:
     """Result of a solver.
 
     Attributes:
-        values: (parameters,) values at the minimum.
         matrix: (points, parameters) Jacobian of the residuals.
-        residuals: (points,) residuals.
         held: (parameters,) mask of the parameters held at a bound.
         tolerance: relative size below which a singular value of the matrix counts as zero.
-        converged: whether the solver reports a minimum.
     """
 
     values: FloatArray
@@ -281,13 +278,17 @@ def _least_squares(
 
 def _solution(minimum: _Minimum) -> Solution:
     points, parameter_count = minimum.matrix.shape
-    rank, condition, identified = _spectrum(minimum)
-    status = _status(minimum, rank)
-    covariance = _covariance(minimum)
+    freedom = int(points - parameter_count + np.count_nonzero(minimum.held))
     errors: list[float | None] = [None] * parameter_count
-    if covariance is not None:
+    rank, condition, covariance, rmse = 0, None, None, None
+    if points > 0:
+        rank, condition, identified = _spectrum(minimum)
+        rmse = float(np.sqrt(np.mean(minimum.residuals**2)))
+    if points > 0 and freedom > 0:
+        covariance = _covariance(minimum, freedom)
         for index in np.flatnonzero(identified & ~minimum.held):
             errors[index] = float(np.sqrt(covariance[index, index]))
+    status = _status(minimum, rank)
     return Solution(
         values=minimum.values,
         standard_errors=tuple(errors),
@@ -296,8 +297,8 @@ def _solution(minimum: _Minimum) -> Solution:
         rank=rank,
         parameter_count=parameter_count,
         points=points,
-        rmse=float(np.sqrt(np.mean(minimum.residuals**2))) if points else None,
-        degrees_of_freedom=_degrees_of_freedom(minimum),
+        rmse=rmse,
+        degrees_of_freedom=freedom,
         condition=condition,
     )
 
@@ -318,8 +319,6 @@ def _status(minimum: _Minimum, rank: int) -> Status:
 def _spectrum(minimum: _Minimum) -> tuple[int, float | None, BoolArray]:
     """Rank, condition, and the mask of the parameters that are identified."""
     points, parameter_count = minimum.matrix.shape
-    if points == 0:
-        return 0, None, np.zeros(parameter_count, dtype=bool)
     scaled = minimum.matrix / _column_lengths(minimum.matrix)
     # Full matrices would take points**2 numbers; null directions need them with few points only.
     _, singular, directions = np.linalg.svd(scaled, full_matrices=points < parameter_count)
@@ -328,20 +327,11 @@ def _spectrum(minimum: _Minimum) -> tuple[int, float | None, BoolArray]:
     return rank, condition, np.linalg.norm(directions[rank:], axis=0) < NULL_SHARE
 
 
-def _degrees_of_freedom(minimum: _Minimum) -> int:
-    """Number of points less the number of free parameters."""
-    points, parameter_count = minimum.matrix.shape
-    return int(points - parameter_count + np.count_nonzero(minimum.held))
-
-
-def _covariance(minimum: _Minimum) -> FloatArray | None:
+def _covariance(minimum: _Minimum, freedom: int) -> FloatArray:
     """``s**2 * (A^T A)^-1`` over the free parameters, with ``s**2`` the residual variance.
 
     The pseudo-inverse keeps the errors of what a rank-deficient design does identify.
     """
-    freedom = _degrees_of_freedom(minimum)
-    if len(minimum.residuals) == 0 or freedom <= 0:
-        return None
     free = ~minimum.held
     lengths = _column_lengths(minimum.matrix)[free]
     inverse = np.linalg.pinv(minimum.matrix[:, free] / lengths, rcond=minimum.tolerance)

@@ -14,7 +14,7 @@ import pandas as pd
 
 from fitting.families.fit_family import fit_each
 from fitting.families.predict import predictions
-from fitting.families.records import FamilyFit, FamilyName
+from fitting.families.records import FamilyFit, FamilyName, LawCandidate, Suspect
 from fitting.laws.fit_result import Parameter
 from fitting.numerics.arrays import IntArray
 from fitting.points.batch_lengths import Lengths
@@ -27,6 +27,8 @@ from gpu_catalog.suggestions import did_you_mean
 ALL_GROUPS = "all"  # group name of a parameter that all groups of a family share
 SEVERAL_GPUS = "several GPUs: laws predict one"
 FAMILY = ["family", "model", "recipe", "basis", "software"]
+_LAW = ("visits", "points", "form", "equation", "why", "remedy", "spread")
+_INTERVALS = ("level", "half_width", "coverage")
 OPEN_FIELDS = ("recipe", "basis", "software", "weights")  # fields that a question may leave open
 PREDICTED = [
     *("predicted_step_seconds", "predicted_step_seconds_low", "predicted_step_seconds_high"),
@@ -36,49 +38,63 @@ PREDICTED = [
 
 
 @dataclass(frozen=True, slots=True)
-class FrameFits:
-    """Laws fitted to a table.
-
-    Attributes:
-        families: law of each family, or the reason why it has none.
-        observed: rows that the laws were fitted to, and numbers of rows left out.
-    """
+class FamilyLaws:
+    """Laws of families of step times, as records and as frames."""
 
     families: tuple[FamilyFit, ...]
-    observed: Observed
 
     @property
     def laws(self) -> pd.DataFrame:
-        """Frame of ``laws_frame``."""
-        return laws_frame(self.families)
+        """A row per family: form, equation, reason, remedy, interval."""
+        rows = [
+            _columns(fit)
+            | {name: getattr(fit, name) for name in _LAW}
+            | {name: getattr(fit.intervals, name, None) for name in _INTERVALS}
+            for fit in self.families
+        ]
+        return pd.DataFrame(rows, columns=[*FAMILY, *_LAW, *_INTERVALS])
 
     @property
     def coefficients(self) -> pd.DataFrame:
-        """Frame of ``coefficients_frame``."""
-        return coefficients_frame(self.families)
+        """A row per parameter of each GPU, series or whole family, with its standard error."""
+        rows = [row for fit in self.families for row in _coefficients(fit)]
+        further = ["form", "group", "points", "parameter", "value", "unit", "standard_error"]
+        return pd.DataFrame(rows, columns=[*FAMILY, *further, "remedy"])
 
     @property
     def candidates(self) -> pd.DataFrame:
-        """Frame of ``candidates_frame``."""
-        return candidates_frame(self.families)
+        """A row per candidate form, with its errors on points left out of the fit."""
+        rows = [
+            _columns(fit) | candidate.model_dump() | {"chosen": candidate.form is fit.form}
+            for fit in self.families
+            for candidate in fit.candidates
+        ]
+        errors = (name for name in LawCandidate.model_fields if name != "form")
+        return pd.DataFrame(rows, columns=[*FAMILY, "form", "chosen", *errors])
+
+
+@dataclass(frozen=True, slots=True)
+class FrameFits(FamilyLaws):
+    """Laws fitted to a table.
+
+    Attributes:
+        observed: rows that the laws were fitted to, and numbers of rows left out.
+    """
+
+    observed: Observed
 
     @property
     def suspects(self) -> pd.DataFrame:
-        """Frame of suspect points, a row each, with their rows of the table."""
+        """A row per suspect point, with its rows of the table."""
         labels = self._labels()
         rows = [
-            _family_columns(fit)
-            | suspect.model_dump()
-            | {
-                "rows": " ".join(
-                    labels[fit.name, suspect.series, suspect.sparsity, suspect.batch_size]
-                )
-            }
+            _columns(fit)
+            | point.model_dump()
+            | {"rows": " ".join(labels[fit.name, point.series, point.sparsity, point.batch_size])}
             for fit in self.families
-            for suspect in fit.suspects
+            for point in fit.suspects
         ]
-        further = ["gpu", "series", "seq_len", "sparsity", "batch_size", "seconds"]
-        return _frame(rows, [*FAMILY, *further, "expected_seconds", "spreads", "rows"])
+        return pd.DataFrame(rows, columns=[*FAMILY, *Suspect.model_fields, "rows"])
 
     def _labels(self) -> dict[tuple[FamilyName, str, float, float], list[str]]:
         """Names of the table's rows, by family, series, sparsity and batch size."""
@@ -89,50 +105,6 @@ class FrameFits:
                 point = (float(rows.sparsity[place]), float(rows.batch_size[place]))
                 labels[family, str(rows.series[place]), *point].append(str(index[place]))
         return labels
-
-
-def laws_frame(families: Sequence[FamilyFit]) -> pd.DataFrame:
-    """Frame of laws, a row for each family: form, equation, reason, remedy, interval."""
-    rows = [
-        _family_columns(fit)
-        | {
-            "visits": fit.visits,
-            "points": fit.points,
-            "form": fit.form,
-            "equation": fit.equation,
-            "why": fit.why,
-            "remedy": fit.remedy,
-            "spread": fit.spread,
-            "level": None if fit.intervals is None else fit.intervals.level,
-            "half_width": None if fit.intervals is None else fit.intervals.half_width,
-            "coverage": None if fit.intervals is None else fit.intervals.coverage,
-        }
-        for fit in families
-    ]
-    further = ["visits", "points", "form", "equation", "why", "remedy", "spread", "level"]
-    return _frame(rows, [*FAMILY, *further, "half_width", "coverage"])
-
-
-def coefficients_frame(families: Sequence[FamilyFit]) -> pd.DataFrame:
-    """Frame of parameters, a row for each parameter of each GPU, series or whole family."""
-    rows = [row for fit in families for row in _coefficients(fit)]
-    further = ["form", "group", "points", "parameter", "value", "unit", "standard_error"]
-    return _frame(rows, [*FAMILY, *further, "remedy"])
-
-
-def candidates_frame(families: Sequence[FamilyFit]) -> pd.DataFrame:
-    """Frame of candidate forms, a row each, with their errors on points left out of the fit."""
-    rows = [
-        _family_columns(fit)
-        | {"form": candidate.form, "chosen": candidate.form is fit.form}
-        | {name: getattr(candidate, name) for name in _ERRORS}
-        for fit in families
-        for candidate in fit.candidates
-    ]
-    return _frame(rows, [*FAMILY, "form", "chosen", *_ERRORS])
-
-
-_ERRORS = ("error", "standard_error", "growing_error", "length_error", "parameters", "condition")
 
 
 def fit_frame(
@@ -289,7 +261,7 @@ def _why_nothing(fit: FamilyFit, gpu: str, observed: Sequence[str]) -> str:
     return "too few points of this GPU or series, or a sparsity that was not observed"
 
 
-def _family_columns(fit: FamilyFit) -> dict[str, object]:
+def _columns(fit: FamilyFit) -> dict[str, object]:
     """Columns ``FAMILY`` of a row."""
     name = fit.name
     values = (name.key, name.model, name.recipe, name.basis.value, name.software)
@@ -297,7 +269,7 @@ def _family_columns(fit: FamilyFit) -> dict[str, object]:
 
 
 def _coefficients(fit: FamilyFit) -> Iterator[dict[str, object]]:
-    family = _family_columns(fit) | {"form": fit.form}
+    family = _columns(fit) | {"form": fit.form}
     if fit.exponent is not None:
         yield family | {"group": ALL_GROUPS, "points": fit.points} | _parameter(fit.exponent)
     for law in fit.groups:
@@ -309,9 +281,4 @@ def _coefficients(fit: FamilyFit) -> Iterator[dict[str, object]]:
 
 
 def _parameter(parameter: Parameter) -> dict[str, object]:
-    columns = parameter.model_dump()
-    return {"parameter": columns.pop("name")} | columns
-
-
-def _frame(rows: list[dict[str, object]], columns: list[str]) -> pd.DataFrame:
-    return pd.DataFrame(rows, columns=columns)
+    return {"parameter": parameter.name} | parameter.model_dump(exclude={"name"})

@@ -9,16 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from fitting.families.records import FamilyFit
 from fitting.laws.fit_result import Fit
 from fitting.tables.csv_table import read_csv
-from fitting.tables.frames import (
-    candidates_frame,
-    coefficients_frame,
-    fit_frame,
-    laws_frame,
-    predict_frame,
-)
+from fitting.tables.frames import FamilyLaws, fit_frame, predict_frame
 from fitting.tables.observations_table import read_lengths
 from orchestrator.pricing.prices_in_use import prices_in_use
 from orchestrator.ranking.ranked_offer import ranking_csv
@@ -94,7 +87,7 @@ class LoadedRun(FrameRecord):
 
 
 @dataclass(frozen=True, slots=True)
-class FittedLaws(FrameRecord):
+class FittedLaws(FamilyLaws, FrameRecord):
     """Laws that were fitted to observations.
 
     Attributes:
@@ -103,23 +96,12 @@ class FittedLaws(FrameRecord):
         remarks: remarks on the rows, a line each.
     """
 
-    families: tuple[FamilyFit, ...]
     fits: tuple[Fit, ...] = ()
     remarks: tuple[str, ...] = ()
 
     def to_frame(self) -> pd.DataFrame:
         """A row per family: its law, and how certain it is."""
-        return laws_frame(self.families)
-
-    @property
-    def coefficients(self) -> pd.DataFrame:
-        """A row per parameter of each law, with its standard error."""
-        return coefficients_frame(self.families)
-
-    @property
-    def candidates(self) -> pd.DataFrame:
-        """A row per candidate law, with its held-out errors."""
-        return candidates_frame(self.families)
+        return self.laws
 
     def predict(self, steps: pd.DataFrame) -> pd.DataFrame:
         """Predict step times, with 90 % intervals; see ``fitting.tables.frames.predict_frame``.
@@ -195,15 +177,15 @@ def load_run(path: str | PathLike[str]) -> LoadedRun:
     spec = folder.spec(prices.catalog)
     today = dt.datetime.now(dt.UTC).date()
     results = results_of(folder, spec, prices.over(spec.merged_catalog()), today)
-    families = results.fits.families
+    laws = FamilyLaws(results.fits.families)
     return LoadedRun(
         path=str(folder.path),
         observations=_observations(results),
         steps=_steps(results),
         ranking=pd.read_csv(io.StringIO(ranking_csv(results.ranking))),
-        laws=laws_frame(families),
-        coefficients=coefficients_frame(families),
-        candidates=candidates_frame(families),
+        laws=laws.laws,
+        coefficients=laws.coefficients,
+        candidates=laws.candidates,
         fits=_fits(results.fits.fits),
         results=results,
     )
