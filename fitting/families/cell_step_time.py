@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -79,14 +79,8 @@ class CellStepTime:
     shorter: Shorter = ()
 
 
-@dataclass(frozen=True, slots=True)
-class VisitSpread:
-    """Spread of repeated visits of one batch size.
-
-    Attributes:
-        sigma: standard deviation of the logarithm of their medians.
-        degrees: degrees of freedom of `sigma`.
-    """
+class _VisitSpread(NamedTuple):
+    """Standard deviation of the logarithm of medians of visits, and its degrees of freedom."""
 
     sigma: float
     degrees: float
@@ -112,10 +106,7 @@ class StepTimeSource:
     ) -> dict[StackAndBasis, dict[int, CellStepTime]]:
         """Step times of the batch sizes that were timed.
 
-        Args:
-            cell: cell to look up.
-            tokens: padded tokens per example; None for the full length. Where no law scales to
-                that length, steps keep the time of the full length.
+        Where no law scales to the length of ``tokens``, steps keep the time of the full length.
         """
         return {
             series: {
@@ -152,8 +143,10 @@ class StepTimeSource:
                 for series, steps in timed.items()
             }
         predictions = {}
-        if any(batch not in steps for steps in timed.values()) and self._fits(cell, batch):
-            predictions = self.by_law(cell, batch, tokens)
+        if any(batch not in steps for steps in timed.values()):
+            largest = largest_batch(self.observations(cell))
+            if largest is not None and batch <= largest[0]:
+                predictions = self.by_law(cell, batch, tokens)
         at_batch = {
             series: steps.get(batch) or predictions.get(series) for series, steps in timed.items()
         }
@@ -164,18 +157,12 @@ class StepTimeSource:
     ) -> dict[StackAndBasis, CellStepTime]:
         """Step times predicted by the law of the cell's family; empty where it has none.
 
-        A law fitted to simulated steps has the error of the simulation beside its own.
-
-        Args:
-            cell: cell to predict.
-            batch: examples per step.
-            tokens: padded tokens per example; None for the full length.
+        A law fitted to simulated steps has the error of the simulation beside its own. ``tokens``
+        is as in ``at``.
         """
-        observed = self.observations(cell)
+        environments = ((o.environment, o.basis) for o in self.observations(cell))
         steps = {}
-        for series in dict.fromkeys(
-            (o.environment.stack, o.basis) for o in observed if o.environment is not None
-        ):
+        for series in dict.fromkeys((e.stack, basis) for e, basis in environments if e is not None):
             step = self._predicted(cell, series, batch)
             if step is None:
                 continue
@@ -187,18 +174,13 @@ class StepTimeSource:
 
     def _predicted(self, cell: Cell, series: StackAndBasis, batch: int) -> CellStepTime | None:
         stack, basis = series
+        inputs = StepInputs(cell.gpu, stack, cell.seq_len, cell.sparsity, batch)
         for family in self._families_of(cell, basis):
-            inputs = StepInputs(cell.gpu, stack, cell.seq_len, cell.sparsity, batch)
             fit = predict(family, inputs)
             if fit is None:
                 continue
-            of_simulation = _simulation_uncertainty(
-                [
-                    o.measurement
-                    for o in self.observations(cell)
-                    if o.basis is basis and o.measurement is not None
-                ]
-            )
+            measured = (o.measurement for o in self.observations(cell) if o.basis is basis)
+            of_simulation = _simulation_uncertainty([m for m in measured if m is not None])
             of_law = math.log(fit.high / fit.low) / 2 / NORMAL_90
             uncertainty = replace(of_simulation, own=math.hypot(of_law, of_simulation.own))
             return CellStepTime(batch, fit.value, uncertainty, "law", family.form, fit.extrapolated)
@@ -243,30 +225,25 @@ class StepTimeSource:
     def _families_of(self, cell: Cell, basis: Basis) -> Sequence[FamilyFit]:
         return self._families.get((cell.model, cell.weights, cell.recipe.key, basis), ())
 
-    def _fits(self, cell: Cell, batch: int) -> bool:
-        largest = largest_batch(self.observations(cell))
-        return largest is not None and batch <= largest[0]
-
     @cached_property
-    def _spread(self) -> VisitSpread:
-        return visit_spread(self._all)
+    def _spread(self) -> _VisitSpread:
+        return _visit_spread(self._all)
 
 
-def visit_spread(observations: Sequence[Observation]) -> VisitSpread:
+def _visit_spread(observations: Sequence[Observation]) -> _VisitSpread:
     """Estimate the spread of measured visits from the repeated visits of a run."""
     visits: dict[tuple[Cell, str, int], list[float]] = defaultdict(list)
     for o in without_superseded(observations):
-        if o.basis is Basis.MEASURED and o.measurement is not None and o.environment is not None:
-            steps = o.measurement.step_seconds
-            if steps:
-                key = (o.cell, o.environment.stack, o.batch_size)
-                visits[key].append(math.log(statistics.median(steps)))
+        steps = o.measurement.step_seconds if o.measurement is not None else ()
+        if o.basis is Basis.MEASURED and steps and o.environment is not None:
+            key = (o.cell, o.environment.stack, o.batch_size)
+            visits[key].append(math.log(statistics.median(steps)))
     squares, degrees = VISIT_DEGREES * VISIT**2, VISIT_DEGREES
     for medians in visits.values():
         mean = statistics.fmean(medians)
         squares += sum((median - mean) ** 2 for median in medians)
         degrees += len(medians) - 1
-    return VisitSpread(math.sqrt(squares / degrees), degrees)
+    return _VisitSpread(math.sqrt(squares / degrees), degrees)
 
 
 def _shorter_between(step: CellStepTime, timed: Mapping[int, CellStepTime]) -> Shorter:
@@ -321,7 +298,7 @@ def _timed_visits(
 
 
 def _timed_step(
-    batch_size: int, visits: Sequence[Observation], spread: VisitSpread
+    batch_size: int, visits: Sequence[Observation], spread: _VisitSpread
 ) -> CellStepTime:
     """Median step over all visits; a simulated step is the same in all of them."""
     measurements = [v.measurement for v in visits if v.measurement is not None]

@@ -6,7 +6,7 @@ The record of a family has the chosen form and the reason for the choice, and is
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, Self, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from fitting.laws.model_selection import (
 from fitting.laws.robust_fit import fit_values
 from fitting.numerics.arrays import BoolArray, FloatArray
 from fitting.numerics.intervals import LEVEL, scales
-from fitting.points.fit_points import ladders
+from fitting.points.fit_points import PointSource, ladders
 from fitting.points.observation_columns import Columns, columns_of
 from fitting.points.step_time_rows import StepTimes
 from trials.records.observation import Observation
@@ -68,21 +68,17 @@ def fit_columns(columns: Columns, run_map: Map = map) -> tuple[FamilyFit, ...]:
         columns: columns of the observations.
         run_map: ``map``, or a replacement that runs in several processes.
     """
-    return fit_each(
-        (
-            (
-                FamilyName(
-                    model=source.group.model,
-                    weights=source.group.weights,
-                    recipe=source.group.recipe.key,
-                    basis=source.basis,
-                    software=source.stack,
-                ),
-                rows,
-            )
-            for source, rows in ladders(columns)
-        ),
-        run_map,
+    return fit_each(((_name_of(source), rows) for source, rows in ladders(columns)), run_map)
+
+
+def _name_of(source: PointSource) -> FamilyName:
+    group = source.group
+    return FamilyName(
+        model=group.model,
+        weights=group.weights,
+        recipe=group.recipe.key,
+        basis=source.basis,
+        software=source.stack,
     )
 
 
@@ -117,7 +113,7 @@ def _fitted(family: _Family) -> FamilyFit:
     fitted = best.fitted
     left_out, is_nested = _left_out(fitted, points, nested=family.is_nested)
     scale = scales(points.series, left_out)
-    judged = [CandidateScores.of(c, points) for c in candidates]
+    judged = [_scores(c, points) for c in candidates]
     return FamilyFit(
         name=family.name,
         visits=family.visits,
@@ -125,7 +121,6 @@ def _fitted(family: _Family) -> FamilyFit:
         form=fitted.form,
         equation=EQUATIONS[fitted.form],
         why=_why(best, candidates),
-        remedy=None,
         candidates=tuple(
             sorted((s.record for s in judged), key=lambda c: round(c.error, ERROR_DECIMALS))
         ),
@@ -165,17 +160,9 @@ def _failed(family: _Family) -> FamilyFit:
         name=family.name,
         visits=family.visits,
         points=len(family.points),
-        form=None,
-        equation=None,
         why=failure.reason,
         remedy=failure.remedy,
-        candidates=(),
-        exponent=None,
-        groups=(),
-        spread=None,
-        suspects=(),
         series=observed_series(family.points, None),
-        intervals=None,
     )
 
 
@@ -198,13 +185,10 @@ def _why(best: CandidateFit, candidates: Sequence[CandidateFit]) -> str:
     return f"the simplest within one standard error of the best, {least.fitted.form}"
 
 
-@dataclass(frozen=True, slots=True)
-class CandidateScores:
+class _Scores(NamedTuple):
     """Scores of a candidate on left-out points.
 
     Attributes:
-        fitted: fit to all points.
-        record: errors of the candidate.
         unseen_length: (points,) residuals by fits without the point's length; nan for a form by
             series and where there is no prediction.
     """
@@ -213,29 +197,29 @@ class CandidateScores:
     record: LawCandidate
     unseen_length: FloatArray
 
-    @classmethod
-    def of(cls, candidate: CandidateFit, points: StepTimes) -> Self:
-        """Refit the candidate's form without larger batches and without each length."""
-        fitted = candidate.fitted
-        lengths = _by_length(fitted.form, points)
-        outs = [~smaller_half(points), *lengths]
-        laws = fit_values(fitted.form, points, [~out for out in outs])
-        unseen = np.full(len(points), np.nan)
-        for law, out in zip(laws[1:], lengths, strict=True):
-            unseen[out] = log_residuals(law, points.where(out))
-        record = LawCandidate(
-            form=fitted.form,
-            error=candidate.error,
-            standard_error=candidate.standard_error,
-            growing_error=_mean_error(log_residuals(laws[0], points.where(outs[0]))),
-            length_error=_mean_error(unseen),
-            parameters=fitted.parameters,
-            condition=fitted.condition if np.isfinite(fitted.condition) else None,
-        )
-        return cls(fitted, record, unseen)
+
+def _scores(candidate: CandidateFit, points: StepTimes) -> _Scores:
+    """Refit the candidate's form without larger batches and without each length."""
+    fitted = candidate.fitted
+    lengths = _by_length(fitted.form, points)
+    outs = [~smaller_half(points), *lengths]
+    laws = fit_values(fitted.form, points, [~out for out in outs])
+    unseen = np.full(len(points), np.nan)
+    for law, out in zip(laws[1:], lengths, strict=True):
+        unseen[out] = log_residuals(law, points.where(out))
+    record = LawCandidate(
+        form=fitted.form,
+        error=candidate.error,
+        standard_error=candidate.standard_error,
+        growing_error=_mean_error(log_residuals(laws[0], points.where(outs[0]))),
+        length_error=_mean_error(unseen),
+        parameters=fitted.parameters,
+        condition=fitted.condition if np.isfinite(fitted.condition) else None,
+    )
+    return _Scores(fitted, record, unseen)
 
 
-def _law_of_lengths(judged: Sequence[CandidateScores], points: StepTimes) -> LengthLaw | None:
+def _law_of_lengths(judged: Sequence[_Scores], points: StepTimes) -> LengthLaw | None:
     """Form with the least error on lengths left out; of equal ones the simplest."""
     candidates = [
         (round(error, ERROR_DECIMALS), scores.fitted.parameters, error, scores, scale)

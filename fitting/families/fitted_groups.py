@@ -53,12 +53,7 @@ def _group(fitted: FittedForm, place: int, sparsities: FloatArray) -> GroupLaw:
 
 
 def _terms(form: Form, *, several: bool) -> tuple[tuple[str, str], ...]:
-    """Names and units of the parameters of a form.
-
-    Args:
-        form: form of the law.
-        several: whether the group has several sparsities.
-    """
+    """Names and units of the parameters of a form, of one or ``several`` sparsities."""
     if form is Form.LOGARITHM:
         return (("c2_over_c3", "examples/s"), ("c4", "examples/s"))
     shape = SHAPES[form]
@@ -122,15 +117,13 @@ def observed_series(points: StepTimes, scale: Scales | None) -> tuple[ObservedSe
 
 
 def _curves(series: StepTimes) -> tuple[BatchSizeRange, ...]:
-    curves = []
-    for sparsity in np.unique(series.sparsity):
-        sizes = series.batch_size[series.sparsity == sparsity]
-        curves.append(
-            BatchSizeRange(
-                sparsity=float(sparsity), smallest=float(sizes.min()), largest=float(sizes.max())
-            )
+    return tuple(
+        BatchSizeRange(
+            sparsity=float(sparsity), smallest=float(sizes.min()), largest=float(sizes.max())
         )
-    return tuple(curves)
+        for sparsity in np.unique(series.sparsity)
+        for sizes in [series.batch_size[series.sparsity == sparsity]]
+    )
 
 
 def family_intervals(

@@ -34,15 +34,7 @@ class LengthScale:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """Inputs of the law of a step time.
-
-    Attributes:
-        gpu: key of the GPU.
-        stack: fingerprint of its stack, device and driver included.
-        seq_len: tokens per example.
-        sparsity: active experts over experts.
-        batch_size: examples per step.
-    """
+    """Inputs of the law of a step time; ``stack`` includes device and driver."""
 
     gpu: str
     stack: str
@@ -57,15 +49,10 @@ def predict(fit: FamilyFit, step: StepInputs) -> Prediction | None:
 
 
 def length_scale(fit: FamilyFit, step: StepInputs, tokens_per_example: float) -> LengthScale | None:
-    """Scale of a step's time for examples of another length, by the law of lengths.
+    """Scale of a step's time for examples of another padded length, by the law of lengths.
 
     None where the law has no prediction, or the family has no law of lengths: one length alone
     gives no prediction of another, whatever unit of work its law has.
-
-    Args:
-        fit: law of the family.
-        step: step at the length that its time is known for.
-        tokens_per_example: other length, padding included.
     """
     law = fit.by_length
     if law is None:
@@ -102,11 +89,10 @@ def predictions(fit: FamilyFit, rows: StepTimes) -> list[Prediction | None]:
         return [None] * len(rows)
     seconds = _law_seconds(fit.form, fit.groups, fit.exponent, rows)
     observed = {series.name: series for series in fit.series}
+    columns = zip(rows.series, seconds, rows.sparsity, rows.batch_size, strict=True)
     return [
         None if np.isnan(value) else _predicted(fit.intervals, observed.get(str(name)), value, *at)
-        for name, value, *at in zip(
-            rows.series, seconds, rows.sparsity, rows.batch_size, strict=True
-        )
+        for name, value, *at in columns
     ]
 
 

@@ -85,7 +85,6 @@ class Suspect(Record):
         gpu: GPU with its stack.
         series: GPU and length, or data set.
         seq_len: padded tokens per example.
-        sparsity: active experts over experts.
         seconds: measured seconds per step.
         expected_seconds: seconds by the law without the point, to first order.
         spreads: absolute logarithm of the ratio of these two, over the law's spread.
@@ -191,17 +190,17 @@ class FamilyFit(Record):
     name: FamilyName
     visits: int
     points: int
-    form: Form | None
-    equation: str | None
+    form: Form | None = None
+    equation: str | None = None
     why: str
-    remedy: str | None
-    candidates: tuple[LawCandidate, ...]
-    exponent: Parameter | None
-    groups: tuple[GroupLaw, ...]
-    spread: Number | None
-    suspects: tuple[Suspect, ...]
+    remedy: str | None = None
+    candidates: tuple[LawCandidate, ...] = ()
+    exponent: Parameter | None = None
+    groups: tuple[GroupLaw, ...] = ()
+    spread: Number | None = None
+    suspects: tuple[Suspect, ...] = ()
     series: tuple[ObservedSeries, ...]
-    intervals: Intervals | None
+    intervals: Intervals | None = None
     by_length: LengthLaw | None = None
 
     @model_validator(mode="after")

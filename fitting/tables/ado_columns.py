@@ -60,6 +60,10 @@ IGNORED = frozenset(folded(name) for name in _NOT_READ)
 
 LEFT_SHORTER = "texts of unknown length, shorter than tokens_per_sample (news-chars-*)"
 SHORTER_TEXTS = "news-chars-"
+_RATES = (
+    *("train_samples_per_second", "train_steps_per_second", "train_tokens_per_second"),
+    *("train_tokens_per_gpu_per_second", RATE, "dataset_tokens_per_second_per_gpu"),
+)
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _COORDINATES = re.compile(
     r"(?:^|-)(?:number_gpus|number_nodes|model_max_length|batch_size)\.[\d.]+"
@@ -97,25 +101,19 @@ def settings(table: CsvTable) -> list[str]:
     and from the columns ``SETTINGS``.
     """
     others = {name: table.texts(name) for name in SETTINGS if name in table}
+    columns = ("experiment_id", "identifier", "model", "gpu")
     texts = []
-    for place, (experiment, identifier, model, gpu) in enumerate(
-        zip(
-            *(table.texts(name) for name in ("experiment_id", "identifier", "model", "gpu")),
-            strict=True,
-        )
-    ):
-        rest = identifier or ""
-        for key, value in (("model_name", model), ("gpu_model", gpu)):
-            rest = rest.replace(f"{key}.{value}", "")
-        rest = re.sub("-+", "-", _COORDINATES.sub("", rest)).strip("-")
-        parts = [experiment or "", rest]
-        text = " ".join(part for part in parts if part)
-        further = [
+    for place, row in enumerate(zip(*map(table.texts, columns), strict=True)):
+        experiment, identifier, model, gpu = row
+        rest = (identifier or "").replace(f"model_name.{model}", "")
+        rest = _COORDINATES.sub("", rest.replace(f"gpu_model.{gpu}", ""))
+        text = " ".join(filter(None, (experiment, re.sub("-+", "-", rest).strip("-"))))
+        further = (
             f"{name}.{values[place]}"
             for name, values in others.items()
             if values[place] is not None and f"{name}." not in text
-        ]
-        texts.append(" ".join([*([text] if text else []), *further]))
+        )
+        texts.append(" ".join(filter(None, (text, *further))))
     return texts
 
 
@@ -167,7 +165,8 @@ def _row(observation: Observation, gpus: Mapping[str, Gpu]) -> dict[str, object]
 def _measured(observation: Observation) -> dict[str, float | None]:
     """Measured properties in ado's columns; None where not measured."""
     o, measurement = observation, observation.measurement
-    peak = runtime = rate = watts = None
+    peak = watts = runtime = None
+    rates = dict.fromkeys(_RATES)
     if measurement is not None:
         memory = measurement.memory
         held = memory.peak_reserved_bytes or memory.peak_allocated_bytes
@@ -177,15 +176,7 @@ def _measured(observation: Observation) -> dict[str, float | None]:
             runtime, rate = sum(steps), o.batch_size / statistics.median(steps)
             if measurement.energy_joules is not None:
                 watts = measurement.energy_joules / runtime
-    tokens = None if rate is None else rate * o.cell.seq_len
-    return {
-        "gpu_memory_utilization_peak": peak,
-        "gpu_power_watts_avg": watts,
-        "train_runtime": runtime,
-        "train_samples_per_second": rate,
-        "train_steps_per_second": None if rate is None else rate / o.batch_size,
-        "train_tokens_per_second": tokens,
-        "train_tokens_per_gpu_per_second": tokens,
-        "dataset_tokens_per_second": tokens,
-        "dataset_tokens_per_second_per_gpu": tokens,
-    }
+            tokens = rate * o.cell.seq_len
+            rates = dict(zip(_RATES, (rate, rate / o.batch_size, *[tokens] * 4), strict=True))
+    own = {"gpu_memory_utilization_peak": peak, "gpu_power_watts_avg": watts}
+    return {**own, "train_runtime": runtime, **rates}

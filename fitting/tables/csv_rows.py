@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import cast, get_args
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from fitting.points.batch_lengths import Lengths
 from fitting.points.fit_points import gpu_name
 from fitting.points.step_time_rows import StepTimes
 from fitting.tables import ado_columns as ado
-from fitting.tables.csv_table import CsvTable, folded, quoted
+from fitting.tables.csv_table import CsvTable, folded, positive, quoted, whole
 from gpu_catalog.catalog import load_catalog
 from gpu_catalog.suggestions import did_you_mean, near_matches
 from trials.records.cell import Weights
@@ -53,7 +54,6 @@ NEEDED = {
     "examples_per_second": "training examples per second",
 }
 UNKNOWN_RECIPE = "unknown-recipe"
-_WEIGHTS: dict[str, Weights] = {"random": "random", "pretrained": "pretrained"}
 LEFT_SEVERAL_GPUS = "several GPUs (number_gpus above 1)"
 LEFT_INVALID = "no valid run: out of memory or rejected (is_valid 0)"
 LEFT_CAPPED = "capped: the speed is that of a larger GPU"
@@ -75,7 +75,7 @@ class RowFamily:
         """Name of the family; an open recipe is unknown, an open basis measured."""
         return FamilyName(
             model=self.model or "",
-            weights=_WEIGHTS.get(self.weights or ""),
+            weights=cast("Weights | None", self.weights),  # read_rows has checked it
             recipe=self.recipe or UNKNOWN_RECIPE,
             basis=Basis(self.basis or Basis.MEASURED),
             software=self.software,
@@ -96,7 +96,7 @@ def read_rows(
     """
     _check_head(table, lengths, timed=timed)
     _leave_out(table, timed=timed)
-    batch_size = table.numbers("batch_size", _whole)
+    batch_size = table.numbers("batch_size", whole)
     seq_len = table.numbers("seq_len", positive)
     padded = _padded(table, batch_size, seq_len, lengths or {})
     families, gpus = _families(table), _gpus(table)
@@ -203,28 +203,13 @@ def _padded(
 
 
 def _families(table: CsvTable) -> list[RowFamily]:
-    models, weights, recipes, methods = (
-        table.texts(name) for name in ("model", "weights", "recipe", "method")
-    )
     _check_one_of(table, "basis", (Basis.MEASURED.value, Basis.SIMULATED.value))
-    _check_one_of(table, "weights", tuple(_WEIGHTS))
-    settings = ado.settings(table)
-    software = [
-        name or stack or setting or None
-        for name, stack, setting in zip(
-            table.texts("software"), table.texts("stack"), settings, strict=True
-        )
-    ]
+    _check_one_of(table, "weights", get_args(Weights))
+    names = ("model", "weights", "recipe", "method", "basis", "software", "stack")
+    columns = zip(*map(table.texts, names), ado.settings(table), strict=True)
     return [
-        RowFamily(*fields)
-        for fields in zip(
-            models,
-            weights,
-            [recipe or method for recipe, method in zip(recipes, methods, strict=True)],
-            table.texts("basis"),
-            software,
-            strict=True,
-        )
+        RowFamily(model, weights, recipe or method, basis, software or stack or settings or None)
+        for model, weights, recipe, method, basis, software, stack, settings in columns
     ]
 
 
@@ -256,25 +241,9 @@ def _gpus(table: CsvTable) -> list[str]:
 def _series(table: CsvTable, gpus: list[str], seq_len: FloatArray) -> list[str]:
     """(rows,) names of series: a GPU with a data set, a length, or both."""
     datasets = table.texts("dataset")
-    return [
-        "/".join(
-            [
-                gpu,
-                *([] if dataset is None else [dataset]),
-                *([f"seq{length:g}"] if np.isfinite(length) else []),
-            ]
-        )
-        for gpu, dataset, length in zip(gpus, datasets, seq_len, strict=True)
-    ]
-
-
-def positive(value: float) -> str | None:
-    """Requirement of a positive number, for ``CsvTable.numbers``."""
-    return None if value > 0 else "above 0"
-
-
-def _whole(value: float) -> str | None:
-    return None if value >= 1 and value.is_integer() else "a whole number of at least 1"
+    lengths = [f"seq{length:g}" if np.isfinite(length) else None for length in seq_len]
+    parts = zip(gpus, datasets, lengths, strict=True)
+    return ["/".join(filter(None, of_row)) for of_row in parts]
 
 
 def _count(value: float) -> str | None:

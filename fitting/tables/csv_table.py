@@ -17,7 +17,6 @@ import pandas as pd
 
 from fitting.numerics.arrays import BoolArray, FloatArray
 from fitting.tables.table_error import TableError
-from gpu_catalog.suggestions import did_you_mean
 
 LINE = "line"  # name of the index of a frame that was read from a file
 BLANK = frozenset({"", "-", "na", "n/a", "nan", "none", "null", "<na>"})
@@ -133,12 +132,12 @@ class CsvTable:
     ) -> None:
         self._frame = frame
         self._file = file
-        self._synonyms = synonyms
         self._head_mistakes: list[str] = []
         self._row_mistakes: dict[str, dict[int, str]] = {}
         self._places: dict[str, int] = {}
-        canonical = {folded(name): name for name in synonyms}
-        canonical |= {other: name for name, others in synonyms.items() for other in others}
+        canonical = {
+            other: name for name, others in synonyms.items() for other in (folded(name), *others)
+        }
         self.unused: list[str] = []
         self.left_out: list[UnusedRows] = []
         self.kept: BoolArray = np.ones(len(frame), bool)
@@ -172,10 +171,6 @@ class CsvTable:
         if count:
             self.left_out.append(UnusedRows(reason, count))
         self.kept &= ~rows
-
-    def near(self, column: str) -> str:
-        """Suggestion of a canonical column for an unknown one; empty without one."""
-        return did_you_mean(column, self._synonyms)
 
     def head_is_wrong(self, text: str) -> None:
         """Record a mistake of the head."""
@@ -228,20 +223,21 @@ class CsvTable:
         Raises:
             TableError: at least one mistake was recorded.
         """
-        head = "" if self._file is None else f"{self._file.name}:1: "
-        lines = [f"{head}{text}" for text in self._head_mistakes]
-        messages = []
-        for name, mistakes in self._row_mistakes.items():
-            label, column = self._label(name), self._places.get(name, -1)
-            texts = [(row, f"{self._at(row)}: {label}: {text}") for row, text in mistakes.items()]
-            shown = first_mistakes(texts, "in this column")
-            messages += [(self._line(row), column, text) for row, text in shown]
+        index = self._frame.index
+        at, head, broken, keys = "row ", "", [], list(range(len(self)))
         if self._file is not None:
-            broken = [
-                (line, f"{self._file.name}:{line}: {text}") for line, text in self._file.broken
-            ]
-            messages += [(line, -1, text) for line, text in first_mistakes(broken, "such lines")]
-        lines += [text for _, _, text in sorted(messages)]
+            at, head = f"{self._file.name}:", f"{self._file.name}:1: "
+            broken = [(line, f"{at}{line}: {text}") for line, text in self._file.broken]
+            keys = index.tolist()
+        messages = [(line, -1, text) for line, text in first_mistakes(broken, "such lines")]
+        for name, mistakes in self._row_mistakes.items():
+            column = self._places.get(name, -1)
+            label = name if column < 0 else self._frame.columns[column]
+            texts = [(keys[p], f"{at}{index[p]}: {label}: {t}") for p, t in mistakes.items()]
+            shown = first_mistakes(texts, "in this column")
+            messages += [(key, column, text) for key, text in shown]
+        lines = [f"{head}{text}" for text in self._head_mistakes]
+        lines += [text for *_, text in sorted(messages)]
         if lines:
             raise TableError("\n".join(lines))
 
@@ -254,18 +250,6 @@ class CsvTable:
             return [None] * len(self)
         values: list[object] = self._frame.iloc[:, self._places[name]].tolist()
         return values
-
-    def _label(self, name: str) -> str:
-        """Name of a column as the table has it."""
-        return str(self._frame.columns[self._places[name]]) if name in self._places else name
-
-    def _at(self, place: int) -> str:
-        row = self._frame.index[place]
-        return f"row {row}" if self._file is None else f"{self._file.name}:{row}"
-
-    def _line(self, place: int) -> int:
-        """Sort key of a row's messages: its line in the file, else its place."""
-        return place if self._file is None else int(self._frame.index[place])
 
 
 def first_mistakes(mistakes: list[tuple[int, str]], kind: str) -> list[tuple[int, str]]:
@@ -294,3 +278,13 @@ def _number(value: object) -> float | None:
     except ValueError:
         return None
     return number if math.isfinite(number) else None
+
+
+def positive(value: float) -> str | None:
+    """Requirement of a positive number, for ``CsvTable.numbers``."""
+    return None if value > 0 else "above 0"
+
+
+def whole(value: float) -> str | None:
+    """Requirement of a positive whole number, for ``CsvTable.numbers``."""
+    return None if value >= 1 and value.is_integer() else "a whole number of at least 1"

@@ -19,8 +19,17 @@ from fitting.numerics.arrays import IntArray
 from fitting.points.batch_lengths import Lengths
 from fitting.points.step_time_rows import StepTimes
 from fitting.tables import ado_columns as ado
-from fitting.tables.csv_rows import COLUMNS, RowFamily, gpu_key, gpu_names, positive, read_rows
-from fitting.tables.csv_table import CsvFile, CsvTable, UnusedRows, folded, quoted, read_csv
+from fitting.tables.csv_rows import COLUMNS, RowFamily, gpu_key, gpu_names, read_rows
+from fitting.tables.csv_table import (
+    CsvFile,
+    CsvTable,
+    UnusedRows,
+    folded,
+    positive,
+    quoted,
+    read_csv,
+)
+from gpu_catalog.suggestions import did_you_mean
 from trials.records.model import presets
 
 _WITH_DIGITS = re.compile(r"\w*\d\w*")
@@ -112,7 +121,7 @@ def _remarks(table: CsvTable) -> list[str]:
     unused = [name for name in table.unused if folded(name) not in ado.IGNORED]
     remarks = []
     if unused:
-        named = ", ".join(f"{quoted(name)}{_bracketed(table.near(name))}" for name in unused)
+        named = ", ".join(f"{quoted(name)}{_near(name)}" for name in unused)
         remarks.append(f"columns not used: {named}")
     if "sparsity" not in table:
         remarks.append("no column sparsity: assumed 1 (no experts, or all of them active)")
@@ -130,14 +139,7 @@ def _remarks(table: CsvTable) -> list[str]:
 def _mistyped(
     table: CsvTable, label: str, names: Sequence[str | None], catalog: Mapping[str, str]
 ) -> Iterator[str]:
-    """Remarks on names that are not in the catalog and resemble one that is, or another name.
-
-    Args:
-        table: table of the names.
-        label: kind of the names, for messages.
-        names: (rows,) names.
-        catalog: proper names by all their synonyms.
-    """
+    """Remarks on the (rows,) names that resemble one of the catalog or a more frequent one."""
     kept = zip(names, table.kept, strict=True)
     counts = Counter(name for name, is_kept in kept if is_kept and name is not None)
     more_frequent: list[str] = []
@@ -164,5 +166,6 @@ def _nearest(name: str, others: Iterable[str]) -> str | None:
     return next((by_sign[match] for match in near if _WITH_DIGITS.findall(match) == numbers), None)
 
 
-def _bracketed(near: str) -> str:
+def _near(column: str) -> str:
+    near = did_you_mean(column, COLUMNS)
     return f" ({near.removeprefix(': ')})" if near else ""
