@@ -7,6 +7,7 @@ exchangeable with measured ones: nothing is claimed beyond their range. The vari
 shrunk towards that of the family, which counts as ``BORROWED`` points (Smyth, 2004).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,8 +25,7 @@ class Scales:
     """Scales of the residuals of a law, by series.
 
     Attributes:
-        names: (series,) sorted names.
-        sigmas: (series,) scales of ``log(fitted / measured)``:
+        sigmas: scales of ``log(fitted / measured)`` by series:
             ``sigma**2 = (4 g**2 + sum r**2) / (4 + n)``, with g the family's root mean square and r
             the n residuals of the series.
         family: g, the scale of a series without points.
@@ -33,17 +33,14 @@ class Scales:
         most: largest absolute residual.
     """
 
-    names: NameArray
-    sigmas: FloatArray
+    sigmas: Mapping[str, float]
     family: float
     scores: FloatArray
     most: float
 
     def sigma(self, series: str | None) -> float:
         """Scale of a series; the family's for None or a series without points."""
-        at = len(self.names) if series is None else int(np.searchsorted(self.names, series))
-        is_fitted = at < len(self.names) and self.names[at] == series
-        return float(self.sigmas[at]) if is_fitted else self.family
+        return self.family if series is None else self.sigmas.get(series, self.family)
 
     def half_width(self, series: str | None, level: float) -> float:
         """Half-width of the interval of the logarithm of a step time at a level, such as 0.9."""
@@ -63,8 +60,8 @@ def scales(series: NameArray, residuals: FloatArray) -> Scales | None:
         return None
     names, at = np.unique(series, return_inverse=True)
     sigmas, family, scores = _scaled(np.asarray(at, np.int64), residuals**2, len(names))
-    most = float(np.abs(residuals).max())
-    return Scales(names=names, sigmas=sigmas, family=family, scores=np.sort(scores), most=most)
+    by_series = dict(zip(names.tolist(), sigmas.tolist(), strict=True))
+    return Scales(by_series, family, np.sort(scores), most=float(np.abs(residuals).max()))
 
 
 def _scaled(at: IntArray, squares: FloatArray, count: int) -> tuple[FloatArray, float, FloatArray]:

@@ -61,9 +61,8 @@ def dataset_lengths() -> dict[str, Lengths]:
     """Lengths of the examples of the paper's two data sets."""
     rows = table("lengths.csv")
     return {
-        name: Lengths(
-            tokens=np.array([float(r["tokens"]) for r in rows if r["dataset"] == name]),
-            examples=np.array([float(r["examples"]) for r in rows if r["dataset"] == name]),
+        name: Lengths.of(
+            (float(r["tokens"]), float(r["examples"])) for r in rows if r["dataset"] == name
         )
         for name in (CS, MATH)
     }

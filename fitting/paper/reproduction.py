@@ -1,5 +1,6 @@
 """The paper's results (arXiv 2408.04693) reproduced: by its laws, and by ours."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -79,28 +80,23 @@ class Throughput:
     def growing(self, fit: FitFunction, *, without: str | None = None) -> float:
         """Mean error in per cent on the larger batches of each curve by a fit to the smaller half.
 
-        Args:
-            fit: function that fits the law.
-            without: GPU whose points are fitted but not counted.
+        The points of the GPU ``without`` are fitted but not counted.
         """
         counted_residuals = []
         for rows in self._families():
             own = self.points.rows.where(rows)
             residuals = larger_batch_residuals(own, fit)
             larger = own.where(~smaller_half(own))
-            counted = np.ones(len(larger), bool)
             if without is not None:
-                counted = np.char.find(larger.gpu, without) < 0
-            counted_residuals.append(residuals[counted])
+                residuals = residuals[np.char.find(larger.gpu, without) < 0]
+            counted_residuals.append(residuals)
         return _mean_percent(np.concatenate(counted_residuals))
 
     def to_other_dataset(self, model: str, *, by_median: bool = False) -> dict[str, float]:
         """Mean error in per cent on one data set by a fit to the other, on the A40.
 
-        Args:
-            model: model of the points.
-            by_median: whether every query has the median length of its data set, as in the paper's
-                text, instead of the length of the longest query in its batch.
+        ``by_median``, every query has the median length of its data set, as in the paper's text,
+        instead of the length of the longest query in its batch.
         """
         points, lengths = self.points, dataset_lengths()
         rows = points.rows
@@ -191,16 +187,9 @@ class Transfer:
 def moved_gb() -> float:
     """10**9 bytes that a step of Mixtral moves for its experts' weights at any batch size."""
     config = find_model(MIXTRAL).config
-    layers, experts, hidden, width = (
-        int(str(config[name]))
-        for name in (
-            "num_hidden_layers",
-            "num_local_experts",
-            "hidden_size",
-            "intermediate_size",
-        )
-    )
-    return layers * experts * 3 * hidden * width * PASSES * BYTES_A_PASS / 1e9
+    names = ("num_hidden_layers", "num_local_experts", "hidden_size", "intermediate_size")
+    weights = 3 * math.prod(int(str(config[name])) for name in names)
+    return weights * PASSES * BYTES_A_PASS / 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,18 +233,16 @@ def largest_batches() -> LargestBatches:
     at, beyond = (_memory_terms(b * median, sparsity)[:, 1:] for b in (published, published + 1))
     q0, q1 = solve_most_agreed(at, beyond, nominal - WEIGHTS_GB)
     constants = (float(1 / (q0 + q1)), float(q1 / (q0 + q1)))
-    best: tuple[tuple[float, ...], float, FloatArray] | None = None
+    attempts = []
     for ratio in np.arange(1.0, MOST_RATIO, RATIO_STEP):
         length = np.where(is_math, ratio, 1.0)
         at, beyond = (_memory_terms(b * length, sparsity) for b in (published, published + 1))
         values = solve_most_agreed(at, beyond, usable)
         margins = np.minimum(usable - at @ values, beyond @ values - usable) / usable
         agreeing = margins[margins > 0]
-        key = (float(len(agreeing)), float(agreeing.min(initial=1.0)))
-        if best is None or key > best[0]:
-            best = (key, float(ratio), values)
-    assert best is not None
-    _, ratio, (model_gib, p0, p1) = best
+        score = (len(agreeing), float(agreeing.min(initial=1.0)))
+        attempts.append((score, float(ratio), values))
+    _, ratio, (model_gib, p0, p1) = max(attempts, key=lambda attempt: attempt[0])
     length = np.where(is_math, ratio, 1.0)
     return LargestBatches(
         rows=rows,
@@ -314,12 +301,8 @@ def rmse_eq2(rows: StepTimes) -> float:
 class Reproduction:
     """Everything that ``reproduce`` prints.
 
-    Attributes:
-        throughput: errors of laws on the paper's points.
-        transfer: errors on other GPUs, with SXM variants of the 80 GB GPUs.
-        transfer_as_pcie: errors on other GPUs, with PCIe variants of the 80 GB GPUs.
-        largest: Mixtral's largest batches.
-        figures: errors in per cent, dollars and queries by flat name.
+    ``transfer`` has the SXM variants of the 80 GB GPUs. ``figures`` has errors in per cent, dollars
+    and queries by flat name.
     """
 
     throughput: Throughput

@@ -53,12 +53,9 @@ class Lengths:
     def padded(self, batch_size: float, multiple: int = MULTIPLE) -> float:
         """Expected padded tokens per example of a random batch.
 
-        ``E[max of b lengths] = sum over l of l * (F(l)**b - F(l-1)**b)``, with F the cumulative
-        distribution of the lengths: batches are padded to their longest example, rounded up.
-
-        Args:
-            batch_size: examples per step, b.
-            multiple: lengths are rounded up to a multiple of this.
+        ``E[max of b lengths] = sum over l of l * (F(l)**b - F(l-1)**b)``, with b the batch size and
+        F the cumulative distribution of the lengths: batches are padded to their longest example,
+        rounded up to ``multiple``.
         """
         below = self.no_longer
         before = np.concatenate([[0.0], below[:-1]])
@@ -78,7 +75,7 @@ class Lengths:
         Args:
             batch_size: examples per step, b.
             examples: examples per epoch, n, with lengths distributed as these.
-            multiple: lengths are rounded up to a multiple of this.
+            multiple: as in ``padded``.
         """
         batch = min(batch_size, examples)
         sorted_at_once = max(1, min(MOST_BATCHES_SORTED, examples // (4 * batch))) * batch

@@ -1,6 +1,6 @@
 """Points that laws are fitted to, from observations that may be compared with each other."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +9,7 @@ from fitting.numerics.arrays import FloatArray, IntArray
 from fitting.points.observation_columns import BASES, NOWHERE, Columns
 from fitting.points.step_time_rows import StepTimes
 from gpu_catalog.record import Record
-from trials.records.cell import Cell, Weights
+from trials.records.cell import Weights
 from trials.records.observation import MEMORY_MISSES, Basis, Outcome
 from trials.records.recipe import PositiveInt, Recipe
 
@@ -109,7 +109,7 @@ def timings(columns: Columns) -> Iterator[LadderTimings]:
     stacks = _Names(environment.stack for environment in columns.environments)
     sparsity = np.array([cell.sparsity for cell in columns.cells], np.float64)[columns.cell]
     every, timed = np.stack([columns.batch_size, sparsity, columns.step_seconds]), columns.timed
-    for source, members in _sources(columns, _uncapped(columns), _group_of_times, stacks):
+    for source, members in _sources(columns, _uncapped(columns), ("gpu", "seq_len"), stacks):
         table = every[:, members[timed[members]]]
         yield LadderTimings(source, *table[:, np.lexsort(table[::-1])])
 
@@ -121,7 +121,7 @@ def ladders(columns: Columns) -> Iterator[tuple[PointSource, StepTimes]]:
     """
     stacks = [environment.stack for environment in columns.environments]
     software, timed = _software(columns), columns.timed
-    for source, members in _sources(columns, _uncapped(columns), _group_of_limits, software):
+    for source, members in _sources(columns, _uncapped(columns), (), software):
         yield source, _ladder(columns, members[timed[members]], stacks)
 
 
@@ -142,7 +142,7 @@ def limits(columns: Columns) -> Iterator[Limits]:
     without the driver.
     """
     every = np.arange(len(columns.cell))
-    for source, members in _sources(columns, every, _group_of_limits, _software(columns)):
+    for source, members in _sources(columns, every, (), _software(columns)):
         yield _limits(columns, source, members)
 
 
@@ -152,26 +152,8 @@ def peaks(columns: Columns) -> Iterator[Peaks]:
     The fingerprint is that of ``limits``.
     """
     every = np.arange(len(columns.cell))
-    for source, members in _sources(columns, every, _group_of_peaks, _software(columns)):
+    for source, members in _sources(columns, every, ("active_experts",), _software(columns)):
         yield _peaks(columns, source, members)
-
-
-def _group_of_times(cell: Cell) -> FitGroup:
-    return FitGroup(
-        gpu=cell.gpu,
-        model=cell.model,
-        weights=cell.weights,
-        recipe=cell.recipe,
-        seq_len=cell.seq_len,
-    )
-
-
-def _group_of_limits(cell: Cell) -> FitGroup:
-    return FitGroup(model=cell.model, weights=cell.weights, recipe=cell.recipe)
-
-
-def _group_of_peaks(cell: Cell) -> FitGroup:
-    return _group_of_limits(cell).model_copy(update={"active_experts": cell.active_experts})
 
 
 class _Names:
@@ -196,13 +178,16 @@ def _uncapped(columns: Columns) -> IntArray:
 
 
 def _sources(
-    columns: Columns, rows: IntArray, group_of: Callable[[Cell], FitGroup], stacks: _Names
+    columns: Columns, rows: IntArray, own: Sequence[str], stacks: _Names
 ) -> Iterator[tuple[PointSource, IntArray]]:
-    """Split rows by source, in an order that does not depend on that of the log."""
+    """Split rows by source, in an order that does not depend on that of the log.
+
+    A group shares the model, the recipe, and the fields ``own`` of its cells.
+    """
+    names = ("model", "weights", "recipe", *own)
+    of_cells = (FitGroup(**{name: getattr(c, name) for name in names}) for c in columns.cells)
     numbers: dict[FitGroup, int] = {}
-    number = np.array(
-        [numbers.setdefault(group_of(c), len(numbers)) for c in columns.cells], np.int64
-    )
+    number = np.array([numbers.setdefault(group, len(numbers)) for group in of_cells], np.int64)
     groups = tuple(numbers)
     keys = [group.key for group in groups]
     has_experts = np.array([cell.experts is not None for cell in columns.cells], bool)

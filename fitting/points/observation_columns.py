@@ -7,7 +7,7 @@ once and a row of numbers per probe, so that the records themselves need not sta
 import statistics
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -109,21 +109,12 @@ def columns_of(observations: Iterable[Observation]) -> Columns:
         numbers.extend((o.batch_size, o.memory_limit_bytes, model, peak, step))
     by_code = np.array(codes, np.int64).reshape(-1, 7).T.copy()
     by_number = np.array(numbers, np.float64).reshape(-1, 5).T.copy()
+    cell, environment, basis, outcome, is_ladder, repeat, attempt = by_code
     return Columns(
-        cells=tuple(cells),
-        environments=tuple(place for place in environments if place is not None),
-        cell=by_code[0],
-        environment=by_code[1],
-        basis=by_code[2],
-        outcome=by_code[3],
-        is_ladder=by_code[4].astype(bool),
-        repeat=by_code[5],
-        attempt=by_code[6],
-        batch_size=by_number[0],
-        memory_limit_bytes=by_number[1],
-        model_bytes=by_number[2],
-        peak_bytes=by_number[3],
-        step_seconds=by_number[4],
+        tuple(cells),
+        tuple(place for place in environments if place is not None),
+        *(cell, environment, basis, outcome, is_ladder.astype(bool), repeat, attempt),
+        *by_number,
     )
 
 
@@ -142,9 +133,8 @@ def joined(parts: Iterable[Columns]) -> Columns:
                 environment=np.array([*environment, NOWHERE], np.int64)[part.environment],
             )
         )
-    arrays = {
-        field.name: np.concatenate([getattr(part, field.name) for part in renumbered])
-        for field in fields(Columns)
-        if field.name not in ("cells", "environments")
-    }
-    return Columns(cells=tuple(cells), environments=tuple(environments), **arrays)
+    arrays = (
+        np.concatenate([getattr(part, name) for part in renumbered])
+        for name in Columns.__slots__[2:]
+    )
+    return Columns(tuple(cells), tuple(environments), *arrays)

@@ -30,11 +30,4 @@ class StepTimes:
 
     def where(self, rows: BoolArray | IntArray) -> "StepTimes":
         """Select rows by a mask or by places."""
-        return StepTimes(
-            gpu=self.gpu[rows],
-            series=self.series[rows],
-            batch_size=self.batch_size[rows],
-            tokens=self.tokens[rows],
-            sparsity=self.sparsity[rows],
-            seconds=self.seconds[rows],
-        )
+        return StepTimes(*(getattr(self, name)[rows] for name in StepTimes.__slots__))
