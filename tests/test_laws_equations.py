@@ -49,8 +49,9 @@ def test_eq2_at_batch_one_is_its_intercept_at_any_sparsity() -> None:
 
 
 def test_terms_broadcast_one_sparsity_over_many_batches() -> None:
-    """A scalar sparsity applies to every batch size."""
+    """A scalar sparsity applies to every batch size; the terms are the last axis."""
     assert eq2_terms([1, 1], 0.5).tolist() == [[0, 1], [0, 1]]
+    assert eq2_terms(1, 0.5).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("sparsity", [0.25, 1.0])

@@ -88,6 +88,7 @@ def test_a_file_of_gpus_and_offers_is_merged_over_the_catalog(
     [
         ("p.csv", "gpu,usd_per_hour\nA40,0.12\n"),
         ("p.csv", "\ufeffgpu;usd_per_hour;currency\n\nA40;0.12;usd\n"),
+        ("p.csv", "gpu;usd_per_hour;note\nA40;0.12;big, fast\n"),
         ("p.csv", "usd_per_hour\tgpu\tprovider\n 0.12 \tA40\t\n"),
         ("p.yaml", "offers:\n  - {gpu: A40, usd_per_hour: 0.12}\n"),
         ("p.yml", "- gpu: A40\n  usd_per_hour: 0.12\n"),
@@ -233,7 +234,12 @@ def test_a_csv_with_a_wrong_header_is_reported_once(
             ],
         ),
         ("p.toml", "[[offers]]\ngpu = \n", ["2: not TOML: invalid value"]),
-        ("p.toml", "[[offers]]\ngpu = 'A40", None),
+        ("p.toml", "offer = 3\n", ["1: offer: unknown key: did you mean 'offers'?"]),
+        (
+            "p.yml",
+            "- gpu: A40\n  usd_per_hour: 1\n\n- gpu: A40\n  region: moon\n  usd_per_hour: 0\n",
+            ["6: offers[1].usd_per_hour: must be greater than 0, not 0"],
+        ),
     ],
 )
 def test_every_mistake_of_yaml_and_toml_is_reported_with_its_line(
@@ -246,14 +252,50 @@ def test_every_mistake_of_yaml_and_toml_is_reported_with_its_line(
         assert messages == lines
 
 
-@pytest.mark.parametrize("name", ["c.csv", "c.yaml"])
-def test_prices_given_as_a_catalog_name_the_right_option(name: str, tmp_path: Path) -> None:
-    """The file's name and suffix do not matter."""
-    path = written(tmp_path, name, "gpu,usd_per_hour\nA40,0.12\n")
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("c.yaml", "gpu,usd_per_hour\nA40,0.12\n", ", not 'gpu"),
+        ("c.csv", "gpu,usd_per_hour\nA40,0.12\n", ", not 'gpu"),
+        ("c.csv", "gpu,usd_per_hour,note\nA40,0.12,a: b\n", ""),
+        ("c.CSV", "", ""),
+    ],
+)
+def test_prices_given_as_a_catalog_name_the_right_option(
+    name: str, text: str, value: str, tmp_path: Path
+) -> None:
+    """The file's name and suffix do not matter; text that is not YAML is not shown."""
+    path = written(tmp_path, name, text)
     with pytest.raises(CatalogError) as error:
         read_catalog_file(path, CATALOG)
-    assert str(error.value).startswith(f"{path}:1: ")
+    assert str(error.value).startswith(f"{path}:1: must be a mapping of keys to values{value}")
+    assert (", not " in str(error.value)) == bool(value)
     assert "goes to --prices" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "place"),
+    [
+        ("p.toml", "[[offers]]\ngpu = 'A40", "2: not TOML: "),
+        ("p.yaml", "A40\n", "1: "),
+        (
+            "p.yaml",
+            "offers:\n  - usd_per_hour: 1\n    gpu: A4O\n",
+            "3: offers[0].gpu: unknown GPU 'A4O'",
+        ),
+        (
+            "p.yaml",
+            "offers:\n  [{gpu: A40, usd_per_hour: 1}, {gpu: A40, usd_per_hour: 1}]\n",
+            "2: offers[1]: the same offer as in line 2",
+        ),
+    ],
+)
+def test_a_mistake_has_the_line_of_its_key(
+    name: str, text: str, place: str, tmp_path: Path
+) -> None:
+    """A row may begin some lines before, or share its line with another row."""
+    (message,) = mistakes(written(tmp_path, name, text))
+    assert message.startswith(place)
 
 
 def test_a_number_in_place_of_text_must_be_quoted(tmp_path: Path) -> None:
@@ -281,6 +323,16 @@ def test_facts_of_a_known_gpu_cannot_be_replaced(tmp_path: Path) -> None:
     again = CATALOG.merged(rows.gpus, rows.offers)
     assert read_catalog_file(tmp_path / "a.yaml", again) == rows
     assert again.merged(rows.gpus, rows.offers).gpus == again.gpus
+
+
+def test_a_known_gpu_among_others_has_the_line_of_its_key(tmp_path: Path) -> None:
+    """The GPUs before it are accepted, and its key need not come first."""
+    own = GPU_YAML.partition("offers:")[0]
+    second = own.partition("\n")[2].replace("key: L40", "note: mine\n    key: A40")
+    path = written(tmp_path, "a.yaml", own + second.replace("NVIDIA L40", "Another"))
+    with pytest.raises(CatalogError) as error:
+        read_catalog_file(path, CATALOG)
+    assert str(error.value).startswith(f"{path}:9: gpus[1]: GPU 'A40'")
 
 
 def test_a_gpu_that_cannot_be_identified_is_refused(tmp_path: Path) -> None:

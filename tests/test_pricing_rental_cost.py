@@ -52,6 +52,11 @@ def test_the_best_interval_costs_least(rate: float, checkpoint: float) -> None:
         assert best == pytest.approx(math.sqrt(2 * checkpoint / rate), rel=0.02)
 
 
+def test_checkpoints_are_never_further_apart_than_interruptions() -> None:
+    """Even where a checkpoint takes far longer than the mean time between interruptions."""
+    assert best_interval(100.0, 1.0) == pytest.approx(0.01)
+
+
 def test_a_rental_is_start_up_work_and_checkpoints() -> None:
     """By hand on demand; spot costs at least as much, and equals it without interruptions."""
     overheads = Overheads(startup_minutes=12, checkpoint_seconds=36, interruptions_per_day=2)

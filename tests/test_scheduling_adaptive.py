@@ -284,6 +284,18 @@ def test_capped_cells_have_no_part_in_a_choice() -> None:
     assert not any(cell.capped_on for cell in measurable(spec, spec.merged_catalog()))
 
 
+def test_an_adaptive_run_fails_without_a_measured_leader() -> None:
+    """Prices alone decide nothing; a run that measured ends with its choices."""
+    nothing = make_plan(SPEC, SPEC.merged_catalog(), ANYWHERE, [])
+    assert "measured" in (adaptive().conclusion(nothing, [], 0.0).failure or "")
+    observations, _ = swept(adaptive(), WORLD)
+    plan = make_plan(SPEC, SPEC.merged_catalog(), ANYWHERE, observations)
+    conclusion = adaptive().conclusion(plan, observations, 0.0)
+    assert conclusion.failure is None
+    assert [choice.leader.cell.gpu for choice in conclusion.choices] == ["lap"]
+    assert conclusion.choices[0].is_decided
+
+
 @pytest.mark.long
 def test_an_adaptive_sweep_stops_when_it_has_decided(tmp_path: Path) -> None:
     """On a real Ray: at ninety times the price, two devices need only their largest batch sizes."""

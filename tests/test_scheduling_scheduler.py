@@ -144,3 +144,21 @@ def test_a_cell_that_fails_on_every_node_excludes_none() -> None:
     assert moved is None
     assert world.scheduler.is_over
     assert {fault.kind for fault in world.faults} == {"device"}
+
+
+def test_only_trials_that_ran_die_when_ray_stops() -> None:
+    """Trials that waited for a node are placed again as if never placed."""
+    world = World([*DESK[:3], *LAP[:1]], node("n1", "desk"), node("n2", "desk"))
+    assert world.placed() == [*DESK[:3], *LAP[:1]]
+    world.run(DESK[0], N1, probes=1)
+    for _ in range(2):
+        world.scheduler.update(ClusterResources((node("n1", "desk"), node("n2", "desk"))))
+        world.now += 11
+    assert set(world.scheduler.no_node) == set(LAP[:1])
+    assert world.scheduler.interrupted("the head is gone") == DESK[:1]
+    died = [(f.cell, f.reason) for f in world.faults if f.kind == "died"]
+    assert died == [(DESK[0], "the head is gone")]
+    assert set(world.placed()) == set(DESK[:3])
+    assert world.scheduler.died == {}
+    world.scheduler.started(LAP[0])  # it was given up, and a node came after all
+    assert not world.scheduler.no_node

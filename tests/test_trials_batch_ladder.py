@@ -50,6 +50,15 @@ def test_sizes_are_spaced_evenly_in_the_logarithm(largest: int) -> None:
     assert max(steps) < 1.6 * min(steps)
 
 
+@pytest.mark.parametrize(
+    ("largest", "repeated"), [(2, [1, 2]), (3, [2, 3]), (4, [2, 4]), (6, [3, 6]), (28, [4, 28])]
+)
+def test_repeated_sizes_are_stable(largest: int, repeated: list[int]) -> None:
+    """The middle size is the lower one of two; no size is visited three times."""
+    steps = batch_ladder(largest, seed_text="any")
+    assert sorted(step.batch_size for step in steps if step.repeat) == repeated
+
+
 @given(largest_batches, st.text())
 def test_the_largest_and_a_middle_size_are_visited_twice(largest: int, seed_text: str) -> None:
     """Two anchors are repeated, each after its first visit, and no other size is."""

@@ -148,8 +148,9 @@ def test_nothing_above_a_limit_that_fits_is_probed() -> None:
 
 
 def test_nothing_that_fits_takes_one_probe() -> None:
-    """A miss at batch size 1 ends the search."""
-    assert run(search_largest_batch(limit=64, memory_limit_bytes=GIB), Probes(0)) == [1]
+    """A miss at batch size 1 ends the search, even where the memory limit is a single byte."""
+    for memory in (1, GIB):
+        assert run(search_largest_batch(limit=64, memory_limit_bytes=memory), Probes(0)) == [1]
 
 
 def test_without_peaks_the_search_is_doubling_and_bisection() -> None:

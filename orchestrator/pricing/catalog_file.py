@@ -29,7 +29,7 @@ TOML_HEADER = re.compile(r"\s*\[\[\s*([\w-]+)\s*\]\]")
 TOML_KEY = re.compile(r"\s*[\"']?([\w-]+)[\"']?\s*=")
 TOML_PLACE = re.compile(r"\s*\(at line (\d+), column \d+\)")
 NOT_A_PRICE = "usd_per_hour: must be a number"
-IN_A_ROW = re.compile(r"^offers\[\d+\]\.?")
+IN_A_ROW = re.compile(r"^offers\[\d+\](\.|: )")
 
 
 def stands_in(gpu: str, provider: str) -> bool:
@@ -109,7 +109,7 @@ def _csv(path: Path) -> LocatedYaml:
     text = _text(path)
     head = text.partition("\n")[0]
     delimiter = next((sign for sign in ",;\t" if sign in head), ",")
-    table = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    table = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True)
     rows: list[dict[str, str]] = []
     lines: dict[Location, int] = {}
     problems: list[Problem] = []
@@ -170,9 +170,12 @@ def _checked(
         ]
     if problems:
         ordered = sorted(dict.fromkeys(problems), key=lambda problem: problem.line)
-        texts = [IN_A_ROW.sub("", p.text) if is_csv else p.text for p in ordered]
-        lines = [f"{path}:{p.line}: {text}" for p, text in zip(ordered, texts, strict=True)]
-        raise CatalogError("\n".join(lines))
+        raise CatalogError(
+            "\n".join(
+                f"{path}:{p.line}: {IN_A_ROW.sub('', p.text) if is_csv else p.text}"
+                for p in ordered
+            )
+        )
     return rows
 
 
@@ -240,10 +243,10 @@ def _repeated(located: LocatedYaml, rows: CatalogRows) -> Iterator[Problem]:
     first: dict[Identity, int] = {}
     for index, offer in enumerate(rows.offers):
         line = located.line(("offers", index))
-        other = first.setdefault(offer.identity, line)
-        if other != line:
-            text = f"the same offer as in line {other}: keep one, or name another instance"
-            yield Problem(line, f"{_dotted(('offers', index))}{text}")
+        if offer.identity in first:
+            text = f"the same offer as in line {first[offer.identity]}"
+            yield Problem(line, f"offers[{index}]: {text}: keep one, or name another instance")
+        first.setdefault(offer.identity, line)
 
 
 def _dotted(place: Location) -> str:

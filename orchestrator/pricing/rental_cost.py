@@ -78,10 +78,10 @@ def best_interval(rate: float, checkpoint: float) -> float:
     if checkpoint == 0.0:
         return 1e-3  # a checkpoint that costs nothing is written continually
     scaled = rate * checkpoint
-    low, high = 0.0, 1.0  # of rate * tau
+    low, high = 0.0, math.nextafter(1.0, 0.0)  # of rate * tau; at 1 the logarithm is infinite
     for _ in range(200):
         middle = (low + high) / 2
-        is_left = math.log1p(-middle) + middle + scaled > 0 if middle < 1 else False
+        is_left = math.log1p(-middle) + middle + scaled > 0
         low, high = (middle, high) if is_left else (low, middle)
     return low / rate
 
