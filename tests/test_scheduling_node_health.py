@@ -23,7 +23,7 @@ def queue(*placed: int) -> GpuQueue:
     for index in placed:
         task = world._task(DESK[index])
         assert task is not None
-        made.placed[DESK[index]] = RunningTrial(task, 0.0)
+        made.placed[DESK[index]] = RunningTrial(task)
     return made
 
 

@@ -1,5 +1,6 @@
 """Placement of trials when nodes, workers and devices fail, with a clock of the test."""
 
+from builders.observations import observation
 from fakes.scheduled_cluster import DESK, ECC, HEAD, LAP, N1, N2, SICK, World, node
 
 from orchestrator.planning.cluster_resources import ClusterResources
@@ -25,7 +26,7 @@ def test_observations_of_a_dead_trial_bound_the_next_search() -> None:
     world.run(DESK[0], N1, probes=4)
     before = list(world.observations[DESK[0]])
     assert Outcome.OUT_OF_MEMORY in {o.outcome for o in before}
-    world.now += 30
+    world.now += 30.26
     assert world.scheduler.ended(DESK[0], "its node is gone") == "its node is gone"
     assert world.placed()[0] == DESK[0]
     world.run(DESK[0], N2)
@@ -35,7 +36,9 @@ def test_observations_of_a_dead_trial_bound_the_next_search() -> None:
     smallest_miss = min(o.batch_size for o in before if o.outcome is Outcome.OUT_OF_MEMORY)
     assert all(o.batch_size < smallest_miss for o in observations[len(before) :])
     (fault,) = world.faults
-    assert (fault.kind, fault.node, fault.lost_seconds) == ("died", "10.0.0.1", 30)
+    assert (fault.kind, fault.cell) == ("died", DESK[0])
+    assert (fault.node, fault.node_id, fault.lost_seconds) == ("10.0.0.1", "n1", 30.3)
+    assert fault.at.endswith("+00:00")
 
 
 def test_a_trial_that_dies_without_progress_is_given_up() -> None:
@@ -65,6 +68,8 @@ def test_a_device_that_fails_two_cells_is_excluded() -> None:
     (out,) = [fault for fault in world.faults if fault.kind == "node out"]
     assert (out.node, out.cell) == ("10.0.0.66", None)
     assert out.reason.startswith("2 trials in a row")
+    assert ECC in out.reason
+    assert out.lost_seconds == 0
     left = list(DESK)
     world.run(DESK[2], N2)
     world.scheduler.ended(DESK[2], None)
@@ -132,13 +137,19 @@ def test_a_cell_without_a_replacement_node_is_given_up() -> None:
     assert world.scheduler.is_over
     reason = "no node with desk is left that can be trusted: its trials failed on all of them"
     assert (world.scheduler.died, world.scheduler.no_node) == ({DESK[0]: f"{reason}: {ECC}"}, {})
+    assert (world.faults[-1].kind, world.faults[-1].gpu) == ("no node", "desk")
+    world.scheduler.started(DESK[0])  # another node came after all
+    assert world.scheduler.died == {}
+    assert not world.scheduler.is_over
 
 
 def test_a_cell_that_fails_on_every_node_excludes_none() -> None:
     """A fault of its kernels looks the same; each node tries it once, then it is given up."""
     world = World(DESK[:1], node("n1", "desk"), node("n2", "desk"))
-    for where in SICK:
-        assert world.placed() == DESK[:1]
+    for where, avoided in zip(SICK, [(), ("n1",)], strict=True):
+        placement = world.scheduler.next()
+        assert placement is not None
+        assert (placement.task.cell, placement.avoid) == (DESK[0], avoided)
         world.run(DESK[0], where)
         moved = world.scheduler.ended(DESK[0], None)
     assert moved is None
@@ -161,4 +172,50 @@ def test_only_trials_that_ran_die_when_ray_stops() -> None:
     assert set(world.placed()) == set(DESK[:3])
     assert world.scheduler.died == {}
     world.scheduler.started(LAP[0])  # it was given up, and a node came after all
+    assert not world.scheduler.no_node
+
+
+def test_a_verdict_acquits_a_device() -> None:
+    """Errors before it neither move the trial nor count against the node."""
+    world = World(DESK[:2], node("n1", "desk"), node("n2", "desk"))
+    world.placed()
+    world.run(DESK[0], SICK[0], probes=1)
+    world.run(DESK[0], N1, probes=1)
+    assert world.scheduler.ended(DESK[0], None) is None
+    assert world.faults == []
+    world.run(DESK[1], SICK[0])
+    assert world.scheduler.ended(DESK[1], None) == ECC
+    assert {fault.kind for fault in world.faults} == {"device"}
+
+
+def test_an_error_before_the_node_is_known_moves_no_trial() -> None:
+    """There is no node to keep the cell away from."""
+    world = World(DESK[:1], node("n1", "desk"), node("n2", "desk"))
+    world.placed()
+    world.scheduler.started(DESK[0])
+    world.scheduler.observed(observation(1, Outcome.FAILED, detail=ECC, cell=DESK[0]))
+    world.scheduler.update(ClusterResources((node("n1", "desk"),)))
+    assert world.scheduler.ended(DESK[0], None) is None
+    assert world.faults == []
+
+
+def test_a_trial_that_never_began_loses_no_time() -> None:
+    """However long it waited for a node."""
+    world = World(DESK[:1], node("n1", "desk"))
+    world.placed()
+    world.now += 500
+    assert world.scheduler.ended(DESK[0], "Ray forgot it") == "Ray forgot it"
+    assert [fault.lost_seconds for fault in world.faults] == [0]
+
+
+def test_a_silent_trial_is_reported_with_a_complaint() -> None:
+    """Its GPU is not given up, even where the list of nodes lacks the trial's node."""
+    world = World(DESK[:2], node("n1", "desk"))
+    world.placed()
+    world.run(DESK[0], N1, probes=1)
+    assert world.scheduler.update(ClusterResources(())) == {}
+    world.now += 1e5
+    silent = world.scheduler.update(ClusterResources(()))
+    assert list(silent) == DESK[:1]
+    assert "no report" in silent[DESK[0]]
     assert not world.scheduler.no_node

@@ -38,7 +38,7 @@ class RunningTrial:
 
     Attributes:
         task: the trial's work.
-        last_report_at: time of its placement, start or last report; seconds, monotonic.
+        last_report_at: time of its start or last report; seconds, monotonic; 0 before its start.
         is_running: whether a worker has started it.
         made_progress: whether it has reported a result.
         node: its node, once it has reported that.
@@ -46,7 +46,7 @@ class RunningTrial:
     """
 
     task: Task
-    last_report_at: float
+    last_report_at: float = 0.0
     is_running: bool = False
     made_progress: bool = False
     node: NodeAddress | None = None

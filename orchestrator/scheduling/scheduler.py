@@ -91,7 +91,7 @@ class Scheduler:
                 cell = queue.cells.popleft()
                 task = self._task(cell)
                 if task is not None:
-                    queue.placed[cell] = RunningTrial(task, self._clock())
+                    queue.placed[cell] = RunningTrial(task)
                     return Placement(task, queue.resources, self._nodes.avoided_by(cell))
         return None
 
@@ -117,10 +117,10 @@ class Scheduler:
         cell = result.cell
         trial = self._queues[cell.device].placed[cell]
         trial.last_report_at, trial.made_progress = self._clock(), True
-        if blames_device(result.outcome, result.detail):
+        if result.detail is not None and blames_device(result.outcome, result.detail):
             trial.blamed = result.detail
             if trial.node is not None:
-                reason = self._nodes.blame(trial.node, cell, trial.blamed or "")
+                reason = self._nodes.blame(trial.node, cell, result.detail)
                 if reason is not None:
                     self._note(_fault("node out", cell.device, reason, node=trial.node))
         elif result.outcome.is_verdict:
