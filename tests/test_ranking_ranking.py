@@ -77,8 +77,11 @@ def test_fastest_measured_batch_is_taken_not_the_largest() -> None:
     """This holds without a requested batch size."""
     observations = [*limit_probes(8), timed(1, 0.5), timed(4, 0.5), timed(8, 1.25)]
     row = on_desk(ranked(observations))
-    assert (row.batch_size, row.largest_batch) == (4, 8)
+    assert (row.batch_size, row.batch, row.largest_batch) == (4, "fastest", 8)
     assert row.examples_per_second == pytest.approx(8.0)
+    unlimited = on_desk(ranked([timed(4, 0.5)]))
+    assert (unlimited.largest_batch, unlimited.limited_by) == (None, None)
+    assert on_desk(ranked(observations, job_at(4))).batch == "asked"
 
 
 def test_batch_that_no_longer_fitted_is_not_priced() -> None:
@@ -258,6 +261,17 @@ def test_an_offer_that_is_slower_and_more_expensive_is_off_the_front() -> None:
         ("single", True),
         ("whole", False),
     ]
+
+
+@pytest.mark.parametrize(("usd", "pareto"), [(3.6, True), (7.2, False)])
+def test_offers_of_equal_time_and_cost_are_on_the_front_together(usd: float, pareto: bool) -> None:  # noqa: FBT001
+    """Neither is slower or more expensive than the other."""
+    twin = f"""\
+    - {{gpu: desk, provider: pit, region: there, instance: twin, usd_per_hour: {usd}, source: me,
+       recorded: 2026-01-31}}
+"""
+    rows = ranked(two_gpus(0.1, 0.2), spec=spec_of(TEXT + twin)).offers
+    assert [row.pareto for row in rows if row.usd_per_hour == usd] == [pareto, pareto]
 
 
 def test_simulation_errors_are_shared_by_all_gpus() -> None:

@@ -4,8 +4,15 @@ import numpy as np
 import pytest
 
 from gpu_catalog.catalog import load_catalog
+from gpu_catalog.gpu import Gpu
 from trials.simulation.recording import Column, Kind, OperatorClass, Operators, Rate, Segment
-from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError, step_time, timeline_of
+from trials.simulation.timing_model import (
+    EfficiencyConstants,
+    NoSpeedError,
+    _with_grouped_fallback,
+    step_time,
+    timeline_of,
+)
 
 A100 = load_catalog().gpu("A100-80GB-SXM")  # 312 TFLOP/s, 2039 GB/s, 108 multiprocessors
 HOPPER = load_catalog().gpu("H100-SXM")
@@ -65,7 +72,10 @@ def test_a_slow_host_hides_the_gpu() -> None:
 
 def test_a_wait_joins_both() -> None:
     """Each kernel of 100 us is launched only when the one before it has ended."""
-    assert seconds(moving(1e-4), WAIT, moving(1e-4), WAIT) == pytest.approx(2 * (10e-6 + 1e-4))
+    step = (moving(1e-4), WAIT, moving(1e-4), WAIT)
+    assert seconds(*step) == pytest.approx(2 * (10e-6 + 1e-4))
+    slow = step_time(operators(*step), A100, PLAIN.model_copy(update={"host_wait_us": 3.0}))
+    assert slow.seconds == pytest.approx(2 * (10e-6 + 1e-4 + 3e-6))
 
 
 def test_the_closed_form_equals_the_recurrence() -> None:
@@ -139,7 +149,103 @@ def test_experts_run_one_by_one_without_a_grouped_kernel() -> None:
     # The first kernel is over before the experts' are launched.
     assert apart.seconds == pytest.approx(10e-6 + 1e-3 + (host_seconds - 10e-6) + product)
     single = (OperatorClass.GROUPED_PRODUCT, Rate.FP32, grouped[2])
-    assert timeline_of(operators(single), HOPPER, PLAIN).host.sum() > 8 * 10e-6
+    fp32 = timeline_of(
+        operators(operator(OperatorClass.MEMORY, rate=Rate.FP32), single), HOPPER, PLAIN
+    )
+    assert fp32.waits.tolist() == [1]
+    assert fp32.host.sum() == pytest.approx(2 * 10e-6 + 7 * (10e-6 + 3 * 1e-6))
+
+
+def test_a_grouped_product_is_replaced_in_its_segment() -> None:
+    """A wait without costs of its own comes before it."""
+    grouped = operator(OperatorClass.GROUPED_PRODUCT, rate=Rate.FP32, products=8, launches=1)
+    replaced = _with_grouped_fallback(operators(moving(1.0), grouped), A100)
+    assert replaced.kinds.tolist() == [Kind.RUN, Kind.WAITED, Kind.RUN]
+    assert replaced.names[1:].tolist() == [0, 4 * OperatorClass.MATRIX_PRODUCT + Rate.FP32]
+    assert replaced.numbers[1].tolist() == [0.0] * len(Column)
+    assert replaced.numbers[2, Column.LAUNCHES] == 8
+    assert replaced.segments.tolist() == [Segment.BEFORE] * 3
+
+
+def busy(
+    row: tuple[OperatorClass, Rate, dict[str, float]],
+    gpu: Gpu = A100,
+    constants: EfficiencyConstants = PLAIN,
+) -> float:
+    """Seconds that the GPU works on one operator."""
+    return float(timeline_of(operators(row), gpu, constants).device.sum())
+
+
+def test_each_class_of_operator_reaches_its_share_of_the_peak() -> None:
+    """The A100 has 312 TFLOP/s in bf16, 19.5 in fp32, and 2,039 GB/s."""
+    half = EfficiencyConstants(
+        attention_forward=0.5, attention_backward=0.25, scan=0.2, memory=0.5, kernel_floor_us=0.0
+    )
+    for work, rate, expected in (
+        (OperatorClass.ATTENTION_FORWARD, Rate.BF16, 1e12 / (312e12 * 0.5)),
+        (OperatorClass.ATTENTION_BACKWARD, Rate.BF16, 1e12 / (312e12 * 0.25)),
+        (OperatorClass.SCAN, Rate.FP32, 1e12 / (19.5e12 * 0.2)),
+        (OperatorClass.UPDATE, Rate.FP32, 1e12 / 19.5e12),
+    ):
+        assert busy(operator(work, rate=rate, flops=1e12), constants=half) == pytest.approx(
+            expected
+        )
+    assert busy(moving(1e-3), constants=half) == pytest.approx(2e-3)
+    assert busy(operator(OperatorClass.SCAN, rate=Rate.FP32, flops=1.0)) > 0
+
+
+def test_a_kernel_has_a_shortest_duration() -> None:
+    """3 us for each launch, and for an operator without a count of launches."""
+    floor = PLAIN.model_copy(update={"kernel_floor_us": 3.0})
+    for launches, expected in ((0, 3e-6), (1, 3e-6), (2, 6e-6)):
+        row = operator(OperatorClass.MEMORY, launches=launches)
+        assert busy(row, constants=floor) == pytest.approx(expected)
+
+
+def test_half_precisions_replace_each_other() -> None:
+    """A catalog often has only one of the two rates."""
+    for bf16, fp16, slow in ((200.0, 100.0, 2.0), (100.0, None, 1.0), (None, 100.0, 1.0)):
+        gpu = A100.model_copy(update={"bf16_dense_tflops": bf16, "fp16_dense_tflops": fp16})
+        times = [
+            busy(operator(OperatorClass.UPDATE, rate=rate, flops=1e12), gpu)
+            for rate in (Rate.BF16, Rate.FP16)
+        ]
+        assert times == pytest.approx([0.01 / slow, 0.01])
+
+
+def test_small_products_share_their_tiles() -> None:
+    """By hand on 108 multiprocessors: a product is split into four parts at most."""
+    tile = A100.model_copy(update={"bf16_dense_tflops": 108.0})  # a TFLOP/s per multiprocessor
+    flops = 1e9
+
+    def product(rows: float, columns: float, count: float) -> float:
+        row = operator(
+            OperatorClass.MATRIX_PRODUCT, flops=flops, rows=rows, columns=columns, products=count
+        )
+        return busy(row, tile) / (flops / 108e12)
+
+    assert product(128, 128, 1) == pytest.approx(108 / 4)  # a quarter of a wave, not a 108th
+    assert product(128, 128, 54) == pytest.approx(1)  # each of the tiles in two parts
+    assert product(128, 128 * 54, 2) == pytest.approx(1)
+    assert product(128, 128 * 54, 3) == pytest.approx(2 / 1.5)
+    assert product(1, 1, 1) == pytest.approx(108 / 4 * 128 * 128)
+    unknown = tile.model_copy(update={"multiprocessors": None})
+    row = operator(OperatorClass.MATRIX_PRODUCT, flops=flops, rows=1.0, columns=1.0, products=1.0)
+    assert busy(row, unknown) == pytest.approx(flops / 108e12)
+
+
+def test_further_launches_of_an_operator_cost_the_host_half() -> None:
+    """Products of a group are dispatched one by one, with the views of their slices."""
+    constants = PLAIN.model_copy(update={"host_view_us": 2.0})
+
+    def host(row: tuple[OperatorClass, Rate, dict[str, float]]) -> float:
+        return float(timeline_of(operators(row), A100, constants).host.sum())
+
+    assert host(operator(OperatorClass.VIEW)) == pytest.approx(2e-6)
+    assert host(operator(OperatorClass.MEMORY, launches=1)) == pytest.approx(10e-6)
+    assert host(operator(OperatorClass.MEMORY, launches=3)) == pytest.approx(20e-6)
+    assert host(operator(OperatorClass.MATRIX_PRODUCT, launches=2)) == pytest.approx(26e-6)
+    assert host(operator(OperatorClass.DEQUANTISATION, launches=1)) == pytest.approx(15e-6)
 
 
 def test_dequantisation_costs_the_host_more() -> None:
@@ -153,6 +259,7 @@ def test_a_slower_host_stretches_its_lane_alone() -> None:
     step = operators(*3 * [moving(1e-6)])
     slow = step_time(step, A100, PLAIN.model_copy(update={"host_factor": 2.0}))
     assert slow.seconds == pytest.approx(60e-6 + 1e-6)
+    assert timeline_of(step, A100, PLAIN).seconds(2.0) == pytest.approx(60e-6 + 1e-6)
 
 
 def test_code_that_waits_for_every_operator_has_one_lane() -> None:
@@ -180,3 +287,12 @@ def test_without_a_rate_there_is_no_time() -> None:
     )
     with pytest.raises(NoSpeedError, match="rate"):
         step_time(operators(product), no_rate, PLAIN)
+    assert step_time(operators(moving(1e-3)), no_rate, PLAIN).seconds == pytest.approx(1.01e-3)
+    tiny = operator(OperatorClass.UPDATE, flops=1.0)
+    with pytest.raises(NoSpeedError, match="rate"):
+        step_time(operators(tiny), no_rate, PLAIN)
+    unpacking = operator(OperatorClass.DEQUANTISATION, flops=1e9)
+    for missing in ("fp32_tflops", "compute_capability"):
+        no_clock = A100.model_copy(update={missing: None})
+        with pytest.raises(NoSpeedError, match="rate"):
+            step_time(operators(unpacking), no_clock, PLAIN)

@@ -137,10 +137,7 @@ def step_time(operators: Operators, gpu: Gpu, constants: EfficiencyConstants) ->
     """
     timeline = timeline_of(operators, gpu, constants)
     busy = np.bincount(timeline.work, weights=timeline.device, minlength=len(OperatorClass))
-    return SimulatedStepTime(
-        seconds=timeline.seconds(),
-        busy_seconds=busy.astype(np.float64),
-    )
+    return SimulatedStepTime(seconds=timeline.seconds(), busy_seconds=busy.astype(np.float64))
 
 
 def timeline_of(
@@ -232,7 +229,7 @@ def _clocks(gpu: Gpu) -> float:
     ``2 * lanes`` FLOPs per clock.
     """
     if gpu.fp32_tflops is None or gpu.compute_capability is None:
-        return float("nan")
+        return np.nan
     lanes = FP32_LANES.get(gpu.compute_capability, FP32_LANES_SINCE)
     return gpu.fp32_tflops * 1e12 / (2 * lanes)
 
@@ -267,8 +264,7 @@ def _host_seconds(
     further = np.maximum(numbers[:, Column.LAUNCHES] - 1, 0)
     launch_us = 0.5 * constants.host_kernel_us
     group_us = constants.host_kernel_us + VIEWS_A_GROUP * constants.host_view_us
-    is_group = (work == OperatorClass.MATRIX_PRODUCT) & (further > 0)
-    micros += np.where(is_group, group_us, launch_us) * further
+    micros += np.where(work == OperatorClass.MATRIX_PRODUCT, group_us, launch_us) * further
     micros += np.where(work == OperatorClass.DEQUANTISATION, constants.host_four_bit_us, 0.0)
     micros = np.where(kinds == Kind.WAITED, constants.host_wait_us, micros)
     return micros * constants.host_factor * 1e-6
@@ -288,14 +284,12 @@ def overlapped_seconds(host: FloatArray, device: FloatArray, waits: IntArray) ->
     """
     now = free = 0.0
     start = 0
-    idle = np.where(device > 0, 0.0, -np.inf)  # events without a kernel do not delay the GPU
     for end in (*waits.tolist(), len(host)):
         if end > start:
             launched = host[start:end].cumsum()
             launched += now
             total = device[start:end].cumsum()
             ready = launched - (total - device[start:end])
-            ready += idle[start:end]
             free = float(total[-1]) + max(free, float(ready.max()))
             now = float(launched[-1])
         if end < len(host):  # the wait itself
