@@ -133,9 +133,9 @@ def run_status(options: argparse.Namespace) -> int:
     for cell in spec.all_cells():
         cells_own = of_cell[cell]
         # An adaptive sweep measures no more of a cell than it needs.
-        in_part = "in part" if fastest(cells_own) and not is_running else "begun"
-        begun = in_part if cells_own else "waiting"
-        state = "done" if cell in plan.complete else "skipped" if cell in skipped else begun
+        partial = "partial" if fastest(cells_own) and not is_running else "started"
+        unfinished = partial if cells_own else "waiting"
+        state = "done" if cell in plan.complete else "skipped" if cell in skipped else unfinished
         largest = largest_batch(cells_own)
         size = "" if largest is None else largest[0]
         rows.append((cell.key, state, size, fastest(cells_own) or "", len(cells_own)))
