@@ -1,4 +1,4 @@
-"""Parts of the site that are made from the code when MkDocs builds it.
+"""Hooks of MkDocs that generate parts of the site from the code.
 
 - ``<!-- commands -->`` becomes every command and option of the parser.
 - ``<!-- specification -->`` becomes the fields of a specification, from its JSON schema.
@@ -63,26 +63,26 @@ def notebook_markdown() -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Fill in what is made from the code, and mend links that leave the site."""
-    for mark, made in GENERATED.items():
+    """Fill in the generated parts, and redirect links that leave the site."""
+    for mark, generate in GENERATED.items():
         if mark in markdown:
-            markdown = markdown.replace(mark, made())
+            markdown = markdown.replace(mark, generate())
     uri = page.file.src_uri
     if uri == "finding-your-way.md" and BEGIN + tree() + END not in markdown:
         log.warning("%s: the tree has changed: run docs/finding_your_way.py", uri)
     is_outside = uri.startswith(PROJECT)
     folder = posixpath.dirname(uri.removeprefix(PROJECT) if is_outside else f"docs/{uri}")
 
-    def mended(link: re.Match[str]) -> str:
+    def redirected(link: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(folder, link[1]))
-        wanted = _page_of(target, config, files)
-        if wanted is None:
+        target_uri = _page_of(target, config, files)
+        if target_uri is None:
             log.warning("%s: %s: no such file", uri, link[1])
             return link[0]
         anchor = "" if target == "README.md" else link[2] or ""  # index.md has other headings
-        return posixpath.relpath(wanted, posixpath.dirname(uri) or ".") + anchor
+        return posixpath.relpath(target_uri, posixpath.dirname(uri) or ".") + anchor
 
-    return LINK.sub(mended, markdown)
+    return LINK.sub(redirected, markdown)
 
 
 def _page_of(path: str, config: MkDocsConfig, files: Files) -> str | None:
@@ -133,7 +133,8 @@ def _command(command: argparse.ArgumentParser, path: str, summary: str | None) -
 
 
 def _option(action: argparse.Action) -> str | None:
-    if action.dest == "help" or isinstance(action, argparse._SubParsersAction):
+    is_hidden = action.dest == "help" or action.help == argparse.SUPPRESS
+    if is_hidden or isinstance(action, argparse._SubParsersAction):
         return None
     value = action.metavar or ("|".join(map(str, action.choices)) if action.choices else None)
     if value is None and action.nargs != 0:
@@ -149,18 +150,18 @@ def _option(action: argparse.Action) -> str | None:
 
 
 def _cell(text: object) -> str:
-    """Text that can stand in a table's cell."""
+    """Text escaped for a cell of a table."""
     return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
 
 
 def specification_markdown() -> str:
-    """Tables of the fields of a specification: the whole, then each record in it."""
+    """Tables of the fields of a specification: the file, then each record in it."""
     sweep, job = SweepSpec.model_json_schema(), JobRequest.model_json_schema()
     # A field may be documented in a class that JobRequest inherits from.
     documented = [c.__doc__ for c in JobRequest.__mro__ if issubclass(c, Record) and c.__doc__]
     job["description"] = "\n\n".join(inspect.cleandoc(text) for text in documented)
     records: dict[str, Any] = sweep["$defs"] | job["$defs"] | {"JobRequest": job}
-    # In the file a job is what is asked for, not what its data came to.
+    # The file has a job's request, not the job with its lengths counted.
     sweep["properties"]["workload"] = {"$ref": "#/$defs/JobRequest"}
     parts = [_record("The file", sweep, records)]
     shown: set[str] = set()
@@ -176,7 +177,7 @@ def specification_markdown() -> str:
 
 
 def _records_of(schema: dict[str, Any], path: str) -> list[tuple[str, str]]:
-    """Where a record's fields are records themselves: the path in the file, and the name."""
+    """Fields of a record that are records themselves: their path in the file, and their name."""
     return [
         (path + field, name)
         for field, value in schema.get("properties", {}).items()
@@ -190,10 +191,9 @@ def _record(heading: str, schema: dict[str, Any], records: dict[str, Any]) -> st
     for section in Docstring(schema.get("description", "")).parse("google"):
         if section.kind is DocstringSectionKind.attributes:
             for attribute in section.value:
-                for field in attribute.name.split(", "):
-                    meanings[field] = attribute.description
+                meanings[attribute.name] = attribute.description.removesuffix(".")
         elif section.kind is DocstringSectionKind.text:
-            prose = prose or section.value
+            prose = prose or section.value.partition("\n\n")[0]
     required = schema.get("required", ())
     lines = [f"## {heading}", "", prose, ""]
     lines += ["| field | value | default | meaning |", "|---|---|---|---|"]
@@ -206,9 +206,9 @@ def _record(heading: str, schema: dict[str, Any], records: dict[str, Any]) -> st
 
 def _default(value: object) -> str:
     if value is None or value in ([], {}):
-        return "none"
+        return "optional"
     if isinstance(value, dict):
-        return "see there"
+        return "see its fields"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 

@@ -21,23 +21,24 @@ Source = Annotated[str, Field(min_length=1)]
 
 
 class Gpu(Record):
-    """A GPU, or the CPU as a device. Unknown facts are None.
+    """A GPU, or the CPU as a device. Leave out facts that are unknown.
 
     Attributes:
-        key: exact name in this project, in offers, and as Ray resource of a node with this GPU.
+        key: name of the GPU in this project and in offers; also the Ray resource of its nodes.
         kind: ``cuda``, or ``cpu`` for machines without a GPU.
-        device_names: exact names that the device reports to CUDA.
+        device_names: exact names that CUDA reports for the device; required for ``cuda``.
         architecture: generation, for example Ampere.
         compute_capability: CUDA compute capability, for example 8.6.
         multiprocessors: number of streaming multiprocessors.
         marketed_memory_gb: memory in the product name.
-        usable_memory_bytes: smallest total that CUDA was observed to report; for a cpu, the
-            memory budget of live tensors.
-        memory_bandwidth_gb_per_second: peak, in 10^9 bytes.
-        bf16_dense_tflops: peak of the tensor cores without sparsity, 10^12 per second; likewise
-            fp16_… and fp32_… (fp32 without tensor cores).
+        usable_memory_bytes: smallest total that CUDA was observed to report; for ``cpu``, the
+            memory budget of live tensors, which is required.
+        memory_bandwidth_gb_per_second: peak bandwidth, in 10^9 bytes per second.
+        bf16_dense_tflops: peak rate in bf16 without sparsity, in 10^12 operations per second.
+        fp16_dense_tflops: the same in fp16.
+        fp32_tflops: peak rate in fp32 without tensor cores, in 10^12 operations per second.
         tdp_watts: board power.
-        ray_accelerator_type: Ray's label. Several GPUs share it, so it does not identify one.
+        ray_accelerator_type: Ray's name of the type; several GPUs of the catalog may share it.
         source: source of the facts.
         recorded: date of this record.
         note: caveats.

@@ -17,15 +17,15 @@ class Offer(Record):
     """Rental price of an instance.
 
     Attributes:
-        gpu: catalog key of its GPU.
+        gpu: catalog key of the GPU.
         provider: name of the provider; ``own`` for the user's own GPU.
         region: the provider's name of the region.
         instance: the provider's name of the instance.
         gpus_per_instance: number of GPUs; a job that uses one pays for all.
         usd_per_hour: price of the whole instance in US dollars per hour.
         market: on demand, or spot: cheaper, but the provider may reclaim the instance.
-        minimum_minutes: shortest billed time; None if unknown.
-        as_of: date of the price; None if the source states none.
+        minimum_minutes: shortest billed time, if known.
+        as_of: date of the price, if the source states one.
         recorded: date of this record.
         source: source of the price.
         note: caveats.

@@ -1,7 +1,7 @@
-"""Fine-tuning cost on the GPUs that one can rent: measure, simulate, fit, price and rank.
+"""Functions that measure, simulate, fit and price fine-tuning on GPUs.
 
-Keyword arguments are named as the options of the command line are, with ``_`` for ``-``. An option
-that is left out, or None, has the command's default. Nothing is printed; progress is logged.
+Keyword arguments have the names of the command line's options, with ``_`` for ``-``, and the same
+defaults; None stands for the default. The functions print nothing; they log progress.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ __all__ = ["UserError", "estimate", "example_lengths", "fit", "load_run", "rank"
 
 
 def estimate(model: str | PathLike[str], **options: Any) -> "Estimates":
-    """Simulate memory, largest batch, time and cost on GPUs that nobody has to have.
+    """Estimate memory, largest batch, time and cost by simulation. It needs no GPU.
 
     Args:
         model: preset, hub name, or folder or file with a config.json.
@@ -47,13 +47,13 @@ def estimate(model: str | PathLike[str], **options: Any) -> "Estimates":
 
 
 def rank(run: str | PathLike[str], **options: Any) -> "Ranking":
-    """Price a job on every offer, by what a run measured. The run is left unchanged.
+    """Price a job on every offer from the observations of a run. The run is left unchanged.
 
     Args:
         run: run folder, or s3://BUCKET/FOLDER.
         **options: options of ``rank``: ``examples``, ``epochs``, ``dataset``, ``batch_size``,
             ``deadline``, ``budget_usd``, ``providers``, ``regions``, ``spot``, ``prices`` and the
-            others of the command; the specification's own values by default.
+            others of the command. The defaults are the specification's values.
 
     Returns:
         The offers, the cheapest first; ``to_frame()`` has a row for each.
@@ -77,7 +77,7 @@ def fit(
 
     Args:
         source: run folder, s3://BUCKET/FOLDER, CSV, or frame with the columns of such a CSV.
-        lengths: CSV of the lengths of data sets' examples, for rows that only name a data set.
+        lengths: CSV of example lengths, for rows that name a data set instead of a length.
 
     Returns:
         The law of each family of step times; ``to_frame()`` has a row for each, and
@@ -87,7 +87,7 @@ def fit(
         UserError: there is no run, or a row cannot be read; a line for each mistake.
 
     Example:
-        >>> orchestrator.fit("mine.csv").predict(questions)
+        >>> orchestrator.fit("mine.csv").predict(pandas.read_csv("steps.csv"))
     """
     from orchestrator.reporting.notebook import fitted_laws
 
@@ -103,8 +103,8 @@ def example_lengths(
     """Count the tokens of a data set's examples.
 
     Args:
-        dataset: a file, a folder, a data set of the hub, or one of the paper's by name.
-        model: model whose tokenizer counts, unless ``tokenizer`` is given.
+        dataset: a file, a folder, a data set of the hub, or the name of one of the paper's.
+        model: model whose own tokenizer counts, unless ``tokenizer`` names another.
         **options: options of ``dataset``: ``text_fields``, ``template``, ``chat``, ``tokenizer``,
             ``subset``, ``split``, ``most``, ``cutoff``, ``length_histogram``.
 
@@ -126,7 +126,7 @@ def example_lengths(
 
 
 def load_run(path: str | PathLike[str]) -> "LoadedRun":
-    """Read a run as pandas frames, and rank its job by the prices in use. Nothing is written.
+    """Load a run as pandas frames, and rank its job at the prices in use. Nothing is written.
 
     Args:
         path: run folder, or s3://BUCKET/FOLDER.
@@ -147,7 +147,7 @@ def load_run(path: str | PathLike[str]) -> "LoadedRun":
 
 
 def sweep(spec: str | PathLike[str] | None = None, **options: Any) -> "LoadedRun":
-    """Measure what a specification asks for and its run lacks; then fit, rank and report.
+    """Measure the cells of a specification that its run lacks; then fit, rank and report.
 
     Args:
         spec: YAML file, or name of a shipped sweep; the default sweep if absent.
@@ -156,7 +156,7 @@ def sweep(spec: str | PathLike[str] | None = None, **options: Any) -> "LoadedRun
             ``catalog`` and ``prices``.
 
     Returns:
-        The run, as of ``load_run``.
+        The run, as from ``load_run``.
 
     Raises:
         UserError: the specification, the folder, the cluster or an option is wrong.

@@ -1,9 +1,4 @@
-"""Laws of observations in pandas frames, and predictions by them in frames.
-
-fits = fit_frame(pd.read_csv("mine.csv"))
-fits.coefficients, fits.candidates, fits.suspects, fits.laws
-predict_frame(fits.families, pd.DataFrame({"gpu": ["A40"], "model": ["mixtral-8x7b"], …}))
-"""
+"""Laws fitted to pandas frames, and predictions as frames."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,13 +34,17 @@ PREDICTED = [
 
 @dataclass(frozen=True, slots=True)
 class FamilyLaws:
-    """Laws of families of step times, as records and as frames."""
+    """Laws of families of step times, as records and as frames.
+
+    Attributes:
+        families: law of each family, or the reason why there is none.
+    """
 
     families: tuple[FamilyFit, ...]
 
     @property
     def laws(self) -> pd.DataFrame:
-        """A row per family: form, equation, reason, remedy, interval."""
+        """A row per family: form, equation, spread, and interval with its coverage."""
         rows = [
             _columns(fit)
             | {name: getattr(fit, name) for name in _LAW}
@@ -63,7 +62,7 @@ class FamilyLaws:
 
     @property
     def candidates(self) -> pd.DataFrame:
-        """A row per candidate form, with its errors on points left out of the fit."""
+        """A row per candidate form, with its errors on held-out points."""
         rows = [
             _columns(fit) | candidate.model_dump() | {"chosen": candidate.form is fit.form}
             for fit in self.families
@@ -78,7 +77,7 @@ class FrameFits(FamilyLaws):
     """Laws fitted to a table.
 
     Attributes:
-        observed: rows that the laws were fitted to, and numbers of rows left out.
+        observed: rows that the laws were fitted to, and counts of excluded rows.
     """
 
     observed: Observed
@@ -117,7 +116,7 @@ def fit_frame(
 
     Args:
         frame: observations, as ``fitting.tables.observations_table.read_frame`` takes them.
-        lengths: lengths of the examples of data sets, by name.
+        lengths: example lengths by data set, for rows that name a data set instead of a length.
         file: file of the table, for messages.
 
     Raises:
@@ -138,11 +137,20 @@ def predict_frame(
     lengths: Mapping[str, Lengths] | None = None,
     file: CsvFile | None = None,
 ) -> pd.DataFrame:
-    """Predict step times: the frame with the columns ``PREDICTED`` added to its own.
+    """Predict the step time and the throughput of each row.
 
-    A row has the columns of an observation without the throughput. Of recipe, software, basis and
-    weights it needs only those that distinguish the families of its model. Where the law gives no
-    prediction, seconds and rates are nan and ``note`` has the reason.
+    A row has the columns of an observation except the throughput. Of recipe, software, basis and
+    weights, it needs only those that distinguish the families of its model.
+
+    Args:
+        fits: laws, one per family.
+        frame: rows to predict.
+        lengths: example lengths by data set, for rows that name a data set instead of a length.
+        file: file of the frame, for messages.
+
+    Returns:
+        The frame with the columns ``PREDICTED`` added. Where no law gives a prediction, seconds and
+        rates are nan and ``note`` has the reason.
 
     Raises:
         TableError: a row cannot be read or matches several families; a line for each mistake.

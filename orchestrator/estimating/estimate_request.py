@@ -66,7 +66,7 @@ class Estimates:
 
     Attributes:
         estimated: an estimate for each GPU that can be estimated.
-        question: the job and the recipe that all of them are for.
+        question: the job and the recipe.
         skipped: one line for each GPU that cannot be estimated, with the reason.
         prices: the price table in use, and its age.
     """

@@ -106,15 +106,16 @@ class Excluded(Record):
 
 
 class Ranking(Record):
-    """Every cell of a sweep on every offer of its GPU, cheapest first within comparable cells.
+    """Every cell of a sweep, priced on every offer of its GPU. Cheapest first in each job.
 
     Attributes:
-        workload: job; its epochs are the largest number of any cell where they were learned.
-        priced_on: day that prices are extrapolated to; None where they are as quoted.
-        constraints: requirements on an offer.
-        learned: sources of learned numbers of epochs; empty where the number was given.
+        workload: the job. With epochs from training curves, it has the largest number of any cell.
+        priced_on: date of the prices, which drift from their recorded values; None for the recorded
+            values.
+        constraints: limits that offers must meet.
+        learned: training curves that the epochs come from; empty if the number was given.
         offers: ranked offers.
-        excluded: cells without a ranked offer.
+        excluded: cells without a ranked offer, with reasons.
     """
 
     schema_version: Literal[3] = 3

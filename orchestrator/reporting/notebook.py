@@ -40,17 +40,18 @@ class FrameRecord:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LoadedRun(FrameRecord):
-    """A run as its files are now.
+    """Snapshot of a run's files.
 
     Attributes:
         observations: a row per probe: cell, batch size, outcome, basis, median step time in
             seconds, examples per second, peak and limit in GiB, stack and host.
-        steps: a row per timed step: the row of ``observations``, its number, its seconds.
+        steps: a row per timed step: the row of its probe in ``observations``, its number and its
+            seconds.
         ranking: a row per offer, with the columns of ranking.csv.
-        laws: a row per family of step times: the chosen law, and how certain it is.
+        laws: a row per family of step times: the chosen law, with its intervals and their coverage.
         coefficients: a row per parameter of those laws, with its standard error.
         candidates: a row per candidate law, with its held-out errors.
-        fits: a row per parameter of Eq. 1, Eq. 2 and the law of the memory, by group.
+        fits: a row per parameter of Eq. 1, Eq. 2 and the memory law, by group.
         results: the records that the frames were made from.
     """
 
@@ -88,11 +89,11 @@ class LoadedRun(FrameRecord):
 
 @dataclass(frozen=True, slots=True)
 class FittedLaws(FamilyLaws, FrameRecord):
-    """Laws that were fitted to observations.
+    """Laws fitted to observations.
 
     Attributes:
-        families: the law of each family of step times, or why it has none.
-        fits: Eq. 1, Eq. 2 and the law of the memory; none for a CSV or a frame.
+        families: the law of each family of step times, or the reason why there is none.
+        fits: Eq. 1, Eq. 2 and the memory law; empty for a CSV or a frame.
         remarks: remarks on the rows, a line each.
     """
 
@@ -100,7 +101,7 @@ class FittedLaws(FamilyLaws, FrameRecord):
     remarks: tuple[str, ...] = ()
 
     def to_frame(self) -> pd.DataFrame:
-        """A row per family: its law, and how certain it is."""
+        """A row per family: its law, with its intervals and their coverage."""
         return self.laws
 
     def predict(self, steps: pd.DataFrame) -> pd.DataFrame:

@@ -21,18 +21,19 @@ MOST_DRIFT = 1.0
 
 
 class Overheads(Record):
-    """Time of a job outside its steps, and drift of prices. None was measured: state your own.
+    """Time of a job outside its steps, and drift of prices. The defaults are assumptions.
 
     Attributes:
-        startup_minutes: time from renting to the first step: starting the node and the image,
-            downloading, loading and quantising the model.
-        checkpoint_seconds: time of a checkpoint, during which no step runs.
-        checkpoint_minutes: work between two checkpoints on demand; a spot job uses the cheapest
-            interval.
-        interruptions_per_day: rate for a spot instance. GCP's own figure for preemptible instances
-            is 5 to 15 % a day; AWS's classes run from under 5 to over 20 % a month.
+        startup_minutes: time from renting a node to the first step: starting the node and the
+            image; downloading, loading and quantising the model.
+        checkpoint_seconds: time to write a checkpoint, during which no step runs.
+        checkpoint_minutes: work between two checkpoints on an on-demand instance; a job on a spot
+            instance uses the interval that minimises its time.
+        interruptions_per_day: mean number of interruptions of a spot instance in a day. Google
+            Cloud states that 5 to 15 % of preemptible instances are interrupted in a day; AWS's
+            classes range from under 5 % to over 20 % in a month.
         price_drift: relative change of an on-demand price in 30 days (one standard deviation).
-        spot_price_drift: likewise of a spot price.
+        spot_price_drift: the same for a spot price.
     """
 
     startup_minutes: Annotated[NotNegative, Field(le=A_DAY)] = 10.0
@@ -61,14 +62,14 @@ class JobTerms(Record):
     """Terms of a job, independent of its data.
 
     Attributes:
-        examples: number of training examples; None for as many as its data has.
+        examples: number of training examples; by default that of the data.
         epochs: passes over the examples.
-        batch_size: batch size to price the job at; None for the fastest measured one.
-        overheads: time outside its steps.
-        padding: composition of a batch: examples drawn at random, padded to the longest of them
-            (``longest``), examples of like lengths (``grouped``), or full rows (``packed``).
-        cutoff: tokens at which longer examples are cut off, or tokens of a packed row; None for no
-            limit.
+        batch_size: batch size to price the job at; by default the fastest that was timed.
+        overheads: time outside the steps.
+        padding: composition of a batch: random examples padded to the longest of them
+            (``longest``), examples of similar length (``grouped``), or full rows (``packed``).
+        cutoff: tokens to which longer examples are truncated, or tokens of a packed row; by
+            default no limit.
         pad_to_multiple: multiple to which the length of a batch is rounded up.
     """
 

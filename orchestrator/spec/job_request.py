@@ -31,19 +31,19 @@ NO_EXAMPLES = f"is missing: add it, or one of {', '.join(SOURCES)}"
 
 
 class JobRequest(JobTerms):
-    """The job to be priced, as a specification or a command line states it.
+    """The job to price, as a specification or a command line describes it.
 
     Attributes:
         dataset: source of the examples: a file, a folder, or a data set of the hub.
         subset: configuration of a hub data set.
-        split: part of a folder or a hub data set; None for training.
+        split: split of a folder or a hub data set; by default the training split.
         most: number of examples to read, the first ones.
-        text_fields: fields whose texts are joined to render an example.
-        template: text with fields that renders an example, as in ``Question: {question}``.
-        chat: field of messages, which the tokenizer's chat template renders.
-        tokenizer: a folder, a tokenizer.json or a hub name; None for the model's own.
-        named: a data set of the paper, instead of ``dataset``.
-        length_histogram: a CSV of tokens and examples, instead of ``dataset``.
+        text_fields: fields whose texts, one after the other, are an example.
+        template: text with fields in braces, such as ``Question: {question}``.
+        chat: field with a list of messages, rendered by the tokenizer's chat template.
+        tokenizer: a folder, a tokenizer.json or a hub name; by default the model's own.
+        named: name of a data set of the paper, instead of ``dataset``.
+        length_histogram: CSV with the columns tokens and examples, instead of ``dataset``.
     """
 
     dataset: Text | None = None

@@ -94,13 +94,18 @@ IntAxis = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 
 
 class CellBlock(Record):
-    """The product of these axes, on every GPU of the sweep, or simulated on others.
+    """Every combination of these lists, on every GPU of the sweep.
 
-    ``active_experts`` is None for models without experts, and for a model's own routing. A
-    model is a preset, a folder with a config.json (``./NAME``, from where the sweep is started) or
-    a hub name. A recipe is written out, named, or both: ``{named: paper-mixtral, attention:
-    sdpa}``. With ``simulated_on``, catalog keys, nothing of the block is measured: models of those
-    GPUs run it.
+    Attributes:
+        models: presets, hub names, or folders with a config.json (``./NAME``, relative to the
+            folder where the sweep starts).
+        weights: initial weights.
+        recipes: recipes written out, named (``paper-mixtral``), or named with changes: ``{named:
+            paper-mixtral, attention: sdpa}``.
+        active_experts: experts per token; by default the model's own. Leave it out for models
+            without experts.
+        seq_lens: tokens per example.
+        simulated_on: catalog keys of GPUs on which the block is simulated instead of measured.
     """
 
     models: ModelAxis
@@ -112,31 +117,36 @@ class CellBlock(Record):
 
 
 class CatalogRows(Record):
-    """A user's own GPUs and prices, added to the shipped catalog."""
+    """A user's own GPUs and prices, added to the shipped catalog.
+
+    Attributes:
+        gpus: GPUs that the catalog does not have.
+        offers: prices of GPUs, of the catalog or your own.
+    """
 
     gpus: tuple[Gpu, ...] = ()
     offers: tuple[Offer, ...] = ()
 
 
 class SweepSpec(Record):
-    """One sweep: which cells to measure, how, and for which job to rank them.
+    """A sweep: the cells to measure, the rules of measuring, and the job to price.
 
     Attributes:
         name: name of the run folder.
-        gpus: catalog keys.
-        as_if: catalog keys of smaller GPUs, whose largest batches are found on the larger ones of
-            ``gpus`` under a memory cap.
-        cells: what to fine-tune on each.
-        workload: the job the ranking prices.
-        seed: weights, tokens and the order of batch sizes are drawn from it.
-        max_batch_size: the search stops there, and says so.
-        boundary_repeats: how often the largest batch is tried again, each time in a fresh process.
+        gpus: catalog keys of the GPUs to measure on.
+        as_if: catalog keys of smaller GPUs. Their largest batches are measured on a larger GPU of
+            ``gpus``, under a memory cap.
+        cells: models, recipes and lengths to fine-tune on each GPU.
+        workload: the job that the ranking prices.
+        seed: seed of the weights, the tokens and the order of batch sizes.
+        max_batch_size: largest batch size to try.
+        boundary_repeats: number of repeats of the largest batch, each in a fresh process.
         timing: when to stop timing steps.
-        build_timeout_seconds: how long building a model may take.
-        probe_timeout_seconds: how long one probe may take.
-        profile: whether each measured cell is profiled, at batch size 1 and at its largest batch,
-            when all is measured.
-        catalog: GPUs and prices the shipped catalog does not have.
+        build_timeout_seconds: longest time to build a model.
+        probe_timeout_seconds: longest time of one probe.
+        profile: whether to profile each measured cell, at batch size 1 and at its largest batch,
+            after all measurements.
+        catalog: GPUs and prices that the shipped catalog does not have.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]

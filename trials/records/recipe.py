@@ -23,35 +23,35 @@ TARGET_GROUPS = ("attention", "experts", "router", "all-linear")
 class Recipe(Record):
     """Recipe of fine-tuning. A trial checks that the built model follows every field.
 
-    ``trials.records.compatibility.with_defaults`` fills in the fields that depend on the model or
-    the device; a cell's recipe has every field that applies to it.
+    A field is None where it does not apply, or where its default depends on the model or device;
+    ``trials.records.compatibility.with_defaults`` fills in the latter.
 
     Attributes:
         method: ``full`` trains every weight, ``lora`` adapters on frozen weights, ``qlora``
             adapters on frozen 4-bit NF4 weights.
-        lora_rank: rank of the adapters; absent for ``full``, as are all that follow with LoRA.
-        lora_alpha: adapters are scaled by alpha / rank; twice the rank unless stated.
-        lora_dropout: part of an adapter's inputs dropped in training; 0 unless stated.
-        lora_targets: which linear layers are adapted: ``attention``, ``experts``, ``router``,
-            ``all-linear`` (all but the head), or names. Unless stated: experts and router
-            of a model that has them (as 2408.04693 does; attention where its experts are grouped),
-            else all-linear.
-        double_quantisation: the constants of 4-bit weights are themselves quantised (QLoRA,
-            2305.14314); only with ``qlora``, where it is on unless stated.
+        lora_rank: rank of the adapters; required for ``lora`` and ``qlora``.
+        lora_alpha: adapters are scaled by alpha / rank; by default twice the rank.
+        lora_dropout: fraction of an adapter's inputs that is dropped in training; by default 0.
+        lora_targets: linear layers with adapters: ``attention``, ``experts``, ``router``,
+            ``all-linear`` (all but the head), or names of layers. By default experts and router,
+            as in arXiv 2408.04693; ``attention`` if the experts are grouped, and ``all-linear``
+            for a model without experts.
+        double_quantisation: whether the quantisation constants of 4-bit weights are quantised, too
+            (QLoRA, arXiv 2305.14314); only for ``qlora``, by default true.
         precision: ``fp32`` and ``bf16`` hold weights, adapters, activations and optimizer state in
-            that dtype. ``fp16`` holds frozen weights in it and runs under autocast with loss
-            scaling; trained weights and optimizer state stay fp32, for in fp16 they would not
-            train.
-        gradient_checkpointing: recompute each layer's activations in the backward pass.
-        attention: the kernel; ``sdpa`` unless stated, absent for a model without attention.
-        experts: ``looped`` is one linear layer per expert and projection, ``grouped`` the grouped
-            matrix product of transformers. Unless stated: looped where adapters or 4-bit weights
-            need it, else grouped; absent for a model without experts.
-        mamba: the selective scan's kernels, or the reference in plain PyTorch; absent for a model
-            without Mamba layers. Unless stated: mamba-ssm on CUDA, the reference elsewhere.
-        optimizer: adamw is PyTorch's fused one; the 8-bit ones are bitsandbytes'.
-        offload_optimizer: optimizer state and update on the host (ZeRO-Offload, by DeepSpeed), in
-            fp32 whatever the precision, with a copy of what is trained; needs g++ at first use.
+            that dtype. ``fp16`` holds frozen weights in fp16 and runs under autocast with loss
+            scaling; trained weights and optimizer state are fp32.
+        gradient_checkpointing: whether each layer's activations are recomputed in the backward
+            pass.
+        attention: attention kernel; by default ``sdpa``. Leave it out for models without attention.
+        experts: ``looped`` has one linear layer per expert and projection; ``grouped`` uses
+            transformers' grouped matrix product. By default looped if adapters or 4-bit weights
+            need it, else grouped. Leave it out for models without experts.
+        mamba: kernels of the selective scan: ``mamba-ssm``, the default on CUDA, or ``reference``,
+            plain PyTorch. Leave it out for models without Mamba layers.
+        optimizer: ``adamw`` is PyTorch's fused AdamW; the 8-bit optimizers are bitsandbytes'.
+        offload_optimizer: whether the host holds the optimizer state, in fp32, with a copy of the
+            trained weights, and computes the update (ZeRO-Offload, by DeepSpeed). It needs g++.
     """
 
     method: Method

@@ -19,13 +19,13 @@ class TimingRule(Record):
     """Length of the warm-up and stopping rule for timed steps.
 
     Attributes:
-        warmup_steps: fewest steps before timing starts, apart from those that measure memory.
-        warmup_seconds: shortest warm-up.
+        warmup_steps: fewest steps before timing starts, in addition to those that measure memory.
+        warmup_seconds: shortest duration of the warm-up.
         min_steps: fewest timed steps; the median needs six for a 95 % interval.
         max_steps: most timed steps.
-        max_seconds: no further step after this much time in timed steps.
-        relative_half_width: half width of the median's 95 % interval, relative to the median, at
-            which timing stops.
+        max_seconds: total time of the timed steps after which no further step is timed.
+        relative_half_width: timing stops when half the width of the median's 95 % interval is at
+            most this fraction of the median.
     """
 
     warmup_steps: Annotated[int, Field(strict=True, ge=0)] = 2

@@ -20,7 +20,7 @@ spec SPEC                a YAML file, or a shipped sweep
                          provider of the machines
 --region R               region (default: the one with the cheapest GPUs)
 --out FILE               file to write (default: print it)
---max-workers N          most nodes per GPU (default: 1)
+--max-workers N          largest number of nodes per GPU (default: 1)
 --[no-]spot              only spot instances, or only on-demand instances (default: spot where there
                          is any)
 --hosts HEAD,HOST        with --provider local: addresses of the machines, the head first
@@ -60,16 +60,17 @@ def add_options(commands: Any) -> None:
         usage="%(prog)s CLUSTER SPEC [--out RUN] [any option of sweep]",
         help="from a laptop: start a cluster, sweep on it, follow the sweep, stop the cluster",
         description="Starts the cluster of a file that 'deploy' wrote, submits the sweep, prints "
-        "its output until it ends, and stops the cluster. The command reconnects after a lost "
-        "connection. Run it again to follow a sweep that is still running.",
+        "its output until it ends, and stops the cluster. It reconnects after a lost connection. "
+        "To reconnect to a sweep that is still running, run the same command again. Kubernetes is "
+        "not supported.",
     )
     add_table(launch, LAUNCH, cluster=Path, spec=Path)
     launch.add_argument(
         "more",
         nargs=argparse.REMAINDER,
         metavar="...",
-        help="options of 'sweep', which runs on the cluster's head; a run outside a bucket is "
-        "copied from there at the end",
+        help="options of 'sweep', which runs on the cluster's head; unless --out is a bucket, the "
+        "run is downloaded at the end",
     )
     join_check = commands.add_parser(
         "join-check",

@@ -69,8 +69,8 @@ def add_options(commands: Any) -> None:
     calibrate = commands.add_parser(
         "calibrate",
         run=run_calibrate,
-        help="fit the constants of the simulated clock to measured steps",
-        description="Fits the constants of the simulated clock to the measured steps of runs on "
+        help="fit the constants of the simulated GPU to measured steps",
+        description="Fits the constants of the simulated GPU to the measured steps of runs on "
         "NVIDIA GPUs. One measured step is enough for the speed of a machine's host.",
     )
     add_table(calibrate, CALIBRATE, runs=run_folder, out=Path)

@@ -11,8 +11,8 @@ from orchestrator.console import print_result, remark
 
 FIT = """
 run RUN|FILE.csv         the run folder, or a CSV of observations
---predict QUESTIONS.csv  predict these rows, with intervals, in predictions.csv
---lengths LENGTHS.csv    lengths of data sets' examples, for rows that only name a data set: columns
+--predict STEPS.csv      write predictions.csv: these rows with predictions and intervals
+--lengths LENGTHS.csv    example lengths, for rows that name a data set instead of a length: columns
                          dataset, tokens and examples
 --out DIR                folder to write to (default: FILE.fits)
 """
@@ -35,9 +35,10 @@ def add_options(commands: Any) -> None:
         "fit",
         run=run_fit,
         help="fit the laws to the observations of a run or of a CSV",
-        description="Fits the laws to a run and writes fits.json into it. Or fits a CSV with the "
-        "columns gpu, model, sparsity, seq_len, batch_size and examples_per_second, or with those "
-        "of IBM's ado: prints the laws and writes fits.json and coefficients.csv.",
+        description="Fits the laws to a run and writes fits.json into it. Or fits a CSV of "
+        "measurements, prints the laws, and writes fits.json and coefficients.csv. A CSV has the "
+        "columns gpu, model, sparsity, seq_len, batch_size and examples_per_second, or those of "
+        "IBM's ado.",
     )
     add_table(fit, FIT, run=run_folder, predict=Path, lengths=Path, out=Path)
     export = commands.add_parser(

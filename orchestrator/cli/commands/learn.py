@@ -14,33 +14,35 @@ OPTIONS = f"""
 dataset DATA             a JSON, JSONL, CSV or Parquet file, a folder of them, or a data set of the
                          hub
 --model MODEL            {MODEL}
---out DIR                a run folder, or any other (default: runs/learn)
+--out DIR                folder of the results, such as a run folder (default: runs/learn)
 --gpu KEY                key of 'catalog gpus' (default: this machine's GPU, else cpu)
 {CATALOG}
 --weights {{random,pretrained}}
-                         initial weights (default: pretrained where there are any)
---active-experts N,N     experts per token, one curve each (default: the model's own, and all)
---choices FIELD|A,B,…    possible answers: one field with a list of them, or a field each; accuracy
-                         is then that of the likeliest choice (default: accuracy of the answers'
-                         tokens)
---held-out SHARE|N       examples to test with (default: a tenth, or all of --held-out-data or
-                         --held-out-split; at most 1000)
---held-out-data DATA     test with this data set
---held-out-split NAME    test with this split
---epochs EPOCHS          most epochs (default: 10)
+                         initial weights (default: pretrained if there are any)
+--active-experts N,N     experts per token; one curve for each (default: the model's own number, and
+                         all)
+--choices FIELD|A,B,…    possible answers: one field with a list, or one field per answer. An
+                         example then counts as correct if the right answer is the most likely one
+                         (default: if greedy decoding would give the answer)
+--held-out SHARE|N       share or number of examples to test on (default: a tenth, or all of
+                         --held-out-data or --held-out-split; at most 1000)
+--held-out-data DATA     test on this data set
+--held-out-split NAME    test on this split
+--epochs EPOCHS          largest number of epochs (default: 10)
 --batch-size BATCH_SIZE  examples per step (default: 8)
---learning-rate RATE     default: 5e-5, as in arXiv 2408.04693; random weights need more
+--learning-rate RATE     learning rate (default: 5e-5, as in arXiv 2408.04693; random weights need
+                         more)
 --schedule {{constant,linear,cosine}}
-                         schedule of the learning rate (default: constant); the others reach zero at
-                         the last of --epochs, where every curve then levels off
---warmup-steps N         steps in which the learning rate rises (default: 0)
---patience N             learning has stopped after N epochs in a row that improve on the best one
-                         by no more than noise (default: 2)
---whole                  train all of --epochs, even if learning stops
+                         schedule of the learning rate (default: constant). The others reach zero
+                         after the last of --epochs, so that every curve levels off there
+--warmup-steps N         steps in which the learning rate rises from zero (default: 0)
+--patience N             stop after N epochs in a row that are not better than the best one by more
+                         than noise (default: 2)
+--whole                  train all of --epochs, even without improvement
 --seed N                 seed of the split, the weights and the order of examples (default: 0)
 --threads N              CPU threads (default: one per core)
---no-checkpoints         save no checkpoints (trained weights and optimizer state, in DIR/learning);
-                         an interrupted curve then starts again from the beginning
+--no-checkpoints         save no checkpoints (trained weights and optimizer state, in DIR/learning).
+                         An interrupted curve then starts from the beginning
 --json                   print all results as JSON
 """
 
@@ -51,10 +53,10 @@ def add_options(commands: Any) -> None:
         "learn",
         run=run,
         help="fine-tune on a data set, test each epoch, and find when learning stops",
-        description="Fine-tunes a model on this machine, on its GPU or else its CPU, and tests it "
-        "on held-out examples before and after every epoch. A model with experts is trained sparse "
-        "and dense. The last field or message of an example is its answer, the only part with a "
-        "loss. A second run resumes after the last epoch.",
+        description="Fine-tunes a model on this machine's GPU, or on its CPU without one, and "
+        "tests it on held-out examples before training and after every epoch. A model with experts "
+        "is trained sparse and dense. The last field or message of an example is its answer; the "
+        "loss covers only the answer. To resume after the last epoch, run the command again.",
     )
     add_table(
         learn,

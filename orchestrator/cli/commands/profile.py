@@ -24,9 +24,9 @@ MEASURING = f"""
                          limit of the search for the largest batch (default: 1024)
 --weights {{random,pretrained}}
                          initial weights (default: random)
---steps STEPS            number of plain steps, and of profiled steps (default: 3)
+--steps STEPS            number of steps without the profiler, and of steps with it (default: 3)
 --training-steps TRAINING_STEPS
-                         steps between the two counts of the experts' tokens (default: 10)
+                         training steps between the two counts of each expert's tokens (default: 10)
 --json                   print all results as JSON
 {PRICES}
 """

@@ -25,9 +25,13 @@ def add_options(commands: Any) -> None:
         (
             "what-if",
             run_rank,
-            "price another job, or with other prices, and leave the run unchanged",
+            "price a job as rank does, and leave the run unchanged",
         ),
-        ("report", run_report, "write report.html and report.md and print it, or compare two runs"),
+        (
+            "report",
+            run_report,
+            "write report.html and report.md, print the latter; or compare two runs",
+        ),
         ("status", run_status, "print the progress of a run"),
     ):
         command = commands.add_parser(name, run=run, help=text)

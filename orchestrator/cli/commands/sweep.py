@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 SWEEP = f"""
 [spec] SPEC              a YAML file, or a shipped sweep: laptop (the default), paper,
                          memory-saving, memory-saving-tiny
---out DIR                the run folder (default: runs/NAME), or s3://BUCKET/FOLDER; every command
-                         that takes a run folder takes such an address
+--out DIR                the run folder (default: runs/NAME); like every command that takes a run
+                         folder, it takes s3://BUCKET/FOLDER, too
 --resume                 resume the run in --out with its own specification
 --constants FILE         constants that 'calibrate' wrote
 --dry-run                print the plan and start nothing
@@ -44,10 +44,10 @@ SWEEP = f"""
 {RENTED}{PRICES}
 """
 PLAN = f"""
-[spec_or_run] SPEC|RUN   a specification or a run folder (default: the default sweep)
+[spec_or_run] SPEC|RUN   a specification or a run folder (default: the shipped sweep laptop)
 {RENTED}{PRICES}
 --next                   list what to measure next, and its price
---most MOST              with --next: most measurements to list (default: 10)
+--most MOST              with --next: number of measurements to list (default: 10)
 """
 
 
@@ -62,7 +62,7 @@ def add_options(commands: Any) -> None:
         run=run_plan,
         help="print what a sweep would measure, or which measurements help most to choose a GPU",
         description="Prints what a sweep would do, or still has to do. With --next, lists the "
-        "measurements that help most, for their price, to decide which GPU is the cheapest.",
+        "measurements that help most, relative to their price, to find the cheapest GPU.",
     )
     add_table(plan, PLAN, spec_or_run=run_folder, most=positive)
     plan.set_defaults(most=10)

@@ -31,9 +31,9 @@ DATASET = """
 """
 RENDERING = """
 --text-fields A,B        build each example from these fields, one after the other
---template TEXT          or from a text with fields, such as 'Question:
-                         {question}\\nAnswer: {answer}'
---chat FIELD             or from a field of messages, by the tokenizer's chat template
+--template TEXT          or from a template, such as 'Question: {question}\\nAnswer: {answer}'
+--chat FIELD             or from a list of messages in this field, with the tokenizer's chat
+                         template
 --tokenizer NAME         a folder or a hub name (default: the model's own)
 --subset NAME            configuration of a hub data set
 --split NAME             split of a folder or a hub data set (default: train)

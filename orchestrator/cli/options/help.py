@@ -25,7 +25,7 @@ estimate --model ./my-model --seq-len 512 --explain  # print what fills the memo
 dataset data.jsonl --model llama-3.1-8b --text-fields question,answer
 dataset openai/gsm8k --subset main --model qwen2.5-7b --save lengths.csv
 fit runs/my  # write fits.json again
-fit mine.csv --predict questions.csv  # fit a CSV, predict the rows of another
+fit mine.csv --predict steps.csv  # fit a CSV, predict the rows of another
 rank runs/my --examples 50000 --epochs 3  # another job
 rank runs/my --deadline 24 --no-spot  # within a day, without spot instances
 rank runs/my --prices mine.csv  # use your own prices
@@ -46,7 +46,7 @@ reproduce --out reproduction  # write tables as Markdown and figures as SVG
 catalog gpus  # list GPUs and their keys
 catalog refresh  # download today's prices
 deploy my.yaml --provider aws --out cluster.yaml  # write the file, print the cost
-launch cluster.yaml my.yaml --out s3://my-bucket/runs/my  # run it again to follow it again
+launch cluster.yaml my.yaml --out s3://my-bucket/runs/my  # run it again to reconnect
 launch cluster.yaml my.yaml --budget-usd 20  # results are copied to runs/my at the end
 eval "$(finetune-cost completion bash)"  # add this line to ~/.bashrc
 finetune-cost completion zsh > ~/.zfunc/_finetune-cost  # write it to a folder of fpath
