@@ -1,7 +1,7 @@
 """The run folder: all files that one sweep produced."""
 
 from collections.abc import Callable, Iterator
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -31,11 +31,14 @@ from orchestrator.run_folder.observation_log import (
 from orchestrator.spec.spec_file import SpecError, decoded, parse_spec
 from orchestrator.spec.sweep_spec import CatalogRows, Models, SweepSpec
 from orchestrator.storage.local_storage import LocalStorage
-from orchestrator.storage.run_storage import RunPath, RunStorage, S3Url, StoreError, run_path
+from orchestrator.storage.run_storage import RunPath, S3Url, StoreError, run_path
 from trials.records.log_reader import LineReader
 from trials.records.model import Model
 from trials.records.observation import Observation
 from trials.records.profile import Logged, Profiled
+
+if TYPE_CHECKING:
+    from orchestrator.storage.s3_storage import S3Storage
 
 K = TypeVar("K")
 
@@ -265,7 +268,7 @@ def _check_same_gpus(run: RunFolder, rows: CatalogRows | None) -> None:
         )
 
 
-def _storage_of(path: RunPath) -> RunStorage:
+def _storage_of(path: RunPath) -> "LocalStorage | S3Storage":
     if not isinstance(path, S3Url):
         return LocalStorage(path)
     from orchestrator.storage.s3_storage import S3Storage  # noqa: PLC0415 - boto3, for buckets only

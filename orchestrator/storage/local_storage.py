@@ -13,9 +13,12 @@ BUFFER_BYTES = 2**20
 
 
 class LocalStorage:
-    """Folder on this machine or a mounted one."""
+    """Folder on this machine or a mounted one.
 
-    has_several_files = False
+    ``S3Storage`` has the same methods. Every one may raise StoreError with one line.
+    """
+
+    has_several_files = False  # of observations, which may repeat a probe
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -47,7 +50,7 @@ class LocalStorage:
             raise unusable(file, "read", error) from None
 
     def write(self, name: str, content: bytes) -> None:
-        """Replace a file atomically."""
+        """Replace a file atomically: readers see the old or the new one."""
         target, part = self._path / name, self._path / f".{name}.part"
         try:
             with part.open("wb") as file:
@@ -70,7 +73,7 @@ class LocalStorage:
             raise unusable(self._path, "made", error) from None
 
     def observations(self) -> Iterator[tuple[Path, Iterator[bytes]]]:
-        """Lines of the only file."""
+        """Lines of each file of observations, as written; the last may be incomplete."""
         yield self.file, lines_of(self.file)
 
     def is_written(self) -> bool:
@@ -78,16 +81,19 @@ class LocalStorage:
         return has_writer(self.file)
 
     def log(self) -> "LocalLog":
-        """Writer of the run."""
+        """Writer of the run; one driver at a time has it open."""
         return LocalLog(self._path)
 
     def local_folder(self) -> Path:
-        """The folder."""
+        """Folder on this machine that lasts as long as the sweep."""
         return self._path
 
 
 class LocalLog:
-    """Writer of a run in a local folder; the file of observations is locked while it is open."""
+    """Writer of a run in a local folder; the file of observations is locked while it is open.
+
+    ``S3Log`` has the same methods. Every one may raise StoreError with one line.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -102,21 +108,27 @@ class LocalLog:
                 f"{self._folder}: another sweep is writing to it: wait for it, or stop it"
             ) from None
 
-    def recover(self, keys: Collection[str]) -> set[str]:
-        """Do nothing: all that was appended is in the file."""
-        del keys
+    def recover(self, _keys: Collection[str]) -> set[str]:
+        """Write what earlier drivers left on this machine: here nothing, it is in the file.
+
+        Args:
+            _keys: observations of the run; they are not written again.
+
+        Returns:
+            Keys of the observations that were written.
+        """
         return set()
 
     def append(self, line: bytes) -> None:
-        """Write an observation."""
+        """Write an observation so that no crash of this process can lose it."""
         self._file.append(line)
 
     def write(self, name: str, content: bytes) -> None:
-        """Replace a file beside the observations."""
+        """Replace a file beside the observations, at the latest when the log is closed."""
         LocalStorage(self._folder).write(name, content)
 
     def close(self, *, failed: bool) -> None:
-        """Release the run."""
+        """Release the run. After a failure this takes seconds at most, and raises nothing."""
         del failed
         self._file.close()
 

@@ -1,10 +1,10 @@
-"""Addresses and interface of a run's storage: a local folder, or a bucket of an S3 service."""
+"""Addresses of a run's storage: a local folder, or a bucket of an S3 service."""
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 from gpu_catalog.errors import UserError
 
@@ -81,82 +81,3 @@ def distinct_names(paths: Sequence[RunPath]) -> tuple[str, ...]:
     if len(set(last)) == len(last):
         return tuple(last)
     return tuple(f"{name}-{number}" for number, name in enumerate(last, start=1))
-
-
-class ObservationLog(Protocol):
-    """Writer of a run's observations and files; one driver at a time has it."""
-
-    def open(self) -> None:
-        """Lock the run for this driver.
-
-        Raises:
-            StoreError: another driver has it, or it cannot be written.
-        """
-
-    def recover(self, keys: Collection[str]) -> set[str]:
-        """Write what earlier drivers left on this machine's disk.
-
-        Args:
-            keys: observations of the run; they are not written again.
-
-        Returns:
-            Keys of the observations that were written.
-        """
-
-    def append(self, line: bytes) -> None:
-        """Write an observation so that no crash of this process can lose it.
-
-        Raises:
-            StoreError: it cannot be written; earlier observations are untouched.
-        """
-
-    def write(self, name: str, content: bytes) -> None:
-        """Replace a file beside the observations without waiting for a bucket.
-
-        The file is in the run at the latest when the log is closed; an earlier content may never
-        be.
-
-        Raises:
-            StoreError: it cannot be written; the old file is untouched.
-        """
-
-    def close(self, *, failed: bool) -> None:
-        """Release the run. After a failure this takes seconds at most, and raises nothing.
-
-        Raises:
-            StoreError: something is on this machine's disk only.
-        """
-
-
-class RunStorage(Protocol):
-    """Storage of a run folder. Every method may raise StoreError with one line.
-
-    Attributes:
-        has_several_files: whether observations are in several files, which may repeat a probe.
-    """
-
-    has_several_files: bool
-
-    def names(self) -> set[str] | None:
-        """Names in the folder; None if there is no such folder."""
-
-    def read(self, name: str) -> bytes | None:
-        """Content of a file; None if there is no such file."""
-
-    def write(self, name: str, content: bytes) -> None:
-        """Replace a file atomically: readers see the old or the new one."""
-
-    def make(self) -> None:
-        """Make the folder if it is missing."""
-
-    def observations(self) -> Iterator[tuple[RunPath, Iterator[bytes]]]:
-        """Lines of each file of observations, as written; the last of a file may be incomplete."""
-
-    def is_written(self) -> bool:
-        """Whether a driver is writing to the run now."""
-
-    def log(self) -> ObservationLog:
-        """Writer of the run."""
-
-    def local_folder(self) -> Path:
-        """Folder on this machine that lasts as long as the sweep."""
