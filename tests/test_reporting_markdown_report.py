@@ -5,16 +5,12 @@ import re
 from builders.observations import environment, measurement, observation
 from builders.runs import ONE_CELL, spec_of, whole_trial
 
-from fitting.families.cell_step_time import StepTimeSource
-from fitting.fit import fit_observations
 from fitting.laws.fit_result import Law
 from orchestrator.planning.cluster_resources import ClusterResources, Node
 from orchestrator.planning.plan import Plan, make_plan
-from orchestrator.ranking.priced_cells import RankingInputs
-from orchestrator.ranking.ranking import rank
 from orchestrator.reporting.markdown_report import markdown
 from orchestrator.reporting.sections.law_section import LAW_NAMES
-from orchestrator.run_folder.run_results import RunRecords, RunResults
+from orchestrator.run_folder.run_results import RunResults
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.records.observation import Basis, Observation, Outcome
 
@@ -30,10 +26,7 @@ def report(
     """The report of some observations."""
     catalog = spec.merged_catalog()
     plan = plan or make_plan(spec, catalog, ClusterResources((Node({"CPU": 1.0}),)), observations)
-    fits = fit_observations(observations)
-    step_times = StepTimeSource(observations, fits.families)
-    ranking = rank(RankingInputs(spec.workload, catalog, plan, step_times))
-    return markdown(RunResults(RunRecords(spec, catalog, plan, observations), fits, ranking))
+    return markdown(RunResults(spec, catalog, plan, observations))
 
 
 def headings(text: str) -> list[str]:

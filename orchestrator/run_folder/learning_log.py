@@ -3,14 +3,13 @@
 import contextlib
 import hashlib
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from pydantic import ValidationError
 
 from orchestrator.run_folder.file_names import LEARNED, LEARNING
+from orchestrator.run_folder.observation_log import mistake
 from orchestrator.run_folder.run_folder import RunFolder
-from orchestrator.spec.validation_messages import dotted
 from orchestrator.storage.append_log import AppendFile
 from orchestrator.storage.run_storage import RunPath, StoreError
 from trials.records.learning import LearnedEpoch
@@ -48,11 +47,9 @@ def _records(file: RunPath, content: bytes) -> list[LearnedEpoch]:
         try:
             records.append(LearnedEpoch.model_validate_json(line))
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            reason = f"{dotted(first['loc'])}: {first['msg']}".removeprefix(": ")
             raise StoreError(
-                f"{file}:{number}: not an epoch of 'learn' ({reason}): restore the line, or delete "
-                "it"
+                f"{file}:{number}: not an epoch of 'learn' ({mistake(error)}): restore the line, "
+                "or delete it"
             ) from None
     return records
 
@@ -92,12 +89,7 @@ class LearnedWriter:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._file.close()
         with contextlib.suppress(OSError):  # not empty
             (self._folder / LEARNING).rmdir()

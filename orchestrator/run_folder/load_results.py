@@ -12,14 +12,14 @@ from orchestrator.pricing.offer_constraints import OfferFilter
 from orchestrator.pricing.prices_in_use import PriceOptions, PricesInUse
 from orchestrator.run_folder.learning_log import learned_in
 from orchestrator.run_folder.run_folder import RunFolder
-from orchestrator.run_folder.run_results import RunRecords, RunResults, derived
+from orchestrator.run_folder.run_results import RunResults
 from orchestrator.spec.sweep_spec import SweepSpec
 
 
 def results_of(
     folder: RunFolder, spec: SweepSpec, catalog: Catalog, today: date, plan: Plan | None = None
 ) -> RunResults:
-    """Derive the results of a run from its files.
+    """Results of a run, by its files.
 
     Args:
         folder: the run.
@@ -28,7 +28,7 @@ def results_of(
         today: date for the drift of prices.
         plan: plan that a driver has left; None for the plan by the files.
     """
-    records = RunRecords(
+    return RunResults(
         spec,
         catalog,
         plan or plan_of(folder, spec),
@@ -37,8 +37,8 @@ def results_of(
         learned=curves(learned_in(folder)),
         faults=folder.faults(),
         rented=folder.rented(),
+        today=today,
     )
-    return derived(records, today)
 
 
 def run_and_prices(folder: RunFolder, options: PriceOptions) -> tuple[PricesInUse, SweepSpec]:

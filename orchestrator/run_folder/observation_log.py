@@ -1,11 +1,13 @@
 """Lines of the observation log: read, and their mistakes located."""
 
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from orchestrator.spec.validation_messages import dotted
+from orchestrator.storage.local_storage import lines_of
 from orchestrator.storage.run_storage import RunPath, StoreError
 from trials.records.observation import Observation
 from trials.records.profile import Profiled, is_profile
@@ -19,34 +21,25 @@ def bytes_of(content: str | BaseModel) -> bytes:
     return text.encode()
 
 
-class BadLineError(ValueError):
-    """A line of the log that cannot be read.
+def read_lines(
+    file: RunPath,
+    lines: Iterable[bytes],
+    read: Callable[[bytes], L],
+    *,
+    profiles: bool = False,
+    start: int = 0,
+) -> Iterator[L]:
+    """Parse the observations among lines of a file, or the profiles; a torn last line is neither.
 
     Args:
-        number: line number, from 1.
-        reason: mistake in the line.
-    """
-
-    def __init__(self, number: int, reason: str) -> None:
-        super().__init__(number, reason)
-        self.number = number
-        self.reason = reason
-
-    def in_file(self, file: RunPath, lines_before: int = 0) -> StoreError:
-        """The error for users."""
-        return StoreError(
-            f"{file}:{lines_before + self.number}: not an observation ({self.reason}): "
-            "restore the line or delete it"
-        )
-
-
-def read_lines(
-    lines: Iterable[bytes], read: Callable[[bytes], L], *, profiles: bool = False
-) -> Iterator[L]:
-    """Parse the observations among lines, or the profiles; a torn last line is neither.
+        file: the file, for messages.
+        lines: its lines.
+        read: parser of a line.
+        profiles: whether to read the profiles instead.
+        start: byte of a local file from which on the lines are.
 
     Raises:
-        BadLineError: a line before the last cannot be read.
+        StoreError: a line before the last cannot be read.
     """
     for number, line in enumerate(lines, start=1):
         if not line.endswith(b"\n"):
@@ -56,21 +49,11 @@ def read_lines(
         try:
             yield read(line)
         except ValidationError as error:
-            raise BadLineError(number, mistake(error)) from None
-
-
-def read_log(
-    file: RunPath, lines: Iterable[bytes], read: Callable[[bytes], L], *, profiles: bool
-) -> Iterator[L]:
-    """Parse lines of a file, as ``read_lines``.
-
-    Raises:
-        StoreError: a line before the last cannot be read.
-    """
-    try:
-        yield from read_lines(lines, read, profiles=profiles)
-    except BadLineError as error:
-        raise error.in_file(file) from None
+            before = sum(1 for _ in lines_of(file, 0, start)) if isinstance(file, Path) else 0
+            raise StoreError(
+                f"{file}:{before + number}: not an observation ({mistake(error)}): "
+                "restore the line or delete it"
+            ) from None
 
 
 def without_repeated_keys(records: Iterable[L]) -> Iterator[L]:

@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from typing import TypeVar
 from fitting.families.fit_family import Map
 from fitting.fit import Fits, fit_laws, fit_observations
 from fitting.points.observation_columns import Columns, columns_of, joined
-from orchestrator.run_folder.observation_log import BadLineError, read_lines
+from orchestrator.run_folder.observation_log import read_lines
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.storage.local_storage import LocalStorage, lines_of
 from orchestrator.storage.run_storage import StoreError
@@ -46,7 +46,7 @@ def fits_of(folder: RunFolder) -> Fits:
         return fit_observations(folder.each_observation())
     try:
         with _process_pool(processes) as map_:
-            return fit_laws(joined(_columns(parts, map_)), map_)
+            return fit_laws(joined(map_(_read, parts)), map_)
     except (BrokenProcessPool, BrokenPipeError):  # the second on start
         raise StoreError(
             f"{folder.path}: a process that read or fitted its observations was killed: free some "
@@ -71,29 +71,11 @@ def _parts(file: Path) -> list[_LineRange]:
     return [_LineRange(file, at, min(at + PART_BYTES, size)) for at in range(0, size, PART_BYTES)]
 
 
-def _columns(parts: Sequence[_LineRange], map_: Map) -> Iterator[Columns]:
-    """Columns of each part."""
-    lines_before = 0
-    try:
-        for columns, lines in map_(_read, parts):
-            yield columns
-            lines_before += lines
-    except BadLineError as error:
-        raise error.in_file(parts[0].file, lines_before) from None
-
-
-def _read(part: _LineRange) -> tuple[Columns, int]:
-    """Columns of a part, and its number of lines."""
-    count = 0
-
-    def counted() -> Iterator[bytes]:
-        nonlocal count
-        for line in lines_of(part.file, part.start, part.end):
-            count += 1
-            yield line
-
-    columns = columns_of(read_lines(counted(), LineReader().observation))
-    return columns, count
+def _read(part: _LineRange) -> Columns:
+    """Columns of a part."""
+    lines = lines_of(part.file, part.start, part.end)
+    observations = read_lines(part.file, lines, LineReader().observation, start=part.start)
+    return columns_of(observations)
 
 
 @contextmanager

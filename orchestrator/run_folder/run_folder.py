@@ -25,11 +25,11 @@ from orchestrator.run_folder.observation_log import (
     L,
     bytes_of,
     mistake,
-    read_log,
+    read_lines,
     without_repeated_keys,
 )
 from orchestrator.spec.spec_file import SpecError, decoded, parse_spec
-from orchestrator.spec.sweep_spec import CatalogRows, Models, SweepSpec
+from orchestrator.spec.sweep_spec import CatalogRows, SweepSpec
 from orchestrator.storage.local_storage import LocalStorage
 from orchestrator.storage.run_storage import RunPath, S3Url, StoreError, run_path
 from trials.records.log_reader import LineReader
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from orchestrator.storage.s3_storage import S3Storage
 
 K = TypeVar("K")
-
-_MODELS = TypeAdapter(dict[str, Model])
 
 
 class RunFolder:
@@ -91,54 +89,40 @@ class RunFolder:
         rows = self.catalog_rows() if base is None else CatalogRows()
         if rows != CatalogRows():
             base = load_catalog(rows.gpus, rows.offers)
-        name = str(self.path / SPEC)
-        return parse_spec(self.spec_text(), name, self._models(), base, self._lengths())
+        # Models and data as they were when the run began: their folders may be gone now.
+        remedy = "restore it, or delete it to have the models found again"
+        models = self._kept(MODELS, dict[str, Model], "a list of models", remedy)
+        remedy = "restore it, or delete it to have them counted again"
+        lengths = self._kept(LENGTHS, DataLengths, "lengths of examples", remedy)
+        return parse_spec(self.spec_text(), str(self.path / SPEC), models, base, lengths)
 
     def catalog_rows(self) -> CatalogRows:
         """GPUs and prices of the user's file when the run began; that file may be gone now."""
-        rows = self._kept(
-            CATALOG, CatalogRows.model_validate_json, "not rows of a catalog", "restore it"
-        )
-        return CatalogRows() if rows is None else rows
-
-    def _models(self) -> Models:
-        """Models as they were when the run began; their folders may be gone now."""
-        remedy = "restore it, or delete it to have the models found again"
-        return self._kept(MODELS, _MODELS.validate_json, "not a list of models", remedy) or {}
-
-    def _lengths(self) -> DataLengths | None:
-        """Lengths of the examples when the run began; their data may be gone now."""
-        remedy = "restore it, or delete it to have them counted again"
-        return self._kept(
-            LENGTHS, DataLengths.model_validate_json, "not lengths of examples", remedy
-        )
+        rows = self._kept(CATALOG, CatalogRows, "rows of a catalog", "restore it")
+        return rows or CatalogRows()
 
     def plan(self) -> Plan | None:
         """Plan of the latest driver; None before the first."""
-        remedy = "delete it: the next sweep writes it anew"
-        return self._kept(PLAN, Plan.model_validate_json, "not a plan", remedy)
+        return self._kept(PLAN, Plan, "a plan", "delete it: the next sweep writes it anew")
 
     def faults(self) -> Faults:
         """Faults until now."""
         remedy = "delete it: it holds no measurements"
-        faults = self._kept(FAULTS, Faults.model_validate_json, "not a list of faults", remedy)
-        return Faults() if faults is None else faults
+        return self._kept(FAULTS, Faults, "a list of faults", remedy) or Faults()
 
     def rented(self) -> NodeRentals:
         """Rentals of the nodes; unrestricted where none were recorded."""
-        wrong = "not rentals of nodes"
         remedy = "delete it, and give --providers, --regions or --spot to the next sweep"
-        rented = self._kept(RENTED, NodeRentals.model_validate_json, wrong, remedy)
-        return NodeRentals() if rented is None else rented
+        return self._kept(RENTED, NodeRentals, "rentals of nodes", remedy) or NodeRentals()
 
-    def _kept(self, name: str, read: Callable[[bytes], K], wrong: str, remedy: str) -> K | None:
+    def _kept(self, name: str, kind: type[K], what: str, remedy: str) -> K | None:
         """Parse a file of the run; None where there is none.
 
         Args:
             name: file name.
-            read: parser.
-            wrong: complaint about a file that cannot be parsed.
-            remedy: advice on such a file.
+            kind: type of the content.
+            what: the content, for messages.
+            remedy: advice on a file that cannot be parsed.
 
         Raises:
             StoreError: it cannot be parsed.
@@ -147,9 +131,10 @@ class RunFolder:
         if content is None:
             return None
         try:
-            return read(content)
+            return TypeAdapter(kind).validate_json(content)
         except ValidationError as error:
-            raise StoreError(f"{self.path / name}: {wrong} ({mistake(error)}): {remedy}") from None
+            reason = f"not {what} ({mistake(error)})"
+            raise StoreError(f"{self.path / name}: {reason}: {remedy}") from None
 
     def observations(self) -> list[Observation]:
         """All observations, in the order written, without a torn last line.
@@ -180,7 +165,7 @@ class RunFolder:
         records = (
             record
             for file, lines in files
-            for record in read_log(file, lines, read, profiles=profiles)
+            for record in read_lines(file, lines, read, profiles=profiles)
         )
         return without_repeated_keys(records) if self.storage.has_several_files else records
 
@@ -224,7 +209,8 @@ def open_run(
         raise StoreError(f"{run.path}: holds {min(names)!r} but no run: choose another --out")
     run.storage.make()
     # The specification comes last: a folder that has one is a run.
-    run.write(MODELS, _MODELS.dump_json(spec.models, indent=1).decode() + "\n")
+    models = TypeAdapter(dict[str, Model]).dump_json(spec.models, indent=1)
+    run.write(MODELS, models.decode() + "\n")
     if spec.workload.lengths is not None:
         run.write(LENGTHS, spec.workload.lengths)
     if rows is not None and rows != CatalogRows():

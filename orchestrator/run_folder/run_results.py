@@ -23,9 +23,13 @@ from trials.records.observation import Observation, by_cell
 from trials.records.profile import Logged, Profiled
 
 
-@dataclass(frozen=True, slots=True)
-class RunRecords:
-    """The contents of a run folder."""
+@dataclass(frozen=True)
+class RunResults:
+    """The contents of a run folder, with the laws and the ranking that follow from them.
+
+    Attributes:
+        today: date for the drift of prices; None for prices as recorded.
+    """
 
     spec: SweepSpec
     catalog: Catalog
@@ -35,44 +39,27 @@ class RunRecords:
     learned: Sequence[LearningCurve] = ()
     faults: Faults = NO_FAULTS
     rented: NodeRentals = NOT_SAID
+    today: date | None = None
 
+    @cached_property
+    def fits(self) -> Fits:
+        """The fitted laws."""
+        return fit_observations(self.observed)
 
-def derived(records: RunRecords, today: date | None = None) -> "RunResults":
-    """Fit the laws to a run's observations, and rank the offers for the specification's own job.
-
-    Args:
-        records: contents of the run.
-        today: date for the drift of prices; None for prices as recorded.
-    """
-    spec = records.spec
-    fits = fit_observations(records.observed)
-    step_times = StepTimeSource(records.observed, fits.families)
-    inputs = RankingInputs(
-        spec.workload, records.catalog, records.plan, step_times, today=today, seed=spec.seed
-    )
-    return RunResults(records, fits, rank(inputs))
-
-
-class RunResults:
-    """A run with all that is derived from it.
-
-    Args:
-        records: contents of the run, whose fields are attributes here, too.
-        fits: the fitted laws.
-        ranking: offers for its job.
-    """
-
-    def __init__(self, records: RunRecords, fits: Fits, ranking: Ranking) -> None:
-        self.spec = records.spec
-        self.catalog = records.catalog
-        self.plan = records.plan
-        self.observed = records.observed
-        self.profiled = records.profiled
-        self.learned = records.learned
-        self.faults = records.faults
-        self.rented = records.rented
-        self.fits = fits
-        self.ranking = ranking
+    @cached_property
+    def ranking(self) -> Ranking:
+        """The offers for the specification's own job."""
+        spec = self.spec
+        return rank(
+            RankingInputs(
+                spec.workload,
+                self.catalog,
+                self.plan,
+                self.step_times,
+                today=self.today,
+                seed=spec.seed,
+            )
+        )
 
     @cached_property
     def cells(self) -> list[Cell]:

@@ -8,7 +8,7 @@ from gpu_catalog.gpu import Gpu
 from orchestrator.planning.plan import Plan, trial_task
 from orchestrator.run_folder.observation_writer import ObservationWriter
 from orchestrator.run_folder.run_folder import RunFolder, open_run
-from orchestrator.run_folder.run_results import RunRecords, RunResults, derived
+from orchestrator.run_folder.run_results import RunResults
 from orchestrator.spec.spec_file import parse_spec
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.child_process.fork_server import ProbeEnd
@@ -99,7 +99,7 @@ def results(
     if recorded is None:
         recorded = [o for cell in spec.all_cells() for o in trial(cell, spec)]
     plan = Plan(complete=tuple(cells or spec.all_cells()), pending=(), skipped=())
-    return derived(RunRecords(spec, spec.merged_catalog(), plan, recorded))
+    return RunResults(spec, spec.merged_catalog(), plan, recorded)
 
 
 def trial(cell: Cell, spec: SweepSpec) -> list[Observation]:
