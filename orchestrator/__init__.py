@@ -165,10 +165,9 @@ def sweep(spec: str | PathLike[str] | None = None, **options: Any) -> "LoadedRun
         >>> orchestrator.sweep("my.yaml", out="runs/my", budget_usd=20)
     """
     from orchestrator.request import request_from
-    from orchestrator.running.sweep import run_sweep
-    from orchestrator.running.sweep_options import SweepOptions, sweep_request
+    from orchestrator.running.sweep import SweepOptions, run_sweep, sweep_request
 
-    request, _ = sweep_request(request_from(SweepOptions, {"spec": spec, **options}))
+    request = sweep_request(request_from(SweepOptions, {"spec": spec, **options}))
     silent = dataclasses.replace(request, progress_stream=io.StringIO())
     outcome = run_sweep(silent, dt.datetime.now(dt.UTC))
     return load_run(str(outcome.folder.path))

@@ -170,7 +170,7 @@ def test_tables_alone_need_pandas() -> None:
 import sys
 import orchestrator.estimating.estimate_request
 import orchestrator.run_folder.rank_run
-import orchestrator.running.sweep_options
+import orchestrator.running.sweep
 sys.exit("pandas" in sys.modules)
 """
     root = Path(__file__).parent.parent

@@ -21,18 +21,17 @@ def cloud_file(provider: str, choice: ChosenNodes, nodes_each: int, header: str)
         where = {"provider": provider, "region": choice.region}
         return NodeRental(instance=node.instance.name, market=node.market, **where).labels
 
-    gpus = list(dict.fromkeys(node.gpu for node in choice.nodes))
     return _filled(
         provider,
         header=header,
         provider=provider,
         region=choice.region,
         head=HEADS[provider],
-        gpus=gpus,
+        gpus=choice.gpus,
         nodes=choice.nodes,
         nodes_each=nodes_each,
         labels=labels,
-        cores={gpu: _cores(choice, gpu) for gpu in gpus},
+        cores={gpu: _cores(choice, gpu) for gpu in choice.gpus},
     )
 
 

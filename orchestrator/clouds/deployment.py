@@ -45,31 +45,30 @@ class Deployment:
     )
 
 
-def deployment(
-    request: DeploymentRequest, spec: SweepSpec, text: str, name: str, catalog: Catalog
-) -> Deployment:
+@dataclass(frozen=True, slots=True)
+class DeployedSweep:
+    """Sweep to deploy: its specification, the text and the name of that, and the catalog."""
+
+    spec: SweepSpec
+    text: str
+    name: str
+    catalog: Catalog
+
+
+def deployment(request: DeploymentRequest, sweep: DeployedSweep) -> Deployment:
     """Make a cluster file for the GPUs on which a specification measures.
 
     Raises:
         DeployError: the options contradict each other, or no GPU can be rented.
     """
     _check(request)
-    keys = list(dict.fromkeys(c.device for c in spec.all_cells() if not c.simulated))
+    cells = sweep.spec.all_cells()
+    keys = list(dict.fromkeys(c.device for c in cells if not c.simulated))
     if not keys:
         raise DeployError(
-            f"{name}: every cell is simulated: a cluster would have nothing to measure"
+            f"{sweep.name}: every cell is simulated: a cluster would have nothing to measure"
         )
-    if request.provider not in CLOUDS:
-        return _without_cloud(request, _Inputs(spec, text, name, catalog), keys)
-    choice = choose(keys, request.provider, catalog, request.region, spot=request.spot)
-    if not choice.nodes:
-        raise DeployError(
-            "\n".join([*choice.left_out, f"{name}: {request.provider} offers none of its GPUs"])
-        )
-    bill = _cloud_bill(request, choice, spec, catalog)
-    header = _header(name, request, bill, choice.left_out)
-    file = cloud_file(request.provider, choice, request.nodes_each, header)
-    return Deployment(file, bill, choice.left_out, _dollars(request, choice.region, catalog))
+    return (_on_cloud if request.provider in CLOUDS else _without_cloud)(request, sweep, keys)
 
 
 def write_file(out: Path, text: str) -> None:
@@ -85,100 +84,92 @@ def write_file(out: Path, text: str) -> None:
 
 
 def _check(request: DeploymentRequest) -> None:
-    wrong = (
-        (request.hosts and request.provider != "local", "--hosts needs --provider local"),
-        (request.job and request.provider != "kuberay", "--job needs --provider kuberay"),
-        (
-            (request.region is not None or request.spot is not None)
-            and request.provider not in CLOUDS,
-            f"--region, --spot and --no-spot need a cloud, not --provider {request.provider}",
-        ),
-        (
-            len(request.hosts) == 1,
-            "--hosts: one host: give HEAD,HOST,…, the head and at least one more",
-        ),
-        *(
-            (
-                not NAME.fullmatch(text),
-                f"{text!r} is neither a host nor a region: use letters, digits, . and -",
-            )
-            for text in (*request.hosts, *([] if request.region is None else [request.region]))
-        ),
-    )
-    for is_wrong, line in wrong:
-        if is_wrong:
-            raise DeployError(line)
+    provider, names = request.provider, [*request.hosts, *filter(None, [request.region])]
+    is_cloud = provider in CLOUDS
+    unusable = next((name for name in names if not NAME.fullmatch(name)), None)
+    if request.hosts and provider != "local":
+        raise DeployError("--hosts needs --provider local")
+    if request.job and provider != "kuberay":
+        raise DeployError("--job needs --provider kuberay")
+    if not is_cloud and (request.region is not None or request.spot is not None):
+        raise DeployError(f"--region, --spot and --no-spot need a cloud, not --provider {provider}")
+    if len(request.hosts) == 1:
+        raise DeployError("--hosts: one host: give HEAD,HOST,…, the head and at least one more")
+    if unusable is not None:
+        text = "is neither a host nor a region: use letters, digits, . and -"
+        raise DeployError(f"{unusable!r} {text}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Inputs:
-    """Specification with its text and name, and the catalog."""
+def _on_cloud(request: DeploymentRequest, sweep: DeployedSweep, keys: Sequence[str]) -> Deployment:
+    catalog = sweep.catalog
+    choice = choose(keys, request.provider, catalog, request.region, spot=request.spot)
+    if not choice.nodes:
+        line = f"{sweep.name}: {request.provider} offers none of its GPUs"
+        raise DeployError("\n".join([*choice.left_out, line]))
+    bill = _cloud_bill(request, choice, sweep)
+    header = _header(sweep.name, request, bill, choice.left_out)
+    file = cloud_file(request.provider, choice, request.nodes_each, header)
+    return Deployment(file, bill, choice.left_out, _dollars(request, choice.region, catalog))
 
-    spec: SweepSpec
-    text: str
-    name: str
-    catalog: Catalog
 
-
-def _without_cloud(request: DeploymentRequest, inputs: _Inputs, keys: Sequence[str]) -> Deployment:
+def _without_cloud(
+    request: DeploymentRequest, sweep: DeployedSweep, keys: Sequence[str]
+) -> Deployment:
     """Deployment on existing hosts or Kubernetes, whose nodes know only the shipped GPUs."""
     shipped = {gpu.key for gpu in load_catalog().gpus}
     own = tuple(f"{key}: {OWN_GPU}" for key in keys if key not in shipped)
     kept = [key for key in keys if key in shipped]
     if not kept:
-        raise DeployError("\n".join([*own, f"{inputs.name}: none of its GPUs can be used"]))
-    bill = (_local_bill if request.provider == "local" else _kuberay_bill)(inputs, kept)
-    header = _header(inputs.name, request, bill, own)
+        raise DeployError("\n".join([*own, f"{sweep.name}: none of its GPUs can be used"]))
+    bill = (_local_bill if request.provider == "local" else _kuberay_bill)(sweep, kept)
+    header = _header(sweep.name, request, bill, own)
     if request.provider == "local":
         hosts = request.hosts or ("YOUR_HEAD", *(f"YOUR_{key.upper()}_HOST" for key in kept))
         return Deployment(local_file(kept, hosts, header), bill, own)
-    job = (inputs.spec.name, inputs.text) if request.job else None
-    gpus = [inputs.catalog.gpu(key) for key in kept]
+    job = (sweep.spec.name, sweep.text) if request.job else None
+    gpus = [sweep.catalog.gpu(key) for key in kept]
     return Deployment(kuberay_file(gpus, request.nodes_each, header, job), bill, own)
 
 
-def _local_bill(inputs: _Inputs, keys: Sequence[str]) -> tuple[str, ...]:
-    offers = {
-        key: next((o for o in inputs.catalog.offers(key) if o.gpus_per_instance == 1), None)
-        for key in keys
-    }
-    prices = {key: None if o is None else o.usd_per_hour for key, o in offers.items()}
-    known_prices = [usd for usd in prices.values() if usd is not None]
+def _local_bill(sweep: DeployedSweep, keys: Sequence[str]) -> tuple[str, ...]:
     lines = ["your own hosts cost nothing; the cheapest offers to rent are:"]
-    for key, o in offers.items():
-        price = "no known price"
-        if o is not None:
-            price = f"{o.provider} {o.instance} {o.market} {_dated(o)}"
-        lines.append(f"  {key}: {price}")
-    lines.append(
-        f"${sum(known_prices):.2f} per hour for one host of each of these GPUs with a price: "
-        f"{len(known_prices)}"
+    prices: dict[str, float | None] = dict.fromkeys(keys)
+    for key in keys:
+        o = next((o for o in sweep.catalog.offers(key) if o.gpus_per_instance == 1), None)
+        if o is None:
+            lines.append(f"  {key}: no known price")
+        else:
+            lines.append(f"  {key}: {o.provider} {o.instance} {o.market} {_dated(o)}")
+            prices[key] = o.usd_per_hour
+    usd = [usd for usd in prices.values() if usd is not None]
+    hosts = "for one host of each of these GPUs with a price"
+    return (
+        *lines,
+        f"${sum(usd):.2f} per hour {hosts}: {len(usd)}",
+        "rented hosts are billed until you return them: 'ray down' only stops Ray",
+        *_sweep_bill(sweep, prices),
     )
-    lines.append("rented hosts are billed until you return them: 'ray down' only stops Ray")
-    return (*lines, *_sweep_bill(inputs.spec, inputs.catalog, prices))
 
 
-def _kuberay_bill(inputs: _Inputs, keys: Sequence[str]) -> tuple[str, ...]:
+def _kuberay_bill(sweep: DeployedSweep, keys: Sequence[str]) -> tuple[str, ...]:
     return (
         "the price per hour is not known: whoever runs your Kubernetes cluster bills its nodes",
-        *_sweep_bill(inputs.spec, inputs.catalog, dict.fromkeys(keys)),
+        *_sweep_bill(sweep, dict.fromkeys(keys)),
     )
 
 
 def _cloud_bill(
-    request: DeploymentRequest, choice: ChosenNodes, spec: SweepSpec, catalog: Catalog
+    request: DeploymentRequest, choice: ChosenNodes, sweep: DeployedSweep
 ) -> tuple[str, ...]:
     """Lines on the price of an hour with every node up, and on the cost of the sweep."""
-    lines = [
+    head = _head_offer(request.provider, choice.region, sweep.catalog)
+    return (
         f"{_node_text(request, choice)} in {choice.region}, dollars per hour:",
         *(f"  {n.gpu}: {n.instance.name} {n.market} {_dated(n.offer)}" for n in choice.nodes),
-    ]
-    head = _head_offer(request.provider, choice.region, catalog)
-    lines.append(f"  head: {HEADS[request.provider]} on-demand {_dated(head)}, until 'ray down'")
-    lines.append(_total_text(request, choice, head))
-    gpus = dict.fromkeys(node.gpu for node in choice.nodes)
-    prices = {gpu: choice.most(gpu) for gpu in gpus}
-    return (*lines, *_sweep_bill(spec, catalog, prices))
+        f"  head: {HEADS[request.provider]} on-demand {_dated(head)}, until 'ray down'",
+        _total_text(request, choice, head),
+        *_sweep_bill(sweep, {gpu: choice.most(gpu) for gpu in choice.gpus}),
+    )
 
 
 def _dated(offer: Offer | None) -> str:
@@ -187,7 +178,7 @@ def _dated(offer: Offer | None) -> str:
 
 def _total_text(request: DeploymentRequest, choice: ChosenNodes, head: Offer | None) -> str:
     """Bound of the price of an hour with all nodes and the head up."""
-    gpus = list(dict.fromkeys(node.gpu for node in choice.nodes))
+    gpus = choice.gpus
     nodes = request.nodes_each * len(gpus)
     up = f"with {nodes} node{'s' * (nodes > 1)} and the head up"
     unknown = [gpu for gpu in gpus if choice.most(gpu) is None] + ["the head"] * (head is None)
@@ -208,26 +199,23 @@ def _total_text(request: DeploymentRequest, choice: ChosenNodes, head: Offer | N
 
 def _node_text(request: DeploymentRequest, choice: ChosenNodes) -> str:
     nodes = "a node" if request.nodes_each == 1 else f"{request.nodes_each} nodes"
-    gpus = len({node.gpu for node in choice.nodes})
+    gpus = len(choice.gpus)
     return f"{nodes} for each of {gpus} GPUs" if gpus > 1 else f"{nodes} for one GPU"
 
 
 def _head_offer(provider: str, region: str, catalog: Catalog) -> Offer | None:
     gpu = next(i.gpu for i in instances(provider) if i.name == HEADS[provider])
-    for offer in catalog.offers(gpu):
-        where = (offer.provider, offer.region, offer.instance, offer.market)
-        if where == (provider, region, HEADS[provider], "on-demand"):
-            return offer
-    return None
+    head = (provider, region, HEADS[provider], "on-demand")
+    offers = catalog.offers(gpu)
+    return next((o for o in offers if (o.provider, o.region, o.instance, o.market) == head), None)
 
 
-def _sweep_bill(
-    spec: SweepSpec, catalog: Catalog, prices: Mapping[str, float | None]
-) -> tuple[str, ...]:
+def _sweep_bill(sweep: DeployedSweep, prices: Mapping[str, float | None]) -> tuple[str, ...]:
     """Expected time and cost of the sweep itself, from assumed times: nothing is measured yet."""
+    spec = sweep.spec
     effort = MeasurementCost((), spec.workload.overheads.startup_minutes)
     startup, trial = effort.start_seconds(""), trial_seconds(spec, "", effort)
-    trials = {key: _trials(spec, catalog, key) for key in prices}
+    trials = {key: _trials(sweep, key) for key in prices}
     seconds = {key: startup + count * trial for key, count in trials.items() if count}
     minutes = max(seconds.values(), default=0.0) / 60
     expected = (
@@ -257,9 +245,9 @@ def _dollars(request: DeploymentRequest, region: str, catalog: Catalog) -> str:
     return f"to measure on this cluster: sweep SPEC --providers {request.provider}{regions}{spot}"
 
 
-def _trials(spec: SweepSpec, catalog: Catalog, key: str) -> int:
+def _trials(sweep: DeployedSweep, key: str) -> int:
     """Number of cells that this GPU can run with every extra installed."""
-    gpu = catalog.gpu(key)
+    spec, gpu = sweep.spec, sweep.catalog.gpu(key)
     return sum(
         incompatibility(cell.recipe, spec.model(cell.model), gpu) is None
         for cell in spec.all_cells()
@@ -278,8 +266,5 @@ def _header(
         *(f"  {line}" for line in bill),
         *(["", "Not included:", *(f"  {line}" for line in left_out)] if left_out else []),
     ]
-    wrapped = (
-        textwrap.wrap(line, WIDTH, subsequent_indent="    ", drop_whitespace=True) or [""]
-        for line in lines
-    )
+    wrapped = (textwrap.wrap(line, WIDTH, subsequent_indent="    ") or [""] for line in lines)
     return "\n".join(f"# {line}".rstrip() for part in wrapped for line in part)

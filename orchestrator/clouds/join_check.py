@@ -8,6 +8,8 @@ from gpu_catalog.errors import UserError
 from trials.devices.identity import identity_mistake
 from trials.devices.nvml import visible_device
 
+NO_GPU = "NVML finds no NVIDIA GPU on this machine: check the driver"
+
 
 class JoinError(UserError):
     """This machine's GPU is not the one that its node declares; one line on why."""
@@ -31,27 +33,23 @@ def node_resources(
     """
     if not keys:
         raise JoinError("join-check: no key: give one of 'catalog gpus'")
-    mistakes = []
+    device, mistakes = look(), []
     for gpu in [catalog.gpu(key) for key in keys]:
-        mistake = None if gpu.kind == "cpu" else _mistake(gpu.key, catalog, look())
+        if gpu.kind == "cpu":
+            mistake = None
+        elif device is None:
+            mistake = f"{gpu.key}: {NO_GPU} (nvidia-smi)"
+        else:
+            mistake = identity_mistake(gpu, *device, catalog)
         if mistake is None:
             return json.dumps({gpu.key: 1})
         mistakes.append(mistake)
-    raise JoinError(mistakes[0] if len(mistakes) == 1 else _no_match_text(keys, look()))
-
-
-def _mistake(key: str, catalog: Catalog, device: tuple[str, int] | None) -> str | None:
+    names = ", ".join(keys)
+    if len(mistakes) == 1:
+        raise JoinError(mistakes[0])
     if device is None:
-        return f"{key}: NVML finds no NVIDIA GPU on this machine: check the driver (nvidia-smi)"
-    name, total_bytes = device
-    return identity_mistake(catalog.gpu(key), name, total_bytes, catalog)
-
-
-def _no_match_text(keys: Sequence[str], device: tuple[str, int] | None) -> str:
-    if device is None:
-        return f"{', '.join(keys)}: NVML finds no NVIDIA GPU on this machine: check the driver"
-    name, total_bytes = device
-    return (
-        f"the device is {name} with {total_bytes / 2**30:.1f} GiB, but this cluster measures on "
-        f"{', '.join(keys)}"
+        raise JoinError(f"{names}: {NO_GPU}")
+    raise JoinError(
+        f"the device is {device[0]} with {device[1] / 2**30:.1f} GiB, but this cluster measures "
+        f"on {names}"
     )

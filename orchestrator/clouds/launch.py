@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -56,14 +56,12 @@ def files_left_behind(files: Iterable[tuple[str, str | Path | None]], folder: Pa
         files: options and their files; None where an option was not given.
         folder: folder of the specification, the only one that is sent to the cluster.
     """
-    lines = []
-    for option, name in files:
-        if name is not None and name not in NAMES and not _is_sent(Path(name), folder):
-            lines.append(
-                f"--{option} {name}: not in {folder}, the folder that is sent to the cluster "
-                f"(without {', '.join(NOT_SENT)}): put the file there, and give its path from there"
-            )
-    return lines
+    return [
+        f"--{option} {name}: not in {folder}, the folder that is sent to the cluster (without "
+        f"{', '.join(NOT_SENT)}): put the file there, and give its path from there"
+        for option, name in files
+        if name is not None and name not in NAMES and not _is_sent(Path(name), folder)
+    ]
 
 
 def _is_sent(file: Path, folder: Path) -> bool:
@@ -111,7 +109,7 @@ def _run_sweep(head: "_Head", folder: Path, words: Sequence[str], run: "_Run | N
     if not head.ray("up", "--yes", "--no-restart", str(head.file)):  # a job on it continues
         raise LaunchError(f"'ray up' failed: {head.still_up}")
     head.still_up = f"the cluster is up and {head.bill}"
-    with head.tunnel():
+    with contextlib.closing(head):
         state = _follow(head, folder, words)
     if run is not None:
         _fetch(head, run, state)
@@ -231,14 +229,6 @@ class _Head:
         completed = subprocess.run(["ray", *words], env=self._env, stdout=STDERR, check=False)  # noqa: S607
         return completed.returncode == 0
 
-    @contextlib.contextmanager
-    def tunnel(self) -> Iterator[None]:
-        """Context that closes the tunnel at its end."""
-        try:
-            yield
-        finally:
-            self._close()
-
     def state(self) -> State:
         """State of the job.
 
@@ -326,7 +316,8 @@ class _Head:
                 return
             time.sleep(0.2)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close the tunnel."""
         if self._ssh is not None and self._ssh.poll() is None:
             os.killpg(self._ssh.pid, signal.SIGTERM)
             self._ssh.wait()

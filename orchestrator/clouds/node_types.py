@@ -1,7 +1,6 @@
 """Instance types of a cloud for a sweep's GPUs, and their prices. Pure."""
 
 import csv
-import io
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +10,8 @@ from importlib import resources
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.offer import Market, Offer
 
-REGIONS = {
-    "aws": "us-east-1",
-    "gcp": "us-central1",
-    "azure": "eastus",
-}  # used where the catalog has no price
+# Used where the catalog has no price.
+REGIONS = {"aws": "us-east-1", "gcp": "us-central1", "azure": "eastus"}
 HEADS = {"aws": "m8a.large", "gcp": "e2-standard-2", "azure": "Standard_D2s_v5"}
 
 
@@ -71,6 +67,11 @@ class ChosenNodes:
     nodes: tuple[NodeType, ...]
     left_out: tuple[str, ...]
 
+    @property
+    def gpus(self) -> list[str]:
+        """Catalog keys of the GPUs of the nodes."""
+        return list(dict.fromkeys(node.gpu for node in self.nodes))
+
     def prices(self, gpu: str) -> list[float]:
         """Known prices of an hour on this GPU, ascending."""
         prices = [n.usd_per_hour for n in self.nodes if n.gpu == gpu]
@@ -89,13 +90,11 @@ class ChosenNodes:
 @cache
 def instances(provider: str) -> tuple[CloudInstance, ...]:
     """Instance types of a provider for cluster files, the smallest of each GPU first."""
-    text = (resources.files("orchestrator.clouds") / "templates" / "instances.csv").read_text(
-        encoding="utf-8"
-    )
+    file = resources.files("orchestrator.clouds") / "templates" / "instances.csv"
     markets: dict[str, tuple[Market, ...]] = {"both": ("spot", "on-demand"), "spot": ("spot",)}
     return tuple(
         CloudInstance(row["instance"], row["gpu"], int(row["vcpus"]), markets[row["markets"]])
-        for row in csv.DictReader(io.StringIO(text))
+        for row in csv.DictReader(file.read_text(encoding="utf-8").splitlines())
         if row["provider"] == provider
     )
 
@@ -147,11 +146,13 @@ def _nodes(
     key: str, provider: str, catalog: Catalog, offers: Sequence[Offer], *, spot: bool | None
 ) -> list[NodeType]:
     by_name = {i.name: i for i in instances(provider) if i.gpu == key}
-    wanted: tuple[Market, ...] = ("spot",) if spot else ("on-demand",)
-    if spot is None:
-        wanted = ("spot", "on-demand")
+    markets: dict[bool | None, tuple[Market, ...]] = {
+        None: ("spot", "on-demand"),
+        True: ("spot",),
+        False: ("on-demand",),
+    }
     nodes = []
-    for market in wanted:
+    for market in markets[spot]:
         possible = [i for i in by_name.values() if market in i.markets]
         if not possible:
             continue

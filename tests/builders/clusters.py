@@ -11,7 +11,7 @@ from ray.autoscaler._private.kuberay.autoscaling_config import (
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from gpu_catalog.catalog import load_catalog
-from orchestrator.clouds.deployment import Deployment, deployment
+from orchestrator.clouds.deployment import DeployedSweep, Deployment, deployment
 from orchestrator.clouds.deployment_request import DeploymentRequest
 from orchestrator.spec.spec_file import parse_spec, shipped_specs
 
@@ -33,7 +33,7 @@ def deployment_of(name: str, request: DeploymentRequest) -> Deployment:
     shipped = shipped_specs()
     text = shipped[name] if name in shipped else (ROOT / name).read_text(encoding="utf-8")
     spec = parse_spec(text, name)
-    return deployment(request, spec, text, name, spec.merged_catalog())
+    return deployment(request, DeployedSweep(spec, text, name, spec.merged_catalog()))
 
 
 def spec_on(*gpus: str, more: str = "") -> Any:
@@ -49,7 +49,7 @@ def spec_on(*gpus: str, more: str = "") -> Any:
 def deployment_on(*gpus: str, request: DeploymentRequest, more: str = "") -> Deployment:
     """A deployment for these GPUs."""
     spec, text = spec_on(*gpus, more=more)
-    return deployment(request, spec, text, "small.yaml", spec.merged_catalog())
+    return deployment(request, DeployedSweep(spec, text, "small.yaml", spec.merged_catalog()))
 
 
 def yaml_documents(text: str) -> list[dict[str, Any]]:

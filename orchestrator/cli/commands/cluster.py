@@ -95,7 +95,7 @@ def add_options(commands: Any) -> None:
 
 def run_deploy(options: argparse.Namespace) -> int:
     """Write the cluster file of a specification, and print its cost."""
-    from orchestrator.clouds.deployment import deployment, write_file
+    from orchestrator.clouds.deployment import DeployedSweep, deployment, write_file
     from orchestrator.pricing.prices_in_use import PriceOptions
     from orchestrator.request import names_in, request_of
     from orchestrator.spec.spec_file import named_spec_text, parse_spec
@@ -112,7 +112,7 @@ def run_deploy(options: argparse.Namespace) -> int:
         hosts=names_in(options.hosts or ()),
         job=options.job,
     )
-    deployed = deployment(request, spec, text, str(options.spec), catalog)
+    deployed = deployment(request, DeployedSweep(spec, text, str(options.spec), catalog))
     if options.out is None:
         print_result(deployed.text.rstrip("\n"))
     else:

@@ -75,9 +75,8 @@ def run_sweep(options: argparse.Namespace) -> int:
     from orchestrator.run_folder.run_folder import RunFolder
     from orchestrator.running import sweep
     from orchestrator.running.driver import refuse_skipped
-    from orchestrator.running.sweep_options import SweepOptions, sweep_request
 
-    request, prices = sweep_request(request_of(SweepOptions, vars(options)))
+    request = sweep.sweep_request(request_of(sweep.SweepOptions, vars(options)))
     _remark_misfits(request.spec)
     if options.dry_run or options.strict:
         observations = RunFolder(request.path).observations()
@@ -90,8 +89,8 @@ def run_sweep(options: argparse.Namespace) -> int:
     outcome = sweep.run_sweep(request, now())
     for line in trouble_lines(outcome.folder.faults(), outcome.folder.observations()):
         remark(line)
-    remark(f"In use: {prices.age(request.catalog, today())}")
-    return print_outcome(outcome, request.budget_usd)
+    remark(f"In use: {request.prices.age(request.catalog, today())}")
+    return print_outcome(outcome, options.budget_usd)
 
 
 def _print_dry_run(
@@ -110,7 +109,7 @@ def _print_dry_run(
     left = remaining_work(spec, rates, cluster, plan, observations)
     makes_profiles = spec.profile and request.strategy(rates).makes_profiles
     spent_usd = spending_meter(folder, spec, rates).usd or 0.0
-    budget = Budget(request.budget_usd, spent_usd, makes_profiles)
+    budget = Budget(request.options.budget_usd, spent_usd, makes_profiles)
     print_plan(plan, folder.path, expected(left, budget, rates), cluster, request.catalog)
     if makes_profiles:
         remark("each measured cell is then profiled at one example and at its largest batch")
