@@ -1,0 +1,47 @@
+"""A step of the project takes the memory of ``trl.SFTTrainer``'s, and has its loss."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fakes.torch_process import small_steps
+from trainer_reference.cells import COMPARED, OTHER_MODELS, ReferenceCell
+
+PEAK_TOLERANCE = 0.005
+LOSS_TOLERANCE = 1e-5
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def made_for_small_steps() -> Iterator[None]:
+    """Apply the settings for small steps to this file."""
+    with small_steps():
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the tiny models."""
+    from trainer_reference.models import CONFIGURATIONS, write_model  # noqa: PLC0415 - seconds
+
+    folder = tmp_path_factory.mktemp("models")
+    for name in CONFIGURATIONS:
+        write_model(name, folder)
+    return folder
+
+
+@pytest.mark.parametrize("cell", [*COMPARED, *OTHER_MODELS], ids=lambda cell: cell.key)
+def test_measured_and_simulated_steps_equal_the_trainers(cell: ReferenceCell, folder: Path) -> None:
+    """Same weights, examples, learning rate and optimizer: ten steps of each."""
+    from trainer_reference.project import measure, simulated_peak  # noqa: PLC0415 - seconds
+    from trainer_reference.trainer import train  # noqa: PLC0415 - as above
+
+    run = train(cell, folder)
+    counter, losses = measure(cell, folder, run)
+    assert counter.peak_bytes == pytest.approx(run.peak_bytes, rel=PEAK_TOLERANCE)
+    assert simulated_peak(cell, folder) == pytest.approx(run.peak_bytes, rel=PEAK_TOLERANCE)
+    assert losses == pytest.approx(run.losses, rel=LOSS_TOLERANCE)

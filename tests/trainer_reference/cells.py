@@ -1,0 +1,74 @@
+"""Cells of the reference: the axes along which the trainer and the project's step are compared."""
+
+from dataclasses import dataclass
+from itertools import product
+
+METHODS = ("full", "lora", "qlora")
+# Values that are compared so far. In bf16 the losses still differ by 2e-5: PyTorch's AdamW decays
+# weights by 0.01 by default, the trainer's does not.
+PRECISIONS = ("fp32",)
+ACCUMULATIONS = (1,)
+LOSSES = ("full-logits",)
+CHECKPOINTING = (False, True)
+CLIPPING = (None,)
+
+ALL_PRECISIONS = ("fp32", "bf16", "bf16-mixed")
+ALL_ACCUMULATIONS = (1, 4)
+ALL_LOSSES = ("full-logits", "chunked")
+ALL_CLIPPING = (None, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceCell:
+    """One combination of the axes.
+
+    Attributes:
+        method: ``full``, ``lora`` or ``qlora``.
+        precision: ``fp32``; ``bf16``, all of it; ``bf16-mixed``, frozen weights in bf16, trained
+            ones in fp32, autocast.
+        accumulation: micro-steps of an optimizer step.
+        loss: ``full-logits`` is ``Trainer.compute_loss``, ``chunked`` ``SFTTrainer.compute_loss``.
+        checkpointing: whether the backward pass recomputes each layer.
+        max_grad_norm: norm that gradients are clipped to; absent for none.
+        model: one of ``models.CONFIGURATIONS``.
+    """
+
+    method: str = "full"
+    precision: str = "fp32"
+    accumulation: int = 1
+    loss: str = "full-logits"
+    checkpointing: bool = False
+    max_grad_norm: float | None = None
+    model: str = "llama"
+
+    @property
+    def key(self) -> str:
+        """A short name."""
+        parts = [
+            self.model,
+            self.method,
+            self.precision,
+            f"x{self.accumulation}",
+            self.loss,
+            "checkpointed" if self.checkpointing else None,
+            "clipped" if self.max_grad_norm is not None else None,
+        ]
+        return "-".join(part for part in parts if part)
+
+
+COMPARED = tuple(
+    ReferenceCell(*axes)
+    for axes in product(METHODS, PRECISIONS, ACCUMULATIONS, LOSSES, CHECKPOINTING, CLIPPING)
+)
+"""Cells where the project's step must equal the trainer's."""
+OTHER_MODELS = tuple(
+    ReferenceCell(method=method, model=model)
+    for model, method in (("llama-tied", "full"), ("mistral", "full"), ("qwen2", "lora"))
+)
+MATRIX = tuple(
+    ReferenceCell(*axes)
+    for axes in product(
+        METHODS, ALL_PRECISIONS, ALL_ACCUMULATIONS, ALL_LOSSES, CHECKPOINTING, ALL_CLIPPING
+    )
+)
+"""Every cell of the reference, also those that the project cannot express yet."""

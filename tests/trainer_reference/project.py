@@ -1,0 +1,67 @@
+"""The project's own step under the settings of a cell: measured on the CPU, and simulated."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from builders.observations import cpu
+
+from trainer_reference.cells import ReferenceCell
+from trainer_reference.counting import PeakCounter
+from trainer_reference.training import BATCH, LENGTH, RANK, SEED, TrainerRun
+from trials.records.cell import Cell
+from trials.records.compatibility import with_defaults
+from trials.records.model import find_model
+from trials.records.recipe import Recipe
+from trials.simulation.trace_cache import StepTrace
+from trials.simulation.tracing.trace import TraceableCell
+from trials.simulation.whole_step import Steps
+from trials.training.finetune import FineTuning
+
+
+def project_cell(cell: ReferenceCell, folder: Path) -> Cell:
+    """The project's cell for a cell of the reference."""
+    name = str(folder / cell.model)
+    fields = {
+        "method": cell.method,
+        "lora_rank": None if cell.method == "full" else RANK,
+        "lora_targets": None if cell.method == "full" else ("all-linear",),
+        "precision": cell.precision,
+        "gradient_checkpointing": cell.checkpointing,
+    }
+    recipe = with_defaults(Recipe.model_validate(fields), find_model(name), cpu())
+    return Cell(gpu="cpu", model=name, weights="pretrained", recipe=recipe, seq_len=LENGTH)
+
+
+def measure(
+    cell: ReferenceCell, folder: Path, run: TrainerRun, *, with_origins: bool = False
+) -> tuple[PeakCounter, list[float]]:
+    """Train on the batches of the trainer from its weights; return the counter and losses."""
+    ours = project_cell(cell, folder)
+    tuning = FineTuning(ours, find_model(ours.model), device=torch.device("cpu"), seed=SEED)
+    with torch.no_grad():
+        for name, parameter in tuning.model.named_parameters():
+            if parameter.requires_grad:
+                parameter.copy_(run.initial[name])
+    losses = []
+    with PeakCounter(tuning.tensors(), with_origins=with_origins) as counter:
+        for (tokens,) in run.batches:
+            batch = tokens.clone()
+            losses.append(tuning.step(batch))
+            del batch
+    return counter, losses
+
+
+def simulated_peak(cell: ReferenceCell, folder: Path) -> int:
+    """Peak bytes of the simulated step."""
+    ours = project_cell(cell, folder)
+    traced = TraceableCell(ours, find_model(ours.model), target="cpu", whole=True).trace(
+        BATCH, _no_experts
+    )
+    steps = Steps(StepTrace((BATCH,), (traced.recording,), traced.held, traced.copies))
+    _, sizes = steps.storages(BATCH)
+    return int(steps.held.sizes.sum() + np.cumsum(sizes).max())
+
+
+def _no_experts(_: torch.Tensor) -> int:
+    raise AssertionError

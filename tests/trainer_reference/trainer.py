@@ -1,0 +1,147 @@
+"""``trl.SFTTrainer`` under the settings of a cell, counted from outside."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Trainer
+from trl import SFTConfig, SFTTrainer
+
+from trainer_reference.cells import ReferenceCell
+from trainer_reference.counting import PeakCounter
+from trainer_reference.models import VOCABULARY, tokenizer
+from trainer_reference.training import BATCH, LEARNING_RATE, LENGTH, RANK, SEED, STEPS, TrainerRun
+from trials.training.finetune import model_tensors
+
+
+class _Observed(SFTTrainer):
+    """SFTTrainer that shows its batches to a counter once they would be on a GPU."""
+
+    counter: PeakCounter
+    batches: list[list[torch.Tensor]]
+
+    def _send_telemetry(self) -> None:
+        """Send nothing."""
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any) -> Any:
+        samples, count = super().get_batch_samples(_unseen(epoch_iterator), *args)
+        self.counter.note(samples)
+        self.batches.append([sample["input_ids"].tolist() for sample in samples])
+        return samples, count
+
+
+class _FullLogits(_Observed):
+    """SFTTrainer with the loss of transformers' Trainer, which axolotl and LLaMA-Factory run."""
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        return Trainer.compute_loss(self, *args, **kwargs)
+
+
+def _unseen(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield batches whose making no dispatch mode sees."""
+    while True:
+        with _disable_current_modes():
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+        yield batch
+
+
+def train(cell: ReferenceCell, folder: Path, *, with_origins: bool = False) -> TrainerRun:
+    """Train for ``STEPS`` optimizer steps, and count."""
+    torch.manual_seed(SEED)
+    kind = _FullLogits if cell.loss == "full-logits" else _Observed
+    trainer = kind(
+        model=_model(cell, folder),
+        args=_arguments(cell, folder),
+        train_dataset=_examples(cell),
+        processing_class=tokenizer(),
+    )
+    _cast_adapters(trainer.model, cell)
+    trained = {n: p for n, p in trainer.model.named_parameters() if p.requires_grad}
+    initial = {name: p.detach().clone() for name, p in trained.items()}
+    trainer.counter = PeakCounter(model_tensors(trainer.model), with_origins=with_origins)
+    trainer.batches = []
+    with trainer.counter:
+        trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return TrainerRun(
+        peak_bytes=trainer.counter.peak_bytes,
+        losses=losses,
+        batches=[[torch.tensor(ids) for ids in step] for step in trainer.batches],
+        initial=initial,
+        at_peak=trainer.counter.at_peak(),
+    )
+
+
+def _arguments(cell: ReferenceCell, folder: Path) -> SFTConfig:
+    return SFTConfig(
+        output_dir=str(folder / "output"),
+        max_steps=STEPS,
+        per_device_train_batch_size=BATCH,
+        gradient_accumulation_steps=cell.accumulation,
+        gradient_checkpointing=cell.checkpointing,
+        max_grad_norm=cell.max_grad_norm or 0.0,
+        bf16=cell.precision == "bf16-mixed",
+        learning_rate=LEARNING_RATE,
+        lr_scheduler_type="constant",
+        train_sampling_strategy="sequential",
+        max_length=None,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+        seed=SEED,
+    )
+
+
+def _examples(cell: ReferenceCell) -> Dataset:
+    generator = torch.Generator().manual_seed(SEED)
+    shape = (STEPS * BATCH * cell.accumulation, LENGTH)
+    return Dataset.from_dict(
+        {"input_ids": torch.randint(4, VOCABULARY, shape, generator=generator).tolist()}
+    )
+
+
+def _model(cell: ReferenceCell, folder: Path) -> nn.Module:
+    """Model as a user of the trainer would load it, with adapters."""
+    in_fp32 = cell.precision == "fp32" or (cell.method, cell.precision) == ("full", "bf16-mixed")
+    dtype = torch.float32 if in_fp32 else torch.bfloat16
+    quantised = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    model = AutoModelForCausalLM.from_pretrained(
+        folder / cell.model,
+        dtype=dtype,
+        quantization_config=quantised if cell.method == "qlora" else None,
+    )
+    if cell.method == "full":
+        return model
+    config = LoraConfig(
+        r=RANK,
+        lora_alpha=2 * RANK,
+        lora_dropout=0.0,
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(model, config)
+
+
+def _cast_adapters(model: nn.Module, cell: ReferenceCell) -> None:
+    """Give adapters the dtype of the cell: TRL makes those on 4-bit weights bf16 at any setting."""
+    if cell.method == "full":
+        return
+    dtype = torch.bfloat16 if cell.precision == "bf16" else torch.float32
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)

@@ -1,0 +1,33 @@
+"""Training that the trainer and the project share: its size, and the trainer's record of it."""
+
+from dataclasses import dataclass
+
+import torch
+
+STEPS = 10
+BATCH = 2
+LENGTH = 64
+RANK = 8
+SEED = 0
+LEARNING_RATE = 5e-5
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerRun:
+    """Training by the trainer.
+
+    Attributes:
+        peak_bytes: most bytes of live tensors at once: weights, gradients, optimizer state,
+            activations and the batches of the running optimizer step. The data set and batches
+            prefetched for later steps are not counted, since on a GPU they stay on the host.
+        losses: loss of each optimizer step, as the trainer logs it.
+        batches: token ids (batch, length) of each micro-step, by optimizer step.
+        initial: trained weights before the first step.
+        at_peak: storages alive at the peak (``PeakCounter.at_peak``).
+    """
+
+    peak_bytes: int
+    losses: list[float]
+    batches: list[list[torch.Tensor]]
+    initial: dict[str, torch.Tensor]
+    at_peak: list[tuple[int, int, str]]
