@@ -7,8 +7,7 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
-from trials.child_process.fork_server import ChildGoneError, ProbeEnd, failed
-from trials.child_process.forked_child import ForkedChild
+from trials.child_process.fork_server import ChildGoneError, ForkedChild, ProbeEnd, failed
 from trials.records.failure_classification import classify
 from trials.records.messages import ProbeReply, ProbeRequest, Ready, Setup
 from trials.records.observation import Outcome

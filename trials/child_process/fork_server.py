@@ -7,15 +7,16 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Self
 
 from pydantic import ValidationError
 
+from gpu_catalog.record import Record
 from trials.child_process.environment import child_environment
 from trials.records.failure_classification import ending, host_oom_kills
-from trials.records.messages import START, ChildStarted, Ended
+from trials.records.messages import START, ChildStarted, Ended, Refused, Setup
 from trials.records.observation import Environment, Measurement, Outcome
 from trials.records.profile import Profile
 
@@ -61,41 +62,68 @@ def failed(detail: str) -> ProbeEnd:
     return ProbeEnd(Outcome.FAILED, detail)
 
 
-class ForkServer:
-    """Process that forks children one after another, and the pipes shared by it and its child."""
+class ForkedChild:
+    """A child and the fork server that it comes from. A context manager that kills both on exit.
 
-    def __init__(
-        self, worker: Sequence[str], threads: int, variables: Mapping[str, str] | None = None
-    ) -> None:
+    The fork server starts with the first child, and forks children one after another, which share
+    its pipes.
+
+    Args:
+        setup: first message to the fork server: model and device of its children.
+        worker: command that starts the fork server; it gets this process's id as last argument.
+
+    Attributes:
+        child_pid: process id of the living child; None without one.
+    """
+
+    def __init__(self, setup: Setup, worker: Sequence[str]) -> None:
+        self._setup = setup
+        self._worker = worker
+        self._process: subprocess.Popen[bytes] | None = None
+        self._oom_kills_before = 0
+        self.child_pid: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _start_fork_server(self, variables: dict[str, str]) -> None:
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+        threads = dict.fromkeys(THREAD_VARIABLES, str(self._setup.threads))
         try:
             self._process = subprocess.Popen(
-                [*worker, str(os.getpid())],
+                [*self._worker, str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
-                env=child_environment()
-                | dict.fromkeys(THREAD_VARIABLES, str(threads))
-                | dict(variables or {}),
+                env=child_environment() | threads | variables,
             )
         except OSError:
             self._errors.close()
             raise
         self._received = b""
         self._printed_before = 0
-        self._oom_kills_before = 0
         self._owes_child = False
-        self.child_pid: int | None = None
+        self._send(self._setup.model_dump_json() + "\n")
 
-    def start_child(self, timeout_seconds: float) -> str:
-        """Fork a child, and return its first message.
+    def start_child(self, timeout_seconds: float, variables: dict[str, str] | None = None) -> str:
+        """Start a child, and its fork server where there is none, and return the first message.
+
+        Args:
+            timeout_seconds: longest time until the child is ready.
+            variables: further environment variables of a new fork server.
 
         Raises:
-            ChildGoneError: the child ended or was silent too long.
+            ChildGoneError: the child ended, was silent too long or refused.
+            OSError: the fork server could not be started.
         """
+        if self._process is None:
+            self._start_fork_server(variables or {})
         self._oom_kills_before = host_oom_kills()
         self._owes_child = True
-        self.send(START)
+        self._send(START)
         started = time.monotonic()
         line = self.receive(timeout_seconds, "importing the libraries")
         self.child_pid = ChildStarted.model_validate_json(line).pid
@@ -103,12 +131,17 @@ class ForkServer:
         left = timeout_seconds - (time.monotonic() - started)
         return self.receive(left, "building the model", allowed_seconds=timeout_seconds)
 
-    def send(self, line: str) -> None:
-        """Send a line to the child, or to the fork server itself while it has no child.
+    def send(self, request: Record) -> None:
+        """Send a request to the child.
 
         Raises:
-            ChildGoneError: the process at the other end has ended.
+            ChildGoneError: the child ended.
         """
+        self._send(request.model_dump_json() + "\n")
+
+    def _send(self, line: str) -> None:
+        """Send a line to the child, or to the fork server itself while it has no child."""
+        assert self._process is not None
         assert self._process.stdin is not None
         # A child that waits for this line prints nothing now, so the mark separates the text of
         # this request from earlier text. A fork server that still imports may be printing.
@@ -123,7 +156,7 @@ class ForkServer:
     def receive(
         self, timeout_seconds: float, activity: str, *, allowed_seconds: float | None = None
     ) -> str:
-        """Wait for the next line from the child.
+        """Wait for the child's next message.
 
         Args:
             timeout_seconds: longest time to wait.
@@ -131,7 +164,7 @@ class ForkServer:
             allowed_seconds: time the child had in all, if waiting began before.
 
         Raises:
-            ChildGoneError: the child ended or was silent too long.
+            ChildGoneError: the child ended, was silent too long or refused.
         """
         line = self._next_line(timeout_seconds)
         if line is None:
@@ -143,14 +176,19 @@ class ForkServer:
             end = self._ending(ended.exit_code)
             self._printed_before = self._printed_bytes()
             raise ChildGoneError(end)
+        with contextlib.suppress(ValidationError):
+            refused = Refused.model_validate_json(line)
+            raise ChildGoneError(ProbeEnd(refused.outcome, refused.detail, final=refused.final))
         return line
 
-    def end_child(self) -> bool:
-        """Kill the child.
+    def end_child(self) -> None:
+        """Kill the child, and the fork server too if it cannot continue without it."""
+        if self._process is not None and not self._ended_child():
+            self.close()
 
-        Returns:
-            Whether the fork server can fork another one.
-        """
+    def _ended_child(self) -> bool:
+        """Kill the child; whether the fork server can fork another one."""
+        assert self._process is not None
         if self.child_pid is None:
             # A fork server that still imports will fork a child for the START it was sent; that
             # child would take the next START for a probe request.
@@ -168,7 +206,9 @@ class ForkServer:
         return False
 
     def close(self) -> None:
-        """Kill the child and the fork server."""
+        """Kill the child and the fork server, if there are any."""
+        if self._process is None:
+            return
         if self.child_pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.child_pid, signal.SIGKILL)
@@ -181,8 +221,10 @@ class ForkServer:
             self._process.stdin.close()
         self._process.stdout.close()
         self._errors.close()
+        self._process = self.child_pid = None
 
     def _next_line(self, timeout_seconds: float) -> str | None:
+        assert self._process is not None
         assert self._process.stdout is not None
         deadline = time.monotonic() + timeout_seconds
         with selectors.DefaultSelector() as selector:
@@ -210,6 +252,7 @@ class ForkServer:
 
     def _exit_code(self) -> int:
         """Exit code of the fork server, which has closed its end of the pipes."""
+        assert self._process is not None
         try:
             return self._process.wait(FORK_SERVER_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
