@@ -32,6 +32,12 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     return suggestion_text(near_matches(word, candidates))
 
 
+def near_or_all(word: str, candidates: Iterable[str]) -> str:
+    """End of a message with the near candidates, or with all where none is near."""
+    every = list(candidates)
+    return did_you_mean(word, every) or f": the known ones are {', '.join(every)}"
+
+
 def suggestion_text(matches: Iterable[str]) -> str:
     """End of a message that suggests these words; empty if there are none."""
     near = [repr(match) for match in matches]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gpu_catalog.suggestions import did_you_mean
+from gpu_catalog.suggestions import near_or_all
 from orchestrator.datasets.lengths import (
     PUBLISHED,
     DataLengths,
@@ -133,17 +133,12 @@ def _contradictions(request: JobRequest) -> Iterator[Mistake]:
     if not given and request.examples is None:
         yield Mistake("examples", NO_EXAMPLES)
     if request.named is not None and request.named not in PUBLISHED:
-        near = (
-            did_you_mean(request.named, PUBLISHED) or f": the known ones are {', '.join(PUBLISHED)}"
-        )
+        near = near_or_all(request.named, PUBLISHED)
         yield Mistake("named", f"{request.named!r}: no such data set{near}")
     if request.dataset is None:
-        for name in OF_A_DATASET:
-            if getattr(request, name) is not None:
-                yield Mistake(
-                    name,
-                    f"{_shown(request, name)}: applies only to a dataset: give one, or remove this",
-                )
+        for name in (n for n in OF_A_DATASET if getattr(request, n) is not None):
+            text = "applies only to a dataset: give one, or remove this"
+            yield Mistake(name, f"{_shown(request, name)}: {text}")
     yield from _padding_problems(request)
 
 
@@ -155,10 +150,8 @@ def _padding_problems(request: JobRequest) -> Iterator[Mistake]:
     for name, unset in (("padding", "longest"), ("cutoff", None)):
         value = getattr(request, name)
         if value != unset:
-            yield Mistake(
-                name,
-                f"{value!r}: the lengths of examples are unknown: give a dataset or a histogram",
-            )
+            text = "the lengths of examples are unknown: give a dataset or a histogram"
+            yield Mistake(name, f"{value!r}: {text}")
 
 
 def _shown(request: JobRequest, name: str) -> str:

@@ -1,6 +1,7 @@
 """Options that state a recipe, and the recipe they come to."""
 
 from dataclasses import dataclass
+from dataclasses import fields as fields_of
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ValidationError
@@ -50,17 +51,10 @@ def recipe_of(
             fields = dict(written_out({"named": options.recipe}))  # type: ignore[call-overload]
         except ValueError as error:
             raise OptionError(f"--recipe: {error}") from None
-    given = {
-        "method": options.method or (None if fields else method),
-        "lora_rank": options.lora_rank,
-        "lora_targets": options.lora_targets,
-        "gradient_checkpointing": options.gradient_checkpointing,
-        "attention": options.attention,
-        "experts": options.experts,
-        "optimizer": options.optimizer,
-        "precision": options.precision or (None if fields else precision),
-    }
-    fields |= {name: value for name, value in given.items() if value is not None}
+    defaults = {} if fields else {"method": method, "precision": precision}
+    given = {f.name: getattr(options, f.name) for f in fields_of(options) if f.name != "recipe"}
+    for source in (defaults, given):
+        fields |= {name: value for name, value in source.items() if value is not None}
     if fields["method"] != "full":
         fields.setdefault("lora_rank", LORA_RANK)
     try:

@@ -120,12 +120,12 @@ def parse_spec(
         catalog, catalog_problems = _own_catalog(located, base or load_catalog())
         problems += catalog_problems
         models = dict(models or {})
-        context = {"catalog": catalog, "own": own_keys(located.data), "models": models}
+        own = own_keys(located.data)
+        context = {"catalog": catalog, "own": own, "models": models, "base": base}
         request, request_problems = _job_request(located)
         problems += request_problems
         try:
             spec = SweepSpec.model_validate(_with_valid_workload(located.data), context=context)
-            spec = spec.with_models(models).with_base(base)
         except ValidationError as error:
             problems += problems_of(error, located, SweepSpec)
         problems += [

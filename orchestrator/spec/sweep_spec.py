@@ -1,16 +1,17 @@
 """The sweep specification: which cells to measure, how, and for which job to rank them."""
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
 from gpu_catalog.catalog import Catalog, UnknownGpuError, load_catalog
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.offer import Offer
 from gpu_catalog.record import Record
-from gpu_catalog.suggestions import did_you_mean
+from gpu_catalog.suggestions import near_or_all
 from orchestrator.spec.job import Job, Seconds
 from trials.records.cell import Cell, Weights
 from trials.records.compatibility import with_defaults
@@ -74,10 +75,7 @@ def written_out(raw: object) -> object:
     if name is None or not isinstance(changes, dict):
         return raw
     if name not in NAMED_RECIPES:
-        near = (
-            did_you_mean(str(name), NAMED_RECIPES)
-            or f": the known ones are {', '.join(NAMED_RECIPES)}"
-        )
+        near = near_or_all(str(name), NAMED_RECIPES)
         raise ValueError(f"unknown recipe {name!r}{near}; or write out the recipe's fields")
     fields = {key: value for key, value in changes.items() if key != "named"}
     return _stated(NAMED_RECIPES[name]) | fields
@@ -162,65 +160,46 @@ class SweepSpec(Record):
     probe_timeout_seconds: Seconds = 600.0
     profile: Switch = False
     catalog: CatalogRows = CatalogRows()
-    _models: Models = PrivateAttr(default_factory=dict)
-    _base: Catalog | None = PrivateAttr(default=None)
+    _models: Models
+    _base: Catalog | None
+
+    def model_post_init(self, context: Any) -> None:
+        """Keep the models and the base catalog of the reader, ``parse_spec``."""
+        self._models, self._base = context["models"], context["base"]
 
     def merged_catalog(self) -> Catalog:
         """Base catalog (by default the shipped one) with the file's own rows."""
         base = self._base or load_catalog()
         return base.merged(self.catalog.gpus, self.catalog.offers)
 
-    def with_base(self, base: Catalog | None) -> Self:
-        """Set the base catalog and return self."""
-        self._base = base
-        return self
-
     @property
     def models(self) -> Models:
         """Models that the specification names, by name."""
         return self._models
 
-    def with_models(self, models: Models) -> Self:
-        """Set the models and return self."""
-        self._models = models
-        return self
-
     def model(self, name: str) -> Model:
         """A model, as it was when the specification was read."""
         return self._models[name]
 
-    def devices(self) -> list[tuple[Gpu, Gpu | None]]:
-        """GPUs to measure on, each with the smaller one it stands in for, or None."""
-        catalog = self.merged_catalog()
-        hosts = [catalog.gpu(key) for key in self.gpus]
-        targets = [catalog.gpu(key) for key in self.as_if]
-        stand_ins = [
-            (host, small) for small in targets for host in hosts if can_stand_in(host, small)
-        ]
-        return [*((host, None) for host in hosts), *stand_ins]
+    def _blocks(self) -> Iterator[tuple[Gpu, Gpu | None, CellBlock]]:
+        """Each block with a GPU that runs it, and the smaller GPU that this one stands in for."""
+        gpu = self.merged_catalog().gpu
+        hosts = [gpu(key) for key in self.gpus]
+        devices: list[tuple[Gpu, Gpu | None]] = [(host, None) for host in hosts]
+        for small in map(gpu, self.as_if):
+            devices += [(host, small) for host in hosts if can_stand_in(host, small)]
+        for device, target in devices:
+            yield from ((device, target, b) for b in self.cells if b.simulated_on is None)
+        for block in self.cells:
+            yield from ((gpu(key), None, block) for key in block.simulated_on or ())
 
     def all_cells(self) -> list[Cell]:
         """All cells, each once, in the order written; simulated ones come last."""
-        catalog = self.merged_catalog()
-        measured = [block for block in self.cells if block.simulated_on is None]
-        simulated = [block for block in self.cells if block.simulated_on is not None]
-        devices_of_blocks = [
-            *(
-                (device, target, False, block)
-                for device, target in self.devices()
-                for block in measured
-            ),
-            *(
-                (catalog.gpu(key), None, True, block)
-                for block in simulated
-                for key in block.simulated_on or ()
-            ),
-        ]
         cells = (
             Cell(
                 gpu=device.key if target is None else target.key,
                 capped_on=None if target is None else device.key,
-                simulated=is_simulated,
+                simulated=block.simulated_on is not None,
                 model=model.name,
                 weights=block.weights,
                 recipe=with_defaults(recipe, model, device),
@@ -228,7 +207,7 @@ class SweepSpec(Record):
                 active_experts=active if active is not None else model.active_experts,
                 seq_len=seq_len,
             )
-            for device, target, is_simulated, block in devices_of_blocks
+            for device, target, block in self._blocks()
             for model, recipe, active, seq_len in itertools.product(
                 (self.model(name) for name in block.models),
                 block.recipes,
