@@ -3,10 +3,17 @@
 import logging
 import os
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from orchestrator.console import PACKAGES
+
+if TYPE_CHECKING:
+    from fakes.s3_server import S3Server
+
+    from orchestrator.run_folder.run_folder import RunFolder
 
 LONGEST = (
     *("test_sweep_on_", "test_commands_learn", "test_estimating_", "test_simulation_", "test_api"),
@@ -36,3 +43,25 @@ def _quiet_libraries() -> Iterator[None]:
     yield
     for name in PACKAGES:
         logging.getLogger(name).handlers.clear()
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> "Iterator[S3Server]":
+    """A server with an empty bucket."""
+    from builders.s3_runs import empty_bucket  # noqa: PLC0415 - boto3 and moto, for buckets only
+
+    with empty_bucket(monkeypatch, tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+def run(server: "S3Server") -> "RunFolder":
+    """A new run in the bucket of the server."""
+    from builders.runs import ONE_CELL, spec_of  # noqa: PLC0415 - as above
+    from builders.s3_runs import URL, the_run  # noqa: PLC0415 - as above
+
+    from orchestrator.run_folder.run_folder import open_run  # noqa: PLC0415 - as above
+
+    del server
+    open_run(URL, ONE_CELL, spec_of())
+    return the_run()

@@ -1,13 +1,10 @@
 """Errors of a bucket are one line each, without a secret."""
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from builders.s3_runs import (
     URL,
-    empty_bucket,
     one_line,
     the_run,
 )
@@ -15,13 +12,6 @@ from fakes.s3_server import KEY, SECRET, TOKEN, S3Server
 
 from orchestrator.cli.main import main
 from orchestrator.storage.s3_log import S3Timings
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3Server]:
-    """A server with an empty bucket."""
-    with empty_bucket(monkeypatch, tmp_path) as server:
-        yield server
 
 
 @pytest.mark.parametrize(

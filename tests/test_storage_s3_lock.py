@@ -2,17 +2,15 @@
 
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from builders.observations import observation
-from builders.runs import ONE_CELL, made_run, spec_of
+from builders.runs import made_run
 from builders.s3_runs import (
     LATER,
     URL,
     batches,
-    empty_bucket,
     killed_driver,
     one_line,
     spools,
@@ -22,25 +20,10 @@ from builders.s3_runs import (
 from fakes.s3_server import S3Server
 
 from orchestrator.run_folder.observation_writer import ObservationWriter
-from orchestrator.run_folder.run_folder import RunFolder, open_run
+from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.storage.run_storage import StoreError
 from orchestrator.storage.s3_bucket import Bucket
 from orchestrator.storage.s3_lock import LockHolder, RunLock
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3Server]:
-    """A server with an empty bucket."""
-    with empty_bucket(monkeypatch, tmp_path) as server:
-        yield server
-
-
-@pytest.fixture
-def run(server: S3Server) -> RunFolder:
-    """A new run."""
-    del server
-    open_run(URL, ONE_CELL, spec_of())
-    return the_run()
 
 
 def test_a_second_driver_is_refused_with_the_name_of_the_first(run: RunFolder) -> None:

@@ -3,7 +3,6 @@
 import logging
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from builders.s3_runs import (
     PATIENT,
     URL,
     batches,
-    empty_bucket,
     one_line,
     spools,
     the_run,
@@ -35,21 +33,6 @@ from orchestrator.storage.s3_log import S3Timings
 from orchestrator.storage.s3_storage import S3Storage
 
 RENTAL = NodeRental(provider="pit", instance="a", region="here", market="spot")
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3Server]:
-    """A server with an empty bucket."""
-    with empty_bucket(monkeypatch, tmp_path) as server:
-        yield server
-
-
-@pytest.fixture
-def run(server: S3Server) -> RunFolder:
-    """A new run."""
-    del server
-    open_run(URL, ONE_CELL, spec_of())
-    return the_run()
 
 
 def test_what_was_appended_is_read_back_in_the_order_written(server: S3Server) -> None:

@@ -1,40 +1,21 @@
 """Spools on this machine keep what a driver could not send; the next driver sends it."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from builders.observations import observation
-from builders.runs import ONE_CELL, spec_of
 from builders.s3_runs import (
     URL,
     batches,
-    empty_bucket,
     killed_driver,
     one_line,
     script,
     spools,
     the_run,
 )
-from fakes.s3_server import S3Server
 
 from orchestrator.run_folder.observation_writer import ObservationWriter
-from orchestrator.run_folder.run_folder import RunFolder, open_run
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3Server]:
-    """A server with an empty bucket."""
-    with empty_bucket(monkeypatch, tmp_path) as server:
-        yield server
-
-
-@pytest.fixture
-def run(server: S3Server) -> RunFolder:
-    """A new run."""
-    del server
-    open_run(URL, ONE_CELL, spec_of())
-    return the_run()
+from orchestrator.run_folder.run_folder import RunFolder
 
 
 def test_what_a_killed_driver_could_not_send_is_sent_once_by_the_next_on_its_machine(

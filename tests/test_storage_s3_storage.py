@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from builders.runs import ONE_CELL, TWO_CELLS, made_run, spec_of
 from builders.s3_runs import (
     URL,
     batches,
-    empty_bucket,
     one_line,
     the_run,
 )
@@ -23,21 +21,6 @@ from orchestrator.run_folder.run_folder import RunFolder, open_run
 from orchestrator.storage import s3_storage
 from orchestrator.storage.run_storage import S3Url
 from orchestrator.storage.s3_bucket import Bucket
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3Server]:
-    """A server with an empty bucket."""
-    with empty_bucket(monkeypatch, tmp_path) as server:
-        yield server
-
-
-@pytest.fixture
-def run(server: S3Server) -> RunFolder:
-    """A new run."""
-    del server
-    open_run(URL, ONE_CELL, spec_of())
-    return the_run()
 
 
 @pytest.mark.parametrize("cached_bytes", [0, 5000, 10**6])
