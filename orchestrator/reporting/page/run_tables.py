@@ -5,10 +5,11 @@ A chart draws rows of a table and nothing else, so all of its values can be read
 
 import math
 import statistics
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from orchestrator.planning.node_pricing import offer_name
 from orchestrator.pricing.catalog_file import stands_in
@@ -26,6 +27,8 @@ from trials.records.observation import Observation, largest_batch
 DIGITS = 5  # significant digits of a number in the page
 MOST_OFFERS = 100  # cheapest offers of one job in the page
 MOST_OF_A_KIND = 2  # further offers of one GPU, provider and market
+GIB = 2**30
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,23 @@ class PageTable:
     def as_json(self) -> dict[str, Any]:
         """The table for a script, with rounded numbers."""
         return {"columns": self.columns, "rows": [[_short(v) for v in row] for row in self.rows]}
+
+
+def page_table(records: Iterable[T], *columns: str | Mapping[str, Callable[[T], Any]]) -> PageTable:
+    """Make a table with a row for each record.
+
+    Args:
+        records: the records.
+        columns: names of attributes, separated by spaces, and further columns by name.
+    """
+    values: dict[str, Callable[[T], Any]] = {}
+    for part in columns:
+        values |= (
+            {name: attrgetter(name) for name in part.split()} if isinstance(part, str) else part
+        )
+    return PageTable(
+        tuple(values), [tuple(value(record) for value in values.values()) for record in records]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +85,12 @@ class PageJob:
     @property
     def gpus(self) -> int:
         """Number of GPUs with an offer."""
-        return (
-            len({row.cell.gpu for row in self.recommendation.rows})
-            if self.recommendation is not None
-            else 0
-        )
+        return len({row.cell.gpu for row in self.offers})
+
+    @property
+    def offers(self) -> Sequence[RankedOffer]:
+        """Offers, the cheapest first."""
+        return () if self.recommendation is None else self.recommendation.rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +113,15 @@ def chart_names(rows: Sequence[Named]) -> list[str]:
 
     A name includes the GPU if the chart has several, and the short recipe if the model has several.
     """
-    gpus = {row.gpu for row in rows}
-    recipes: dict[str, set[str]] = {}
+    has_several_gpus = len({row.gpu for row in rows}) > 1
+    recipes: defaultdict[str, set[str]] = defaultdict(set)
     for row in rows:
-        recipes.setdefault(row.model, set()).add(row.recipe)
+        recipes[row.model].add(row.recipe)
     short = {model: short_recipes(keys) for model, keys in recipes.items()}
     names: list[str] = []
     counts: Counter[str] = Counter()
     for row in rows:
-        gpu = [row.gpu] if len(gpus) > 1 else []
+        gpu = [row.gpu] if has_several_gpus else []
         recipe = [short[row.model][row.recipe]] if len(recipes[row.model]) > 1 else []
         name = " · ".join([*gpu, row.text, *recipe])
         counts[name] += 1
@@ -133,52 +154,50 @@ def page_jobs(results: RunResults) -> list[PageJob]:
 
 def cells_table(results: RunResults, jobs: Sequence[PageJob]) -> PageTable:
     """Cells in the order of the run; other tables refer to a cell by its row."""
-    columns = (
-        *("job", "gpu", "ran_on", "model", "weights", "recipe", "experts", "active_experts"),
-        *("sparsity", "seq_len", "simulated", "largest", "limited_by"),
-    )
     job_of = {comparable(job.cell): place for place, job in enumerate(jobs)}
-    rows = []
-    for cell in results.cells:
-        limit = largest_batch(results.observations_of(cell))
-        largest, miss = (None, None) if limit is None else limit
-        rows.append(
-            (
-                job_of[comparable(cell)],
-                cell.gpu,
-                cell.capped_on,
-                cell.model,
-                cell.weights,
-                cell.recipe.key,
-                cell.experts,
-                cell.active_experts,
-                cell.sparsity,
-                cell.seq_len,
-                cell.simulated,
-                largest,
-                None if miss is None else miss.outcome.value,
-            )
-        )
-    return PageTable(columns, rows)
 
+    def limit(cell: Cell) -> tuple[int | None, Observation | None]:
+        return largest_batch(results.observations_of(cell)) or (None, None)
 
-OFFER_COLUMNS = (
-    *("cell", "rank", "odds", "tied", "pareto", "provider", "instance", "region", "market"),
-    *("gpus", "usd_per_hour", "price_of", "batch", "examples_per_second", "tokens_per_example"),
-    *("hours", "hours_low", "hours_high", "usd", "usd_low", "usd_high", "basis", "source"),
-    *("extrapolated", "elsewhere", "stack"),
-)
+    return page_table(
+        results.cells,
+        {"job": lambda cell: job_of[comparable(cell)]},
+        "gpu",
+        {"ran_on": lambda cell: cell.capped_on},
+        "model weights",
+        {"recipe": lambda cell: cell.recipe.key},
+        "experts active_experts sparsity seq_len simulated",
+        {
+            "largest": lambda cell: limit(cell)[0],
+            "limited_by": lambda cell: _maybe(limit(cell)[1], lambda miss: miss.outcome.value),
+        },
+    )
 
 
 def offers_table(results: RunResults, jobs: Sequence[PageJob]) -> PageTable:
     """The ranking, reduced to ``shown_offers`` of each job."""
-    rows = [
-        _offer(row, results.place(row.cell))
-        for job in jobs
-        if job.recommendation is not None
-        for row in shown_offers(job.recommendation.rows)
-    ]
-    return PageTable(OFFER_COLUMNS, rows)
+    return page_table(
+        [row for job in jobs for row in shown_offers(job.offers)],
+        {"cell": lambda row: results.place(row.cell)},
+        "rank",
+        {"odds": lambda row: row.probability_cheapest},
+        "tied pareto provider instance region market",
+        {"gpus": lambda row: row.gpus_per_instance},
+        "usd_per_hour",
+        {
+            "price_of": lambda row: str(row.price_as_of or row.price_recorded),
+            "batch": lambda row: row.batch_size,
+        },
+        "examples_per_second tokens_per_example hours hours_low hours_high usd usd_low usd_high",
+        {"basis": lambda row: row.basis.value, "source": _step_time_source},
+        "extrapolated",
+        {"elsewhere": lambda row: stands_in(row.cell.gpu, row.provider)},
+        "stack",
+    )
+
+
+def _step_time_source(row: RankedOffer) -> str:
+    return row.source if row.law is None else f"{row.source} ({LAW_NAMES[row.law]})"
 
 
 def shown_offers(rows: Sequence[RankedOffer]) -> Iterator[RankedOffer]:
@@ -195,103 +214,62 @@ def shown_offers(rows: Sequence[RankedOffer]) -> Iterator[RankedOffer]:
             yield row
 
 
-def _offer(row: RankedOffer, place: int) -> tuple[Any, ...]:
-    return (
-        place,
-        row.rank,
-        row.probability_cheapest,
-        row.tied,
-        row.pareto,
-        row.provider,
-        row.instance,
-        row.region,
-        row.market,
-        row.gpus_per_instance,
-        row.usd_per_hour,
-        str(row.price_as_of or row.price_recorded),
-        row.batch_size,
-        row.examples_per_second,
-        row.tokens_per_example,
-        row.hours,
-        row.hours_low,
-        row.hours_high,
-        row.usd,
-        row.usd_low,
-        row.usd_high,
-        row.basis.value,
-        row.source if row.law is None else f"{row.source} ({LAW_NAMES[row.law]})",
-        row.extrapolated,
-        stands_in(row.cell.gpu, row.provider),
-        row.stack,
-    )
-
-
-PROBE_COLUMNS = (
-    *("cell", "purpose", "batch", "repeat", "attempt", "outcome", "basis", "step_seconds"),
-    *("examples_per_second", "steps", "peak_gib", "limit_gib", "stack", "host", "started"),
-    *("seconds", "detail"),
-)
-GIB = 2**30
-
-
 def probes_table(results: RunResults) -> PageTable:
     """Every observation, with its machine and stack."""
-    return PageTable(PROBE_COLUMNS, [_probe(o, results.place(o.cell)) for o in results.observed])
-
-
-def _probe(o: Observation, place: int) -> tuple[Any, ...]:
-    measured, where = o.measurement, o.environment
-    steps = () if measured is None else measured.step_seconds
-    seconds = statistics.median(steps) if steps else None
-    return (
-        place,
-        o.purpose,
-        o.batch_size,
-        o.repeat,
-        o.attempt,
-        o.outcome.value,
-        o.basis.value,
-        seconds,
-        None if seconds is None else o.batch_size / seconds,
-        len(steps),
-        None if measured is None else measured.memory.peak_allocated_bytes / GIB,
-        o.memory_limit_bytes / GIB,
-        None if where is None else where.stack,
-        None if where is None else where.host,
-        o.started_at,
-        o.seconds,
-        o.detail,
+    return page_table(
+        results.observed,
+        {"cell": lambda o: results.place(o.cell)},
+        "purpose",
+        {"batch": lambda o: o.batch_size},
+        "repeat attempt",
+        {
+            "outcome": lambda o: o.outcome.value,
+            "basis": lambda o: o.basis.value,
+            "step_seconds": _step_seconds,
+            "examples_per_second": lambda o: _maybe(_step_seconds(o), lambda t: o.batch_size / t),
+            "steps": lambda o: len(_steps(o)),
+            "peak_gib": lambda o: _maybe(
+                o.measurement, lambda m: m.memory.peak_allocated_bytes / GIB
+            ),
+            "limit_gib": lambda o: o.memory_limit_bytes / GIB,
+            "stack": lambda o: _maybe(o.environment, lambda environment: environment.stack),
+            "host": lambda o: _maybe(o.environment, lambda environment: environment.host),
+            "started": lambda o: o.started_at,
+        },
+        "seconds detail",
     )
+
+
+def _steps(o: Observation) -> Sequence[float]:
+    return () if o.measurement is None else o.measurement.step_seconds
+
+
+def _step_seconds(o: Observation) -> float | None:
+    return statistics.median(_steps(o)) if _steps(o) else None
 
 
 def spending_table(results: RunResults) -> PageTable:
     """Time and cost of the sweep on each GPU."""
-    columns = (
-        "gpu",
-        "probes",
-        "probe_hours",
-        "lost_hours",
+    return page_table(
+        results.meter.spent,
+        "gpu probes",
+        {
+            "probe_hours": lambda part: part.probe_seconds / 3600,
+            "lost_hours": lambda part: part.lost_seconds / 3600,
+        },
         "nodes",
-        "assumed_start_hours",
-        "offer",
-        "usd_per_hour",
+        {
+            "assumed_start_hours": lambda part: part.startup_seconds / 3600,
+            "offer": lambda part: _maybe(part.offer, offer_name),
+            "usd_per_hour": lambda part: _maybe(part.offer, lambda offer: offer.usd_per_hour),
+        },
         "usd",
     )
-    rows = [
-        (
-            part.gpu,
-            part.probes,
-            part.probe_seconds / 3600,
-            part.lost_seconds / 3600,
-            part.nodes,
-            part.startup_seconds / 3600,
-            None if part.offer is None else offer_name(part.offer),
-            None if part.offer is None else part.offer.usd_per_hour,
-            part.usd,
-        )
-        for part in results.meter.spent
-    ]
-    return PageTable(columns, rows)
+
+
+def _maybe(value: T | None, derive: Callable[[T], Any]) -> Any:
+    """Derive a value from another; None if that is absent."""
+    return None if value is None else derive(value)
 
 
 def _short(value: Any) -> Any:
