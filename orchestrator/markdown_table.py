@@ -1,6 +1,6 @@
 """Markdown tables that read well as plain text too."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -10,6 +10,12 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return "\n".join(lines)
+
+
+def records_table(records: Iterable[Mapping[str, object]]) -> str:
+    """A Markdown table of records with the same keys, which are its headers; at least one."""
+    rows = list(records)
+    return table(list(rows[0]), [list(row.values()) for row in rows])
 
 
 def span(values: Iterable[float], digits: str) -> str:

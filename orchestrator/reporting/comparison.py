@@ -5,9 +5,10 @@ simulated and the other measured: every number shows its basis.
 """
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -116,19 +117,21 @@ class Comparison:
 
 def compare(before: RunResults, after: RunResults, names: tuple[str, str]) -> Comparison:
     """Compare two runs."""
-    first = [(_identity(cell), cell) for cell in before.cells]
-    second = [(_identity(cell), cell) for cell in after.cells]
-    in_first, in_second = dict(first), dict(second)
-    pairs = [(cell, in_second[identity]) for identity, cell in first if identity in in_second]
+    first = {_identity(cell): cell for cell in before.cells}
+    second = {_identity(cell): cell for cell in after.cells}
+    pairs = [(cell, second[identity]) for identity, cell in first.items() if identity in second]
     return Comparison(
         names=names,
-        differing=[*_specifications(before, after), *_versions(before, after)],
+        differing=[
+            *_differing(_settings(before), _settings(after), _brief),
+            *sorted(_differing(_packages(before), _packages(after), _listed)),
+        ],
         speeds=list(_speeds(before, after, pairs)),
         largest=list(_largest_changes(before, after, pairs)),
         choices=list(_choices(before, after)),
         unmatched=(
-            [cell for identity, cell in first if identity not in in_second],
-            [cell for identity, cell in second if identity not in in_first],
+            [cell for identity, cell in first.items() if identity not in second],
+            [cell for identity, cell in second.items() if identity not in first],
         ),
     )
 
@@ -160,19 +163,37 @@ def _identity(cell: Cell) -> tuple[object, ...]:
     return (cell.gpu, cell.capped_on, *comparable(cell))
 
 
-def _specifications(before: RunResults, after: RunResults) -> Iterator[tuple[str, str, str]]:
-    """Fields of the specification that differ, except for cells and catalogs."""
-    for name in ("seed", "max_batch_size", "boundary_repeats", "timing", "workload"):
-        one, other = getattr(before.spec, name), getattr(after.spec, name)
-        if one == other:
-            continue
-        if name in ("timing", "workload"):
-            for field in type(one).model_fields:
-                pair = getattr(one, field), getattr(other, field)
-                if pair[0] != pair[1]:
-                    yield f"{name}.{field}", _brief(pair[0]), _brief(pair[1])
-        else:
-            yield name, _brief(one), _brief(other)
+def _settings(results: RunResults) -> dict[str, object]:
+    """Fields of the specification, without cells and catalogs; those of its records by name."""
+    spec = results.spec
+    settings: dict[str, object] = {
+        name: getattr(spec, name) for name in ("seed", "max_batch_size", "boundary_repeats")
+    }
+    for name, record in (("timing", spec.timing), ("workload", spec.workload)):
+        settings |= {f"{name}.{field}": value for field, value in record}
+    return settings
+
+
+def _packages(results: RunResults) -> dict[str, set[str]]:
+    versions: defaultdict[str, set[str]] = defaultdict(set)
+    for o in results.observed:
+        if o.environment is not None:
+            for package, version in (
+                ("device", o.environment.device_name),
+                *o.environment.versions,
+            ):
+                versions[package].add(version)
+    return versions
+
+
+def _differing(
+    before: Mapping[str, Any], after: Mapping[str, Any], text: Callable[[Any], str]
+) -> Iterator[tuple[str, str, str]]:
+    """Values by name that differ, as text; one that is absent is None."""
+    for name in {**before, **after}:
+        pair = before.get(name), after.get(name)
+        if pair[0] != pair[1]:
+            yield name, text(pair[0]), text(pair[1])
 
 
 def _brief(value: object) -> str:
@@ -180,23 +201,8 @@ def _brief(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _versions(before: RunResults, after: RunResults) -> Iterator[tuple[str, str, str]]:
-    one, other = _packages(before), _packages(after)
-    for name in sorted({*one, *other}):
-        pair = one.get(name, set()), other.get(name, set())
-        if pair[0] != pair[1]:
-            first, second = (", ".join(sorted(versions)) or "none" for versions in pair)
-            yield name, first, second
-
-
-def _packages(results: RunResults) -> dict[str, set[str]]:
-    versions: dict[str, set[str]] = {}
-    for o in results.observed:
-        if o.environment is not None:
-            versions.setdefault("device", set()).add(o.environment.device_name)
-            for package, version in o.environment.versions:
-                versions.setdefault(package, set()).add(version)
-    return versions
+def _listed(versions: set[str] | None) -> str:
+    return ", ".join(sorted(versions or ())) or "none"
 
 
 def _speeds(
@@ -204,26 +210,23 @@ def _speeds(
 ) -> Iterator[SpeedChange]:
     for cell, other in pairs:
         first, second = _latest(before, cell), _latest(after, other)
-        if first is None or second is None:
-            continue
-        (basis, steps), (other_basis, other_steps) = first, second
-        shared = steps.keys() & other_steps.keys()
+        shared = first.keys() & second.keys()
         if shared:
-            size = max(shared)
-            pair = steps[size], other_steps[size]
-            yield _speed_change(cell, size, (basis, other_basis), pair)
+            yield _speed_change(cell, max(shared), first[max(shared)], second[max(shared)])
 
 
 def _speed_change(
     cell: Cell,
     batch_size: int,
-    bases: tuple[Basis, Basis],
-    steps: tuple[CellStepTime, CellStepTime],
+    before: tuple[Basis, CellStepTime],
+    after: tuple[Basis, CellStepTime],
 ) -> SpeedChange:
     """Change of throughput, with the interval that independent errors of the two times give.
 
     Two simulations of one GPU share their whole error, so their ratio gets no interval.
     """
+    steps = before[1], after[1]
+    bases = before[0], after[0]
     ratio = steps[0].seconds / steps[1].seconds
     ends: tuple[float | None, float | None] = (None, None)
     if set(bases) != {Basis.SIMULATED}:
@@ -231,27 +234,18 @@ def _speed_change(
         # The ratio falls if the second step takes longer or the first one less, and vice versa.
         low, high = math.hypot(most[1], least[0]), math.hypot(least[1], most[0])
         ends = (ratio * math.exp(-low), ratio * math.exp(high))
-    return SpeedChange(
-        cell=cell,
-        batch_size=batch_size,
-        before=batch_size / steps[0].seconds,
-        after=batch_size / steps[1].seconds,
-        bases=bases,
-        ratio=ratio,
-        low=ends[0],
-        high=ends[1],
-    )
+    before_rate, after_rate = (batch_size / step.seconds for step in steps)
+    return SpeedChange(cell, batch_size, before_rate, after_rate, bases, ratio, *ends)
 
 
-def _latest(results: RunResults, cell: Cell) -> tuple[Basis, dict[int, CellStepTime]] | None:
-    """Basis and timed steps by batch size of the stack that a cell ran with last."""
+def _latest(results: RunResults, cell: Cell) -> dict[int, tuple[Basis, CellStepTime]]:
+    """Basis and step time, by batch size, of the stack that a cell was timed with last."""
     steps_by_stack = results.step_times.timed(cell)
-    stacks = [
-        (o.environment.stack, o.basis)
-        for o in sorted(results.observations_of(cell), key=lambda o: o.started_at)
-        if o.environment is not None and (o.environment.stack, o.basis) in steps_by_stack
-    ]
-    return (stacks[-1][1], steps_by_stack[stacks[-1]]) if stacks else None
+    for o in sorted(results.observations_of(cell), key=lambda o: o.started_at, reverse=True):
+        stack = None if o.environment is None else (o.environment.stack, o.basis)
+        if stack in steps_by_stack:
+            return {size: (o.basis, step) for size, step in steps_by_stack[stack].items()}
+    return {}
 
 
 def comparison_markdown(comparison: Comparison) -> str:
@@ -266,13 +260,17 @@ def comparison_markdown(comparison: Comparison) -> str:
         parts += ["## Cheapest offers", table(("job", "recipe", before, after, "cost"), rows)]
     if comparison.speeds:
         headers = ("GPU", "job", "recipe", "batch", before, after, "change", "")
-        parts += [f"## {SPEEDS}", table(headers, [_speed_row(s) for s in comparison.speeds])]
+        parts += [f"## {SPEEDS}", table(headers, map(_speed_row, comparison.speeds))]
         if any(speed.low is not None for speed in comparison.speeds):
             parts.append(ANOTHER_HOUR)
     if comparison.largest:
         parts += ["## Largest batch size", _unchanged_text(comparison.largest)]
-        rows = [_largest_row(c) for c in comparison.largest if c.after != c.before]
-        parts += [table(("cell", before, after, "change"), rows)] if rows else []
+        changed = [c for c in comparison.largest if c.after != c.before]
+        parts += (
+            [table(("cell", before, after, "change"), map(_largest_row, changed))]
+            if changed
+            else []
+        )
     for name, cells in zip(comparison.names, comparison.unmatched, strict=True):
         if cells:
             parts.append(f"## Only in {name}\n\n" + "\n".join(f"- {cell.key}" for cell in cells))
@@ -280,26 +278,15 @@ def comparison_markdown(comparison: Comparison) -> str:
 
 
 def _choice_row(before: Recommendation, after: Recommendation) -> tuple[object, ...]:
-    return (
-        job_title(before.best.cell),
-        before.best.cell.recipe.key,
-        _choice(before),
-        _choice(after),
-        _more(after.best.usd / before.best.usd),
-    )
+    cell, change = before.best.cell, _more(after.best.usd / before.best.usd)
+    return (job_title(cell), cell.recipe.key, _choice(before), _choice(after), change)
 
 
 def _speed_row(speed: SpeedChange) -> tuple[object, ...]:
-    return (
-        speed.cell.gpu,
-        job_title(speed.cell),
-        speed.cell.recipe.key,
-        speed.batch_size,
-        f"{speed.before:.3g} {speed.bases[0]}",
-        f"{speed.after:.3g} {speed.bases[1]}",
-        speed.change,
-        speed.verdict,
-    )
+    cell, (first, second) = speed.cell, speed.bases
+    rates = (f"{speed.before:.3g} {first}", f"{speed.after:.3g} {second}")
+    settings = (cell.gpu, job_title(cell), cell.recipe.key, speed.batch_size)
+    return (*settings, *rates, speed.change, speed.verdict)
 
 
 def _largest_row(largest: LargestChange) -> tuple[object, ...]:

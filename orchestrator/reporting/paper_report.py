@@ -1,5 +1,6 @@
 """The paper's tables and figures beside this project's laws, as Markdown."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -23,59 +24,53 @@ from orchestrator.markdown_table import table
 TITLE = "# Understanding the Performance and Estimating the Cost of LLM Fine-Tuning, reproduced"
 CLAIMED_RMSE = {"A40": 0.8}  # "less than 0.8" in Fig. 14; Fig. 15 says 0.6
 OTHER_RMSE = 0.6
+VALUES = ("value", "paper", "ours")
 PROJECTED = {80: "27", 100: "28", 120: "35"}
 
-Row = tuple[str, str, str]  # label, the paper's value, our value
-NOT_POSSIBLE: tuple[str, ...] = ()
-
 # Label, then names of the paper's figures and of ours, all in percent.
-ON_UNSEEN_POINTS = (
-    (
-        "one point left out; the law is chosen without it",
-        ("loo_mape_pct.paper",),
-        ("loo_mape_pct.chosen",),
-    ),
-    (
-        "larger batches, predicted from the smaller half",
-        ("extrapolation_mape_pct.paper",),
-        ("extrapolation_mape_pct.chosen",),
-    ),
-    (
-        "the same without the H100",
-        ("extrapolation_mape_pct.paper_without_h100",),
-        ("extrapolation_mape_pct.chosen_without_h100",),
-    ),
-    (
-        "one data set from the other, Mixtral / BlackMamba (paper: our law by median lengths)",
-        (
-            "dataset_transfer_mape_pct.mixtral.by_median_length",
-            "dataset_transfer_mape_pct.blackmamba.by_median_length",
-        ),
-        ("dataset_transfer_mape_pct.mixtral", "dataset_transfer_mape_pct.blackmamba"),
-    ),
-    (
-        "new GPUs from the A40 alone, mean / worst GPU",
-        NOT_POSSIBLE,
-        ("gpu_transfer_mape_pct.a40_only_mean", "gpu_transfer_mape_pct.a40_only_worst"),
-    ),
-    (
-        "the same if the 80 GB GPUs are PCIe",
-        NOT_POSSIBLE,
-        ("as_pcie.a40_only_mean", "as_pcie.a40_only_worst"),
-    ),
-    (
-        "a GPU from the three others, mean / worst GPU",
-        NOT_POSSIBLE,
-        ("leave_one_gpu_out_mape_pct.mean", "leave_one_gpu_out_mape_pct.worst"),
-    ),
-    (
-        "the same if the 80 GB GPUs are PCIe",
-        NOT_POSSIBLE,
-        ("as_pcie.leave_one_out_mean", "as_pcie.leave_one_out_worst"),
-    ),
-    ("points inside their 90 % interval", NOT_POSSIBLE, ("interval_coverage_pct",)),
-    ("median half-width of these intervals", NOT_POSSIBLE, ("interval_half_width_pct",)),
-)
+ON_UNSEEN_POINTS = """
+one point left out; the law is chosen without it
+    | loo_mape_pct.paper | loo_mape_pct.chosen
+larger batches, predicted from the smaller half
+    | extrapolation_mape_pct.paper | extrapolation_mape_pct.chosen
+the same without the H100
+    | extrapolation_mape_pct.paper_without_h100 | extrapolation_mape_pct.chosen_without_h100
+one data set from the other, Mixtral / BlackMamba (paper: our law by median lengths)
+    | dataset_transfer_mape_pct.mixtral.by_median_length
+      dataset_transfer_mape_pct.blackmamba.by_median_length
+    | dataset_transfer_mape_pct.mixtral dataset_transfer_mape_pct.blackmamba
+new GPUs from the A40 alone, mean / worst GPU
+    | | gpu_transfer_mape_pct.a40_only_mean gpu_transfer_mape_pct.a40_only_worst
+the same if the 80 GB GPUs are PCIe
+    | | as_pcie.a40_only_mean as_pcie.a40_only_worst
+a GPU from the three others, mean / worst GPU
+    | | leave_one_gpu_out_mape_pct.mean leave_one_gpu_out_mape_pct.worst
+the same if the 80 GB GPUs are PCIe
+    | | as_pcie.leave_one_out_mean as_pcie.leave_one_out_worst
+points inside their 90 % interval | | interval_coverage_pct
+median half-width of these intervals | | interval_half_width_pct
+"""
+CONTRADICTIONS = """
+examples of sparse Mixtral on MATH, A40 | 3 (Table III) | 4 (Table IV, Fig. 14)
+examples of BlackMamba on MATH, A40 | 2, 8 (Table III) | 3, 10 (points of Fig. 14)
+Eq. 1, C0 and C1 | 82, 0.95 (text) | 62, 0.89 at 512 tokens (Fig. 13)
+Eq. 1 at 80 GB | 27 (Fig. 13)
+    | {text_at_80:.1f} with the text's constants, {drawn_at_80:.1f} with the figure's
+Eq. 1 at 100 GB | 28 (Fig. 13) | {drawn_at_100:.1f}, which Eq. 1 rounds down to 27
+Eq. 1, memory of the model | 23.35 GB: weights alone, on a GPU with its nominal memory
+    | {model_gib:.1f} GiB: everything the model holds
+Eq. 2 | three coefficients (text)
+    | q = C4 + C2 ln(b^(1/(s C3))) was fitted: C2 and C3 are one parameter. C3 was set by hand
+      (1.8, 2.5); no data can identify it
+Eq. 2, C4 | throughput of one query (text) | true only if s C3 = 1
+Fig. 14, RMSE | below 0.8 | {worst_rmse:.2f} at best on {worst}
+Fig. 15, data set of the A100 and H100 series | CS (titles of the artifact), GS (caption)
+    | MATH, by their largest batch sizes
+Fig. 15, dense point of the A100-80GB at batch 3 | a point of its own
+    | the value at batch 4, repeated
+OpenOrca | more than 2 million queries (text) | 2.9 million, by $3460
+80 GB GPUs, PCIe or SXM | not stated | unknown
+"""
 
 
 def as_markdown(reproduction: Reproduction) -> str:
@@ -98,51 +93,41 @@ def as_markdown(reproduction: Reproduction) -> str:
     )
 
 
-def _comparison(
-    title: str,
-    rows: Sequence[Row],
-    *notes: str,
-    headers: tuple[str, str, str] = ("value", "paper", "ours"),
-) -> str:
-    """Render a section whose rows are a label, the paper's value and our value."""
-    return "\n\n".join((f"## {title}", table(headers, rows), *notes))
+def text_rows(text: str) -> list[list[str]]:
+    """Rows of a text: each begins at the margin, with ``|`` between its cells."""
+    rows = re.split(r"\n(?=\S)", text.strip())
+    return [[" ".join(cell.split()) for cell in row.split("|")] for row in rows]
 
 
 def _on_unseen(reproduction: Reproduction) -> str:
     figures = reproduction.figures | _figures_as_pcie(reproduction)
     rows = [
-        (label, _percent(figures, papers), _percent(figures, ours))
-        for label, papers, ours in ON_UNSEEN_POINTS
+        (label, _percent(figures, papers.split()), _percent(figures, ours.split()))
+        for label, papers, ours in text_rows(ON_UNSEEN_POINTS)
     ]
     laws = [f"{model}: {_law(reproduction, model)}" for model in (MIXTRAL, BLACKMAMBA)]
-    return _comparison(
-        "Error on points outside the fit",
-        rows,
-        (
-            "Mean absolute error of throughput over the 96 points. Each prediction comes from a "
-            "law that was fitted without its point. Batches have the padded length that they have "
-            "on average. The forms of the laws and their powers of 1.1 and 1.5 were chosen "
-            "beforehand on these same points."
-        ),
-        (
-            "The chosen law is the simplest one whose error is within one standard error of the "
-            f"smallest. {'; '.join(laws)}."
-        ),
+    return (
+        f"## Error on points outside the fit\n\n{table(VALUES, rows)}\n\n"
+        "Mean absolute error of throughput over the 96 points. Each prediction comes from a "
+        "law that was fitted without its point. Batches have the padded length that they have "
+        "on average. The forms of the laws and their powers of 1.1 and 1.5 were chosen "
+        "beforehand on these same points.\n\n"
+        "The chosen law is the simplest one whose error is within one standard error of the "
+        f"smallest. {'; '.join(laws)}."
     )
 
 
 def _figures_as_pcie(reproduction: Reproduction) -> dict[str, float]:
     """Errors of the transfer between GPUs, in percent, if the 80 GB GPUs are PCIe."""
     transfer = reproduction.transfer_as_pcie
-    errors = {"a40_only": transfer.from_one(), "leave_one_out": transfer.leaving_one_out()}
-    return {
-        f"as_pcie.{name}_{statistic}": float(value)
-        for name, by_gpu in errors.items()
-        for statistic, value in (
-            ("mean", np.mean(list(by_gpu.values()))),
-            ("worst", max(by_gpu.values())),
-        )
-    }
+    figures: dict[str, float] = {}
+    for name, by_gpu in (
+        ("a40_only", transfer.from_one()),
+        ("leave_one_out", transfer.leaving_one_out()),
+    ):
+        figures[f"as_pcie.{name}_mean"] = float(np.mean(list(by_gpu.values())))
+        figures[f"as_pcie.{name}_worst"] = float(max(by_gpu.values()))
+    return figures
 
 
 def _percent(figures: Mapping[str, float], names: Sequence[str]) -> str:
@@ -178,33 +163,25 @@ def _largest(reproduction: Reproduction) -> str:
     largest = reproduction.largest
     rows = [
         (
-            row["gpu"],
-            row["dataset"],
-            row["sparsity"],
+            *(row["gpu"], row["dataset"], row["sparsity"]),
             f"{row['figure']}{': ' + row['note'] if row['note'] else ''}",
-            f"{published:.0f}",
-            f"{eq1:.0f}",
-            f"{ours:.0f}",
+            *(f"{size:.0f}" for size in sizes),
         )
-        for row, published, eq1, ours in zip(
+        for row, *sizes in zip(
             largest.rows, largest.published, largest.eq1, largest.ours, strict=True
         )
     ]
     c0, c1 = largest.eq1_constants
     headers = ("GPU", "data", "s", "from", "published", "Eq. 1", "ours")
-    return "\n\n".join(
-        [
-            "## Table III, and every largest batch size of Mixtral",
-            table(headers, rows),
-            (
-                f"Exact: Eq. 1 {largest.exact(largest.eq1)}, ours {largest.exact(largest.ours)} "
-                f"of {len(rows)}. Both are fitted to agree with as many rows as possible. Eq. 1 "
-                f"has c0 = {c0:.1f}, c1 = {c1:.2f}, nominal memory, 23.35 GB of weights and median "
-                "lengths. Ours uses the memory that CUDA reports, "
-                f"{largest.model_gib:.1f} GiB for everything the model holds, and batches of MATH "
-                f"that are {largest.ratio:.2f} times as long as those of CS."
-            ),
-        ]
+    return (
+        "## Table III, and every largest batch size of Mixtral\n\n"
+        f"{table(headers, rows)}\n\n"
+        f"Exact: Eq. 1 {largest.exact(largest.eq1)}, ours {largest.exact(largest.ours)} "
+        f"of {len(rows)}. Both are fitted to agree with as many rows as possible. Eq. 1 "
+        f"has c0 = {c0:.1f}, c1 = {c1:.2f}, nominal memory, 23.35 GB of weights and median "
+        "lengths. Ours uses the memory that CUDA reports, "
+        f"{largest.model_gib:.1f} GiB for everything the model holds, and batches of MATH "
+        f"that are {largest.ratio:.2f} times as long as those of CS."
     )
 
 
@@ -225,7 +202,7 @@ def _projections() -> str:
 def _costs(reproduction: Reproduction) -> str:
     fitted = chosen_fit(reproduction, MIXTRAL)
     points = reproduction.throughput.points.rows
-    rows: list[Row] = []
+    rows: list[tuple[str, str, str]] = []
     for name, (batch, rate, usd_per_hour, published_usd) in TABLE_IV.items():
         gpu = "H100-80GB" if name == "H100" else name
         is_row = (points.series == f"{MIXTRAL}/{gpu}/{MATH}") & (points.batch_size == batch)
@@ -239,38 +216,26 @@ def _costs(reproduction: Reproduction) -> str:
             (f"{label}: $", f"{published_usd:.1f}", f"{our_usd:.1f}"),
             (f"{label}: $ at the published examples/s", f"{papers_usd:.1f}", ""),
         ]
+    openorca = f"OpenOrca on the H100: $ of {OPENORCA_QUERIES:,} examples"
     openorca_usd = reproduction.figures["openorca_usd"]
-    rows.append(
-        (
-            f"OpenOrca on the H100: $ of {OPENORCA_QUERIES:,} examples",
-            f"{OPENORCA_USD:.0f}",
-            f"{openorca_usd:.0f}",
-        )
-    )
-    return _comparison(
-        "Table IV, sparse Mixtral on MATH, ten epochs", rows, "15,000 examples at CUDO's prices."
-    )
+    rows.append((openorca, f"{OPENORCA_USD:.0f}", f"{openorca_usd:.0f}"))
+    title = "## Table IV, sparse Mixtral on MATH, ten epochs"
+    return f"{title}\n\n{table(VALUES, rows)}\n\n15,000 examples at CUDO's prices."
 
 
 def _series(reproduction: Reproduction) -> str:
     throughput = reproduction.throughput
-    names = throughput.points.rows.series
+    series = throughput.points.rows.series
     rows = []
-    for name in np.unique(names):
-        in_series = names == name
-        gpu = name.split("/")[1]
-        claimed = CLAIMED_RMSE.get(gpu, OTHER_RMSE)
-        ours, papers = (
-            float(throughput_errors(residuals[in_series]).mean())
-            for residuals in (throughput.chosen, throughput.paper)
+    for name in np.unique(series):
+        in_series = series == name
+        claimed = CLAIMED_RMSE.get(name.split("/")[1], OTHER_RMSE)
+        papers, ours = (
+            f"{float(throughput_errors(residuals[in_series]).mean()):.1%}"
+            for residuals in (throughput.paper, throughput.chosen)
         )
-        rmse = _rmse(throughput.points.rows, name)
-        rows.append(
-            (
-                *(name, int(in_series.sum()), f"< {claimed}", f"{rmse:.2f}"),
-                *(f"{papers:.1%}", f"{ours:.1%}"),
-            )
-        )
+        rmse = f"{_rmse(throughput.points.rows, name):.2f}"
+        rows.append((name, int(in_series.sum()), f"< {claimed}", rmse, papers, ours))
     headers = (
         *("series", "points", "RMSE claimed", "RMSE"),
         *("paper's law, point left out", "ours, point left out"),
@@ -285,49 +250,13 @@ def _rmse(points: StepTimes, series: str) -> float:
 def _contradictions(reproduction: Reproduction) -> str:
     points = reproduction.throughput.points.rows
     worst = max(np.unique(points.series), key=lambda name: _rmse(points, name))
-    text_at_80, drawn_at_80 = projected_max_batch(80, EQ1_TEXT), projected_max_batch(80)
-    rows = (
-        ("examples of sparse Mixtral on MATH, A40", "3 (Table III)", "4 (Table IV, Fig. 14)"),
-        ("examples of BlackMamba on MATH, A40", "2, 8 (Table III)", "3, 10 (points of Fig. 14)"),
-        ("Eq. 1, C0 and C1", "82, 0.95 (text)", "62, 0.89 at 512 tokens (Fig. 13)"),
-        (
-            "Eq. 1 at 80 GB",
-            "27 (Fig. 13)",
-            f"{text_at_80:.1f} with the text's constants, {drawn_at_80:.1f} with the figure's",
-        ),
-        (
-            "Eq. 1 at 100 GB",
-            "28 (Fig. 13)",
-            f"{projected_max_batch(100):.1f}, which Eq. 1 rounds down to 27",
-        ),
-        (
-            "Eq. 1, memory of the model",
-            "23.35 GB: weights alone, on a GPU with its nominal memory",
-            f"{reproduction.largest.model_gib:.1f} GiB: everything the model holds",
-        ),
-        (
-            "Eq. 2",
-            "three coefficients (text)",
-            (
-                "q = C4 + C2 ln(b^(1/(s C3))) was fitted: C2 and C3 are one parameter. C3 was set "
-                "by hand (1.8, 2.5); no data can identify it"
-            ),
-        ),
-        ("Eq. 2, C4", "throughput of one query (text)", "true only if s C3 = 1"),
-        ("Fig. 14, RMSE", "below 0.8", f"{_rmse(points, worst):.2f} at best on {worst}"),
-        (
-            "Fig. 15, data set of the A100 and H100 series",
-            "CS (titles of the artifact), GS (caption)",
-            "MATH, by their largest batch sizes",
-        ),
-        (
-            "Fig. 15, dense point of the A100-80GB at batch 3",
-            "a point of its own",
-            "the value at batch 4, repeated",
-        ),
-        ("OpenOrca", "more than 2 million queries (text)", "2.9 million, by $3460"),
-        ("80 GB GPUs, PCIe or SXM", "not stated", "unknown"),
+    text = CONTRADICTIONS.format(
+        text_at_80=projected_max_batch(80, EQ1_TEXT),
+        drawn_at_80=projected_max_batch(80),
+        drawn_at_100=projected_max_batch(100),
+        model_gib=reproduction.largest.model_gib,
+        worst_rmse=_rmse(points, worst),
+        worst=worst,
     )
-    return _comparison(
-        "Where the paper contradicts itself", rows, headers=("subject", "paper", "but")
-    )
+    rows = table(("subject", "paper", "but"), text_rows(text))
+    return f"## Where the paper contradicts itself\n\n{rows}"
