@@ -10,6 +10,7 @@ from trials.records.cell import Cell
 from trials.records.profile import (
     LAYERS,
     STAGES,
+    ExpertLoad,
     Layer,
     Profile,
     Profiled,
@@ -157,16 +158,6 @@ class ProfileGroup:
     failures: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _LabelledProfile:
-    """A profile with its label."""
-
-    label: str
-    cell: Cell
-    batch_size: int
-    profile: Profile
-
-
 def profile_groups(profiled: Iterable[Profiled]) -> list[ProfileGroup]:
     """The profiles of a run, grouped by GPU, model and recipe, in the order profiled."""
     groups: defaultdict[tuple[str, str, str], list[Profiled]] = defaultdict(list)
@@ -178,11 +169,7 @@ def profile_groups(profiled: Iterable[Profiled]) -> list[ProfileGroup]:
 
 def _group(gpu: str, model: str, recipe: str, attempts: Sequence[Profiled]) -> ProfileGroup:
     ordered = sorted(attempts, key=_sort_key)
-    profiles = [
-        _LabelledProfile(_label(p.cell, p.batch_size), p.cell, p.batch_size, p.profile)
-        for p in ordered
-        if p.profile is not None
-    ]
+    profiles = [(p, p.profile) for p in ordered if p.profile is not None]
     last = {(p.cell, p.batch_size): p for p in ordered}
     inside_of: Layer = "mlp" if attempts[0].cell.experts is None else "experts"
     return ProfileGroup(
@@ -190,15 +177,15 @@ def _group(gpu: str, model: str, recipe: str, attempts: Sequence[Profiled]) -> P
         model=model,
         recipe=recipe,
         machine=_machine(attempts),
-        stages=tuple(map(_stage_bar, profiles)),
+        stages=tuple(_stage_bar(*profile) for profile in profiles),
         layers=_bars(profiles, _is_in_layer, lambda row: row.layer, LAYERS),
         inside=_bars(profiles, lambda row: row.layer == inside_of, lambda row: row.kernel, KERNELS),
         inside_of=inside_of,
-        loads=tuple(load for profile in profiles if (load := _load(profile)) is not None),
+        loads=tuple(_load(p, profile.load) for p, profile in profiles if profile.load is not None),
         lengths=tuple(_lengths(profiles, inside_of)),
-        overheads=tuple(map(_overhead, profiles)),
+        overheads=tuple(_overhead(*profile) for profile in profiles),
         failures=tuple(
-            f"{_label(p.cell, p.batch_size)}: {outcome_text(p.outcome)}: {p.detail}"
+            f"{_label(p)}: {outcome_text(p.outcome)}: {p.detail}"
             for p in last.values()
             if p.profile is None
         ),
@@ -210,8 +197,9 @@ def _sort_key(attempt: Profiled) -> tuple[int, int, int, int]:
     return (cell.active_experts or 0, cell.seq_len, attempt.batch_size, attempt.attempt)
 
 
-def _label(cell: Cell, batch_size: int) -> str:
-    return f"{_routing(cell)}{cell.seq_len} tokens, batch {batch_size}"
+def _label(attempt: Profiled) -> str:
+    cell = attempt.cell
+    return f"{_routing(cell)}{cell.seq_len} tokens, batch {attempt.batch_size}"
 
 
 def _routing(cell: Cell) -> str:
@@ -225,13 +213,12 @@ def _machine(attempts: Sequence[Profiled]) -> str:
     )
 
 
-def _stage_bar(labelled: _LabelledProfile) -> Bar:
-    profile = labelled.profile
+def _stage_bar(attempt: Profiled, profile: Profile) -> Bar:
     seconds = {stage: profile.stage_seconds(stage) for stage in STAGES}
     seconds["backward"] -= seconds["recompute"]
     whole = sum(seconds.values())
     parts = tuple(BarPart(stage, value, value / whole) for stage, value in seconds.items())
-    return Bar(labelled.label, labelled.cell, labelled.batch_size, whole, 0, parts)
+    return Bar(_label(attempt), attempt.cell, attempt.batch_size, whole, 0, parts)
 
 
 def _is_in_layer(row: ProfileRow) -> bool:
@@ -239,7 +226,7 @@ def _is_in_layer(row: ProfileRow) -> bool:
 
 
 def _bars(
-    profiles: Sequence[_LabelledProfile],
+    profiles: Sequence[tuple[Profiled, Profile]],
     is_included: Callable[[ProfileRow], bool],
     name_of: Callable[[ProfileRow], str],
     order: Sequence[str],
@@ -252,22 +239,25 @@ def _bars(
         name_of: name of a row's part.
         order: names of parts that come first.
     """
-    rows_of = [[row for row in p.profile.rows if is_included(row)] for p in profiles]
+    rows_of = [[row for row in profile.rows if is_included(row)] for _, profile in profiles]
     present = {name_of(row) for rows in rows_of for row in rows}
     names = [*(name for name in order if name in present), *sorted(present - set(order))]
     return tuple(
-        _bar(profile, names, [(name_of(row), row) for row in rows])
+        _bar(*profile, names, [(name_of(row), row) for row in rows])
         for profile, rows in zip(profiles, rows_of, strict=True)
         if rows
     )
 
 
 def _bar(
-    labelled: _LabelledProfile, names: Sequence[str], rows: Sequence[tuple[str, ProfileRow]]
+    attempt: Profiled,
+    profile: Profile,
+    names: Sequence[str],
+    rows: Sequence[tuple[str, ProfileRow]],
 ) -> Bar:
     seconds, flops = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
     for name, row in rows:
-        seconds[name] += labelled.profile.unprofiled_seconds(row)
+        seconds[name] += profile.unprofiled_seconds(row)
         flops[name] += row.flops
     whole, all_flops = sum(seconds.values()), sum(flops.values())
     parts = tuple(
@@ -279,17 +269,14 @@ def _bar(
         )
         for name in names
     )
-    return Bar(labelled.label, labelled.cell, labelled.batch_size, whole, all_flops, parts)
+    return Bar(_label(attempt), attempt.cell, attempt.batch_size, whole, all_flops, parts)
 
 
-def _load(labelled: _LabelledProfile) -> Load | None:
-    load = labelled.profile.load
-    if load is None:
-        return None
+def _load(attempt: Profiled, load: ExpertLoad) -> Load:
     return Load(
-        label=labelled.label,
-        cell=labelled.cell,
-        batch_size=labelled.batch_size,
+        label=_label(attempt),
+        cell=attempt.cell,
+        batch_size=attempt.batch_size,
         training_steps=load.training_steps,
         before=tuple(tokens_per_example(load.before, load.examples)),
         after=tuple(tokens_per_example(load.after, load.examples)),
@@ -300,16 +287,17 @@ def _load(labelled: _LabelledProfile) -> Load | None:
     )
 
 
-def _lengths(profiles: Sequence[_LabelledProfile], inside_of: Layer) -> Iterable[LengthRow]:
+def _lengths(profiles: Sequence[tuple[Profiled, Profile]], inside_of: Layer) -> Iterable[LengthRow]:
     # Profiles are sorted by batch size, so the last one of a cell is its largest.
-    largest = {labelled.cell: labelled for labelled in profiles}
+    largest = {attempt.cell: (attempt.batch_size, profile) for attempt, profile in profiles}
     if len({cell.seq_len for cell in largest}) < 2:
         return
-    for cell, labelled in largest.items():
-        profile, batch_size = labelled.profile, labelled.batch_size
+    for cell, (batch_size, profile) in largest.items():
         passes = [row for row in profile.rows if _is_in_layer(row)]
-        seconds = sum(map(profile.unprofiled_seconds, passes))
         inside = [row for row in passes if row.layer == inside_of]
+        seconds, inside_seconds = (
+            sum(map(profile.unprofiled_seconds, rows)) for rows in (passes, inside)
+        )
         step = profile.step_seconds
         yield LengthRow(
             label=_routing(cell).removesuffix(", "),
@@ -318,19 +306,17 @@ def _lengths(profiles: Sequence[_LabelledProfile], inside_of: Layer) -> Iterable
             step_seconds=step,
             examples_per_second=batch_size / step,
             tokens_per_second=batch_size * cell.seq_len / step,
-            experts_share=sum(map(profile.unprofiled_seconds, inside)) / seconds,
+            experts_share=inside_seconds / seconds,
         )
 
 
-def _overhead(labelled: _LabelledProfile) -> Overhead:
-    profile = labelled.profile
-    stages = zip(
-        profile.forward_seconds, profile.backward_seconds, profile.optimizer_seconds, strict=True
-    )
+def _overhead(attempt: Profiled, profile: Profile) -> Overhead:
+    stages = (profile.forward_seconds, profile.backward_seconds, profile.optimizer_seconds)
+    plain = min(profile.plain_seconds)
     return Overhead(
-        label=labelled.label,
-        step_seconds=min(profile.plain_seconds),
+        label=_label(attempt),
+        step_seconds=plain,
         profiled_seconds=min(profile.profiled_seconds),
         overhead=profile.overhead,
-        stages_over_step=min(map(sum, stages)) / min(profile.plain_seconds),
+        stages_over_step=min(map(sum, zip(*stages, strict=True))) / plain,
     )

@@ -7,14 +7,12 @@ in arXiv 2408.04693: Fig. 4 (stages), Fig. 5 (layers), Fig. 6 (inside the expert
 
 from collections.abc import Sequence
 
-from orchestrator.markdown_table import table
+from orchestrator.markdown_table import records_table, table
 from orchestrator.reporting.sections.profile_groups import (
     SMALLEST_SHARE,
     Bar,
     BarPart,
-    LengthRow,
     Load,
-    Overhead,
     ProfileGroup,
     profile_groups,
 )
@@ -51,12 +49,31 @@ def group_text(group: ProfileGroup) -> list[str]:
     if group.loads:
         parts += [_load_text(group.loads[0].training_steps), _load_table(group.loads)]
     if group.lengths:
-        parts += ["Effect of the sequence length:", _length_table(group.lengths)]
+        lengths = records_table(
+            {
+                "": row.label,
+                "tokens": row.seq_len,
+                "batch size": row.batch_size,
+                "ms": _ms(row.step_seconds),
+                "examples/s": f"{row.examples_per_second:.3g}",
+                "tokens/s": f"{row.tokens_per_second:.4g}",
+                "share of experts or MLPs": f"{row.experts_share:.1%}",
+            }
+            for row in group.lengths
+        )
+        parts += ["Effect of the sequence length:", lengths]
     if group.overheads:
-        parts += [
-            "Overhead of profiling, by the shortest step of each kind:",
-            _overhead_table(group.overheads),
-        ]
+        overheads = records_table(
+            {
+                "": row.label,
+                "plain step, ms": _ms(row.step_seconds),
+                "profiled step, ms": _ms(row.profiled_seconds),
+                "slowdown": f"{row.overhead:.0%}",
+                "sum of stages / step": f"{row.stages_over_step:.1%}",
+            }
+            for row in group.overheads
+        )
+        parts += ["Overhead of profiling, by the shortest step of each kind:", overheads]
     if group.failures:
         parts += ["Not profiled:\n\n" + "\n".join(f"- {line}" for line in group.failures)]
     return parts
@@ -107,47 +124,3 @@ def _load_table(loads: Sequence[Load]) -> str:
             by_expert = " ".join(f"{t:.3g}" for t in tokens)
             rows.append((load.label, when, by_expert, f"{variance:.3g}", f"{busiest:.2f}"))
     return table(("", "training", "tokens per example by expert", "variance", "imbalance"), rows)
-
-
-def _length_table(rows: Sequence[LengthRow]) -> str:
-    headers = (
-        "",
-        "tokens",
-        "batch size",
-        "ms",
-        "examples/s",
-        "tokens/s",
-        "share of experts or MLPs",
-    )
-    return table(
-        headers,
-        [
-            (
-                row.label,
-                row.seq_len,
-                row.batch_size,
-                _ms(row.step_seconds),
-                f"{row.examples_per_second:.3g}",
-                f"{row.tokens_per_second:.4g}",
-                f"{row.experts_share:.1%}",
-            )
-            for row in rows
-        ],
-    )
-
-
-def _overhead_table(rows: Sequence[Overhead]) -> str:
-    headers = ("", "plain step, ms", "profiled step, ms", "slowdown", "sum of stages / step")
-    return table(
-        headers,
-        [
-            (
-                row.label,
-                _ms(row.step_seconds),
-                _ms(row.profiled_seconds),
-                f"{row.overhead:.0%}",
-                f"{row.stages_over_step:.1%}",
-            )
-            for row in rows
-        ],
-    )
