@@ -9,9 +9,8 @@ policy allows its own scripts by their hashes and nothing else.
 import base64
 import hashlib
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from importlib.resources import files
@@ -32,6 +31,7 @@ from orchestrator.reporting.comparison import (
 from orchestrator.reporting.markdown_report import (
     detail_sections,
     headline,
+    keys_by_reason,
     ranking_notes,
     winners_tables,
 )
@@ -42,15 +42,12 @@ from orchestrator.reporting.page.law_tables import (
     speed_table,
 )
 from orchestrator.reporting.page.run_tables import (
-    MOST_OF_A_KIND,
-    MOST_OFFERS,
     PageJob,
     PageTable,
     cells_table,
     offers_table,
     page_jobs,
     probes_table,
-    shown_offers,
     spending_table,
 )
 from orchestrator.reporting.page.study_tables import learning_table, loads_table, profiles_table
@@ -77,33 +74,29 @@ def html_report(results: RunResults, made: datetime) -> str:
         "loads": loads_table(results),
         "learning": learning_table(results),
     }
-    ranking = results.ranking
+    ranking, spent = results.ranking, results.meter.usd
     winners = [row for row in ranking.offers if row.rank == 1]
-    spent = results.meter.usd
+    bases = Counter(o.basis.value for o in results.observed)
+    sections = [section.partition("\n") for section in detail_sections(results)]
     return page(
         "report.html",
         ("charts.js", "studies.js", "report.js"),
         tables,
         title=f"{results.spec.name}: which GPU to rent",
-        name=results.spec.name,
-        counts=_counts(results),
-        jobs=[_job(job) for job in jobs],
+        results=results,
+        bases=dict(sorted(bases.items())),
+        jobs=jobs,
         job_groups=_groups(jobs),
         chosen=max(range(len(jobs)), key=lambda position: jobs[position].gpus),
-        headline=markdown(headline(ranking)),
-        remarks=[inline(line) for line in ranking_notes(winners, ranking).splitlines()]
-        if winners
-        else [],
-        cheapest=markdown(winners_tables(winners)),
+        headline=headline(ranking),
+        remarks=ranking_notes(winners, ranking).splitlines() if winners else [],
+        cheapest=winners_tables(winners),
         spent=f"{spent:.3g}" if spent else None,
         has_profiles=bool(tables["profiles"].rows),
         has_learned=bool(tables["learning"].rows),
         measured=any(not o.cell.simulated for o in results.observed),
-        left_out=_excluded(results),
-        details=[
-            (part.partition("\n")[0].removeprefix("## "), markdown(part.partition("\n")[2]))
-            for part in detail_sections(results)
-        ],
+        left_out=keys_by_reason(ranking.excluded),
+        details=[(title.removeprefix("## "), body) for title, _, body in sections],
         made=f"{made:%Y-%m-%d %H:%M} UTC",
     )
 
@@ -112,7 +105,7 @@ def html_comparison(comparison: Comparison, made: datetime) -> str:
     """Render the page of a comparison of two runs."""
     before, after = comparison.names
     sections = comparison_markdown(comparison).split("\n\n## ")[1:]
-    headed = [section.partition("\n") for section in sections]
+    headed = (section.partition("\n") for section in sections)
     return page(
         "comparison.html",
         ("charts.js", "comparison.js"),
@@ -122,7 +115,7 @@ def html_comparison(comparison: Comparison, made: datetime) -> str:
         after=after,
         another_hour=ANOTHER_HOUR,
         # The page shows throughput in a chart with a table of its own.
-        parts=[(h, markdown(body)) for h, _, body in headed if h != SPEEDS],
+        parts=[(heading, body) for heading, _, body in headed if heading != SPEEDS],
         made=f"{made:%Y-%m-%d %H:%M} UTC",
     )
 
@@ -148,6 +141,7 @@ def page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= {"markdown": markdown, "inline": inline}
     return environment.get_template(template).render(
         **values,
         policy=_policy(sources),
@@ -195,37 +189,6 @@ def inline(text: str) -> Markup:
     return Markup(_writer().renderInline(text))  # noqa: S704 - as above
 
 
-@dataclass(frozen=True, slots=True)
-class _JobText:
-    """Texts of one job in the template."""
-
-    title: str
-    recipe: str
-    sentences: list[Markup]
-    abridged: str
-
-
-def _job(job: PageJob) -> _JobText:
-    sentences = [] if job.recommendation is None else job.recommendation.sentences()
-    return _JobText(
-        job.title, job.cell.recipe.key, [inline(text) for text in sentences], _abridged(job)
-    )
-
-
-def _abridged(job: PageJob) -> str:
-    """Note on which of a job's offers the page shows; empty where it shows all."""
-    offers = [] if job.recommendation is None else job.recommendation.rows
-    shown = sum(1 for _ in shown_offers(offers))
-    if shown == len(offers):
-        return ""
-    return (
-        f"This page shows {shown:,} of {len(offers):,} offers: the {MOST_OFFERS} cheapest, those "
-        "that may be as cheap as the cheapest, those that no offer beats in both cost and time, "
-        f"and the {MOST_OF_A_KIND} cheapest of each GPU, provider and market. The run's "
-        "ranking.csv has all offers."
-    )
-
-
 def _groups(jobs: Sequence[PageJob]) -> list[dict[str, object]]:
     """Jobs with their positions, grouped by model and recipe."""
 
@@ -236,19 +199,3 @@ def _groups(jobs: Sequence[PageJob]) -> list[dict[str, object]]:
         {"name": key, "jobs": [(position, jobs[position]) for position in positions]}
         for key, positions in groupby(range(len(jobs)), key=name)
     ]
-
-
-def _counts(results: RunResults) -> dict[str, object]:
-    bases = Counter(o.basis.value for o in results.observed)
-    return {
-        "observations": len(results.observed),
-        "cells": len(results.cells),
-        "bases": sorted(bases.items()),
-    }
-
-
-def _excluded(results: RunResults) -> list[tuple[str, list[str]]]:
-    reasons: defaultdict[str, list[str]] = defaultdict(list)
-    for excluded in results.ranking.excluded:
-        reasons[excluded.reason].append(excluded.cell.key)
-    return list(reasons.items())

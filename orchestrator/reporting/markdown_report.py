@@ -163,7 +163,11 @@ def cheapest_section(ranking: Ranking) -> str:
     else:
         parts.append(_no_offer_text(ranking))
     if ranking.excluded:
-        parts += ["Excluded:", _excluded_lines(ranking.excluded)]
+        lines = [
+            f"- {', '.join(keys) if len(keys) <= MOST_NAMED else f'{len(keys)} cells'}: {reason}"
+            for reason, keys in keys_by_reason(ranking.excluded).items()
+        ]
+        parts += ["Excluded:", "\n".join(lines)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -196,15 +200,12 @@ def winners_tables(winners: Sequence[RankedOffer]) -> str:
     return "\n\n".join(parts)
 
 
-def _excluded_lines(excluded: Sequence[Excluded]) -> str:
-    """An item for each reason, with its cells or their number."""
+def keys_by_reason(excluded: Sequence[Excluded]) -> dict[str, list[str]]:
+    """Keys of the excluded cells by the reason of their exclusion."""
     reasons: dict[str, list[str]] = defaultdict(list)
     for row in excluded:
         reasons[row.reason].append(row.cell.key)
-    return "\n".join(
-        f"- {', '.join(keys) if len(keys) <= MOST_NAMED else f'{len(keys)} cells'}: {reason}"
-        for reason, keys in reasons.items()
-    )
+    return reasons
 
 
 def _ranking_section(ranking: Ranking) -> str:

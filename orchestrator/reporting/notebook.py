@@ -214,11 +214,11 @@ def _steps(results: RunResults) -> pd.DataFrame:
 
 def _fits(fits: Sequence[Fit]) -> pd.DataFrame:
     columns = ["law", "group", "basis", "stack", "status", "points", "rmse", "rmse_unit"]
-    rows: list[tuple[object, ...]] = []
-    for fit in fits:
-        stack_and_basis = (fit.basis.value, fit.stack, fit.status.value)
-        row = (fit.law.value, fit.group.key, *stack_and_basis, fit.points, fit.rmse, fit.rmse_unit)
-        rows += [(*row, p.name, p.value, p.unit, p.standard_error) for p in fit.parameters]
-        if not fit.parameters:
-            rows.append((*row, None, None, None, None))
-    return pd.DataFrame(rows, columns=[*columns, "parameter", "value", "unit", "standard_error"])
+    rows = [
+        {**fit.model_dump(mode="json"), "group": fit.group.key, **parameter}
+        for fit in fits
+        for parameter in ([vars(p) for p in fit.parameters] or [{}])
+    ]
+    return pd.DataFrame(rows, columns=[*columns, "name", "value", "unit", "standard_error"]).rename(
+        columns={"name": "parameter"}
+    )

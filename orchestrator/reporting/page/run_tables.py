@@ -92,6 +92,24 @@ class PageJob:
         """Offers, the cheapest first."""
         return () if self.recommendation is None else self.recommendation.rows
 
+    @property
+    def sentences(self) -> list[str]:
+        """The recommendation in Markdown; empty without any."""
+        return [] if self.recommendation is None else self.recommendation.sentences()
+
+    @property
+    def abridged(self) -> str:
+        """Note on which of the offers the page shows; empty where it shows all."""
+        shown = len(list(shown_offers(self.offers)))
+        if shown == len(self.offers):
+            return ""
+        return (
+            f"This page shows {shown:,} of {len(self.offers):,} offers: the {MOST_OFFERS} "
+            "cheapest, those that may be as cheap as the cheapest, those that no offer beats in "
+            f"both cost and time, and the {MOST_OF_A_KIND} cheapest of each GPU, provider and market. "
+            "The run's ranking.csv has all offers."
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Named:
