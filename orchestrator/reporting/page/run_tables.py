@@ -106,8 +106,8 @@ class PageJob:
         return (
             f"This page shows {shown:,} of {len(self.offers):,} offers: the {MOST_OFFERS} "
             "cheapest, those that may be as cheap as the cheapest, those that no offer beats in "
-            f"both cost and time, and the {MOST_OF_A_KIND} cheapest of each GPU, provider and market. "
-            "The run's ranking.csv has all offers."
+            f"both cost and time, and the {MOST_OF_A_KIND} cheapest of each GPU, provider and "
+            "market. The run's ranking.csv has all offers."
         )
 
 
