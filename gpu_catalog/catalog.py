@@ -36,7 +36,7 @@ class Catalog:
 
     def __init__(self, gpus: Iterable[Gpu], offers: Iterable[Offer]) -> None:
         self.gpus = tuple(gpus)
-        self._offers = tuple(offers)
+        self.all_offers = tuple(offers)
         mistakes = [*self._duplicates(), *self._unknown_gpus()]
         if mistakes:
             raise CatalogError("\n".join(mistakes))
@@ -44,14 +44,9 @@ class Catalog:
         self._by_name = {name: gpu for gpu in self.gpus for name in gpu.device_names}
         self._of_gpu: dict[str, list[Offer]] = defaultdict(list)
         for offer in sorted(
-            self._offers, key=lambda offer: (offer.usd_per_hour, offer.provider, offer.instance)
+            self.all_offers, key=lambda offer: (offer.usd_per_hour, offer.provider, offer.instance)
         ):
             self._of_gpu[offer.gpu].append(offer)
-
-    @property
-    def all_offers(self) -> tuple[Offer, ...]:
-        """All offers, in the order given."""
-        return self._offers
 
     def merged(self, gpus: Sequence[Gpu] = (), offers: Sequence[Offer] = ()) -> "Catalog":
         """Add a user's rows to this catalog.
@@ -66,7 +61,7 @@ class Catalog:
             return self
         new = [gpu for gpu in gpus if gpu not in self.gpus]
         replaced = {offer.identity for offer in offers}
-        kept = (offer for offer in self._offers if offer.identity not in replaced)
+        kept = (offer for offer in self.all_offers if offer.identity not in replaced)
         return Catalog([*self.gpus, *new], [*kept, *offers])
 
     def gpu(self, key: str) -> Gpu:
@@ -114,7 +109,7 @@ class Catalog:
 
     def _unknown_gpus(self) -> Iterator[str]:
         keys = dict.fromkeys(gpu.key for gpu in self.gpus)
-        for offer in self._offers:
+        for offer in self.all_offers:
             if offer.gpu not in keys:
                 near = did_you_mean(offer.gpu, keys)
                 yield f"offer {offer.provider} {offer.instance}: unknown GPU {offer.gpu!r}{near}"
@@ -156,10 +151,7 @@ def parse_rows(
 ) -> tuple[list[Row], list[str]]:
     """Records of the valid rows, and one message for each mistake in the others.
 
-    Args:
-        model: record of a row.
-        rows: fields by column name.
-        place: name of a row in messages, by its number from 1.
+    ``place`` names a row in messages by its number from 1.
     """
     records, mistakes = [], []
     for number, row in enumerate(rows, start=1):

@@ -99,11 +99,11 @@ def price_table(name: str | None = None) -> PriceTable:
     if name in TABLES:
         return PriceTable(name, Catalog(shipped.gpus, shipped_offers(TABLES[name])))
     refreshed = written_offers(refreshed_path())
-    if not refreshed and name is None:
+    if refreshed:
+        return PriceTable(REFRESHED, Catalog(shipped.gpus, in_use(shipped, refreshed)))
+    if name is None:
         return PriceTable(SHIPPED, shipped)
-    if not refreshed:
-        raise CatalogError(f"{refreshed_path()}: no prices yet: run 'catalog refresh'")
-    return PriceTable(REFRESHED, Catalog(shipped.gpus, in_use(shipped, refreshed)))
+    raise CatalogError(f"{refreshed_path()}: no prices yet: run 'catalog refresh'")
 
 
 def in_use(shipped: Catalog, refreshed: Sequence[Offer]) -> list[Offer]:
@@ -129,11 +129,8 @@ def age_text(offers: Iterable[Offer], today: dt.date) -> str:
     if not dates:
         return "no prices"
     oldest = max((today - dates[0]).days, 0)
-    days = f"{oldest} day{'' if oldest == 1 else 's'} old"
-    if dates[0] == dates[-1]:
-        text = f"prices of {dates[0]}, {days}"
-    else:
-        text = f"prices of {dates[0]} to {dates[-1]}, the oldest {days}"
+    newer = "," if dates[0] == dates[-1] else f" to {dates[-1]}, the oldest"
+    text = f"prices of {dates[0]}{newer} {oldest} day{'' if oldest == 1 else 's'} old"
     old = sum((today - date).days > OLD_DAYS for date in dates)
     if not old:
         return text

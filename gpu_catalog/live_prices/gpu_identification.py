@@ -1,7 +1,5 @@
 """Identification of the GPU that a price is for. Ambiguous prices are reported, not guessed."""
 
-import csv
-import io
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +7,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import cache
 
-from gpu_catalog.catalog import Catalog, shipped_text
+from gpu_catalog.catalog import Catalog, csv_rows, shipped_text
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.live_prices.sources.aws_instances import AWS, aws_instances
 from gpu_catalog.live_prices.sources.raw_offer import RawOffer
@@ -50,10 +48,8 @@ class InstanceForm:
 @cache
 def forms() -> tuple[InstanceForm, ...]:
     """Instances that identify a GPU whose name alone is ambiguous."""
-    rows = csv.DictReader(io.StringIO(shipped_text("gpu_forms.csv", __package__)))
-    return tuple(
-        InstanceForm(row["provider"], row["instance"], row["gpu_name"], row["gpu"]) for row in rows
-    )
+    rows = csv_rows(shipped_text("gpu_forms.csv", __package__))
+    return tuple(InstanceForm(**row) for row in rows)
 
 
 @cache

@@ -36,8 +36,6 @@ class Refreshed:
         offers: the new table: live prices, and the last ones of sources without an answer.
         live: number of live prices among them.
         answered: names of the sources with accepted prices.
-        warnings: a line for each source that did not answer.
-        rejected: prices that cannot be right.
         unidentified: counts of prices without an identified GPU, a line per source and reason.
     """
 
@@ -80,7 +78,9 @@ def refresh(
         if not offers:
             text = f"{source.name}: no price of any GPU in the catalog"
             warnings.append(text + _kept(source.name, last))
-    live, implausible = check_offers(_latest(sourced), _references(catalog, sourced))
+    providers = {candidate.offer.provider for candidate in sourced}
+    references = [offer for offer in catalog.all_offers if offer.provider not in providers]
+    live, implausible = check_offers(_latest(sourced), references)
     kept, too_old = _still_valid(last, live, by_region, today)
     return Refreshed(
         offers=(*live, *kept),
@@ -177,20 +177,10 @@ def _latest(sourced: Iterable[SourcedOffer]) -> list[SourcedOffer]:
     best: dict[Identity, SourcedOffer] = {}
     for candidate in sourced:
         offer = candidate.offer
-        other = best.get(offer.identity)
-        if (
-            other is None
-            or _source(other.offer) != _source(offer)
-            or offer.usd_per_hour < other.offer.usd_per_hour
-        ):
+        other = best.setdefault(offer.identity, candidate).offer
+        if _source(other) != _source(offer) or offer.usd_per_hour < other.usd_per_hour:
             best[offer.identity] = candidate
     return list(best.values())
-
-
-def _references(catalog: Catalog, sourced: Sequence[SourcedOffer]) -> list[Offer]:
-    """Catalog prices of providers that no source has now."""
-    providers = {candidate.offer.provider for candidate in sourced}
-    return [offer for offer in catalog.all_offers if offer.provider not in providers]
 
 
 def _counted(unidentified: Sequence[UnidentifiedPrice]) -> Iterator[str]:

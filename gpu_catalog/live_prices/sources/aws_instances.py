@@ -1,11 +1,9 @@
 """Amazon's instance types with GPUs of the catalog."""
 
-import csv
-import io
 from dataclasses import dataclass
 from functools import cache
 
-from gpu_catalog.catalog import shipped_text
+from gpu_catalog.catalog import csv_rows, shipped_text
 
 AWS = "aws"
 # Linux is billed by the second, for at least a minute (Amazon EC2 on-demand pricing).
@@ -41,5 +39,5 @@ def gpus_of(name: str, stated: str) -> int:
 @cache
 def aws_instances() -> dict[str, AwsInstance]:
     """Instance types by name."""
-    rows = csv.DictReader(io.StringIO(shipped_text("aws_instances.csv", "gpu_catalog.live_prices")))
+    rows = csv_rows(shipped_text("aws_instances.csv", "gpu_catalog.live_prices"))
     return {row["instance"]: AwsInstance(row["gpu"], int(row["gpus"])) for row in rows}

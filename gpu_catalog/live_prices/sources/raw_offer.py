@@ -18,17 +18,12 @@ class RawOffer:
 
     Attributes:
         provider: this project's name of the provider; region and instance are the provider's names.
-        gpus: number of GPUs of the instance.
         price: price of the whole instance per hour, a number or text; None if not stated.
         gpu_name: the source's name of the GPU.
         gpu_memory_gib: memory of one GPU as stated; the unit may be wrong.
-        currency: currency of the price.
-        host_cpus: number of CPUs of the instance; None if not stated.
         minimum_minutes: shortest billed time; None if unknown.
-        as_of: date of the price; None if not stated.
         source: source of the price; begins with ``PriceSource.name``.
         first_hand: whether the provider itself states the price, not a catalog of several.
-        note: caveats.
     """
 
     provider: str
@@ -53,7 +48,6 @@ class SourceReply:
     """Reply of a source.
 
     Attributes:
-        offers: unchecked prices.
         warnings: a line for each part of the prices that is missing.
         regions_apart: whether each region was asked separately. If so, a region without prices was
             not asked or did not answer; else it has nothing to rent.
@@ -65,12 +59,13 @@ class SourceReply:
 
 
 class PriceSource(Protocol):
-    """A source of prices."""
+    """A source of prices.
 
-    @property
-    def name(self) -> str:
-        """Name on the command line and at the beginning of ``Offer.source``."""
-        ...
+    Attributes:
+        name: name on the command line and at the beginning of ``Offer.source``.
+    """
+
+    name: str
 
     def fetch(self) -> SourceReply:
         """Fetch all prices.
@@ -78,4 +73,3 @@ class PriceSource(Protocol):
         Raises:
             SourceError: the source is missing or does not answer.
         """
-        ...
