@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from gpu_catalog.suggestions import did_you_mean
@@ -87,9 +88,7 @@ class DatasetReader(Generic[R]):
 
         Reading stops after ``MOST_MISTAKES`` of the latter.
         """
-        mistakes = [
-            mistake for _, mistake in sorted(self._of_examples, key=lambda numbered: numbered[0])
-        ]
+        mistakes = [mistake for _, mistake in sorted(self._of_examples, key=itemgetter(0))]
         if len(mistakes) == MOST_MISTAKES:
             text = f"{mistakes[-1].text} (there may be more: reading stopped here)"
             mistakes[-1] = Mistake(mistakes[-1].part, text)
@@ -122,25 +121,17 @@ class DatasetReader(Generic[R]):
     def check(self, *, any_left: bool) -> None:
         """Raise the mistakes.
 
-        Args:
-            any_left: whether there is an example that is not empty.
-
         Raises:
-            DataError: there is a mistake, or no example.
+            DataError: there is a mistake, or no example is left that is not empty.
         """
-        if not any_left and not self.has_mistakes:
-            what = f"all {self.empty} examples are empty" if self.empty else "holds no examples"
-            raise DataError([Mistake("dataset", f"{self._source.name}: {what}")])
         if self.has_mistakes:
             raise DataError(self.mistakes)
+        if not any_left:
+            what = f"all {self.empty} examples are empty" if self.empty else "holds no examples"
+            raise DataError([Mistake("dataset", f"{self._source.name}: {what}")])
 
     def note(self, mistake: Mistake, number: int | None = None) -> None:
-        """Add a mistake of an example, up to ``MOST_MISTAKES``.
-
-        Args:
-            mistake: the mistake.
-            number: number of the example; None for the one that is being read.
-        """
+        """Add a mistake of an example, the one that is being read by default, if there is room."""
         if not self._is_full:
             self._of_examples.append((self._number if number is None else number, mistake))
 

@@ -46,13 +46,11 @@ def examples(source: DatasetSource, fields: Sequence[str]) -> Iterator[Example |
         return of_hub(source, fields)
     mistakes = []
     if source.subset is not None:
-        mistakes.append(
-            Mistake("subset", f"{source.subset!r}: only a hub data set has subsets: remove it")
-        )
+        text = f"{source.subset!r}: only a hub data set has subsets: remove it"
+        mistakes.append(Mistake("subset", text))
     if source.split is not None and path.is_file():
-        mistakes.append(
-            Mistake("split", f"{source.split!r}: a single file has no splits: remove it")
-        )
+        text = f"{source.split!r}: a single file has no splits: remove it"
+        mistakes.append(Mistake("split", text))
     if mistakes:
         raise DataError(mistakes)
     files = _files(path, source) if path.is_dir() else [_checked_file(path)]
@@ -103,7 +101,7 @@ def _files(folder: Path, source: DatasetSource) -> list[Path]:
 
 def _split(path: Path) -> str | None:
     """Split that the name of a file or its folder gives, or None."""
-    stem = path.name[: path.name.index(".")] if "." in path.name else path.name
+    stem = path.name.partition(".")[0]
     shard = SHARD.fullmatch(stem)
     if shard is not None and shard[1] != UNSPLIT:
         return shard[1]

@@ -96,13 +96,7 @@ class DataLengths(Record):
 
 @dataclass(frozen=True, slots=True)
 class PublishedData:
-    """Published facts of a data set of the paper.
-
-    Attributes:
-        examples: number of examples in the paper.
-        median: median tokens of an example; None if not published.
-        note: use of the data set in the paper.
-    """
+    """Number of examples, median tokens and use of a data set in the paper."""
 
     examples: int
     median: int | None
@@ -157,12 +151,8 @@ def counted_lengths(
     A text gets the tokenizer's special tokens, and an end token if the tokenizer has one and does
     not add it, as trainers do. A conversation is tokenized as the chat template writes it.
 
-    Args:
-        source: source of the examples.
-        rendering: rendering of an example.
-        tokenizer: a folder, a tokenizer.json, or a hub name.
-        most: number of examples to read, the first ones; None for all.
-        progress: called with the number of examples counted so far.
+    Only the first ``most`` examples are read. ``progress`` is called with the number of examples
+    counted so far.
 
     Raises:
         DataError: the data, an example or the tokenizer cannot be read; one line for each of the
@@ -181,7 +171,7 @@ def counted_lengths(
                 histogram.update(counted.tokens)
                 if progress is not None:
                     progress(histogram.total())
-            fingerprint = f"{counter.fingerprint}-{reading.digest}"
+            fingerprint = f"{counter.fingerprint}-{reading.digest.hexdigest()[:16]}"
     except TokenizerError as error:
         next(chunks, None)  # mistakes of the data are reported as well
         reading.note_option(Mistake("tokenizer", str(error)))
@@ -211,14 +201,9 @@ class _Counting(DatasetReader[RenderedExample]):
 
     def __init__(self, source: DatasetSource, rendering: Rendering, most: int | None) -> None:
         super().__init__(source, rendering, most)
-        self._digest = hashlib.sha256()
+        self.digest = hashlib.sha256()  # of the rendered examples so far, in their order
         self._may_be_refused = isinstance(rendering, Chat)
         self._places: deque[list[ExamplePosition]] = deque()
-
-    @property
-    def digest(self) -> str:
-        """Digest of the rendered examples so far, in their order."""
-        return self._digest.hexdigest()[:16]
 
     def chunks(self) -> Iterator[list[RenderedExample]]:
         """Rendered examples in chunks that are counted together.
@@ -233,21 +218,23 @@ class _Counting(DatasetReader[RenderedExample]):
             if self.has_mistakes and not self._may_be_refused:
                 continue
             text = rendered if isinstance(rendered, str) else json.dumps(rendered, default=str)
-            self._digest.update(f"{len(text)} {text}".encode(errors="replace"))
+            self.digest.update(f"{len(text)} {text}".encode(errors="replace"))
             places.append(place)
             rendered_examples.append(rendered)
             characters += len(text)
             if len(rendered_examples) == EXAMPLES_AT_ONCE or characters > CHARACTERS_AT_ONCE:
-                yield self._chunk(places, rendered_examples)
+                self._places.append(places)
+                yield rendered_examples
                 places, rendered_examples, characters = [], [], 0
         if rendered_examples and (self._may_be_refused or not self.has_mistakes):
-            yield self._chunk(places, rendered_examples)
+            self._places.append(places)
+            yield rendered_examples
 
     def note_counted(self, counted: TokenCounts) -> None:
         """Add the empty and refused examples of the earliest chunk without a reply yet."""
         places = self._places.popleft()
         # A text without any token of the tokenizer counts as empty.
-        if 0 in counted.tokens and not counted.refused:
+        if not counted.refused:
             for place, tokens in zip(places, counted.tokens, strict=True):
                 if tokens == 0:
                     self.note_empty(place.text)
@@ -255,12 +242,6 @@ class _Counting(DatasetReader[RenderedExample]):
             place = places[at]
             text = f"{place.text}: the chat template refuses it: {why}"
             self.note(Mistake("dataset", text), place.number)
-
-    def _chunk(
-        self, places: list[ExamplePosition], rendered_examples: list[RenderedExample]
-    ) -> list[RenderedExample]:
-        self._places.append(places)
-        return rendered_examples
 
 
 def source_text(source: DatasetSource) -> str:
@@ -276,14 +257,11 @@ def read_histogram(path: Path) -> DataLengths:
     Raises:
         DataError: the file cannot be read; one line for each mistake.
     """
-    from fitting.tables.csv_table import (  # noqa: PLC0415 - pandas, for tables only
-        CsvTable,
-        read_csv,
-    )
+    from fitting.tables import csv_table  # noqa: PLC0415 - pandas, for tables only
 
     try:
-        frame, file = read_csv(path)
-        sheet = CsvTable(frame, HISTOGRAM_COLUMNS, file)
+        frame, file = csv_table.read_csv(path)
+        sheet = csv_table.CsvTable(frame, HISTOGRAM_COLUMNS, file)
         for name in ("tokens", "examples"):
             if name not in sheet:
                 sheet.head_is_wrong(f"no column {name}: the columns are tokens and examples")
@@ -291,7 +269,7 @@ def read_histogram(path: Path) -> DataLengths:
         names = {name for name in sheet.texts("dataset") if name is not None}
         if len(names) > 1:
             sheet.head_is_wrong(f"has {len(names)} data sets ({columns_text(sorted(names))})")
-        columns = [sheet.numbers(name, _whole).tolist() for name in ("tokens", "examples")]
+        columns = [sheet.numbers(n, csv_table.whole).tolist() for n in ("tokens", "examples")]
         sheet.check()
     except TableError as error:
         lines = str(error).split("\n")
@@ -310,7 +288,3 @@ def histogram_csv(name: str, lengths: DataLengths) -> str:
     writer.writerow(["dataset", "tokens", "examples"])
     writer.writerows((name, length, count) for length, count in lengths.histogram)
     return buffer.getvalue()
-
-
-def _whole(value: float) -> str | None:
-    return None if value >= 1 and value.is_integer() else "a whole number of at least 1"

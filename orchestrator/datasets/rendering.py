@@ -1,7 +1,7 @@
 """Rendering of a training example into the text that a model is trained on."""
 
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,21 +53,11 @@ class Template:
         texts = _texts(example, self.fields, self.part)
         if isinstance(texts, Mistake):
             return texts
-        if not any(texts.values()):
-            return ""
-        return "".join(
-            literal + ("" if field is None else texts[field]) for literal, field in self.pieces
-        )
+        return _filled(self.pieces, texts) if any(texts.values()) else ""
 
     def __str__(self) -> str:
-        escaped = (
-            (literal.replace("{", "{{").replace("}", "}}"), field) for literal, field in self.pieces
-        )
-        return "template " + repr(
-            "".join(
-                literal + ("" if field is None else f"{{{field}}}") for literal, field in escaped
-            )
-        )
+        pieces = [(text.replace("{", "{{").replace("}", "}}"), name) for text, name in self.pieces]
+        return f"template {_filled(pieces, {name: f'{{{name}}}' for name in self.fields})!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +77,7 @@ class Chat:
         """Name of its field."""
         return (self.field,)
 
-    def render(self, example: Example) -> RenderedExample | Mistake:
+    def render(self, example: Example) -> list[Mapping[str, Any]] | Mistake:
         """Messages; empty if the field is empty."""
         if self.field not in example.fields:
             return _absent(example, self.field)
@@ -96,11 +86,12 @@ class Chat:
             return []
         if not isinstance(messages, list):
             return _wrong(example, self.field, f"must be a list of messages, not {_kind(messages)}")
-        parsed = [_message(message) for message in messages]
-        for number, message in enumerate(parsed, start=1):
+        parsed = []
+        for number, message in enumerate(map(_message, messages), start=1):
             if isinstance(message, str):
                 return _wrong(example, self.field, f"message {number} has no {message}")
-        return [message for message in parsed if not isinstance(message, str)]
+            parsed.append(message)
+        return parsed
 
     def __str__(self) -> str:
         return f"chat template on {self.field}"
@@ -138,31 +129,27 @@ def prompt_and_answer(rendering: Rendering, example: Example) -> PromptAndAnswer
         prompts = [texts[field] for field in before if texts[field]]
         return PromptAndAnswer("".join(f"{text}{JOINED_BY}" for text in prompts), texts[last])
     at = max(place for place, (_, field) in enumerate(rendering.pieces) if field is not None)
-    prompt = "".join(
-        literal + ("" if field is None else texts[field])
-        for literal, field in rendering.pieces[:at]
-    )
     literal, field = rendering.pieces[at]
     assert field is not None  # the last one that is
-    return PromptAndAnswer(
-        prompt + literal, texts[field], "".join(end for end, _ in rendering.pieces[at + 1 :])
-    )
+    prompt = _filled(rendering.pieces[:at], texts) + literal
+    return PromptAndAnswer(prompt, texts[field], _filled(rendering.pieces[at + 1 :], texts))
 
 
 def _chat_prompt_and_answer(rendering: Chat, example: Example) -> PromptAndAnswer | Mistake:
     messages = rendering.render(example)
-    if isinstance(messages, str | Mistake):
-        return PromptAndAnswer("", messages) if isinstance(messages, str) else messages
+    if isinstance(messages, Mistake):
+        return messages
     if not messages:
         return PromptAndAnswer((), "")
     *before, last = messages
     if last["role"] != "assistant" or not isinstance(last.get("content"), str):
-        return _wrong(
-            example,
-            rendering.field,
-            "the last message must be the answer: a text of the assistant",
-        )
+        text = "the last message must be the answer: a text of the assistant"
+        return _wrong(example, rendering.field, text)
     return PromptAndAnswer(tuple(before), last["content"])
+
+
+def _filled(pieces: Iterable[tuple[str, str | None]], texts: Mapping[str, str]) -> str:
+    return "".join(literal + ("" if field is None else texts[field]) for literal, field in pieces)
 
 
 def parsed_template(text: str) -> Template | list[Mistake]:
@@ -184,11 +171,8 @@ def parsed_template(text: str) -> Template | list[Mistake]:
     ]
     template = Template(tuple((literal, field) for literal, field, _, _ in parts))
     if not mistakes and not template.fields:
-        mistakes = [
-            Mistake(
-                "template", f"{label}: has no field: write fields in braces, as in {{question}}"
-            )
-        ]
+        text = f"{label}: has no field: write fields in braces, as in {{question}}"
+        return [Mistake("template", text)]
     return mistakes or template
 
 
@@ -206,10 +190,9 @@ def _texts(example: Example, fields: Sequence[str], part: str) -> dict[str, str]
 
 
 def _absent(example: Example, field: str) -> Mistake:
-    names = ", ".join(example.fields) or "none"
-    text = f"{example.place}: has no field {field!r} (it has {names}): add it to the example, or "
-    text += "remove it from the rendering"
-    return Mistake("dataset", text)
+    text = f"has no field {field!r} (it has {', '.join(example.fields) or 'none'})"
+    remedy = "add it to the example, or remove it from the rendering"
+    return Mistake("dataset", f"{example.place}: {text}: {remedy}")
 
 
 def _wrong(example: Example, field: str, text: str) -> Mistake:

@@ -49,12 +49,9 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class DatasetSource:
-    """Source of examples.
+    """Source of examples: a file, a folder, or a hub name.
 
-    Attributes:
-        name: a file, a folder, or a hub name.
-        subset: configuration of a hub data set; None for its only one.
-        split: part of the data set; None for training.
+    ``subset`` is the configuration of a hub data set. Without ``split``, training is read.
     """
 
     name: str

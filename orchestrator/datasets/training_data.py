@@ -24,7 +24,6 @@ class TrainingDataRequest:
     """Source, rendering and split of a data set.
 
     Attributes:
-        source: file, folder or hub name.
         rendering: rendering of an example; its last field or message is the answer.
         choices: fields of possible answers: one with a list of them, or one each.
         held_out: number of held-out examples, or their share below 1; default: a tenth, or all of
@@ -90,15 +89,12 @@ def read_data(request: TrainingDataRequest) -> TrainingData:
         text = f"{request.source.name}: the prompts of all its examples are held out"
         raise DataError([Mistake("dataset", text)])
     both = [*train, *(example.model_copy(update={"held_out": True}) for example in held_out)]
-    rendering = ", choices ".join(
-        filter(None, (str(request.rendering), ", ".join(request.choices)))
-    )
+    parts = (str(request.rendering), ", ".join(request.choices))
+    other = request.held_out_source
     facts = LearnData(
         source=source_text(request.source),
-        rendering=rendering,
-        held_out_from=source_text(request.held_out_source)
-        if request.held_out_source
-        else "the same",
+        rendering=", choices ".join(filter(None, parts)),
+        held_out_from="the same" if other is None else source_text(other),
         tokenizer=request.tokenizer,
         fingerprint=_fingerprint(request.tokenizer, both),
         train_examples=len(train),
@@ -215,9 +211,11 @@ def _split(
     for prompt in order:
         (held_out if len(held_out) < wanted else train).extend(groups[prompt])
     if not train:
-        text = f"{request.held_out:g}: " if request.held_out is not None else ""
-        text += f"nothing is left to train on: {request.source.name} has {len(examples)} examples "
-        raise DataError([Mistake("held_out", f"{text}with {len(groups)} different prompts")])
+        given = f"{request.held_out:g}: " if request.held_out is not None else ""
+        text = f"{request.source.name} has {len(examples)} examples with {len(groups)} different"
+        raise DataError(
+            [Mistake("held_out", f"{given}nothing is left to train on: {text} prompts")]
+        )
     return held_out, train
 
 

@@ -13,7 +13,6 @@ class Node:
     """A node of a Ray cluster.
 
     Attributes:
-        resources: amount of each resource, by name.
         packages: extras that can be imported on it; None when that is unknown.
         node_id: Ray's id of the node; None for one that has not started.
         is_leaving: whether it had notice that it will be taken away.
@@ -100,17 +99,11 @@ class ClusterResources:
         there = self._keyed(gpu) or (self.nodes_for(gpu) if not self.starting(gpu.key) else [])
         # The autoscaler's limit includes the nodes that are running.
         to_start = max(0, self.starting(gpu.key) - len(there))
-        parts = [f"{len(there)} there"] if there else []
-        parts += [f"{to_start} to be started"] if to_start else []
-        return ", ".join(parts)
+        parts = ((len(there), "there"), (to_start, "to be started"))
+        return ", ".join(f"{count} {state}" for count, state in parts if count)
 
     def holding(self, request: Mapping[str, float], out: Collection[str] = ()) -> int:
-        """Number of concurrent trials with this request that fit on the idle nodes.
-
-        Args:
-            request: resources of a trial, as `trial_resources` returns them.
-            out: ids of the excluded nodes.
-        """
+        """Number of concurrent trials with this request that fit on the idle nodes not ``out``."""
         return sum(node.holding(request) for node in self.nodes if node.node_id not in out)
 
     @property

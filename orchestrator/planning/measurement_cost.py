@@ -24,10 +24,7 @@ PROBE_SECONDS = 60.0  # a search probe with its model's build, or a timed batch
 class MeasurementCost:
     """Durations of measurements: medians of the run on the same GPU, or else assumptions.
 
-    Args:
-        observations: observations of the run.
-        startup_minutes: minutes from renting a node to its first step.
-        rates: prices of nodes; None where every node is rented.
+    Without ``rates`` every node is rented, and takes ``startup_minutes`` to its first step.
     """
 
     def __init__(
@@ -42,11 +39,9 @@ class MeasurementCost:
         self._visits: dict[str, list[float]] = defaultdict(list)
         searched: dict[Cell, float] = defaultdict(float)  # seconds
         for o in observations:
-            if o.cell.simulated:
-                continue
-            if o.purpose == "ladder":
+            if o.purpose == "ladder" and not o.cell.simulated:
                 self._visits[o.cell.device].append(o.seconds)
-            else:
+            elif not o.cell.simulated:
                 searched[o.cell] += o.seconds
         for cell, seconds in searched.items():
             self._searches[cell.device].append(seconds)
@@ -65,13 +60,11 @@ class MeasurementCost:
 
     def visit_seconds(self, device: str) -> float:
         """Seconds of one timed batch."""
-        visits = self._visits.get(device)
-        return statistics.median(visits) if visits else PROBE_SECONDS
+        return statistics.median(self._visits.get(device, [PROBE_SECONDS]))
 
     def search_seconds(self, device: str) -> float:
         """Seconds of all probes that find a cell's largest batch."""
-        searches = self._searches.get(device)
-        return statistics.median(searches) if searches else SEARCH_PROBES * PROBE_SECONDS
+        return statistics.median(self._searches.get(device, [SEARCH_PROBES * PROBE_SECONDS]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +73,6 @@ class RemainingWork:
 
     Attributes:
         gpu: key of the GPU that runs them.
-        trials: number of trials left.
         at_a_time: trials that run concurrently; 1 while the cluster has no such GPU.
         nodes: running nodes and nodes to be started, in words.
         start_seconds: seconds to start a node; 0 where one is running.
@@ -132,7 +124,9 @@ def remaining_work(
     remaining = []
     for device, pending in cells.items():
         gpu = rates.catalog.gpu(device)
-        is_known = cost.is_up(device) or gpu.kind == "cuda"
+        seconds = None
+        if cost.is_up(device) or gpu.kind == "cuda":
+            seconds = sum(_seconds(spec, c, of_cell[c], cost) for c in pending)
         remaining.append(
             RemainingWork(
                 gpu=device,
@@ -140,9 +134,7 @@ def remaining_work(
                 at_a_time=max(cluster.at_a_time(gpu), 1),
                 nodes=cluster.nodes_text(gpu),
                 start_seconds=cost.start_seconds(device),
-                probe_seconds=sum(_seconds(spec, c, of_cell[c], cost) for c in pending)
-                if is_known
-                else None,
+                probe_seconds=seconds,
                 offer=rates.offer(device),
                 is_assumed=not cost.is_up(device),
             )
@@ -160,12 +152,13 @@ def _seconds(
     spec: SweepSpec, cell: Cell, observations: Sequence[Observation], cost: MeasurementCost
 ) -> float:
     """Seconds that the trial of a cell has left."""
-    largest = largest_batch(observations)
+    largest, is_capped = largest_batch(observations), cell.capped_on is not None
+    if largest is None and is_capped:
+        return cost.search_seconds(cell.device)
     if largest is None:
-        whole = trial_seconds(spec, cell.device, cost)
-        return whole if cell.capped_on is None else cost.search_seconds(cell.device)
+        return trial_seconds(spec, cell.device, cost)
     timed = sum(o.purpose == "ladder" and o.measurement is not None for o in observations)
-    visits = 0 if cell.capped_on is not None else len(batch_ladder(largest[0], seed_text=""))
+    visits = 0 if is_capped else len(batch_ladder(largest[0], seed_text=""))
     return max(visits - timed, 1) * cost.visit_seconds(cell.device)
 
 

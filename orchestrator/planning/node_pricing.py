@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import starmap
 
 from pydantic import Field
 
@@ -17,14 +16,7 @@ LABEL = "finetune-cost/"  # prefix of the Ray labels by which a cluster file des
 
 
 class NodeRental(Record):
-    """Rental of a node by its own labels; None stands for any value.
-
-    Attributes:
-        provider: provider, as price tables name it.
-        instance: the provider's name of the instance type.
-        region: the provider's name of the region.
-        market: on demand or spot.
-    """
+    """Rental of a node by its own labels, in the words of price tables; None for any value."""
 
     provider: str | None = None
     instance: str
@@ -95,12 +87,7 @@ NOT_SAID = NodeRentals()
 
 @dataclass(slots=True)
 class NodePrices:
-    """Hourly prices of nodes.
-
-    Attributes:
-        catalog: all offers.
-        rented: rentals of the nodes; updated while nodes join.
-    """
+    """Hourly prices of nodes; ``rented`` is updated while nodes join."""
 
     catalog: Catalog
     rented: NodeRentals = NOT_SAID
@@ -114,10 +101,6 @@ class NodePrices:
 
         Offers for ``cpu`` describe a stand-in for the machine that runs the sweep, which costs
         nothing unless the user gives a price for it.
-
-        Args:
-            gpu: key of the GPU.
-            node_id: Ray's id of the node; None for any.
         """
         offers = self.catalog.offers(gpu)  # the cheapest first
         with_gpu = (r for r in self.rented.nodes.values() if any(map(r.names, offers)))
@@ -143,15 +126,14 @@ class NodePrices:
             else f"{gpu} {offer_text(offer)}"
             for gpu, offer in listed
         ]
-        is_rented = any(offer is not None and offer.provider != OWN for _, offer in listed)
-        assumed = CHEAPEST if any(starmap(self._is_assumed, listed)) else ""
-        return f"priced as: {', '.join(parts)}{assumed}{NOT_COUNTED if is_rented else ''}"
+        rented = [offer for _, offer in listed if offer is not None and offer.provider != OWN]
+        assumed = CHEAPEST if any(map(self._is_assumed, rented)) else ""
+        return f"priced as: {', '.join(parts)}{assumed}{NOT_COUNTED if rented else ''}"
 
-    def _is_assumed(self, _: str, offer: Offer | None) -> bool:
+    def _is_assumed(self, offer: Offer) -> bool:
         """Whether neither the user nor a node named this offer."""
-        if offer is None or offer.provider == OWN or self.rented.offers != OfferFilter():
-            return False
-        return not any(rental.names(offer) for rental in self.rented.nodes.values())
+        is_named = any(rental.names(offer) for rental in self.rented.nodes.values())
+        return self.rented.offers == OfferFilter() and not is_named
 
     def _is_for_rent(self, gpu: str) -> bool:
         return any(not stands_in(gpu, offer.provider) for offer in self.catalog.offers(gpu))

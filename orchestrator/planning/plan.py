@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from gpu_catalog.catalog import Catalog
-from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
 from orchestrator.planning.cluster_resources import ClusterResources
 from orchestrator.spec.sweep_spec import SweepSpec
@@ -40,20 +39,14 @@ class Plan(Record):
     given_up: tuple[Skip, ...] = ()
 
     def after(self, no_node: Mapping[Cell, str], died: Mapping[Cell, str]) -> "Plan":
-        """Copy of the plan with the cells that could not be measured.
-
-        Args:
-            no_node: reasons of cells whose GPU no node had.
-            died: last causes of cells whose trials died too often.
-        """
-        unplaced = [cell for cell in self.pending if cell in no_node]
-        return self.model_copy(
-            update={
-                "pending": tuple(cell for cell in self.pending if cell not in no_node),
-                "skipped": (*self.skipped, *(Skip(cell=c, reason=no_node[c]) for c in unplaced)),
-                "given_up": tuple(Skip(cell=c, reason=died[c]) for c in self.pending if c in died),
-            }
-        )
+        """Copy of the plan with the cells that no node could measure, or whose trials ``died``."""
+        unplaced = (Skip(cell=c, reason=no_node[c]) for c in self.pending if c in no_node)
+        changes = {
+            "pending": tuple(cell for cell in self.pending if cell not in no_node),
+            "skipped": (*self.skipped, *unplaced),
+            "given_up": tuple(Skip(cell=c, reason=died[c]) for c in self.pending if c in died),
+        }
+        return self.model_copy(update=changes)
 
 
 def trial_task(
@@ -112,12 +105,6 @@ def make_plan(
     )
 
 
-def _simulation_obstacle(cell: Cell, model: Model, gpu: Gpu) -> str | None:
-    if gpu.kind != "cuda":
-        return f"only CUDA GPUs are simulated: measure on {gpu.key} (leave simulated_on out)"
-    return incompatibility(cell.recipe, model, gpu) or not_simulated(cell.recipe, model, gpu)
-
-
 def _obstacle(cell: Cell, model: Model, catalog: Catalog, cluster: ClusterResources) -> str | None:
     if cell.capped_on is not None:
         # A largest batch is meaningless on a GPU that cannot run the recipe.
@@ -125,13 +112,14 @@ def _obstacle(cell: Cell, model: Model, catalog: Catalog, cluster: ClusterResour
         if reason is not None:
             return reason
     gpu = catalog.gpu(cell.device)
+    if cell.simulated and gpu.kind != "cuda":
+        return f"only CUDA GPUs are simulated: measure on {gpu.key} (leave simulated_on out)"
     if cell.simulated:
-        return _simulation_obstacle(cell, model, gpu)
+        return incompatibility(cell.recipe, model, gpu) or not_simulated(cell.recipe, model, gpu)
     nodes = cluster.nodes_for(gpu)
     # Without a node, an incompatibility of the GPU itself is a better reason than the missing node.
-    reasons = [incompatibility(cell.recipe, model, gpu, node.packages) for node in nodes] or [
-        incompatibility(cell.recipe, model, gpu)
-    ]
+    packages = [node.packages for node in nodes] or [None]
+    reasons = [incompatibility(cell.recipe, model, gpu, extras) for extras in packages]
     if all(reason is not None for reason in reasons):
         return reasons[0]
     if not nodes:

@@ -4,6 +4,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from trials.records.cell import Cell
 from trials.records.observation import Basis, Observation, Outcome, without_superseded
@@ -12,7 +13,11 @@ SLOW = 4.0  # ratio of step times; throttled clocks and busy neighbours cause le
 # Largest ratio of the tokens of two batches to compare: the fixed cost of a step then weighs alike.
 ALIKE = 1.5
 
-_Node = tuple[str, str, str]  # key of its GPU, host and node id
+
+class _Node(NamedTuple):
+    gpu: str
+    host: str
+    node_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +53,9 @@ class SlowNode:
 @dataclass(frozen=True, slots=True)
 class _Timed:
     cell: Cell
-    host: str
-    node_id: str
+    node: _Node
     tokens: int
     tokens_per_second: float
-
-    @property
-    def node(self) -> _Node:
-        """Node that it was timed on."""
-        return self.cell.device, self.host, self.node_id
 
 
 def slow_nodes(observations: Sequence[Observation]) -> list[SlowNode]:
@@ -75,25 +74,20 @@ def slow_nodes(observations: Sequence[Observation]) -> list[SlowNode]:
     ratios: dict[_Node, list[float]] = defaultdict(list)
     cells: dict[_Node, dict[Cell, None]] = defaultdict(dict)
     for group in groups.values():
-        if len({one.node_id for one in group}) == 1:
+        if len({one.node.node_id for one in group}) == 1:
             continue
         for one in group:
             cells[one.node][one.cell] = None
             ratios[one.node] += [
                 other.tokens_per_second / one.tokens_per_second
                 for other in group
-                if other.node_id != one.node_id and _are_alike(one, other)
+                if other.node.node_id != one.node.node_id and _are_alike(one, other)
             ]
-    slow = [node for node, values in ratios.items() if values and statistics.median(values) >= SLOW]
+    times = {node: statistics.median(values) for node, values in ratios.items() if values}
+    slow = [node for node in times if times[node] >= SLOW]
     stand = _standing_on(slow, observations) if slow else {}
     return [
-        SlowNode(
-            *node,
-            statistics.median(ratios[node]),
-            len(ratios[node]),
-            tuple(cells[node]),
-            stand[node],
-        )
+        SlowNode(*node, times[node], len(ratios[node]), tuple(cells[node]), stand[node])
         for node in slow
     ]
 
@@ -119,8 +113,8 @@ def _timed(o: Observation) -> _Timed | None:
     where, steps = o.environment, o.measurement.step_seconds
     if where is None or where.node_id is None or not steps:
         return None
-    tokens = o.batch_size * o.cell.seq_len
-    return _Timed(o.cell, where.host, where.node_id, tokens, tokens / statistics.median(steps))
+    tokens, node = o.batch_size * o.cell.seq_len, _Node(o.cell.device, where.host, where.node_id)
+    return _Timed(o.cell, node, tokens, tokens / statistics.median(steps))
 
 
 def _are_alike(one: _Timed, other: _Timed) -> bool:

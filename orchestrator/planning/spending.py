@@ -138,13 +138,11 @@ class Meter:
             return
         lost = sum(s.lost_seconds for s in self.spent if s.offer is not None)
         starts = sum(s.nodes for s in self.spent if s.start_seconds)
-        parts = [
-            "probes",
-            f"{lost:.0f} s lost with trials that died" if lost else "",
-            f"{starts} start{'s' * (starts > 1)} of a node ({self._startup_minutes:g} min, assumed)"
-            if starts
-            else "",
-        ]
-        listed = ", ".join(part for part in parts if part)
+        listed = "probes"
+        if lost:
+            listed += f", {lost:.0f} s lost with trials that died"
+        if starts:
+            minutes = f"{self._startup_minutes:g} min, assumed"
+            listed += f", {starts} start{'s' * (starts > 1)} of a node ({minutes})"
         yield f"spent: ${self.usd:.3g}: {listed}"
         yield self._rates.text((s.gpu, s.offer) for s in self.spent)
