@@ -23,7 +23,7 @@ class BatchCandidates:
     Attributes:
         routed: simulated cells with drawn shares of the experts.
         largest: largest batch that fits; 0 when not even one example fits.
-        sizes: batch sizes, ascending.
+        sizes: ascending.
     """
 
     gpu: Gpu
@@ -38,7 +38,6 @@ class ChosenBatch:
     """Batch that is priced.
 
     Attributes:
-        size: examples per step.
         tokens: mean tokens per example, padding included.
         timed: simulated cell at that length.
         hours: hours of the job's steps by candidate batch size; empty for a single candidate.
@@ -74,13 +73,11 @@ def at_lengths(
         for size in row.sizes if row.largest else ():
             tokens = _length(question, size)
             key = (row.cell, tokens)
-            if key not in cells:
-                shorter = replace(question, seq_len=tokens)
-                cells[key] = (
-                    row.cell
-                    if tokens == question.seq_len
-                    else SimulatedCell(shorter.cell(row.gpu), question.model, traces)
-                )
+            if tokens == question.seq_len:
+                cells[key] = row.cell
+            elif key not in cells:
+                shorter = replace(question, seq_len=tokens).cell(row.gpu)
+                cells[key] = SimulatedCell(shorter, question.model, traces)
             requests[key, size == 1] = cells[key].request_of(size)
     traces.prepare(list(requests.values()))
     return cells

@@ -10,7 +10,7 @@ from fitting.laws.fit_result import Interval
 from fitting.numerics.arrays import FloatArray
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.gpu import Gpu
-from gpu_catalog.offer import Offer
+from gpu_catalog.offer import TERMS, Offer
 from orchestrator.estimating.batch_choice import (
     BatchCandidates,
     ChosenBatch,
@@ -51,43 +51,33 @@ def estimates(
     Raises:
         TraceError: the model cannot be traced under the recipe.
     """
-    cells: dict[Recipe, SimulatedCell] = {}
-    routed: dict[Recipe, list[SimulatedCell]] = {}
-    for gpu in gpus:
-        cell = question.cell(gpu)
+    model, segments = question.model, question.expandable_segments
+    cells: dict[Recipe, tuple[SimulatedCell, list[SimulatedCell]]] = {}
+    for cell in map(question.cell, gpus):
         if cell.recipe not in cells:  # a trace does not depend on the GPU
-            cells[cell.recipe] = SimulatedCell(
-                cell, question.model, traces, expandable_segments=question.expandable_segments
-            )
-            routed[cell.recipe] = [
-                SimulatedCell(cell, question.model, traces, Routing(sigma=DRAWN_SIGMA, seed=seed))
-                for seed in range(1, question.routing_draws + 1)
-                if question.model.experts is not None
+            routings = [
+                Routing(sigma=DRAWN_SIGMA, seed=seed + 1) for seed in range(question.routing_draws)
             ]
+            cells[cell.recipe] = (
+                SimulatedCell(cell, model, traces, expandable_segments=segments),
+                [SimulatedCell(cell, model, traces, routing) for routing in routings],
+            )
     alone = question.batch in {1, "fastest"}
-    everything = [*cells.values(), *(cell for drawn in routed.values() for cell in drawn)]
+    everything = [cell for own, routed in cells.values() for cell in (own, *routed)]
     traces.prepare([request for cell in everything for request in cell.requests(alone=alone)])
     candidates = [
-        batch_candidates(question, gpu, cells[recipe], routed[recipe])
-        for gpu in gpus
-        for recipe in [question.cell(gpu).recipe]
+        batch_candidates(question, gpu, *cells[question.cell(gpu).recipe]) for gpu in gpus
     ]
     timed = at_lengths(question, candidates, traces)
-    return sorted(
-        (
-            _estimated(
-                question, row, catalog, constants, choose_batch(question, row, timed, constants)
-            )
-            for row in candidates
-        ),
-        key=_worth,
-    )
+    estimated = []
+    for row in candidates:
+        batch = choose_batch(question, row, timed, constants)
+        estimated.append(_estimated(question, row, catalog, constants, batch))
+    return sorted(estimated, key=_worth)
 
 
 def _worth(estimated: Estimated) -> tuple[bool, float, float]:
-    estimate = estimated.estimate
-    price = estimate.price
-    speed = estimate.examples_per_second or 0.0
+    price, speed = estimated.estimate.price, estimated.estimate.examples_per_second or 0.0
     return (price is None, 0.0 if price is None else price.usd, -speed)
 
 
@@ -111,6 +101,7 @@ def _estimated(
     approximate = approximations(requested, question.model, gpu)
     timed: dict[str, Any] = {}
     missed = None
+    chosen: BatchChoice = "fastest" if batch.hours else "largest"
     if step is not None:
         timed, missed = _job(question, catalog.offers(gpu.key), batch.size, step, constants)
         timed |= _speed(question, batch, constants, step)
@@ -124,7 +115,7 @@ def _estimated(
         sparsity=requested.sparsity,
         seq_len=requested.seq_len,
         batch_size=batch.size,
-        batch=_which(question, batch),
+        batch="asked" if isinstance(question.batch, int) else chosen,
         tokens_per_example=batch.tokens,
         outcome=use.outcome,
         max_batch_size=candidates.largest,
@@ -143,12 +134,6 @@ def _estimated(
         **timed,
     )
     return Estimated(estimate, cell, gpu, step, batch.hours, missed)
-
-
-def _which(question: Question, batch: ChosenBatch) -> BatchChoice:
-    if isinstance(question.batch, int):
-        return "asked"
-    return "fastest" if batch.hours else "largest"
 
 
 def _speed(
@@ -197,37 +182,25 @@ def _job(
     missed = MissedConstraints.best_of((price.hours, price.usd) for price in prices)
     if missed is not None:
         reason = f"the job {missed.text(wanted)}"
+    elif offers:
+        reason = "the constraints allow none of its offers"
     else:
-        reason = (
-            "the constraints allow none of its offers"
-            if offers
-            else "the catalog has no offer of it"
-        )
+        reason = "the catalog has no offer of it"
     unpriced = {"no_price": reason, "hours": hours, "hours_interval": Interval(low=low, high=high)}
     return unpriced, missed
 
 
 def _priced(offer: Offer, rented: FloatArray, sigma: float) -> Price:
-    """Price of a job on an offer.
+    """Price of a job on an offer, for (3,) expected hours and the ends of their interval.
 
-    Args:
-        offer: offer to rent.
-        rented: (3,) expected hours and the ends of their interval.
-        sigma: standard deviation of the logarithm of the offer's price.
+    ``sigma`` is the standard deviation of the logarithm of the offer's price.
     """
     hours, low, high = map(float, rented)
-    usd, usd_low, usd_high = (
-        charged_hours(value, offer.minimum_minutes) * offer.usd_per_hour
-        for value in (hours, low, high)
-    )
+    charged = (charged_hours(value, offer.minimum_minutes) for value in (hours, low, high))
+    usd, usd_low, usd_high = (value * offer.usd_per_hour for value in charged)
     usd_low, usd_high = widened(usd, usd_low, usd_high, sigma)
     return Price(
-        provider=offer.provider,
-        instance=offer.instance,
-        region=offer.region,
-        market=offer.market,
-        gpus_per_instance=offer.gpus_per_instance,
-        usd_per_hour=offer.usd_per_hour,
+        **offer.model_dump(include=TERMS),
         hours=hours,
         hours_interval=Interval(low=low, high=high),
         usd=usd,

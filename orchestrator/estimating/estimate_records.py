@@ -17,13 +17,9 @@ BatchChoice = Literal["asked", "largest", "fastest"]
 
 
 class Price(Record):
-    """The job on the cheapest offer of a GPU.
+    """The job on the cheapest offer of a GPU, with 90 % intervals.
 
-    Attributes:
-        provider, instance, region, market, gpus_per_instance, usd_per_hour: offer, with the price
-            of the whole instance.
-        hours, usd: expected hours and dollars of the job.
-        hours_interval, usd_interval: their 90 % intervals.
+    ``usd_per_hour`` is the price of the whole instance.
     """
 
     provider: str
@@ -42,8 +38,7 @@ class Estimate(Record):
     """Simulation of one cell on one GPU. Unknown values are None.
 
     Attributes:
-        model, gpu, method, recipe, seq_len: cell.
-        experts, active_experts, sparsity: routing; sparsity is 1.0 without experts.
+        sparsity: active experts over experts; 1.0 without experts.
         batch_size: examples per step, or packed rows, of all fields below.
         batch: origin of the batch size: requested, the largest that fits, or the fastest.
         tokens_per_example: mean padded length that times refer to; memory refers to ``seq_len``.
@@ -59,14 +54,12 @@ class Estimate(Record):
             None without draws.
         step_seconds, step_seconds_interval: seconds of a step; they and the fields below are None
             when the GPU's speed is unknown or the batch does not fit.
-        tokens_per_second, examples_per_second, examples_per_second_interval: throughput.
         hours, hours_interval: hours of the job as rented by ``price``, or else on demand.
         price: cheapest offer; None without an allowed one.
         no_price: reason why ``price`` is None although a step time is known.
         fidelity: similarity of the traced stack to the one that would run.
         approximations: parts of the stack that others stand in for.
         constants: source of the timing model's constants.
-        basis: simulated.
     """
 
     model: str
@@ -109,8 +102,6 @@ class Estimated:
     """An estimate with the simulation that it was made from.
 
     Attributes:
-        estimate: the estimate.
-        cell, gpu, step: simulated cell, its GPU and its step.
         hours: hours of the job's steps by candidate batch size; empty for a single candidate.
         missed: best hours and dollars of the GPU's offers where none meets the constraints.
     """

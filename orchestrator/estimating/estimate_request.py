@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from fitting.families.cell_step_time import Batch
 from gpu_catalog.catalog import Catalog, UnknownGpuError
 from gpu_catalog.gpu import Gpu
 from orchestrator.estimating.calibration_file import known_constants
@@ -65,7 +64,6 @@ class Estimates:
     """Estimates of a job on several GPUs, the cheapest first.
 
     Attributes:
-        estimated: an estimate for each GPU that can be estimated.
         question: the job and the recipe.
         skipped: one line for each GPU that cannot be estimated, with the reason.
         prices: the price table in use, and its age.
@@ -113,12 +111,9 @@ def _row(values: dict[str, Any]) -> dict[str, Any]:
 def estimate_job(
     request: EstimateRequest, today: dt.date, ahead: list[TracingChild] | None = None
 ) -> Estimates:
-    """Simulate a job on GPUs of the catalog.
+    """Simulate a job on GPUs of the catalog, at prices that have moved until ``today``.
 
-    Args:
-        request: the options.
-        today: the day that prices have moved until.
-        ahead: child processes that have started already; see ``Traces``.
+    ``ahead`` are child processes that have started already; see ``Traces``.
 
     Raises:
         UserError: options, data, model or prices are wrong, or the model cannot be traced.
@@ -128,13 +123,11 @@ def estimate_job(
     question = question_of(request, catalog, today)
     gpus, reasons = possible_gpus(question, requested_gpus(request, catalog))
     constants = known_constants(request.constants)
-    estimated = (
-        estimates(question, gpus, catalog, constants, Traces(ahead=ahead, report=log.info))
-        if gpus
-        else ()
-    )
-    age = prices.age(catalog, today)
-    return Estimates(tuple(estimated), question, tuple(reasons), age)
+    estimated = []
+    if gpus:
+        traces = Traces(ahead=ahead, report=log.info)
+        estimated = estimates(question, gpus, catalog, constants, traces)
+    return Estimates(tuple(estimated), question, tuple(reasons), prices.age(catalog, today))
 
 
 def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Question:
@@ -148,12 +141,14 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
     """
     model = find_model(request.model)
     job = with_overheads(request.overheads, changed_job(DEFAULT_JOB, request.job, [model]))
+    is_padded = job.lengths is not None and job.padding != "packed"
     return Question(
         model=model,
         recipe=recipe_of(request.recipe, precision="bf16"),
         active_experts=request.active_experts,
         seq_len=_seq_len(request.seq_len, job),
-        batch=request.batch_size or _default_batch(job),
+        # The fastest batch where padding grows with the batch.
+        batch=request.batch_size or ("fastest" if is_padded else "largest"),
         batch_limit=BATCH_LIMIT,
         workload=job,
         constraints=request.offers.constraints(catalog),
@@ -162,12 +157,6 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
         expandable_segments=request.expandable_segments,
         by_default=_by_default(request.job),
     )
-
-
-def _default_batch(job: Job) -> Batch:
-    """The fastest batch where padding grows with the batch; else the largest."""
-    is_padded = job.lengths is not None and job.padding != "packed"
-    return "fastest" if is_padded else "largest"
 
 
 def _by_default(options: JobOptions) -> tuple[str, ...]:

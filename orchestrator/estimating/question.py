@@ -94,10 +94,9 @@ def possible_gpus(question: Question, gpus: Sequence[Gpu]) -> tuple[list[Gpu], l
             continue
         if gpu.usable_memory_bytes is None and gpu.marketed_memory_gb is None:
             reasons.append(f"{gpu.key}: its memory is unknown: give --memory-gib")
-            continue
-        if usable_bytes(gpu) <= 0:
+        elif usable_bytes(gpu) <= 0:
             context = f"CUDA's context alone takes {CONTEXT_BYTES / GIB:g} GiB"
             reasons.append(f"{gpu.key}: {context}: give more memory")
-            continue
-        possible.append(gpu)
+        else:
+            possible.append(gpu)
     return possible, reasons

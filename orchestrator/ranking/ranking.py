@@ -9,6 +9,7 @@ import numpy as np
 
 from fitting.families.cell_step_time import Batch
 from fitting.numerics.value_of_information import INDIFFERENCE
+from gpu_catalog.offer import TERMS
 from orchestrator.pricing.rental_cost import charged_hours
 from orchestrator.ranking.exclusions import excluded
 from orchestrator.ranking.job_lengths import of_like_lengths
@@ -98,12 +99,7 @@ def _ranked_offer(
         pareto=pareto,
         cell=job.cell,
         stack=job.stack,
-        provider=offer.provider,
-        instance=offer.instance,
-        region=offer.region,
-        market=offer.market,
-        gpus_per_instance=offer.gpus_per_instance,
-        usd_per_hour=offer.usd_per_hour,
+        **offer.model_dump(include=TERMS),
         price_as_of=offer.as_of,
         price_recorded=offer.recorded,
         batch_size=step.batch_size,
