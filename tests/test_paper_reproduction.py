@@ -1,4 +1,4 @@
-"""What `reproduce` tells of the paper: its own numbers, and how far the laws are off."""
+"""The paper reproduced: its own numbers, and the errors of the laws on its points."""
 
 import numpy as np
 import pytest
@@ -8,21 +8,21 @@ from fitting.paper.reproduction import Reproduction, projected_max_batch, reprod
 
 
 @pytest.fixture(scope="module")
-def told() -> Reproduction:
-    """Worked out once."""
+def reproduced() -> Reproduction:
+    """Reproduction, computed once."""
     return reproduction()
 
 
-def test_every_point_of_the_paper_is_there() -> None:
-    """96, of two models, on four GPUs, over two data sets."""
+def test_all_96_points_of_the_paper_are_there() -> None:
+    """They are of two models, on four GPUs, over two data sets."""
     points = throughput_points()
     assert len(points.rows) == 96
     assert set(points.gpu) == {"A40", "A100-40GB", "A100-80GB", "H100-80GB"}
     assert sorted(np.unique(points.dataset)) == ["commonsense_15k", "math_14k"]
 
 
-def test_batches_are_as_long_as_their_longest_example() -> None:
-    """The mean for one example; more for more; never more than the longest there is."""
+def test_padded_lengths_rise_with_the_batch_size_to_the_longest_example() -> None:
+    """A batch of one example has the mean length."""
     for lengths in dataset_lengths().values():
         mean = float(lengths.tokens @ lengths.examples / lengths.examples.sum())
         assert lengths.padded(1, multiple=1) == pytest.approx(mean)
@@ -46,34 +46,34 @@ def test_batches_are_as_long_as_their_longest_example() -> None:
         ("interval_half_width_pct", 7.0),
     ],
 )
-def test_the_laws_predict_what_they_have_not_seen(
-    told: Reproduction, figure: str, at_most: float
+def test_the_laws_predict_held_out_points(
+    reproduced: Reproduction, figure: str, at_most: float
 ) -> None:
-    """As well as prototypes did, or better; and where the paper's law can be asked, far better."""
-    assert told.figures[figure] <= at_most
+    """Errors are at most those of the prototypes, and below 60 % of those of the paper's law."""
+    assert reproduced.figures[figure] <= at_most
     rival = figure.replace("chosen", "paper")
     if rival != figure:
-        assert told.figures[figure] < 0.6 * told.figures[rival]
+        assert reproduced.figures[figure] < 0.6 * reproduced.figures[rival]
 
 
-def test_intervals_hold_as_often_as_they_say(told: Reproduction) -> None:
-    """Nine in ten, each made without its point."""
-    assert 87 <= told.figures["interval_coverage_pct"] <= 95
+def test_90_percent_intervals_cover_nine_in_ten_points(reproduced: Reproduction) -> None:
+    """Each interval is computed without its point."""
+    assert 87 <= reproduced.figures["interval_coverage_pct"] <= 95
 
 
-def test_largest_batches_follow_from_what_cuda_reports(told: Reproduction) -> None:
-    """All but the one that the paper contradicts; the model holds what its parts add up to."""
-    largest = told.largest
-    assert told.figures["max_batch_exact_of_12"] == 11
-    assert told.figures["max_batch_exact_of_12.paper"] == 6
+def test_largest_batches_follow_from_what_cuda_reports(reproduced: Reproduction) -> None:
+    """The one exception is the row that the paper contradicts; the model memory is plausible."""
+    largest = reproduced.largest
+    assert reproduced.figures["max_batch_exact_of_12"] == 11
+    assert reproduced.figures["max_batch_exact_of_12.paper"] == 6
     (missed,) = np.flatnonzero(largest.ours != largest.published)
     assert "Table III says 3" in largest.rows[missed]["note"]
     assert 27.3 <= largest.model_gib <= 28.7
 
 
-def test_the_papers_own_figures_come_out(told: Reproduction) -> None:
-    """Table IV, OpenOrca and Fig. 13 from the constants and prices behind them."""
-    figures = told.figures
+def test_the_papers_own_figures_are_reproduced(reproduced: Reproduction) -> None:
+    """Table IV, OpenOrca and Fig. 13 follow from the paper's constants and prices."""
+    figures = reproduced.figures
     published = {"A40": 32.7, "A100-80GB": 25.4, "H100": 17.9}
     for gpu, usd in published.items():
         assert figures[f"table_iv_usd.{gpu}"] == pytest.approx(usd, rel=0.005)

@@ -1,4 +1,4 @@
-"""How long batches are padded to, against every batch there can be."""
+"""Expected padded lengths of batches, compared with an enumeration of all batches."""
 
 from collections import Counter
 from itertools import product
@@ -15,7 +15,7 @@ from fitting.points.batch_lengths import Lengths
 
 @st.composite
 def some_lengths(draw: st.DrawFn) -> Lengths:
-    """Of a small data set."""
+    """Lengths of a small data set."""
     tokens = sorted(draw(st.sets(st.integers(1, 300), min_size=1, max_size=6)))
     counts = st.integers(1, 9)
     examples = draw(st.lists(counts, min_size=len(tokens), max_size=len(tokens)))
@@ -27,7 +27,7 @@ def some_lengths(draw: st.DrawFn) -> Lengths:
 def test_padding_is_the_mean_over_every_batch_that_can_be_drawn(
     lengths: Lengths, batch_size: int, multiple: int
 ) -> None:
-    """Each batch by its probability, padded to its longest, rounded up."""
+    """Each possible batch, weighted by its probability, is padded to its longest example."""
     parts = lengths.examples / lengths.examples.sum()
     mean = 0.0
     for batch in product(range(len(parts)), repeat=batch_size):
@@ -38,8 +38,8 @@ def test_padding_is_the_mean_over_every_batch_that_can_be_drawn(
 
 @given(some_lengths(), st.sampled_from([1, 8]))
 @settings(deadline=None)
-def test_more_examples_are_padded_to_no_less(lengths: Lengths, multiple: int) -> None:
-    """From the mean of one example to the longest of all, never down on the way."""
+def test_larger_batches_are_never_padded_to_less(lengths: Lengths, multiple: int) -> None:
+    """The length rises from the mean of one example to the longest example."""
     padded = np.array([lengths.padded(b, multiple) for b in (1, 1.5, 2, 3, 8, 100, 10**6)])
     rounded = np.ceil(lengths.tokens / multiple) * multiple
     assert padded[0] == pytest.approx(np.average(rounded, weights=lengths.examples))
@@ -50,13 +50,13 @@ def test_more_examples_are_padded_to_no_less(lengths: Lengths, multiple: int) ->
 @given(some_lengths(), st.integers(1, 50))
 @settings(deadline=None)
 def test_rounding_up_adds_less_than_a_multiple(lengths: Lengths, batch_size: int) -> None:
-    """And takes nothing away."""
+    """It never makes a batch shorter."""
     added = lengths.padded(batch_size, 8) - lengths.padded(batch_size, 1)
     assert -1e-9 < added < 8
 
 
-def test_how_many_examples_there_are_does_not_matter() -> None:
-    """Only how many of them have each length."""
+def test_only_the_shares_of_the_lengths_matter() -> None:
+    """A thousand times as many examples give the same padded length and median."""
     few = Lengths(tokens=np.array([30.0, 50.0, 90.0]), examples=np.array([2.0, 5.0, 1.0]))
     many = Lengths(tokens=few.tokens, examples=1000 * few.examples)
     assert many.padded(7) == pytest.approx(few.padded(7))
@@ -66,7 +66,7 @@ def test_how_many_examples_there_are_does_not_matter() -> None:
 @given(some_lengths())
 @settings(deadline=None)
 def test_the_median_is_an_example_with_half_of_all_on_either_side(lengths: Lengths) -> None:
-    """At least half are no longer, and at least half no shorter."""
+    """At least half of the examples are no longer, and at least half no shorter."""
     every = np.repeat(lengths.tokens, lengths.examples.astype(int))
     assert lengths.median in every
     assert np.mean(every <= lengths.median) >= 0.5
@@ -74,8 +74,10 @@ def test_the_median_is_an_example_with_half_of_all_on_either_side(lengths: Lengt
 
 
 @pytest.mark.parametrize("batch_size", [2, 16, 128])
-def test_that_no_example_is_drawn_twice_hardly_matters(batch_size: int) -> None:
-    """On the paper's data sets an epoch's batches, without repetition, are as long within 0.1 %."""
+def test_drawing_without_replacement_changes_the_length_by_less_than_a_thousandth(
+    batch_size: int,
+) -> None:
+    """An epoch never repeats an example; on the paper's data sets that hardly matters."""
     for lengths in dataset_lengths().values():
         counts = np.cumsum(lengths.examples).astype(int)
         below = [comb(int(n), batch_size) / comb(int(counts[-1]), batch_size) for n in counts]
@@ -86,10 +88,10 @@ def test_that_no_example_is_drawn_twice_hardly_matters(batch_size: int) -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 3, 16, 64])
 @pytest.mark.parametrize(("examples", "near"), [(40, 0.06), (700, 0.025), (13_921, 0.004)])
-def test_batches_of_like_lengths_are_as_transformers_makes_them(
+def test_grouped_batches_are_as_long_as_those_of_transformers(
     batch_size: int, examples: int, near: float
 ) -> None:
-    """Its own sampler, over shuffled epochs: every full batch padded to its longest."""
+    """The reference is transformers' sampler over shuffled epochs; only full batches count."""
     whole = dataset_lengths()["math_14k"]
     every = np.repeat(whole.tokens, whole.examples.astype(int))
     drawn = np.random.default_rng(examples).choice(every, examples, replace=False)
@@ -101,12 +103,12 @@ def test_batches_of_like_lengths_are_as_transformers_makes_them(
         for batch in grouped_batches(drawn.tolist(), batch_size, seed)
         if len(batch) == min(batch_size, examples)
     ]
-    # That the longest of all is always in a full batch counts where there are few.
+    # The longest example is always in a full batch, which matters when there are few batches.
     assert lengths.grouped(batch_size, examples) == pytest.approx(np.mean(result), rel=near)
 
 
 def grouped_batches(lengths: list[float], batch_size: int, seed: int) -> list[list[float]]:
-    """The lengths of an epoch's batches by transformers' sampler."""
+    """Lengths of an epoch's batches, from transformers' sampler."""
     from torch import Generator  # noqa: PLC0415 - seconds, for these tests alone
     from transformers.trainer_pt_utils import LengthGroupedSampler  # noqa: PLC0415 - as above
 
@@ -121,7 +123,7 @@ def grouped_batches(lengths: list[float], batch_size: int, seed: int) -> list[li
 def test_grouping_is_between_no_padding_and_the_longest(
     lengths: Lengths, batch_size: int, examples: int
 ) -> None:
-    """Of as many examples as the histogram has, or of fewer, or more."""
+    """It holds for as many examples as the histogram has, for fewer and for more."""
     rounded = np.ceil(lengths.tokens / 8) * 8
     least = np.average(rounded, weights=lengths.examples)
     # Counts are rounded to whole examples, and a last batch is left out.
@@ -131,8 +133,8 @@ def test_grouping_is_between_no_padding_and_the_longest(
 
 @given(some_lengths(), st.integers(1, 320))
 @settings(deadline=None)
-def test_cutting_off_leaves_every_example(lengths: Lengths, cutoff: int) -> None:
-    """None longer than that, the shorter ones as they were."""
+def test_a_cutoff_keeps_every_example(lengths: Lengths, cutoff: int) -> None:
+    """Longer examples get the length of the cutoff; shorter ones are unchanged."""
     cut = lengths.cut(cutoff)
     every = np.minimum(np.repeat(lengths.tokens, lengths.examples.astype(int)), cutoff)
     assert np.array_equal(np.repeat(cut.tokens, cut.examples.astype(int)), every)
@@ -140,7 +142,7 @@ def test_cutting_off_leaves_every_example(lengths: Lengths, cutoff: int) -> None
     assert cut.quantile(1.0) == every.max()
 
 
-def test_lengths_of_pairs_are_what_they_are() -> None:
-    """Mean, parts and the longest."""
+def test_pairs_of_length_and_count_give_mean_median_and_quantile() -> None:
+    """Lengths can be built from such pairs."""
     lengths = Lengths.of([(10, 1), (20, 2), (40, 1)])
     assert (lengths.mean, lengths.median, lengths.quantile(0.95)) == (22.5, 20, 40)

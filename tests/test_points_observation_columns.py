@@ -1,4 +1,4 @@
-"""What a long log costs: of a probe a row of numbers, of what probes have in common nothing."""
+"""Observations as columns: their values, and the memory of long logs."""
 
 import tracemalloc
 from pathlib import Path
@@ -15,11 +15,11 @@ from fitting.points.observation_columns import BASES, NOWHERE, columns_of
 from orchestrator.run_folder.run_folder import RunFolder
 from trials.records.observation import MEMORY_MISSES, Basis, Observation, Outcome, largest_batch
 
-BYTES_A_PROBE = 400  # ten numbers, and as many again while there come more; a record takes 14,000
+BYTES_A_PROBE = 400  # ten numbers, twice while an array grows; a record takes 14,000
 
 
-def test_a_row_says_what_its_probe_did() -> None:
-    """A median of steps, and nothing where nothing was measured."""
+def test_a_row_has_the_values_of_its_probe() -> None:
+    """The step time is the median; a probe without a measurement has nan."""
     timed = measurement(3 * MIB, (0.4, 0.1, 0.3, 0.2))
     columns = columns_of(
         [
@@ -41,7 +41,7 @@ def test_a_row_says_what_its_probe_did() -> None:
 
 
 def most_bytes(run: RunFolder, probes: int) -> int:
-    """The most that is held while a log of so many probes of ten cells becomes columns."""
+    """Peak bytes while a log with this number of probes of ten cells is read into columns."""
     timed = measurement(MIB, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6))
     lines = [
         observation(1, cell=tiny_cell(seq_len=length), purpose="ladder", measurement=timed)
@@ -60,16 +60,16 @@ def most_bytes(run: RunFolder, probes: int) -> int:
     return most
 
 
-def test_memory_grows_by_a_row_of_numbers_for_each_probe(tmp_path: Path) -> None:
-    """A million are read in a few hundred MiB, not in fourteen GiB."""
+def test_memory_grows_by_a_row_of_numbers_per_probe(tmp_path: Path) -> None:
+    """A million probes take a few hundred MiB, not fourteen GiB."""
     run = made_run(tmp_path / "run", measured=0)
-    most_bytes(run, 20)  # what is there from the first probe on
+    most_bytes(run, 20)  # allocates what the first read allocates
     few, many = most_bytes(run, 1000), most_bytes(run, 5000)
     assert (many - few) / 4000 < BYTES_A_PROBE
 
 
-def test_memory_of_a_fit_grows_with_its_points_not_with_their_square() -> None:
-    """Every pair of 4,000 points would be 128 MB."""
+def test_memory_of_a_fit_grows_linearly_with_its_points() -> None:
+    """A matrix of all pairs of 4,000 points would take 128 MB."""
     size = np.arange(1.0, 4001.0)
     tracemalloc.start()
     solution = solve_linear(np.stack([np.ones(4000), size], axis=1), 3 + 2 * size)
@@ -86,10 +86,10 @@ VERDICTS = st.tuples(
 
 @given(st.lists(VERDICTS, min_size=1, max_size=12))
 @settings(max_examples=200, deadline=None, derandomize=True)
-def test_limits_that_are_fitted_are_the_largest_batches_that_searches_found(
+def test_limits_to_fit_are_the_largest_batches_of_the_searches(
     tried: list[tuple[int, Outcome]],
 ) -> None:
-    """Of those that memory set, and are at least one example; whatever else the probes said."""
+    """Only limits that memory set count, and only if at least one example fits."""
     probes: list[Observation] = [
         observation(size, outcome, environment=environment(), attempt=place)
         for place, (size, outcome) in enumerate(tried, start=1)

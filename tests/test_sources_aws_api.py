@@ -39,7 +39,7 @@ def stubs() -> Stubs:
 
 
 def price_list(stubs: Stubs, *products: str, **page: str) -> None:
-    """Prepare a page of the Price List and the expected request."""
+    """Prepare a page of the Price List, and the request that it answers."""
     request: dict[str, Any] = {
         "ServiceCode": "AmazonEC2",
         "FormatVersion": "aws_v1",
@@ -133,7 +133,7 @@ def test_on_demand_and_spot_prices_are_fetched_page_by_page(stubs: Stubs) -> Non
     assert unknown.endswith("g6f.large 1")
 
 
-def test_only_the_regions_asked_for_are_asked_for_spot(stubs: Stubs) -> None:
+def test_spot_prices_are_requested_only_for_the_given_regions(stubs: Stubs) -> None:
     """The list of regions is not requested then."""
     price_list(stubs, product("g5.xlarge", "us-west-2", "1.006"))
     spot_history(stubs, "eu-west-1", ("g5.xlarge", "eu-west-1a", "0.4", 1))
@@ -145,8 +145,8 @@ def test_only_the_regions_asked_for_are_asked_for_spot(stubs: Stubs) -> None:
     }
 
 
-def test_a_region_that_refuses_costs_a_line(stubs: Stubs) -> None:
-    """On-demand prices are returned all the same, also if the list of regions is refused."""
+def test_a_region_that_refuses_gives_a_warning(stubs: Stubs) -> None:
+    """On-demand prices are still returned, even if the list of regions is refused."""
     price_list(stubs, product("g5.xlarge", "us-west-2", "1.006"))
     stubs.stubber("ec2", "me-south-1").add_client_error(
         "describe_spot_price_history", "AuthFailure", f"not for {KEY}"
@@ -165,7 +165,7 @@ def test_a_region_that_refuses_costs_a_line(stubs: Stubs) -> None:
 
 
 def test_amazons_text_about_a_request_is_never_shown(stubs: Stubs) -> None:
-    """Its text about a signature repeats the request with key and token."""
+    """A text about a signature repeats the request, with key and token."""
     stubs.stubber("pricing").add_client_error(
         "get_products",
         "SignatureDoesNotMatch",
@@ -192,7 +192,7 @@ def test_without_credentials_the_error_names_a_source_that_needs_none(
 
 
 def test_an_unreachable_api_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the cause on a machine without a network."""
+    """The error names the cause."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     boto3.DEFAULT_SESSION = None
@@ -205,7 +205,7 @@ def test_an_unreachable_api_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_client_gives_up_in_seconds() -> None:
-    """The defaults of boto3 are minutes."""
+    """With boto3's defaults it would take minutes."""
     config = boto3_client("ec2", "us-east-1").meta.config
     assert (config.connect_timeout, config.read_timeout) == (5, 30)
     assert config.retries["total_max_attempts"] == 2

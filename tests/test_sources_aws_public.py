@@ -58,7 +58,7 @@ def test_the_public_file_is_read_without_an_account(
     assert "CNY" in rejected.reason
 
 
-def test_a_region_whose_file_is_not_there_costs_a_line(server: PriceServer) -> None:
+def test_a_region_without_a_file_gives_a_warning(server: PriceServer) -> None:
     """The other regions' prices are returned."""
     server.pages[address("us-east-1")] = public_file(
         {"Instance Type": "g5.xlarge", "PricePerUnit": "1.006"}, day="some day"

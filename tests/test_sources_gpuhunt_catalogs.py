@@ -1,4 +1,4 @@
-"""gpuhunt as a source: a folder of catalogs, a server of them, providers asked live, and none."""
+"""gpuhunt as a price source: catalogs in a folder, on a server, and from providers' own APIs."""
 
 import datetime as dt
 import io
@@ -45,7 +45,7 @@ gpu_1x_a10,us-west-3,free,30,214.8,1,A10,24.0,False,1503.6,nvidia,,x86,{{}}
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Catalogs on disk, as gpuhunt writes them, of 20 November."""
+    """Folder with catalogs of 20 November, as gpuhunt writes them."""
     for name, text in (("runpod", RUNPOD), ("lambdalabs", LAMBDA)):
         file = tmp_path / f"{name}.csv"
         file.write_text(text, encoding="utf-8")
@@ -57,16 +57,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[PriceServer]:
-    """Catalogs over HTTP, as gpuhunt publishes them: a version, and a zip of it."""
+    """Server of catalogs, as gpuhunt publishes them: a version, and a zip file."""
     monkeypatch.delenv("GPUHUNT_CATALOG_DIR", raising=False)
     with price_server() as server:
-        server.hangs_up = True  # gpuhunt would leave what says "not found" open
+        server.hangs_up = True  # gpuhunt would not close a reply that says "not found"
         monkeypatch.setenv("GPUHUNT_CATALOG_URL", f"{server.url}/v3")
         yield server
 
 
 def publish(server: PriceServer, provider: str, version: str, text: str) -> None:
-    """Puts a provider's catalog where gpuhunt looks for it."""
+    """Serve a provider's catalog where gpuhunt looks for it."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         archive.writestr(f"{provider}.csv", text)
@@ -75,7 +75,7 @@ def publish(server: PriceServer, provider: str, version: str, text: str) -> None
 
 
 def test_a_folder_of_catalogs_is_read(folder: Path) -> None:
-    """Whole instances, by the provider's own words; not what is sold otherwise, or has no GPU."""
+    """Whole instances with a GPU are offers; clusters and instances without a GPU are not."""
     result = refresh([GpuhuntCatalogs(TODAY)], load_catalog(), [], TODAY)
     assert [
         (o.gpu, o.provider, o.instance, o.gpus_per_instance, o.usd_per_hour, o.market, o.as_of)
@@ -116,7 +116,7 @@ def test_a_folder_of_catalogs_is_read(folder: Path) -> None:
 
 
 def test_a_server_of_catalogs_is_read_with_the_date_of_each(server: PriceServer) -> None:
-    """And providers whose catalog is not there are named, without a traceback."""
+    """Providers without a catalog are named, without a traceback."""
     publish(server, "runpod", "20261119", RUNPOD)
     publish(server, "lambdalabs", "2026-11-18", LAMBDA)
     result = refresh([GpuhuntCatalogs(TODAY, live=False)], load_catalog(), [], TODAY)
@@ -133,17 +133,17 @@ def test_a_server_of_catalogs_is_read_with_the_date_of_each(server: PriceServer)
     assert "3 more" in result.warnings[-1]
 
 
-def test_a_version_that_is_no_date_has_none(server: PriceServer) -> None:
-    """Then the day the price was written down counts."""
+def test_a_version_that_is_no_date_gives_none(server: PriceServer) -> None:
+    """The price is then dated by the day that it was recorded."""
     publish(server, "runpod", "20269999", RUNPOD)
     result = refresh([GpuhuntCatalogs(TODAY, live=False)], load_catalog(), [], TODAY)
     assert {(o.as_of, o.date) for o in result.offers} == {(None, TODAY)}
 
 
-def test_a_dead_server_is_one_line(
+def test_a_dead_server_is_a_one_line_error(
     server: PriceServer, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing of gpuhunt's own log reaches the terminal, and everything is as it was afterwards."""
+    """gpuhunt's own log does not reach the terminal, and its settings are restored afterwards."""
     assert server.pages == {}
     with pytest.raises(SourceError) as error:
         GpuhuntCatalogs(TODAY, live=False).fetch()
@@ -159,7 +159,7 @@ def test_a_dead_server_is_one_line(
 def test_a_folder_without_catalogs_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a file that is no provider's, by its name."""
+    """A file that is not named after a provider gives a warning."""
     monkeypatch.setenv("GPUHUNT_CATALOG_DIR", str(tmp_path))
     with pytest.raises(SourceError, match=r"has no catalogs \(PROVIDER.csv\)"):
         GpuhuntCatalogs(TODAY).fetch()
@@ -171,14 +171,14 @@ def test_a_folder_without_catalogs_is_an_error(
 
 
 def test_without_gpuhunt_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is an optional extra."""
+    """gpuhunt is an optional extra."""
     monkeypatch.setitem(sys.modules, "gpuhunt", None)
     with pytest.raises(SourceError, match=r"is not installed: pip install '\.\[prices\]'"):
         GpuhuntCatalogs(TODAY).fetch()
 
 
 class Live:
-    """A provider that gpuhunt asks live."""
+    """Provider whose API gpuhunt queries."""
 
     NAME = "vastai"
     fails: Exception | None = None
@@ -220,10 +220,10 @@ class Dead(Live):
     fails = ConnectionError("https://api.example/?key=SECRET")
 
 
-def test_providers_are_asked_live_where_that_needs_no_key(
+def test_providers_that_need_no_key_are_queried_live(
     server: PriceServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One without its key is passed over; a dead one is named, without its request."""
+    """A provider without its key is skipped; one that fails is named, without its request."""
     for provider in ("aws", "azure", "cloudrift", "gcp", "lambdalabs", "nebius", "oci", "verda"):
         publish(server, provider, "20261119", COLUMNS)
     publish(server, "runpod", "20261119", RUNPOD)
@@ -235,8 +235,8 @@ def test_providers_are_asked_live_where_that_needs_no_key(
     assert "SECRET" not in " ".join(answer.warnings)
 
 
-def test_gpuhunts_live_providers_are_found() -> None:
-    """As many as this version has whose own libraries are here."""
-    found = {kind.NAME for kind in gpuhunt_catalogs._live_providers()}
-    assert {"vastai", "vultr", "crusoe", "digitalocean"} <= found
-    assert "aws" not in found
+def test_gpuhunts_live_providers_are_listed() -> None:
+    """They are those of this version whose libraries are installed."""
+    names = {kind.NAME for kind in gpuhunt_catalogs._live_providers()}
+    assert {"vastai", "vultr", "crusoe", "digitalocean"} <= names
+    assert "aws" not in names

@@ -1,4 +1,4 @@
-"""The columns of IBM's ado: read with their units, written, and read back."""
+"""Columns of IBM's ado: reading with units, writing, and reading back."""
 
 import pandas as pd
 import pytest
@@ -17,7 +17,7 @@ from trials.records.cell import Cell
 from trials.records.observation import Basis, Observation, Outcome
 
 GPUS = {gpu.key: gpu for gpu in load_catalog().gpus}
-# As the columns of ibm-research/LLMFineTuningBench are; the values are made up.
+# Columns of ibm-research/LLMFineTuningBench; the values are made up.
 BENCH = {
     "experiment_id": "SFTTrainer.finetune_lora_benchmark-v1.0.0-fms_hf_tuning_version.2.8.2",
     "method": "lora",
@@ -39,7 +39,7 @@ BENCH = {
 
 
 def bench(**changed: object) -> pd.DataFrame:
-    """Two rows of the public data set."""
+    """Two rows in the format of the public data set."""
     frame = pd.DataFrame(BENCH | changed)
     settings = "torch_dtype.bfloat16-r.8-lora_alpha.16"
     frame.insert(
@@ -62,14 +62,14 @@ def on(gpu: str, **changed: object) -> Cell:
 
 
 def timed(cell: Cell, batch_size: int, seconds: float, **changed: object) -> Observation:
-    """A probe whose steps took so long, give or take."""
+    """A probe whose median step took this many seconds."""
     steps = (seconds, 0.9 * seconds, 1.1 * seconds)
     values = {"cell": cell, "purpose": "ladder", "measurement": measurement(MIB, steps)}
     return observation(batch_size, **(values | changed))
 
 
-def test_tokens_per_second_become_seconds_of_a_step() -> None:
-    """Tokens of the data set, all of one length; samples per second are not read."""
+def test_tokens_per_second_are_converted_to_step_times() -> None:
+    """Tokens are those of the data set, all of one length; samples per second are not read."""
     read = read_frame(bench())
     assert read.rows.seconds.tolist() == [1.0, 0.5]
     assert read.rows.tokens.tolist() == [1024.0, 2048.0]
@@ -94,20 +94,20 @@ def test_runs_of_one_setup_are_a_family() -> None:
         "batch_size": [2, 512],
     }
     assert len(read_frame(bench(**others)).by_family()) == 1
-    assert len(read_frame(bench(fast_kernels=["none told", "TrueTrueTrue"])).by_family()) == 2
+    assert len(read_frame(bench(fast_kernels=["none stated", "TrueTrueTrue"])).by_family()) == 2
     assert len(read_frame(bench(method=["full", "lora"])).by_family()) == 2
 
 
-def test_exports_of_ado_itself_call_the_length_otherwise() -> None:
-    """And have an index, and no GPU where none was used."""
+def test_exports_of_ado_itself_are_read() -> None:
+    """They name the length differently, have an index column, and no GPU model for CPU runs."""
     frame = bench(number_gpus=0).rename(columns={"tokens_per_sample": "model_max_length"})
     read = read_frame(frame.drop(columns="gpu_model").reset_index(names="Unnamed: 0"))
     assert set(read.rows.gpu) == {"cpu"}
     assert read.rows.seconds.tolist() == [1.0, 0.5]
 
 
-def test_runs_without_the_speed_of_one_gpu_are_left_out() -> None:
-    """Several GPUs, invalid ones, failed ones, and texts of unknown length."""
+def test_runs_without_the_speed_of_one_gpu_are_excluded() -> None:
+    """These are runs on several GPUs, invalid runs, failed runs, and texts of unknown length."""
     frame = pd.concat(
         [
             bench(),
@@ -127,8 +127,8 @@ def test_runs_without_the_speed_of_one_gpu_are_left_out() -> None:
     assert "news-chars" in read.left_out[2].reason
 
 
-def test_mistakes_name_the_columns_as_they_are_there() -> None:
-    """They keep ado's names."""
+def test_mistakes_name_the_columns_as_the_table_does() -> None:
+    """Columns keep ado's names."""
     frame = bench(dataset_tokens_per_second=["fast", -1], batch_size=[0, 2.5])
     with pytest.raises(TableError) as error:
         read_frame(frame)
@@ -141,8 +141,8 @@ def test_mistakes_name_the_columns_as_they_are_there() -> None:
     )
 
 
-def test_observations_are_written_in_its_columns() -> None:
-    """With its units: tokens per second, per cent, watts, the Kubernetes label."""
+def test_observations_are_written_in_the_columns_of_ado() -> None:
+    """Its units are tokens per second, per cent and watts, and GPUs have their Kubernetes label."""
     probe = timed(on("A100-80GB-SXM"), 8, 0.5)
     assert probe.measurement is not None
     measured = probe.measurement.model_copy(update={"energy_joules": 450.0})
@@ -164,8 +164,8 @@ def test_observations_are_written_in_its_columns() -> None:
     assert identifier.endswith("-gpu_model.NVIDIA-A100-SXM4-80GB-gradient_accumulation_steps.1")
 
 
-def test_a_run_read_back_is_fitted_as_the_run_is() -> None:
-    """The same families, and the same points in them."""
+def test_an_exported_run_has_the_same_families_and_points_when_read_back() -> None:
+    """Weights, software and stacks still distinguish the families."""
     elsewhere = environment(device_name="another", versions=(("driver", "1"), ("python", "3.11")))
     observations = [
         timed(cell, size, 0.1 + 0.2 * size, environment=where)
@@ -180,7 +180,7 @@ def test_a_run_read_back_is_fitted_as_the_run_is() -> None:
         (name.model, name.weights, name.recipe, name.basis, name.software) for name in families
     ] == [
         (own.group.model, own.group.weights, own.group.recipe.key, own.basis, own.stack)
-        for own, _ in sorted(expected, key=lambda each: (each[0].group.key, each[0].stack))
+        for own, _ in sorted(expected, key=lambda pair: (pair[0].group.key, pair[0].stack))
     ]
     assert len(families) == 4
     for name, rows in families.items():
@@ -195,8 +195,8 @@ def test_a_run_read_back_is_fitted_as_the_run_is() -> None:
         assert sorted(rows.seconds) == pytest.approx(sorted(own.seconds))
 
 
-def test_what_was_written_is_read_back_with_measured_and_simulated_apart() -> None:
-    """Seconds to rounding; out of memory, searches and capped GPUs left out with a reason."""
+def test_an_exported_run_keeps_measured_and_simulated_rows_apart() -> None:
+    """Probes that ran out of memory, searches and capped GPUs are excluded with a reason."""
     observations = [
         timed(on("A40"), 8, 0.5),
         timed(on("A40", simulated=True), 8, 0.25, basis=Basis.SIMULATED),

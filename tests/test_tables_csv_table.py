@@ -1,4 +1,4 @@
-"""Tables of users: reading, and every mistake with its place."""
+"""Tables of users: reading, and mistakes with their lines."""
 
 from pathlib import Path
 
@@ -15,19 +15,19 @@ RAGGED = "the head has 2"
 
 
 def positive(value: float) -> str | None:
-    """A check of numbers."""
+    """Error of a number that is not above 0."""
     return None if value > 0 else "above 0"
 
 
 def file_of(tmp_path: Path, content: str | bytes) -> Path:
-    """A file with just this in it."""
+    """File with this content."""
     path = tmp_path / "a.csv"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
 
 
-def test_rows_are_known_by_their_lines(tmp_path: Path) -> None:
-    """Blank lines and fields of several lines do not shift what follows."""
+def test_rows_are_named_by_their_line_numbers(tmp_path: Path) -> None:
+    """Blank lines and multi-line fields do not shift later numbers."""
     path = file_of(tmp_path, 'gpu,note\nA40,x\n\nA10,"two\nlines"\nT4,y\n')
     frame, _ = read_csv(path)
     assert list(frame.index) == [2, 5, 6]
@@ -35,8 +35,8 @@ def test_rows_are_known_by_their_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["gpu;n\nA40;1\n", "gpu\tn\nA40\t1\n", "\ufeffgpu,n\nA40,1\n"])
-def test_what_spreadsheets_write_is_read(tmp_path: Path, content: str) -> None:
-    """Semicolons, tabs, a mark at the beginning."""
+def test_files_of_spreadsheets_are_read(tmp_path: Path, content: str) -> None:
+    """They may have semicolons, tabs or a byte order mark."""
     frame, _ = read_csv(file_of(tmp_path, content))
     assert list(frame.columns) == ["gpu", "n"]
     assert frame.to_numpy().tolist() == [["A40", "1"]]
@@ -50,10 +50,10 @@ def test_what_spreadsheets_write_is_read(tmp_path: Path, content: str) -> None:
         (b"gpu,n\n\xff,1\n", "byte 6"),
     ],
 )
-def test_a_file_that_is_no_table_is_an_error_of_one_line(
+def test_a_file_that_is_no_table_is_a_one_line_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | bytes, words: str
 ) -> None:
-    """It names the file."""
+    """The error names the file."""
     file_of(tmp_path, content)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(TableError) as error:
@@ -75,10 +75,10 @@ def test_a_file_that_is_no_table_is_an_error_of_one_line(
         ("gpu,batch\nA40,0\nA40\n" + 99 * "A40,1,2\n", ["2: batch: ", "3: fields: 1"]),
     ],
 )
-def test_lines_that_are_no_rows_hide_nothing(
+def test_malformed_lines_do_not_hide_other_mistakes(
     tmp_path: Path, content: str, lines: list[str]
 ) -> None:
-    """They stand among the other mistakes, the first twenty of them."""
+    """The first twenty malformed lines are listed among the other mistakes."""
     frame, file = read_csv(file_of(tmp_path, content))
     table = CsvTable(frame, SYNONYMS, file)
     table.numbers("batch_size", positive)
@@ -99,8 +99,8 @@ def test_a_missing_file_and_a_folder_are_errors(tmp_path: Path) -> None:
         read_csv(tmp_path)
 
 
-def test_columns_go_by_any_of_their_names() -> None:
-    """Case, spaces and punctuation do not count; unknown columns are listed."""
+def test_a_column_is_recognised_by_any_of_its_names() -> None:
+    """Case, spaces and punctuation do not matter; unknown columns are listed."""
     frame = pd.DataFrame({"Device ": ["A40", None], "BATCH-size": [8, 4], "colour": [1, 2]})
     table = CsvTable(frame, SYNONYMS)
     assert table.texts("gpu") == ["A40", None]
@@ -109,14 +109,14 @@ def test_columns_go_by_any_of_their_names() -> None:
 
 
 def test_a_column_under_two_names_is_a_mistake() -> None:
-    """The message has both names."""
+    """The message has both of them."""
     frame = pd.DataFrame([["A40", "A10"]], columns=["gpu", "device"])
     with pytest.raises(TableError, match="'gpu' and 'device'"):
         CsvTable(frame, SYNONYMS).check()
 
 
 def test_every_mistake_is_reported_once_and_in_order() -> None:
-    """With the value, the row and the column as the table has it."""
+    """A line has the row, the column as the table names it, and the value."""
     values = ["8", "x", 0, "1,5", "inf", True, "1_0", "", None, np.nan]
     frame = pd.DataFrame({"Batch": values}, index=range(2, 12))
     table = CsvTable(frame, SYNONYMS, CsvFile("a.csv"))
@@ -139,7 +139,7 @@ def test_every_mistake_is_reported_once_and_in_order() -> None:
 
 
 def test_a_column_that_is_wrong_throughout_has_twenty_lines() -> None:
-    """The last of them says how many more there are."""
+    """The last line says how many more there are."""
     table = CsvTable(pd.DataFrame({"batch": ["x"] * 1000}), SYNONYMS)
     table.numbers("batch_size", positive)
     with pytest.raises(TableError) as error:
@@ -150,8 +150,8 @@ def test_a_column_that_is_wrong_throughout_has_twenty_lines() -> None:
     assert "980 more" in lines[-1]
 
 
-def test_rows_left_out_are_counted_once_and_not_checked() -> None:
-    """Each counts for the first reason that holds; a reason without rows is not listed."""
+def test_excluded_rows_are_counted_once_and_not_checked() -> None:
+    """A row counts for its first reason; a reason without rows is not listed."""
     table = CsvTable(pd.DataFrame({"batch": ["x", "1", "y"]}), SYNONYMS)
     table.leave_out(np.array([True, False, False]), "first")
     table.leave_out(np.array([True, False, True]), "second")

@@ -1,4 +1,4 @@
-"""Laws of tables from Python: frames in, frames out."""
+"""Laws fitted to frames, and their results as frames."""
 
 import numpy as np
 import pandas as pd
@@ -28,27 +28,27 @@ def made(**changed: object) -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def fits() -> FrameFits:
-    """Of the made table, one of whose points is wrong by half."""
+    """Laws of the made table, in which one point is wrong by half."""
     frame = made()
     frame.loc[5, "examples_per_second"] *= 1.5
     return fit_frame(frame.rename(index=lambda row: f"r{row}"))
 
 
-def question(**changed: object) -> pd.DataFrame:
+def step(**changed: object) -> pd.DataFrame:
     """A step to predict, of a GPU and length that were fitted."""
     row = {"gpu": "A40", "model": "m", "seq_len": 128, "sparsity": 0.25, "batch_size": 4}
     return pd.DataFrame([row | changed])
 
 
 def mistakes(fits: FrameFits, frame: pd.DataFrame) -> str:
-    """The error of questions with mistakes."""
+    """Error of steps to predict that have mistakes."""
     with pytest.raises(TableError) as error:
         predict_frame(fits.families, frame)
     return str(error.value)
 
 
-def test_coefficients_come_out_with_units_and_errors(fits: FrameFits) -> None:
-    """A row for each parameter of each GPU, and for the exponent that they share."""
+def test_coefficients_have_units_and_standard_errors(fits: FrameFits) -> None:
+    """There is a row per parameter of each GPU, and one for the shared exponent."""
     assert set(fits.coefficients["form"]) == {Form.POOLED}
     values = fits.coefficients.set_index(["group", "parameter"])
     assert values["value"].to_dict() == pytest.approx(
@@ -65,8 +65,8 @@ def test_coefficients_come_out_with_units_and_errors(fits: FrameFits) -> None:
     assert (values["standard_error"] > 0).all()
 
 
-def test_candidates_have_their_errors_on_points_left_out_of_the_fit(fits: FrameFits) -> None:
-    """The chosen one is marked."""
+def test_candidates_have_their_errors_on_held_out_points(fits: FrameFits) -> None:
+    """The chosen candidate is marked."""
     candidates = fits.candidates.set_index("form")
     assert set(candidates.index) == set(Form)
     assert candidates.index[candidates["chosen"]].tolist() == [Form.POOLED]
@@ -74,22 +74,22 @@ def test_candidates_have_their_errors_on_points_left_out_of_the_fit(fits: FrameF
 
 
 def test_suspects_are_named_by_the_tables_own_rows(fits: FrameFits) -> None:
-    """The point that is wrong."""
+    """The wrong point is the only suspect."""
     assert fits.suspects["rows"].tolist() == ["r5"]
     assert fits.suspects["seconds"][0] < fits.suspects["expected_seconds"][0]
 
 
-def test_laws_are_a_row_each(fits: FrameFits) -> None:
-    """With their points and the width of their intervals."""
+def test_each_law_is_a_row(fits: FrameFits) -> None:
+    """The row has the number of points and the width of the intervals."""
     (law,) = fits.laws.to_dict("records")
     assert (law["model"], law["points"], law["visits"]) == ("m", 64, 64)
     assert law["level"] == 0.9
     assert law["half_width"] > 0
 
 
-def test_answers_stand_beside_the_questions(fits: FrameFits) -> None:
-    """In their order and under their labels; a second time over, anew."""
-    frame = pd.concat([question(), question(gpu="l4", batch_size=64), question(gpu="T4")])
+def test_predictions_are_added_to_the_frame(fits: FrameFits) -> None:
+    """Rows keep their order and labels; earlier predictions in the frame are replaced."""
+    frame = pd.concat([step(), step(gpu="l4", batch_size=64), step(gpu="T4")])
     frame.index = pd.Index(["a", "b", "c"])
     predicted = predict_frame(fits.families, frame)
     assert predicted.columns.tolist() == [*frame.columns, *PREDICTED]
@@ -106,26 +106,26 @@ def test_answers_stand_beside_the_questions(fits: FrameFits) -> None:
     pd.testing.assert_frame_equal(again, predicted)
 
 
-def test_observations_can_be_questions(fits: FrameFits) -> None:
-    """Their throughput is not read; runs on several GPUs have no law."""
+def test_observations_can_be_predicted(fits: FrameFits) -> None:
+    """Their throughput is not read; runs on several GPUs have no prediction."""
     frame = made().assign(examples_per_second="?", number_gpus=[2] + [1] * 63)
     predicted = predict_frame(fits.families, frame)
     assert predicted["predicted_step_seconds"].isna().tolist() == [True] + [False] * 63
     assert "several GPUs" in predicted["note"][0]
 
 
-def test_a_question_can_name_a_data_set_with_its_lengths(fits: FrameFits) -> None:
-    """Its length was not observed, so the prediction is extrapolated."""
+def test_a_step_can_name_a_data_set_with_its_lengths(fits: FrameFits) -> None:
+    """The length was not observed, so the prediction is extrapolated."""
     lengths = {"d": Lengths(tokens=np.array([256.0]), examples=np.array([1.0]))}
-    frame = question(dataset="d").drop(columns="seq_len")
+    frame = step(dataset="d").drop(columns="seq_len")
     predicted = predict_frame(fits.families, frame, lengths=lengths).iloc[0]
     seconds = (1 + (4 * 256 * 0.25**0.6 * 0.001) ** 1.1) ** (1 / 1.1)
     assert predicted["predicted_step_seconds"] == pytest.approx(seconds, rel=0.01)
     assert predicted["extrapolated"]
 
 
-def test_a_question_names_no_more_than_distinguishes_families() -> None:
-    """An ambiguous question is a mistake; a family that was not fitted has a note."""
+def test_a_step_needs_only_what_distinguishes_families() -> None:
+    """An ambiguous step is a mistake; a step of a family that was not fitted gets a note."""
     frame = pd.concat(
         [made(recipe="lora"), made(recipe="full"), made(recipe="full", basis="simulated")]
     )
@@ -133,30 +133,30 @@ def test_a_question_names_no_more_than_distinguishes_families() -> None:
     assert len(fits.families) == 3
     basis = "basis ('measured' or 'simulated')"
     both = ("row 0: model: ", "3 laws", "recipe ('full' or 'lora')", basis)
-    assert_lines(mistakes(fits, question()), both)
-    assert_lines(mistakes(fits, question(method="full")), ("2 laws", f"give {basis}"))
-    frame = pd.concat([question(recipe="lora"), question(recipe="qlora"), question(model="mm")])
+    assert_lines(mistakes(fits, step()), both)
+    assert_lines(mistakes(fits, step(method="full")), ("2 laws", f"give {basis}"))
+    frame = pd.concat([step(recipe="lora"), step(recipe="qlora"), step(model="mm")])
     predicted = predict_frame(fits.families, frame)
     assert predicted["predicted_step_seconds"].notna().tolist() == [True, False, False]
     notes = "\n".join(predicted["note"].tolist()[1:])
     assert_lines(notes, ("'qlora'", "'full' or 'lora'"), ("'mm'", "'m'"))
 
 
-def test_a_gpu_observed_with_one_stack_needs_no_stack_in_questions() -> None:
-    """A GPU observed with two needs one."""
+def test_a_step_on_a_gpu_with_one_stack_needs_no_stack() -> None:
+    """On a GPU that was observed with two stacks, it needs one."""
     one = fit_frame(made(software="s", stack="one"))
-    assert predict_frame(one.families, question())["extrapolated"].tolist() == [False]
+    assert predict_frame(one.families, step())["extrapolated"].tolist() == [False]
     two = fit_frame(pd.concat([made(software="s", stack=stack) for stack in ("one", "two")]))
-    assert_lines(mistakes(two, question()), ("row 0: gpu: ", "'one' or 'two'"))
-    predicted = predict_frame(two.families, question(software="s", stack="two"))
+    assert_lines(mistakes(two, step()), ("row 0: gpu: ", "'one' or 'two'"))
+    predicted = predict_frame(two.families, step(software="s", stack="two"))
     assert predicted["extrapolated"].tolist() == [False]
 
 
 def test_a_family_without_a_law_says_what_to_measure() -> None:
-    """In its row and in the note of every question to it."""
+    """Its row says so, and so do the notes of its predictions."""
     fits = fit_frame(made().iloc[:2])
     (law,) = fits.laws.to_dict("records")
     assert law["form"] is None
     assert "measure at least" in law["remedy"]
     assert fits.coefficients.empty
-    assert "measure at least" in predict_frame(fits.families, question())["note"][0]
+    assert "measure at least" in predict_frame(fits.families, step())["note"][0]

@@ -1,4 +1,4 @@
-"""Observations of any source: columns, units, rows left out, and all mistakes at once."""
+"""Observations from tables: columns, units, excluded rows, and all mistakes at once."""
 
 from pathlib import Path
 
@@ -34,19 +34,19 @@ PLAIN = {
 
 
 def plain(**changed: object) -> pd.DataFrame:
-    """Two rows that are right."""
+    """Two valid rows."""
     return pd.DataFrame(PLAIN | changed)
 
 
 def mistakes(frame: pd.DataFrame, **others: object) -> str:
-    """The error of a frame with mistakes."""
+    """Error of a frame with mistakes."""
     with pytest.raises(TableError) as error:
         read_frame(frame, **others)  # type: ignore[arg-type]
     return str(error.value)
 
 
-def test_examples_per_second_become_seconds_of_a_step_and_its_padded_tokens() -> None:
-    """Batch over rate; batch times length."""
+def test_step_time_and_tokens_follow_from_batch_rate_and_length() -> None:
+    """The step time is batch size over rate; its tokens are batch size times length."""
     read = read_frame(plain())
     assert read.rows.seconds.tolist() == [0.5, 1.0]
     assert read.rows.tokens.tolist() == [256.0, 1024.0]
@@ -61,29 +61,29 @@ def test_examples_per_second_become_seconds_of_a_step_and_its_padded_tokens() ->
 
 
 @pytest.mark.parametrize("rate", ["Examples/s", "queries_per_second", "Queries / s"])
-def test_columns_go_by_obvious_names(rate: str) -> None:
-    """As a person would head them, or the paper, which calls an example a query."""
+def test_columns_are_recognised_by_obvious_names(rate: str) -> None:
+    """The paper's word for an example, query, is recognised, too."""
     names = ["GPU", "Model name", "Sparsity", "Sequence length", "Batch size", rate]
     frame = plain().set_axis(names, axis=1)
     assert read_frame(frame).rows.seconds.tolist() == [0.5, 1.0]
 
 
 def test_sparsity_may_be_left_out_with_a_remark() -> None:
-    """A blank cell is one of a model without experts."""
+    """A blank value means a model without experts."""
     read = read_frame(plain().drop(columns="sparsity"))
     assert read.rows.sparsity.tolist() == [1.0, 1.0]
     assert "no column sparsity" in read.remarks[0]
     assert read_frame(plain(sparsity=[None, 0.5])).rows.sparsity.tolist() == [1.0, 0.5]
 
 
-def test_padded_tokens_count_more_than_the_length() -> None:
-    """A row that has none has its length."""
+def test_padded_tokens_override_the_length() -> None:
+    """A row without padded tokens uses its length."""
     read = read_frame(plain(padded_tokens=[160, None]))
     assert read.rows.tokens.tolist() == [320.0, 1024.0]
 
 
 def test_a_batch_of_a_data_set_is_padded_by_its_lengths() -> None:
-    """The expected longest of so many examples, rounded up to a multiple of 8."""
+    """The length is that of the expected longest example, rounded up to a multiple of 8."""
     lengths = {"d": Lengths(tokens=np.array([16.0, 64.0]), examples=np.array([3.0, 1.0]))}
     read = read_frame(plain(dataset="d").drop(columns="seq_len"), lengths=lengths)
     longest = [16 * 0.75**size + 64 * (1 - 0.75**size) for size in (2, 8)]
@@ -91,8 +91,8 @@ def test_a_batch_of_a_data_set_is_padded_by_its_lengths() -> None:
     assert set(read.rows.series) == {"A40/d"}
 
 
-def test_the_papers_own_points_are_read_as_they_are() -> None:
-    """With the lengths beside them, to the last bit what the reproduction has."""
+def test_the_papers_own_points_are_read_exactly() -> None:
+    """With their lengths, they equal the points of the reproduction bit for bit."""
     path, lengths = DATA / "throughput.csv", read_lengths(DATA / "lengths.csv")
     frame, _ = read_csv(path)
     read = read_frame(frame, lengths=lengths)
@@ -106,7 +106,7 @@ def test_the_papers_own_points_are_read_as_they_are() -> None:
 
 
 def test_missing_lengths_are_one_mistake_that_names_the_ways_to_give_them() -> None:
-    """The paper's points without the lengths of their data sets; a mistyped data set."""
+    """A mistyped data set is a mistake of its row."""
     frame, _ = read_csv(DATA / "throughput.csv")
     text = mistakes(frame, file=CsvFile("throughput.csv"))
     assert_lines(text, ("throughput.csv:1: ", "seq_len", "padded_tokens", "--lengths"))
@@ -129,13 +129,13 @@ def test_missing_lengths_are_one_mistake_that_names_the_ways_to_give_them() -> N
         ("A100/40GB @ 300 W", "A100-40GB - 300 W"),
     ],
 )
-def test_gpus_are_known_by_key_or_device_name(name: str, key: str) -> None:
-    """Punctuation does not count; a name that the catalog lacks, or has twice, stays."""
+def test_gpus_are_recognised_by_key_or_device_name(name: str, key: str) -> None:
+    """Punctuation does not matter; a name that the catalog lacks, or has twice, is kept."""
     assert gpu_key(name) == key
 
 
-def test_recipes_software_and_basis_are_families_of_their_own() -> None:
-    """Different families are never fitted together; the method stands in for a recipe."""
+def test_recipe_software_and_basis_distinguish_families() -> None:
+    """Without a recipe, the method takes its place; weights distinguish families, too."""
     frame = pd.DataFrame(
         {
             **PLAIN,
@@ -160,16 +160,16 @@ def test_recipes_software_and_basis_are_families_of_their_own() -> None:
     ]
 
 
-def test_a_stack_beside_the_software_is_the_gpus() -> None:
-    """One family, and one of its GPUs for each stack."""
+def test_a_stack_beside_the_software_distinguishes_gpus() -> None:
+    """The rows are one family, with one GPU per stack."""
     read = read_frame(plain(software="s", stack=["one", "two"]))
     assert [family.software for family in read.by_family()] == ["s"]
     assert read.rows.gpu.tolist() == ["A40@one", "A40@two"]
     assert read.rows.series.tolist() == ["A40@one/seq128", "A40@two/seq128"]
 
 
-def test_rows_without_the_speed_of_one_gpu_are_left_out_and_counted() -> None:
-    """Several GPUs, runs that did not end well, capped ones, and what was not timed."""
+def test_rows_without_the_speed_of_one_gpu_are_excluded_and_counted() -> None:
+    """These are runs on several GPUs, failed runs, capped runs, and runs without a rate."""
     frame = pd.DataFrame(
         {
             "gpu": "A40",
@@ -190,7 +190,7 @@ def test_rows_without_the_speed_of_one_gpu_are_left_out_and_counted() -> None:
 
 
 def test_every_mistake_is_reported_at_once() -> None:
-    """A line each, with the row, the column as it is headed and the value."""
+    """Each line has the row, the column as the table names it, and the value."""
     frame = pd.DataFrame(
         {
             "GPU": ["A40", "", None],
@@ -234,8 +234,8 @@ def test_missing_columns_are_reported_with_their_meaning() -> None:
     )
 
 
-def test_columns_that_are_not_used_are_named() -> None:
-    """A misspelt one with what it may have been."""
+def test_unused_columns_are_named() -> None:
+    """A misspelt column gets a suggestion."""
     read = read_frame(plain(sparcity=1, figure=14))
     (remark,) = read.remarks
     assert "'sparcity'" in remark
@@ -244,7 +244,7 @@ def test_columns_that_are_not_used_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "expected"),
     [
         ({"gpu": ["A4O", "L4"]}, ["GPU 'A4O' has 1 row: did you mean 'A40'?"]),
         ({"gpu": "Tesla V10O-SXM2-16GB"}, ["GPU 'Tesla V10O-SXM2-16GB' has 2 rows: did you mean"]),
@@ -256,16 +256,18 @@ def test_columns_that_are_not_used_are_named() -> None:
         ({"model": "Mixtral-8x7B"}, []),
     ],
 )
-def test_names_that_may_be_mistyped_are_remarked(names: dict[str, object], said: list[str]) -> None:
-    """By the catalog, the presets or the same table; numbers and short words make products."""
+def test_names_that_may_be_mistyped_are_remarked(
+    names: dict[str, object], expected: list[str]
+) -> None:
+    """A name with another number is another product, not a mistyped one."""
     remarks = read_frame(plain(**names), file=CsvFile("a.csv")).remarks
-    assert len(remarks) == len(said), remarks
-    for remark, begin in zip(remarks, said, strict=True):
+    assert len(remarks) == len(expected), remarks
+    for remark, begin in zip(remarks, expected, strict=True):
         assert remark.startswith(f"a.csv: {begin}")
 
 
-def test_lengths_are_read_with_all_their_mistakes(tmp_path: Path) -> None:
-    """Rows of the same length are one."""
+def test_lengths_are_read_and_all_their_mistakes_reported(tmp_path: Path) -> None:
+    """Rows of the same length are added up."""
     path = tmp_path / "lengths.csv"
     path.write_text("dataset,tokens,examples\nd,8,1\nd,4,2\nd,8,3\n")
     lengths = read_lengths(path)["d"]
