@@ -143,7 +143,7 @@ def test_a_version_that_is_no_date_gives_none(server: PriceServer) -> None:
 def test_a_dead_server_is_a_one_line_error(
     server: PriceServer, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """gpuhunt's own log does not reach the terminal, and its settings are restored afterwards."""
+    """The log of gpuhunt does not reach the terminal; its settings are restored afterwards."""
     assert server.pages == {}
     with pytest.raises(SourceError) as error:
         GpuhuntCatalogs(TODAY, live=False).fetch()
@@ -171,7 +171,7 @@ def test_a_folder_without_catalogs_is_an_error(
 
 
 def test_without_gpuhunt_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """gpuhunt is an optional extra."""
+    """The package is an optional extra."""
     monkeypatch.setitem(sys.modules, "gpuhunt", None)
     with pytest.raises(SourceError, match=r"is not installed: pip install '\.\[prices\]'"):
         GpuhuntCatalogs(TODAY).fetch()

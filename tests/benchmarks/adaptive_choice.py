@@ -1,6 +1,6 @@
-"""How often an adaptive sweep finds the cheapest GPU, and what it leaves unmeasured.
+"""Adaptive sweeps: how often they choose the cheapest GPU, and how much they measure.
 
-Made-up worlds: four devices whose step times are drawn; nothing of them is known but their prices.
+Each synthetic world has four devices with random step times; a sweep starts with only their prices.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ LIMIT = 64  # of the search
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     random = np.random.default_rng(20261121)
     right, visits, whole, regrets = 0, 0, 0, []
     for _ in range(WORLDS):
@@ -30,27 +30,27 @@ def main() -> None:
         costs = {}
         for key, usd in PRICES.items():
             largest = int(random.integers(4, 200))
-            slope = 10 ** random.uniform(-3, -2) / usd**0.8  # dearer ones are mostly faster
+            slope = 10 ** random.uniform(-3, -2) / usd**0.8  # expensive ones are mostly faster
             floor = slope * random.uniform(0, 10)
             world[key] = Device(largest, floor, slope)
             most = min(largest, LIMIT)
             costs[key] = usd * (floor / most + slope)
             whole += len(batch_ladder(most, seed_text=""))
         with contextlib.redirect_stderr(io.StringIO()):
-            seen, _ = swept(adaptive(), world)
-        regret = costs[chosen(seen).leader.cell.gpu] / min(costs.values()) - 1
+            observations, _ = swept(adaptive(), world)
+        regret = costs[chosen(observations).leader.cell.gpu] / min(costs.values()) - 1
         regrets.append(regret)
         right += regret <= 0.01
-        visits += sum(o.purpose == "ladder" for o in seen)
+        visits += sum(o.purpose == "ladder" for o in observations)
     rows = [
-        ("the cheapest, or within 1 % of it", f"{right} of {WORLDS}"),
-        ("dearer than the cheapest, at most", f"{max(regrets):.1%}"),
+        ("chose the cheapest, or within 1 % of it", f"{right} of {WORLDS}"),
+        ("more expensive than the cheapest, at most", f"{max(regrets):.1%}"),
         (
-            "timed batches, of those of a whole sweep",
+            "timed batches, of those of a full sweep",
             f"{visits / WORLDS:.1f} of {whole / WORLDS:.1f}",
         ),
     ]
-    sys.stdout.write(table(("adaptive sweep", "found"), rows) + "\n")
+    sys.stdout.write(table(("adaptive sweep", "result"), rows) + "\n")
 
 
 if __name__ == "__main__":

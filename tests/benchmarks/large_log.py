@@ -1,12 +1,12 @@
-"""A log of a million observations: what `fit` on it takes, in seconds, CPU seconds and memory.
+"""Time, CPU time and memory of `fit` on logs of up to a million observations.
 
-What is made up: 12 GPUs (two of them simulated) x 9 models (four of them sparse and dense) x 16
-recipes x 10 lengths, 24,960 cells. A cell has its search (what fits and what does not), the limit
-tried again, a killed child that does not say where it ran, a hang, and 36 timed visits of up to
-eight batch sizes, 46 observations in all; seven where no example fits. A GPU
-has four nodes, that differ in name alone. So laws are fitted to some 166,000 points, each of four
-or five visits. Lines are what the project's own records write, with all that a GPU says, 2.2 kB
-each; that they are is checked. Two minutes, 2.5 GB of disk.
+The logs are synthetic: 12 GPUs (two of them simulated) x 9 models (four of them sparse and dense) x
+16 recipes x 10 lengths, 24,960 cells. A cell has 46 observations: its search with fits and misses,
+repeats of the limit, a killed child without an environment, a hang, and 36 timed visits of up to
+eight batch sizes. If no example fits, it has seven. A GPU has four nodes that differ only in their
+names. So laws are fitted to about 166,000 points of four or five visits each. The lines are equal
+to those of the project's own records, which is checked, and have 2.2 kB each. The benchmark takes
+two minutes and 2.5 GB of disk.
 """
 
 import contextlib
@@ -40,9 +40,9 @@ NODES = 4
 VISITS = 36  # of a cell's ladder
 LIMIT = 1024
 GIB = 2**30
-EVERY_SECONDS = 0.2  # memory is looked at
+EVERY_SECONDS = 0.2  # interval between two readings of memory
 
-# Key, usable GiB, how fast.
+# Key, usable GiB, relative speed.
 GPUS = (
     *(("A40", 44.35, 1.0), ("A100-40GB-SXM", 39.49, 2.2), ("A100-80GB-SXM", 79.14, 2.3)),
     *(("H100-SXM", 79.18, 4.5), ("H100-PCIe", 79.11, 3.5), ("H200-SXM", 139.8, 4.8)),
@@ -76,8 +76,8 @@ RECIPES = tuple(
 
 
 def cells() -> list[tuple[Cell, float, float, float]]:
-    """Each cell, its GPU's GiB and speed, its model's GiB; mixed, as sweeps interleave GPUs."""
-    found = []
+    """Shuffled cells, each with GiB and speed of its GPU and GiB of its model."""
+    drawn = []
     product = itertools.product(RECIPES, MODELS, LENGTHS, (*GPUS, *SIMULATED_GPUS))
     for recipe, (model, billions, _, experts, actives), length, (gpu, gib, speed) in product:
         for active in actives:
@@ -91,23 +91,23 @@ def cells() -> list[tuple[Cell, float, float, float]]:
                 seq_len=length,
             )
             model_gib = billions * (0.6 if recipe.method == "qlora" else 2.0) * 1e9 / GIB
-            found.append((cell, gib, speed, model_gib))
-    order = np.random.default_rng(1).permutation(len(found))
-    return [found[place] for place in order]
+            drawn.append((cell, gib, speed, model_gib))
+    order = np.random.default_rng(1).permutation(len(drawn))
+    return [drawn[place] for place in order]
 
 
 Line = Callable[[int, str, int, Outcome, float, float], str]
 
 
 class Lines:
-    """Lines of a log: a real record of each kind, written once, its numbers put in by text."""
+    """Lines of a log, built from text templates, since records would take too long."""
 
     def __init__(self) -> None:
         self._random = np.random.default_rng(0)
         self._wheres: dict[tuple[str, int], str] = {}
 
-    def of(self, cell: Cell, gib: float, speed: float, model_gib: float) -> Iterator[str]:
-        """Those of one cell."""
+    def of_cell(self, cell: Cell, gib: float, speed: float, model_gib: float) -> Iterator[str]:
+        """Lines of one cell."""
         per_token_gib = 2e-4 if cell.recipe.gradient_checkpointing else 1.2e-3
         free = gib * 0.97 - model_gib
         largest = int(min(max(free / per_token_gib / cell.seq_len, 0), LIMIT))
@@ -133,7 +133,7 @@ class Lines:
             yield sizes[visit % len(sizes)], "ladder", visit // len(sizes)
 
     def _templates(self, cell: Cell, gib: float, model_gib: float) -> Line:
-        """What makes a line of the cell's numbers."""
+        """Function that makes a line from the numbers of a probe of this cell."""
         basis = Basis.SIMULATED if cell.simulated else Basis.MEASURED
         head = f'{{"cell":{cell.model_dump_json()},"purpose":"'
         made = built(
@@ -154,12 +154,12 @@ class Lines:
         ) -> str:
             where = "null" if outcome is Outcome.HOST_OUT_OF_MEMORY else wheres[size % NODES]
             detail = "null" if outcome is Outcome.FITS else '"CUDA out of memory. Tried to…"'
-            told = "null"
+            measured = "null"
             if outcome is Outcome.FITS:
-                told = self._measured(purpose, model_bytes, int(peak * GIB), seconds, made)
+                measured = self._measured(purpose, model_bytes, int(peak * GIB), seconds, made)
             return (
                 f'{head}{purpose}","batch_size":{size},"repeat":{repeat},"attempt":1,'
-                f'"outcome":"{outcome}","detail":{detail},{fixed}{told},"environment":{where},'
+                f'"outcome":"{outcome}","detail":{detail},{fixed}{measured},"environment":{where},'
                 '"started_at":"2026-11-20T12:00:00+00:00","seconds":31.25}\n'
             )
 
@@ -199,7 +199,7 @@ class Lines:
         if (gpu, node) not in self._wheres:
             names = ("accelerate", "bitsandbytes", "cuda", "cudnn", "driver", "flash_attn", "peft")
             names += ("python", "torch", "transformers", "triton")
-            of = environment(
+            node_environment = environment(
                 versions=tuple((name, "12.8.93") for name in names),
                 device_name=f"NVIDIA {gpu}",
                 threads=8,
@@ -207,24 +207,26 @@ class Lines:
                 host=f"ip-10-0-{node}-17.ec2.internal",
                 node_id=f"{node}" * 56,
             )
-            self._wheres[gpu, node] = of.model_dump_json()
+            self._wheres[gpu, node] = node_environment.model_dump_json()
         return self._wheres[gpu, node]
 
 
 def write_run(folder: Path, observations: int) -> None:
-    """A run folder with a log of so many observations."""
+    """Write a run folder with a log of this many observations."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SPEC).write_text(ONE_CELL, encoding="utf-8")
     lines, all_cells = Lines(), cells()
-    for line in itertools.chain.from_iterable(Lines().of(*each) for each in all_cells[:30]):
+    for line in itertools.chain.from_iterable(
+        Lines().of_cell(*values) for values in all_cells[:30]
+    ):
         assert Observation.model_validate_json(line).model_dump_json() + "\n" == line
-    every = itertools.chain.from_iterable(lines.of(*each) for each in all_cells)
+    every = itertools.chain.from_iterable(lines.of_cell(*values) for values in all_cells)
     with (folder / OBSERVATIONS).open("w", encoding="utf-8") as file:
         file.writelines(itertools.islice(every, observations))
 
 
 def fitted(folder: Path) -> tuple[float, float, float]:
-    """What `fit` took: seconds, CPU seconds, and the most MiB at once, of all its processes."""
+    """Seconds, CPU seconds and peak MiB of `fit`, over all its processes."""
     began, most = time.perf_counter(), 0
     child = subprocess.Popen([sys.executable, "-m", "orchestrator", "fit", str(folder)])
     while True:
@@ -239,17 +241,17 @@ def fitted(folder: Path) -> tuple[float, float, float]:
 
 
 def held_bytes(pid: int) -> int:
-    """What a process and its children hold, what they share once."""
+    """Bytes that a process and its children hold; shared pages count once."""
     held = 0
     with contextlib.suppress(psutil.Error):
         parent = psutil.Process(pid)
-        for each in (parent, *parent.children(recursive=True)):
-            held += each.memory_full_info().pss
+        for process in (parent, *parent.children(recursive=True)):
+            held += process.memory_full_info().pss
     return held
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     rows = []
     for observations in SIZES:
         with tempfile.TemporaryDirectory() as scratch:

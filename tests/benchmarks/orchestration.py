@@ -1,8 +1,8 @@
-"""What placing a trial costs: this project's driver beside a plain grid of Ray Tune's.
+"""Cost of placing a trial: this project's driver, compared with a plain grid of Ray Tune.
 
-The trials' work is nothing; ours report one probe each, which is kept as any. Each row is a process
-and a Ray of its own on all cores: run it alone. Fresh actors take a second a trial, so a hundred of
-them must do.
+The trials do no work; ours report one probe each, which is stored as usual. Each row has a process
+and a Ray of its own on all cores: run nothing else meanwhile. Fresh actors take a second per trial,
+so there are only a hundred of them.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ from trials.trial import TrialTask
 
 
 def nothing_on_node(config: dict[str, dict[str, str]]) -> None:
-    """In the place of a trial: says where it is, as one does, reports one probe, and ends."""
+    """Stand in for a trial: report the node, as a trial does, report one probe, and end."""
     node_id = ray.get_runtime_context().get_node_id()
     tune.report({"node_id": node_id, "address": ray.util.get_node_ip_address()})
     task = TrialTask.model_validate_json(config["trial"]["task"])
@@ -55,7 +55,7 @@ def nothing_on_node(config: dict[str, dict[str, str]]) -> None:
 
 
 class Scales(tune.Callback):
-    """Weighs what Python holds in the driver as every so many trials have ended."""
+    """Callback that records the bytes that Python holds in the driver, every few trials."""
 
     def __init__(self, every: int) -> None:
         self.every = every
@@ -63,7 +63,7 @@ class Scales(tune.Callback):
         self.bytes_held: list[int] = []
 
     def on_trial_complete(self, **info: Any) -> None:
-        """One more."""
+        """Count a trial, and record the bytes if it is time."""
         del info
         self.ended += 1
         if self.ended % self.every == 0:
@@ -72,7 +72,7 @@ class Scales(tune.Callback):
 
 
 def ours(trials: int, loggers: Sequence[Any] = ()) -> None:
-    """The driver's scheduler and runner, into a run folder: log, progress and dollars are in it."""
+    """Run the driver's scheduler and runner, with log, progress and spent dollars."""
     lengths = ", ".join(str(length) for length in range(1, trials + 1))
     text = ONE_CELL.replace("[16]", f"[{lengths}]")
     spec = spec_of(text)
@@ -103,7 +103,7 @@ def ours(trials: int, loggers: Sequence[Any] = ()) -> None:
 
 
 def plain(trials: int, *, reuse_actors: bool) -> None:
-    """A grid of Tune's, as its tutorial has it."""
+    """Run a grid search of Ray Tune, as its tutorial does."""
 
     def nothing(config: dict[str, Any]) -> None:
         tune.report({"number": config["number"]})
@@ -130,17 +130,17 @@ RUNS = [
 
 
 def prepare() -> None:
-    """Trials do nothing, and Tune writes nothing about them."""
-    # A worker looks for the modules of tests, too.
-    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent.parent), *known])
+    """Replace the work of trials by nothing, and have Tune write nothing about them."""
+    # Workers import modules of the tests.
+    folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent.parent), *folders])
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
     tune_runner.run_on_node = nothing_on_node
 
 
 def bytes_kept(trials: int) -> None:
-    """In a process and a Ray of its own: prints what each of the later trials leaves behind."""
+    """Print the bytes that each later trial leaves behind, in a process and a Ray of its own."""
     prepare()
     scales = Scales(trials // 2)
     with connected_cluster(ask_for_packages=False), contextlib.redirect_stdout(io.StringIO()):
@@ -151,7 +151,7 @@ def bytes_kept(trials: int) -> None:
 
 
 def one_run(name: str, trials: int) -> None:
-    """In a process and a Ray of its own: prints seconds a trial, and MiB before and after."""
+    """Print seconds per trial, and MiB before and after, in a process and a Ray of its own."""
     prepare()
     with connected_cluster(ask_for_packages=False):
         with contextlib.redirect_stdout(io.StringIO()):
@@ -159,24 +159,24 @@ def one_run(name: str, trials: int) -> None:
             before = most_mib()
             began = time.perf_counter()
             WAYS[name](trials)
-            each = (time.perf_counter() - began) / trials
-        sys.stdout.write(json.dumps([each, before, most_mib()]))
+            seconds_each = (time.perf_counter() - began) / trials
+        sys.stdout.write(json.dumps([seconds_each, before, most_mib()]))
 
 
 def most_mib() -> float:
-    """The most memory that this process has had so far."""
+    """Peak memory of this process so far, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     rows = []
     for name, trials in RUNS:
         done = subprocess.run(
             [sys.executable, __file__, name, str(trials)], stdout=subprocess.PIPE, check=True
         )
-        each, before, after = json.loads(done.stdout)
-        rows.append((name, trials, f"{each:.3f}", f"{before:.0f}", f"{after:.0f}"))
+        seconds_each, before, after = json.loads(done.stdout)
+        rows.append((name, trials, f"{seconds_each:.3f}", f"{before:.0f}", f"{after:.0f}"))
     headers = ("what", "trials", "s a trial", "MiB of the driver before", "and the most")
     sys.stdout.write(table(headers, rows) + "\n")
 

@@ -1,6 +1,6 @@
-"""The ranking: whether its intervals and odds hold, and how fast it is beside plain pandas.
+"""The ranking: coverage of its intervals, its probabilities, and its speed against plain pandas.
 
-Prints Markdown. A minute on two cores.
+Prints Markdown, after a minute on two cores.
 """
 
 import datetime as dt
@@ -50,13 +50,13 @@ WHERE = environment()
 
 
 def gpu(number: int) -> Gpu:
-    """A device of no other facts."""
+    """Device without further facts."""
     key = f"gpu{number}"
     return Gpu(key=key, kind="cpu", usable_memory_bytes=10**9, source="made", recorded=NOTED)
 
 
 def offer(number: int, usd_per_hour: float, instance: int = 0) -> Offer:
-    """Of a device."""
+    """Offer of a device."""
     return Offer(
         gpu=f"gpu{number}",
         provider="made",
@@ -69,20 +69,20 @@ def offer(number: int, usd_per_hour: float, instance: int = 0) -> Offer:
 
 
 def cell(number: int, seq_len: int = 128) -> Cell:
-    """On a device."""
+    """Cell on a device."""
     return Cell(gpu=f"gpu{number}", model="llama-tiny", recipe=FULL, seq_len=seq_len)
 
 
 def visits(
-    of: Cell, floor: float, slope: float, spread: float, random: np.random.Generator
+    timed_cell: Cell, floor: float, slope: float, spread: float, random: np.random.Generator
 ) -> Iterator[Observation]:
-    """A ladder's, each off by its own, and each step by 1 %."""
+    """Visits of a ladder. Each has an error of its own, and each step one of 1 %."""
     for step in batch_ladder(LARGEST, seed_text=""):
         visit = (floor + slope * step.batch_size) * np.exp(random.normal(0, spread))
         seconds = tuple((visit * np.exp(random.normal(0, 0.01, STEPS))).tolist())
         yield observation(
             step.batch_size,
-            cell=of,
+            cell=timed_cell,
             purpose="ladder",
             repeat=step.repeat,
             environment=WHERE,
@@ -91,16 +91,16 @@ def visits(
 
 
 def ranked(catalog: Catalog, plan: Plan, observations: Sequence[Observation]) -> Ranking:
-    """The ranking of the job, without laws."""
+    """Rank the job without laws."""
     return rank(RankingInputs(JOB, catalog, plan, StepTimeSource(observations, ()), today=TODAY))
 
 
 def calibration() -> tuple[float, list[tuple[float, float, int]]]:
-    """How often the 90 % interval of an offer's dollars holds the truth; told against true odds."""
+    """Coverage of the 90 % intervals of dollars, and predicted against true probabilities."""
     random = np.random.default_rng(1)
     sigma = DRIFT * math.sqrt((TODAY - NOTED).days / 30)
     held: list[bool] = []
-    told: list[float] = []
+    predicted: list[float] = []
     true: list[bool] = []
     for _ in range(SWEEPS):
         spread = 10 ** random.uniform(-2.3, -1.4)  # 0.5 to 4 %
@@ -111,13 +111,13 @@ def calibration() -> tuple[float, list[tuple[float, float, int]]]:
             [gpu(number) for number in range(GPUS)],
             [offer(number, 1.0 + number * 1e-9) for number in range(GPUS)],
         )
-        seen = [
-            each
-            for of, floor, slope in zip(cells, floors, slopes, strict=True)
-            for each in visits(of, floor, slope, spread, random)
+        observations = [
+            visit
+            for timed_cell, floor, slope in zip(cells, floors, slopes, strict=True)
+            for visit in visits(timed_cell, floor, slope, spread, random)
         ]
         plan = Plan(complete=tuple(cells), pending=(), skipped=())
-        rows = ranked(catalog, plan, seen).offers
+        rows = ranked(catalog, plan, observations).offers
         paid = np.exp(random.normal(0, sigma, GPUS))
         truth = []
         for row in rows:
@@ -126,26 +126,32 @@ def calibration() -> tuple[float, list[tuple[float, float, int]]]:
             truth.append(job_hours(JOB, row.batch_size, seconds) * row.usd_per_hour * paid[number])
         for row, usd in zip(rows, truth, strict=True):
             held.append(row.usd_low <= usd <= row.usd_high)
-            told.append(row.probability_cheapest)
+            predicted.append(row.probability_cheapest)
             true.append(usd == min(truth))
     edges = np.array([0, 0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.98, 1.0000001])
-    bins = np.digitize(told, edges)
+    bins = np.digitize(predicted, edges)
     reliability = [
-        (float(np.mean(np.array(told)[of])), float(np.mean(np.array(true)[of])), int(of.sum()))
+        (
+            float(np.mean(np.array(predicted)[in_bin])),
+            float(np.mean(np.array(true)[in_bin])),
+            int(in_bin.sum()),
+        )
         for number in range(1, len(edges))
-        if (of := bins == number).any()
+        if (in_bin := bins == number).any()
     ]
     return float(np.mean(held)), reliability
 
 
 def large() -> tuple[Catalog, Plan, list[Observation]]:
-    """Ten thousand observations, five hundred offers: 10 devices at 125 lengths."""
+    """Ten thousand observations of 10 devices at 125 lengths, and five hundred offers."""
     random = np.random.default_rng(2)
     cells = [cell(number, 64 + length) for length in range(125) for number in range(10)]
-    seen = [
-        each
-        for of in cells
-        for each in visits(of, 0.01, 1e-3 * (1 + int(of.gpu[3:]) / 10), 0.01, random)
+    observations = [
+        visit
+        for timed_cell in cells
+        for visit in visits(
+            timed_cell, 0.01, 1e-3 * (1 + int(timed_cell.gpu[3:]) / 10), 0.01, random
+        )
     ]
     offers = [
         offer(number, float(random.uniform(0.3, 5)), instance)
@@ -153,20 +159,20 @@ def large() -> tuple[Catalog, Plan, list[Observation]]:
         for instance in range(50)
     ]
     catalog = Catalog([gpu(number) for number in range(10)], offers)
-    return catalog, Plan(complete=tuple(cells), pending=(), skipped=()), seen
+    return catalog, Plan(complete=tuple(cells), pending=(), skipped=()), observations
 
 
-def plain(catalog: Catalog, seen: Sequence[Observation]) -> pd.DataFrame:
-    """What one would write for the purpose: medians, the fastest batch, a join with the offers.
+def plain(catalog: Catalog, observations: Sequence[Observation]) -> pd.DataFrame:
+    """Rank with plain pandas: medians, the fastest batch, and a join with the offers.
 
-    No intervals, no odds, no front.
+    There are no intervals, probabilities or front.
     """
     frame = pd.DataFrame(
         {
-            "gpu": [o.cell.gpu for o in seen],
-            "seq_len": [o.cell.seq_len for o in seen],
-            "batch": [o.batch_size for o in seen],
-            "seconds": [o.measurement.step_seconds for o in seen if o.measurement],
+            "gpu": [o.cell.gpu for o in observations],
+            "seq_len": [o.cell.seq_len for o in observations],
+            "batch": [o.batch_size for o in observations],
+            "seconds": [o.measurement.step_seconds for o in observations if o.measurement],
         }
     ).explode("seconds")
     frame["seconds"] = frame["seconds"].astype(float)
@@ -183,7 +189,7 @@ def plain(catalog: Catalog, seen: Sequence[Observation]) -> pd.DataFrame:
 
 
 def same(ranking: Ranking, frame: pd.DataFrame) -> bool:
-    """Whether both have the same cheapest offers, at the same cost."""
+    """Whether both rankings have the same cheapest offers, at the same cost."""
     ours = {row.cell.seq_len: row.usd for row in ranking.offers if row.rank == 1}
     theirs = frame.groupby("seq_len")["cost"].min().to_dict()
     return ours.keys() == theirs.keys() and all(
@@ -192,25 +198,26 @@ def same(ranking: Ranking, frame: pd.DataFrame) -> bool:
 
 
 def main() -> None:
-    """Prints the tables."""
+    """Print the tables."""
     held, reliability = calibration()
     say = sys.stdout.write
-    say(f"{held:.1%} of the 90 % intervals hold the truth, over {SWEEPS} made-up sweeps.\n\n")
-    rows = [(f"{told:.1%}", f"{true:.1%}", count) for told, true, count in reliability]
-    say(table(("told to be the cheapest", "was", "offers"), rows) + "\n\n")
-    catalog, plan, seen = large()
+    say(f"{held:.1%} of the 90 % intervals contain the true value ({SWEEPS} synthetic sweeps).\n\n")
+    rows = [(f"{predicted:.1%}", f"{true:.1%}", count) for predicted, true, count in reliability]
+    say(table(("predicted probability", "was", "offers"), rows) + "\n\n")
+    catalog, plan, observations = large()
     started = time.perf_counter()
-    ranking = ranked(catalog, plan, seen)
+    ranking = ranked(catalog, plan, observations)
     ours = time.perf_counter() - started
     started = time.perf_counter()
-    frame = plain(catalog, seen)
+    frame = plain(catalog, observations)
     theirs = time.perf_counter() - started
     assert same(ranking, frame)
     rows = [
         ("ranking, with intervals, odds and the front", f"{ours:.2f} s", "1.00"),
         ("pandas, without", f"{theirs:.2f} s", f"{theirs / ours:.2f}"),
     ]
-    headers = (f"{len(seen):,} observations, {len(ranking.offers):,} offers of jobs", "took", "/")
+    count = f"{len(observations):,} observations, {len(ranking.offers):,} offers of jobs"
+    headers = (count, "took", "/")
     say(table(headers, rows) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""How many probes finding the largest batch takes: ours beside Accelerate's and Lightning's.
+"""Probes to find the largest batch: ours, compared with Accelerate's and Lightning's.
 
 Run with ``python tests/benchmarks/search_probes.py`` in the environment of the ``bench`` extra.
 """
@@ -102,10 +102,10 @@ def draw_laws(
 
 @dataclass(slots=True)
 class Tally:
-    """What one contender spent on one law, counted where the probe is answered."""
+    """Effort of one contender on one law, counted where the probe is answered."""
 
     law: Law
-    found: int = 0
+    result: int = 0
     probes: int = 0
     misses: int = 0
 
@@ -118,7 +118,7 @@ class Tally:
 
 @dataclass(slots=True)
 class Score:
-    """What one contender spent on many laws."""
+    """Effort of one contender on many laws."""
 
     tallies: list[Tally] = field(default_factory=list)
 
@@ -135,11 +135,11 @@ class Score:
 
     @property
     def exact(self) -> float:
-        return self.mean(lambda tally: tally.found == tally.law.largest)
+        return self.mean(lambda tally: tally.result == tally.law.largest)
 
     @property
     def found_share(self) -> float:
-        return self.mean(lambda tally: tally.found / tally.law.largest)
+        return self.mean(lambda tally: tally.result / tally.law.largest)
 
 
 def score(contender: Callable[[Tally], int], laws: list[Law]) -> Score:
@@ -147,7 +147,7 @@ def score(contender: Callable[[Tally], int], laws: list[Law]) -> Score:
     result = Score()
     for law in laws:
         tally = Tally(law)
-        tally.found = contender(tally)
+        tally.result = contender(tally)
         result.tallies.append(tally)
     return result
 
@@ -165,7 +165,7 @@ def drive(search: Search, probe: Callable[[int], ProbeResult]) -> int:
 
 
 def our_search(law: Law) -> Search:
-    """The search under test, as a trial would start it."""
+    """Search under test, started as a trial starts it."""
     return search_largest_batch(limit=OUR_LIMIT, memory_limit_bytes=law.memory_limit_bytes)
 
 
@@ -198,13 +198,13 @@ def lightning_module(tally: Tally) -> "LightningModule":
     import torch  # noqa: PLC0415 - only a run of the benchmark needs the contenders
     from lightning.pytorch import LightningModule  # noqa: PLC0415 - as above
 
-    # Long enough that the finder never meets its end: it tries at most 2 * 256, three steps each.
+    # So long that the finder never reaches its end: it tries at most 2 * 256, three steps each.
     dataset = torch.utils.data.TensorDataset(torch.zeros(8 * LARGEST_LIMIT, 4))
 
     class Module(LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.batch_size = 1  # the finder writes here what it tries
+            self.batch_size = 1  # set by the finder
             self.linear = torch.nn.Linear(4, 1)
 
         def train_dataloader(self) -> object:
@@ -225,8 +225,8 @@ def lightning_module(tally: Tally) -> "LightningModule":
 def lightning(tally: Tally, *, mode: Literal["power", "binsearch"], margin: float = 0.05) -> int:
     """Find the limit with Lightning's BatchSizeFinder.
 
-    What is not an argument stays at its default: init_val 2, at most 25 trials of 3 steps each. The
-    default margin is the share taken off what binsearch finds.
+    Other settings keep their defaults: init_val 2, at most 25 trials of 3 steps each. The margin is
+    the share by which binsearch reduces its result.
     """
     from lightning.pytorch import Trainer  # noqa: PLC0415 - only a run needs the contenders
     from lightning.pytorch.tuner import Tuner  # noqa: PLC0415 - as above
@@ -243,9 +243,9 @@ def lightning(tally: Tally, *, mode: Literal["power", "binsearch"], margin: floa
         )
         # The Tuner runs the BatchSizeFinder callback and stops before the training after it.
         tuner, module = Tuner(trainer), lightning_module(tally)
-        found = tuner.scale_batch_size(module, mode=mode, margin=margin)
-    assert found is not None
-    return found
+        largest = tuner.scale_batch_size(module, mode=mode, margin=margin)
+    assert largest is not None
+    return largest
 
 
 CONTENDERS: dict[str, Callable[[Tally], int]] = {
@@ -261,7 +261,7 @@ CONTENDERS: dict[str, Callable[[Tally], int]] = {
 
 
 def contender_rows() -> Iterator[str]:
-    """Lines of the first table: every contender on the same laws."""
+    """Lines of the first table: all contenders on the same laws."""
     laws = draw_laws("affine")
     yield "| method | probes | of them out of memory | exact | found / limit |"
     yield "|---|---:|---:|---:|---:|"
@@ -274,7 +274,7 @@ def contender_rows() -> Iterator[str]:
 
 
 def kind_rows() -> Iterator[str]:
-    """Lines of the second table: ours and the plain search, kind of law by kind of law."""
+    """Lines of the second table: ours and the plain search on each kind of law."""
     yield (
         "| law | limits | probes, ours | plain | out of memory, ours | plain "
         "| exact, ours | worst, ours - plain |"
@@ -285,7 +285,7 @@ def kind_rows() -> Iterator[str]:
             laws = draw_laws(kind, largest=largest)
             guided, bisected = score(ours, laws), score(plain, laws)
             pairs = zip(guided.tallies, bisected.tallies, strict=True)
-            worst = max(mine.probes - its.probes for mine, its in pairs)
+            worst = max(ours_on.probes - plain_on.probes for ours_on, plain_on in pairs)
             yield (
                 f"| {description} | 1 to {largest} | {guided.probes:.1f} | {bisected.probes:.1f} "
                 f"| {guided.misses:.1f} | {bisected.misses:.1f} "
@@ -295,8 +295,8 @@ def kind_rows() -> Iterator[str]:
 
 def main() -> None:
     """Print both tables as Markdown."""
-    # Both libraries narrate, and collect garbage before every trial: over all of torch, unless what
-    # is imported by then is set aside. Neither changes what is counted.
+    # Both libraries log, and collect garbage before every trial, which is slow over all of torch
+    # unless the imported objects are frozen. Neither changes the counts.
     import accelerate  # noqa: F401, PLC0415 - see above
     import lightning.pytorch  # noqa: F401, PLC0415 - see above
 

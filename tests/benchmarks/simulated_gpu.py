@@ -1,7 +1,7 @@
-"""The simulated GPU: against the paper's points, and against tracing every layer.
+"""The simulated GPU, compared with the paper's points and with tracing every layer.
 
-Prints Markdown. Some minutes on two cores; traces are kept in a folder of its own, so that the
-times of making them are those of a fresh machine.
+Prints Markdown, after some minutes on two cores. Traces are kept in a folder of its own, so tracing
+takes as long as on a fresh machine.
 """
 
 import os
@@ -37,8 +37,8 @@ GPUS = {
     "A100-80GB": ("A100-80GB-SXM",),
     "H100-80GB": ("H100-PCIe", "H100-SXM"),
 }
-# Its model file waits for the GPU in every block: host and GPU take turns.
 BETWEEN = ("step times", "batches", "off by", "absolute", "at most", "same order")
+# The paper's model file waits for the GPU in every block: host and GPU take turns.
 INSTRUMENTED = EfficiencyConstants(overlapped=False)
 USD_PER_HOUR = {"A40": 0.79, "A100-80GB": 1.67, "H100-80GB": 2.10}  # 2408.04693, Table IV
 RECIPES = {"mixtral-8x7b": "paper-mixtral", "blackmamba-2.8b": "paper-blackmamba"}
@@ -47,7 +47,7 @@ MIXTRAL, BASE = "mixtral-8x7b", "A100-80GB"
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One of the paper's."""
+    """Point of the paper."""
 
     model: str
     dataset: str
@@ -58,23 +58,23 @@ class Point:
 
     @property
     def series(self) -> tuple[str, str, str, float]:
-        """What it is plotted with."""
+        """Key of the series that it is plotted in."""
         return (self.model, self.dataset, self.gpu, self.sparsity)
 
     @property
     def step_seconds(self) -> float:
-        """As measured."""
+        """Measured time of a step."""
         return self.batch_size / self.examples_per_second
 
 
 def paper_points() -> list[Point]:
-    """All 96."""
-    told = throughput_points()
-    rows = told.rows
+    """All 96 points."""
+    published = throughput_points()
+    rows = published.rows
     return [
         Point(str(model), str(dataset), str(gpu), int(batch), float(sparsity), float(batch / t))
         for model, dataset, gpu, batch, sparsity, t in zip(
-            *(told.model, told.dataset, told.gpu),
+            *(published.model, published.dataset, published.gpu),
             *(rows.batch_size, rows.sparsity, rows.seconds),
             strict=True,
         )
@@ -82,19 +82,19 @@ def paper_points() -> list[Point]:
 
 
 def padded_length(dataset: str, batch_size: int) -> int:
-    """Tokens a batch is padded to, on average, as a multiple of 8."""
+    """Mean padded length of a batch, rounded up to a multiple of 8."""
     return int(-(-dataset_lengths()[dataset].padded(batch_size, multiple=1) // 8) * 8)
 
 
 class Simulation:
-    """The paper's cells, each traced once."""
+    """Simulated cells of the paper, each traced once."""
 
     def __init__(self, traces: Traces) -> None:
         self.traces = traces
         self._cells: dict[tuple[str, float, int], SimulatedCell] = {}
 
     def cell(self, model_name: str, sparsity: float, seq_len: int) -> SimulatedCell:
-        """One of them; its GPU does not matter."""
+        """Simulated cell of a model, sparsity and length, for any GPU."""
         key = (model_name, sparsity, seq_len)
         if key not in self._cells:
             model, gpu = find_model(model_name), CATALOG.gpu("A40")
@@ -110,30 +110,31 @@ class Simulation:
             self._cells[key] = SimulatedCell(cell, model, self.traces)
         return self._cells[key]
 
-    def of(self, point: Point) -> SimulatedCell:
-        """A point's."""
+    def cell_of(self, point: Point) -> SimulatedCell:
+        """Simulated cell of a point."""
         length = padded_length(point.dataset, point.batch_size)
         return self.cell(point.model, point.sparsity, length)
 
     def prepare(self, points: list[Point]) -> None:
-        """Traces all that they need."""
+        """Trace the steps of these points."""
         requests = {
             request.key: request
             for point in points
-            for request in self.of(point).requests(alone=point.batch_size == 1)
+            for request in self.cell_of(point).requests(alone=point.batch_size == 1)
         }
         self.traces.prepare(list(requests.values()))
 
     def step_seconds(
         self, point: Point, gpu: str, constants: EfficiencyConstants | None = None
     ) -> float:
-        """Of a point, simulated on one form of its GPU."""
-        of, size = self.of(point), point.batch_size
-        return of.step_time(size, CATALOG.gpu(gpu), constants or EfficiencyConstants()).seconds
+        """Simulated step time of a point on one form of its GPU."""
+        cell = self.cell_of(point)
+        constants = constants or EfficiencyConstants()
+        return cell.step_time(point.batch_size, CATALOG.gpu(gpu), constants).seconds
 
 
 def host_factor(simulation: Simulation, point: Point, gpu: str) -> float:
-    """How slow the host must be for the simulated step to take as long as the measured one."""
+    """Host factor with which the simulated step takes as long as the measured one."""
     without = simulation.step_seconds(point, gpu, _instrumented(1e-6))
     once = simulation.step_seconds(point, gpu, INSTRUMENTED) - without
     return max(0.1, (point.step_seconds - without) / once)
@@ -144,7 +145,7 @@ def _instrumented(factor: float) -> EfficiencyConstants:
 
 
 def series_rows(simulation: Simulation, points: list[Point]) -> Iterator[tuple[object, ...]]:
-    """How far each series is off, as it is and with its machine's host told by one point."""
+    """Errors of each series, before and after fitting its machine's host to one point."""
     by_series = defaultdict(list)
     for point in points:
         by_series[point.series].append(point)
@@ -156,7 +157,7 @@ def series_rows(simulation: Simulation, points: list[Point]) -> Iterator[tuple[o
             factor = host_factor(simulation, probe, gpu)
             ratios = [simulation.step_seconds(p, gpu) / p.step_seconds for p in members]
             others = [p for p in members if p != probe] or members
-            told = [
+            errors = [
                 simulation.step_seconds(p, gpu, _instrumented(factor)) / p.step_seconds - 1
                 for p in others
             ]
@@ -167,7 +168,7 @@ def series_rows(simulation: Simulation, points: list[Point]) -> Iterator[tuple[o
                 f"{ratios[-1]:.2f}",
                 f"{statistics.mean(abs(r - 1) for r in ratios):.0%}",
                 f"{factor:.1f}",
-                f"{statistics.mean(map(abs, told)):.0%}",
+                f"{statistics.mean(map(abs, errors)):.0%}",
             )
 
 
@@ -182,9 +183,9 @@ def between_gpus(simulation: Simulation, points: list[Point]) -> Iterator[tuple[
         for gpu in forms:
             off = []
             ordered = 0
-            for (sparsity, batch_size, of), point in math.items():
+            for (sparsity, batch_size, gpu_name), point in math.items():
                 base = math.get((sparsity, batch_size, BASE))
-                if of != name or base is None or name == BASE:
+                if gpu_name != name or base is None or name == BASE:
                     continue
                 measured = point.step_seconds / base.step_seconds
                 simulated = simulation.step_seconds(point, gpu) / simulation.step_seconds(
@@ -233,9 +234,9 @@ def estimate_command(cache: Path) -> float:
 
 
 def tracing(cell: SimulatedCell) -> tuple[float, float]:
-    """Seconds of tracing the layers that stand for all, and of tracing all, in this process."""
+    """Seconds to trace three layers, and to trace all layers, in this process."""
     (request,) = cell.requests()
-    Tracing().trace(request)  # what is imported and warmed up once
+    Tracing().trace(request)  # imports and warms up
     seconds = []
     for whole in (False, True):
         started = time.monotonic()
@@ -258,7 +259,7 @@ workload: {{examples: 1000, epochs: 3}}
 
 
 def hundred_cells(folder: Path) -> float:
-    """Seconds of a sweep of 10 GPUs x 5 lengths x 2 sparsities, its ladders and ranking with it."""
+    """Seconds of a sweep of 10 GPUs x 5 lengths x 2 sparsities, with ladders and ranking."""
     large = [g.key for g in CATALOG.gpus if g.kind == "cuda" and usable_bytes(g) > 32 * 2**30]
     spec = folder / "hundred.yaml"
     spec.write_text(HUNDRED.format(gpus=", ".join(large[:10])), encoding="utf-8")
@@ -273,7 +274,7 @@ def hundred_cells(folder: Path) -> float:
 
 
 def main() -> None:
-    """Prints every table."""
+    """Print all tables."""
     say = sys.stdout.write
     points = paper_points()
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,6 +1,6 @@
-"""The laws of the step time: beside the paper's on its 96 points, and beside a loop of curve_fit.
+"""Laws of the step time, compared with the paper's law on its 96 points and with curve_fit.
 
-Prints Markdown. Some minutes on two cores.
+Prints Markdown, after some minutes on two cores.
 """
 
 import sys
@@ -28,9 +28,9 @@ SPARSITIES = (0.25, 1.0)
 BATCHES = np.arange(1.0, 11.0)
 NOISE = 0.01
 CELLS = FAMILIES * GPUS * len(LENGTHS) * len(SPARSITIES)
-ALL_LAWS_SAMPLE = 50  # cells on which a loop does all that ours does; the time is scaled
+ALL_LAWS_SAMPLE = 50  # cells on which a loop fits and chooses among all laws; the time is scaled
 
-# A law of one cell, at one length and sparsity, that curve_fit is given: parameters a and b.
+# Law of one cell, at one length and sparsity, for curve_fit: parameters a and b.
 CellLaw = Callable[[FloatArray, float, float], FloatArray]
 
 
@@ -48,13 +48,13 @@ def logarithm(batch: FloatArray, intercept: float, slope: float) -> FloatArray:
     return np.asarray(batch / (intercept + slope * np.log(batch)))
 
 
-# What our six forms are within one cell.
+# Our six forms within one cell.
 LAWS: tuple[CellLaw, ...] = (smooth(1.1), smooth(1.0), smooth(1.5), logarithm)
 
 
-def paper_rows(told: Reproduction) -> Iterator[tuple[str, str, str]]:
-    """What is asked of the laws on points that they have not seen, and both answers."""
-    figures = told.figures
+def paper_rows(reproduced: Reproduction) -> Iterator[tuple[str, str, str]]:
+    """Rows of held-out predictions: the task, and the errors of the paper's law and of ours."""
+    figures = reproduced.figures
     transfer, left_out = "dataset_transfer_mape_pct", "leave_one_gpu_out_mape_pct"
     growing, a40 = "extrapolation_mape_pct", "gpu_transfer_mape_pct.a40_only"
 
@@ -96,9 +96,9 @@ def paper_rows(told: Reproduction) -> Iterator[tuple[str, str, str]]:
 
 
 def made_table(families: int, gpus: int) -> pd.DataFrame:
-    """Observations of so many families, each on so many GPUs, at 5 lengths and 2 sparsities.
+    """Observations of families, each on a number of GPUs, at 5 lengths and 2 sparsities.
 
-    Ten batch sizes of each cell, drawn from a law with noise of 1 %.
+    Each cell has ten batch sizes, drawn from a law with noise of 1 %.
     """
     random = np.random.default_rng(SEED)
     shape = (families, gpus, len(LENGTHS), len(SPARSITIES), len(BATCHES))
@@ -123,16 +123,16 @@ def made_table(families: int, gpus: int) -> pd.DataFrame:
 
 
 def cells_of(frame: pd.DataFrame) -> FloatArray:
-    """(cells, batches) seconds of a made table, whose rows stand cell by cell."""
+    """(cells, batches) step times of a made table, whose rows are ordered by cell."""
     seconds = (frame["batch_size"] / frame["examples_per_second"]).to_numpy()
     return np.asarray(seconds.reshape(-1, len(BATCHES)))
 
 
 def fit_plainly(seconds: FloatArray) -> bool:
-    """One law, least squares of relative errors, no bounds: curve_fit as it comes.
+    """Fit one law by curve_fit with its defaults: least squares of relative errors, no bounds.
 
     Returns:
-        Whether it gave a floor and a slope, none below zero, with their errors.
+        Whether floor and slope are not negative and have finite errors.
     """
     start = (seconds[0], seconds[-1] / BATCHES[-1])
     with warnings.catch_warnings(), np.errstate(invalid="ignore"):
@@ -142,7 +142,7 @@ def fit_plainly(seconds: FloatArray) -> bool:
 
 
 def fit_robustly(law: CellLaw, batch: FloatArray, seconds: FloatArray) -> FloatArray:
-    """One law as ours are fitted: nothing below zero, a bad point counts little."""
+    """Fit one law as ours are fitted: no value below zero, and a robust loss."""
     start = (1.0, 0.1) if law is logarithm else (seconds[0], seconds[-1] / batch[-1])
     return np.asarray(
         curve_fit(
@@ -158,7 +158,7 @@ def fit_robustly(law: CellLaw, batch: FloatArray, seconds: FloatArray) -> FloatA
 
 
 def fit_and_choose(seconds: FloatArray) -> CellLaw:
-    """Each law with and without each point, and the one that is off least on those left out."""
+    """Fit all laws with and without each point; return the one with the least held-out error."""
     errors = []
     for law in LAWS:
         fit_robustly(law, BATCHES, seconds)
@@ -172,7 +172,7 @@ def fit_and_choose(seconds: FloatArray) -> CellLaw:
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """How long it takes."""
+    """Seconds that a function takes."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
@@ -180,17 +180,17 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How long 10,000 cells of 10 points take.
+    """Seconds that 10,000 cells of 10 points take.
 
     Attributes:
         many: ours, 100 families of 100 cells each.
         one: ours, one family of all cells.
         one_form: ours, one form alone fitted to that family.
         plain: a loop of ``fit_plainly``.
-        failed: cells that it gave no floor and slope.
+        failed: cells in which that loop fails.
         robust: a loop of ``fit_robustly``.
         choosing: a loop of ``fit_and_choose``, from a sample of the cells.
-        pooled: families, of 100, that were given the law that they were made by.
+        pooled: families, of 100, for which the law that made them is chosen.
     """
 
     many: float
@@ -204,22 +204,22 @@ class Speed:
 
 
 def measured_speed() -> Speed:
-    """All of it in one run, on the same observations."""
+    """Measure all ways in one run, on the same observations."""
     frame = made_table(FAMILIES, GPUS)
     cells = cells_of(frame)
     fits: list[FrameFits] = []
     many = seconds_of(lambda: fits.append(fit_frame(frame)))
     alone = made_table(1, FAMILIES * GPUS)
     rows = read_frame(alone).rows
-    told: list[bool] = []
+    has_fit: list[bool] = []
     sample = cells[:: len(cells) // ALL_LAWS_SAMPLE]
     law = smooth(1.1)
     return Speed(
         many=many,
         one=seconds_of(lambda: fit_frame(alone)),
         one_form=seconds_of(lambda: fit_form(Form.POOLED, rows)),
-        plain=seconds_of(lambda: told.extend(fit_plainly(cell) for cell in cells)),
-        failed=told.count(False),
+        plain=seconds_of(lambda: has_fit.extend(fit_plainly(cell) for cell in cells)),
+        failed=has_fit.count(False),
         robust=seconds_of(lambda: [fit_robustly(law, BATCHES, cell) for cell in cells]),
         choosing=seconds_of(lambda: [fit_and_choose(cell) for cell in sample])
         * (len(cells) / len(sample)),
@@ -228,12 +228,12 @@ def measured_speed() -> Speed:
 
 
 def speed_rows(speed: Speed) -> Iterator[tuple[str, str, str]]:
-    """Each way, its time, and how many times as long as ours."""
+    """Rows of ways to fit: the way, its time, and its time relative to ours."""
     rows = (
-        (f"ours: six laws, their errors on unseen points, intervals; {FAMILIES} families", "many"),
+        (f"ours: six laws, their held-out errors, intervals; {FAMILIES} families", "many"),
         ("ours, all cells one family", "one"),
         ("ours, one law alone, all cells one family", "one_form"),
-        ("`curve_fit` in a loop: one law, as it comes", "plain"),
+        ("`curve_fit` in a loop: one law, defaults", "plain"),
         ("`curve_fit` in a loop: one law, bounds and a robust loss as ours", "robust"),
         (f"so four laws, each point left out once ({ALL_LAWS_SAMPLE} cells, scaled)", "choosing"),
     )
@@ -243,16 +243,16 @@ def speed_rows(speed: Speed) -> Iterator[tuple[str, str, str]]:
 
 
 def main() -> None:
-    """Prints both tables."""
+    """Print both tables."""
     say = sys.stdout.write
-    say("Mean absolute error of throughput on points that a law has not seen.\n\n")
-    say(table(("asked", "paper's law", "ours"), paper_rows(reproduction())) + "\n\n")
+    say("Mean absolute error of throughput on held-out points.\n\n")
+    say(table(("predicted", "paper's law", "ours"), paper_rows(reproduction())) + "\n\n")
     speed = measured_speed()
     say(f"{CELLS:,} cells of {len(BATCHES)} points.\n\n")
     say(table(("way", "took", "over ours"), speed_rows(speed)) + "\n\n")
     say(
-        f"{speed.pooled} of {FAMILIES} families are given the law that they were made by. "
-        f"`curve_fit` as it comes fails on {speed.failed} cells: a floor below zero, or no error.\n"
+        f"The law that made it is chosen for {speed.pooled} of {FAMILIES} families. `curve_fit` "
+        f"with its defaults fails on {speed.failed} cells: a floor below zero, or no error.\n"
     )
 
 
