@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SEED = 20240804
 LAWS = 200
 LARGEST_LIMIT = 256
-OUR_LIMIT = 8192  # Lightning's default max_val; ours is not told that limits end at 256.
+OUR_LIMIT = 8192  # Lightning's default max_val; the limits end at 256, which ours does not use
 GIB = 2**30
 OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 1.00 GiB."  # both libraries recognise it
 
@@ -69,7 +69,7 @@ class Law:
         return ProbeResult(fits=True, peak_memory_bytes=peak_bytes)
 
     def _peak_bytes(self, batch: int) -> float:
-        random = Random(f"{self.name}/{batch}")  # asked again, a batch answers the same
+        random = Random(f"{self.name}/{batch}")  # every probe of a batch size has the same result
         if self.kind == "adversarial":
             return self.memory_limit_bytes * 10 ** random.uniform(-6, 0)
         power = {"convex": 1.3, "concave": 0.7}.get(self.kind, 1.0)
@@ -138,7 +138,7 @@ class Score:
         return self.mean(lambda tally: tally.result == tally.law.largest)
 
     @property
-    def found_share(self) -> float:
+    def result_share(self) -> float:
         return self.mean(lambda tally: tally.result / tally.law.largest)
 
 
@@ -263,13 +263,13 @@ CONTENDERS: dict[str, Callable[[Tally], int]] = {
 def contender_rows() -> Iterator[str]:
     """Lines of the first table: all contenders on the same laws."""
     laws = draw_laws("affine")
-    yield "| method | probes | of them out of memory | exact | found / limit |"
+    yield "| method | probes | of them out of memory | exact | result / limit |"
     yield "|---|---:|---:|---:|---:|"
     for name, contender in CONTENDERS.items():
         result = score(contender, laws)
         yield (
             f"| {name} | {result.probes:.1f} | {result.misses:.1f} "
-            f"| {result.exact:.0%} | {result.found_share:.0%} |"
+            f"| {result.exact:.0%} | {result.result_share:.0%} |"
         )
 
 

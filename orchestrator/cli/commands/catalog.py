@@ -45,8 +45,8 @@ def add_options(commands: Any) -> None:
         "refresh",
         run=run_refresh,
         help="download today's prices and use them from then on",
-        description="Downloads prices, rejects those that cannot be true and prints the reasons. "
-        "Every command uses the others from then on. A source that does not answer keeps its last "
+        description="Download prices, and reject those that cannot be right, with the reasons. "
+        "From then on every command uses the others. A source that does not answer keeps its last "
         "prices.",
     )
     add_table(refresh, REFRESH)

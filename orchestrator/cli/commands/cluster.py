@@ -50,7 +50,7 @@ def add_options(commands: Any) -> None:
         "deploy",
         run=run_deploy,
         help="write a cluster file for the GPUs of a specification, and print its cost",
-        description="Writes the file from which 'ray up' or 'kubectl apply' creates a cluster. Its "
+        description="Write the file from which 'ray up' or 'kubectl apply' creates a cluster. Its "
         "nodes start when a trial needs their GPU. deploy/README.md describes the next steps.",
     )
     add_table(deploy, DEPLOY, required=["--provider"], spec=Path)
@@ -59,10 +59,10 @@ def add_options(commands: Any) -> None:
         run=run_launch,
         usage="%(prog)s CLUSTER SPEC [--out RUN] [any option of sweep]",
         help="from a laptop: start a cluster, sweep on it, follow the sweep, stop the cluster",
-        description="Starts the cluster of a file that 'deploy' wrote, submits the sweep, prints "
-        "its output until it ends, and stops the cluster. It reconnects after a lost connection. "
-        "To reconnect to a sweep that is still running, run the same command again. Kubernetes is "
-        "not supported.",
+        description="Start the cluster of a file that 'deploy' wrote, submit the sweep, print its "
+        "output until it ends, and stop the cluster. The command reconnects after a lost "
+        "connection. To reconnect to a sweep that is still running, run the same command again. "
+        "Kubernetes is not supported.",
     )
     add_table(launch, LAUNCH, cluster=Path, spec=Path)
     launch.add_argument(
@@ -76,18 +76,18 @@ def add_options(commands: Any) -> None:
         "join-check",
         run=run_join_check,
         help="check that this machine has the GPU of a key; print the resources of its Ray node",
-        description="Reads the name and memory of this machine's GPU from NVML. If it is the "
-        "catalog's GPU of that key, prints the value for 'ray start --resources'. "
-        "Otherwise prints the difference and exits with 1.",
+        description="Compare the name and memory of this machine's GPU, as NVML reports them, with "
+        "the catalog's GPU of that key. If they match, print the value for 'ray start "
+        "--resources'; otherwise print the difference and exit with 1.",
     )
     add_table(join_check, JOIN_CHECK)
     notice = commands.add_parser(
         "node-notice",
         run=run_node_notice,
         help="wait until the cloud announces the end of this machine, then drain its Ray node",
-        description="Asks the cloud's metadata service every five seconds whether this machine "
-        "will be taken away. If so, it makes Ray drain the node, and exits. The nodes of a "
-        "deployed cluster run this command automatically.",
+        description="Ask the cloud's metadata service every five seconds whether this machine will "
+        "be taken away. If so, make Ray drain the node, and exit. The nodes of a cluster that "
+        "'deploy' describes run this command automatically.",
     )
     add_table(notice, NODE_NOTICE)
     notice.set_defaults(metadata=METADATA)

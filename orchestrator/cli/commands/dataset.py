@@ -26,8 +26,8 @@ def add_options(commands: Any) -> None:
         "dataset",
         run=run,
         help="count the tokens of a data set's examples, and what padding adds",
-        description="Counts the tokens of a data set's examples with a model's own tokenizer, and "
-        "prints the tokens per example in batches of 1 to 64, padded or packed.",
+        description="Count the tokens of a data set's examples with a model's own tokenizer, and "
+        "print the tokens per example in batches of 1 to 64, padded or packed.",
     )
     add_table(dataset, OPTIONS, save=Path)
 

@@ -54,7 +54,7 @@ def add_options(commands: Any) -> None:
         "estimate",
         run=run_estimate,
         help="simulate memory, largest batch, time and cost on GPUs that you do not have",
-        description="Simulates fine-tuning on GPUs of the catalog by tracing the training code. "
+        description="Simulate fine-tuning on GPUs of the catalog by tracing the training code. "
         "Nothing is measured.",
     )
     add_table(estimate, GPUS, required=["--model"], memory_gib=above_zero)
@@ -70,7 +70,7 @@ def add_options(commands: Any) -> None:
         "calibrate",
         run=run_calibrate,
         help="fit the constants of the simulated GPU to measured steps",
-        description="Fits the constants of the simulated GPU to the measured steps of runs on "
+        description="Fit the constants of the simulated GPU to the measured steps of runs on "
         "NVIDIA GPUs. One measured step is enough for the speed of a machine's host.",
     )
     add_table(calibrate, CALIBRATE, runs=run_folder, out=Path)

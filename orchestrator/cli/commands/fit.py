@@ -35,8 +35,8 @@ def add_options(commands: Any) -> None:
         "fit",
         run=run_fit,
         help="fit the laws to the observations of a run or of a CSV",
-        description="Fits the laws to a run and writes fits.json into it. Or fits a CSV of "
-        "measurements, prints the laws, and writes fits.json and coefficients.csv. A CSV has the "
+        description="Fit the laws to a run, and write fits.json into it. Or fit a CSV of "
+        "measurements, print the laws, and write fits.json and coefficients.csv. A CSV has the "
         "columns gpu, model, sparsity, seq_len, batch_size and examples_per_second, or those of "
         "IBM's ado.",
     )
@@ -51,8 +51,8 @@ def add_options(commands: Any) -> None:
         "reproduce",
         run=run_reproduce,
         help="recompute the paper's tables and figures, and compare its law with ours",
-        description="Recomputes what arXiv 2408.04693 publishes, and tests how well its law and "
-        "ours predict held-out points. Prints Markdown and draws the figures.",
+        description="Recompute what arXiv 2408.04693 publishes, and test how well its law and ours "
+        "predict held-out points. Print Markdown and draw the figures.",
     )
     add_table(reproduce, REPRODUCE, out=Path)
     reproduce.set_defaults(out=Path("reproduction"))

@@ -53,8 +53,8 @@ def add_options(commands: Any) -> None:
         "learn",
         run=run,
         help="fine-tune on a data set, test each epoch, and find when learning stops",
-        description="Fine-tunes a model on this machine's GPU, or on its CPU without one, and "
-        "tests it on held-out examples before training and after every epoch. A model with experts "
+        description="Fine-tune a model on this machine's GPU, or on its CPU without one, and test "
+        "it on held-out examples before training and after every epoch. A model with experts "
         "is trained sparse and dense. The last field or message of an example is its answer; the "
         "loss covers only the answer. To resume after the last epoch, run the command again.",
     )

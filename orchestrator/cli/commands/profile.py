@@ -38,7 +38,7 @@ def add_options(commands: Any) -> None:
         "profile",
         run=run,
         help="break a step's time down into stages, layers, kernels and experts",
-        description="Fine-tunes for a few steps under torch.profiler in a child process and prints "
+        description="Fine-tune for a few steps under torch.profiler in a child process, and print "
         "where the time went, as arXiv 2408.04693 does in Fig. 4 to 6 and 11.",
     )
     add_table(profile, MODEL_AND_DEVICE, required=["--model"])

@@ -61,7 +61,7 @@ def add_options(commands: Any) -> None:
         "plan",
         run=run_plan,
         help="print what a sweep would measure, or which measurements help most to choose a GPU",
-        description="Prints what a sweep would do, or still has to do. With --next, lists the "
+        description="Print what a sweep would do, or still has to do. With --next, list the "
         "measurements that help most, relative to their price, to find the cheapest GPU.",
     )
     add_table(plan, PLAN, spec_or_run=run_folder, most=positive)
