@@ -9,7 +9,7 @@ from gpu_catalog.errors import UserError
 from gpu_catalog.gpu import Gpu
 from orchestrator.planning.cluster_resources import ClusterResources, Node
 from orchestrator.planning.plan import Plan
-from orchestrator.spec.sweep_spec import SweepSpec
+from orchestrator.spec.sweep_spec import SweepSpec, can_stand_in
 from trials.devices.nvml import visible_device
 from trials.records.cell import Cell
 from trials.records.observation import Observation
@@ -40,25 +40,23 @@ def gpu_of_this_machine(catalog: Catalog) -> Gpu:
         raise GpuCheckError(f"{error}") from None
 
 
-def this_machines_device(catalog: Catalog) -> Gpu:
-    """Catalog row of this machine's GPU, or of its CPU if it has no GPU.
+def device_of(key: str | None, catalog: Catalog) -> Gpu:
+    """Catalog row of a key; of None, that of this machine's GPU, or of its CPU without a GPU.
 
     Raises:
-        GpuCheckError: the catalog lacks its GPU.
+        GpuCheckError: the catalog lacks this machine's GPU.
+        UnknownGpuError: the catalog lacks the key.
     """
-    return catalog.gpu("cpu") if visible_device() is None else gpu_of_this_machine(catalog)
+    if key is None and visible_device() is not None:
+        return gpu_of_this_machine(catalog)
+    return catalog.gpu(key or "cpu")
 
 
 def gpu_check_spec_text(gpu: Gpu, catalog: Catalog) -> str:
     """Specification of the check of a GPU."""
     template = resources.files("orchestrator.spec") / "shipped" / "gpu-check.template"
-    smaller = [
-        key
-        for key in SMALLER_GPUS
-        if (catalog.gpu(key).usable_memory_bytes or 0) < (gpu.usable_memory_bytes or 0)
-    ]
-    text = template.read_text(encoding="utf-8")
-    return text.format(gpu=gpu.key, as_if=", ".join(smaller))
+    smaller = [key for key in SMALLER_GPUS if can_stand_in(gpu, catalog.gpu(key))]
+    return template.read_text(encoding="utf-8").format(gpu=gpu.key, as_if=", ".join(smaller))
 
 
 def machine_with(gpu: Gpu, cores: int) -> ClusterResources:

@@ -12,7 +12,7 @@ from orchestrator.datasets.source import DataError, DatasetSource, Mistake
 from orchestrator.datasets.training_data import FEWEST_HELD_OUT, TrainingDataRequest, data_mistakes
 from orchestrator.pricing.catalog_file import read_catalog_file
 from orchestrator.request import Names, OptionError, names_in
-from orchestrator.running.gpu_check import this_machines_device
+from orchestrator.running.gpu_check import device_of
 from orchestrator.spec.job_options import JobOptions, job_request
 from orchestrator.spec.job_request import JobRequest, own_tokenizer, requested_rendering
 from orchestrator.spec.recipe_options import RecipeOptions, recipe_of
@@ -81,14 +81,9 @@ def learning_request(options: LearnOptions) -> LearningRequest:
     with _noting(mistakes, "gpu", UnknownGpuError):
         gpu = _gpu(options)
     data = _data(options, model, mistakes)
-    cells: tuple[Cell, ...] = ()
-    if model is not None and gpu is not None:
-        cells = tuple(_cells(options, model, gpu, mistakes))
-    if mistakes:
+    cells = () if model is None or gpu is None else tuple(_cells(options, model, gpu, mistakes))
+    if mistakes or model is None or gpu is None or data is None:
         raise DataError([*mistakes, *([] if data is None else data_mistakes(data))])
-    assert model is not None
-    assert gpu is not None
-    assert data is not None
     return LearningRequest(
         model=model,
         gpu=gpu,
@@ -118,7 +113,7 @@ def _gpu(options: LearnOptions) -> Gpu:
     if options.catalog is not None:
         rows = read_catalog_file(options.catalog, catalog)
         catalog = catalog.merged(rows.gpus, rows.offers)
-    return this_machines_device(catalog) if options.gpu is None else catalog.gpu(options.gpu)
+    return device_of(options.gpu, catalog)
 
 
 def _data(
@@ -175,7 +170,7 @@ def _tokenizer(name: str | None, model: Model | None, mistakes: list[Mistake]) -
 def _held_out_source(
     options: LearnOptions, job: JobRequest, mistakes: list[Mistake]
 ) -> DatasetSource | None:
-    """DatasetSource of the held-out set, if it is not split from the training data."""
+    """Source of the held-out set, if it is not split from the training data."""
     other, split = options.held_out_data, options.held_out_split
     if other is None and split is None:
         return None

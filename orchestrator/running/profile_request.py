@@ -12,7 +12,7 @@ from gpu_catalog.catalog import Catalog, UnknownGpuError
 from gpu_catalog.errors import UserError
 from gpu_catalog.gpu import Gpu
 from orchestrator.request import OptionError, PathText, validation_lines
-from orchestrator.running.gpu_check import machine_with, this_machines_device
+from orchestrator.running.gpu_check import device_of, machine_with
 from orchestrator.spec.recipe_options import RecipeOptions, recipe_of
 from trials.profile_trial import PROFILE_TIMEOUTS, ProfileTask, run_profile
 from trials.records.cell import Cell, Weights
@@ -93,7 +93,7 @@ def _tasks(request: ProfileRequest, catalog: Catalog) -> list[TrialTask]:
         ProfileError: a cell is impossible; a line for each reason.
     """
     mistakes: list[str] = []
-    gpu = _or_mistake(lambda: _device(request.device, catalog), mistakes)
+    gpu = _or_mistake(lambda: device_of(request.device, catalog), mistakes)
     model = _or_mistake(lambda: find_model(request.model), mistakes)
     stated = _or_mistake(lambda: recipe_of(request.recipe), mistakes)
     if gpu is None or model is None or stated is None:
@@ -128,10 +128,6 @@ def _or_mistake(make: Callable[[], T], mistakes: list[str]) -> T | None:
     except (UnknownGpuError, UnknownModelError, OptionError) as error:
         mistakes.append(str(error))
         return None
-
-
-def _device(key: str | None, catalog: Catalog) -> Gpu:
-    return this_machines_device(catalog) if key is None else catalog.gpu(key)
 
 
 def _cells(
