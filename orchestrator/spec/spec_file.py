@@ -1,18 +1,16 @@
 """Reader of specifications, which reports all mistakes of a file at once."""
 
-from collections.abc import Sequence
+import contextlib
 from importlib import resources
 from pathlib import Path
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from gpu_catalog.catalog import Catalog, CatalogError, load_catalog
 from gpu_catalog.errors import UserError
-from gpu_catalog.record import Record
 from gpu_catalog.suggestions import near_matches
 from orchestrator.datasets.lengths import DataLengths
 from orchestrator.datasets.source import DataError
-from orchestrator.spec.job import Job
 from orchestrator.spec.job_request import NO_EXAMPLES, SOURCES, JobRequest, requested_job
 from orchestrator.spec.spec_checks import (
     as_if_problems,
@@ -25,7 +23,6 @@ from orchestrator.spec.spec_checks import (
 from orchestrator.spec.sweep_spec import CatalogRows, Models, SweepSpec
 from orchestrator.spec.validation_messages import problems_of
 from orchestrator.spec.yaml_lines import LocatedYaml, Problem, read_yaml
-from trials.records.model import Model
 
 DEFAULT_SPEC = "laptop"
 SPEC_SUFFIX = ".yaml"
@@ -113,7 +110,6 @@ def parse_spec(
     """
     located = read_yaml(text)
     problems = list(located.problems)
-    spec = None
     if located.data is None and not problems:
         problems.append(Problem(1, "is empty: a sweep needs name, gpus, cells and workload"))
     elif located.data is not None:
@@ -122,76 +118,45 @@ def parse_spec(
         models = dict(models or {})
         own = own_keys(located.data)
         context = {"catalog": catalog, "own": own, "models": models, "base": base}
-        request, request_problems = _job_request(located)
-        problems += request_problems
+        request = None
         try:
-            spec = SweepSpec.model_validate(_with_valid_workload(located.data), context=context)
+            request = _WrittenSpec.model_validate(located.data, context=context).workload
         except ValidationError as error:
-            problems += problems_of(error, located, SweepSpec)
+            problems += [*_lacking_examples(located), *problems_of(error, located, _WrittenSpec)]
+            with contextlib.suppress(ValidationError, TypeError, KeyError):
+                request = JobRequest.model_validate(located.data["workload"])
         problems += [
             *repetitions(located),
             *cell_problems(located, models),
             *as_if_problems(located, catalog),
         ]
-        if request is not None:
-            used = [m for block in items(located.data, "cells") for m in models_of(block, models)]
-            workload, workload_problems = _job(located, request, used, lengths)
-            problems += workload_problems
-            spec = None if spec is None else spec.model_copy(update={"workload": workload})
+        used = [m for block in items(located.data, "cells") for m in models_of(block, models)]
+        try:
+            if request is not None:
+                job = requested_job(request, used, lengths)
+        except DataError as error:
+            lines = [(located.line(("workload", m.part)), m) for m in error.mistakes]
+            problems += [Problem(line, f"workload.{m.part}: {m.text}") for line, m in lines]
     if problems:
         # Some parts are checked twice; each mistake is reported once.
         ordered = sorted(dict.fromkeys(problems), key=lambda problem: problem.line)
         raise SpecError("\n".join(f"{name}:{p.line}: {p.text}" for p in ordered))
-    assert spec is not None
-    return spec
+    return SweepSpec.model_validate(located.data | {"workload": job}, context=context)
 
 
-class _JobPart(Record):
-    """The job of a specification; SweepSpec validates the other parts."""
+class _WrittenSpec(SweepSpec):
+    """A specification as written: its job may name data that is not read yet."""
 
-    model_config = ConfigDict(extra="ignore")
-    workload: JobRequest
-
-
-def _job_request(located: LocatedYaml) -> tuple[JobRequest | None, list[Problem]]:
-    """The requested job, or None and the problems with it."""
-    if not isinstance(located.data, dict) or "workload" not in located.data:
-        return None, []  # SweepSpec reports it
-    try:
-        return _JobPart.model_validate(located.data).workload, []
-    except ValidationError as error:
-        problems = problems_of(error, located, _JobPart)
-    if _lacks_examples(located.data["workload"]):
-        line = located.line(("workload",))
-        problems.insert(0, Problem(line, f"workload.examples: {NO_EXAMPLES}"))
-    return None, problems
+    workload: JobRequest  # type: ignore[assignment]
 
 
-def _lacks_examples(raw: object) -> bool:
-    """Whether a workload has no key, correct or misspelt, that gives its examples."""
+def _lacking_examples(located: LocatedYaml) -> list[Problem]:
+    """The mistake of a workload without a key, correct or misspelt, that gives its examples."""
+    raw = located.data.get("workload") if isinstance(located.data, dict) else None
     keys = ("examples", *JobRequest.FORMER, *SOURCES)
-    return isinstance(raw, dict) and not any(key in keys or near_matches(key, keys) for key in raw)
-
-
-def _with_valid_workload(data: object) -> object:
-    """Data with a placeholder for the workload, whose own mistakes are reported separately."""
-    if not isinstance(data, dict) or "workload" not in data:
-        return data
-    return data | {"workload": Job(examples=1, epochs=1)}
-
-
-def _job(
-    located: LocatedYaml,
-    request: JobRequest,
-    models: Sequence[Model],
-    lengths: DataLengths | None,
-) -> tuple[Job | None, list[Problem]]:
-    """Job of a request, or None and the problems with its data."""
-    try:
-        return requested_job(request, models, lengths), []
-    except DataError as error:
-        lines = [(located.line(("workload", m.part)), m) for m in error.mistakes]
-        return None, [Problem(line, f"workload.{m.part}: {m.text}") for line, m in lines]
+    if not isinstance(raw, dict) or any(k in keys or near_matches(k, keys) for k in raw):
+        return []
+    return [Problem(located.line(("workload",)), f"workload.examples: {NO_EXAMPLES}")]
 
 
 def _own_catalog(located: LocatedYaml, base: Catalog) -> tuple[Catalog, list[Problem]]:

@@ -62,6 +62,26 @@ def failed(detail: str) -> ProbeEnd:
     return ProbeEnd(Outcome.FAILED, detail)
 
 
+class _PrintedText:
+    """Text that a fork server and its children print."""
+
+    def __init__(self) -> None:
+        self.file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with its processes
+        self._start = 0
+
+    def mark(self) -> None:
+        """Drop what is printed until now."""
+        self._start = os.fstat(self.file.fileno()).st_size
+
+    def lines(self) -> list[str]:
+        """Lines since the mark, each truncated."""
+        end = os.fstat(self.file.fileno()).st_size
+        start = max(self._start, end - PRINTED_BYTES)
+        # pread: fork server and child share this file's position, and write there.
+        text = os.pread(self.file.fileno(), end - start, start).decode(errors="replace")
+        return [line[:300] for line in text.strip().splitlines()]
+
+
 class ForkedChild:
     """A child and the fork server that it comes from. A context manager that kills both on exit.
 
@@ -90,23 +110,22 @@ class ForkedChild:
         self.close()
 
     def _start_fork_server(self, variables: dict[str, str]) -> None:
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+        self._printed = _PrintedText()
         threads = dict.fromkeys(THREAD_VARIABLES, str(self._setup.threads))
         try:
             self._process = subprocess.Popen(
                 [*self._worker, str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._errors,
+                stderr=self._printed.file,
                 env=child_environment() | threads | variables,
             )
         except OSError:
-            self._errors.close()
+            self._printed.file.close()
             raise
         self._received = b""
-        self._printed_before = 0
         self._owes_child = False
-        self._send(self._setup.model_dump_json() + "\n")
+        self.send(self._setup)
 
     def start_child(self, timeout_seconds: float, variables: dict[str, str] | None = None) -> str:
         """Start a child, and its fork server where there is none, and return the first message.
@@ -123,7 +142,7 @@ class ForkedChild:
             self._start_fork_server(variables or {})
         self._oom_kills_before = host_oom_kills()
         self._owes_child = True
-        self._send(START)
+        self.send(START)
         started = time.monotonic()
         line = self.receive(timeout_seconds, "importing the libraries")
         self.child_pid = ChildStarted.model_validate_json(line).pid
@@ -131,22 +150,19 @@ class ForkedChild:
         left = timeout_seconds - (time.monotonic() - started)
         return self.receive(left, "building the model", allowed_seconds=timeout_seconds)
 
-    def send(self, request: Record) -> None:
-        """Send a request to the child.
+    def send(self, message: Record | str) -> None:
+        """Send a record or a line to the child, or to the fork server while it has no child.
 
         Raises:
-            ChildGoneError: the child ended.
+            ChildGoneError: the process at the other end has ended.
         """
-        self._send(request.model_dump_json() + "\n")
-
-    def _send(self, line: str) -> None:
-        """Send a line to the child, or to the fork server itself while it has no child."""
+        line = message if isinstance(message, str) else message.model_dump_json() + "\n"
         assert self._process is not None
         assert self._process.stdin is not None
         # A child that waits for this line prints nothing now, so the mark separates the text of
         # this request from earlier text. A fork server that still imports may be printing.
         if self.child_pid is not None:
-            self._printed_before = self._printed_bytes()
+            self._printed.mark()
         try:
             self._process.stdin.write(line.encode())
             self._process.stdin.flush()
@@ -174,7 +190,7 @@ class ForkedChild:
             ended = Ended.model_validate_json(line)
             self.child_pid = None
             end = self._ending(ended.exit_code)
-            self._printed_before = self._printed_bytes()
+            self._printed.mark()
             raise ChildGoneError(end)
         with contextlib.suppress(ValidationError):
             refused = Refused.model_validate_json(line)
@@ -183,25 +199,27 @@ class ForkedChild:
 
     def end_child(self) -> None:
         """Kill the child, and the fork server too if it cannot continue without it."""
-        if self._process is not None and not self._ended_child():
-            self.close()
-
-    def _ended_child(self) -> bool:
-        """Kill the child; whether the fork server can fork another one."""
-        assert self._process is not None
-        if self.child_pid is None:
+        if self._process is None:
+            return
+        if self.child_pid is not None:
+            can_continue = self._killed_child(self.child_pid)
+        else:
             # A fork server that still imports will fork a child for the START it was sent; that
             # child would take the next START for a probe request.
-            return not self._owes_child and self._process.poll() is None
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.child_pid, signal.SIGKILL)
+            can_continue = not self._owes_child and self._process.poll() is None
+        if not can_continue:
+            self.close()
+
+    def _killed_child(self, pid: int) -> bool:
+        """Kill the child; whether the fork server has reported its end."""
+        _kill(pid)
         self.child_pid = None
         # Drop the child's unread messages; the fork server's report of its end comes last.
         with contextlib.suppress(ChildGoneError):
             while line := self._next_line(FORK_SERVER_TIMEOUT_SECONDS):
                 with contextlib.suppress(ValidationError):
                     Ended.model_validate_json(line)
-                    self._printed_before = self._printed_bytes()
+                    self._printed.mark()
                     return True
         return False
 
@@ -210,8 +228,7 @@ class ForkedChild:
         if self._process is None:
             return
         if self.child_pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.child_pid, signal.SIGKILL)
+            _kill(self.child_pid)
         self._process.kill()
         self._process.wait()
         assert self._process.stdin is not None
@@ -220,7 +237,7 @@ class ForkedChild:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process.stdout.close()
-        self._errors.close()
+        self._printed.file.close()
         self._process = self.child_pid = None
 
     def _next_line(self, timeout_seconds: float) -> str | None:
@@ -242,10 +259,8 @@ class ForkedChild:
                 self._received = (self._received + chunk).lstrip(b"\n")
                 if len(self._received) > LONGEST_MESSAGE_BYTES:
                     self._received = b""
-                    text = (
-                        f"the child sent an invalid message of over {LONGEST_MESSAGE_BYTES} bytes"
-                    )
-                    raise ChildGoneError(failed(text))
+                    text = f"an invalid message of over {LONGEST_MESSAGE_BYTES} bytes"
+                    raise ChildGoneError(failed(f"the child sent {text}"))
         line, _, rest = self._received.partition(b"\n")
         self._received = rest.lstrip(b"\n")
         return line.decode(errors="replace")
@@ -261,15 +276,9 @@ class ForkedChild:
 
     def _ending(self, code: int) -> ProbeEnd:
         killed = host_oom_kills() > self._oom_kills_before
-        return ProbeEnd(*ending(code, self._printed(), killed_for_memory=killed))
+        return ProbeEnd(*ending(code, self._printed.lines(), killed_for_memory=killed))
 
-    def _printed(self) -> list[str]:
-        """Lines printed since the last request or end of a child, each truncated."""
-        end = self._printed_bytes()
-        start = max(self._printed_before, end - PRINTED_BYTES)
-        # pread: fork server and child share this file's position, and write there.
-        text = os.pread(self._errors.fileno(), end - start, start).decode(errors="replace")
-        return [line[:300] for line in text.strip().splitlines()]
 
-    def _printed_bytes(self) -> int:
-        return os.fstat(self._errors.fileno()).st_size
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
