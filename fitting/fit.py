@@ -61,15 +61,7 @@ def fit_observations(observations: Iterable[Observation]) -> Fits:
 
 
 def fit_laws(columns: Columns, run_map: Map = map) -> Fits:
-    """Fit every law, as ``fit_observations``.
-
-    Args:
-        columns: columns of the observations.
-        run_map: ``map``, or a replacement that runs in several processes.
-
-    Raises:
-        ValueError: an observation is impossible, such as a model larger than its memory limit.
-    """
+    """Fit every law, as ``fit_observations``, in several processes by ``run_map``."""
     fits = chain(
         run_map(_fit_eq1, limits(columns)),
         run_map(fit_peaks, peaks(columns)),

@@ -128,12 +128,7 @@ def _without_gap(epochs: dict[int, LearnedEpoch]) -> tuple[LearnedEpoch, ...]:
 
 
 def best(curve: LearningCurve, patience: int | None = None) -> Best:
-    """Find the best epoch by ``STOP_RULE``, and whether learning has stopped.
-
-    Args:
-        curve: training curve.
-        patience: epochs without improvement after which it has; default: the curve's own.
-    """
+    """Find the best epoch by ``STOP_RULE``, and whether ``patience`` epochs brought no better."""
     at = top = curve.epochs[0]  # the best, and the one with the most right answers
     by: Score = "loss"
     for epoch in curve.epochs[1:]:

@@ -62,12 +62,7 @@ def fit_families(observations: Iterable[Observation]) -> tuple[FamilyFit, ...]:
 
 
 def fit_columns(columns: Columns, run_map: Map = map) -> tuple[FamilyFit, ...]:
-    """Fit the law of every family, as ``fit_families``.
-
-    Args:
-        columns: columns of the observations.
-        run_map: ``map``, or a replacement that runs in several processes.
-    """
+    """Fit the law of every family, as ``fit_families``, in several processes by ``run_map``."""
     return fit_each(((_name_of(source), rows) for source, rows in ladders(columns)), run_map)
 
 

@@ -61,12 +61,9 @@ class TimeUncertainty:
 
 
 def simulated_uncertainty(below: float, above: float, independent: float) -> TimeUncertainty:
-    """Uncertainty of a simulated step time from its 90 % interval.
+    """Uncertainty of a simulated step time from the relative errors of its 90 % interval's ends.
 
-    Args:
-        below: relative error of the interval's lower end.
-        above: relative error of its upper end.
-        independent: standard deviation of the part that two simulated times do not share.
+    ``independent`` is the standard deviation of the part that two simulated times do not share.
     """
 
     def shared(error: float) -> float:

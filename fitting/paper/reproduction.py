@@ -132,12 +132,7 @@ class Throughput:
 
 
 class Transfer:
-    """Mixtral's step time on GPUs that were left out of the fit.
-
-    Args:
-        points: points of the paper.
-        forms: catalog key of each of the paper's GPUs.
-    """
+    """Mixtral's step time on GPUs that were left out of the fit, by their catalog keys."""
 
     def __init__(self, points: Points, forms: Mapping[str, str]) -> None:
         own = np.flatnonzero(points.model == MIXTRAL)
@@ -163,18 +158,16 @@ class Transfer:
         moved = moved_gb() / REACHED
 
         def law(values: FloatArray) -> FloatArray:
+            coefficients = TransferCoefficients(moved, *map(float, values))
+            tokens, sparsity = self._rows.tokens, self._rows.sparsity
             return step_seconds_transferred(
-                self._rows.tokens,
-                self._rows.sparsity,
-                self._bandwidth,
-                self._rate,
-                TransferCoefficients(moved, *(float(value) for value in values)),
+                tokens, sparsity, self._bandwidth, self._rate, coefficients
             )
 
         solution = solve_nonlinear(
             lambda values: np.log(law(values)[is_fitted] / measured[is_fitted]),
             np.array([1.0, 0.5, 0.7]),
-            lower=np.array([0.0, 0.0, 0.0]),
+            lower=np.zeros(3),
             upper=np.array([100.0, 100.0, 2.0]),
         )
         return law(solution.values)
@@ -194,11 +187,9 @@ def moved_gb() -> float:
 
 @dataclass(frozen=True, slots=True)
 class LargestBatches:
-    """Mixtral's 12 largest batches, published and by the laws.
+    """Mixtral's 12 largest batches, in queries, published and by the laws.
 
     Attributes:
-        rows: rows of the published table.
-        published: (12,) published sizes, in queries.
         eq1: (12,) sizes by the best fit of Eq. 1: nominal memory, weights alone, median lengths.
         eq1_constants: c0 and c1 of that fit.
         ours: (12,) sizes by memory affine in padded tokens.
@@ -268,9 +259,7 @@ def job_usd(queries: float, queries_per_second: float, usd_per_hour: float) -> f
 def _across_series(rows: StepTimes) -> FittedForm:
     """Chosen law among those that predict other data sets: by GPU and padded tokens."""
     by_gpu = {form for form, shape in SHAPES.items() if shape.grouping is Grouping.GPU}
-    best = one_standard_error_choice(
-        [candidate for candidate in candidate_fits(rows) if candidate.fitted.form in by_gpu]
-    )
+    best = one_standard_error_choice([c for c in candidate_fits(rows) if c.fitted.form in by_gpu])
     assert best is not None
     return best.fitted
 

@@ -48,7 +48,6 @@ class PointSource:
     """Origin of points; points of two sources are never fitted together.
 
     Attributes:
-        basis: measured, capped or simulated.
         stack: shared fingerprint; None when no observation has an environment.
         has_experts: whether the sparsity can be varied.
     """

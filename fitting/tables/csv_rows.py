@@ -87,12 +87,8 @@ def read_rows(
 ) -> tuple[list[RowFamily], StepTimes]:
     """Read the family and the step time of every row, those left out included.
 
-    Mistakes are recorded in the table.
-
-    Args:
-        table: table with the columns ``COLUMNS``.
-        lengths: lengths of the examples of data sets, by name.
-        timed: whether rows have a throughput; otherwise rows are questions and seconds are nan.
+    Mistakes are recorded in the table. Rows that are not ``timed`` are questions without a
+    throughput: their seconds are nan.
     """
     _check_head(table, lengths, timed=timed)
     _leave_out(table, timed=timed)
@@ -126,15 +122,14 @@ def _gpu_keys() -> dict[str, str]:
     return {folded(name): key for name, key in gpu_names().items()}
 
 
-@cache
 def gpu_names() -> dict[str, str]:
     """Catalog keys by all names of their GPUs."""
-    keys = {}
-    for gpu in load_catalog().gpus:
-        for name in (gpu.key, *gpu.device_names):
-            keys[name] = gpu.key
-            keys[name.removeprefix("NVIDIA ")] = gpu.key
-    return keys
+    return {
+        name: gpu.key
+        for gpu in load_catalog().gpus
+        for full in (gpu.key, *gpu.device_names)
+        for name in (full, full.removeprefix("NVIDIA "))
+    }
 
 
 def _check_head(table: CsvTable, lengths: Mapping[str, Lengths] | None, *, timed: bool) -> None:

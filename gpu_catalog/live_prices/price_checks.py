@@ -23,7 +23,7 @@ from statistics import median
 from typing import TypeVar
 
 from gpu_catalog.live_prices.sources.raw_offer import RawOffer
-from gpu_catalog.offer import Identity, Offer
+from gpu_catalog.offer import Offer
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -107,57 +107,46 @@ def offer_text(offer: Offer) -> str:
 def check_offers(
     candidates: Sequence[SourcedOffer], references: Iterable[Offer]
 ) -> tuple[list[Offer], list[RejectedOffer]]:
-    """Accepted offers, and rejected ones with their reasons.
-
-    Args:
-        candidates: offers to check.
-        references: accepted offers, which count in the medians.
-    """
-    rejected = _compare_with_on_demand([candidate.offer for candidate in candidates])
-    left = [candidate for candidate in candidates if candidate.offer.identity not in rejected]
-    rejected |= _far_below(left, [*(candidate.offer for candidate in left), *references])
-    accepted = [c.offer for c in candidates if c.offer.identity not in rejected]
-    return accepted, list(rejected.values())
+    """Accepted candidates, and rejected ones; ``references`` count in the medians as well."""
+    reasons = _compare_with_on_demand([candidate.offer for candidate in candidates])
+    left = [candidate for candidate in candidates if candidate.offer not in reasons]
+    reasons |= _far_below(left, [*(candidate.offer for candidate in left), *references])
+    accepted = [c.offer for c in candidates if c.offer not in reasons]
+    return accepted, [RejectedOffer(offer_text(o), reason) for o, reason in reasons.items()]
 
 
-def _compare_with_on_demand(offers: Sequence[Offer]) -> dict[Identity, RejectedOffer]:
+def _compare_with_on_demand(offers: Sequence[Offer]) -> dict[Offer, str]:
     """Spot prices at or above on demand, and the on-demand prices below a spot price.
 
     Of a spot price above on demand and that on-demand price one is wrong, and no source says which.
     """
     on_demand = _grouped((o for o in offers if o.market == "on-demand"), _instance)
-    rejected: dict[Identity, RejectedOffer] = {}
+    reasons: dict[Offer, str] = {}
     for spot in offers:
         if spot.market != "spot" or _instance(spot) not in on_demand:
             continue
         all_regions = on_demand[_instance(spot)]
         here = [o for o in all_regions if o.region == spot.region]
         full = max(here or all_regions, key=lambda o: o.usd_per_hour)
+        on_demand_text = f"on demand ({full.usd_per_hour:.4g} $/h)"
         if math.isclose(spot.usd_per_hour, full.usd_per_hour, rel_tol=1e-3):
-            reason = f"as much as on demand ({full.usd_per_hour:.4g} $/h): there is no spot market"
-            rejected[spot.identity] = RejectedOffer(offer_text(spot), reason)
+            reasons[spot] = f"as much as {on_demand_text}: there is no spot market"
         elif spot.usd_per_hour > full.usd_per_hour:
-            reason = f"more than on demand ({full.usd_per_hour:.4g} $/h): one of the two is wrong"
-            rejected[spot.identity] = RejectedOffer(offer_text(spot), reason)
+            reasons[spot] = f"more than {on_demand_text}: one of the two is wrong"
             if here:
-                reason = f"less than spot ({spot.usd_per_hour:.4g} $/h): one of the two is wrong"
-                rejected[full.identity] = RejectedOffer(offer_text(full), reason)
-    return rejected
+                usd = f"{spot.usd_per_hour:.4g} $/h"
+                reasons[full] = f"less than spot ({usd}): one of the two is wrong"
+    return reasons
 
 
-def _far_below(
-    candidates: Sequence[SourcedOffer], usual: Sequence[Offer]
-) -> dict[Identity, RejectedOffer]:
+def _far_below(candidates: Sequence[SourcedOffer], usual: Sequence[Offer]) -> dict[Offer, str]:
     markets = {key: _Market(offers) for key, offers in _grouped(usual, _market).items()}
-    rejected: dict[Identity, RejectedOffer] = {}
-    for candidate in candidates:
-        offer = candidate.offer
-        if candidate.first_hand or offer.provider in MARKETPLACES:
-            continue
-        reason = markets[_market(offer)].rejection_reason(offer)
-        if reason is not None:
-            rejected[offer.identity] = RejectedOffer(offer_text(offer), reason)
-    return rejected
+    reasons = {
+        c.offer: markets[_market(c.offer)].rejection_reason(c.offer)
+        for c in candidates
+        if not c.first_hand and c.offer.provider not in MARKETPLACES
+    }
+    return {offer: reason for offer, reason in reasons.items() if reason is not None}
 
 
 class _Market:

@@ -52,11 +52,8 @@ def refresh(
 ) -> Refreshed:
     """Fetch prices from all sources. A source that fails gives a warning and keeps its last prices.
 
-    Args:
-        sources: of two prices with one identity, the later source's is used.
-        catalog: GPUs to identify, and prices that count in the medians.
-        last: the table of the last refresh.
-        today: date of this refresh.
+    Of two prices with one identity, the later source's is used. The prices of the catalog count in
+    the medians.
     """
     warnings: list[str] = []
     rejected: list[RejectedOffer] = []

@@ -13,11 +13,10 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
 from gpu_catalog.live_prices.sources.aws_instances import (
-    AWS,
     GPU_FAMILY,
-    MINIMUM_MINUTES,
     RENTED,
     aws_instances,
+    aws_offer,
     gpus_of,
 )
 from gpu_catalog.live_prices.sources.raw_offer import RawOffer, SourceError, SourceReply
@@ -41,11 +40,8 @@ def boto3_client(service: str, region: str) -> Any:
 class AwsApi:
     """Amazon's APIs as a source.
 
-    Args:
-        now: time of the request.
-        regions: regions to fetch spot prices of; empty for all that the account may use. On-demand
-            prices come for all regions at once.
-        client: factory of a client, by service and region.
+    Spot prices are those of ``regions``, by default of all that the account may use. On-demand
+    prices come for all regions at once.
     """
 
     name = "aws"
@@ -68,12 +64,11 @@ class AwsApi:
         except (BotoCoreError, ClientError) as error:
             raise SourceError(_error_text(error)) from None
         warnings = []
+        regions: Sequence[str] = ()
         try:
             regions = self._regions or self._enabled_regions()
         except (BotoCoreError, ClientError) as error:
-            return SourceReply(
-                offers, [f"no spot prices: {_error_text(error)}"], regions_apart=True
-            )
+            warnings.append(f"no spot prices: {_error_text(error)}")
         for region in regions:
             try:
                 offers += self._spot(region)
@@ -109,7 +104,7 @@ class AwsApi:
                 if rate.get("unit") != "Hrs":
                     continue
                 for currency, price in rate["pricePerUnit"].items():
-                    yield self._offer(
+                    yield aws_offer(
                         attributes["instanceType"],
                         region=attributes.get("regionCode", ""),
                         gpus=gpus_of(attributes["instanceType"], attributes.get("gpu", "")),
@@ -117,19 +112,8 @@ class AwsApi:
                         currency=currency,
                         market="on-demand",
                         source="aws: Price List API",
+                        as_of=self._now.date(),
                     )
-
-    def _offer(self, instance: str, **fields: Any) -> RawOffer:
-        """Price of an instance, with the fields that all prices of this source share."""
-        return RawOffer(
-            provider=AWS,
-            instance=instance,
-            gpu_name=instance,
-            minimum_minutes=MINIMUM_MINUTES,
-            as_of=self._now.date(),
-            first_hand=True,
-            **fields,
-        )
 
     def _enabled_regions(self) -> list[str]:
         reply = self._client("ec2", PRICES_REGION).describe_regions()
@@ -154,13 +138,14 @@ class AwsApi:
                 if set_at >= latest.get(row["AvailabilityZone"], (set_at, usd))[0]:
                     latest[row["AvailabilityZone"]] = (set_at, usd)
         for name, prices in sorted(zones.items()):
-            yield self._offer(
+            yield aws_offer(
                 name,
                 region=region,
                 gpus=aws_instances()[name].gpus,
                 price=min(usd for _, usd in prices.values()),
                 market="spot",
                 source="aws: spot price history",
+                as_of=self._now.date(),
                 note=None if len(prices) == 1 else f"the lowest of {len(prices)} zones",
             )
 

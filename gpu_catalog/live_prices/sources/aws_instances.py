@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from gpu_catalog.catalog import csv_rows, shipped_text
+from gpu_catalog.live_prices.sources.raw_offer import RawOffer
 
 AWS = "aws"
 # Linux is billed by the second, for at least a minute (Amazon EC2 on-demand pricing).
@@ -34,6 +36,18 @@ def gpus_of(name: str, stated: str) -> int:
         count = 0
     instance = aws_instances().get(name)
     return count if count or instance is None else instance.gpus
+
+
+def aws_offer(instance: str, **fields: Any) -> RawOffer:
+    """Price of an instance, with the fields that all of Amazon's prices share."""
+    return RawOffer(
+        provider=AWS,
+        instance=instance,
+        gpu_name=instance,
+        minimum_minutes=MINIMUM_MINUTES,
+        first_hand=True,
+        **fields,
+    )
 
 
 @cache

@@ -3,6 +3,7 @@
 A file has hundreds of megabytes, so it is streamed, and only rows of GPUs are kept.
 """
 
+import contextlib
 import csv
 import datetime as dt
 import http.client
@@ -12,7 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
 
-from gpu_catalog.live_prices.sources.aws_instances import AWS, GPU_FAMILY, MINIMUM_MINUTES, gpus_of
+from gpu_catalog.live_prices.sources.aws_instances import GPU_FAMILY, aws_offer, gpus_of
 from gpu_catalog.live_prices.sources.raw_offer import RawOffer, SourceError, SourceReply
 
 BASE_URL = "https://pricing.us-east-1.amazonaws.com"
@@ -89,7 +90,9 @@ def _rented(lines: Iterable[str]) -> Iterator[RawOffer]:
     missing = [name for name in NEEDED if name not in columns]
     if missing:
         raise SourceError(f"is not an offer file: it has no column {', '.join(missing)}")
-    as_of = _day(metadata.get("Publication Date", ""))
+    as_of = None
+    with contextlib.suppress(ValueError):
+        as_of = dt.date.fromisoformat(metadata.get("Publication Date", "")[:10])
     market = columns.index("MarketOption") if "MarketOption" in columns else None
     at = {name: columns.index(name) for name in NEEDED}
     # Searching a line for the family is many times faster than parsing it.
@@ -101,24 +104,13 @@ def _rented(lines: Iterable[str]) -> Iterator[RawOffer]:
         if market is not None and row[market] not in {"", "OnDemand"}:
             continue
         name = row[at["Instance Type"]]
-        yield RawOffer(
-            provider=AWS,
+        yield aws_offer(
+            name,
             region=row[at["Region Code"]],
-            instance=name,
             gpus=gpus_of(name, row[at["GPU"]]),
             price=row[at["PricePerUnit"]],
             currency=row[at["Currency"]],
             market="on-demand",
             source="aws-public: offer file" + ("" if as_of is None else f" of {as_of}"),
-            gpu_name=name,
-            minimum_minutes=MINIMUM_MINUTES,
             as_of=as_of,
-            first_hand=True,
         )
-
-
-def _day(text: str) -> dt.date | None:
-    try:
-        return dt.date.fromisoformat(text[:10])
-    except ValueError:
-        return None

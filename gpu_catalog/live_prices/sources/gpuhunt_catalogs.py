@@ -29,12 +29,7 @@ DATE = re.compile(r"(\d{4})-?(\d{2})-?(\d{2})")
 
 
 class GpuhuntCatalogs:
-    """gpuhunt as a source.
-
-    Args:
-        today: date of the request.
-        live: whether to query providers without a published catalog.
-    """
+    """gpuhunt as a source; ``live`` also queries the providers without a published catalog."""
 
     name = "gpuhunt"
 
