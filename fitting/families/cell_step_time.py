@@ -57,9 +57,7 @@ class CellStepTime:
 
     Attributes:
         batch_size: examples per step.
-        seconds: seconds of one step.
         uncertainty: error of the logarithm of `seconds`.
-        source: origin of the step time.
         law: law that predicted the step time, or scaled it to another length.
         tokens: tokens per example, padding included; None where no law scales to the lengths of
             the job, so that `seconds` are those of the full length.

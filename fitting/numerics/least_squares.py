@@ -141,58 +141,54 @@ def solve_nonlinear(
     if len(residuals(start)) == 0:
         idle = np.zeros(len(start), dtype=bool)
         return _solution(_Minimum(start, np.zeros((0, len(start))), np.zeros(0), idle, 0.0))
-    problem = _Nonlinear(residuals, lower, upper, tolerance)
     unit = np.where(start == 0, 1.0, np.abs(start))
-    near = problem.minimum(start, unit).values
-    return _solution(problem.minimum(near, np.maximum(np.abs(near), LEAST_UNIT * unit)))
+    near = _minimum(residuals, start, unit, (lower, upper), tolerance).values
+    unit = np.maximum(np.abs(near), LEAST_UNIT * unit)
+    return _solution(_minimum(residuals, near, unit, (lower, upper), tolerance))
 
 
-@dataclass(frozen=True, slots=True)
-class _Nonlinear:
-    """Residuals, bounds and tolerance of ``solve_nonlinear``."""
+def _minimum(
+    residuals: Callable[[FloatArray], FloatArray],
+    start: FloatArray,
+    unit: FloatArray,
+    bounds: tuple[FloatArray, FloatArray],
+    tolerance: float,
+) -> _Minimum:
+    """Minimise in scaled units, because scipy's tolerances are absolute.
 
-    residuals: Callable[[FloatArray], FloatArray]
-    lower: FloatArray
-    upper: FloatArray
-    tolerance: float
+    Its difference steps are relative to ``max(1, |value|)``, and a gradient below 2e-16 ends its
+    search.
+    """
+    from scipy.optimize import least_squares  # noqa: PLC0415 - see the top
 
-    def minimum(self, start: FloatArray, unit: FloatArray) -> _Minimum:
-        """Minimise in scaled units, because scipy's tolerances are absolute.
+    size = float(np.linalg.norm(residuals(start))) or 1.0
+    lower, upper = bounds
 
-        Its difference steps are relative to ``max(1, |value|)``, and a gradient below 2e-16 ends
-        its search.
-        """
-        from scipy.optimize import least_squares  # noqa: PLC0415 - see the top
+    def scaled(parts: FloatArray) -> FloatArray:
+        return residuals(parts * unit) / size
 
-        size = float(np.linalg.norm(self.residuals(start))) or 1.0
-
-        def scaled(parts: FloatArray) -> FloatArray:
-            return self.residuals(parts * unit) / size
-
-        with np.errstate(all="ignore"):  # a trial step may overflow; the solver rejects it
-            result = least_squares(
-                scaled,
-                start / unit,
-                jac="3-point",
-                bounds=(self.lower / unit, self.upper / unit),
-                x_scale="jac",
-                ftol=self.tolerance / 1000,
-                xtol=self.tolerance,
-                gtol=np.finfo(float).eps,
-                max_nfev=MOST_ITERATIONS * len(start),
-            )
-        held = np.asarray(result.active_mask) != 0
-        values = np.where(
-            held, np.where(result.active_mask < 0, self.lower, self.upper), result.x * unit
+    with np.errstate(all="ignore"):  # a trial step may overflow; the solver rejects it
+        result = least_squares(
+            scaled,
+            start / unit,
+            jac="3-point",
+            bounds=(lower / unit, upper / unit),
+            x_scale="jac",
+            ftol=tolerance / 1000,
+            xtol=tolerance,
+            gtol=np.finfo(float).eps,
+            max_nfev=MOST_ITERATIONS * len(start),
         )
-        return _Minimum(
-            values=values,
-            matrix=np.asarray(result.jac) * size / unit,
-            residuals=self.residuals(values),
-            held=held,
-            tolerance=JACOBIAN_RANK_TOLERANCE,
-            converged=result.status > 0,
-        )
+    held = np.asarray(result.active_mask) != 0
+    values = np.where(held, np.where(result.active_mask < 0, lower, upper), result.x * unit)
+    return _Minimum(
+        values=values,
+        matrix=np.asarray(result.jac) * size / unit,
+        residuals=residuals(values),
+        held=held,
+        tolerance=JACOBIAN_RANK_TOLERANCE,
+        converged=result.status > 0,
+    )
 
 
 def solve_most_agreed(at: FloatArray, beyond: FloatArray, limit: FloatArray) -> FloatArray:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from fitting.families.fit_family import fit_each
 from fitting.families.predict import predictions
-from fitting.families.records import FamilyFit, FamilyName, LawCandidate, Suspect
+from fitting.families.records import FamilyFit, LawCandidate, Suspect
 from fitting.laws.fit_result import Parameter
 from fitting.numerics.arrays import IntArray
 from fitting.points.batch_lengths import Lengths
@@ -85,25 +85,15 @@ class FrameFits(FamilyLaws):
     @property
     def suspects(self) -> pd.DataFrame:
         """A row per suspect point, with its rows of the table."""
-        labels = self._labels()
+        places = self.observed.by_family()
         rows = [
             _columns(fit)
             | point.model_dump()
-            | {"rows": " ".join(labels[fit.name, point.series, point.sparsity, point.batch_size])}
+            | {"rows": " ".join(self.observed.names_of(point, places[fit.name]))}
             for fit in self.families
             for point in fit.suspects
         ]
         return pd.DataFrame(rows, columns=[*FAMILY, *Suspect.model_fields, "rows"])
-
-    def _labels(self) -> dict[tuple[FamilyName, str, float, float], list[str]]:
-        """Names of the table's rows, by family, series, sparsity and batch size."""
-        labels: defaultdict[tuple[FamilyName, str, float, float], list[str]] = defaultdict(list)
-        rows, index = self.observed.rows, self.observed.index
-        for family, places in self.observed.by_family().items():
-            for place in places:
-                point = (float(rows.sparsity[place]), float(rows.batch_size[place]))
-                labels[family, str(rows.series[place]), *point].append(str(index[place]))
-        return labels
 
 
 def fit_frame(

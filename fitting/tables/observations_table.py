@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fitting.families.records import FamilyName
+from fitting.families.records import FamilyName, Suspect
 from fitting.numerics.arrays import IntArray
 from fitting.points.batch_lengths import Lengths
 from fitting.points.step_time_rows import StepTimes
@@ -62,6 +62,12 @@ class Observed:
             places[names[row]].append(place)
         ordered = sorted(places, key=lambda name: name.key)
         return {name: np.array(places[name], np.int64) for name in ordered}
+
+    def names_of(self, point: Suspect, places: IntArray) -> list[str]:
+        """Names of the rows that merged into a point of the family with these places."""
+        own = self.rows.where(places)
+        is_own = (own.series == point.series) & (own.sparsity == point.sparsity)
+        return [str(self.index[p]) for p in places[is_own & (own.batch_size == point.batch_size)]]
 
 
 def read_frame(

@@ -49,7 +49,9 @@ class InstanceForm:
 def forms() -> tuple[InstanceForm, ...]:
     """Instances that identify a GPU whose name alone is ambiguous."""
     rows = csv_rows(shipped_text("gpu_forms.csv", __package__))
-    return tuple(InstanceForm(**row) for row in rows)
+    return tuple(
+        InstanceForm(row["provider"], row["instance"], row["gpu_name"], row["gpu"]) for row in rows
+    )
 
 
 @cache

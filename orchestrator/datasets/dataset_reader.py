@@ -50,18 +50,14 @@ class Renderer(Protocol[Rendered_co]):
 
 
 class DatasetReader(Generic[R]):
-    """A pass over the examples, and its mistakes.
+    """A pass over the first ``most`` examples, by default all, and its mistakes.
+
+    Mistakes in a field name its option in ``parts``, by default the renderer's.
 
     Attributes:
         complete: whether all examples were read.
         empty: number of examples without text.
         empty_at: places of the first ``MOST_EMPTY`` of them.
-
-    Args:
-        source: source of the examples.
-        renderer: renders an example.
-        most: number of examples to read, the first ones; None for all.
-        parts: option of each field that is not one of the renderer's own.
     """
 
     def __init__(

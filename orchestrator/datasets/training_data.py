@@ -89,6 +89,9 @@ def read_data(request: TrainingDataRequest) -> TrainingData:
         text = f"{request.source.name}: the prompts of all its examples are held out"
         raise DataError([Mistake("dataset", text)])
     both = [*train, *(example.model_copy(update={"held_out": True}) for example in held_out)]
+    digest = hashlib.sha256(request.tokenizer.encode())
+    for example in both:
+        digest.update(example.model_dump_json().encode(errors="replace"))
     parts = (str(request.rendering), ", ".join(request.choices))
     other = request.held_out_source
     facts = LearnData(
@@ -96,19 +99,12 @@ def read_data(request: TrainingDataRequest) -> TrainingData:
         rendering=", choices ".join(filter(None, parts)),
         held_out_from="the same" if other is None else source_text(other),
         tokenizer=request.tokenizer,
-        fingerprint=_fingerprint(request.tokenizer, both),
+        fingerprint=digest.hexdigest()[:16],
         train_examples=len(train),
         held_out_examples=len(held_out),
         accuracy="choices" if request.choices else "exact",
     )
     return TrainingData(facts, tuple(both), tuple(remarks))
-
-
-def _fingerprint(tokenizer: str, examples: Sequence[LearnExample]) -> str:
-    digest = hashlib.sha256(tokenizer.encode())
-    for example in examples:
-        digest.update(example.model_dump_json().encode(errors="replace"))
-    return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)

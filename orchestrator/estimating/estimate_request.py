@@ -214,14 +214,11 @@ def requested_gpus(request: EstimateRequest, catalog: Catalog) -> list[Gpu]:
         return gpus
     if len(gpus) > 1:
         raise EstimateError("--memory-gib is the memory of one GPU: name it with --gpu")
-    return [_with_memory(gpus[0], memory_gib, in_catalog=gpus[0] in catalog.gpus)]
-
-
-def _with_memory(gpu: Gpu, memory_gib: float, *, in_catalog: bool) -> Gpu:
-    """The GPU with other memory; a catalog's GPU gets another key, so that no offer is its own."""
+    (gpu,) = gpus
+    # A catalog's GPU with other memory gets another key, so that no offer is its own.
+    key = f"{gpu.key}-{memory_gib:g}GiB" if gpu in catalog.gpus else gpu.key
     usable = round(memory_gib * 2**30)
-    key = f"{gpu.key}-{memory_gib:g}GiB" if in_catalog else gpu.key
-    return gpu.model_copy(update={"key": key, "usable_memory_bytes": usable})
+    return [gpu.model_copy(update={"key": key, "usable_memory_bytes": usable})]
 
 
 def _gpu(key: str, catalog: Catalog, memory_gib: float | None) -> Gpu:

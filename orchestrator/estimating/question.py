@@ -15,12 +15,11 @@ from orchestrator.spec.job import Job
 from trials.records.cell import Cell
 from trials.records.compatibility import incompatibility, with_defaults
 from trials.records.model import Model
+from trials.records.optional_packages import EXTRAS
 from trials.records.recipe import Recipe
 from trials.simulation.simulated_cell import CONTEXT_BYTES, GIB
 from trials.simulation.simulated_prober import usable_bytes
 from trials.simulation.trace_request import not_simulated
-
-EXTRAS = frozenset({"flash_attn", "mamba_ssm", "causal_conv1d", "deepspeed"})
 
 
 class EstimateError(UserError):
@@ -64,7 +63,7 @@ class Question:
         if self.active_experts is not None and self.model.experts is None:
             raise EstimateError(f"--active-experts: {self.model.name} has no experts: leave it out")
         recipe = with_defaults(self.recipe, self.model, gpu)
-        reason = incompatibility(recipe, self.model, gpu, EXTRAS) or not_simulated(
+        reason = incompatibility(recipe, self.model, gpu, frozenset(EXTRAS)) or not_simulated(
             recipe, self.model, gpu
         )
         if reason is not None:

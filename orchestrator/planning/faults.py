@@ -17,11 +17,9 @@ class Fault(Record):
         kind: ``died``: a trial ended with its worker or node; ``device``: a probe failed because of
             its device, and the trial moved to another node; ``node out``: a node was excluded from
             the sweep; ``no node``: no node had the GPU.
-        gpu: key of the GPU that was to measure.
         cell: cell that was to be measured; None where several are concerned.
         node: address of the node; None where it is unknown or there was none.
         node_id: Ray's id of the node, which changes when Ray is restarted on it.
-        reason: cause, in one line.
         at: UTC time in ISO 8601.
         lost_seconds: seconds since the trial's last report, or else its start: lost work.
     """

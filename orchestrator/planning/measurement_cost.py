@@ -72,7 +72,6 @@ class RemainingWork:
     """Measurements that one GPU has left.
 
     Attributes:
-        gpu: key of the GPU that runs them.
         at_a_time: trials that run concurrently; 1 while the cluster has no such GPU.
         nodes: running nodes and nodes to be started, in words.
         start_seconds: seconds to start a node; 0 where one is running.
@@ -164,13 +163,7 @@ def _seconds(
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Money that a sweep may spend.
-
-    Attributes:
-        budget_usd: dollars in total; None for no limit.
-        spent_usd: dollars spent so far.
-        profiles: whether profiles follow, whose cost is not estimated.
-    """
+    """Money that a sweep may spend; the cost of ``profiles`` that follow is not estimated."""
 
     budget_usd: float | None = None
     spent_usd: float = 0.0

@@ -123,7 +123,7 @@ class NodePrices:
         parts = [
             f"{gpu} not at all: no price is known"
             if offer is None
-            else f"{gpu} {offer_text(offer)}"
+            else f"{gpu} {offer_name(offer)} at ${offer.usd_per_hour:.3g}/h"
             for gpu, offer in listed
         ]
         rented = [offer for _, offer in listed if offer is not None and offer.provider != OWN]
@@ -143,11 +143,6 @@ NOT_COUNTED = "; idle nodes and the head are not counted"
 CHEAPEST = (
     " (the cheapest offer: describe your nodes by --providers, --regions, --spot or --no-spot)"
 )
-
-
-def offer_text(offer: Offer) -> str:
-    """Name and hourly price of an offer."""
-    return f"{offer_name(offer)} at ${offer.usd_per_hour:.3g}/h"
 
 
 def offer_name(offer: Offer) -> str:

@@ -25,8 +25,6 @@ class SlowNode:
     """A slow node.
 
     Attributes:
-        gpu: key of the GPU that it reports.
-        node_id: Ray's id of the node.
         times: median ratio of its step times to those of other nodes.
         compared: number of compared pairs of batches, one on it and one on another node.
         cells: cells whose batches on it were compared.

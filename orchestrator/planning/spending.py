@@ -20,7 +20,6 @@ class Spending:
         offer: offer that its nodes are priced by; None where they are free or have no known price.
         start_seconds: assumed seconds to start a node; 0 for a machine that the user owns.
         probes: number of probes and profiles.
-        probe_seconds: seconds of all of them.
         lost_seconds: seconds of trials that died, since their last report.
     """
 
