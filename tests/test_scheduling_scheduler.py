@@ -181,6 +181,7 @@ def test_a_verdict_acquits_a_device() -> None:
     world.placed()
     world.run(DESK[0], SICK[0], probes=1)
     world.run(DESK[0], N1, probes=1)
+    world.scheduler.observed(observation(64, Outcome.OUT_OF_MEMORY, cell=DESK[0]))
     assert world.scheduler.ended(DESK[0], None) is None
     assert world.faults == []
     world.run(DESK[1], SICK[0])
@@ -190,7 +191,7 @@ def test_a_verdict_acquits_a_device() -> None:
 
 def test_an_error_before_the_node_is_known_moves_no_trial() -> None:
     """There is no node to keep the cell away from."""
-    world = World(DESK[:1], node("n1", "desk"), node("n2", "desk"))
+    world = World([DESK[0], LAP[0]], node("n1", "desk"), node("n2", "desk"))
     world.placed()
     world.scheduler.started(DESK[0])
     world.scheduler.observed(observation(1, Outcome.FAILED, detail=ECC, cell=DESK[0]))

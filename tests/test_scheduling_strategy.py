@@ -92,7 +92,7 @@ class Given(AdaptiveStrategy):
 def test_each_gpu_gets_its_most_valuable_measurement_once() -> None:
     """The value is relative to the cost; of equal ones the cheapest is first."""
     strategy = Given(
-        candidate(LEFT, 2, saving=0.1, usd=1.0),
+        candidate(LEFT, 2, saving=0.25, usd=1.0),
         candidate(LEFT, 4, saving=0.3, usd=1.0),
         candidate(RIGHT, 8, saving=0.4, usd=2.0),
         candidate(RIGHT, 16, saving=0.2, usd=1.0),

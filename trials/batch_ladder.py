@@ -1,7 +1,7 @@
 """Batch sizes at which a trial measures throughput: few, spread for the fit, in random order."""
 
 from dataclasses import dataclass
-from itertools import count, pairwise
+from itertools import pairwise
 from random import Random
 
 MOST_SIZES = 6
@@ -68,7 +68,7 @@ def _geometric_sizes(largest: int) -> list[int]:
     # digit of a float power may differ between machines.
     return sorted(
         {
-            next(m for m in count(1) if (2 * m + 1) ** root > 2**root * largest**power)
+            next(m for m in range(1, largest + 1) if (2 * m + 1) ** root > 2**root * largest**power)
             for power in range(MOST_SIZES)
         }
     )
