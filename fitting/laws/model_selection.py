@@ -110,5 +110,4 @@ def held_out_residuals(rows: StepTimes, groups: np.ndarray, fit: FitFunction) ->
 def larger_batch_residuals(rows: StepTimes, fit: FitFunction) -> FloatArray:
     """(larger rows,) ``log(fitted / measured)`` of larger batches by a fit to the smaller half."""
     is_small = smaller_half(rows)
-    larger = rows.where(~is_small)
-    return log_residuals(fit(rows.where(is_small)) if len(larger) else None, larger)
+    return log_residuals(fit(rows.where(is_small)), rows.where(~is_small))
