@@ -9,6 +9,7 @@ from fitting.families.fit_family import fit_families
 from fitting.families.records import FamilyFit
 from orchestrator.planning.cluster_resources import ClusterResources, Node
 from orchestrator.planning.plan import Plan, make_plan
+from orchestrator.ranking.epochs_needed import EpochsByCell
 from orchestrator.ranking.priced_cells import RankingInputs
 from orchestrator.ranking.ranked_offer import RankedOffer, Ranking
 from orchestrator.ranking.ranking import rank
@@ -64,6 +65,7 @@ def ranked(
     families: tuple[FamilyFit, ...] | None = None,
     plan: Plan | None = None,
     today: dt.date | None = None,
+    epochs: EpochsByCell | None = None,
 ) -> Ranking:
     """Ranking of a specification's cells, by default with laws fitted to the observations."""
     catalog = spec.merged_catalog()
@@ -71,7 +73,7 @@ def ranked(
     step_times = StepTimeSource(
         observations, fit_families(observations) if families is None else families
     )
-    return rank(RankingInputs(job, catalog, plan, step_times, today=today))
+    return rank(RankingInputs(job, catalog, plan, step_times, today=today, epochs=epochs))
 
 
 def job_at(batch_size: int) -> Job:
