@@ -1,50 +1,17 @@
 """The command line: parses the arguments, runs the command, prints errors in one line.
 
-A command imports what it needs when it runs, so that ``--help`` answers at once.
+The module of a command is imported when it runs, so that ``--help`` answers at once.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import NoReturn
 
 from gpu_catalog.errors import UserError
-from orchestrator.cli.commands import (
-    catalog,
-    cluster,
-    dataset,
-    estimate,
-    fit,
-    gpu_check,
-    learn,
-    profile,
-    run,
-    sweep,
-)
-from orchestrator.cli.options.parser import Parser, make_parser
-from orchestrator.console import log_to_stderr, print_result, remark
-
-SUBJECTS = (sweep, estimate, dataset, learn, run, fit, gpu_check, catalog, cluster, profile)
-
-
-def build_parser() -> Parser:
-    """The parser of every command."""
-    parser = make_parser(SUBJECTS)
-    completion = parser.commands.add_parser(
-        "completion",
-        run=_print_completion,
-        help="print a script that completes finetune-cost with Tab",
-    )
-    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")
-    return parser
-
-
-def _print_completion(options: argparse.Namespace) -> int:
-    from orchestrator.cli.completion import completion_script  # noqa: PLC0415 - needed here alone
-
-    print_result(completion_script(build_parser(), options.shell))
-    return 0
+from orchestrator.cli.parsers.program import build_parser
+from orchestrator.console import log_to_stderr, remark
 
 
 def program() -> NoReturn:
@@ -78,7 +45,9 @@ def _run(arguments: Sequence[str], *, is_alone: bool) -> int:
     options.is_alone = is_alone
     log_to_stderr()
     try:
-        return int(options.run_command(options))
+        module, _, function = options.run_command.partition(".")
+        command = getattr(import_module(f"orchestrator.cli.commands.{module}"), function)
+        return int(command(options))
     except UserError as error:
         remark(str(error))
         return 1

@@ -4,69 +4,36 @@ import argparse
 import datetime as dt
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+from gpu_catalog.catalog import Catalog, CatalogError
+from gpu_catalog.live_prices.price_checks import RejectedOffer
+from gpu_catalog.live_prices.refresh import refresh
+from gpu_catalog.live_prices.sources.aws_api import AwsApi
+from gpu_catalog.live_prices.sources.aws_public import AwsPublic
+from gpu_catalog.live_prices.sources.gpuhunt_catalogs import GpuhuntCatalogs
+from gpu_catalog.live_prices.sources.raw_offer import PriceSource
+from gpu_catalog.price_table import age_text, refreshed_path, write_offers, written_offers
 from gpu_catalog.suggestions import did_you_mean
 from orchestrator.cli.options.clock import now, today
-from orchestrator.cli.options.groups import PRICES
-from orchestrator.cli.options.table import add_table
 from orchestrator.console import print_result, remark
-
-if TYPE_CHECKING:
-    from gpu_catalog.catalog import Catalog
-    from gpu_catalog.live_prices.price_checks import RejectedOffer
-    from gpu_catalog.live_prices.sources.raw_offer import PriceSource
+from orchestrator.markdown_table import table
+from orchestrator.pricing.prices_in_use import PriceOptions
+from orchestrator.request import request_of
 
 # Where two sources price the same offer, the later wins: it is nearer to the provider.
 SOURCES = ("gpuhunt", "aws-public", "aws")
 MOST_REJECTED = 20  # lines on the terminal; a file has all of them
 REJECTED = "rejected.txt"
-REFRESH = f"""{PRICES}
---source A,B             gpuhunt (catalogs of many providers; pip install '.[prices]'), aws
-                         (on-demand and spot prices, with your credentials) or aws-public (on-demand
-                         prices, without an account); default: gpuhunt,aws
---regions A,B            regions of Amazon (default: all that the account may use; for aws-public
-                         us-east-1 and us-west-2)
---out FILE               write a CSV that commands use only with --prices FILE
-"""
-
-
-def add_options(commands: Any) -> None:
-    """Add the command and its parts."""
-    catalog = commands.add_parser("catalog", help="list GPUs and prices, or refresh the prices")
-    parts = catalog.add_subparsers(dest="what", required=True)
-    gpus = parts.add_parser("gpus", run=run_gpus, help="list the GPUs of the catalog")
-    add_table(gpus, PRICES)
-    prices = parts.add_parser(
-        "prices", run=run_prices, help="list the prices in use, their table and their age"
-    )
-    add_table(prices, PRICES)
-    refresh = parts.add_parser(
-        "refresh",
-        run=run_refresh,
-        help="download today's prices and use them from then on",
-        description="Download prices, and reject those that cannot be right, with the reasons. "
-        "From then on every command uses the others. A source that does not answer keeps its last "
-        "prices.",
-    )
-    add_table(refresh, REFRESH)
-    refresh.set_defaults(source="gpuhunt,aws")
 
 
 def run_gpus(options: argparse.Namespace) -> int:
     """Print the GPUs of the catalog."""
-    from orchestrator.pricing.prices_in_use import PriceOptions
-    from orchestrator.request import request_of
-
     print_result(gpus_table(request_of(PriceOptions, vars(options)).in_use().catalog))
     return 0
 
 
 def run_prices(options: argparse.Namespace) -> int:
     """Print the prices in use."""
-    from orchestrator.pricing.prices_in_use import PriceOptions
-    from orchestrator.request import request_of
-
     prices = request_of(PriceOptions, vars(options)).in_use()
     catalog = prices.over(prices.catalog)
     print_result(f"{prices_table(catalog)}\n\nIn use: {prices.age(catalog, today())}")
@@ -78,10 +45,8 @@ def run_refresh(options: argparse.Namespace) -> int:
     return refresh_prices(options, now())
 
 
-def gpus_table(catalog: "Catalog") -> str:
+def gpus_table(catalog: Catalog) -> str:
     """A table of the GPUs of a catalog."""
-    from orchestrator.markdown_table import table
-
     headers = (
         "key",
         "device name",
@@ -106,10 +71,8 @@ def gpus_table(catalog: "Catalog") -> str:
     return table(headers, rows)
 
 
-def prices_table(catalog: "Catalog") -> str:
+def prices_table(catalog: Catalog) -> str:
     """A table of the offers of a catalog, the cheapest first for each GPU."""
-    from orchestrator.markdown_table import table
-
     headers = (
         "GPU",
         "provider",
@@ -147,11 +110,6 @@ def refresh_prices(options: argparse.Namespace, time: dt.datetime) -> int:
     Returns:
         0 where a source answered; 1 where none did, so that the last prices stay in use.
     """
-    from gpu_catalog.live_prices.refresh import refresh
-    from gpu_catalog.price_table import age_text, refreshed_path, write_offers, written_offers
-    from orchestrator.pricing.prices_in_use import PriceOptions
-    from orchestrator.request import request_of
-
     sources = _sources(options.source, options.regions, time)
     out: Path = options.out or refreshed_path()
     last = written_offers(out)
@@ -179,8 +137,7 @@ def refresh_prices(options: argparse.Namespace, time: dt.datetime) -> int:
     return 0
 
 
-def _remark_rejected(rejected: "Sequence[RejectedOffer]", out: Path) -> None:
-    from gpu_catalog.catalog import CatalogError
+def _remark_rejected(rejected: Sequence[RejectedOffer], out: Path) -> None:
 
     for offer in rejected[:MOST_REJECTED]:
         remark(str(offer))
@@ -196,13 +153,8 @@ def _remark_rejected(rejected: "Sequence[RejectedOffer]", out: Path) -> None:
     remark(f"{more} more are rejected: {path} lists all {len(rejected)} with their reasons")
 
 
-def _sources(names: str, regions: str | None, now: dt.datetime) -> "list[PriceSource]":
+def _sources(names: str, regions: str | None, now: dt.datetime) -> list[PriceSource]:
     """The sources of these names, in order of rising trust."""
-    from gpu_catalog.catalog import CatalogError
-    from gpu_catalog.live_prices.sources.aws_api import AwsApi
-    from gpu_catalog.live_prices.sources.aws_public import AwsPublic
-    from gpu_catalog.live_prices.sources.gpuhunt_catalogs import GpuhuntCatalogs
-
     chosen = [name.strip() for name in names.split(",") if name.strip()]
     for name in chosen:
         if name not in SOURCES:

@@ -3,59 +3,8 @@
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
-from orchestrator.cli.options.table import add_table
-from orchestrator.cli.options.value_types import run_folder
 from orchestrator.console import print_result, remark
-
-FIT = """
-run RUN|FILE.csv         the run folder, or a CSV of observations
---predict STEPS.csv      write predictions.csv: these rows with predictions and intervals
---lengths LENGTHS.csv    example lengths, for rows that name a data set instead of a length: columns
-                         dataset, tokens and examples
---out DIR                folder to write to (default: FILE.fits)
-"""
-EXPORT = """
-run RUN                  the run folder
---format {ado}           ado: IBM's ado and LLMFineTuningBench; further columns hold the basis
-                         (measured or simulated), sparsity, recipe, weights, software and stack
---out FILE               file to write (default: ado.csv in the run)
-"""
-REPRODUCE = """
---json                   print only the figures, as JSON
---out DIR                folder for reproduction.md and fig13.svg to fig15.svg (default:
-                         reproduction)
-"""
-
-
-def add_options(commands: Any) -> None:
-    """Add the commands."""
-    fit = commands.add_parser(
-        "fit",
-        run=run_fit,
-        help="fit the laws to the observations of a run or of a CSV",
-        description="Fit the laws to a run, and write fits.json into it. Or fit a CSV of "
-        "measurements, print the laws, and write fits.json and coefficients.csv. A CSV has the "
-        "columns gpu, model, sparsity, seq_len, batch_size and examples_per_second, or those of "
-        "IBM's ado.",
-    )
-    add_table(fit, FIT, run=run_folder, predict=Path, lengths=Path, out=Path)
-    export = commands.add_parser(
-        "export",
-        run=run_export,
-        help="write a run's observations in the columns of another project",
-    )
-    add_table(export, EXPORT, required=["--format"], run=run_folder)
-    reproduce = commands.add_parser(
-        "reproduce",
-        run=run_reproduce,
-        help="recompute the paper's tables and figures, and compare its law with ours",
-        description="Recompute what arXiv 2408.04693 publishes, and test how well its law and ours "
-        "predict held-out points. Print Markdown and draw the figures.",
-    )
-    add_table(reproduce, REPRODUCE, out=Path)
-    reproduce.set_defaults(out=Path("reproduction"))
 
 
 def run_fit(options: argparse.Namespace) -> int:

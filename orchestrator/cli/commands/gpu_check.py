@@ -2,56 +2,34 @@
 
 import argparse
 import os
-from typing import Any
 
 from orchestrator.cli.options.clock import now
-from orchestrator.cli.options.groups import PRICES
-from orchestrator.cli.options.table import add_table
-from orchestrator.cli.options.value_types import positive
 from orchestrator.console import print_result, remark
-
-OPTIONS = f"""
---out DIR                the run folder (default: runs/gpu-check)
---seconds SECONDS        time limit in seconds (default: 480)
-{PRICES}
-"""
-
-
-def add_options(commands: Any) -> None:
-    """Add the command."""
-    check = commands.add_parser(
-        "gpu-check",
-        run=run,
-        help="measure the GPU of this machine without Ray; run it again to resume",
-    )
-    add_table(check, OPTIONS, seconds=positive)
-    check.set_defaults(seconds=480)
+from orchestrator.planning.plan import make_plan, trial_task
+from orchestrator.pricing.prices_in_use import PriceOptions
+from orchestrator.reporting.sections.memory_section import limits_section
+from orchestrator.reporting.write_reports import write_derived_files
+from orchestrator.request import request_of
+from orchestrator.run_folder.file_names import PAGE, PLAN
+from orchestrator.run_folder.observation_writer import ObservationWriter
+from orchestrator.run_folder.run_folder import RunFolder, open_run
+from orchestrator.running.gpu_check import (
+    gpu_check_spec_text,
+    gpu_of_this_machine,
+    in_order_of_value,
+    machine_with,
+    time_is_left,
+)
+from orchestrator.running.progress import Progress
+from orchestrator.running.recorder import ObservationRecorder
+from orchestrator.spec.spec_file import parse_spec
+from orchestrator.storage.run_storage import output_path
+from trials.local_runner import run_trials_here
+from trials.records.observation import by_cell
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure the GPU of this machine, or resume an earlier check."""
-    from orchestrator.planning.plan import make_plan, trial_task
-    from orchestrator.pricing.prices_in_use import PriceOptions
-    from orchestrator.reporting.sections.memory_section import limits_section
-    from orchestrator.reporting.write_reports import write_derived_files
-    from orchestrator.request import request_of
-    from orchestrator.run_folder.file_names import PAGE, PLAN
-    from orchestrator.run_folder.observation_writer import ObservationWriter
-    from orchestrator.run_folder.run_folder import RunFolder, open_run
-    from orchestrator.running.gpu_check import (
-        gpu_check_spec_text,
-        gpu_of_this_machine,
-        in_order_of_value,
-        machine_with,
-        time_is_left,
-    )
-    from orchestrator.running.progress import Progress
-    from orchestrator.running.recorder import ObservationRecorder
-    from orchestrator.spec.spec_file import parse_spec
-    from orchestrator.storage.run_storage import output_path
-    from trials.local_runner import run_trials_here
-    from trials.records.observation import by_cell
-
     path = output_path(options.out, "gpu-check")
     prices = request_of(PriceOptions, vars(options)).in_use(RunFolder(path).catalog_rows())
     catalog = prices.over(prices.catalog)

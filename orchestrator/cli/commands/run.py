@@ -1,57 +1,31 @@
 """Commands on a run folder: ``rank``, ``what-if``, ``report`` and ``status``."""
 
 import argparse
-from typing import Any
 
 from orchestrator.cli.options.clock import now, today
-from orchestrator.cli.options.groups import PRICES, add_job
-from orchestrator.cli.options.table import add_table
-from orchestrator.cli.options.value_types import run_folder
 from orchestrator.console import print_result, remark
-
-RUN = f"""
-run RUN                  the run folder
-{PRICES}
-"""
-OTHER = """
-[other] OTHER            another run to compare with; writes comparison-OTHER.html into the first
-"""
-
-
-def add_options(commands: Any) -> None:
-    """Add the commands."""
-    for name, run, text in (
-        ("rank", run_rank, "price a job on every offer; write ranking.csv and ranking.json"),
-        (
-            "what-if",
-            run_rank,
-            "price a job as rank does, and leave the run unchanged",
-        ),
-        (
-            "report",
-            run_report,
-            "write report.html and report.md, print the latter; or compare two runs",
-        ),
-        ("status", run_status, "print the progress of a run"),
-    ):
-        command = commands.add_parser(name, run=run, help=text)
-        add_table(command, RUN, run=run_folder)
-        if run is run_rank:
-            add_job(command)
-        elif run is run_report:
-            add_table(command, OTHER, other=run_folder)
+from orchestrator.markdown_table import table
+from orchestrator.planning.node_pricing import NodePrices
+from orchestrator.planning.spending import Meter
+from orchestrator.pricing.prices_in_use import PriceOptions
+from orchestrator.ranking.ranked_offer import ranking_csv
+from orchestrator.reporting.comparison import compare, comparison_markdown
+from orchestrator.reporting.html_report import html_comparison
+from orchestrator.reporting.markdown_report import cheapest_section, headline
+from orchestrator.reporting.sections.slow_node_section import slow_nodes_text
+from orchestrator.reporting.write_reports import trouble_lines, write_ranking, write_report
+from orchestrator.request import request_of
+from orchestrator.run_folder.file_names import PAGE, REPORT
+from orchestrator.run_folder.load_results import plan_of, results_of, run_and_prices
+from orchestrator.run_folder.rank_run import RankRequest, rank_run
+from orchestrator.run_folder.run_folder import RunFolder
+from orchestrator.running.progress import fastest
+from orchestrator.storage.run_storage import distinct_names
+from trials.records.observation import by_cell, largest_batch
 
 
 def run_rank(options: argparse.Namespace) -> int:
     """Print a ranking; ``rank`` also writes it into the run."""
-    from orchestrator.ranking.ranked_offer import ranking_csv
-    from orchestrator.reporting.markdown_report import cheapest_section, headline
-    from orchestrator.reporting.sections.slow_node_section import slow_nodes_text
-    from orchestrator.reporting.write_reports import write_ranking
-    from orchestrator.request import request_of
-    from orchestrator.run_folder.rank_run import RankRequest, rank_run
-    from orchestrator.run_folder.run_folder import RunFolder
-
     ranked = rank_run(request_of(RankRequest, vars(options)), today())
     ranking = ranked.ranking
     if options.command == "rank":
@@ -70,13 +44,6 @@ def run_rank(options: argparse.Namespace) -> int:
 
 def run_report(options: argparse.Namespace) -> int:
     """Write and print the report of the specification's job, or compare two runs."""
-    from orchestrator.pricing.prices_in_use import PriceOptions
-    from orchestrator.reporting.write_reports import write_report
-    from orchestrator.request import request_of
-    from orchestrator.run_folder.file_names import PAGE, REPORT
-    from orchestrator.run_folder.load_results import plan_of, run_and_prices
-    from orchestrator.run_folder.run_folder import RunFolder
-
     if options.other is not None:
         return _compare(options)
     folder = RunFolder.existing(options.run)
@@ -91,14 +58,6 @@ def run_report(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     """Compare two runs."""
-    from orchestrator.pricing.prices_in_use import PriceOptions
-    from orchestrator.reporting.comparison import compare, comparison_markdown
-    from orchestrator.reporting.html_report import html_comparison
-    from orchestrator.request import request_of
-    from orchestrator.run_folder.load_results import results_of, run_and_prices
-    from orchestrator.run_folder.run_folder import RunFolder
-    from orchestrator.storage.run_storage import distinct_names
-
     folders = [RunFolder.existing(path) for path in (options.run, options.other)]
     results = []
     for folder in folders:
@@ -115,17 +74,6 @@ def _compare(options: argparse.Namespace) -> int:
 
 def run_status(options: argparse.Namespace) -> int:
     """Print the state of each trial, and what the run has cost, from its files alone."""
-    from orchestrator.markdown_table import table
-    from orchestrator.planning.node_pricing import NodePrices
-    from orchestrator.planning.spending import Meter
-    from orchestrator.pricing.prices_in_use import PriceOptions
-    from orchestrator.reporting.write_reports import trouble_lines
-    from orchestrator.request import request_of
-    from orchestrator.run_folder.load_results import plan_of, run_and_prices
-    from orchestrator.run_folder.run_folder import RunFolder
-    from orchestrator.running.progress import fastest
-    from trials.records.observation import by_cell, largest_batch
-
     folder = RunFolder.existing(options.run)
     prices, spec = run_and_prices(folder, request_of(PriceOptions, vars(options)))
     observations = folder.observations()

@@ -4,78 +4,49 @@ import argparse
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+from fitting.families.fit_family import fit_families
+from gpu_catalog.catalog import Catalog
 from orchestrator.cli.options.clock import now, today
-from orchestrator.cli.options.groups import PRICES, RENTED
-from orchestrator.cli.options.table import add_table
-from orchestrator.cli.options.value_types import not_negative, positive, run_folder
 from orchestrator.console import print_result, remark
-
-if TYPE_CHECKING:
-    from gpu_catalog.catalog import Catalog
-    from orchestrator.planning.cluster_resources import ClusterResources
-    from orchestrator.planning.node_pricing import NodePrices
-    from orchestrator.planning.plan import Plan
-    from orchestrator.running.sweep import SweepOutcome, SweepRequest
-    from orchestrator.spec.sweep_spec import SweepSpec
-    from orchestrator.storage.run_storage import RunPath
-    from trials.records.observation import Observation
-
-
-SWEEP = f"""
-[spec] SPEC              a YAML file, or a shipped sweep: laptop (the default), paper,
-                         memory-saving, memory-saving-tiny
---out DIR                the run folder (default: runs/NAME); like every command that takes a run
-                         folder, it takes s3://BUCKET/FOLDER, too
---resume                 resume the run in --out with its own specification
---constants FILE         constants that 'calibrate' wrote
---dry-run                print the plan and start nothing
---adaptive               measure what helps most to choose a GPU, and stop when the choice is clear
---budget-usd USD         start no probe once the run has cost this much; the output lists what is
-                         missing
---strict                 start nothing if any trial would be skipped
---wait-for-nodes MINUTES
-                         wait this long for a node to start, to return or to start a worker, then
-                         skip its cells (default: 20)
---log-to {{tensorboard,mlflow}}...
-                         also log trials to this tool: tensorboard writes to the folder tensorboard
-                         in the run, mlflow to MLFLOW_TRACKING_URI; repeatable
-{RENTED}{PRICES}
-"""
-PLAN = f"""
-[spec_or_run] SPEC|RUN   a specification or a run folder (default: the shipped sweep laptop)
-{RENTED}{PRICES}
---next                   list what to measure next, and its price
---most MOST              with --next: number of measurements to list (default: 10)
-"""
-
-
-def add_options(commands: Any) -> None:
-    """Add the commands."""
-    sweep = commands.add_parser(
-        "sweep", run=run_sweep, help="measure the cells of a specification and rank GPUs"
-    )
-    add_table(sweep, SWEEP, spec=Path, wait_for_nodes=not_negative)
-    plan = commands.add_parser(
-        "plan",
-        run=run_plan,
-        help="print what a sweep would measure, or which measurements help most to choose a GPU",
-        description="Print what a sweep would do, or still has to do. With --next, list the "
-        "measurements that help most, relative to their price, to find the cheapest GPU.",
-    )
-    add_table(plan, PLAN, spec_or_run=run_folder, most=positive)
-    plan.set_defaults(most=10)
+from orchestrator.markdown_table import table
+from orchestrator.planning.cluster_resources import SCALES_TO, ClusterResources, Node, this_machine
+from orchestrator.planning.measurement_cost import Budget, remaining_work
+from orchestrator.planning.node_pricing import NodePrices
+from orchestrator.planning.plan import Plan, make_plan
+from orchestrator.pricing.offer_options import RentalOptions
+from orchestrator.pricing.prices_in_use import PriceOptions
+from orchestrator.ranking.job_lengths import too_long
+from orchestrator.ranking.next_measurement import choices, measurable
+from orchestrator.ray_backend.cluster import cluster_address, connected_cluster
+from orchestrator.reporting.markdown_report import cheapest_section, headline
+from orchestrator.reporting.sections.cost_text import expected
+from orchestrator.reporting.sections.next_measurement_section import (
+    choices_table,
+    next_measurements_table,
+)
+from orchestrator.reporting.write_reports import trouble_lines
+from orchestrator.request import request_of
+from orchestrator.run_folder.file_names import PAGE, REPORT, SPEC
+from orchestrator.run_folder.load_results import (
+    node_prices,
+    plan_of,
+    run_and_prices,
+    spending_meter,
+)
+from orchestrator.run_folder.run_folder import RunFolder
+from orchestrator.running import sweep
+from orchestrator.running.driver import needs_extras, refuse_skipped
+from orchestrator.running.sweep import SweepOutcome, SweepRequest
+from orchestrator.scheduling.strategy import to_measure
+from orchestrator.spec.spec_file import named_spec_text, parse_spec
+from orchestrator.spec.sweep_spec import SweepSpec
+from orchestrator.storage.run_storage import RunPath, output_path
+from trials.records.observation import Observation
 
 
 def run_sweep(options: argparse.Namespace) -> int:
     """Measure what a specification asks for and its run lacks, then fit and rank."""
-    from orchestrator.reporting.write_reports import trouble_lines
-    from orchestrator.request import request_of
-    from orchestrator.run_folder.run_folder import RunFolder
-    from orchestrator.running import sweep
-    from orchestrator.running.driver import refuse_skipped
-
     request = sweep.sweep_request(request_of(sweep.SweepOptions, vars(options)))
     _remark_misfits(request.spec)
     if options.dry_run or options.strict:
@@ -94,15 +65,11 @@ def run_sweep(options: argparse.Namespace) -> int:
 
 
 def _print_dry_run(
-    request: "SweepRequest",
-    plan: "Plan",
-    cluster: "ClusterResources",
-    observations: "Sequence[Observation]",
+    request: SweepRequest,
+    plan: Plan,
+    cluster: ClusterResources,
+    observations: Sequence[Observation],
 ) -> None:
-    from orchestrator.planning.measurement_cost import Budget, remaining_work
-    from orchestrator.reporting.sections.cost_text import expected
-    from orchestrator.run_folder.load_results import node_prices, spending_meter
-    from orchestrator.run_folder.run_folder import RunFolder
 
     spec, folder = request.spec, RunFolder(request.path)
     rates = node_prices(folder, request.catalog, request.rented_as)
@@ -115,12 +82,8 @@ def _print_dry_run(
         remark("each measured cell is then profiled at one example and at its largest batch")
 
 
-def print_outcome(outcome: "SweepOutcome", budget_usd: float | None) -> int:
+def print_outcome(outcome: SweepOutcome, budget_usd: float | None) -> int:
     """Print the ranking, the costs and the conclusion of a sweep; return the exit code."""
-    from orchestrator.reporting.markdown_report import cheapest_section, headline
-    from orchestrator.reporting.sections.next_measurement_section import choices_table
-    from orchestrator.run_folder.file_names import PAGE, REPORT
-
     ranking, conclusion = outcome.ranking, outcome.conclusion
     print_result(f"{headline(ranking)}\n\n{cheapest_section(ranking)}")
     page = outcome.folder.path / PAGE
@@ -141,10 +104,8 @@ def print_outcome(outcome: "SweepOutcome", budget_usd: float | None) -> int:
     return 1
 
 
-def _remark_misfits(spec: "SweepSpec") -> None:
+def _remark_misfits(spec: SweepSpec) -> None:
     """Name the cells that can be measured but not ranked for the job of the specification."""
-    from orchestrator.ranking.job_lengths import too_long
-
     cells = spec.all_cells()
     misfits = [too_long(spec.workload, cell, cells) for cell in cells]
     for reason, count in Counter(reason for reason in misfits if reason is not None).items():
@@ -153,21 +114,6 @@ def _remark_misfits(spec: "SweepSpec") -> None:
 
 def run_plan(options: argparse.Namespace) -> int:
     """Print what is left to measure, or which measurements help most."""
-    from fitting.families.fit_family import fit_families
-    from orchestrator.planning.cluster_resources import this_machine
-    from orchestrator.planning.measurement_cost import Budget, remaining_work
-    from orchestrator.pricing.offer_options import RentalOptions
-    from orchestrator.pricing.prices_in_use import PriceOptions
-    from orchestrator.ranking.next_measurement import choices, measurable
-    from orchestrator.reporting.sections.cost_text import expected
-    from orchestrator.reporting.sections.next_measurement_section import next_measurements_table
-    from orchestrator.request import request_of
-    from orchestrator.run_folder.file_names import SPEC
-    from orchestrator.run_folder.load_results import node_prices, plan_of, run_and_prices
-    from orchestrator.run_folder.run_folder import RunFolder
-    from orchestrator.spec.spec_file import named_spec_text, parse_spec
-    from orchestrator.storage.run_storage import output_path
-
     path: Path | str | None = options.spec_or_run
     price_options = request_of(PriceOptions, vars(options))
     if isinstance(path, str) or (path is not None and (path / SPEC).exists()):
@@ -199,14 +145,9 @@ def run_plan(options: argparse.Namespace) -> int:
 
 
 def plan_without_starting(
-    spec: "SweepSpec", catalog: "Catalog", observations: "Sequence[Observation]"
-) -> "tuple[Plan, ClusterResources]":
+    spec: SweepSpec, catalog: Catalog, observations: Sequence[Observation]
+) -> tuple[Plan, ClusterResources]:
     """Plan a sweep on the cluster that is there, or on this machine; return its nodes as well."""
-    from orchestrator.planning.cluster_resources import this_machine
-    from orchestrator.planning.plan import make_plan
-    from orchestrator.ray_backend.cluster import cluster_address, connected_cluster
-    from orchestrator.running.driver import needs_extras
-
     if cluster_address() is None:
         return make_plan(spec, catalog, this_machine(), observations), this_machine()
     with connected_cluster(ask_for_packages=needs_extras(spec)) as cluster:
@@ -214,18 +155,13 @@ def plan_without_starting(
 
 
 def _print_cost_of_absent_gpus(
-    spec: "SweepSpec",
-    rates: "NodePrices",
-    cluster: "ClusterResources",
-    plan: "Plan",
-    observations: "Sequence[Observation]",
+    spec: SweepSpec,
+    rates: NodePrices,
+    cluster: ClusterResources,
+    plan: Plan,
+    observations: Sequence[Observation],
 ) -> None:
     """Print hours and dollars of the GPUs that the cluster lacks, with one node for each."""
-    from orchestrator.planning.cluster_resources import SCALES_TO, ClusterResources, Node
-    from orchestrator.planning.measurement_cost import Budget, remaining_work
-    from orchestrator.planning.plan import make_plan
-    from orchestrator.reporting.sections.cost_text import expected
-
     catalog = rates.catalog
     skipped = dict.fromkeys(skip.cell.device for skip in plan.skipped)
     absent = [catalog.gpu(key) for key in skipped if not cluster.nodes_for(catalog.gpu(key))]
@@ -243,17 +179,13 @@ def _print_cost_of_absent_gpus(
 
 
 def print_plan(
-    plan: "Plan",
-    folder: "RunPath",
+    plan: Plan,
+    folder: RunPath,
     expectations: Iterable[str],
-    cluster: "ClusterResources",
-    catalog: "Catalog",
+    cluster: ClusterResources,
+    catalog: Catalog,
 ) -> None:
     """Print each trial with its plan and its reason."""
-    from orchestrator.markdown_table import table
-    from orchestrator.ray_backend.cluster import cluster_address
-    from orchestrator.scheduling.strategy import to_measure
-
     devices = {c.device for c in plan.pending if not c.simulated and cluster_address() is not None}
     nodes = {
         key: f"nodes: {text}" for key in devices if (text := cluster.nodes_text(catalog.gpu(key)))

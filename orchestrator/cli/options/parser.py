@@ -1,23 +1,15 @@
-"""The parser of commands: mistakes in one line with near matches, examples below each help."""
+"""A parser that prints mistakes in one line with near matches."""
 
 import argparse
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn, Protocol
+from collections.abc import Iterable
+from typing import Any, NoReturn
 
 from gpu_catalog.suggestions import did_you_mean
-from orchestrator.cli.options.help import EPILOG, Help, examples_text
 
 UNKNOWN = "unrecognized arguments: "
 MISSING = "the following arguments are required: "
 CHOICES = re.compile(r"invalid choice: '(.*?)' \(choose from (.*)\)")
-
-
-class Subject(Protocol):
-    """A module of commands on one subject."""
-
-    def add_options(self, commands: Any) -> None:
-        """Add its commands, each with its options and the function ``run`` that it calls."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -26,10 +18,8 @@ class Parser(argparse.ArgumentParser):
     commands: Any = None
     _arguments: Any = ()
 
-    def __init__(
-        self, run: Callable[[argparse.Namespace], int] | None = None, **options: Any
-    ) -> None:
-        """Make a parser whose command calls ``run`` with its options."""
+    def __init__(self, run: str | None = None, **options: Any) -> None:
+        """Make a parser; its command calls ``run``, a module of commands and its function."""
         super().__init__(**options)
         self.set_defaults(run_command=run)
 
@@ -71,25 +61,6 @@ class Parser(argparse.ArgumentParser):
             ),
             names,
         )
-
-
-def make_parser(subjects: Sequence[Subject]) -> Parser:
-    """Make the parser of the commands on some subjects."""
-    parser = Parser(
-        prog="python -m orchestrator",
-        description="Measures fine-tuning on the GPUs you could rent and ranks them by cost.",
-        epilog=EPILOG,
-        formatter_class=Help,
-    )
-    parser.commands = parser.add_subparsers(
-        dest="command", required=True, metavar="COMMAND", parser_class=Parser
-    )
-    for subject in subjects:
-        subject.add_options(parser.commands)
-    for name, command in parser.commands.choices.items():
-        command.formatter_class = Help
-        command.epilog = examples_text(name)
-    return parser
 
 
 def _near_matches(names: Iterable[str], existing: list[str]) -> list[str]:

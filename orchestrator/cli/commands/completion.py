@@ -13,12 +13,20 @@ import shtab
 
 from gpu_catalog.catalog import load_catalog
 from orchestrator.cli.options.help import PROGRAM
+from orchestrator.cli.parsers.program import build_parser
+from orchestrator.console import print_result
 from orchestrator.spec.spec_file import shipped_specs
 from trials.records.model import presets
 from trials.records.recipe import NAMED_RECIPES
 
 NAMES = {"--gpu": "gpus", "--model": "models", "--recipe": "recipes"}
 RUNS = ("RUN", "OTHER", "DIR", "SPEC|RUN")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the completion script of a shell."""
+    print_result(completion_script(build_parser(), options.shell))
+    return 0
 
 
 def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:

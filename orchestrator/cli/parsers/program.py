@@ -1,0 +1,39 @@
+"""The parser of every command, with examples below each help."""
+
+from orchestrator.cli.options.help import EPILOG, Help, examples_text
+from orchestrator.cli.options.parser import Parser
+from orchestrator.cli.options.table import add_table
+from orchestrator.cli.parsers import measuring, results
+
+
+def build_parser() -> Parser:
+    """The parser of every command."""
+    parser = Parser(
+        prog="python -m orchestrator",
+        description="Measures fine-tuning on the GPUs you could rent and ranks them by cost.",
+        epilog=EPILOG,
+        formatter_class=Help,
+    )
+    commands = parser.commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=Parser
+    )
+    measuring.add_sweep(commands)
+    results.add_estimate(commands)
+    results.add_dataset_command(commands)
+    measuring.add_learn(commands)
+    results.add_run(commands)
+    results.add_fit(commands)
+    measuring.add_gpu_check(commands)
+    results.add_catalog(commands)
+    measuring.add_cluster(commands)
+    measuring.add_profile(commands)
+    completion = commands.add_parser(
+        "completion",
+        run="completion.run",
+        help="print a script that completes finetune-cost with Tab",
+    )
+    add_table(completion, "shell {bash,zsh,tcsh}  the shell")
+    for name, command in commands.choices.items():
+        command.formatter_class = Help
+        command.epilog = examples_text(name)
+    return parser

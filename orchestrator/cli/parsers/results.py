@@ -1,0 +1,201 @@
+"""Commands on what was measured, simulated or published, and on prices."""
+
+from pathlib import Path
+from typing import Any
+
+from orchestrator.cli.options.groups import (
+    CONSTRAINTS,
+    HISTOGRAM,
+    MODEL,
+    PRICES,
+    RENDERING,
+    add_dataset,
+    add_examples,
+    add_job,
+    add_overheads,
+    add_recipe,
+)
+from orchestrator.cli.options.table import add_table
+from orchestrator.cli.options.value_types import above_zero, batch_size, positive, run_folder
+
+GPUS = f"""
+--model MODEL            {MODEL}
+--gpu GPU                keys of 'catalog gpus', separated by commas (default: all)
+--memory-gib MEMORY_GIB  usable memory of a GPU that is not in the catalog
+"""
+STEP = """
+--active-experts ACTIVE_EXPERTS
+                         experts per token (default: the model's own)
+--seq-len SEQ_LEN        tokens per example (default: the longest of --dataset)
+--batch-size N|max|fastest
+                         examples per step, the largest batch that fits, or the fastest of the
+                         powers of two and the largest (default: max; fastest for padded examples of
+                         a data set)
+"""
+RESULTS = f"""
+--routing-draws ROUTING_DRAWS
+                         number of random expert routings for the spread of the peak memory
+--expandable-segments    simulate PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+--explain                print what fills the memory and takes the time
+--constants FILE         constants that 'calibrate' wrote
+--json                   print all results as JSON
+{PRICES}{CONSTRAINTS}
+"""
+CALIBRATE = """
+runs RUN...              run folders with measured steps
+--out OUT                file to write (default: constants.json)
+"""
+DATASET_OPTIONS = f"""
+[dataset] DATA           a JSON, JSONL, CSV or Parquet file, a folder of them, a data set of the hub
+                         (OWNER/NAME), or one of arXiv 2408.04693: commonsense_15k, math_14k,
+                         hellaswag, gsm8k, openorca
+{RENDERING}{HISTOGRAM}
+--model NAME             count with the tokenizer of this model
+--save FILE.csv          write a histogram for --length-histogram
+--json                   print all results as JSON
+"""
+RUN = f"""
+run RUN                  the run folder
+{PRICES}
+"""
+OTHER = """
+[other] OTHER            another run to compare with; writes comparison-OTHER.html into the first
+"""
+FIT = """
+run RUN|FILE.csv         the run folder, or a CSV of observations
+--predict STEPS.csv      write predictions.csv: these rows with predictions and intervals
+--lengths LENGTHS.csv    example lengths, for rows that name a data set instead of a length: columns
+                         dataset, tokens and examples
+--out DIR                folder to write to (default: FILE.fits)
+"""
+EXPORT = """
+run RUN                  the run folder
+--format {ado}           ado: IBM's ado and LLMFineTuningBench; further columns hold the basis
+                         (measured or simulated), sparsity, recipe, weights, software and stack
+--out FILE               file to write (default: ado.csv in the run)
+"""
+REPRODUCE = """
+--json                   print only the figures, as JSON
+--out DIR                folder for reproduction.md and fig13.svg to fig15.svg (default:
+                         reproduction)
+"""
+REFRESH = f"""{PRICES}
+--source A,B             gpuhunt (catalogs of many providers; pip install '.[prices]'), aws
+                         (on-demand and spot prices, with your credentials) or aws-public (on-demand
+                         prices, without an account); default: gpuhunt,aws
+--regions A,B            regions of Amazon (default: all that the account may use; for aws-public
+                         us-east-1 and us-west-2)
+--out FILE               write a CSV that commands use only with --prices FILE
+"""
+
+
+def add_estimate(commands: Any) -> None:
+    """Add the commands."""
+    estimate = commands.add_parser(
+        "estimate",
+        run="estimate.run_estimate",
+        help="simulate memory, largest batch, time and cost on GPUs that you do not have",
+        description="Simulate fine-tuning on GPUs of the catalog by tracing the training code. "
+        "Nothing is measured.",
+    )
+    add_table(estimate, GPUS, required=["--model"], memory_gib=above_zero)
+    add_recipe(estimate, method="lora", precision="bf16")
+    add_table(estimate, STEP, active_experts=positive, seq_len=positive, batch_size=batch_size)
+    add_examples(estimate, "number of training examples (default: those of --dataset, or 15000)")
+    add_table(estimate, "--epochs EPOCHS  number of epochs (default: 10)", epochs=positive)
+    add_dataset(estimate)
+    add_table(estimate, RESULTS, routing_draws=positive)
+    add_overheads(estimate)
+    estimate.set_defaults(gpu="all")
+    calibrate = commands.add_parser(
+        "calibrate",
+        run="estimate.run_calibrate",
+        help="fit the constants of the simulated GPU to measured steps",
+        description="Fit the constants of the simulated GPU to the measured steps of runs on "
+        "NVIDIA GPUs. One measured step is enough for the speed of a machine's host.",
+    )
+    add_table(calibrate, CALIBRATE, runs=run_folder, out=Path)
+    calibrate.set_defaults(out=Path("constants.json"))
+
+
+def add_dataset_command(commands: Any) -> None:
+    """Add the command."""
+    dataset = commands.add_parser(
+        "dataset",
+        run="dataset.run",
+        help="count the tokens of a data set's examples, and what padding adds",
+        description="Count the tokens of a data set's examples with a model's own tokenizer, and "
+        "print the tokens per example in batches of 1 to 64, padded or packed.",
+    )
+    add_table(dataset, DATASET_OPTIONS, save=Path)
+
+
+def add_run(commands: Any) -> None:
+    """Add the commands."""
+    for name, run, text in (
+        ("rank", "run_rank", "price a job on every offer; write ranking.csv and ranking.json"),
+        ("what-if", "run_rank", "price a job as rank does, and leave the run unchanged"),
+        (
+            "report",
+            "run_report",
+            "write report.html and report.md, print the latter; or compare two runs",
+        ),
+        ("status", "run_status", "print the progress of a run"),
+    ):
+        command = commands.add_parser(name, run=f"run.{run}", help=text)
+        add_table(command, RUN, run=run_folder)
+        if run == "run_rank":
+            add_job(command)
+        elif run == "run_report":
+            add_table(command, OTHER, other=run_folder)
+
+
+def add_fit(commands: Any) -> None:
+    """Add the commands."""
+    fit = commands.add_parser(
+        "fit",
+        run="fit.run_fit",
+        help="fit the laws to the observations of a run or of a CSV",
+        description="Fit the laws to a run, and write fits.json into it. Or fit a CSV of "
+        "measurements, print the laws, and write fits.json and coefficients.csv. A CSV has the "
+        "columns gpu, model, sparsity, seq_len, batch_size and examples_per_second, or those of "
+        "IBM's ado.",
+    )
+    add_table(fit, FIT, run=run_folder, predict=Path, lengths=Path, out=Path)
+    export = commands.add_parser(
+        "export",
+        run="fit.run_export",
+        help="write a run's observations in the columns of another project",
+    )
+    add_table(export, EXPORT, required=["--format"], run=run_folder)
+    reproduce = commands.add_parser(
+        "reproduce",
+        run="fit.run_reproduce",
+        help="recompute the paper's tables and figures, and compare its law with ours",
+        description="Recompute what arXiv 2408.04693 publishes, and test how well its law and ours "
+        "predict held-out points. Print Markdown and draw the figures.",
+    )
+    add_table(reproduce, REPRODUCE, out=Path)
+    reproduce.set_defaults(out=Path("reproduction"))
+
+
+def add_catalog(commands: Any) -> None:
+    """Add the command and its parts."""
+    catalog = commands.add_parser("catalog", help="list GPUs and prices, or refresh the prices")
+    parts = catalog.add_subparsers(dest="what", required=True)
+    gpus = parts.add_parser("gpus", run="catalog.run_gpus", help="list the GPUs of the catalog")
+    add_table(gpus, PRICES)
+    prices = parts.add_parser(
+        "prices", run="catalog.run_prices", help="list the prices in use, their table and their age"
+    )
+    add_table(prices, PRICES)
+    refresh = parts.add_parser(
+        "refresh",
+        run="catalog.run_refresh",
+        help="download today's prices and use them from then on",
+        description="Download prices, and reject those that cannot be right, with the reasons. "
+        "From then on every command uses the others. A source that does not answer keeps its last "
+        "prices.",
+    )
+    add_table(refresh, REFRESH)
+    refresh.set_defaults(source="gpuhunt,aws")
