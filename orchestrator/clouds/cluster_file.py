@@ -31,7 +31,12 @@ def cloud_file(provider: str, choice: ChosenNodes, nodes_each: int, header: str)
         nodes=choice.nodes,
         nodes_each=nodes_each,
         labels=labels,
-        cores={gpu: _cores(choice, gpu) for gpu in choice.gpus},
+        # All types of a GPU declare the least cores of any: Ray compares how full a trial makes a
+        # node before priorities, and would start the smaller of two sizes, spot or not.
+        cores={
+            gpu: min(node.instance.vcpus for node in choice.nodes if node.gpu == gpu)
+            for gpu in choice.gpus
+        },
     )
 
 
@@ -59,15 +64,6 @@ def kuberay_file(
         ray_version=metadata.version("ray"),
         job=job and {"name": job[0], "text": textwrap.indent(job[1].rstrip("\n"), "    ")},
     )
-
-
-def _cores(choice: ChosenNodes, gpu: str) -> int:
-    """Least number of cores of a GPU's instance types, which all of them declare.
-
-    Ray compares how full a trial makes a node before it compares priorities. Of two sizes it would
-    start the smaller one, spot or not.
-    """
-    return min(node.instance.vcpus for node in choice.nodes if node.gpu == gpu)
 
 
 def _filled(template: str, **values: Any) -> str:

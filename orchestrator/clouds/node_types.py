@@ -113,7 +113,11 @@ def choose(
         spot: True for spot only, False for on-demand only, None for spot first with an on-demand
             replacement.
     """
-    offers = {key: _startable(key, provider, catalog) for key in keys}
+    names = {instance.name for instance in instances(provider) if instance.gpu in keys}
+    offers = {
+        key: [o for o in catalog.offers(key) if o.provider == provider and o.instance in names]
+        for key in keys
+    }
     region = region or _region(offers, provider)
     nodes, left_out = [], []
     for key in keys:
@@ -124,12 +128,6 @@ def choose(
         else:
             left_out.append(_exclusion(key, provider, catalog, spot=spot))
     return ChosenNodes(region, tuple(nodes), tuple(left_out))
-
-
-def _startable(key: str, provider: str, catalog: Catalog) -> list[Offer]:
-    """Offers of instance types with one such GPU, the cheapest first."""
-    names = {instance.name for instance in instances(provider) if instance.gpu == key}
-    return [o for o in catalog.offers(key) if o.provider == provider and o.instance in names]
 
 
 def _region(offers: dict[str, list[Offer]], provider: str) -> str:

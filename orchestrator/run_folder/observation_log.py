@@ -56,16 +56,6 @@ def read_lines(
             ) from None
 
 
-def without_repeated_keys(records: Iterable[L]) -> Iterator[L]:
-    """The first record of each key: several files may hold the same probe."""
-    keys: set[str] = set()
-    for record in records:
-        key = record.key
-        if key not in keys:
-            keys.add(key)
-            yield record
-
-
 def mistake(error: ValidationError) -> str:
     """First mistake of a record, with its field."""
     first = error.errors(include_url=False)[0]

@@ -26,7 +26,6 @@ from orchestrator.run_folder.observation_log import (
     bytes_of,
     mistake,
     read_lines,
-    without_repeated_keys,
 )
 from orchestrator.spec.spec_file import SpecError, decoded, parse_spec
 from orchestrator.spec.sweep_spec import CatalogRows, SweepSpec
@@ -161,13 +160,14 @@ class RunFolder:
         return [*self.observations(), *self.profiles()]
 
     def _logged(self, read: Callable[[bytes], L], *, profiles: bool) -> Iterator[L]:
-        files = self.storage.observations()
-        records = (
-            record
-            for file, lines in files
-            for record in read_lines(file, lines, read, profiles=profiles)
-        )
-        return without_repeated_keys(records) if self.storage.has_several_files else records
+        keys: set[str] = set()  # several files may hold the same probe
+        for file, lines in self.storage.observations():
+            for record in read_lines(file, lines, read, profiles=profiles):
+                if self.storage.has_several_files:
+                    if record.key in keys:
+                        continue
+                    keys.add(record.key)
+                yield record
 
     def is_running(self) -> bool:
         """Whether a driver writes to it now."""

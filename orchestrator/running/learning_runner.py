@@ -95,16 +95,11 @@ class LearningRun:
         if ready.remark is not None:
             logger.info(ready.remark)
         if ready.cut_off:
-            examples = f"{ready.cut_off:,} examples"
-            logger.info("%s: %s were truncated to %d tokens", self.name, examples, cutoff)
+            text = f"{ready.cut_off:,} examples were truncated to {cutoff} tokens"
+            logger.info("%s: %s", self.name, text)
         if ready.left_out:
-            logger.info(
-                "%s: %s examples were skipped: their answers, or all of them if held out, do not "
-                "fit into %d tokens",
-                self.name,
-                f"{ready.left_out:,}",
-                cutoff,
-            )
+            text = "examples were skipped: their answers, or all of them if held out, do not fit"
+            logger.info("%s: %s %s into %d tokens", self.name, f"{ready.left_out:,}", text, cutoff)
 
     def _resumed(self, ready: LearnReady) -> tuple[list[LearnedEpoch], int]:
         """Epochs to continue from and their attempt, which is that of the checkpoint."""

@@ -91,12 +91,8 @@ def with_overheads(options: OverheadOptions, job: Job) -> Job:
     try:
         overheads = Overheads.model_validate(job.overheads.model_dump() | given)
     except ValidationError as error:
-        raise OptionError(
-            "\n".join(
-                f"--{str(e['loc'][0]).replace('_', '-')} {e['input']:g}: {e['msg']}"
-                for e in error.errors()
-            )
-        ) from None
+        lines = [f"--{e['loc'][0]} {e['input']:g}: {e['msg']}" for e in error.errors()]
+        raise OptionError("\n".join(line.replace("_", "-") for line in lines)) from None
     return job.model_copy(update={"overheads": overheads})
 
 

@@ -101,29 +101,24 @@ def requested_job(
         try:
             lengths = counted_lengths(source, rendering, tokenizer, request.most, progress)
         except DataError as error:
-            raise error if request.tokenizer else _of_own_tokenizer(error, tokenizer) from None
+            if request.tokenizer:
+                raise
+            raise DataError(
+                Mistake(m.part, mention_own_tokenizer(m.text, tokenizer))
+                if m.part == "tokenizer"
+                else m
+                for m in error.mistakes
+            ) from None
     elif counted is None and request.length_histogram is not None:
         lengths = read_histogram(Path(request.length_histogram).expanduser())
     elif counted is None and request.named is not None:
         lengths = published_lengths(request.named)
     terms = {name: getattr(request, name) for name in JobTerms.model_fields}
-    terms["examples"] = request.examples or _examples(request, lengths)
+    if request.examples is None:
+        # Without lengths there is a named data set, else NO_EXAMPLES is a mistake.
+        source_of_number = lengths or PUBLISHED[request.named or ""]
+        terms["examples"] = source_of_number.examples
     return Job(**terms, lengths=lengths)
-
-
-def _of_own_tokenizer(error: DataError, tokenizer: str) -> DataError:
-    """The same error, worded for a tokenizer that the user did not name."""
-    return DataError(
-        Mistake(m.part, mention_own_tokenizer(m.text, tokenizer)) if m.part == "tokenizer" else m
-        for m in error.mistakes
-    )
-
-
-def _examples(request: JobRequest, lengths: DataLengths | None) -> int:
-    if lengths is not None:
-        return lengths.examples
-    assert request.named is not None  # else NO_EXAMPLES is a mistake
-    return PUBLISHED[request.named].examples
 
 
 def _contradictions(request: JobRequest) -> Iterator[Mistake]:

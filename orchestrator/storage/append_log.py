@@ -33,7 +33,10 @@ class AppendFile:
         try:
             # The kernel drops this lock when the process dies, so no lock is ever stale.
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._drop_torn_line()
+            content = self.path.read_bytes()
+            whole = content.rfind(b"\n") + 1
+            if whole < len(content):
+                os.ftruncate(self._descriptor, whole)
             sync_folder(self.path.parent)  # else a new file may be gone after a power failure
         except BlockingIOError:
             self.close()
@@ -66,12 +69,6 @@ class AppendFile:
         """Release the file."""
         os.close(self._descriptor)
         self._descriptor = -1
-
-    def _drop_torn_line(self) -> None:
-        content = self.path.read_bytes()
-        torn = content.rpartition(b"\n")[2]
-        if torn:
-            os.ftruncate(self._descriptor, len(content) - len(torn))
 
 
 def has_writer(path: Path) -> bool:

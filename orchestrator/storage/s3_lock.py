@@ -15,6 +15,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 from pydantic import ValidationError
 
 from gpu_catalog.record import Record
@@ -52,15 +53,8 @@ class LockHolder(Record):
 
     def has_died(self) -> bool:
         """Whether its process is certainly gone; False on another machine."""
-        if self.machine is None or self.machine != _this_machine():
-            return False
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:
-            return False
-        return False
+        is_here = self.machine is not None and self.machine == _this_machine()
+        return is_here and not psutil.pid_exists(self.pid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +135,8 @@ class RunLock:
         return self._me.model_copy(update={"released": released}).model_dump_json().encode()
 
     def _numbers(self) -> list[int]:
-        names = self._bucket.names(FOLDER)
-        return sorted(int(n[: -len(".json")]) for n in names if n[: -len(".json")].isdecimal())
+        stems = [name.removesuffix(".json") for name in self._bucket.names(FOLDER)]
+        return sorted(int(stem) for stem in stems if stem.isdecimal())
 
     def _latest(self) -> _LockState | None:
         """State of the lock; None if no driver ever took it."""

@@ -146,7 +146,10 @@ class S3Log:
                 continue
             try:
                 # The lock first: a driver that has lost it must not send.
-                self._renew_lock()
+                now = time.monotonic()
+                if now >= self._next_renewal:
+                    self._lock.renew()
+                    self._next_renewal = now + self._timings.renew_seconds
                 self._send()
             except LostError as error:
                 self._failure = partial(self._unsent, str(error), "when that one is over")
@@ -174,12 +177,6 @@ class S3Log:
             elif waiting or self._files:
                 due = min(due, self._last_sent + self._timings.send_seconds)
         return max(due, self._retry_at)
-
-    def _renew_lock(self) -> None:
-        now = time.monotonic()
-        if now >= self._next_renewal:
-            self._lock.renew()
-            self._next_renewal = now + self._timings.renew_seconds
 
     def _send(self) -> None:
         """Send one object of observations, then the files.

@@ -104,7 +104,12 @@ class Spool:
                 continue
             try:
                 for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
-                    key = _key(path, number, line)
+                    try:
+                        key = logged(line).key
+                    except ValidationError:
+                        raise StoreError(
+                            f"{path}:{number}: not an observation: restore the line or delete it"
+                        ) from None
                     if key not in keys and key not in recovered:
                         append(line)
                         recovered.add(key)
@@ -149,12 +154,3 @@ def spool_folder(bucket: Bucket) -> Path:
     state = state_home if state_home.is_absolute() else Path.home() / ".local" / "state"
     mark = hashlib.sha256(f"{bucket.service} {bucket.url}".encode()).hexdigest()[:12]
     return state / "finetune-cost" / "spool" / f"{bucket.url.bucket}-{mark}"
-
-
-def _key(path: Path, number: int, line: bytes) -> str:
-    try:
-        return logged(line).key
-    except ValidationError:
-        raise StoreError(
-            f"{path}:{number}: not an observation: restore the line or delete it"
-        ) from None

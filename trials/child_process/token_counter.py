@@ -57,17 +57,16 @@ def tokenizer_path(name: str) -> Path | None:
         TokenizerError: the folder does not exist or contains no tokenizer.
     """
     path = Path(name).expanduser()
-    if path.is_dir() and not any(_is_tokenizer_file(file) for file in path.iterdir()):
+    if path.is_dir() and not any(
+        file.name.startswith(TOKENIZER_FILES) or file.suffix in {".model", ".tiktoken"}
+        for file in path.iterdir()
+    ):
         raise TokenizerError(tokenizer_load_failure(name, "the folder has none"))
     if path.exists():
         return path
     if name.startswith((".", "/", "~")):
         raise TokenizerError(f"{name!r}: no such folder: give one with a tokenizer.json")
     return None
-
-
-def _is_tokenizer_file(file: Path) -> bool:
-    return file.name.startswith(TOKENIZER_FILES) or file.suffix in {".model", ".tiktoken"}
 
 
 def hub_is_reached() -> bool:
@@ -104,34 +103,29 @@ class TokenCounter:
         name: the tokenizer: a folder, a tokenizer.json, or a hub name (the local cache suffices).
 
     Raises:
-        TokenizerError: on entering, as in ``tokenizer_path``.
+        TokenizerError: as in ``tokenizer_path``.
     """
 
     def __init__(self, name: str) -> None:
+        path = tokenizer_path(name)
+        parallel = {"TOKENIZERS_PARALLELISM": "true"}
         self._name = name
         self._ready: dict[str, Any] | None = None
-        self._errors: IO[bytes] | None = None
-        self._process: subprocess.Popen[str] | None = None
-
-    def __enter__(self) -> Self:
-        path = tokenizer_path(self._name)
-        self._errors = tempfile.TemporaryFile()
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
         self._process = subprocess.Popen(
             CHILD,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=child_environment()
-            | {"TOKENIZERS_PARALLELISM": "true"}
-            | offline_variables(self._name),
+            env=child_environment() | parallel | offline_variables(name),
             text=True,
         )
-        self._send(self._name if path is None else str(path))
+        self._send(name if path is None else str(path))
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        assert self._process is not None
-        assert self._errors is not None
         self._process.kill()
         with contextlib.suppress(BrokenPipeError):
             self._process.communicate()
@@ -189,7 +183,6 @@ class TokenCounter:
         return self._ready
 
     def _send(self, message: object) -> None:
-        assert self._process is not None
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # reading the reply reports the child's end
             # default=str: messages of columnar files may hold dates.
@@ -197,20 +190,14 @@ class TokenCounter:
             self._process.stdin.flush()
 
     def _reply(self) -> dict[str, Any]:
-        assert self._process is not None
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise TokenizerError(
-                f"{self._name!r}: the process that counts tokens ended: {self._last_line()}"
-            )
+            self._errors.seek(0)
+            printed = self._errors.read().decode(errors="replace").strip()
+            why = printed.splitlines()[-1] if printed else "it printed nothing"
+            raise TokenizerError(f"{self._name!r}: the process that counts tokens ended: {why}")
         reply: dict[str, Any] = json.loads(line)
         if "error" in reply:
             raise TokenizerError(tokenizer_load_failure(self._name, reply["error"]))
         return reply
-
-    def _last_line(self) -> str:
-        assert self._errors is not None
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it printed nothing"
