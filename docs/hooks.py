@@ -145,8 +145,8 @@ def _option(action: argparse.Action) -> str | None:
         shown = f"`{', '.join(action.option_strings)}`"
     else:
         shown = f"`{', '.join(action.option_strings)} {value}`"
-    needed = " **Required.**" if action.required and action.option_strings else ""
-    return f"| {_cell(shown)} | {_cell((action.help or '') % vars(action))}{needed} |"
+    needed = "**Required.** " if action.required and action.option_strings else ""
+    return f"| {_cell(shown)} | {needed}{_cell((action.help or '') % vars(action))} |"
 
 
 def _cell(text: object) -> str:

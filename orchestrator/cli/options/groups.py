@@ -13,14 +13,14 @@ from orchestrator.cli.options.value_types import (
 
 MODEL = "a preset, a hub name, or a folder or file with a config.json"
 JOB = """
---epochs N|auto          number of epochs; auto: until learning stops, by the training curves in the
-                         run
+--epochs N|auto          number of epochs; auto: those after which the training curves in the run
+                         stop improving
 --learned FILE           with --epochs auto: training curves that 'learn' wrote elsewhere
 """
 BATCH_SIZE = """
 --batch-size N|max|fastest
-                         examples per step, or the largest or fastest that was timed (default:
-                         fastest)
+                         examples per step; max: the largest that fits; fastest: the fastest that
+                         was timed (default: fastest)
 """
 OUTPUT = """
 --json                   print the content of ranking.json
@@ -31,10 +31,11 @@ DATASET = """
 """
 RENDERING = """
 --text-fields A,B        build each example from these fields, one after the other
---template TEXT          or from a template, such as 'Question: {question}\\nAnswer: {answer}'
---chat FIELD             or from a list of messages in this field, with the tokenizer's chat
-                         template
---tokenizer NAME         a folder or a hub name (default: the model's own)
+--template TEXT          build each example from a template, such as 'Question:
+                         {question}\\nAnswer: {answer}'
+--chat FIELD             build each example from the list of messages in this field, with the
+                         tokenizer's chat template
+--tokenizer NAME         folder or hub name of the tokenizer (default: the model's own)
 --subset NAME            configuration of a hub data set
 --split NAME             split of a folder or a hub data set (default: train)
 --most N                 read only the first N examples
@@ -42,12 +43,12 @@ RENDERING = """
 """
 HISTOGRAM = """
 --length-histogram FILE.csv
-                         use a histogram in place of a data set: columns tokens and examples
+                         histogram of lengths instead of a data set: columns tokens and examples
 """
 BATCHING = """
 --packing                pack examples into full rows of --cutoff tokens, without padding
---group-by-length        batch examples of similar length (default: at random), padded to the
-                         longest
+--group-by-length        batch examples of similar length (default: random batches, padded to the
+                         longest example)
 """
 _ASSUMED = "(default: the specification's value, else an assumed one)"
 OVERHEADS = f"""

@@ -70,8 +70,8 @@ dataset DATA             a JSON, JSONL, CSV or Parquet file, a folder of them, o
                          schedule of the learning rate (default: constant). The others reach zero
                          after the last of --epochs, so that every curve levels off there
 --warmup-steps N         steps in which the learning rate rises from zero (default: 0)
---patience N             stop after N epochs in a row that are not better than the best one by more
-                         than noise (default: 2)
+--patience N             stop after N epochs in a row without an improvement beyond noise (default:
+                         2)
 --whole                  train all of --epochs, even without improvement
 --seed N                 seed of the split, the weights and the order of examples (default: 0)
 --threads N              CPU threads (default: one per core)
@@ -94,8 +94,8 @@ spec SPEC                a YAML file, or a shipped sweep
 --[no-]spot              only spot instances, or only on-demand instances (default: spot where there
                          is any)
 --hosts HEAD,HOST        with --provider local: addresses of the machines, the head first
---job                    with --provider kuberay: write a RayJob, which measures SPEC and removes
-                         its cluster
+--job                    with --provider kuberay: write a RayJob, which measures SPEC and then
+                         removes its cluster
 {PRICES}
 """
 LAUNCH = """

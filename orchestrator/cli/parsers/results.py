@@ -21,20 +21,21 @@ from orchestrator.cli.options.value_types import above_zero, batch_size, positiv
 GPUS = f"""
 --model MODEL            {MODEL}
 --gpu GPU                keys of 'catalog gpus', separated by commas (default: all)
---memory-gib MEMORY_GIB  usable memory of a GPU that is not in the catalog
+--memory-gib MEMORY_GIB  usable memory of --gpu, instead of the catalog's value; required for a GPU that
+                         the catalog lacks
 """
 STEP = """
 --active-experts ACTIVE_EXPERTS
                          experts per token (default: the model's own)
 --seq-len SEQ_LEN        tokens per example (default: the longest of --dataset)
 --batch-size N|max|fastest
-                         examples per step, the largest batch that fits, or the fastest of the
-                         powers of two and the largest (default: max; fastest for padded examples of
-                         a data set)
+                         examples per step; max: the largest batch that fits; fastest: the fastest of
+                         the largest and the powers of two below it (default: max; fastest for padded
+                         examples of a data set)
 """
 RESULTS = f"""
 --routing-draws ROUTING_DRAWS
-                         number of random expert routings for the spread of the peak memory
+                         number of random expert routings, which show the spread of the peak memory
 --expandable-segments    simulate PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 --explain                print what fills the memory and takes the time
 --constants FILE         constants that 'calibrate' wrote
@@ -80,10 +81,10 @@ REPRODUCE = """
                          reproduction)
 """
 REFRESH = f"""{PRICES}
---source A,B             gpuhunt (catalogs of many providers; pip install '.[prices]'), aws
-                         (on-demand and spot prices, with your credentials) or aws-public (on-demand
-                         prices, without an account); default: gpuhunt,aws
---regions A,B            regions of Amazon (default: all that the account may use; for aws-public
+--source A,B             sources of prices: gpuhunt (catalogs of many providers; pip install
+                         '.[prices]'), aws (on-demand and spot prices, with your credentials) or
+                         aws-public (on-demand prices, without an account); default: gpuhunt,aws
+--regions A,B            regions of Amazon (default: all that the account may use; for aws-public,
                          us-east-1 and us-west-2)
 --out FILE               write a CSV that commands use only with --prices FILE
 """
