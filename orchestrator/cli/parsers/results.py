@@ -21,17 +21,17 @@ from orchestrator.cli.options.value_types import above_zero, batch_size, positiv
 GPUS = f"""
 --model MODEL            {MODEL}
 --gpu GPU                keys of 'catalog gpus', separated by commas (default: all)
---memory-gib MEMORY_GIB  usable memory of --gpu, instead of the catalog's value; required for a GPU that
-                         the catalog lacks
+--memory-gib MEMORY_GIB  usable memory of --gpu, instead of the catalog's value; required for a GPU
+                         that the catalog lacks
 """
 STEP = """
 --active-experts ACTIVE_EXPERTS
                          experts per token (default: the model's own)
 --seq-len SEQ_LEN        tokens per example (default: the longest of --dataset)
 --batch-size N|max|fastest
-                         examples per step; max: the largest batch that fits; fastest: the fastest of
-                         the largest and the powers of two below it (default: max; fastest for padded
-                         examples of a data set)
+                         examples per step; max: the largest batch that fits; fastest: the fastest
+                         of the largest and the powers of two below it (default: max; fastest for
+                         padded examples of a data set)
 """
 RESULTS = f"""
 --routing-draws ROUTING_DRAWS
