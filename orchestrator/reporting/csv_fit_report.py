@@ -11,7 +11,7 @@ from fitting.laws.fit_result import Parameter
 from fitting.tables.csv_table import read_csv
 from fitting.tables.frames import FrameFits, fit_frame, predict_frame
 from fitting.tables.observations_table import read_lengths
-from orchestrator.markdown_table import table
+from orchestrator.markdown_table import records_table, table
 from orchestrator.storage.run_storage import StoreError
 
 MOST_SECTIONS = 12  # families with a section each; more share one table
@@ -82,22 +82,17 @@ def _laws(fits: FrameFits) -> Iterator[str]:
 
 
 def _in_one_table(families: Sequence[FamilyFit]) -> str:
-    rows = [
-        (
-            fit.name.key,
-            fit.points,
-            fit.form or f"none: {fit.why}",
-            _percent(_chosen_error(fit)),
-            "" if fit.intervals is None else _percent(fit.intervals.half_width),
-            len(fit.suspects),
-        )
+    return records_table(
+        {
+            "family": fit.name.key,
+            "points": fit.points,
+            "law": fit.form or f"none: {fit.why}",
+            "error": _percent(next((c.error for c in fit.candidates if c.form is fit.form), None)),
+            "interval, +-": _percent(None if fit.intervals is None else fit.intervals.half_width),
+            "suspects": len(fit.suspects),
+        }
         for fit in families
-    ]
-    return table(("family", "points", "law", "error", "interval, +-", "suspects"), rows)
-
-
-def _chosen_error(fit: FamilyFit) -> float | None:
-    return next((c.error for c in fit.candidates if c.form is fit.form), None)
+    )
 
 
 def _family(fit: FamilyFit, fits: FrameFits) -> str:
@@ -123,18 +118,16 @@ def _summary(fit: FamilyFit) -> str:
 
 
 def _candidates(fit: FamilyFit) -> str:
-    rows = [
-        (
-            f"{c.form}, chosen" if c.form is fit.form else c.form,
-            f"{_percent(c.error)} +- {_percent(c.standard_error)}",
-            _percent(c.growing_error),
-            _percent(c.length_error),
-            c.parameters,
-        )
+    return records_table(
+        {
+            "law": f"{c.form}, chosen" if c.form is fit.form else c.form,
+            "error, point left out": f"{_percent(c.error)} +- {_percent(c.standard_error)}",
+            "larger batches": _percent(c.growing_error),
+            "other lengths": _percent(c.length_error),
+            "parameters": c.parameters,
+        }
         for c in fit.candidates
-    ]
-    headers = ("law", "error, point left out", "larger batches", "other lengths", "parameters")
-    return table(headers, rows)
+    )
 
 
 def _coefficients(fit: FamilyFit) -> str:
@@ -168,16 +161,19 @@ def _valued(parameter: Parameter | None) -> str:
 
 
 def _suspects(suspects: pd.DataFrame) -> str:
-    rows = [
-        (
-            *(row["series"], f"{row['sparsity']:g}", f"{row['batch_size']:g}"),
-            *(f"{row['seconds']:.4g}", f"{row['expected_seconds']:.4g}"),
-            *(f"{row['spreads']:.1f}", row["rows"]),
-        )
+    points = records_table(
+        {
+            "series": row["series"],
+            "s": f"{row['sparsity']:g}",
+            "batch": f"{row['batch_size']:g}",
+            "seconds": f"{row['seconds']:.4g}",
+            "expected": f"{row['expected_seconds']:.4g}",
+            "spreads off": f"{row['spreads']:.1f}",
+            "lines": row["rows"],
+        }
         for row in suspects.to_dict("records")
-    ]
-    headers = ("series", "s", "batch", "seconds", "expected", "spreads off", "lines")
-    return f"Suspect points, far from the law:\n\n{table(headers, rows)}"
+    )
+    return f"Suspect points, far from the law:\n\n{points}"
 
 
 def _unused_rows(fits: FrameFits) -> Iterator[str]:

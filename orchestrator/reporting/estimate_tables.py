@@ -7,7 +7,7 @@ from fitting.laws.fit_result import Interval
 from orchestrator.estimating.estimate import MEMORY_ERROR
 from orchestrator.estimating.estimate_records import Estimate, Estimated
 from orchestrator.estimating.question import Question
-from orchestrator.markdown_table import table
+from orchestrator.markdown_table import records_table, table
 from orchestrator.pricing.offer_constraints import Constraints
 from orchestrator.reporting.estimate_recommendation import (
     batch_text,
@@ -24,10 +24,6 @@ from trials.simulation.simulated_cell import CONTEXT_BYTES, GIB
 from trials.simulation.timing_model import SimulatedStepTime
 
 EXCEEDS = " !"  # marks an interval that exceeds the deadline or the budget
-HEADERS = (
-    *("GPU", "offer", "$/h", "batch", "peak GiB", "reserved GiB"),
-    *("s/step", "examples/s", "hours", "$", "basis"),
-)
 
 
 def as_json(estimates: Sequence[Estimated], *, one: bool, explain: bool = False) -> str:
@@ -58,17 +54,16 @@ def as_table(estimates: Sequence[Estimated], question: Question) -> str:
         f"after the batch assume a memory error of {100 * MEMORY_ERROR:.0f} %; errors on published "
         "runs are larger (see the notes)."
     )
-    rows = [_row(e.estimate, wanted) for e in estimates]
     parts = (
         job,
         verdict(estimates, wanted),
-        table(HEADERS, rows),
+        records_table(_row(e.estimate, wanted) for e in estimates),
         "\n".join(_notes(estimates, question)),
     )
     return "\n\n".join(part for part in parts if part)
 
 
-def _row(estimate: Estimate, wanted: Constraints) -> tuple[object, ...]:
+def _row(estimate: Estimate, wanted: Constraints) -> dict[str, object]:
     price = estimate.price
     offer, rate, hours, usd = ("", "", "", "")
     if estimate.hours is not None and estimate.hours_interval is not None:
@@ -80,19 +75,23 @@ def _row(estimate: Estimate, wanted: Constraints) -> tuple[object, ...]:
         hours += EXCEEDS if exceeds(price.hours_interval, wanted.deadline_hours) else ""
         usd = _with_interval(price.usd, price.usd_interval)
         usd += EXCEEDS if exceeds(price.usd_interval, wanted.budget_usd) else ""
-    return (
-        estimate.gpu,
-        offer,
-        rate,
-        _batch(estimate),
-        f"{estimate.peak_gib:.1f}",
-        f"{estimate.reserved_gib:.1f} of {estimate.usable_gib:.1f}",
-        "" if estimate.step_seconds is None else f"{estimate.step_seconds:.3g}",
-        "" if estimate.examples_per_second is None else f"{estimate.examples_per_second:.3g}",
-        hours,
-        usd,
-        estimate.basis,
-    )
+    return {
+        "GPU": estimate.gpu,
+        "offer": offer,
+        "$/h": rate,
+        "batch": _batch(estimate),
+        "peak GiB": f"{estimate.peak_gib:.1f}",
+        "reserved GiB": f"{estimate.reserved_gib:.1f} of {estimate.usable_gib:.1f}",
+        "s/step": _short(estimate.step_seconds),
+        "examples/s": _short(estimate.examples_per_second),
+        "hours": hours,
+        "$": usd,
+        "basis": estimate.basis,
+    }
+
+
+def _short(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
 
 
 def _batch(estimate: Estimate) -> str:

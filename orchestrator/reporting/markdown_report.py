@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from fitting.laws.fit_result import Fit
-from orchestrator.markdown_table import span, table
+from orchestrator.markdown_table import records_table, span
 from orchestrator.pricing.catalog_file import OWN, THIS_MACHINE, stands_in
 from orchestrator.pricing.offer_constraints import nothing_text
 from orchestrator.ranking.ranked_offer import Excluded, RankedOffer, Ranking, comparable
@@ -37,10 +37,6 @@ FEW_STEPS = 100  # optimizer steps per epoch below which a batch size is questio
 MOSTLY = 0.5  # part of a job's hours
 MOST_OFFERS = 25  # offers listed for one job
 STABLE = 0.10  # widest stable interval of the hours, as a part of them
-OFFER_HEADERS = (
-    *("GPU", "offer", "$/h", "batch size", "examples/s", "hours", "$", "P(cheapest)"),
-    "basis",
-)
 
 
 def markdown(results: RunResults) -> str:
@@ -193,10 +189,16 @@ def _no_offer_text(ranking: Ranking) -> str:
 def winners_tables(winners: Sequence[RankedOffer]) -> str:
     """The cheapest offers: a table for each model and recipe."""
     parts = []
-    for (model, recipe), group in groupby(winners, key=lambda row: _job_columns(row.cell)[:2]):
+    for (model, recipe), group in groupby(
+        winners, key=lambda row: (model_name(row.cell), row.cell.recipe.key)
+    ):
         parts.append(f"**{model}**, {recipe}")
-        rows = [(*_job_columns(row.cell)[2:], *_offer_row(row)) for row in group]
-        parts.append(table(("experts", "tokens", *OFFER_HEADERS), rows))
+        parts.append(
+            records_table(
+                {"experts": _routing(row.cell), "tokens": row.cell.seq_len, **_offer(row)}
+                for row in group
+            )
+        )
     return "\n\n".join(parts)
 
 
@@ -213,11 +215,13 @@ def _ranking_section(ranking: Ranking) -> str:
     parts = []
     for _, group in groupby(ranking.offers, key=lambda row: comparable(row.cell)):
         rows = list(group)
-        model, recipe, experts, tokens = _job_columns(rows[0].cell)
-        parts.append(f"**{model}**, {recipe}, experts: {experts}, {tokens} tokens per example")
+        cell = rows[0].cell
+        parts.append(
+            f"**{model_name(cell)}**, {cell.recipe.key}, experts: {_routing(cell)}, "
+            f"{cell.seq_len} tokens per example"
+        )
         shown = [row for row in rows if row.rank <= MOST_OFFERS or row.pareto]
-        numbered = [(_rank_text(row), *_offer_row(row)) for row in shown]
-        parts.append(table(("", *OFFER_HEADERS), numbered))
+        parts.append(records_table({"": _rank_text(row), **_offer(row)} for row in shown))
         if len(shown) < len(rows):
             parts.append(
                 f"Further offers, all more expensive, in ranking.csv: {len(rows) - len(shown)}."
@@ -233,9 +237,8 @@ BATCH_RULES = {
 }
 
 
-def _job_columns(cell: Cell) -> tuple[object, ...]:
-    routing = "none" if cell.experts is None else f"{cell.active_experts} of {cell.experts}"
-    return (model_name(cell), cell.recipe.key, routing, cell.seq_len)
+def _routing(cell: Cell) -> str:
+    return "none" if cell.experts is None else f"{cell.active_experts} of {cell.experts}"
 
 
 def _rank_text(row: RankedOffer) -> str:
@@ -243,21 +246,21 @@ def _rank_text(row: RankedOffer) -> str:
     return f"{row.rank}{tied}{' *' if row.pareto else ''}"
 
 
-def _offer_row(row: RankedOffer) -> tuple[object, ...]:
+def _offer(row: RankedOffer) -> dict[str, object]:
     law = f", law: {LAW_NAMES[row.law]}" if row.law is not None else ""
     elsewhere = " elsewhere" if stands_in(row.cell.gpu, row.provider) else ""
-    return (
-        row.cell.gpu,
-        offer_text(row),
-        f"{row.usd_per_hour:.3g}",
-        f"{row.batch_size} (max {row.largest_batch or 'unknown'})",
-        f"{row.examples_per_second:.3g}",
-        f"{row.hours:.3g} ({row.hours_low:.3g} to {row.hours_high:.3g})"
+    return {
+        "GPU": row.cell.gpu,
+        "offer": offer_text(row),
+        "$/h": f"{row.usd_per_hour:.3g}",
+        "batch size": f"{row.batch_size} (max {row.largest_batch or 'unknown'})",
+        "examples/s": f"{row.examples_per_second:.3g}",
+        "hours": f"{row.hours:.3g} ({row.hours_low:.3g} to {row.hours_high:.3g})"
         + (" ~" if _is_unstable(row) else ""),
-        f"{row.usd:.3g} ({row.usd_low:.3g} to {row.usd_high:.3g})",
-        f"{row.probability_cheapest:.0%}",
-        f"{row.basis}{elsewhere}{law}{', extrapolated' if row.extrapolated else ''}",
-    )
+        "$": f"{row.usd:.3g} ({row.usd_low:.3g} to {row.usd_high:.3g})",
+        "P(cheapest)": f"{row.probability_cheapest:.0%}",
+        "basis": f"{row.basis}{elsewhere}{law}{', extrapolated' if row.extrapolated else ''}",
+    }
 
 
 def ranking_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> str:
@@ -333,29 +336,21 @@ def _is_unstable(row: RankedOffer) -> bool:
 def _fits_section(fits: Sequence[Fit]) -> str:
     if not fits:
         return ""
-    rows = []
-    for fit in fits:
-        values = parameters_text(fit.parameters)
-        error = "" if fit.rmse is None else f"{fit.rmse:.3g} {fit.rmse_unit}"
-        status = fit.status if fit.remedy is None else f"{fit.status}: {fit.remedy}"
-        rank = f"{fit.rank} of {fit.parameter_count}"
-        source = (fit.group.key, fit.basis)
-        rows.append(
-            (LAW_NAMES[fit.law], *source, values or fit.note, rank, error, fit.points, status)
-        )
-    headers = (
-        "law",
-        "group",
-        "basis",
-        "parameters ± standard error",
-        "rank",
-        "RMSE",
-        "points",
-        "status",
+    rows = records_table(
+        {
+            "law": LAW_NAMES[fit.law],
+            "group": fit.group.key,
+            "basis": fit.basis,
+            "parameters ± standard error": parameters_text(fit.parameters) or fit.note,
+            "rank": f"{fit.rank} of {fit.parameter_count}",
+            "RMSE": "" if fit.rmse is None else f"{fit.rmse:.3g} {fit.rmse_unit}",
+            "points": fit.points,
+            "status": fit.status if fit.remedy is None else f"{fit.status}: {fit.remedy}",
+        }
+        for fit in fits
     )
     notes = sorted({fit.note for fit in fits if fit.note is not None and fit.parameters})
-    text = "## Fits\n\n" + table(headers, rows)
-    return text + "".join(f"\n\n- {note}" for note in notes)
+    return "\n\n".join(["## Fits", rows, *(f"- {note}" for note in notes)])
 
 
 def _stack_section(observations: Sequence[Observation]) -> str:

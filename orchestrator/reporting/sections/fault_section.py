@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from orchestrator.markdown_table import table
+from orchestrator.markdown_table import records_table
 from orchestrator.planning.faults import Fault, Faults
 
 EVENTS = {
@@ -21,20 +21,19 @@ def faults_section(faults: Faults) -> str:
     groups: dict[tuple[str, str, str, str], list[Fault]] = defaultdict(list)
     for fault in faults.faults:
         groups[fault.kind, fault.gpu, fault.node or "", fault.reason].append(fault)
-    rows = [
-        (
-            gpu,
-            node,
-            EVENTS[kind],
-            len(group),
-            _cells(group),
-            f"{sum(fault.lost_seconds for fault in group):.0f}",
-            reason,
-        )
+    rows = records_table(
+        {
+            "GPU": gpu,
+            "node": node,
+            "event": EVENTS[kind],
+            "times": len(group),
+            "trials": _cells(group),
+            "seconds lost": f"{sum(fault.lost_seconds for fault in group):.0f}",
+            "cause": reason,
+        }
         for (kind, gpu, node, reason), group in groups.items()
-    ]
-    headers = ("GPU", "node", "event", "times", "trials", "seconds lost", "cause")
-    return f"## Faults\n\n{faults_text(faults)}\n\n{table(headers, rows)}"
+    )
+    return f"## Faults\n\n{faults_text(faults)}\n\n{rows}"
 
 
 def faults_text(faults: Faults) -> str:

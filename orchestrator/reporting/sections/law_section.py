@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fitting.families.records import FamilyFit, GroupLaw, LawCandidate, Suspect
 from fitting.laws.fit_result import Law, Parameter
 from fitting.laws.forms import Form
-from orchestrator.markdown_table import span, table
+from orchestrator.markdown_table import records_table, span, table
 
 LAW_NAMES: dict[Form | Law, str] = {
     Form.POOLED: "pooled by GPU",
@@ -70,26 +70,17 @@ def _family(family: FamilyFit) -> list[str]:
 
 
 def _candidates_table(candidates: Sequence[LawCandidate]) -> str:
-    headers = (
-        "law",
-        "error, one point excluded",
-        "error, larger batches excluded",
-        "error, one length excluded",
-        "parameters",
-        "condition number",
-    )
-    rows = [
-        (
-            LAW_NAMES[law.form],
-            f"{law.error:.2%} ± {law.standard_error:.2%}",
-            _percent(law.growing_error),
-            _percent(law.length_error),
-            law.parameters,
-            "" if law.condition is None else f"{law.condition:.3g}",
-        )
+    return records_table(
+        {
+            "law": LAW_NAMES[law.form],
+            "error, one point excluded": f"{law.error:.2%} ± {law.standard_error:.2%}",
+            "error, larger batches excluded": _percent(law.growing_error),
+            "error, one length excluded": _percent(law.length_error),
+            "parameters": law.parameters,
+            "condition number": "" if law.condition is None else f"{law.condition:.3g}",
+        }
         for law in candidates
-    ]
-    return table(headers, rows)
+    )
 
 
 def _percent(part: float | None) -> str:

@@ -3,11 +3,9 @@
 import math
 from collections.abc import Sequence
 
-from orchestrator.markdown_table import table
+from orchestrator.markdown_table import records_table
 from orchestrator.ranking.next_measurement import CandidateMeasurement, GpuChoice
 from trials.records.cell import Cell
-
-JOB_HEADERS = ("model", "recipe", "experts", "tokens")
 
 
 def next_measurements_table(choices: Sequence[GpuChoice], most: int) -> str:
@@ -19,37 +17,37 @@ def next_measurements_table(choices: Sequence[GpuChoice], most: int) -> str:
         key=lambda c: (-c.worth, c.usd),
     )
     rows = [
-        (
-            number,
-            c.option.cell.gpu,
-            c.option.batch_size or "largest",
-            *_job_columns(c.option.cell),
-            c.option.known_by,
-            _saving(c),
-            f"{c.usd:.2g}",
-            f"{c.seconds / 60:.1f}",
-        )
+        {
+            "": number,
+            "GPU": c.option.cell.gpu,
+            "batch size": c.option.batch_size or "largest",
+            **_job(c.option.cell),
+            "estimated from": c.option.known_by,
+            "saves per job": _saving(c),
+            "costs $": f"{c.usd:.2g}",
+            "minutes": f"{c.seconds / 60:.1f}",
+        }
         for number, c in enumerate(candidates[:most], start=1)
     ]
-    headers = (
-        *("", "GPU", "batch size", *JOB_HEADERS),
-        *("estimated from", "saves per job", "costs $", "minutes"),
-    )
-    parts = []
     if rows:
-        parts.append(table(headers, rows))
+        parts = [records_table(rows)]
     elif all(choice.is_decided for choice in choices):
-        parts.append("Every choice is decided.")
+        parts = ["Every choice is decided."]
     else:
-        parts.append("Nothing is left to measure.")
+        parts = ["Nothing is left to measure."]
     if len(candidates) > most:
         parts.append(f"{len(candidates) - most} more: --most sets how many are listed.")
     return "\n\n".join([*parts, choices_table(choices)])
 
 
-def _job_columns(cell: Cell) -> tuple[object, ...]:
+def _job(cell: Cell) -> dict[str, object]:
     experts = "none" if cell.experts is None else f"{cell.active_experts} of {cell.experts}"
-    return (cell.model, cell.recipe.key, experts, cell.seq_len)
+    return {
+        "model": cell.model,
+        "recipe": cell.recipe.key,
+        "experts": experts,
+        "tokens": cell.seq_len,
+    }
 
 
 def _saving(candidate: CandidateMeasurement) -> str:
@@ -62,16 +60,15 @@ def _saving(candidate: CandidateMeasurement) -> str:
 
 def choices_table(choices: Sequence[GpuChoice]) -> str:
     """Markdown table: the leading GPU of each choice, its probability and whether it is decided."""
-    rows = [
-        (
-            *_job_columns(choice.leader.cell),
-            choice.leader.cell.gpu,
-            f"{choice.probability:.0%}",
-            _state(choice),
-        )
+    return records_table(
+        {
+            **_job(choice.leader.cell),
+            "leading GPU": choice.leader.cell.gpu,
+            "probability": f"{choice.probability:.0%}",
+            "state": _state(choice),
+        }
         for choice in choices
-    ]
-    return table((*JOB_HEADERS, "leading GPU", "probability", "state"), rows)
+    )
 
 
 def _state(choice: GpuChoice) -> str:

@@ -1,5 +1,6 @@
 """Section of recipes side by side: memory and time relative to the plainest (arXiv 2406.02290)."""
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from trials.records.cell import Cell
 from trials.records.observation import (
     MEMORY_MISSES,
     Basis,
+    Measurement,
     Observation,
     Outcome,
     by_cell,
@@ -21,15 +23,14 @@ from trials.records.observation import (
 from trials.records.recipe import Recipe
 
 HEADERS = (
-    "recipe",
-    "peak memory",
-    "vs. default",
-    "step time",
-    "vs. default",
-    "largest batch",
-    "best examples/s",
-    "vs. default",
+    *("recipe", "peak memory", "vs. default", "step time", "vs. default"),
+    *("largest batch", "best examples/s", "vs. default"),
 )
+ATTENTION = {
+    "eager": "eager attention",
+    "sdpa": "SDPA attention",
+    "flash_attention_2": "FlashAttention-2",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,62 +133,50 @@ def _stacks(observations: Sequence[Observation]) -> list[str]:
 
 def _comparison(group: Sequence[Observation]) -> RecipeComparison | None:
     cells = by_cell(group)
+    limits = {cell: (largest_batch(probes) or (None,))[0] for cell, probes in cells.items()}
     fits = {cell: sizes for cell, probes in cells.items() if (sizes := _fits(probes))}
-    hopeless = [cell for cell, probes in cells.items() if _nothing_fits(probes)]
+    hopeless = [cell for cell, limit in limits.items() if limit == 0]
     common = set.intersection(*map(set, fits.values())) if fits else set()
     if not common or len(fits) + len(hopeless) < 2:
         return None
     timed = {size for size in common if all(_median(sizes[size]) for sizes in fits.values())}
     batch_size = max(timed or common)
     ordered = sorted(fits, key=lambda cell: plainness(cell.recipe))
-    rows = [_row(cell, cells[cell], fits[cell], batch_size) for cell in ordered]
+    rows = [_row(cell.recipe, limits[cell], fits[cell], batch_size) for cell in ordered]
     rows += [
-        RecipeRow(cell.recipe, None, None, 0, None)
-        for cell in sorted(hopeless, key=lambda cell: plainness(cell.recipe))
+        RecipeRow(recipe, None, None, 0, None)
+        for recipe in sorted((cell.recipe for cell in hopeless), key=plainness)
     ]
     return RecipeComparison(ordered[0], group[0].basis, batch_size, bool(timed), tuple(rows))
 
 
-def _fits(probes: Sequence[Observation]) -> dict[int, list[Observation]]:
-    """Probes that fit, by batch size, for the sizes below every miss: those safe to train at."""
-    lowest_miss = min((o.batch_size for o in probes if o.outcome in MEMORY_MISSES), default=None)
-    sizes: defaultdict[int, list[Observation]] = defaultdict(list)
+def _fits(probes: Sequence[Observation]) -> dict[int, list[Measurement]]:
+    """Measurements by batch size, for the sizes below every miss: those safe to train at."""
+    lowest_miss = min(
+        (o.batch_size for o in probes if o.outcome in MEMORY_MISSES), default=math.inf
+    )
+    sizes: defaultdict[int, list[Measurement]] = defaultdict(list)
     for o in probes:
-        if (
-            o.outcome is Outcome.FITS
-            and o.measurement is not None
-            and (lowest_miss is None or o.batch_size < lowest_miss)
-        ):
-            sizes[o.batch_size].append(o)
+        if o.outcome is Outcome.FITS and o.measurement is not None and o.batch_size < lowest_miss:
+            sizes[o.batch_size].append(o.measurement)
     return sizes
 
 
-def _nothing_fits(probes: Sequence[Observation]) -> bool:
-    limit = largest_batch(probes)
-    return limit is not None and limit[0] == 0
-
-
 def _row(
-    cell: Cell, probes: list[Observation], sizes: dict[int, list[Observation]], batch_size: int
+    recipe: Recipe, largest: int | None, sizes: dict[int, list[Measurement]], batch_size: int
 ) -> RecipeRow:
-    measurements = [o.measurement for o in sizes[batch_size] if o.measurement is not None]
-    limit = largest_batch(probes)
-    medians = {
-        size: median for size, fits in sizes.items() if (median := _median(fits)) is not None
-    }
+    medians = {size: median for size, fits in sizes.items() if (median := _median(fits))}
     return RecipeRow(
-        recipe=cell.recipe,
-        peak_bytes=max(m.memory.peak_allocated_bytes for m in measurements),
+        recipe=recipe,
+        peak_bytes=max(m.memory.peak_allocated_bytes for m in sizes[batch_size]),
         step_seconds=medians.get(batch_size),
-        largest=None if limit is None else limit[0],
+        largest=largest,
         examples_per_second=max((size / s for size, s in medians.items()), default=None),
     )
 
 
-def _median(observations: Sequence[Observation]) -> float | None:
-    steps = [
-        s for o in observations if o.measurement is not None for s in o.measurement.step_seconds
-    ]
+def _median(measurements: Sequence[Measurement]) -> float | None:
+    steps = [seconds for m in measurements for seconds in m.step_seconds]
     return statistics.median(steps) if steps else None
 
 
@@ -198,15 +187,10 @@ def recipes_section(observations: Sequence[Observation]) -> str:
         words = [_words(row.recipe) for row in comparison.rows]
         varies = [i for i, values in enumerate(zip(*words, strict=True)) if len(set(values)) > 1]
         names = [", ".join(part for i in varies if (part := axes[i])) for axes in words]
-        shared = ", ".join(
-            part for i, part in enumerate(words[0]) if part is not None and i not in varies
-        )
+        shared = ", ".join(part for i, part in enumerate(words[0]) if part and i not in varies)
         parts.append(_caption(comparison, names[0], shared))
-        default = comparison.rows[0]
-        rows = [
-            (name, *_numbers(row, default))
-            for name, row in zip(names, comparison.rows, strict=True)
-        ]
+        named = zip(names, comparison.rows, strict=True)
+        rows = [(name, *_numbers(row, comparison.rows[0])) for name, row in named]
         parts.append(table(HEADERS, rows))
     return "\n\n".join(["## Recipes side by side", *parts]) if parts else ""
 
@@ -231,12 +215,7 @@ def _words(recipe: Recipe) -> tuple[str | None, ...]:
         _method(recipe),
         recipe.precision,
         "checkpointing" if recipe.gradient_checkpointing else "no checkpointing",
-        {
-            "eager": "eager attention",
-            "sdpa": "SDPA attention",
-            "flash_attention_2": "FlashAttention-2",
-            None: None,
-        }[recipe.attention],
+        None if recipe.attention is None else ATTENTION[recipe.attention],
         None if recipe.experts is None else f"{recipe.experts} experts",
         None if recipe.mamba is None else f"Mamba by {recipe.mamba}",
         recipe.optimizer,
@@ -247,23 +226,20 @@ def _words(recipe: Recipe) -> tuple[str | None, ...]:
 def _method(recipe: Recipe) -> str:
     if recipe.method == "full":
         return "full weights"
-    quantised = " with constants not quantised" if recipe.double_quantisation is False else ""
+    has_usual_alpha = recipe.lora_alpha == 2 * (recipe.lora_rank or 0)
     return (
         f"{'LoRA' if recipe.method == 'lora' else 'QLoRA'} rank {recipe.lora_rank}"
-        + (
-            f" alpha {recipe.lora_alpha}"
-            if recipe.lora_alpha != 2 * (recipe.lora_rank or 0)
-            else ""
-        )
+        + ("" if has_usual_alpha else f" alpha {recipe.lora_alpha}")
         + (f" dropout {recipe.lora_dropout:g}" if recipe.lora_dropout else "")
         + (f" on {'+'.join(recipe.lora_targets)}" if recipe.lora_targets else "")
-        + quantised
+        + (" with constants not quantised" if recipe.double_quantisation is False else "")
     )
 
 
 def _numbers(row: RecipeRow, default: RecipeRow) -> tuple[object, ...]:
+    memory = "" if row.peak_bytes is None else memory_text(row.peak_bytes)
     return (
-        "does not fit" if row.largest == 0 else _memory(row.peak_bytes),
+        "does not fit" if row.largest == 0 else memory,
         _change(row.peak_bytes, default.peak_bytes),
         "" if row.step_seconds is None else f"{row.step_seconds:.3g} s",
         _change(row.step_seconds, default.step_seconds),
@@ -273,11 +249,5 @@ def _numbers(row: RecipeRow, default: RecipeRow) -> tuple[object, ...]:
     )
 
 
-def _memory(peak_bytes: int | None) -> str:
-    return "" if peak_bytes is None else memory_text(peak_bytes)
-
-
 def _change(value: float | None, default: float | None) -> str:
-    if value is None or default is None:
-        return ""
-    return f"{value / default - 1:+.0%}"
+    return "" if value is None or default is None else f"{value / default - 1:+.0%}"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from orchestrator.markdown_table import table
+from orchestrator.markdown_table import records_table
 from orchestrator.planning.slow_nodes import slow_nodes
 from trials.records.observation import Observation
 
@@ -12,25 +12,21 @@ def slow_nodes_section(observations: Sequence[Observation]) -> str:
     nodes = slow_nodes(observations)
     if not nodes:
         return ""
-    rows = [
-        (
-            node.gpu,
-            f"{node.host} ({node.node_id[:8]})",
-            f"{node.times:.1f}",
-            node.compared,
-            len(node.cells) - len(node.standing),
-            ", ".join(cell.key for cell in node.standing) or "none",
-        )
+    rows = records_table(
+        {
+            "GPU": node.gpu,
+            "node": f"{node.host} ({node.node_id[:8]})",
+            "times slower": f"{node.times:.1f}",
+            "batches compared": node.compared,
+            "cells retimed elsewhere": len(node.cells) - len(node.standing),
+            "cells not retimed": ", ".join(cell.key for cell in node.standing) or "none",
+        }
         for node in nodes
-    ]
-    headers = (
-        *("GPU", "node", "times slower", "batches compared"),
-        *("cells retimed elsewhere", "cells not retimed"),
     )
     return (
         "## Slow nodes\n\nA sweep ends by retiming the cells of slow nodes on another node with "
         "the same GPU, if there is one.\nOnly the new times count then. Do not trust the times of "
-        f"cells that were not retimed.\n\n{table(headers, rows)}"
+        f"cells that were not retimed.\n\n{rows}"
     )
 
 
