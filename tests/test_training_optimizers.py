@@ -269,7 +269,8 @@ class Engine:
         output: torch.Tensor = self.model(inputs)
         return output
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss: torch.Tensor, *, scale_wrt_gas: bool) -> None:
+        assert not scale_wrt_gas
         self.calls.append("backward")
         loss.backward()  # type: ignore[no-untyped-call] # torch types it not
 

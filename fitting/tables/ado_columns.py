@@ -138,7 +138,7 @@ def _row(observation: Observation, gpus: Mapping[str, Gpu]) -> dict[str, object]
         "model_max_length": cell.seq_len,
         "batch_size": o.batch_size,
         **({"gpu_model": label} if has_gpu else {}),
-        "gradient_accumulation_steps": 1,
+        "gradient_accumulation_steps": cell.recipe.gradient_accumulation,
     }
     return {
         "identifier": "-".join(f"{key}.{value}" for key, value in entity.items()),
@@ -150,7 +150,7 @@ def _row(observation: Observation, gpus: Mapping[str, Gpu]) -> dict[str, object]
         "number_gpus": int(has_gpu),
         "tokens_per_sample": cell.seq_len,
         "batch_size": o.batch_size,
-        "torch_dtype": DTYPES[cell.recipe.precision],
+        "torch_dtype": DTYPES[cell.recipe.base_dtype],
         "is_valid": int(o.outcome is Outcome.FITS),
         **_measured(o),
         "sparsity": cell.sparsity,

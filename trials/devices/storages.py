@@ -45,7 +45,8 @@ class StorageWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         if self._collected_automatically:
             gc.enable()
-        for finalizer in self._finalizers.values():
+        # A list: what dies meanwhile removes its own.
+        for finalizer in list(self._finalizers.values()):
             finalizer.detach()
 
     def __torch_dispatch__(

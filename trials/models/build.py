@@ -38,21 +38,6 @@ class FamilyError(ValueError):
     """transformers has no causal language model of the model's family."""
 
 
-def weights_dtype(recipe: Recipe) -> torch.dtype:
-    """Dtype of the weights that are neither 4-bit nor adapters.
-
-    fp16 keeps trained weights in fp32 and computes in fp16 (see ``Recipe.precision``).
-    """
-    if recipe.precision == "fp16" and recipe.method == "full":
-        return torch.float32
-    return DTYPES[recipe.precision]
-
-
-def adapters_dtype(recipe: Recipe) -> torch.dtype:
-    """Dtype of LoRA's weights."""
-    return torch.float32 if recipe.precision == "fp16" else DTYPES[recipe.precision]
-
-
 def stock_model(model: Model, recipe: Recipe, active_experts: int | None) -> nn.Module:
     """Build the stock model of transformers on the meta device: shapes and dtypes, no weights.
 
@@ -62,7 +47,7 @@ def stock_model(model: Model, recipe: Recipe, active_experts: int | None) -> nn.
         KernelError: the model does not support a kernel of the recipe.
     """
     experts = experts_implementation(recipe.experts)
-    dtype = weights_dtype(recipe)
+    dtype = DTYPES[recipe.base_dtype]
     with torch.device("meta"):
         if model.family == BLACKMAMBA:
             # Imported late: the Mamba kernels must be chosen before.
@@ -178,6 +163,8 @@ def under_recipe(model: nn.Module, recipe: Recipe, place: Callable[[nn.Module], 
     if adapts_router(recipe):
         linear_routers(model)
     place(model)
+    if recipe.kbit_preparation:
+        _cast_up(model)
     if recipe.gradient_checkpointing:
         _checkpoint(model)
     if recipe.lora_rank is not None:
@@ -219,7 +206,7 @@ def _pretrained(model: Model, recipe: Recipe, active_experts: int | None) -> nn.
         lambda: AutoModelForCausalLM.from_pretrained(
             model.weights,
             config=auto_config(model, active_experts),
-            dtype=weights_dtype(recipe),
+            dtype=DTYPES[recipe.base_dtype],
             **_implementations(model, recipe, experts),
         ),
     )
@@ -229,6 +216,14 @@ def _checkpoint(model: nn.Module) -> None:
     # transformers 5.20 renamed the method; the old name warns there.
     enable = getattr(model, "activation_checkpointing_enable", None)
     (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})  # type: ignore[operator]
+
+
+def _cast_up(model: nn.Module) -> None:
+    """Cast norms, embeddings and head of a 4-bit model to fp32."""
+    from peft import prepare_model_for_kbit_training  # noqa: PLC0415 - seconds to import
+
+    # Checkpointing has its own place below.
+    prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
 
 
 def _adapt(model: nn.Module, recipe: Recipe) -> nn.Module:
@@ -242,13 +237,17 @@ def _adapt(model: nn.Module, recipe: Recipe) -> nn.Module:
         target_modules=lora_targets(model, recipe),
         task_type="CAUSAL_LM",
     )
-    # PEFT keeps adapters in fp32 by default; the recipe decides on the precision.
-    keep = adapters_dtype(recipe) == torch.float32
     # By the model's type PEFT would take some of these names for parameters of fused experts, and
     # drop them. Here the experts are separate linear layers.
     facts: Any = model.config
     facts.model_type = "apart"
     try:
-        return get_peft_model(model, config, autocast_adapter_dtype=keep)  # type: ignore[no-any-return]
+        adapted: nn.Module = get_peft_model(model, config)
     finally:
         del facts.model_type  # uncovers the attribute of the class
+    # PEFT casts adapters up to fp32, but not those on the meta device.
+    assert recipe.adapter_dtype is not None
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(DTYPES[recipe.adapter_dtype])
+    return adapted

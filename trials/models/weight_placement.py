@@ -9,9 +9,14 @@ import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from trials.records.recipe import Recipe
+from trials.records.recipe import Dtype, Recipe
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast_to(dtype: Dtype | None, device_type: str) -> torch.autocast:
+    """Autocast of products to a dtype on a kind of device; None for none."""
+    return torch.autocast(device_type, DTYPES[dtype or "bf16"], enabled=dtype is not None)
 
 
 def place(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
@@ -127,7 +132,7 @@ def _quantise_linears(
                 child.in_features,
                 child.out_features,
                 bias=child.bias is not None,
-                compute_dtype=DTYPES[recipe.precision],
+                compute_dtype=DTYPES[recipe.compute_dtype],
                 compress_statistics=recipe.double_quantisation,
                 quant_type="nf4",
                 device="meta",

@@ -106,7 +106,7 @@ def _device_incompatibility(recipe: Recipe, gpu: Gpu) -> str | None:
         needs_cuda = {
             "attention flash_attention_2": recipe.attention == "flash_attention_2",
             "mamba mamba-ssm": recipe.mamba == "mamba-ssm",
-            "optimizer paged_adamw_8bit": recipe.optimizer == "paged_adamw_8bit",
+            f"optimizer {recipe.optimizer}": recipe.optimizer.startswith("paged"),
         }
         for name, wanted in needs_cuda.items():
             if wanted:
@@ -119,7 +119,7 @@ def _device_incompatibility(recipe: Recipe, gpu: Gpu) -> str | None:
         return None
     needs_ampere = {
         "attention flash_attention_2": (recipe.attention == "flash_attention_2", "attention: sdpa"),
-        "precision bf16": (recipe.precision == "bf16", "precision: fp16"),
+        f"precision {recipe.precision}": (recipe.compute_dtype == "bf16", "precision: fp16"),
         "experts grouped": (recipe.experts == "grouped", "experts: looped"),
     }
     for name, (wanted, instead) in needs_ampere.items():

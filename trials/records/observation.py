@@ -123,7 +123,9 @@ class Built(Record):
         mamba: implementation of the selective scan; absent without Mamba layers.
         checkpointed_layers: number of decoder layers that ran twice in a step.
         layers: number of decoder layers.
-        optimizer: class of the optimizer, with its module.
+        optimizer: class of the optimizer, with its module, and its implementation if not fused.
+        product_dtypes: dtypes of the matrix products' results, sorted.
+        micro_batches: forward passes in a step.
         kernels: names of operators in a step that identify the recipe's kernels, sorted.
     """
 
@@ -137,6 +139,8 @@ class Built(Record):
     layers: int
     optimizer: str
     kernels: tuple[str, ...]
+    product_dtypes: tuple[str, ...] = ()
+    micro_batches: int = 1
 
 
 class DeviceReading(Record):

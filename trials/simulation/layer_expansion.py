@@ -7,9 +7,10 @@ a storage of its own, and a storage of the turn before (or after) becomes that o
 (or after).
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from trials.simulation.recording import (
     BACKWARD,
@@ -20,13 +21,17 @@ from trials.simulation.recording import (
     Held,
     IntArray,
     Kind,
+    OperatorClass,
     Purpose,
+    Rate,
     Recording,
     RepeatError,
     Segment,
     Stream,
     StructureError,
 )
+
+BoolArray = npt.NDArray[np.bool_]
 
 
 def check_repeats(recording: Recording) -> None:
@@ -44,19 +49,30 @@ def check_repeats(recording: Recording) -> None:
             raise RepeatError("the layers that repeat make storages of different sizes")
 
 
-def whole_step(recording: Recording, copies: int) -> Stream:
+def whole_step(recording: Recording, copies: int, micro_batches: int = 1) -> Stream:
     """Two steps of the whole model: the first, and one like all later ones.
+
+    Gradients of the first micro-batch live until the update. A later one's are added to them and
+    freed at once, as autograd's AccumulateGrad does.
 
     Args:
         recording: recording of three turns, or of the whole model (then there are no copies).
         copies: number of turns that were not traced.
+        micro_batches: forward and backward passes per step.
     """
     layout = _Layout(recording, copies)
     for step, update in enumerate((Segment.FIRST_UPDATE, Segment.UPDATE)):
         if step == 1:
             layout.mark_steady()
-        for segment, place in _order(copies, update):
-            layout.add(segment, place, step)
+        for micro_batch in range(micro_batches):
+            if micro_batch > 0:
+                layout.mark_last_micro_batch()
+                layout.add(Segment.FORGET, 0, (step, micro_batch - 1), keeps_gradients=True)
+            for segment, place in _order(copies):
+                layout.add(segment, place, (step, micro_batch))
+        layout.mark_update()
+        layout.add(update, 0, (step, micro_batches - 1))
+        layout.add(Segment.FORGET, 0, (step, micro_batches - 1))
     return layout.stream()
 
 
@@ -71,8 +87,8 @@ def whole_model(held: Held, copies: int) -> Held:
     return Held(*(repeated(c) for c in (held.sizes, held.purposes, held.turns)))
 
 
-def _order(copies: int, update: Segment) -> list[tuple[Segment, int]]:
-    """Segments of a step in order, each with the position of its turn among all (from 1)."""
+def _order(copies: int) -> list[tuple[Segment, int]]:
+    """Segments of a micro-batch in order, each with its turn's position among all (from 1)."""
     last = copies + 3
     middle = range(2, copies + 3)
     return [
@@ -86,8 +102,6 @@ def _order(copies: int, update: Segment) -> list[tuple[Segment, int]]:
         *((Segment.BACKWARD_2, place) for place in reversed(middle)),
         (Segment.BACKWARD_1, 1),
         (Segment.AFTER, 0),
-        (update, 0),
-        (Segment.FORGET, 0),
     ]
 
 
@@ -100,6 +114,7 @@ class _SegmentEvents:
         owners: (events,) segment that made the storage; 0 for RUN.
         ordinals: (events,) index of the storage among those that this segment made; 0 for RUN.
         copies: (events,) copy of the second turn that it belongs to; 0 for the traced one, RUN.
+        gradients: (events,) whether the storage holds a gradient.
     """
 
     kinds: IntArray
@@ -108,6 +123,24 @@ class _SegmentEvents:
     owners: IntArray
     ordinals: IntArray
     copies: IntArray
+    gradients: BoolArray
+
+    def where(self, chosen: BoolArray | IntArray) -> "_SegmentEvents":
+        return _SegmentEvents(*(getattr(self, field.name)[chosen] for field in fields(self)))
+
+    def added_to_gradients(self) -> "_SegmentEvents":
+        """Events of a later micro-batch: each gradient is added to the first one's and freed."""
+        times = np.where(self.kinds == Kind.ACCUMULATED, 2, 1)
+        at = np.repeat(np.arange(len(times)), times)
+        events = self.where(at)
+        added = np.flatnonzero(self.kinds == Kind.ACCUMULATED)
+        # Each such event becomes two: the sum and the free.
+        run = added + np.arange(len(added))
+        kinds = events.kinds.copy()
+        names = events.names.copy()
+        kinds[run], kinds[run + 1] = Kind.RUN, Kind.FREED
+        names[run] = 4 * OperatorClass.MEMORY + Rate.BF16
+        return replace(events, kinds=kinds, names=names)
 
 
 class _Layout:
@@ -125,59 +158,102 @@ class _Layout:
             segment: _purposes(recording, segment, owner, ordinal, self._counts[segment])
             for segment in Segment
         }
-        self._parts = {s: _part(recording, s, owner, ordinal, copy, copies) for s in Segment}
-        self._sharing: dict[Segment, _SegmentEvents] = {}
-        self._bases: dict[tuple[int, Segment, int], int] = {}
+        parts = {s: _part(recording, s, owner, ordinal, copy, copies) for s in Segment}
+        # Of the first micro-batch, and of a later one.
+        self._parts = (
+            {s: part.where(part.kinds != Kind.ACCUMULATED) for s, part in parts.items()},
+            {s: part.added_to_gradients() for s, part in parts.items()},
+        )
+        self._sharing: dict[tuple[Segment, bool], _SegmentEvents] = {}
+        self._bases: dict[tuple[tuple[int, int], Segment, int], int] = {}
         self._named = 0
         self._all_purposes: list[IntArray] = []
         self._events: list[tuple[IntArray, IntArray, np.ndarray, IntArray]] = []
-        self._steady_from = 0
+        self._steady_from = self._last_from = self._update_from = 0
+        self._first_update = 0
+
+    @property
+    def _length(self) -> int:
+        return sum(len(event[0]) for event in self._events)
 
     def mark_steady(self) -> None:
-        self._steady_from = sum(len(event[0]) for event in self._events)
+        self._steady_from = self._last_from = self._length
 
-    def add(self, segment: Segment, place: int, step: int) -> None:
-        """Append a segment of the turn at this position (0: of no turn) in this step."""
-        self._bases[step, segment, place] = self._named
+    def mark_last_micro_batch(self) -> None:
+        self._last_from = self._length
+
+    def mark_update(self) -> None:
+        self._update_from = self._length
+
+    def add(
+        self,
+        segment: Segment,
+        place: int,
+        micro_batch: tuple[int, int],
+        *,
+        keeps_gradients: bool = False,
+    ) -> None:
+        """Append a segment.
+
+        Args:
+            segment: segment to append.
+            place: position of its turn; 0 for a segment of no turn.
+            micro_batch: number of the step, and of the micro-batch in it.
+            keeps_gradients: whether gradients stay that the segment frees.
+        """
+        self._bases[micro_batch, segment, place] = self._named
+        if segment is Segment.FIRST_UPDATE:
+            self._first_update = self._named
         self._named += self._counts[segment]
         self._all_purposes.append(self._purposes[segment])
-        part = self._parts[segment]
+        is_later = micro_batch[1] > 0
+        part = self._parts[is_later][segment]
         if (segment is Segment.FORWARD_2 and place < self._copies + 2) or (
             segment is Segment.BACKWARD_2 and place > 2
         ):
-            part = self._before_last(segment)
+            part = self._before_last(segment, is_later=is_later)
+        if keeps_gradients:
+            part = part.where(~part.gradients)
         names = part.names.copy()
         moves = np.flatnonzero(part.kinds <= Kind.FREED)
-        # Few combinations of owner and copy occur, so one base is looked up for each.
-        keys = part.owners[moves] * (self._copies + 1) + part.copies[moves]
+        # Few combinations of owner, copy and micro-batch occur: one base is looked up for each.
+        lives_on = part.gradients[moves] & (segment in UPDATES)
+        keys = 2 * (part.owners[moves] * (self._copies + 1) + part.copies[moves]) + lives_on
         for key in np.unique(keys):
             which = moves[keys == key]
-            owner, copy = divmod(int(key), self._copies + 1)
-            base = self._base(Segment(owner), copy, segment, place, step)
+            owner, copy = divmod(int(key) // 2, self._copies + 1)
+            made_in = (micro_batch[0], 0) if key % 2 else micro_batch
+            base = self._base(Segment(owner), copy, segment, place, made_in)
             names[which] = base + part.ordinals[which]
         label = np.full(len(names), int(segment), np.int64)
         self._events.append((part.kinds, names, part.numbers, label))
 
-    def _before_last(self, segment: Segment) -> _SegmentEvents:
+    def _before_last(self, segment: Segment, *, is_later: bool) -> _SegmentEvents:
         """Events of a turn without frees of shared storages, which the last turn frees."""
-        if segment not in self._sharing:
-            part = self._parts[segment]
+        key = (segment, is_later)
+        if key not in self._sharing:
+            part = self._parts[is_later][segment]
             turns = np.array([TURN.get(s, 0) for s in Segment])
-            keep = (part.kinds != Kind.FREED) | (turns[part.owners] > 0)
-            columns = (getattr(part, field.name)[keep] for field in fields(_SegmentEvents))
-            self._sharing[segment] = _SegmentEvents(*columns)
-        return self._sharing[segment]
+            self._sharing[key] = part.where((part.kinds != Kind.FREED) | (turns[part.owners] > 0))
+        return self._sharing[key]
 
-    def _base(self, owner: Segment, copy: int, segment: Segment, place: int, step: int) -> int:
+    def _base(
+        self,
+        owner: Segment,
+        copy: int,
+        segment: Segment,
+        place: int,
+        micro_batch: tuple[int, int],
+    ) -> int:
         if owner is Segment.FIRST_UPDATE:
-            return self._bases[0, owner, 0]
+            return self._first_update
         if owner not in TURN:
-            return self._bases[step, owner, 0]
+            return self._bases[micro_batch, owner, 0]
         if segment in TURN:
             at = place + TURN[owner] - TURN[segment]
         else:
             at = {1: 1, 2: 2 + copy, 3: self._copies + 3}[TURN[owner]]
-        return self._bases[step, self._template(owner, at), at]
+        return self._bases[micro_batch, self._template(owner, at), at]
 
     def _template(self, owner: Segment, place: int) -> Segment:
         family = FORWARD if owner in FORWARD else BACKWARD
@@ -194,6 +270,8 @@ class _Layout:
             segments=segments,
             purposes=np.concatenate(self._all_purposes),
             steady_from=self._steady_from,
+            last_from=self._last_from,
+            update_from=self._update_from,
         )
 
 
@@ -220,6 +298,10 @@ def _ownership(recording: Recording) -> tuple[IntArray, IntArray, IntArray]:
     return owner, ordinal, copy
 
 
+NAMING = (Kind.MADE, Kind.FREED, Kind.ACCUMULATED)
+"""Kinds of events that name a storage."""
+
+
 def _part(  # noqa: PLR0913, PLR0917 - the columns of one recording
     recording: Recording,
     segment: Segment,
@@ -230,21 +312,22 @@ def _part(  # noqa: PLR0913, PLR0917 - the columns of one recording
 ) -> _SegmentEvents:
     events = np.flatnonzero(recording.segments == segment)
     names = recording.names[events]
-    moves = recording.kinds[events] <= Kind.FREED
+    moves = np.isin(recording.kinds[events], NAMING)
     storages = np.where(moves, names, 0)
     if len(owner) and (moves & (owner[storages] < 0)).any():
         raise StructureError("a storage is freed that no event made")
     owners = np.where(moves, owner[storages], 0)
     copied = np.where(moves, copy[storages], 0)
     ordinals = np.where(moves, ordinal[storages], 0)
+    gradients = moves & np.isin(storages, np.r_[recording.gradients, recording.ghosts[:, 0]])
     if segment not in TURN and segment not in UPDATES:
         # A storage of the second turn that is freed outside all turns (autocast's copies of
         # weights) is freed in every copy. The gradients freed after a step have events of their
         # own, by way of the untraced parameters.
         turns = np.array([TURN.get(s, 0) for s in Segment])
         times = np.where(moves & (turns[owners] == 2), 1 + copies, 1)
-        events, names, owners, ordinals = (
-            np.repeat(column, times) for column in (events, names, owners, ordinals)
+        events, names, owners, ordinals, gradients = (
+            np.repeat(column, times) for column in (events, names, owners, ordinals, gradients)
         )
         ends = np.cumsum(times)
         copied = np.arange(len(events)) - np.repeat(ends - times, times)
@@ -255,6 +338,7 @@ def _part(  # noqa: PLR0913, PLR0917 - the columns of one recording
         owners=owners,
         ordinals=ordinals,
         copies=copied,
+        gradients=gradients,
     )
 
 

@@ -28,6 +28,8 @@ class Kind(IntEnum):
     """An operator ran."""
     WAITED = 3
     """The host waited for the device."""
+    ACCUMULATED = 4
+    """A gradient was handed to its parameter: later micro-batches add it to the first one's."""
 
 
 class Column(IntEnum):
@@ -189,6 +191,8 @@ class Stream:
         purposes: (storages,) purpose of each storage, ``Purpose``.
         steady_from: index of the first event of the second step; the first step makes the
             optimizer's state.
+        last_from: index of the first event of that step's last micro-batch.
+        update_from: index of the first event of its update.
     """
 
     kinds: IntArray
@@ -197,6 +201,8 @@ class Stream:
     segments: IntArray
     purposes: IntArray
     steady_from: int
+    last_from: int
+    update_from: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,7 @@ class SimulatedCell:
         expandable_segments: bool = False,
     ) -> None:
         self._expandable_segments = expandable_segments
+        self._micro_batches = cell.recipe.gradient_accumulation
         self._request = TraceRequest(cell=cell, model=model, routing=routing or Routing())
         self._traces = traces
         self._steps: dict[str, Steps] = {}
@@ -188,8 +189,24 @@ class SimulatedCell:
         """
         key = (batch_size, gpu.key, constants)
         if key not in self._step_times:
-            self._step_times[key] = step_time(self.operators(batch_size), gpu, constants)
+            self._step_times[key] = self._step_time(batch_size, gpu, constants)
         return self._step_times[key]
+
+    def _step_time(
+        self, batch_size: int, gpu: Gpu, constants: EfficiencyConstants
+    ) -> SimulatedStepTime:
+        steps = self._steps_of(batch_size)
+        few = min(self._micro_batches, 3)
+        timed = step_time(steps.operators(batch_size, few), gpu, constants)
+        further = self._micro_batches - few
+        if not further:
+            return timed
+        # Every further micro-batch takes as long as the third.
+        before = step_time(steps.operators(batch_size, few - 1), gpu, constants)
+        return SimulatedStepTime(
+            seconds=timed.seconds + further * (timed.seconds - before.seconds),
+            busy_seconds=timed.busy_seconds + further * (timed.busy_seconds - before.busy_seconds),
+        )
 
     def operators(self, batch_size: int) -> Operators:
         """Operators of a step of a batch size, once the optimizer has its state.
@@ -197,7 +214,7 @@ class SimulatedCell:
         Raises:
             TraceError: the cell cannot be traced.
         """
-        return self._steps_of(batch_size).operators(batch_size)
+        return self._steps_of(batch_size).operators(batch_size, self._micro_batches)
 
     def at_peak(self, batch_size: int, gpu: Gpu) -> dict[Purpose, int]:
         """Bytes at the peak by purpose."""
@@ -209,7 +226,7 @@ class SimulatedCell:
 
     def _steps_for(self, request: TraceRequest) -> Steps:
         if request.key not in self._steps:
-            self._steps[request.key] = Steps(self._traces.get(request))
+            self._steps[request.key] = Steps(self._traces.get(request), self._micro_batches)
         return self._steps[request.key]
 
     def _replayed(self, batch_size: int, library: int, limit: int | None) -> AllocatorPeaks:

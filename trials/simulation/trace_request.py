@@ -65,7 +65,9 @@ class TraceRequest(Record):
     @property
     def key(self) -> str:
         """Key by content: the request, the versions of the libraries and the code that traces."""
-        cell = self.cell.model_copy(update={"gpu": "any", "simulated": False})
+        cell = self.cell.model_copy(
+            update={"gpu": "any", "simulated": False, "recipe": self._traced_recipe}
+        )
         content = (
             cell.model_dump_json(),
             json.dumps(self.model.config, sort_keys=True),
@@ -81,8 +83,13 @@ class TraceRequest(Record):
     @property
     def updates(self) -> str:
         """Key of the optimizer's updates: the model and the recipe."""
-        recipe = self.cell.recipe.model_dump_json()
+        recipe = self._traced_recipe.model_dump_json()
         return repr((json.dumps(self.model.config, sort_keys=True), recipe, self.whole))
+
+    @property
+    def _traced_recipe(self) -> Recipe:
+        """Recipe of one micro-batch, whose trace serves any number of them."""
+        return self.cell.recipe.model_copy(update={"gradient_accumulation": 1})
 
     @property
     def process_choice(self) -> str:
@@ -117,8 +124,8 @@ def approximations(cell: Cell, model: Model, gpu: Gpu) -> tuple[str, ...]:
     has_scan = recipe.mamba == "mamba-ssm"
     uses_sdpa = recipe.attention == "sdpa"
     # In fp32 no fused kernel takes shared heads: PyTorch's own steps are traced.
-    is_fused = uses_sdpa and not (recipe.precision == "fp32" and model.has_grouped_queries)
-    takes_flash = recipe.precision != "fp32" and _since(gpu, AMPERE)
+    is_fused = uses_sdpa and not (recipe.compute_dtype == "fp32" and model.has_grouped_queries)
+    takes_flash = recipe.compute_dtype != "fp32" and _since(gpu, AMPERE)
     is_windowed = model.window is not None and cell.seq_len > model.window
     stands_in = {
         "FlashAttention-2 is traced as PyTorch's own FlashAttention-2 kernel": recipe.attention
@@ -138,8 +145,8 @@ def approximations(cell: Cell, model: Model, gpu: Gpu) -> tuple[str, ...]:
         "mamba-ssm is traced as transformers' slower code; memory and time differ": has_scan
         and model.family not in SCANS_WHOLE,
         f"{recipe.optimizer} is traced as its state and one kernel per tensor": "8bit"
-        in recipe.optimizer,
-        "fp16 is traced with the CPU's autocast rules": recipe.precision == "fp16",
+        in recipe.optimizer
+        or recipe.optimizer.startswith("paged"),
         "bitsandbytes is traced as a product with dequantised weights": recipe.method == "qlora",
     }
     return tuple(text for text, applies in stands_in.items() if applies)
@@ -179,6 +186,6 @@ def trace_sources(trials: Path) -> Iterator[Path]:
     for folder in ("models", "devices", "simulation/tracing"):
         yield from sorted((trials / folder).glob("*.py"))
     yield trials / "records" / "model.py"
-    yield from (trials / "training" / name for name in ("finetune.py", "optimizers.py"))
+    yield from (trials / "training" / name for name in ("finetune.py", "loss.py", "optimizers.py"))
     traced = ("recording.py", "layer_expansion.py", "trace_cache.py", "trace_request.py")
     yield from (trials / "simulation" / name for name in traced)

@@ -22,12 +22,21 @@ class Steps:
     """Two steps of a whole model: the first, and one like all later ones.
 
     Sizes and work are affine in the batch size, so two traced batch sizes determine all others.
+
+    Args:
+        trace: traces at one or two batch sizes.
+        micro_batches: forward and backward passes per step.
     """
 
-    def __init__(self, trace: StepTrace) -> None:
+    def __init__(self, trace: StepTrace, micro_batches: int = 1) -> None:
         self.held: Held = whole_model(trace.held, trace.copies)
         self._sizes = trace.batch_sizes
-        streams = [whole_step(recording, trace.copies) for recording in trace.recordings]
+        # A third micro-batch is like the second.
+        self._micro_batches = min(micro_batches, 2)
+        streams = [
+            whole_step(recording, trace.copies, self._micro_batches)
+            for recording in trace.recordings
+        ]
         stream = streams[0]
         moves = stream.kinds <= Kind.FREED
         made = stream.kinds == Kind.MADE
@@ -47,17 +56,21 @@ class Steps:
             segments=stream.segments[works],
         )
         self._numbers = [s.numbers[works] for s in streams]
+        self._last = slice(*np.searchsorted(works, (stream.last_from, stream.update_from)))
 
     def storages(self, batch_size: int) -> tuple[IntArray, IntArray]:
         """Names of the storages allocated and freed, and their bytes, negative where freed."""
         size = np.maximum(np.rint(self._at(batch_size, self._bytes)), 0).astype(np.int64)
         return self._names, size * self._signs
 
-    def operators(self, batch_size: int) -> Operators:
-        """Operators of a step once the optimizer has its state."""
+    def operators(self, batch_size: int, micro_batches: int = 1) -> Operators:
+        """Operators of a step of so many micro-batches, once the optimizer has its state."""
         numbers = np.maximum(self._at(batch_size, self._numbers), 0.0)
-        works = self._works
-        return Operators(works.kinds, works.names, numbers, works.segments)
+        works, last = self._works, self._last
+        at = np.arange(len(numbers))
+        more = [at[last]] * (micro_batches - self._micro_batches)
+        at = np.concatenate([at[: last.stop], *more, at[last.stop :]])
+        return Operators(works.kinds[at], works.names[at], numbers[at], works.segments[at])
 
     def peak_bytes(self, batch_size: int) -> int:
         """Most bytes in use at once, with storages rounded up like the allocator's blocks."""

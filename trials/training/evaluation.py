@@ -7,8 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from trials.models.weight_placement import autocast_to
 from trials.records.learning import Heartbeat, HeldOutScores
-from trials.training.learning_batches import IGNORED, Encoded, HeldOut, padded
+from trials.records.recipe import Dtype
+from trials.training.learning_batches import Encoded, HeldOut, padded
+from trials.training.loss import IGNORED
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ def held_out_scores(
     examples: Sequence[HeldOut],
     batch_size: int,
     *,
-    autocast: bool,
+    autocast: Dtype | None,
     listen: Callable[[Heartbeat], None],
 ) -> HeldOutScores:
     """Score every held-out example.
@@ -40,7 +43,7 @@ def held_out_scores(
         model: model to evaluate; it is in training mode before and after.
         examples: held-out examples with their answers.
         batch_size: answers per forward pass.
-        autocast: whether to run under fp16 autocast.
+        autocast: dtype that autocast runs products in; None without autocast.
         listen: called with progress after each batch.
     """
     answers = [answer for example in examples for answer in example.answers]
@@ -68,7 +71,7 @@ def _scores(
     answers: Sequence[Encoded],
     batch_size: int,
     *,
-    autocast: bool,
+    autocast: Dtype | None,
     listen: Callable[[Heartbeat], None],
 ) -> list[_Score]:
     """Scores of all answers, in their order; sequences of similar lengths share a batch."""
@@ -83,10 +86,12 @@ def _scores(
 
 
 @torch.no_grad()
-def _batch_scores(model: nn.Module, batch: Sequence[Encoded], *, autocast: bool) -> list[_Score]:
+def _batch_scores(
+    model: nn.Module, batch: Sequence[Encoded], *, autocast: Dtype | None
+) -> list[_Score]:
     device = next(model.parameters()).device
     ids, labels = padded(batch)
-    with torch.autocast(device.type, torch.float16, enabled=autocast):
+    with autocast_to(autocast, device.type):
         logits = model(input_ids=ids.to(device)).logits[:, :-1]
     labels = labels[:, 1:].to(device)
     is_answer = labels != IGNORED

@@ -12,11 +12,12 @@ from trials.models.build import build_model, stock_model
 from trials.models.experts import experts_in_use
 from trials.models.mamba import mamba_in_use
 from trials.models.parameter_count import implied_parameters
-from trials.models.weight_placement import decoder_layers
+from trials.models.weight_placement import autocast_to, decoder_layers
 from trials.records.cell import Cell
 from trials.records.model import Model
 from trials.records.observation import Built, ParameterCounts
 from trials.records.recipe import Recipe
+from trials.training.loss import micro_batch_losses
 from trials.training.optimizers import make_stepper
 
 # Parts of operator names that identify the kernels that ran.
@@ -26,15 +27,17 @@ IDENTIFYING = (
     "convolution",
     "flash_attn",
     "grouped_mm",
+    "linalg_vector_norm",
     "scaled_dot_product",
 )
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::_grouped_mm", "bitsandbytes::gemm_4bit")
 
 
 def import_libraries(recipe: Recipe) -> None:
     """Import the libraries of a recipe beyond torch and transformers; each takes seconds."""
     if recipe.method != "full":
         importlib.import_module("peft")
-    if recipe.method == "qlora" or "8bit" in recipe.optimizer:
+    if recipe.method == "qlora" or recipe.optimizer.startswith(("paged", "adamw_8bit")):
         importlib.import_module("bitsandbytes")
 
 
@@ -94,15 +97,19 @@ class FineTuning:
         self.stepper = make_stepper(self.model, self.trainable, self._cell.recipe, self._device)
 
     def tokens(self, batch_size: int, draw: int = 0) -> torch.Tensor:
-        """Random token ids (batch_size, seq_len), equal for every probe of a size and draw."""
+        """Random token ids of one step, equal for every probe of a size and draw.
+
+        Returns:
+            Token ids (accumulation x batch_size, seq_len).
+        """
         generator = torch.Generator().manual_seed(
             (self._seed * 1_000_003 + batch_size) * 1_009 + draw
         )
-        shape = (batch_size, self._cell.seq_len)
+        shape = (self._cell.recipe.gradient_accumulation * batch_size, self._cell.seq_len)
         return torch.randint(self._facts.vocab_size, shape, generator=generator).to(self._device)
 
     def step(self, tokens: torch.Tensor, labels: torch.Tensor | None = None) -> float:
-        """Run one whole optimizer step on a batch.
+        """Run one whole optimizer step on a batch, in as many micro-batches as the recipe has.
 
         Args:
             tokens: (batch, length) token ids.
@@ -115,17 +122,16 @@ class FineTuning:
         Raises:
             NotTrainingError: the loss is not finite.
         """
-        targets = tokens if labels is None else labels
-        value = self.stepper.step(lambda model: model(input_ids=tokens, labels=targets).loss)
+        value = self.stepper.step(
+            *micro_batch_losses(tokens, tokens if labels is None else labels, self._cell.recipe)
+        )
         if not value < float("inf"):
             raise NotTrainingError(f"the loss is {value}: these steps train nothing")
         return value
 
     def forward(self, tokens: torch.Tensor) -> None:
         """Run a forward pass without gradients, in the precision of a step."""
-        is_cast = self._cell.recipe.precision == "fp16"
-        kind = self._device.type
-        with torch.no_grad(), torch.autocast(kind, torch.float16, enabled=is_cast):
+        with torch.no_grad(), autocast_to(self._cell.recipe.autocast, self._device.type):
             self.model(input_ids=tokens)
 
     def tensors(self) -> list[torch.Tensor]:
@@ -140,7 +146,7 @@ class FineTuning:
     def built(self) -> Built:
         """Properties of the built model. It runs one step of one example, and starts over."""
         layers = decoder_layers(self.model)
-        with _Census(layers) as census:
+        with _Census(layers, self.model) as census:
             self.step(self.tokens(1))
         built = Built(
             parameters=self._parameters(),
@@ -153,6 +159,8 @@ class FineTuning:
             layers=len(layers),
             optimizer=self.stepper.name,
             kernels=tuple(sorted(census.kernels)),
+            product_dtypes=tuple(sorted(census.product_dtypes)),
+            micro_batches=census.forward_passes,
         )
         self.start_over()
         return built
@@ -179,28 +187,43 @@ class FineTuning:
         return tuple(sorted({str(p.dtype).removeprefix("torch.") for p in plain}))
 
 
+WHOLE = -1  # in place of a layer's index
+
+
 class _Census(TorchDispatchMode):
-    """Observes one step: the identifying operators that run, and the layers that run twice.
+    """Observes one step: the operators that identify its kernels, and the passes of each layer.
 
     Args:
         layers: decoder layers. The backward pass runs a checkpointed layer again; that may skip the
             layer's own hooks, but not those of the modules in it.
+        model: the whole model.
     """
 
-    def __init__(self, layers: list[nn.Module]) -> None:
+    def __init__(self, layers: list[nn.Module], model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kernels: set[str] = set()
+        self.product_dtypes: set[str] = set()
         self._runs: dict[tuple[int, str], int] = {}
-        self._hooks = [
-            child.register_forward_pre_hook(self._counter(index, name))
+        children = [
+            (child, index, name)
             for index, layer in enumerate(layers)
             for name, child in layer.named_children()
         ]
+        self._hooks = [
+            module.register_forward_pre_hook(self._counter(index, name))
+            for module, index, name in ((model, WHOLE, ""), *children)
+        ]
+
+    @property
+    def forward_passes(self) -> int:
+        """Forward passes of the whole model."""
+        return self._runs.get((WHOLE, ""), 0)
 
     @property
     def layers_run_twice(self) -> int:
-        """Number of layers with a module that ran more than once."""
-        return len({layer for (layer, _), runs in self._runs.items() if runs > 1})
+        """Number of layers with a module that ran more than once in a forward pass."""
+        passes = self.forward_passes
+        return len({layer for (layer, _), runs in self._runs.items() if runs > passes})
 
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
@@ -218,7 +241,10 @@ class _Census(TorchDispatchMode):
         name = func.name().partition(".")[0]
         if any(part in name for part in IDENTIFYING):
             self.kernels.add(name)
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if name in PRODUCTS:
+            self.product_dtypes.add(str(result.dtype).removeprefix("torch."))
+        return result
 
     def _counter(self, layer: int, name: str) -> Callable[..., None]:
         def count(*_: object) -> None:

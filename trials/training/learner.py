@@ -21,7 +21,8 @@ from trials.child_process.token_counter import (
 )
 from trials.records.learning import EpochReply, Heartbeat, HeldOutScores, LearnSetup
 from trials.training.evaluation import held_out_scores
-from trials.training.learning_batches import IGNORED, padded, read_examples
+from trials.training.learning_batches import padded, read_examples
+from trials.training.loss import IGNORED
 from trials.training.optimizers import SkippedStepError
 from trials.training.tokenizer_worker import ExampleTokenizer
 from trials.training.worker import Worker
@@ -61,7 +62,7 @@ class Learner:
         self.worker = Worker(setup.model_copy(update={"cell": cell}))
         self._device = self.worker.device.torch_device
         self._tuning = self.worker.tuning
-        self._half = cell.recipe.precision == "fp16"
+        self._autocast = cell.recipe.autocast
         self._listen = listen
         self.remark: str | None = None
         self._checkpoint: Path | None = None
@@ -152,7 +153,7 @@ class Learner:
             self._tuning.model,
             self.examples.held_out,
             self._training.batch_size,
-            autocast=self._half,
+            autocast=self._autocast,
             listen=self._listen,
         )
 

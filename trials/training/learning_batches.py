@@ -9,9 +9,9 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from trials.records.learning import LearnExample
+from trials.training.loss import IGNORED
 from trials.training.tokenizer_worker import ExampleTokenizer
 
-IGNORED = -100  # label of a token without a loss, as in transformers
 PAD = 0  # any id will do: padding comes last and has no label
 
 

@@ -7,12 +7,14 @@ import math
 import os
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from trials.records.recipe import Recipe
+from trials.models.weight_placement import autocast_to
+from trials.records.recipe import Optimizer, Recipe
 from trials.training.recipe_check import RecipeError
 
 LEARNING_RATE = 5e-5  # the paper's, 2408.04693 section III
@@ -34,11 +36,12 @@ class Stepper(Protocol):
     name: str
     optimizer: Any
 
-    def step(self, loss_of: LossOf) -> float:
-        """Run one whole step: forward, backward, update.
+    def step(self, *losses_of: LossOf) -> float:
+        """Run one whole step: forward and backward pass of each micro-batch, one update.
 
         Args:
-            loss_of: computes the loss by the model it gets.
+            losses_of: computes the loss of a micro-batch by the model it gets, one each; the
+                step's loss is their sum.
 
         Returns:
             Loss. Reading it waits for the device.
@@ -76,18 +79,27 @@ def make_stepper(
     """
     if recipe.offload_optimizer:
         return _OffloadedStepper(model, trainable, recipe)
-    if recipe.optimizer == "paged_adamw_8bit" and device.type != "cuda":
+    if recipe.optimizer.startswith("paged") and device.type != "cuda":
         # bitsandbytes only warns and continues unpaged, under the same class name.
         raise RecipeError(
-            f"optimizer paged_adamw_8bit needs a CUDA GPU, bitsandbytes pages nothing on a "
-            f"{device.type}: use adamw_8bit"
+            f"optimizer {recipe.optimizer} needs a CUDA GPU, bitsandbytes pages nothing on a "
+            f"{device.type}: use {recipe.optimizer.removeprefix('paged_').removesuffix('_32bit')}"
         )
     optimizer = make_optimizer(trainable, recipe, device.type)
     return DeviceStepper(model, optimizer, recipe, device)
 
 
 class DeviceStepper:
-    """Runs steps with the optimizer's state on the model's device."""
+    """Runs steps with the optimizer's state on the model's device.
+
+    Args:
+        model: model to train.
+        optimizer: its optimizer.
+        recipe: with the precision and the norm that gradients are clipped to.
+        device: device of the model.
+        kernels_of: type of the device whose kernels clip the gradients; absent for the device's
+            own.
+    """
 
     def __init__(
         self,
@@ -95,22 +107,24 @@ class DeviceStepper:
         optimizer: torch.optim.Optimizer,
         recipe: Recipe,
         device: torch.device,
+        kernels_of: str | None = None,
     ) -> None:
         self.optimizer = optimizer
         self.name = _qualified_name(optimizer)
         self._model = model
         self._device_type = device.type
-        self._autocast = recipe.precision == "fp16"
+        self._recipe = recipe
+        self._clips_together = (kernels_of or device.type) == "cuda"
         self._scaler = torch.amp.GradScaler(
-            device.type, init_scale=FIRST_LOSS_SCALE, enabled=self._autocast
+            device.type, init_scale=FIRST_LOSS_SCALE, enabled=recipe.precision == "fp16"
         )
 
-    def step(self, loss_of: LossOf) -> float:
+    def step(self, *losses_of: LossOf) -> float:
         """Run one whole step."""
         self.forget_gradients()
-        loss = self.backward(loss_of)
+        losses = [self.backward(loss_of).detach() for loss_of in losses_of]
         skipped_at = self.update()
-        value = float(loss.detach())
+        value = float(sum(losses))
         # A loss that is not finite is the caller's error to raise.
         if skipped_at is not None and math.isfinite(value):
             raise SkippedStepError(
@@ -125,13 +139,19 @@ class DeviceStepper:
 
     def backward(self, loss_of: LossOf) -> torch.Tensor:
         """Run forward and backward pass, and return the loss on the device."""
-        with torch.autocast(self._device_type, torch.float16, enabled=self._autocast):
+        with autocast_to(self._recipe.autocast, self._device_type):
             loss = loss_of(self._model)
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return loss
 
     def update(self) -> float | None:
-        """Update the weights; return the loss scale of a skipped update, None otherwise."""
+        """Clip and update; return the loss scale of a skipped update, None otherwise."""
+        if self._recipe.max_grad_norm is not None:
+            self._scaler.unscale_(self.optimizer)
+            trained = [p for group in self.optimizer.param_groups for p in group["params"]]
+            nn.utils.clip_grad_norm_(
+                trained, self._recipe.max_grad_norm, foreach=self._clips_together
+            )
         self._scaler.step(self.optimizer)
         scale = self._scaler.get_scale()
         self._scaler.update()
@@ -181,12 +201,15 @@ class _OffloadedStepper:
         # DeepSpeed wraps the optimizer that does the update on the host in its own.
         self.name = _qualified_name(self.optimizer.optimizer)
 
-    def step(self, loss_of: LossOf) -> float:
-        # The engine's own forward pass prepares the transfer of gradients to the host.
-        loss = loss_of(self._engine)
-        self._engine.backward(loss)
-        self._engine.step()
-        return float(loss.detach())
+    def step(self, *losses_of: LossOf) -> float:
+        total = 0.0
+        for loss_of in losses_of:
+            # The engine's own forward pass prepares the transfer of gradients to the host.
+            loss = loss_of(self._engine)
+            self._engine.backward(loss, scale_wrt_gas=False)  # the losses are scaled already
+            self._engine.step()  # updates after the last micro-batch
+            total += float(loss.detach())
+        return total
 
     def state_dict(self) -> dict[str, Any]:
         raise NotImplementedError
@@ -208,8 +231,12 @@ def offload_config(recipe: Recipe, trained_parameters: int) -> dict[str, Any]:
     return {
         # DeepSpeed only counts examples with it; batches may have any size.
         "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE, "torch_adam": False}},
+        "gradient_accumulation_steps": recipe.gradient_accumulation,
+        "gradient_clipping": recipe.max_grad_norm or 0.0,
+        "optimizer": {
+            "type": "AdamW",
+            "params": {"lr": LEARNING_RATE, "weight_decay": 0.0, "torch_adam": False},
+        },
         "zero_optimization": {
             "stage": 2,
             "offload_optimizer": {"device": "cpu", "pin_memory": True},
@@ -236,24 +263,25 @@ def make_optimizer(
     # PyTorch's own default for each device, explicit because a simulated GPU's tensors are on the
     # CPU.
     together = device_type == "cuda"
-    match recipe.optimizer:
-        case "adamw":
-            # Fused, as in transformers.Trainer: PyTorch's foreach version holds another copy of all
-            # trained weights during the update.
-            return torch.optim.AdamW(trainable, lr=LEARNING_RATE, fused=True)
-        case "adafactor":
-            return torch.optim.Adafactor(trainable, lr=LEARNING_RATE)
-        case "sgd":
-            return torch.optim.SGD(trainable, lr=LEARNING_RATE, foreach=together)
-        case "adamw_8bit":
-            return _bitsandbytes("AdamW8bit", trainable)
-        case "paged_adamw_8bit":
-            return _bitsandbytes("PagedAdamW8bit", trainable)
+    # transformers' Trainer takes the fused one, without weight decay.
+    adamw = partial(torch.optim.AdamW, weight_decay=0.0)
+    makers: dict[Optimizer, Callable[..., torch.optim.Optimizer]] = {
+        "adamw": partial(adamw, fused=True),
+        # Holds another copy of all trained weights during the update.
+        "adamw_foreach": partial(adamw, foreach=True),
+        "adamw_loop": partial(adamw, foreach=False),
+        "adafactor": torch.optim.Adafactor,
+        "sgd": partial(torch.optim.SGD, foreach=together),
+        "adamw_8bit": partial(_bitsandbytes, "AdamW8bit"),
+        "paged_adamw_8bit": partial(_bitsandbytes, "PagedAdamW8bit"),
+        "paged_adamw_32bit": partial(_bitsandbytes, "PagedAdamW32bit"),
+    }
+    return makers[recipe.optimizer](trainable, lr=LEARNING_RATE)
 
 
-def _bitsandbytes(name: str, trainable: list[nn.Parameter]) -> torch.optim.Optimizer:
+def _bitsandbytes(name: str, trainable: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
     optimizers = importlib.import_module("bitsandbytes.optim")
-    made: torch.optim.Optimizer = getattr(optimizers, name)(trainable, lr=LEARNING_RATE)
+    made: torch.optim.Optimizer = getattr(optimizers, name)(trainable, lr=lr, weight_decay=0.0)
     if name.startswith("Paged"):
         _page_again(made, importlib.import_module("bitsandbytes.functional").fill)
     return made
@@ -284,8 +312,12 @@ def _page_again(optimizer: Any, fill: Callable[[torch.Tensor, float], object]) -
     optimizer.get_state_buffer = state_buffer
 
 
-def _qualified_name(optimizer: object) -> str:
-    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+def _qualified_name(optimizer: Any) -> str:
+    """Class of an optimizer, and its implementation where that is not the fused one."""
+    name = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+    if not isinstance(optimizer, torch.optim.AdamW) or optimizer.defaults["fused"]:
+        return name
+    return f"{name} ({'foreach' if optimizer.defaults['foreach'] else 'loop'})"
 
 
 def _removal_of_additions(model: nn.Module) -> Callable[[], None]:

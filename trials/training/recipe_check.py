@@ -3,13 +3,16 @@
 from collections.abc import Iterator
 
 from trials.records.observation import Built, ParameterCounts
-from trials.records.recipe import Attention, Precision, Recipe
+from trials.records.recipe import Attention, Dtype, Optimizer, Recipe
 
-DTYPE_NAMES: dict[Precision, str] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-OPTIMIZER_CLASSES = {
+DTYPE_NAMES: dict[Dtype, str] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+OPTIMIZER_CLASSES: dict[Optimizer, str] = {
     "adamw": "torch.optim.adamw.AdamW",
+    "adamw_foreach": "torch.optim.adamw.AdamW (foreach)",
+    "adamw_loop": "torch.optim.adamw.AdamW (loop)",
     "adamw_8bit": "bitsandbytes.optim.adamw.AdamW8bit",
     "paged_adamw_8bit": "bitsandbytes.optim.adamw.PagedAdamW8bit",
+    "paged_adamw_32bit": "bitsandbytes.optim.adamw.PagedAdamW32bit",
     "adafactor": "torch.optim.Adafactor",
     "sgd": "torch.optim.sgd.SGD",
 }
@@ -41,6 +44,11 @@ def _compared(
     for name in ("total", "trainable", "four_bit"):
         yield f"{name} parameters", getattr(implied, name), getattr(built.parameters, name)
     yield "dtypes", ", ".join(_dtypes(recipe)), ", ".join(built.dtypes)
+    product_dtype = DTYPE_NAMES[recipe.compute_dtype]
+    yield f"matrix products in {product_dtype}", True, product_dtype in built.product_dtypes
+    yield "micro-batches", recipe.gradient_accumulation, built.micro_batches
+    if recipe.max_grad_norm is not None and not recipe.offload_optimizer:  # DeepSpeed has its own
+        yield "norm of the gradients", True, "aten::linalg_vector_norm" in built.kernels
     yield "attention", recipe.attention, built.attention
     for attention, operator in ATTENTION_OPERATORS.items():
         ran = any(operator in kernel for kernel in built.kernels)
@@ -60,7 +68,6 @@ def _compared(
 
 def _dtypes(recipe: Recipe) -> list[str]:
     """Names of the dtypes of weights and adapters without 4-bit weights, sorted."""
-    if recipe.precision == "fp16":
-        # Trained weights stay in fp32 (Recipe.precision).
-        return ["float32"] if recipe.method == "full" else ["float16", "float32"]
-    return [DTYPE_NAMES[recipe.precision]]
+    base = "fp32" if recipe.kbit_preparation else recipe.base_dtype
+    dtypes = {base, recipe.adapter_dtype or base}
+    return sorted(DTYPE_NAMES[dtype] for dtype in dtypes)

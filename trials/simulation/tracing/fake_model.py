@@ -9,7 +9,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
-from trials.models.build import adapters_dtype, stock_model, under_recipe
+from trials.models.build import stock_model, under_recipe
 from trials.models.weight_placement import quantise_laid_out
 from trials.records.model import Model
 from trials.records.recipe import Recipe
@@ -41,8 +41,6 @@ def fake_model(
     cut(stock, repeated)
     with torch.device("meta"):
         built = under_recipe(stock, recipe, lambda laid_out: _lay_out(laid_out, recipe))
-        if recipe.lora_rank is not None:
-            _set_adapters_dtype(built, recipe)
     _fake_all(built, mode)
     return built, repeated
 
@@ -76,14 +74,6 @@ def _flash_by_sdpa() -> Iterator[None]:
 def _lay_out(model: nn.Module, recipe: Recipe) -> None:
     if recipe.method == "qlora":
         quantise_laid_out(model, recipe, _quantised)
-
-
-def _set_adapters_dtype(model: nn.Module, recipe: Recipe) -> None:
-    """Set the adapters' dtype, which PEFT does not set on the meta device."""
-    dtype = adapters_dtype(recipe)
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.data = torch.empty_like(parameter, dtype=dtype)
 
 
 def _quantised(linear: Any, plain: nn.Linear, recipe: Recipe) -> None:

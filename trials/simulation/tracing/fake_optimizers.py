@@ -28,18 +28,18 @@ def simulated_optimizer(
     trainable: list[nn.Parameter], recipe: Recipe, device_type: str
 ) -> torch.optim.Optimizer:
     """Make the optimizer of a recipe as a device of this type runs it."""
-    if recipe.optimizer in ("adamw_8bit", "paged_adamw_8bit"):
-        paged = recipe.optimizer == "paged_adamw_8bit"
-        return _EightBitAdamW(trainable, paged=paged, on_gpu=device_type == "cuda")
+    if "8bit" in recipe.optimizer or recipe.optimizer.startswith("paged"):
+        return _BitsandbytesAdamW(trainable, recipe, on_gpu=device_type == "cuda")
     return make_optimizer(trainable, recipe, device_type)
 
 
-class _EightBitAdamW(torch.optim.Optimizer):
-    """State and kernels of bitsandbytes' AdamW8bit: one kernel per tensor."""
+class _BitsandbytesAdamW(torch.optim.Optimizer):
+    """State and kernels of bitsandbytes' AdamW in 8 or 32 bits: one kernel per tensor."""
 
-    def __init__(self, params: Iterable[nn.Parameter], *, paged: bool, on_gpu: bool) -> None:
+    def __init__(self, params: Iterable[nn.Parameter], recipe: Recipe, *, on_gpu: bool) -> None:
         super().__init__(params, {"lr": LEARNING_RATE})
-        self._paged = paged
+        self._paged = recipe.optimizer.startswith("paged")
+        self._bytes = 1 if "8bit" in recipe.optimizer else 4
         self._has_tables = on_gpu
         self._codes: list[torch.Tensor] = []
 
@@ -57,13 +57,13 @@ class _EightBitAdamW(torch.optim.Optimizer):
         if not state:
             state.update(self._new_state(parameter))
         moments = [state["state1"], state["state2"]] if "state1" in state else []
-        torch.ops.simulated.adam_8bit(parameter.grad, parameter, moments)
+        torch.ops.simulated.bitsandbytes_adam(parameter.grad, parameter, moments, self._bytes)
 
     def _new_state(self, parameter: nn.Parameter) -> dict[str, Any]:
         if self._paged and parameter.numel() >= SMALLEST_PAGED:
             # Managed memory does not come from PyTorch's allocator.
             return {"paged": True}
-        small = parameter.numel() < SMALLEST_8BIT
+        small = parameter.numel() < SMALLEST_8BIT or self._bytes == 4
         if not small and not self._codes and self._has_tables:
             # Both code tables of the 8-bit numbers, on the GPU.
             self._codes = [torch.zeros(256, device=parameter.device) for _ in range(2)]
@@ -76,20 +76,24 @@ class _EightBitAdamW(torch.optim.Optimizer):
         return state
 
 
-def _adam_8bit(grad: torch.Tensor, parameter: torch.Tensor, moments: list[torch.Tensor]) -> None:
-    del grad, parameter, moments
+def _adam(
+    grad: torch.Tensor, parameter: torch.Tensor, moments: list[torch.Tensor], moment_bytes: int
+) -> None:
+    del grad, parameter, moments, moment_bytes
 
 
-def _adam_8bit_work(args: Any, _result: Any) -> list[Described]:
-    grad, parameter, moments = args
-    # Reads and writes of both moments; paged ones have 8 bits each.
-    kept = 2 * sum(map(touched_bytes, moments)) if moments else 4 * parameter.numel()
+def _adam_work(args: Any, _result: Any) -> list[Described]:
+    grad, parameter, moments, moment_bytes = args
+    # Reads and writes of both moments; paged ones are no tensors here.
+    paged = 4 * moment_bytes * parameter.numel()
+    kept = 2 * sum(map(touched_bytes, moments)) if moments else paged
     moved = float(sum(touched_bytes(t) for t in tensors_in((grad, parameter, parameter))) + kept)
     return [(OperatorClass.UPDATE, Rate.FP32, (moved, 0, 0, 0, 0, 0, 1))]
 
 
 declare(
-    "adam_8bit(Tensor grad, Tensor(a!) parameter, Tensor(b!)[] moments) -> ()",
-    _adam_8bit,
-    DeclaredKernel(_adam_8bit_work),
+    "bitsandbytes_adam(Tensor grad, Tensor(a!) parameter, Tensor(b!)[] moments, int moment_bytes)"
+    " -> ()",
+    _adam,
+    DeclaredKernel(_adam_work),
 )

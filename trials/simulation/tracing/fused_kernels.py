@@ -5,13 +5,15 @@ compute anything.
 """
 
 import contextlib
+import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._pytree import tree_map_only
 
 from trials.simulation.recording import OperatorClass, Rate
 from trials.simulation.tracing.operator_costs import (
@@ -145,6 +147,15 @@ KERNELS["bitsandbytes::gemm_4bit"] = DeclaredKernel(_four_bit_product, _four_bit
 KERNELS["bitsandbytes::dequantize_4bit"] = DeclaredKernel(_dequantisation)
 
 
+# Functions that autocast runs in fp32 on CUDA but not on a CPU (ATen's autocast_mode.h), as far as
+# models of transformers call them.
+FP32_UNDER_AUTOCAST: dict[Any, tuple[str, ...]] = {
+    functional: ("layer_norm", "group_norm", "softmax", "log_softmax", "softplus"),
+    torch: ("cumsum", "exp", "log", "log_softmax", "norm", "pow", "prod", "rsqrt", "softmax"),
+    Tensor: ("cumsum", "exp", "log", "log_softmax", "norm", "pow", "prod", "rsqrt", "softmax"),
+}
+
+
 @contextlib.contextmanager
 def as_on_gpu() -> Iterator[None]:
     """Let PyTorch's functions that choose kernels by device choose those of a GPU.
@@ -152,18 +163,42 @@ def as_on_gpu() -> Iterator[None]:
     The functions are replaced by name: a TorchFunctionMode is inactive in the backward pass, where
     checkpoints recompute their layers.
     """
-    replacements = {
-        "scaled_dot_product_attention": _scaled_dot_product_attention,
-        "dropout": _dropout,
-    }
-    own = {name: getattr(functional, name) for name in replacements}
-    for name, function in replacements.items():
-        setattr(functional, name, function)
+    replacements: list[tuple[Any, str, Callable[..., Any]]] = [
+        (functional, "scaled_dot_product_attention", _scaled_dot_product_attention),
+        (functional, "dropout", _dropout),
+        *(
+            (place, name, _in_fp32(getattr(place, name)))
+            for place, names in FP32_UNDER_AUTOCAST.items()
+            for name in names
+        ),
+    ]
+    own = [(place, name, vars(place).get(name)) for place, name, _ in replacements]
+    for place, name, function in replacements:
+        setattr(place, name, function)
     try:
         yield
     finally:
-        for name, function in own.items():
-            setattr(functional, name, function)
+        for place, name, before in own:
+            if before is None:  # a method that the class inherits
+                delattr(place, name)
+            else:
+                setattr(place, name, before)
+
+
+def _in_fp32(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function take its tensors in fp32 under autocast, as CUDA's autocast does."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if torch.is_autocast_enabled("cpu"):
+            args, kwargs = tree_map_only(Tensor, _single, (args, kwargs))
+        return function(*args, **kwargs)
+
+    return run
+
+
+def _single(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in {torch.bfloat16, torch.float16} else tensor
 
 
 def _scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - PyTorch's signature

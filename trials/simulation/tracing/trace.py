@@ -12,9 +12,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trials.models.build import auto_config
-from trials.models.weight_placement import decoder_layers
+from trials.models.weight_placement import DTYPES, decoder_layers
 from trials.records.cell import Cell
 from trials.records.model import Model
+from trials.records.recipe import Recipe
 from trials.simulation.recording import Held, Purpose, Recording, Segment, with_updates_of
 from trials.simulation.tracing.fake_model import FLASH, fake_model
 from trials.simulation.tracing.fake_optimizers import simulated_optimizer
@@ -24,6 +25,7 @@ from trials.simulation.tracing.mamba_kernels import install_simulated_mamba
 from trials.simulation.tracing.tracer import Tracer, UntraceableError, fake_like
 from trials.simulation.tracing.watchdog import innermost_module
 from trials.training.finetune import import_libraries, model_tensors
+from trials.training.loss import batch_loss
 from trials.training.optimizers import DeviceStepper
 
 Target = Literal["cuda", "cpu"]
@@ -119,16 +121,18 @@ class TraceableCell:
             yield
             return
         nothing = contextlib.nullcontext()
-        autocast = self._recipe.precision == "fp16"
-        before = torch.is_autocast_enabled("cuda")
+        autocast = self._recipe.autocast
+        before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
         # Libraries read CUDA's autocast setting on every device.
-        torch.set_autocast_enabled("cuda", autocast)
+        torch.set_autocast_enabled("cuda", autocast is not None)
+        torch.set_autocast_dtype("cuda", DTYPES[autocast or "fp16"])
         try:
             capped = _scores_capped_within() if self._recipe.attention == FLASH else nothing
             with as_on_gpu(), capped:
                 yield
         finally:
-            torch.set_autocast_enabled("cuda", before)
+            torch.set_autocast_enabled("cuda", before[0])
+            torch.set_autocast_dtype("cuda", before[1])
 
     def set_length(self, seq_len: int) -> None:
         """Set the sequence length of further traces.
@@ -170,7 +174,12 @@ class TraceableCell:
         """Stepper of the recipe."""
         device = torch.device("cpu")
         optimizer = simulated_optimizer(trainable, self._recipe, self._target)
-        return DeviceStepper(self._model, optimizer, self._recipe, device)
+        return DeviceStepper(self._model, optimizer, self._recipe, device, self._target)
+
+    @property
+    def recipe(self) -> Recipe:
+        """Recipe of the cell."""
+        return self._recipe
 
 
 def _without_window(model: Model) -> Model:
@@ -241,6 +250,10 @@ class _Step:
         held = [*model_tensors(cell.model), *self._untraced.parameters]
         self._tracer = Tracer(shares, held, with_workspaces=cell.is_on_gpu)
         self._trainable = [p for p in cell.model.parameters() if p.requires_grad]
+        self._hooks = [
+            p.register_post_accumulate_grad_hook(self._tracer.accumulated)  # type: ignore[no-untyped-call]
+            for p in self._trainable
+        ]
 
     def traced(self) -> Traced:
         kinds = [(layer, type(layer)) for layer in self._layers]
@@ -255,6 +268,8 @@ class _Step:
                 layer.__class__ = kind
             for parameter in self._trainable:
                 parameter.grad = None
+            for hook in self._hooks:
+                hook.remove()
         return Traced(
             recording=self._tracer.recording(self._gradients),
             held=_held(self._cell),
@@ -286,7 +301,7 @@ class _Step:
         stepper.close()
 
     def _loss(self, model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = model(input_ids=tokens, labels=tokens).loss
+        loss = batch_loss(model, tokens, tokens, self._cell.recipe)
         self._tracer.segment = Segment.HEAD_BACKWARD
         return loss
 

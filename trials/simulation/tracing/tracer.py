@@ -119,6 +119,15 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         """Name of a tensor's storage; None for one made before the step."""
         return self._names.get(tensor.untyped_storage()._cdata)  # noqa: SLF001 - as StorageWatch
 
+    def accumulated(self, parameter: torch.Tensor) -> None:
+        """Record that the backward pass has handed a parameter its gradient."""
+        assert parameter.grad is not None
+        name = self.name_of(parameter.grad)
+        if name is not None:
+            # The sum reads both gradients and writes one.
+            moved = 3.0 * parameter.grad.untyped_storage().nbytes()
+            self._event(Kind.ACCUMULATED, name, (moved, *NO_NUMBERS[1:-1], 1.0))
+
     def add_ghost(self, tensor: torch.Tensor, like: int, copy: int) -> None:
         """Register the gradient of an untraced parameter as a copy of a traced storage.
 

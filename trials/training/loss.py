@@ -1,0 +1,53 @@
+"""Losses of a step: one for each micro-batch, as transformers' Trainer computes them."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+
+from trials.records.recipe import Recipe
+
+IGNORED = -100  # label of a token without a loss, as in transformers
+
+
+def micro_batch_losses(
+    tokens: torch.Tensor, labels: torch.Tensor, recipe: Recipe
+) -> Iterator[Callable[[nn.Module], torch.Tensor]]:
+    """Split a batch into micro-batches and return the function of each one's loss.
+
+    The losses add up to the mean over all tokens with a loss.
+
+    Args:
+        tokens: (batch, length) token ids.
+        labels: (batch, length) token ids, -100 for tokens without a loss.
+        recipe: with the number of micro-batches.
+    """
+    if recipe.gradient_accumulation == 1:
+        yield lambda model: batch_loss(model, tokens, labels, recipe)
+        return
+    parts = [part.chunk(recipe.gradient_accumulation) for part in (tokens, labels)]
+    counts = [int((part[:, 1:] != IGNORED).sum()) for part in parts[1]]
+    for ids, targets, count in zip(*parts, counts, strict=True):
+        share = count / sum(counts)
+        yield lambda model, ids=ids, targets=targets, share=share: (  # type: ignore[misc]
+            share * batch_loss(model, ids, targets, recipe)
+        )
+
+
+def batch_loss(
+    model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor, recipe: Recipe
+) -> torch.Tensor:
+    """Mean loss of a micro-batch in nats per token.
+
+    Args:
+        model: causal language model.
+        tokens: (batch, length) token ids.
+        labels: (batch, length) token ids, -100 for tokens without a loss.
+        recipe: with the precision.
+    """
+    output = model(input_ids=tokens, labels=labels)
+    if recipe.autocast is not None:
+        # accelerate hands the trainer every output in fp32, as a copy beside the loss's own.
+        output.logits = output.logits.float()
+    loss: torch.Tensor = output.loss
+    return loss
