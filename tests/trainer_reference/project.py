@@ -28,6 +28,8 @@ def project_cell(cell: ReferenceCell, folder: Path) -> Cell:
         "lora_targets": None if cell.method == "full" else ("all-linear",),
         "precision": cell.precision,
         "gradient_checkpointing": cell.checkpointing,
+        "gradient_accumulation": cell.accumulation,
+        "max_grad_norm": cell.max_grad_norm,
     }
     recipe = with_defaults(Recipe.model_validate(fields), find_model(name), cpu())
     return Cell(gpu="cpu", model=name, weights="pretrained", recipe=recipe, seq_len=LENGTH)
@@ -45,8 +47,8 @@ def measure(
                 parameter.copy_(run.initial[name])
     losses = []
     with PeakCounter(tuning.tensors(), with_origins=with_origins) as counter:
-        for (tokens,) in run.batches:
-            batch = tokens.clone()
+        for micro_batches in run.batches:
+            batch = torch.cat(micro_batches)
             losses.append(tuning.step(batch))
             del batch
     return counter, losses
@@ -58,7 +60,8 @@ def simulated_peak(cell: ReferenceCell, folder: Path) -> int:
     traced = TraceableCell(ours, find_model(ours.model), target="cpu", whole=True).trace(
         BATCH, _no_experts
     )
-    steps = Steps(StepTrace((BATCH,), (traced.recording,), traced.held, traced.copies))
+    trace = StepTrace((BATCH,), (traced.recording,), traced.held, traced.copies)
+    steps = Steps(trace, cell.accumulation)
     _, sizes = steps.storages(BATCH)
     return int(steps.held.sizes.sum() + np.cumsum(sizes).max())
 
