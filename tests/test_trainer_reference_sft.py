@@ -50,6 +50,7 @@ def test_every_combination_of_axes_equals_the_trainers(cell: ReferenceCell, fold
 
 
 def compare(cell: ReferenceCell, folder: Path) -> None:
+    """Compare ten steps from the same weights, on the same examples."""
     from trainer_reference.project import measure, simulated_peak  # noqa: PLC0415 - seconds
     from trainer_reference.trainer import train  # noqa: PLC0415 - as above
 

@@ -6,7 +6,7 @@ from fitting.learning_curves import LearningCurve, Score, best, experts_text
 from gpu_catalog.errors import UserError
 from gpu_catalog.record import Record
 from trials.records.cell import Cell, Weights
-from trials.records.recipe import Recipe
+from trials.records.recipe import Optimizer, Recipe
 
 # Parts of a recipe that decide speed and memory, but not the number of epochs.
 SPEED_ONLY = {
@@ -15,6 +15,14 @@ SPEED_ONLY = {
     "experts": None,
     "mamba": None,
     "offload_optimizer": False,
+    "gradient_accumulation": 1,
+}
+# Optimizers that compute what another one does.
+SAME_UPDATE: dict[Optimizer, Optimizer] = {
+    "adamw_foreach": "adamw",
+    "adamw_loop": "adamw",
+    "paged_adamw_32bit": "adamw",
+    "paged_adamw_8bit": "adamw_8bit",
 }
 
 
@@ -104,5 +112,6 @@ def _of(cell: Cell, curves: Sequence[LearningCurve]) -> LearnedEpochs | str:
 
 def _learning_key(cell: Cell) -> tuple[str, int | None, Recipe]:
     """Everything of a cell that decides its number of epochs."""
-    paged = {"optimizer": "adamw_8bit"} if cell.recipe.optimizer == "paged_adamw_8bit" else {}
-    return cell.model, cell.active_experts, cell.recipe.model_copy(update=SPEED_ONLY | paged)
+    optimizer = cell.recipe.optimizer
+    same = {"optimizer": SAME_UPDATE.get(optimizer, optimizer)}
+    return cell.model, cell.active_experts, cell.recipe.model_copy(update=SPEED_ONLY | same)

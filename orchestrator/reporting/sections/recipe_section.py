@@ -220,6 +220,8 @@ def _words(recipe: Recipe) -> tuple[str | None, ...]:
         None if recipe.mamba is None else f"Mamba by {recipe.mamba}",
         recipe.optimizer,
         "offloaded" if recipe.offload_optimizer else "not offloaded",
+        f"{recipe.gradient_accumulation} micro-batches a step",
+        "no clipping" if recipe.max_grad_norm is None else f"clipped to {recipe.max_grad_norm:g}",
     )
 
 
@@ -232,7 +234,9 @@ def _method(recipe: Recipe) -> str:
         + ("" if has_usual_alpha else f" alpha {recipe.lora_alpha}")
         + (f" dropout {recipe.lora_dropout:g}" if recipe.lora_dropout else "")
         + (f" on {'+'.join(recipe.lora_targets)}" if recipe.lora_targets else "")
+        + (f" in {recipe.adapter_dtype}" if recipe.has_own_adapter_dtype else "")
         + (" with constants not quantised" if recipe.double_quantisation is False else "")
+        + (" with norms and head in fp32" if recipe.kbit_preparation else "")
     )
 
 
