@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from trials.training.operator_attribution import NODE, Part, rows
+from trials.training.profiling.operator_attribution import NODE, Part, rows
 
 
 @dataclass

@@ -17,8 +17,8 @@ from trials.records.model import find_model
 from trials.records.profile import Layer, Profile, ProfileRule, Stage
 from trials.records.recipe import Recipe
 from trials.training.finetune import FineTuning
-from trials.training.module_ranges import Ranges
-from trials.training.profiler import StageMarks, event_flops, profiled
+from trials.training.profiling.module_ranges import Ranges
+from trials.training.profiling.profiler import StageMarks, event_flops, profiled
 
 # PEFT asks a transformers model under a name that transformers 5 has deprecated.
 pytestmark = pytest.mark.filterwarnings(

@@ -173,7 +173,7 @@ class Worker:
     def _profile(self, request: ProbeRequest, tokens: torch.Tensor) -> Profile | None:
         if request.profile is None:
             return None
-        from trials.training.profiler import (  # noqa: PLC0415 - takes a second; few probes need it
+        from trials.training.profiling.profiler import (  # noqa: PLC0415 - takes a second; few probes need it
             profiled,
         )
 

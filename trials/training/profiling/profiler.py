@@ -17,7 +17,7 @@ from trials.devices.device import Device
 from trials.models.experts import LoopedExperts
 from trials.records.profile import ExpertLoad, Profile, ProfileRow, ProfileRule, Stage
 from trials.training.finetune import FineTuning
-from trials.training.module_ranges import (
+from trials.training.profiling.module_ranges import (
     ATTENTION,
     PRODUCTS_OF_SHAPES,
     Handle,
@@ -26,7 +26,7 @@ from trials.training.module_ranges import (
     expert_modules,
     whole_stage,
 )
-from trials.training.operator_attribution import GROUPED_PRODUCTS, Event, rows
+from trials.training.profiling.operator_attribution import GROUPED_PRODUCTS, Event, rows
 
 
 def profiled(

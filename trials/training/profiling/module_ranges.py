@@ -9,7 +9,7 @@ from torch.profiler import record_function
 from trials.models.adapter_targets import ATTENTION_MODULES
 from trials.models.experts import LoopedExperts, is_fused
 from trials.records.profile import Layer, Stage
-from trials.training.operator_attribution import Part
+from trials.training.profiling.operator_attribution import Part
 
 Step = Callable[[], object]
 Handle = Any  # torch's handle of a hook

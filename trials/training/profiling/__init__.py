@@ -1,0 +1,1 @@
+"""Times of a step by stage, layer and kernel."""
