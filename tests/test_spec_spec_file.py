@@ -9,7 +9,7 @@ from builders.runs import ROUTED, spec_of
 from builders.specifications import altered
 
 from orchestrator.run_folder.run_folder import open_run
-from orchestrator.spec.spec_file import SpecError, parse_spec, shipped_specs
+from orchestrator.spec.spec_file import SpecError, named_spec_text, parse_spec, shipped_specs
 
 
 def test_default_sweep_is_valid_and_holds_three_families_on_the_cpu() -> None:
@@ -119,3 +119,9 @@ catalog:
 
 
 # What is changed, and what is told: for each mistake its line, its place, and words that it needs.
+
+
+def test_a_misspelt_shipped_sweep_has_a_near_match() -> None:
+    """The name that was probably meant is in the error."""
+    with pytest.raises(SpecError, match="'paper'"):
+        named_spec_text(Path("papr"))

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from gpu_catalog.catalog import Catalog, CatalogError, load_catalog
 from gpu_catalog.errors import UserError
-from gpu_catalog.suggestions import near_matches
+from gpu_catalog.suggestions import did_you_mean, near_matches
 from orchestrator.datasets.lengths import DataLengths
 from orchestrator.datasets.source import DataError
 from orchestrator.spec.job_request import NO_EXAMPLES, SOURCES, JobRequest, requested_job
@@ -51,10 +51,9 @@ def read_spec_text(path: Path) -> str:
     try:
         return decoded(path.read_bytes(), str(path))
     except FileNotFoundError:
-        names = ", ".join(shipped_specs())
-        raise SpecError(
-            f"{path}: no such file or shipped sweep; shipped sweeps are {names}"
-        ) from None
+        names = list(shipped_specs())
+        near = did_you_mean(str(path), names) or f"; shipped sweeps are {', '.join(names)}"
+        raise SpecError(f"{path}: no such file or shipped sweep{near}") from None
     except IsADirectoryError:
         raise SpecError(f"{path}: is a folder: give the YAML file in it") from None
     except OSError as error:

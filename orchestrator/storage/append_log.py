@@ -28,9 +28,6 @@ class AppendFile:
         """
         try:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        except OSError as error:
-            raise unusable(self.path, "written", error) from None
-        try:
             # The kernel drops this lock when the process dies, so no lock is ever stale.
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             content = self.path.read_bytes()
@@ -38,11 +35,11 @@ class AppendFile:
             if whole < len(content):
                 os.ftruncate(self._descriptor, whole)
             sync_folder(self.path.parent)  # else a new file may be gone after a power failure
-        except BlockingIOError:
-            self.close()
-            raise
         except OSError as error:
-            self.close()
+            if self._descriptor >= 0:
+                self.close()
+            if isinstance(error, BlockingIOError):
+                raise
             raise unusable(self.path, "written", error) from None
 
     def append(self, line: bytes) -> None:

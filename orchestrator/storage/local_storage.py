@@ -4,6 +4,7 @@ import contextlib
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Self
 
 from orchestrator.storage.append_log import AppendFile, has_writer, sync_folder, unusable
 from orchestrator.storage.run_storage import StoreError
@@ -15,18 +16,19 @@ BUFFER_BYTES = 2**20
 class LocalStorage:
     """Folder on this machine or a mounted one.
 
-    ``S3Storage`` has the same methods. Every one may raise StoreError with one line.
+    ``S3Storage`` has the same methods, and its ``S3Log`` those of the writer. Every one may raise
+    StoreError with one line.
+
+    Attributes:
+        file: file of the observations.
     """
 
     has_several_files = False  # of observations, which may repeat a probe
 
     def __init__(self, path: Path) -> None:
         self._path = path
-
-    @property
-    def file(self) -> Path:
-        """File of the observations."""
-        return self._path / OBSERVATIONS
+        self.file = path / OBSERVATIONS
+        self._log = AppendFile(self.file)
 
     def names(self) -> set[str] | None:
         """Names in the folder; None if there is no such folder."""
@@ -80,32 +82,21 @@ class LocalStorage:
         """Whether a driver is writing to the run now."""
         return has_writer(self.file)
 
-    def log(self) -> "LocalLog":
-        """Writer of the run; one driver at a time has it open."""
-        return LocalLog(self._path)
-
     def local_folder(self) -> Path:
         """Folder on this machine that lasts as long as the sweep."""
         return self._path
 
-
-class LocalLog:
-    """Writer of a run in a local folder; the file of observations is locked while it is open.
-
-    ``S3Log`` has the same methods. Every one may raise StoreError with one line.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._file = AppendFile(folder / OBSERVATIONS)
+    def log(self) -> Self:
+        """Writer of the run, with the methods below; one driver at a time has it open."""
+        return type(self)(self._path)
 
     def open(self) -> None:
         """Lock the run for this driver."""
         try:
-            self._file.open()
+            self._log.open()
         except BlockingIOError:
             raise StoreError(
-                f"{self._folder}: another sweep is writing to it: wait for it, or stop it"
+                f"{self._path}: another sweep is writing to it: wait for it, or stop it"
             ) from None
 
     def recover(self, _keys: Collection[str]) -> set[str]:
@@ -121,16 +112,12 @@ class LocalLog:
 
     def append(self, line: bytes) -> None:
         """Write an observation so that no crash of this process can lose it."""
-        self._file.append(line)
-
-    def write(self, name: str, content: bytes) -> None:
-        """Replace a file beside the observations, at the latest when the log is closed."""
-        LocalStorage(self._folder).write(name, content)
+        self._log.append(line)
 
     def close(self, *, failed: bool) -> None:
         """Release the run. After a failure this takes seconds at most, and raises nothing."""
         del failed
-        self._file.close()
+        self._log.close()
 
 
 def lines_of(file: Path, start: int = 0, end: int | None = None) -> Iterator[bytes]:

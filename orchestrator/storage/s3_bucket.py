@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -132,21 +132,20 @@ class Bucket:
             OutageError: there was none for ``retry_seconds``.
             StoreError: the service refuses the request.
         """
-        begun, pause = time.monotonic(), FIRST_PAUSE_SECONDS
+        begun, waits, is_first = time.monotonic(), pauses(), True
         while True:
             try:
                 return request()
             except OutageError as error:
-                passed = time.monotonic() - begun
+                passed, pause = time.monotonic() - begun, next(waits)
                 if passed + pause > self.retry_seconds:
                     raise OutageError(
                         f"{error}, for {passed:.0f} s: run the same command again later"
                     ) from None
-                if pause == FIRST_PAUSE_SECONDS:
+                if is_first:
                     logger.warning("%s; retrying for up to %.0f s", error, self.retry_seconds)
-            # At random, so that many drivers do not return all at once.
-            time.sleep(random.uniform(pause / 2, pause))
-            pause = longer(pause)
+                is_first = False
+            time.sleep(pause)
 
     def get(self, name: str) -> StoredObject | None:
         """Read an object; None if there is none of this name."""
@@ -214,9 +213,12 @@ class Bucket:
         return reply
 
 
-def longer(pause: float) -> float:
-    """Pause after the next failure, in seconds."""
-    return min(2 * pause, LONGEST_PAUSE_SECONDS)
+def pauses() -> Iterator[float]:
+    """Seconds to wait after each failure, at random, so that drivers do not return all at once."""
+    longest = FIRST_PAUSE_SECONDS
+    while True:
+        yield random.uniform(longest / 2, longest)
+        longest = min(2 * longest, LONGEST_PAUSE_SECONDS)
 
 
 class _MissingError(StoreError):

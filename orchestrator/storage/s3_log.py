@@ -7,7 +7,6 @@ exceeds its limit, and the next driver on this machine sends what a killed one l
 
 import contextlib
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -16,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from orchestrator.storage.run_storage import StoreError
-from orchestrator.storage.s3_bucket import FIRST_PAUSE_SECONDS, Bucket, longer
+from orchestrator.storage.s3_bucket import Bucket, pauses
 from orchestrator.storage.s3_lock import LostError, RunLock
 from orchestrator.storage.s3_spool import Spool, spool_folder
 
@@ -71,7 +70,7 @@ class S3Log:
         self._last_sent = time.monotonic()
         self._next_renewal = time.monotonic() + timings.renew_seconds
         self._outage_since: float | None = None
-        self._pause = FIRST_PAUSE_SECONDS
+        self._pauses = pauses()
         self._retry_at = 0.0
         self.is_open = False
 
@@ -158,7 +157,7 @@ class S3Log:
             else:
                 if self._outage_since is not None:
                     logger.info("%s: answers again", self._bucket.url)
-                self._outage_since, self._pause, self._retry_at = None, FIRST_PAUSE_SECONDS, 0.0
+                self._outage_since, self._pauses, self._retry_at = None, pauses(), 0.0
 
     def _is_over(self) -> bool:
         if self._failure is not None:
@@ -214,13 +213,10 @@ class S3Log:
         with self._mutex:
             end = self._outage_since + self._timings.outage_seconds
             end = end if self._deadline is None else min(end, self._deadline)
-        if now + self._pause > end:
+        self._retry_at = now + next(self._pauses)
+        if self._retry_at > end:
             text = f"{error}, for {now - self._outage_since:.0f} s"
             self._failure = partial(self._unsent, text, "when it answers")
-            return
-        # At random, so that many drivers do not return all at once.
-        self._retry_at = now + random.uniform(self._pause / 2, self._pause)
-        self._pause = longer(self._pause)
 
     def _unsent(self, text: str, when: str) -> StoreError:
         """Error after giving up, with what is unsent at the time of the call."""

@@ -1,6 +1,7 @@
 """Values of options, converted and checked; a wrong value is an ``ArgumentTypeError``."""
 
 import argparse
+import math
 from pathlib import Path
 
 
@@ -22,8 +23,8 @@ def positive(text: str) -> int:
 
 def above_zero(text: str) -> float:
     """A number greater than 0."""
-    value = not_negative(text)
-    if value == 0:
+    value = _number(text)
+    if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"must be greater than 0, not {text}")
     return value
 
@@ -42,13 +43,17 @@ def positives(text: str) -> tuple[int, ...]:
 
 def not_negative(text: str) -> float:
     """A number of at least 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}") from None
-    if not 0 <= value < float("inf"):
+    value = _number(text)
+    if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number of at least 0, not {text}")
     return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}") from None
 
 
 def batch_size(text: str) -> int | str:
