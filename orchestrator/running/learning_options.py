@@ -53,13 +53,13 @@ class LearnOptions:
     held_out: float | None = None
     held_out_data: str | None = None
     held_out_split: str | None = None
-    epochs: int
-    batch_size: int
-    learning_rate: float
-    schedule: Schedule
-    warmup_steps: int
-    patience: int
-    seed: int
+    epochs: int = 10
+    batch_size: int = 8
+    learning_rate: float = 5e-5
+    schedule: Schedule = "constant"
+    warmup_steps: int = 0
+    patience: int = 2
+    seed: int = 0
     whole: bool = False
     no_checkpoints: bool = False
     threads: int | None = None

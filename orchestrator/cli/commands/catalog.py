@@ -16,9 +16,9 @@ from gpu_catalog.price_table import age_text, refreshed_path, write_offers, writ
 from gpu_catalog.suggestions import did_you_mean
 from orchestrator.cli.options.clock import now, today
 from orchestrator.console import print_result, remark
-from orchestrator.markdown_table import table
+from orchestrator.markdown_table import records_table, table
 from orchestrator.pricing.prices_in_use import PriceOptions
-from orchestrator.request import request_of
+from orchestrator.request import names_in, request_of
 
 # Where two sources price the same offer, the later wins: it is nearer to the provider.
 SOURCES = ("gpuhunt", "aws-public", "aws")
@@ -40,63 +40,35 @@ def run_prices(options: argparse.Namespace) -> int:
     return 0
 
 
-def run_refresh(options: argparse.Namespace) -> int:
-    """Download prices and keep them."""
-    return refresh_prices(options, now())
-
-
 def gpus_table(catalog: Catalog) -> str:
     """A table of the GPUs of a catalog."""
-    headers = (
-        "key",
-        "device name",
-        "usable GiB",
-        "GB/s",
-        "bf16 TFLOPS",
-        "recorded",
-        "source",
-    )
-    rows = [
-        (
-            gpu.key,
-            ", ".join(gpu.device_names),
-            "" if gpu.usable_memory_bytes is None else f"{gpu.usable_memory_bytes / 2**30:.2f}",
-            gpu.memory_bandwidth_gb_per_second or "",
-            gpu.bf16_dense_tflops or "",
-            gpu.recorded,
-            gpu.source,
-        )
+    return records_table(
+        {
+            "key": gpu.key,
+            "device name": ", ".join(gpu.device_names),
+            "usable GiB": (
+                "" if gpu.usable_memory_bytes is None else f"{gpu.usable_memory_bytes / 2**30:.2f}"
+            ),
+            "GB/s": gpu.memory_bandwidth_gb_per_second or "",
+            "bf16 TFLOPS": gpu.bf16_dense_tflops or "",
+            "recorded": gpu.recorded,
+            "source": gpu.source,
+        }
         for gpu in catalog.gpus
-    ]
-    return table(headers, rows)
+    )
 
 
 def prices_table(catalog: Catalog) -> str:
     """A table of the offers of a catalog, the cheapest first for each GPU."""
     headers = (
-        "GPU",
-        "provider",
-        "instance",
-        "GPUs",
-        "region",
-        "market",
-        "$/h",
-        "$/h per GPU",
-        "as of",
-        "recorded",
+        *("GPU", "provider", "instance", "GPUs", "region", "market", "$/h", "$/h per GPU"),
+        *("as of", "recorded"),
     )
     rows = [
         (
-            gpu.key,
-            offer.provider,
-            offer.instance,
-            offer.gpus_per_instance,
-            offer.region,
-            offer.market,
-            f"{offer.usd_per_hour:.4g}",
-            f"{offer.usd_per_gpu_hour:.4g}",
-            offer.as_of or "not stated",
-            offer.recorded,
+            *(gpu.key, offer.provider, offer.instance, offer.gpus_per_instance, offer.region),
+            *(offer.market, f"{offer.usd_per_hour:.4g}", f"{offer.usd_per_gpu_hour:.4g}"),
+            *(offer.as_of or "not stated", offer.recorded),
         )
         for gpu in catalog.gpus
         for offer in catalog.offers(gpu.key)
@@ -104,12 +76,13 @@ def prices_table(catalog: Catalog) -> str:
     return table(headers, rows)
 
 
-def refresh_prices(options: argparse.Namespace, time: dt.datetime) -> int:
+def run_refresh(options: argparse.Namespace) -> int:
     """Download prices from the sources and keep them for every command.
 
     Returns:
         0 where a source answered; 1 where none did, so that the last prices stay in use.
     """
+    time = now()
     sources = _sources(options.source, options.regions, time)
     out: Path = options.out or refreshed_path()
     last = written_offers(out)
@@ -155,14 +128,14 @@ def _remark_rejected(rejected: Sequence[RejectedOffer], out: Path) -> None:
 
 def _sources(names: str, regions: str | None, now: dt.datetime) -> list[PriceSource]:
     """The sources of these names, in order of rising trust."""
-    chosen = [name.strip() for name in names.split(",") if name.strip()]
+    chosen = names_in(names)
     for name in chosen:
         if name not in SOURCES:
             near = did_you_mean(name, SOURCES) or f"; take one of {', '.join(SOURCES)}"
             raise CatalogError(f"--source {name!r}: no such source{near}")
     if not chosen:
         raise CatalogError(f"--source names no source: take {', '.join(SOURCES)}")
-    in_regions = [name.strip() for name in (regions or "").split(",") if name.strip()]
+    in_regions = names_in(regions or "")
     makers: dict[str, Callable[[], PriceSource]] = {
         "gpuhunt": lambda: GpuhuntCatalogs(now.date()),
         "aws-public": lambda: AwsPublic(in_regions),

@@ -173,15 +173,6 @@ def add_learn(commands: Any) -> None:
         warmup_steps=count,
         seed=count,
     )
-    learn.set_defaults(
-        epochs=10,
-        batch_size=8,
-        learning_rate=5e-5,
-        schedule="constant",
-        warmup_steps=0,
-        patience=2,
-        seed=0,
-    )
     add_recipe(
         learn,
         method="lora; full for random weights",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from orchestrator.markdown_table import table
+from orchestrator.markdown_table import records_table
 from orchestrator.planning.measurement_cost import PROBE_SECONDS, Budget, RemainingWork
 from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.ranking.epochs_needed import LearnedEpochs
@@ -45,19 +45,18 @@ def expected(work: Sequence[RemainingWork], budget: Budget, rates: NodePrices) -
         gpus = ", ".join(row.gpu for row in work)
         yield f"expected cost: unknown before the first probes of {gpus}"
         return
-    rows = [
-        (
-            row.gpu,
-            row.trials,
-            row.nodes,
-            row.at_a_time,
-            "unknown yet" if row.hours is None else f"{row.hours:.2g}",
-            "" if row.offer is None else f"{row.offer.usd_per_hour:.3g}",
-            "" if row.usd is None else _dollars(row.usd),
-        )
+    yield records_table(
+        {
+            "GPU": row.gpu,
+            "trials": row.trials,
+            "nodes": row.nodes,
+            "at a time": row.at_a_time,
+            "hours": "unknown yet" if row.hours is None else f"{row.hours:.2g}",
+            "$/h": "" if row.offer is None else f"{row.offer.usd_per_hour:.3g}",
+            "$": "" if row.usd is None else _dollars(row.usd),
+        }
         for row in work
-    ]
-    yield table(("GPU", "trials", "nodes", "at a time", "hours", "$/h", "$"), rows)
+    )
     yield from expected_text(work, budget, rates)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from orchestrator.markdown_table import table
+from orchestrator.markdown_table import records_table
 from trials.records.cell import Cell
 from trials.records.observation import (
     MEMORY_MISSES,
@@ -24,21 +24,16 @@ def limits_section(cells: Sequence[Cell], observations: Sequence[Observation]) -
     probed = [(cell, of_cell[cell]) for cell in cells if of_cell[cell]]
     if not probed:
         return ""
-    headers = (
-        *("cell", "largest batch", "repeats", "peak memory", "next batch size", "probes"),
-        "out of memory",
-    )
-    rows = [(cell.key, *_limit_columns(probes)) for cell, probes in probed]
-    parts = ["## Largest batch that fits", table(headers, rows), *_capped_notes(observations)]
+    limits = records_table({"cell": cell.key, **_limit(probes)} for cell, probes in probed)
+    parts = ["## Largest batch that fits", limits, *_capped_notes(observations)]
     predictions = [
-        (cell.key, *row)
+        {"cell": cell.key, **row}
         for cell, probes in probed
-        if not cell.simulated and (row := _prediction_columns(probes)) is not None
+        if not cell.simulated and (row := _prediction(probes))
     ]
     if predictions:
-        columns = ("cell", "probes", "largest batch", "predicted peak", "measured peak", "error")
         parts.append("Peak memory at the largest batch, predicted from the two smallest probes:")
-        parts.append(table(columns, predictions))
+        parts.append(records_table(predictions))
     return "\n\n".join(parts)
 
 
@@ -58,19 +53,17 @@ def memory_unit(size_bytes: int) -> tuple[int, str]:
     return (GIB, "GiB") if size_bytes >= GIB else (MIB, "MiB")
 
 
-def _limit_columns(probes: Sequence[Observation]) -> tuple[object, ...]:
-    misses = sum(o.outcome in MEMORY_MISSES for o in probes)
-    searched = sum(o.purpose == "search" for o in probes)
-    limit = largest_batch(probes)
-    if limit is None:
-        return ("unknown yet", _repeats(probes), "", "", searched, misses)
-    largest, miss = limit
-    above = (
-        f"{miss.batch_size}: {outcome_text(miss.outcome)}"
-        if miss
-        else f"search limit {largest} reached"
-    )
-    return (largest, _repeats(probes), _peak(largest, probes), above, searched, misses)
+def _limit(probes: Sequence[Observation]) -> dict[str, object]:
+    largest, miss = largest_batch(probes) or (None, None)
+    above = "" if largest is None else f"search limit {largest} reached"
+    return {
+        "largest batch": "unknown yet" if largest is None else largest,
+        "repeats": _repeats(probes),
+        "peak memory": "" if largest is None else _peak(largest, probes),
+        "next batch size": f"{miss.batch_size}: {outcome_text(miss.outcome)}" if miss else above,
+        "probes": sum(o.purpose == "search" for o in probes),
+        "out of memory": sum(o.outcome in MEMORY_MISSES for o in probes),
+    }
 
 
 def _repeats(probes: Sequence[Observation]) -> str:
@@ -113,21 +106,21 @@ def _capped_notes(observations: Sequence[Observation]) -> Iterator[str]:
         )
 
 
-def _prediction_columns(probes: Sequence[Observation]) -> tuple[object, ...] | None:
-    """Error at the largest batch of the line through the two smallest; None for two or fewer."""
+def _prediction(probes: Sequence[Observation]) -> dict[str, object]:
+    """Error at the largest batch of the line through the two smallest; empty for two or fewer."""
     peaks: dict[int, int] = {}
     for o in probes:
         if o.outcome is Outcome.FITS and o.measurement is not None:
             peaks.setdefault(o.batch_size, o.measurement.memory.peak_allocated_bytes)
     if len(peaks) < 3:
-        return None
+        return {}
     (first, second, *_), last = sorted(peaks), max(peaks)
     slope = (peaks[second] - peaks[first]) / (second - first)
     predicted = peaks[first] + slope * (last - first)
-    return (
-        f"{first} and {second}",
-        last,
-        memory_text(round(predicted)),
-        memory_text(peaks[last]),
-        f"{predicted / peaks[last] - 1:+.2%}",
-    )
+    return {
+        "probes": f"{first} and {second}",
+        "largest batch": last,
+        "predicted peak": memory_text(round(predicted)),
+        "measured peak": memory_text(peaks[last]),
+        "error": f"{predicted / peaks[last] - 1:+.2%}",
+    }

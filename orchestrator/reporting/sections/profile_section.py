@@ -115,12 +115,17 @@ def _load_text(steps: int) -> str:
 
 
 def _load_table(loads: Sequence[Load]) -> str:
-    rows = []
-    for load in loads:
+    return records_table(
+        {
+            "": load.label,
+            "training": when,
+            "tokens per example by expert": " ".join(f"{t:.3g}" for t in tokens),
+            "variance": f"{variance:.3g}",
+            "imbalance": f"{busiest:.2f}",
+        }
+        for load in loads
         for when, tokens, variance, busiest in (
             ("before", load.before, load.variance_before, load.imbalance_before),
             ("after", load.after, load.variance_after, load.imbalance_after),
-        ):
-            by_expert = " ".join(f"{t:.3g}" for t in tokens)
-            rows.append((load.label, when, by_expert, f"{variance:.3g}", f"{busiest:.2f}"))
-    return table(("", "training", "tokens per example by expert", "variance", "imbalance"), rows)
+        )
+    )

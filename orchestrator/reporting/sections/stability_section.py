@@ -1,10 +1,11 @@
 """Sections of unstable step times, with their causes, and of the energy of steps."""
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from orchestrator.markdown_table import table
+from orchestrator.markdown_table import records_table, table
 from trials.records.observation import DeviceReading, Measurement, Observation
 from trials.records.timing_rule import TimingRule, instability, median_interval
 
@@ -26,10 +27,13 @@ def stability_section(observations: Sequence[Observation], rule: TimingRule) -> 
     if unstable:
         headers = ("cell", "unstable", "worst batch size", "cause at that size")
         parts += ["## Unstable step times", table(headers, unstable)]
-    energy = [row for o, measurement in timed if (row := _energy_row(o, measurement)) is not None]
+    energy = [
+        _energy(o, measurement, measurement.energy_joules)
+        for o, measurement in timed
+        if measurement.energy_joules is not None
+    ]
     if energy:
-        columns = ("cell", "batch size", "repeat", "joules per example", "watts", "SM MHz", "°C")
-        parts += ["## Energy", table(columns, energy)]
+        parts += ["## Energy", records_table(energy)]
     return "\n\n".join(parts)
 
 
@@ -41,14 +45,11 @@ def _unstable_rows(
     for o, measurement in timed:
         by_cell[o.cell.key].append((o.batch_size, measurement))
     for key, probes in by_cell.items():
-        unstable = [
-            (batch_size, measurement, "; ".join(reasons))
-            for batch_size, measurement in probes
-            if (reasons := list(instability_reasons(measurement, rule)))
-        ]
+        unstable = [probe for probe in probes if any(instability_reasons(probe[1], rule))]
         if unstable:
-            batch_size, _, cause = max(unstable, key=lambda row: _width(row[1]))
-            yield key, f"{len(unstable)} of {len(probes)} probes", batch_size, cause
+            batch_size, worst = max(unstable, key=lambda probe: _width(probe[1]))
+            causes = "; ".join(instability_reasons(worst, rule))
+            yield key, f"{len(unstable)} of {len(probes)} probes", batch_size, causes
 
 
 def _width(measurement: Measurement) -> float:
@@ -82,18 +83,15 @@ def _clock(before: DeviceReading, after: DeviceReading) -> Iterator[str]:
         yield f"the clock fell from {before.sm_clock_mhz} to {after.sm_clock_mhz} MHz"
 
 
-def _energy_row(observation: Observation, measurement: Measurement) -> tuple[object, ...] | None:
-    if measurement.energy_joules is None:
-        return None
+def _energy(observation: Observation, measurement: Measurement, joules: float) -> dict[str, object]:
     steps = len(measurement.step_seconds)
     after = measurement.after or DeviceReading()
-    seconds = statistics.fmean(measurement.step_seconds) * steps
-    return (
-        observation.cell.key,
-        observation.batch_size,
-        observation.repeat,
-        f"{measurement.energy_joules / steps / observation.batch_size:.4g}",
-        f"{measurement.energy_joules / seconds:.0f}",
-        after.sm_clock_mhz if after.sm_clock_mhz is not None else "",
-        after.temperature_celsius if after.temperature_celsius is not None else "",
-    )
+    return {
+        "cell": observation.cell.key,
+        "batch size": observation.batch_size,
+        "repeat": observation.repeat,
+        "joules per example": f"{joules / steps / observation.batch_size:.4g}",
+        "watts": f"{joules / math.fsum(measurement.step_seconds):.0f}",
+        "SM MHz": "" if after.sm_clock_mhz is None else after.sm_clock_mhz,
+        "°C": "" if after.temperature_celsius is None else after.temperature_celsius,
+    }
