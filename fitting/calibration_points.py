@@ -37,10 +37,9 @@ def measured_points(
     """
     by_step: dict[tuple[Cell, int, str, str], list[float]] = defaultdict(list)
     for o in observations:
-        timed = o.measurement is not None and o.measurement.step_seconds
-        cuda = o.cell.gpu in gpus and gpus[o.cell.gpu].kind == "cuda"
-        if o.basis is Basis.MEASURED and o.outcome is Outcome.FITS and timed and cuda:
-            assert o.measurement is not None
+        is_cuda = o.cell.gpu in gpus and gpus[o.cell.gpu].kind == "cuda"
+        fits = o.basis is Basis.MEASURED and o.outcome is Outcome.FITS
+        if is_cuda and fits and o.measurement is not None and o.measurement.step_seconds:
             assert o.environment is not None
             key = (o.cell, o.batch_size, o.environment.host, o.environment.stack)
             by_step[key] += o.measurement.step_seconds

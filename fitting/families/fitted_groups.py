@@ -71,16 +71,11 @@ def power_of(form: Form, name: str) -> float:
 
 def _parameter(form: Form, name: str, unit: str, value: float, error: float) -> Parameter:
     power = power_of(form, name)
-    rooted = float(value ** (1 / power)) if power != 1 else float(value)
-    is_identified = np.isfinite(error) and not (power != 1 and value == 0)
-    return Parameter(
-        name=name,
-        value=rooted,
-        unit=unit,
-        standard_error=float(error * (rooted / value / power if power != 1 else 1))
-        if is_identified
-        else None,
-    )
+    rooted = float(value ** (1 / power))
+    if power != 1:  # a root has no derivative at 0
+        error = error * (rooted / value / power) if value != 0 else np.nan
+    standard_error = float(error) if np.isfinite(error) else None
+    return Parameter(name=name, value=rooted, unit=unit, standard_error=standard_error)
 
 
 def suspect_points(fitted: FittedForm, points: StepTimes) -> tuple[Suspect, ...]:

@@ -79,20 +79,15 @@ def throughput_points() -> Points:
         for name in ("batch_size", "sparsity", "queries_per_second")
     )
     padded = [lengths[name].padded(size) for name, size in zip(dataset, batch, strict=True)]
-    series = np.array([f"{m}/{g}/{d}" for m, g, d in zip(model, gpu, dataset, strict=True)])
-    return Points(
-        model=model,
-        gpu=gpu,
-        dataset=dataset,
-        rows=StepTimes(
-            gpu=np.array([f"{m}/{g}" for m, g in zip(model, gpu, strict=True)]),
-            series=series,
-            batch_size=batch,
-            tokens=batch * np.array(padded),
-            sparsity=sparsity,
-            seconds=batch / rate,
-        ),
+    times = StepTimes(
+        gpu=np.array([f"{r['model']}/{r['gpu']}" for r in rows]),
+        series=np.array([f"{r['model']}/{r['gpu']}/{r['dataset']}" for r in rows]),
+        batch_size=batch,
+        tokens=batch * np.array(padded),
+        sparsity=sparsity,
+        seconds=batch / rate,
     )
+    return Points(model, gpu, dataset, times)
 
 
 def table(name: str) -> list[dict[str, str]]:

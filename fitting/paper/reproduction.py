@@ -49,6 +49,7 @@ from fitting.paper.published import (
     table,
     throughput_points,
 )
+from fitting.points.fit_points import GIB
 from fitting.points.step_time_rows import StepTimes
 from gpu_catalog.catalog import load_catalog
 from trials.records.model import find_model
@@ -60,7 +61,6 @@ SECONDS_PER_HOUR = 3600.0
 PASSES, BYTES_A_PASS = 3, 4.5
 REACHED = 0.83  # of the bandwidth
 MOST_RATIO, RATIO_STEP = 2.5, 0.01  # grid of the ratio of the two data sets' lengths
-GIB = 2**30
 
 
 class Throughput:
@@ -306,25 +306,22 @@ def reproduction() -> Reproduction:
     """Compute the reproduction, which takes some seconds, once."""
     throughput = Throughput()
     transfer, largest = Transfer(throughput.points, GPUS), largest_batches()
-    return Reproduction(
-        throughput=throughput,
-        transfer=transfer,
-        transfer_as_pcie=Transfer(throughput.points, AS_PCIE),
-        largest=largest,
-        figures=_throughput_figures(throughput)
-        | _transfer_figures(transfer)
-        | {
-            "max_batch_exact_of_12": float(largest.exact(largest.ours)),
-            "max_batch_exact_of_12.paper": float(largest.exact(largest.eq1)),
-            **{
-                f"table_iv_usd.{gpu}": job_usd(TABLE_IV_QUERIES, rate, price)
-                for gpu, (_, rate, price, _) in TABLE_IV.items()
-            },
-            "openorca_usd": job_usd(OPENORCA_QUERIES, TABLE_IV["H100"][1], TABLE_IV["H100"][2]),
-            "projected_max_batch.100GB": projected_max_batch(100.0),
-            "projected_max_batch.120GB": projected_max_batch(120.0),
-        },
-    )
+    table_iv = {
+        f"table_iv_usd.{gpu}": job_usd(TABLE_IV_QUERIES, rate, price)
+        for gpu, (_, rate, price, _) in TABLE_IV.items()
+    }
+    figures = {
+        **_throughput_figures(throughput),
+        **_transfer_figures(transfer),
+        "max_batch_exact_of_12": float(largest.exact(largest.ours)),
+        "max_batch_exact_of_12.paper": float(largest.exact(largest.eq1)),
+        **table_iv,
+        "openorca_usd": job_usd(OPENORCA_QUERIES, TABLE_IV["H100"][1], TABLE_IV["H100"][2]),
+        "projected_max_batch.100GB": projected_max_batch(100.0),
+        "projected_max_batch.120GB": projected_max_batch(120.0),
+    }
+    as_pcie = Transfer(throughput.points, AS_PCIE)
+    return Reproduction(throughput, transfer, as_pcie, largest, figures)
 
 
 def _throughput_figures(throughput: Throughput) -> dict[str, float]:

@@ -29,7 +29,7 @@ from trials.records.observation import Outcome
 from trials.records.recipe import Recipe
 from trials.simulation.simulated_cell import GIB, SimulatedCell
 from trials.simulation.simulated_prober import usable_bytes
-from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError, SimulatedStepTime
+from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError
 from trials.simulation.trace_cache import Traces
 from trials.simulation.trace_request import SMALLEST, Fidelity, Routing, approximations
 
@@ -103,17 +103,15 @@ def _estimated(
     missed = None
     chosen: BatchChoice = "fastest" if batch.hours else "largest"
     if step is not None:
-        timed, missed = _job(question, catalog.offers(gpu.key), batch.size, step, constants)
-        timed |= _speed(question, batch, constants, step)
+        seconds = _around(step.seconds, constants.error, constants.error_above)
+        timed, missed = _job(question, catalog.offers(gpu.key), batch.size, step.seconds, seconds)
+        timed |= _speed(question, batch, step.seconds, seconds)
+    peak_gib = needed.peak_allocated_bytes / GIB
     estimate = Estimate(
-        model=requested.model,
-        gpu=gpu.key,
+        **requested.model_dump(include={"model", "gpu", "experts", "active_experts", "seq_len"}),
         method=requested.recipe.method,
         recipe=requested.recipe.key,
-        experts=requested.experts,
-        active_experts=requested.active_experts,
         sparsity=requested.sparsity,
-        seq_len=requested.seq_len,
         batch_size=batch.size,
         batch="asked" if isinstance(question.batch, int) else chosen,
         tokens_per_example=batch.tokens,
@@ -123,8 +121,8 @@ def _estimated(
         max_batch_size_interval=_batches(
             cell, gpu, limit, candidates.largest, question.batch_limit
         ),
-        peak_gib=needed.peak_allocated_bytes / GIB,
-        peak_gib_interval=_around(needed.peak_allocated_bytes / GIB, MEMORY_ERROR),
+        peak_gib=peak_gib,
+        peak_gib_interval=_around(peak_gib, MEMORY_ERROR),
         reserved_gib=needed.peak_reserved_bytes / GIB,
         usable_gib=limit / GIB,
         routed_peak_gib=_spread(candidates.routed, gpu, batch.size),
@@ -137,19 +135,17 @@ def _estimated(
 
 
 def _speed(
-    question: Question, batch: ChosenBatch, constants: EfficiencyConstants, step: SimulatedStepTime
+    question: Question, batch: ChosenBatch, seconds: float, interval: Interval
 ) -> dict[str, Any]:
     # A packed row has several examples.
     examples = batch.size * question.workload.examples / rows(question.workload)
-    seconds = _around(step.seconds, constants.error, constants.error_above)
+    rates = Interval(low=examples / interval.high, high=examples / interval.low)
     return {
-        "step_seconds": step.seconds,
-        "step_seconds_interval": seconds,
-        "tokens_per_second": batch.size * batch.tokens / step.seconds,
-        "examples_per_second": examples / step.seconds,
-        "examples_per_second_interval": Interval(
-            low=examples / seconds.high, high=examples / seconds.low
-        ),
+        "step_seconds": seconds,
+        "step_seconds_interval": interval,
+        "tokens_per_second": batch.size * batch.tokens / seconds,
+        "examples_per_second": examples / seconds,
+        "examples_per_second_interval": rates,
     }
 
 
@@ -157,12 +153,11 @@ def _job(
     question: Question,
     offers: Sequence[Offer],
     batch_size: int,
-    step: SimulatedStepTime,
-    constants: EfficiencyConstants,
+    seconds: float,
+    interval: Interval,
 ) -> tuple[dict[str, Any], MissedConstraints | None]:
     """Fields of the job on the cheapest allowed offer, or else its hours and the reason."""
-    seconds = _around(step.seconds, constants.error, constants.error_above)
-    step_seconds = np.array([step.seconds, seconds.low, seconds.high])
+    step_seconds = np.array([seconds, interval.low, interval.high])
     steps_hours = job_hours(question.workload, batch_size, 1.0) * step_seconds
     rented = {
         spot: rental(steps_hours, question.workload.overheads, spot=spot).hours
