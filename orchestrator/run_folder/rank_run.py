@@ -89,6 +89,5 @@ def _learned(request: RankRequest, folder: RunFolder, plan: Plan) -> EpochsByCel
             raise EpochsError(f"--learned {learned}: goes with --epochs auto: add it")
         return None
     cells = (*plan.complete, *plan.pending, *(skip.cell for skip in plan.skipped))
-    if learned is not None:
-        return learned_epochs(cells, curves(learned_file(learned)), str(learned))
-    return learned_epochs(cells, curves(learned_in(folder)), str(folder.path))
+    epochs = learned_in(folder) if learned is None else learned_file(learned)
+    return learned_epochs(cells, curves(epochs), str(learned or folder.path))

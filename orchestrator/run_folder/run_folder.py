@@ -115,17 +115,7 @@ class RunFolder:
         return self._kept(RENTED, NodeRentals, "rentals of nodes", remedy) or NodeRentals()
 
     def _kept(self, name: str, kind: type[K], what: str, remedy: str) -> K | None:
-        """Parse a file of the run; None where there is none.
-
-        Args:
-            name: file name.
-            kind: type of the content.
-            what: the content, for messages.
-            remedy: advice on a file that cannot be parsed.
-
-        Raises:
-            StoreError: it cannot be parsed.
-        """
+        """Parse a file of the run; None where there is none. ``what`` names it in the error."""
         content = self.storage.read(name)
         if content is None:
             return None
@@ -239,11 +229,7 @@ def _check_same_sweep(run: RunFolder, spec: SweepSpec) -> None:
 
 
 def _check_same_gpus(run: RunFolder, rows: CatalogRows | None) -> None:
-    """Refuse other facts of a GPU than the run was measured with; prices may change.
-
-    Raises:
-        StoreError: a fact differs.
-    """
+    """Refuse other facts of a GPU than the run was measured with; prices may change."""
     then = {gpu.key: gpu for gpu in run.catalog_rows().gpus}
     now = () if rows is None else rows.gpus
     differing = [gpu.key for gpu in now if then.get(gpu.key, gpu) != gpu]

@@ -87,11 +87,7 @@ def run_profiles(request: ProfileRequest, catalog: Catalog) -> Profiles:
 
 
 def _tasks(request: ProfileRequest, catalog: Catalog) -> list[TrialTask]:
-    """Make a task for each sparsity and length.
-
-    Raises:
-        ProfileError: a cell is impossible; a line for each reason.
-    """
+    """Make a task for each sparsity and length, or report every reason why one is impossible."""
     mistakes: list[str] = []
     gpu = _or_mistake(lambda: device_of(request.device, catalog), mistakes)
     model = _or_mistake(lambda: find_model(request.model), mistakes)

@@ -1,6 +1,7 @@
 """Records that a driver keeps while trials run: observations, faults and the rentals of nodes."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from orchestrator.planning.cluster_resources import ClusterResources
 from orchestrator.planning.faults import Fault, Faults
@@ -15,43 +16,37 @@ from trials.records.observation import Observation
 from trials.records.profile import Logged, Profiled
 
 
+@dataclass(frozen=True, slots=True)
 class ObservationRecorder:
     """Writes the results of trials to the run, shows them, and counts their costs."""
 
-    def __init__(
-        self,
-        writer: ObservationWriter,
-        progress: Progress,
-        meter: Meter | None = None,
-        learn: Callable[[Logged], None] = lambda _: None,
-    ) -> None:
-        self._writer = writer
-        self._progress = progress
-        self._meter = meter
-        self._learn = learn
-        self.observations: list[Observation] = []
+    writer: ObservationWriter
+    progress: Progress
+    meter: Meter | None = None
+    learn: Callable[[Logged], None] = lambda _: None
+    observations: list[Observation] = field(default_factory=list)
 
     def started(self, cell: Cell) -> None:
         """Show that a trial runs."""
-        self._progress.started(cell)
+        self.progress.started(cell)
 
     def observed(self, result: Logged) -> None:
         """Record a probe or a profile that ended, unless the run has it."""
-        if not self._writer.append(result):
+        if not self.writer.append(result):
             return
-        self._learn(result)
-        if self._meter is not None:
-            self._meter.observed(result)
-            self._progress.spent_usd = self._meter.usd
+        self.learn(result)
+        if self.meter is not None:
+            self.meter.observed(result)
+            self.progress.spent_usd = self.meter.usd
         if isinstance(result, Profiled):
-            self._progress.profiled(result)
+            self.progress.profiled(result)
         else:
             self.observations.append(result)
-            self._progress.observed(result)
+            self.progress.observed(result)
 
     def ended(self, cell: Cell, error: str | None) -> None:
         """Show that a trial ended."""
-        self._progress.ended(cell, error)
+        self.progress.ended(cell, error)
 
 
 class RunJournal:

@@ -190,11 +190,7 @@ class TrialExecutor:
     ) -> Scheduler:
         """Run trials to their end; the scheduler has the cells that could not be measured.
 
-        Args:
-            cells: in order.
-            task: next task of a cell, by the results until now; None when nothing is left of it.
-            results: results of each cell, to which new ones are added.
-            batch: how to run them.
+        New results of a cell are added to ``results``, from which ``task`` makes its next task.
         """
         session, journal, meter = self.session, self._journal, self.session.meter()
         gpus = {cell.device: session.catalog.gpu(cell.device) for cell in cells}

@@ -178,7 +178,6 @@ def changed_job(job: Job, options: JobOptions, models: Collection[Model]) -> Job
 
 
 def _without_lengths(name: str, value: Any) -> Mistake:
-    """The mistake of an option that needs the lengths of examples, where they are unknown."""
     if name == "padding":
         text = "needs the lengths of the examples: add --dataset or --length-histogram"
         return Mistake(PADDINGS[value], text)

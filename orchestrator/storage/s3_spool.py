@@ -25,17 +25,14 @@ logger = logging.getLogger(__name__)
 
 
 class Spool:
-    """Observations and files of one driver."""
+    """Observations and files of one driver.
+
+    Attributes:
+        path: file of the observations, once it is open.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._stem = ""
-        self._file = AppendFile(folder / "none")
-
-    @property
-    def path(self) -> Path:
-        """File of the observations."""
-        return self._file.path
 
     def open(self, holding: str) -> None:
         """Make the spool of this hold of the lock.
@@ -44,7 +41,8 @@ class Spool:
             StoreError: the folder or the file cannot be written.
         """
         self._stem = holding
-        self._file = AppendFile(self.folder / f"{holding}.jsonl")
+        self.path = self.folder / f"{holding}.jsonl"
+        self._file = AppendFile(self.path)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._file.open()
@@ -125,11 +123,7 @@ class Spool:
 def _send_left(bucket: Bucket, file: Path, name: str, written: dict[str, float]) -> None:
     """Send a file that another driver left, unless the bucket has a newer one.
 
-    Args:
-        bucket: destination.
-        file: the waiting file.
-        name: its name in the run.
-        written: modification time of each file in the bucket, by this machine's clock.
+    ``written`` keeps the time at which each was written there, by this machine's clock.
     """
     if name not in written:
         stored = bucket.retry(lambda: bucket.get(name))
