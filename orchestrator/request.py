@@ -85,17 +85,10 @@ def request_from(kind: type[T], options: Mapping[str, object]) -> T:
 
 def validation_lines(error: ValidationError) -> str:
     """The mistakes of a record that options were put into, a line each, by option."""
-    return "\n".join(
-        " ".join(
-            part
-            for part in (
-                f"--{str(e['loc'][0]).replace('_', '-')}:" if e["loc"] else "",
-                e["msg"].removeprefix("Value error, "),
-            )
-            if part
-        )
-        for e in error.errors()
-    )
+    options = [str(e["loc"][0]).replace("_", "-") if e["loc"] else "" for e in error.errors()]
+    messages = [e["msg"].removeprefix("Value error, ") for e in error.errors()]
+    pairs = zip(options, messages, strict=True)
+    return "\n".join(f"--{option}: {text}" if option else text for option, text in pairs)
 
 
 def _nested(kind: type[Any], options: Mapping[str, object]) -> dict[str, object]:

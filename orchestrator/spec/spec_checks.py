@@ -6,7 +6,7 @@ from typing import Any
 
 from gpu_catalog.catalog import Catalog
 from orchestrator.spec.sweep_spec import Models, can_stand_in, written_out
-from orchestrator.spec.validation_messages import dotted, shown
+from orchestrator.spec.validation_messages import dotted, problem_at, shown
 from orchestrator.spec.yaml_lines import LocatedYaml, Location, Problem
 from trials.records.compatibility import impossible_on_model
 from trials.records.model import Model
@@ -29,9 +29,8 @@ def repetitions(located: LocatedYaml) -> Iterator[Problem]:
             if type(value) not in {str, int, Recipe}:
                 continue  # SweepSpec reports it
             if value in earlier:
-                location = (*axis, index)
-                text = f"{dotted(location)}: {shown(raw)} is listed twice: keep one"
-                yield Problem(located.line(location), text)
+                text = f"{shown(raw)} is listed twice: keep one"
+                yield problem_at((*axis, index), text, located)
             earlier.add(value)
 
 
@@ -59,8 +58,8 @@ def as_if_problems(located: LocatedYaml, catalog: Catalog) -> Iterator[Problem]:
         small = keys.get(key) if isinstance(key, str) else None
         if small is not None and hosts and not any(can_stand_in(host, small) for host in hosts):
             names = ", ".join(host.key for host in hosts)
-            text = f"as_if[{index}]: {key} has no less memory than any of gpus ({names}): remove it"
-            yield Problem(located.line(("as_if", index)), text)
+            text = f"{key} has no less memory than any of gpus ({names}): remove it"
+            yield problem_at(("as_if", index), text, located)
 
 
 def cell_problems(located: LocatedYaml, models: Models) -> list[Problem]:
@@ -79,10 +78,10 @@ def cell_problems(located: LocatedYaml, models: Models) -> list[Problem]:
                 other = first_block.setdefault(signature, where)
                 if other != where:
                     text = (
-                        f"cells[{index}]: {model.name} with the same recipe, active_experts and "
-                        f"seq_len {signature[-1]} is in cells[{other[1]}] already: remove one"
+                        f"{model.name} with the same recipe, active_experts and seq_len "
+                        f"{signature[-1]} is in cells[{other[1]}] already: remove one"
                     )
-                    problems.append(Problem(located.line(where), text))
+                    problems.append(problem_at(where, text, located))
     return problems
 
 
@@ -107,26 +106,22 @@ def _recipes_of(block: object) -> Iterator[tuple[int, Recipe]]:
 def _model_problems(
     located: LocatedYaml, where: Location, block: dict[str, Any], model: Model
 ) -> Iterator[Problem]:
-    label = f"cells[{where[1]}]"
     for index, recipe in _recipes_of(block):
         reason = impossible_on_model(recipe, model)
         if reason is not None:
-            line = located.line((*where, "recipes", index))
-            yield Problem(line, f"{label}.recipes[{index}]: {reason}")
+            yield problem_at((*where, "recipes", index), reason, located)
     if block.get("weights") == "pretrained" and model.weights is None:
-        line = located.line((*where, "weights"))
-        yield Problem(
-            line, f"{label}.weights: {model.name} has no known pretrained weights: use random"
-        )
+        text = f"{model.name} has no known pretrained weights: use random"
+        yield problem_at((*where, "weights"), text, located)
     for index, active in enumerate(_whole_numbers(block, "active_experts")):
-        line = located.line((*where, "active_experts", index))
+        location = (*where, "active_experts", index)
         if model.experts is None:
             text = f"{model.name} has no experts: remove active_experts, or list the model apart"
-            yield Problem(line, f"{label}.active_experts: {text}")
+            yield Problem(located.line(location), f"{dotted(location[:-1])}: {text}")
             return
         if active > model.experts:
             text = f"{active} exceeds the {model.experts} experts of {model.name}"
-            yield Problem(line, f"{label}.active_experts[{index}]: {text}")
+            yield problem_at(location, text, located)
 
 
 def _whole_numbers(block: object, key: str) -> list[int]:

@@ -73,9 +73,14 @@ def problems_of(
             continue  # reported at the misspelt key
         if detail["type"] == "too_short" and detail["input"]:
             continue  # the mistake inside is reported by itself
-        path, text = dotted(location), _text(detail, model)
-        problems.append(Problem(located.line(location), f"{path}: {text}" if path else text))
+        problems.append(problem_at(location, _text(detail, model), located))
     return problems
+
+
+def problem_at(location: Location, text: str, located: LocatedYaml) -> Problem:
+    """The problem of a part of a file."""
+    path = dotted(location)
+    return Problem(located.line(location), f"{path}: {text}" if path else text)
 
 
 def _misspelt(details: Sequence[dict[str, Any]], model: type[BaseModel]) -> set[Location]:
