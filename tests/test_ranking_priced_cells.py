@@ -1,6 +1,7 @@
 """Jobs of cells on the offers of their GPUs: the epochs of each cell, and the draws they share."""
 
 import pytest
+from builders.observations import measurement
 from builders.rankings import (
     ATTIC,
     DESK,
@@ -9,6 +10,7 @@ from builders.rankings import (
     exclusion_reason,
     on_desk,
     ranked,
+    timed,
     two_gpus,
 )
 from builders.runs import spec_of
@@ -46,14 +48,18 @@ def test_each_cell_is_priced_for_its_own_number_of_epochs() -> None:
 
 def test_a_ranking_is_the_same_every_time() -> None:
     """Errors that all simulated times share are drawn from the seed of the specification."""
-    simulated = two_gpus(0.1, 0.4, basis=Basis.SIMULATED)
+    uncertain = measurement(step_seconds=(0.1,)).model_copy(
+        update={"relative_error": 0.3, "relative_error_above": 2.0}
+    )
+    simulated = [timed(8, basis=Basis.SIMULATED, measurement=uncertain), timed(8, 0.4, cell=LAP)]
     assert ranked(simulated) == ranked(simulated)
 
 
 def test_an_offer_within_the_indifference_of_the_cheapest_is_tied() -> None:
     """Half a percent is no reason to choose one of two offers of a GPU; two percent are."""
-    near = TEXT.replace("usd_per_hour: 7.2", "usd_per_hour: 3.618")
-    far = TEXT.replace("usd_per_hour: 7.2", "usd_per_hour: 3.672")
-    for text, tied in ((near, [True, True]), (far, [True, False])):
-        rows = ranked(two_gpus(0.1, 10.0), spec=spec_of(text)).offers
+    text = TEXT.replace("3.6, market: spot", "3.6")
+    near = text.replace("usd_per_hour: 7.2", "usd_per_hour: 3.618")
+    far = text.replace("usd_per_hour: 7.2", "usd_per_hour: 3.672")
+    for prices, tied in ((near, [True, True]), (far, [True, False])):
+        rows = ranked(two_gpus(0.1, 10.0), spec=spec_of(prices)).offers
         assert [row.tied for row in rows if row.cell == DESK] == tied
