@@ -14,8 +14,8 @@ from fitting.laws.normal_equations import (
 )
 from fitting.numerics.arrays import FloatArray
 
-GROUPS = np.array([2, 0, 0, 2, 0, 2, 0, 2])  # none of group 1
-SUMS = GroupSums(GROUPS, 3)
+GROUPS = np.array([2, 0, 0, 2, 0, 2, 0, 2])  # none of groups 1 and 3
+SUMS = GroupSums(GROUPS, 4)
 
 
 def drawn(terms: int) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -29,7 +29,7 @@ def test_sums_are_those_of_the_rows_of_each_group() -> None:
     """A group without rows sums to zero; a row has the values of its group."""
     columns = np.arange(16.0).reshape(8, 2)
     sums = SUMS.sums(columns)
-    assert sums.tolist() == [[26, 30], [0, 0], [30, 34]]
+    assert sums.tolist() == [[26, 30], [0, 0], [30, 34], [0, 0]]
     assert SUMS.by_row(sums)[:3].tolist() == [[30, 34], [26, 30], [26, 30]]
     weights = np.arange(8.0)
     products = SUMS.products(columns, weights)
