@@ -17,7 +17,7 @@ from builders.step_times import (
 from scipy.optimize import least_squares
 
 from fitting.laws.forms import SHAPES, FittedForm, Form, Sparsity, group_of
-from fitting.laws.robust_fit import LEAST_SPREAD, fit_form, fit_values
+from fitting.laws.robust_fit import LEAST_SPREAD, NORMAL_MAD, fit_form, fit_values
 from fitting.numerics.arrays import FloatArray
 from fitting.numerics.least_squares import solve_linear
 from fitting.paper.published import throughput_points
@@ -206,6 +206,14 @@ def test_any_number_of_points_makes_a_law_or_none(points: int) -> None:
 
 
 @pytest.mark.parametrize("form", Form)
+def test_two_batch_sizes_make_a_law(form: Form) -> None:
+    """One of them is timed twice, so that there are more points than parameters."""
+    truth = made(form, np.random.default_rng(1), visits(("A40",), (64,), (1.0,), (1, 8)))
+    fitted = fitted_law(form, truth.rows.where(np.array([0, 1, 1])))
+    assert _log_errors(fitted, truth.rows).max() < 1e-9
+
+
+@pytest.mark.parametrize("form", Form)
 def test_a_group_with_too_few_points_has_no_prediction_while_others_do(form: Form) -> None:
     """A GPU with two points or none has no prediction; the others are exact."""
     truth = made(form, np.random.default_rng(5))
@@ -249,6 +257,17 @@ def test_a_floor_that_would_be_negative_is_held_at_zero(form: Form) -> None:
     assert fitted.values[0, 1] > 0
 
 
+def test_a_point_without_a_positive_rate_counts_as_an_error_of_100_percent() -> None:
+    """A straight line through rates that leap at the end is negative at the first batch sizes."""
+    rows = visits(("A40",), (64,), (1.0,), (1, 2, 4, 8, 16, 32))
+    rows = replace(rows, seconds=rows.batch_size / np.array([*5 * [0.01], 5.0]))
+    fitted = fitted_law(Form.LOGARITHM, rows)
+    is_missing = np.isnan(fitted.residuals)
+    assert is_missing.tolist() == [True, True, False, False, False, False]
+    errors = np.where(is_missing, 1.0, np.abs(fitted.residuals))
+    assert fitted.spread == pytest.approx(NORMAL_MAD * np.median(errors) * np.sqrt(6 / 4))
+
+
 @pytest.mark.parametrize("form", Form)
 def test_parts_fitted_at_once_are_as_if_each_were_fitted_alone(form: Form) -> None:
     """Parts may overlap, lack a GPU or a sparsity, or identify nothing."""
@@ -287,7 +306,24 @@ def test_no_general_solver_gets_below_the_loss_of_a_fit(form: Form, model: str) 
     """scipy, started at the fit with its spread, stays there: the fit is a minimum."""
     points = throughput_points()
     rows = points.rows.where(points.model == model)
+    _assert_least_loss(fitted_law(form, rows), rows)
+
+
+@pytest.mark.parametrize("form", [Form.POOLED, Form.POOLED_BY_SERIES])
+def test_a_fit_with_a_floor_at_zero_is_a_minimum(form: Form) -> None:
+    """The A40's steps grow faster than the work: its floor is zero, the exponent still free."""
+    random = np.random.default_rng(0)
+    rows = noisy(made(form, random).rows, random, NOISE)
+    bent = np.where(rows.gpu == "A40", rows.tokens**1.3 * rows.sparsity**0.2 / 1e4, rows.seconds)
+    rows = replace(rows, seconds=bent)
     fitted = fitted_law(form, rows)
+    assert (fitted.values == 0).any()
+    assert fitted.exponent_error is not None
+    _assert_least_loss(fitted, rows)
+
+
+def _assert_least_loss(fitted: FittedForm, rows: StepTimes) -> None:
+    """Check that scipy, started at a fit with its spread, does not leave it."""
     free = fitted.values > 0
     start = fitted.values[free]
     exponent = [] if fitted.exponent is None else [fitted.exponent]
