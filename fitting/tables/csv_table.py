@@ -43,7 +43,8 @@ def read_csv(path: Path) -> tuple[pd.DataFrame, CsvFile]:
         TableError: the file cannot be read.
     """
     text = _text(path)
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text), strict=True)
+    delimiter = next((sign for sign in ",;\t" if sign in text.partition("\n")[0]), ",")
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     head: list[str] = []
     rows, numbers, broken = [], [], []
     try:
@@ -77,11 +78,6 @@ def _text(path: Path) -> str:
         raise TableError(f"{path}: not UTF-8 text (byte {error.start}): save it as UTF-8") from None
     except OSError as error:
         raise TableError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def _delimiter(text: str) -> str:
-    head = text.partition("\n")[0]
-    return next((sign for sign in ",;\t" if sign in head), ",")
 
 
 def folded(name: object) -> str:

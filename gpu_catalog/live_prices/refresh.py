@@ -142,13 +142,10 @@ def _catalog_offers(
         else:
             unidentified.append(gpu)
             continue
-        rejected.append(RejectedOffer(_raw_offer_text(raw), reason))
+        instance, name = raw.instance or "(no instance)", raw.gpu_name or "a GPU"
+        text = f"{raw.provider} {instance} {raw.region} {market_text(raw.market)}, {name}"
+        rejected.append(RejectedOffer(text, reason))
     return offers, rejected, unidentified
-
-
-def _raw_offer_text(raw: RawOffer) -> str:
-    instance, gpu = raw.instance or "(no instance)", raw.gpu_name or "a GPU"
-    return f"{raw.provider} {instance} {raw.region} {market_text(raw.market)}, {gpu}"
 
 
 def _offer(raw: RawOffer, gpu: Gpu, today: dt.date) -> Offer:

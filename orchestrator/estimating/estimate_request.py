@@ -142,6 +142,11 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
     model = find_model(request.model)
     job = with_overheads(request.overheads, changed_job(DEFAULT_JOB, request.job, [model]))
     is_padded = job.lengths is not None and job.padding != "packed"
+    has_data = bool(request.job.fields().keys() & set(SOURCES))
+    given = {
+        "--examples": has_data or request.job.examples is not None,
+        "--epochs": request.job.epochs,
+    }
     return Question(
         model=model,
         recipe=recipe_of(request.recipe, precision="bf16"),
@@ -155,15 +160,8 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
         drift=PriceDrift(job.overheads, today, seed=0, draws=0),
         routing_draws=_draws(request.routing_draws, model),
         expandable_segments=request.expandable_segments,
-        by_default=_by_default(request.job),
+        by_default=tuple(name for name, value in given.items() if not value),
     )
-
-
-def _by_default(options: JobOptions) -> tuple[str, ...]:
-    """Options of the job that were not given, so that the default job's stand in."""
-    has_data = bool(options.fields().keys() & set(SOURCES))
-    given = {"--examples": has_data or options.examples is not None, "--epochs": options.epochs}
-    return tuple(name for name, value in given.items() if not value)
 
 
 def _seq_len(seq_len: int | None, job: Job) -> int:

@@ -64,9 +64,11 @@ class AwsApi:
         except (BotoCoreError, ClientError) as error:
             raise SourceError(_error_text(error)) from None
         warnings = []
-        regions: Sequence[str] = ()
+        regions = list(self._regions)
         try:
-            regions = self._regions or self._enabled_regions()
+            if not regions:
+                enabled = self._client("ec2", PRICES_REGION).describe_regions()["Regions"]
+                regions = sorted(region["RegionName"] for region in enabled)
         except (BotoCoreError, ClientError) as error:
             warnings.append(f"no spot prices: {_error_text(error)}")
         for region in regions:
@@ -114,10 +116,6 @@ class AwsApi:
                         source="aws: Price List API",
                         as_of=self._now.date(),
                     )
-
-    def _enabled_regions(self) -> list[str]:
-        reply = self._client("ec2", PRICES_REGION).describe_regions()
-        return sorted(region["RegionName"] for region in reply["Regions"])
 
     def _spot(self, region: str) -> Iterator[RawOffer]:
         """Current prices in a region: the lowest of its zones."""
