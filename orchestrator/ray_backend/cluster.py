@@ -70,37 +70,30 @@ def connected_cluster(*, ask_for_packages: bool) -> Iterator[ClusterResources]:
             "RAY_ADDRESS to use this machine alone"
         ) from None
     try:
-        alive = [node for node in ray.nodes() if node["Alive"]]
-        yield _resources(alive, _packages(alive) if ask_for_packages else {})
+        yield cluster_now(ask_for_packages=ask_for_packages)
     finally:
         ray.shutdown()
 
 
-def cluster_now() -> ClusterResources:
-    """Current nodes of the connected cluster."""
+def cluster_now(*, ask_for_packages: bool = False) -> ClusterResources:
+    """Current nodes of the connected cluster; their extras by a worker on each, if asked for."""
     import ray  # noqa: PLC0415 - as above
 
-    return _resources([node for node in ray.nodes() if node["Alive"]], {})
-
-
-def _resources(
-    alive: list[Mapping[str, Any]], packages: Mapping[str, frozenset[str]]
-) -> ClusterResources:
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    packages = _packages(alive) if ask_for_packages else {}
     leaving, used = leaving_nodes(), _used_by_others()
-    nodes = [(node["NodeID"], node["Resources"], node["Labels"]) for node in alive]
-    return ClusterResources(
-        tuple(
-            Node(
-                has,
-                packages.get(node_id),
-                node_id,
-                is_leaving=node_id in leaving,
-                used=used.get(node_id, {}),
-                labels=labels,
-            )
-            for node_id, has, labels in nodes
+    nodes = (
+        Node(
+            node["Resources"],
+            packages.get(node["NodeID"]),
+            node["NodeID"],
+            is_leaving=node["NodeID"] in leaving,
+            used=used.get(node["NodeID"], {}),
+            labels=node["Labels"],
         )
+        for node in alive
     )
+    return ClusterResources(tuple(nodes))
 
 
 def _used_by_others() -> dict[str, dict[str, float]]:
