@@ -41,7 +41,7 @@ def gpu_of_this_machine(catalog: Catalog) -> Gpu:
 
 
 def device_of(key: str | None, catalog: Catalog) -> Gpu:
-    """Catalog row of a key; of None, that of this machine's GPU, or of its CPU without a GPU.
+    """Catalog row of a key, or without one that of this machine's GPU, else of its CPU.
 
     Raises:
         GpuCheckError: the catalog lacks this machine's GPU.
