@@ -15,18 +15,17 @@ from orchestrator.run_folder.run_results import RunResults
 from trials.records.cell import Cell
 from trials.records.observation import Basis, Observation, largest_batch
 
+PREDICTION = ("value", "low", "high", "extrapolated")
 CURVE_POINTS = 17  # of one curve, both ends included
-
-SPEED_COLUMNS = (
-    *("cell", "stack", "basis", "batch", "examples_per_second"),
-    *("examples_per_second_low", "examples_per_second_high", "extrapolated", "law"),
-)
 
 
 def speed_table(results: RunResults) -> PageTable:
     """Throughput by the law of the step time, from one example to the largest batch size tried."""
-    rows = [row for cell in results.cells for row in _speeds(results, cell)]
-    return PageTable(SPEED_COLUMNS, rows)
+    columns = (
+        *("cell", "stack", "basis", "batch", "examples_per_second"),
+        *("examples_per_second_low", "examples_per_second_high", "extrapolated", "law"),
+    )
+    return PageTable(columns, [row for cell in results.cells for row in _speeds(results, cell)])
 
 
 def _speeds(results: RunResults, cell: Cell) -> Iterator[tuple[Any, ...]]:
@@ -43,17 +42,9 @@ def _speeds(results: RunResults, cell: Cell) -> Iterator[tuple[Any, ...]]:
                 break
             fastest, slowest = step.uncertainty.factors
             speed = size / step.seconds
-            ends = (speed / slowest, speed / fastest)
-            yield (
-                results.place(cell),
-                stack,
-                basis.value,
-                size,
-                speed,
-                *ends,
-                step.extrapolated,
-                None if step.law is None else LAW_NAMES[step.law],
-            )
+            law = None if step.law is None else LAW_NAMES[step.law]
+            values = (speed, speed / slowest, speed / fastest, step.extrapolated, law)
+            yield (results.place(cell), stack, basis.value, size, *values)
 
 
 def _is_timed(o: Observation) -> bool:
@@ -114,27 +105,18 @@ def largest_table(results: RunResults) -> PageTable:
         limit, prediction = largest_batch(observations), predictions.get(cell)
         if limit is None and prediction is None:
             continue
-        largest, miss = (None, None) if limit is None else limit
+        largest, miss = limit or (None, None)
         rows.append(
             (
                 results.place(cell),
                 observations[0].basis.value,
                 largest,
                 None if miss is None else f"{miss.batch_size}: {outcome_text(miss.outcome)}",
-                None if prediction is None else prediction.value,
-                None if prediction is None else prediction.low,
-                None if prediction is None else prediction.high,
-                None if prediction is None else prediction.extrapolated,
+                *(getattr(prediction, name, None) for name in PREDICTION),
             )
         )
-    columns = ("cell", "basis", "largest", "next", "predicted", "low", "high", "extrapolated")
+    columns = ("cell", "basis", "largest", "next", "predicted", *PREDICTION[1:])
     return PageTable(columns, rows)
-
-
-ERROR_COLUMNS = (
-    *("model", "recipe", "basis", "software", "law", "chosen", "error", "standard_error"),
-    *("growing_error", "length_error", "parameters", "points"),
-)
 
 
 def errors_table(results: RunResults) -> PageTable:
@@ -142,19 +124,15 @@ def errors_table(results: RunResults) -> PageTable:
     rows = [
         (
             f.name.model if f.name.weights != "pretrained" else f"{f.name.model}, pretrained",
-            f.name.recipe,
-            f.name.basis.value,
-            f.name.software,
-            LAW_NAMES[c.form],
-            c.form is f.form,
-            c.error,
-            c.standard_error,
-            c.growing_error,
-            c.length_error,
-            c.parameters,
-            f.points,
+            *(f.name.recipe, f.name.basis.value, f.name.software),
+            *(LAW_NAMES[c.form], c.form is f.form, c.error, c.standard_error),
+            *(c.growing_error, c.length_error, c.parameters, f.points),
         )
         for f in results.fits.families
         for c in f.candidates
     ]
-    return PageTable(ERROR_COLUMNS, rows)
+    columns = (
+        *("model", "recipe", "basis", "software", "law", "chosen", "error", "standard_error"),
+        *("growing_error", "length_error", "parameters", "points"),
+    )
+    return PageTable(columns, rows)

@@ -18,15 +18,8 @@ def profiles_table(results: RunResults) -> PageTable:
     names = _bar_names(groups)
     rows = [
         (
-            *_key(group),
-            chart,
-            names[*_key(group), bar.label],
-            bar.label,
-            bar.batch_size,
-            part.name,
-            part.seconds,
-            part.share,
-            part.flop_share,
+            *(*_key(group), chart, names[*_key(group), bar.label], bar.label, bar.batch_size),
+            *(part.name, part.seconds, part.share, part.flop_share),
         )
         for group in groups
         for chart in CHARTS
@@ -45,14 +38,7 @@ def loads_table(results: RunResults) -> PageTable:
     groups = profile_groups(results.profiled)
     names = _bar_names(groups)
     rows = [
-        (
-            *_key(group),
-            names[*_key(group), load.label],
-            load.label,
-            number,
-            when,
-            tokens,
-        )
+        (*_key(group), names[*_key(group), load.label], load.label, number, when, tokens)
         for group in groups
         for load in group.loads
         for when, per_expert in (("before", load.before), ("after", load.after))
@@ -77,18 +63,9 @@ def learning_table(results: RunResults) -> PageTable:
     """A row for each epoch of each curve; epoch 0 is the untrained model."""
     rows = [
         (
-            curve.key,
-            name,
-            curve.cell.gpu,
-            curve.cell.recipe.key,
-            curve.data.source,
-            curve.training.learning_rate,
-            curve.training.batch_size,
-            curve.training.seed,
-            epoch.epoch,
-            epoch.train_loss,
-            epoch.tested.loss,
-            epoch.tested.accuracy,
+            *(curve.key, name, curve.cell.gpu, curve.cell.recipe.key, curve.data.source),
+            *(curve.training.learning_rate, curve.training.batch_size, curve.training.seed),
+            *(epoch.epoch, epoch.train_loss, epoch.tested.loss, epoch.tested.accuracy),
         )
         for curve, name in zip(results.learned, curve_names(results.learned), strict=True)
         for epoch in curve.epochs
