@@ -15,7 +15,7 @@ from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.planning.plan import trial_task
 from orchestrator.planning.slow_nodes import slow_nodes
 from orchestrator.reporting.sections.recipe_section import compare_recipes
-from orchestrator.reporting.sections.slow_node_section import slow_nodes_section, slow_nodes_text
+from orchestrator.reporting.sections.trouble_section import slow_nodes_section, slow_nodes_text
 from orchestrator.run_folder.observation_writer import ObservationWriter
 from orchestrator.run_folder.run_folder import open_run
 from orchestrator.running import driver, trial_executor

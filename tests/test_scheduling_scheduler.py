@@ -5,7 +5,7 @@ from fakes.scheduled_cluster import DESK, ECC, HEAD, LAP, N1, N2, SICK, World, n
 
 from orchestrator.planning.cluster_resources import ClusterResources
 from orchestrator.planning.faults import Faults
-from orchestrator.reporting.sections.fault_section import faults_section
+from orchestrator.reporting.sections.trouble_section import faults_section
 from orchestrator.scheduling.scheduler import PLACEMENTS
 from trials.records.observation import Outcome
 

@@ -47,10 +47,7 @@ def dataset_json(workload: Job) -> str:
             "longest_tokens": data.longest,
             "cutoff": cutoff,
             "cut_off_examples": data.cut_off(cutoff),
-            "padded_tokens_per_example": {
-                padding: {str(size): value for size, value in _column(workload, padding)}
-                for padding in _possible_paddings(workload)
-            },
+            "padded_tokens_per_example": _padded(workload),
             "packed_rows": rows(_with(workload, "packed")) if cutoff else None,
             "histogram": data.histogram,
         }
@@ -119,11 +116,9 @@ def _round_width(least: float) -> int:
 
 
 def _paddings(workload: Job) -> str:
-    columns = {
-        padding: dict(_column(workload, padding)) for padding in _possible_paddings(workload)
-    }
+    columns = _padded(workload)
     lines = [
-        (size, *(f"{columns[padding][size]:.1f}" for padding in columns)) for size in BATCH_SIZES
+        (size, *(f"{column[size]:.1f}" for column in columns.values())) for size in BATCH_SIZES
     ]
     meanings = {
         "longest": "drawn at random, padded to the longest",
@@ -142,17 +137,17 @@ def _paddings(workload: Job) -> str:
     return "\n\n".join([title, table(("batch", *columns), lines), "\n".join(legend)])
 
 
-def _possible_paddings(workload: Job) -> tuple[Padding, ...]:
-    return PADDINGS if workload.cutoff else PADDINGS[:-1]
-
-
 def _with(workload: Job, padding: Padding) -> Job:
     return workload.model_copy(update={"padding": padding})
 
 
-def _column(workload: Job, padding: Padding) -> Iterator[tuple[int, float]]:
-    """Tokens per example, padding included, at each batch size; a packed row counts in full."""
-    job = _with(workload, padding)
-    rows_per_example = rows(job) / job.examples
-    for size in BATCH_SIZES:
-        yield size, padded_tokens(job, size, 0) * rows_per_example
+def _padded(workload: Job) -> dict[Padding, dict[int, float]]:
+    """Tokens per example, padding included, by padding and batch size; packed rows are full."""
+    columns: dict[Padding, dict[int, float]] = {}
+    for padding in PADDINGS if workload.cutoff else PADDINGS[:-1]:
+        job = _with(workload, padding)
+        rows_per_example = rows(job) / job.examples
+        columns[padding] = {
+            size: padded_tokens(job, size, 0) * rows_per_example for size in BATCH_SIZES
+        }
+    return columns

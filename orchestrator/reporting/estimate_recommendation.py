@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from fitting.laws.fit_result import Interval
-from orchestrator.estimating.estimate_records import Estimate, Estimated, Price
+from orchestrator.estimating.estimate_records import Estimated, Price
 from orchestrator.estimating.question import Question
 from orchestrator.markdown_table import span
 from orchestrator.pricing.offer_constraints import Constraints, nothing_text
@@ -25,12 +25,18 @@ def verdict(estimates: Sequence[Estimated], wanted: Constraints) -> str:
     if best.price is not None:
         price = best.price
         sure = next((e.estimate for e in estimates if is_sure(e.estimate.price, wanted)), best)
+        safer = ""
+        if sure is not best and sure.price is not None:
+            safer = (
+                f" The cheapest choice whose 90 % interval keeps every limit: {sure.gpu} "
+                f"{provider_text(sure.price)}, ${sure.price.usd:.3g} in {sure.price.hours:.3g} h."
+            )
         return (
             f"{rent_text(best.gpu, price)}: "
-            f"the job costs **${price.usd:.3g}** ({_ends(price.usd_interval)}) and takes "
-            f"**{price.hours:.3g} h** ({_ends(price.hours_interval)}), simulated, "
+            f"the job costs **${price.usd:.3g}** ({ends_text(price.usd_interval)}) and takes "
+            f"**{price.hours:.3g} h** ({ends_text(price.hours_interval)}), simulated, "
             f"at batch size {best.batch_size}."
-            f"{_limits_text(price, wanted)}{_safer_text(sure) if sure is not best else ''}"
+            f"{_limits_text(price, wanted)}{safer}"
         )
     misses = [(e.estimate.gpu, e.missed) for e in estimates if e.missed is not None]
     if misses:
@@ -38,7 +44,8 @@ def verdict(estimates: Sequence[Estimated], wanted: Constraints) -> str:
     return "" if any(e.step is not None for e in estimates) else _too_large(estimates)
 
 
-def _ends(interval: Interval) -> str:
+def ends_text(interval: Interval) -> str:
+    """Both ends of an interval."""
     return f"{interval.low:.3g} to {interval.high:.3g}"
 
 
@@ -46,11 +53,11 @@ def _limits_text(price: Price, wanted: Constraints) -> str:
     """Whether the whole 90 % interval keeps deadline and budget, or only the expected value."""
     limits = []
     if wanted.deadline_hours is not None:
-        is_exceeded = exceeds(price.hours_interval, wanted.deadline_hours)
-        limits.append((f"the deadline of {wanted.deadline_hours:g} h", is_exceeded))
+        name = f"the deadline of {wanted.deadline_hours:g} h"
+        limits.append((name, exceeds(price.hours_interval, wanted.deadline_hours)))
     if wanted.budget_usd is not None:
-        is_exceeded = exceeds(price.usd_interval, wanted.budget_usd)
-        limits.append((f"the budget of ${wanted.budget_usd:g}", is_exceeded))
+        name = f"the budget of ${wanted.budget_usd:g}"
+        limits.append((name, exceeds(price.usd_interval, wanted.budget_usd)))
     if not limits:
         return ""
     names = " and ".join(name for name, _ in limits)
@@ -66,15 +73,6 @@ def is_sure(price: Price | None, wanted: Constraints) -> bool:
     return price is not None and not (
         exceeds(price.hours_interval, wanted.deadline_hours)
         or exceeds(price.usd_interval, wanted.budget_usd)
-    )
-
-
-def _safer_text(estimate: Estimate) -> str:
-    price = estimate.price
-    assert price is not None
-    return (
-        f" The cheapest choice whose 90 % interval keeps every limit: {estimate.gpu} "
-        f"{provider_text(price)}, ${price.usd:.3g} in {price.hours:.3g} h."
     )
 
 

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterable, Iterator, Sequence
 
-from fitting.laws.fit_result import Interval
 from orchestrator.estimating.estimate import MEMORY_ERROR
 from orchestrator.estimating.estimate_records import Estimate, Estimated
 from orchestrator.estimating.question import Question
@@ -11,6 +10,7 @@ from orchestrator.markdown_table import records_table, table
 from orchestrator.pricing.offer_constraints import Constraints
 from orchestrator.reporting.estimate_recommendation import (
     batch_text,
+    ends_text,
     exceeds,
     is_sure,
     missed_text,
@@ -54,26 +54,22 @@ def as_table(estimates: Sequence[Estimated], question: Question) -> str:
         f"after the batch assume a memory error of {100 * MEMORY_ERROR:.0f} %; errors on published "
         "runs are larger (see the notes)."
     )
-    parts = (
-        job,
-        verdict(estimates, wanted),
-        records_table(_row(e.estimate, wanted) for e in estimates),
-        "\n".join(_notes(estimates, question)),
-    )
-    return "\n\n".join(part for part in parts if part)
+    rows = records_table(_row(e.estimate, wanted) for e in estimates)
+    notes = "\n".join(_notes(estimates, question))
+    return "\n\n".join(filter(None, (job, verdict(estimates, wanted), rows, notes)))
 
 
 def _row(estimate: Estimate, wanted: Constraints) -> dict[str, object]:
     price = estimate.price
     offer, rate, hours, usd = ("", "", "", "")
     if estimate.hours is not None and estimate.hours_interval is not None:
-        hours = _with_interval(estimate.hours, estimate.hours_interval)
+        hours = f"{estimate.hours:.3g} ({ends_text(estimate.hours_interval)})"
     if price is not None:
         several = f" ({price.gpus_per_instance} GPUs)" if price.gpus_per_instance > 1 else ""
         offer = f"{price.provider} {price.instance}{several} {price.market}"
         rate = f"{price.usd_per_hour:.3g}"
         hours += EXCEEDS if exceeds(price.hours_interval, wanted.deadline_hours) else ""
-        usd = _with_interval(price.usd, price.usd_interval)
+        usd = f"{price.usd:.3g} ({ends_text(price.usd_interval)})"
         usd += EXCEEDS if exceeds(price.usd_interval, wanted.budget_usd) else ""
     return {
         "GPU": estimate.gpu,
@@ -102,10 +98,6 @@ def _batch(estimate: Estimate) -> str:
     if largest:
         return f"{estimate.batch_size} {estimate.outcome}, the largest is {largest}"
     return f"not even one example fits: {estimate.outcome}"
-
-
-def _with_interval(value: float, interval: Interval) -> str:
-    return f"{value:.3g} ({interval.low:.3g} to {interval.high:.3g})"
 
 
 def _notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:

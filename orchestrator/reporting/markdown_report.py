@@ -10,7 +10,6 @@ from orchestrator.pricing.catalog_file import OWN, THIS_MACHINE, stands_in
 from orchestrator.pricing.offer_constraints import nothing_text
 from orchestrator.ranking.ranked_offer import Excluded, RankedOffer, Ranking, comparable
 from orchestrator.reporting.sections.cost_text import epochs_text, overheads_text
-from orchestrator.reporting.sections.fault_section import faults_section
 from orchestrator.reporting.sections.law_section import LAW_NAMES, laws_section, parameters_text
 from orchestrator.reporting.sections.learning_section import learning_section
 from orchestrator.reporting.sections.memory_section import limits_section
@@ -23,8 +22,8 @@ from orchestrator.reporting.sections.recommendation import (
     offer_text,
     recommendations,
 )
-from orchestrator.reporting.sections.slow_node_section import slow_nodes_section
 from orchestrator.reporting.sections.stability_section import stability_section
+from orchestrator.reporting.sections.trouble_section import faults_section, slow_nodes_section
 from orchestrator.run_folder.run_results import RunResults
 from orchestrator.spec.job import MINUTES_PER_HOUR
 from orchestrator.spec.job_tokens import steps

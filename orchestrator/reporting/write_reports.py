@@ -1,29 +1,17 @@
 """Writes the files derived from a run's observations: fits, ranking and reports."""
 
 import datetime as dt
-from collections.abc import Iterator, Sequence
 
 from fitting.fit import Fits
 from gpu_catalog.catalog import Catalog
-from orchestrator.planning.faults import Faults
 from orchestrator.planning.plan import Plan
 from orchestrator.ranking.ranked_offer import Ranking, ranking_csv
 from orchestrator.reporting.html_report import html_report
 from orchestrator.reporting.markdown_report import markdown
-from orchestrator.reporting.sections.fault_section import faults_text
-from orchestrator.reporting.sections.slow_node_section import slow_nodes_text
 from orchestrator.run_folder.file_names import PAGE, REPORT
 from orchestrator.run_folder.load_results import results_of
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.spec.sweep_spec import SweepSpec
-from trials.records.observation import Observation
-
-
-def trouble_lines(faults: Faults, observations: Sequence[Observation]) -> Iterator[str]:
-    """Lines on trials that were cut short and on slow nodes."""
-    if faults.faults:
-        yield f"{faults_text(faults)} See Faults in the report."
-    yield from slow_nodes_text(observations)
 
 
 def write_derived_files(

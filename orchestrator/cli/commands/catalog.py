@@ -111,7 +111,6 @@ def run_refresh(options: argparse.Namespace) -> int:
 
 
 def _remark_rejected(rejected: Sequence[RejectedOffer], out: Path) -> None:
-
     for offer in rejected[:MOST_REJECTED]:
         remark(str(offer))
     more = len(rejected) - MOST_REJECTED

@@ -12,8 +12,8 @@ from orchestrator.ranking.ranked_offer import ranking_csv
 from orchestrator.reporting.comparison import compare, comparison_markdown
 from orchestrator.reporting.html_report import html_comparison
 from orchestrator.reporting.markdown_report import cheapest_section, headline
-from orchestrator.reporting.sections.slow_node_section import slow_nodes_text
-from orchestrator.reporting.write_reports import trouble_lines, write_ranking, write_report
+from orchestrator.reporting.sections.trouble_section import slow_nodes_text, trouble_lines
+from orchestrator.reporting.write_reports import write_ranking, write_report
 from orchestrator.request import request_of
 from orchestrator.run_folder.file_names import PAGE, REPORT
 from orchestrator.run_folder.load_results import plan_of, results_of, run_and_prices

@@ -25,7 +25,7 @@ from orchestrator.reporting.sections.next_measurement_section import (
     choices_table,
     next_measurements_table,
 )
-from orchestrator.reporting.write_reports import trouble_lines
+from orchestrator.reporting.sections.trouble_section import trouble_lines
 from orchestrator.request import request_of
 from orchestrator.run_folder.file_names import PAGE, REPORT, SPEC
 from orchestrator.run_folder.load_results import (
@@ -70,7 +70,6 @@ def _print_dry_run(
     cluster: ClusterResources,
     observations: Sequence[Observation],
 ) -> None:
-
     spec, folder = request.spec, RunFolder(request.path)
     rates = node_prices(folder, request.catalog, request.rented_as)
     left = remaining_work(spec, rates, cluster, plan, observations)

@@ -158,14 +158,12 @@ def _title(curve: LearningCurve) -> str:
 
 def _curves_table(group: Sequence[LearningCurve]) -> str:
     """A row per epoch, with losses and accuracy of each curve."""
-    headers = ["epoch"]
-    for curve in group:
-        headers += [f"{experts_text(curve.cell)}: train loss", "held-out loss", "accuracy"]
-    lines: list[list[object]] = []
-    for number in range(max(len(curve.epochs) for curve in group)):
-        lines.append([number])
-        for curve in group:
-            lines[-1] += _cells(curve, number)
+    titles = [f"{experts_text(curve.cell)}: train loss" for curve in group]
+    headers = ["epoch", *(h for title in titles for h in (title, "held-out loss", "accuracy"))]
+    lines = [
+        [number, *(text for curve in group for text in _cells(curve, number))]
+        for number in range(max(len(curve.epochs) for curve in group))
+    ]
     text = table(headers, lines)
     return f"{text}\n\n± one standard error over the held-out examples; * the best epoch."
 
