@@ -5,7 +5,7 @@ from builders.recipes import RECIPES
 from hypothesis import given
 from pydantic import ValidationError
 
-from trials.records.recipe import NAMED_RECIPES, Recipe
+from trials.records.recipe import NAMED_RECIPES, Method, Precision, Recipe
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,23 @@ from trials.records.recipe import NAMED_RECIPES, Recipe
         (
             Recipe(method="full", mamba="mamba-ssm", offload_optimizer=True),
             "full-bf16-mamba-ssm-offloaded",
+        ),
+        (
+            Recipe(
+                method="qlora",
+                lora_rank=8,
+                adapter_dtype="bf16",
+                kbit_preparation=True,
+                precision="bf16-mixed",
+                optimizer="adamw_foreach",
+                effective_batch=16,
+                max_grad_norm=1.0,
+            ),
+            "qlora-r8-bf16-adapters-kbit-prepared-bf16-mixed-adamw_foreach-effective16-clip1",
+        ),
+        (
+            Recipe(method="full", precision="fp32-mixed-load", gradient_accumulation=4),
+            "full-fp32-mixed-load-accumulation4",
         ),
     ],
 )
@@ -116,6 +133,16 @@ def test_defaults_follow_from_the_method() -> None:
             {"method": "full", "offload_optimizer": True, "optimizer": "adamw_8bit"},
             "offload_optimizer .* adamw_8bit",
         ),
+        ({"method": "full", "adapter_dtype": "fp32"}, "adapter_dtype fp32 .* method full"),
+        ({"method": "full", "kbit_preparation": True}, "kbit_preparation .* qlora"),
+        (
+            {"method": "full", "effective_batch": 16, "gradient_accumulation": 4},
+            "effective_batch 16 .* gradient_accumulation 4",
+        ),
+        (
+            {"method": "full", "offload_optimizer": True, "precision": "bf16-mixed"},
+            "offload_optimizer .* bf16-mixed",
+        ),
         (
             {"method": "full", "offload_optimizer": True, "precision": "fp16"},
             "offload_optimizer .* fp16",
@@ -153,6 +180,46 @@ def test_a_recipe_refuses_wrong_types_and_unknown_fields(wrong: dict[str, object
     """They are errors, neither coerced nor dropped."""
     with pytest.raises(ValidationError):
         Recipe.model_validate(wrong)
+
+
+@pytest.mark.parametrize(
+    ("precision", "method", "base", "adapters", "autocast", "products"),
+    [
+        ("bf16", "lora", "bf16", "bf16", None, "bf16"),
+        ("bf16-mixed", "lora", "bf16", "fp32", "bf16", "bf16"),
+        ("bf16-mixed", "full", "fp32", None, "bf16", "bf16"),
+        ("fp32-mixed-load", "qlora", "fp32", "fp32", "bf16", "bf16"),
+        ("fp16", "full", "fp32", None, "fp16", "fp16"),
+        ("fp16", "lora", "fp16", "fp32", "fp16", "fp16"),
+        ("fp32", "lora", "fp32", "fp32", None, "fp32"),
+    ],
+)
+def test_a_precision_decides_every_dtype(  # noqa: PLR0917 - a column of the table each
+    precision: Precision,
+    method: Method,
+    base: str,
+    adapters: str | None,
+    autocast: str | None,
+    products: str,
+) -> None:
+    """Trained weights are fp32 wherever autocast runs."""
+    recipe = Recipe(method=method, lora_rank=None if method == "full" else 8, precision=precision)
+    assert recipe.base_dtype == base
+    assert recipe.adapter_dtype == adapters
+    assert recipe.autocast == autocast
+    assert recipe.compute_dtype == products
+
+
+def test_micro_batches_reach_the_effective_batch() -> None:
+    """A fixed number of micro-batches does not depend on the batch size."""
+    assert [Recipe(method="full", gradient_accumulation=4).micro_batches(b) for b in (1, 8)] == [
+        4,
+        4,
+    ]
+    sixteen = Recipe(method="full", effective_batch=16)
+    assert [sixteen.micro_batches(b) for b in (1, 4, 5, 16)] == [16, 4, 4, 1]
+    assert sixteen.batch_limit(1024) == 16
+    assert Recipe(method="full").batch_limit(1024) == 1024
 
 
 def test_the_papers_recipes_are_the_published_ones() -> None:

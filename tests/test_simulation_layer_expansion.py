@@ -14,6 +14,7 @@ from fakes.torch_process import small_steps
 
 from trials.records.recipe import Recipe
 from trials.simulation.layer_expansion import whole_step
+from trials.simulation.recording import Column, Purpose
 from trials.simulation.trace_cache import StepTrace
 from trials.simulation.whole_step import Steps
 
@@ -49,6 +50,42 @@ def made_for_small_steps() -> Iterator[None]:
 def test_an_expanded_trace_equals_a_full_trace(model: str, settings: Recipe) -> None:
     """Six layers expanded from three give the same events as tracing all six, in both steps."""
     assert differences(model, 6, settings) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        (LLAMA, recipe("full", precision="bf16-mixed", max_grad_norm=1.0)),
+        (LLAMA, recipe("full", precision="bf16", optimizer="adamw_foreach")),
+        (MIXTRAL, recipe("qlora", precision="bf16", gradient_checkpointing=True)),
+    ],
+    ids=lambda value: getattr(value, "key", value),
+)
+def test_accumulated_micro_batches_expand_alike(model: str, settings: Recipe) -> None:
+    """Each copied layer's gradient is added to that of the first micro-batch."""
+    assert differences(model, 6, settings, micro_batches=3) == []
+
+
+def test_gradients_live_from_the_first_micro_batch_to_the_update() -> None:
+    """At most one more set of gradients is live, and the second micro-batch leaves nothing else."""
+    settings = recipe("full", precision="fp32")
+    step = traced(deep(LLAMA, 6), settings)
+    trace = StepTrace((4,), (step.recording,), step.held, step.copies)
+    once, twice, often = (Steps(trace, number) for number in (1, 2, 8))
+    weights = once.held.sizes[once.held.purposes == Purpose.WEIGHT].sum()
+    assert 0 < twice.peak_bytes(4) - once.peak_bytes(4) <= weights
+    assert often.peak_bytes(4) == twice.peak_bytes(4)
+    assert twice.storages(4)[1].sum() == once.storages(4)[1].sum()
+
+
+def test_a_further_micro_batch_repeats_the_last() -> None:
+    """Eight micro-batches run the operators of two, with the second one seven times."""
+    step = traced(deep(LLAMA, 6), recipe("full", precision="fp32"))
+    steps = Steps(StepTrace((4,), (step.recording,), step.held, step.copies), 2)
+    flops = [steps.operators(4, number).numbers[:, Column.FLOPS].sum() for number in (2, 3, 8)]
+    one = flops[1] - flops[0]
+    assert one > 0
+    assert flops[2] == pytest.approx(flops[0] + 6 * one)
 
 
 def test_alternating_layers_are_repeated_in_turn() -> None:

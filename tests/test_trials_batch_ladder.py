@@ -79,6 +79,18 @@ def test_a_repeat_never_follows_its_first_visit(largest: int, seed_text: str) ->
         assert step.batch_size != following.batch_size
 
 
+@pytest.mark.parametrize(
+    ("largest", "effective_batch", "expected"),
+    [(16, 16, [1, 2, 4, 8, 16]), (12, 16, [1, 2, 4, 8]), (7, 12, [1, 2, 3, 6]), (5, 7, [1])],
+)
+def test_micro_batches_divide_the_effective_batch(
+    largest: int, effective_batch: int, expected: list[int]
+) -> None:
+    """No other size accumulates to exactly that many examples."""
+    ladder = batch_ladder(largest, seed_text="", effective_batch=effective_batch)
+    assert sorted({step.batch_size for step in ladder}) == expected
+
+
 def test_one_example_at_most_is_visited_twice_in_a_row() -> None:
     """A single size has no other visit to separate its two."""
     assert batch_ladder(1, seed_text="any") == [LadderStep(1, 0), LadderStep(1, 1)]

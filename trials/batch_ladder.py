@@ -1,5 +1,6 @@
 """Batch sizes at which a trial measures throughput: few, spread for the fit, in random order."""
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
@@ -23,7 +24,9 @@ class LadderStep:
     repeat: int
 
 
-def batch_ladder(largest: int, *, seed_text: str) -> list[LadderStep]:
+def batch_ladder(
+    largest: int, *, seed_text: str, effective_batch: int | None = None
+) -> list[LadderStep]:
     """Ordered visits for a device whose largest batch size is ``largest``.
 
     The sizes form a geometric sequence from 1 to ``largest`` (``_geometric_sizes``). Two anchors,
@@ -35,6 +38,7 @@ def batch_ladder(largest: int, *, seed_text: str) -> list[LadderStep]:
     Args:
         largest: largest batch size that fits; 0 (none fits) gives no visits.
         seed_text: seed of the order. The same text gives the same order on every machine.
+        effective_batch: examples per optimizer step, which every size must divide; None for any.
 
     Raises:
         ValueError: ``largest`` is negative.
@@ -42,6 +46,8 @@ def batch_ladder(largest: int, *, seed_text: str) -> list[LadderStep]:
     if largest < 0:
         raise ValueError(f"batch_ladder got largest {largest}: a batch size is 0 (none) or more")
     sizes = _geometric_sizes(largest)
+    if effective_batch is not None:
+        sizes = _nearest_divisors(sizes, effective_batch)
     if len(sizes) <= 1:
         return [LadderStep(size, repeat) for size in sizes for repeat in (0, 1)]
     # The list starts with the largest twice in a row, so the loop draws at least one order. Two or
@@ -53,6 +59,13 @@ def batch_ladder(largest: int, *, seed_text: str) -> list[LadderStep]:
         # promise.
         visits.sort(key=lambda _: random.random())
     return [LadderStep(size, visits[:at].count(size)) for at, size in enumerate(visits)]
+
+
+def _nearest_divisors(sizes: list[int], effective_batch: int) -> list[int]:
+    """Distinct divisors up to the largest size, the nearest to each size in the logarithm."""
+    most = max(sizes, default=0)
+    divisors = [size for size in range(1, most + 1) if effective_batch % size == 0]
+    return sorted({min(divisors, key=lambda d: abs(math.log(d / size))) for size in sizes})
 
 
 def _geometric_sizes(largest: int) -> list[int]:

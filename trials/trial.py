@@ -167,7 +167,11 @@ def next_probe(
 
 def _visits(task: TrialTask, largest: int) -> list[LadderStep]:
     """Visits of the ladder, or of the batch sizes that the task names."""
-    ladder = batch_ladder(largest, seed_text=f"{task.seed}/{task.cell.key}")
+    ladder = batch_ladder(
+        largest,
+        seed_text=f"{task.seed}/{task.cell.key}",
+        effective_batch=task.cell.recipe.effective_batch,
+    )
     if task.timed is None or largest == 0:
         return ladder
     wanted = task.timed or (largest,)

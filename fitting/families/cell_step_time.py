@@ -56,7 +56,8 @@ class CellStepTime:
     """Step time of a cell at one batch size.
 
     Attributes:
-        batch_size: examples per step.
+        batch_size: examples per micro-batch.
+        seconds: seconds per micro-batch, with its share of the update.
         uncertainty: error of the logarithm of `seconds`.
         law: law that predicted the step time, or scaled it to another length.
         tokens: tokens per example, padding included; None where no law scales to the lengths of
@@ -232,7 +233,7 @@ def _visit_spread(observations: Sequence[Observation]) -> _VisitSpread:
     """Estimate the spread of measured visits from the repeated visits of a run."""
     visits: dict[tuple[Cell, str, int], list[float]] = defaultdict(list)
     for o in without_superseded(observations):
-        steps = o.measurement.step_seconds if o.measurement is not None else ()
+        steps = o.micro_batch_seconds
         if o.basis is Basis.MEASURED and steps and o.environment is not None:
             key = (o.cell, o.environment.stack, o.batch_size)
             visits[key].append(math.log(statistics.median(steps)))
@@ -300,10 +301,13 @@ def _timed_step(
 ) -> CellStepTime:
     """Median step over all visits; a simulated step is the same in all of them."""
     measurements = [v.measurement for v in visits if v.measurement is not None]
-    steps = [m.step_seconds for m in measurements]
+    steps = [v.micro_batch_seconds for v in visits if v.measurement is not None]
     if all(m.relative_error is not None for m in measurements):
         uncertainty = _simulation_uncertainty(measurements)
-        shorter = measurements[0].shorter_step_seconds
+        shorter = tuple(
+            (tokens, seconds / visits[0].micro_batches)
+            for tokens, seconds in measurements[0].shorter_step_seconds
+        )
         return CellStepTime(
             batch_size, steps[0][0], uncertainty, "simulated steps", shorter=shorter
         )

@@ -105,7 +105,7 @@ def columns_of(observations: Iterable[Observation]) -> Columns:
             model = o.measurement.model_memory_bytes
             peak = o.measurement.memory.peak_allocated_bytes
             if o.measurement.step_seconds:
-                step = statistics.median(o.measurement.step_seconds)
+                step = statistics.median(o.micro_batch_seconds)
         numbers.extend((o.batch_size, o.memory_limit_bytes, model, peak, step))
     by_code = np.array(codes, np.int64).reshape(-1, 7).T.copy()
     by_number = np.array(numbers, np.float64).reshape(-1, 5).T.copy()

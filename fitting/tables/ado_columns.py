@@ -173,10 +173,12 @@ def _measured(observation: Observation) -> dict[str, float | None]:
         peak = 100 * held / o.memory_limit_bytes
         steps = measurement.step_seconds if o.basis is not Basis.CAPPED else ()
         if steps:
-            runtime, rate = sum(steps), o.batch_size / statistics.median(steps)
+            runtime, rate = sum(steps), o.examples_per_step / statistics.median(steps)
             if measurement.energy_joules is not None:
                 watts = measurement.energy_joules / runtime
             tokens = rate * o.cell.seq_len
-            rates = dict(zip(_RATES, (rate, rate / o.batch_size, *[tokens] * 4), strict=True))
+            rates = dict(
+                zip(_RATES, (rate, rate / o.examples_per_step, *[tokens] * 4), strict=True)
+            )
     own = {"gpu_memory_utilization_peak": peak, "gpu_power_watts_avg": watts}
     return {**own, "train_runtime": runtime, **rates}

@@ -57,6 +57,11 @@ def batch_candidates(
     if isinstance(question.batch, int):
         return BatchCandidates(gpu, cell, routed, largest, (question.batch,))
     useful = max(min(largest, rows(question.workload)), 1)
+    effective_batch = question.recipe.effective_batch
+    if effective_batch is not None:
+        divisors = [size for size in range(1, useful + 1) if effective_batch % size == 0]
+        sizes = divisors if question.batch == "fastest" else divisors[-1:]
+        return BatchCandidates(gpu, cell, routed, largest, tuple(sizes[-SMALLER - 1 :]))
     smaller: list[int] = []
     if question.batch == "fastest":
         smaller = [2**power for power in range((useful - 1).bit_length())][-SMALLER:]
@@ -96,7 +101,8 @@ def choose_batch(
             for size in candidates.sizes:
                 cell = cells[candidates.cell, _length(question, size)]
                 step = cell.step_time(size, candidates.gpu, constants)
-                hours[size] = job_hours(question.workload, size, step.seconds)
+                seconds = step.seconds / question.recipe.micro_batches(size)
+                hours[size] = job_hours(question.workload, size, seconds)
         except NoSpeedError:
             hours = {}
     size = min(hours, key=hours.__getitem__, default=candidates.sizes[-1])

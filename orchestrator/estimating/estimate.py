@@ -113,6 +113,7 @@ def _estimated(
         recipe=requested.recipe.key,
         sparsity=requested.sparsity,
         batch_size=batch.size,
+        micro_batches=requested.recipe.micro_batches(batch.size),
         batch="asked" if isinstance(question.batch, int) else chosen,
         tokens_per_example=batch.tokens,
         outcome=use.outcome,
@@ -138,12 +139,13 @@ def _speed(
     question: Question, batch: ChosenBatch, seconds: float, interval: Interval
 ) -> dict[str, Any]:
     # A packed row has several examples.
-    examples = batch.size * question.workload.examples / rows(question.workload)
+    rows_per_step = question.recipe.micro_batches(batch.size) * batch.size
+    examples = rows_per_step * question.workload.examples / rows(question.workload)
     rates = Interval(low=examples / interval.high, high=examples / interval.low)
     return {
         "step_seconds": seconds,
         "step_seconds_interval": interval,
-        "tokens_per_second": batch.size * batch.tokens / seconds,
+        "tokens_per_second": rows_per_step * batch.tokens / seconds,
         "examples_per_second": examples / seconds,
         "examples_per_second_interval": rates,
     }
@@ -158,7 +160,8 @@ def _job(
 ) -> tuple[dict[str, Any], MissedConstraints | None]:
     """Fields of the job on the cheapest allowed offer, or else its hours and the reason."""
     step_seconds = np.array([seconds, interval.low, interval.high])
-    steps_hours = job_hours(question.workload, batch_size, 1.0) * step_seconds
+    micro_batches = question.recipe.micro_batches(batch_size)
+    steps_hours = job_hours(question.workload, batch_size, 1.0) * step_seconds / micro_batches
     rented = {
         spot: rental(steps_hours, question.workload.overheads, spot=spot).hours
         for spot in (False, True)

@@ -39,7 +39,8 @@ class Estimate(Record):
 
     Attributes:
         sparsity: active experts over experts; 1.0 without experts.
-        batch_size: examples per step, or packed rows, of all fields below.
+        batch_size: examples per micro-batch, or packed rows, of all fields below.
+        micro_batches: micro-batches per optimizer step.
         batch: origin of the batch size: requested, the largest that fits, or the fastest.
         tokens_per_example: mean padded length that times refer to; memory refers to ``seq_len``.
         outcome: outcome of a step of that size.
@@ -71,6 +72,7 @@ class Estimate(Record):
     sparsity: float
     seq_len: int
     batch_size: int
+    micro_batches: int
     batch: BatchChoice
     tokens_per_example: float
     outcome: Outcome

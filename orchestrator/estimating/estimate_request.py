@@ -141,6 +141,7 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
     """
     model = find_model(request.model)
     job = with_overheads(request.overheads, changed_job(DEFAULT_JOB, request.job, [model]))
+    recipe = recipe_of(request.recipe, precision="bf16")
     is_padded = job.lengths is not None and job.padding != "packed"
     has_data = bool(request.job.fields().keys() & set(SOURCES))
     given = {
@@ -149,12 +150,12 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
     }
     return Question(
         model=model,
-        recipe=recipe_of(request.recipe, precision="bf16"),
+        recipe=recipe,
         active_experts=request.active_experts,
         seq_len=_seq_len(request.seq_len, job),
         # The fastest batch where padding grows with the batch.
         batch=request.batch_size or ("fastest" if is_padded else "largest"),
-        batch_limit=BATCH_LIMIT,
+        batch_limit=recipe.batch_limit(BATCH_LIMIT),
         workload=job,
         constraints=request.offers.constraints(catalog),
         drift=PriceDrift(job.overheads, today, seed=0, draws=0),

@@ -157,7 +157,9 @@ def _seconds(
     if largest is None:
         return trial_seconds(spec, cell.device, cost)
     timed = sum(o.purpose == "ladder" and o.measurement is not None for o in observations)
-    visits = 0 if is_capped else len(batch_ladder(largest[0], seed_text=""))
+    effective_batch = cell.recipe.effective_batch
+    ladder = batch_ladder(largest[0], seed_text="", effective_batch=effective_batch)
+    visits = 0 if is_capped else len(ladder)
     return max(visits - timed, 1) * cost.visit_seconds(cell.device)
 
 

@@ -65,7 +65,7 @@ def trial_task(
         target=None if cell.capped_on is None else catalog.gpu(cell.gpu),
         threads=threads,
         seed=spec.seed,
-        batch_limit=spec.max_batch_size,
+        batch_limit=cell.recipe.batch_limit(spec.max_batch_size),
         # A simulation is deterministic.
         boundary_repeats=0 if cell.simulated else spec.boundary_repeats,
         timing=spec.timing,

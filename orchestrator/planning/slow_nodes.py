@@ -108,7 +108,7 @@ def _standing_on(
 def _timed(o: Observation) -> _Timed | None:
     if o.outcome is not Outcome.FITS or o.basis is not Basis.MEASURED or o.measurement is None:
         return None
-    where, steps = o.environment, o.measurement.step_seconds
+    where, steps = o.environment, o.micro_batch_seconds
     if where is None or where.node_id is None or not steps:
         return None
     tokens, node = o.batch_size * o.cell.seq_len, _Node(o.cell.device, where.host, where.node_id)

@@ -14,7 +14,7 @@ from orchestrator.ranking.job_lengths import padding, too_long
 from orchestrator.ranking.priced_job import job_hours, offer_usd
 from orchestrator.spec.job_tokens import rows
 from orchestrator.spec.sweep_spec import SweepSpec
-from trials.batch_ladder import batch_ladder
+from trials.batch_ladder import LadderStep, batch_ladder
 from trials.records.cell import Cell
 from trials.records.observation import Basis, largest_batch
 
@@ -98,7 +98,7 @@ class CostBeliefs:
             for o in self._step_times.observations(option.cell)
             if o.purpose == "ladder" and o.measurement is not None
         }
-        steps = batch_ladder(self._largest(option.cell) or 0, seed_text="")
+        steps = _ladder(option.cell, self._largest(option.cell) or 0)
         planned = {(s.batch_size, s.repeat) for s in steps if s.batch_size == option.batch_size}
         return bool((planned or {(option.batch_size, 0)}) - visited)
 
@@ -112,11 +112,11 @@ class CostBeliefs:
     def _padding(self, cell: Cell) -> PaddedTokens | None:
         return padding(self._job, cell)
 
-    def _sizes(self, largest: int) -> list[int]:
+    def _sizes(self, cell: Cell, largest: int) -> list[int]:
         """Batch sizes to run the job at: its own, or those of the ladder up to its rows."""
         if self._job.batch_size is not None:
             return [self._job.batch_size]
-        ladder = sorted({step.batch_size for step in batch_ladder(largest, seed_text="")})
+        ladder = sorted({step.batch_size for step in _ladder(cell, largest)})
         most = rows(self._job)
         return [size for size in ladder if size <= most] or ladder[:1]
 
@@ -133,7 +133,7 @@ class CostBeliefs:
         if timed:
             others = () if largest is None else self._other_sizes(cell, largest, timed)
             return [*timed.values(), *others]
-        by_law = None if largest is None else self._by_law(cell, self._sizes(largest)[-1])
+        by_law = None if largest is None else self._by_law(cell, self._sizes(cell, largest)[-1])
         option = by_law or self._by_simulation(cell)
         return [] if option is None else [option]
 
@@ -149,7 +149,7 @@ class CostBeliefs:
         def log_cost(size: int) -> float:
             return math.log1p(FLOOR * (largest / size - 1))
 
-        for size in self._sizes(largest):
+        for size in self._sizes(cell, largest):
             if size in timed:
                 continue
             by_law = self._by_law(cell, size)
@@ -240,3 +240,8 @@ def _log_speed(gpu: Gpu) -> float | None:
     rate = gpu.bf16_dense_tflops or gpu.fp16_dense_tflops
     bandwidth = gpu.memory_bandwidth_gb_per_second
     return None if rate is None or bandwidth is None else math.log(rate * bandwidth) / 2
+
+
+def _ladder(cell: Cell, largest: int) -> list[LadderStep]:
+    effective_batch = cell.recipe.effective_batch
+    return batch_ladder(largest, seed_text="", effective_batch=effective_batch)

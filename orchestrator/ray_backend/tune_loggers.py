@@ -54,7 +54,7 @@ def metrics(observation: Logged) -> dict[str, float]:
         if measured.step_seconds:
             steps = sorted(measured.step_seconds)
             values["step_seconds"] = steps[len(steps) // 2]
-            values["examples_per_second"] = observation.batch_size / values["step_seconds"]
+            values["examples_per_second"] = observation.examples_per_step / values["step_seconds"]
     return values
 
 

@@ -140,6 +140,12 @@ def batch_text(estimates: Sequence[Estimated], question: Question) -> str | None
             f"{span(slower, '.0%')} longer (--batch-size max)."
         )
     if question.batch == "largest" and any(e.step is not None for e in estimates):
+        effective_batch = question.recipe.effective_batch
+        if effective_batch is not None:
+            return (
+                "Batch size: the largest micro-batch that fits and divides the effective batch of "
+                f"{effective_batch} examples."
+            )
         return "Batch size: the largest that fits. --batch-size fastest also tries smaller ones."
     return None
 

@@ -1,6 +1,7 @@
 """An estimate as JSON, as a Markdown table with notes, and explained part by part."""
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from orchestrator.estimating.estimate import MEMORY_ERROR
@@ -18,6 +19,7 @@ from orchestrator.reporting.estimate_recommendation import (
     verdict,
 )
 from orchestrator.reporting.sections.cost_text import overheads_text
+from orchestrator.spec.job_tokens import rows as rows_of
 from trials.records.observation import Outcome
 from trials.simulation.recording import OperatorClass, Purpose
 from trials.simulation.simulated_cell import CONTEXT_BYTES, GIB
@@ -94,7 +96,9 @@ def _batch(estimate: Estimate) -> str:
     """Batch size and the largest one, or why the batch does not fit."""
     largest, interval = estimate.max_batch_size, estimate.max_batch_size_interval
     if estimate.outcome is Outcome.FITS:
-        return f"{estimate.batch_size} of {largest} ({interval.low:.0f} to {interval.high:.0f})"
+        times = f" x {estimate.micro_batches}" if estimate.micro_batches > 1 else ""
+        bounds = f"({interval.low:.0f} to {interval.high:.0f})"
+        return f"{estimate.batch_size}{times} of {largest} {bounds}"
     if largest:
         return f"{estimate.batch_size} {estimate.outcome}, the largest is {largest}"
     return f"not even one example fits: {estimate.outcome}"
@@ -105,6 +109,9 @@ def _notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
     rows = [e.estimate for e in estimates]
     yield f"{rows[0].model}, {rows[0].recipe}, {_lengths(rows)}."
     yield from filter(None, (batch_text(estimates, question), padding_text(estimates, question)))
+    fitting = [row for row in rows if row.outcome is Outcome.FITS]
+    if fitting:
+        yield _steps_text(fitting, question)
     if any(row.price and not is_sure(row.price, question.constraints) for row in rows):
         yield (
             f"{EXCEEDS.strip()} the 90 % interval exceeds the deadline or the budget. Offers are "
@@ -112,7 +119,7 @@ def _notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
         )
     yield from _accuracy_notes(estimates)
     yield from missed_text(estimates, question.constraints)
-    yield from _gap_notes(estimates)
+    yield from _gap_notes(estimates, question)
     for row in rows:
         if row.routed_peak_gib is not None:
             median, upper = row.routed_peak_gib
@@ -120,6 +127,19 @@ def _notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
                 f"{row.gpu}: over random expert routings, the peak is {median:.1f} GiB in the "
                 f"median and {upper:.1f} GiB at the 95th percentile."
             )
+
+
+def _steps_text(estimates: Sequence[Estimate], question: Question) -> str:
+    """Optimizer steps of an epoch, which decide whether a batch trains well."""
+    examples = {row.batch_size * row.micro_batches for row in estimates}
+    steps = sorted(math.ceil(max(rows_of(question.workload) / size, 1)) for size in examples)
+    if len(steps) == 1:
+        (size,) = examples
+        return f"An epoch has {steps[0]:,} optimizer steps of {size} examples."
+    return (
+        f"An epoch has {steps[0]:,} to {steps[-1]:,} optimizer steps of {max(examples)} to "
+        f"{min(examples)} examples: with --effective-batch all GPUs train alike."
+    )
 
 
 def _accuracy_notes(estimates: Sequence[Estimated]) -> Iterator[str]:
@@ -154,11 +174,11 @@ def _approximations(rows: Sequence[Estimate]) -> Iterator[str]:
         yield "The installed libraries were traced without any approximation."
 
 
-def _gap_notes(estimates: Sequence[Estimated]) -> Iterator[str]:
+def _gap_notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
     """GPUs without a price, a time or an upper limit of the batch size; too long examples."""
     rows = [e.estimate for e in estimates]
     endless = sorted(row.gpu for row in rows if row.max_batch_size >= row.batch_limit)
-    if endless:
+    if endless and question.recipe.effective_batch is None:
         yield f"Batch sizes above {rows[0].batch_limit} were not tried: {', '.join(endless)}."
     priceless = [e.estimate for e in estimates if e.estimate.no_price and not e.missed]
     for reason in dict.fromkeys(row.no_price for row in priceless):

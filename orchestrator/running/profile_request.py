@@ -107,7 +107,7 @@ def _tasks(request: ProfileRequest, catalog: Catalog) -> list[TrialTask]:
             model=model,
             gpu=gpu,
             seed=0,
-            batch_limit=request.max_batch_size,
+            batch_limit=cell.recipe.batch_limit(request.max_batch_size),
             boundary_repeats=0,
             timing=NO_TIMING,
             build_timeout_seconds=TIMEOUT_SECONDS,

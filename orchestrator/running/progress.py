@@ -56,7 +56,7 @@ def fastest(observations: Sequence[Observation]) -> str | None:
             if o.outcome is Outcome.FITS and o.batch_size < lowest_miss
             # A capped GPU's speed is that of the larger one that stood in for it.
             if o.basis is not Basis.CAPPED
-            if o.measurement is not None and (steps := o.measurement.step_seconds)
+            if o.measurement is not None and (steps := o.micro_batch_seconds)
         ),
         default=None,
     )

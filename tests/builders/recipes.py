@@ -5,6 +5,7 @@ from pydantic import ValidationError
 
 from trials.records.recipe import Recipe
 
+PRECISIONS = ("fp32", "bf16", "bf16-mixed", "fp32-mixed-load", "fp16")
 TARGETS = ("attention", "experts", "router", "all-linear", "q_proj", "mlp.up_proj")
 
 
@@ -17,20 +18,26 @@ def _recipes(draw: st.DrawFn) -> Recipe:
         "lora_dropout": st.sampled_from([0.0, 0.1]),
         "lora_targets": st.lists(st.sampled_from(TARGETS), min_size=1, max_size=2, unique=True),
         "double_quantisation": st.booleans(),
+        "adapter_dtype": st.sampled_from(["bf16", "fp32"]),
+        "max_grad_norm": st.sampled_from([0.5, 1.0]),
+        "effective_batch": st.sampled_from([16, 32]),
         "attention": st.sampled_from(["eager", "sdpa", "flash_attention_2"]),
         "experts": st.sampled_from(["looped", "grouped"]),
         "mamba": st.sampled_from(["mamba-ssm", "reference"]),
     }
     fields: dict[str, object] = {
         "method": draw(st.sampled_from(["full", "lora", "qlora"])),
-        "precision": draw(st.sampled_from(["fp32", "bf16", "fp16"])),
+        "precision": draw(st.sampled_from(PRECISIONS)),
         "gradient_checkpointing": draw(st.booleans()),
-        "optimizer": draw(st.sampled_from(["adamw", "adamw_8bit", "sgd"])),
+        "optimizer": draw(st.sampled_from(["adamw", "adamw_foreach", "adamw_8bit", "sgd"])),
+        "kbit_preparation": draw(st.booleans()),
+        "gradient_accumulation": draw(st.sampled_from([1, 4])),
         "offload_optimizer": draw(st.booleans()),
     }
     fields |= {name: draw(st.none() | values) for name, values in maybe.items()}
     if fields["method"] == "full":
         fields |= dict.fromkeys(("lora_rank", "lora_alpha", "lora_dropout", "lora_targets"))
+        fields["adapter_dtype"] = None
     try:
         return Recipe.model_validate(fields)
     except ValidationError:

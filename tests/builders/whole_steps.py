@@ -51,15 +51,15 @@ def numbered_in_order(stream: Stream) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return stream.kinds, names, stream.numbers
 
 
-def differences(name: str, layers: int, recipe: Recipe) -> list[str]:
+def differences(name: str, layers: int, recipe: Recipe, micro_batches: int = 1) -> list[str]:
     """Differences between a step assembled from a few layers and one traced whole."""
     model = deep(name, layers)
     few, all_of_it = traced(model, recipe), traced(model, recipe, whole=True)
     differing = [] if few.copies > 0 else ["nothing repeats"]
     check_repeats(few.recording)
     parts = ("kinds", "names", "numbers")
-    ours = numbered_in_order(whole_step(few.recording, few.copies))
-    theirs = numbered_in_order(whole_step(all_of_it.recording, 0))
+    ours = numbered_in_order(whole_step(few.recording, few.copies, micro_batches))
+    theirs = numbered_in_order(whole_step(all_of_it.recording, 0, micro_batches))
     differing += [
         p for p, o, t in zip(parts, ours, theirs, strict=True) if not np.array_equal(o, t)
     ]

@@ -225,7 +225,7 @@ class Observation(Record):
         cell: cell that was probed.
         purpose: ``search`` looks for the largest batch, ``boundary`` repeats that one in a fresh
             child with other tokens, ``ladder`` measures throughput.
-        batch_size: examples per step.
+        batch_size: examples per micro-batch; per step where the recipe accumulates none.
         repeat: 0 for the first visit of this batch size for this purpose, then 1, 2, …
         attempt: 1 for the first attempt; higher after one without a verdict, or on a slow node.
         outcome: outcome of the probe.
@@ -260,6 +260,26 @@ class Observation(Record):
     def key(self) -> str:
         """Unique key within a run."""
         return f"{self.cell.key}/{self.purpose}/b{self.batch_size}/r{self.repeat}/t{self.attempt}"
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches per optimizer step."""
+        return self.cell.recipe.micro_batches(self.batch_size)
+
+    @property
+    def examples_per_step(self) -> int:
+        """Examples per optimizer step."""
+        return self.batch_size * self.micro_batches
+
+    @property
+    def micro_batch_seconds(self) -> Seconds:
+        """Seconds per micro-batch of each timed step, with its share of the update.
+
+        These are the step times of laws, throughput and prices: so that a law is affine in the
+        batch size whether micro-batches accumulate or not.
+        """
+        steps = () if self.measurement is None else self.measurement.step_seconds
+        return tuple(seconds / self.micro_batches for seconds in steps)
 
     @property
     def is_timing(self) -> bool:

@@ -81,6 +81,8 @@ class Recipe(Record):
         offload_optimizer: whether the host holds the optimizer state, in fp32, with a copy of the
             trained weights, and computes the update (ZeRO-Offload, by DeepSpeed). It needs g++.
         gradient_accumulation: micro-batches per optimizer step.
+        effective_batch: examples per optimizer step; each batch size is then a micro-batch, which
+            as many micro-batches accumulate to. None for a fixed number of micro-batches.
         max_grad_norm: norm that gradients are clipped to; None for no clipping.
     """
 
@@ -100,6 +102,7 @@ class Recipe(Record):
     optimizer: Optimizer = "adamw"
     offload_optimizer: Switch = False
     gradient_accumulation: PositiveInt = 1
+    effective_batch: PositiveInt | None = None
     max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
     @model_validator(mode="before")
@@ -128,6 +131,16 @@ class Recipe(Record):
         if wrong:
             raise ValueError("; ".join(wrong))
         return self
+
+    def micro_batches(self, batch_size: int) -> int:
+        """Micro-batches per optimizer step, for a micro-batch of so many examples."""
+        if self.effective_batch is None:
+            return self.gradient_accumulation
+        return -(-self.effective_batch // batch_size)
+
+    def batch_limit(self, limit: int) -> int:
+        """Largest batch size to try below a limit: none is larger than the effective batch."""
+        return limit if self.effective_batch is None else min(limit, self.effective_batch)
 
     @property
     def base_dtype(self) -> Dtype:
@@ -186,6 +199,7 @@ class Recipe(Record):
             self.optimizer if self.optimizer != "adamw" else None,
             "offloaded" if self.offload_optimizer else None,
             f"accumulation{self.gradient_accumulation}" if accumulates else None,
+            f"effective{self.effective_batch}" if self.effective_batch is not None else None,
             f"clip{self.max_grad_norm:g}" if self.max_grad_norm is not None else None,
         ]
         return "-".join(part for part in parts if part is not None)
@@ -237,6 +251,11 @@ def _incompatible(recipe: Recipe) -> list[str]:
         )
     if recipe.attention == "flash_attention_2" and recipe.compute_dtype == "fp32":
         wrong.append("attention flash_attention_2 does not support fp32: use bf16 or fp16")
+    if recipe.effective_batch is not None and recipe.gradient_accumulation > 1:
+        wrong.append(
+            f"effective_batch {recipe.effective_batch} and gradient_accumulation "
+            f"{recipe.gradient_accumulation} exclude each other: leave one of them out"
+        )
     if recipe.adapter_dtype == "bf16" and recipe.precision == "fp16":
         wrong.append("adapter_dtype bf16 does not go with precision fp16: use fp32")
     if recipe.offload_optimizer:

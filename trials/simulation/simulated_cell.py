@@ -61,10 +61,10 @@ class SimulatedCell:
         expandable_segments: bool = False,
     ) -> None:
         self._expandable_segments = expandable_segments
-        self._micro_batches = cell.recipe.gradient_accumulation
+        self._recipe = cell.recipe
         self._request = TraceRequest(cell=cell, model=model, routing=routing or Routing())
         self._traces = traces
-        self._steps: dict[str, Steps] = {}
+        self._steps: dict[tuple[str, int], Steps] = {}
         self._replays: dict[int, Replays] = {}  # by bytes that libraries hold
         self._held_anywhere: dict[int, int] = {}
         self._step_times: dict[tuple[int, str, EfficiencyConstants], SimulatedStepTime] = {}
@@ -89,7 +89,7 @@ class SimulatedCell:
     @property
     def held(self) -> Held:
         """Storages of the model itself, which it holds throughout."""
-        return self._steps_for(self._request).held
+        return self._steps_for(self._request, 1).held
 
     def memory(self, batch_size: int, gpu: Gpu, limit_bytes: int) -> MemoryUse:
         """Memory of steps of a batch size.
@@ -196,9 +196,10 @@ class SimulatedCell:
         self, batch_size: int, gpu: Gpu, constants: EfficiencyConstants
     ) -> SimulatedStepTime:
         steps = self._steps_of(batch_size)
-        few = min(self._micro_batches, 3)
+        micro_batches = self._recipe.micro_batches(batch_size)
+        few = min(micro_batches, 3)
         timed = step_time(steps.operators(batch_size, few), gpu, constants)
-        further = self._micro_batches - few
+        further = micro_batches - few
         if not further:
             return timed
         # Every further micro-batch takes as long as the third.
@@ -214,7 +215,8 @@ class SimulatedCell:
         Raises:
             TraceError: the cell cannot be traced.
         """
-        return self._steps_of(batch_size).operators(batch_size, self._micro_batches)
+        micro_batches = self._recipe.micro_batches(batch_size)
+        return self._steps_of(batch_size).operators(batch_size, micro_batches)
 
     def at_peak(self, batch_size: int, gpu: Gpu) -> dict[Purpose, int]:
         """Bytes at the peak by purpose."""
@@ -222,12 +224,14 @@ class SimulatedCell:
         return self._steps_of(batch_size).at_peak(batch_size) | library
 
     def _steps_of(self, batch_size: int) -> Steps:
-        return self._steps_for(self.request_of(batch_size))
+        micro_batches = self._recipe.micro_batches(batch_size)
+        return self._steps_for(self.request_of(batch_size), micro_batches)
 
-    def _steps_for(self, request: TraceRequest) -> Steps:
-        if request.key not in self._steps:
-            self._steps[request.key] = Steps(self._traces.get(request), self._micro_batches)
-        return self._steps[request.key]
+    def _steps_for(self, request: TraceRequest, micro_batches: int) -> Steps:
+        key = (request.key, min(micro_batches, 2))  # a third is like the second
+        if key not in self._steps:
+            self._steps[key] = Steps(self._traces.get(request), micro_batches)
+        return self._steps[key]
 
     def _replayed(self, batch_size: int, library: int, limit: int | None) -> AllocatorPeaks:
         steps = self._steps_of(batch_size)

@@ -89,7 +89,9 @@ class TraceRequest(Record):
     @property
     def _traced_recipe(self) -> Recipe:
         """Recipe of one micro-batch, whose trace serves any number of them."""
-        return self.cell.recipe.model_copy(update={"gradient_accumulation": 1})
+        return self.cell.recipe.model_copy(
+            update={"gradient_accumulation": 1, "effective_batch": None}
+        )
 
     @property
     def process_choice(self) -> str:

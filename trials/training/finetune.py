@@ -30,6 +30,7 @@ IDENTIFYING = (
     "linalg_vector_norm",
     "scaled_dot_product",
 )
+SEVERAL = 2  # micro-batches that show that gradients accumulate
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::_grouped_mm", "bitsandbytes::gemm_4bit")
 
 
@@ -100,21 +101,25 @@ class FineTuning:
         """Random token ids of one step, equal for every probe of a size and draw.
 
         Returns:
-            Token ids (accumulation x batch_size, seq_len).
+            Token ids (micro-batches x batch_size, seq_len).
         """
         generator = torch.Generator().manual_seed(
             (self._seed * 1_000_003 + batch_size) * 1_009 + draw
         )
-        shape = (self._cell.recipe.gradient_accumulation * batch_size, self._cell.seq_len)
+        examples = self._cell.recipe.micro_batches(batch_size) * batch_size
+        shape = (examples, self._cell.seq_len)
         return torch.randint(self._facts.vocab_size, shape, generator=generator).to(self._device)
 
-    def step(self, tokens: torch.Tensor, labels: torch.Tensor | None = None) -> float:
-        """Run one whole optimizer step on a batch, in as many micro-batches as the recipe has.
+    def step(
+        self, tokens: torch.Tensor, labels: torch.Tensor | None = None, *, micro_batches: int = 1
+    ) -> float:
+        """Run one whole optimizer step on a batch.
 
         Args:
             tokens: (batch, length) token ids.
             labels: (batch, length) token ids, -100 for tokens without a loss; absent for
                 ``tokens``.
+            micro_batches: parts of the batch whose gradients accumulate.
 
         Returns:
             Loss in nats per token. Reading it waits for the device, as a loop that logs does.
@@ -123,7 +128,9 @@ class FineTuning:
             NotTrainingError: the loss is not finite.
         """
         value = self.stepper.step(
-            *micro_batch_losses(tokens, tokens if labels is None else labels, self._cell.recipe)
+            *micro_batch_losses(
+                tokens, tokens if labels is None else labels, self._cell.recipe, micro_batches
+            )
         )
         if not value < float("inf"):
             raise NotTrainingError(f"the loss is {value}: these steps train nothing")
@@ -144,10 +151,11 @@ class FineTuning:
         return implied_parameters(stock, self._cell.recipe)
 
     def built(self) -> Built:
-        """Properties of the built model. It runs one step of one example, and starts over."""
+        """Properties of the built model. It runs one step of micro-batches of one example."""
         layers = decoder_layers(self.model)
         with _Census(layers, self.model) as census:
-            self.step(self.tokens(1))
+            micro_batches = min(self._cell.recipe.micro_batches(1), SEVERAL)
+            self.step(self.tokens(1)[:micro_batches], micro_batches=micro_batches)
         built = Built(
             parameters=self._parameters(),
             dtypes=self._dtypes(),

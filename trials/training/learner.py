@@ -63,6 +63,7 @@ class Learner:
         self._device = self.worker.device.torch_device
         self._tuning = self.worker.tuning
         self._autocast = cell.recipe.autocast
+        self._micro_batches = cell.recipe.gradient_accumulation
         self._listen = listen
         self.remark: str | None = None
         self._checkpoint: Path | None = None
@@ -137,7 +138,11 @@ class Learner:
         tokens = skipped = 0
         for step, (ids, labels) in enumerate(batches, start=1):
             try:
-                loss = self._tuning.step(ids.to(self._device), labels.to(self._device))
+                loss = self._tuning.step(
+                    ids.to(self._device),
+                    labels.to(self._device),
+                    micro_batches=self._micro_batches,
+                )
             except SkippedStepError:  # the loss scale is halved; training goes on
                 skipped += 1
             else:

@@ -11,7 +11,7 @@ IGNORED = -100  # label of a token without a loss, as in transformers
 
 
 def micro_batch_losses(
-    tokens: torch.Tensor, labels: torch.Tensor, recipe: Recipe
+    tokens: torch.Tensor, labels: torch.Tensor, recipe: Recipe, micro_batches: int
 ) -> Iterator[Callable[[nn.Module], torch.Tensor]]:
     """Split a batch into micro-batches and return the function of each one's loss.
 
@@ -20,12 +20,13 @@ def micro_batch_losses(
     Args:
         tokens: (batch, length) token ids.
         labels: (batch, length) token ids, -100 for tokens without a loss.
-        recipe: with the number of micro-batches.
+        recipe: recipe of the loss.
+        micro_batches: number of parts, of equal size or with a smaller last one.
     """
-    if recipe.gradient_accumulation == 1:
+    if micro_batches == 1:
         yield lambda model: batch_loss(model, tokens, labels, recipe)
         return
-    parts = [part.chunk(recipe.gradient_accumulation) for part in (tokens, labels)]
+    parts = [part.chunk(micro_batches) for part in (tokens, labels)]
     counts = [int((part[:, 1:] != IGNORED).sum()) for part in parts[1]]
     for ids, targets, count in zip(*parts, counts, strict=True):
         share = count / sum(counts)

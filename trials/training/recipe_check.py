@@ -46,7 +46,8 @@ def _compared(
     yield "dtypes", ", ".join(_dtypes(recipe)), ", ".join(built.dtypes)
     product_dtype = DTYPE_NAMES[recipe.compute_dtype]
     yield f"matrix products in {product_dtype}", True, product_dtype in built.product_dtypes
-    yield "micro-batches", recipe.gradient_accumulation, built.micro_batches
+    accumulates = recipe.micro_batches(1) > 1
+    yield "gradient accumulation", accumulates, built.micro_batches > 1
     if recipe.max_grad_norm is not None and not recipe.offload_optimizer:  # DeepSpeed has its own
         yield "norm of the gradients", True, "aten::linalg_vector_norm" in built.kernels
     yield "attention", recipe.attention, built.attention

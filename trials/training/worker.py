@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
 
@@ -107,6 +108,7 @@ class Worker:
     def __init__(self, setup: Setup) -> None:
         self.device = open_device(setup)
         self._threads = setup.threads
+        self._recipe = setup.cell.recipe
         self.tuning = FineTuning(
             setup.cell, setup.model, device=self.device.torch_device, seed=setup.seed
         )
@@ -138,17 +140,20 @@ class Worker:
         tuning.start_over()
         self.device.settle()
         tokens = tuning.tokens(request.batch_size, request.draw)
+        step = partial(
+            tuning.step, tokens, micro_batches=self._recipe.micro_batches(request.batch_size)
+        )
         model_tensors = tuning.tensors()
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in model_tensors}
         memory = self.device.measure_memory(
-            lambda: tuning.step(tokens),
+            step,
             steps=MEMORY_STEPS,
             already_live=[*model_tensors, tokens],
         )
         retries = memory.allocator_retries or 0
         timed = Timed()
         if request.timing is not None and not retries:
-            timed = self._timed(lambda: tuning.step(tokens), request.timing)
+            timed = self._timed(step, request.timing)
         measurement = Measurement(
             memory_steps=MEMORY_STEPS,
             memory=memory,
@@ -167,7 +172,7 @@ class Worker:
             batch_size=request.batch_size,
             outcome=Outcome.FITS,
             measurement=measurement,
-            profile=self._profile(request, tokens),
+            profile=self._profile(request, tokens[: request.batch_size]),
         )
 
     def _profile(self, request: ProbeRequest, tokens: torch.Tensor) -> Profile | None:

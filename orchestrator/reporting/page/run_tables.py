@@ -244,7 +244,9 @@ def probes_table(results: RunResults) -> PageTable:
             "outcome": lambda o: o.outcome.value,
             "basis": lambda o: o.basis.value,
             "step_seconds": _step_seconds,
-            "examples_per_second": lambda o: _maybe(_step_seconds(o), lambda t: o.batch_size / t),
+            "examples_per_second": lambda o: _maybe(
+                _step_seconds(o), lambda t: o.examples_per_step / t
+            ),
             "steps": lambda o: len(_steps(o)),
             "peak_gib": lambda o: _maybe(
                 o.measurement, lambda m: m.memory.peak_allocated_bytes / GIB

@@ -171,7 +171,9 @@ def _row(
         peak_bytes=max(m.memory.peak_allocated_bytes for m in sizes[batch_size]),
         step_seconds=medians.get(batch_size),
         largest=largest,
-        examples_per_second=max((size / s for size, s in medians.items()), default=None),
+        examples_per_second=max(
+            (size * recipe.micro_batches(size) / s for size, s in medians.items()), default=None
+        ),
     )
 
 

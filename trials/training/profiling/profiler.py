@@ -217,7 +217,7 @@ def expert_load(tuning: FineTuning, tokens: torch.Tensor, training_steps: int) -
     before = _expert_counts(tuning, tokens)
     examples = tokens.shape[0]
     for draw in range(1, training_steps + 1):
-        tuning.step(tuning.tokens(examples, draw))
+        tuning.step(tuning.tokens(examples, draw)[:examples])
     after = _expert_counts(tuning, tokens)
     return ExpertLoad(examples=examples, training_steps=training_steps, before=before, after=after)
 
