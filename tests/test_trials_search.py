@@ -247,6 +247,7 @@ def test_peaks_predict_the_limit_by_the_line_from_half_of_the_largest(
         (20, 81, 400, 40),
         (98, 100, 400, 99),
         (20, 61, 60, 60),
+        (20, 60, 60, 50),
     ],
 )
 def test_a_guided_probe_follows_the_prediction_until_a_miss_contradicts_it(
