@@ -1,4 +1,4 @@
-"""What each strategy measures next, within its budget: from given choices, computed by hand."""
+"""Next measurements of each strategy within its budget, from given choices, by hand."""
 
 import logging
 from collections.abc import Sequence
