@@ -72,6 +72,7 @@ def test_targets_and_experts_follow_from_the_model(
         ),
         ({"method": "full", "optimizer": "paged_adamw_8bit"}, "llama-tiny", "cpu", "needs a CUDA"),
         ({"method": "full", "mamba": "mamba-ssm"}, "blackmamba-tiny", "cpu", "needs a CUDA GPU"),
+        ({"method": "full", "loss": "liger"}, "llama-tiny", "cpu", "use full-logits or chunked"),
         ({"method": "full", "offload_optimizer": True}, "llama-tiny", "cpu", "on the host anyway"),
         (LORA | {"method": "qlora"}, "blackmamba-2.8b", "A40", "4-bit ones are not: use full"),
         (
@@ -157,6 +158,9 @@ def test_adapters_on_mamba_layers_are_refused_and_beside_them_allowed(
         (NAMED_RECIPES["paper-mixtral"].model_dump(), "mixtral-8x7b", "flash_attn", "gpu"),
         ({"method": "full"}, "blackmamba-2.8b", "causal_conv1d, mamba_ssm", "gpu"),
         ({"method": "full", "offload_optimizer": True}, "llama-2-7b", "deepspeed", "deepspeed"),
+        ({"method": "full", "loss": "chunked"}, "llama-2-7b", "trl", "trl"),
+        ({"method": "full", "loss": "liger"}, "llama-2-7b", "liger_kernel", "liger"),
+        ({"method": "full", "loss": "cce"}, "llama-2-7b", "cut_cross_entropy", "cce"),
     ],
 )
 def test_a_missing_extra_is_named(

@@ -14,6 +14,7 @@ WORKER = PACKAGE / "simulation/tracing/tracing_worker.py"
 NOT_IN_TRACES = {
     *("__init__.py", "child_process/bootstrap.py", "child_process/environment.py"),
     *("records/cell.py", "records/compatibility.py", "records/observation.py", "records/recipe.py"),
+    "records/optional_packages.py",
     *("simulation/tracing_child.py", "training/recipe_check.py"),
 }
 

@@ -54,6 +54,8 @@ AXES = [
     (LLAMA, recipe("full", optimizer="adamw_8bit")),
     (LLAMA, recipe("full", optimizer="adafactor")),
     (LLAMA, recipe("full", optimizer="sgd")),
+    (LLAMA, recipe("full", loss="chunked")),
+    (MIXTRAL, recipe("lora", loss="chunked", gradient_accumulation=2)),
     *((model, recipe("full", experts="looped")) for model in (*MOE, BLACKMAMBA)),
     *((model, recipe("full", experts="grouped")) for model in (*MOE, BLACKMAMBA)),
     *((model, recipe("qlora", gradient_checkpointing=True)) for model in MOE),

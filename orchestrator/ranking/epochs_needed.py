@@ -16,6 +16,7 @@ SPEED_ONLY = {
     "mamba": None,
     "offload_optimizer": False,
     "gradient_accumulation": 1,
+    "loss": "full-logits",
 }
 # Optimizers that compute what another one does.
 SAME_UPDATE: dict[Optimizer, Optimizer] = {

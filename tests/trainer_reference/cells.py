@@ -8,9 +8,7 @@ PRECISIONS = ("fp32", "bf16", "bf16-mixed")
 ACCUMULATIONS = (1, 4)
 CHECKPOINTING = (False, True)
 CLIPPING = (None, 1.0)
-LOSSES = ("full-logits",)  # that are compared so far
-
-ALL_LOSSES = ("full-logits", "chunked")
+LOSSES = ("full-logits", "chunked")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +55,17 @@ QUICK = (
         for method, precision in product(METHODS, PRECISIONS)
     ),
     *(ReferenceCell(method, "bf16-mixed") for method in METHODS),
+    ReferenceCell("full", "bf16", 4, "chunked", checkpointing=True, max_grad_norm=1.0),
+    *(ReferenceCell(method, "bf16-mixed", loss="chunked") for method in ("full", "lora")),
 )
-"""Cells that every run of the tests compares: one of each method and precision, and the plain."""
+"""Cells that every run of the tests compares: one of each method and precision, the plain, and
+TRL's own loss."""
 COMPARED = tuple(
     ReferenceCell(*axes)
     for axes in product(METHODS, PRECISIONS, ACCUMULATIONS, LOSSES, CHECKPOINTING, CLIPPING)
 )
-"""Cells where the project's step must equal the trainer's."""
+"""Every cell of the reference."""
 OTHER_MODELS = tuple(
     ReferenceCell(method=method, model=model)
     for model, method in (("llama-tied", "full"), ("mistral", "full"), ("qwen2", "lora"))
 )
-MATRIX = tuple(
-    ReferenceCell(*axes)
-    for axes in product(METHODS, PRECISIONS, ACCUMULATIONS, ALL_LOSSES, CHECKPOINTING, CLIPPING)
-)
-"""Every cell of the reference, also those that the project cannot express yet."""

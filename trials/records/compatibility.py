@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 from gpu_catalog.gpu import Gpu
 from trials.records.model import Model
+from trials.records.optional_packages import EXTRAS
 from trials.records.recipe import Recipe
 
 AMPERE = 8.0  # the first compute capability with bf16, FlashAttention-2 and the grouped product
@@ -107,10 +108,12 @@ def _device_incompatibility(recipe: Recipe, gpu: Gpu) -> str | None:
             "attention flash_attention_2": recipe.attention == "flash_attention_2",
             "mamba mamba-ssm": recipe.mamba == "mamba-ssm",
             f"optimizer {recipe.optimizer}": recipe.optimizer.startswith("paged"),
+            f"loss {recipe.loss}": recipe.loss in {"liger", "cce"},
         }
         for name, wanted in needs_cuda.items():
             if wanted:
-                return f"{name} needs a CUDA GPU, {gpu.key} is none"
+                instead = ": use full-logits or chunked" if name.startswith("loss") else ""
+                return f"{name} needs a CUDA GPU, {gpu.key} is none{instead}"
         if recipe.offload_optimizer:
             return f"offload_optimizer: on {gpu.key} the optimizer's state is on the host anyway"
         return None
@@ -135,8 +138,8 @@ def _missing(recipe: Recipe, gpu: Gpu, packages: Collection[str] | None) -> str 
     missing = [] if packages is None else [e for e in recipe.extras if e not in packages]
     if not missing:
         return None
-    extra = "deepspeed" if missing == ["deepspeed"] else "gpu"
+    extras = ",".join(sorted({EXTRAS[package] for package in missing}))
     return (
-        f"{', '.join(missing)} cannot be imported on the node with {gpu.key}: install the extra "
-        f"{extra!r} there (pip install 'finetune-cost[{extra}]')"
+        f"{', '.join(missing)} cannot be imported on the node with {gpu.key}: install it there "
+        f"(pip install 'finetune-cost[{extras}]')"
     )

@@ -127,6 +127,7 @@ class Built(Record):
         product_dtypes: dtypes of the matrix products' results, sorted.
         micro_batches: forward passes in a step.
         kernels: names of operators in a step that identify the recipe's kernels, sorted.
+        loss: function that computed the loss, as ``Recipe.loss`` names it.
     """
 
     parameters: ParameterCounts
@@ -141,6 +142,7 @@ class Built(Record):
     kernels: tuple[str, ...]
     product_dtypes: tuple[str, ...] = ()
     micro_batches: int = 1
+    loss: str = "full-logits"
 
 
 class DeviceReading(Record):

@@ -2,8 +2,16 @@
 
 from importlib.util import find_spec
 
-EXTRAS = ("causal_conv1d", "deepspeed", "flash_attn", "mamba_ssm")
-"""Packages that ``Recipe.extras`` can name."""
+EXTRAS = {
+    "causal_conv1d": "gpu",
+    "cut_cross_entropy": "cce",
+    "deepspeed": "deepspeed",
+    "flash_attn": "gpu",
+    "liger_kernel": "liger",
+    "mamba_ssm": "gpu",
+    "trl": "trl",
+}
+"""Packages that ``Recipe.extras`` can name, and the extra that installs each."""
 
 
 def importable_extras() -> frozenset[str]:

@@ -23,6 +23,7 @@ Optimizer = Literal[
     "adafactor",
     "sgd",
 ]
+Loss = Literal["full-logits", "chunked", "liger", "cce"]
 PositiveInt = Annotated[int, Field(strict=True, ge=1)]
 Switch = Annotated[bool, Field(strict=True)]
 Target = Annotated[str, Field(pattern=r"^(all-linear|[A-Za-z_][A-Za-z0-9_.]*)$")]
@@ -84,6 +85,9 @@ class Recipe(Record):
         effective_batch: examples per optimizer step; each batch size is then a micro-batch, which
             as many micro-batches accumulate to. None for a fixed number of micro-batches.
         max_grad_norm: norm that gradients are clipped to; None for no clipping.
+        loss: ``full-logits`` is the loss of transformers, from the logits of all tokens.
+            ``chunked`` is TRL's fused head, which computes logits in tiles; ``liger`` is
+            liger-kernel's fused linear cross entropy, ``cce`` that of cut-cross-entropy.
     """
 
     method: Method
@@ -104,6 +108,7 @@ class Recipe(Record):
     gradient_accumulation: PositiveInt = 1
     effective_batch: PositiveInt | None = None
     max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    loss: Loss = "full-logits"
 
     @model_validator(mode="before")
     @classmethod
@@ -171,6 +176,9 @@ class Recipe(Record):
             "mamba_ssm": self.mamba == "mamba-ssm",
             "causal_conv1d": self.mamba == "mamba-ssm",
             "deepspeed": self.offload_optimizer,
+            "trl": self.loss == "chunked",
+            "liger_kernel": self.loss == "liger",
+            "cut_cross_entropy": self.loss == "cce",
         }
         return tuple(sorted(name for name, wanted in needed.items() if wanted))
 
@@ -201,6 +209,7 @@ class Recipe(Record):
             f"accumulation{self.gradient_accumulation}" if accumulates else None,
             f"effective{self.effective_batch}" if self.effective_batch is not None else None,
             f"clip{self.max_grad_norm:g}" if self.max_grad_norm is not None else None,
+            self.loss if self.loss != "full-logits" else None,
         ]
         return "-".join(part for part in parts if part is not None)
 
@@ -256,6 +265,8 @@ def _incompatible(recipe: Recipe) -> list[str]:
             f"effective_batch {recipe.effective_batch} and gradient_accumulation "
             f"{recipe.gradient_accumulation} exclude each other: leave one of them out"
         )
+    if recipe.loss == "cce" and recipe.compute_dtype == "fp32":
+        wrong.append("loss cce does not support fp32: use bf16 or fp16, or loss: liger")
     if recipe.adapter_dtype == "bf16" and recipe.precision == "fp16":
         wrong.append("adapter_dtype bf16 does not go with precision fp16: use fp32")
     if recipe.offload_optimizer:

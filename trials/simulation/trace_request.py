@@ -112,6 +112,8 @@ def not_simulated(recipe: Recipe, model: Model, gpu: Gpu) -> str | None:
     """Reason why a recipe on a GPU is not simulated, with an alternative; None when it is."""
     if recipe.offload_optimizer:
         return "offload_optimizer is not simulated: leave it out, or measure"
+    if recipe.loss != "full-logits":
+        return f"loss {recipe.loss} is not simulated: use full-logits, or measure"
     if recipe.attention == "sdpa" and model.has_grouped_queries and not _since(gpu, AMPERE):
         return (
             f"below compute capability {AMPERE} sdpa has no kernel for the grouped "

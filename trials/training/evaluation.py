@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from trials.models.fused_head import IGNORED
 from trials.models.weight_placement import autocast_to
 from trials.records.learning import Heartbeat, HeldOutScores
 from trials.records.recipe import Dtype
 from trials.training.learning_batches import Encoded, HeldOut, padded
-from trials.training.loss import IGNORED
 
 
 @dataclass(frozen=True, slots=True)

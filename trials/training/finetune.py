@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trials.models.build import build_model, stock_model
 from trials.models.experts import experts_in_use
+from trials.models.fused_head import fuse_head, loss_in_use
 from trials.models.mamba import mamba_in_use
 from trials.models.parameter_count import implied_parameters
 from trials.models.weight_placement import autocast_to, decoder_layers
@@ -81,6 +82,7 @@ class FineTuning:
             device=device,
             seed=seed,
         )
+        fuse_head(self.model, cell.recipe.loss)
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
         # Every probe starts from the same weights, since routing depends on weights and memory on
         # routing. The copy is on the host, outside the measured memory.
@@ -169,6 +171,7 @@ class FineTuning:
             kernels=tuple(sorted(census.kernels)),
             product_dtypes=tuple(sorted(census.product_dtypes)),
             micro_batches=census.forward_passes,
+            loss=census.loss,
         )
         self.start_over()
         return built
@@ -211,6 +214,7 @@ class _Census(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.kernels: set[str] = set()
         self.product_dtypes: set[str] = set()
+        self.loss = ""
         self._runs: dict[tuple[int, str], int] = {}
         children = [
             (child, index, name)
@@ -221,6 +225,7 @@ class _Census(TorchDispatchMode):
             module.register_forward_pre_hook(self._counter(index, name))
             for module, index, name in ((model, WHOLE, ""), *children)
         ]
+        self._hooks.append(model.register_forward_hook(self._note_loss))
 
     @property
     def forward_passes(self) -> int:
@@ -253,6 +258,9 @@ class _Census(TorchDispatchMode):
         if name in PRODUCTS:
             self.product_dtypes.add(str(result.dtype).removeprefix("torch."))
         return result
+
+    def _note_loss(self, _model: nn.Module, _inputs: object, output: Any) -> None:
+        self.loss = loss_in_use(output.loss)
 
     def _counter(self, layer: int, name: str) -> Callable[..., None]:
         def count(*_: object) -> None:

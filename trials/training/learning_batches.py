@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from trials.models.fused_head import IGNORED
 from trials.records.learning import LearnExample
-from trials.training.loss import IGNORED
 from trials.training.tokenizer_worker import ExampleTokenizer
 
 PAD = 0  # any id will do: padding comes last and has no label

@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
+from trials.models.fused_head import IGNORED
 from trials.records.recipe import Recipe
-
-IGNORED = -100  # label of a token without a loss, as in transformers
 
 
 def micro_batch_losses(
@@ -44,8 +43,11 @@ def batch_loss(
         model: causal language model.
         tokens: (batch, length) token ids.
         labels: (batch, length) token ids, -100 for tokens without a loss.
-        recipe: with the precision.
+        recipe: with the loss and the precision.
     """
+    if recipe.loss != "full-logits":
+        fused: torch.Tensor = model(input_ids=tokens, labels=labels, fused_lm_head=True).loss
+        return fused
     output = model(input_ids=tokens, labels=labels)
     if recipe.autocast is not None:
         # accelerate hands the trainer every output in fp32, as a copy beside the loss's own.

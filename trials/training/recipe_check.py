@@ -50,6 +50,7 @@ def _compared(
     yield "gradient accumulation", accumulates, built.micro_batches > 1
     if recipe.max_grad_norm is not None and not recipe.offload_optimizer:  # DeepSpeed has its own
         yield "norm of the gradients", True, "aten::linalg_vector_norm" in built.kernels
+    yield "loss", recipe.loss, built.loss
     yield "attention", recipe.attention, built.attention
     for attention, operator in ATTENTION_OPERATORS.items():
         ran = any(operator in kernel for kernel in built.kernels)

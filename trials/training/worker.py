@@ -58,13 +58,16 @@ S = TypeVar("S", bound=Setup)
 STACK = (
     "bitsandbytes",
     "causal-conv1d",
+    "cut-cross-entropy",
     "deepspeed",
     "flash-attn",
+    "liger-kernel",
     "mamba-ssm",
     "peft",
     "torch",
     "transformers",
     "triton",
+    "trl",
 )
 
 

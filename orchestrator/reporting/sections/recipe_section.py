@@ -20,7 +20,7 @@ from trials.records.observation import (
     largest_batch,
     without_superseded,
 )
-from trials.records.recipe import Recipe
+from trials.records.recipe import Loss, Recipe
 
 HEADERS = (
     *("recipe", "peak memory", "vs. default", "step time", "vs. default"),
@@ -30,6 +30,12 @@ ATTENTION = {
     "eager": "eager attention",
     "sdpa": "SDPA attention",
     "flash_attention_2": "FlashAttention-2",
+}
+LOSSES: dict[Loss, str] = {
+    "full-logits": "loss from all logits",
+    "chunked": "loss in chunks by TRL",
+    "liger": "loss by liger-kernel",
+    "cce": "loss by cut-cross-entropy",
 }
 
 
@@ -75,7 +81,8 @@ def plainness(recipe: Recipe) -> tuple[object, ...]:
 
     Full weights precede adapters, and adapters precede 4 bits. Then counts the number of departures
     from the plainest recipe: no checkpointing, PyTorch's attention and AdamW, optimizer state on
-    the GPU, experts in one grouped product. Ties are broken by eager attention, then by name.
+    the GPU, experts in one grouped product, the loss from all logits. Ties are broken by eager
+    attention, then by name.
     """
     departures = (
         recipe.gradient_checkpointing,
@@ -83,6 +90,7 @@ def plainness(recipe: Recipe) -> tuple[object, ...]:
         recipe.optimizer != "adamw",
         recipe.offload_optimizer,
         recipe.experts == "looped",
+        recipe.loss != "full-logits",
     )
     methods = ("full", "lora", "qlora")
     return (methods.index(recipe.method), sum(departures), recipe.attention != "eager", recipe.key)
@@ -224,6 +232,7 @@ def _words(recipe: Recipe) -> tuple[str | None, ...]:
         "offloaded" if recipe.offload_optimizer else "not offloaded",
         f"{recipe.gradient_accumulation} micro-batches a step",
         "no clipping" if recipe.max_grad_norm is None else f"clipped to {recipe.max_grad_norm:g}",
+        LOSSES[recipe.loss],
     )
 
 

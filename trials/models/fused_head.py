@@ -1,0 +1,142 @@
+"""Heads fused with the loss, which never hold the logits of all tokens.
+
+A model with such a head returns its loss for ``fused_lm_head=True``, as TRL's does. Without that
+argument its forward pass is its own.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.modeling_outputs import CausalLMOutput
+
+from trials.models.build import KernelError
+from trials.records.recipe import Loss
+
+IGNORED = -100  # label of a token without a loss, as in transformers
+MODULES: dict[Loss, str] = {
+    "chunked": "trl.trainer.utils",
+    "liger": "liger_kernel.transformers.model.loss_utils",
+    "cce": "cut_cross_entropy",
+}
+"""Module of each fused loss; some take seconds to import."""
+# Autograd functions of the losses: their names in the graph of a loss.
+LOSS_NODES: dict[str, Loss] = {
+    "NllLossBackward0": "full-logits",
+    "ChunkedLogProbFunctionBackward": "chunked",
+    "LigerFusedLinearCrossEntropyFunctionBackward": "liger",
+    "LinearCrossEntropyFunctionBackward": "cce",
+}
+# Fields of configurations whose models scale their logits.
+SCALES = ("logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling")
+HeadLoss = Callable[[torch.Tensor, nn.Linear, torch.Tensor, float | None], torch.Tensor]
+"""Mean loss from hidden states (batch, length, width), the head, labels (batch, length) and the cap
+on the logits."""
+
+
+def fuse_head(model: nn.Module, loss: Loss) -> None:
+    """Give a model the fused head of a loss, in place; with ``full-logits`` it keeps its own.
+
+    Args:
+        model: causal language model, with or without adapters.
+        loss: loss of the recipe.
+
+    Raises:
+        ImportError: the package of the loss is not installed.
+        KernelError: the loss does not support the model's head.
+    """
+    if loss == "full-logits":
+        return
+    library: Any = importlib.import_module(MODULES[loss])
+    base = base_of(model)
+    if loss == "chunked":
+        # SFTTrainer's outputs.
+        library.add_fused_lm_head(base, outputs=("log_probs", "entropy", "is_top1"))
+        return
+    check_head(base, loss)
+    patch_head(base, functools.partial(_liger_loss if loss == "liger" else _cce_loss, library))
+
+
+def base_of(model: nn.Module) -> nn.Module:
+    """Model of transformers below its adapters, if any."""
+    base: nn.Module = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    return base
+
+
+def check_head(model: Any, loss: Loss) -> None:
+    """Check that a loss that sees hidden states and weight alone is that of the model.
+
+    Raises:
+        KernelError: the model does more with its logits.
+    """
+    config = model.config.get_text_config()
+    scale = next((name for name in SCALES if getattr(config, name, None) not in (None, 1.0)), None)
+    biased = getattr(model.get_output_embeddings(), "bias", None) is not None
+    if biased or scale is not None:
+        reason = "its head has a bias" if biased else f"it scales its logits ({scale})"
+        raise KernelError(
+            f"loss {loss}: {type(model).__name__} cannot have it: {reason}: use chunked"
+        )
+
+
+def patch_head(model: Any, head_loss: HeadLoss) -> None:
+    """Let a model without adapters compute its loss from hidden states, by ``head_loss``."""
+    own = model.forward
+    config = model.config.get_text_config()
+
+    @functools.wraps(own)
+    def forward(*args: Any, fused_lm_head: bool = False, **kwargs: Any) -> Any:
+        if not fused_lm_head:
+            return own(*args, **kwargs)
+        labels = kwargs.pop("labels")
+        hidden = model.base_model(*args, **kwargs).last_hidden_state
+        softcap = getattr(config, "final_logit_softcapping", None)
+        head = model.get_output_embeddings()
+        return CausalLMOutput(loss=head_loss(hidden, head, labels, softcap))
+
+    model.forward = forward
+
+
+def _liger_loss(
+    library: Any, hidden: torch.Tensor, head: nn.Linear, labels: torch.Tensor, softcap: float | None
+) -> torch.Tensor:
+    """Loss as liger-kernel's models compute it for transformers' Trainer, which counts tokens."""
+    loss: torch.Tensor = library.LigerForCausalLMLoss(
+        hidden_states=hidden,
+        lm_head_weight=head.weight,
+        labels=labels,
+        hidden_size=hidden.shape[-1],
+        num_items_in_batch=(labels[:, 1:] != IGNORED).sum(),
+        final_logit_softcapping=softcap,
+    )
+    return loss
+
+
+def _cce_loss(
+    library: Any, hidden: torch.Tensor, head: nn.Linear, labels: torch.Tensor, softcap: float | None
+) -> torch.Tensor:
+    kind = hidden.device.type
+    if torch.is_autocast_enabled(kind):  # the kernels take no fp32 hidden states
+        hidden = hidden.to(torch.get_autocast_dtype(kind))
+    loss: torch.Tensor = library.linear_cross_entropy(
+        hidden, head.weight, labels, shift=True, softcap=softcap, ignore_index=IGNORED
+    )
+    return loss
+
+
+def loss_in_use(loss: torch.Tensor | None) -> str:
+    """Function that computed a loss, as ``Recipe.loss`` names it, by its graph."""
+    waiting = [] if loss is None else [loss.grad_fn]
+    visited = set()
+    while waiting:
+        node = waiting.pop(0)
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        if node.name() in LOSS_NODES:
+            return LOSS_NODES[node.name()]
+        waiting += [following for following, _ in node.next_functions]
+    return "unknown"
