@@ -1,5 +1,6 @@
 """A cell on a simulated GPU: largest batch, memory and step time. No torch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpu_catalog.gpu import Gpu
@@ -189,25 +190,15 @@ class SimulatedCell:
         """
         key = (batch_size, gpu.key, constants)
         if key not in self._step_times:
-            self._step_times[key] = self._step_time(batch_size, gpu, constants)
+            steps, micro_batches = (
+                self._steps_of(batch_size),
+                self._recipe.micro_batches(batch_size),
+            )
+            self._step_times[key] = _step_time(
+                lambda count: step_time(steps.operators(batch_size, count), gpu, constants),
+                micro_batches,
+            )
         return self._step_times[key]
-
-    def _step_time(
-        self, batch_size: int, gpu: Gpu, constants: EfficiencyConstants
-    ) -> SimulatedStepTime:
-        steps = self._steps_of(batch_size)
-        micro_batches = self._recipe.micro_batches(batch_size)
-        few = min(micro_batches, 3)
-        timed = step_time(steps.operators(batch_size, few), gpu, constants)
-        further = micro_batches - few
-        if not further:
-            return timed
-        # Every further micro-batch takes as long as the third.
-        before = step_time(steps.operators(batch_size, few - 1), gpu, constants)
-        return SimulatedStepTime(
-            seconds=timed.seconds + further * (timed.seconds - before.seconds),
-            busy_seconds=timed.busy_seconds + further * (timed.busy_seconds - before.busy_seconds),
-        )
 
     def operators(self, batch_size: int) -> Operators:
         """Operators of a step of a batch size, once the optimizer has its state.
@@ -244,6 +235,20 @@ class SimulatedCell:
             capacity_bytes=limit,
             expandable_segments=self._expandable_segments,
         )
+
+
+def _step_time(timed: Callable[[int], SimulatedStepTime], micro_batches: int) -> SimulatedStepTime:
+    """Time of a step with many micro-batches, by the times of steps with two and three."""
+    few = min(micro_batches, 3)
+    step = timed(few)
+    further = micro_batches - few
+    if not further:
+        return step
+    before = timed(few - 1)
+    return SimulatedStepTime(
+        seconds=step.seconds + further * (step.seconds - before.seconds),
+        busy_seconds=step.busy_seconds + further * (step.busy_seconds - before.busy_seconds),
+    )
 
 
 def library_bytes(gpu: Gpu) -> int:
