@@ -16,6 +16,7 @@ from orchestrator.ranking.job_lengths import of_like_lengths
 from orchestrator.ranking.priced_cells import RankingInputs, priced_cells
 from orchestrator.ranking.priced_job import PricedOffer
 from orchestrator.ranking.ranked_offer import Excluded, RankedOffer, Ranking, comparable
+from trials.records.cell import Cell
 from trials.records.observation import Basis, Observation
 
 FAR = 4.0  # standard deviations that no draw of ``DRAWS`` is likely to be off
@@ -105,7 +106,7 @@ def _ranked_offer(
         batch_size=step.batch_size,
         batch=batch if isinstance(batch, str) else "asked",
         largest_batch=largest,
-        limited_by=None if largest is None else _limit_reason(miss),
+        limited_by=None if largest is None else _limit_reason(job.cell, miss),
         examples_per_second=step.batch_size / step.seconds,
         epochs=job.job.epochs,
         tokens_per_example=step.tokens or float(job.cell.seq_len),
@@ -125,9 +126,10 @@ def _ranked_offer(
     )
 
 
-def _limit_reason(miss: Observation | None) -> str:
+def _limit_reason(cell: Cell, miss: Observation | None) -> str:
     """Reason why the largest batch is not larger."""
-    return "the search's limit" if miss is None else f"{miss.outcome} at {miss.batch_size}"
+    limit = "search's limit" if cell.recipe.effective_batch is None else "effective batch"
+    return f"the {limit}" if miss is None else f"{miss.outcome} at {miss.batch_size}"
 
 
 def _odds(ordered: Sequence[PricedOffer]) -> dict[int, _Odds]:

@@ -252,7 +252,7 @@ def _offer(row: RankedOffer) -> dict[str, object]:
         "GPU": row.cell.gpu,
         "offer": offer_text(row),
         "$/h": f"{row.usd_per_hour:.3g}",
-        "batch size": f"{row.batch_size} (max {row.largest_batch or 'unknown'})",
+        "batch size": _batch(row),
         "examples/s": f"{row.examples_per_second:.3g}",
         "hours": f"{row.hours:.3g} ({row.hours_low:.3g} to {row.hours_high:.3g})"
         + (" ~" if _is_unstable(row) else ""),
@@ -307,14 +307,21 @@ def _interval_sources(ranking: Ranking) -> str:
     )
 
 
+def _batch(row: RankedOffer) -> str:
+    micro_batches = row.cell.recipe.micro_batches(row.batch_size)
+    times = f" x {micro_batches}" if micro_batches > 1 else ""
+    return f"{row.batch_size}{times} (max {row.largest_batch or 'unknown'})"
+
+
 def _job_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> Iterator[str]:
     """Warnings of large batches, of short jobs and of a deadline that may be missed."""
     job, deadline = ranking.workload, ranking.constraints.deadline_hours
-    few = sum(steps(job, row.batch_size) < FEW_STEPS * job.epochs for row in rows)
+    batches = [row.batch_size * row.cell.recipe.micro_batches(row.batch_size) for row in rows]
+    few = sum(steps(job, batch) < FEW_STEPS * job.epochs for batch in batches)
     if few:
         yield (
             f"Offers with fewer than {FEW_STEPS} optimizer steps per epoch: {few}. "
-            "--batch-size N prices a smaller batch size."
+            "--batch-size N prices a smaller batch size; effective_batch in a recipe bounds it."
         )
     startup = job.overheads.startup_minutes / MINUTES_PER_HOUR
     mostly = sum(startup > MOSTLY * row.hours for row in rows)
