@@ -50,7 +50,7 @@ def measure(
     with PeakCounter(tuning.tensors(), with_origins=with_origins) as counter:
         for micro_batches in run.batches:
             batch = torch.cat(micro_batches)
-            losses.append(tuning.step(batch))
+            losses.append(tuning.step(batch, micro_batches=cell.accumulation))
             del batch
     return counter, losses
 

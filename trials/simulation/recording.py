@@ -1,8 +1,8 @@
 """Recordings of traced steps: storages made and freed, operators run. No torch.
 
 Only an operator's numbers (``Column``) and a storage's bytes depend on the batch size, and both are
-affine in it; the order of events, the names of storages and the classes of operators are constant.
-So two traces at two batch sizes determine all others.
+affine in it, but for tiles (``TileColumn``); the order of events, the names of storages and the
+classes of operators are constant. So two traces at two batch sizes determine all others.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Kind(IntEnum):
     """Kind of an event."""
 
     MADE = 0
-    """A storage was allocated; its bytes are in ``Column.BYTES``."""
+    """A storage was allocated; its bytes are in ``Column.BYTES`` and ``TileColumn``."""
     FREED = 1
     """A storage was freed."""
     RUN = 2
@@ -47,6 +47,33 @@ class Column(IntEnum):
     """Matrix products in one operator, batched or grouped."""
     LAUNCHES = 6
     """Kernels that the host launches for the operator."""
+
+
+class TileColumn(IntEnum):
+    """Further numbers of a storage whose operator works on a tile of its rows at a time.
+
+    They are zero for all other storages. The storage's bytes are those of ``Column.BYTES`` and of
+    the tile, which alone is not affine in the batch size.
+    """
+
+    ROW_BYTES = 1
+    """Bytes of one row of the tile."""
+    ROWS = 2
+    """Rows of the operator."""
+    PARTS = 3
+    """Parts that divide the rows, each rounded up to a power of two; 0 for no division."""
+    MOST_ROWS = 4
+    """Most rows of the tile where no parts divide them."""
+
+
+def tile_bytes(numbers: FloatArray) -> FloatArray:
+    """Bytes of the tiles (storages,) by the numbers of their storages (storages, columns)."""
+    rows = numbers[:, TileColumn.ROWS]
+    parts = numbers[:, TileColumn.PARTS]
+    part = np.maximum(np.ceil(rows / np.maximum(parts, 1)), 1)
+    most = np.where(parts > 0, 2 ** np.ceil(np.log2(part)), numbers[:, TileColumn.MOST_ROWS])
+    tiles: FloatArray = np.minimum(rows, most) * numbers[:, TileColumn.ROW_BYTES]
+    return tiles
 
 
 class OperatorClass(IntEnum):

@@ -112,8 +112,6 @@ def not_simulated(recipe: Recipe, model: Model, gpu: Gpu) -> str | None:
     """Reason why a recipe on a GPU is not simulated, with an alternative; None when it is."""
     if recipe.offload_optimizer:
         return "offload_optimizer is not simulated: leave it out, or measure"
-    if recipe.loss != "full-logits":
-        return f"loss {recipe.loss} is not simulated: use full-logits, or measure"
     if recipe.attention == "sdpa" and model.has_grouped_queries and not _since(gpu, AMPERE):
         return (
             f"below compute capability {AMPERE} sdpa has no kernel for the grouped "
@@ -151,6 +149,8 @@ def approximations(cell: Cell, model: Model, gpu: Gpu) -> tuple[str, ...]:
         f"{recipe.optimizer} is traced as its state and one kernel per tensor": "8bit"
         in recipe.optimizer
         or recipe.optimizer.startswith("paged"),
+        f"loss {recipe.loss} is traced by declared buffers and products": recipe.loss
+        != "full-logits",
         "bitsandbytes is traced as a product with dequantised weights": recipe.method == "qlora",
     }
     return tuple(text for text, applies in stands_in.items() if applies)

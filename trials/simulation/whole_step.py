@@ -12,6 +12,8 @@ from trials.simulation.recording import (
     Operators,
     Purpose,
     StructureError,
+    TileColumn,
+    tile_bytes,
 )
 from trials.simulation.trace_cache import StepTrace
 
@@ -47,6 +49,9 @@ class Steps:
         self._bytes = [
             _bytes_of_moves(s.names, s.numbers[:, Column.BYTES], made, moves) for s in streams
         ]
+        tiled = made & (stream.numbers[:, TileColumn.ROW_BYTES] > 0)
+        self._tiles = [s.numbers[tiled] for s in streams]
+        self._tile_moves = [np.flatnonzero(self._names == name) for name in stream.names[tiled]]
         works = np.flatnonzero(~moves)
         works = works[works >= stream.steady_from]
         self._works = Operators(
@@ -61,6 +66,9 @@ class Steps:
     def storages(self, batch_size: int) -> tuple[IntArray, IntArray]:
         """Names of the storages allocated and freed, and their bytes, negative where freed."""
         size = np.maximum(np.rint(self._at(batch_size, self._bytes)), 0).astype(np.int64)
+        tiles = tile_bytes(np.rint(self._at(batch_size, self._tiles))).astype(np.int64)
+        for moves, tile in zip(self._tile_moves, tiles, strict=True):
+            size[moves] += tile
         return self._names, size * self._signs
 
     def operators(self, batch_size: int, micro_batches: int = 1) -> Operators:

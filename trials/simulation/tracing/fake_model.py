@@ -10,7 +10,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
 from trials.models.build import stock_model, under_recipe
-from trials.models.fused_head import fuse_head
 from trials.models.weight_placement import quantise_laid_out
 from trials.records.model import Model
 from trials.records.recipe import Recipe
@@ -42,7 +41,6 @@ def fake_model(
     cut(stock, repeated)
     with torch.device("meta"):
         built = under_recipe(stock, recipe, lambda laid_out: _lay_out(laid_out, recipe))
-    fuse_head(built, recipe.loss)
     _fake_all(built, mode)
     return built, repeated
 

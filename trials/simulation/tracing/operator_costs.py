@@ -5,7 +5,7 @@ kernel takes for itself, which no tensor shows.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cache
 from typing import Any
 
@@ -42,16 +42,37 @@ def workspace_bytes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> i
 
 
 @dataclass(frozen=True, slots=True)
+class Tile:
+    """Workspace for some rows of an operator at a time (``recording.TileColumn``)."""
+
+    row_bytes: int
+    rows: int
+    parts: int = 0
+    most_rows: int = 0
+
+
+def workspace(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Numbers:
+    """Numbers of the workspace of an operator: its bytes, and those of a tile."""
+    tile, kernel = Tile(0, 0), KERNELS.get(_name(func))
+    if kernel is not None:
+        tile = kernel.tile(_in_order(func, args, kwargs))
+    own = workspace_bytes(func, args, kwargs)
+    return (float(own), *map(float, astuple(tile)), 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
 class DeclaredKernel:
     """Costs of an opaque kernel, which its tensors do not determine.
 
     Attributes:
         work: returns its costs, given all arguments and the result.
         workspace_bytes: returns its workspace in bytes, given all arguments.
+        tile: returns the tile beside these bytes, given all arguments.
     """
 
     work: Callable[[Sequence[Any], Any], list[Described]]
     workspace_bytes: Callable[[Sequence[Any]], int] = lambda _args: 0
+    tile: Callable[[Sequence[Any]], Tile] = lambda _args: Tile(0, 0)
 
 
 def declare(signature: str, fake: Any, kernel: DeclaredKernel) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 
+from trials.simulation.recording import Numbers
 from trials.simulation.tracing.operator_costs import Described, tensors_in
 
 CPU = torch.device("cpu")
@@ -24,14 +25,14 @@ class ShapeEffects:
     """Effects of an operator on tensors of given shapes.
 
     Attributes:
-        workspace: bytes of workspace while it runs.
+        workspace: numbers of its workspace while it runs, as of a storage.
         works: its costs, one per kind of work.
         mode: mode of its fake results; absent where the shape rule must run each time.
         kind: type of its results, tuple or list; absent for a single tensor.
         shapes: shapes of its results in order; absent for a missing one.
     """
 
-    workspace: int
+    workspace: Numbers
     works: list[Described]
     mode: FakeTensorMode | None = None
     kind: type | None = None

@@ -19,6 +19,7 @@ from trials.records.recipe import Recipe
 from trials.simulation.recording import Held, Purpose, Recording, Segment, with_updates_of
 from trials.simulation.tracing.fake_model import FLASH, fake_model
 from trials.simulation.tracing.fake_optimizers import simulated_optimizer
+from trials.simulation.tracing.fused_heads import give_head
 from trials.simulation.tracing.fused_kernels import as_on_gpu
 from trials.simulation.tracing.layer_repetition import RepeatedLayers, mark_passes
 from trials.simulation.tracing.mamba_kernels import install_simulated_mamba
@@ -83,6 +84,7 @@ class TraceableCell:
         self._model, self._repeated_layers = fake_model(
             model, recipe, cell.active_experts, self._mode, whole=whole
         )
+        give_head(self._model, recipe.loss, target)
         self._recipe = recipe
         _check_positions(self._model, cell)
 

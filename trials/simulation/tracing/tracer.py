@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import (
 
 from trials.devices.storages import StorageWatch
 from trials.simulation.recording import UPDATES, Column, IntArray, Kind, Numbers, Recording, Segment
-from trials.simulation.tracing.operator_costs import describe, workspace_bytes
+from trials.simulation.tracing.operator_costs import describe, workspace
 from trials.simulation.tracing.shape_rules import (
     CPU,
     ShapeEffects,
@@ -186,20 +186,20 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         except Exception as error:
             error.add_note(func.name())  # the refusal names the operator
             raise
-        workspace = workspace_bytes(func, args, kwargs) if self._with_workspaces else 0
+        taken = workspace(func, args, kwargs) if self._with_workspaces else NO_NUMBERS
         works = describe(func, args, kwargs, result)
         # The shape of a mask does not determine the number of its set entries.
         shapes = None if func in ROUTED else result_shapes(result, (args, kwargs))
-        return result, ShapeEffects(workspace, works, *(shapes or ()))
+        return result, ShapeEffects(taken, works, *(shapes or ()))
 
     def _record_work(self, effects: ShapeEffects) -> None:
         """Record the workspace and the costs of an operator."""
-        if effects.workspace > 0:
+        if any(effects.workspace):
             self._workspaces.append(self._next_name)
-            self._event(Kind.MADE, self._next_name, (float(effects.workspace), *NO_NUMBERS[1:]))
+            self._event(Kind.MADE, self._next_name, effects.workspace)
         for work, rate, numbers in effects.works:
             self._event(Kind.RUN, 4 * work + rate, numbers)
-        if effects.workspace > 0:
+        if any(effects.workspace):
             self._event(Kind.FREED, self._next_name, NO_NUMBERS)
             self._next_name += 1
 
