@@ -70,7 +70,7 @@ def test_json_of_one_gpu_is_one_object(capsys: pytest.CaptureFixture[str]) -> No
 def test_gpus_are_ordered_by_cost_and_incompatible_ones_are_excluded(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """GPUs without an offer come last; GPUs without bf16 are excluded with a message."""
+    """GPUs without an offer come last; those without the grouped product are excluded."""
     estimates = estimate_json(capsys, *TINY, "--batch-size", "8")
     priced = [row["price"]["usd"] for row in estimates if row["price"] is not None]
     assert priced == sorted(priced)
@@ -79,7 +79,7 @@ def test_gpus_are_ordered_by_cost_and_incompatible_ones_are_excluded(
     )
     assert main([*TINY, "--batch-size", "8"]) == 0
     shown = capsys.readouterr()
-    assert "T4: precision bf16" in shown.err
+    assert "T4: experts grouped" in shown.err
     assert "Nothing was measured" in shown.out
     assert shown.out.count("| simulated |") == len(estimates)
 
@@ -365,7 +365,7 @@ def test_json_of_several_incompatible_gpus_is_an_empty_list(
     assert main([*TINY, "--gpu", "T4,V100-16GB-SXM", "--json"]) == 1
     shown = capsys.readouterr()
     assert json.loads(shown.out) == []
-    assert "T4: precision bf16" in shown.err
+    assert "T4: experts grouped" in shown.err
 
 
 def test_explained_shares_add_up_to_100_percent(capsys: pytest.CaptureFixture[str]) -> None:

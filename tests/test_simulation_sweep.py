@@ -98,7 +98,8 @@ def test_simulated_examples_have_the_lengths_of_the_data(
     Path("nobody.yaml").write_text(text.replace("examples: 1000", "length_histogram: lengths.csv"))
     assert main(["sweep", "nobody.yaml"]) == 0
     assert "lengths.csv, padded to" in capsys.readouterr().out
-    what = ["--model", "llama-tiny", "--method", "lora", "--lora-rank", "4", "--batch-size", "64"]
+    recipe = ["--method", "lora", "--lora-rank", "4", "--defaults", "plain"]
+    what = ["--model", "llama-tiny", *recipe, "--batch-size", "64"]
     assert main(["estimate", *what, "--gpu", "A40,H100-SXM", *data, "--json"]) == 0
     estimated = {e["gpu"]: e for e in json.loads(capsys.readouterr().out)}
     Path("cache").rename("no-cache")  # nothing is traced from here on

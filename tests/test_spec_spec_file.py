@@ -25,16 +25,16 @@ def test_default_sweep_is_valid_and_holds_three_families_on_the_cpu() -> None:
         )
     )
     assert [cell.key for cell in cells if not cell.simulated] == [
-        "cpu/mixtral-tiny/qlora-r8-experts+router-fp32-looped/2of8/seq32",
-        "cpu/mixtral-tiny/qlora-r8-experts+router-fp32-looped/2of8/seq64",
-        "cpu/mixtral-tiny/qlora-r8-experts+router-fp32-looped/8of8/seq32",
-        "cpu/mixtral-tiny/qlora-r8-experts+router-fp32-looped/8of8/seq64",
-        "cpu/blackmamba-tiny/full-fp32-grouped/2of8/seq32",
-        "cpu/blackmamba-tiny/full-fp32-grouped/2of8/seq64",
-        "cpu/blackmamba-tiny/full-fp32-grouped/8of8/seq32",
-        "cpu/blackmamba-tiny/full-fp32-grouped/8of8/seq64",
-        "cpu/llama-tiny/lora-r8-all-linear-fp32-checkpointed/dense/seq32",
-        "cpu/llama-tiny/lora-r8-all-linear-fp32-checkpointed/dense/seq64",
+        "cpu/mixtral-tiny/qlora-r8-experts+router-bf16-adapters-fp32-checkpointed-looped-clip1/2of8/seq32",
+        "cpu/mixtral-tiny/qlora-r8-experts+router-bf16-adapters-fp32-checkpointed-looped-clip1/2of8/seq64",
+        "cpu/mixtral-tiny/qlora-r8-experts+router-bf16-adapters-fp32-checkpointed-looped-clip1/8of8/seq32",
+        "cpu/mixtral-tiny/qlora-r8-experts+router-bf16-adapters-fp32-checkpointed-looped-clip1/8of8/seq64",
+        "cpu/blackmamba-tiny/full-fp32-checkpointed-grouped-clip1/2of8/seq32",
+        "cpu/blackmamba-tiny/full-fp32-checkpointed-grouped-clip1/2of8/seq64",
+        "cpu/blackmamba-tiny/full-fp32-checkpointed-grouped-clip1/8of8/seq32",
+        "cpu/blackmamba-tiny/full-fp32-checkpointed-grouped-clip1/8of8/seq64",
+        "cpu/llama-tiny/lora-r8-all-linear-fp32-checkpointed-clip1/dense/seq32",
+        "cpu/llama-tiny/lora-r8-all-linear-fp32-checkpointed-clip1/dense/seq64",
     ]
 
 

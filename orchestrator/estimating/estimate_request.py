@@ -23,7 +23,7 @@ from orchestrator.spec.job import Job
 from orchestrator.spec.job_options import JobOptions, OverheadOptions, changed_job, with_overheads
 from orchestrator.spec.job_request import SOURCES
 from orchestrator.spec.job_tokens import longest_example, longest_tokens
-from orchestrator.spec.recipe_options import RecipeOptions, recipe_of
+from orchestrator.spec.recipe_options import RecipeOptions, recipe_of, recipe_text
 from trials.records.model import Model, find_model
 from trials.records.recipe import PositiveInt
 from trials.simulation.trace_cache import Traces
@@ -141,7 +141,7 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
     """
     model = find_model(request.model)
     job = with_overheads(request.overheads, changed_job(DEFAULT_JOB, request.job, [model]))
-    recipe = recipe_of(request.recipe, precision="bf16")
+    recipe = recipe_of(request.recipe)
     is_padded = job.lengths is not None and job.padding != "packed"
     has_data = bool(request.job.fields().keys() & set(SOURCES))
     given = {
@@ -151,6 +151,8 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
     return Question(
         model=model,
         recipe=recipe,
+        fp16_recipe=recipe_of(request.recipe, has_bf16=False),
+        recipe_text=recipe_text(request.recipe, recipe),
         active_experts=request.active_experts,
         seq_len=_seq_len(request.seq_len, job),
         # The fastest batch where padding grows with the batch.

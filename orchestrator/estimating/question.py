@@ -13,7 +13,7 @@ from orchestrator.pricing.price_drift import PriceDrift
 from orchestrator.request import validation_lines
 from orchestrator.spec.job import Job
 from trials.records.cell import Cell
-from trials.records.compatibility import incompatibility, with_defaults
+from trials.records.compatibility import has_bf16, incompatibility, with_defaults
 from trials.records.model import Model
 from trials.records.optional_packages import EXTRAS
 from trials.records.recipe import Recipe
@@ -31,6 +31,8 @@ class Question:
     """Job to estimate on every GPU.
 
     Attributes:
+        fp16_recipe: the recipe on GPUs without bf16.
+        recipe_text: source of the recipe, in a line.
         active_experts: experts that each token is routed to; None for the model's own number.
         seq_len: tokens of the longest example, padding included.
         batch: examples per step, or the largest that fits, or the fastest of several.
@@ -42,6 +44,8 @@ class Question:
 
     model: Model
     recipe: Recipe
+    fp16_recipe: Recipe
+    recipe_text: str
     active_experts: int | None
     seq_len: int
     batch: Batch
@@ -62,7 +66,8 @@ class Question:
         active = self.active_experts or self.model.active_experts
         if self.active_experts is not None and self.model.experts is None:
             raise EstimateError(f"--active-experts: {self.model.name} has no experts: leave it out")
-        recipe = with_defaults(self.recipe, self.model, gpu)
+        stated = self.recipe if has_bf16(gpu) else self.fp16_recipe
+        recipe = with_defaults(stated, self.model, gpu)
         reason = incompatibility(recipe, self.model, gpu, frozenset(EXTRAS)) or not_simulated(
             recipe, self.model, gpu
         )

@@ -106,7 +106,8 @@ def _batch(estimate: Estimate) -> str:
 def _notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
     """Lines below the table: recipe, batch size, accuracy, and what is missing."""
     rows = [e.estimate for e in estimates]
-    yield f"{rows[0].model}, {rows[0].recipe}, {_lengths(rows)}."
+    yield f"{question.recipe_text}."
+    yield from _recipe_notes(rows)
     yield from filter(None, (batch_text(estimates, question), padding_text(estimates, question)))
     fitting = [row for row in rows if row.outcome is Outcome.FITS]
     if fitting:
@@ -139,6 +140,16 @@ def _steps_text(estimates: Sequence[Estimate], question: Question) -> str:
         f"An epoch has {steps[0]:,} to {steps[-1]:,} optimizer steps of {max(examples)} to "
         f"{min(examples)} examples: with --effective-batch all GPUs train alike."
     )
+
+
+def _recipe_notes(rows: Sequence[Estimate]) -> Iterator[str]:
+    """A line for each recipe that the default comes to: GPUs without bf16 have another."""
+    on: dict[str, list[str]] = {}
+    for row in rows:
+        on.setdefault(row.recipe, []).append(row.gpu)
+    for recipe, gpus in on.items():
+        where = f" on {', '.join(gpus)}" if len(on) > 1 else ""
+        yield f"{rows[0].model}, {recipe}{where}, {_lengths(rows)}."
 
 
 def _accuracy_notes(estimates: Sequence[Estimated]) -> Iterator[str]:

@@ -214,9 +214,9 @@ def _check_same_sweep(run: RunFolder, spec: SweepSpec) -> None:
         there = run.spec()
     except SpecError as error:
         raise StoreError(f"{run.path}: its own specification cannot be read:\n{error}") from None
-    differing = [
-        name for name in SweepSpec.model_fields if getattr(there, name) != getattr(spec, name)
-    ] + [
+    # The defaults of recipes are compared as the recipes that they come to.
+    names = [name for name in SweepSpec.model_fields if name != "recipe_defaults"]
+    differing = [name for name in names if getattr(there, name) != getattr(spec, name)] + [
         f"models {name}"
         for name, model in spec.models.items()
         if name in there.models and there.models[name].config != model.config

@@ -1,6 +1,7 @@
 """Options of learning, and the request that they come to."""
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,15 +16,16 @@ from orchestrator.request import Names, OptionError, names_in
 from orchestrator.running.gpu_check import device_of
 from orchestrator.spec.job_options import JobOptions, job_request
 from orchestrator.spec.job_request import JobRequest, own_tokenizer, requested_rendering
-from orchestrator.spec.recipe_options import RecipeOptions, recipe_of
+from orchestrator.spec.recipe_options import RecipeOptions, recipe_of, recipe_text
 from trials.child_process.token_counter import TokenizerError, mention_own_tokenizer, tokenizer_path
 from trials.records.cell import Cell, Weights
-from trials.records.compatibility import incompatibility, with_defaults
+from trials.records.compatibility import has_bf16, incompatibility, with_defaults
 from trials.records.learning import Schedule, Training
 from trials.records.model import Model, UnknownModelError, find_model
 from trials.records.optional_packages import importable_extras
 
 CUTOFF = 2048  # by default, as in common trainers
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +197,8 @@ def _cells(
         recipe = recipe_of(
             options.recipe,
             method="full" if weights == "random" else "lora",
-            precision="fp32" if gpu.kind == "cpu" else "bf16",
+            precision="fp32" if gpu.kind == "cpu" else None,
+            has_bf16=has_bf16(gpu),
         )
     except OptionError as error:
         mistakes += [_of_line(line) for line in str(error).split("\n")]
@@ -205,6 +208,7 @@ def _cells(
     if reason is not None:
         mistakes.append(Mistake("recipe", reason))
         return
+    logger.info("%s", recipe_text(options.recipe, recipe))
     for active in actives:
         yield Cell(
             gpu=gpu.key,

@@ -13,10 +13,10 @@ from gpu_catalog.errors import UserError
 from gpu_catalog.gpu import Gpu
 from orchestrator.request import OptionError, PathText, validation_lines
 from orchestrator.running.gpu_check import device_of, machine_with
-from orchestrator.spec.recipe_options import RecipeOptions, recipe_of
+from orchestrator.spec.recipe_options import RecipeOptions, recipe_of, recipe_text
 from trials.profile_trial import PROFILE_TIMEOUTS, ProfileTask, run_profile
 from trials.records.cell import Cell, Weights
-from trials.records.compatibility import incompatibility, with_defaults
+from trials.records.compatibility import has_bf16, incompatibility, with_defaults
 from trials.records.model import Model, UnknownModelError, find_model
 from trials.records.observation import Observation, largest_batch
 from trials.records.optional_packages import importable_extras
@@ -91,7 +91,8 @@ def _tasks(request: ProfileRequest, catalog: Catalog) -> list[TrialTask]:
     mistakes: list[str] = []
     gpu = _or_mistake(lambda: device_of(request.device, catalog), mistakes)
     model = _or_mistake(lambda: find_model(request.model), mistakes)
-    stated = _or_mistake(lambda: recipe_of(request.recipe), mistakes)
+    on_bf16 = gpu is None or has_bf16(gpu)
+    stated = _or_mistake(lambda: recipe_of(request.recipe, has_bf16=on_bf16), mistakes)
     if gpu is None or model is None or stated is None:
         raise ProfileError("\n".join(mistakes))
     recipe = with_defaults(stated, model, gpu)
@@ -100,6 +101,7 @@ def _tasks(request: ProfileRequest, catalog: Catalog) -> list[TrialTask]:
     mistakes += [] if reason is None else [f"{gpu.key}: {reason}"]
     if mistakes:
         raise ProfileError("\n".join(dict.fromkeys(mistakes)))
+    logger.info("%s", recipe_text(request.recipe, recipe))
     threads = machine_with(gpu, len(os.sched_getaffinity(0))).threads(gpu)
     return [
         TrialTask(

@@ -1,63 +1,106 @@
 """Options that state a recipe, and the recipe they come to."""
 
-from dataclasses import dataclass
-from dataclasses import fields as fields_of
-from typing import Annotated, Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, make_dataclass
+from typing import Any
 
-from pydantic import BeforeValidator, ValidationError
+from pydantic import ValidationError
 
-from orchestrator.request import Names, OptionError, validation_lines
+from orchestrator.request import OptionError, names_in, validation_lines
 from orchestrator.spec.sweep_spec import written_out
+from orchestrator.spec.trainer_defaults import TRL_VERSION, RecipeDefaults, with_trl_defaults
 from trials.records.recipe import Method, Precision, Recipe
 
 LORA_RANK = 16
+WORDS: Mapping[object, object] = {"on": True, "off": False, "none": None}
 
-
-def _on_or_off(value: Any) -> Any:
-    return {"on": True, "off": False}.get(value, value) if isinstance(value, str) else value
+# An option for each field of a recipe; Recipe validates the values.
+_RecipeFields: Any = make_dataclass(
+    "_RecipeFields",
+    [(name, Any, field(default=None)) for name in Recipe.model_fields],
+    frozen=True,
+    slots=True,
+    kw_only=True,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecipeOptions:
-    """Options of a recipe; an absent one is the recipe's default."""
+class RecipeOptions(_RecipeFields):  # type: ignore[misc]
+    """Options of a recipe: its fields, and where absent ones come from.
 
-    method: Method | None = None
+    Attributes:
+        recipe: name of a recipe, whose fields the others change.
+        defaults: source of absent fields; by default TRL. Not for a named recipe.
+    """
+
     recipe: str | None = None
-    lora_rank: int | None = None
-    lora_targets: Names | None = None
-    gradient_checkpointing: Annotated[bool | None, BeforeValidator(_on_or_off)] = None
-    attention: str | None = None
-    experts: str | None = None
-    optimizer: str | None = None
-    precision: Precision | None = None
+    defaults: RecipeDefaults | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Fields of the recipe that were given, as ``Recipe`` takes them."""
+        options = {f.name: getattr(self, f.name) for f in fields(self)}
+        values = {n: v for n, v in options.items() if n in Recipe.model_fields and v is not None}
+        if "lora_targets" in values:
+            values["lora_targets"] = names_in(values["lora_targets"])
+        return {n: WORDS.get(v, v) if isinstance(v, str) else v for n, v in values.items()}
 
 
 def recipe_of(
-    options: RecipeOptions, *, method: Method = "lora", precision: Precision | None = None
+    options: RecipeOptions,
+    *,
+    method: Method = "lora",
+    precision: Precision | None = None,
+    has_bf16: bool = True,
 ) -> Recipe:
     """Resolve options into a recipe.
 
     Args:
         options: the options.
         method: default where neither a method nor a named recipe is given.
-        precision: default, likewise; None for the recipe's own.
+        precision: default, likewise; None for that of the method.
+        has_bf16: whether the GPU supports bf16.
 
     Raises:
         OptionError: there is no such recipe; a line for each reason.
     """
-    fields: dict[str, Any] = {}
+    given = options.given()
     if options.recipe is not None:
+        if options.defaults is not None:
+            raise OptionError(
+                f"--defaults {options.defaults}: {options.recipe} is a complete recipe: leave "
+                "--defaults or --recipe out"
+            )
         try:
-            fields = dict(written_out({"named": options.recipe}))  # type: ignore[call-overload]
+            stated: Any = written_out({"named": options.recipe, **given})
         except ValueError as error:
             raise OptionError(f"--recipe: {error}") from None
-    defaults = {} if fields else {"method": method, "precision": precision}
-    given = {f.name: getattr(options, f.name) for f in fields_of(options) if f.name != "recipe"}
-    for source in (defaults, given):
-        fields |= {name: value for name, value in source.items() if value is not None}
-    if fields["method"] != "full":
-        fields.setdefault("lora_rank", LORA_RANK)
+    else:
+        stated = {"method": method} | ({} if precision is None else {"precision": precision})
+        stated |= given
+    if stated["method"] != "full":
+        stated.setdefault("lora_rank", LORA_RANK)
+    if options.recipe is None and options.defaults != "plain":
+        stated = with_trl_defaults(stated, has_bf16=has_bf16)
     try:
-        return Recipe.model_validate(fields)
+        return Recipe.model_validate(stated)
     except ValidationError as error:
         raise OptionError(validation_lines(error)) from None
+
+
+def recipe_text(options: RecipeOptions, recipe: Recipe) -> str:
+    """Say in a line where a resolved recipe comes from, and the recipe."""
+    changed = {n: v for n, v in options.given().items() if options.recipe or n != "method"}
+    changes = ", ".join(f"{name} {_plain(value)}" for name, value in changed.items())
+    source = options.recipe or (
+        f"plain defaults for {recipe.method}"
+        if options.defaults == "plain"
+        else f"TRL {TRL_VERSION}'s defaults for {recipe.method}"
+    )
+    return f"Recipe: {source}{f', but {changes}' if changes else ''}: {recipe.key}"
+
+
+def _plain(value: object) -> str:
+    words = {True: "on", False: "off", None: "none"}
+    if isinstance(value, bool) or value is None:
+        return words[value]
+    return ",".join(value) if isinstance(value, tuple) else str(value)

@@ -1,11 +1,13 @@
 """Checks of a specification across fields."""
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gpu_catalog.catalog import Catalog
 from orchestrator.spec.sweep_spec import Models, can_stand_in, written_out
+from orchestrator.spec.trainer_defaults import with_trl_defaults
 from orchestrator.spec.validation_messages import dotted, problem_at, shown
 from orchestrator.spec.yaml_lines import LocatedYaml, Location, Problem
 from trials.records.compatibility import impossible_on_model
@@ -18,6 +20,30 @@ def own_keys(data: object) -> set[str]:
     rows = items(data.get("catalog") if isinstance(data, dict) else None, "gpus")
     keys = (row.get("key") for row in rows if isinstance(row, dict))
     return {key for key in keys if isinstance(key, str)}
+
+
+def with_recipe_defaults(located: LocatedYaml) -> LocatedYaml:
+    """File with TRL's defaults in its written-out recipes, where it asks for them."""
+    if not isinstance(located.data, dict) or located.data.get("recipe_defaults") != "trl":
+        return located
+    blocks = located.data.get("cells")
+    if not isinstance(blocks, list):
+        return located
+    data = located.data | {"cells": [_with_defaults(block) for block in blocks]}
+    return dataclasses.replace(located, data=data)
+
+
+def _with_defaults(block: object) -> object:
+    recipes = items(block, "recipes")
+    if not isinstance(block, dict) or not recipes:
+        return block
+    is_complete = [not isinstance(raw, dict) or "named" in raw for raw in recipes]
+    return block | {
+        "recipes": [
+            raw if complete else with_trl_defaults(raw)
+            for raw, complete in zip(recipes, is_complete, strict=True)
+        ]
+    }
 
 
 def repetitions(located: LocatedYaml) -> Iterator[Problem]:

@@ -19,6 +19,7 @@ from orchestrator.spec.spec_checks import (
     models_of,
     own_keys,
     repetitions,
+    with_recipe_defaults,
 )
 from orchestrator.spec.sweep_spec import CatalogRows, Models, SweepSpec
 from orchestrator.spec.validation_messages import problems_of
@@ -107,7 +108,7 @@ def parse_spec(
     Raises:
         SpecError: the file has mistakes; one line for each: file, line, key, mistake, remedy.
     """
-    located = read_yaml(text)
+    located = with_recipe_defaults(read_yaml(text))
     problems = list(located.problems)
     if located.data is None and not problems:
         problems.append(Problem(1, "is empty: a sweep needs name, gpus, cells and workload"))

@@ -13,6 +13,7 @@ from gpu_catalog.offer import Offer
 from gpu_catalog.record import Record
 from gpu_catalog.suggestions import near_or_all
 from orchestrator.spec.job import Job, Seconds
+from orchestrator.spec.trainer_defaults import RecipeDefaults
 from trials.records.cell import Cell, Weights
 from trials.records.compatibility import with_defaults
 from trials.records.model import Model, UnknownModelError, find_model
@@ -136,6 +137,9 @@ class SweepSpec(Record):
             ``gpus``, under a memory cap.
         cells: models, recipes and lengths to fine-tune on each GPU.
         workload: the job that the ranking prices.
+        recipe_defaults: defaults of fields that a written-out recipe lacks: ``trl``, those of
+            TRL's trainer, or ``plain``, those of ``Recipe``; by default plain. A named recipe is
+            complete.
         seed: seed of the weights, the tokens and the order of batch sizes.
         max_batch_size: largest batch size to try.
         boundary_repeats: number of repeats of the largest batch, each in a fresh process.
@@ -152,6 +156,7 @@ class SweepSpec(Record):
     as_if: tuple[KnownGpu, ...] = ()
     cells: Annotated[tuple[CellBlock, ...], Field(min_length=1)]
     workload: Job
+    recipe_defaults: RecipeDefaults | None = None
     seed: Annotated[int, Field(strict=True, ge=0)] = 0
     max_batch_size: PositiveInt = 1024
     boundary_repeats: Annotated[int, Field(strict=True, ge=0)] = 1
@@ -180,6 +185,12 @@ class SweepSpec(Record):
     def model(self, name: str) -> Model:
         """A model, as it was when the specification was read."""
         return self._models[name]
+
+    @property
+    def has_plain_recipes(self) -> bool:
+        """Whether recipes are written out without a choice of their defaults."""
+        recipes = {recipe for block in self.cells for recipe in block.recipes}
+        return self.recipe_defaults is None and not recipes <= set(NAMED_RECIPES.values())
 
     def _blocks(self) -> Iterator[tuple[Gpu, Gpu | None, CellBlock]]:
         """Each block with a GPU that runs it, and the smaller GPU that this one stands in for."""

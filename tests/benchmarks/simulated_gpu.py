@@ -224,7 +224,7 @@ def estimate_command(cache: Path) -> float:
         [
             *(sys.executable, "-m", "orchestrator", "estimate", "--model", "mixtral-8x7b"),
             *("--method", "qlora", "--gradient-checkpointing", "on", "--seq-len", "512"),
-            *("--gpu", "A40", "--json"),
+            *("--gpu", "A40", "--json", "--defaults", "plain"),
         ],
         check=True,
         capture_output=True,

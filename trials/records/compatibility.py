@@ -102,36 +102,53 @@ def incompatibility(
     )
 
 
+def has_bf16(gpu: Gpu) -> bool:
+    """Whether a device supports bf16, as far as is known."""
+    return gpu.compute_capability is None or float(gpu.compute_capability) >= AMPERE
+
+
 def _device_incompatibility(recipe: Recipe, gpu: Gpu) -> str | None:
-    if gpu.kind == "cpu":
-        needs_cuda = {
-            "attention flash_attention_2": recipe.attention == "flash_attention_2",
-            "mamba mamba-ssm": recipe.mamba == "mamba-ssm",
-            f"optimizer {recipe.optimizer}": recipe.optimizer.startswith("paged"),
-            f"loss {recipe.loss}": recipe.loss in {"liger", "cce"},
-        }
-        for name, wanted in needs_cuda.items():
-            if wanted:
-                instead = ": use full-logits or chunked" if name.startswith("loss") else ""
-                return f"{name} needs a CUDA GPU, {gpu.key} is none{instead}"
-        if recipe.offload_optimizer:
-            return f"offload_optimizer: on {gpu.key} the optimizer's state is on the host anyway"
-        return None
-    capability = None if gpu.compute_capability is None else float(gpu.compute_capability)
-    if capability is None or capability >= AMPERE:
-        return None
+    reasons = _cpu_reasons(recipe, gpu) if gpu.kind == "cpu" else _cuda_reasons(recipe, gpu)
+    return "; ".join(reasons) or None
+
+
+def _cpu_reasons(recipe: Recipe, gpu: Gpu) -> list[str]:
+    needs_cuda = {
+        "attention flash_attention_2": (recipe.attention == "flash_attention_2", "sdpa or eager"),
+        "mamba mamba-ssm": (recipe.mamba == "mamba-ssm", "reference"),
+        f"optimizer {recipe.optimizer}": (recipe.optimizer.startswith("paged"), _unpaged(recipe)),
+        f"loss {recipe.loss}": (recipe.loss in {"liger", "cce"}, "full-logits or chunked"),
+    }
+    reasons = [
+        f"{name} needs a CUDA GPU, {gpu.key} is none: use {instead}"
+        for name, (wanted, instead) in needs_cuda.items()
+        if wanted
+    ]
+    if recipe.offload_optimizer:
+        reasons.append(
+            f"offload_optimizer: on {gpu.key} the optimizer's state is on the host anyway"
+        )
+    return reasons
+
+
+def _unpaged(recipe: Recipe) -> str:
+    return "adamw_8bit" if recipe.optimizer == "paged_adamw_8bit" else "adamw"
+
+
+def _cuda_reasons(recipe: Recipe, gpu: Gpu) -> list[str]:
+    if has_bf16(gpu):
+        return []
     needs_ampere = {
         "attention flash_attention_2": (recipe.attention == "flash_attention_2", "attention: sdpa"),
         f"precision {recipe.precision}": (recipe.compute_dtype == "bf16", "precision: fp16"),
         "experts grouped": (recipe.experts == "grouped", "experts: looped"),
     }
-    for name, (wanted, instead) in needs_ampere.items():
-        if wanted:
-            return (
-                f"{name} needs compute capability {AMPERE} or higher, {gpu.key} has "
-                f"{gpu.compute_capability}: use {instead}"
-            )
-    return None
+    return [
+        f"{name} needs compute capability {AMPERE} or higher, {gpu.key} has "
+        f"{gpu.compute_capability}: use {instead}"
+        for name, (wanted, instead) in needs_ampere.items()
+        if wanted
+    ]
 
 
 def _missing(recipe: Recipe, gpu: Gpu, packages: Collection[str] | None) -> str | None:

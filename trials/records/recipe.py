@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from gpu_catalog.record import Record
 
@@ -41,12 +41,18 @@ _DTYPES: dict[Precision, tuple[Dtype, Dtype, Dtype | None]] = {
 }
 
 
+def _norm(value: float) -> float:
+    if not 0 < value < float("inf"):
+        raise ValueError(f"must be above 0, not {value:g}: give none (null in YAML) not to clip")
+    return value
+
+
 class Recipe(Record):
     """Recipe of fine-tuning. A trial checks that the built model follows every field.
 
     A field is None where it does not apply, or where its default depends on the model or device;
     ``trials.records.compatibility.with_defaults`` fills in the latter. The defaults here are what a
-    stored recipe without the field means; ``trials.records.trainer_defaults`` has those of TRL.
+    stored recipe without the field means.
 
     Attributes:
         method: ``full`` trains every weight, ``lora`` adapters on frozen weights, ``qlora``
@@ -107,7 +113,7 @@ class Recipe(Record):
     offload_optimizer: Switch = False
     gradient_accumulation: PositiveInt = 1
     effective_batch: PositiveInt | None = None
-    max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    max_grad_norm: Annotated[float, AfterValidator(_norm)] | None = None
     loss: Loss = "full-logits"
 
     @model_validator(mode="before")
@@ -120,7 +126,7 @@ class Recipe(Record):
         if filled.get("method") == "qlora" and filled.get("double_quantisation") is None:
             filled["double_quantisation"] = True
         rank = filled.get("lora_rank")
-        if filled.get("method") in ("lora", "qlora") and type(rank) is int:
+        if filled.get("method") in ("lora", "qlora") and type(rank) is int and rank > 0:
             if filled.get("lora_alpha") is None:
                 filled["lora_alpha"] = 2 * rank
             if filled.get("lora_dropout") is None:

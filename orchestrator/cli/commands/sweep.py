@@ -76,7 +76,8 @@ def _print_dry_run(
     makes_profiles = spec.profile and request.strategy(rates).makes_profiles
     spent_usd = spending_meter(folder, spec, rates).usd or 0.0
     budget = Budget(request.options.budget_usd, spent_usd, makes_profiles)
-    print_plan(plan, folder.path, expected(left, budget, rates), cluster, request.catalog)
+    lines = [*expected(left, budget, rates), *_defaults_text(spec)]
+    print_plan(plan, folder.path, lines, cluster, request.catalog)
     if makes_profiles:
         remark("each measured cell is then profiled at one example and at its largest batch")
 
@@ -111,6 +112,16 @@ def _remark_misfits(spec: SweepSpec) -> None:
         remark(f"{count} of {len(misfits)} cells cannot be ranked for this job: {reason}")
 
 
+def _defaults_text(spec: SweepSpec) -> list[str]:
+    """A text on fields that recipes leave out, unless the specification chooses their defaults."""
+    text = (
+        "Fields that recipes leave out have plain defaults (bf16, no checkpointing, no clipping). "
+        "'recipe_defaults: trl' in the specification gives those of TRL's trainer; "
+        "'recipe_defaults: plain' keeps these."
+    )
+    return [text] if spec.has_plain_recipes else []
+
+
 def run_plan(options: argparse.Namespace) -> int:
     """Print what is left to measure, or which measurements help most."""
     path: Path | str | None = options.spec_or_run
@@ -137,7 +148,7 @@ def run_plan(options: argparse.Namespace) -> int:
         print_result(next_measurements_table(gpu_choices, options.most))
         return 0
     left = remaining_work(spec, rates, cluster, plan, observations)
-    lines = expected(left, Budget(profiles=spec.profile), rates)
+    lines = [*expected(left, Budget(profiles=spec.profile), rates), *_defaults_text(spec)]
     print_plan(plan, folder.path, lines, cluster, catalog)
     _print_cost_of_absent_gpus(spec, rates, cluster, plan, observations)
     return 0

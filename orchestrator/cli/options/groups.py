@@ -7,6 +7,7 @@ from orchestrator.cli.options.value_types import (
     above_zero,
     batch_size,
     epochs,
+    norm,
     not_negative,
     positive,
 )
@@ -87,27 +88,70 @@ PRICES = f"""{CATALOG}\
 """
 
 
-def add_recipe(command: argparse.ArgumentParser, *, method: str, precision: str) -> None:
-    """Add the options of a recipe, with its default method and precision for the help."""
-    table = f"""
---method {{full,lora,qlora}}
-                         fine-tuning method (default: {method})
+PRECISION = (
+    "fp32-mixed-load; full: bf16-mixed; with --offload-optimizer: bf16; on a GPU without bf16: fp16"
+)
+RECIPE = """
+--method {full,lora,qlora}
+                         fine-tuning method (default: METHOD)
 --recipe NAME            start from a named recipe: paper-mixtral or paper-blackmamba
+--defaults {trl,plain}   where the options below that you leave out come from: trl, TRL's
+                         SFTTrainer; plain, all bf16 without checkpointing or clipping, as a
+                         specification has without recipe_defaults (default: trl)
+--precision {bf16,bf16-mixed,fp32-mixed-load,fp16,fp32}
+                         bf16, fp32: everything in that type; bf16-mixed: trained weights in fp32,
+                         autocast to bf16; fp32-mixed-load: frozen weights in fp32, too; fp16:
+                         trained weights in fp32, autocast to fp16 (default: PRECISION)
+--gradient-checkpointing {on,off}
+                         recompute activations in the backward pass (default: on)
+--gradient-accumulation N
+                         micro-batches per optimizer step (default: 1)
+--effective-batch N      examples per optimizer step: micro-batches of the batch size accumulate to
+                         it (default: one batch, or --gradient-accumulation batches)
+--optimizer NAME         adamw (fused), adamw_foreach, adamw_loop, adamw_8bit, paged_adamw_8bit,
+                         paged_adamw_32bit, adafactor or sgd (default: adamw)
+--max-grad-norm N|none   norm that gradients are clipped to (default: 1)
+--offload-optimizer {on,off}
+                         hold the optimizer's state and compute its update on the host, by DeepSpeed
+                         (default: off)
+--loss {full-logits,chunked,liger,cce}
+                         loss from the logits of all tokens, or by TRL, liger-kernel or
+                         cut-cross-entropy, which hold a part of them (default: full-logits)
 --lora-rank LORA_RANK    rank of the LoRA adapters (default: 16)
+--lora-alpha N           scale of the adapters times their rank (default: twice the rank)
+--lora-dropout N         share of the adapters' inputs that is dropped (default: 0)
 --lora-targets A,B       modules with adapters: attention, experts, router, all-linear, or module
                          names
---gradient-checkpointing {{on,off}}
-                         recompute activations in the backward pass (default: off)
---attention {{eager,sdpa,flash_attention_2}}
+--adapter-dtype {bf16,fp32}
+                         type of the adapters (default: that of trained weights; qlora: bf16)
+--double-quantisation {on,off}
+                         quantise the quantisation constants of 4-bit weights (default: on)
+--kbit-preparation {on,off}
+                         cast the norms, embeddings and head of a 4-bit model to fp32, as PEFT's
+                         prepare_model_for_kbit_training does (default: off)
+--attention {eager,sdpa,flash_attention_2}
                          attention kernel (default: sdpa)
---experts {{looped,grouped}}
+--experts {looped,grouped}
                          run experts one after the other or in one grouped kernel (default: looped
                          where adapters or 4-bit weights need it, else grouped)
---optimizer NAME         for example adamw (the default), adamw_8bit or paged_adamw_8bit
---precision {{bf16,fp16,fp32}}
-                         precision of the computation (default: {precision})
+--mamba {mamba-ssm,reference}
+                         kernels of Mamba layers (default: mamba-ssm on CUDA, else reference)
 """
-    add_table(command, table, lora_rank=positive)
+
+
+def add_recipe(
+    command: argparse.ArgumentParser, *, method: str = "lora", precision: str = PRECISION
+) -> None:
+    """Add an option for each field of ``Recipe``, with two defaults for the help."""
+    table = RECIPE.replace("METHOD", method).replace("PRECISION", precision)
+    add_table(
+        command,
+        table,
+        lora_alpha=positive,
+        lora_dropout=not_negative,
+        lora_rank=positive,
+        max_grad_norm=norm,
+    )
 
 
 def add_examples(

@@ -29,6 +29,16 @@ def above_zero(text: str) -> float:
     return value
 
 
+def norm(text: str) -> float | str:
+    """A norm greater than 0, or ``none`` for no clipping."""
+    if text == "none":
+        return text
+    try:
+        return above_zero(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}; none for no clipping") from None
+
+
 def count(text: str) -> int:
     """A whole number of at least 0."""
     if not text.isdecimal():

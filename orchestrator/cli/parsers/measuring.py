@@ -4,7 +4,15 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cli.options.groups import CATALOG, MODEL, PRICES, RENDERING, RENTED, add_recipe
+from orchestrator.cli.options.groups import (
+    CATALOG,
+    MODEL,
+    PRECISION,
+    PRICES,
+    RENDERING,
+    RENTED,
+    add_recipe,
+)
 from orchestrator.cli.options.table import add_table
 from orchestrator.cli.options.value_types import (
     above_zero,
@@ -176,7 +184,7 @@ def add_learn(commands: Any) -> None:
     add_recipe(
         learn,
         method="lora; full for random weights",
-        precision="bf16 on a GPU, fp32 on the CPU",
+        precision=f"fp32 on the CPU; on a GPU {PRECISION}",
     )
     add_table(learn, RENDERING)
 
@@ -251,7 +259,7 @@ def add_profile(commands: Any) -> None:
         "where the time went, as arXiv 2408.04693 does in Fig. 4 to 6 and 11.",
     )
     add_table(profile, MODEL_AND_DEVICE, required=["--model"])
-    add_recipe(profile, method="lora", precision="bf16")
+    add_recipe(profile)
     add_table(profile, ACTIVE_EXPERTS, active_experts=positives)
     profile.add_argument(
         "--seq-len",

@@ -100,7 +100,7 @@ def add_estimate(commands: Any) -> None:
         "Nothing is measured.",
     )
     add_table(estimate, GPUS, required=["--model"], memory_gib=above_zero)
-    add_recipe(estimate, method="lora", precision="bf16")
+    add_recipe(estimate)
     add_table(estimate, STEP, active_experts=positive, seq_len=positive, batch_size=batch_size)
     add_examples(estimate, "number of training examples (default: those of --dataset, or 15000)")
     add_table(estimate, "--epochs EPOCHS  number of epochs (default: 10)", epochs=positive)

@@ -1,0 +1,75 @@
+"""Defaults of TRL's trainer for the fields of a recipe."""
+
+from typing import Any, Literal, get_args
+
+from trials.records.recipe import Method, Precision
+
+RecipeDefaults = Literal["trl", "plain"]
+"""Source of absent fields: TRL's trainer, or the defaults of ``Recipe`` itself."""
+
+TRL_VERSION = "1.16"
+
+
+def trl_defaults(
+    method: Method,
+    *,
+    precision: Precision | None = None,
+    offload_optimizer: bool = False,
+    has_bf16: bool = True,
+) -> dict[str, object]:
+    """Fields of a recipe as ``SFTTrainer`` of TRL 1.16.0 on transformers 5.23.0 sets them.
+
+    Choices that TRL leaves to the user (adapters, quantisation, attention) are not among them.
+
+    Args:
+        method: method of fine-tuning.
+        precision: the precision where it is given; else the trainer's.
+        offload_optimizer: whether DeepSpeed updates the weights; it holds them in bf16.
+        has_bf16: whether the GPU supports bf16; TRL needs ``fp16=True`` on the others.
+    """
+    if precision is None:
+        precision = _precision(method, offload_optimizer=offload_optimizer, has_bf16=has_bf16)
+    fields: dict[str, object] = {
+        "precision": precision,
+        # trl/trainer/base_config.py:62
+        "gradient_checkpointing": True,
+        # transformers/training_args.py:811: adamw_torch_fused
+        "optimizer": "adamw",
+        # transformers/training_args.py:849
+        "gradient_accumulation": 1,
+        # transformers/training_args.py:866
+        "max_grad_norm": 1.0,
+    }
+    if method == "qlora":
+        # TRL does not call PEFT's prepare_model_for_kbit_training.
+        fields["kbit_preparation"] = False
+        # trl/trainer/sft_trainer.py:908 casts adapters on a quantised model to bf16. Loss scaling
+        # does not support bf16 gradients, and DeepSpeed keeps one dtype.
+        if precision != "fp16" and not offload_optimizer:
+            fields["adapter_dtype"] = "bf16"
+    return fields
+
+
+def _precision(method: Method, *, offload_optimizer: bool, has_bf16: bool) -> Precision:
+    if offload_optimizer:
+        return "bf16"
+    if not has_bf16:
+        return "fp16"
+    # trl/trainer/base_config.py:108: autocast to bf16, unless fp16 is set.
+    # trl/trainer/utils.py:1332: weights are loaded in fp32, also frozen ones. Without frozen
+    # weights, both precisions are the same. PEFT 0.21.2 makes adapters fp32 (mapping_func.py:110).
+    return "bf16-mixed" if method == "full" else "fp32-mixed-load"
+
+
+def with_trl_defaults(stated: dict[str, Any], *, has_bf16: bool = True) -> dict[str, Any]:
+    """Fields of a written-out recipe, with TRL's defaults for those that are absent."""
+    if stated.get("method") not in get_args(Method):
+        return stated  # Recipe reports it
+    precision = stated.get("precision")
+    defaults = trl_defaults(
+        stated["method"],
+        precision=precision if precision in get_args(Precision) else None,
+        offload_optimizer=stated.get("offload_optimizer") is True,
+        has_bf16=has_bf16,
+    )
+    return stated | {name: value for name, value in defaults.items() if name not in stated}
