@@ -43,6 +43,7 @@ def arguments(folder: Path, *more: str, out: str = "run") -> list[str]:
         *("learn", str(folder / "data.jsonl"), "--text-fields", "question,answer"),
         *("--model", "mixtral-tiny", "--tokenizer", str(folder / "tok")),
         *("--learning-rate", "3e-3", "--batch-size", "16", "--epochs", "4", "--threads", "1"),
+        *("--defaults", "plain"),  # as the recipes of the run
         *("--out", str(folder / out), *more),
     ]
 

@@ -242,8 +242,8 @@ offers:
 def slow_gpu(tmp_path: Path) -> tuple[str, ...]:
     """``estimate`` on a GPU so slow that tokens, not the host, set the step time."""
     (tmp_path / "mine.yaml").write_text(SLOW, encoding="utf-8")
-    what = ("estimate", "--model", "llama-tiny", "--method", "full", "--gpu", "SLOW")
-    return (*what, "--catalog", str(tmp_path / "mine.yaml"))
+    what = ("estimate", "--model", "llama-tiny", "--method", "full", "--defaults", "plain")
+    return (*what, "--gpu", "SLOW", "--catalog", str(tmp_path / "mine.yaml"))
 
 
 def test_with_padding_the_fastest_batch_size_is_priced(
@@ -370,7 +370,9 @@ def test_json_of_several_incompatible_gpus_is_an_empty_list(
 
 def test_explained_shares_add_up_to_100_percent(capsys: pytest.CaptureFixture[str]) -> None:
     """The parts of memory and of time sum to the whole."""
-    assert main([*TINY, "--gpu", "A40", "--batch-size", "8", "--explain"]) == 0
+    # TRL clips: norms of 4 bytes, which the allocator rounds up, are much of a tiny model.
+    explained = (*TINY, "--defaults", "plain", "--gpu", "A40", "--batch-size", "8", "--explain")
+    assert main(explained) == 0
     shown = capsys.readouterr().out
     assert "weights" in shown
     assert "optimizer state" in shown
@@ -380,7 +382,7 @@ def test_explained_shares_add_up_to_100_percent(capsys: pytest.CaptureFixture[st
         parts = [row.split("|")[-2] for row in table.splitlines() if row.startswith("| ")]
         shares = [float(part.strip(" %")) for part in parts if part.strip().endswith("%")]
         assert sum(shares) == pytest.approx(100, abs=0.5)
-    estimate = estimate_json(capsys, *TINY, "--gpu", "A40", "--batch-size", "8", "--explain")
+    estimate = estimate_json(capsys, *explained)
     for name, parts in estimate["explained"].items():
         assert list(parts.values()) == sorted(parts.values(), reverse=True)
         assert sum(parts.values()) == pytest.approx(estimate[name], rel=1e-3)

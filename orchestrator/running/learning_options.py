@@ -86,6 +86,7 @@ def learning_request(options: LearnOptions) -> LearningRequest:
     cells = () if model is None or gpu is None else tuple(_cells(options, model, gpu, mistakes))
     if mistakes or model is None or gpu is None or data is None:
         raise DataError([*mistakes, *([] if data is None else data_mistakes(data))])
+    logger.info("%s", recipe_text(options.recipe, cells[0].recipe))
     return LearningRequest(
         model=model,
         gpu=gpu,
@@ -208,7 +209,6 @@ def _cells(
     if reason is not None:
         mistakes.append(Mistake("recipe", reason))
         return
-    logger.info("%s", recipe_text(options.recipe, recipe))
     for active in actives:
         yield Cell(
             gpu=gpu.key,

@@ -65,15 +65,15 @@ def recipe_of(
     """
     given = options.given()
     if options.recipe is not None:
+        try:
+            stated: Any = written_out({"named": options.recipe, **given})
+        except ValueError as error:
+            raise OptionError(f"--recipe: {error}") from None
         if options.defaults is not None:
             raise OptionError(
                 f"--defaults {options.defaults}: {options.recipe} is a complete recipe: leave "
                 "--defaults or --recipe out"
             )
-        try:
-            stated: Any = written_out({"named": options.recipe, **given})
-        except ValueError as error:
-            raise OptionError(f"--recipe: {error}") from None
     else:
         stated = {"method": method} | ({} if precision is None else {"precision": precision})
         stated |= given
