@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from trials.records.recipe import TARGET_GROUPS, Recipe
 
@@ -56,7 +57,7 @@ def _linears(model: nn.Module) -> Iterator[str]:
     """Names of all linear layers but the head, 4-bit ones included."""
     head = model.get_output_embeddings()  # type: ignore[operator]
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and module is not head:
+        if isinstance(module, (nn.Linear, Conv1D)) and module is not head:
             yield name
 
 

@@ -6,6 +6,7 @@ a 4-bit model never needs the memory of a 16-bit one.
 """
 
 from collections.abc import Callable
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
 )
+from transformers.pytorch_utils import Conv1D
 
 from gpu_catalog.suggestions import did_you_mean
 from trials.models.adapter_targets import adapts_router, lora_targets
@@ -35,7 +37,7 @@ class KernelError(ValueError):
 
 
 class FamilyError(ValueError):
-    """transformers has no causal language model of the model's family."""
+    """transformers has no causal language model of this family and configuration."""
 
 
 def stock_model(model: Model, recipe: Recipe, active_experts: int | None) -> nn.Module:
@@ -177,12 +179,19 @@ def auto_config(model: Model, active_experts: int | None) -> Any:
     """Configuration of a model as an object of transformers.
 
     Raises:
-        FamilyError: transformers has no such model.
+        FamilyError: transformers has no such model, or refuses its configuration.
     """
     _check_family(model)
     config = model.config_with(active_experts)
     fields = {key: value for key, value in config.items() if key != "model_type"}
-    return AutoConfig.for_model(config["model_type"], **fields | {"use_cache": False})
+    try:
+        return AutoConfig.for_model(config["model_type"], **fields | {"use_cache": False})
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        why = shorten(str(error), 300, placeholder=" …")
+        raise FamilyError(
+            f"{model.name}: transformers {transformers_version} refuses its configuration ({why}): "
+            "compare its config.json with the published one"
+        ) from None
 
 
 def _implementations(model: Model, recipe: Recipe, experts: str) -> dict[str, str]:
@@ -235,6 +244,8 @@ def _adapt(model: nn.Module, recipe: Recipe) -> nn.Module:
         lora_alpha=recipe.lora_alpha,
         lora_dropout=recipe.lora_dropout,
         target_modules=lora_targets(model, recipe),
+        # PEFT warns where this does not agree with the class of the layers.
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         task_type="CAUSAL_LM",
     )
     # By the model's type PEFT would take some of these names for parameters of fused experts, and

@@ -212,7 +212,8 @@ def linear_routers(model: nn.Module) -> None:
             )
         own = router._parameters  # noqa: SLF001 - delattr would not hand them over
         weight, bias = own.pop("weight"), own.pop("bias", None)
-        router.router_linear = _linear(weight, bias, RouterLinear)
+        assert weight is not None
+        router.router_linear = linear_with(weight, bias, RouterLinear)
         router.__class__ = _with_linear(type(router))  # type: ignore[arg-type] # classes can be hashed
 
 
@@ -245,6 +246,17 @@ def is_fused(module: nn.Module) -> bool:
     """Whether a module holds experts as fused three-dimensional parameters."""
     down = module._parameters.get("down_proj")  # noqa: SLF001 - as above
     return down is not None and down.dim() == 3
+
+
+def linear_with(
+    weight: nn.Parameter, bias: nn.Parameter | None, kind: type[nn.Linear] = nn.Linear
+) -> nn.Linear:
+    """Make a linear layer of a matrix (outputs, inputs) and a bias, without a copy."""
+    outputs, inputs = weight.shape
+    linear = kind(inputs, outputs, bias=False, device="meta")
+    linear.weight = weight
+    linear.bias = bias  # type: ignore[assignment] # None for a layer without a bias
+    return linear
 
 
 def _places(
@@ -297,15 +309,6 @@ def _copied(weight: torch.Tensor | None, bias: torch.Tensor | None) -> nn.Linear
     assert weight is not None
     layout = torch.contiguous_format
     own = nn.Parameter(weight.clone(memory_format=layout))
-    return _linear(own, None if bias is None else nn.Parameter(bias.clone(memory_format=layout)))
-
-
-def _linear(
-    weight: nn.Parameter | None, bias: nn.Parameter | None, kind: type[nn.Linear] = nn.Linear
-) -> nn.Linear:
-    assert weight is not None
-    outputs, inputs = weight.shape
-    linear = kind(inputs, outputs, bias=False, device="meta")
-    linear.weight = weight
-    linear.bias = bias  # type: ignore[assignment] # None for a layer without a bias
-    return linear
+    return linear_with(
+        own, None if bias is None else nn.Parameter(bias.clone(memory_format=layout))
+    )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from trials.models.adapter_targets import EXPERT_LINEARS, ROUTER_LINEAR, is_meant
 from trials.models.experts import is_router
@@ -39,7 +40,9 @@ def implied_parameters(stock: nn.Module, recipe: Recipe) -> ParameterCounts:
     """Parameter counts of a model under a recipe, in logical elements."""
     total = sum(parameter.numel() for parameter in stock.parameters())  # tied ones once
     if recipe.lora_rank is None:
-        return ParameterCounts(total=total, trainable=total, four_bit=0)
+        # Some families freeze parameters of their own, such as the biases that balance experts.
+        trainable = sum(p.numel() for p in stock.parameters() if p.requires_grad)
+        return ParameterCounts(total=total, trainable=trainable, four_bit=0)
     matrices = list(_matrices(stock))
     # A (rank, inputs) and B (outputs, rank) beside each adapted matrix.
     adapters = sum(
@@ -58,11 +61,11 @@ def implied_parameters(stock: nn.Module, recipe: Recipe) -> ParameterCounts:
 def _matrices(stock: nn.Module) -> Iterator[_Matrices]:
     head = stock.get_output_embeddings()  # type: ignore[operator]
     for name, module in stock.named_modules():
-        if isinstance(module, nn.Linear):
+        if is_router(module):
+            yield _one(f"{name}.{ROUTER_LINEAR}", module.weight, four_bit=False)
+        elif isinstance(module, (nn.Linear, Conv1D)):
             if module is not head:
                 yield _one(name, module.weight, four_bit=True)
-        elif is_router(module):
-            yield _one(f"{name}.{ROUTER_LINEAR}", module.weight, four_bit=False)
         elif isinstance(getattr(module, "down_proj", None), nn.Parameter):
             yield from _expert_matrices(name, module)
 

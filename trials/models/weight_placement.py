@@ -8,10 +8,16 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.pytorch_utils import Conv1D
 
+from trials.models.experts import is_router, linear_with
 from trials.records.recipe import Dtype, Recipe
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class QuantisationError(ValueError):
+    """A linear layer of the model cannot become 4-bit."""
 
 
 def autocast_to(dtype: Dtype | None, device_type: str) -> torch.autocast:
@@ -119,27 +125,47 @@ def _quantise_linears(
 ) -> None:
     """Replace linear layers by their 4-bit NF4 form (QLoRA, 2305.14314).
 
-    The head keeps its precision, as in transformers with bitsandbytes. So do routers: in
-    transformers they are no linear layers, and they are small.
+    They are those that transformers quantises with bitsandbytes: of class nn.Linear itself, or
+    Conv1D (integrations/bitsandbytes.py). The head and routers keep their precision: routers of
+    transformers are no linear layers, and they are small.
+
+    Raises:
+        QuantisationError: transformers does not quantise a linear layer of the model.
     """
     import bitsandbytes as bnb  # noqa: PLC0415 - seconds, and only 4-bit weights need it
 
     for name, child in module.named_children():
-        if type(child) is not nn.Linear:
+        if child is keep or isinstance(child, bnb.nn.Linear4bit):
+            continue
+        if type(child) is not nn.Linear and not isinstance(child, Conv1D):
+            if isinstance(child, nn.Linear) and not is_router(child):
+                raise QuantisationError(
+                    f"method qlora: transformers' bitsandbytes integration leaves {name} "
+                    f"({type(child).__name__}) unquantised: use method lora or full"
+                )
             _quantise_linears(child, recipe, keep=keep, quantise=quantise)
-        elif child is not keep and name != "router_linear":
-            linear = bnb.nn.Linear4bit(
-                child.in_features,
-                child.out_features,
-                bias=child.bias is not None,
-                compute_dtype=DTYPES[recipe.compute_dtype],
-                compress_statistics=recipe.double_quantisation,
-                quant_type="nf4",
-                device="meta",
-            )
-            linear.bias = child.bias
-            quantise(linear, child, recipe)
-            setattr(module, name, linear)
+            continue
+        plain = _as_linear(child)
+        linear = bnb.nn.Linear4bit(
+            plain.in_features,
+            plain.out_features,
+            bias=plain.bias is not None,
+            compute_dtype=DTYPES[recipe.compute_dtype],
+            compress_statistics=recipe.double_quantisation,
+            quant_type="nf4",
+            device="meta",
+        )
+        linear.bias = plain.bias
+        quantise(linear, plain, recipe)
+        setattr(module, name, linear)
+
+
+def _as_linear(layer: nn.Module) -> nn.Linear:
+    """A linear layer as nn.Linear; Conv1D, that of GPT-2, holds the transposed matrix."""
+    if isinstance(layer, nn.Linear):
+        return layer
+    assert isinstance(layer, Conv1D)
+    return linear_with(nn.Parameter(layer.weight.detach().T.contiguous()), layer.bias)
 
 
 def _quantised(linear: Any, plain: nn.Linear, recipe: Recipe) -> None:

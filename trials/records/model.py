@@ -20,8 +20,9 @@ from gpu_catalog.record import Record
 from gpu_catalog.suggestions import did_you_mean
 
 # Keys of these facts in configurations of transformers; the first present one counts.
-EXPERTS_NAMES = ("num_local_experts", "num_experts", "n_routed_experts")
-ACTIVE_EXPERTS_NAMES = ("num_experts_per_tok", "num_experts_per_token", "moe_topk")
+ATTENTION_NAMES = ("num_attention_heads", "n_head", "n_heads", "decoder_attention_heads")
+EXPERTS_NAMES = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+ACTIVE_EXPERTS_NAMES = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
 POSITIONS_NAMES = ("max_position_embeddings", "n_positions")
 STATE_SIZE_NAMES = ("state_size", "mamba_d_state", "ssm_state_size")
 
@@ -120,15 +121,13 @@ class Model(Record):
     @property
     def has_attention(self) -> bool:
         """Whether any layer attends."""
-        return self.config.get("num_attention_heads") is not None
+        return self._first(ATTENTION_NAMES) is not None
 
     @property
     def has_grouped_queries(self) -> bool:
         """Whether several query heads share one head of keys and values."""
-        heads, shared = (
-            self.config.get(name) for name in ("num_attention_heads", "num_key_value_heads")
-        )
-        return heads is not None and shared is not None and _int(shared) < _int(heads)
+        name, shared = self._first(ATTENTION_NAMES), self.config.get("num_key_value_heads")
+        return name is not None and shared is not None and _int(shared) < _int(self.config[name])
 
     @property
     def window(self) -> int | None:

@@ -1,7 +1,7 @@
 """Training code: a model under a recipe, and one optimizer step."""
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,30 +9,18 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trials.models.build import build_model, stock_model
-from trials.models.experts import experts_in_use
-from trials.models.fused_head import fuse_head, loss_in_use
-from trials.models.mamba import mamba_in_use
+from trials.models.fused_head import fuse_head
 from trials.models.parameter_count import implied_parameters
-from trials.models.weight_placement import autocast_to, decoder_layers
+from trials.models.weight_placement import autocast_to
 from trials.records.cell import Cell
 from trials.records.model import Model
 from trials.records.observation import Built, ParameterCounts
 from trials.records.recipe import Recipe
+from trials.training.census import StepCensus
 from trials.training.loss import micro_batch_losses
 from trials.training.optimizers import make_stepper
 
-# Parts of operator names that identify the kernels that ran.
-IDENTIFYING = (
-    "bitsandbytes",
-    "causal_conv1d",
-    "convolution",
-    "flash_attn",
-    "grouped_mm",
-    "linalg_vector_norm",
-    "scaled_dot_product",
-)
 SEVERAL = 2  # micro-batches that show that gradients accumulate
-PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::_grouped_mm", "bitsandbytes::gemm_4bit")
 
 
 def import_libraries(recipe: Recipe) -> None:
@@ -154,94 +142,21 @@ class FineTuning:
 
     def built(self) -> Built:
         """Properties of the built model. It runs one step of micro-batches of one example."""
-        layers = decoder_layers(self.model)
-        with _Census(layers, self.model) as census:
+        census = StepCensus(self.model)
+        with _Watched(census):
             micro_batches = min(self._cell.recipe.micro_batches(1), SEVERAL)
             self.step(self.tokens(1)[:micro_batches], micro_batches=micro_batches)
-        built = Built(
-            parameters=self._parameters(),
-            dtypes=self._dtypes(),
-            adapters=sum(1 for module in self.model.modules() if hasattr(module, "lora_A")),
-            attention=self._attention(),
-            experts=experts_in_use(self.model),
-            mamba=mamba_in_use(census.kernels) if self._facts.has_mamba else None,
-            checkpointed_layers=census.layers_run_twice,
-            layers=len(layers),
-            optimizer=self.stepper.name,
-            kernels=tuple(sorted(census.kernels)),
-            product_dtypes=tuple(sorted(census.product_dtypes)),
-            micro_batches=census.forward_passes,
-            loss=census.loss,
-        )
+        built = census.built(self._facts, self.stepper.name)
         self.start_over()
         return built
 
-    def _attention(self) -> str | None:
-        config: Any = self.model.config
-        return str(config._attn_implementation) if self._facts.has_attention else None  # noqa: SLF001 - no other name
 
-    def _parameters(self) -> ParameterCounts:
-        """Logical parameters of the built model; two 4-bit weights share a stored byte."""
-        total = trainable = four_bit = 0
-        for parameter in self.model.parameters():
-            elements = parameter.numel()
-            state = getattr(parameter, "quant_state", None)
-            if state is not None:
-                elements = state.shape.numel()
-                four_bit += elements
-            total += elements
-            trainable += elements if parameter.requires_grad else 0
-        return ParameterCounts(total=total, trainable=trainable, four_bit=four_bit)
+class _Watched(TorchDispatchMode):
+    """Reports every operator of a step to a census."""
 
-    def _dtypes(self) -> tuple[str, ...]:
-        plain = (p for p in self.model.parameters() if getattr(p, "quant_state", None) is None)
-        return tuple(sorted({str(p.dtype).removeprefix("torch.") for p in plain}))
-
-
-WHOLE = -1  # in place of a layer's index
-
-
-class _Census(TorchDispatchMode):
-    """Observes one step: the operators that identify its kernels, and the passes of each layer.
-
-    Args:
-        layers: decoder layers. The backward pass runs a checkpointed layer again; that may skip the
-            layer's own hooks, but not those of the modules in it.
-        model: the whole model.
-    """
-
-    def __init__(self, layers: list[nn.Module], model: nn.Module) -> None:
+    def __init__(self, census: StepCensus) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.kernels: set[str] = set()
-        self.product_dtypes: set[str] = set()
-        self.loss = ""
-        self._runs: dict[tuple[int, str], int] = {}
-        children = [
-            (child, index, name)
-            for index, layer in enumerate(layers)
-            for name, child in layer.named_children()
-        ]
-        self._hooks = [
-            module.register_forward_pre_hook(self._counter(index, name))
-            for module, index, name in ((model, WHOLE, ""), *children)
-        ]
-        self._hooks.append(model.register_forward_hook(self._note_loss))
-
-    @property
-    def forward_passes(self) -> int:
-        """Forward passes of the whole model."""
-        return self._runs.get((WHOLE, ""), 0)
-
-    @property
-    def layers_run_twice(self) -> int:
-        """Number of layers with a module that ran more than once in a forward pass."""
-        passes = self.forward_passes
-        return len({layer for (layer, _), runs in self._runs.items() if runs > passes})
-
-    def __exit__(self, *exception: object) -> None:
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        for hook in self._hooks:
-            hook.remove()
+        self._census = census
 
     def __torch_dispatch__(
         self,
@@ -250,20 +165,7 @@ class _Census(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run an operator and note its name."""
-        name = func.name().partition(".")[0]
-        if any(part in name for part in IDENTIFYING):
-            self.kernels.add(name)
+        """Run an operator and report it."""
         result = func(*args, **(kwargs or {}))
-        if name in PRODUCTS:
-            self.product_dtypes.add(str(result.dtype).removeprefix("torch."))
+        self._census.note(func.name(), result)
         return result
-
-    def _note_loss(self, _model: nn.Module, _inputs: object, output: Any) -> None:
-        self.loss = loss_in_use(output.loss)
-
-    def _counter(self, layer: int, name: str) -> Callable[..., None]:
-        def count(*_: object) -> None:
-            self._runs[layer, name] = self._runs.get((layer, name), 0) + 1
-
-        return count

@@ -1,7 +1,8 @@
 """Comparison of a built model with its recipe. Pure, no torch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from trials.records.cell import Cell
 from trials.records.observation import Built, ParameterCounts
 from trials.records.recipe import Attention, Dtype, Optimizer, Recipe
 
@@ -17,6 +18,8 @@ OPTIMIZER_CLASSES: dict[Optimizer, str] = {
     "sgd": "torch.optim.sgd.SGD",
 }
 OFFLOADED_OPTIMIZER_CLASS = "deepspeed.ops.adam.cpu_adam.DeepSpeedCPUAdam"
+Compared = tuple[str, object, object]
+"""A property, its value by the recipe, its value in the built model."""
 # Operators that identify an attention kernel. A recipe with sdpa does not require that of sdpa:
 # PyTorch may choose plain products there, and the record says so.
 ATTENTION_OPERATORS: dict[Attention, str] = {
@@ -29,28 +32,50 @@ class RecipeError(RuntimeError):
     """The built model does not follow its recipe; the message lists the differences."""
 
 
+def check_built(cell: Cell, built: Built, implied: ParameterCounts) -> None:
+    """Check that a built model and its step are those of the recipe.
+
+    Raises:
+        RecipeError: they are not.
+    """
+    _raise_for(cell, departures(cell.recipe, built, implied))
+
+
+def check_traced(cell: Cell, built: Built, implied: ParameterCounts) -> None:
+    """Check the same for a model whose step was traced, but its loss, micro-batches and update.
+
+    Raises:
+        RecipeError: they are not.
+    """
+    _raise_for(cell, _lines(_compared_model(cell.recipe, built, implied)))
+
+
+def _raise_for(cell: Cell, wrong: list[str]) -> None:
+    if wrong:
+        raise RecipeError(
+            f"{cell.recipe.key} on {cell.model} did not take hold: " + "; ".join(wrong)
+        )
+
+
 def departures(recipe: Recipe, built: Built, implied: ParameterCounts) -> list[str]:
     """Differences between a built model and its recipe, one line each; empty for none."""
+    return _lines([*_compared_model(recipe, built, implied), *_compared_step(recipe, built)])
+
+
+def _lines(compared: Iterable[Compared]) -> list[str]:
     return [
         f"{name}: the recipe implies {expected}, the built model has {actual}"
-        for name, expected, actual in _compared(recipe, built, implied)
+        for name, expected, actual in compared
         if expected != actual
     ]
 
 
-def _compared(
-    recipe: Recipe, built: Built, implied: ParameterCounts
-) -> Iterator[tuple[str, object, object]]:
+def _compared_model(recipe: Recipe, built: Built, implied: ParameterCounts) -> Iterator[Compared]:
     for name in ("total", "trainable", "four_bit"):
         yield f"{name} parameters", getattr(implied, name), getattr(built.parameters, name)
     yield "dtypes", ", ".join(_dtypes(recipe)), ", ".join(built.dtypes)
     product_dtype = DTYPE_NAMES[recipe.compute_dtype]
     yield f"matrix products in {product_dtype}", True, product_dtype in built.product_dtypes
-    accumulates = recipe.micro_batches(1) > 1
-    yield "gradient accumulation", accumulates, built.micro_batches > 1
-    if recipe.max_grad_norm is not None and not recipe.offload_optimizer:  # DeepSpeed has its own
-        yield "norm of the gradients", True, "aten::linalg_vector_norm" in built.kernels
-    yield "loss", recipe.loss, built.loss
     yield "attention", recipe.attention, built.attention
     for attention, operator in ATTENTION_OPERATORS.items():
         ran = any(operator in kernel for kernel in built.kernels)
@@ -60,6 +85,13 @@ def _compared(
     yield "mamba", recipe.mamba, built.mamba
     checkpointed = built.layers if recipe.gradient_checkpointing else 0
     yield "checkpointed layers", checkpointed, built.checkpointed_layers
+
+
+def _compared_step(recipe: Recipe, built: Built) -> Iterator[Compared]:
+    yield "gradient accumulation", recipe.micro_batches(1) > 1, built.micro_batches > 1
+    yield "loss", recipe.loss, built.loss
+    if recipe.max_grad_norm is not None and not recipe.offload_optimizer:  # DeepSpeed has its own
+        yield "norm of the gradients", True, "aten::linalg_vector_norm" in built.kernels
     wanted = OPTIMIZER_CLASSES[recipe.optimizer]
     yield (
         "optimizer",

@@ -50,7 +50,7 @@ from trials.records.observation import (
 from trials.records.profile import Profile
 from trials.records.timing_rule import TimingRule
 from trials.training.finetune import FineTuning, import_libraries
-from trials.training.recipe_check import RecipeError, departures
+from trials.training.recipe_check import check_built
 
 MEMORY_STEPS = 3  # optimizer state exists after the first step; the third repeats the second
 S = TypeVar("S", bound=Setup)
@@ -116,12 +116,7 @@ class Worker:
             setup.cell, setup.model, device=self.device.torch_device, seed=setup.seed
         )
         self._built = self.tuning.built()
-        wrong = departures(setup.cell.recipe, self._built, self.tuning.implied())
-        if wrong:
-            raise RecipeError(
-                f"{setup.cell.recipe.key} on {setup.cell.model} did not take hold: "
-                + "; ".join(wrong)
-            )
+        check_built(setup.cell, self._built, self.tuning.implied())
 
     def environment(self) -> Environment:
         """Software and device of this process."""

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,14 +11,37 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
 from trials.models.build import stock_model, under_recipe
+from trials.models.parameter_count import implied_parameters
 from trials.models.weight_placement import quantise_laid_out
+from trials.records.cell import Cell
 from trials.records.model import Model
+from trials.records.observation import ParameterCounts
 from trials.records.recipe import Recipe
+from trials.simulation.trace_request import SCANS_WHOLE
 from trials.simulation.tracing.layer_repetition import RepeatedLayers, cut, find_repeated_layers
+from trials.training.census import StepCensus
+from trials.training.recipe_check import check_traced
 
 BLOCK = 64  # weights per constant in bitsandbytes' 4-bit layers
 FLASH = "flash_attention_2"
 NESTED_BLOCK = 256  # constants per outer constant under double quantisation
+
+
+@dataclass(frozen=True, slots=True)
+class FakeModel:
+    """A model under a recipe whose tensors are all fake.
+
+    Attributes:
+        module: the model, in training mode.
+        recipe: its recipe.
+        repeated_layers: its layers that represent more.
+        implied: parameter counts that the recipe implies for it.
+    """
+
+    module: nn.Module
+    recipe: Recipe
+    repeated_layers: RepeatedLayers
+    implied: ParameterCounts
 
 
 def fake_model(
@@ -27,22 +51,52 @@ def fake_model(
     mode: FakeTensorMode,
     *,
     whole: bool,
-) -> tuple[nn.Module, RepeatedLayers]:
-    """Build a model whose tensors are all fake ones on the CPU.
-
-    Returns:
-        The model, in training mode, and its repeated layers.
-    """
+) -> FakeModel:
+    """Build a model whose tensors are all fake ones on the CPU."""
     stands_in = _flash_by_sdpa() if recipe.attention == FLASH else contextlib.nullcontext()
     with stands_in:
         stock = stock_model(model, recipe, active_experts)
     none = RepeatedLayers(first=0, period=1, copies=0, traced=0)
     repeated = none if whole else find_repeated_layers(stock)
     cut(stock, repeated)
+    implied = implied_parameters(stock, recipe)
     with torch.device("meta"):
         built = under_recipe(stock, recipe, lambda laid_out: _lay_out(laid_out, recipe))
     _fake_all(built, mode)
-    return built, repeated
+    return FakeModel(built, recipe, repeated, implied)
+
+
+class TracedCensus(StepCensus):
+    """Census of a traced step, with the real kernels in place of those that replace them."""
+
+    def __init__(self, fake: FakeModel, facts: Model) -> None:
+        super().__init__(fake.module)
+        self._facts = facts
+        self._fake = fake
+
+    def note(self, operator: str, result: Any) -> None:
+        """Note an operator under the name of the real kernel."""
+        uses_flash = self._fake.recipe.attention == FLASH
+        names = {
+            "simulated::attention": "flash_attn" if uses_flash else "scaled_dot_product",
+            "simulated::convolved": "causal_conv1d",
+        }
+        name = operator.partition(".")[0]
+        super().note(names.get(name, name), result)
+
+    def check(self, cell: Cell) -> None:
+        """Check that the model and its step are those of the recipe, after the step.
+
+        Raises:
+            RecipeError: they are not.
+        """
+        built = self.built(self._facts, optimizer="")
+        stands_in = {}
+        if cell.recipe.attention == FLASH and built.attention == "sdpa":
+            stands_in["attention"] = FLASH
+        if built.mamba == "reference" and self._facts.family not in SCANS_WHOLE:
+            stands_in["mamba"] = cell.recipe.mamba
+        check_traced(cell, built.model_copy(update=stands_in), self._fake.implied)
 
 
 @contextlib.contextmanager

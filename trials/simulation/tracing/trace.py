@@ -17,7 +17,7 @@ from trials.records.cell import Cell
 from trials.records.model import Model
 from trials.records.recipe import Recipe
 from trials.simulation.recording import Held, Purpose, Recording, Segment, with_updates_of
-from trials.simulation.tracing.fake_model import FLASH, fake_model
+from trials.simulation.tracing.fake_model import FLASH, TracedCensus, fake_model
 from trials.simulation.tracing.fake_optimizers import simulated_optimizer
 from trials.simulation.tracing.fused_heads import give_head
 from trials.simulation.tracing.fused_kernels import as_on_gpu
@@ -81,11 +81,12 @@ class TraceableCell:
         self._cell = cell
         self._target: Target = target
         self._mode = FakeTensorMode()
-        self._model, self._repeated_layers = fake_model(
-            model, recipe, cell.active_experts, self._mode, whole=whole
-        )
+        self._facts = model
+        self._fake = fake_model(model, recipe, cell.active_experts, self._mode, whole=whole)
+        self._model, self._repeated_layers = self._fake.module, self._fake.repeated_layers
         give_head(self._model, recipe.loss, target)
         self._recipe = recipe
+        self._is_checked = False
         _check_positions(self._model, cell)
 
     def trace(
@@ -106,13 +107,18 @@ class TraceableCell:
             with_updates: whether to trace updates where ``updates_of`` is absent.
 
         Raises:
+            RecipeError: the model or its step is not what the recipe implies, as in a trial.
             StructureError: the step has another structure than ``updates_of``.
             UntraceableError: the step cannot be traced.
         """
+        census = None if self._is_checked else TracedCensus(self._fake, self._facts)
         with warnings.catch_warnings(), _masks_as_ever(), self._on_target(), self._mode:
             warnings.simplefilter("ignore")  # libraries warn about missing devices
             has_own = with_updates and updates_of is None
-            traced = _Step(self, batch_size, shares, has_updates=has_own).traced()
+            traced = _Step(self, batch_size, shares, census, has_updates=has_own).traced()
+        if census is not None:
+            census.check(self._cell)
+            self._is_checked = True
         if updates_of is None:
             return traced
         return replace(traced, recording=with_updates_of(traced.recording, updates_of))
@@ -241,6 +247,7 @@ class _Step:
         cell: TraceableCell,
         batch_size: int,
         shares: Shares,
+        census: TracedCensus | None,
         *,
         has_updates: bool,
     ) -> None:
@@ -250,7 +257,8 @@ class _Step:
         self._layers = decoder_layers(cell.model)
         self._untraced = UntracedParameters(cell, self._layers if has_updates else [])
         held = [*model_tensors(cell.model), *self._untraced.parameters]
-        self._tracer = Tracer(shares, held, with_workspaces=cell.is_on_gpu)
+        note = None if census is None else census.note
+        self._tracer = Tracer(shares, held, with_workspaces=cell.is_on_gpu, note=note)
         self._trainable = [p for p in cell.model.parameters() if p.requires_grad]
         self._hooks = [
             p.register_post_accumulate_grad_hook(self._tracer.accumulated)  # type: ignore[no-untyped-call]

@@ -75,6 +75,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         shares: returns the number of set entries of a routing mask; called once per use.
         already_live: tensors made before the step.
         with_workspaces: whether to record the workspaces that kernels of a GPU take.
+        note: called with the name and the result of each operator, once for equal arguments.
     """
 
     def __init__(
@@ -83,8 +84,10 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         already_live: Sequence[torch.Tensor],
         *,
         with_workspaces: bool,
+        note: Callable[[str, Any], None] | None = None,
     ) -> None:
         super().__init__()
+        self._note_operator = note
         self._shares = shares
         self._with_workspaces = with_workspaces
         self._names: dict[int, int] = {}
@@ -186,6 +189,8 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         except Exception as error:
             error.add_note(func.name())  # the refusal names the operator
             raise
+        if self._note_operator is not None:
+            self._note_operator(func.name(), result)
         taken = workspace(func, args, kwargs) if self._with_workspaces else NO_NUMBERS
         works = describe(func, args, kwargs, result)
         # The shape of a mask does not determine the number of its set entries.

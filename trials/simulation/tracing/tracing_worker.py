@@ -24,7 +24,7 @@ from trials.child_process.bootstrap import freeze_garbage_collector
 from trials.models.adapter_targets import TargetError
 from trials.models.build import FamilyError, KernelError
 from trials.models.experts import ExpertsError
-from trials.models.weight_placement import decoder_layers
+from trials.models.weight_placement import QuantisationError, decoder_layers
 from trials.records.model import Model
 from trials.simulation.layer_expansion import check_repeats
 from trials.simulation.recording import Recording, RepeatError, StructureError
@@ -33,10 +33,11 @@ from trials.simulation.trace_request import SMALLEST, Routing, TraceRequest
 from trials.simulation.tracing.trace import Shares, TraceableCell, Traced
 from trials.simulation.tracing.tracer import UntraceableError
 from trials.simulation.tracing.watchdog import innermost_module, watchdog
+from trials.training.recipe_check import RecipeError
 
 REFUSALS = (
-    *(UntraceableError, FamilyError, KernelError, ExpertsError, TargetError, StructureError),
-    ImportError,
+    *(UntraceableError, FamilyError, KernelError, ExpertsError, TargetError, QuantisationError),
+    *(RecipeError, StructureError, ImportError),
 )
 LONGEST = 300
 """Most characters of a library's message in a refusal."""
@@ -100,7 +101,7 @@ class Tracing:
             return self._traced(cell, request)
         try:
             return self._traced(cell, request)
-        except RepeatError as error:
+        except (RepeatError, RecipeError) as error:  # the latter names parameters of all layers
             why = str(error)
         except REFUSALS:
             raise

@@ -1,0 +1,119 @@
+"""Properties of a built model, read from its modules and from the operators of one step."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from trials.models.experts import experts_in_use
+from trials.models.fused_head import loss_in_use
+from trials.models.mamba import mamba_in_use
+from trials.models.weight_placement import decoder_layers
+from trials.records.model import Model
+from trials.records.observation import Built, ParameterCounts
+
+# Parts of operator names that identify the kernels that ran.
+IDENTIFYING = (
+    "bitsandbytes",
+    "causal_conv1d",
+    "convolution",
+    "flash_attn",
+    "grouped_mm",
+    "linalg_vector_norm",
+    "scaled_dot_product",
+)
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::_grouped_mm", "bitsandbytes::gemm_4bit")
+
+
+class StepCensus:
+    """Census of one step: its kernels, and the layers that its backward pass runs again.
+
+    Running a checkpointed layer again may skip the layer's own hooks, but not those of the modules
+    in it. Passes alone do not show it: some families run a module several times in one pass.
+
+    Args:
+        model: model that runs the step; it has hooks until ``built`` is called.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._layers = decoder_layers(model)
+        self._kernels: set[str] = set()
+        self._product_dtypes: set[str] = set()
+        self._passes = 0
+        self._recomputed: set[int] = set()
+        self._loss = ""
+        self._hooks = [
+            model.register_forward_pre_hook(self._pass),
+            model.register_forward_hook(self._note_loss),
+        ]
+        for index, layer in enumerate(self._layers):
+            recomputed = self._noting_recomputed(index)
+            self._hooks += [c.register_forward_pre_hook(recomputed) for c in layer.children()]
+
+    def note(self, operator: str, result: Any) -> None:
+        """Note an operator that ran, by its full name, and the dtype of a matrix product."""
+        name = operator.partition(".")[0]
+        if any(part in name for part in IDENTIFYING):
+            self._kernels.add(name)
+        if name in PRODUCTS:
+            self._product_dtypes.add(str(result.dtype).removeprefix("torch."))
+
+    def built(self, facts: Model, optimizer: str) -> Built:
+        """Properties of the model after the step.
+
+        Args:
+            facts: configuration of the model.
+            optimizer: name of the stepper that ran the step.
+        """
+        for hook in self._hooks:
+            hook.remove()
+        config: Any = self._model.config
+        return Built(
+            parameters=_parameters(self._model),
+            dtypes=_dtypes(self._model),
+            adapters=sum(1 for module in self._model.modules() if hasattr(module, "lora_A")),
+            attention=str(config._attn_implementation) if facts.has_attention else None,  # noqa: SLF001 - no other name
+            experts=experts_in_use(self._model),
+            mamba=mamba_in_use(self._kernels) if facts.has_mamba else None,
+            checkpointed_layers=len(self._recomputed),
+            layers=len(self._layers),
+            optimizer=optimizer,
+            kernels=tuple(sorted(self._kernels)),
+            product_dtypes=tuple(sorted(self._product_dtypes)),
+            micro_batches=self._passes,
+            loss=self._loss,
+        )
+
+    def _pass(self, *_: object) -> None:
+        self._passes += 1
+
+    def _note_loss(self, _model: nn.Module, _inputs: object, output: Any) -> None:
+        self._loss = loss_in_use(output.loss)
+
+    def _noting_recomputed(self, layer: int) -> Callable[..., None]:
+        def note(*_: object) -> None:
+            if torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - as torch.utils.checkpoint does
+                self._recomputed.add(layer)
+
+        return note
+
+
+def _parameters(model: nn.Module) -> ParameterCounts:
+    """Logical parameters of the built model; two 4-bit weights share a stored byte."""
+    total = trainable = four_bit = 0
+    for parameter in model.parameters():
+        elements = parameter.numel()
+        state = getattr(parameter, "quant_state", None)
+        if state is not None:
+            elements = state.shape.numel()
+            four_bit += elements
+        total += elements
+        trainable += elements if parameter.requires_grad else 0
+    return ParameterCounts(total=total, trainable=trainable, four_bit=four_bit)
+
+
+def _dtypes(model: nn.Module) -> tuple[str, ...]:
+    plain = (p for p in model.parameters() if getattr(p, "quant_state", None) is None)
+    return tuple(sorted({str(p.dtype).removeprefix("torch.") for p in plain}))
