@@ -14,11 +14,23 @@ MOST_USED = (
     *("llama", "mistral", "qwen2", "qwen3", "gemma2"),
     *("phi3", "gpt2", "mixtral", "qwen3_moe", "falcon"),
 )
+# Families whose default configurations do not become small by their sizes alone.
+UNSHRINKABLE = frozenset(
+    {
+        "bailing_hybrid",
+        "cohere_compass_text",
+        "dbrx",
+        "dots1",
+        "dots3_note_text",
+        "gemma4_assistant",
+    }
+)
 WIDTH, HEADS, LAYERS = 64, 4, 2
 # Fields that are absent from the default configuration, but not from published ones.
 PUBLISHED = frozenset({"head_dim", "num_experts_per_tok", "num_key_value_heads"})
 OVERRIDES: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "falcon_h1": {"mamba_d_ssm": 128},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 8},
 }
@@ -35,7 +47,15 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("decoder_attention_heads", "encoder_attention_heads"), HEADS),
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),
     **dict.fromkeys(
-        ("head_dim", "query_pre_attn_scalar", "qk_rope_head_dim", "rotary_dim"), WIDTH // HEADS
+        (
+            "head_dim",
+            "query_pre_attn_scalar",
+            "qk_rope_head_dim",
+            "qk_nope_head_dim",
+            "v_head_dim",
+            "rotary_dim",
+        ),
+        WIDTH // HEADS,
     ),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"), 96),
     **dict.fromkeys(("decoder_ffn_dim", "encoder_ffn_dim"), 96),
@@ -44,6 +64,8 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk"), 2),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len"), 64),
     **dict.fromkeys(("first_k_dense_replace", "num_dense_layers"), 1),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "index_head_dim"), 32),
+    **dict.fromkeys(("n_group", "topk_group", "num_expert_groups"), 1),
     **dict.fromkeys(("num_kv_shared_layers", "moe_layer_start_index"), 0),
     "mamba_n_heads": 8,
     "mamba_d_head": 16,
@@ -69,6 +91,7 @@ def _shrunk(config: dict[str, Any]) -> dict[str, Any]:
     """A configuration with small sizes, its parts included, without lists of layers."""
     layers = {config[key] for key in LAYER_COUNTS if isinstance(config.get(key), int)}
     small = {}
+    has_latent_heads = "qk_rope_head_dim" in config
     for key, value in config.items():
         by_layer = isinstance(value, (list, dict)) and len(value) in layers and len(value) > LAYERS
         if by_layer or key == "per_layer_config":
@@ -77,4 +100,6 @@ def _shrunk(config: dict[str, Any]) -> dict[str, Any]:
             small[key] = _shrunk(value)
         else:
             small[key] = SIZES.get(key, value) if value is not None or key in PUBLISHED else None
+    if has_latent_heads:
+        small["num_key_value_heads"] = HEADS
     return small
