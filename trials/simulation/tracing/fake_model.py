@@ -91,7 +91,7 @@ class TracedCensus(StepCensus):
             RecipeError: they are not.
         """
         built = self.built(self._facts, optimizer="")
-        stands_in = {}
+        stands_in: dict[str, str | None] = {}
         if cell.recipe.attention == FLASH and built.attention == "sdpa":
             stands_in["attention"] = FLASH
         if built.mamba == "reference" and self._facts.family not in SCANS_WHOLE:
