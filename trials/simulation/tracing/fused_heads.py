@@ -330,10 +330,10 @@ def _without_logits(product: Described, moved: float, products: int) -> Describe
 
 
 def _cce_backward_workspace(args: Sequence[Any]) -> int:
-    """Locks of tokens and words, their order, and the weights' gradient in another dtype."""
+    """Locks of tokens and words, the words' order, the weights' gradient before its cast."""
     hidden, weight, _, lse, _, with_weight = args
     summed = _cast_bytes(weight, hidden.dtype) if with_weight else 0
-    return int(4 * lse.shape[0] + 24 * weight.shape[0] + summed)
+    return int(4 * lse.shape[0] + 8 * weight.shape[0] + summed)
 
 
 declare(
