@@ -1,7 +1,10 @@
 """Mistakes in the options of ``estimate``."""
 
+from typing import Any
+
 import pytest
 
+import orchestrator
 from orchestrator.cli.main import main
 
 REQUEST = ("estimate", "--model", "mixtral-tiny", "--seq-len", "32")
@@ -30,6 +33,11 @@ REQUEST = ("estimate", "--model", "mixtral-tiny", "--seq-len", "32")
         (("--active-experts", "9"), "active_experts 9 exceeds the 8 experts"),
         (("--method", "full", "--lora-rank", "8"), "lora_rank"),
         (("--method", "lora", "--lora-targets", "nowhere"), "lora_targets nowhere"),
+        (("--batch-size", "5", "--effective-batch", "16"), "--batch-size 5 does not divide"),
+        (
+            ("--gradient-accumulation", "2", "--effective-batch", "16"),
+            "effective_batch 16 and gradient_accumulation 2",
+        ),
         (("--recipe", "paper"), "--recipe: unknown recipe 'paper'"),
         (("--optimizer", "adam"), "--optimizer"),
         (("--model", "./no/config.json"), "model './no/config.json'"),
@@ -44,3 +52,25 @@ def test_a_mistake_is_one_line(
     assert message in shown.err
     assert "Traceback" not in shown.err
     assert shown.out == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "batch_size", "effective_batch"),
+    [
+        ({}, 16, 16),
+        ({"batch_size": 4}, 4, 16),
+        ({"batch_size": 3}, 3, 15),
+        ({"batch_size": 32}, 32, 32),
+        ({"effective_batch": 64, "batch_size": 8}, 8, 64),
+        ({"gradient_accumulation": 2, "batch_size": 8}, 8, 16),
+        ({"defaults": "plain", "batch_size": 8}, 8, 8),
+    ],
+)
+def test_an_optimizer_step_has_16_examples_unless_stated(
+    options: dict[str, Any], batch_size: int, effective_batch: int
+) -> None:
+    """The micro-batch that is asked for stays; without one, it is the largest that divides."""
+    estimates = orchestrator.estimate(model="llama-tiny", gpu="A40", seq_len=32, **options)
+    estimate = next(iter(estimates)).estimate
+    assert estimate.batch_size == batch_size
+    assert estimate.batch_size * estimate.micro_batches == effective_batch

@@ -25,7 +25,7 @@ from orchestrator.spec.job_request import SOURCES
 from orchestrator.spec.job_tokens import longest_example, longest_tokens
 from orchestrator.spec.recipe_options import RecipeOptions, recipe_of, recipe_text
 from trials.records.model import Model, find_model
-from trials.records.recipe import PositiveInt
+from trials.records.recipe import PositiveInt, Recipe
 from trials.simulation.trace_cache import Traces
 from trials.simulation.tracing_child import TracingChild
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 DEFAULT_JOB = Job(examples=15_000, epochs=10)
 BATCH_LIMIT = 65_536  # the largest batch to try
+EFFECTIVE_BATCH = 16  # examples per optimizer step, assumed where nothing is stated
 MOST_DRAWS = 100  # seconds each; the 95th percentile needs no more
 ALL = ("all",)
 log = logging.getLogger(__name__)
@@ -141,7 +142,11 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
     """
     model = find_model(request.model)
     job = with_overheads(request.overheads, changed_job(DEFAULT_JOB, request.job, [model]))
-    recipe = recipe_of(request.recipe)
+    effective_batch = _assumed_batch(request)
+    stated = recipe_of(request.recipe)
+    accumulated = {} if effective_batch is None else {"effective_batch": effective_batch}
+    recipe = stated.model_copy(update=accumulated)
+    _check_divides(request.batch_size, recipe)
     is_padded = job.lengths is not None and job.padding != "packed"
     has_data = bool(request.job.fields().keys() & set(SOURCES))
     given = {
@@ -151,7 +156,7 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
     return Question(
         model=model,
         recipe=recipe,
-        fp16_recipe=recipe_of(request.recipe, has_bf16=False),
+        fp16_recipe=recipe_of(request.recipe, has_bf16=False).model_copy(update=accumulated),
         recipe_text=recipe_text(request.recipe, recipe),
         active_experts=request.active_experts,
         seq_len=_seq_len(request.seq_len, job),
@@ -164,7 +169,37 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
         routing_draws=_draws(request.routing_draws, model),
         expandable_segments=request.expandable_segments,
         by_default=tuple(name for name, value in given.items() if not value),
+        assumes_batch=effective_batch is not None,
     )
+
+
+def _assumed_batch(request: EstimateRequest) -> int | None:
+    """Effective batch that is assumed; None where the request or its recipe decides on it.
+
+    It is a multiple of the batch size that is asked for.
+    """
+    options = request.recipe
+    if options.recipe is not None or options.defaults == "plain":
+        return None
+    if options.gradient_accumulation is not None or options.effective_batch is not None:
+        return None
+    if not isinstance(request.batch_size, int):
+        return EFFECTIVE_BATCH
+    return request.batch_size * max(1, round(EFFECTIVE_BATCH / request.batch_size))
+
+
+def _check_divides(batch_size: BatchOption | None, recipe: Recipe) -> None:
+    """Check that micro-batches of the size that is asked for add up to the effective batch."""
+    effective_batch = recipe.effective_batch
+    if effective_batch is None or not isinstance(batch_size, int):
+        return
+    if effective_batch % batch_size:
+        divisors = [size for size in range(1, effective_batch + 1) if effective_batch % size == 0]
+        near = min(divisors, key=lambda size: abs(size - batch_size))
+        raise EstimateError(
+            f"--batch-size {batch_size} does not divide --effective-batch {effective_batch}: use "
+            f"{near}, or another effective batch"
+        )
 
 
 def _seq_len(seq_len: int | None, job: Job) -> int:

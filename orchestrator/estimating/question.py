@@ -39,6 +39,7 @@ class Question:
         drift: change of prices since they were recorded.
         routing_draws: number of draws of the experts' shares, for the spread of the peak.
         expandable_segments: setting of PyTorch's allocator.
+        assumes_batch: whether the effective batch is assumed.
         by_default: options that were not given, so that defaults define the job.
     """
 
@@ -56,6 +57,7 @@ class Question:
     routing_draws: int
     expandable_segments: bool
     by_default: tuple[str, ...] = ()
+    assumes_batch: bool = False
 
     def cell(self, gpu: Gpu) -> Cell:
         """Simulated cell on one GPU.

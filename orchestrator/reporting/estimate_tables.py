@@ -135,7 +135,8 @@ def _steps_text(estimates: Sequence[Estimate], question: Question) -> str:
     steps = sorted(math.ceil(max(rows_of(question.workload) / size, 1)) for size in examples)
     if len(steps) == 1:
         (size,) = examples
-        return f"An epoch has {steps[0]:,} optimizer steps of {size} examples."
+        assumed = ", which is assumed (--effective-batch)" if question.assumes_batch else ""
+        return f"An epoch has {steps[0]:,} optimizer steps of {size} examples{assumed}."
     return (
         f"An epoch has {steps[0]:,} to {steps[-1]:,} optimizer steps of {max(examples)} to "
         f"{min(examples)} examples: with --effective-batch all GPUs train alike."

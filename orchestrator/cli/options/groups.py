@@ -107,7 +107,7 @@ RECIPE = """
 --gradient-accumulation N
                          micro-batches per optimizer step (default: 1)
 --effective-batch N      examples per optimizer step: micro-batches of the batch size accumulate to
-                         it (default: one batch, or --gradient-accumulation batches)
+                         it (estimate assumes 16 unless --gradient-accumulation is given)
 --optimizer NAME         adamw (fused), adamw_foreach, adamw_loop, adamw_8bit, paged_adamw_8bit,
                          paged_adamw_32bit, adafactor or sgd (default: adamw)
 --max-grad-norm N|none   norm that gradients are clipped to (default: 1)
