@@ -48,11 +48,11 @@ def _words(annotation: object) -> set[object]:
 @pytest.mark.parametrize(
     ("given", "key"),
     [
-        ({"method": "full"}, "full-bf16-mixed-checkpointed-clip1"),
-        ({"method": "lora"}, "lora-r16-fp32-mixed-load-checkpointed-clip1"),
-        ({"method": "qlora"}, "qlora-r16-bf16-adapters-fp32-mixed-load-checkpointed-clip1"),
-        ({"offload_optimizer": "on"}, "lora-r16-bf16-checkpointed-offloaded-clip1"),
-        ({"method": "qlora", "precision": "fp16"}, "qlora-r16-fp16-checkpointed-clip1"),
+        ({"method": "full"}, "full-bf16-mixed-checkpointed-clip1-chunked"),
+        ({"method": "lora"}, "lora-r16-fp32-mixed-load-checkpointed-clip1-chunked"),
+        ({"method": "qlora"}, "qlora-r16-bf16-adapters-fp32-mixed-load-checkpointed-clip1-chunked"),
+        ({"offload_optimizer": "on"}, "lora-r16-bf16-checkpointed-offloaded-clip1-chunked"),
+        ({"method": "qlora", "precision": "fp16"}, "qlora-r16-fp16-checkpointed-clip1-chunked"),
     ],
 )
 def test_a_recipe_on_the_command_line_has_the_defaults_of_trl(given: Any, key: str) -> None:
@@ -79,6 +79,7 @@ def test_a_given_option_goes_before_any_default() -> None:
             optimizer="paged_adamw_32bit",
             gradient_accumulation=4,
             max_grad_norm="none",
+            loss="full-logits",
             kbit_preparation="on",
             double_quantisation="off",
             lora_rank=8,
@@ -145,7 +146,7 @@ def test_a_specification_may_ask_for_the_defaults_of_trl() -> None:
     assert stated == (
         Recipe.model_validate({"method": "lora", "lora_rank": 8} | trl_defaults("lora")),
         NAMED_RECIPES["paper-blackmamba"],
-        Recipe(method="full", precision="fp32", gradient_checkpointing=True),
+        Recipe(method="full", precision="fp32", gradient_checkpointing=True, loss="chunked"),
     )
     assert not spec.has_plain_recipes
 

@@ -199,6 +199,7 @@ def _cells(
             options.recipe,
             method="full" if weights == "random" else "lora",
             precision="fp32" if gpu.kind == "cpu" else None,
+            loss="full-logits",  # every loss gives the same curve, and this one needs no package
             has_bf16=has_bf16(gpu),
         )
     except OptionError as error:

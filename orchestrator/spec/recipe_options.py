@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from orchestrator.request import OptionError, names_in, validation_lines
 from orchestrator.spec.sweep_spec import written_out
 from orchestrator.spec.trainer_defaults import TRL_VERSION, RecipeDefaults, with_trl_defaults
-from trials.records.recipe import Method, Precision, Recipe
+from trials.records.recipe import Loss, Method, Precision, Recipe
 
 LORA_RANK = 16
 WORDS: Mapping[object, object] = {"on": True, "off": False, "none": None}
@@ -50,6 +50,7 @@ def recipe_of(
     *,
     method: Method = "lora",
     precision: Precision | None = None,
+    loss: Loss | None = None,
     has_bf16: bool = True,
 ) -> Recipe:
     """Resolve options into a recipe.
@@ -58,6 +59,7 @@ def recipe_of(
         options: the options.
         method: default where neither a method nor a named recipe is given.
         precision: default, likewise; None for that of the method.
+        loss: default, likewise.
         has_bf16: whether the GPU supports bf16.
 
     Raises:
@@ -75,8 +77,8 @@ def recipe_of(
                 "--defaults or --recipe out"
             )
     else:
-        stated = {"method": method} | ({} if precision is None else {"precision": precision})
-        stated |= given
+        defaults = {"method": method, "precision": precision, "loss": loss}
+        stated = {n: v for n, v in defaults.items() if v is not None} | given
     if stated["method"] != "full":
         stated.setdefault("lora_rank", LORA_RANK)
     if options.recipe is None and options.defaults != "plain":

@@ -39,6 +39,8 @@ def trl_defaults(
         "gradient_accumulation": 1,
         # transformers/training_args.py:866
         "max_grad_norm": 1.0,
+        # trl/trainer/sft_trainer.py:1144, sft_config.py:283
+        "loss": "chunked",
     }
     if method == "qlora":
         # TRL does not call PEFT's prepare_model_for_kbit_training.

@@ -116,7 +116,7 @@ RECIPE = """
                          (default: off)
 --loss {full-logits,chunked,liger,cce}
                          loss from the logits of all tokens, or by TRL, liger-kernel or
-                         cut-cross-entropy, which hold a part of them (default: full-logits)
+                         cut-cross-entropy, which hold a part of them (default: LOSS)
 --lora-rank LORA_RANK    rank of the LoRA adapters (default: 16)
 --lora-alpha N           scale of the adapters times their rank (default: twice the rank)
 --lora-dropout N         share of the adapters' inputs that is dropped (default: 0)
@@ -140,10 +140,14 @@ RECIPE = """
 
 
 def add_recipe(
-    command: argparse.ArgumentParser, *, method: str = "lora", precision: str = PRECISION
+    command: argparse.ArgumentParser,
+    *,
+    method: str = "lora",
+    precision: str = PRECISION,
+    loss: str = "chunked",
 ) -> None:
-    """Add an option for each field of ``Recipe``, with two defaults for the help."""
-    table = RECIPE.replace("METHOD", method).replace("PRECISION", precision)
+    """Add an option for each field of ``Recipe``, with three defaults for the help."""
+    table = RECIPE.replace("METHOD", method).replace("PRECISION", precision).replace("LOSS", loss)
     add_table(
         command,
         table,

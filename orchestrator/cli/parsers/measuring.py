@@ -185,6 +185,7 @@ def add_learn(commands: Any) -> None:
         learn,
         method="lora; full for random weights",
         precision=f"fp32 on the CPU; on a GPU {PRECISION}",
+        loss="full-logits",
     )
     add_table(learn, RENDERING)
 
