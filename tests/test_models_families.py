@@ -4,22 +4,29 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from builders.families import FAMILIES, MOST_USED, UNSHRINKABLE, tiny_model
+from builders.families import (
+    FAMILIES,
+    GPU,
+    METHODS,
+    MOST_USED,
+    UNSHRINKABLE,
+    cell_of,
+    refusal_of,
+    tiny_model,
+)
 from builders.observations import cpu, recipe
 from fakes.torch_process import small_steps
 from transformers import BitsAndBytesConfig
 from transformers.integrations.bitsandbytes import replace_with_bnb_linear
 from transformers.quantizers.base import get_keys_to_not_convert
 
-from gpu_catalog.catalog import load_catalog
-from trials.models.build import KernelError, stock_model
+from trials.models.build import stock_model
 from trials.models.weight_placement import QuantisationError, quantise_laid_out
-from trials.records.cell import Cell
-from trials.records.compatibility import incompatibility, with_defaults
-from trials.records.model import Model, find_model
+from trials.records.compatibility import with_defaults
+from trials.records.model import find_model
 from trials.records.recipe import Method, Recipe
 from trials.simulation.trace_request import TraceRequest
-from trials.simulation.tracing.tracing_worker import REFUSALS, Tracing, refusal
+from trials.simulation.tracing.tracing_worker import Tracing
 from trials.training.finetune import FineTuning
 from trials.training.recipe_check import RecipeError
 
@@ -28,8 +35,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),  # of families about their configurations
 ]
-METHODS: tuple[Method, ...] = ("full", "lora", "qlora")
-GPU = load_catalog().gpu("A100-80GB-SXM")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,35 +42,6 @@ def made_for_small_steps() -> Iterator[None]:
     """Apply the settings for small steps to this file."""
     with small_steps():
         yield
-
-
-def cell_of(model: Model, settings: Recipe, gpu: str = GPU.key) -> Cell:
-    """A cell of 16 tokens."""
-    return Cell(
-        gpu=gpu,
-        model=model.name,
-        recipe=settings,
-        experts=model.experts,
-        active_experts=model.active_experts,
-        seq_len=16,
-    )
-
-
-def refusal_of(model: Model, settings: Recipe) -> str | None:
-    """Line that refuses a recipe as a prediction does; None where it is traced as given."""
-    filled = with_defaults(settings, model, GPU)
-    impossible = incompatibility(filled, model, GPU)
-    if impossible is not None:
-        return impossible
-    try:
-        Tracing().trace(TraceRequest(cell=cell_of(model, filled), model=model))
-    except KernelError as error:
-        if settings.attention is None and "attention" in str(error):
-            return refusal_of(model, settings.model_copy(update={"attention": "eager"}))
-        return refusal(model, error)
-    except REFUSALS as error:
-        return refusal(model, error)
-    return None
 
 
 @pytest.mark.parametrize("family", MOST_USED)

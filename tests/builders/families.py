@@ -7,22 +7,29 @@ from pydantic import ValidationError
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from gpu_catalog.catalog import load_catalog
+from trials.models.build import KernelError
+from trials.records.cell import Cell
+from trials.records.compatibility import incompatibility, with_defaults
 from trials.records.model import Model
+from trials.records.recipe import Method, Recipe
+from trials.simulation.trace_request import TraceRequest
+from trials.simulation.tracing.tracing_worker import REFUSALS, Tracing, refusal
+
+METHODS: tuple[Method, ...] = ("full", "lora", "qlora")
+GPU = load_catalog().gpu("A100-80GB-SXM")
 
 FAMILIES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 MOST_USED = (
     *("llama", "mistral", "qwen2", "qwen3", "gemma2"),
     *("phi3", "gpt2", "mixtral", "qwen3_moe", "falcon"),
 )
-# Families whose default configurations do not become small by their sizes alone.
+# Families whose default configurations make no tiny language model by their sizes alone, nor do
+# they train on tokens alone.
 UNSHRINKABLE = frozenset(
     {
-        "bailing_hybrid",
-        "cohere_compass_text",
-        "dbrx",
-        "dots1",
-        "dots3_note_text",
-        "gemma4_assistant",
+        *("bailing_hybrid", "cohere_compass_text", "dbrx", "dots1", "gemma3n_text"),
+        *("gemma4_assistant", "git", "reformer", "xlstm", "xmod"),
     }
 )
 WIDTH, HEADS, LAYERS = 64, 4, 2
@@ -85,6 +92,35 @@ def tiny_model(family: str) -> Model | None:
         )
     except ValidationError:
         return None
+
+
+def refusal_of(model: Model, settings: Recipe) -> str | None:
+    """Line that refuses a recipe as a prediction does; None where it is traced as given."""
+    filled = with_defaults(settings, model, GPU)
+    impossible = incompatibility(filled, model, GPU)
+    if impossible is not None:
+        return impossible
+    try:
+        Tracing().trace(TraceRequest(cell=cell_of(model, filled), model=model))
+    except KernelError as error:
+        if settings.attention is None and "attention" in str(error):
+            return refusal_of(model, settings.model_copy(update={"attention": "eager"}))
+        return refusal(model, error)
+    except REFUSALS as error:
+        return refusal(model, error)
+    return None
+
+
+def cell_of(model: Model, settings: Recipe, gpu: str = GPU.key) -> Cell:
+    """A cell of 16 tokens."""
+    return Cell(
+        gpu=gpu,
+        model=model.name,
+        recipe=settings,
+        experts=model.experts,
+        active_experts=model.active_experts,
+        seq_len=16,
+    )
 
 
 def _shrunk(config: dict[str, Any]) -> dict[str, Any]:

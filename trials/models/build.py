@@ -10,6 +10,7 @@ from textwrap import shorten
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import __version__ as transformers_version
@@ -186,7 +187,7 @@ def auto_config(model: Model, active_experts: int | None) -> Any:
     fields = {key: value for key, value in config.items() if key != "model_type"}
     try:
         return AutoConfig.for_model(config["model_type"], **fields | {"use_cache": False})
-    except (TypeError, ValueError, LookupError, AttributeError) as error:
+    except (StrictDataclassError, TypeError, ValueError, LookupError, AttributeError) as error:
         why = shorten(str(error), 300, placeholder=" …")
         raise FamilyError(
             f"{model.name}: transformers {transformers_version} refuses its configuration ({why}): "

@@ -186,6 +186,8 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
             result = self._result(func, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise UntraceableError(f"{func.name()}: {NO_VALUES}") from error
+        except NotImplementedError as error:
+            raise UntraceableError(f"{func.name()}: PyTorch has no shape rule for it") from error
         except Exception as error:
             error.add_note(func.name())  # the refusal names the operator
             raise
