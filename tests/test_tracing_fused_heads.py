@@ -13,7 +13,7 @@ from trials.devices.live_tensors import LiveTensorCounter
 from trials.records.model import find_model
 from trials.simulation.recording import Column, Kind, TileColumn, tile_bytes
 from trials.simulation.trace_cache import StepTrace, joined
-from trials.simulation.tracing.fused_heads import _ChunkedLogProbs
+from trials.simulation.tracing.kernels.fused_heads import _ChunkedLogProbs
 from trials.simulation.tracing.trace import TraceableCell
 from trials.simulation.tracing.tracer import Tracer
 from trials.simulation.whole_step import Steps

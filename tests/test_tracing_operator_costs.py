@@ -4,7 +4,7 @@ import bitsandbytes  # noqa: F401 - registers its operators
 import pytest
 import torch
 
-import trials.simulation.tracing.fused_kernels  # noqa: F401 - declares the costs of its kernels
+import trials.simulation.tracing.kernels.fused_kernels  # noqa: F401 - declares the costs of its kernels
 from trials.simulation.tracing.operator_costs import KERNELS, describe, workspace_bytes
 
 aten = torch.ops.aten

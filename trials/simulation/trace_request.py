@@ -187,9 +187,10 @@ def _code() -> str:
 
 def trace_sources(trials: Path) -> Iterator[Path]:
     """Source files whose change makes stored traces invalid."""
-    for folder in ("models", "devices", "simulation/tracing"):
+    for folder in ("models", "devices", "simulation/tracing", "simulation/tracing/kernels"):
         yield from sorted((trials / folder).glob("*.py"))
     yield trials / "records" / "model.py"
-    yield from (trials / "training" / name for name in ("finetune.py", "loss.py", "optimizers.py"))
+    stepping = ("census.py", "finetune.py", "loss.py", "optimizers.py")
+    yield from (trials / "training" / name for name in stepping)
     traced = ("recording.py", "layer_expansion.py", "trace_cache.py", "trace_request.py")
     yield from (trials / "simulation" / name for name in traced)

@@ -297,4 +297,4 @@ PRODUCTS: dict[str, Callable[[Sequence[Any], dict[str, Any], Any], Described]] =
     "aten::convolution_backward": _convolution_backward,
 }
 KERNELS: dict[str, "DeclaredKernel"] = {}
-"""Opaque kernels by operator; ``trials.simulation.tracing.fused_kernels`` fills it."""
+"""Opaque kernels by operator; ``trials.simulation.tracing.kernels.fused_kernels`` fills it."""

@@ -19,10 +19,10 @@ from trials.records.recipe import Recipe
 from trials.simulation.recording import Held, Purpose, Recording, Segment, with_updates_of
 from trials.simulation.tracing.fake_model import FLASH, TracedCensus, fake_model
 from trials.simulation.tracing.fake_optimizers import simulated_optimizer
-from trials.simulation.tracing.fused_heads import give_head
-from trials.simulation.tracing.fused_kernels import as_on_gpu
+from trials.simulation.tracing.kernels.fused_heads import give_head
+from trials.simulation.tracing.kernels.fused_kernels import as_on_gpu
+from trials.simulation.tracing.kernels.mamba_kernels import install_simulated_mamba
 from trials.simulation.tracing.layer_repetition import RepeatedLayers, mark_passes
-from trials.simulation.tracing.mamba_kernels import install_simulated_mamba
 from trials.simulation.tracing.tracer import Tracer, UntraceableError, fake_like
 from trials.simulation.tracing.watchdog import innermost_module
 from trials.training.finetune import import_libraries, model_tensors
