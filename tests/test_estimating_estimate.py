@@ -17,9 +17,10 @@ from trials.records.recipe import Recipe
 from trials.simulation.simulated_cell import SimulatedCell
 from trials.simulation.trace_cache import Traces
 
-TINY = ("estimate", "--model", "mixtral-tiny", "--seq-len", "32", "--method", "full")
-
-
+TINY = (
+    *("estimate", "--model", "mixtral-tiny", "--seq-len", "32", "--method", "full"),
+    *("--gradient-accumulation", "1"),  # else the batch is part of an assumed effective batch
+)
 # A job that is nothing but its steps.
 AT_ONCE = (
     *("--startup-minutes", "0", "--checkpoint-seconds", "0"),
