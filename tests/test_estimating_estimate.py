@@ -371,7 +371,6 @@ def test_json_of_several_incompatible_gpus_is_an_empty_list(
 
 def test_explained_shares_add_up_to_100_percent(capsys: pytest.CaptureFixture[str]) -> None:
     """The parts of memory and of time sum to the whole."""
-    # TRL clips: norms of 4 bytes, which the allocator rounds up, are much of a tiny model.
     explained = (*TINY, "--defaults", "plain", "--gpu", "A40", "--batch-size", "8", "--explain")
     assert main(explained) == 0
     shown = capsys.readouterr().out
