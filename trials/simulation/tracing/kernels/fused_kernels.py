@@ -211,6 +211,10 @@ def _scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - PyTorch's signatu
     scale: float | None = None,
     enable_gqa: bool = False,  # noqa: FBT001, FBT002 - as above
 ) -> Tensor:
+    if torch.is_autocast_enabled("cpu"):
+        # As autocast does for PyTorch's own function, which this one stands in for.
+        dtype = torch.get_autocast_dtype("cpu")
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if query.dtype == torch.float32 and enable_gqa and key.shape[1] < query.shape[1]:
         # FlashAttention takes no fp32, and the memory-efficient kernel no grouped queries: PyTorch
         # falls back to plain products, and keeps every score.
