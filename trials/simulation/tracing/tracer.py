@@ -245,22 +245,9 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
 
     def _result(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in ROUTED:
-            return self._routed(args[0])
-        if func is GROUPED and args[0].dtype != torch.bfloat16:
-            return _grouped_product(*args[:3])
-        if func in UPDATING:
-            return None
-        mode = _mode_of(args) if func in PLAIN and "device" not in kwargs else None
-        if mode is None:
-            return func(*args, **kwargs)
-        with in_kernel_invocation_manager(mode):
-            result = func(*args, **kwargs)
-        if isinstance(result, torch.Tensor):
-            return _fake(result, mode)
-        return type(result)(_fake(part, mode) for part in result)
-
-    def _routed(self, mask: torch.Tensor) -> torch.Tensor:
-        return mask.new_empty((self._shares(mask), mask.dim()), dtype=torch.int64)
+            mask = args[0]
+            return mask.new_empty((self._shares(mask), mask.dim()), dtype=torch.int64)
+        return _shaped_result(func, args, kwargs)
 
     def pass_on_to(self, segment: Segment) -> None:
         """Begin a segment with the next operation; frees before that belong to the old one."""
@@ -270,6 +257,22 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         if self._following is not None and kind is not Kind.FREED:
             self.segment, self._following = self._following, None
         self._events.append((kind, name, self.segment, numbers))
+
+
+def _shaped_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Result of an operator by the shapes of its arguments alone."""
+    if func is GROUPED and args[0].dtype != torch.bfloat16:
+        return _grouped_product(*args[:3])
+    if func in UPDATING:
+        return None
+    mode = _mode_of(args) if func in PLAIN and "device" not in kwargs else None
+    if mode is None:
+        return func(*args, **kwargs)
+    with in_kernel_invocation_manager(mode):
+        result = func(*args, **kwargs)
+    if isinstance(result, torch.Tensor):
+        return _fake(result, mode)
+    return type(result)(_fake(part, mode) for part in result)
 
 
 def _is_mask_check() -> bool:
