@@ -61,10 +61,11 @@ def compared(cell: ReferenceCell, folder: Path) -> Differences:
 
 
 def _row(axes: tuple[str, ...], group: list[Differences]) -> str:
+    loss = max(d.loss for d in group)
     worst = (
         f"{max((d.measured for d in group), key=abs):+.2%}",
         f"{max((d.simulated for d in group), key=abs):+.2%}",
-        f"{max(d.loss for d in group):.0e}",
+        f"{loss:.0e}" if loss else "equal",
     )
     return f"| {' | '.join((*axes, str(len(group)), *worst))} |\n"
 
