@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -237,14 +238,15 @@ def test_profiles_and_curves_are_drawn(context: BrowserContext, tmp_path: Path) 
     """Bars fill their length, experts have their tokens, and every curve has a line."""
     run = results(ONE_CELL)
     saving = tiny_cell("mixtral-tiny", recipe("full", gradient_checkpointing=True), seq_len=16)
-    run.profiled = [profiled(1), profiled(8), profiled(8, cell=saving)]
-    run.learned = curves(
+    learned = curves(
         [
             *epochs([(0, 3.0), (90, 0.5)]),
             *epochs([(0, 3.1), (95, 0.4)], DENSE),
             *epochs([(0, 3.0), (50, 0.9)], learning_rate=3e-4),
         ]
     )
+    probes = [profiled(1), profiled(8), profiled(8, cell=saving)]
+    run = replace(run, profiled=probes, learned=learned)
     path = tmp_path / "report.html"
     path.write_text(html_report(run, MADE), encoding="utf-8")
     opened = Opened(context, path)
