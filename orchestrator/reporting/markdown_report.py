@@ -16,7 +16,9 @@ from orchestrator.reporting.sections.memory_section import limits_section
 from orchestrator.reporting.sections.profile_section import profiles_section
 from orchestrator.reporting.sections.recipe_section import recipes_section
 from orchestrator.reporting.sections.recommendation import (
+    FEW_STEPS,
     Recommendation,
+    batch_text,
     job_title,
     model_name,
     offer_text,
@@ -32,7 +34,6 @@ from trials.records.observation import Basis, Environment, Observation
 
 MOST_RECOMMENDATIONS = 6  # written as sentences; more would bury the tables
 MOST_NAMED = 3  # excluded cells named for one reason; more are counted
-FEW_STEPS = 100  # optimizer steps per epoch below which a batch size is questionable
 MOSTLY = 0.5  # part of a job's hours
 MOST_OFFERS = 25  # offers listed for one job
 STABLE = 0.10  # widest stable interval of the hours, as a part of them
@@ -252,7 +253,7 @@ def _offer(row: RankedOffer) -> dict[str, object]:
         "GPU": row.cell.gpu,
         "offer": offer_text(row),
         "$/h": f"{row.usd_per_hour:.3g}",
-        "batch size": _batch(row),
+        "batch size": f"{batch_text(row)} (max {row.largest_batch or 'unknown'})",
         "examples/s": f"{row.examples_per_second:.3g}",
         "hours": f"{row.hours:.3g} ({row.hours_low:.3g} to {row.hours_high:.3g})"
         + (" ~" if _is_unstable(row) else ""),
@@ -305,12 +306,6 @@ def _interval_sources(ranking: Ranking) -> str:
         "errors of the step times and, for dollars, assumed price changes of "
         f"{100 * job.price_drift:.2g}% a month (spot: {100 * job.spot_price_drift:.2g}%)"
     )
-
-
-def _batch(row: RankedOffer) -> str:
-    micro_batches = row.cell.recipe.micro_batches(row.batch_size)
-    times = f" x {micro_batches}" if micro_batches > 1 else ""
-    return f"{row.batch_size}{times} (max {row.largest_batch or 'unknown'})"
 
 
 def _job_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> Iterator[str]:

@@ -7,10 +7,13 @@ from itertools import groupby
 from orchestrator.estimating.estimate_records import Price
 from orchestrator.pricing.catalog_file import OWN
 from orchestrator.ranking.ranked_offer import RankedOffer, Ranking, comparable
+from orchestrator.spec.job import Job
+from orchestrator.spec.job_tokens import steps
 from trials.records.cell import Cell
 from trials.records.observation import Basis
 
 NEARLY_CERTAIN = 0.995  # draws cannot support a higher probability
+FEW_STEPS = 100  # optimizer steps per epoch below which a batch size is questionable
 WORTHWHILE_SPEEDUP = 0.9  # a faster offer is named if it takes at most this part of the time
 
 
@@ -20,6 +23,7 @@ class Recommendation:
 
     best: RankedOffer
     rows: Sequence[RankedOffer]
+    job: Job
 
     def sentences(self) -> list[str]:
         """Markdown: the offer to rent, then a sentence for each alternative not yet named."""
@@ -41,9 +45,17 @@ class Recommendation:
             f"{rent_text(row.cell.gpu, row)}: the job costs "
             f"**${row.usd:.3g}** ({row.usd_low:.3g} to {row.usd_high:.3g}) and takes "
             f"**{row.hours:.3g} h** ({row.hours_low:.3g} to {row.hours_high:.3g}),{simulated} at "
-            f"batch size {row.batch_size}. It is the cheapest with a probability of **{odds}**"
+            f"batch size {batch_text(row)}{self._few_steps()}. "
+            f"It is the cheapest with a probability of **{odds}**"
             f"{', if all examples have the full length' if row.as_if_full else ''}."
         )
+
+    def _few_steps(self) -> str:
+        """Optimizer steps of an epoch where they are too few to train well, else nothing."""
+        row = self.best
+        batch = row.batch_size * row.cell.recipe.micro_batches(row.batch_size)
+        per_epoch = steps(self.job, batch) // self.job.epochs
+        return f" ({per_epoch} optimizer steps an epoch)" if per_epoch < FEW_STEPS else ""
 
     def _alternatives(self) -> Iterator[tuple[str, RankedOffer]]:
         best = self.best
@@ -61,7 +73,14 @@ class Recommendation:
 def recommendations(ranking: Ranking) -> list[Recommendation]:
     """Recommendations for each model, recipe, sparsity and length with offers, as ranked."""
     groups = groupby(ranking.offers, key=lambda row: comparable(row.cell))
-    return [Recommendation(rows[0], rows) for rows in (tuple(group) for _, group in groups)]
+    job = ranking.workload
+    return [Recommendation(rows[0], rows, job) for rows in (tuple(group) for _, group in groups)]
+
+
+def batch_text(row: RankedOffer) -> str:
+    """Micro-batch, and the number of them that accumulate."""
+    micro_batches = row.cell.recipe.micro_batches(row.batch_size)
+    return f"{row.batch_size} x {micro_batches}" if micro_batches > 1 else str(row.batch_size)
 
 
 def model_name(cell: Cell) -> str:
