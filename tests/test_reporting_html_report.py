@@ -105,7 +105,7 @@ def test_it_opens_with_a_job_of_several_gpus_and_its_answer(report: Opened) -> N
     """A job with two GPUs comes before one with a single GPU."""
     (answer,) = report.texts(".answer:not([hidden]) .lead")
     assert re.search(r"^Rent (A40|H100-SXM) .* \$", answer)
-    assert "batch size 20. " in answer
+    assert "batch size 20 (50 optimizer steps an epoch)" in answer
     assert re.search(r"probability of .*%\.$", answer)
     assert "other GPU: " in report.texts(".answer:not([hidden])")[0]
     choose(report, "llama-tiny, 16 tokens")
