@@ -71,12 +71,17 @@ class Steps:
             size[moves] += tile
         return self._names, size * self._signs
 
-    def operators(self, batch_size: int, micro_batches: int = 1) -> Operators:
-        """Operators of a step of so many micro-batches, once the optimizer has its state."""
+    def operators(self, batch_size: int, micro_batches: int | None = None) -> Operators:
+        """Operators of a step once the optimizer has its state.
+
+        Args:
+            batch_size: examples per micro-batch.
+            micro_batches: at least as many as the steps have; None for just as many.
+        """
         numbers = np.maximum(self._at(batch_size, self._numbers), 0.0)
         works, last = self._works, self._last
         at = np.arange(len(numbers))
-        more = [at[last]] * (micro_batches - self._micro_batches)
+        more = [at[last]] * ((micro_batches or self._micro_batches) - self._micro_batches)
         at = np.concatenate([at[: last.stop], *more, at[last.stop :]])
         return Operators(works.kinds[at], works.names[at], numbers[at], works.segments[at])
 

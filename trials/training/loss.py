@@ -26,9 +26,9 @@ def micro_batch_losses(
         yield lambda model: batch_loss(model, tokens, labels, recipe)
         return
     parts = [part.chunk(micro_batches) for part in (tokens, labels)]
-    counts = [int((part[:, 1:] != IGNORED).sum()) for part in parts[1]]
-    for ids, targets, count in zip(*parts, counts, strict=True):
-        share = count / sum(counts)
+    # On the device: reading the counts would make the host wait for it.
+    counts = torch.stack([(part[:, 1:] != IGNORED).sum() for part in parts[1]])
+    for ids, targets, share in zip(*parts, counts / counts.sum(), strict=True):
         yield lambda model, ids=ids, targets=targets, share=share: (  # type: ignore[misc]
             share * batch_loss(model, ids, targets, recipe)
         )
