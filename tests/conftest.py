@@ -37,6 +37,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.path.name.startswith(LONGEST))
 
 
+@pytest.fixture(scope="module")
+def made_for_small_steps() -> Iterator[None]:
+    """Apply the settings for small steps to a file that names this fixture in ``pytestmark``."""
+    from fakes.torch_process import small_steps  # noqa: PLC0415 - imports torch
+
+    with small_steps():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _quiet_libraries() -> Iterator[None]:
     """Packages log to nowhere at the start of a test, whatever command an earlier one ran."""

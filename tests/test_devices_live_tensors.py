@@ -4,28 +4,22 @@ import gc
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from builders.observations import cpu
-from fakes.torch_process import small_steps
 from torch import nn
 
 from trials.devices.cpu import CpuDevice
 from trials.devices.device import DeviceOutOfMemoryError
 from trials.devices.live_tensors import LiveTensorCounter
 
+pytestmark = pytest.mark.usefixtures("made_for_small_steps")
+
 FLOAT_BYTES = 4
 ENOUGH = 2**40
-
-
-@pytest.fixture(scope="module", autouse=True)
-def made_for_small_steps() -> Iterator[None]:
-    """Run the tests of this file with the settings for small steps."""
-    with small_steps():
-        yield
 
 
 def counter(*already_live: torch.Tensor, budget_bytes: int = ENOUGH) -> LiveTensorCounter:

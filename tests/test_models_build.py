@@ -1,11 +1,8 @@
 """A model is built layer by layer, from any configuration, identically in every process."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from builders.observations import cpu, recipe, tiny_cell
-from fakes.torch_process import small_steps
 from torch import nn
 
 from trials.devices.live_tensors import LiveTensorCounter
@@ -19,18 +16,12 @@ from trials.training.finetune import FineTuning
 from trials.training.recipe_check import departures
 
 # PEFT asks a transformers model under a name that transformers 5 has deprecated.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
-)
+pytestmark = [
+    pytest.mark.usefixtures("made_for_small_steps"),
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def made_for_small_steps() -> Iterator[None]:
-    """Run the tests of this file with the settings for small steps."""
-    with small_steps():
-        yield
 
 
 def built(model: Model, tuning_recipe: Recipe, seed: int = 0) -> nn.Module:

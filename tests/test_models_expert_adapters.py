@@ -1,22 +1,15 @@
 """Adapters on experts and routers that were split into linear layers."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from builders.observations import recipe
-from fakes.torch_process import small_steps
 
 from trials.models.build import build_model
 from trials.records.model import Model
 
-
-@pytest.fixture(scope="module", autouse=True)
-def made_for_small_steps() -> Iterator[None]:
-    """Run the tests of this file with the settings for small steps."""
-    with small_steps():
-        yield
+pytestmark = pytest.mark.usefixtures("made_for_small_steps")
 
 
 SIZES: dict[str, Any] = {

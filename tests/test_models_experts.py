@@ -2,12 +2,10 @@
 
 import copy
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from fakes.torch_process import small_steps
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, Llama4TextConfig, PhimoeConfig
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
@@ -31,6 +29,8 @@ from trials.models.experts import (
     linear_routers,
     loop_experts,
 )
+
+pytestmark = pytest.mark.usefixtures("made_for_small_steps")
 
 HIDDEN, WIDTH, EXPERTS = 16, 24, 8
 QWEN = {"num_experts": EXPERTS, "moe_intermediate_size": WIDTH}
@@ -56,13 +56,6 @@ BLOCKS: dict[str, tuple[Any, dict[str, object]]] = {
     "gpt_oss": (GptOssMLP, {"num_local_experts": EXPERTS}),
     "openai_privacy_filter": (OpenAIPrivacyFilterMLP, {"num_local_experts": EXPERTS}),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def made_for_small_steps() -> Iterator[None]:
-    """Run the tests of this file with the settings for small steps."""
-    with small_steps():
-        yield
 
 
 def drawn(module: nn.Module) -> nn.Module:

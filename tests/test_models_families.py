@@ -1,7 +1,5 @@
 """Every family of transformers is traced as its recipe says, or refused by name in one line."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from builders.families import (
@@ -15,7 +13,6 @@ from builders.families import (
     tiny_model,
 )
 from builders.observations import cpu, recipe
-from fakes.torch_process import small_steps
 from transformers import BitsAndBytesConfig
 from transformers.integrations.bitsandbytes import replace_with_bnb_linear
 from transformers.quantizers.base import get_keys_to_not_convert
@@ -32,16 +29,10 @@ from trials.training.recipe_check import RecipeError
 
 # PEFT asks a transformers model under a name that transformers 5 has deprecated.
 pytestmark = [
+    pytest.mark.usefixtures("made_for_small_steps"),
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),  # of families about their configurations
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def made_for_small_steps() -> Iterator[None]:
-    """Apply the settings for small steps to this file."""
-    with small_steps():
-        yield
 
 
 @pytest.mark.parametrize("family", MOST_USED)

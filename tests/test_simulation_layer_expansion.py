@@ -3,14 +3,12 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from builders.observations import recipe
 from builders.whole_steps import deep, differences, traced
-from fakes.torch_process import small_steps
 
 from trials.records.recipe import Recipe
 from trials.simulation.layer_expansion import whole_step
@@ -18,17 +16,11 @@ from trials.simulation.recording import Column, Purpose
 from trials.simulation.trace_cache import StepTrace
 from trials.simulation.whole_step import Steps
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
-)
+pytestmark = [
+    pytest.mark.usefixtures("made_for_small_steps"),
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
 LLAMA, MIXTRAL, QWEN = "llama-tiny", "mixtral-tiny", "qwen3-moe-tiny"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def made_for_small_steps() -> Iterator[None]:
-    """Apply the settings for small steps to this file."""
-    with small_steps():
-        yield
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,12 @@
 """The simulated peak of memory equals that of real steps on the CPU, to the byte."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from builders.observations import recipe, tiny_cell
-from fakes.torch_process import small_steps
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trials.devices.live_tensors import LiveTensorCounter
@@ -20,20 +19,14 @@ from trials.simulation.whole_step import Steps
 from trials.training import optimizers
 from trials.training.finetune import FineTuning
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
-)
+pytestmark = [
+    pytest.mark.usefixtures("made_for_small_steps"),
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
 LLAMA, MIXTRAL, BLACKMAMBA = "llama-tiny", "mixtral-tiny", "blackmamba-tiny"
 QWEN, OLMOE = "qwen3-moe-tiny", "olmoe-tiny"
 BATCH, LENGTH = 3, 24
 LOSS_SCALE_BYTES = 8  # made in the first step and kept; a trace makes it in each
-
-
-@pytest.fixture(scope="module", autouse=True)
-def made_for_small_steps() -> Iterator[None]:
-    """Apply the settings for small steps to this file."""
-    with small_steps():
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,25 +1,16 @@
 """Kernels of a GPU under a trace."""
 
-from collections.abc import Iterator
-
 import pytest
 from builders.observations import recipe
 from builders.whole_steps import deep, traced
-from fakes.torch_process import small_steps
 
 from trials.records.recipe import Precision
 from trials.simulation.recording import Kind, OperatorClass, Rate
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
-)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def made_for_small_steps() -> Iterator[None]:
-    """Apply the settings for small steps to this file."""
-    with small_steps():
-        yield
+pytestmark = [
+    pytest.mark.usefixtures("made_for_small_steps"),
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "bf16-mixed", "fp32-mixed-load"])

@@ -1,26 +1,18 @@
 """A step of the project takes the memory of ``trl.SFTTrainer``'s, and has its loss."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fakes.torch_process import small_steps
 from trainer_reference.cells import COMPARED, OTHER_MODELS, QUICK, ReferenceCell
 
 PEAK_TOLERANCE = 0.005
 LOSS_TOLERANCE = 1e-5
 
 pytestmark = [
+    pytest.mark.usefixtures("made_for_small_steps"),
     pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def made_for_small_steps() -> Iterator[None]:
-    """Apply the settings for small steps to this file."""
-    with small_steps():
-        yield
 
 
 @pytest.fixture(scope="module")

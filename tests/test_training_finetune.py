@@ -1,10 +1,8 @@
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 import torch
 from builders.observations import cpu, recipe, tiny_cell
-from fakes.torch_process import small_steps
 from torch import nn
 
 from trials.devices.cpu import CpuDevice
@@ -14,20 +12,14 @@ from trials.records.recipe import Method
 from trials.training.finetune import FineTuning, NotTrainingError
 
 # PEFT asks a transformers model under a name that transformers 5 has deprecated.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
-)
+pytestmark = [
+    pytest.mark.usefixtures("made_for_small_steps"),
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
 
 ENOUGH = 2**40
 CPU = torch.device("cpu")
 ALL_EXPERTS = {"mixtral-tiny": 8, "blackmamba-tiny": 8, "qwen3-moe-tiny": 8, "olmoe-tiny": 16}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def made_for_small_steps() -> Iterator[None]:
-    """Apply the settings for small steps to this file."""
-    with small_steps():
-        yield
 
 
 def tuning_of(cell: Cell, model: Model | None = None) -> FineTuning:

@@ -1,13 +1,11 @@
 """Training for learning curves in this process: labels, scores, and resuming after a stop."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from builders import questions as made_questions
 from builders.observations import FULL, recipe, tiny_cell
-from fakes.torch_process import small_steps
 
 from trials.records.learning import HeldOutScores, LearnExample
 from trials.records.recipe import Method
@@ -16,16 +14,10 @@ from trials.training.learning_batches import IGNORED, Encoded, padded, read_exam
 from trials.training.tokenizer_worker import ExampleTokenizer
 
 # PEFT asks a transformers model under a name that transformers 5 has deprecated.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
-)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def made_for_small_steps() -> Iterator[None]:
-    """Apply the settings for small steps to this file."""
-    with small_steps():
-        yield
+pytestmark = [
+    pytest.mark.usefixtures("made_for_small_steps"),
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from fakes.torch_process import small_steps
 from torch import nn
 
 from trials.records.recipe import Optimizer, Recipe
@@ -17,14 +16,9 @@ from trials.training import optimizers
 from trials.training.optimizers import SkippedStepError, make_stepper, offload_config
 from trials.training.recipe_check import OPTIMIZER_CLASSES, RecipeError
 
+pytestmark = pytest.mark.usefixtures("made_for_small_steps")
+
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def made_for_small_steps() -> Iterator[None]:
-    """Apply the settings for small steps to this file."""
-    with small_steps():
-        yield
 
 
 class Frozen(nn.Module):

@@ -2,13 +2,11 @@
 
 import re
 import time
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 import torch
 from builders.observations import cpu, recipe, tiny_cell
-from fakes.torch_process import small_steps
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -21,9 +19,10 @@ from trials.training.profiling.module_ranges import Ranges
 from trials.training.profiling.profiler import StageMarks, event_flops, profiled
 
 # PEFT asks a transformers model under a name that transformers 5 has deprecated.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
-)
+pytestmark = [
+    pytest.mark.usefixtures("made_for_small_steps"),
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
 
 RULE = ProfileRule(steps=1, least_seconds=0.0, warmup_steps=0, training_steps=2)
 EXAMPLES, LENGTH = 3, 16
@@ -38,13 +37,6 @@ KINDS = {
     "grouped": ("blackmamba-tiny", GROUPED),
     "dense": ("llama-tiny", recipe("lora", gradient_checkpointing=True)),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def made_for_small_steps() -> Iterator[None]:
-    """Apply the settings for small steps to this file."""
-    with small_steps():
-        yield
 
 
 def tuning(model: str, settings: Recipe) -> FineTuning:

@@ -1,11 +1,8 @@
 """Every recipe axis that a CPU supports: a real step at tiny size shows its effect."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from builders.observations import cpu, recipe, tiny_cell
-from fakes.torch_process import small_steps
 
 from trials.records.cell import Cell
 from trials.records.messages import Setup
@@ -17,20 +14,14 @@ from trials.training.recipe_check import departures
 from trials.training.worker import Worker
 
 # PEFT asks a transformers model under a name that transformers 5 has deprecated.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
-)
+pytestmark = [
+    pytest.mark.usefixtures("made_for_small_steps"),
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
 
 LLAMA, MIXTRAL, BLACKMAMBA = "llama-tiny", "mixtral-tiny", "blackmamba-tiny"
 QWEN, OLMOE = "qwen3-moe-tiny", "olmoe-tiny"
 MOE = (MIXTRAL, QWEN, OLMOE)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def made_for_small_steps() -> Iterator[None]:
-    """Apply the settings for small steps to this file."""
-    with small_steps():
-        yield
 
 
 def built(cell: Cell) -> tuple[Built, list[str]]:

@@ -1,12 +1,10 @@
 """The child process: it checks its recipe before it measures, and reports what it built."""
 
-from collections.abc import Iterator
 from importlib import metadata
 
 import pytest
 import torch
 from builders.observations import cpu, recipe, tiny_cell
-from fakes.torch_process import small_steps
 
 from trials.records.cell import Cell
 from trials.records.messages import ProbeRequest, Ready, Refused, Setup
@@ -20,16 +18,10 @@ from trials.training.recipe_check import RecipeError
 from trials.training.worker import MessagePipe, Worker, serve
 
 # PEFT asks a transformers model under a name that transformers 5 has deprecated.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
-)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def made_for_small_steps() -> Iterator[None]:
-    """Apply the settings for small steps to this file."""
-    with small_steps():
-        yield
+pytestmark = [
+    pytest.mark.usefixtures("made_for_small_steps"),
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
 
 
 class UnfreezesTheHead(FineTuning):
