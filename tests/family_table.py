@@ -11,7 +11,8 @@ from builders.families import FAMILIES, METHODS, UNSHRINKABLE, refusal_of, tiny_
 from transformers import __version__ as transformers_version
 
 from orchestrator.markdown_table import records_table
-from trials.records.recipe import Method, Recipe
+from trials.recipes.fields import Method
+from trials.recipes.recipe import Recipe
 
 NO_VOCABULARY = "its configuration has no vocab_size: it is that of several models in one"
 REMEDY = ": use "  # begins the last part of a refusal

@@ -10,10 +10,10 @@ import pytest
 from fitting.points.batch_lengths import Lengths
 from gpu_catalog.catalog import load_catalog
 from orchestrator.cli.main import main
+from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import with_defaults
 from trials.records.model import find_model
-from trials.records.recipe import Recipe
 from trials.simulation.simulated_cell import SimulatedCell
 from trials.simulation.trace_cache import Traces
 

@@ -11,10 +11,10 @@ from fitting.clock_calibration import FITTED, CalibrationError, calibrate
 from gpu_catalog.catalog import load_catalog
 from orchestrator.cli.main import main
 from orchestrator.estimating.calibration_file import calibration_text, known_constants
+from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import with_defaults
 from trials.records.model import find_model
-from trials.records.recipe import Recipe
 from trials.simulation.simulated_cell import SimulatedCell
 from trials.simulation.timing_model import EfficiencyConstants, step_time
 from trials.simulation.trace_cache import Traces

@@ -8,10 +8,10 @@ from torch import nn
 from trials.devices.live_tensors import LiveTensorCounter
 from trials.models.build import KernelError, build_model
 from trials.models.weight_placement import decoder_layers
+from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import with_defaults
 from trials.records.model import Model, find_model
-from trials.records.recipe import Recipe
 from trials.training.finetune import FineTuning
 from trials.training.recipe_check import departures
 

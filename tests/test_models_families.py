@@ -19,9 +19,10 @@ from transformers.quantizers.base import get_keys_to_not_convert
 
 from trials.models.build import stock_model
 from trials.models.weight_placement import QuantisationError, quantise_laid_out
+from trials.recipes.fields import Method
+from trials.recipes.recipe import Recipe
 from trials.records.compatibility import with_defaults
 from trials.records.model import find_model
-from trials.records.recipe import Method, Recipe
 from trials.simulation.trace_request import TraceRequest
 from trials.simulation.tracing.tracing_worker import Tracing
 from trials.training.finetune import FineTuning

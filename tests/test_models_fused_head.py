@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from trials.models.build import KernelError
 from trials.models.fused_head import IGNORED, MODULES, fuse_head, loss_in_use
-from trials.records.recipe import Loss
+from trials.recipes.fields import Loss
 
 TOKENS = torch.arange(12).reshape(2, 6)
 LABELS = TOKENS.clone()

@@ -13,13 +13,13 @@ from trials.child_process.child_prober import ChildProber
 from trials.child_process.fork_server import ProbeEnd
 from trials.devices.cuda import CudaDevice
 from trials.devices.device import DeviceError
+from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import with_defaults
 from trials.records.messages import ProbeRequest, Setup
 from trials.records.model import find_model
 from trials.records.observation import Outcome
 from trials.records.profile import ProfileRule
-from trials.records.recipe import Recipe
 from trials.records.timing_rule import TimingRule
 
 pytestmark = [

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
-from trials.records.recipe import Recipe
 
 
 @st.composite

@@ -6,10 +6,11 @@ from builders.recipes import RECIPES
 from hypothesis import given, settings
 
 from gpu_catalog.catalog import load_catalog
+from trials.recipes.named_recipes import NAMED_RECIPES
+from trials.recipes.recipe import Recipe
 from trials.records.compatibility import impossible_on_model, incompatibility, with_defaults
 from trials.records.model import Model, find_model, presets
 from trials.records.optional_packages import EXTRAS
-from trials.records.recipe import NAMED_RECIPES, Recipe
 
 EVERYTHING = frozenset(EXTRAS)
 LORA = {"method": "lora", "lora_rank": 8}

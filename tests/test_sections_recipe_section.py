@@ -8,8 +8,8 @@ from orchestrator.reporting.sections.recipe_section import (
     plainness,
     recipes_section,
 )
+from trials.recipes.recipe import Recipe
 from trials.records.observation import Basis, Observation, Outcome
-from trials.records.recipe import Recipe
 
 PLAIN = recipe("full", attention="sdpa")
 CHECKPOINTED = recipe("full", attention="sdpa", gradient_checkpointing=True)

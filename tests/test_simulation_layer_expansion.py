@@ -10,7 +10,7 @@ import pytest
 from builders.observations import recipe
 from builders.whole_steps import deep, differences, traced
 
-from trials.records.recipe import Recipe
+from trials.recipes.recipe import Recipe
 from trials.simulation.layer_expansion import whole_step
 from trials.simulation.recording import Column, Purpose
 from trials.simulation.trace_cache import StepTrace

@@ -10,9 +10,9 @@ from builders.observations import recipe, tiny_cell
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trials.devices.live_tensors import LiveTensorCounter
+from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.model import find_model
-from trials.records.recipe import Recipe
 from trials.simulation.trace_cache import StepTrace
 from trials.simulation.tracing.trace import TraceableCell
 from trials.simulation.whole_step import Steps

@@ -12,10 +12,10 @@ import pytest
 from builders.observations import recipe
 
 from gpu_catalog.catalog import load_catalog
+from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import with_defaults
 from trials.records.model import Model, find_model
-from trials.records.recipe import Recipe
 from trials.simulation import trace_cache as traces_module
 from trials.simulation.recording import Column, Kind
 from trials.simulation.trace_cache import StepTrace, TraceError, Traces, read_trace

@@ -14,7 +14,9 @@ from orchestrator.run_folder.run_folder import open_run
 from orchestrator.spec.recipe_options import RecipeOptions, recipe_of, recipe_text
 from orchestrator.spec.trainer_defaults import trl_defaults
 from orchestrator.storage.run_storage import StoreError
-from trials.records.recipe import NAMED_RECIPES, Method, Optimizer, Recipe
+from trials.recipes.fields import Method, Optimizer
+from trials.recipes.named_recipes import NAMED_RECIPES
+from trials.recipes.recipe import Recipe
 
 WRITTEN = "{method: full, precision: fp32}"
 

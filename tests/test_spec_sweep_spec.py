@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from builders.runs import ONE_CELL, ROUTED, spec_of
 
-from trials.records.recipe import NAMED_RECIPES
+from trials.recipes.named_recipes import NAMED_RECIPES
 
 
 def recipe_key(written: str) -> str:

@@ -4,7 +4,7 @@ import pytest
 from builders.observations import recipe
 from builders.whole_steps import deep, traced
 
-from trials.records.recipe import Precision
+from trials.recipes.fields import Precision
 from trials.simulation.recording import Kind, OperatorClass, Rate
 
 pytestmark = [

@@ -13,8 +13,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from trials.recipes.recipe import Recipe
 from trials.records.model import find_model
-from trials.records.recipe import Recipe
 from trials.simulation.recording import Kind, Recording, Segment
 from trials.simulation.trace_request import Routing
 from trials.simulation.tracing import tracer as tracer_module

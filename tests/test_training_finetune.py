@@ -6,9 +6,9 @@ from builders.observations import cpu, recipe, tiny_cell
 from torch import nn
 
 from trials.devices.cpu import CpuDevice
+from trials.recipes.fields import Method
 from trials.records.cell import Cell
 from trials.records.model import Model, find_model
-from trials.records.recipe import Method
 from trials.training.finetune import FineTuning, NotTrainingError
 
 # PEFT asks a transformers model under a name that transformers 5 has deprecated.

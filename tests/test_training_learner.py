@@ -7,8 +7,8 @@ import torch
 from builders import questions as made_questions
 from builders.observations import FULL, recipe, tiny_cell
 
+from trials.recipes.fields import Method
 from trials.records.learning import HeldOutScores, LearnExample
-from trials.records.recipe import Method
 from trials.training.learner import Learner
 from trials.training.learning_batches import IGNORED, Encoded, padded, read_examples
 from trials.training.tokenizer_worker import ExampleTokenizer

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from trials.records.recipe import Optimizer, Recipe
+from trials.recipes.fields import Optimizer
+from trials.recipes.recipe import Recipe
 from trials.training import optimizers
 from trials.training.optimizers import SkippedStepError, make_stepper, offload_config
 from trials.training.recipe_check import OPTIMIZER_CLASSES, RecipeError

@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from trials.devices.cpu import CpuDevice
+from trials.recipes.recipe import Recipe
 from trials.records.model import find_model
 from trials.records.profile import Layer, Profile, ProfileRule, Stage
-from trials.records.recipe import Recipe
 from trials.training.finetune import FineTuning
 from trials.training.profiling.module_ranges import Ranges
 from trials.training.profiling.profiler import StageMarks, event_flops, profiled

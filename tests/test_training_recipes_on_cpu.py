@@ -4,11 +4,11 @@ import pytest
 import torch
 from builders.observations import cpu, recipe, tiny_cell
 
+from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.messages import Setup
 from trials.records.model import find_model
 from trials.records.observation import Built
-from trials.records.recipe import Recipe
 from trials.training.finetune import FineTuning
 from trials.training.recipe_check import departures
 from trials.training.worker import Worker

@@ -6,11 +6,11 @@ import pytest
 import torch
 from builders.observations import cpu, recipe, tiny_cell
 
+from trials.recipes.fields import Method
 from trials.records.cell import Cell
 from trials.records.messages import ProbeRequest, Ready, Refused, Setup
 from trials.records.model import Model, find_model
 from trials.records.observation import MemoryReading, Outcome
-from trials.records.recipe import Method
 from trials.records.timing_rule import TimingRule
 from trials.training import worker
 from trials.training.finetune import FineTuning

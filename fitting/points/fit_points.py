@@ -9,9 +9,10 @@ from fitting.numerics.arrays import FloatArray, IntArray
 from fitting.points.observation_columns import BASES, NOWHERE, Columns
 from fitting.points.step_time_rows import StepTimes
 from gpu_catalog.record import Record
+from trials.recipes.fields import PositiveInt
+from trials.recipes.recipe import Recipe
 from trials.records.cell import Weights
 from trials.records.observation import MEMORY_MISSES, Basis, Outcome
-from trials.records.recipe import PositiveInt, Recipe
 
 GIB = 2**30
 

@@ -27,7 +27,7 @@ from trials.child_process.token_counter import (
     TokenCounts,
     TokenizerError,
 )
-from trials.records.recipe import PositiveInt
+from trials.recipes.fields import PositiveInt
 
 CHARACTERS_AT_ONCE = 4_000_000
 PAPER = "arXiv 2408.04693"

@@ -25,8 +25,8 @@ from orchestrator.pricing.price_drift import widened
 from orchestrator.pricing.rental_cost import charged_hours, rental
 from orchestrator.ranking.priced_job import job_hours
 from orchestrator.spec.job_tokens import rows
+from trials.recipes.recipe import Recipe
 from trials.records.observation import Outcome
-from trials.records.recipe import Recipe
 from trials.simulation.simulated_cell import GIB, SimulatedCell
 from trials.simulation.simulated_prober import usable_bytes
 from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError

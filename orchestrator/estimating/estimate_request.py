@@ -24,8 +24,9 @@ from orchestrator.spec.job_options import JobOptions, OverheadOptions, changed_j
 from orchestrator.spec.job_request import SOURCES
 from orchestrator.spec.job_tokens import longest_example, longest_tokens
 from orchestrator.spec.recipe_options import RecipeOptions, recipe_of, recipe_text
+from trials.recipes.fields import PositiveInt
+from trials.recipes.recipe import Recipe
 from trials.records.model import Model, find_model
-from trials.records.recipe import PositiveInt, Recipe
 from trials.simulation.trace_cache import Traces
 from trials.simulation.tracing_child import TracingChild
 

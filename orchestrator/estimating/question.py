@@ -12,11 +12,11 @@ from orchestrator.pricing.offer_constraints import Constraints
 from orchestrator.pricing.price_drift import PriceDrift
 from orchestrator.request import validation_lines
 from orchestrator.spec.job import Job
+from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import has_bf16, incompatibility, with_defaults
 from trials.records.model import Model
 from trials.records.optional_packages import EXTRAS
-from trials.records.recipe import Recipe
 from trials.simulation.simulated_cell import CONTEXT_BYTES, GIB
 from trials.simulation.simulated_prober import usable_bytes
 from trials.simulation.trace_request import not_simulated

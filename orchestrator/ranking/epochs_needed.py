@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from fitting.learning_curves import LearningCurve, Score, best, experts_text
 from gpu_catalog.errors import UserError
 from gpu_catalog.record import Record
+from trials.recipes.fields import Optimizer
+from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell, Weights
-from trials.records.recipe import Optimizer, Recipe
 
 # Parts of a recipe that decide speed and memory, but not the number of epochs.
 SPEED_ONLY = {

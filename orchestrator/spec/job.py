@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from gpu_catalog.record import Record, former_names
 from orchestrator.datasets.lengths import DataLengths
-from trials.records.recipe import PositiveInt
+from trials.recipes.fields import PositiveInt
 
 SECONDS_PER_MINUTE = 60.0
 MINUTES_PER_HOUR = 60.0

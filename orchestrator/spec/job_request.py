@@ -20,8 +20,8 @@ from orchestrator.datasets.source import DataError, DatasetSource, Mistake
 from orchestrator.spec.job import Job, JobTerms
 from orchestrator.spec.validation_messages import shown
 from trials.child_process.token_counter import mention_own_tokenizer
+from trials.recipes.fields import PositiveInt
 from trials.records.model import Model
-from trials.records.recipe import PositiveInt
 
 Text = Annotated[str, Field(strict=True, min_length=1)]
 RENDERINGS = ("text_fields", "template", "chat")

@@ -9,7 +9,8 @@ from pydantic import ValidationError
 from orchestrator.request import OptionError, names_in, validation_lines
 from orchestrator.spec.sweep_spec import written_out
 from orchestrator.spec.trainer_defaults import TRL_VERSION, RecipeDefaults, with_trl_defaults
-from trials.records.recipe import Loss, Method, Precision, Recipe
+from trials.recipes.fields import Loss, Method, Precision
+from trials.recipes.recipe import Recipe
 
 LORA_RANK = 16
 WORDS: Mapping[object, object] = {"on": True, "off": False, "none": None}

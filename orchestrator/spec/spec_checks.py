@@ -10,9 +10,9 @@ from orchestrator.spec.sweep_spec import Models, can_stand_in, written_out
 from orchestrator.spec.trainer_defaults import with_trl_defaults
 from orchestrator.spec.validation_messages import dotted, problem_at, shown
 from orchestrator.spec.yaml_lines import LocatedYaml, Location, Problem
+from trials.recipes.recipe import Recipe
 from trials.records.compatibility import impossible_on_model
 from trials.records.model import Model
-from trials.records.recipe import Recipe
 
 
 def own_keys(data: object) -> set[str]:

@@ -14,10 +14,12 @@ from gpu_catalog.record import Record
 from gpu_catalog.suggestions import near_or_all
 from orchestrator.spec.job import Job, Seconds
 from orchestrator.spec.trainer_defaults import RecipeDefaults
+from trials.recipes.fields import PositiveInt, Switch
+from trials.recipes.named_recipes import NAMED_RECIPES
+from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell, Weights
 from trials.records.compatibility import with_defaults
 from trials.records.model import Model, UnknownModelError, find_model
-from trials.records.recipe import NAMED_RECIPES, PositiveInt, Recipe, Switch
 from trials.records.timing_rule import TimingRule
 
 Models = dict[str, Model]

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal, get_args
 
-from trials.records.recipe import Method, Precision
+from trials.recipes.fields import Method, Precision
 
 RecipeDefaults = Literal["trl", "plain"]
 """Source of absent fields: TRL's trainer, or the defaults of ``Recipe`` itself."""

@@ -30,9 +30,9 @@ from builders.runs import ONE_CELL
 from orchestrator.markdown_table import table
 from orchestrator.run_folder.file_names import SPEC
 from orchestrator.storage.local_storage import OBSERVATIONS
+from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.observation import Basis, Observation, Outcome
-from trials.records.recipe import Recipe
 
 SIZES = (10_000, 100_000, 1_000_000)
 STEPS = 12

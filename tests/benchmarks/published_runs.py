@@ -19,11 +19,11 @@ import numpy as np
 
 from gpu_catalog.catalog import load_catalog
 from orchestrator.markdown_table import table
+from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import with_defaults
 from trials.records.model import Model, find_model
 from trials.records.observation import Outcome
-from trials.records.recipe import Recipe
 from trials.simulation.simulated_cell import CONTEXT_BYTES, GIB, SimulatedCell
 from trials.simulation.simulated_prober import usable_bytes
 from trials.simulation.trace_cache import TraceError, Traces

@@ -29,9 +29,9 @@ from orchestrator.ranking.ranked_offer import Ranking
 from orchestrator.ranking.ranking import rank
 from orchestrator.spec.job import NO_OVERHEADS, Job
 from trials.batch_ladder import batch_ladder
+from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.observation import Observation
-from trials.records.recipe import Recipe
 
 SWEEPS = 2000
 GPUS = 3

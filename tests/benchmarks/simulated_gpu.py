@@ -19,10 +19,10 @@ from pathlib import Path
 from fitting.paper.published import dataset_lengths, throughput_points
 from gpu_catalog.catalog import load_catalog
 from orchestrator.markdown_table import table
+from trials.recipes.named_recipes import NAMED_RECIPES
 from trials.records.cell import Cell
 from trials.records.compatibility import with_defaults
 from trials.records.model import find_model
-from trials.records.recipe import NAMED_RECIPES
 from trials.simulation.simulated_cell import SimulatedCell
 from trials.simulation.simulated_prober import usable_bytes
 from trials.simulation.timing_model import EfficiencyConstants

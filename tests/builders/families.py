@@ -9,10 +9,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from gpu_catalog.catalog import load_catalog
 from trials.models.build import KernelError
+from trials.recipes.fields import Method
+from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import incompatibility, with_defaults
 from trials.records.model import Model
-from trials.records.recipe import Method, Recipe
 from trials.simulation.trace_request import TraceRequest
 from trials.simulation.tracing.tracing_worker import REFUSALS, Tracing, refusal
 

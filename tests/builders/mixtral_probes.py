@@ -9,6 +9,7 @@ from builders.observations import built
 from fitting.fit import fit_observations
 from fitting.laws.equations import max_batch_eq1
 from fitting.laws.fit_result import Fit, Law
+from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.observation import (
     Basis,
@@ -19,7 +20,6 @@ from trials.records.observation import (
     Outcome,
     ParameterCounts,
 )
-from trials.records.recipe import Recipe
 
 RECIPE = Recipe(method="qlora", lora_rank=16, precision="bf16", gradient_checkpointing=True)
 GB = 10**9

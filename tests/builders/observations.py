@@ -2,6 +2,8 @@
 
 from gpu_catalog.catalog import load_catalog
 from gpu_catalog.gpu import Gpu
+from trials.recipes.fields import Method, Precision
+from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import with_defaults
 from trials.records.model import find_model
@@ -15,7 +17,6 @@ from trials.records.observation import (
     Outcome,
     ParameterCounts,
 )
-from trials.records.recipe import Method, Precision, Recipe
 
 MIB = 2**20
 FULL = Recipe(method="full", precision="fp32")

@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from trials.records.recipe import Recipe
+from trials.recipes.recipe import Recipe
 
 PRECISIONS = ("fp32", "bf16", "bf16-mixed", "fp32-mixed-load", "fp16")
 TARGETS = ("attention", "experts", "router", "all-linear", "q_proj", "mlp.up_proj")

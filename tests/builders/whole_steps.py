@@ -8,10 +8,10 @@ import sys
 import numpy as np
 
 from gpu_catalog.catalog import load_catalog
+from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import with_defaults
 from trials.records.model import Model, find_model
-from trials.records.recipe import Recipe
 from trials.simulation.layer_expansion import check_repeats, whole_model, whole_step
 from trials.simulation.recording import Kind, Stream
 from trials.simulation.trace_request import Routing

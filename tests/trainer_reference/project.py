@@ -9,10 +9,10 @@ from builders.observations import cpu
 from trainer_reference.cells import ReferenceCell
 from trainer_reference.counting import PeakCounter
 from trainer_reference.training import BATCH, LENGTH, RANK, SEED, TrainerRun
+from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import with_defaults
 from trials.records.model import find_model
-from trials.records.recipe import Recipe
 from trials.simulation.trace_cache import StepTrace
 from trials.simulation.tracing.trace import TraceableCell
 from trials.simulation.whole_step import Steps

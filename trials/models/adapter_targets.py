@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from trials.records.recipe import TARGET_GROUPS, Recipe
+from trials.recipes.fields import TARGET_GROUPS
+from trials.recipes.recipe import Recipe
 
 # Names of the attention module in transformers.
 ATTENTION_MODULES = frozenset({"self_attn", "self_attention", "attention", "attn"})

@@ -26,9 +26,9 @@ from trials.models.adapter_targets import adapts_router, lora_targets
 from trials.models.experts import experts_implementation, linear_routers, loop_experts
 from trials.models.mamba import choose_mamba_kernels
 from trials.models.weight_placement import DTYPES, place
+from trials.recipes.recipe import Recipe
 from trials.records.cell import Weights
 from trials.records.model import Model
-from trials.records.recipe import Recipe
 
 BLACKMAMBA = "blackmamba"
 

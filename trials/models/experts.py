@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from trials.records.recipe import Experts
+from trials.recipes.fields import Experts
 
 # transformers' names of its implementations; the loop starts from its plain one.
 IMPLEMENTATIONS: dict[Experts | None, str] = {

@@ -14,7 +14,7 @@ from torch import nn
 from transformers.modeling_outputs import CausalLMOutput
 
 from trials.models.build import KernelError
-from trials.records.recipe import Loss
+from trials.recipes.fields import Loss
 
 IGNORED = -100  # label of a token without a loss, as in transformers
 MODULES: dict[Loss, str] = {

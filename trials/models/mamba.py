@@ -8,7 +8,7 @@ import importlib
 import sys
 from collections.abc import Collection
 
-from trials.records.recipe import Mamba
+from trials.recipes.fields import Mamba
 
 PACKAGES = ("mamba_ssm", "causal_conv1d")
 # Both convolve before they scan: the reference by PyTorch's own operator, mamba-ssm by that of

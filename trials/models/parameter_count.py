@@ -13,8 +13,8 @@ from transformers.pytorch_utils import Conv1D
 
 from trials.models.adapter_targets import EXPERT_LINEARS, ROUTER_LINEAR, is_meant
 from trials.models.experts import is_router
+from trials.recipes.recipe import Recipe
 from trials.records.observation import ParameterCounts
-from trials.records.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
 from trials.models.experts import is_router, linear_with
-from trials.records.recipe import Dtype, Recipe
+from trials.recipes.fields import Dtype
+from trials.recipes.recipe import Recipe
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

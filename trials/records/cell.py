@@ -5,7 +5,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from gpu_catalog.record import Record
-from trials.records.recipe import PositiveInt, Recipe
+from trials.recipes.fields import PositiveInt
+from trials.recipes.recipe import Recipe
 
 Weights = Literal["random", "pretrained"]
 

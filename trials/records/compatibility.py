@@ -3,9 +3,9 @@
 from collections.abc import Collection
 
 from gpu_catalog.gpu import Gpu
+from trials.recipes.recipe import Recipe
 from trials.records.model import Model
 from trials.records.optional_packages import EXTRAS
-from trials.records.recipe import Recipe
 
 AMPERE = 8.0  # the first compute capability with bf16, FlashAttention-2 and the grouped product
 

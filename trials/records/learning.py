@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from gpu_catalog.record import Record, former_names
+from trials.recipes.fields import PositiveInt
 from trials.records.cell import Cell
 from trials.records.messages import Ready, Setup
 from trials.records.observation import Environment
-from trials.records.recipe import PositiveInt
 
 Conversation = Sequence[Mapping[str, Any]]
 """Messages, each with its role and content."""

@@ -10,8 +10,8 @@ from typing import Annotated, Literal, Protocol, TypeVar
 from pydantic import Field
 
 from gpu_catalog.record import Record
+from trials.recipes.fields import PositiveInt
 from trials.records.cell import Cell
-from trials.records.recipe import PositiveInt
 
 
 class Outcome(StrEnum):

@@ -12,9 +12,9 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, model_validator
 
 from gpu_catalog.record import Record, former_names
+from trials.recipes.fields import PositiveInt
 from trials.records.cell import Cell
 from trials.records.observation import Environment, Observation, Outcome, Seconds
-from trials.records.recipe import PositiveInt
 
 Stage = Literal["forward", "backward", "recompute", "optimizer"]
 """Part of a step. ``recompute`` is the forward pass that gradient checkpointing repeats, a part of

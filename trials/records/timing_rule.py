@@ -8,8 +8,8 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from gpu_catalog.record import Record
+from trials.recipes.fields import PositiveInt
 from trials.records.observation import StopReason
-from trials.records.recipe import PositiveInt
 
 CONFIDENCE = 0.95
 PositiveFloat = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]

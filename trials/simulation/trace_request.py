@@ -11,10 +11,10 @@ from pathlib import Path
 
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
+from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import AMPERE
 from trials.records.model import Model
-from trials.records.recipe import Recipe
 from trials.simulation.tracing_child import key_start
 
 STACK = ("torch", "transformers", "peft", "bitsandbytes")

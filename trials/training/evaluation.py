@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from trials.models.fused_head import IGNORED
 from trials.models.weight_placement import autocast_to
+from trials.recipes.fields import Dtype
 from trials.records.learning import Heartbeat, HeldOutScores
-from trials.records.recipe import Dtype
 from trials.training.learning_batches import Encoded, HeldOut, padded
 
 

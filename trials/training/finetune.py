@@ -12,10 +12,10 @@ from trials.models.build import build_model, stock_model
 from trials.models.fused_head import fuse_head
 from trials.models.parameter_count import implied_parameters
 from trials.models.weight_placement import autocast_to
+from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.model import Model
 from trials.records.observation import Built, ParameterCounts
-from trials.records.recipe import Recipe
 from trials.training.census import StepCensus
 from trials.training.loss import micro_batch_losses
 from trials.training.optimizers import make_stepper

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from trials.models.fused_head import IGNORED
-from trials.records.recipe import Recipe
+from trials.recipes.recipe import Recipe
 
 
 def micro_batch_losses(

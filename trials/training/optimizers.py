@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from trials.models.weight_placement import autocast_to
-from trials.records.recipe import Optimizer, Recipe
+from trials.recipes.fields import Optimizer
+from trials.recipes.recipe import Recipe
 from trials.training.recipe_check import RecipeError
 
 LEARNING_RATE = 5e-5  # the paper's, 2408.04693 section III

@@ -16,8 +16,8 @@ from orchestrator.cli.options.help import PROGRAM
 from orchestrator.cli.parsers.program import build_parser
 from orchestrator.console import print_result
 from orchestrator.spec.spec_file import shipped_specs
+from trials.recipes.named_recipes import NAMED_RECIPES
 from trials.records.model import presets
-from trials.records.recipe import NAMED_RECIPES
 
 NAMES = {"--gpu": "gpus", "--model": "models", "--recipe": "recipes"}
 RUNS = ("RUN", "OTHER", "DIR", "SPEC|RUN")

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from orchestrator.markdown_table import table
 from orchestrator.reporting.sections.memory_section import memory_text
 from orchestrator.reporting.sections.recommendation import job_title
+from trials.recipes.fields import Loss
+from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.observation import (
     MEMORY_MISSES,
@@ -20,7 +22,6 @@ from trials.records.observation import (
     largest_batch,
     without_superseded,
 )
-from trials.records.recipe import Loss, Recipe
 
 HEADERS = (
     *("recipe", "peak memory", "vs. default", "step time", "vs. default"),

@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 from trials.models.build import stock_model, under_recipe
 from trials.models.parameter_count import implied_parameters
 from trials.models.weight_placement import quantise_laid_out
+from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.model import Model
 from trials.records.observation import ParameterCounts
-from trials.records.recipe import Recipe
 from trials.simulation.trace_request import SCANS_WHOLE
 from trials.simulation.tracing.layer_repetition import RepeatedLayers, cut, find_repeated_layers
 from trials.training.census import StepCensus

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trials.records.recipe import Recipe
+from trials.recipes.recipe import Recipe
 from trials.simulation.recording import OperatorClass, Rate
 from trials.simulation.tracing.operator_costs import (
     DeclaredKernel,

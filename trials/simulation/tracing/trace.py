@@ -13,9 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trials.models.build import auto_config
 from trials.models.weight_placement import DTYPES, decoder_layers
+from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.model import Model
-from trials.records.recipe import Recipe
 from trials.simulation.recording import Held, Purpose, Recording, Segment, with_updates_of
 from trials.simulation.tracing.fake_model import FLASH, TracedCensus, fake_model
 from trials.simulation.tracing.fake_optimizers import simulated_optimizer

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trials.models.fused_head import IGNORED, HeadLoss, base_of, check_head, fuse_head, patch_head
-from trials.records.recipe import Loss
+from trials.recipes.fields import Loss
 from trials.simulation.recording import OperatorClass, Rate
 from trials.simulation.tracing.operator_costs import (
     RATES,

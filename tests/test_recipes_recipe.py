@@ -5,7 +5,9 @@ from builders.recipes import RECIPES
 from hypothesis import given
 from pydantic import ValidationError
 
-from trials.records.recipe import NAMED_RECIPES, Method, Precision, Recipe
+from trials.recipes.fields import Method, Precision
+from trials.recipes.named_recipes import NAMED_RECIPES
+from trials.recipes.recipe import Recipe
 
 
 @pytest.mark.parametrize(

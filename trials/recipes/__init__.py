@@ -1,0 +1,1 @@
+"""Recipes of fine-tuning: their axes, their mistakes, their names."""

@@ -1,0 +1,160 @@
+"""Axes of a recipe: their values, their defaults, and what each means."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from gpu_catalog.record import Record
+
+Method = Literal["full", "lora", "qlora"]
+Dtype = Literal["fp32", "bf16", "fp16"]
+Precision = Literal["bf16", "bf16-mixed", "fp32-mixed-load", "fp16", "fp32"]
+AdapterDtype = Literal["bf16", "fp32"]
+Attention = Literal["eager", "sdpa", "flash_attention_2"]
+Experts = Literal["looped", "grouped"]
+Mamba = Literal["mamba-ssm", "reference"]
+Optimizer = Literal[
+    "adamw",
+    "adamw_foreach",
+    "adamw_loop",
+    "adamw_8bit",
+    "paged_adamw_8bit",
+    "paged_adamw_32bit",
+    "adafactor",
+    "sgd",
+]
+Loss = Literal["full-logits", "chunked", "liger", "cce"]
+PositiveInt = Annotated[int, Field(strict=True, ge=1)]
+Switch = Annotated[bool, Field(strict=True)]
+Target = Annotated[str, Field(pattern=r"^(all-linear|[A-Za-z_][A-Za-z0-9_.]*)$")]
+
+TARGET_GROUPS = ("attention", "experts", "router", "all-linear")
+"""Groups that ``lora_targets`` may name besides linear layers."""
+
+DTYPES: dict[Precision, tuple[Dtype, Dtype, Dtype | None]] = {
+    "bf16": ("bf16", "bf16", None),
+    "bf16-mixed": ("bf16", "fp32", "bf16"),
+    "fp32-mixed-load": ("fp32", "fp32", "bf16"),
+    "fp16": ("fp16", "fp32", "fp16"),
+    "fp32": ("fp32", "fp32", None),
+}
+"""Dtypes of frozen and of trained weights, and of autocast."""
+
+
+def _norm(value: float) -> float:
+    if not 0 < value < float("inf"):
+        raise ValueError(f"must be above 0, not {value:g}: give none (null in YAML) not to clip")
+    return value
+
+
+def _with_defaults(given: dict[str, Any]) -> dict[str, Any]:
+    filled = dict(given)
+    if filled.get("method") == "qlora" and filled.get("double_quantisation") is None:
+        filled["double_quantisation"] = True
+    rank = filled.get("lora_rank")
+    if filled.get("method") in ("lora", "qlora") and type(rank) is int and rank > 0:
+        if filled.get("lora_alpha") is None:
+            filled["lora_alpha"] = 2 * rank
+        if filled.get("lora_dropout") is None:
+            filled["lora_dropout"] = 0.0
+        precision = filled.get("precision", "bf16")
+        if filled.get("adapter_dtype") is None and precision in DTYPES:
+            filled["adapter_dtype"] = DTYPES[precision][1]
+    return filled
+
+
+class RecipeFields(Record):
+    """Axes of a recipe. A trial checks that the built model follows every field.
+
+    A field is None where it does not apply, or where its default depends on the model or device;
+    ``trials.records.compatibility.with_defaults`` fills in the latter. The defaults here are what a
+    stored recipe without the field means.
+
+    Attributes:
+        method: ``full`` trains every weight, ``lora`` adapters on frozen weights, ``qlora``
+            adapters on frozen 4-bit NF4 weights.
+        lora_rank: rank of the adapters; required for ``lora`` and ``qlora``.
+        lora_alpha: adapters are scaled by alpha / rank; by default twice the rank.
+        lora_dropout: fraction of an adapter's inputs that is dropped in training; by default 0.
+        lora_targets: linear layers with adapters: ``attention``, ``experts``, ``router``,
+            ``all-linear`` (all but the head), or names of layers. By default experts and router,
+            as in arXiv 2408.04693; ``attention`` if the experts are grouped, and ``all-linear``
+            for a model without experts.
+        adapter_dtype: dtype of the adapters; by default that of trained weights under
+            ``precision``.
+        double_quantisation: whether the quantisation constants of 4-bit weights are quantised, too
+            (QLoRA, arXiv 2305.14314); only for ``qlora``, by default true.
+        kbit_preparation: whether norms, embeddings and head of a 4-bit model are cast to fp32, as
+            PEFT's ``prepare_model_for_kbit_training`` does; only for ``qlora``.
+        precision: ``fp32`` and ``bf16`` hold weights, adapters, activations and optimizer state in
+            that dtype. ``bf16-mixed`` holds frozen weights in bf16 and trained ones in fp32, and
+            runs under autocast to bf16; ``fp32-mixed-load`` also holds frozen weights in fp32.
+            ``fp16`` holds frozen weights in fp16 and runs under autocast with loss scaling;
+            trained weights and optimizer state are fp32.
+        gradient_checkpointing: whether each layer's activations are recomputed in the backward
+            pass.
+        attention: attention kernel; by default ``sdpa``. Leave it out for models without attention.
+        experts: ``looped`` has one linear layer per expert and projection; ``grouped`` uses
+            transformers' grouped matrix product. By default looped if adapters or 4-bit weights
+            need it, else grouped. Leave it out for models without experts.
+        mamba: kernels of the selective scan: ``mamba-ssm``, the default on CUDA, or ``reference``,
+            plain PyTorch. Leave it out for models without Mamba layers.
+        optimizer: ``adamw`` is PyTorch's fused AdamW, ``adamw_foreach`` and ``adamw_loop`` are its
+            other implementations; the 8-bit and paged optimizers are bitsandbytes'.
+        offload_optimizer: whether the host holds the optimizer state, in fp32, with a copy of the
+            trained weights, and computes the update (ZeRO-Offload, by DeepSpeed). It needs g++.
+        gradient_accumulation: micro-batches per optimizer step.
+        effective_batch: examples per optimizer step; each batch size is then a micro-batch, which
+            as many micro-batches accumulate to. None for a fixed number of micro-batches.
+        max_grad_norm: norm that gradients are clipped to; None for no clipping.
+        loss: ``full-logits`` is the loss of transformers, from the logits of all tokens.
+            ``chunked`` is TRL's fused head, which computes logits in tiles; ``liger`` is
+            liger-kernel's fused linear cross entropy, ``cce`` that of cut-cross-entropy.
+    """
+
+    method: Method
+    lora_rank: PositiveInt | None = None
+    lora_alpha: PositiveInt | None = None
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    lora_targets: Annotated[tuple[Target, ...], Field(min_length=1)] | None = None
+    adapter_dtype: AdapterDtype | None = None
+    double_quantisation: Switch | None = None
+    kbit_preparation: Switch = False
+    precision: Precision = "bf16"
+    gradient_checkpointing: Switch = False
+    attention: Attention | None = None
+    experts: Experts | None = None
+    mamba: Mamba | None = None
+    optimizer: Optimizer = "adamw"
+    offload_optimizer: Switch = False
+    gradient_accumulation: PositiveInt = 1
+    effective_batch: PositiveInt | None = None
+    max_grad_norm: Annotated[float, AfterValidator(_norm)] | None = None
+    loss: Loss = "full-logits"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, given: Any) -> Any:
+        """Fill in the defaults that depend on the method and the precision alone."""
+        return _with_defaults(given) if isinstance(given, dict) else given
+
+    @property
+    def base_dtype(self) -> Dtype:
+        """Dtype of the model's weights, 4-bit ones and adapters apart."""
+        frozen, trained, _ = DTYPES[self.precision]
+        return trained if self.method == "full" else frozen
+
+    @property
+    def autocast(self) -> Dtype | None:
+        """Dtype that autocast runs products in; None without autocast."""
+        return DTYPES[self.precision][2]
+
+    @property
+    def compute_dtype(self) -> Dtype:
+        """Dtype of matrix products."""
+        return self.autocast or self.base_dtype
+
+    @property
+    def has_own_adapter_dtype(self) -> bool:
+        """Whether the adapters have another dtype than trained weights under the precision."""
+        return self.adapter_dtype not in (None, DTYPES[self.precision][1])

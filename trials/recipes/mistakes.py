@@ -1,0 +1,87 @@
+"""Mistakes of a recipe: fields that do not apply, and fields that exclude each other."""
+
+from trials.recipes.fields import RecipeFields
+
+
+def misplaced(recipe: RecipeFields) -> list[str]:
+    """Errors of fields that the method excludes or requires."""
+    wrong = []
+    method = recipe.method
+    adapter_fields = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "adapter_dtype")
+    if method == "full":
+        wrong += [
+            f"{name} {_plain(getattr(recipe, name))} does not apply to method full: remove it, "
+            "or use method lora or qlora"
+            for name in adapter_fields
+            if getattr(recipe, name) is not None
+        ]
+    elif recipe.lora_rank is None:
+        wrong.append(f"method {method} needs lora_rank, for example lora_rank: 16")
+    four_bit_fields = {
+        "double_quantisation": recipe.double_quantisation is not None,
+        "kbit_preparation": recipe.kbit_preparation,
+    }
+    wrong += [
+        f"{name} does not apply to method {method}: remove it, or use method qlora"
+        for name, is_given in four_bit_fields.items()
+        if is_given and method != "qlora"
+    ]
+    targets = recipe.lora_targets or ()
+    if len(set(targets)) < len(targets):
+        wrong.append(f"lora_targets {_plain(targets)} has a duplicate: remove it")
+    if "all-linear" in targets and len(targets) > 1:
+        wrong.append(f"lora_targets {_plain(targets)}: all-linear includes the others: remove them")
+    return wrong
+
+
+def incompatible(recipe: RecipeFields) -> list[str]:
+    """Errors of pairs of fields that no device supports."""
+    wrong = []
+    if recipe.method == "qlora" and recipe.experts == "grouped":
+        wrong.append(
+            "experts grouped cannot be 4-bit: the grouped product has no 4-bit kernel; "
+            "use experts: looped"
+        )
+    if "experts" in (recipe.lora_targets or ()) and recipe.experts == "grouped":
+        wrong.append(
+            "adapters on experts need one linear layer per expert: use experts: looped, or "
+            "other lora_targets"
+        )
+    if recipe.attention == "flash_attention_2" and recipe.compute_dtype == "fp32":
+        wrong.append("attention flash_attention_2 does not support fp32: use bf16 or fp16")
+    if recipe.effective_batch is not None and recipe.gradient_accumulation > 1:
+        wrong.append(
+            f"effective_batch {recipe.effective_batch} and gradient_accumulation "
+            f"{recipe.gradient_accumulation} exclude each other: leave one of them out"
+        )
+    if recipe.loss == "cce" and recipe.compute_dtype == "fp32":
+        wrong.append("loss cce does not support fp32: use bf16 or fp16, or loss: liger")
+    if recipe.adapter_dtype == "bf16" and recipe.precision == "fp16":
+        wrong.append("adapter_dtype bf16 does not go with precision fp16: use fp32")
+    if recipe.offload_optimizer:
+        wrong += _incompatible_with_offloading(recipe)
+    return wrong
+
+
+def _incompatible_with_offloading(recipe: RecipeFields) -> list[str]:
+    wrong = []
+    if recipe.optimizer != "adamw":
+        wrong.append(
+            f"offload_optimizer does not support optimizer {recipe.optimizer}: use adamw, as "
+            "DeepSpeed's update on the host does"
+        )
+    if recipe.precision not in ("bf16", "fp32"):
+        wrong.append(
+            f"offload_optimizer does not support precision {recipe.precision}: DeepSpeed keeps "
+            "trained weights on the GPU in the dtype of products: use bf16 or fp32"
+        )
+    if recipe.has_own_adapter_dtype:
+        wrong.append(
+            f"offload_optimizer does not support adapter_dtype {recipe.adapter_dtype} with "
+            f"precision {recipe.precision}: leave adapter_dtype out"
+        )
+    return wrong
+
+
+def _plain(value: object) -> str:
+    return ", ".join(value) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,74 @@
+"""A recipe of fine-tuning: its name and its micro-batches."""
+
+from typing import Self
+
+from pydantic import model_validator
+
+from trials.recipes.fields import RecipeFields
+from trials.recipes.mistakes import incompatible, misplaced
+
+
+class Recipe(RecipeFields):
+    """Recipe of fine-tuning, free of mistakes; ``RecipeFields`` describes the fields."""
+
+    @model_validator(mode="after")
+    def _fields_belong_together(self) -> Self:
+        wrong = [*misplaced(self), *incompatible(self)]
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        return self
+
+    def micro_batches(self, batch_size: int) -> int:
+        """Micro-batches per optimizer step, for a micro-batch of so many examples."""
+        if self.effective_batch is None:
+            return self.gradient_accumulation
+        return -(-self.effective_batch // batch_size)
+
+    def batch_limit(self, limit: int) -> int:
+        """Largest batch size to try below a limit: none is larger than the effective batch."""
+        return limit if self.effective_batch is None else min(limit, self.effective_batch)
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """Optional packages that this recipe needs, sorted."""
+        needed = {
+            "flash_attn": self.attention == "flash_attention_2",
+            "mamba_ssm": self.mamba == "mamba-ssm",
+            "causal_conv1d": self.mamba == "mamba-ssm",
+            "deepspeed": self.offload_optimizer,
+            "trl": self.loss == "chunked",
+            "liger_kernel": self.loss == "liger",
+            "cut_cross_entropy": self.loss == "cce",
+        }
+        return tuple(sorted(name for name, wanted in needed.items() if wanted))
+
+    @property
+    def key(self) -> str:
+        """A stable short name, for example ``qlora-r16-experts+router-bf16-checkpointed-looped``.
+
+        It lists the axes that differ from their first choice, so no two recipes share a key.
+        """
+        rank = self.lora_rank
+        accumulates = self.gradient_accumulation > 1
+        parts: list[str | None] = [
+            self.method,
+            None if rank is None else f"r{rank}",
+            f"alpha{self.lora_alpha}" if rank is not None and self.lora_alpha != 2 * rank else None,
+            f"dropout{self.lora_dropout:g}" if self.lora_dropout else None,
+            "+".join(self.lora_targets) if self.lora_targets else None,
+            f"{self.adapter_dtype}-adapters" if self.has_own_adapter_dtype else None,
+            "singly-quantised" if self.double_quantisation is False else None,
+            "kbit-prepared" if self.kbit_preparation else None,
+            self.precision,
+            "checkpointed" if self.gradient_checkpointing else None,
+            self.attention if self.attention != "sdpa" else None,
+            self.experts,
+            self.mamba if self.mamba != "reference" else None,
+            self.optimizer if self.optimizer != "adamw" else None,
+            "offloaded" if self.offload_optimizer else None,
+            f"accumulation{self.gradient_accumulation}" if accumulates else None,
+            f"effective{self.effective_batch}" if self.effective_batch is not None else None,
+            f"clip{self.max_grad_norm:g}" if self.max_grad_norm is not None else None,
+            self.loss if self.loss != "full-logits" else None,
+        ]
+        return "-".join(part for part in parts if part is not None)
