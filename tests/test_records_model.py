@@ -18,8 +18,10 @@ FULL_SIZE = (
     "mistral-7b",
     "mixtral-8x7b",
     "olmoe-1b-7b",
+    "qwen2.5-0.5b",
     "qwen2.5-7b",
     "qwen3-30b-a3b",
+    "qwen3-4b",
 )
 TINY = ("blackmamba-tiny", "llama-tiny", "mixtral-tiny", "olmoe-tiny", "qwen3-moe-tiny")
 
