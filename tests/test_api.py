@@ -157,6 +157,16 @@ def test_a_sweep_returns_its_run_and_prints_nothing(
     assert capsys.readouterr() == ("", "")
 
 
+def test_a_frame_of_estimates_has_the_same_columns_where_nothing_fits() -> None:
+    """A price is absent then, not the column."""
+    estimates = orchestrator.estimate(
+        "llama-tiny", gpu="A40", memory_gib=0.52, seq_len=64, batch_size=1, method="full"
+    )
+    row = estimates.to_frame().iloc[0]
+    assert row["outcome"] == "OUT_OF_MEMORY"
+    assert row[["usd", "usd_low", "hours_high", "provider", "step_seconds_low"]].isna().all()
+
+
 def test_the_notebook_of_the_documentation_runs(tmp_path: Path) -> None:
     """The notebook's code cells run in order beside a finished run."""
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]

@@ -5,15 +5,17 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import ValidationError
 
+from fitting.laws.fit_result import Interval
 from gpu_catalog.catalog import Catalog, UnknownGpuError
 from gpu_catalog.gpu import Gpu
+from gpu_catalog.record import Record
 from orchestrator.estimating.calibration_file import known_constants
 from orchestrator.estimating.estimate import estimates
-from orchestrator.estimating.estimate_records import Estimated
+from orchestrator.estimating.estimate_records import Estimate, Estimated, Price
 from orchestrator.estimating.question import EstimateError, Question, possible_gpus
 from orchestrator.pricing.offer_options import OfferOptions
 from orchestrator.pricing.price_drift import PriceDrift
@@ -91,11 +93,24 @@ class Estimates:
         """
         import pandas as pd  # noqa: PLC0415 - the commands do without it
 
-        return pd.DataFrame([_row(row.estimate.model_dump(mode="json")) for row in self])
+        rows = [_row(row.estimate.model_dump(mode="json")) for row in self]
+        return pd.DataFrame(rows, columns=list(dict.fromkeys(_columns(Estimate))))
 
     def _repr_html_(self) -> str:
         """The frame as an HTML table, for notebooks."""
         return str(self.to_frame().to_html(index=False))
+
+
+def _columns(record: type[Record]) -> Iterator[str]:
+    """Names of a record's fields in one level, as in ``_row``."""
+    for name, field in record.model_fields.items():
+        kinds = {field.annotation, *get_args(field.annotation)}
+        if Price in kinds:
+            yield from _columns(Price)
+        elif Interval in kinds:
+            yield from (f"{name.removesuffix('_interval')}_{end}" for end in Interval.model_fields)
+        else:
+            yield name
 
 
 def _row(values: dict[str, Any]) -> dict[str, Any]:
