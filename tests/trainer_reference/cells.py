@@ -18,7 +18,7 @@ class ReferenceCell:
     Attributes:
         method: ``full``, ``lora`` or ``qlora``.
         precision: ``fp32``; ``bf16``, all of it; ``bf16-mixed``, frozen weights in bf16, trained
-            ones in fp32, autocast.
+            ones in fp32, autocast; ``fp32-mixed-load``, frozen weights in fp32, too.
         accumulation: micro-steps of an optimizer step.
         loss: ``full-logits`` is ``Trainer.compute_loss``, ``chunked`` ``SFTTrainer.compute_loss``.
         checkpointing: whether the backward pass recomputes each layer.
@@ -57,6 +57,7 @@ QUICK = (
     *(ReferenceCell(method, "bf16-mixed") for method in METHODS),
     ReferenceCell("full", "bf16", 4, "chunked", checkpointing=True, max_grad_norm=1.0),
     *(ReferenceCell(method, "bf16-mixed", loss="chunked") for method in ("full", "lora")),
+    ReferenceCell("lora", "fp32-mixed-load", 1, "chunked", checkpointing=True, max_grad_norm=1.0),
 )
 """Cells that every run of the tests compares: one of each method and precision, the plain, and
 TRL's own loss."""

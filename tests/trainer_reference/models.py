@@ -25,6 +25,8 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "llama-tied": {"model_type": "llama", "tie_word_embeddings": True},
     "mistral": {"model_type": "mistral", "sliding_window": None},
     "qwen2": {"model_type": "qwen2", "tie_word_embeddings": False},
+    "qwen2-tied": {"model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen3": {"model_type": "qwen3", "tie_word_embeddings": True, "head_dim": 48},
 }
 
 

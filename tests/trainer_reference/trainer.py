@@ -88,7 +88,7 @@ def _arguments(cell: ReferenceCell, folder: Path) -> SFTConfig:
         gradient_accumulation_steps=cell.accumulation,
         gradient_checkpointing=cell.checkpointing,
         max_grad_norm=cell.max_grad_norm or 0.0,
-        bf16=cell.precision == "bf16-mixed",
+        bf16=cell.precision in ("bf16-mixed", "fp32-mixed-load"),
         learning_rate=LEARNING_RATE,
         lr_scheduler_type="constant",
         train_sampling_strategy="sequential",
@@ -112,7 +112,9 @@ def _examples(cell: ReferenceCell) -> Dataset:
 
 def _model(cell: ReferenceCell, folder: Path) -> nn.Module:
     """Model as a user of the trainer would load it, with adapters."""
-    in_fp32 = cell.precision == "fp32" or (cell.method, cell.precision) == ("full", "bf16-mixed")
+    in_fp32 = cell.precision in ("fp32", "fp32-mixed-load") or (
+        (cell.method, cell.precision) == ("full", "bf16-mixed")
+    )
     dtype = torch.float32 if in_fp32 else torch.bfloat16
     quantised = BitsAndBytesConfig(
         load_in_4bit=True,
