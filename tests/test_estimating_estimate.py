@@ -385,7 +385,7 @@ def test_explained_shares_add_up_to_100_percent(capsys: pytest.CaptureFixture[st
     estimate = estimate_json(capsys, *explained)
     for name, parts in estimate["explained"].items():
         assert list(parts.values()) == sorted(parts.values(), reverse=True)
-        assert sum(parts.values()) == pytest.approx(estimate[name], rel=1e-3)
+        assert sum(parts.values()) == pytest.approx(estimate[name], rel=1e-6)
 
 
 def test_uneven_routing_takes_more_memory_than_equal_shares(

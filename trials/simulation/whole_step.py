@@ -88,18 +88,20 @@ class Steps:
     def peak_bytes(self, batch_size: int) -> int:
         """Most bytes in use at once, with storages rounded up like the allocator's blocks."""
         _, sizes = self.storages(batch_size)
-        rounded = -(-np.abs(sizes) // UNIT) * UNIT * np.sign(sizes)
-        held = -(-self.held.sizes // UNIT) * UNIT
-        return int(held.sum() + np.cumsum(rounded).max(initial=0))
+        held = _in_blocks(self.held.sizes)
+        return int(held.sum() + np.cumsum(_in_blocks(sizes)).max(initial=0))
 
     def at_peak(self, batch_size: int) -> dict[Purpose, int]:
-        """Bytes in use at the peak by purpose."""
+        """Bytes of ``peak_bytes`` by purpose."""
         names, sizes = self.storages(batch_size)
+        sizes = _in_blocks(sizes)
         until = int(np.cumsum(sizes).argmax()) + 1
         moved = np.bincount(
             self._purposes[names[:until]], weights=sizes[:until], minlength=len(Purpose)
         )
-        held = np.bincount(self.held.purposes, weights=self.held.sizes, minlength=len(Purpose))
+        held = np.bincount(
+            self.held.purposes, weights=_in_blocks(self.held.sizes), minlength=len(Purpose)
+        )
         return {p: round(moved[p] + held[p]) for p in Purpose if round(moved[p] + held[p])}
 
     def _at(self, batch_size: int, numbers: list[FloatArray]) -> FloatArray:
@@ -109,6 +111,12 @@ class Steps:
             raise StructureError(f"batch size {batch_size} was not traced")
         part = (batch_size - self._sizes[0]) / (self._sizes[1] - self._sizes[0])
         return numbers[0] + part * (numbers[1] - numbers[0])
+
+
+def _in_blocks(sizes: IntArray) -> IntArray:
+    """Sizes rounded up to the allocator's blocks; negative ones by their magnitude."""
+    rounded: IntArray = np.sign(sizes) * (-(-np.abs(sizes) // UNIT) * UNIT)
+    return rounded
 
 
 def _bytes_of_moves(
