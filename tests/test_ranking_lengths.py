@@ -8,7 +8,8 @@ from builders.runs import ONE_CELL, spec_of
 from fitting.families.fit_family import fit_families
 from fitting.laws.forms import Form
 from orchestrator.datasets.lengths import DataLengths
-from orchestrator.ranking.job_lengths import padding, too_long
+from orchestrator.datasets.preference import Kind
+from orchestrator.ranking.job_lengths import padding, unsuited
 from orchestrator.reporting.markdown_report import headline
 from orchestrator.reporting.sections.law_section import LAW_NAMES
 from orchestrator.reporting.sections.recommendation import recommendations
@@ -60,7 +61,7 @@ def test_examples_as_long_as_the_cell_fit_it() -> None:
     short, long = LONG.all_cells()
     longer = long.model_copy(update={"seq_len": 256})
     other = long.model_copy(update={"gpu": "lap"})
-    assert too_long(JOB, short, [long]) is None
+    assert unsuited(JOB, short, [long]) is None
     for tokens, others, parts in (
         (64, [short, long], None),
         (65, [short, longer, long], ("length is 64", "65 tokens", "cell at 128", "--cutoff 64")),
@@ -70,7 +71,7 @@ def test_examples_as_long_as_the_cell_fit_it() -> None:
         (65, [short, other], ("--cutoff 64", "a sweep at 72")),
     ):
         data = DataLengths(source="made", histogram=((16, 500), (tokens, 500)))
-        reason = too_long(JOB.model_copy(update={"lengths": data}), short, others)
+        reason = unsuited(JOB.model_copy(update={"lengths": data}), short, others)
         assert (reason is None) == (parts is None)
         assert all(part in str(reason) for part in parts or ())
 
@@ -160,3 +161,15 @@ def test_simulated_steps_of_shorter_examples_come_before_any_law() -> None:
     # Shorter than any that was simulated: only a law could tell.
     cut = job.model_copy(update={"cutoff": 16})
     assert ranked(observations, cut, spec=spec_of(SHORTER)).offers[0].as_if_full
+
+
+@pytest.mark.parametrize("kind", ["pairs", "labelled"])
+def test_a_cell_that_trains_on_texts_does_not_suit_preference_data(kind: Kind) -> None:
+    """The reason names the data; texts, and lengths of an unknown kind, suit."""
+    data = DataLengths(source="made", histogram=((16, 500),), kind=kind)
+    reason = unsuited(JOB.model_copy(update={"lengths": data}), SHORT.all_cells()[0], ())
+    assert reason is not None
+    assert "made" in reason
+    for suited in ("texts", None):
+        texts = data.model_copy(update={"kind": suited})
+        assert unsuited(JOB.model_copy(update={"lengths": texts}), SHORT.all_cells()[0], ()) is None

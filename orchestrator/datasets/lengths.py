@@ -1,4 +1,7 @@
-"""Lengths of the examples of a data set: counted, from a histogram, or published."""
+"""Lengths of the examples of a data set: counted, from a histogram, or published.
+
+The length of a pair is that of its longer sequence: TRL pads both to the longest of the batch.
+"""
 
 import csv
 import hashlib
@@ -19,6 +22,7 @@ from fitting.tables.table_error import TableError
 from gpu_catalog.record import Record, former_names
 from orchestrator.datasets.dataset_reader import EXAMPLES_AT_ONCE, DatasetReader, ExamplePosition
 from orchestrator.datasets.file_formats import columns_text
+from orchestrator.datasets.preference import Kind, Pair, Preference
 from orchestrator.datasets.rendering import Chat, Rendering
 from orchestrator.datasets.source import DataError, DatasetSource, Mistake
 from trials.child_process.token_counter import (
@@ -34,6 +38,9 @@ PAPER = "arXiv 2408.04693"
 HISTOGRAM_COLUMNS: dict[str, tuple[str, ...]] = {"tokens": (), "examples": (), "dataset": ()}
 
 
+Histogram = Annotated[tuple[tuple[PositiveInt, PositiveInt], ...], Field(min_length=1)]
+
+
 class DataLengths(Record):
     """Histogram of the tokens per rendered example, before any is cut off.
 
@@ -41,7 +48,12 @@ class DataLengths(Record):
         source: the file, folder, hub name or data set.
         rendering: description of the rendering; None if unknown.
         tokenizer: the tokenizer; None if unknown.
-        histogram: (tokens, number of examples), ascending.
+        kind: form of an example: a text, a pair of answers, or an answer with a label; None if
+            unknown.
+        histogram: (tokens, number of examples), ascending. The tokens of a pair are those of its
+            longer sequence.
+        sequences: (tokens, number of sequences), ascending, of both sequences of every pair; None
+            where an example is one sequence.
         complete: whether all examples were read.
         empty: number of examples without text, which are skipped.
         empty_at: places of the first of them.
@@ -55,7 +67,9 @@ class DataLengths(Record):
     source: str
     rendering: str | None = None
     tokenizer: str | None = None
-    histogram: Annotated[tuple[tuple[PositiveInt, PositiveInt], ...], Field(min_length=1)]
+    kind: Kind | None = None
+    histogram: Histogram
+    sequences: Histogram | None = None
     complete: Annotated[bool, Field(strict=True)] = True
     empty: Annotated[int, Field(strict=True, ge=0)] = 0
     empty_at: tuple[str, ...] = ()
@@ -64,9 +78,10 @@ class DataLengths(Record):
 
     @model_validator(mode="after")
     def _is_ascending(self) -> Self:
-        tokens = [length for length, _ in self.histogram]
-        if any(after <= before for before, after in itertools.pairwise(tokens)):
-            raise ValueError("lengths must be ascending and different")
+        for histogram in (self.histogram, self.sequences or ()):
+            tokens = [length for length, _ in histogram]
+            if any(after <= before for before, after in itertools.pairwise(tokens)):
+                raise ValueError("lengths must be ascending and different")
         return self
 
     @property
@@ -76,18 +91,28 @@ class DataLengths(Record):
 
     @property
     def tokens(self) -> int:
-        """Total tokens."""
-        return sum(length * count for length, count in self.histogram)
+        """Total tokens, of both sequences of a pair."""
+        return sum(length * count for length, count in self.sequences or self.histogram)
 
     @property
     def longest(self) -> int:
         """Tokens of the longest example."""
         return self.histogram[-1][0]
 
+    @property
+    def is_preference(self) -> bool:
+        """Whether the data hold answers that are compared or labelled."""
+        return self.kind in ("pairs", "labelled")
+
     @cached_property
     def lengths(self) -> Lengths:
         """Lengths for the laws of padding."""
         return Lengths.of(self.histogram)
+
+    def mean_sequence(self, cutoff: int | None) -> float:
+        """Mean tokens of a sequence that is truncated to a cutoff."""
+        lengths = Lengths.of(self.sequences or self.histogram)
+        return (lengths if cutoff is None else lengths.cut(cutoff)).mean
 
     def cut_off(self, cutoff: int | None) -> int:
         """Number of examples that are longer than the cutoff."""
@@ -141,7 +166,7 @@ def published_lengths(name: str) -> DataLengths | None:
 
 def counted_lengths(
     source: DatasetSource,
-    rendering: Rendering,
+    rendering: Rendering | Preference,
     tokenizer: str,
     most: int | None = None,
     progress: Callable[[int], None] | None = None,
@@ -161,14 +186,15 @@ def counted_lengths(
     reading = _Counting(source, rendering, most)
     chunks = reading.chunks()
     histogram: Counter[int] = Counter()
+    sequences: Counter[int] = Counter()
     fingerprint = ""
     try:
         with TokenCounter(tokenizer) as counter:
-            if isinstance(rendering, Chat):
+            if _is_chat(rendering):
                 counter.need_chat_template()
             for counted in counter.counted(chunks):
-                reading.note_counted(counted)
-                histogram.update(counted.tokens)
+                histogram.update(reading.note_counted(counted))
+                sequences.update(counted.tokens)
                 if progress is not None:
                     progress(histogram.total())
             fingerprint = f"{counter.fingerprint}-{reading.digest.hexdigest()[:16]}"
@@ -176,12 +202,16 @@ def counted_lengths(
         next(chunks, None)  # mistakes of the data are reported as well
         reading.note_option(Mistake("tokenizer", str(error)))
     histogram.pop(0, None)
+    sequences.pop(0, None)
     reading.check(any_left=bool(histogram))
+    kind = rendering.kind if isinstance(rendering, Preference) else "texts"
     return DataLengths(
         source=source_text(source),
         rendering=str(rendering),
         tokenizer=tokenizer,
+        kind=kind,
         histogram=tuple(sorted(histogram.items())),
+        sequences=tuple(sorted(sequences.items())) if kind == "pairs" else None,
         complete=reading.complete,
         empty=reading.empty,
         empty_at=tuple(reading.empty_at),
@@ -189,59 +219,72 @@ def counted_lengths(
     )
 
 
-def first_mistakes(source: DatasetSource, rendering: Rendering) -> list[Mistake]:
+def first_mistakes(source: DatasetSource, rendering: Rendering | Preference) -> list[Mistake]:
     """Mistakes in the first examples, for when other mistakes prevent counting."""
     reading = _Counting(source, rendering, EXAMPLES_AT_ONCE)
     next(reading.chunks(), None)
     return reading.mistakes
 
 
-class _Counting(DatasetReader[RenderedExample]):
+def _is_chat(rendering: Rendering | Preference) -> bool:
+    return rendering.is_chat if isinstance(rendering, Preference) else isinstance(rendering, Chat)
+
+
+class _Counting(DatasetReader[RenderedExample | Pair]):
     """A pass over the examples that renders them in chunks."""
 
-    def __init__(self, source: DatasetSource, rendering: Rendering, most: int | None) -> None:
+    def __init__(
+        self, source: DatasetSource, rendering: Rendering | Preference, most: int | None
+    ) -> None:
         super().__init__(source, rendering, most)
-        self.digest = hashlib.sha256()  # of the rendered examples so far, in their order
-        self._may_be_refused = isinstance(rendering, Chat)
-        self._places: deque[list[ExamplePosition]] = deque()
+        self.digest = hashlib.sha256()  # of the rendered sequences so far, in their order
+        self._may_be_refused = _is_chat(rendering)
+        self._places: deque[list[ExamplePosition]] = deque()  # of the sequences of each chunk
 
     def chunks(self) -> Iterator[list[RenderedExample]]:
-        """Rendered examples in chunks that are counted together.
+        """Rendered sequences in chunks that are counted together; a pair is two of them.
 
         After a mistake no more follow, except for conversations: the chat template may refuse more
         of them.
         """
         places: list[ExamplePosition] = []
-        rendered_examples: list[RenderedExample] = []
+        sequences: list[RenderedExample] = []
         characters = 0
         for place, rendered in self.rendered():
             if self.has_mistakes and not self._may_be_refused:
                 continue
-            text = rendered if isinstance(rendered, str) else json.dumps(rendered, default=str)
-            self.digest.update(f"{len(text)} {text}".encode(errors="replace"))
-            places.append(place)
-            rendered_examples.append(rendered)
-            characters += len(text)
-            if len(rendered_examples) == EXAMPLES_AT_ONCE or characters > CHARACTERS_AT_ONCE:
+            for sequence in rendered if isinstance(rendered, Pair) else (rendered,):
+                text = sequence if isinstance(sequence, str) else json.dumps(sequence, default=str)
+                self.digest.update(f"{len(text)} {text}".encode(errors="replace"))
+                places.append(place)
+                sequences.append(sequence)
+                characters += len(text)
+            if len(sequences) >= EXAMPLES_AT_ONCE or characters > CHARACTERS_AT_ONCE:
                 self._places.append(places)
-                yield rendered_examples
-                places, rendered_examples, characters = [], [], 0
-        if rendered_examples and (self._may_be_refused or not self.has_mistakes):
+                yield sequences
+                places, sequences, characters = [], [], 0
+        if sequences and (self._may_be_refused or not self.has_mistakes):
             self._places.append(places)
-            yield rendered_examples
+            yield sequences
 
-    def note_counted(self, counted: TokenCounts) -> None:
-        """Add the empty and refused examples of the earliest chunk without a reply yet."""
+    def note_counted(self, counted: TokenCounts) -> list[int]:
+        """Tokens of each example of the earliest chunk without a reply yet, 0 if it is left out.
+
+        Its empty and refused examples are noted.
+        """
         places = self._places.popleft()
+        longest: dict[ExamplePosition, int] = {}
+        for place, tokens in zip(places, counted.tokens, strict=True):
+            longest[place] = max(longest.get(place, 0), tokens)
         # A text without any token of the tokenizer counts as empty.
         if not counted.refused:
-            for place, tokens in zip(places, counted.tokens, strict=True):
+            for place, tokens in longest.items():
                 if tokens == 0:
                     self.note_empty(place.text)
-        for at, why in counted.refused.items():
-            place = places[at]
+        for place, why in {places[at]: why for at, why in counted.refused.items()}.items():
             text = f"{place.text}: the chat template refuses it: {why}"
             self.note(Mistake("dataset", text), place.number)
+        return list(longest.values())
 
 
 def source_text(source: DatasetSource) -> str:

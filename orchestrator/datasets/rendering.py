@@ -25,7 +25,7 @@ class TextFields:
 
     def render(self, example: Example) -> RenderedExample | Mistake:
         """Rendered text; empty if all fields are empty."""
-        texts = _texts(example, self.fields, self.part)
+        texts = texts_of(example, self.fields, self.part)
         return texts if isinstance(texts, Mistake) else JOINED_BY.join(filter(None, texts.values()))
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ class Template:
 
     def render(self, example: Example) -> RenderedExample | Mistake:
         """Rendered text; empty if all fields are empty."""
-        texts = _texts(example, self.fields, self.part)
+        texts = texts_of(example, self.fields, self.part)
         if isinstance(texts, Mistake):
             return texts
         return _filled(self.pieces, texts) if any(texts.values()) else ""
@@ -80,16 +80,18 @@ class Chat:
     def render(self, example: Example) -> list[Mapping[str, Any]] | Mistake:
         """Messages; empty if the field is empty."""
         if self.field not in example.fields:
-            return _absent(example, self.field)
+            return absent_field(example, self.field)
         messages = example.fields[self.field]
         if messages is None:
             return []
         if not isinstance(messages, list):
-            return _wrong(example, self.field, f"must be a list of messages, not {_kind(messages)}")
+            return wrong_field(
+                example, self.field, f"must be a list of messages, not {_kind(messages)}"
+            )
         parsed = []
         for number, message in enumerate(map(_message, messages), start=1):
             if isinstance(message, str):
-                return _wrong(example, self.field, f"message {number} has no {message}")
+                return wrong_field(example, self.field, f"message {number} has no {message}")
             parsed.append(message)
         return parsed
 
@@ -121,7 +123,7 @@ def prompt_and_answer(rendering: Rendering, example: Example) -> PromptAndAnswer
     """
     if isinstance(rendering, Chat):
         return _chat_prompt_and_answer(rendering, example)
-    texts = _texts(example, rendering.fields, rendering.part)
+    texts = texts_of(example, rendering.fields, rendering.part)
     if isinstance(texts, Mistake):
         return texts
     if isinstance(rendering, TextFields):
@@ -144,7 +146,7 @@ def _chat_prompt_and_answer(rendering: Chat, example: Example) -> PromptAndAnswe
     *before, last = messages
     if last["role"] != "assistant" or not isinstance(last.get("content"), str):
         text = "the last message must be the answer: a text of the assistant"
-        return _wrong(example, rendering.field, text)
+        return wrong_field(example, rendering.field, text)
     return PromptAndAnswer(tuple(before), last["content"])
 
 
@@ -176,26 +178,29 @@ def parsed_template(text: str) -> Template | list[Mistake]:
     return mistakes or template
 
 
-def _texts(example: Example, fields: Sequence[str], part: str) -> dict[str, str] | Mistake:
+def texts_of(example: Example, fields: Sequence[str], part: str) -> dict[str, str] | Mistake:
+    """Texts of fields by name, or the mistake of the option ``part`` in one of them."""
     texts = {}
     for field in fields:
         if field not in example.fields:
-            return _absent(example, field)
+            return absent_field(example, field)
         value = example.fields[field]
         if isinstance(value, list | dict | bytes):
             hint = "use --chat for messages" if part == "text_fields" else "choose a field of text"
-            return _wrong(example, field, f"must be text, not {_kind(value)}: {hint}")
+            return wrong_field(example, field, f"must be text, not {_kind(value)}: {hint}")
         texts[field] = "" if value is None else str(value)
     return texts
 
 
-def _absent(example: Example, field: str) -> Mistake:
+def absent_field(example: Example, field: str) -> Mistake:
+    """Mistake of an example without a field."""
     text = f"has no field {field!r} (it has {', '.join(example.fields) or 'none'})"
     remedy = "add it to the example, or remove it from the rendering"
     return Mistake("dataset", f"{example.place}: {text}: {remedy}")
 
 
-def _wrong(example: Example, field: str, text: str) -> Mistake:
+def wrong_field(example: Example, field: str, text: str) -> Mistake:
+    """Mistake in a field of an example."""
     return Mistake("dataset", f"{example.place}: {field}: {text}")
 
 

@@ -21,6 +21,7 @@ from orchestrator.pricing.offer_options import OfferOptions
 from orchestrator.pricing.price_drift import PriceDrift
 from orchestrator.pricing.prices_in_use import PriceOptions
 from orchestrator.request import BatchOption, Names, PathText, validation_lines
+from orchestrator.spec.data_kinds import wrong_kind
 from orchestrator.spec.job import Job
 from orchestrator.spec.job_options import JobOptions, OverheadOptions, changed_job, with_overheads
 from orchestrator.spec.job_request import SOURCES
@@ -158,6 +159,9 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
     """
     model = find_model(request.model)
     job = with_overheads(request.overheads, changed_job(DEFAULT_JOB, request.job, [model]))
+    mistake = wrong_kind(job.lengths)
+    if mistake is not None:
+        raise EstimateError(mistake)
     effective_batch = _assumed_batch(request)
     stated = recipe_of(request.recipe)
     accumulated = {} if effective_batch is None else {"effective_batch": effective_batch}

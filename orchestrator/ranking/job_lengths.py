@@ -1,10 +1,11 @@
-"""Lengths of a job's examples against the lengths of cells."""
+"""A job's examples against the tasks and lengths of cells."""
 
 from collections.abc import Iterable, Sequence
 
 from fitting.families.cell_step_time import PaddedTokens
 from orchestrator.ranking.priced_job import PricedOffer
 from orchestrator.ranking.ranked_offer import Excluded
+from orchestrator.spec.data_kinds import wrong_kind
 from orchestrator.spec.job import Job
 from orchestrator.spec.job_tokens import longest_example, longest_tokens, padded_tokens
 from trials.records.cell import Cell
@@ -17,13 +18,21 @@ def padding(job: Job, cell: Cell) -> PaddedTokens | None:
     return lambda size: min(padded_tokens(job, size, cell.seq_len), float(cell.seq_len))
 
 
-def too_long(job: Job, cell: Cell, others: Iterable[Cell]) -> str | None:
-    """Reason why the job's examples do not fit the length of a cell; None where they do.
+def unsuited(job: Job, cell: Cell, others: Iterable[Cell]) -> str | None:
+    """Reason why a cell does not train on the job's examples; None where it does.
 
     Args:
         job: job to run.
         cell: cell to check.
-        others: cells to suggest instead, if they differ from this one in their length alone.
+        others: cells to suggest instead.
+    """
+    return wrong_kind(job.lengths) or _too_long(job, cell, others)
+
+
+def _too_long(job: Job, cell: Cell, others: Iterable[Cell]) -> str | None:
+    """Reason why the job's examples do not fit the length of a cell; None where they do.
+
+    Of the other cells those that differ from this one in their length alone are suggested.
     """
     longest = longest_example(job)
     if longest is None or longest <= cell.seq_len:

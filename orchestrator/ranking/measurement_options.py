@@ -10,7 +10,7 @@ import numpy as np
 from fitting.families.cell_step_time import CellStepTime, PaddedTokens, StepTimeSource
 from gpu_catalog.gpu import Gpu
 from orchestrator.planning.node_pricing import NodePrices
-from orchestrator.ranking.job_lengths import padding, too_long
+from orchestrator.ranking.job_lengths import padding, unsuited
 from orchestrator.ranking.priced_job import job_hours, offer_usd
 from orchestrator.spec.job_tokens import rows
 from orchestrator.spec.sweep_spec import SweepSpec
@@ -64,7 +64,7 @@ class CostBeliefs:
         """Whether no observation rules out the job on this cell."""
         largest = self._largest(cell)
         fits = largest is None or largest >= (self._job.batch_size or 1)
-        return fits and too_long(self._job, cell, ()) is None
+        return fits and unsuited(self._job, cell, ()) is None
 
     def options(self, cells: Sequence[Cell]) -> list[RunOption]:
         """Every option to run the job on these cells, which must be comparable."""

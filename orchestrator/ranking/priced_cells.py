@@ -12,7 +12,7 @@ from orchestrator.planning.plan import Plan
 from orchestrator.pricing.offer_constraints import Constraints
 from orchestrator.pricing.price_drift import PriceDrift
 from orchestrator.ranking.epochs_needed import LearnedEpochs
-from orchestrator.ranking.job_lengths import padding, too_long
+from orchestrator.ranking.job_lengths import padding, unsuited
 from orchestrator.ranking.priced_job import DRAWS, CellJob, PricedOffer
 from orchestrator.spec.job import Job
 from orchestrator.spec.job_tokens import rows
@@ -98,7 +98,7 @@ def priced_cells(inputs: RankingInputs) -> Iterator[PricedCell]:
         offers = inputs.catalog.offers(cell.gpu)
         allowed = [offer for offer in offers if inputs.constraints.allows(offer)]
         job, mismatch = _job_of_cell(inputs, cell)
-        mismatch = too_long(inputs.job, cell, cells) or mismatch
+        mismatch = unsuited(inputs.job, cell, cells) or mismatch
         jobs = [] if mismatch is not None else _jobs(inputs, job, cell)
         yield PricedCell(
             cell=cell,

@@ -39,17 +39,19 @@ def dataset_json(workload: Job) -> str:
     data, cutoff = workload.lengths, workload.cutoff
     fields: dict[str, object] = {"examples": workload.examples}
     if data is not None:
+        padded = _padded(workload)
         fields |= {
-            **data.model_dump(mode="json", exclude={"histogram"}),
+            **data.model_dump(mode="json", exclude={"histogram", "sequences"}),
             "tokens": data.tokens,
             "median_tokens": data.lengths.median,
             "p95_tokens": data.lengths.quantile(0.95),
             "longest_tokens": data.longest,
             "cutoff": cutoff,
             "cut_off_examples": data.cut_off(cutoff),
-            "padded_tokens_per_example": _padded(workload),
-            "packed_rows": rows(_with(workload, "packed")) if cutoff else None,
+            "padded_tokens_per_example": padded,
+            "packed_rows": rows(_with(workload, "packed")) if "packed" in padded else None,
             "histogram": data.histogram,
+            "sequences": data.sequences,
         }
     return json.dumps(fields)
 
@@ -74,6 +76,11 @@ def _facts(data: DataLengths, cutoff: int | None) -> Iterator[str]:
     by = f" by {data.tokenizer}" if data.tokenizer else ""
     made = f" ({data.rendering})" if data.rendering else ""
     yield f"{data.source}{made}: {data.examples:,} examples, {data.tokens:,} tokens{by}"
+    if data.sequences is not None:
+        yield (
+            "An example is a pair. Its length is that of the longer sequence, prompt included: "
+            "trainers pad both to the longest of the batch."
+        )
     if data.tokenizer is None:
         yield "The tokenizer is not recorded. Another tokenizer gives different lengths."
     lengths = data.lengths
@@ -128,10 +135,12 @@ def _paddings(workload: Job) -> str:
     legend = [f"{padding}: {meanings[padding]}." for padding in columns]
     if "packed" in columns:
         legend[-1] += f" {rows(_with(workload, 'packed')):,} rows per epoch."
-    else:
+    elif not _is_preference(workload):
         legend.append("packed: add --cutoff, the tokens per row, to see it.")
+    is_pair = workload.lengths is not None and workload.lengths.sequences is not None
+    unit = "sequence" if is_pair else "example"
     title = (
-        "Expected tokens per example including padding, by batch size (lengths are rounded up to a "
+        f"Expected tokens per {unit} including padding, by batch size (lengths are rounded up to a "
         f"multiple of {workload.pad_to_multiple}):"
     )
     return "\n\n".join([title, table(("batch", *columns), lines), "\n".join(legend)])
@@ -141,10 +150,15 @@ def _with(workload: Job, padding: Padding) -> Job:
     return workload.model_copy(update={"padding": padding})
 
 
+def _is_preference(workload: Job) -> bool:
+    return workload.lengths is not None and workload.lengths.is_preference
+
+
 def _padded(workload: Job) -> dict[Padding, dict[int, float]]:
     """Tokens per example, padding included, by padding and batch size; packed rows are full."""
     columns: dict[Padding, dict[int, float]] = {}
-    for padding in PADDINGS if workload.cutoff else PADDINGS[:-1]:
+    is_packed = workload.cutoff is not None and not _is_preference(workload)
+    for padding in PADDINGS if is_packed else PADDINGS[:-1]:
         job = _with(workload, padding)
         rows_per_example = rows(job) / job.examples
         columns[padding] = {

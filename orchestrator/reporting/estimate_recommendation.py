@@ -155,8 +155,7 @@ def padding_text(estimates: Sequence[Estimated], question: Question) -> str | No
     data = question.workload.lengths
     if data is None or question.workload.padding == "packed":
         return None
-    cutoff = question.workload.cutoff
-    mean = (data.lengths if cutoff is None else data.lengths.cut(cutoff)).mean
+    mean = data.mean_sequence(question.workload.cutoff)
     fitting = [e.estimate for e in estimates if e.step is not None]
     chosen = [row.batch_size for row in fitting]
     largest = [row.max_batch_size for row in fitting]
@@ -176,6 +175,8 @@ def _remedies(question: Question, sizes: Sequence[int], mean: float, where: str)
         grouped = question.workload.model_copy(update={"padding": "grouped"})
         shares = span(_padding(question, sizes, mean, grouped), ".0%")
         yield f"--group-by-length (batches of similar lengths) leaves {shares}{where}"
+    if question.workload.lengths is not None and question.workload.lengths.is_preference:
+        return  # not packed
     cutoff = "" if question.workload.cutoff else " with --cutoff (tokens per row)"
     yield f"--packing{cutoff} leaves none"
 

@@ -53,6 +53,8 @@ NO_OVERHEADS = Overheads(
 )
 
 
+NOT_PACKED = "does not apply to preference data, which trainers do not pack: leave it out"
+
 Padding = Literal["longest", "grouped", "packed"]
 
 Seconds = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
@@ -100,4 +102,6 @@ class Job(JobTerms):
     def _rows_can_be_packed(self) -> Self:
         if self.padding == "packed" and (self.lengths is None or self.cutoff is None):
             raise ValueError("packing needs lengths, and a cutoff (the tokens of a row)")
+        if self.padding == "packed" and self.lengths is not None and self.lengths.is_preference:
+            raise ValueError(f"packing {NOT_PACKED}")
         return self

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from orchestrator.datasets.lengths import PUBLISHED
 from orchestrator.datasets.source import DataError, Mistake
 from orchestrator.request import OptionError, PathText
-from orchestrator.spec.job import Job, JobTerms, Overheads
+from orchestrator.spec.job import NOT_PACKED, Job, JobTerms, Overheads
 from orchestrator.spec.job_request import SOURCES, JobRequest, requested_job
 from orchestrator.spec.validation_messages import WORDS, shown
 from trials.records.model import Model, find_model
@@ -172,8 +172,10 @@ def changed_job(job: Job, options: JobOptions, models: Collection[Model]) -> Job
             raise DataError(_without_lengths(name, fields[name]) for name in idle)
     try:
         return Job(**terms | fields, lengths=job.lengths)
-    except ValidationError:  # the one thing that a job must have for its terms
+    except ValidationError:  # of packing, the one thing that a job must have for its terms
         text = "needs --cutoff (the tokens per row) and the lengths of the examples"
+        if job.lengths is not None and job.lengths.is_preference:
+            text = NOT_PACKED
         raise DataError([Mistake("packing", text)]) from None
 
 

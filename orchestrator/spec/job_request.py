@@ -15,9 +15,10 @@ from orchestrator.datasets.lengths import (
     published_lengths,
     read_histogram,
 )
+from orchestrator.datasets.preference import Preference, recognised_preference
 from orchestrator.datasets.rendering import Chat, Rendering, TextFields, parsed_template
 from orchestrator.datasets.source import DataError, DatasetSource, Mistake
-from orchestrator.spec.job import Job, JobTerms
+from orchestrator.spec.job import NOT_PACKED, Job, JobTerms
 from orchestrator.spec.validation_messages import shown
 from trials.child_process.token_counter import mention_own_tokenizer
 from trials.recipes.fields import PositiveInt
@@ -86,11 +87,11 @@ def requested_job(
             mistake.
     """
     mistakes = list(_contradictions(request))
-    rendering = requested_rendering(request, mistakes)
     tokenizer, source = "", None
     if request.dataset is not None and counted is None:
         tokenizer = request.tokenizer or hub_model or own_tokenizer(models, mistakes)
         source = DatasetSource(request.dataset, request.subset, request.split)
+    rendering = _rendering(request, source, mistakes)
     if mistakes:
         if source is not None and rendering is not None:
             mistakes += first_mistakes(source, rendering)
@@ -152,6 +153,27 @@ def _padding_problems(request: JobRequest) -> Iterator[Mistake]:
 def _shown(request: JobRequest, name: str) -> str:
     value = getattr(request, name)
     return shown(list(value) if isinstance(value, tuple) else value)
+
+
+def _rendering(
+    request: JobRequest, source: DatasetSource | None, mistakes: list[Mistake]
+) -> Rendering | Preference | None:
+    """Rendering as requested, or that of preference data; appends to the mistakes."""
+    is_given = any(getattr(request, name) is not None for name in RENDERINGS)
+    if is_given or request.dataset is None:
+        return requested_rendering(request, mistakes)
+    if source is None:
+        return None  # the lengths were counted before
+    try:
+        preference = recognised_preference(source)
+    except DataError as error:
+        mistakes += error.mistakes
+        return None
+    if preference is None:
+        return requested_rendering(request, mistakes)
+    if request.padding == "packed":
+        mistakes.append(Mistake("padding", f"'packed': {NOT_PACKED}"))
+    return preference
 
 
 def requested_rendering(request: JobRequest, mistakes: list[Mistake]) -> Rendering | None:

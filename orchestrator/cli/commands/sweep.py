@@ -16,7 +16,7 @@ from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.planning.plan import Plan, make_plan
 from orchestrator.pricing.offer_options import RentalOptions
 from orchestrator.pricing.prices_in_use import PriceOptions
-from orchestrator.ranking.job_lengths import too_long
+from orchestrator.ranking.job_lengths import unsuited
 from orchestrator.ranking.next_measurement import choices, measurable
 from orchestrator.ray_backend.cluster import cluster_address, connected_cluster
 from orchestrator.reporting.markdown_report import cheapest_section, headline
@@ -107,7 +107,7 @@ def print_outcome(outcome: SweepOutcome, budget_usd: float | None) -> int:
 def _remark_misfits(spec: SweepSpec) -> None:
     """Name the cells that can be measured but not ranked for the job of the specification."""
     cells = spec.all_cells()
-    misfits = [too_long(spec.workload, cell, cells) for cell in cells]
+    misfits = [unsuited(spec.workload, cell, cells) for cell in cells]
     for reason, count in Counter(reason for reason in misfits if reason is not None).items():
         remark(f"{count} of {len(misfits)} cells cannot be ranked for this job: {reason}")
 

@@ -1,0 +1,121 @@
+"""Preference data in the columns that TRL documents: pairs of answers, and labelled answers."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from orchestrator.datasets.examples import examples
+from orchestrator.datasets.rendering import Chat, absent_field, texts_of, wrong_field
+from orchestrator.datasets.source import DatasetSource, Example, Mistake
+from trials.child_process.token_counter import RenderedExample
+
+Kind = Literal["texts", "pairs", "labelled"]
+PROMPT = "prompt"
+LABEL = "label"
+ANSWERS = {"pairs": ("chosen", "rejected"), "labelled": ("completion",)}
+LABELS = ("true", "false", "1", "0")  # CSV has no booleans
+COLUMNS = (PROMPT, *ANSWERS["pairs"], *ANSWERS["labelled"], LABEL)
+
+
+class Pair(NamedTuple):
+    """Rendered sequences of a pair, each with the prompt."""
+
+    chosen: RenderedExample
+    rejected: RenderedExample
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """Preference data, rendered as TRL's trainers do: the prompt directly before each answer.
+
+    Attributes:
+        kind: pairs of a chosen and a rejected answer (DPO, ORPO, reward models), or single answers
+            with a label (KTO).
+        has_prompt: whether the prompt is a column; else both answers of a pair begin with it.
+        is_chat: whether the columns hold messages for the chat template, instead of texts.
+    """
+
+    kind: Literal["pairs", "labelled"]
+    has_prompt: bool
+    is_chat: bool
+    part = "dataset"
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Columns that it reads."""
+        label = (LABEL,) if self.kind == "labelled" else ()
+        return (*self._texts, *label)
+
+    def render(self, example: Example) -> RenderedExample | Pair | Mistake:
+        """Rendered sequences; an empty text if all columns of text are empty."""
+        parts = self._parts(example)
+        if isinstance(parts, Mistake):
+            return parts
+        if not any(map(_has_text, parts.values())):
+            return ""
+        mistake = self._mistake(example, parts)
+        if mistake is not None:
+            return mistake
+        sequences = [
+            [*parts.get(PROMPT, ()), *parts[answer]]
+            if self.is_chat
+            else f"{parts.get(PROMPT, '')}{parts[answer]}"
+            for answer in ANSWERS[self.kind]
+        ]
+        return Pair(*sequences) if self.kind == "pairs" else sequences[0]
+
+    def __str__(self) -> str:
+        template = " in the chat template" if self.is_chat else ""
+        return f"{self.kind}: {', '.join(self.fields)}{template}"
+
+    @property
+    def _texts(self) -> tuple[str, ...]:
+        return (*((PROMPT,) if self.has_prompt else ()), *ANSWERS[self.kind])
+
+    def _parts(self, example: Example) -> dict[str, RenderedExample] | Mistake:
+        """Columns of text or messages, by name."""
+        parts: dict[str, RenderedExample] = {}
+        for field in self._texts:
+            if self.is_chat:
+                part = Chat(field).render(example)
+                if isinstance(part, Mistake):
+                    return part
+                parts[field] = part
+            else:
+                texts = texts_of(example, (field,), self.part)
+                if isinstance(texts, Mistake):
+                    return texts
+                parts |= texts
+        return parts
+
+    def _mistake(self, example: Example, parts: dict[str, RenderedExample]) -> Mistake | None:
+        for answer in ANSWERS[self.kind]:
+            if not _has_text(parts[answer]):
+                return wrong_field(example, answer, "is empty: fill it in, or remove the example")
+        if self.kind == "pairs":
+            return None
+        if LABEL not in example.fields:
+            return absent_field(example, LABEL)
+        label = example.fields[LABEL]
+        if str(label).casefold() not in LABELS:
+            return wrong_field(example, LABEL, f"must be true or false, not {label!r}")
+        return None
+
+
+def recognised_preference(source: DatasetSource) -> Preference | None:
+    """Preference data by the columns of the first example; None for other data.
+
+    Raises:
+        DataError: there is nothing to read.
+    """
+    entries = examples(source, COLUMNS)
+    first = next((entry.fields for entry in entries if isinstance(entry, Example)), {})
+    is_chat = any(isinstance(first.get(name), list) for name in COLUMNS)
+    if first.keys() >= {*ANSWERS["pairs"]}:
+        return Preference("pairs", PROMPT in first, is_chat)
+    if first.keys() >= {PROMPT, *ANSWERS["labelled"], LABEL}:
+        return Preference("labelled", has_prompt=True, is_chat=is_chat)
+    return None
+
+
+def _has_text(part: RenderedExample) -> bool:
+    return bool(part.strip() if isinstance(part, str) else part)
