@@ -135,6 +135,10 @@ def test_defaults_follow_from_the_method() -> None:
             {"method": "full", "offload_optimizer": True, "optimizer": "adamw_8bit"},
             "offload_optimizer .* adamw_8bit",
         ),
+        (
+            {"method": "full", "offload_optimizer": True, "activation_offloading": True},
+            "activation_offloading .* leave one of them out",
+        ),
         ({"method": "full", "adapter_dtype": "fp32"}, "adapter_dtype fp32 .* method full"),
         ({"method": "full", "kbit_preparation": True}, "kbit_preparation .* qlora"),
         (
@@ -240,3 +244,4 @@ def test_a_recipe_lists_the_extras_it_needs() -> None:
     assert NAMED_RECIPES["paper-mixtral"].extras == ("flash_attn",)
     assert Recipe(method="full", mamba="mamba-ssm").extras == ("causal_conv1d", "mamba_ssm")
     assert Recipe(method="full", offload_optimizer=True).extras == ("deepspeed",)
+    assert Recipe(method="full", activation_offloading=True).extras == ("trl",)

@@ -5,13 +5,14 @@ import pytest
 
 from gpu_catalog.catalog import load_catalog
 from gpu_catalog.gpu import Gpu
-from trials.simulation.recording import Column, Kind, OperatorClass, Operators, Rate, Segment
+from trials.simulation.recording import Column, Kind, OperatorClass, Operators, Rate, Segment, Wait
 from trials.simulation.timing_model import (
     EfficiencyConstants,
     NoSpeedError,
     _with_grouped_fallback,
     step_time,
     timeline_of,
+    two_stream_seconds,
 )
 
 A100 = load_catalog().gpu("A100-80GB-SXM")  # 312 TFLOP/s, 2039 GB/s, 108 multiprocessors
@@ -296,3 +297,27 @@ def test_without_a_rate_there_is_no_time() -> None:
         no_clock = A100.model_copy(update={missing: None})
         with pytest.raises(NoSpeedError, match="rate"):
             step_time(operators(unpacking), no_clock, PLAIN)
+
+
+def test_copies_to_the_host_overlap_with_the_computation_until_it_waits_for_them() -> None:
+    """A copy of 3 s starts after 2 s of computation; 4 s more run beside it, 1 s after it."""
+    events = [
+        (2.0, False, 0),
+        (0.0, False, Wait.COPIES_FOR_COMPUTE),
+        (3.0, True, 0),
+        (0.0, False, Wait.COPIES_MARKED),
+        (4.0, False, 0),
+        (0.0, False, Wait.COMPUTE_FOR_MARK),
+        (1.0, False, 0),
+    ]
+    device, copies, streams = (np.array(column) for column in zip(*events, strict=True))
+    host, no_waits = np.zeros(len(events)), np.array([], np.int64)
+    assert two_stream_seconds(host, device, copies, streams, no_waits) == pytest.approx(7.0)
+    device[2] = 9.0  # now the computation waits for it
+    assert two_stream_seconds(host, device, copies, streams, no_waits) == pytest.approx(12.0)
+
+
+def test_a_copy_takes_the_time_of_the_pcie_link() -> None:
+    """16 lanes of generation 4 carry 31.5 GB/s, of which copies are assumed to reach 0.8."""
+    copy = operator(OperatorClass.HOST_COPY, bytes=31.5e9 * 0.8, launches=1)
+    assert timeline_of(operators(copy), A100, PLAIN).device.sum() == pytest.approx(1.0)

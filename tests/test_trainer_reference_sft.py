@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from trainer_reference.cells import COMPARED, OTHER_MODELS, QUICK, ReferenceCell
+from trainer_reference.cells import COMPARED, OFFLOADED, OTHER_MODELS, QUICK, ReferenceCell
+from trainer_reference.offloading import host_apart
 
 PEAK_TOLERANCE = 0.005
 LOSS_TOLERANCE = 1e-5
@@ -30,6 +31,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_measured_and_simulated_steps_equal_the_trainers(cell: ReferenceCell, folder: Path) -> None:
     """Same weights, examples, learning rate and optimizer: ten steps of each."""
     compare(cell, folder)
+
+
+@pytest.mark.parametrize("cell", OFFLOADED, ids=lambda cell: cell.key)
+def test_steps_with_offloaded_activations_equal_the_trainers(
+    cell: ReferenceCell, folder: Path
+) -> None:
+    """TRL's context manager on real tensors, counted from outside, and under the trace."""
+    from trainer_reference.project import measure, simulated_peak  # noqa: PLC0415 - seconds
+    from trainer_reference.trainer import train  # noqa: PLC0415 - as above
+
+    with host_apart():
+        run = train(cell, folder)
+        counter, losses = measure(cell, folder, run)
+    assert counter.peak_bytes == pytest.approx(run.peak_bytes, rel=PEAK_TOLERANCE)
+    assert simulated_peak(cell, folder) == pytest.approx(run.peak_bytes, rel=PEAK_TOLERANCE)
+    assert losses == pytest.approx(run.losses, rel=LOSS_TOLERANCE)
 
 
 @pytest.mark.long

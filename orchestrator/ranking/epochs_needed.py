@@ -12,6 +12,7 @@ from trials.records.cell import Cell, Weights
 # Parts of a recipe that decide speed and memory, but not the number of epochs.
 SPEED_ONLY = {
     "gradient_checkpointing": False,
+    "activation_offloading": False,
     "attention": None,
     "experts": None,
     "mamba": None,

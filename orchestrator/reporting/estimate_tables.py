@@ -257,6 +257,7 @@ WORKS = {
     OperatorClass.DEQUANTISATION: "4-bit dequantisation",
     OperatorClass.SCAN: "selective scan",
     OperatorClass.UPDATE: "optimizer",
+    OperatorClass.HOST_COPY: "copies of activations to and from the host",
     OperatorClass.MEMORY: "memory-bound operators",
 }
 

@@ -33,6 +33,7 @@ def _recipes(draw: st.DrawFn) -> Recipe:
         "kbit_preparation": draw(st.booleans()),
         "gradient_accumulation": draw(st.sampled_from([1, 4])),
         "offload_optimizer": draw(st.booleans()),
+        "activation_offloading": draw(st.booleans()),
         "loss": draw(st.sampled_from(["full-logits", "chunked", "liger", "cce"])),
     }
     fields |= {name: draw(st.none() | values) for name, values in maybe.items()}

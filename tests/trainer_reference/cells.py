@@ -23,6 +23,7 @@ class ReferenceCell:
         loss: ``full-logits`` is ``Trainer.compute_loss``, ``chunked`` ``SFTTrainer.compute_loss``.
         checkpointing: whether the backward pass recomputes each layer.
         max_grad_norm: norm that gradients are clipped to; absent for none.
+        activation_offloading: whether saved activations are on the host.
         model: one of ``models.CONFIGURATIONS``.
     """
 
@@ -33,6 +34,7 @@ class ReferenceCell:
     checkpointing: bool = False
     max_grad_norm: float | None = None
     model: str = "llama"
+    activation_offloading: bool = False
 
     @property
     def key(self) -> str:
@@ -45,6 +47,7 @@ class ReferenceCell:
             self.loss,
             "checkpointed" if self.checkpointing else None,
             "clipped" if self.max_grad_norm is not None else None,
+            "offloaded" if self.activation_offloading else None,
         ]
         return "-".join(part for part in parts if part)
 
@@ -66,6 +69,16 @@ COMPARED = tuple(
     for axes in product(METHODS, PRECISIONS, ACCUMULATIONS, LOSSES, CHECKPOINTING, CLIPPING)
 )
 """Every cell of the reference."""
+OFFLOADED = tuple(
+    ReferenceCell(method, precision, 4, loss, checkpointing=checks, activation_offloading=True)
+    for method, precision, loss, checks in (
+        ("full", "bf16-mixed", "chunked", True),
+        ("full", "fp32", "full-logits", False),
+        ("lora", "bf16-mixed", "chunked", False),
+        ("qlora", "bf16-mixed", "full-logits", True),
+    )
+)
+"""Cells with activations on a stand-in for the host (``offloading``)."""
 OTHER_MODELS = tuple(
     ReferenceCell(method=method, model=model)
     for model, method in (("llama-tied", "full"), ("mistral", "full"), ("qwen2", "lora"))

@@ -30,6 +30,7 @@ def project_cell(cell: ReferenceCell, folder: Path) -> Cell:
         "gradient_checkpointing": cell.checkpointing,
         "gradient_accumulation": cell.accumulation,
         "max_grad_norm": cell.max_grad_norm,
+        "activation_offloading": cell.activation_offloading,
         "loss": cell.loss,
     }
     recipe = with_defaults(Recipe.model_validate(fields), find_model(name), cpu())

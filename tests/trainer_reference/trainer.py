@@ -88,6 +88,7 @@ def _arguments(cell: ReferenceCell, folder: Path) -> SFTConfig:
         gradient_accumulation_steps=cell.accumulation,
         gradient_checkpointing=cell.checkpointing,
         max_grad_norm=cell.max_grad_norm or 0.0,
+        activation_offloading=cell.activation_offloading,
         bf16=cell.precision in ("bf16-mixed", "fp32-mixed-load"),
         learning_rate=LEARNING_RATE,
         lr_scheduler_type="constant",

@@ -93,6 +93,8 @@ class RecipeFields(Record):
             trained weights and optimizer state are fp32.
         gradient_checkpointing: whether each layer's activations are recomputed in the backward
             pass.
+        activation_offloading: whether saved activations are on the host between forward and
+            backward pass, by TRL's context manager. It needs a CUDA GPU.
         attention: attention kernel; by default ``sdpa``. Leave it out for models without attention.
         experts: ``looped`` has one linear layer per expert and projection; ``grouped`` uses
             transformers' grouped matrix product. By default looped if adapters or 4-bit weights
@@ -122,6 +124,7 @@ class RecipeFields(Record):
     kbit_preparation: Switch = False
     precision: Precision = "bf16"
     gradient_checkpointing: Switch = False
+    activation_offloading: Switch = False
     attention: Attention | None = None
     experts: Experts | None = None
     mamba: Mamba | None = None

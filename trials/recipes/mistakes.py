@@ -65,6 +65,11 @@ def incompatible(recipe: RecipeFields) -> list[str]:
 
 def _incompatible_with_offloading(recipe: RecipeFields) -> list[str]:
     wrong = []
+    if recipe.activation_offloading:
+        wrong.append(
+            "activation_offloading with offload_optimizer: DeepSpeed runs its own backward pass: "
+            "leave one of them out"
+        )
     if recipe.optimizer != "adamw":
         wrong.append(
             f"offload_optimizer does not support optimizer {recipe.optimizer}: use adamw, as "

@@ -36,7 +36,7 @@ class Recipe(RecipeFields):
             "mamba_ssm": self.mamba == "mamba-ssm",
             "causal_conv1d": self.mamba == "mamba-ssm",
             "deepspeed": self.offload_optimizer,
-            "trl": self.loss == "chunked",
+            "trl": self.loss == "chunked" or self.activation_offloading,
             "liger_kernel": self.loss == "liger",
             "cut_cross_entropy": self.loss == "cce",
         }
@@ -61,6 +61,7 @@ class Recipe(RecipeFields):
             "kbit-prepared" if self.kbit_preparation else None,
             self.precision,
             "checkpointed" if self.gradient_checkpointing else None,
+            "activations-offloaded" if self.activation_offloading else None,
             self.attention if self.attention != "sdpa" else None,
             self.experts,
             self.mamba if self.mamba != "reference" else None,

@@ -128,6 +128,10 @@ def _cpu_reasons(recipe: Recipe, gpu: Gpu) -> list[str]:
         reasons.append(
             f"offload_optimizer: on {gpu.key} the optimizer's state is on the host anyway"
         )
+    if recipe.activation_offloading:
+        reasons.append(
+            f"activation_offloading: on {gpu.key} activations are on the host anyway: leave it out"
+        )
     return reasons
 
 

@@ -128,6 +128,7 @@ class Built(Record):
         micro_batches: forward passes in a step.
         kernels: names of operators in a step that identify the recipe's kernels, sorted.
         loss: function that computed the loss, as ``Recipe.loss`` names it.
+        offloaded_activations: copies of activations to the host in a step.
     """
 
     parameters: ParameterCounts
@@ -143,6 +144,7 @@ class Built(Record):
     product_dtypes: tuple[str, ...] = ()
     micro_batches: int = 1
     loss: str = "full-logits"
+    offloaded_activations: int = 0
 
 
 class DeviceReading(Record):

@@ -30,6 +30,24 @@ class Kind(IntEnum):
     """The host waited for the device."""
     ACCUMULATED = 4
     """A gradient was handed to its parameter: later micro-batches add it to the first one's."""
+    STREAM = 5
+    """A stream was marked or waited for the other one; ``Wait`` is the name."""
+
+
+class Wait(IntEnum):
+    """Marks and waits of the stream of the computation and that of copies to and from the host.
+
+    Each stream waits for the marks of the other one in their order.
+    """
+
+    HOST = 0
+    """The host waited for the device."""
+    COMPUTE_MARKED = 1
+    COPIES_MARKED = 2
+    COMPUTE_FOR_MARK = 3
+    COPIES_FOR_MARK = 4
+    COMPUTE_FOR_COPIES = 5
+    COPIES_FOR_COMPUTE = 6
 
 
 class Column(IntEnum):
@@ -66,6 +84,10 @@ class TileColumn(IntEnum):
     """Most rows of the tile where no parts divide them."""
 
 
+COPY_STREAM = 5
+"""Column of a new storage: 1 where the stream of the copies allocates it."""
+
+
 def tile_bytes(numbers: FloatArray) -> FloatArray:
     """Bytes of the tiles (storages,) by the numbers of their storages (storages, columns)."""
     rows = numbers[:, TileColumn.ROWS]
@@ -93,6 +115,8 @@ class OperatorClass(IntEnum):
     """Any other operator: bound by memory."""
     GROUPED_PRODUCT = 8
     """Matrix products of all experts in one operator: one kernel on GPUs that have it."""
+    HOST_COPY = 9
+    """Copy between GPU and host, on a stream of its own."""
 
 
 class Rate(IntEnum):

@@ -1,7 +1,8 @@
 """A cell on a simulated GPU: largest batch, memory and step time. No torch."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from gpu_catalog.gpu import Gpu
 from trials.records.cell import Cell
@@ -16,6 +17,8 @@ from trials.simulation.trace_request import HOPPER, SMALLEST, Routing, TraceRequ
 from trials.simulation.whole_step import Steps
 
 GIB = 2**30
+Replay = Callable[..., AllocatorPeaks]
+"""``trials.simulation.allocator.replay`` of a setting."""
 # CUDA's context and the libraries' code on the GPU: 0.5 to 2.1 GiB, constant for a software image
 # and known by measurement alone. This is the figure of an image with PyTorch's own wheels.
 CONTEXT_BYTES = 512 * 2**20
@@ -226,15 +229,8 @@ class SimulatedCell:
 
     def _replayed(self, batch_size: int, library: int, limit: int | None) -> AllocatorPeaks:
         steps = self._steps_of(batch_size)
-        names, sizes = steps.storages(batch_size)
-        held = [library // 2, library // 2, *steps.held.sizes.tolist()]
-        first = int(names.max(initial=-1)) + 1
-        return replay(
-            [*range(first, first + len(held)), *names.tolist()],
-            [*held, *sizes.tolist()],
-            capacity_bytes=limit,
-            expandable_segments=self._expandable_segments,
-        )
+        replayed = partial(replay, expandable_segments=self._expandable_segments)
+        return _replayed(steps, batch_size, library, limit, replayed)
 
 
 def _step_time(timed: Callable[[int], SimulatedStepTime], micro_batches: int) -> SimulatedStepTime:
@@ -248,6 +244,33 @@ def _step_time(timed: Callable[[int], SimulatedStepTime], micro_batches: int) ->
     return SimulatedStepTime(
         seconds=step.seconds + further * (step.seconds - before.seconds),
         busy_seconds=step.busy_seconds + further * (step.busy_seconds - before.busy_seconds),
+    )
+
+
+def _replayed(
+    steps: Steps, batch_size: int, library: int, limit: int | None, replayed: Replay
+) -> AllocatorPeaks:
+    """Peaks of steps, whose blocks the allocator caches for each stream apart.
+
+    Neither stream returns its cached blocks before a retry.
+    """
+    names, sizes = steps.storages(batch_size)
+    held = [library // 2, library // 2, *steps.held.sizes.tolist()]
+    first = int(names.max(initial=-1)) + 1
+    apart = steps.on_copy_stream
+    copies = replayed(names[apart].tolist(), sizes[apart].tolist(), capacity_bytes=None)
+    reserved = copies.peak_reserved_bytes
+    peaks = replayed(
+        [*range(first, first + len(held)), *names[~apart].tolist()],
+        [*held, *sizes[~apart].tolist()],
+        capacity_bytes=None if limit is None else max(limit - reserved, 0),
+    )
+    if not reserved:
+        return peaks
+    return replace(
+        peaks,
+        peak_allocated_bytes=steps.peak_bytes(batch_size) + library,
+        peak_reserved_bytes=peaks.peak_reserved_bytes + reserved,
     )
 
 

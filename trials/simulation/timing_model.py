@@ -5,6 +5,7 @@ GPU is free. Where the host waits for a result, the two synchronise: a loop over
 eight times a layer, so the host determines its time where each expert has little work.
 """
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -21,6 +22,7 @@ from trials.simulation.recording import (
     OperatorClass,
     Operators,
     Rate,
+    Wait,
 )
 
 TILE = 128  # rows and columns of a matrix product that one multiprocessor computes at a time
@@ -31,6 +33,11 @@ FP32_LANES_SINCE = 128
 # Major compute capabilities of GPUs with a kernel for grouped products in bf16.
 GROUPED_SINCE = ("9", "10")
 VIEWS_A_GROUP = 3  # slices of a group's tokens, matrix and result
+# GB/s of 16 PCIe lanes in one direction (PCI-SIG), by major compute capability: generations 3, 4
+# and 5, as on NVIDIA's data sheets. Copies are assumed to reach the fraction PCIE_REACHED.
+PCIE_GB_PER_SECOND = {"7": 15.75, "8": 31.5}
+PCIE_SINCE = 63.0
+PCIE_REACHED = 0.8
 SPLIT = 4  # most parts of the inner dimension (split-K), where a product has too few tiles
 Fraction = Annotated[float, Field(gt=0, le=1.5)]
 Microseconds = Annotated[float, Field(ge=0)]
@@ -113,6 +120,7 @@ class HostDeviceTimeline:
         device: (events,) seconds on the GPU.
         waits: (waits,) indices of the events at which the host waits for the GPU.
         overlapped: whether the host continues while the GPU works between waits.
+        streams: (events,) ``Wait`` of each event, 0 for none; absent where one stream does all.
     """
 
     work: IntArray
@@ -120,10 +128,14 @@ class HostDeviceTimeline:
     device: FloatArray
     waits: IntArray
     overlapped: bool
+    streams: IntArray | None = None
 
     def seconds(self, host_factor: float = 1.0) -> float:
         """Seconds from start to end, with all host times multiplied by ``host_factor``."""
         host = self.host * host_factor
+        if self.overlapped and self.streams is not None:
+            is_copy = self.work == OperatorClass.HOST_COPY
+            return two_stream_seconds(host, self.device, is_copy, self.streams, self.waits)
         if self.overlapped:
             return overlapped_seconds(host, self.device, self.waits)
         return float(host.sum() + self.device.sum())
@@ -153,12 +165,14 @@ def timeline_of(
     device[kernels] = _device_seconds(
         work[kernels], operators.names[kernels] % 4, numbers[kernels], gpu, constants
     )
+    streams = np.where(kinds == Kind.STREAM, operators.names, 0)
     return HostDeviceTimeline(
         work=work,
         host=_host_seconds(kinds, work, numbers, constants),
         device=device,
         waits=np.flatnonzero(kinds == Kind.WAITED),
         overlapped=constants.overlapped,
+        streams=streams if streams.any() else None,
     )
 
 
@@ -210,8 +224,15 @@ def _device_seconds(
     computing = np.where(flops > 0, flops / (needed * reached[work]), 0.0)
     bandwidth = gpu.memory_bandwidth_gb_per_second * 1e9
     transfer = numbers[:, Column.BYTES] / (bandwidth * constants.memory)
+    copied = work == OperatorClass.HOST_COPY
+    transfer[copied] = numbers[copied, Column.BYTES] / _host_link_bytes_per_second(gpu)
     floor = np.maximum(numbers[:, Column.LAUNCHES], 1.0) * constants.kernel_floor_us * 1e-6
     return np.maximum(np.maximum(computing, transfer), floor)
+
+
+def _host_link_bytes_per_second(gpu: Gpu) -> float:
+    major = (gpu.compute_capability or "").partition(".")[0]
+    return PCIE_GB_PER_SECOND.get(major, PCIE_SINCE) * 1e9 * PCIE_REACHED
 
 
 def _peaks(gpu: Gpu) -> FloatArray:
@@ -296,3 +317,51 @@ def overlapped_seconds(host: FloatArray, device: FloatArray, waits: IntArray) ->
             now = max(now, free) + float(host[end])
         start = end + 1
     return max(now, free)
+
+
+def two_stream_seconds(
+    host: FloatArray,
+    device: FloatArray,
+    is_copy: np.ndarray,
+    streams: IntArray,
+    waits: IntArray,
+) -> float:
+    """Time in seconds at which the host and both streams have finished.
+
+    Args:
+        host: (events,) seconds on the host.
+        device: (events,) seconds on the GPU; 0 for events that launch nothing.
+        is_copy: (events,) whether the stream of copies runs the event.
+        streams: (events,) ``Wait`` of the streams, 0 for none.
+        waits: indices of the events at which the host waits for the stream of the computation.
+    """
+    host_waits = np.zeros(len(host), np.bool_)
+    host_waits[waits] = True
+    now = 0.0
+    free = [0.0, 0.0]  # times at which the computation and the copies are done
+    marks: tuple[deque[float], deque[float]] = (deque(), deque())
+    columns = (host, device, is_copy.astype(np.int64), streams, host_waits)
+    for spent, busy, stream, wait, is_wait in zip(*(c.tolist() for c in columns), strict=True):
+        if is_wait:
+            now = max(now, free[0])
+        now += spent
+        if wait:
+            _synchronise(Wait(wait), free, marks)
+        elif busy:
+            free[stream] = max(free[stream], now) + busy
+    return max(now, *free)
+
+
+def _synchronise(wait: Wait, free: list[float], marks: tuple[deque[float], deque[float]]) -> None:
+    match wait:
+        case Wait.COMPUTE_MARKED | Wait.COPIES_MARKED:
+            stream = int(wait is Wait.COPIES_MARKED)
+            marks[stream].append(free[stream])
+        case Wait.COMPUTE_FOR_MARK | Wait.COPIES_FOR_MARK:
+            stream = int(wait is Wait.COPIES_FOR_MARK)
+            others = marks[1 - stream]
+            if others:
+                free[stream] = max(free[stream], others.popleft())
+        case _:
+            stream = int(wait is Wait.COPIES_FOR_COMPUTE)
+            free[stream] = max(free)

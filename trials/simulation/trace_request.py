@@ -75,6 +75,7 @@ class TraceRequest(Record):
             self.batch_sizes,
             self.whole,
             self.with_updates,
+            _version("trl") if self.cell.recipe.activation_offloading else None,
         )
         text = repr((content, versions(), _code()))
         digest = hashlib.sha256(text.encode()).hexdigest()[:24]
@@ -149,6 +150,9 @@ def approximations(cell: Cell, model: Model, gpu: Gpu) -> tuple[str, ...]:
         f"{recipe.optimizer} is traced as its state and one kernel per tensor": "8bit"
         in recipe.optimizer
         or recipe.optimizer.startswith("paged"),
+        "activation_offloading is timed at 0.8 of PCIe's rate, which is assumed": (
+            recipe.activation_offloading
+        ),
         f"loss {recipe.loss} is traced by declared buffers and products": recipe.loss
         != "full-logits",
         "bitsandbytes is traced as a product with dequantised weights": recipe.method == "qlora",
@@ -164,6 +168,13 @@ def _since(gpu: Gpu, capability: float) -> bool:
 def versions() -> tuple[tuple[str, str], ...]:
     """Names and versions of the libraries whose code is traced."""
     return tuple((name, metadata.version(name)) for name in STACK)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 @cache

@@ -4,6 +4,7 @@ import numpy as np
 
 from trials.simulation.layer_expansion import whole_model, whole_step
 from trials.simulation.recording import (
+    COPY_STREAM,
     Column,
     FloatArray,
     Held,
@@ -28,6 +29,10 @@ class Steps:
     Args:
         trace: traces at one or two batch sizes.
         micro_batches: forward and backward passes per step.
+
+    Attributes:
+        held: storages of the model itself.
+        on_copy_stream: (events,) whether the stream of copies allocates the storage of an event.
     """
 
     def __init__(self, trace: StepTrace, micro_batches: int = 1) -> None:
@@ -49,6 +54,9 @@ class Steps:
         self._bytes = [
             _bytes_of_moves(s.names, s.numbers[:, Column.BYTES], made, moves) for s in streams
         ]
+        streams_used = np.zeros(len(self._purposes), np.bool_)
+        streams_used[stream.names[made]] = stream.numbers[made, COPY_STREAM] > 0
+        self.on_copy_stream = streams_used[self._names]
         tiled = made & (stream.numbers[:, TileColumn.ROW_BYTES] > 0)
         self._tiles = [s.numbers[tiled] for s in streams]
         self._tile_moves = [np.flatnonzero(self._names == name) for name in stream.names[tiled]]

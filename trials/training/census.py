@@ -23,6 +23,8 @@ IDENTIFYING = (
     "linalg_vector_norm",
     "scaled_dot_product",
 )
+HOST_COPY = "simulated::host_copy"
+"""Name under which a trace reports an activation's copy to the host."""
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::_grouped_mm", "bitsandbytes::gemm_4bit")
 
 
@@ -39,11 +41,13 @@ class StepCensus:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._layers = decoder_layers(model)
+        self._is_on_gpu = next(model.parameters()).device.type != "cpu"
         self._kernels: set[str] = set()
         self._product_dtypes: set[str] = set()
         self._passes = 0
         self._recomputed: set[int] = set()
         self._loss = ""
+        self._offloaded = 0
         self._hooks = [
             model.register_forward_pre_hook(self._pass),
             model.register_forward_hook(self._note_loss),
@@ -57,6 +61,10 @@ class StepCensus:
         name = operator.partition(".")[0]
         if any(part in name for part in IDENTIFYING):
             self._kernels.add(name)
+        if name == HOST_COPY or (
+            name == "aten::copy_" and self._is_on_gpu and result.device.type == "cpu"
+        ):
+            self._offloaded += 1
         if name in PRODUCTS:
             self._product_dtypes.add(str(result.dtype).removeprefix("torch."))
 
@@ -84,6 +92,7 @@ class StepCensus:
             product_dtypes=tuple(sorted(self._product_dtypes)),
             micro_batches=self._passes,
             loss=self._loss,
+            offloaded_activations=self._offloaded,
         )
 
     def _pass(self, *_: object) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trials.models.activation_offloading import activation_offloading
 from trials.models.build import build_model, stock_model
 from trials.models.fused_head import fuse_head
 from trials.models.parameter_count import implied_parameters
@@ -18,7 +19,7 @@ from trials.records.model import Model
 from trials.records.observation import Built, ParameterCounts
 from trials.training.census import StepCensus
 from trials.training.loss import micro_batch_losses
-from trials.training.optimizers import make_stepper
+from trials.training.optimizers import Stepper, make_stepper
 
 SEVERAL = 2  # micro-batches that show that gradients accumulate
 
@@ -75,7 +76,8 @@ class FineTuning:
         # Every probe starts from the same weights, since routing depends on weights and memory on
         # routing. The copy is on the host, outside the measured memory.
         self._initial = [p.detach().to("cpu", copy=True) for p in self.trainable]
-        self.stepper = make_stepper(self.model, self.trainable, cell.recipe, device)
+        self._offloading = activation_offloading(self.model, cell.recipe)
+        self.stepper = self._new_stepper()
 
     def start_over(self) -> None:
         """Restore initial weights, drop gradients and optimizer state, as in a fresh process."""
@@ -85,7 +87,12 @@ class FineTuning:
                 parameter.copy_(initial)
                 parameter.grad = None
         torch.manual_seed(self._seed)  # dropout draws from it
-        self.stepper = make_stepper(self.model, self.trainable, self._cell.recipe, self._device)
+        self.stepper = self._new_stepper()
+
+    def _new_stepper(self) -> Stepper:
+        return make_stepper(
+            self.model, self.trainable, self._cell.recipe, self._device, self._offloading
+        )
 
     def tokens(self, batch_size: int, draw: int = 0) -> torch.Tensor:
         """Random token ids of one step, equal for every probe of a size and draw.

@@ -25,6 +25,8 @@ LEARNING_RATE = 5e-5  # the paper's, 2408.04693 section III
 FIRST_LOSS_SCALE = 1024.0
 DEEPSPEED_BUCKET_ELEMENTS = 500_000_000  # its default reduce_bucket_size
 LossOf = Callable[[nn.Module], torch.Tensor]
+Offloading = contextlib.AbstractContextManager[object]
+NOT_OFFLOADED: Offloading = contextlib.nullcontext()
 
 
 class SkippedStepError(RuntimeError):
@@ -70,9 +72,20 @@ class Stepper(Protocol):
 
 
 def make_stepper(
-    model: nn.Module, trainable: list[nn.Parameter], recipe: Recipe, device: torch.device
+    model: nn.Module,
+    trainable: list[nn.Parameter],
+    recipe: Recipe,
+    device: torch.device,
+    offloading: Offloading = NOT_OFFLOADED,
 ) -> Stepper:
     """Make the stepper of a recipe, with an optimizer without state.
+
+    Args:
+        model: model to train.
+        trainable: its trained parameters.
+        recipe: recipe of the steps.
+        device: device of the model.
+        offloading: context of the passes (``trials.models.activation_offloading``).
 
     Raises:
         ImportError: a package that the recipe needs is not installed.
@@ -87,7 +100,9 @@ def make_stepper(
             f"{device.type}: use {recipe.optimizer.removeprefix('paged_').removesuffix('_32bit')}"
         )
     optimizer = make_optimizer(trainable, recipe, device.type)
-    return DeviceStepper(model, optimizer, recipe, device)
+    stepper = DeviceStepper(model, optimizer, recipe, device)
+    stepper.offloading = offloading
+    return stepper
 
 
 class DeviceStepper:
@@ -100,6 +115,9 @@ class DeviceStepper:
         device: device of the model.
         kernels_of: type of the device whose kernels clip the gradients; absent for the device's
             own.
+
+    Attributes:
+        offloading: context of each micro-batch's forward and backward pass.
     """
 
     def __init__(
@@ -115,6 +133,7 @@ class DeviceStepper:
         self._model = model
         self._device_type = device.type
         self._recipe = recipe
+        self.offloading = NOT_OFFLOADED
         self._clips_together = (kernels_of or device.type) == "cuda"
         self._scaler = torch.amp.GradScaler(
             device.type, init_scale=FIRST_LOSS_SCALE, enabled=recipe.precision == "fp16"
@@ -140,9 +159,10 @@ class DeviceStepper:
 
     def backward(self, loss_of: LossOf) -> torch.Tensor:
         """Run forward and backward pass, and return the loss on the device."""
-        with autocast_to(self._recipe.autocast, self._device_type):
-            loss = loss_of(self._model)
-        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        with self.offloading:
+            with autocast_to(self._recipe.autocast, self._device_type):
+                loss = loss_of(self._model)
+            self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return loss
 
     def update(self) -> float | None:

@@ -86,6 +86,8 @@ def _compared_model(recipe: Recipe, built: Built, implied: ParameterCounts) -> I
     yield "mamba", recipe.mamba, built.mamba
     checkpointed = built.layers if recipe.gradient_checkpointing else 0
     yield "checkpointed layers", checkpointed, built.checkpointed_layers
+    offloaded = built.offloaded_activations > 0
+    yield "activations on the host", recipe.activation_offloading, offloaded
 
 
 def _compared_step(recipe: Recipe, built: Built) -> Iterator[Compared]:

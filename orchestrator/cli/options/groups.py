@@ -104,6 +104,9 @@ RECIPE = """
                          trained weights in fp32, autocast to fp16 (default: PRECISION)
 --gradient-checkpointing {on,off}
                          recompute activations in the backward pass (default: on)
+--activation-offloading {on,off}
+                         keep saved activations on the host until the backward pass, by TRL
+                         (default: off)
 --gradient-accumulation N
                          micro-batches per optimizer step (default: 1)
 --effective-batch N      examples per optimizer step: micro-batches of the batch size accumulate to

@@ -90,6 +90,7 @@ def plainness(recipe: Recipe) -> tuple[object, ...]:
         recipe.attention == "flash_attention_2",
         recipe.optimizer != "adamw",
         recipe.offload_optimizer,
+        recipe.activation_offloading,
         recipe.experts == "looped",
         recipe.loss != "full-logits",
     )
@@ -226,6 +227,7 @@ def _words(recipe: Recipe) -> tuple[str | None, ...]:
         _method(recipe),
         recipe.precision,
         "checkpointing" if recipe.gradient_checkpointing else "no checkpointing",
+        "activations on the host" if recipe.activation_offloading else "activations not offloaded",
         None if recipe.attention is None else ATTENTION[recipe.attention],
         None if recipe.experts is None else f"{recipe.experts} experts",
         None if recipe.mamba is None else f"Mamba by {recipe.mamba}",

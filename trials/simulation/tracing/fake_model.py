@@ -57,13 +57,22 @@ def fake_model(
     with stands_in:
         stock = stock_model(model, recipe, active_experts)
     none = RepeatedLayers(first=0, period=1, copies=0, traced=0)
-    repeated = none if whole else find_repeated_layers(stock)
+    repeated = none if whole else find_repeated_layers(stock, _shortest_turn(recipe))
     cut(stock, repeated)
     implied = implied_parameters(stock, recipe)
     with torch.device("meta"):
         built = under_recipe(stock, recipe, lambda laid_out: _lay_out(laid_out, recipe))
     _fake_all(built, mode)
     return FakeModel(built, recipe, repeated, implied)
+
+
+def _shortest_turn(recipe: Recipe) -> int:
+    """Fewest layers of a turn, such that only the turn before and after has its storages.
+
+    TRL's offloading keeps an activation on the GPU until the forward pass has saved five more
+    tensors, and a checkpointed layer saves two.
+    """
+    return 4 if recipe.activation_offloading else 1
 
 
 class TracedCensus(StepCensus):

@@ -19,8 +19,9 @@ from trials.records.model import Model
 from trials.simulation.recording import Held, Purpose, Recording, Segment, with_updates_of
 from trials.simulation.tracing.fake_model import FLASH, TracedCensus, fake_model
 from trials.simulation.tracing.fake_optimizers import simulated_optimizer
+from trials.simulation.tracing.host_copies import HostLink, simulated_offloading
 from trials.simulation.tracing.kernels.fused_heads import give_head
-from trials.simulation.tracing.kernels.fused_kernels import as_on_gpu
+from trials.simulation.tracing.kernels.fused_kernels import as_on_gpu, scores_capped_within
 from trials.simulation.tracing.kernels.mamba_kernels import install_simulated_mamba
 from trials.simulation.tracing.layer_repetition import RepeatedLayers, mark_passes
 from trials.simulation.tracing.tracer import Tracer, UntraceableError, fake_like
@@ -85,6 +86,8 @@ class TraceableCell:
         self._fake = fake_model(model, recipe, cell.active_experts, self._mode, whole=whole)
         self._model, self._repeated_layers = self._fake.module, self._fake.repeated_layers
         give_head(self._model, recipe.loss, target)
+        self.link = HostLink()
+        self.offloading = simulated_offloading(self._model, recipe, self.link)
         self._recipe = recipe
         self._is_checked = False
         _check_positions(self._model, cell)
@@ -135,7 +138,7 @@ class TraceableCell:
         torch.set_autocast_enabled("cuda", autocast is not None)
         torch.set_autocast_dtype("cuda", DTYPES[autocast or "fp16"])
         try:
-            capped = _scores_capped_within() if self._recipe.attention == FLASH else nothing
+            capped = scores_capped_within() if self._recipe.attention == FLASH else nothing
             with as_on_gpu(), capped:
                 yield
         finally:
@@ -182,7 +185,9 @@ class TraceableCell:
         """Stepper of the recipe."""
         device = torch.device("cpu")
         optimizer = simulated_optimizer(trainable, self._recipe, self._target)
-        return DeviceStepper(self._model, optimizer, self._recipe, device, self._target)
+        stepper = DeviceStepper(self._model, optimizer, self._recipe, device, self._target)
+        stepper.offloading = self.offloading
+        return stepper
 
     @property
     def recipe(self) -> Recipe:
@@ -206,24 +211,6 @@ def _check_positions(model: nn.Module, cell: Cell) -> None:
                 f"seq_len {cell.seq_len}: {cell.model} has positions for {module.num_embeddings} "
                 "tokens: give at most this length"
             )
-
-
-@contextlib.contextmanager
-def _scores_capped_within() -> Iterator[None]:
-    """Drop the cap on scores: FlashAttention-2 applies it in its kernel, PyTorch's has none."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: PLC0415 - seconds to import
-
-    own = ALL_ATTENTION_FUNCTIONS["sdpa"]
-
-    def capped(*args: Any, softcap: float | None = None, **kwargs: Any) -> Any:
-        del softcap
-        return own(*args, **kwargs)
-
-    ALL_ATTENTION_FUNCTIONS["sdpa"] = capped
-    try:
-        yield
-    finally:
-        ALL_ATTENTION_FUNCTIONS["sdpa"] = own
 
 
 @contextlib.contextmanager
@@ -259,6 +246,7 @@ class _Step:
         held = [*model_tensors(cell.model), *self._untraced.parameters]
         note = None if census is None else census.note
         self._tracer = Tracer(shares, held, with_workspaces=cell.is_on_gpu, note=note)
+        cell.link.tracer = self._tracer
         self._trainable = [p for p in cell.model.parameters() if p.requires_grad]
         self._hooks = [
             p.register_post_accumulate_grad_hook(self._tracer.accumulated)  # type: ignore[no-untyped-call]
@@ -308,6 +296,8 @@ class _Step:
             del loss
             batch.clear()
             stepper.forget_gradients()
+            with self._cell.offloading:
+                pass  # the next micro-batch drops what the last one's left
         stepper.close()
 
     def _loss(self, model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,16 @@ from torch._subclasses.fake_tensor import (
 )
 
 from trials.devices.storages import StorageWatch
-from trials.simulation.recording import UPDATES, Column, IntArray, Kind, Numbers, Recording, Segment
+from trials.simulation.recording import (
+    COPY_STREAM,
+    UPDATES,
+    Column,
+    IntArray,
+    Kind,
+    Numbers,
+    Recording,
+    Segment,
+)
 from trials.simulation.tracing.operator_costs import describe, workspace
 from trials.simulation.tracing.shape_rules import (
     CPU,
@@ -87,7 +96,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         note: Callable[[str, Any], None] | None = None,
     ) -> None:
         super().__init__()
-        self._note_operator = note
+        self.note_operator = note
         self._shares = shares
         self._with_workspaces = with_workspaces
         self._names: dict[int, int] = {}
@@ -100,6 +109,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         self._ghosts: list[tuple[int, int, int]] = []
         self._effects: dict[Hashable, ShapeEffects] = {}
         self.segment = Segment.BEFORE
+        self.on_copy_stream = False
         self._held = True
         self.note_all(already_live)
         self._held = False
@@ -109,14 +119,16 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         if self._held:
             return
         self._names[identity] = self._next_name
-        self._event(Kind.MADE, self._next_name, (float(size), *NO_NUMBERS[1:]))
+        numbers = [float(size), *NO_NUMBERS[1:]]
+        numbers[COPY_STREAM] = float(self.on_copy_stream)
+        self.event(Kind.MADE, self._next_name, tuple(numbers))
         self._next_name += 1
 
     def gone(self, identity: int, size: int) -> None:  # noqa: ARG002 - the base class passes it
         """Record the end of a storage."""
         name = self._names.pop(identity, None)
         if name is not None:
-            self._event(Kind.FREED, name, NO_NUMBERS)
+            self.event(Kind.FREED, name, NO_NUMBERS)
 
     def name_of(self, tensor: torch.Tensor) -> int | None:
         """Name of a tensor's storage; None for one made before the step."""
@@ -129,7 +141,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         if name is not None:
             # The sum reads both gradients and writes one.
             moved = 3.0 * parameter.grad.untyped_storage().nbytes()
-            self._event(Kind.ACCUMULATED, name, (moved, *NO_NUMBERS[1:-1], 1.0))
+            self.event(Kind.ACCUMULATED, name, (moved, *NO_NUMBERS[1:-1], 1.0))
 
     def add_ghost(self, tensor: torch.Tensor, like: int, copy: int) -> None:
         """Register the gradient of an untraced parameter as a copy of a traced storage.
@@ -175,7 +187,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
             self._counters.add(self.name_of(result))
         self._record_work(effects)
         if func in ROUTED:
-            self._event(Kind.WAITED, 0, NO_NUMBERS)
+            self.event(Kind.WAITED, 0, NO_NUMBERS)
         return result
 
     def _evaluated(
@@ -191,8 +203,8 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         except Exception as error:
             error.add_note(func.name())  # the refusal names the operator
             raise
-        if self._note_operator is not None:
-            self._note_operator(func.name(), result)
+        if self.note_operator is not None:
+            self.note_operator(func.name(), result)
         taken = workspace(func, args, kwargs) if self._with_workspaces else NO_NUMBERS
         works = describe(func, args, kwargs, result)
         # The shape of a mask does not determine the number of its set entries.
@@ -203,11 +215,11 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         """Record the workspace and the costs of an operator."""
         if any(effects.workspace):
             self._workspaces.append(self._next_name)
-            self._event(Kind.MADE, self._next_name, effects.workspace)
+            self.event(Kind.MADE, self._next_name, effects.workspace)
         for work, rate, numbers in effects.works:
-            self._event(Kind.RUN, 4 * work + rate, numbers)
+            self.event(Kind.RUN, 4 * work + rate, numbers)
         if any(effects.workspace):
-            self._event(Kind.FREED, self._next_name, NO_NUMBERS)
+            self.event(Kind.FREED, self._next_name, NO_NUMBERS)
             self._next_name += 1
 
     def _read(self, tensor: torch.Tensor) -> float | bool:
@@ -219,7 +231,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         if self.segment not in UPDATES and not _is_mask_check():
             raise UntraceableError(f"{READ_NAME}: {NO_VALUES}")
         if self.name_of(tensor) not in self._counters:
-            self._event(Kind.WAITED, 0, NO_NUMBERS)
+            self.event(Kind.WAITED, 0, NO_NUMBERS)
         if tensor.dtype == torch.bool:
             return True  # no padding and no packing
         overflow = tensor.untyped_storage()._cdata == self._overflows  # noqa: SLF001 - as StorageWatch
@@ -253,7 +265,8 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         """Begin a segment with the next operation; frees before that belong to the old one."""
         self._following = segment
 
-    def _event(self, kind: Kind, name: int, numbers: Numbers) -> None:
+    def event(self, kind: Kind, name: int, numbers: Numbers) -> None:
+        """Record an event, in the segment that has begun."""
         if self._following is not None and kind is not Kind.FREED:
             self.segment, self._following = self._following, None
         self._events.append((kind, name, self.segment, numbers))

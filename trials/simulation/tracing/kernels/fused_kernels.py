@@ -185,6 +185,24 @@ def as_on_gpu() -> Iterator[None]:
                 setattr(place, name, before)
 
 
+@contextlib.contextmanager
+def scores_capped_within() -> Iterator[None]:
+    """Drop the cap on scores: FlashAttention-2 applies it in its kernel, PyTorch's has none."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: PLC0415 - seconds to import
+
+    own = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def capped(*args: Any, softcap: float | None = None, **kwargs: Any) -> Any:
+        del softcap
+        return own(*args, **kwargs)
+
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = capped
+    try:
+        yield
+    finally:
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = own
+
+
 def _in_fp32(function: Callable[..., Any]) -> Callable[..., Any]:
     """Let a function take its tensors in fp32 under autocast, as CUDA's autocast does."""
 
