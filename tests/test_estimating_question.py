@@ -1,5 +1,6 @@
 """Mistakes in the options of ``estimate``."""
 
+import json
 from typing import Any
 
 import pytest
@@ -74,3 +75,14 @@ def test_an_optimizer_step_has_16_examples_unless_stated(
     estimate = next(iter(estimates)).estimate
     assert estimate.batch_size == batch_size
     assert estimate.batch_size * estimate.micro_batches == effective_batch
+
+
+def test_an_option_that_fp16_excludes_serves_gpus_with_bf16(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """GPUs without bf16 refuse it by their own line."""
+    option = ("--method", "lora", "--modules-to-save", "lm_head")
+    assert main([*REQUEST, *option, "--gpu", "A40,T4", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert [estimate["gpu"] for estimate in json.loads(shown.out)] == ["A40"]
+    assert "T4: precision" in shown.err

@@ -8,6 +8,7 @@ from torch import nn
 from trials.devices.live_tensors import LiveTensorCounter
 from trials.models.build import KernelError, build_model
 from trials.models.weight_placement import decoder_layers
+from trials.recipes.fields import Method
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import with_defaults
@@ -184,6 +185,23 @@ def test_an_unsupported_attention_kernel_is_an_error_with_alternatives() -> None
     ):
         built(gemma, recipe("full"))
     assert decoder_layers(built(gemma, recipe("full", attention="eager")))
+
+
+@pytest.mark.parametrize(
+    ("method", "saved", "reason"),
+    [
+        ("lora", "wq", "modules_to_save wq: .* lm_head, "),
+        ("qlora", "q_proj", "q_proj is 4-bit"),
+        ("lora", "mlp,up_proj", "up_proj is part of .*mlp"),
+    ],
+)
+def test_a_module_that_cannot_be_trained_in_full_is_an_error(
+    method: Method, saved: str, reason: str
+) -> None:
+    """No such module, 4-bit weights, a module within another."""
+    settings = recipe(method, modules_to_save=tuple(saved.split(",")))
+    with pytest.raises(ValueError, match=reason):
+        built(find_model("llama-tiny"), settings)
 
 
 def test_an_unknown_lora_target_is_an_error_with_the_valid_ones() -> None:

@@ -57,6 +57,10 @@ from trials.recipes.recipe import Recipe
             "qlora-r8-bf16-adapters-kbit-prepared-bf16-mixed-adamw_foreach-effective16-clip1",
         ),
         (
+            Recipe(method="lora", lora_rank=8, modules_to_save=("embed_tokens", "lm_head")),
+            "lora-r8-saved-embed_tokens+lm_head-bf16",
+        ),
+        (
             Recipe(method="full", precision="fp32-mixed-load", gradient_accumulation=4),
             "full-fp32-mixed-load-accumulation4",
         ),
@@ -106,6 +110,20 @@ def test_defaults_follow_from_the_method() -> None:
             "lora_targets experts .* method full",
         ),
         ({"method": "lora"}, "method lora needs lora_rank, for example"),
+        ({"method": "full", "modules_to_save": ("lm_head",)}, "modules_to_save lm_head .* full"),
+        (
+            {"method": "lora", "lora_rank": 8, "modules_to_save": ("norm", "norm")},
+            "modules_to_save .* duplicate",
+        ),
+        (
+            {
+                "method": "lora",
+                "lora_rank": 8,
+                "modules_to_save": ("lm_head",),
+                "precision": "fp16",
+            },
+            "modules_to_save .* fp16",
+        ),
         ({"method": "qlora"}, "method qlora needs lora_rank, for example"),
         (
             {"method": "lora", "lora_rank": 8, "double_quantisation": True},

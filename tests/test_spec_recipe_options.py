@@ -88,6 +88,7 @@ def test_a_given_option_goes_before_any_default() -> None:
             lora_alpha=8,
             lora_dropout=0.1,
             lora_targets="attention",
+            modules_to_save="embed_tokens,lm_head",
         )
     )
     assert recipe == Recipe(
@@ -102,6 +103,7 @@ def test_a_given_option_goes_before_any_default() -> None:
         lora_alpha=8,
         lora_dropout=0.1,
         lora_targets=("attention",),
+        modules_to_save=("embed_tokens", "lm_head"),
     )
 
 

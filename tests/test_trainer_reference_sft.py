@@ -3,7 +3,15 @@
 from pathlib import Path
 
 import pytest
-from trainer_reference.cells import COMPARED, OFFLOADED, OTHER_MODELS, QUICK, ReferenceCell
+from trainer_reference.cells import (
+    COMPARED,
+    COMPARED_ADAPTERS,
+    OFFLOADED,
+    OTHER_MODELS,
+    QUICK,
+    QUICK_ADAPTERS,
+    ReferenceCell,
+)
 from trainer_reference.offloading import host_apart
 
 PEAK_TOLERANCE = 0.005
@@ -12,6 +20,7 @@ LOSS_TOLERANCE = 1e-5
 pytestmark = [
     pytest.mark.usefixtures("made_for_small_steps"),
     pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings:UserWarning"),
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
 ]
 
@@ -27,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("cell", [*QUICK, *OTHER_MODELS], ids=lambda cell: cell.key)
+@pytest.mark.parametrize("cell", [*QUICK, *OTHER_MODELS, *QUICK_ADAPTERS], ids=lambda cell: cell.key)
 def test_measured_and_simulated_steps_equal_the_trainers(cell: ReferenceCell, folder: Path) -> None:
     """Same weights, examples, learning rate and optimizer: ten steps of each."""
     compare(cell, folder)
@@ -51,7 +60,9 @@ def test_steps_with_offloaded_activations_equal_the_trainers(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "cell", [cell for cell in COMPARED if cell not in QUICK], ids=lambda cell: cell.key
+    "cell",
+    [cell for cell in (*COMPARED, *COMPARED_ADAPTERS) if cell not in QUICK],
+    ids=lambda cell: cell.key,
 )
 def test_every_combination_of_axes_equals_the_trainers(cell: ReferenceCell, folder: Path) -> None:
     """The rest of the matrix."""

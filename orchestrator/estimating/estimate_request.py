@@ -20,7 +20,7 @@ from orchestrator.estimating.question import EstimateError, Question, possible_g
 from orchestrator.pricing.offer_options import OfferOptions
 from orchestrator.pricing.price_drift import PriceDrift
 from orchestrator.pricing.prices_in_use import PriceOptions
-from orchestrator.request import BatchOption, Names, PathText, validation_lines
+from orchestrator.request import BatchOption, Names, OptionError, PathText, validation_lines
 from orchestrator.spec.data_kinds import wrong_kind
 from orchestrator.spec.job import Job
 from orchestrator.spec.job_options import JobOptions, OverheadOptions, changed_job, with_overheads
@@ -176,7 +176,7 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
     return Question(
         model=model,
         recipe=recipe,
-        fp16_recipe=recipe_of(request.recipe, has_bf16=False).model_copy(update=accumulated),
+        fp16_recipe=_fp16_recipe(request.recipe, stated).model_copy(update=accumulated),
         recipe_text=recipe_text(request.recipe, recipe),
         active_experts=request.active_experts,
         seq_len=_seq_len(request.seq_len, job),
@@ -191,6 +191,14 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
         by_default=tuple(name for name, value in given.items() if not value),
         assumes_batch=effective_batch is not None,
     )
+
+
+def _fp16_recipe(options: RecipeOptions, recipe: Recipe) -> Recipe:
+    """Recipe on GPUs without bf16: as elsewhere, which they refuse, where fp16 excludes an option."""
+    try:
+        return recipe_of(options, has_bf16=False)
+    except OptionError:
+        return recipe
 
 
 def _assumed_batch(request: EstimateRequest) -> int | None:

@@ -41,8 +41,8 @@ class RecipeOptions(_RecipeFields):  # type: ignore[misc]
         """Fields of the recipe that were given, as ``Recipe`` takes them."""
         options = {f.name: getattr(self, f.name) for f in fields(self)}
         values = {n: v for n, v in options.items() if n in Recipe.model_fields and v is not None}
-        if "lora_targets" in values:
-            values["lora_targets"] = names_in(values["lora_targets"])
+        for name in {"lora_targets", "modules_to_save"} & set(values):
+            values[name] = names_in(values[name])
         return {n: WORDS.get(v, v) if isinstance(v, str) else v for n, v in values.items()}
 
 

@@ -3,6 +3,7 @@
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from trials.recipes.mistakes import ADAPTER_FIELDS
 from trials.recipes.recipe import Recipe
 
 PRECISIONS = ("fp32", "bf16", "bf16-mixed", "fp32-mixed-load", "fp16")
@@ -17,6 +18,7 @@ def _recipes(draw: st.DrawFn) -> Recipe:
         "lora_alpha": st.sampled_from([8, 16]),
         "lora_dropout": st.sampled_from([0.0, 0.1]),
         "lora_targets": st.lists(st.sampled_from(TARGETS), min_size=1, max_size=2, unique=True),
+        "modules_to_save": st.sampled_from([("lm_head",), ("embed_tokens", "lm_head")]),
         "double_quantisation": st.booleans(),
         "adapter_dtype": st.sampled_from(["bf16", "fp32"]),
         "max_grad_norm": st.sampled_from([0.5, 1.0]),
@@ -38,8 +40,7 @@ def _recipes(draw: st.DrawFn) -> Recipe:
     }
     fields |= {name: draw(st.none() | values) for name, values in maybe.items()}
     if fields["method"] == "full":
-        fields |= dict.fromkeys(("lora_rank", "lora_alpha", "lora_dropout", "lora_targets"))
-        fields["adapter_dtype"] = None
+        fields |= dict.fromkeys(ADAPTER_FIELDS)
     try:
         return Recipe.model_validate(fields)
     except ValidationError:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 METHODS = ("full", "lora", "qlora")
 PRECISIONS = ("fp32", "bf16", "bf16-mixed")
@@ -9,6 +10,12 @@ ACCUMULATIONS = (1, 4)
 CHECKPOINTING = (False, True)
 CLIPPING = (None, 1.0)
 LOSSES = ("full-logits", "chunked")
+
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "all-linear": {},
+    "saved": {"modules_to_save": ("embed_tokens", "lm_head")},
+}
+"""Fields of a recipe by the name of its adapters; ``lora_targets`` is all-linear if absent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +32,7 @@ class ReferenceCell:
         max_grad_norm: norm that gradients are clipped to; absent for none.
         activation_offloading: whether saved activations are on the host.
         model: one of ``models.CONFIGURATIONS``.
+        adapters: one of ``ADAPTERS``.
     """
 
     method: str = "full"
@@ -35,6 +43,7 @@ class ReferenceCell:
     max_grad_norm: float | None = None
     model: str = "llama"
     activation_offloading: bool = False
+    adapters: str = "all-linear"
 
     @property
     def key(self) -> str:
@@ -48,6 +57,7 @@ class ReferenceCell:
             "checkpointed" if self.checkpointing else None,
             "clipped" if self.max_grad_norm is not None else None,
             "offloaded" if self.activation_offloading else None,
+            self.adapters if self.adapters != "all-linear" else None,
         ]
         return "-".join(part for part in parts if part)
 
@@ -83,3 +93,21 @@ OTHER_MODELS = tuple(
     ReferenceCell(method=method, model=model)
     for model, method in (("llama-tied", "full"), ("mistral", "full"), ("qwen2", "lora"))
 )
+QUICK_ADAPTERS = (
+    ReferenceCell("lora", "bf16-mixed", 4, "full-logits", max_grad_norm=1.0, adapters="saved"),
+    ReferenceCell("lora", "fp32", loss="chunked", model="llama-tied", adapters="saved"),
+    ReferenceCell("qlora", "bf16", checkpointing=True, adapters="saved"),
+)
+"""Cells of other adapters that every run of the tests compares."""
+COMPARED_ADAPTERS = tuple(
+    ReferenceCell(method, precision, accumulation, loss, checkpointing, adapters=adapters)
+    for adapters, method, precision, accumulation, loss, checkpointing in product(
+        [name for name in ADAPTERS if name != "all-linear"],
+        ("lora", "qlora"),
+        PRECISIONS,
+        ACCUMULATIONS,
+        LOSSES,
+        CHECKPOINTING,
+    )
+)
+"""Every cell of other adapters."""

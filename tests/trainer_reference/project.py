@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from builders.observations import cpu
 
-from trainer_reference.cells import ReferenceCell
+from trainer_reference.cells import ADAPTERS, ReferenceCell
 from trainer_reference.counting import PeakCounter
 from trainer_reference.training import BATCH, LENGTH, RANK, SEED, TrainerRun
 from trials.recipes.recipe import Recipe
@@ -22,10 +22,11 @@ from trials.training.finetune import FineTuning
 def project_cell(cell: ReferenceCell, folder: Path) -> Cell:
     """The project's cell for a cell of the reference."""
     name = str(folder / cell.model)
+    has_adapters = cell.method != "full"
+    adapters = {"lora_rank": RANK, "lora_targets": ("all-linear",)} | ADAPTERS[cell.adapters]
     fields = {
         "method": cell.method,
-        "lora_rank": None if cell.method == "full" else RANK,
-        "lora_targets": None if cell.method == "full" else ("all-linear",),
+        **(adapters if has_adapters else {}),
         "precision": cell.precision,
         "gradient_checkpointing": cell.checkpointing,
         "gradient_accumulation": cell.accumulation,

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Trainer
 from trl import SFTConfig, SFTTrainer
 
-from trainer_reference.cells import ReferenceCell
+from trainer_reference.cells import ADAPTERS, ReferenceCell
 from trainer_reference.counting import PeakCounter
 from trainer_reference.models import VOCABULARY, tokenizer
 from trainer_reference.training import BATCH, LEARNING_RATE, LENGTH, RANK, SEED, STEPS, TrainerRun
@@ -57,13 +57,15 @@ def train(cell: ReferenceCell, folder: Path, *, with_origins: bool = False) -> T
     """Train for ``STEPS`` optimizer steps, and count."""
     torch.manual_seed(SEED)
     kind = _FullLogits if cell.loss == "full-logits" else _Observed
+    model = _model(cell, folder)
+    dtypes = {name: p.dtype for name, p in model.named_parameters()}
     trainer = kind(
-        model=_model(cell, folder),
+        model=model,
         args=_arguments(cell, folder),
         train_dataset=_examples(cell),
         processing_class=tokenizer(),
     )
-    _cast_adapters(trainer.model, cell)
+    _cast_adapters(trainer.model, cell, dtypes)
     trained = {n: p for n, p in trainer.model.named_parameters() if p.requires_grad}
     initial = {name: p.detach().clone() for name, p in trained.items()}
     trainer.counter = PeakCounter(model_tensors(trainer.model), with_origins=with_origins)
@@ -130,21 +132,29 @@ def _model(cell: ReferenceCell, folder: Path) -> nn.Module:
     )
     if cell.method == "full":
         return model
+    fields = ADAPTERS[cell.adapters]
     config = LoraConfig(
         r=RANK,
         lora_alpha=2 * RANK,
-        lora_dropout=0.0,
+        lora_dropout=fields.get("lora_dropout", 0.0),
         target_modules="all-linear",
+        modules_to_save=fields.get("modules_to_save"),
         task_type="CAUSAL_LM",
     )
     return get_peft_model(model, config)
 
 
-def _cast_adapters(model: nn.Module, cell: ReferenceCell) -> None:
-    """Give adapters the dtype of the cell: TRL makes those on 4-bit weights bf16 at any setting."""
+def _cast_adapters(
+    model: nn.Module, cell: ReferenceCell, dtypes: dict[str, torch.dtype]
+) -> None:
+    """Give adapters the dtype of the cell, and copies of modules the one that PEFT gave them.
+
+    TRL makes all that is trained on 4-bit weights bf16 at any setting.
+    """
     if cell.method == "full":
         return
     dtype = torch.bfloat16 if cell.precision == "bf16" else torch.float32
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            parameter.data = parameter.data.to(dtype)
+            is_copy = ".modules_to_save." in name
+            parameter.data = parameter.data.to(dtypes[name] if is_copy else dtype)

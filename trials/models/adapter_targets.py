@@ -62,6 +62,40 @@ def _linears(model: nn.Module) -> Iterator[str]:
             yield name
 
 
+def saved_modules(model: nn.Module, recipe: Recipe) -> list[str]:
+    """Names of the modules that a recipe trains in full beside adapters, by PEFT's matching."""
+    ends = recipe.modules_to_save
+    return [] if ends is None else [name for name, _ in model.named_modules() if name.endswith(ends)]
+
+
+def check_saved_modules(model: nn.Module, recipe: Recipe) -> None:
+    """Check that the model has the modules that a recipe trains in full, and can train them.
+
+    Raises:
+        TargetError: it has not, or cannot.
+    """
+    saved = saved_modules(model, recipe)
+    for end in recipe.modules_to_save or ():
+        if not any(name.endswith(end) for name in saved):
+            present = sorted({name.rpartition(".")[2] for name, _ in model.named_modules()} - {""})
+            named = ", ".join(name for name in present if not name.isdecimal())
+            raise TargetError(f"modules_to_save {end}: the model has no such module; it has {named}")
+    for name in saved:
+        if not all(p.is_floating_point() for p in model.get_submodule(name).parameters()):
+            raise TargetError(
+                f"modules_to_save: {name} is 4-bit, which cannot be trained: use method lora, or "
+                "leave it out"
+            )
+        inner = next((other for other in saved if other.startswith(f"{name}.")), None)
+        if inner is not None:
+            raise TargetError(f"modules_to_save: {inner} is part of {name}: leave one of them out")
+
+
+def excludes(recipe: Recipe, name: str) -> bool:
+    """Whether PEFT puts no adapter on a layer because a recipe trains it, or its parent, in full."""
+    return any(f".{end}." in f".{name}." for end in recipe.modules_to_save or ())
+
+
 def is_meant(target: str, name: str) -> bool:
     """Whether a name in ``lora_targets`` matches the linear layer with this full name."""
     *path, last = name.split(".")

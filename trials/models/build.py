@@ -19,10 +19,10 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
 )
-from transformers.pytorch_utils import Conv1D
 
 from gpu_catalog.suggestions import did_you_mean
-from trials.models.adapter_targets import adapts_router, lora_targets
+from trials.models.adapter_targets import adapts_router
+from trials.models.adapters import adapt
 from trials.models.experts import experts_implementation, linear_routers, loop_experts
 from trials.models.mamba import choose_mamba_kernels
 from trials.models.weight_placement import DTYPES, place
@@ -171,7 +171,7 @@ def under_recipe(model: nn.Module, recipe: Recipe, place: Callable[[nn.Module], 
     if recipe.gradient_checkpointing:
         _checkpoint(model)
     if recipe.lora_rank is not None:
-        model = _adapt(model, recipe)
+        model = adapt(model, recipe)
     model.train()
     return model
 
@@ -234,32 +234,3 @@ def _cast_up(model: nn.Module) -> None:
 
     # Checkpointing has its own place below.
     prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-
-
-def _adapt(model: nn.Module, recipe: Recipe) -> nn.Module:
-    from peft import LoraConfig, get_peft_model  # noqa: PLC0415 - seconds, and only adapters need it
-
-    assert recipe.lora_rank is not None
-    config = LoraConfig(
-        r=recipe.lora_rank,
-        lora_alpha=recipe.lora_alpha,
-        lora_dropout=recipe.lora_dropout,
-        target_modules=lora_targets(model, recipe),
-        # PEFT warns where this does not agree with the class of the layers.
-        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
-        task_type="CAUSAL_LM",
-    )
-    # By the model's type PEFT would take some of these names for parameters of fused experts, and
-    # drop them. Here the experts are separate linear layers.
-    facts: Any = model.config
-    facts.model_type = "apart"
-    try:
-        adapted: nn.Module = get_peft_model(model, config)
-    finally:
-        del facts.model_type  # uncovers the attribute of the class
-    # PEFT casts adapters up to fp32, but not those on the meta device.
-    assert recipe.adapter_dtype is not None
-    for parameter in adapted.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.to(DTYPES[recipe.adapter_dtype])
-    return adapted

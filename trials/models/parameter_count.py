@@ -11,7 +11,13 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from trials.models.adapter_targets import EXPERT_LINEARS, ROUTER_LINEAR, is_meant
+from trials.models.adapter_targets import (
+    EXPERT_LINEARS,
+    ROUTER_LINEAR,
+    excludes,
+    is_meant,
+    saved_modules,
+)
 from trials.models.experts import is_router
 from trials.recipes.recipe import Recipe
 from trials.records.observation import ParameterCounts
@@ -49,11 +55,17 @@ def implied_parameters(stock: nn.Module, recipe: Recipe) -> ParameterCounts:
         recipe.lora_rank * m.inputs_and_outputs * m.count
         for m in matrices
         if any(is_meant(target, m.name) for target in recipe.lora_targets or ())
+        and not excludes(recipe, m.name)
     )
     four_bit = sum(m.elements * m.count for m in matrices if m.four_bit)
+    copies = sum(
+        parameter.numel()
+        for name in saved_modules(stock, recipe)
+        for parameter in stock.get_submodule(name).parameters()
+    )
     return ParameterCounts(
-        total=total + adapters,
-        trainable=adapters,
+        total=total + adapters + copies,
+        trainable=adapters + copies,
         four_bit=four_bit if recipe.method == "qlora" else 0,
     )
 

@@ -74,12 +74,17 @@ class RecipeFields(Record):
         method: ``full`` trains every weight, ``lora`` adapters on frozen weights, ``qlora``
             adapters on frozen 4-bit NF4 weights.
         lora_rank: rank of the adapters; required for ``lora`` and ``qlora``.
-        lora_alpha: adapters are scaled by alpha / rank; by default twice the rank.
+        lora_alpha: adapters are scaled by alpha / rank; by default twice the rank. The scale,
+            like that of rsLoRA, takes neither memory nor time.
         lora_dropout: fraction of an adapter's inputs that is dropped in training; by default 0.
         lora_targets: linear layers with adapters: ``attention``, ``experts``, ``router``,
             ``all-linear`` (all but the head), or names of layers. By default experts and router,
             as in arXiv 2408.04693; ``attention`` if the experts are grouped, and ``all-linear``
             for a model without experts.
+        modules_to_save: modules of which PEFT trains a full copy beside the adapters, by the ends
+            of their names, such as ``embed_tokens`` and ``lm_head``. The frozen originals stay.
+            A copy has the dtype of its original, or bf16 if the adapters have; copies of tied
+            weights are not tied.
         adapter_dtype: dtype of the adapters; by default that of trained weights under
             ``precision``.
         double_quantisation: whether the quantisation constants of 4-bit weights are quantised, too
@@ -119,6 +124,7 @@ class RecipeFields(Record):
     lora_alpha: PositiveInt | None = None
     lora_dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     lora_targets: Annotated[tuple[Target, ...], Field(min_length=1)] | None = None
+    modules_to_save: Annotated[tuple[Target, ...], Field(min_length=1)] | None = None
     adapter_dtype: AdapterDtype | None = None
     double_quantisation: Switch | None = None
     kbit_preparation: Switch = False

@@ -2,17 +2,21 @@
 
 from trials.recipes.fields import RecipeFields
 
+ADAPTER_FIELDS = (
+    *("lora_rank", "lora_alpha", "lora_dropout", "lora_targets"),
+    *("modules_to_save", "adapter_dtype"),
+)
+
 
 def misplaced(recipe: RecipeFields) -> list[str]:
     """Errors of fields that the method excludes or requires."""
     wrong = []
     method = recipe.method
-    adapter_fields = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "adapter_dtype")
     if method == "full":
         wrong += [
             f"{name} {_plain(getattr(recipe, name))} does not apply to method full: remove it, "
             "or use method lora or qlora"
-            for name in adapter_fields
+            for name in ADAPTER_FIELDS
             if getattr(recipe, name) is not None
         ]
     elif recipe.lora_rank is None:
@@ -27,8 +31,11 @@ def misplaced(recipe: RecipeFields) -> list[str]:
         if is_given and method != "qlora"
     ]
     targets = recipe.lora_targets or ()
-    if len(set(targets)) < len(targets):
-        wrong.append(f"lora_targets {_plain(targets)} has a duplicate: remove it")
+    wrong += [
+        f"{name} {_plain(names)} has a duplicate: remove it"
+        for name, names in (("lora_targets", targets), ("modules_to_save", recipe.modules_to_save))
+        if len(set(names or ())) < len(names or ())
+    ]
     if "all-linear" in targets and len(targets) > 1:
         wrong.append(f"lora_targets {_plain(targets)}: all-linear includes the others: remove them")
     return wrong
@@ -58,6 +65,12 @@ def incompatible(recipe: RecipeFields) -> list[str]:
         wrong.append("loss cce does not support fp32: use bf16 or fp16, or loss: liger")
     if recipe.adapter_dtype == "bf16" and recipe.precision == "fp16":
         wrong.append("adapter_dtype bf16 does not go with precision fp16: use fp32")
+    if recipe.modules_to_save and recipe.precision == "fp16" and not recipe.kbit_preparation:
+        wrong.append(
+            "modules_to_save does not go with precision fp16: the copies are fp16, as the frozen "
+            "weights are, and loss scaling does not support fp16 gradients: use bf16-mixed, "
+            "fp32-mixed-load or fp32"
+        )
     if recipe.offload_optimizer:
         wrong += _incompatible_with_offloading(recipe)
     return wrong

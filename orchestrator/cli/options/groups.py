@@ -125,6 +125,8 @@ RECIPE = """
 --lora-dropout N         share of the adapters' inputs that is dropped (default: 0)
 --lora-targets A,B       modules with adapters: attention, experts, router, all-linear, or module
                          names
+--modules-to-save A,B     modules to train in full beside the adapters, such as embed_tokens,lm_head
+                         (default: none)
 --adapter-dtype {bf16,fp32}
                          type of the adapters (default: that of trained weights; qlora: bf16)
 --double-quantisation {on,off}

@@ -248,6 +248,7 @@ def _method(recipe: Recipe) -> str:
         + ("" if has_usual_alpha else f" alpha {recipe.lora_alpha}")
         + (f" dropout {recipe.lora_dropout:g}" if recipe.lora_dropout else "")
         + (f" on {'+'.join(recipe.lora_targets)}" if recipe.lora_targets else "")
+        + (f" with {'+'.join(recipe.modules_to_save)} in full" if recipe.modules_to_save else "")
         + (f" in {recipe.adapter_dtype}" if recipe.has_own_adapter_dtype else "")
         + (" with constants not quantised" if recipe.double_quantisation is False else "")
         + (" with norms and head in fp32" if recipe.kbit_preparation else "")

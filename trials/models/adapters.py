@@ -1,0 +1,67 @@
+"""Adapters of PEFT on a model, and the modules that it trains in full beside them."""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from trials.models.adapter_targets import check_saved_modules, lora_targets
+from trials.models.weight_placement import DTYPES
+from trials.recipes.recipe import Recipe
+
+COPY = ".modules_to_save."  # in the names of PEFT's copies
+
+
+def adapt(model: nn.Module, recipe: Recipe) -> nn.Module:
+    """Wrap a model by PEFT with the adapters of a recipe.
+
+    Args:
+        model: model of transformers, with or without weights; its linear layers are final.
+        recipe: recipe with adapters.
+
+    Raises:
+        TargetError: the model lacks a module of the recipe.
+    """
+    from peft import LoraConfig, get_peft_model  # noqa: PLC0415 - seconds, and only adapters need it
+
+    assert recipe.lora_rank is not None
+    check_saved_modules(model, recipe)
+    config = LoraConfig(
+        r=recipe.lora_rank,
+        lora_alpha=recipe.lora_alpha,
+        lora_dropout=recipe.lora_dropout,
+        target_modules=lora_targets(model, recipe),
+        modules_to_save=recipe.modules_to_save and list(recipe.modules_to_save),
+        # PEFT warns where this does not agree with the class of the layers.
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+        task_type="CAUSAL_LM",
+    )
+    # By the model's type PEFT would take some of these names for parameters of fused experts, and
+    # drop them. Here the experts are separate linear layers.
+    facts: Any = model.config
+    facts.model_type = "apart"
+    try:
+        with warnings.catch_warnings():
+            # The copies of tied weights are not tied, by default of PEFT.
+            warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`")
+            adapted: nn.Module = get_peft_model(model, config)
+    finally:
+        del facts.model_type  # uncovers the attribute of the class
+    for name, parameter in adapted.named_parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(_dtype(name, parameter, recipe))
+    return adapted
+
+
+def _dtype(name: str, parameter: nn.Parameter, recipe: Recipe) -> torch.dtype:
+    """Dtype of a trained parameter, as trainers leave it.
+
+    PEFT casts adapters up to fp32, but not those on the meta device, and not copies of modules. TRL
+    casts all that is trained on 4-bit weights to bf16.
+    """
+    assert recipe.adapter_dtype is not None
+    if COPY in name and recipe.adapter_dtype != "bf16":
+        return parameter.dtype
+    return DTYPES[recipe.adapter_dtype]
