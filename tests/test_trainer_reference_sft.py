@@ -36,7 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("cell", [*QUICK, *OTHER_MODELS, *QUICK_ADAPTERS], ids=lambda cell: cell.key)
+@pytest.mark.parametrize(
+    "cell", [*QUICK, *OTHER_MODELS, *QUICK_ADAPTERS], ids=lambda cell: cell.key
+)
 def test_measured_and_simulated_steps_equal_the_trainers(cell: ReferenceCell, folder: Path) -> None:
     """Same weights, examples, learning rate and optimizer: ten steps of each."""
     compare(cell, folder)

@@ -194,7 +194,7 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
 
 
 def _fp16_recipe(options: RecipeOptions, recipe: Recipe) -> Recipe:
-    """Recipe on GPUs without bf16: as elsewhere, which they refuse, where fp16 excludes an option."""
+    """Recipe on GPUs without bf16; the one of others, which they refuse, if fp16 excludes it."""
     try:
         return recipe_of(options, has_bf16=False)
     except OptionError:

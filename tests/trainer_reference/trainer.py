@@ -144,9 +144,7 @@ def _model(cell: ReferenceCell, folder: Path) -> nn.Module:
     return get_peft_model(model, config)
 
 
-def _cast_adapters(
-    model: nn.Module, cell: ReferenceCell, dtypes: dict[str, torch.dtype]
-) -> None:
+def _cast_adapters(model: nn.Module, cell: ReferenceCell, dtypes: dict[str, torch.dtype]) -> None:
     """Give adapters the dtype of the cell, and copies of modules the one that PEFT gave them.
 
     TRL makes all that is trained on 4-bit weights bf16 at any setting.

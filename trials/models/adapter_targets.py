@@ -65,7 +65,9 @@ def _linears(model: nn.Module) -> Iterator[str]:
 def saved_modules(model: nn.Module, recipe: Recipe) -> list[str]:
     """Names of the modules that a recipe trains in full beside adapters, by PEFT's matching."""
     ends = recipe.modules_to_save
-    return [] if ends is None else [name for name, _ in model.named_modules() if name.endswith(ends)]
+    return (
+        [] if ends is None else [name for name, _ in model.named_modules() if name.endswith(ends)]
+    )
 
 
 def check_saved_modules(model: nn.Module, recipe: Recipe) -> None:
@@ -79,7 +81,9 @@ def check_saved_modules(model: nn.Module, recipe: Recipe) -> None:
         if not any(name.endswith(end) for name in saved):
             present = sorted({name.rpartition(".")[2] for name, _ in model.named_modules()} - {""})
             named = ", ".join(name for name in present if not name.isdecimal())
-            raise TargetError(f"modules_to_save {end}: the model has no such module; it has {named}")
+            raise TargetError(
+                f"modules_to_save {end}: the model has no such module; it has {named}"
+            )
     for name in saved:
         if not all(p.is_floating_point() for p in model.get_submodule(name).parameters()):
             raise TargetError(
@@ -92,7 +96,7 @@ def check_saved_modules(model: nn.Module, recipe: Recipe) -> None:
 
 
 def excludes(recipe: Recipe, name: str) -> bool:
-    """Whether PEFT puts no adapter on a layer because a recipe trains it, or its parent, in full."""
+    """Whether a layer gets no adapter because a recipe trains it, or its parent, in full."""
     return any(f".{end}." in f".{name}." for end in recipe.modules_to_save or ())
 
 
