@@ -262,4 +262,5 @@ def test_a_recipe_lists_the_extras_it_needs() -> None:
     assert NAMED_RECIPES["paper-mixtral"].extras == ("flash_attn",)
     assert Recipe(method="full", mamba="mamba-ssm").extras == ("causal_conv1d", "mamba_ssm")
     assert Recipe(method="full", offload_optimizer=True).extras == ("deepspeed",)
+    assert Recipe(method="full", liger_kernels=True).extras == ("liger_kernel",)
     assert Recipe(method="full", activation_offloading=True).extras == ("trl",)

@@ -73,6 +73,13 @@ def test_targets_and_experts_follow_from_the_model(
         ),
         ({"method": "full", "optimizer": "paged_adamw_8bit"}, "llama-tiny", "cpu", "needs a CUDA"),
         ({"method": "full", "mamba": "mamba-ssm"}, "blackmamba-tiny", "cpu", "needs a CUDA GPU"),
+        (
+            {"method": "full", "liger_kernels": True},
+            "llama-tiny",
+            "cpu",
+            "use liger_kernels: false",
+        ),
+        ({"method": "full", "liger_kernels": True}, "mixtral-8x7b", "A40", r"\(mixtral\), but for"),
         ({"method": "full", "loss": "liger"}, "llama-tiny", "cpu", "use full-logits or chunked"),
         ({"method": "full", "offload_optimizer": True}, "llama-tiny", "cpu", "on the host anyway"),
         ({"method": "full", "activation_offloading": True}, "llama-tiny", "cpu", "on the host"),

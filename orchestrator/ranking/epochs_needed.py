@@ -18,6 +18,7 @@ SPEED_ONLY = {
     "mamba": None,
     "offload_optimizer": False,
     "gradient_accumulation": 1,
+    "liger_kernels": False,
     "loss": "full-logits",
 }
 # Optimizers that compute what another one does.

@@ -36,6 +36,7 @@ def _recipes(draw: st.DrawFn) -> Recipe:
         "gradient_accumulation": draw(st.sampled_from([1, 4])),
         "offload_optimizer": draw(st.booleans()),
         "activation_offloading": draw(st.booleans()),
+        "liger_kernels": draw(st.booleans()),
         "loss": draw(st.sampled_from(["full-logits", "chunked", "liger", "cce"])),
     }
     fields |= {name: draw(st.none() | values) for name, values in maybe.items()}

@@ -114,6 +114,8 @@ class RecipeFields(Record):
         effective_batch: examples per optimizer step; each batch size is then a micro-batch, which
             as many micro-batches accumulate to. None for a fixed number of micro-batches.
         max_grad_norm: norm that gradients are clipped to; None for no clipping.
+        liger_kernels: whether RMSNorm, rotary embedding and SwiGLU are liger-kernel's; its loss is
+            ``loss: liger``. It needs a CUDA GPU.
         loss: ``full-logits`` is the loss of transformers, from the logits of all tokens.
             ``chunked`` is TRL's fused head, which computes logits in tiles; ``liger`` is
             liger-kernel's fused linear cross entropy, ``cce`` that of cut-cross-entropy.
@@ -139,6 +141,7 @@ class RecipeFields(Record):
     gradient_accumulation: PositiveInt = 1
     effective_batch: PositiveInt | None = None
     max_grad_norm: Annotated[float, AfterValidator(_norm)] | None = None
+    liger_kernels: Switch = False
     loss: Loss = "full-logits"
 
     @model_validator(mode="before")

@@ -37,7 +37,7 @@ class Recipe(RecipeFields):
             "causal_conv1d": self.mamba == "mamba-ssm",
             "deepspeed": self.offload_optimizer,
             "trl": self.loss == "chunked" or self.activation_offloading,
-            "liger_kernel": self.loss == "liger",
+            "liger_kernel": self.loss == "liger" or self.liger_kernels,
             "cut_cross_entropy": self.loss == "cce",
         }
         return tuple(sorted(name for name, wanted in needed.items() if wanted))
@@ -71,6 +71,7 @@ class Recipe(RecipeFields):
             f"accumulation{self.gradient_accumulation}" if accumulates else None,
             f"effective{self.effective_batch}" if self.effective_batch is not None else None,
             f"clip{self.max_grad_norm:g}" if self.max_grad_norm is not None else None,
+            "liger-kernels" if self.liger_kernels else None,
             self.loss if self.loss != "full-logits" else None,
         ]
         return "-".join(part for part in parts if part is not None)

@@ -7,6 +7,8 @@ from trials.recipes.recipe import Recipe
 from trials.records.model import Model
 from trials.records.optional_packages import EXTRAS
 
+LIGER_FAMILIES = ("granite", "llama", "mistral", "qwen2", "qwen3", "smollm3")
+"""Families whose layers liger-kernel replaces by RMSNorm, rotary embedding and SwiGLU alone."""
 AMPERE = 8.0  # the first compute capability with bf16, FlashAttention-2 and the grouped product
 
 
@@ -42,6 +44,15 @@ def _default_targets(recipe: Recipe, model: Model) -> tuple[str, ...]:
 
 def impossible_on_model(recipe: Recipe, model: Model) -> str | None:
     """Reason why no device can fine-tune this model with this recipe; None when one can."""
+    if recipe.liger_kernels and model.family not in LIGER_FAMILIES:
+        return (
+            f"liger_kernels: not supported for {model.name} ({model.family}), but for "
+            f"{', '.join(LIGER_FAMILIES)}: leave liger_kernels out"
+        )
+    return _impossible_method(recipe, model)
+
+
+def _impossible_method(recipe: Recipe, model: Model) -> str | None:
     targets = set(recipe.lora_targets or ())
     if model.has_mamba and recipe.method == "qlora":
         return (
@@ -117,6 +128,7 @@ def _cpu_reasons(recipe: Recipe, gpu: Gpu) -> list[str]:
         "attention flash_attention_2": (recipe.attention == "flash_attention_2", "sdpa or eager"),
         "mamba mamba-ssm": (recipe.mamba == "mamba-ssm", "reference"),
         f"optimizer {recipe.optimizer}": (recipe.optimizer.startswith("paged"), _unpaged(recipe)),
+        "liger_kernels": (recipe.liger_kernels, "liger_kernels: false"),
         f"loss {recipe.loss}": (recipe.loss in {"liger", "cce"}, "full-logits or chunked"),
     }
     reasons = [

@@ -129,6 +129,7 @@ class Built(Record):
         kernels: names of operators in a step that identify the recipe's kernels, sorted.
         loss: function that computed the loss, as ``Recipe.loss`` names it.
         offloaded_activations: copies of activations to the host in a step.
+        liger_layers: layers that are liger-kernel's: rms_norm, rope, swiglu.
     """
 
     parameters: ParameterCounts
@@ -145,6 +146,7 @@ class Built(Record):
     micro_batches: int = 1
     loss: str = "full-logits"
     offloaded_activations: int = 0
+    liger_layers: tuple[str, ...] = ()
 
 
 class DeviceReading(Record):

@@ -153,6 +153,7 @@ def approximations(cell: Cell, model: Model, gpu: Gpu) -> tuple[str, ...]:
         "activation_offloading is timed at 0.8 of PCIe's rate, which is assumed": (
             recipe.activation_offloading
         ),
+        "liger_kernels are traced by declared buffers and transfers": recipe.liger_kernels,
         f"loss {recipe.loss} is traced by declared buffers and products": recipe.loss
         != "full-logits",
         "bitsandbytes is traced as a product with dequantised weights": recipe.method == "qlora",

@@ -8,6 +8,7 @@ from torch import nn
 
 from trials.models.experts import experts_in_use
 from trials.models.fused_head import loss_in_use
+from trials.models.liger_layers import liger_layers_in_use
 from trials.models.mamba import mamba_in_use
 from trials.models.weight_placement import decoder_layers
 from trials.records.model import Model
@@ -48,6 +49,7 @@ class StepCensus:
         self._recomputed: set[int] = set()
         self._loss = ""
         self._offloaded = 0
+        self._liger_layers: tuple[str, ...] = ()
         self._hooks = [
             model.register_forward_pre_hook(self._pass),
             model.register_forward_hook(self._note_loss),
@@ -93,6 +95,7 @@ class StepCensus:
             micro_batches=self._passes,
             loss=self._loss,
             offloaded_activations=self._offloaded,
+            liger_layers=self._liger_layers,
         )
 
     def _pass(self, *_: object) -> None:
@@ -100,6 +103,7 @@ class StepCensus:
 
     def _note_loss(self, _model: nn.Module, _inputs: object, output: Any) -> None:
         self._loss = loss_in_use(output.loss)
+        self._liger_layers = liger_layers_in_use(self._model)
 
     def _noting_recomputed(self, layer: int) -> Callable[..., None]:
         def note(*_: object) -> None:

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trials.models.activation_offloading import activation_offloading
 from trials.models.build import build_model, stock_model
 from trials.models.fused_head import fuse_head
+from trials.models.liger_layers import apply_liger_layers
 from trials.models.parameter_count import implied_parameters
 from trials.models.weight_placement import autocast_to
 from trials.recipes.recipe import Recipe
@@ -72,6 +73,8 @@ class FineTuning:
             seed=seed,
         )
         fuse_head(self.model, cell.recipe.loss)
+        if cell.recipe.liger_kernels:
+            apply_liger_layers(self.model)
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
         # Every probe starts from the same weights, since routing depends on weights and memory on
         # routing. The copy is on the host, outside the measured memory.

@@ -19,6 +19,7 @@ OPTIMIZER_CLASSES: dict[Optimizer, str] = {
     "sgd": "torch.optim.sgd.SGD",
 }
 OFFLOADED_OPTIMIZER_CLASS = "deepspeed.ops.adam.cpu_adam.DeepSpeedCPUAdam"
+LIGER_LAYERS = ("rms_norm", "rope", "swiglu")
 Compared = tuple[str, object, object]
 """A property, its value by the recipe, its value in the built model."""
 # Operators that identify an attention kernel. A recipe with sdpa does not require that of sdpa:
@@ -86,6 +87,8 @@ def _compared_model(recipe: Recipe, built: Built, implied: ParameterCounts) -> I
     yield "mamba", recipe.mamba, built.mamba
     checkpointed = built.layers if recipe.gradient_checkpointing else 0
     yield "checkpointed layers", checkpointed, built.checkpointed_layers
+    layers = LIGER_LAYERS if recipe.liger_kernels else ()
+    yield "layers of liger-kernel", ", ".join(layers), ", ".join(built.liger_layers)
     offloaded = built.offloaded_activations > 0
     yield "activations on the host", recipe.activation_offloading, offloaded
 

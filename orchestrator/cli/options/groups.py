@@ -120,6 +120,8 @@ RECIPE = """
 --loss {full-logits,chunked,liger,cce}
                          loss from the logits of all tokens, or by TRL, liger-kernel or
                          cut-cross-entropy, which hold a part of them (default: LOSS)
+--liger-kernels {on,off}
+                         RMSNorm, rotary embedding and SwiGLU by liger-kernel (default: off)
 --lora-rank LORA_RANK    rank of the LoRA adapters (default: 16)
 --lora-alpha N           scale of the adapters times their rank (default: twice the rank)
 --lora-dropout N         share of the adapters' inputs that is dropped (default: 0)

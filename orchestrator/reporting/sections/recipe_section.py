@@ -91,6 +91,7 @@ def plainness(recipe: Recipe) -> tuple[object, ...]:
         recipe.optimizer != "adamw",
         recipe.offload_optimizer,
         recipe.activation_offloading,
+        recipe.liger_kernels,
         recipe.experts == "looped",
         recipe.loss != "full-logits",
     )
@@ -235,6 +236,7 @@ def _words(recipe: Recipe) -> tuple[str | None, ...]:
         "offloaded" if recipe.offload_optimizer else "not offloaded",
         f"{recipe.gradient_accumulation} micro-batches a step",
         "no clipping" if recipe.max_grad_norm is None else f"clipped to {recipe.max_grad_norm:g}",
+        "Liger's layers" if recipe.liger_kernels else "transformers' layers",
         LOSSES[recipe.loss],
     )
 

@@ -22,6 +22,7 @@ from trials.simulation.tracing.fake_optimizers import simulated_optimizer
 from trials.simulation.tracing.host_copies import HostLink, simulated_offloading
 from trials.simulation.tracing.kernels.fused_heads import give_head
 from trials.simulation.tracing.kernels.fused_kernels import as_on_gpu, scores_capped_within
+from trials.simulation.tracing.kernels.liger_layers import give_liger_layers, liger_rope
 from trials.simulation.tracing.kernels.mamba_kernels import install_simulated_mamba
 from trials.simulation.tracing.layer_repetition import RepeatedLayers, mark_passes
 from trials.simulation.tracing.tracer import Tracer, UntraceableError, fake_like
@@ -86,6 +87,8 @@ class TraceableCell:
         self._fake = fake_model(model, recipe, cell.active_experts, self._mode, whole=whole)
         self._model, self._repeated_layers = self._fake.module, self._fake.repeated_layers
         give_head(self._model, recipe.loss, target)
+        if recipe.liger_kernels:
+            give_liger_layers(self._model)
         self.link = HostLink()
         self.offloading = simulated_offloading(self._model, recipe, self.link)
         self._recipe = recipe
@@ -139,7 +142,8 @@ class TraceableCell:
         torch.set_autocast_dtype("cuda", DTYPES[autocast or "fp16"])
         try:
             capped = scores_capped_within() if self._recipe.attention == FLASH else nothing
-            with as_on_gpu(), capped:
+            rope = liger_rope(self._model) if self._recipe.liger_kernels else nothing
+            with as_on_gpu(), capped, rope:
                 yield
         finally:
             torch.set_autocast_enabled("cuda", before[0])
