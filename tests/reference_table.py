@@ -1,6 +1,6 @@
-"""Write the table of ``docs/explanation/trainer-reference.md``: our step beside SFTTrainer's.
+"""Write the tables of ``docs/explanation/trainer-reference.md``: our step beside the trainers'.
 
-Every cell is trained, measured and simulated once, which takes about ten minutes.
+Every cell is trained, measured and simulated once, which takes about ten minutes a table.
 """
 
 import sys
@@ -11,14 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fakes.torch_process import small_steps
-from trainer_reference.cells import COMPARED, ReferenceCell
+from trainer_reference.cells import COMPARED, PREFERENCE, ReferenceCell
 
 PAGE = Path(__file__).parent.parent / "docs" / "explanation" / "trainer-reference.md"
-BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
-HEADER = (
-    "| method | precision | loss | combinations | measured peak | simulated peak | losses |\n"
-    "|---|---|---|---|---|---|---|\n"
-)
+COLUMNS = ("combinations", "measured peak", "simulated peak", "losses")
 
 
 class Differences(NamedTuple):
@@ -30,28 +26,41 @@ class Differences(NamedTuple):
 
 
 def main() -> None:
-    """Compare every cell and write the largest differences of each method, precision and loss."""
+    """Write the tables that the arguments name, or all of them."""
+    tables: dict[str, tuple[tuple[str, ...], tuple[ReferenceCell, ...]]] = {
+        "table": (("method", "precision", "loss"), COMPARED),
+        "preference": (("task", "reference", "method", "precision"), PREFERENCE),
+    }
+    for name in sys.argv[1:] or tables:
+        write_table(name, *tables[name])
+
+
+def write_table(name: str, axes: tuple[str, ...], cells: tuple[ReferenceCell, ...]) -> None:
+    """Compare cells and write the largest differences of each group of axes."""
     from trainer_reference.models import write_model  # noqa: PLC0415 - imports torch and TRL
 
-    groups: defaultdict[tuple[str, str, str], list[Differences]] = defaultdict(list)
-    with tempfile.TemporaryDirectory() as name, small_steps():
-        write_model("llama", Path(name))
-        for cell in COMPARED:
-            differences = compared(cell, Path(name))
-            groups[cell.method, cell.precision, cell.loss].append(differences)
+    groups: defaultdict[tuple[str, ...], list[Differences]] = defaultdict(list)
+    with tempfile.TemporaryDirectory() as folder, small_steps():
+        write_model("llama", Path(folder))
+        for cell in cells:
+            differences = compared(cell, Path(folder))
+            groups[tuple(getattr(cell, axis) or "none" for axis in axes)].append(differences)
             print(cell.key, differences, file=sys.stderr, flush=True)  # noqa: T201 - progress
-    table = "".join(_row(axes, group) for axes, group in groups.items())
-    before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    PAGE.write_text(f"{before}{BEGIN}\n{HEADER}{table}\n{END}{after}", "utf-8")
+    columns = (*axes, *COLUMNS)
+    header = f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n"
+    table = "".join(_row(values, group) for values, group in groups.items())
+    begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
+    before, _, rest = PAGE.read_text("utf-8").partition(begin)
+    PAGE.write_text(f"{before}{begin}\n{header}{table}\n{end}{rest.partition(end)[2]}", "utf-8")
 
 
 def compared(cell: ReferenceCell, folder: Path) -> Differences:
     """Train ten steps by the trainer and by the project, and simulate the step."""
+    from trainer_reference.preference import train_on_pairs  # noqa: PLC0415 - as above
     from trainer_reference.project import measure, simulated_peak  # noqa: PLC0415 - as above
     from trainer_reference.trainer import train  # noqa: PLC0415 - as above
 
-    run = train(cell, folder)
+    run = train(cell, folder) if cell.task == "sft" else train_on_pairs(cell, folder)
     counter, losses = measure(cell, folder, run)
     return Differences(
         measured=counter.peak_bytes / run.peak_bytes - 1,

@@ -101,6 +101,14 @@ def test_defaults_follow_from_the_method() -> None:
     assert Recipe(method="full").lora_alpha is None
 
 
+def test_dpo_has_the_reference_and_the_loss_of_its_trainer() -> None:
+    """TRL turns adapters off where there are any, and else loads a second model."""
+    full = Recipe(method="full", task="dpo")
+    assert (full.key, full.loss) == ("full-dpo-separate-reference-bf16", "chunked")
+    lora = Recipe(method="lora", lora_rank=8, task="dpo")
+    assert (lora.key, lora.sequences) == ("lora-dpo-adapter-off-reference-r8-bf16", 2)
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -144,6 +152,13 @@ def test_defaults_follow_from_the_method() -> None:
         (
             {"method": "lora", "lora_rank": 8, "lora_targets": ("experts",), "experts": "grouped"},
             "adapters on experts",
+        ),
+        ({"method": "full", "reference": "separate"}, "reference separate .* sft"),
+        ({"method": "full", "task": "dpo", "reference": "adapter-off"}, "needs adapters"),
+        ({"method": "full", "task": "dpo", "loss": "liger"}, "use loss: chunked"),
+        (
+            {"method": "lora", "lora_rank": 8, "task": "dpo", "lora_dropout": 0.1},
+            "lora_dropout .* remove it",
         ),
         (
             {"method": "full", "precision": "fp32", "attention": "flash_attention_2"},

@@ -10,6 +10,7 @@ import pytest
 from builders.observations import recipe
 from builders.whole_steps import deep, differences, traced
 
+from trials.recipes.fields import Method, Precision, Reference
 from trials.recipes.recipe import Recipe
 from trials.simulation.layer_expansion import whole_step
 from trials.simulation.recording import Column, Purpose
@@ -42,6 +43,25 @@ LLAMA, MIXTRAL, QWEN = "llama-tiny", "mixtral-tiny", "qwen3-moe-tiny"
 def test_an_expanded_trace_equals_a_full_trace(model: str, settings: Recipe) -> None:
     """Six layers expanded from three give the same events as tracing all six, in both steps."""
     assert differences(model, 6, settings) == []
+
+
+@pytest.mark.parametrize("precision", ["bf16", "bf16-mixed"])
+@pytest.mark.parametrize(
+    ("method", "reference"),
+    [("lora", "adapter-off"), ("qlora", "separate"), ("full", "separate"), ("lora", "precomputed")],
+)
+def test_the_pass_of_a_reference_expands_alike(
+    method: Method, reference: Reference, precision: Precision
+) -> None:
+    """DPO's forward pass of the reference runs in every layer, under autocast with casts of all."""
+    settings = recipe(
+        method,
+        precision=precision,
+        gradient_checkpointing=True,
+        task="dpo",
+        reference=reference,
+    )
+    assert differences(LLAMA, 6, settings, micro_batches=2) == []
 
 
 @pytest.mark.parametrize(

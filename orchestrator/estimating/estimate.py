@@ -146,7 +146,7 @@ def _speed(
     return {
         "step_seconds": seconds,
         "step_seconds_interval": interval,
-        "tokens_per_second": rows_per_step * batch.tokens / seconds,
+        "tokens_per_second": rows_per_step * question.recipe.sequences * batch.tokens / seconds,
         "examples_per_second": examples / seconds,
         "examples_per_second_interval": rates,
     }

@@ -194,6 +194,10 @@ def _cells(
         text = f"pretrained: there are none for {model.name}: give random"
         mistakes.append(Mistake("weights", text))
     actives = _actives(options.active_experts, model, mistakes)
+    task = options.recipe.task or "sft"
+    if task != "sft":
+        mistakes.append(Mistake("task", f"{task}: learn trains by sft alone: leave it out"))
+        return
     try:
         recipe = recipe_of(
             options.recipe,

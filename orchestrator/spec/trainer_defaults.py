@@ -2,7 +2,7 @@
 
 from typing import Any, Literal, get_args
 
-from trials.recipes.fields import Method, Precision
+from trials.recipes.fields import TASK_LOSSES, Method, Precision, Task
 
 RecipeDefaults = Literal["trl", "plain"]
 """Source of absent fields: TRL's trainer, or the defaults of ``Recipe`` itself."""
@@ -13,16 +13,18 @@ TRL_VERSION = "1.16"
 def trl_defaults(
     method: Method,
     *,
+    task: Task = "sft",
     precision: Precision | None = None,
     offload_optimizer: bool = False,
     has_bf16: bool = True,
 ) -> dict[str, object]:
-    """Fields of a recipe as ``SFTTrainer`` of TRL 1.16.0 on transformers 5.23.0 sets them.
+    """Fields of a recipe as the trainer of TRL 1.16.0 on transformers 5.23.0 sets them.
 
     Choices that TRL leaves to the user (adapters, quantisation, attention) are not among them.
 
     Args:
         method: method of fine-tuning.
+        task: task, whose trainer of TRL has the defaults; all inherit those of trl/base_config.py.
         precision: the precision where it is given; else the trainer's.
         offload_optimizer: whether DeepSpeed updates the weights; it holds them in bf16.
         has_bf16: whether the GPU supports bf16; TRL needs ``fp16=True`` on the others.
@@ -39,8 +41,8 @@ def trl_defaults(
         "gradient_accumulation": 1,
         # transformers/training_args.py:866
         "max_grad_norm": 1.0,
-        # trl/trainer/sft_trainer.py:1144, sft_config.py:283
-        "loss": "chunked",
+        # trl/trainer/sft_trainer.py:1144, sft_config.py:283; dpo_trainer.py:918
+        "loss": TASK_LOSSES.get(task, "chunked"),
     }
     if method == "qlora":
         # TRL does not call PEFT's prepare_model_for_kbit_training.
@@ -68,8 +70,10 @@ def with_trl_defaults(stated: dict[str, Any], *, has_bf16: bool = True) -> dict[
     if stated.get("method") not in get_args(Method):
         return stated  # Recipe reports it
     precision = stated.get("precision")
+    task: Any = stated.get("task")
     defaults = trl_defaults(
         stated["method"],
+        task="sft" if task not in get_args(Task) else task,
         precision=precision if precision in get_args(Precision) else None,
         offload_optimizer=stated.get("offload_optimizer") is True,
         has_bf16=has_bf16,

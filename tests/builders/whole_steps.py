@@ -43,12 +43,17 @@ def traced(model: Model, recipe: Recipe, *, batch_size: int = 4, whole: bool = F
 
 
 def numbered_in_order(stream: Stream) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Events of a stream, with storages numbered in order of appearance."""
+    """Events of a stream, with storages numbered in order of appearance.
+
+    Consecutive frees are sorted by storage: autocast frees its casts in the order of addresses.
+    """
     moves = stream.kinds <= Kind.FREED
     _, first, which = np.unique(stream.names[moves], return_index=True, return_inverse=True)
     names = stream.names.copy()
     names[moves] = np.argsort(np.argsort(first))[which]
-    return stream.kinds, names, stream.numbers
+    freed = stream.kinds == Kind.FREED
+    runs = np.cumsum(~freed | np.r_[True, ~freed[:-1]])
+    return stream.kinds, names[np.lexsort((np.where(freed, names, 0), runs))], stream.numbers
 
 
 def differences(name: str, layers: int, recipe: Recipe, micro_batches: int = 1) -> list[str]:

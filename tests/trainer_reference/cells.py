@@ -33,6 +33,8 @@ class ReferenceCell:
         activation_offloading: whether saved activations are on the host.
         model: one of ``models.CONFIGURATIONS``.
         adapters: one of ``ADAPTERS``.
+        task: ``sft`` or a task with a trainer in ``preference``.
+        reference: source of the reference's log-probabilities; absent for a task without one.
     """
 
     method: str = "full"
@@ -44,12 +46,16 @@ class ReferenceCell:
     model: str = "llama"
     activation_offloading: bool = False
     adapters: str = "all-linear"
+    task: str = "sft"
+    reference: str | None = None
 
     @property
     def key(self) -> str:
         """A short name."""
         parts = [
             self.model,
+            self.task if self.task != "sft" else None,
+            self.reference,
             self.method,
             self.precision,
             f"x{self.accumulation}",
@@ -111,3 +117,34 @@ COMPARED_ADAPTERS = tuple(
     )
 )
 """Every cell of other adapters."""
+STEPS_OF_PREFERENCE = tuple(
+    {
+        "method": method,
+        "precision": precision,
+        "accumulation": accumulation,
+        "checkpointing": accumulation > 1,
+        "max_grad_norm": 1.0,
+    }
+    for method, precision, accumulation in product(METHODS, ("fp32", "bf16-mixed"), ACCUMULATIONS)
+)
+"""Axes of the preference tasks that they share."""
+DPO = tuple(
+    ReferenceCell(**axes, loss="chunked", task="dpo", reference=reference)
+    for reference, axes in product(("adapter-off", "separate", "precomputed"), STEPS_OF_PREFERENCE)
+    if (axes["method"], reference) != ("full", "adapter-off")
+)
+PREFERENCE = DPO
+"""Every cell of a preference task."""
+QUICK_PREFERENCE = tuple(
+    cell
+    for cell in PREFERENCE
+    if (cell.precision, cell.accumulation) == ("bf16-mixed", 1)
+    and (cell.method, cell.reference)
+    in {
+        ("full", "separate"),
+        ("lora", "adapter-off"),
+        ("lora", "precomputed"),
+        ("qlora", "adapter-off"),
+    }
+)
+"""Cells that every run of the tests compares."""

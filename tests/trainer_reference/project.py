@@ -1,5 +1,6 @@
 """The project's own step under the settings of a cell: measured on the CPU, and simulated."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,8 @@ def project_cell(cell: ReferenceCell, folder: Path) -> Cell:
         "max_grad_norm": cell.max_grad_norm,
         "activation_offloading": cell.activation_offloading,
         "loss": cell.loss,
+        "task": cell.task,
+        "reference": cell.reference,
     }
     recipe = with_defaults(Recipe.model_validate(fields), find_model(name), cpu())
     return Cell(gpu="cpu", model=name, weights="pretrained", recipe=recipe, seq_len=LENGTH)
@@ -49,9 +52,12 @@ def measure(
             if parameter.requires_grad:
                 parameter.copy_(run.initial[name])
     losses = []
+    log_probs = run.reference_log_probs or [None] * len(run.batches)
     with PeakCounter(tuning.tensors(), with_origins=with_origins) as counter:
-        for micro_batches in run.batches:
-            batch = torch.cat(micro_batches)
+        for micro_batches, references in zip(run.batches, log_probs, strict=True):
+            batch = tuning.batch(torch.cat(micro_batches))
+            if references is not None:
+                batch = replace(batch, reference_log_probs=torch.cat(references))
             losses.append(tuning.step(batch, micro_batches=cell.accumulation))
             del batch
     return counter, losses

@@ -1,6 +1,6 @@
 """``trl.SFTTrainer`` under the settings of a cell, counted from outside."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,15 @@ from trainer_reference.cells import ADAPTERS, ReferenceCell
 from trainer_reference.counting import PeakCounter
 from trainer_reference.models import VOCABULARY, tokenizer
 from trainer_reference.training import BATCH, LEARNING_RATE, LENGTH, RANK, SEED, STEPS, TrainerRun
+from trials.models.reference import set_evaluating
 from trials.training.finetune import model_tensors
 
 
-class _Observed(SFTTrainer):
-    """SFTTrainer that shows its batches to a counter once they would be on a GPU."""
+class Observed(Trainer):
+    """Trainer that shows its batches to a counter once they would be on a GPU."""
 
     counter: PeakCounter
-    batches: list[list[torch.Tensor]]
+    batches: list[list[dict[str, Any]]]
 
     def _send_telemetry(self) -> None:
         """Send nothing."""
@@ -31,8 +32,14 @@ class _Observed(SFTTrainer):
     def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any) -> Any:
         samples, count = super().get_batch_samples(_unseen(epoch_iterator), *args)
         self.counter.note(samples)
-        self.batches.append([sample["input_ids"].tolist() for sample in samples])
+        with _disable_current_modes():  # the copies are on no device
+            copies = [{k: torch.tensor(v.tolist()) for k, v in s.items()} for s in samples]
+        self.batches.append(copies)
         return samples, count
+
+
+class _Observed(Observed, SFTTrainer):
+    """SFTTrainer, observed."""
 
 
 class _FullLogits(_Observed):
@@ -57,18 +64,34 @@ def train(cell: ReferenceCell, folder: Path, *, with_origins: bool = False) -> T
     """Train for ``STEPS`` optimizer steps, and count."""
     torch.manual_seed(SEED)
     kind = _FullLogits if cell.loss == "full-logits" else _Observed
-    model = _model(cell, folder)
+    model = base_model(cell, folder)
+    if cell.method != "full":
+        model = get_peft_model(model, lora_config(cell))
     dtypes = {name: p.dtype for name, p in model.named_parameters()}
     trainer = kind(
         model=model,
-        args=_arguments(cell, folder),
+        args=SFTConfig(**arguments(cell, folder), max_length=None),
         train_dataset=_examples(cell),
         processing_class=tokenizer(),
     )
-    _cast_adapters(trainer.model, cell, dtypes)
+    cast_adapters(trainer.model, cell, dtypes)
+    return trained(trainer, with_origins=with_origins)
+
+
+def trained(
+    trainer: Observed, held: Iterable[torch.Tensor] = (), *, with_origins: bool
+) -> TrainerRun:
+    """Train by a trainer, and count.
+
+    Args:
+        trainer: the trainer.
+        held: tensors on the device beside the trained model.
+        with_origins: whether to keep the origins of the storages at the peak.
+    """
     trained = {n: p for n, p in trainer.model.named_parameters() if p.requires_grad}
     initial = {name: p.detach().clone() for name, p in trained.items()}
-    trainer.counter = PeakCounter(model_tensors(trainer.model), with_origins=with_origins)
+    held = [*model_tensors(trainer.model), *held]
+    trainer.counter = PeakCounter(held, with_origins=with_origins)
     trainer.batches = []
     with trainer.counter:
         trainer.train()
@@ -76,33 +99,33 @@ def train(cell: ReferenceCell, folder: Path, *, with_origins: bool = False) -> T
     return TrainerRun(
         peak_bytes=trainer.counter.peak_bytes,
         losses=losses,
-        batches=[[torch.tensor(ids) for ids in step] for step in trainer.batches],
+        batches=[[sample["input_ids"] for sample in step] for step in trainer.batches],
         initial=initial,
         at_peak=trainer.counter.at_peak(),
     )
 
 
-def _arguments(cell: ReferenceCell, folder: Path) -> SFTConfig:
-    return SFTConfig(
-        output_dir=str(folder / "output"),
-        max_steps=STEPS,
-        per_device_train_batch_size=BATCH,
-        gradient_accumulation_steps=cell.accumulation,
-        gradient_checkpointing=cell.checkpointing,
-        max_grad_norm=cell.max_grad_norm or 0.0,
-        activation_offloading=cell.activation_offloading,
-        bf16=cell.precision in ("bf16-mixed", "fp32-mixed-load"),
-        learning_rate=LEARNING_RATE,
-        lr_scheduler_type="constant",
-        train_sampling_strategy="sequential",
-        max_length=None,
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        use_cpu=True,
-        seed=SEED,
-    )
+def arguments(cell: ReferenceCell, folder: Path) -> dict[str, Any]:
+    """Arguments of any trainer."""
+    return {
+        "output_dir": str(folder / "output"),
+        "max_steps": STEPS,
+        "per_device_train_batch_size": BATCH,
+        "gradient_accumulation_steps": cell.accumulation,
+        "gradient_checkpointing": cell.checkpointing,
+        "max_grad_norm": cell.max_grad_norm or 0.0,
+        "activation_offloading": cell.activation_offloading,
+        "bf16": cell.precision in ("bf16-mixed", "fp32-mixed-load"),
+        "learning_rate": LEARNING_RATE,
+        "lr_scheduler_type": "constant",
+        "train_sampling_strategy": "sequential",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "seed": SEED,
+    }
 
 
 def _examples(cell: ReferenceCell) -> Dataset:
@@ -113,8 +136,8 @@ def _examples(cell: ReferenceCell) -> Dataset:
     )
 
 
-def _model(cell: ReferenceCell, folder: Path) -> nn.Module:
-    """Model as a user of the trainer would load it, with adapters."""
+def base_model(cell: ReferenceCell, folder: Path) -> nn.Module:
+    """Model as a user of the trainer would load it, without adapters."""
     in_fp32 = cell.precision in ("fp32", "fp32-mixed-load") or (
         (cell.method, cell.precision) == ("full", "bf16-mixed")
     )
@@ -130,10 +153,14 @@ def _model(cell: ReferenceCell, folder: Path) -> nn.Module:
         dtype=dtype,
         quantization_config=quantised if cell.method == "qlora" else None,
     )
-    if cell.method == "full":
-        return model
+    set_evaluating(model)
+    return model
+
+
+def lora_config(cell: ReferenceCell) -> LoraConfig:
+    """Adapters of a cell."""
     fields = ADAPTERS[cell.adapters]
-    config = LoraConfig(
+    return LoraConfig(
         r=RANK,
         lora_alpha=2 * RANK,
         lora_dropout=fields.get("lora_dropout", 0.0),
@@ -141,10 +168,9 @@ def _model(cell: ReferenceCell, folder: Path) -> nn.Module:
         modules_to_save=fields.get("modules_to_save"),
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(model, config)
 
 
-def _cast_adapters(model: nn.Module, cell: ReferenceCell, dtypes: dict[str, torch.dtype]) -> None:
+def cast_adapters(model: nn.Module, cell: ReferenceCell, dtypes: dict[str, torch.dtype]) -> None:
     """Give adapters the dtype of the cell, and copies of modules the one that PEFT gave them.
 
     TRL makes all that is trained on 4-bit weights bf16 at any setting.

@@ -23,6 +23,8 @@ class TrainerRun:
         losses: loss of each optimizer step, as the trainer logs it.
         batches: token ids (batch, length) of each micro-step, by optimizer step.
         initial: trained weights before the first step.
+        reference_log_probs: precomputed log-probabilities of each micro-step's sequences, by
+            optimizer step; absent without any.
         at_peak: storages alive at the peak (``PeakCounter.at_peak``).
     """
 
@@ -31,3 +33,4 @@ class TrainerRun:
     batches: list[list[torch.Tensor]]
     initial: dict[str, torch.Tensor]
     at_peak: list[tuple[int, int, str]]
+    reference_log_probs: list[list[torch.Tensor]] | None = None

@@ -7,14 +7,15 @@ argument its forward pass is its own.
 import functools
 import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from transformers.modeling_outputs import CausalLMOutput
+from transformers.utils import ModelOutput
 
 from trials.models.build import KernelError
-from trials.recipes.fields import Loss
+from trials.recipes.fields import Loss, Task
 
 IGNORED = -100  # label of a token without a loss, as in transformers
 MODULES: dict[Loss, str] = {
@@ -32,17 +33,42 @@ LOSS_NODES: dict[str, Loss] = {
 }
 # Fields of configurations whose models scale their logits.
 SCALES = ("logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling")
-HeadLoss = Callable[[torch.Tensor, nn.Linear, torch.Tensor, float | None], torch.Tensor]
-"""Mean loss from hidden states (batch, length, width), the head, labels (batch, length) and the cap
-on the logits."""
+# What TRL's trainers have their fused head compute for each token, the last for a reference.
+TRAINED_OUTPUTS: dict[Task, tuple[str, ...]] = {
+    "sft": ("log_probs", "entropy", "is_top1"),
+    "dpo": ("log_probs", "entropy", "mean_logits", "is_top1"),
+}
+REFERENCE_OUTPUTS = ("log_probs",)
 
 
-def fuse_head(model: nn.Module, loss: Loss) -> None:
+@dataclass
+class HeadOutput(ModelOutput):  # type: ignore[misc]
+    """Output of a model with a fused head.
+
+    Attributes:
+        loss: mean loss in nats per token.
+        log_probs: log-probabilities of the labels, (batch, length - 1); absent from heads that
+            compute the loss alone.
+    """
+
+    loss: torch.Tensor | None = None
+    log_probs: torch.Tensor | None = None
+
+
+HeadLoss = Callable[[torch.Tensor, nn.Linear, torch.Tensor, float | None], HeadOutput]
+"""Output from hidden states (batch, length, width), the head, labels (batch, length) and the cap on
+the logits."""
+
+
+def fuse_head(
+    model: nn.Module, loss: Loss, outputs: tuple[str, ...] = TRAINED_OUTPUTS["sft"]
+) -> None:
     """Give a model the fused head of a loss, in place; with ``full-logits`` it keeps its own.
 
     Args:
         model: causal language model, with or without adapters.
         loss: loss of the recipe.
+        outputs: what ``chunked`` computes for each token.
 
     Raises:
         ImportError: the package of the loss is not installed.
@@ -53,8 +79,7 @@ def fuse_head(model: nn.Module, loss: Loss) -> None:
     library: Any = importlib.import_module(MODULES[loss])
     base = base_of(model)
     if loss == "chunked":
-        # SFTTrainer's outputs.
-        library.add_fused_lm_head(base, outputs=("log_probs", "entropy", "is_top1"))
+        library.add_fused_lm_head(base, outputs=outputs)
         return
     check_head(base, loss)
     patch_head(base, functools.partial(_liger_loss if loss == "liger" else _cce_loss, library))
@@ -95,14 +120,14 @@ def patch_head(model: Any, head_loss: HeadLoss) -> None:
         hidden = model.base_model(*args, **kwargs).last_hidden_state
         softcap = getattr(config, "final_logit_softcapping", None)
         head = model.get_output_embeddings()
-        return CausalLMOutput(loss=head_loss(hidden, head, labels, softcap))
+        return head_loss(hidden, head, labels, softcap)
 
     model.forward = forward
 
 
 def _liger_loss(
     library: Any, hidden: torch.Tensor, head: nn.Linear, labels: torch.Tensor, softcap: float | None
-) -> torch.Tensor:
+) -> HeadOutput:
     """Loss as liger-kernel's models compute it for transformers' Trainer, which counts tokens."""
     loss: torch.Tensor = library.LigerForCausalLMLoss(
         hidden_states=hidden,
@@ -112,19 +137,19 @@ def _liger_loss(
         num_items_in_batch=(labels[:, 1:] != IGNORED).sum(),
         final_logit_softcapping=softcap,
     )
-    return loss
+    return HeadOutput(loss=loss)
 
 
 def _cce_loss(
     library: Any, hidden: torch.Tensor, head: nn.Linear, labels: torch.Tensor, softcap: float | None
-) -> torch.Tensor:
+) -> HeadOutput:
     kind = hidden.device.type
     if torch.is_autocast_enabled(kind):  # the kernels take no fp32 hidden states
         hidden = hidden.to(torch.get_autocast_dtype(kind))
     loss: torch.Tensor = library.linear_cross_entropy(
         hidden, head.weight, labels, shift=True, softcap=softcap, ignore_index=IGNORED
     )
-    return loss
+    return HeadOutput(loss=loss)
 
 
 def loss_in_use(loss: torch.Tensor | None) -> str:

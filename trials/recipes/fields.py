@@ -24,6 +24,8 @@ Optimizer = Literal[
     "sgd",
 ]
 Loss = Literal["full-logits", "chunked", "liger", "cce"]
+Task = Literal["sft", "dpo"]
+Reference = Literal["adapter-off", "separate", "precomputed"]
 PositiveInt = Annotated[int, Field(strict=True, ge=1)]
 Switch = Annotated[bool, Field(strict=True)]
 Target = Annotated[str, Field(pattern=r"^(all-linear|[A-Za-z_][A-Za-z0-9_.]*)$")]
@@ -39,6 +41,12 @@ DTYPES: dict[Precision, tuple[Dtype, Dtype, Dtype | None]] = {
     "fp32": ("fp32", "fp32", None),
 }
 """Dtypes of frozen and of trained weights, and of autocast."""
+TASK_LOSSES: dict[Task, Loss] = {"dpo": "chunked"}
+"""The one loss from hidden states that TRL's trainer of a task has."""
+REFERRING: tuple[Task, ...] = ("dpo",)
+"""Tasks whose loss compares the model with a reference."""
+PAIRED: tuple[Task, ...] = ("dpo",)
+"""Tasks whose examples are pairs of sequences, the chosen and the rejected."""
 
 
 def _norm(value: float) -> float:
@@ -49,6 +57,11 @@ def _norm(value: float) -> float:
 
 def _with_defaults(given: dict[str, Any]) -> dict[str, Any]:
     filled = dict(given)
+    task = filled.get("task")
+    if task in TASK_LOSSES and filled.get("loss") is None:
+        filled["loss"] = TASK_LOSSES[task]
+    if task in REFERRING and filled.get("reference") is None:
+        filled["reference"] = "separate" if filled.get("method") == "full" else "adapter-off"
     if filled.get("method") == "qlora" and filled.get("double_quantisation") is None:
         filled["double_quantisation"] = True
     rank = filled.get("lora_rank")
@@ -119,6 +132,13 @@ class RecipeFields(Record):
         loss: ``full-logits`` is the loss of transformers, from the logits of all tokens.
             ``chunked`` is TRL's fused head, which computes logits in tiles; ``liger`` is
             liger-kernel's fused linear cross entropy, ``cce`` that of cut-cross-entropy.
+        task: the trainer whose step runs: ``sft`` is TRL's SFTTrainer, ``dpo`` its DPOTrainer with
+            the sigmoid loss. An example of ``dpo`` is a pair, chosen and rejected: a batch of b
+            pairs is 2 b sequences, each padded to ``seq_len``, all of whose tokens have a loss.
+        reference: source of the reference's log-probabilities; only for ``dpo``. ``adapter-off`` is
+            a forward pass of the model without its adapters, ``separate`` one of a frozen second
+            model, ``precomputed`` reads them with the batch. By default that of TRL: ``separate``
+            for method full, else ``adapter-off``.
     """
 
     method: Method
@@ -143,12 +163,19 @@ class RecipeFields(Record):
     max_grad_norm: Annotated[float, AfterValidator(_norm)] | None = None
     liger_kernels: Switch = False
     loss: Loss = "full-logits"
+    task: Task = "sft"
+    reference: Reference | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, given: Any) -> Any:
         """Fill in the defaults that depend on the method and the precision alone."""
         return _with_defaults(given) if isinstance(given, dict) else given
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of an example: two of a pair, else one."""
+        return 2 if self.task in PAIRED else 1
 
     @property
     def base_dtype(self) -> Dtype:

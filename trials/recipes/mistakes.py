@@ -1,6 +1,6 @@
 """Mistakes of a recipe: fields that do not apply, and fields that exclude each other."""
 
-from trials.recipes.fields import RecipeFields
+from trials.recipes.fields import REFERRING, TASK_LOSSES, RecipeFields
 
 ADAPTER_FIELDS = (
     *("lora_rank", "lora_alpha", "lora_dropout", "lora_targets"),
@@ -73,6 +73,36 @@ def incompatible(recipe: RecipeFields) -> list[str]:
         )
     if recipe.offload_optimizer:
         wrong += _incompatible_with_offloading(recipe)
+    return wrong + _incompatible_with_task(recipe)
+
+
+def _incompatible_with_task(recipe: RecipeFields) -> list[str]:
+    task, wrong = recipe.task, []
+    if recipe.reference is not None and task not in REFERRING:
+        wrong.append(
+            f"reference {recipe.reference} does not apply to task {task}: remove it, or use task: "
+            "dpo"
+        )
+    if task == "sft":
+        return wrong
+    loss = TASK_LOSSES[task]
+    if recipe.reference == "adapter-off" and recipe.method == "full":
+        wrong.append(
+            "reference adapter-off needs adapters, method full has none: use reference: separate "
+            "or precomputed"
+        )
+    if recipe.loss != loss:
+        wrong.append(f"loss {recipe.loss}: TRL's trainer of task {task} has none: use loss: {loss}")
+    if recipe.lora_dropout:
+        wrong.append(
+            f"lora_dropout {recipe.lora_dropout:g}: TRL's trainer of task {task} disables dropout: "
+            "remove it"
+        )
+    wrong += [
+        f"{name} does not support task {task}: leave it out"
+        for name in ("offload_optimizer", "activation_offloading")
+        if getattr(recipe, name)
+    ]
     return wrong
 
 

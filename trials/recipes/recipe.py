@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import model_validator
 
-from trials.recipes.fields import RecipeFields
+from trials.recipes.fields import TASK_LOSSES, RecipeFields
 from trials.recipes.mistakes import incompatible, misplaced
 
 
@@ -52,6 +52,8 @@ class Recipe(RecipeFields):
         accumulates = self.gradient_accumulation > 1
         parts: list[str | None] = [
             self.method,
+            self.task if self.task != "sft" else None,
+            f"{self.reference}-reference" if self.reference is not None else None,
             None if rank is None else f"r{rank}",
             f"alpha{self.lora_alpha}" if rank is not None and self.lora_alpha != 2 * rank else None,
             f"dropout{self.lora_dropout:g}" if self.lora_dropout else None,
@@ -72,6 +74,6 @@ class Recipe(RecipeFields):
             f"effective{self.effective_batch}" if self.effective_batch is not None else None,
             f"clip{self.max_grad_norm:g}" if self.max_grad_norm is not None else None,
             "liger-kernels" if self.liger_kernels else None,
-            self.loss if self.loss != "full-logits" else None,
+            self.loss if self.loss != TASK_LOSSES.get(self.task, "full-logits") else None,
         ]
         return "-".join(part for part in parts if part is not None)

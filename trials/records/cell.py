@@ -26,7 +26,7 @@ class Cell(Record):
         recipe: recipe of fine-tuning, with every field that applies filled in.
         experts: experts per layer; absent for a model without experts.
         active_experts: experts each token is routed to; absent for a model without experts.
-        seq_len: tokens per example; every example is this long.
+        seq_len: tokens per example; every example is this long, and so is each sequence of a pair.
     """
 
     gpu: str

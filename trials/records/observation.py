@@ -130,6 +130,9 @@ class Built(Record):
         loss: function that computed the loss, as ``Recipe.loss`` names it.
         offloaded_activations: copies of activations to the host in a step.
         liger_layers: layers that are liger-kernel's: rms_norm, rope, swiglu.
+        sequences: sequences of a forward pass with gradients, in a batch of one example.
+        reference: reference that a forward pass without gradients ran on, as ``Recipe.reference``
+            names it; absent without such a pass.
     """
 
     parameters: ParameterCounts
@@ -147,6 +150,8 @@ class Built(Record):
     loss: str = "full-logits"
     offloaded_activations: int = 0
     liger_layers: tuple[str, ...] = ()
+    sequences: int = 1
+    reference: str | None = None
 
 
 class DeviceReading(Record):

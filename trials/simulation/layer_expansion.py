@@ -14,7 +14,9 @@ import numpy.typing as npt
 
 from trials.simulation.recording import (
     BACKWARD,
+    FAMILIES,
     FORWARD,
+    HEADS,
     TURN,
     UPDATES,
     Column,
@@ -29,6 +31,7 @@ from trials.simulation.recording import (
     Segment,
     Stream,
     StructureError,
+    Turns,
 )
 
 BoolArray = npt.NDArray[np.bool_]
@@ -40,7 +43,7 @@ def check_repeats(recording: Recording) -> None:
     Raises:
         RepeatError: they do not, so the second cannot represent others.
     """
-    for family in (FORWARD, BACKWARD[1:]):
+    for family in (*FORWARD, BACKWARD[1:]):
         made = [_made(recording, segment) for segment in family]
         if any(len(one) != len(made[0]) for one in made[1:]):
             raise RepeatError("the layers that repeat do not make the same storages")
@@ -68,7 +71,7 @@ def whole_step(recording: Recording, copies: int, micro_batches: int = 1) -> Str
             if micro_batch > 0:
                 layout.mark_last_micro_batch()
                 layout.add(Segment.FORGET, 0, (step, micro_batch - 1), keeps_gradients=True)
-            for segment, place in _order(copies):
+            for segment, place in _order(recording, copies):
                 layout.add(segment, place, (step, micro_batch))
         layout.mark_update()
         layout.add(update, 0, (step, micro_batches - 1))
@@ -78,31 +81,32 @@ def whole_step(recording: Recording, copies: int, micro_batches: int = 1) -> Str
 
 def whole_model(held: Held, copies: int) -> Held:
     """Storages of the whole model before the first step."""
-    middle = held.turns == 2
-    end = int(np.flatnonzero(middle)[-1]) + 1 if middle.any() else 0
+    is_middle = held.turns == 2
+    # Where runs of the second turn begin and end: one in the model, one in a reference.
+    ends = np.flatnonzero(np.diff(is_middle, prepend=False, append=False))
 
     def repeated(column: IntArray) -> IntArray:
-        return np.concatenate([column[:end], np.tile(column[middle], copies), column[end:]])
+        parts = np.split(column, ends)
+        parts[1::2] = (np.tile(part, 1 + copies) for part in parts[1::2])
+        return np.concatenate(parts)
 
     return Held(*(repeated(c) for c in (held.sizes, held.purposes, held.turns)))
 
 
-def _order(copies: int) -> list[tuple[Segment, int]]:
+def _order(recording: Recording, copies: int) -> list[tuple[Segment, int]]:
     """Segments of a micro-batch in order, each with its turn's position among all (from 1)."""
-    last = copies + 3
-    middle = range(2, copies + 3)
-    return [
-        (Segment.BEFORE, 0),
-        (Segment.FORWARD_1, 1),
-        *((Segment.FORWARD_2, place) for place in middle),
-        (Segment.FORWARD_3, last),
-        (Segment.HEAD, 0),
-        (Segment.HEAD_BACKWARD, 0),
-        (Segment.BACKWARD_3, last),
-        *((Segment.BACKWARD_2, place) for place in reversed(middle)),
-        (Segment.BACKWARD_1, 1),
-        (Segment.AFTER, 0),
-    ]
+    places = range(1, copies + 4)
+    passes = [turns for turns in FORWARD if np.isin(turns, recording.segments).any()] or FORWARD[:1]
+    order = [(Segment.BEFORE, 0)]
+    for turns, head in zip(passes, HEADS, strict=False):
+        order += [*((_turn(turns, place, copies), place) for place in places), (head, 0)]
+    backward = ((_turn(BACKWARD, place, copies), place) for place in reversed(places))
+    return [*order, (Segment.HEAD_BACKWARD, 0), *backward, (Segment.AFTER, 0)]
+
+
+def _turn(turns: Turns, place: int, copies: int) -> Segment:
+    """Traced turn that represents the turn at a position."""
+    return turns[0 if place == 1 else 2 if place == copies + 3 else 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +212,8 @@ class _Layout:
         self._all_purposes.append(self._purposes[segment])
         is_later = micro_batch[1] > 0
         part = self._parts[is_later][segment]
-        if (segment is Segment.FORWARD_2 and place < self._copies + 2) or (
-            segment is Segment.BACKWARD_2 and place > 2
-        ):
+        last = 2 if segment is Segment.BACKWARD_2 else self._copies + 2
+        if TURN.get(segment) == 2 and place != last:
             part = self._before_last(segment, is_later=is_later)
         if keeps_gradients:
             part = part.where(~part.gradients)
@@ -253,11 +256,7 @@ class _Layout:
             at = place + TURN[owner] - TURN[segment]
         else:
             at = {1: 1, 2: 2 + copy, 3: self._copies + 3}[TURN[owner]]
-        return self._bases[micro_batch, self._template(owner, at), at]
-
-    def _template(self, owner: Segment, place: int) -> Segment:
-        family = FORWARD if owner in FORWARD else BACKWARD
-        return family[0 if place == 1 else 2 if place == self._copies + 3 else 1]
+        return self._bases[micro_batch, _turn(FAMILIES[owner], at, self._copies), at]
 
     def stream(self) -> Stream:
         kinds, names, numbers, segments = (
@@ -346,12 +345,12 @@ def _purposes(
     recording: Recording, segment: Segment, owner: IntArray, ordinal: IntArray, count: int
 ) -> IntArray:
     """Purpose of each storage that a segment makes, (count,)."""
+    is_forward = segment in TURN and segment not in BACKWARD
     default = {
-        Segment.HEAD: Purpose.HEAD,
-        Segment.HEAD_BACKWARD: Purpose.HEAD,
+        **dict.fromkeys((*HEADS, Segment.HEAD_BACKWARD), Purpose.HEAD),
         Segment.FIRST_UPDATE: Purpose.OPTIMIZER,
         Segment.UPDATE: Purpose.OPTIMIZER,
-    }.get(segment, Purpose.CHECKPOINT if segment in FORWARD else Purpose.ACTIVATION)
+    }.get(segment, Purpose.CHECKPOINT if is_forward else Purpose.ACTIVATION)
     purposes = np.full(count, int(default), np.int64)
     for names, purpose in (
         (recording.gradients, Purpose.GRADIENT),

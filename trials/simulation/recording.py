@@ -130,7 +130,8 @@ class Rate(IntEnum):
 class Segment(IntEnum):
     """Part of the step. The layers between BEFORE and HEAD repeat: three turns are traced.
 
-    A turn is one period of the repeated layers (``layer_expansion``).
+    A turn is one period of the repeated layers (``layer_expansion``). A step has one forward pass,
+    or up to four where a task also needs passes without gradients.
     """
 
     BEFORE = 0
@@ -138,31 +139,44 @@ class Segment(IntEnum):
     FORWARD_2 = 2
     FORWARD_3 = 3
     HEAD = 4
-    """Forward pass after the last turn, up to the loss."""
-    HEAD_BACKWARD = 5
-    BACKWARD_3 = 6
-    BACKWARD_2 = 7
-    BACKWARD_1 = 8
-    AFTER = 9
+    """Forward pass after the last turn, up to the loss or the next pass."""
+    SECOND_FORWARD_1 = 5
+    SECOND_FORWARD_2 = 6
+    SECOND_FORWARD_3 = 7
+    SECOND_HEAD = 8
+    THIRD_FORWARD_1 = 9
+    THIRD_FORWARD_2 = 10
+    THIRD_FORWARD_3 = 11
+    THIRD_HEAD = 12
+    FOURTH_FORWARD_1 = 13
+    FOURTH_FORWARD_2 = 14
+    FOURTH_FORWARD_3 = 15
+    FOURTH_HEAD = 16
+    HEAD_BACKWARD = 17
+    BACKWARD_3 = 18
+    BACKWARD_2 = 19
+    BACKWARD_1 = 20
+    AFTER = 21
     """Backward pass of the layers before the first turn."""
-    FIRST_UPDATE = 10
+    FIRST_UPDATE = 22
     """First update, in which the optimizer makes its state."""
-    UPDATE = 11
-    FORGET = 12
+    UPDATE = 23
+    FORGET = 24
     """Loss and gradients are freed."""
 
 
-TURN = {
-    Segment.FORWARD_1: 1,
-    Segment.FORWARD_2: 2,
-    Segment.FORWARD_3: 3,
-    Segment.BACKWARD_1: 1,
-    Segment.BACKWARD_2: 2,
-    Segment.BACKWARD_3: 3,
-}
+Turns = tuple[Segment, Segment, Segment]
+HEADS = (Segment.HEAD, Segment.SECOND_HEAD, Segment.THIRD_HEAD, Segment.FOURTH_HEAD)
+"""Segments after the last turn of each forward pass."""
+FORWARD: tuple[Turns, ...] = tuple(
+    (Segment(head - 3), Segment(head - 2), Segment(head - 1)) for head in HEADS
+)
+"""Segments of the three turns of each forward pass."""
+BACKWARD: Turns = (Segment.BACKWARD_1, Segment.BACKWARD_2, Segment.BACKWARD_3)
+FAMILIES = {segment: turns for turns in (*FORWARD, BACKWARD) for segment in turns}
+"""The three turns of the pass that a segment belongs to."""
+TURN = {segment: turns.index(segment) + 1 for segment, turns in FAMILIES.items()}
 """Number of the traced turn, from 1, that a segment belongs to."""
-FORWARD = (Segment.FORWARD_1, Segment.FORWARD_2, Segment.FORWARD_3)
-BACKWARD = (Segment.BACKWARD_1, Segment.BACKWARD_2, Segment.BACKWARD_3)
 UPDATES = (Segment.FIRST_UPDATE, Segment.UPDATE, Segment.FORGET)
 
 

@@ -16,7 +16,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from gpu_catalog.errors import UserError
-from trials.simulation.recording import Held, Recording, Segment, StructureError, with_updates_of
+from trials.simulation.recording import TURN, Held, Recording, StructureError, with_updates_of
 from trials.simulation.trace_request import TraceRequest
 from trials.simulation.tracing_child import TracingChild, cache_folder
 
@@ -56,7 +56,7 @@ class StepTrace:
     def events(self) -> int:
         """Approximate number of events in a step of the whole model."""
         kinds, segments = self.recordings[0].kinds, self.recordings[0].segments
-        middle = np.isin(segments, (Segment.FORWARD_2, Segment.BACKWARD_2)).sum()
+        middle = np.isin(segments, [s for s, turn in TURN.items() if turn == 2]).sum()
         return len(kinds) + self.copies * int(middle)
 
 

@@ -199,7 +199,13 @@ def _code() -> str:
 
 def trace_sources(trials: Path) -> Iterator[Path]:
     """Source files whose change makes stored traces invalid."""
-    for folder in ("models", "devices", "simulation/tracing", "simulation/tracing/kernels"):
+    for folder in (
+        "models",
+        "devices",
+        "training/tasks",
+        "simulation/tracing",
+        "simulation/tracing/kernels",
+    ):
         yield from sorted((trials / folder).glob("*.py"))
     yield trials / "records" / "model.py"
     stepping = ("census.py", "finetune.py", "loss.py", "optimizers.py")

@@ -30,30 +30,34 @@ PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::_grouped_mm", "bitsan
 
 
 class StepCensus:
-    """Census of one step: its kernels, and the layers that its backward pass runs again.
+    """Census of one step: its kernels, its passes, and the layers that run again backward.
 
     Running a checkpointed layer again may skip the layer's own hooks, but not those of the modules
     in it. Passes alone do not show it: some families run a module several times in one pass.
 
     Args:
         model: model that runs the step; it has hooks until ``built`` is called.
+        reference: the separate reference model, likewise; absent without one.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, reference: nn.Module | None = None) -> None:
         self._model = model
         self._layers = decoder_layers(model)
         self._is_on_gpu = next(model.parameters()).device.type != "cpu"
         self._kernels: set[str] = set()
         self._product_dtypes: set[str] = set()
-        self._passes = 0
+        self._passes = self._sequences = 0
+        self._reference: str | None = None
         self._recomputed: set[int] = set()
         self._loss = ""
         self._offloaded = 0
         self._liger_layers: tuple[str, ...] = ()
         self._hooks = [
-            model.register_forward_pre_hook(self._pass),
+            model.register_forward_pre_hook(self._pass, with_kwargs=True),
             model.register_forward_hook(self._note_loss),
         ]
+        if reference is not None:
+            self._hooks.append(reference.register_forward_pre_hook(self._pass_of_reference))
         for index, layer in enumerate(self._layers):
             recomputed = self._noting_recomputed(index)
             self._hooks += [c.register_forward_pre_hook(recomputed) for c in layer.children()]
@@ -96,14 +100,25 @@ class StepCensus:
             loss=self._loss,
             offloaded_activations=self._offloaded,
             liger_layers=self._liger_layers,
+            sequences=self._sequences,
+            reference=self._reference,
         )
 
-    def _pass(self, *_: object) -> None:
-        self._passes += 1
+    def _pass(self, model: nn.Module, _args: object, kwargs: dict[str, Any]) -> None:
+        if torch.is_grad_enabled():
+            self._passes += 1
+            self._sequences = len(kwargs["input_ids"])
+        elif any(getattr(module, "disable_adapters", False) for module in model.modules()):
+            self._reference = "adapter-off"
+
+    def _pass_of_reference(self, *_: object) -> None:
+        if not torch.is_grad_enabled():
+            self._reference = "separate"
 
     def _note_loss(self, _model: nn.Module, _inputs: object, output: Any) -> None:
-        self._loss = loss_in_use(output.loss)
-        self._liger_layers = liger_layers_in_use(self._model)
+        if torch.is_grad_enabled():
+            self._loss = loss_in_use(output.loss)
+            self._liger_layers = liger_layers_in_use(self._model)
 
     def _noting_recomputed(self, layer: int) -> Callable[..., None]:
         def note(*_: object) -> None:

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from trials.models.fused_head import IGNORED
+from trials.models.reference import set_evaluating
 from trials.models.weight_placement import autocast_to
 from trials.recipes.fields import Dtype
 from trials.records.learning import Heartbeat, HeldOutScores
@@ -47,12 +48,7 @@ def held_out_scores(
         listen: called with progress after each batch.
     """
     answers = [answer for example in examples for answer in example.answers]
-    model.eval()
-    for module in model.modules():
-        # On a CPU bitsandbytes repacks 4-bit weights for layers in evaluation mode, in a format
-        # that some of its kernels refuse; such layers have no other use for the mode.
-        if getattr(getattr(module, "weight", None), "quant_state", None) is not None:
-            module.training = True
+    set_evaluating(model)
     try:
         scores = iter(_scores(model, answers, batch_size, autocast=autocast, listen=listen))
     finally:

@@ -1,7 +1,8 @@
 """Training code: a model under a recipe, and one optimizer step."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,17 +11,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trials.models.activation_offloading import activation_offloading
 from trials.models.build import build_model, stock_model
-from trials.models.fused_head import fuse_head
+from trials.models.fused_head import REFERENCE_OUTPUTS, TRAINED_OUTPUTS, fuse_head
 from trials.models.liger_layers import apply_liger_layers
 from trials.models.parameter_count import implied_parameters
+from trials.models.reference import reference_recipe, set_evaluating, without_dropout
 from trials.models.weight_placement import autocast_to
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.model import Model
 from trials.records.observation import Built, ParameterCounts
 from trials.training.census import StepCensus
-from trials.training.loss import micro_batch_losses
 from trials.training.optimizers import Stepper, make_stepper
+from trials.training.tasks.batch import TaskBatch
+from trials.training.tasks.losses import LossOf, step_losses
 
 SEVERAL = 2  # micro-batches that show that gradients accumulate
 
@@ -52,6 +55,13 @@ class NotTrainingError(RuntimeError):
 class FineTuning:
     """A model under a recipe, its optimizer and its data, on one device.
 
+    Attributes:
+        model: the model.
+        reference: the separate reference model; absent without one.
+        trainable: trained parameters.
+        stepper: runs optimizer steps.
+        on_loss: called after each forward pass, before its backward pass.
+
     Args:
         cell: cell to fine-tune.
         model: the model of the cell's name.
@@ -64,23 +74,35 @@ class FineTuning:
         self._facts = model
         self._device = device
         self._seed = seed
-        self.model = build_model(
-            model,
-            cell.recipe,
-            active_experts=cell.active_experts,
-            weights=cell.weights,
-            device=device,
-            seed=seed,
-        )
-        fuse_head(self.model, cell.recipe.loss)
-        if cell.recipe.liger_kernels:
+        recipe = cell.recipe
+        self.model = self._make(recipe, TRAINED_OUTPUTS[recipe.task])
+        if recipe.liger_kernels:
             apply_liger_layers(self.model)
+        self.reference: nn.Module | None = None
+        if recipe.reference == "separate":
+            self.reference = self._make(reference_recipe(recipe), REFERENCE_OUTPUTS)
+            set_evaluating(self.reference)
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
         # Every probe starts from the same weights, since routing depends on weights and memory on
         # routing. The copy is on the host, outside the measured memory.
         self._initial = [p.detach().to("cpu", copy=True) for p in self.trainable]
         self._offloading = activation_offloading(self.model, cell.recipe)
         self.stepper = self._new_stepper()
+        self.on_loss: Callable[[], None] = lambda: None
+
+    def _make(self, recipe: Recipe, outputs: tuple[str, ...]) -> nn.Module:
+        cell = self._cell
+        model = build_model(
+            self._facts,
+            recipe,
+            active_experts=cell.active_experts,
+            weights=cell.weights,
+            device=self._device,
+            seed=self._seed,
+        )
+        without_dropout(model, recipe)
+        fuse_head(model, recipe.loss, outputs)
+        return model
 
     def start_over(self) -> None:
         """Restore initial weights, drop gradients and optimizer state, as in a fresh process."""
@@ -101,40 +123,62 @@ class FineTuning:
         """Random token ids of one step, equal for every probe of a size and draw.
 
         Returns:
-            Token ids (micro-batches x batch_size, seq_len).
+            Token ids (micro-batches x batch_size x sequences of an example, seq_len).
         """
         generator = torch.Generator().manual_seed(
             (self._seed * 1_000_003 + batch_size) * 1_009 + draw
         )
         examples = self._cell.recipe.micro_batches(batch_size) * batch_size
-        shape = (examples, self._cell.seq_len)
+        shape = (examples * self._cell.recipe.sequences, self._cell.seq_len)
         return torch.randint(self._facts.vocab_size, shape, generator=generator).to(self._device)
 
-    def step(
-        self, tokens: torch.Tensor, labels: torch.Tensor | None = None, *, micro_batches: int = 1
-    ) -> float:
+    @property
+    def sequences(self) -> int:
+        """Sequences of an example."""
+        return self._cell.recipe.sequences
+
+    def batch(self, tokens: torch.Tensor, labels: torch.Tensor | None = None) -> TaskBatch:
+        """Batch of a step.
+
+        Args:
+            tokens: (sequences, length) token ids.
+            labels: (sequences, length) token ids, -100 for tokens without a loss; absent for
+                ``tokens``.
+        """
+        precomputed = self._cell.recipe.reference == "precomputed"
+        return TaskBatch(
+            tokens,
+            tokens if labels is None else labels,
+            self.reference,
+            torch.zeros(len(tokens), device=self._device) if precomputed else None,
+        )
+
+    def step(self, batch: torch.Tensor | TaskBatch, *, micro_batches: int = 1) -> float:
         """Run one whole optimizer step on a batch.
 
         Args:
-            tokens: (batch, length) token ids.
-            labels: (batch, length) token ids, -100 for tokens without a loss; absent for
-                ``tokens``.
+            batch: batch, or token ids (sequences, length) that all have a loss.
             micro_batches: parts of the batch whose gradients accumulate.
 
         Returns:
-            Loss in nats per token. Reading it waits for the device, as a loop that logs does.
+            Loss, of ``sft`` in nats per token. Reading it waits for the device, as a loop that
+            logs does.
 
         Raises:
             NotTrainingError: the loss is not finite.
         """
-        value = self.stepper.step(
-            *micro_batch_losses(
-                tokens, tokens if labels is None else labels, self._cell.recipe, micro_batches
-            )
-        )
+        if isinstance(batch, torch.Tensor):
+            batch = self.batch(batch)
+        losses = step_losses(batch, self._cell.recipe, micro_batches)
+        value = self.stepper.step(*(partial(self._loss, loss_of) for loss_of in losses))
         if not value < float("inf"):
             raise NotTrainingError(f"the loss is {value}: these steps train nothing")
         return value
+
+    def _loss(self, loss_of: LossOf, model: nn.Module) -> torch.Tensor:
+        loss = loss_of(model)
+        self.on_loss()
+        return loss
 
     def forward(self, tokens: torch.Tensor) -> None:
         """Run a forward pass without gradients, in the precision of a step."""
@@ -142,8 +186,9 @@ class FineTuning:
             self.model(input_ids=tokens)
 
     def tensors(self) -> list[torch.Tensor]:
-        """Tensors of the model itself (``model_tensors``)."""
-        return model_tensors(self.model)
+        """Tensors of the model itself and of a separate reference (``model_tensors``)."""
+        models = [self.model, *([] if self.reference is None else [self.reference])]
+        return [tensor for model in models for tensor in model_tensors(model)]
 
     def implied(self) -> ParameterCounts:
         """Parameter counts that the recipe implies for the stock model of transformers."""
@@ -152,10 +197,12 @@ class FineTuning:
 
     def built(self) -> Built:
         """Properties of the built model. It runs one step of micro-batches of one example."""
-        census = StepCensus(self.model)
+        census = StepCensus(self.model, self.reference)
+        recipe = self._cell.recipe
         with _Watched(census):
-            micro_batches = min(self._cell.recipe.micro_batches(1), SEVERAL)
-            self.step(self.tokens(1)[:micro_batches], micro_batches=micro_batches)
+            micro_batches = min(recipe.micro_batches(1), SEVERAL)
+            tokens = self.tokens(1)[: micro_batches * recipe.sequences]
+            self.step(tokens, micro_batches=micro_batches)
         built = census.built(self._facts, self.stepper.name)
         self.start_over()
         return built

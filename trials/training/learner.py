@@ -138,11 +138,8 @@ class Learner:
         tokens = skipped = 0
         for step, (ids, labels) in enumerate(batches, start=1):
             try:
-                loss = self._tuning.step(
-                    ids.to(self._device),
-                    labels.to(self._device),
-                    micro_batches=self._micro_batches,
-                )
+                batch = self._tuning.batch(ids.to(self._device), labels.to(self._device))
+                loss = self._tuning.step(batch, micro_batches=self._micro_batches)
             except SkippedStepError:  # the loss scale is halved; training goes on
                 skipped += 1
             else:

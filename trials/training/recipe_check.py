@@ -85,6 +85,9 @@ def _compared_model(recipe: Recipe, built: Built, implied: ParameterCounts) -> I
             yield f"{operator} operators", recipe.attention == attention, ran
     yield "experts", recipe.experts, built.experts
     yield "mamba", recipe.mamba, built.mamba
+    yield "sequences per example", recipe.sequences, built.sequences
+    has_pass = recipe.reference != "precomputed"
+    yield "reference", recipe.reference if has_pass else None, built.reference
     checkpointed = built.layers if recipe.gradient_checkpointing else 0
     yield "checkpointed layers", checkpointed, built.checkpointed_layers
     layers = LIGER_LAYERS if recipe.liger_kernels else ()

@@ -170,7 +170,7 @@ class Worker:
             batch_size=request.batch_size,
             outcome=Outcome.FITS,
             measurement=measurement,
-            profile=self._profile(request, tokens[: request.batch_size]),
+            profile=self._profile(request, tokens[: request.batch_size * tuning.sequences]),
         )
 
     def _profile(self, request: ProbeRequest, tokens: torch.Tensor) -> Profile | None:

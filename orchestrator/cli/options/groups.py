@@ -122,6 +122,12 @@ RECIPE = """
                          cut-cross-entropy, which hold a part of them (default: LOSS)
 --liger-kernels {on,off}
                          RMSNorm, rotary embedding and SwiGLU by liger-kernel (default: off)
+--task {sft,dpo}         trainer of TRL whose step runs; an example of dpo is a pair of sequences of
+                         the full length (default: sft)
+--reference {adapter-off,separate,precomputed}
+                         reference of dpo: the model without its adapters, a second model, or
+                         log-probabilities that come with the data (default: adapter-off; full:
+                         separate)
 --lora-rank LORA_RANK    rank of the LoRA adapters (default: 16)
 --lora-alpha N           scale of the adapters times their rank (default: twice the rank)
 --lora-dropout N         share of the adapters' inputs that is dropped (default: 0)

@@ -305,7 +305,7 @@ def _lengths(profiles: Sequence[tuple[Profiled, Profile]], inside_of: Layer) -> 
             batch_size=batch_size,
             step_seconds=step,
             examples_per_second=batch_size / step,
-            tokens_per_second=batch_size * cell.seq_len / step,
+            tokens_per_second=batch_size * cell.recipe.sequences * cell.seq_len / step,
             experts_share=inside_seconds / seconds,
         )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from orchestrator.markdown_table import table
 from orchestrator.reporting.sections.memory_section import memory_text
 from orchestrator.reporting.sections.recommendation import job_title
-from trials.recipes.fields import Loss
+from trials.recipes.fields import Loss, Reference
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.observation import (
@@ -37,6 +37,11 @@ LOSSES: dict[Loss, str] = {
     "chunked": "loss in chunks by TRL",
     "liger": "loss by liger-kernel",
     "cce": "loss by cut-cross-entropy",
+}
+REFERENCES: dict[Reference, str] = {
+    "adapter-off": "adapters off as reference",
+    "separate": "a separate reference",
+    "precomputed": "precomputed log-probabilities",
 }
 
 
@@ -226,6 +231,7 @@ def _words(recipe: Recipe) -> tuple[str | None, ...]:
     """
     return (
         _method(recipe),
+        _task(recipe),
         recipe.precision,
         "checkpointing" if recipe.gradient_checkpointing else "no checkpointing",
         "activations on the host" if recipe.activation_offloading else "activations not offloaded",
@@ -239,6 +245,12 @@ def _words(recipe: Recipe) -> tuple[str | None, ...]:
         "Liger's layers" if recipe.liger_kernels else "transformers' layers",
         LOSSES[recipe.loss],
     )
+
+
+def _task(recipe: Recipe) -> str:
+    if recipe.reference is None:
+        return recipe.task
+    return f"{recipe.task} with {REFERENCES[recipe.reference]}"
 
 
 def _method(recipe: Recipe) -> str:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from trials.models.build import stock_model, under_recipe
 from trials.models.parameter_count import implied_parameters
+from trials.models.reference import reference_recipe, set_evaluating, without_dropout
 from trials.models.weight_placement import quantise_laid_out
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
@@ -33,12 +34,14 @@ class FakeModel:
 
     Attributes:
         module: the model, in training mode.
+        reference: the separate reference model; absent without one.
         recipe: its recipe.
         repeated_layers: its layers that represent more.
         implied: parameter counts that the recipe implies for it.
     """
 
     module: nn.Module
+    reference: nn.Module | None
     recipe: Recipe
     repeated_layers: RepeatedLayers
     implied: ParameterCounts
@@ -52,7 +55,24 @@ def fake_model(
     *,
     whole: bool,
 ) -> FakeModel:
-    """Build a model whose tensors are all fake ones on the CPU."""
+    """Build a model whose tensors are all fake ones on the CPU, with its reference."""
+    built, repeated, implied = _fake_module(model, recipe, active_experts, mode, whole=whole)
+    reference = None
+    if recipe.reference == "separate":
+        plain = reference_recipe(recipe)
+        reference, *_ = _fake_module(model, plain, active_experts, mode, whole=whole)
+        set_evaluating(reference)
+    return FakeModel(built, reference, recipe, repeated, implied)
+
+
+def _fake_module(
+    model: Model,
+    recipe: Recipe,
+    active_experts: int | None,
+    mode: FakeTensorMode,
+    *,
+    whole: bool,
+) -> tuple[nn.Module, RepeatedLayers, ParameterCounts]:
     stands_in = _flash_by_sdpa() if recipe.attention == FLASH else contextlib.nullcontext()
     with stands_in:
         stock = stock_model(model, recipe, active_experts)
@@ -62,8 +82,9 @@ def fake_model(
     implied = implied_parameters(stock, recipe)
     with torch.device("meta"):
         built = under_recipe(stock, recipe, lambda laid_out: _lay_out(laid_out, recipe))
+    without_dropout(built, recipe)
     _fake_all(built, mode)
-    return FakeModel(built, recipe, repeated, implied)
+    return built, repeated, implied
 
 
 def _shortest_turn(recipe: Recipe) -> int:
@@ -79,7 +100,7 @@ class TracedCensus(StepCensus):
     """Census of a traced step, with the real kernels in place of those that replace them."""
 
     def __init__(self, fake: FakeModel, facts: Model) -> None:
-        super().__init__(fake.module)
+        super().__init__(fake.module, fake.reference)
         self._facts = facts
         self._fake = fake
 
@@ -93,14 +114,14 @@ class TracedCensus(StepCensus):
         name = operator.partition(".")[0]
         super().note(names.get(name, name), result)
 
-    def check(self, cell: Cell) -> None:
+    def check(self, cell: Cell, batch_size: int) -> None:
         """Check that the model and its step are those of the recipe, after the step.
 
         Raises:
             RecipeError: they are not.
         """
         built = self.built(self._facts, optimizer="")
-        stands_in: dict[str, str | None] = {}
+        stands_in: dict[str, Any] = {"sequences": built.sequences // batch_size}
         if cell.recipe.attention == FLASH and built.attention == "sdpa":
             stands_in["attention"] = FLASH
         if built.mamba == "reference" and self._facts.family not in SCANS_WHOLE:

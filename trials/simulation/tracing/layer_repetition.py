@@ -148,7 +148,7 @@ def _report_pass(
 
     def passed(hidden: torch.Tensor) -> None:
         on_forward(turn)
-        if hidden.requires_grad:
+        if hidden.requires_grad and torch.is_grad_enabled():
             hidden.register_hook(lambda _: on_backward(turn))  # type: ignore[no-untyped-call]
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

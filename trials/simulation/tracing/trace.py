@@ -12,13 +12,15 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trials.models.build import auto_config
+from trials.models.fused_head import REFERENCE_OUTPUTS, TRAINED_OUTPUTS
 from trials.models.weight_placement import DTYPES, decoder_layers
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.model import Model
-from trials.simulation.recording import Held, Purpose, Recording, Segment, with_updates_of
+from trials.simulation.recording import FORWARD, HEADS, Held, Recording, Segment, with_updates_of
 from trials.simulation.tracing.fake_model import FLASH, TracedCensus, fake_model
 from trials.simulation.tracing.fake_optimizers import simulated_optimizer
+from trials.simulation.tracing.held_storages import held_storages
 from trials.simulation.tracing.host_copies import HostLink, simulated_offloading
 from trials.simulation.tracing.kernels.fused_heads import give_head
 from trials.simulation.tracing.kernels.fused_kernels import as_on_gpu, scores_capped_within
@@ -28,13 +30,13 @@ from trials.simulation.tracing.layer_repetition import RepeatedLayers, mark_pass
 from trials.simulation.tracing.tracer import Tracer, UntraceableError, fake_like
 from trials.simulation.tracing.watchdog import innermost_module
 from trials.training.finetune import import_libraries, model_tensors
-from trials.training.loss import batch_loss
 from trials.training.optimizers import DeviceStepper
+from trials.training.tasks.batch import TaskBatch
+from trials.training.tasks.losses import task_loss
 
 Target = Literal["cuda", "cpu"]
 Shares = Callable[[torch.Tensor], int]
 POSITION_TABLES = ("wpe", "embed_positions", "position_embeddings")
-FORWARD_SEGMENTS = (Segment.FORWARD_1, Segment.FORWARD_2, Segment.FORWARD_3, Segment.HEAD)
 BACKWARD_SEGMENTS = (
     Segment.AFTER,
     Segment.BACKWARD_1,
@@ -86,7 +88,10 @@ class TraceableCell:
         self._facts = model
         self._fake = fake_model(model, recipe, cell.active_experts, self._mode, whole=whole)
         self._model, self._repeated_layers = self._fake.module, self._fake.repeated_layers
-        give_head(self._model, recipe.loss, target)
+        self.reference = self._fake.reference
+        give_head(self._model, recipe.loss, target, TRAINED_OUTPUTS[recipe.task])
+        if self.reference is not None:
+            give_head(self.reference, recipe.loss, target, REFERENCE_OUTPUTS)
         if recipe.liger_kernels:
             give_liger_layers(self._model)
         self.link = HostLink()
@@ -123,7 +128,7 @@ class TraceableCell:
             has_own = with_updates and updates_of is None
             traced = _Step(self, batch_size, shares, census, has_updates=has_own).traced()
         if census is not None:
-            census.check(self._cell)
+            census.check(self._cell, batch_size)
             self._is_checked = True
         if updates_of is None:
             return traced
@@ -164,6 +169,19 @@ class TraceableCell:
         """Whether the model keeps state from earlier lengths: frequencies that grow with them."""
         kinds = [str(getattr(module, "rope_type", "")) for module in self._model.modules()]
         return any("dynamic" in kind or "longrope" in kind for kind in kinds)
+
+    def batch(self, batch_size: int) -> TaskBatch:
+        """Batch of a step; to be made in the step, which holds it."""
+        rows = batch_size * self._recipe.sequences
+        tokens = torch.zeros(rows, self._cell.seq_len, dtype=torch.int64)
+        precomputed = self._recipe.reference == "precomputed"
+        log_probs = torch.zeros(rows) if precomputed else None
+        return TaskBatch(tokens, tokens, self.reference, log_probs)
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """Model that is traced, and the separate reference if there is one."""
+        return [self._model, *([] if self.reference is None else [self.reference])]
 
     @property
     def model(self) -> nn.Module:
@@ -247,7 +265,10 @@ class _Step:
         self._has_updates = has_updates
         self._layers = decoder_layers(cell.model)
         self._untraced = UntracedParameters(cell, self._layers if has_updates else [])
-        held = [*model_tensors(cell.model), *self._untraced.parameters]
+        self._layers_of_each = [decoder_layers(model) for model in cell.models]
+        held = [t for model in cell.models for t in model_tensors(model)]
+        held += self._untraced.parameters
+        self._pass = -1
         note = None if census is None else census.note
         self._tracer = Tracer(shares, held, with_workspaces=cell.is_on_gpu, note=note)
         cell.link.tracer = self._tracer
@@ -258,8 +279,9 @@ class _Step:
         ]
 
     def traced(self) -> Traced:
-        kinds = [(layer, type(layer)) for layer in self._layers]
-        mark_passes(self._layers, self._cell.repeated_layers, self._on_forward, self._on_backward)
+        kinds = [(layer, type(layer)) for layers in self._layers_of_each for layer in layers]
+        for layers in self._layers_of_each:
+            mark_passes(layers, self._cell.repeated_layers, self._on_forward, self._on_backward)
         try:
             self._run()
         except UntraceableError as error:
@@ -274,7 +296,7 @@ class _Step:
                 hook.remove()
         return Traced(
             recording=self._tracer.recording(self._gradients),
-            held=_held(self._cell),
+            held=held_storages(self._cell.models, self._cell.repeated_layers),
             copies=self._cell.repeated_layers.copies,
         )
 
@@ -282,7 +304,7 @@ class _Step:
         tracer = self._tracer
         stepper = self._cell.stepper(self._untraced.among(self._trainable))
         with tracer:
-            batch = [torch.zeros(self._batch_size, self._cell.seq_len, dtype=torch.int64)]
+            batch = [self._cell.batch(self._batch_size)]
             loss = stepper.backward(lambda model: self._loss(model, batch[0]))
             self._gradients = np.array(
                 [name for p in self._trainable if (name := self._gradient_name(p)) is not None],
@@ -304,8 +326,8 @@ class _Step:
                 pass  # the next micro-batch drops what the last one's left
         stepper.close()
 
-    def _loss(self, model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-        loss = batch_loss(model, tokens, tokens, self._cell.recipe)
+    def _loss(self, model: nn.Module, batch: TaskBatch) -> torch.Tensor:
+        loss = task_loss(model, batch, self._cell.recipe)
         self._tracer.segment = Segment.HEAD_BACKWARD
         return loss
 
@@ -314,7 +336,9 @@ class _Step:
 
     def _on_forward(self, turn: int) -> None:
         # The arguments of the last layer are freed after its return; that belongs to its turn.
-        self._tracer.pass_on_to(FORWARD_SEGMENTS[turn - 1])
+        if turn == 1:
+            self._pass += 1
+        self._tracer.pass_on_to((*FORWARD[self._pass], HEADS[self._pass])[turn - 1])
 
     def _on_backward(self, turn: int) -> None:
         self._tracer.segment = BACKWARD_SEGMENTS[turn - 1]
@@ -365,29 +389,3 @@ class UntracedParameters:
             assert untraced.grad is not None
             assert like is not None
             tracer.add_ghost(untraced.grad, like, copy)
-
-
-def _held(cell: TraceableCell) -> Held:
-    """Storages of the model itself, each once, in the order of allocation: layer by layer."""
-    layers = decoder_layers(cell.model)
-    starts = cell.repeated_layers.starts if cell.repeated_layers.copies else []
-    sizes, purposes, turns = [], [], []
-    counted: set[int] = set()
-    for index, part in enumerate((*layers, cell.model)):
-        turn = sum(start <= index for start in starts) if index < len(layers) else 0
-        turn = 0 if turn > cell.repeated_layers.traced else turn  # layers after the last turn
-        constants = {id(t) for t in _quantisation_constants(part)}
-        for tensor in model_tensors(part):
-            storage = tensor.untyped_storage()
-            if storage._cdata not in counted:  # noqa: SLF001 - the one name of a storage
-                counted.add(storage._cdata)  # noqa: SLF001 - as above
-                sizes.append(storage.nbytes())
-                constant = id(tensor) in constants
-                purposes.append(Purpose.QUANTISATION if constant else Purpose.WEIGHT)
-                turns.append(turn)
-    return Held(*(np.array(column, np.int64) for column in (sizes, purposes, turns)))
-
-
-def _quantisation_constants(part: nn.Module) -> list[torch.Tensor]:
-    plain = {id(t) for t in (*part.parameters(), *part.buffers())}
-    return [t for t in model_tensors(part) if id(t) not in plain]

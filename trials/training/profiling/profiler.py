@@ -37,7 +37,7 @@ def profiled(
     Args:
         tuning: the model under its recipe.
         device: device of the model.
-        tokens: (batch_size, length) token ids.
+        tokens: (sequences, length) token ids.
         rule: number of steps.
     """
 
@@ -68,7 +68,7 @@ def profiled(
 class StageMarks:
     """Times the stages of steps. A context manager.
 
-    The forward pass ends with the model's forward pass, the backward pass where the optimizer
+    The forward pass ends with the loss, the backward pass where the optimizer
     begins; under fp16 that is after gradients were unscaled. The device is synchronised in between.
 
     Args:
@@ -83,7 +83,7 @@ class StageMarks:
         device: Device,
         on_stage: Callable[[Stage], None] = lambda _: None,
     ) -> None:
-        self._model = tuning.model
+        self._tuning = tuning
         self._optimizer = _torch_optimizer(tuning.stepper.optimizer)
         self._device = device
         self._on_stage = on_stage
@@ -92,13 +92,13 @@ class StageMarks:
         self._hooks: list[Handle] = []
 
     def __enter__(self) -> Self:
-        self._hooks = [
-            self._model.register_forward_hook(lambda *_: self._mark("backward")),
-            self._optimizer.register_step_pre_hook(lambda *_: self._mark("optimizer")),
-        ]
+        self._tuning.on_loss = lambda: self._mark("backward")
+        hook = self._optimizer.register_step_pre_hook(lambda *_: self._mark("optimizer"))
+        self._hooks = [hook]
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._tuning.on_loss = lambda: None
         for hook in self._hooks:
             hook.remove()
 
@@ -215,9 +215,10 @@ def expert_load(tuning: FineTuning, tokens: torch.Tensor, training_steps: int) -
         return None
     tuning.start_over()
     before = _expert_counts(tuning, tokens)
-    examples = tokens.shape[0]
+    sequences = len(tokens)
+    examples = sequences // tuning.sequences
     for draw in range(1, training_steps + 1):
-        tuning.step(tuning.tokens(examples, draw)[:examples])
+        tuning.step(tuning.tokens(examples, draw)[:sequences])
     after = _expert_counts(tuning, tokens)
     return ExpertLoad(examples=examples, training_steps=training_steps, before=before, after=after)
 

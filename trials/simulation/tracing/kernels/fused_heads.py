@@ -13,7 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trials.models.fused_head import IGNORED, HeadLoss, base_of, check_head, fuse_head, patch_head
+from trials.models.fused_head import (
+    IGNORED,
+    HeadLoss,
+    HeadOutput,
+    base_of,
+    check_head,
+    fuse_head,
+    patch_head,
+)
 from trials.recipes.fields import Loss
 from trials.simulation.recording import OperatorClass, Rate
 from trials.simulation.tracing.operator_costs import (
@@ -29,15 +37,23 @@ from trials.simulation.tracing.operator_costs import (
 TILE_ROWS, TILE_COLUMNS = 4096, 32_768  # TRL: tokens and vocabulary of a tile of logits
 
 
-def give_head(model: nn.Module, loss: Loss, target: Literal["cuda", "cpu"]) -> None:
+def give_head(
+    model: nn.Module, loss: Loss, target: Literal["cuda", "cpu"], outputs: tuple[str, ...]
+) -> None:
     """Give a model the fused head of a loss as the target device runs it, in place.
+
+    Args:
+        model: causal language model, with or without adapters.
+        loss: loss of the recipe.
+        target: device whose kernels run.
+        outputs: what ``chunked`` computes for each token; on a GPU always the same few bytes.
 
     Raises:
         ImportError: for the CPU, the package of the loss is not installed.
         KernelError: the loss does not support the model's head.
     """
     if target == "cpu":
-        fuse_head(model, loss)
+        fuse_head(model, loss, outputs)
         return
     if loss == "full-logits":
         return
@@ -200,14 +216,14 @@ class _ChunkedLogProbs(torch.autograd.Function):
         return for_hidden, for_weight if with_weight else None, None
 
 
-def _chunked(hidden: Tensor, head: nn.Linear, labels: Tensor, softcap: float | None) -> Tensor:
+def _chunked(hidden: Tensor, head: nn.Linear, labels: Tensor, softcap: float | None) -> HeadOutput:
     del softcap  # the kernel's own
     labels, hidden = labels[:, 1:], hidden[:, :-1]
     mask = labels != IGNORED
     at = torch.ops.simulated.labelled(mask)
     log_probs, *_ = _ChunkedLogProbs.apply(hidden[at], head.weight, labels[at])  # type: ignore[no-untyped-call]
-    loss: Tensor = -log_probs.sum() / mask.sum().clamp(min=1)
-    return loss
+    loss = -log_probs.sum() / mask.sum().clamp(min=1)
+    return HeadOutput(loss=loss, log_probs=log_probs.view(mask.shape))
 
 
 def _liger_loss(
@@ -276,13 +292,13 @@ class _LigerLoss(torch.autograd.Function):
         return for_hidden, for_weight if ctx.needs_input_grad[1] else None, None
 
 
-def _liger(hidden: Tensor, head: nn.Linear, labels: Tensor, softcap: float | None) -> Tensor:
+def _liger(hidden: Tensor, head: nn.Linear, labels: Tensor, softcap: float | None) -> HeadOutput:
     del softcap  # the kernel's own
     count = (labels[:, 1:] != IGNORED).sum()
     shifted = functional.pad(labels, (0, 1), value=IGNORED)[..., 1:].contiguous().view(-1)
     flat = hidden.view(-1, hidden.shape[-1])
-    loss: Tensor = _LigerLoss.apply(flat, head.weight, shifted) / count  # type: ignore[no-untyped-call]
-    return loss
+    loss = _LigerLoss.apply(flat, head.weight, shifted) / count  # type: ignore[no-untyped-call]
+    return HeadOutput(loss=loss)
 
 
 def _cce_loss(
@@ -369,12 +385,12 @@ class _CceLoss(torch.autograd.Function):
         return for_hidden, for_weight if with_weight else None, None, None
 
 
-def _cce(hidden: Tensor, head: nn.Linear, labels: Tensor, softcap: float | None) -> Tensor:
+def _cce(hidden: Tensor, head: nn.Linear, labels: Tensor, softcap: float | None) -> HeadOutput:
     del softcap  # the kernel's own
     hidden = hidden.to(_dtype(hidden)).flatten(0, -2)
     labelled, _ = torch.ops.simulated.labelled(labels[:, 1:] != IGNORED)
-    loss: Tensor = _CceLoss.apply(hidden, head.weight, labels.flatten(), labelled)  # type: ignore[no-untyped-call]
-    return loss
+    loss = _CceLoss.apply(hidden, head.weight, labels.flatten(), labelled)  # type: ignore[no-untyped-call]
+    return HeadOutput(loss=loss)
 
 
 HEADS: dict[Loss, HeadLoss] = {"chunked": _chunked, "liger": _liger, "cce": _cce}

@@ -1,0 +1,51 @@
+"""A step of a preference task takes the memory of TRL's trainer, and has its loss."""
+
+from pathlib import Path
+
+import pytest
+from trainer_reference.cells import PREFERENCE, QUICK_PREFERENCE, ReferenceCell
+
+PEAK_TOLERANCE = 0.01
+LOSS_TOLERANCE = 1e-5
+
+pytestmark = [
+    pytest.mark.usefixtures("made_for_small_steps"),
+    pytest.mark.filterwarnings("ignore:`.*` is deprecated and will be removed in v6:FutureWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the tiny model."""
+    from trainer_reference.models import write_model  # noqa: PLC0415 - seconds
+
+    folder = tmp_path_factory.mktemp("models")
+    write_model("llama", folder)
+    return folder
+
+
+@pytest.mark.parametrize("cell", QUICK_PREFERENCE, ids=lambda cell: cell.key)
+def test_measured_and_simulated_steps_equal_the_trainers(cell: ReferenceCell, folder: Path) -> None:
+    """Same weights, pairs, learning rate and optimizer: ten steps of each."""
+    compare(cell, folder)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "cell", [c for c in PREFERENCE if c not in QUICK_PREFERENCE], ids=lambda cell: cell.key
+)
+def test_every_combination_of_axes_equals_the_trainers(cell: ReferenceCell, folder: Path) -> None:
+    """The rest of the matrix."""
+    compare(cell, folder)
+
+
+def compare(cell: ReferenceCell, folder: Path) -> None:
+    """Compare ten steps from the same weights, on the same pairs."""
+    from trainer_reference.preference import train_on_pairs  # noqa: PLC0415 - seconds
+    from trainer_reference.project import measure, simulated_peak  # noqa: PLC0415 - as above
+
+    run = train_on_pairs(cell, folder)
+    counter, losses = measure(cell, folder, run)
+    assert counter.peak_bytes == pytest.approx(run.peak_bytes, rel=PEAK_TOLERANCE)
+    assert simulated_peak(cell, folder) == pytest.approx(run.peak_bytes, rel=PEAK_TOLERANCE)
+    assert losses == pytest.approx(run.losses, rel=LOSS_TOLERANCE)

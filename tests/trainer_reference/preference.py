@@ -1,0 +1,72 @@
+"""TRL's trainers of preference tasks under the settings of a cell, counted from outside."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from trl import DPOConfig, DPOTrainer
+
+from trainer_reference.cells import ReferenceCell
+from trainer_reference.models import VOCABULARY, tokenizer
+from trainer_reference.trainer import (
+    Observed,
+    arguments,
+    base_model,
+    cast_adapters,
+    lora_config,
+    trained,
+)
+from trainer_reference.training import BATCH, LENGTH, SEED, STEPS, TrainerRun
+from trials.training.finetune import model_tensors
+
+
+class _Dpo(Observed, DPOTrainer):
+    """DPOTrainer, observed, on pairs that are token ids already."""
+
+    def _prepare_dataset(self, dataset: Dataset, *_: Any) -> Dataset:
+        return dataset
+
+
+def train_on_pairs(cell: ReferenceCell, folder: Path, *, with_origins: bool = False) -> TrainerRun:
+    """Train for ``STEPS`` optimizer steps on pairs, and count."""
+    torch.manual_seed(SEED)
+    reference = base_model(cell, folder) if cell.reference == "separate" else None
+    trainer = _Dpo(
+        model=base_model(cell, folder),
+        ref_model=reference,
+        args=DPOConfig(
+            **arguments(cell, folder),
+            max_length=None,
+            precompute_ref_log_probs=cell.reference == "precomputed",
+        ),
+        train_dataset=_pairs(cell),
+        processing_class=tokenizer(),
+        peft_config=None if cell.method == "full" else lora_config(cell),
+    )
+    held = [] if reference is None else model_tensors(reference)
+    cast_adapters(trainer.model, cell, {})
+    run = trained(trainer, held, with_origins=with_origins)
+    if cell.reference != "precomputed":
+        return run
+    log_probs = [[_log_probs(sample) for sample in step] for step in trainer.batches]
+    return replace(run, reference_log_probs=log_probs)
+
+
+def _log_probs(sample: dict[str, Any]) -> torch.Tensor:
+    return torch.cat([sample["ref_chosen_logps"], sample["ref_rejected_logps"]])
+
+
+def _pairs(cell: ReferenceCell) -> Dataset:
+    """Pairs of one length whose prompt is one token, which has no loss in any task."""
+    generator = torch.Generator().manual_seed(SEED)
+    shape = (STEPS * BATCH * cell.accumulation, LENGTH)
+    chosen, rejected = (torch.randint(4, VOCABULARY, shape, generator=generator) for _ in range(2))
+    return Dataset.from_dict(
+        {
+            "prompt_ids": chosen[:, :1].tolist(),
+            "chosen_ids": chosen[:, 1:].tolist(),
+            "rejected_ids": rejected[:, 1:].tolist(),
+        }
+    )

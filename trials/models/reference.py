@@ -1,0 +1,37 @@
+"""Reference of preference tasks: a frozen second model in evaluation mode, without dropout."""
+
+from torch import nn
+
+from trials.recipes.recipe import Recipe
+
+
+def reference_recipe(recipe: Recipe) -> Recipe:
+    """Recipe of the separate reference: the model's, without adapters, as it is loaded."""
+    without = {
+        "lora_rank": None,
+        "lora_targets": None,
+        "modules_to_save": None,
+        "adapter_dtype": None,
+        "kbit_preparation": False,
+        "gradient_checkpointing": False,
+    }
+    return recipe.model_copy(update=without)
+
+
+def set_evaluating(model: nn.Module) -> None:
+    """Set a model to evaluation mode, but for its 4-bit layers."""
+    model.eval()
+    for module in model.modules():
+        # On a CPU bitsandbytes repacks 4-bit weights for layers in evaluation mode, in a format
+        # that some of its kernels refuse; such layers have no other use for the mode.
+        if getattr(getattr(module, "weight", None), "quant_state", None) is not None:
+            module.training = True
+
+
+def without_dropout(model: nn.Module, recipe: Recipe) -> None:
+    """Disable a model's layers of dropout, in place, for the tasks whose trainers do so."""
+    if recipe.task == "sft":
+        return
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0

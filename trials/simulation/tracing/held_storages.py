@@ -1,0 +1,44 @@
+"""Storages that a traced cell holds throughout: its model, and a separate reference."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from trials.models.weight_placement import decoder_layers
+from trials.simulation.recording import Held, Purpose
+from trials.simulation.tracing.layer_repetition import RepeatedLayers
+from trials.training.finetune import model_tensors
+
+
+def held_storages(models: Sequence[nn.Module], repeated: RepeatedLayers) -> Held:
+    """Storages of models, each once, in the order of allocation: layer by layer.
+
+    Args:
+        models: models with the same layers.
+        repeated: position of the repeated layers among those of each model.
+    """
+    starts = repeated.starts if repeated.copies else []
+    sizes, purposes, turns = [], [], []
+    counted: set[int] = set()
+    for model in models:
+        layers = decoder_layers(model)
+        for index, part in enumerate((*layers, model)):
+            turn = sum(start <= index for start in starts) if index < len(layers) else 0
+            turn = 0 if turn > repeated.traced else turn  # layers after the last turn
+            constants = {id(t) for t in _quantisation_constants(part)}
+            for tensor in model_tensors(part):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in counted:  # noqa: SLF001 - the one name of a storage
+                    counted.add(storage._cdata)  # noqa: SLF001 - as above
+                    sizes.append(storage.nbytes())
+                    constant = id(tensor) in constants
+                    purposes.append(Purpose.QUANTISATION if constant else Purpose.WEIGHT)
+                    turns.append(turn)
+    return Held(*(np.array(column, np.int64) for column in (sizes, purposes, turns)))
+
+
+def _quantisation_constants(part: nn.Module) -> list[torch.Tensor]:
+    plain = {id(t) for t in (*part.parameters(), *part.buffers())}
+    return [t for t in model_tensors(part) if id(t) not in plain]
