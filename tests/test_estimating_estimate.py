@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 
 from fitting.points.batch_lengths import Lengths
-from gpu_catalog.catalog import load_catalog
 from orchestrator.cli.main import main
-from trials.recipes.recipe import Recipe
-from trials.records.cell import Cell
-from trials.records.compatibility import with_defaults
-from trials.records.model import find_model
-from trials.simulation.simulated_cell import SimulatedCell
-from trials.simulation.trace_cache import Traces
 
 TINY = (
     *("estimate", "--model", "mixtral-tiny", "--seq-len", "32", "--method", "full"),
@@ -95,27 +88,6 @@ def test_the_largest_batch_fits_and_the_next_does_not(capsys: pytest.CaptureFixt
     assert above["outcome"] in ("OUT_OF_MEMORY", "THRASHING")
     assert above["step_seconds"] is None
     assert above["reserved_gib"] > above["usable_gib"] >= at["reserved_gib"]
-
-
-def test_the_largest_batch_size_is_exact_for_every_limit() -> None:
-    """For several limits the largest batch size fits and one more does not."""
-    gpu, model = load_catalog().gpu("A40"), find_model("mixtral-tiny")
-    recipe = with_defaults(Recipe(method="full"), model, gpu)
-    cell = Cell(
-        gpu="A40",
-        simulated=True,
-        model=model.name,
-        recipe=recipe,
-        experts=8,
-        active_experts=2,
-        seq_len=32,
-    )
-    simulated = SimulatedCell(cell, model, Traces())
-    for limit_mib in (60, 85, 110, 160):
-        limit = limit_mib * 2**20
-        largest = simulated.largest_batch(gpu, limit, 4096)
-        fit, miss = (simulated.without_limit(b, gpu) for b in (largest, largest + 1))
-        assert fit.peak_reserved_bytes <= limit < miss.peak_reserved_bytes
 
 
 def test_a_hypothetical_gpu_has_a_memory_estimate_and_no_time(

@@ -24,6 +24,7 @@ from trials.records.observation import (
     Observation,
     Outcome,
     Purpose,
+    fits_always,
     largest_batch,
 )
 from trials.records.timing_rule import TimingRule
@@ -158,15 +159,24 @@ def next_probe(
         for o in observed
         if o.is_timing and (o.environment is None or o.environment.node_id not in task.slow_nodes)
     }
-    for step in _visits(task, largest):
+    for step in _visits(task, largest, observed):
         planned = PlannedProbe("ladder", step.batch_size, step.repeat)
         if (step.batch_size, step.repeat) not in climbed and planned not in given_up:
             return planned
     return None
 
 
-def _visits(task: TrialTask, largest: int) -> list[LadderStep]:
-    """Visits of the ladder, or of the batch sizes that the task names."""
+def _visits(task: TrialTask, largest: int, observed: Sequence[Observation]) -> list[LadderStep]:
+    """Visits of the ladder, or of the batch sizes that the task names, below every miss.
+
+    Where the whole effective batch is the largest, smaller ones may have missed.
+    """
+    _, miss = _evidence([o for o in observed if o.batch_size != largest])
+    visits = _planned_visits(task, largest)
+    return [v for v in visits if v.batch_size == largest or miss is None or v.batch_size < miss]
+
+
+def _planned_visits(task: TrialTask, largest: int) -> list[LadderStep]:
     ladder = batch_ladder(
         largest,
         seed_text=f"{task.seed}/{task.cell.key}",
@@ -205,6 +215,10 @@ def _search(
     task: TrialTask, observed: Sequence[Observation], given_up: Collection[PlannedProbe]
 ) -> int | PlannedProbe:
     """Largest batch by the observations, or the next probe of the search."""
+    whole = task.cell.recipe.whole_batch(task.batch_limit)
+    whole_fits = fits_always(observed, whole)
+    if whole is not None and whole_fits:
+        return whole
     fits, smallest_miss = _evidence(observed)
     silent = min((p.batch_size for p in given_up if p.purpose == "search"), default=None)
     if silent is not None:
@@ -231,6 +245,8 @@ def _search(
             batch_size = search.send(fits.get(batch_size, implied))
     except StopIteration as closed:
         largest: int = closed.value
+        if whole is not None and whole_fits is None:
+            return PlannedProbe("search", whole, 0)
         return largest
     return PlannedProbe("search", batch_size, 0)
 

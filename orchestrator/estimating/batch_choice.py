@@ -59,13 +59,31 @@ def batch_candidates(
     useful = max(min(largest, rows(question.workload)), 1)
     effective_batch = question.recipe.effective_batch
     if effective_batch is not None:
-        divisors = [size for size in range(1, useful + 1) if effective_batch % size == 0]
-        sizes = divisors if question.batch == "fastest" else divisors[-1:]
+        sizes = _micro_batches(question, gpu, cell, largest, useful)
         return BatchCandidates(gpu, cell, routed, largest, tuple(sizes[-SMALLER - 1 :]))
     smaller: list[int] = []
     if question.batch == "fastest":
         smaller = [2**power for power in range((useful - 1).bit_length())][-SMALLER:]
     return BatchCandidates(gpu, cell, routed, largest, (*smaller, useful))
+
+
+def _micro_batches(
+    question: Question, gpu: Gpu, cell: SimulatedCell, largest: int, useful: int
+) -> list[int]:
+    """Micro-batches that fit and add up to the effective batch, ascending; 1 where none fits."""
+    effective_batch = question.recipe.effective_batch
+    assert effective_batch is not None  # the caller checks it
+    if question.batch == "largest" and largest == useful == effective_batch:
+        return [largest]
+    accumulated = largest
+    if largest == effective_batch:  # smaller ones may need more memory
+        accumulated = cell.largest_batch(gpu, usable_bytes(gpu), effective_batch - 1)
+    sizes = [
+        size
+        for size in range(1, useful + 1)
+        if effective_batch % size == 0 and (size <= accumulated or size == largest)
+    ] or [1]
+    return sizes if question.batch == "fastest" else sizes[-1:]
 
 
 def at_lengths(

@@ -214,14 +214,14 @@ def _around(value: float, error: float, above: float | None = None) -> Interval:
 def _batches(cell: SimulatedCell, gpu: Gpu, limit: int, largest: int, batch_limit: int) -> Interval:
     """Interval of the largest batch, by the error of the memory in either direction.
 
-    Beyond the smallest batches, its ends are interpolated between the replays that exist, because
-    an interval is not worth further replays.
+    Between the smallest batches and the limit, its ends are interpolated between the replays that
+    exist, because an interval is not worth further replays.
     """
     least, most = limit / (1 + MEMORY_ERROR), limit * (1 + MEMORY_ERROR)
-    if largest < SMALLEST:
+    if largest < SMALLEST or largest == batch_limit:
         fewer, more = (cell.largest_batch(gpu, round(at), batch_limit) for at in (least, most))
         return Interval(low=min(fewer, largest), high=max(more, largest))
-    fewer, more = (cell.roughly_largest(gpu, at, largest) for at in (least, most))
+    fewer, more = (cell.roughly_largest(gpu, at, batch_limit, largest) for at in (least, most))
     low = min(max(fewer, 0), largest)
     return Interval(low=low, high=max(min(more, batch_limit), largest))
 

@@ -25,13 +25,21 @@ def miss(outcome: Outcome = Outcome.OUT_OF_MEMORY) -> ProbeEnd:
 class LawProber:
     """A prober that replies as a device with affine memory does, and keeps the requests.
 
-    ``interfering`` may reply in its place.
+    ``interfering`` may reply in its place. A batch size below ``effective_batch`` accumulates
+    gradients, which takes ``gradient_bytes`` more.
     """
 
     example_bytes: int
     interfering: Interference = lambda _: None
     requests: list[ProbeRequest] = field(default_factory=list)
     fresh: list[ProbeRequest] = field(default_factory=list)
+    effective_batch: int = 1
+    gradient_bytes: int = 0
+
+    def peak_bytes(self, batch_size: int) -> int:
+        """Peak memory of a batch size."""
+        gradients = self.gradient_bytes if batch_size < self.effective_batch else 0
+        return MODEL_BYTES + self.example_bytes * batch_size + gradients
 
     def probe(self, request: ProbeRequest, *, fresh: bool = False) -> ProbeEnd:
         self.requests.append(request)
@@ -39,7 +47,7 @@ class LawProber:
         interference = self.interfering(request)
         if interference is not None:
             return interference
-        peak = MODEL_BYTES + self.example_bytes * request.batch_size
+        peak = self.peak_bytes(request.batch_size)
         if peak > BUDGET_BYTES:
             return miss()
         seconds = () if request.timing is None else (0.1,) * 6

@@ -28,6 +28,15 @@ class Recipe(RecipeFields):
         """Largest batch size to try below a limit: none is larger than the effective batch."""
         return limit if self.effective_batch is None else min(limit, self.effective_batch)
 
+    def whole_batch(self, limit: int) -> int | None:
+        """Micro-batch that is the effective batch itself; None without one up to the limit.
+
+        It accumulates nothing, so its gradients do not exist while activations do. It may fit where
+        a smaller micro-batch does not.
+        """
+        whole = self.effective_batch
+        return whole if whole is not None and 1 < whole <= limit else None
+
     @property
     def extras(self) -> tuple[str, ...]:
         """Optional packages that this recipe needs, sorted."""

@@ -333,14 +333,22 @@ def without_superseded(observations: Iterable[Observation]) -> list[Observation]
 def largest_batch(observations: Sequence[Observation]) -> tuple[int, Observation | None] | None:
     """Largest batch size of one cell that is safe for training, and the miss above it.
 
-    It is derived from the probes: the largest size that fitted, below every size that ever missed.
-    ``(0, miss)`` means that one example does not fit.
+    It is derived from the probes: the largest size that fitted, below every size that ever missed,
+    or the whole effective batch if that always fitted. ``(0, miss)`` means that one example does
+    not fit.
 
     Returns:
         The size and the miss one above it (None when the batch limit was reached), or None while
         the search is incomplete.
     """
     verdicts = [o for o in observations if o.outcome.is_verdict]
+    if not verdicts:
+        return None
+    limit = max(o.batch_limit for o in verdicts)
+    whole = verdicts[0].cell.recipe.whole_batch(limit)
+    whole_fits = fits_always(verdicts, whole)
+    if whole is not None and whole_fits:
+        return whole, None
     misses = [o for o in verdicts if o.outcome is not Outcome.FITS]
     lowest_miss = min(misses, key=lambda o: o.batch_size, default=None)
     fits = [
@@ -351,10 +359,18 @@ def largest_batch(observations: Sequence[Observation]) -> tuple[int, Observation
     ]
     largest = max(fits, default=0)
     if lowest_miss is not None and lowest_miss.batch_size == largest + 1:
-        return largest, lowest_miss
-    if fits and largest == max(o.batch_limit for o in verdicts):
+        is_open = whole is not None and whole_fits is None
+        return None if is_open else (largest, lowest_miss)
+    if fits and largest == limit:
         return largest, None
     return None
+
+
+def fits_always(observations: Iterable[Observation], batch_size: int | None) -> bool | None:
+    """Whether every verdict on a batch size is that it fits; None without a verdict."""
+    outcomes = {o.outcome for o in observations if o.batch_size == batch_size}
+    verdicts = {outcome for outcome in outcomes if outcome.is_verdict}
+    return verdicts == {Outcome.FITS} if verdicts else None
 
 
 @dataclass(frozen=True, slots=True)

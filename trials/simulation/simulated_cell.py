@@ -69,8 +69,9 @@ class SimulatedCell:
         self._request = TraceRequest(cell=cell, model=model, routing=routing or Routing())
         self._traces = traces
         self._steps: dict[tuple[str, int], Steps] = {}
-        self._replays: dict[int, Replays] = {}  # by bytes that libraries hold
-        self._held_anywhere: dict[int, int] = {}
+        # By bytes that libraries hold, and whether gradients are accumulated.
+        self._replays: dict[tuple[int, bool], Replays] = {}
+        self._held_anywhere: dict[bool, dict[int, int]] = {True: {}, False: {}}
         self._step_times: dict[tuple[int, str, EfficiencyConstants], SimulatedStepTime] = {}
 
     def requests(self, *, alone: bool = False) -> list[TraceRequest]:
@@ -107,7 +108,7 @@ class SimulatedCell:
             TraceError: the cell cannot be traced.
         """
         use = self.in_use(batch_size, gpu, limit_bytes)
-        replays = self._replays_of(gpu)
+        replays = self._replays_of(gpu, batch_size)
         # A replay of a larger batch may imply that this one fits; its own replay has more detail.
         is_implied = replays.fits(batch_size, limit_bytes) and not replays.has(batch_size)
         if use.outcome is Outcome.OUT_OF_MEMORY or is_implied:
@@ -139,7 +140,7 @@ class SimulatedCell:
 
     def without_limit(self, batch_size: int, gpu: Gpu) -> AllocatorPeaks:
         """Peaks of steps of a batch size in unlimited memory."""
-        return self._replays_of(gpu).without_limit(batch_size)
+        return self._replays_of(gpu, batch_size).without_limit(batch_size)
 
     def largest_batch(self, gpu: Gpu, limit_bytes: int, batch_limit: int) -> int:
         """Largest batch size that fits without a retry; 0 when one example does not fit.
@@ -152,31 +153,45 @@ class SimulatedCell:
         Raises:
             TraceError: the cell cannot be traced.
         """
-        largest = self._replays_of(gpu).largest(limit_bytes, batch_limit)
+        whole = self._recipe.whole_batch(batch_limit)
+        if whole is not None:
+            if self._fits(whole, gpu, limit_bytes):
+                return whole
+            batch_limit = whole - 1
+        largest = self._replays_of(gpu, SMALLEST).largest(limit_bytes, batch_limit)
         if largest >= SMALLEST:
             return largest
         # A batch of one example has a trace of its own, made only where it decides.
         return int(self.without_limit(1, gpu).peak_reserved_bytes <= limit_bytes)
 
-    def roughly_largest(self, gpu: Gpu, limit_bytes: float, unknown: int) -> int:
+    def roughly_largest(self, gpu: Gpu, limit_bytes: float, batch_limit: int, unknown: int) -> int:
         """Estimate the largest batch size by the line through all replays.
 
         Args:
             gpu: GPU whose libraries hold memory.
             limit_bytes: memory limit.
+            batch_limit: largest batch size to try.
             unknown: result where no line is defined.
         """
-        return self._replays_of(gpu).guess(limit_bytes, unknown)
+        whole = self._recipe.whole_batch(batch_limit)
+        if whole is not None and self._fits(whole, gpu, int(limit_bytes)):
+            return whole
+        return self._replays_of(gpu, SMALLEST).guess(limit_bytes, unknown)
 
-    def _replays_of(self, gpu: Gpu) -> Replays:
-        library = library_bytes(gpu)
-        if library not in self._replays:
-            self._replays[library] = Replays(
+    def _fits(self, batch_size: int, gpu: Gpu, limit_bytes: int) -> bool:
+        return self.memory(batch_size, gpu, limit_bytes).outcome is Outcome.FITS
+
+    def _replays_of(self, gpu: Gpu, batch_size: int) -> Replays:
+        """Replays of all batch sizes that accumulate as this one does."""
+        library, accumulates = library_bytes(gpu), self._recipe.micro_batches(batch_size) > 1
+        key = (library, accumulates)
+        if key not in self._replays:
+            self._replays[key] = Replays(
                 lambda batch_size, limit: self._replayed(batch_size, library, limit),
                 lambda batch_size: self.peak_bytes(batch_size, gpu),
-                self._held_anywhere,
+                self._held_anywhere[accumulates],
             )
-        return self._replays[library]
+        return self._replays[key]
 
     def peak_bytes(self, batch_size: int, gpu: Gpu) -> int:
         """Most bytes in use at once."""

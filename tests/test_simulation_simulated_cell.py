@@ -1,0 +1,70 @@
+"""The largest batch size of a simulated cell."""
+
+from pathlib import Path
+
+import pytest
+from builders.observations import tiny_cell
+
+import orchestrator
+from gpu_catalog.catalog import load_catalog
+from trials.recipes.recipe import Recipe
+from trials.records.cell import Cell
+from trials.records.compatibility import with_defaults
+from trials.records.model import find_model
+from trials.records.observation import Outcome
+from trials.simulation.simulated_cell import CONTEXT_BYTES, GIB, SimulatedCell
+from trials.simulation.trace_cache import Traces
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep traces out of the home directory."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def test_the_largest_batch_size_is_exact_for_every_limit() -> None:
+    """For several limits the largest batch size fits and one more does not."""
+    gpu, model = load_catalog().gpu("A40"), find_model("mixtral-tiny")
+    recipe = with_defaults(Recipe(method="full"), model, gpu)
+    cell = Cell(
+        gpu="A40",
+        simulated=True,
+        model=model.name,
+        recipe=recipe,
+        experts=8,
+        active_experts=2,
+        seq_len=32,
+    )
+    simulated = SimulatedCell(cell, model, Traces())
+    for limit_mib in (60, 85, 110, 160):
+        limit = limit_mib * 2**20
+        largest = simulated.largest_batch(gpu, limit, 4096)
+        fit, miss = (simulated.without_limit(b, gpu) for b in (largest, largest + 1))
+        assert fit.peak_reserved_bytes <= limit < miss.peak_reserved_bytes
+
+
+def test_the_effective_batch_fits_where_a_smaller_micro_batch_does_not() -> None:
+    """It accumulates no gradients, and is the largest batch size wherever it fits."""
+    gpu, model = load_catalog().gpu("A40"), find_model("llama-tiny")
+    recipe = with_defaults(Recipe(method="full", effective_batch=4), model, gpu)
+    cell = tiny_cell(recipe=recipe).model_copy(update={"gpu": "A40", "simulated": True})
+    simulated = SimulatedCell(cell, model, Traces())
+    held = {size: simulated.without_limit(size, gpu).peak_reserved_bytes for size in (1, 2, 3, 4)}
+    assert held[1] == held[2] == held[4] < held[3]  # the allocator's segments are of 2 MiB
+    assert simulated.largest_batch(gpu, held[4], 100) == 4
+    assert simulated.memory(3, gpu, held[4]).outcome is not Outcome.FITS
+    assert simulated.largest_batch(gpu, held[4], 3) == 2  # among those that accumulate
+    assert simulated.largest_batch(gpu, held[4] - 1, 100) == 0
+    for batch_size in ("max", "fastest"):
+        (row,) = orchestrator.estimate(
+            "llama-tiny",
+            gpu="A40",
+            memory_gib=(held[4] + CONTEXT_BYTES) / GIB,
+            seq_len=16,
+            batch_size=batch_size,
+            method="full",
+            effective_batch=4,
+            defaults="plain",
+        )
+        assert row.estimate.max_batch_size == 4
+        assert row.estimate.outcome is Outcome.FITS
