@@ -6,9 +6,9 @@ describes its options.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from os import PathLike, fspath
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_type_hints
 
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
@@ -16,10 +16,43 @@ from gpu_catalog.errors import UserError
 from gpu_catalog.suggestions import did_you_mean
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class OptionError(UserError):
     """Options that are invalid or contradict one another; a line for each mistake."""
+
+
+class Checks:
+    """Errors of several checks, raised together at the end."""
+
+    def __init__(self) -> None:
+        self._errors: list[UserError] = []
+
+    @property
+    def lines(self) -> list[str]:
+        """Lines of all errors, each once."""
+        lines = (line for error in self._errors for line in str(error).split("\n"))
+        return list(dict.fromkeys(lines))
+
+    def of(self, check: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | None:
+        """Result of a check; None if it raises an error, which is kept."""
+        try:
+            return check(*args, **options)
+        except UserError as error:
+            self._errors.append(error)
+            return None
+
+    def raise_errors(self) -> None:
+        """Raise the error that was kept; several are raised as one, with all their lines.
+
+        Raises:
+            UserError: a check failed.
+        """
+        if len(self._errors) == 1:
+            raise self._errors[0]
+        if self._errors:
+            raise OptionError("\n".join(self.lines))
 
 
 def names_in(value: Any) -> Any:

@@ -326,7 +326,7 @@ def test_a_closed_pipe_ends_the_command_quietly(arguments: list[str], tmp_path: 
         (["rank", "run", "--batch-size", "medium"], "'medium'; or fastest, or largest"),
         (["swep"], "invalid choice: 'swep'"),
         (["estimat", "--model", "m"], "; estimat: did you mean 'estimate'?"),
-        (["estimate", "--model", "m", "--method", "qlor"], "; qlor: did you mean 'qlora'?"),
+        (["profile", "--model=m", "--seq-len=8", "--method=qlor"], "; qlor: did you mean 'qlora'?"),
         (["estimate", "--modle=m"], "required: --model; --modle: did you mean '--model'?"),
         (["catalog", "price"], "; price: did you mean 'prices'?"),
     ],

@@ -1,6 +1,7 @@
 """Mistakes in the options of ``estimate``."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,6 +54,50 @@ def test_a_mistake_is_one_line(
     assert message in shown.err
     assert "Traceback" not in shown.err
     assert shown.out == ""
+
+
+MISTAKES = (
+    *("--model", "llama-tinyy", "--gpu", "A4,L44", "--providers", "awss", "--optimizer", "adam"),
+    *("--price-drift", "5", "--constants", "none.json"),
+)
+NAMED = ("llama-tinyy", "'A4'", "'L44'", "awss", "--optimizer", "--price-drift 5", "none.json")
+
+
+def test_all_mistakes_are_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Model, GPUs, offers, recipe, overheads and files: a line each."""
+    assert main([*REQUEST, *MISTAKES]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(NAMED)
+    for name in NAMED:
+        assert sum(name in line for line in lines) == 1
+
+
+def test_wrong_values_are_reported_with_all_other_mistakes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """They are mistakes of usage; nothing is reported that follows from a wrong value."""
+    wrong = ("--seq-len", "0", "--batch-size", "all", "--method", "loraa")
+    with pytest.raises(SystemExit) as ended:
+        main(["estimate", *MISTAKES, *wrong])
+    assert ended.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(NAMED) + 3
+    for name in (*NAMED, *wrong[::2]):
+        assert sum(name in line for line in lines) == 1
+
+
+def test_mistakes_in_the_data_are_reported_with_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first examples are read, whatever else is wrong."""
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"text": "one"}\n[]\n', encoding="utf-8")
+    data = ("--dataset", str(path), "--text-fields", "text", "--tokenizer", str(tmp_path))
+    assert main([*REQUEST, "--gpu", "A4", *data]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    for begin in ("unknown GPU", "--tokenizer", f"{path}:2: "):
+        assert sum(line.startswith(begin) for line in lines) == 1
 
 
 @pytest.mark.parametrize(

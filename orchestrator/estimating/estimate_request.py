@@ -3,16 +3,18 @@
 import datetime as dt
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import ValidationError
 
 from fitting.laws.fit_result import Interval
-from gpu_catalog.catalog import Catalog, UnknownGpuError
+from gpu_catalog.catalog import Catalog, UnknownGpuError, load_catalog
+from gpu_catalog.errors import UserError
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
+from orchestrator.datasets.dataset_reader import EXAMPLES_AT_ONCE
 from orchestrator.estimating.calibration_file import known_constants
 from orchestrator.estimating.estimate import estimates
 from orchestrator.estimating.estimate_records import Estimate, Estimated, Price
@@ -20,10 +22,23 @@ from orchestrator.estimating.question import EstimateError, Question, possible_g
 from orchestrator.pricing.offer_options import OfferOptions
 from orchestrator.pricing.price_drift import PriceDrift
 from orchestrator.pricing.prices_in_use import PriceOptions
-from orchestrator.request import BatchOption, Names, OptionError, PathText, validation_lines
+from orchestrator.request import (
+    BatchOption,
+    Checks,
+    Names,
+    OptionError,
+    PathText,
+    validation_lines,
+)
 from orchestrator.spec.data_kinds import wrong_kind
 from orchestrator.spec.job import Job
-from orchestrator.spec.job_options import JobOptions, OverheadOptions, changed_job, with_overheads
+from orchestrator.spec.job_options import (
+    JobOptions,
+    OverheadOptions,
+    changed_job,
+    job_request,
+    with_overheads,
+)
 from orchestrator.spec.job_request import SOURCES
 from orchestrator.spec.job_tokens import longest_example, longest_tokens
 from orchestrator.spec.recipe_options import RecipeOptions, recipe_of, recipe_text
@@ -136,16 +151,44 @@ def estimate_job(
     Raises:
         UserError: options, data, model or prices are wrong, or the model cannot be traced.
     """
-    prices = request.prices.in_use()
-    catalog = prices.over(prices.catalog)
-    question = question_of(request, catalog, today)
-    gpus, reasons = possible_gpus(question, requested_gpus(request, catalog))
-    constants = known_constants(request.constants)
+    try:
+        prices = request.prices.in_use()
+        catalog = prices.over(prices.catalog)
+        requested = requested_gpus(request, catalog)
+        constants = known_constants(request.constants)
+        question = question_of(request, catalog, today)
+    except UserError:
+        checks_of(request).raise_errors()
+        raise
+    gpus, reasons = possible_gpus(question, requested)
     estimated = []
     if gpus:
         traces = Traces(ahead=ahead, report=log.info)
         estimated = estimates(question, gpus, catalog, constants, traces)
     return Estimates(tuple(estimated), question, tuple(reasons), prices.age(catalog, today))
+
+
+def checks_of(request: EstimateRequest) -> Checks:
+    """Check every option by itself, so that all mistakes are reported at once."""
+    checks = Checks()
+    model = checks.of(find_model, request.model)
+    prices = checks.of(request.prices.in_use)
+    catalog = None if prices is None else checks.of(prices.over, prices.catalog)
+    catalog = catalog or load_catalog()
+    checks.of(requested_gpus, request, catalog)
+    checks.of(request.offers.constraints, catalog)
+    checks.of(known_constants, request.constants)
+    recipe = checks.of(_recipe, request)
+    if recipe is not None:
+        checks.of(_check_divides, request.batch_size, recipe)
+    if model is not None:
+        checks.of(_draws, request.routing_draws, model)
+    checks.of(with_overheads, request.overheads, DEFAULT_JOB)
+    job = checks.of(_sample_job, request, model)
+    if job is not None:
+        checks.of(_check_kind, job)
+        checks.of(_seq_len, request.seq_len, job)
+    return checks
 
 
 def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Question:
@@ -158,15 +201,12 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
         UnknownModelError: there is no such model.
     """
     model = find_model(request.model)
-    job = with_overheads(request.overheads, changed_job(DEFAULT_JOB, request.job, [model]))
-    mistake = wrong_kind(job.lengths)
-    if mistake is not None:
-        raise EstimateError(mistake)
-    effective_batch = _assumed_batch(request)
-    stated = recipe_of(request.recipe)
-    accumulated = {} if effective_batch is None else {"effective_batch": effective_batch}
-    recipe = stated.model_copy(update=accumulated)
+    recipe = _recipe(request)
     _check_divides(request.batch_size, recipe)
+    constraints = request.offers.constraints(catalog)
+    draws = _draws(request.routing_draws, model)
+    job = with_overheads(request.overheads, changed_job(DEFAULT_JOB, request.job, [model]))
+    _check_kind(job)
     is_padded = job.lengths is not None and job.padding != "packed"
     has_data = bool(request.job.fields().keys() & set(SOURCES))
     given = {
@@ -176,7 +216,7 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
     return Question(
         model=model,
         recipe=recipe,
-        fp16_recipe=_fp16_recipe(request.recipe, stated).model_copy(update=accumulated),
+        fp16_recipe=_fp16_recipe(request, recipe),
         recipe_text=recipe_text(request.recipe, recipe),
         active_experts=request.active_experts,
         seq_len=_seq_len(request.seq_len, job),
@@ -184,21 +224,48 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
         batch=request.batch_size or ("fastest" if is_padded else "largest"),
         batch_limit=recipe.batch_limit(BATCH_LIMIT),
         workload=job,
-        constraints=request.offers.constraints(catalog),
+        constraints=constraints,
         drift=PriceDrift(job.overheads, today, seed=0, draws=0),
-        routing_draws=_draws(request.routing_draws, model),
+        routing_draws=draws,
         expandable_segments=request.expandable_segments,
         by_default=tuple(name for name, value in given.items() if not value),
-        assumes_batch=effective_batch is not None,
+        assumes_batch=_assumed_batch(request) is not None,
     )
 
 
-def _fp16_recipe(options: RecipeOptions, recipe: Recipe) -> Recipe:
+def _fp16_recipe(request: EstimateRequest, recipe: Recipe) -> Recipe:
     """Recipe on GPUs without bf16; the one of others, which they refuse, if fp16 excludes it."""
     try:
-        return recipe_of(options, has_bf16=False)
+        return _recipe(request, has_bf16=False)
     except OptionError:
         return recipe
+
+
+def _recipe(request: EstimateRequest, *, has_bf16: bool = True) -> Recipe:
+    """Recipe of the options, with the effective batch that is assumed."""
+    recipe = recipe_of(request.recipe, has_bf16=has_bf16)
+    effective_batch = _assumed_batch(request)
+    if effective_batch is None:
+        return recipe
+    return recipe.model_copy(update={"effective_batch": effective_batch})
+
+
+def _sample_job(request: EstimateRequest, model: Model | None) -> Job | None:
+    """Job by the first examples of its data; None where the model that counts them is unknown."""
+    options = request.job
+    if "dataset" not in options.fields():
+        return changed_job(DEFAULT_JOB, options, [])
+    if model is None and options.tokenizer is None:
+        job_request({"epochs": 1} | options.fields())
+        return None
+    most = min(options.most or EXAMPLES_AT_ONCE, EXAMPLES_AT_ONCE)
+    return changed_job(DEFAULT_JOB, replace(options, most=most), [model] if model else [])
+
+
+def _check_kind(job: Job) -> None:
+    mistake = wrong_kind(job.lengths)
+    if mistake is not None:
+        raise EstimateError(mistake)
 
 
 def _assumed_batch(request: EstimateRequest) -> int | None:
@@ -268,12 +335,12 @@ def requested_gpus(request: EstimateRequest, catalog: Catalog) -> list[Gpu]:
     else:
         if "all" in keys:
             raise EstimateError(f"--gpu {','.join(keys)}: all includes every GPU: give it alone")
-        gpus = [_gpu(key, catalog, memory_gib) for key in dict.fromkeys(keys)]
+        checks = Checks()
+        gpus_or_none = [checks.of(_gpu, key, catalog, memory_gib) for key in dict.fromkeys(keys)]
+        checks.raise_errors()
+        gpus = [gpu for gpu in gpus_or_none if gpu is not None]
     if not gpus:
         raise EstimateError("--gpu names no GPU: give keys of 'catalog gpus', or all")
-    for gpu in gpus:
-        if gpu.kind != "cuda":
-            raise EstimateError(f"--gpu {gpu.key}: only CUDA GPUs are simulated; measure it")
     if memory_gib is None:
         return gpus
     if len(gpus) > 1:
@@ -287,12 +354,16 @@ def requested_gpus(request: EstimateRequest, catalog: Catalog) -> list[Gpu]:
 
 def _gpu(key: str, catalog: Catalog, memory_gib: float | None) -> Gpu:
     try:
-        return catalog.gpu(key)
+        gpu = catalog.gpu(key)
     except UnknownGpuError as error:
         if memory_gib is None:
             raise UnknownGpuError(
                 f"{error}; or give --memory-gib for a GPU that is not in the catalog"
             ) from None
+    else:
+        if gpu.kind != "cuda":
+            raise EstimateError(f"--gpu {key}: only CUDA GPUs are simulated; measure it")
+        return gpu
     try:
         # A GPU that no catalog has gets memory, and no speed: its times stay absent.
         return Gpu(

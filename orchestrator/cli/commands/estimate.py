@@ -17,11 +17,18 @@ def run_estimate(options: argparse.Namespace) -> int:
             from trials.simulation.tracing_child import started_ahead
 
             ahead = stack.enter_context(started_ahead(options.model, options.seq_len))
-        from orchestrator.estimating.estimate_request import EstimateRequest, estimate_job
+        from orchestrator.estimating.estimate_request import (
+            EstimateRequest,
+            checks_of,
+            estimate_job,
+        )
         from orchestrator.reporting.estimate_tables import as_json, as_table, explanation
         from orchestrator.request import request_of
 
-        estimates = estimate_job(request_of(EstimateRequest, vars(options)), today(), ahead)
+        request = request_of(EstimateRequest, vars(options))
+        if options.refuse is not None:
+            options.refuse(checks_of(request).lines)
+        estimates = estimate_job(request, today(), ahead)
     for reason in estimates.skipped:
         remark(reason)
     rows, is_one = estimates.estimated, len(estimates) + len(estimates.skipped) == 1

@@ -18,15 +18,30 @@ class Parser(argparse.ArgumentParser):
     commands: Any = None
     _arguments: Any = ()
 
-    def __init__(self, run: str | None = None, **options: Any) -> None:
-        """Make a parser; its command calls ``run``, a module of commands and its function."""
+    def __init__(self, run: str | None = None, *, checks: bool = False, **options: Any) -> None:
+        """Make a parser; its command calls ``run``, a module of commands and its function.
+
+        With ``checks`` the command itself adds its mistakes to those of the values, and ends by
+        ``options.refuse``.
+        """
         super().__init__(**options)
         self.set_defaults(run_command=run)
+        self._checks = checks
+        self._wrong_values: dict[str, str] = {}  # mistakes by option
 
     def error(self, message: str) -> NoReturn:
         """End with exit code 2, the message and near matches of what is unknown."""
-        text = "; ".join([message, *self._near(message)])
-        self.exit(2, f"{self.prog}: {text} (--help lists every option)\n")
+        self.refuse([self._with_near(message)])
+
+    def refuse(self, mistakes: Iterable[str]) -> NoReturn:
+        """End with exit code 2 and a line for each mistake, those of values first.
+
+        Mistakes that begin with an option whose value is wrong follow from that, and are left out.
+        """
+        others = [line for line in mistakes if line.partition(" ")[0] not in self._wrong_values]
+        lines = dict.fromkeys([*self._wrong_values.values(), *others])
+        text = "\n".join(f"{self.prog}: {line}" for line in lines)
+        self.exit(2, f"{text} (--help lists every option)\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, and let the command itself reject arguments that it does not have."""
@@ -39,7 +54,27 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, and keep the arguments for near matches."""
         self._arguments = args or ()
-        return super().parse_known_args(args, namespace)
+        self._wrong_values = {}
+        options, unknown = super().parse_known_args(args, namespace)
+        if self._checks:
+            options.refuse = self.refuse if self._wrong_values else None
+        elif self._wrong_values and not unknown:
+            self.refuse(())
+        return options, unknown
+
+    def _get_values(self, action: Any, arg_strings: Any) -> Any:
+        """Value of an option; a wrong one is noted, and the option counts as not given."""
+        try:
+            return super()._get_values(action, arg_strings)
+        except argparse.ArgumentError as error:
+            if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - no public name
+                raise
+            name = action.option_strings[-1] if action.option_strings else action.dest
+            self._wrong_values[name] = self._with_near(str(error))
+            return argparse.SUPPRESS
+
+    def _with_near(self, message: str) -> str:
+        return "; ".join([message, *self._near(message)])
 
     def _near(self, message: str) -> list[str]:
         """Near matches of what a message calls unknown: options, or choices of one."""

@@ -95,6 +95,7 @@ def add_estimate(commands: Any) -> None:
     estimate = commands.add_parser(
         "estimate",
         run="estimate.run_estimate",
+        checks=True,
         help="simulate memory, largest batch, time and cost on GPUs that you do not have",
         description="Simulate fine-tuning on GPUs of the catalog by tracing the training code. "
         "Nothing is measured.",
