@@ -333,19 +333,16 @@ def without_superseded(observations: Iterable[Observation]) -> list[Observation]
 def largest_batch(observations: Sequence[Observation]) -> tuple[int, Observation | None] | None:
     """Largest batch size of one cell that is safe for training, and the miss above it.
 
-    It is derived from the probes: the largest size that fitted, below every size that ever missed,
-    or the whole effective batch if that always fitted. ``(0, miss)`` means that one example does
-    not fit.
+    It is the largest size that fitted, below every size that ever missed, or the whole effective
+    batch if that always fitted. ``(0, miss)`` means that one example does not fit.
 
     Returns:
         The size and the miss one above it (None when the batch limit was reached), or None while
         the search is incomplete.
     """
     verdicts = [o for o in observations if o.outcome.is_verdict]
-    if not verdicts:
-        return None
-    limit = max(o.batch_limit for o in verdicts)
-    whole = verdicts[0].cell.recipe.whole_batch(limit)
+    limit = max((o.batch_limit for o in verdicts), default=0)
+    whole = verdicts[0].cell.recipe.whole_batch(limit) if verdicts else None
     whole_fits = fits_always(verdicts, whole)
     if whole is not None and whole_fits:
         return whole, None
@@ -359,17 +356,14 @@ def largest_batch(observations: Sequence[Observation]) -> tuple[int, Observation
     ]
     largest = max(fits, default=0)
     if lowest_miss is not None and lowest_miss.batch_size == largest + 1:
-        is_open = whole is not None and whole_fits is None
-        return None if is_open else (largest, lowest_miss)
-    if fits and largest == limit:
-        return largest, None
-    return None
+        return (largest, lowest_miss) if whole is None or whole_fits is not None else None
+    return (largest, None) if fits and largest == limit else None
 
 
 def fits_always(observations: Iterable[Observation], batch_size: int | None) -> bool | None:
     """Whether every verdict on a batch size is that it fits; None without a verdict."""
-    outcomes = {o.outcome for o in observations if o.batch_size == batch_size}
-    verdicts = {outcome for outcome in outcomes if outcome.is_verdict}
+    of_size = (o.outcome for o in observations if o.batch_size == batch_size)
+    verdicts = {outcome for outcome in of_size if outcome.is_verdict}
     return verdicts == {Outcome.FITS} if verdicts else None
 
 

@@ -208,13 +208,10 @@ class SimulatedCell:
         """
         key = (batch_size, gpu.key, constants)
         if key not in self._step_times:
-            steps, micro_batches = (
-                self._steps_of(batch_size),
-                self._recipe.micro_batches(batch_size),
-            )
+            steps = self._steps_of(batch_size)
             self._step_times[key] = _step_time(
                 lambda count: step_time(steps.operators(batch_size, count), gpu, constants),
-                micro_batches,
+                self._recipe.micro_batches(batch_size),
             )
         return self._step_times[key]
 
