@@ -26,7 +26,7 @@ from trials.records.model import find_model
 from trials.simulation.trace_request import TraceRequest
 from trials.simulation.tracing.tracing_worker import Tracing
 from trials.training.finetune import FineTuning
-from trials.training.recipe_check import RecipeError
+from trials.training.recipe_check import RecipeError, departures
 
 # PEFT asks a transformers model under a name that transformers 5 has deprecated.
 pytestmark = [
@@ -88,16 +88,22 @@ def test_4_bit_layers_are_those_of_transformers(family: str) -> None:
     assert four_bit(ours)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_gpt2_trains_in_every_method(method: Method) -> None:
-    """Its linear layers hold transposed matrices, which adapters and 4 bits take alike."""
+@pytest.mark.parametrize(
+    "gpt2_recipe",
+    [*map(recipe, METHODS), recipe("qlora", quantisation="int8")],
+    ids=lambda settings: settings.key,
+)
+def test_gpt2_trains_in_every_method(gpt2_recipe: Recipe) -> None:
+    """Its linear layers hold transposed matrices, which adapters and quantisation take alike."""
     model = tiny_model("gpt2")
     assert model is not None
-    settings = with_defaults(recipe(method), model, cpu())
+    settings = with_defaults(gpt2_recipe, model, cpu())
     tuning = FineTuning(cell_of(model, settings, "cpu"), model, device=torch.device("cpu"), seed=0)
     tokens = tuning.tokens(2)
     assert tuning.step(tokens) > tuning.step(tokens) > 0
-    assert (tuning.built().parameters.four_bit > 0) == (method == "qlora")
+    built = tuning.built()
+    assert departures(settings, built, tuning.implied()) == []
+    assert built.quantisation == ((settings.quantisation,) if settings.quantisation else ())
 
 
 MIXED = [
@@ -106,6 +112,8 @@ MIXED = [
     recipe("lora", precision="bf16", adapter_dtype="fp32"),
     recipe("qlora", precision="bf16-mixed", kbit_preparation=True, gradient_checkpointing=True),
     recipe("qlora", precision="bf16", adapter_dtype="fp32", attention="flash_attention_2"),
+    recipe("qlora", precision="bf16-mixed", quantisation="int8", kbit_preparation=True),
+    recipe("qlora", precision="bf16", quantisation="fp4"),
 ]
 
 

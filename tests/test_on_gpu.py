@@ -136,6 +136,8 @@ AXES = [
     ("llama-tiny", recipe("full", precision="bf16", optimizer="adafactor")),
     ("llama-tiny", recipe("qlora", precision="bf16", gradient_checkpointing=True)),
     ("llama-tiny", recipe("qlora", precision="fp16")),
+    ("llama-tiny", recipe("qlora", precision="bf16", quantisation="fp4")),
+    ("llama-tiny", recipe("qlora", precision="bf16", quantisation="int8")),
     ("mixtral-tiny", recipe("qlora", precision="bf16", gradient_checkpointing=True)),
     ("qwen3-moe-tiny", recipe("qlora", precision="bf16")),
     ("mixtral-tiny", recipe("full", precision="bf16", experts="grouped")),

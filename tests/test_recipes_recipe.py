@@ -93,11 +93,15 @@ def test_a_recipe_survives_a_round_trip_through_json(recipe: Recipe) -> None:
 
 
 def test_defaults_follow_from_the_method() -> None:
-    """Alpha is twice the rank, dropout is zero, 4-bit weights are doubly quantised."""
+    """Alpha is twice the rank, dropout is zero, weights are NF4, doubly quantised."""
     recipe = Recipe(method="qlora", lora_rank=8)
+    assert recipe.quantisation == "nf4"
     assert (recipe.lora_alpha, recipe.lora_dropout) == (16, 0.0)
     assert recipe.double_quantisation is True
     assert Recipe(method="lora", lora_rank=8).double_quantisation is None
+    in_8_bits = Recipe(method="qlora", lora_rank=8, quantisation="int8")
+    assert in_8_bits.double_quantisation is None
+    assert in_8_bits.key == "qlora-r8-int8-bf16"
     assert Recipe(method="full").lora_alpha is None
 
 
@@ -146,8 +150,30 @@ def test_dpo_has_the_reference_and_the_loss_of_its_trainer() -> None:
             "all-linear includes",
         ),
         (
+            {"method": "lora", "lora_rank": 8, "quantisation": "int8"},
+            "quantisation .* method lora",
+        ),
+        (
+            {
+                "method": "qlora",
+                "lora_rank": 8,
+                "quantisation": "int8",
+                "double_quantisation": True,
+            },
+            "double_quantisation .* int8",
+        ),
+        (
+            {
+                "method": "qlora",
+                "lora_rank": 8,
+                "quantisation": "int8",
+                "kbit_preparation": True,
+            },
+            "int8 .* bf16-mixed",
+        ),
+        (
             {"method": "qlora", "lora_rank": 8, "experts": "grouped"},
-            "experts grouped cannot be 4-bit",
+            "experts grouped cannot be quantised",
         ),
         (
             {"method": "lora", "lora_rank": 8, "lora_targets": ("experts",), "experts": "grouped"},

@@ -83,7 +83,7 @@ def test_targets_and_experts_follow_from_the_model(
         ({"method": "full", "loss": "liger"}, "llama-tiny", "cpu", "use full-logits or chunked"),
         ({"method": "full", "offload_optimizer": True}, "llama-tiny", "cpu", "on the host anyway"),
         ({"method": "full", "activation_offloading": True}, "llama-tiny", "cpu", "on the host"),
-        (LORA | {"method": "qlora"}, "blackmamba-2.8b", "A40", "4-bit ones are not: use full"),
+        (LORA | {"method": "qlora"}, "blackmamba-2.8b", "A40", "quantised ones are not: use full"),
         (
             LORA | {"lora_targets": ("all-linear",)},
             "blackmamba-2.8b",

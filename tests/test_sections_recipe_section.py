@@ -182,6 +182,7 @@ EVERY_AXIS = [
     recipe("lora", lora_targets=("router",)),
     recipe("qlora"),
     recipe("qlora", double_quantisation=False),
+    *(recipe("qlora", quantisation=q) for q in ("fp4", "int8")),
 ]
 
 

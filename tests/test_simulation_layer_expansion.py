@@ -78,6 +78,22 @@ def test_accumulated_micro_batches_expand_alike(model: str, settings: Recipe) ->
     assert differences(model, 6, settings, micro_batches=3) == []
 
 
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_inputs_of_eight_bit_products_live_until_the_backward_pass_ends(micro_batches: int) -> None:
+    """Checkpointing does not free them, and an expanded trace has them in every layer."""
+    settings = recipe("qlora", precision="bf16", quantisation="int8", gradient_checkpointing=True)
+    model = deep(LLAMA, 6)
+    few, whole = (
+        Steps(StepTrace((4,), (step.recording,), step.held, step.copies), micro_batches)
+        for step in (traced(model, settings), traced(model, settings, whole=True))
+    )
+    assert few.peak_bytes(4) == whole.peak_bytes(4)
+    assert few.storages(4)[1].sum() == whole.storages(4)[1].sum()
+    width, inner = model.config["hidden_size"], model.config["intermediate_size"]
+    inputs = 6 * 4 * 24 * 2 * (3 * width + inner)  # of q, o, gate and down, in bf16
+    assert few.at_peak(4)[Purpose.CHECKPOINT] >= inputs
+
+
 def test_gradients_live_from_the_first_micro_batch_to_the_update() -> None:
     """At most one more set of gradients is live, and the second micro-batch leaves nothing else."""
     settings = recipe("full", precision="fp32")

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import trials.simulation.tracing.kernels.fused_kernels  # noqa: F401 - declares the costs of its kernels
+from trials.simulation.tracing.kernels.eight_bit_products import install_eight_bit_products
 from trials.simulation.tracing.operator_costs import KERNELS, describe, workspace_bytes
 
 aten = torch.ops.aten
@@ -120,3 +121,25 @@ def test_attention_backward_takes_fp32_gradients_of_its_queries() -> None:
 
     assert workspace(query) == own
     assert workspace(shared) == own + 2 * (2 * 256 * 8 * 64 * 2)
+
+
+def test_products_with_eight_bit_weights_take_unscaled_results() -> None:
+    """For 8 tokens of 128 inputs and 64 outputs in bf16: int32, then fp16, beside the result.
+
+    Their inputs take absolute values in fp16 and a comparison while they are quantised.
+    """
+    install_eight_bit_products()
+    ops = torch.ops.bitsandbytes
+    tokens, numbers = torch.ones(8, 128, dtype=BF16), torch.ones(8, 128, dtype=torch.int8)
+    weights = torch.ones(64, 128, dtype=torch.int8)
+    args = (tokens, numbers, weights, torch.ones(8), torch.ones(64), None, None)
+    result = torch.ones(8, 64, dtype=BF16)
+    func = ops.int8_mixed_scaled_mm.default
+    assert workspace_bytes(func, args, {}) == 8 * 64 * (4 + 2)
+    in_fp16 = (tokens.half(), *args[1:])
+    assert workspace_bytes(func, in_fp16, {}) == 8 * 64 * 4
+    product, scaling = describe(func, args, {}, (result, tokens[:0]))
+    assert product[2][:5] == (1024 + 64 * 128 + 4 * 512, 2 * 8 * 64 * 128, 8, 128, 64)
+    assert scaling[2][0] == 512 * (4 + 2 + 2 + 2)
+    quantise = ops.int8_vectorwise_quant.default
+    assert workspace_bytes(quantise, (tokens.half(), 6.0), {}) == 8 * 128 * (2 + 1)

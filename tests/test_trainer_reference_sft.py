@@ -8,6 +8,7 @@ from trainer_reference.cells import (
     COMPARED_ADAPTERS,
     OFFLOADED,
     OTHER_MODELS,
+    QUANTISED,
     QUICK,
     QUICK_ADAPTERS,
     ReferenceCell,
@@ -37,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "cell", [*QUICK, *OTHER_MODELS, *QUICK_ADAPTERS], ids=lambda cell: cell.key
+    "cell", [*QUICK, *QUANTISED, *OTHER_MODELS, *QUICK_ADAPTERS], ids=lambda cell: cell.key
 )
 def test_measured_and_simulated_steps_equal_the_trainers(cell: ReferenceCell, folder: Path) -> None:
     """Same weights, examples, learning rate and optimizer: ten steps of each."""

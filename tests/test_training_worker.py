@@ -52,7 +52,7 @@ class AnotherRecipe(FineTuning):
 
 
 class QuantisesNothing(AnotherRecipe):
-    instead = {"method": "lora", "double_quantisation": None}  # noqa: RUF012 - a test's constant
+    instead = {"method": "lora", "quantisation": None, "double_quantisation": None}  # noqa: RUF012 - a test's constant
 
 
 class ForgetsToCheckpoint(AnotherRecipe):

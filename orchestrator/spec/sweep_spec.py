@@ -61,7 +61,9 @@ def _with_absolute_weights(model: Model) -> Model:
 
 
 # Fields that a recipe derives from others; they are derived anew when a named one is changed.
-FILLED_IN = frozenset({"lora_alpha", "lora_dropout", "double_quantisation", "adapter_dtype"})
+FILLED_IN = frozenset(
+    {"lora_alpha", "lora_dropout", "quantisation", "double_quantisation", "adapter_dtype"}
+)
 
 
 def _stated(recipe: Recipe) -> dict[str, object]:

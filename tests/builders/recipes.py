@@ -19,6 +19,7 @@ def _recipes(draw: st.DrawFn) -> Recipe:
         "lora_dropout": st.sampled_from([0.0, 0.1]),
         "lora_targets": st.lists(st.sampled_from(TARGETS), min_size=1, max_size=2, unique=True),
         "modules_to_save": st.sampled_from([("lm_head",), ("embed_tokens", "lm_head")]),
+        "quantisation": st.sampled_from(["nf4", "fp4", "int8"]),
         "double_quantisation": st.booleans(),
         "adapter_dtype": st.sampled_from(["bf16", "fp32"]),
         "max_grad_norm": st.sampled_from([0.5, 1.0]),

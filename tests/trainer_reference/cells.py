@@ -35,6 +35,8 @@ class ReferenceCell:
         adapters: one of ``ADAPTERS``.
         task: ``sft`` or a task with a trainer in ``preference``.
         reference: source of the reference's log-probabilities; absent for a task without one.
+        quantisation: format of the weights of ``qlora``.
+        kbit_preparation: whether PEFT's ``prepare_model_for_kbit_training`` prepares the model.
     """
 
     method: str = "full"
@@ -48,6 +50,8 @@ class ReferenceCell:
     adapters: str = "all-linear"
     task: str = "sft"
     reference: str | None = None
+    quantisation: str = "nf4"
+    kbit_preparation: bool = False
 
     @property
     def key(self) -> str:
@@ -57,6 +61,8 @@ class ReferenceCell:
             self.task if self.task != "sft" else None,
             self.reference,
             self.method,
+            self.quantisation if self.quantisation != "nf4" else None,
+            "kbit-prepared" if self.kbit_preparation else None,
             self.precision,
             f"x{self.accumulation}",
             self.loss,
@@ -95,6 +101,24 @@ OFFLOADED = tuple(
     )
 )
 """Cells with activations on a stand-in for the host (``offloading``)."""
+QUANTISED = tuple(
+    ReferenceCell(
+        "qlora",
+        precision,
+        accumulation,
+        checkpointing=checkpointing,
+        quantisation=quantisation,
+        kbit_preparation=prepared,
+    )
+    for quantisation, precision, accumulation, checkpointing, prepared in (
+        ("fp4", "bf16-mixed", 1, False, False),
+        ("int8", "bf16-mixed", 1, False, False),
+        ("int8", "bf16", 4, True, False),
+        ("int8", "bf16-mixed", 4, True, True),
+        ("nf4", "bf16-mixed", 1, True, True),
+    )
+)
+"""Other formats of quantised weights, and prepared ones."""
 OTHER_MODELS = tuple(
     ReferenceCell(method=method, model=model)
     for model, method in (("llama-tied", "full"), ("mistral", "full"), ("qwen2", "lora"))

@@ -28,6 +28,8 @@ def project_cell(cell: ReferenceCell, folder: Path) -> Cell:
     fields = {
         "method": cell.method,
         **(adapters if has_adapters else {}),
+        "quantisation": cell.quantisation if cell.method == "qlora" else None,
+        "kbit_preparation": cell.kbit_preparation,
         "precision": cell.precision,
         "gradient_checkpointing": cell.checkpointing,
         "gradient_accumulation": cell.accumulation,

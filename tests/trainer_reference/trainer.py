@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Trainer
@@ -142,11 +142,14 @@ def base_model(cell: ReferenceCell, folder: Path) -> nn.Module:
         (cell.method, cell.precision) == ("full", "bf16-mixed")
     )
     dtype = torch.float32 if in_fp32 else torch.bfloat16
+    four_bit = {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": cell.quantisation,
+        "bnb_4bit_use_double_quant": True,
+        "bnb_4bit_compute_dtype": dtype,
+    }
     quantised = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=dtype,
+        **({"load_in_8bit": True} if cell.quantisation == "int8" else four_bit)
     )
     model = AutoModelForCausalLM.from_pretrained(
         folder / cell.model,
@@ -154,6 +157,8 @@ def base_model(cell: ReferenceCell, folder: Path) -> nn.Module:
         quantization_config=quantised if cell.method == "qlora" else None,
     )
     set_evaluating(model)
+    if cell.kbit_preparation:
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     return model
 
 

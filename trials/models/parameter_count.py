@@ -32,14 +32,14 @@ class _Matrices:
         inputs_and_outputs: sum of both dimensions.
         elements: elements of one matrix.
         count: number of matrices.
-        four_bit: whether QLoRA quantises them.
+        quantised: whether QLoRA quantises them.
     """
 
     name: str
     inputs_and_outputs: int
     elements: int
     count: int
-    four_bit: bool
+    quantised: bool
 
 
 def implied_parameters(stock: nn.Module, recipe: Recipe) -> ParameterCounts:
@@ -57,7 +57,7 @@ def implied_parameters(stock: nn.Module, recipe: Recipe) -> ParameterCounts:
         if any(is_meant(target, m.name) for target in recipe.lora_targets or ())
         and not excludes(recipe, m.name)
     )
-    four_bit = sum(m.elements * m.count for m in matrices if m.four_bit)
+    quantised = sum(m.elements * m.count for m in matrices if m.quantised)
     copies = sum(
         parameter.numel()
         for name in saved_modules(stock, recipe)
@@ -66,7 +66,8 @@ def implied_parameters(stock: nn.Module, recipe: Recipe) -> ParameterCounts:
     return ParameterCounts(
         total=total + adapters + copies,
         trainable=adapters + copies,
-        four_bit=four_bit if recipe.method == "qlora" else 0,
+        four_bit=quantised if recipe.quantisation in {"nf4", "fp4"} else 0,
+        eight_bit=quantised if recipe.quantisation == "int8" else 0,
     )
 
 
@@ -74,16 +75,16 @@ def _matrices(stock: nn.Module) -> Iterator[_Matrices]:
     head = stock.get_output_embeddings()  # type: ignore[operator]
     for name, module in stock.named_modules():
         if is_router(module):
-            yield _one(f"{name}.{ROUTER_LINEAR}", module.weight, four_bit=False)
+            yield _one(f"{name}.{ROUTER_LINEAR}", module.weight, quantised=False)
         elif isinstance(module, (nn.Linear, Conv1D)):
             if module is not head:
-                yield _one(name, module.weight, four_bit=True)
+                yield _one(name, module.weight, quantised=True)
         elif isinstance(getattr(module, "down_proj", None), nn.Parameter):
             yield from _expert_matrices(name, module)
 
 
-def _one(name: str, weight: torch.Tensor, *, four_bit: bool) -> _Matrices:
-    return _Matrices(name, sum(weight.shape), weight.numel(), 1, four_bit)
+def _one(name: str, weight: torch.Tensor, *, quantised: bool) -> _Matrices:
+    return _Matrices(name, sum(weight.shape), weight.numel(), 1, quantised)
 
 
 def _expert_matrices(name: str, experts: nn.Module) -> Iterator[_Matrices]:
@@ -97,5 +98,5 @@ def _expert_matrices(name: str, experts: nn.Module) -> Iterator[_Matrices]:
                 inputs_and_outputs=sum(shape),
                 elements=shape[0] * shape[1],
                 count=count,
-                four_bit=True,
+                quantised=True,
             )

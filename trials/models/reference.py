@@ -2,6 +2,7 @@
 
 from torch import nn
 
+from trials.models.weight_placement import format_of
 from trials.recipes.recipe import Recipe
 
 
@@ -19,12 +20,13 @@ def reference_recipe(recipe: Recipe) -> Recipe:
 
 
 def set_evaluating(model: nn.Module) -> None:
-    """Set a model to evaluation mode, but for its 4-bit layers."""
+    """Set a model to evaluation mode, but for its quantised layers."""
     model.eval()
     for module in model.modules():
         # On a CPU bitsandbytes repacks 4-bit weights for layers in evaluation mode, in a format
-        # that some of its kernels refuse; such layers have no other use for the mode.
-        if getattr(getattr(module, "weight", None), "quant_state", None) is not None:
+        # that some of its kernels refuse, and multiplies 8-bit ones as on a GPU, slowly.
+        weight = module._parameters.get("weight")  # noqa: SLF001 - getattr would ask wrappers
+        if weight is not None and format_of(weight) is not None:
             module.training = True
 
 

@@ -15,10 +15,12 @@ from trials.recipes.fields import Dtype
 from trials.recipes.recipe import Recipe
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Inputs from which on LLM.int8 multiplies a column in 16 bits (BitsAndBytesConfig's default).
+OUTLIER_THRESHOLD = 6.0
 
 
 class QuantisationError(ValueError):
-    """A linear layer of the model cannot become 4-bit."""
+    """A linear layer of the model cannot be quantised."""
 
 
 def autocast_to(dtype: Dtype | None, device_type: str) -> torch.autocast:
@@ -37,15 +39,15 @@ def place(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
             else:
                 part.to(device)
             if recipe.method == "qlora":
-                _quantise_linears(part, recipe, keep=head, quantise=_quantised)
+                _quantise_linears(part, recipe, keep=head, quantise=_quantise)
     if recipe.method == "qlora":
-        _declare_4bit(model)
+        _declare_quantised(model, recipe)
 
 
 def quantise_laid_out(
     model: nn.Module, recipe: Recipe, quantise: Callable[[Any, nn.Linear, Recipe], None]
 ) -> None:
-    """Replace the linear layers of a model without weights by 4-bit layers without weights.
+    """Replace the linear layers of a model without weights by quantised ones without weights.
 
     Args:
         model: model on the meta device.
@@ -55,12 +57,13 @@ def quantise_laid_out(
     """
     head = model.get_output_embeddings()  # type: ignore[operator]
     _quantise_linears(model, recipe, keep=head, quantise=quantise)
-    _declare_4bit(model)
+    _declare_quantised(model, recipe)
 
 
-def _declare_4bit(model: nn.Module) -> None:
-    # PEFT adds adapters for 4-bit layers only to models with this attribute.
-    model.is_loaded_in_4bit = True  # type: ignore[assignment]
+def _declare_quantised(model: nn.Module, recipe: Recipe) -> None:
+    # PEFT adds adapters for quantised layers only to models with this attribute.
+    bits = 8 if recipe.quantisation == "int8" else 4
+    setattr(model, f"is_loaded_in_{bits}bit", True)
 
 
 def _parts(model: nn.Module) -> Iterator[nn.Module]:
@@ -124,7 +127,7 @@ def _quantise_linears(
     keep: nn.Module,
     quantise: Callable[[Any, nn.Linear, Recipe], None],
 ) -> None:
-    """Replace linear layers by their 4-bit NF4 form (QLoRA, 2305.14314).
+    """Replace linear layers by their quantised form.
 
     They are those that transformers quantises with bitsandbytes: of class nn.Linear itself, or
     Conv1D (integrations/bitsandbytes.py). The head and routers keep their precision: routers of
@@ -133,10 +136,8 @@ def _quantise_linears(
     Raises:
         QuantisationError: transformers does not quantise a linear layer of the model.
     """
-    import bitsandbytes as bnb  # noqa: PLC0415 - seconds, and only 4-bit weights need it
-
     for name, child in module.named_children():
-        if child is keep or isinstance(child, bnb.nn.Linear4bit):
+        if child is keep or _is_quantised_layer(child):
             continue
         if type(child) is not nn.Linear and not isinstance(child, Conv1D):
             if isinstance(child, nn.Linear) and not is_router(child):
@@ -147,16 +148,7 @@ def _quantise_linears(
             _quantise_linears(child, recipe, keep=keep, quantise=quantise)
             continue
         plain = _as_linear(child)
-        linear = bnb.nn.Linear4bit(
-            plain.in_features,
-            plain.out_features,
-            bias=plain.bias is not None,
-            compute_dtype=DTYPES[recipe.compute_dtype],
-            compress_statistics=recipe.double_quantisation,
-            quant_type="nf4",
-            device="meta",
-        )
-        linear.bias = plain.bias
+        linear = _quantised_layer(plain, recipe, DTYPES[recipe.compute_dtype])
         quantise(linear, plain, recipe)
         setattr(module, name, linear)
 
@@ -169,13 +161,79 @@ def _as_linear(layer: nn.Module) -> nn.Linear:
     return linear_with(nn.Parameter(layer.weight.detach().T.contiguous()), layer.bias)
 
 
-def _quantised(linear: Any, plain: nn.Linear, recipe: Recipe) -> None:
+def _is_quantised_layer(module: nn.Module) -> bool:
+    """Whether a module is a quantised linear layer of bitsandbytes."""
+    import bitsandbytes as bnb  # noqa: PLC0415 - seconds, and only quantised weights need it
+
+    return isinstance(module, (bnb.nn.Linear4bit, bnb.nn.Linear8bitLt))
+
+
+def _quantised_layer(plain: nn.Linear, recipe: Recipe, compute_dtype: torch.dtype) -> Any:
+    """Layer of bitsandbytes for a linear layer, with its bias but without weights.
+
+    Args:
+        plain: linear layer.
+        recipe: a QLoRA recipe.
+        compute_dtype: dtype of products with 4-bit weights; those with int8 keep that of inputs.
+    """
     import bitsandbytes as bnb  # noqa: PLC0415 - as above
 
-    linear.weight = bnb.nn.Params4bit(
-        plain.weight.data,
-        requires_grad=False,
-        compress_statistics=recipe.double_quantisation,
-        quant_type="nf4",
-    )
-    linear.to(plain.weight.device)  # quantises the weights
+    shape = {
+        "input_features": plain.in_features,
+        "output_features": plain.out_features,
+        "bias": plain.bias is not None,
+        "device": "meta",
+    }
+    if recipe.quantisation == "int8":
+        layer = bnb.nn.Linear8bitLt(**shape, has_fp16_weights=False, threshold=OUTLIER_THRESHOLD)
+    else:
+        layer = bnb.nn.Linear4bit(
+            **shape,
+            compute_dtype=compute_dtype,
+            compress_statistics=recipe.double_quantisation,
+            quant_type=recipe.quantisation,
+        )
+    layer.bias = plain.bias
+    return layer
+
+
+def _quantise(layer: Any, plain: nn.Linear, recipe: Recipe) -> None:
+    """Give a layer of bitsandbytes the quantised weights of a linear layer, on its device."""
+    import bitsandbytes as bnb  # noqa: PLC0415 - as above
+
+    weight, device = plain.weight.data, plain.weight.device
+    if recipe.quantisation == "int8":
+        # bitsandbytes quantises to 8 bits on the way from the host to a device.
+        on_host = weight.to("cpu")
+        layer.weight = bnb.nn.Int8Params(on_host, requires_grad=False, has_fp16_weights=False)
+    else:
+        layer.weight = bnb.nn.Params4bit(
+            weight,
+            requires_grad=False,
+            compress_statistics=recipe.double_quantisation,
+            quant_type=recipe.quantisation,
+        )
+    layer.to(device)
+
+
+def format_of(parameter: torch.Tensor) -> str | None:
+    """Format of a quantised parameter, as ``Recipe.quantisation`` names it; None for another."""
+    state = getattr(parameter, "quant_state", None)
+    if state is not None:
+        return str(state.quant_type)
+    return "int8" if parameter.dtype == torch.int8 else None
+
+
+def quantisation_constants(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Constants of the quantised weights of a model, which are neither parameters nor buffers."""
+    for layer in model.modules():
+        module: Any = layer
+        weight: Any = module._parameters.get("weight")  # noqa: SLF001 - getattr would ask wrappers
+        state = getattr(weight, "quant_state", None)
+        if state is not None:
+            yield from (state.absmax, state.code)
+            if state.nested:
+                yield from (state.offset, state.state2.absmax, state.state2.code)
+        elif weight is not None and format_of(weight) == "int8":
+            # The first forward pass moves the scales of the rows from the weight to the layer.
+            yield weight.SCB if weight.SCB is not None else module.state.SCB

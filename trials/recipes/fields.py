@@ -10,6 +10,7 @@ Method = Literal["full", "lora", "qlora"]
 Dtype = Literal["fp32", "bf16", "fp16"]
 Precision = Literal["bf16", "bf16-mixed", "fp32-mixed-load", "fp16", "fp32"]
 AdapterDtype = Literal["bf16", "fp32"]
+Quantisation = Literal["nf4", "fp4", "int8"]
 Attention = Literal["eager", "sdpa", "flash_attention_2"]
 Experts = Literal["looped", "grouped"]
 Mamba = Literal["mamba-ssm", "reference"]
@@ -62,8 +63,11 @@ def _with_defaults(given: dict[str, Any]) -> dict[str, Any]:
         filled["loss"] = TASK_LOSSES[task]
     if task in REFERRING and filled.get("reference") is None:
         filled["reference"] = "separate" if filled.get("method") == "full" else "adapter-off"
-    if filled.get("method") == "qlora" and filled.get("double_quantisation") is None:
-        filled["double_quantisation"] = True
+    if filled.get("method") == "qlora":
+        if filled.get("quantisation") is None:
+            filled["quantisation"] = "nf4"
+        if filled["quantisation"] != "int8" and filled.get("double_quantisation") is None:
+            filled["double_quantisation"] = True
     rank = filled.get("lora_rank")
     if filled.get("method") in ("lora", "qlora") and type(rank) is int and rank > 0:
         if filled.get("lora_alpha") is None:
@@ -85,7 +89,7 @@ class RecipeFields(Record):
 
     Attributes:
         method: ``full`` trains every weight, ``lora`` adapters on frozen weights, ``qlora``
-            adapters on frozen 4-bit NF4 weights.
+            adapters on frozen quantised weights.
         lora_rank: rank of the adapters; required for ``lora`` and ``qlora``.
         lora_alpha: adapters are scaled by alpha / rank; by default twice the rank. The scale,
             like that of rsLoRA, takes neither memory nor time.
@@ -100,10 +104,13 @@ class RecipeFields(Record):
             weights are not tied.
         adapter_dtype: dtype of the adapters; by default that of trained weights under
             ``precision``.
+        quantisation: format of the frozen weights, by bitsandbytes: ``nf4`` (QLoRA's) or ``fp4``
+            in 4 bits, ``int8`` in 8 bits (LLM.int8, arXiv 2208.07339); only for ``qlora``, by
+            default nf4.
         double_quantisation: whether the quantisation constants of 4-bit weights are quantised, too
-            (QLoRA, arXiv 2305.14314); only for ``qlora``, by default true.
-        kbit_preparation: whether norms, embeddings and head of a 4-bit model are cast to fp32, as
-            PEFT's ``prepare_model_for_kbit_training`` does; only for ``qlora``.
+            (QLoRA, arXiv 2305.14314); only for ``nf4`` and ``fp4``, by default true.
+        kbit_preparation: whether norms, embeddings and head of a quantised model are cast to fp32,
+            as PEFT's ``prepare_model_for_kbit_training`` does; only for ``qlora``.
         precision: ``fp32`` and ``bf16`` hold weights, adapters, activations and optimizer state in
             that dtype. ``bf16-mixed`` holds frozen weights in bf16 and trained ones in fp32, and
             runs under autocast to bf16; ``fp32-mixed-load`` also holds frozen weights in fp32.
@@ -148,6 +155,7 @@ class RecipeFields(Record):
     lora_targets: Annotated[tuple[Target, ...], Field(min_length=1)] | None = None
     modules_to_save: Annotated[tuple[Target, ...], Field(min_length=1)] | None = None
     adapter_dtype: AdapterDtype | None = None
+    quantisation: Quantisation | None = None
     double_quantisation: Switch | None = None
     kbit_preparation: Switch = False
     precision: Precision = "bf16"
@@ -179,7 +187,7 @@ class RecipeFields(Record):
 
     @property
     def base_dtype(self) -> Dtype:
-        """Dtype of the model's weights, 4-bit ones and adapters apart."""
+        """Dtype of the model's weights, quantised ones and adapters apart."""
         frozen, trained, _ = DTYPES[self.precision]
         return trained if self.method == "full" else frozen
 

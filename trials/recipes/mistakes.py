@@ -21,15 +21,20 @@ def misplaced(recipe: RecipeFields) -> list[str]:
         ]
     elif recipe.lora_rank is None:
         wrong.append(f"method {method} needs lora_rank, for example lora_rank: 16")
-    four_bit_fields = {
+    quantised_fields = {
+        "quantisation": recipe.quantisation is not None,
         "double_quantisation": recipe.double_quantisation is not None,
         "kbit_preparation": recipe.kbit_preparation,
     }
     wrong += [
         f"{name} does not apply to method {method}: remove it, or use method qlora"
-        for name, is_given in four_bit_fields.items()
+        for name, is_given in quantised_fields.items()
         if is_given and method != "qlora"
     ]
+    if recipe.quantisation == "int8" and recipe.double_quantisation is not None:
+        wrong.append(
+            "double_quantisation does not apply to quantisation int8: remove it, or use nf4 or fp4"
+        )
     targets = recipe.lora_targets or ()
     wrong += [
         f"{name} {_plain(names)} has a duplicate: remove it"
@@ -46,7 +51,7 @@ def incompatible(recipe: RecipeFields) -> list[str]:
     wrong = []
     if recipe.method == "qlora" and recipe.experts == "grouped":
         wrong.append(
-            "experts grouped cannot be 4-bit: the grouped product has no 4-bit kernel; "
+            "experts grouped cannot be quantised: the grouped product has no kernel for it; "
             "use experts: looped"
         )
     if "experts" in (recipe.lora_targets or ()) and recipe.experts == "grouped":
@@ -60,6 +65,11 @@ def incompatible(recipe: RecipeFields) -> list[str]:
         wrong.append(
             f"effective_batch {recipe.effective_batch} and gradient_accumulation "
             f"{recipe.gradient_accumulation} exclude each other: leave one of them out"
+        )
+    if recipe.quantisation == "int8" and recipe.kbit_preparation and recipe.precision == "bf16":
+        wrong.append(
+            "kbit_preparation and quantisation int8 compute in fp32 with precision bf16: LLM.int8 "
+            "keeps the dtype of its inputs: use precision bf16-mixed"
         )
     if recipe.loss == "cce" and recipe.compute_dtype == "fp32":
         wrong.append("loss cce does not support fp32: use bf16 or fp16, or loss: liger")

@@ -69,6 +69,7 @@ class Recipe(RecipeFields):
             "+".join(self.lora_targets) if self.lora_targets else None,
             f"saved-{'+'.join(self.modules_to_save)}" if self.modules_to_save else None,
             f"{self.adapter_dtype}-adapters" if self.has_own_adapter_dtype else None,
+            self.quantisation if self.quantisation != "nf4" else None,
             "singly-quantised" if self.double_quantisation is False else None,
             "kbit-prepared" if self.kbit_preparation else None,
             self.precision,

@@ -57,7 +57,7 @@ def _impossible_method(recipe: Recipe, model: Model) -> str | None:
     if model.has_mamba and recipe.method == "qlora":
         return (
             f"method qlora is not possible with {model.name}: Mamba layers use their matrices as "
-            "they are, which 4-bit ones are not: use full or lora"
+            "they are, which quantised ones are not: use full or lora"
         )
     # By default a model without experts gets adapters on all its linear layers.
     by_default = set() if model.experts is not None else {"all-linear"}

@@ -106,6 +106,7 @@ class ParameterCounts(Record):
     total: int
     trainable: int
     four_bit: int
+    eight_bit: int = 0
 
 
 class Built(Record):
@@ -116,7 +117,8 @@ class Built(Record):
 
     Attributes:
         parameters: parameter counts.
-        dtypes: dtypes of the parameters that are not 4-bit, sorted.
+        dtypes: dtypes of the parameters that are not quantised, sorted.
+        quantisation: formats of the quantised weights, sorted.
         adapters: number of LoRA layers.
         attention: attention kernel that the layers dispatch to; absent without attention.
         experts: implementation of the experts; absent without experts.
@@ -137,6 +139,7 @@ class Built(Record):
 
     parameters: ParameterCounts
     dtypes: tuple[str, ...]
+    quantisation: tuple[str, ...] = ()
     adapters: int
     attention: str | None
     experts: str | None

@@ -18,6 +18,7 @@ from trials.records.model import Model
 from trials.simulation.tracing_child import key_start
 
 STACK = ("torch", "transformers", "peft", "bitsandbytes")
+TURING = 7.5  # the first compute capability with tensor cores for int8
 HOPPER = 9.0  # the first compute capability of Hopper
 # Families whose layers call the one function of mamba-ssm that has simulated operators.
 SCANS_WHOLE = frozenset({"blackmamba", "mamba"})
@@ -113,6 +114,11 @@ def not_simulated(recipe: Recipe, model: Model, gpu: Gpu) -> str | None:
     """Reason why a recipe on a GPU is not simulated, with an alternative; None when it is."""
     if recipe.offload_optimizer:
         return "offload_optimizer is not simulated: leave it out, or measure"
+    if recipe.quantisation == "int8" and not _since(gpu, TURING):
+        return (
+            f"below compute capability {TURING} quantisation int8 falls back to fp32 products, "
+            "which are not simulated: use nf4"
+        )
     if recipe.attention == "sdpa" and model.has_grouped_queries and not _since(gpu, AMPERE):
         return (
             f"below compute capability {AMPERE} sdpa has no kernel for the grouped "
@@ -156,7 +162,11 @@ def approximations(cell: Cell, model: Model, gpu: Gpu) -> tuple[str, ...]:
         "liger_kernels are traced by declared buffers and transfers": recipe.liger_kernels,
         f"loss {recipe.loss} is traced by declared buffers and products": recipe.loss
         != "full-logits",
-        "bitsandbytes is traced as a product with dequantised weights": recipe.method == "qlora",
+        "bitsandbytes is traced as a product with dequantised weights": recipe.quantisation
+        in {"nf4", "fp4"},
+        "LLM.int8 is traced without outliers in its inputs, its products at the rate of fp16": (
+            recipe.quantisation == "int8"
+        ),
     }
     return tuple(text for text, applies in stands_in.items() if applies)
 

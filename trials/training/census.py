@@ -10,7 +10,7 @@ from trials.models.experts import experts_in_use
 from trials.models.fused_head import loss_in_use
 from trials.models.liger_layers import liger_layers_in_use
 from trials.models.mamba import mamba_in_use
-from trials.models.weight_placement import decoder_layers
+from trials.models.weight_placement import decoder_layers, format_of
 from trials.records.model import Model
 from trials.records.observation import Built, ParameterCounts
 
@@ -26,7 +26,10 @@ IDENTIFYING = (
 )
 HOST_COPY = "simulated::host_copy"
 """Name under which a trace reports an activation's copy to the host."""
-PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::_grouped_mm", "bitsandbytes::gemm_4bit")
+PRODUCTS = (
+    *("aten::mm", "aten::addmm", "aten::bmm", "aten::_grouped_mm"),
+    *("bitsandbytes::gemm_4bit", "bitsandbytes::int8_mixed_scaled_mm"),
+)
 
 
 class StepCensus:
@@ -72,7 +75,8 @@ class StepCensus:
         ):
             self._offloaded += 1
         if name in PRODUCTS:
-            self._product_dtypes.add(str(result.dtype).removeprefix("torch."))
+            product = result[0] if isinstance(result, (tuple, list)) else result
+            self._product_dtypes.add(str(product.dtype).removeprefix("torch."))
 
     def built(self, facts: Model, optimizer: str) -> Built:
         """Properties of the model after the step.
@@ -87,6 +91,7 @@ class StepCensus:
         return Built(
             parameters=_parameters(self._model),
             dtypes=_dtypes(self._model),
+            quantisation=_formats(self._model),
             adapters=sum(1 for module in self._model.modules() if hasattr(module, "lora_A")),
             attention=str(config._attn_implementation) if facts.has_attention else None,  # noqa: SLF001 - no other name
             experts=experts_in_use(self._model),
@@ -130,18 +135,25 @@ class StepCensus:
 
 def _parameters(model: nn.Module) -> ParameterCounts:
     """Logical parameters of the built model; two 4-bit weights share a stored byte."""
-    total = trainable = four_bit = 0
+    total = trainable = four_bit = eight_bit = 0
     for parameter in model.parameters():
         elements = parameter.numel()
         state = getattr(parameter, "quant_state", None)
         if state is not None:
             elements = state.shape.numel()
             four_bit += elements
+        elif format_of(parameter) == "int8":
+            eight_bit += elements
         total += elements
         trainable += elements if parameter.requires_grad else 0
-    return ParameterCounts(total=total, trainable=trainable, four_bit=four_bit)
+    return ParameterCounts(total=total, trainable=trainable, four_bit=four_bit, eight_bit=eight_bit)
 
 
 def _dtypes(model: nn.Module) -> tuple[str, ...]:
-    plain = (p for p in model.parameters() if getattr(p, "quant_state", None) is None)
+    plain = (p for p in model.parameters() if format_of(p) is None)
     return tuple(sorted({str(p.dtype).removeprefix("torch.") for p in plain}))
+
+
+def _formats(model: nn.Module) -> tuple[str, ...]:
+    formats = {format_of(parameter) for parameter in model.parameters()}
+    return tuple(sorted(name for name in formats if name is not None))

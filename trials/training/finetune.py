@@ -1,6 +1,7 @@
 """Training code: a model under a recipe, and one optimizer step."""
 
 import importlib
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from trials.models.fused_head import REFERENCE_OUTPUTS, TRAINED_OUTPUTS, fuse_he
 from trials.models.liger_layers import apply_liger_layers
 from trials.models.parameter_count import implied_parameters
 from trials.models.reference import reference_recipe, set_evaluating, without_dropout
-from trials.models.weight_placement import autocast_to
+from trials.models.weight_placement import autocast_to, quantisation_constants
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.model import Model
@@ -34,18 +35,13 @@ def import_libraries(recipe: Recipe) -> None:
         importlib.import_module("peft")
     if recipe.method == "qlora" or recipe.optimizer.startswith(("paged", "adamw_8bit")):
         importlib.import_module("bitsandbytes")
+        # Every product of LLM.int8 would warn that it casts its inputs to fp16.
+        logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
 
 
 def model_tensors(model: nn.Module) -> list[torch.Tensor]:
-    """Tensors of a model itself: weights, constants of 4-bit weights, buffers."""
-    tensors: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
-    for parameter in model.parameters():
-        state = getattr(parameter, "quant_state", None)
-        if state is not None:
-            tensors += [state.absmax, state.code]
-            if state.nested:
-                tensors += [state.offset, state.state2.absmax, state.state2.code]
-    return tensors
+    """Tensors of a model itself: weights, constants of quantised weights, buffers."""
+    return [*model.parameters(), *model.buffers(), *quantisation_constants(model)]
 
 
 class NotTrainingError(RuntimeError):

@@ -73,8 +73,9 @@ def _lines(compared: Iterable[Compared]) -> list[str]:
 
 
 def _compared_model(recipe: Recipe, built: Built, implied: ParameterCounts) -> Iterator[Compared]:
-    for name in ("total", "trainable", "four_bit"):
+    for name in ("total", "trainable", "four_bit", "eight_bit"):
         yield f"{name} parameters", getattr(implied, name), getattr(built.parameters, name)
+    yield "quantisation", recipe.quantisation, ", ".join(built.quantisation) or None
     yield "dtypes", ", ".join(_dtypes(recipe)), ", ".join(built.dtypes)
     product_dtype = DTYPE_NAMES[recipe.compute_dtype]
     yield f"matrix products in {product_dtype}", True, product_dtype in built.product_dtypes
@@ -110,7 +111,7 @@ def _compared_step(recipe: Recipe, built: Built) -> Iterator[Compared]:
 
 
 def _dtypes(recipe: Recipe) -> list[str]:
-    """Names of the dtypes of weights and adapters without 4-bit weights, sorted."""
+    """Names of the dtypes of weights and adapters without quantised weights, sorted."""
     base = "fp32" if recipe.kbit_preparation else recipe.base_dtype
     dtypes = {base, recipe.adapter_dtype or base}
     return sorted(DTYPE_NAMES[dtype] for dtype in dtypes)

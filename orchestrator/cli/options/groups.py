@@ -137,16 +137,19 @@ RECIPE = """
                          (default: none)
 --adapter-dtype {bf16,fp32}
                          type of the adapters (default: that of trained weights; qlora: bf16)
+--quantisation {nf4,fp4,int8}
+                         format of qlora's frozen weights: 4 bits, or 8 bits by LLM.int8
+                         (default: nf4)
 --double-quantisation {on,off}
                          quantise the quantisation constants of 4-bit weights (default: on)
 --kbit-preparation {on,off}
-                         cast the norms, embeddings and head of a 4-bit model to fp32, as PEFT's
+                         cast the norms, embeddings and head of a quantised model to fp32, as PEFT's
                          prepare_model_for_kbit_training does (default: off)
 --attention {eager,sdpa,flash_attention_2}
                          attention kernel (default: sdpa)
 --experts {looped,grouped}
                          run experts one after the other or in one grouped kernel (default: looped
-                         where adapters or 4-bit weights need it, else grouped)
+                         where adapters or quantised weights need it, else grouped)
 --mamba {mamba-ssm,reference}
                          kernels of Mamba layers (default: mamba-ssm on CUDA, else reference)
 """

@@ -264,6 +264,7 @@ def _method(recipe: Recipe) -> str:
         + (f" on {'+'.join(recipe.lora_targets)}" if recipe.lora_targets else "")
         + (f" with {'+'.join(recipe.modules_to_save)} in full" if recipe.modules_to_save else "")
         + (f" in {recipe.adapter_dtype}" if recipe.has_own_adapter_dtype else "")
+        + (f" in {recipe.quantisation}" if recipe.quantisation in {"fp4", "int8"} else "")
         + (" with constants not quantised" if recipe.double_quantisation is False else "")
         + (" with norms and head in fp32" if recipe.kbit_preparation else "")
     )

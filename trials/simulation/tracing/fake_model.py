@@ -1,7 +1,7 @@
 """A model under a recipe without memory: fake tensors in place of its weights."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from trials.models.build import stock_model, under_recipe
 from trials.models.parameter_count import implied_parameters
 from trials.models.reference import reference_recipe, set_evaluating, without_dropout
-from trials.models.weight_placement import quantise_laid_out
+from trials.models.weight_placement import format_of, quantise_laid_out
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.model import Model
@@ -166,6 +166,24 @@ def _quantised(linear: Any, plain: nn.Linear, recipe: Recipe) -> None:
     The weight is a plain parameter: Params4bit is a tensor subclass, as fake tensors are, and a
     tensor cannot be both.
     """
+    weight = (
+        _eight_bit(linear, plain) if recipe.quantisation == "int8" else _four_bit(plain, recipe)
+    )
+    del linear.weight
+    linear.register_parameter("weight", weight)
+
+
+def _eight_bit(linear: Any, plain: nn.Linear) -> nn.Parameter:
+    rows = plain.weight.shape[0]
+    weight: Any = nn.Parameter(plain.weight.detach().to(torch.int8), requires_grad=False)
+    # As after a forward pass, which moves both from the weight to the state.
+    weight.CB = weight.SCB = None
+    linear.state.CB = weight.data
+    linear.state.SCB = torch.empty(rows, dtype=torch.float32, device="meta")
+    return weight  # type: ignore[no-any-return]
+
+
+def _four_bit(plain: nn.Linear, recipe: Recipe) -> nn.Parameter:
     from bitsandbytes.functional import QuantState  # noqa: PLC0415 - seconds to import
 
     def single(*shape: int) -> torch.Tensor:
@@ -191,15 +209,14 @@ def _quantised(linear: Any, plain: nn.Linear, recipe: Recipe) -> None:
         shape=plain.weight.shape,
         code=single(16),
         blocksize=BLOCK,
-        quant_type="nf4",
+        quant_type=recipe.quantisation,
         dtype=plain.weight.dtype,
         **nested,
     )
     # PEFT reads these attributes.
     weight.compress_statistics = recipe.double_quantisation
-    weight.quant_type = "nf4"
-    del linear.weight
-    linear.register_parameter("weight", weight)
+    weight.quant_type = recipe.quantisation
+    return weight  # type: ignore[no-any-return]
 
 
 def _fake_all(model: nn.Module, mode: FakeTensorMode) -> None:
@@ -217,13 +234,23 @@ def _fake_all(model: nn.Module, mode: FakeTensorMode) -> None:
         for held in (module._parameters, module._buffers):  # noqa: SLF001 - setattr would register anew
             for name, tensor in held.items():
                 held[name] = fake(tensor)  # type: ignore[assignment]
-    for parameter in model.parameters():
-        state = getattr(parameter, "quant_state", None)
-        if state is not None:
-            state.absmax, state.code = fake(state.absmax), fake(state.code)
-            if state.nested:
-                state.offset, outer = fake(state.offset), state.state2
-                outer.absmax, outer.code = fake(outer.absmax), fake(outer.code)
+    for layer in model.modules():
+        _fake_constants(layer, fake)
+
+
+def _fake_constants(
+    module: Any, fake: Callable[[torch.Tensor | None], torch.Tensor | None]
+) -> None:
+    """Replace the constants of a module's quantised weights, if it has any."""
+    weight = module._parameters.get("weight")  # noqa: SLF001 - getattr would ask wrappers
+    state = getattr(weight, "quant_state", None)
+    if state is not None:
+        state.absmax, state.code = fake(state.absmax), fake(state.code)
+        if state.nested:
+            state.offset, outer = fake(state.offset), state.state2
+            outer.absmax, outer.code = fake(outer.absmax), fake(outer.code)
+    elif weight is not None and format_of(weight) == "int8":
+        module.state.CB, module.state.SCB = weight.data, fake(module.state.SCB)
 
 
 def _faked(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:

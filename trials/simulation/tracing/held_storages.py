@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import nn
 
-from trials.models.weight_placement import decoder_layers
+from trials.models.weight_placement import decoder_layers, quantisation_constants
 from trials.simulation.recording import Held, Purpose
 from trials.simulation.tracing.layer_repetition import RepeatedLayers
 from trials.training.finetune import model_tensors
@@ -27,7 +26,7 @@ def held_storages(models: Sequence[nn.Module], repeated: RepeatedLayers) -> Held
         for index, part in enumerate((*layers, model)):
             turn = sum(start <= index for start in starts) if index < len(layers) else 0
             turn = 0 if turn > repeated.traced else turn  # layers after the last turn
-            constants = {id(t) for t in _quantisation_constants(part)}
+            constants = {id(t) for t in quantisation_constants(part)}
             for tensor in model_tensors(part):
                 storage = tensor.untyped_storage()
                 if storage._cdata not in counted:  # noqa: SLF001 - the one name of a storage
@@ -37,8 +36,3 @@ def held_storages(models: Sequence[nn.Module], repeated: RepeatedLayers) -> Held
                     purposes.append(Purpose.QUANTISATION if constant else Purpose.WEIGHT)
                     turns.append(turn)
     return Held(*(np.array(column, np.int64) for column in (sizes, purposes, turns)))
-
-
-def _quantisation_constants(part: nn.Module) -> list[torch.Tensor]:
-    plain = {id(t) for t in (*part.parameters(), *part.buffers())}
-    return [t for t in model_tensors(part) if id(t) not in plain]

@@ -22,6 +22,7 @@ from trials.simulation.tracing.fake_model import FLASH, TracedCensus, fake_model
 from trials.simulation.tracing.fake_optimizers import simulated_optimizer
 from trials.simulation.tracing.held_storages import held_storages
 from trials.simulation.tracing.host_copies import HostLink, simulated_offloading
+from trials.simulation.tracing.kernels.eight_bit_products import install_eight_bit_products
 from trials.simulation.tracing.kernels.fused_heads import give_head
 from trials.simulation.tracing.kernels.fused_kernels import as_on_gpu, scores_capped_within
 from trials.simulation.tracing.kernels.liger_layers import give_liger_layers, liger_rope
@@ -79,6 +80,8 @@ class TraceableCell:
         if target == "cuda":
             if recipe.mamba == "mamba-ssm":
                 install_simulated_mamba()
+            if recipe.quantisation == "int8":
+                install_eight_bit_products()
             if recipe.attention == FLASH:
                 model = _without_window(model)
         import_libraries(recipe)
@@ -305,7 +308,8 @@ class _Step:
         stepper = self._cell.stepper(self._untraced.among(self._trainable))
         with tracer:
             batch = [self._cell.batch(self._batch_size)]
-            loss = stepper.backward(lambda model: self._loss(model, batch[0]))
+            # Detached, as in a step: a loss would keep what the functions of autograd hold.
+            loss = stepper.backward(lambda model: self._loss(model, batch[0])).detach()
             self._gradients = np.array(
                 [name for p in self._trainable if (name := self._gradient_name(p)) is not None],
                 np.int64,
@@ -317,7 +321,7 @@ class _Step:
             for segment in (Segment.FIRST_UPDATE, Segment.UPDATE):
                 tracer.segment = segment
                 stepper.update()
-                float(loss.detach())
+                float(loss)
             tracer.segment = Segment.FORGET
             del loss
             batch.clear()

@@ -44,6 +44,8 @@ READ_NAME = "aten::_local_scalar_dense"
 # Questions to a fake tensor itself, without work on a device.
 QUESTIONS = {torch.ops.prim.device.default}
 ROUTED = {aten.nonzero.default, aten.nonzero_numpy.default}
+# Operators during which the host reads a result.
+WAITING = {"bitsandbytes::int8_vectorwise_quant"}
 READ = aten._local_scalar_dense.default  # noqa: SLF001 - the operator's name
 
 
@@ -186,7 +188,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         if func is LIFTED:
             self._counters.add(self.name_of(result))
         self._record_work(effects)
-        if func in ROUTED:
+        if func in ROUTED or func.name() in WAITING:
             self.event(Kind.WAITED, 0, NO_NUMBERS)
         return result
 

@@ -16,6 +16,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 
 from trials.simulation.recording import OperatorClass, Rate
+from trials.simulation.tracing.kernels.eight_bit_products import eight_bit_products
 from trials.simulation.tracing.operator_costs import (
     KERNELS,
     DeclaredKernel,
@@ -166,6 +167,7 @@ def as_on_gpu() -> Iterator[None]:
     replacements: list[tuple[Any, str, Callable[..., Any]]] = [
         (functional, "scaled_dot_product_attention", _scaled_dot_product_attention),
         (functional, "dropout", _dropout),
+        *eight_bit_products(),
         *(
             (place, name, _in_fp32(getattr(place, name)))
             for place, names in FP32_UNDER_AUTOCAST.items()
