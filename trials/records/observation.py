@@ -112,8 +112,7 @@ class ParameterCounts(Record):
 class Built(Record):
     """Properties of the built model, read from its modules and from the operators of one step.
 
-    They are compared with the recipe before any measurement: a recipe that did not take hold is an
-    error.
+    A trial compares them with the recipe before it measures anything.
 
     Attributes:
         parameters: parameter counts.
@@ -133,8 +132,7 @@ class Built(Record):
         offloaded_activations: copies of activations to the host in a step.
         liger_layers: layers that are liger-kernel's: rms_norm, rope, swiglu.
         sequences: sequences of a forward pass with gradients, in a batch of one example.
-        reference: reference that a forward pass without gradients ran on, as ``Recipe.reference``
-            names it; absent without such a pass.
+        reference: the ``Recipe.reference`` of a pass without gradients; absent without such a pass.
     """
 
     parameters: ParameterCounts
@@ -340,8 +338,7 @@ def largest_batch(observations: Sequence[Observation]) -> tuple[int, Observation
     batch if that always fitted. ``(0, miss)`` means that one example does not fit.
 
     Returns:
-        The size and the miss one above it (None when the batch limit was reached), or None while
-        the search is incomplete.
+        The size and the miss one above it (None at the batch limit); None during the search.
     """
     verdicts = [o for o in observations if o.outcome.is_verdict]
     limit = max((o.batch_limit for o in verdicts), default=0)
