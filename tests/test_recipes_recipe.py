@@ -195,6 +195,10 @@ def test_dpo_has_the_reference_and_the_loss_of_its_trainer() -> None:
             "offload_optimizer .* adamw_8bit",
         ),
         (
+            {"method": "full", "compile": "model", "activation_offloading": True},
+            "compile model with activation_offloading",
+        ),
+        (
             {"method": "full", "offload_optimizer": True, "activation_offloading": True},
             "activation_offloading .* leave one of them out",
         ),

@@ -80,6 +80,7 @@ def test_targets_and_experts_follow_from_the_model(
             "use liger_kernels: false",
         ),
         ({"method": "full", "liger_kernels": True}, "mixtral-8x7b", "A40", r"\(mixtral\), but for"),
+        ({"method": "full", "compile": "model"}, "llama-tiny", "cpu", "leave it out"),
         ({"method": "full", "loss": "liger"}, "llama-tiny", "cpu", "use full-logits or chunked"),
         ({"method": "full", "offload_optimizer": True}, "llama-tiny", "cpu", "on the host anyway"),
         ({"method": "full", "activation_offloading": True}, "llama-tiny", "cpu", "on the host"),

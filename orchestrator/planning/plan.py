@@ -15,6 +15,9 @@ from trials.records.observation import Observation, by_cell
 from trials.simulation.trace_request import not_simulated
 from trials.trial import TrialTask, next_probe
 
+COMPILING_SECONDS = 600.0
+"""Further time of a build and of a probe whose model is compiled, before any timed step."""
+
 
 class Skip(Record):
     """A cell that is not measured, with the reason."""
@@ -58,6 +61,7 @@ def trial_task(
     threads: int = 1,
 ) -> TrialTask:
     """Task of a cell's trial, continuing from its observations."""
+    compiling = 0.0 if cell.recipe.compile is None else COMPILING_SECONDS
     return TrialTask(
         cell=cell,
         model=spec.model(cell.model),
@@ -69,8 +73,8 @@ def trial_task(
         # A simulation is deterministic.
         boundary_repeats=0 if cell.simulated else spec.boundary_repeats,
         timing=spec.timing,
-        build_timeout_seconds=spec.build_timeout_seconds,
-        probe_timeout_seconds=spec.probe_timeout_seconds,
+        build_timeout_seconds=spec.build_timeout_seconds + compiling,
+        probe_timeout_seconds=spec.probe_timeout_seconds + compiling,
         done=tuple(o for o in observations if o.cell == cell),
     )
 

@@ -19,6 +19,7 @@ SPEED_ONLY = {
     "offload_optimizer": False,
     "gradient_accumulation": 1,
     "liger_kernels": False,
+    "compile": None,
     "loss": "full-logits",
 }
 # Optimizers that compute what another one does.

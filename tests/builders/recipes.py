@@ -24,6 +24,7 @@ def _recipes(draw: st.DrawFn) -> Recipe:
         "adapter_dtype": st.sampled_from(["bf16", "fp32"]),
         "max_grad_norm": st.sampled_from([0.5, 1.0]),
         "effective_batch": st.sampled_from([16, 32]),
+        "compile": st.sampled_from(["model", "layers"]),
         "attention": st.sampled_from(["eager", "sdpa", "flash_attention_2"]),
         "experts": st.sampled_from(["looped", "grouped"]),
         "mamba": st.sampled_from(["mamba-ssm", "reference"]),

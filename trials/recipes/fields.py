@@ -27,6 +27,7 @@ Optimizer = Literal[
 Loss = Literal["full-logits", "chunked", "liger", "cce"]
 Task = Literal["sft", "dpo"]
 Reference = Literal["adapter-off", "separate", "precomputed"]
+Compile = Literal["model", "layers"]
 PositiveInt = Annotated[int, Field(strict=True, ge=1)]
 Switch = Annotated[bool, Field(strict=True)]
 Target = Annotated[str, Field(pattern=r"^(all-linear|[A-Za-z_][A-Za-z0-9_.]*)$")]
@@ -136,6 +137,8 @@ class RecipeFields(Record):
         max_grad_norm: norm that gradients are clipped to; None for no clipping.
         liger_kernels: whether RMSNorm, rotary embedding and SwiGLU are liger-kernel's; its loss is
             ``loss: liger``. It needs a CUDA GPU.
+        compile: part that torch.compile compiles: the ``model`` as a whole, as transformers'
+            Trainer does, or each of its ``layers``. It needs a CUDA GPU.
         loss: ``full-logits`` is the loss of transformers, from the logits of all tokens.
             ``chunked`` is TRL's fused head, which computes logits in tiles; ``liger`` is
             liger-kernel's fused linear cross entropy, ``cce`` that of cut-cross-entropy.
@@ -170,6 +173,7 @@ class RecipeFields(Record):
     effective_batch: PositiveInt | None = None
     max_grad_norm: Annotated[float, AfterValidator(_norm)] | None = None
     liger_kernels: Switch = False
+    compile: Compile | None = None
     loss: Loss = "full-logits"
     task: Task = "sft"
     reference: Reference | None = None

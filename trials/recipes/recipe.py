@@ -84,6 +84,7 @@ class Recipe(RecipeFields):
             f"effective{self.effective_batch}" if self.effective_batch is not None else None,
             f"clip{self.max_grad_norm:g}" if self.max_grad_norm is not None else None,
             "liger-kernels" if self.liger_kernels else None,
+            f"compiled-{self.compile}" if self.compile else None,
             self.loss if self.loss != TASK_LOSSES.get(self.task, "full-logits") else None,
         ]
         return "-".join(part for part in parts if part is not None)

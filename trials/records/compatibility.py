@@ -140,6 +140,11 @@ def _cpu_reasons(recipe: Recipe, gpu: Gpu) -> list[str]:
         reasons.append(
             f"offload_optimizer: on {gpu.key} the optimizer's state is on the host anyway"
         )
+    if recipe.compile is not None:
+        reasons.append(
+            f"compile {recipe.compile}: on {gpu.key} memory is counted by operator, and compiled "
+            "code has none: leave it out"
+        )
     if recipe.activation_offloading:
         reasons.append(
             f"activation_offloading: on {gpu.key} activations are on the host anyway: leave it out"

@@ -131,6 +131,7 @@ class Built(Record):
         loss: function that computed the loss, as ``Recipe.loss`` names it.
         offloaded_activations: copies of activations to the host in a step.
         liger_layers: layers that are liger-kernel's: rms_norm, rope, swiglu.
+        compiled_graphs, graph_breaks: graphs that a step compiled, and its returns to Python.
         sequences: sequences of a forward pass with gradients, in a batch of one example.
         reference: the ``Recipe.reference`` of a pass without gradients; absent without such a pass.
     """
@@ -151,6 +152,8 @@ class Built(Record):
     loss: str = "full-logits"
     offloaded_activations: int = 0
     liger_layers: tuple[str, ...] = ()
+    compiled_graphs: int = 0
+    graph_breaks: int = 0
     sequences: int = 1
     reference: str | None = None
 

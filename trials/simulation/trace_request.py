@@ -119,6 +119,8 @@ def not_simulated(recipe: Recipe, model: Model, gpu: Gpu) -> str | None:
             f"below compute capability {TURING} quantisation int8 falls back to fp32 products, "
             "which are not simulated: use nf4"
         )
+    if recipe.compile is not None:
+        return f"compile {recipe.compile} is not simulated: leave it out, or measure"
     if recipe.attention == "sdpa" and model.has_grouped_queries and not _since(gpu, AMPERE):
         return (
             f"below compute capability {AMPERE} sdpa has no kernel for the grouped "

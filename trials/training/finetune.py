@@ -22,6 +22,12 @@ from trials.records.cell import Cell
 from trials.records.model import Model
 from trials.records.observation import Built, ParameterCounts
 from trials.training.census import StepCensus
+from trials.training.compilation import (
+    compile_model,
+    compiled_graphs,
+    forget_graphs,
+    uncompiled,
+)
 from trials.training.optimizers import Stepper, make_stepper
 from trials.training.tasks.batch import TaskBatch
 from trials.training.tasks.losses import LossOf, step_losses
@@ -82,6 +88,7 @@ class FineTuning:
         # Every probe starts from the same weights, since routing depends on weights and memory on
         # routing. The copy is on the host, outside the measured memory.
         self._initial = [p.detach().to("cpu", copy=True) for p in self.trainable]
+        compile_model(self.model, recipe.compile)
         self._offloading = activation_offloading(self.model, cell.recipe)
         self.stepper = self._new_stepper()
         self.on_loss: Callable[[], None] = lambda: None
@@ -107,6 +114,7 @@ class FineTuning:
             for parameter, initial in zip(self.trainable, self._initial, strict=True):
                 parameter.copy_(initial)
                 parameter.grad = None
+        forget_graphs(self._cell.recipe.compile)
         torch.manual_seed(self._seed)  # dropout draws from it
         self.stepper = self._new_stepper()
 
@@ -195,11 +203,13 @@ class FineTuning:
         """Properties of the built model. It runs one step of micro-batches of one example."""
         census = StepCensus(self.model, self.reference)
         recipe = self._cell.recipe
-        with _Watched(census):
-            micro_batches = min(recipe.micro_batches(1), SEVERAL)
-            tokens = self.tokens(1)[: micro_batches * recipe.sequences]
-            self.step(tokens, micro_batches=micro_batches)
+        micro_batches = min(recipe.micro_batches(1), SEVERAL)
+        tokens = self.tokens(1)[: micro_batches * recipe.sequences]
+        step = partial(self.step, tokens, micro_batches=micro_batches)
+        with _Watched(census), uncompiled(recipe.compile):
+            step()
         built = census.built(self._facts, self.stepper.name)
+        built = built.model_copy(update=compiled_graphs(step, recipe.compile))
         self.start_over()
         return built
 

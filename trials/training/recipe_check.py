@@ -100,6 +100,7 @@ def _compared_model(recipe: Recipe, built: Built, implied: ParameterCounts) -> I
 def _compared_step(recipe: Recipe, built: Built) -> Iterator[Compared]:
     yield "gradient accumulation", recipe.micro_batches(1) > 1, built.micro_batches > 1
     yield "loss", recipe.loss, built.loss
+    yield "compiled graphs", recipe.compile is not None, built.compiled_graphs > 0
     if recipe.max_grad_norm is not None and not recipe.offload_optimizer:  # DeepSpeed has its own
         yield "norm of the gradients", True, "aten::linalg_vector_norm" in built.kernels
     wanted = OPTIMIZER_CLASSES[recipe.optimizer]

@@ -50,7 +50,7 @@ from trials.records.observation import (
 from trials.records.profile import Profile
 from trials.records.timing_rule import TimingRule
 from trials.training.finetune import FineTuning, import_libraries
-from trials.training.recipe_check import check_built
+from trials.training.recipe_check import RecipeError, check_built
 
 MEMORY_STEPS = 3  # optimizer state exists after the first step; the third repeats the second
 S = TypeVar("S", bound=Setup)
@@ -135,6 +135,11 @@ class Worker:
     def probe(self, request: ProbeRequest) -> ProbeReply:
         """Run whole optimizer steps at a batch size: memory first, then time if requested."""
         tuning = self.tuning
+        if request.profile is not None and self._recipe.compile is not None:
+            raise RecipeError(
+                f"compile {self._recipe.compile}: a profile attributes operators, and compiled "
+                "code has none: leave compile out"
+            )
         tuning.start_over()
         self.device.settle()
         tokens = tuning.tokens(request.batch_size, request.draw)

@@ -128,6 +128,8 @@ RECIPE = """
                          reference of dpo: the model without its adapters, a second model, or
                          log-probabilities that come with the data (default: adapter-off; full:
                          separate)
+--compile {model,layers}
+                         let torch.compile compile the model or each layer (default: neither)
 --lora-rank LORA_RANK    rank of the LoRA adapters (default: 16)
 --lora-alpha N           scale of the adapters times their rank (default: twice the rank)
 --lora-dropout N         share of the adapters' inputs that is dropped (default: 0)

@@ -97,6 +97,7 @@ def plainness(recipe: Recipe) -> tuple[object, ...]:
         recipe.offload_optimizer,
         recipe.activation_offloading,
         recipe.liger_kernels,
+        recipe.compile is not None,
         recipe.experts == "looped",
         recipe.loss != "full-logits",
     )
@@ -242,6 +243,7 @@ def _words(recipe: Recipe) -> tuple[str | None, ...]:
         "offloaded" if recipe.offload_optimizer else "not offloaded",
         f"{recipe.gradient_accumulation} micro-batches a step",
         "no clipping" if recipe.max_grad_norm is None else f"clipped to {recipe.max_grad_norm:g}",
+        "not compiled" if recipe.compile is None else f"compiled {recipe.compile}",
         "Liger's layers" if recipe.liger_kernels else "transformers' layers",
         LOSSES[recipe.loss],
     )

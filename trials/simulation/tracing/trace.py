@@ -77,6 +77,8 @@ class TraceableCell:
                 "offload_optimizer: DeepSpeed moves tensors between devices, which is not "
                 "simulated: leave it out, or measure"
             )
+        if recipe.compile is not None:
+            raise UntraceableError(f"compile {recipe.compile} is not simulated: leave it out")
         if target == "cuda":
             if recipe.mamba == "mamba-ssm":
                 install_simulated_mamba()
