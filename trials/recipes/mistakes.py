@@ -81,16 +81,18 @@ def incompatible(recipe: RecipeFields) -> list[str]:
             "weights are, and loss scaling does not support fp16 gradients: use bf16-mixed, "
             "fp32-mixed-load or fp32"
         )
-    if recipe.compile is not None:
-        wrong += [
-            f"compile {recipe.compile} with {name}: its hooks do not reach into compiled code: "
-            "leave one of them out"
-            for name in ("offload_optimizer", "activation_offloading")
-            if getattr(recipe, name)
-        ]
     if recipe.offload_optimizer:
         wrong += _incompatible_with_offloading(recipe)
-    return wrong + _incompatible_with_task(recipe)
+    return wrong + _incompatible_with_compilation(recipe) + _incompatible_with_task(recipe)
+
+
+def _incompatible_with_compilation(recipe: RecipeFields) -> list[str]:
+    return [
+        f"compile {recipe.compile} with {name}: its hooks do not reach into compiled code: leave "
+        "one of them out"
+        for name in ("offload_optimizer", "activation_offloading")
+        if recipe.compile is not None and getattr(recipe, name)
+    ]
 
 
 def _incompatible_with_task(recipe: RecipeFields) -> list[str]:

@@ -119,11 +119,8 @@ class Built(Record):
         dtypes: dtypes of the parameters that are not quantised, sorted.
         quantisation: formats of the quantised weights, sorted.
         adapters: number of LoRA layers.
-        attention: attention kernel that the layers dispatch to; absent without attention.
-        experts: implementation of the experts; absent without experts.
-        mamba: implementation of the selective scan; absent without Mamba layers.
-        checkpointed_layers: number of decoder layers that ran twice in a step.
-        layers: number of decoder layers.
+        attention, experts, mamba: their implementations; absent where the model has none.
+        checkpointed_layers, layers: decoder layers that ran twice in a step, and all of them.
         optimizer: class of the optimizer, with its module, and its implementation if not fused.
         product_dtypes: dtypes of the matrix products' results, sorted.
         micro_batches: forward passes in a step.
