@@ -1,5 +1,7 @@
 """A model is built layer by layer, from any configuration, identically in every process."""
 
+from typing import Literal
+
 import pytest
 import torch
 from builders.observations import cpu, recipe, tiny_cell
@@ -13,6 +15,7 @@ from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import with_defaults
 from trials.records.model import Model, find_model
+from trials.simulation.tracing.kernels.fused_heads import give_head
 from trials.training.finetune import FineTuning
 from trials.training.recipe_check import departures
 
@@ -204,8 +207,26 @@ def test_a_module_that_cannot_be_trained_in_full_is_an_error(
         built(find_model("llama-tiny"), settings)
 
 
+def test_a_target_within_all_linear_is_an_error() -> None:
+    """The head and embeddings are not in it."""
+    model = find_model("llama-tiny")
+    built(model, recipe("lora", lora_targets=("all-linear", "lm_head", "embed_tokens")))
+    with pytest.raises(ValueError, match="lora_targets q_proj: all-linear includes it"):
+        built(model, recipe("lora", lora_targets=("all-linear", "q_proj")))
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_a_fused_loss_refuses_an_adapter_on_the_head(target: Literal["cpu", "cuda"]) -> None:
+    """Its kernel takes the head's own weights; TRL refuses it as well."""
+    model = built(find_model("llama-tiny"), recipe("lora", lora_targets=("lm_head",)))
+    with pytest.raises(KernelError, match="loss chunked"):
+        give_head(model, "chunked", target)
+
+
 def test_an_unknown_lora_target_is_an_error_with_the_valid_ones() -> None:
     """The error lists the module names that the model has."""
     cell = tiny_cell(recipe=recipe("lora", lora_targets=("wq",)))
-    with pytest.raises(ValueError, match=r"lora_targets wq: .* it has down_proj, gate_proj, k_pr"):
+    with pytest.raises(
+        ValueError, match=r"lora_targets wq: .* it has down_proj, embed_tokens, gate_proj, k_pr"
+    ):
         FineTuning(cell, find_model("llama-tiny"), device=CPU, seed=0)

@@ -57,8 +57,10 @@ from trials.recipes.recipe import Recipe
             "qlora-r8-bf16-adapters-kbit-prepared-bf16-mixed-adamw_foreach-effective16-clip1",
         ),
         (
-            Recipe(method="lora", lora_rank=8, modules_to_save=("embed_tokens", "lm_head")),
-            "lora-r8-saved-embed_tokens+lm_head-bf16",
+            Recipe(
+                method="lora", lora_rank=8, dora=True, modules_to_save=("embed_tokens", "lm_head")
+            ),
+            "lora-r8-dora-saved-embed_tokens+lm_head-bf16",
         ),
         (
             Recipe(method="full", precision="fp32-mixed-load", gradient_accumulation=4),
@@ -122,6 +124,11 @@ def test_dpo_has_the_reference_and_the_loss_of_its_trainer() -> None:
             "lora_targets experts .* method full",
         ),
         ({"method": "lora"}, "method lora needs lora_rank, for example"),
+        ({"method": "full", "dora": True}, "dora .* method full"),
+        (
+            {"method": "qlora", "lora_rank": 8, "dora": True, "offload_optimizer": True},
+            "offload_optimizer .* dora",
+        ),
         ({"method": "full", "modules_to_save": ("lm_head",)}, "modules_to_save lm_head .* full"),
         (
             {"method": "lora", "lora_rank": 8, "modules_to_save": ("norm", "norm")},

@@ -39,11 +39,12 @@ def _recipes(draw: st.DrawFn) -> Recipe:
         "offload_optimizer": draw(st.booleans()),
         "activation_offloading": draw(st.booleans()),
         "liger_kernels": draw(st.booleans()),
+        "dora": draw(st.booleans()),
         "loss": draw(st.sampled_from(["full-logits", "chunked", "liger", "cce"])),
     }
     fields |= {name: draw(st.none() | values) for name, values in maybe.items()}
     if fields["method"] == "full":
-        fields |= dict.fromkeys(ADAPTER_FIELDS)
+        fields |= dict.fromkeys(ADAPTER_FIELDS) | {"dora": False}
     try:
         return Recipe.model_validate(fields)
     except ValidationError:

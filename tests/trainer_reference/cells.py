@@ -14,6 +14,9 @@ LOSSES = ("full-logits", "chunked")
 ADAPTERS: dict[str, dict[str, Any]] = {
     "all-linear": {},
     "saved": {"modules_to_save": ("embed_tokens", "lm_head")},
+    "head": {"lora_targets": ("all-linear", "lm_head", "embed_tokens")},
+    "dora": {"dora": True},
+    "dora-dropout": {"dora": True, "lora_dropout": 0.1},
 }
 """Fields of a recipe by the name of its adapters; ``lora_targets`` is all-linear if absent."""
 
@@ -127,6 +130,11 @@ QUICK_ADAPTERS = (
     ReferenceCell("lora", "bf16-mixed", 4, "full-logits", max_grad_norm=1.0, adapters="saved"),
     ReferenceCell("lora", "fp32", loss="chunked", model="llama-tied", adapters="saved"),
     ReferenceCell("qlora", "bf16", checkpointing=True, adapters="saved"),
+    ReferenceCell("lora", "bf16-mixed", 4, adapters="head"),
+    ReferenceCell("qlora", "fp32", checkpointing=True, adapters="head"),
+    ReferenceCell("lora", "bf16-mixed", 4, max_grad_norm=1.0, adapters="dora"),
+    ReferenceCell("qlora", "bf16", 4, checkpointing=True, adapters="dora"),
+    ReferenceCell("lora", "fp32", loss="chunked", adapters="dora-dropout"),
 )
 """Cells of other adapters that every run of the tests compares."""
 COMPARED_ADAPTERS = tuple(
@@ -139,6 +147,7 @@ COMPARED_ADAPTERS = tuple(
         LOSSES,
         CHECKPOINTING,
     )
+    if (adapters, loss) != ("head", "chunked")  # TRL refuses it
 )
 """Every cell of other adapters."""
 STEPS_OF_PREFERENCE = tuple(

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Trainer
 from trl import SFTConfig, SFTTrainer
+from trl.trainer import sft_trainer
 
 from trainer_reference.cells import ADAPTERS, ReferenceCell
 from trainer_reference.counting import PeakCounter
@@ -18,6 +19,9 @@ from trainer_reference.models import VOCABULARY, tokenizer
 from trainer_reference.training import BATCH, LEARNING_RATE, LENGTH, RANK, SEED, STEPS, TrainerRun
 from trials.models.reference import set_evaluating
 from trials.training.finetune import model_tensors
+
+# PEFT's all-linear in the compared models.
+LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 class Observed(Trainer):
@@ -43,7 +47,18 @@ class _Observed(Observed, SFTTrainer):
 
 
 class _FullLogits(_Observed):
-    """SFTTrainer with the loss of transformers' Trainer, which axolotl and LLaMA-Factory run."""
+    """SFTTrainer with the loss of transformers' Trainer, which axolotl and LLaMA-Factory run.
+
+    Adapters on the head are refused for SFTTrainer's own loss alone.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        refused = sft_trainer.BaseTunerLayer
+        sft_trainer.BaseTunerLayer = ()
+        try:
+            super().__init__(*args, **kwargs)
+        finally:
+            sft_trainer.BaseTunerLayer = refused
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         return Trainer.compute_loss(self, *args, **kwargs)
@@ -169,7 +184,8 @@ def lora_config(cell: ReferenceCell) -> LoraConfig:
         r=RANK,
         lora_alpha=2 * RANK,
         lora_dropout=fields.get("lora_dropout", 0.0),
-        target_modules="all-linear",
+        target_modules=[*LINEARS, *fields.get("lora_targets", ())[1:]],
+        use_dora=fields.get("dora", False),
         modules_to_save=fields.get("modules_to_save"),
         task_type="CAUSAL_LM",
     )
@@ -185,5 +201,7 @@ def cast_adapters(model: nn.Module, cell: ReferenceCell, dtypes: dict[str, torch
     dtype = torch.bfloat16 if cell.precision == "bf16" else torch.float32
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            is_copy = ".modules_to_save." in name
-            parameter.data = parameter.data.to(dtypes[name] if is_copy else dtype)
+            kept = ".modules_to_save." in name or (
+                ".lora_magnitude_vector." in name and cell.method == "qlora"
+            )
+            parameter.data = parameter.data.to(dtypes[name] if kept else dtype)

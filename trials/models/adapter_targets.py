@@ -1,4 +1,4 @@
-"""Linear layers that adapters go on, by the names in a recipe."""
+"""Layers that adapters go on, and modules trained in full, by the names in a recipe."""
 
 from collections.abc import Iterator
 
@@ -24,7 +24,7 @@ def adapts_router(recipe: Recipe) -> bool:
 
 
 def lora_targets(model: nn.Module, recipe: Recipe) -> list[str]:
-    """Names of the linear layers that a recipe adapts, for PEFT.
+    """Names of the layers that a recipe adapts, for PEFT.
 
     These are the last parts of the layers' names if they match no other layer, else full names:
     PEFT compares each layer with each name, and there can be tens of thousands of both.
@@ -32,9 +32,10 @@ def lora_targets(model: nn.Module, recipe: Recipe) -> list[str]:
     Raises:
         TargetError: a target matches no layer of the model.
     """
-    linears = list(_linears(model))
+    layers = dict(_adaptable(model))
+    linears = [name for name, is_outer in layers.items() if not is_outer]
     layers_of_target: dict[str, list[str]] = {
-        target: [name for name in linears if is_meant(target, name)]
+        target: [n for n, is_outer in layers.items() if is_meant(target, n, is_outer=is_outer)]
         for target in recipe.lora_targets or ()
     }
     for target, names in layers_of_target.items():
@@ -43,23 +44,25 @@ def lora_targets(model: nn.Module, recipe: Recipe) -> list[str]:
                 "the model has no linear layers that adapters can go on: use method full"
             )
         if not names:
-            present = ", ".join(sorted({name.rpartition(".")[2] for name in linears}))
+            present = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
             raise TargetError(
-                f"lora_targets {target}: the model has no such linear layer; it has {present} "
+                f"lora_targets {target}: the model has no such layer; it has {present} "
                 f"(or use {', '.join(TARGET_GROUPS)})"
             )
+        if "all-linear" in layers_of_target and set(names) < set(linears):
+            raise TargetError(f"lora_targets {target}: all-linear includes it: leave it out")
     targets = {name for names in layers_of_target.values() for name in names}
     last_parts = {name.rpartition(".")[2] for name in targets}
     matches = {name for name, _ in model.named_modules() if name.rpartition(".")[2] in last_parts}
     return sorted(last_parts if matches == targets else targets)
 
 
-def _linears(model: nn.Module) -> Iterator[str]:
-    """Names of all linear layers but the head, 4-bit ones included."""
+def _adaptable(model: nn.Module) -> Iterator[tuple[str, bool]]:
+    """Names of all linear layers and embeddings, and whether each is the head or an embedding."""
     head = model.get_output_embeddings()  # type: ignore[operator]
     for name, module in model.named_modules():
-        if isinstance(module, (nn.Linear, Conv1D)) and module is not head:
-            yield name
+        if isinstance(module, (nn.Linear, Conv1D, nn.Embedding)):
+            yield name, module is head or isinstance(module, nn.Embedding)
 
 
 def saved_modules(model: nn.Module, recipe: Recipe) -> list[str]:
@@ -100,9 +103,17 @@ def excludes(recipe: Recipe, name: str) -> bool:
     return any(f".{end}." in f".{name}." for end in recipe.modules_to_save or ())
 
 
-def is_meant(target: str, name: str) -> bool:
-    """Whether a name in ``lora_targets`` matches the linear layer with this full name."""
+def is_meant(target: str, name: str, *, is_outer: bool = False) -> bool:
+    """Whether a name in ``lora_targets`` matches the layer with this full name.
+
+    Args:
+        target: group or name.
+        name: full name of the layer.
+        is_outer: whether it is the head or an embedding, which no group includes.
+    """
     *path, last = name.split(".")
+    if is_outer and target in TARGET_GROUPS:
+        return False
     match target:
         case "all-linear":
             return True

@@ -11,7 +11,7 @@ from trials.models.adapter_targets import check_saved_modules, lora_targets
 from trials.models.weight_placement import DTYPES
 from trials.recipes.recipe import Recipe
 
-COPY = ".modules_to_save."  # in the names of PEFT's copies
+COPY, MAGNITUDE = ".modules_to_save.", ".lora_magnitude_vector."  # in PEFT's names
 
 
 def adapt(model: nn.Module, recipe: Recipe) -> nn.Module:
@@ -33,6 +33,7 @@ def adapt(model: nn.Module, recipe: Recipe) -> nn.Module:
         lora_alpha=recipe.lora_alpha,
         lora_dropout=recipe.lora_dropout,
         target_modules=lora_targets(model, recipe),
+        use_dora=recipe.dora,
         modules_to_save=recipe.modules_to_save and list(recipe.modules_to_save),
         # PEFT warns where this does not agree with the class of the layers.
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
@@ -45,7 +46,7 @@ def adapt(model: nn.Module, recipe: Recipe) -> nn.Module:
     try:
         with warnings.catch_warnings():
             # The copies of tied weights are not tied, by default of PEFT.
-            warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`")
+            warnings.filterwarnings("ignore", "Model (has|with) `tie_word_embeddings=True`")
             adapted: nn.Module = get_peft_model(model, config)
     finally:
         del facts.model_type  # uncovers the attribute of the class
@@ -59,9 +60,11 @@ def _dtype(name: str, parameter: nn.Parameter, recipe: Recipe) -> torch.dtype:
     """Dtype of a trained parameter, as trainers leave it.
 
     PEFT casts adapters up to fp32, but not those on the meta device, and not copies of modules. TRL
-    casts all that is trained on 4-bit weights to bf16.
+    casts all that is trained on 4-bit weights to bf16, but for magnitudes.
     """
     assert recipe.adapter_dtype is not None
+    if MAGNITUDE in name and recipe.method == "qlora":
+        return torch.float32
     if COPY in name and recipe.adapter_dtype != "bf16":
         return parameter.dtype
     return DTYPES[recipe.adapter_dtype]

@@ -78,6 +78,7 @@ def fuse_head(
         return
     library: Any = importlib.import_module(MODULES[loss])
     base = base_of(model)
+    check_adapters(base, loss)
     if loss == "chunked":
         library.add_fused_lm_head(base, outputs=outputs)
         return
@@ -89,6 +90,19 @@ def base_of(model: nn.Module) -> nn.Module:
     """Model of transformers below its adapters, if any."""
     base: nn.Module = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
     return base
+
+
+def check_adapters(model: Any, loss: Loss) -> None:
+    """Check that no adapter is on the head, whose bare weights every fused loss takes.
+
+    Raises:
+        KernelError: one is; TRL refuses it as well.
+    """
+    if hasattr(model.get_output_embeddings(), "lora_A"):
+        raise KernelError(
+            f"loss {loss}: it takes the weights of the head past their adapter: use loss: "
+            "full-logits, or modules_to_save in place of the adapter"
+        )
 
 
 def check_head(model: Any, loss: Loss) -> None:

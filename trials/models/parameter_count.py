@@ -7,12 +7,10 @@ trial compares the built model with them, so that a recipe that did not take hol
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from trials.models.adapter_targets import (
-    EXPERT_LINEARS,
     ROUTER_LINEAR,
     excludes,
     is_meant,
@@ -28,18 +26,29 @@ class _Matrices:
     """Weight matrices of one shape.
 
     Attributes:
-        name: name of the matrices as linear layers.
-        inputs_and_outputs: sum of both dimensions.
-        elements: elements of one matrix.
+        name: name of the matrices as layers.
+        inputs: width of a layer's inputs; of an embedding, the size of its vocabulary.
+        outputs: width of a layer's outputs.
         count: number of matrices.
         quantised: whether QLoRA quantises them.
+        is_outer: whether the layer is the head or an embedding.
     """
 
     name: str
-    inputs_and_outputs: int
-    elements: int
-    count: int
-    quantised: bool
+    inputs: int
+    outputs: int
+    count: int = 1
+    quantised: bool = True
+    is_outer: bool = False
+
+    def adapter_parameters(self, recipe: Recipe) -> int:
+        """Parameters of the adapters on all of them.
+
+        A is (rank, inputs), B (outputs, rank); DoRA adds a magnitude for each output.
+        """
+        assert recipe.lora_rank is not None
+        magnitudes = self.outputs if recipe.dora else 0
+        return self.count * (recipe.lora_rank * (self.inputs + self.outputs) + magnitudes)
 
 
 def implied_parameters(stock: nn.Module, recipe: Recipe) -> ParameterCounts:
@@ -50,14 +59,13 @@ def implied_parameters(stock: nn.Module, recipe: Recipe) -> ParameterCounts:
         trainable = sum(p.numel() for p in stock.parameters() if p.requires_grad)
         return ParameterCounts(total=total, trainable=trainable, four_bit=0)
     matrices = list(_matrices(stock))
-    # A (rank, inputs) and B (outputs, rank) beside each adapted matrix.
     adapters = sum(
-        recipe.lora_rank * m.inputs_and_outputs * m.count
+        m.adapter_parameters(recipe)
         for m in matrices
-        if any(is_meant(target, m.name) for target in recipe.lora_targets or ())
+        if any(is_meant(t, m.name, is_outer=m.is_outer) for t in recipe.lora_targets or ())
         and not excludes(recipe, m.name)
     )
-    quantised = sum(m.elements * m.count for m in matrices if m.quantised)
+    quantised = sum(m.inputs * m.outputs * m.count for m in matrices if m.quantised)
     copies = sum(
         parameter.numel()
         for name in saved_modules(stock, recipe)
@@ -75,28 +83,24 @@ def _matrices(stock: nn.Module) -> Iterator[_Matrices]:
     head = stock.get_output_embeddings()  # type: ignore[operator]
     for name, module in stock.named_modules():
         if is_router(module):
-            yield _one(f"{name}.{ROUTER_LINEAR}", module.weight, quantised=False)
-        elif isinstance(module, (nn.Linear, Conv1D)):
-            if module is not head:
-                yield _one(name, module.weight, quantised=True)
+            outputs, inputs = module.weight.shape
+            yield _Matrices(f"{name}.{ROUTER_LINEAR}", inputs, outputs, quantised=False)
+        elif isinstance(module, (nn.Embedding, Conv1D)):  # both hold the transposed matrix
+            is_outer = isinstance(module, nn.Embedding)
+            yield _Matrices(name, *module.weight.shape, quantised=not is_outer, is_outer=is_outer)
+        elif isinstance(module, nn.Linear):
+            outputs, inputs = module.weight.shape
+            is_outer = module is head
+            yield _Matrices(name, inputs, outputs, quantised=not is_outer, is_outer=is_outer)
         elif isinstance(getattr(module, "down_proj", None), nn.Parameter):
             yield from _expert_matrices(name, module)
 
 
-def _one(name: str, weight: torch.Tensor, *, quantised: bool) -> _Matrices:
-    return _Matrices(name, sum(weight.shape), weight.numel(), 1, quantised)
-
-
 def _expert_matrices(name: str, experts: nn.Module) -> Iterator[_Matrices]:
-    """Matrices of all experts: three kinds, or two without a gate, equal up to transposition."""
+    """Matrices of all experts: three kinds, or two without a gate."""
     count, *shape = experts.down_proj.shape  # type: ignore[misc]
-    gated = hasattr(experts, "gate_up_proj")
-    for linear in sorted(EXPERT_LINEARS):
-        if gated or linear != "gate_linear":
-            yield _Matrices(
-                name=f"{name}.{linear}",
-                inputs_and_outputs=sum(shape),
-                elements=shape[0] * shape[1],
-                count=count,
-                quantised=True,
-            )
+    inner, outer = shape if getattr(experts, "is_transposed", False) else reversed(shape)
+    yield _Matrices(f"{name}.down_linear", inner, outer, count)
+    yield _Matrices(f"{name}.up_linear", outer, inner, count)
+    if hasattr(experts, "gate_up_proj"):
+        yield _Matrices(f"{name}.gate_linear", outer, inner, count)

@@ -96,9 +96,12 @@ class RecipeFields(Record):
             like that of rsLoRA, takes neither memory nor time.
         lora_dropout: fraction of an adapter's inputs that is dropped in training; by default 0.
         lora_targets: linear layers with adapters: ``attention``, ``experts``, ``router``,
-            ``all-linear`` (all but the head), or names of layers. By default experts and router,
-            as in arXiv 2408.04693; ``attention`` if the experts are grouped, and ``all-linear``
+            ``all-linear`` (all but the head), or names of layers, which may be the head and
+            embeddings (``lm_head``, ``embed_tokens``). By default experts and router, as in arXiv
+            2408.04693; ``attention`` if the experts are grouped, and ``all-linear``
             for a model without experts.
+        dora: whether PEFT trains the magnitude of each column of adapted weights apart (DoRA, arXiv
+            2402.09353). Magnitudes have the dtype of the adapters, on 4-bit weights fp32.
         modules_to_save: modules of which PEFT trains a full copy beside the adapters, by the ends
             of their names, such as ``embed_tokens`` and ``lm_head``. The frozen originals stay.
             A copy has the dtype of its original, or bf16 if the adapters have; copies of tied
@@ -156,6 +159,7 @@ class RecipeFields(Record):
     lora_alpha: PositiveInt | None = None
     lora_dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     lora_targets: Annotated[tuple[Target, ...], Field(min_length=1)] | None = None
+    dora: Switch = False
     modules_to_save: Annotated[tuple[Target, ...], Field(min_length=1)] | None = None
     adapter_dtype: AdapterDtype | None = None
     quantisation: Quantisation | None = None

@@ -1,10 +1,10 @@
 """Mistakes of a recipe: fields that do not apply, and fields that exclude each other."""
 
-from trials.recipes.fields import REFERRING, TASK_LOSSES, RecipeFields
+from trials.recipes.fields import REFERRING, TARGET_GROUPS, TASK_LOSSES, RecipeFields
 
 ADAPTER_FIELDS = (
     *("lora_rank", "lora_alpha", "lora_dropout", "lora_targets"),
-    *("modules_to_save", "adapter_dtype"),
+    *("modules_to_save", "adapter_dtype", "dora"),
 )
 
 
@@ -17,7 +17,7 @@ def misplaced(recipe: RecipeFields) -> list[str]:
             f"{name} {_plain(getattr(recipe, name))} does not apply to method full: remove it, "
             "or use method lora or qlora"
             for name in ADAPTER_FIELDS
-            if getattr(recipe, name) is not None
+            if getattr(recipe, name) not in (None, False)
         ]
     elif recipe.lora_rank is None:
         wrong.append(f"method {method} needs lora_rank, for example lora_rank: 16")
@@ -41,8 +41,12 @@ def misplaced(recipe: RecipeFields) -> list[str]:
         for name, names in (("lora_targets", targets), ("modules_to_save", recipe.modules_to_save))
         if len(set(names or ())) < len(names or ())
     ]
-    if "all-linear" in targets and len(targets) > 1:
-        wrong.append(f"lora_targets {_plain(targets)}: all-linear includes the others: remove them")
+    others = set(targets) & set(TARGET_GROUPS) - {"all-linear"}
+    if "all-linear" in targets and others:
+        wrong.append(
+            f"lora_targets {_plain(targets)}: all-linear includes {_plain(tuple(sorted(others)))}: "
+            "remove it"
+        )
     return wrong
 
 
@@ -75,6 +79,11 @@ def incompatible(recipe: RecipeFields) -> list[str]:
         wrong.append("loss cce does not support fp32: use bf16 or fp16, or loss: liger")
     if recipe.adapter_dtype == "bf16" and recipe.precision == "fp16":
         wrong.append("adapter_dtype bf16 does not go with precision fp16: use fp32")
+    if recipe.dora and recipe.quantisation == "int8":
+        wrong.append(
+            "dora does not go with quantisation int8: PEFT cannot copy such layers for the norms of "
+            "their weights: use quantisation: nf4"
+        )
     if recipe.modules_to_save and recipe.precision == "fp16" and not recipe.kbit_preparation:
         wrong.append(
             "modules_to_save does not go with precision fp16: the copies are fp16, as the frozen "
@@ -141,6 +150,11 @@ def _incompatible_with_offloading(recipe: RecipeFields) -> list[str]:
         wrong.append(
             f"offload_optimizer does not support precision {recipe.precision}: DeepSpeed keeps "
             "trained weights on the GPU in the dtype of products: use bf16 or fp32"
+        )
+    if recipe.dora and recipe.method == "qlora" and recipe.precision == "bf16":
+        wrong.append(
+            "offload_optimizer does not support dora on 4-bit weights in bf16: DeepSpeed keeps one "
+            "dtype, and the magnitudes are fp32: use method lora, or leave one of them out"
         )
     if recipe.has_own_adapter_dtype:
         wrong.append(

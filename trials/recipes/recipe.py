@@ -67,6 +67,7 @@ class Recipe(RecipeFields):
             f"alpha{self.lora_alpha}" if rank is not None and self.lora_alpha != 2 * rank else None,
             f"dropout{self.lora_dropout:g}" if self.lora_dropout else None,
             "+".join(self.lora_targets) if self.lora_targets else None,
+            "dora" if self.dora else None,
             f"saved-{'+'.join(self.modules_to_save)}" if self.modules_to_save else None,
             f"{self.adapter_dtype}-adapters" if self.has_own_adapter_dtype else None,
             self.quantisation if self.quantisation != "nf4" else None,

@@ -115,4 +115,6 @@ def _dtypes(recipe: Recipe) -> list[str]:
     """Names of the dtypes of weights and adapters without quantised weights, sorted."""
     base = "fp32" if recipe.kbit_preparation else recipe.base_dtype
     dtypes = {base, recipe.adapter_dtype or base}
+    if recipe.dora and recipe.method == "qlora":
+        dtypes.add("fp32")  # the magnitudes
     return sorted(DTYPE_NAMES[dtype] for dtype in dtypes)

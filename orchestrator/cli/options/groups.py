@@ -133,8 +133,9 @@ RECIPE = """
 --lora-rank LORA_RANK    rank of the LoRA adapters (default: 16)
 --lora-alpha N           scale of the adapters times their rank (default: twice the rank)
 --lora-dropout N         share of the adapters' inputs that is dropped (default: 0)
---lora-targets A,B       modules with adapters: attention, experts, router, all-linear, or module
-                         names
+--lora-targets A,B       modules with adapters: attention, experts, router, all-linear (all but the
+                         head), or module names, such as lm_head
+--dora {on,off}          train the magnitudes of adapted weights apart, as DoRA does (default: off)
 --modules-to-save A,B     modules to train in full beside the adapters, such as embed_tokens,lm_head
                          (default: none)
 --adapter-dtype {bf16,fp32}

@@ -264,6 +264,7 @@ def _method(recipe: Recipe) -> str:
         + ("" if has_usual_alpha else f" alpha {recipe.lora_alpha}")
         + (f" dropout {recipe.lora_dropout:g}" if recipe.lora_dropout else "")
         + (f" on {'+'.join(recipe.lora_targets)}" if recipe.lora_targets else "")
+        + (" with DoRA" if recipe.dora else "")
         + (f" with {'+'.join(recipe.modules_to_save)} in full" if recipe.modules_to_save else "")
         + (f" in {recipe.adapter_dtype}" if recipe.has_own_adapter_dtype else "")
         + (f" in {recipe.quantisation}" if recipe.quantisation in {"fp4", "int8"} else "")

@@ -3,11 +3,12 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers import PreTrainedModel
 
 from trials.models.build import stock_model, under_recipe
@@ -155,17 +156,41 @@ def _flash_by_sdpa() -> Iterator[None]:
         setattr(kind, name, own)
 
 
+class Params4bit(nn.Parameter):  # type: ignore[misc] # as nn.Parameter's own base
+    """Packed weights without values; PEFT recognises 4-bit weights by the name of their class."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Params4bit":
+        """Return the same weights: a copy would lack their constants."""
+        return self
+
+
+@cache
+def _dequantise_fakes() -> None:
+    """Let PEFT's DoRA dequantise fake weights, whose class is that of all fake tensors."""
+    from bitsandbytes.functional import dequantize_4bit  # noqa: PLC0415 - seconds to import
+    from peft.tuners.lora import dora  # noqa: PLC0415 - as above
+
+    own = dora.dequantize_module_weight
+
+    def dequantised(module: Any) -> torch.Tensor:
+        weight = module.weight
+        state = getattr(weight, "quant_state", None)
+        if state is None or not isinstance(weight, FakeTensor):
+            return own(module)  # type: ignore[no-any-return]
+        return dequantize_4bit(weight.data, state)
+
+    dora.dequantize_module_weight = dequantised
+
+
 def _lay_out(model: nn.Module, recipe: Recipe) -> None:
     if recipe.method == "qlora":
+        if recipe.dora:
+            _dequantise_fakes()
         quantise_laid_out(model, recipe, _quantised)
 
 
 def _quantised(linear: Any, plain: nn.Linear, recipe: Recipe) -> None:
-    """Give a bitsandbytes layer the tensors that quantisation would leave, on the meta device.
-
-    The weight is a plain parameter: Params4bit is a tensor subclass, as fake tensors are, and a
-    tensor cannot be both.
-    """
+    """Give a bitsandbytes layer the tensors that quantisation would leave, on the meta device."""
     weight = (
         _eight_bit(linear, plain) if recipe.quantisation == "int8" else _four_bit(plain, recipe)
     )
@@ -191,7 +216,7 @@ def _four_bit(plain: nn.Linear, recipe: Recipe) -> nn.Parameter:
 
     elements = plain.weight.numel()
     packed = torch.empty((elements + 1) // 2, 1, dtype=torch.uint8, device="meta")
-    weight: Any = nn.Parameter(packed, requires_grad=False)
+    weight: Any = Params4bit(packed, requires_grad=False)
     blocks = -(-elements // BLOCK)
     nested: dict[str, Any] = {}
     constants = single(blocks)

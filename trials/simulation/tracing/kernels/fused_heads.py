@@ -18,6 +18,7 @@ from trials.models.fused_head import (
     HeadLoss,
     HeadOutput,
     base_of,
+    check_adapters,
     check_head,
     fuse_head,
     patch_head,
@@ -58,6 +59,7 @@ def give_head(
     if loss == "full-logits":
         return
     base = base_of(model)
+    check_adapters(base, loss)
     if loss != "chunked":
         check_head(base, loss)
     patch_head(base, HEADS[loss])
