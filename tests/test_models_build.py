@@ -220,7 +220,7 @@ def test_a_fused_loss_refuses_an_adapter_on_the_head(target: Literal["cpu", "cud
     """Its kernel takes the head's own weights; TRL refuses it as well."""
     model = built(find_model("llama-tiny"), recipe("lora", lora_targets=("lm_head",)))
     with pytest.raises(KernelError, match="loss chunked"):
-        give_head(model, "chunked", target)
+        give_head(model, "chunked", target, ())
 
 
 def test_an_unknown_lora_target_is_an_error_with_the_valid_ones() -> None:
