@@ -58,11 +58,6 @@ def incompatible(recipe: RecipeFields) -> list[str]:
             "experts grouped cannot be quantised: the grouped product has no kernel for it; "
             "use experts: looped"
         )
-    if "experts" in (recipe.lora_targets or ()) and recipe.experts == "grouped":
-        wrong.append(
-            "adapters on experts need one linear layer per expert: use experts: looped, or "
-            "other lora_targets"
-        )
     if recipe.attention == "flash_attention_2" and recipe.compute_dtype == "fp32":
         wrong.append("attention flash_attention_2 does not support fp32: use bf16 or fp16")
     if recipe.effective_batch is not None and recipe.gradient_accumulation > 1:
@@ -77,22 +72,34 @@ def incompatible(recipe: RecipeFields) -> list[str]:
         )
     if recipe.loss == "cce" and recipe.compute_dtype == "fp32":
         wrong.append("loss cce does not support fp32: use bf16 or fp16, or loss: liger")
+    if recipe.offload_optimizer:
+        wrong += _incompatible_with_offloading(recipe)
+    return [
+        *wrong,
+        *_incompatible_adapters(recipe),
+        *_incompatible_with_compilation(recipe),
+        *_incompatible_with_task(recipe),
+    ]
+
+
+def _incompatible_adapters(recipe: RecipeFields) -> list[str]:
+    wrong = []
+    if "experts" in (recipe.lora_targets or ()) and recipe.experts == "grouped":
+        wrong.append(
+            "adapters on experts need one linear layer per expert: use experts: looped, or "
+            "other lora_targets"
+        )
     if recipe.adapter_dtype == "bf16" and recipe.precision == "fp16":
         wrong.append("adapter_dtype bf16 does not go with precision fp16: use fp32")
     if recipe.dora and recipe.quantisation == "int8":
-        wrong.append(
-            "dora does not go with quantisation int8: PEFT cannot copy such layers for the norms of "
-            "their weights: use quantisation: nf4"
-        )
+        wrong.append("dora does not support quantisation int8: use quantisation: nf4")
     if recipe.modules_to_save and recipe.precision == "fp16" and not recipe.kbit_preparation:
         wrong.append(
             "modules_to_save does not go with precision fp16: the copies are fp16, as the frozen "
             "weights are, and loss scaling does not support fp16 gradients: use bf16-mixed, "
             "fp32-mixed-load or fp32"
         )
-    if recipe.offload_optimizer:
-        wrong += _incompatible_with_offloading(recipe)
-    return wrong + _incompatible_with_compilation(recipe) + _incompatible_with_task(recipe)
+    return wrong
 
 
 def _incompatible_with_compilation(recipe: RecipeFields) -> list[str]:
