@@ -269,6 +269,9 @@ class Engine:
         self.calls.append("backward")
         loss.backward()  # type: ignore[no-untyped-call] # torch types it not
 
+    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:  # noqa: FBT001 - DeepSpeed's
+        self.calls.append("last" if is_boundary else "earlier")
+
     def step(self) -> None:
         self.calls.append("step")
 
@@ -314,12 +317,27 @@ def test_offloaded_steps_go_through_the_engine(deepspeed: FakeDeepSpeed) -> None
     assert stepper.step(loss_of) == pytest.approx(loss_of(model).item())
     engine = deepspeed.engines[0]()
     assert engine is not None
-    assert [call for call in engine.calls if call != "hook"][:3] == ["forward", "backward", "step"]
+    calls = [call for call in engine.calls if call != "hook"]
+    assert calls == ["last", "forward", "backward", "step"]
     assert engine.config == offload_config(recipe(offload_optimizer=True), 64 * 128 + 64)
     assert stepper.name.endswith("HostOptimizer")
     (group,) = deepspeed.groups
     assert (group["rank"], group["world_size"], group["auto_mpi_discovery"]) == (0, 1, False)
     assert group["init_method"].startswith("tcp://127.0.0.1:")
+
+
+def test_an_offloaded_step_updates_after_its_last_micro_batch(deepspeed: FakeDeepSpeed) -> None:
+    """Under an effective batch the number of micro-batches depends on their size."""
+    model = Frozen()
+    accumulating = recipe(offload_optimizer=True, effective_batch=8)
+    stepper = make_stepper(model, list(model.trained.parameters()), accumulating, CPU)
+    for count in (3, 1):
+        stepper.step(*[loss_of] * count)
+    engine = deepspeed.engines[0]()
+    assert engine is not None
+    marks = [call for call in engine.calls if call in {"earlier", "last", "step"}]
+    assert marks == ["earlier", "earlier", "last", "step", "last", "step"]
+    assert offload_config(accumulating, 1000)["gradient_accumulation_steps"] == 8
 
 
 def test_a_closed_engine_is_freed(deepspeed: FakeDeepSpeed) -> None:

@@ -224,12 +224,15 @@ class _OffloadedStepper:
 
     def step(self, *losses_of: LossOf) -> float:
         total = 0.0
-        for loss_of in losses_of:
+        for count, loss_of in enumerate(losses_of, start=1):
+            # Else the configured number decides, which depends on the batch size under an effective
+            # batch.
+            self._engine.set_gradient_accumulation_boundary(count == len(losses_of))
             # The engine's own forward pass prepares the transfer of gradients to the host.
             loss = loss_of(self._engine)
             self._engine.backward(loss, scale_wrt_gas=False)  # the losses are scaled already
-            self._engine.step()  # updates after the last micro-batch
             total += float(loss.detach())
+        self._engine.step()
         return total
 
     def state_dict(self) -> dict[str, Any]:
@@ -252,7 +255,8 @@ def offload_config(recipe: Recipe, trained_parameters: int) -> dict[str, Any]:
     return {
         # DeepSpeed only counts examples with it; batches may have any size.
         "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": recipe.gradient_accumulation,
+        # Above 1, gradients accumulate on the host; the step marks its own last micro-batch.
+        "gradient_accumulation_steps": recipe.micro_batches(1),
         "gradient_clipping": recipe.max_grad_norm or 0.0,
         "optimizer": {
             "type": "AdamW",
