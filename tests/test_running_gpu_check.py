@@ -44,7 +44,9 @@ def test_the_most_valuable_cells_come_first_and_each_once() -> None:
         ("A40", "mixtral-8x7b", 2, 128),
     ]
     assert {c.capped_on for c in cells if c.gpu in {"A40", "A100-40GB-SXM"}} == {"H200-SXM"}
-    assert len({(c.gpu, c.model, c.active_experts, c.seq_len) for c in cells}) == len(cells) == 21
+    under_caps = [c for c in cells if c.capped_on is not None]
+    subjects = {(c.gpu, c.model, c.active_experts, c.seq_len) for c in under_caps}
+    assert len(subjects) == len(under_caps) == 16
 
 
 @pytest.mark.parametrize(
@@ -55,10 +57,27 @@ def test_the_most_valuable_cells_come_first_and_each_once() -> None:
     ],
 )
 def test_the_kernels_are_those_the_machine_has(packages: frozenset[str], kernels: set[str]) -> None:
-    """Optional kernels are used where they are installed, else PyTorch's."""
+    """Optional kernels are used where they are installed, else PyTorch's; TRL's are PyTorch's."""
     _, cells = check_of("H200-SXM", packages)
+    cells = [c for c in cells if c.model != "qwen2.5-0.5b"]
     used = {c.recipe.attention for c in cells} | {c.recipe.mamba for c in cells}
     assert used - {None} == kernels
+
+
+def test_trls_recipes_and_each_further_axis_are_measured_on_the_gpu_itself() -> None:
+    """Without the packages of a recipe, the others are left."""
+    own = {}
+    for packages in (frozenset(EXTRAS), frozenset[str]()):
+        _, cells = check_of("H200-SXM", packages)
+        recipes = [c.recipe for c in cells if c.gpu == "H200-SXM" and c.model == "qwen2.5-0.5b"]
+        own[len(packages)] = recipes
+    every, few = own[len(EXTRAS)], own[0]
+    assert [r.method for r in every[:3]] == ["full", "lora", "qlora"]
+    assert {r.loss for r in every[:3]} == {"chunked"}
+    assert any(r.activation_offloading for r in every)
+    assert any(r.liger_kernels for r in every)
+    assert {r.compile for r in few} == {None, "model", "layers"}
+    assert not any(r.extras for r in few)
 
 
 def test_a_gpu_stands_in_for_smaller_ones_only() -> None:

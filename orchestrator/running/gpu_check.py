@@ -65,16 +65,20 @@ def machine_with(gpu: Gpu, cores: int) -> ClusterResources:
 
 
 def in_order_of_value(spec: SweepSpec, plan: Plan) -> list[Cell]:
-    """Cells to measure: each in the first possible recipe alone, by ascending sequence length.
+    """Cells to measure, by ascending sequence length.
 
-    At one length, the GPU itself comes before the smaller GPUs that it stands in for.
+    Of recipes that differ in kernels alone, the first possible one is measured. At one length, the
+    GPU itself comes before the smaller GPUs that it stands in for. These have only the first
+    possible recipe of each model.
     """
     possible = {*plan.pending, *plan.complete}
     chosen: dict[tuple[object, ...], Cell] = {}
     for cell in spec.all_cells():
         if cell in possible:
+            recipe = cell.recipe.model_copy(update={"attention": None, "mamba": None})
+            among = recipe if cell.capped_on is None else None
             subject = (cell.gpu, cell.capped_on, cell.model, cell.active_experts, cell.seq_len)
-            chosen.setdefault(subject, cell)
+            chosen.setdefault((*subject, among), cell)
     pending = [cell for cell in chosen.values() if cell in plan.pending]
     return sorted(pending, key=lambda cell: (cell.seq_len, cell.capped_on is not None))
 
