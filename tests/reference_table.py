@@ -56,11 +56,11 @@ def write_table(name: str, axes: tuple[str, ...], cells: tuple[ReferenceCell, ..
 
 def compared(cell: ReferenceCell, folder: Path) -> Differences:
     """Train ten steps by the trainer and by the project, and simulate the step."""
-    from trainer_reference.preference import train_on_pairs  # noqa: PLC0415 - as above
+    from trainer_reference.preference import train_on_preferences  # noqa: PLC0415 - as above
     from trainer_reference.project import measure, simulated_peak  # noqa: PLC0415 - as above
     from trainer_reference.trainer import train  # noqa: PLC0415 - as above
 
-    run = train(cell, folder) if cell.task == "sft" else train_on_pairs(cell, folder)
+    run = train(cell, folder) if cell.task == "sft" else train_on_preferences(cell, folder)
     counter, losses = measure(cell, folder, run)
     return Differences(
         measured=counter.peak_bytes / run.peak_bytes - 1,

@@ -113,6 +113,7 @@ def test_dpo_has_the_reference_and_the_loss_of_its_trainer() -> None:
     assert (full.key, full.loss) == ("full-dpo-separate-reference-bf16", "chunked")
     lora = Recipe(method="lora", lora_rank=8, task="dpo")
     assert (lora.key, lora.sequences) == ("lora-dpo-adapter-off-reference-r8-bf16", 2)
+    assert Recipe(method="full", task="kto").sequences == 1
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from builders.observations import recipe
 from builders.whole_steps import deep, differences, traced
 
-from trials.recipes.fields import Method, Precision, Reference
+from trials.recipes.fields import Method, Precision, Reference, Task
 from trials.recipes.recipe import Recipe
 from trials.simulation.layer_expansion import whole_step
 from trials.simulation.recording import Column, Purpose
@@ -47,18 +47,25 @@ def test_an_expanded_trace_equals_a_full_trace(model: str, settings: Recipe) -> 
 
 @pytest.mark.parametrize("precision", ["bf16", "bf16-mixed"])
 @pytest.mark.parametrize(
-    ("method", "reference"),
-    [("lora", "adapter-off"), ("qlora", "separate"), ("full", "separate"), ("lora", "precomputed")],
+    ("task", "method", "reference"),
+    [
+        ("dpo", "lora", "adapter-off"),
+        ("dpo", "qlora", "separate"),
+        ("dpo", "full", "separate"),
+        ("dpo", "lora", "precomputed"),
+        ("kto", "lora", "adapter-off"),
+        ("kto", "full", "separate"),
+    ],
 )
-def test_the_pass_of_a_reference_expands_alike(
-    method: Method, reference: Reference, precision: Precision
+def test_passes_without_gradients_expand_alike(
+    task: Task, method: Method, reference: Reference, precision: Precision
 ) -> None:
-    """DPO's forward pass of the reference runs in every layer, under autocast with casts of all."""
+    """Passes of a reference run in every layer, under autocast with casts of all."""
     settings = recipe(
         method,
         precision=precision,
         gradient_checkpointing=True,
-        task="dpo",
+        task=task,
         reference=reference,
     )
     assert differences(LLAMA, 6, settings, micro_batches=2) == []

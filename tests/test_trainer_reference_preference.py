@@ -41,10 +41,10 @@ def test_every_combination_of_axes_equals_the_trainers(cell: ReferenceCell, fold
 
 def compare(cell: ReferenceCell, folder: Path) -> None:
     """Compare ten steps from the same weights, on the same pairs."""
-    from trainer_reference.preference import train_on_pairs  # noqa: PLC0415 - seconds
+    from trainer_reference.preference import train_on_preferences  # noqa: PLC0415 - seconds
     from trainer_reference.project import measure, simulated_peak  # noqa: PLC0415 - as above
 
-    run = train_on_pairs(cell, folder)
+    run = train_on_preferences(cell, folder)
     counter, losses = measure(cell, folder, run)
     assert counter.peak_bytes == pytest.approx(run.peak_bytes, rel=PEAK_TOLERANCE)
     assert simulated_peak(cell, folder) == pytest.approx(run.peak_bytes, rel=PEAK_TOLERANCE)

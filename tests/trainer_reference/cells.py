@@ -161,23 +161,29 @@ STEPS_OF_PREFERENCE = tuple(
     for method, precision, accumulation in product(METHODS, ("fp32", "bf16-mixed"), ACCUMULATIONS)
 )
 """Axes of the preference tasks that they share."""
-DPO = tuple(
-    ReferenceCell(**axes, loss="chunked", task="dpo", reference=reference)
-    for reference, axes in product(("adapter-off", "separate", "precomputed"), STEPS_OF_PREFERENCE)
+REFERRING = tuple(
+    ReferenceCell(**axes, loss="chunked", task=task, reference=reference)
+    for task, reference, axes in product(
+        ("dpo", "kto"), ("adapter-off", "separate", "precomputed"), STEPS_OF_PREFERENCE
+    )
     if (axes["method"], reference) != ("full", "adapter-off")
 )
-PREFERENCE = DPO
+"""Every cell of a task with a reference."""
+PREFERENCE = REFERRING
 """Every cell of a preference task."""
 QUICK_PREFERENCE = tuple(
     cell
     for cell in PREFERENCE
     if (cell.precision, cell.accumulation) == ("bf16-mixed", 1)
-    and (cell.method, cell.reference)
+    and (cell.task, cell.method, cell.reference)
     in {
-        ("full", "separate"),
-        ("lora", "adapter-off"),
-        ("lora", "precomputed"),
-        ("qlora", "adapter-off"),
+        ("dpo", "full", "separate"),
+        ("dpo", "lora", "adapter-off"),
+        ("dpo", "lora", "precomputed"),
+        ("dpo", "qlora", "adapter-off"),
+        ("kto", "full", "separate"),
+        ("kto", "lora", "adapter-off"),
+        ("kto", "lora", "precomputed"),
     }
 )
 """Cells that every run of the tests compares."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from trl import DPOConfig, DPOTrainer
+from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 
 from trainer_reference.cells import ReferenceCell
 from trainer_reference.models import VOCABULARY, tokenizer
@@ -29,19 +29,32 @@ class _Dpo(Observed, DPOTrainer):
         return dataset
 
 
-def train_on_pairs(cell: ReferenceCell, folder: Path, *, with_origins: bool = False) -> TrainerRun:
-    """Train for ``STEPS`` optimizer steps on pairs, and count."""
+class _Kto(Observed, KTOTrainer):
+    """KTOTrainer, observed, on examples that are token ids already."""
+
+    def _prepare_dataset(self, dataset: Dataset, *_: Any) -> Dataset:
+        return dataset
+
+
+TRAINERS: dict[str, tuple[Any, Any]] = {"dpo": (_Dpo, DPOConfig), "kto": (_Kto, KTOConfig)}
+
+
+def train_on_preferences(
+    cell: ReferenceCell, folder: Path, *, with_origins: bool = False
+) -> TrainerRun:
+    """Train for ``STEPS`` optimizer steps on preferences, and count."""
     torch.manual_seed(SEED)
     reference = base_model(cell, folder) if cell.reference == "separate" else None
-    trainer = _Dpo(
+    kind, config = TRAINERS[cell.task]
+    trainer = kind(
         model=base_model(cell, folder),
         ref_model=reference,
-        args=DPOConfig(
+        args=config(
             **arguments(cell, folder),
             max_length=None,
             precompute_ref_log_probs=cell.reference == "precomputed",
         ),
-        train_dataset=_pairs(cell),
+        train_dataset=_pairs(cell) if cell.task == "dpo" else _examples(cell),
         processing_class=tokenizer(),
         peft_config=None if cell.method == "full" else lora_config(cell),
     )
@@ -55,7 +68,25 @@ def train_on_pairs(cell: ReferenceCell, folder: Path, *, with_origins: bool = Fa
 
 
 def _log_probs(sample: dict[str, Any]) -> torch.Tensor:
-    return torch.cat([sample["ref_chosen_logps"], sample["ref_rejected_logps"]])
+    if "ref_KL_logps" in sample:
+        return torch.stack([sample["ref_KL_logps"], sample["ref_logps"]], 1)
+    return torch.cat([sample["ref_chosen_logps"], sample["ref_rejected_logps"]])[:, None]
+
+
+def _examples(cell: ReferenceCell) -> Dataset:
+    """Examples of KTO, each beside the completion before it in its batch; half are desirable."""
+    generator = torch.Generator().manual_seed(SEED)
+    shape = (STEPS * cell.accumulation, BATCH, LENGTH)
+    tokens = torch.randint(4, VOCABULARY, shape, generator=generator)
+    tokens[..., 0] = 4
+    return Dataset.from_dict(
+        {
+            "prompt_ids": tokens[..., :1].flatten(0, 1).tolist(),
+            "completion_ids": tokens[..., 1:].flatten(0, 1).tolist(),
+            "KL_completion_ids": tokens[..., 1:].roll(1, 1).flatten(0, 1).tolist(),
+            "label": [True, False] * (STEPS * cell.accumulation),
+        }
+    )
 
 
 def _pairs(cell: ReferenceCell) -> Dataset:

@@ -37,6 +37,7 @@ SCALES = ("logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scal
 TRAINED_OUTPUTS: dict[Task, tuple[str, ...]] = {
     "sft": ("log_probs", "entropy", "is_top1"),
     "dpo": ("log_probs", "entropy", "mean_logits", "is_top1"),
+    "kto": ("log_probs", "entropy", "mean_logits"),
 }
 REFERENCE_OUTPUTS = ("log_probs",)
 

@@ -106,7 +106,7 @@ def _incompatible_with_compilation(recipe: RecipeFields) -> list[str]:
     return [
         f"compile {recipe.compile} with {name}: its hooks do not reach into compiled code: leave "
         "one of them out"
-        for name in ("offload_optimizer", "activation_offloading")
+        for name in ("offload_optimizer", "activation_offloading", "compile")
         if recipe.compile is not None and getattr(recipe, name)
     ]
 
@@ -116,7 +116,7 @@ def _incompatible_with_task(recipe: RecipeFields) -> list[str]:
     if recipe.reference is not None and task not in REFERRING:
         wrong.append(
             f"reference {recipe.reference} does not apply to task {task}: remove it, or use task: "
-            "dpo"
+            "dpo or kto"
         )
     if task == "sft":
         return wrong

@@ -113,7 +113,7 @@ class StepCensus:
         if torch.is_grad_enabled():
             self._passes += 1
             self._sequences = len(kwargs["input_ids"])
-        elif any(getattr(module, "disable_adapters", False) for module in model.modules()):
+        elif any(getattr(module, "disable_adapters", None) is True for module in model.modules()):
             self._reference = "adapter-off"
 
     def _pass_of_reference(self, *_: object) -> None:

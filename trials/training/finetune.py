@@ -30,7 +30,7 @@ from trials.training.compilation import (
 )
 from trials.training.optimizers import Stepper, make_stepper
 from trials.training.tasks.batch import TaskBatch
-from trials.training.tasks.losses import LossOf, step_losses
+from trials.training.tasks.losses import LossOf, precomputed_log_probs, step_losses
 
 SEVERAL = 2  # micro-batches that show that gradients accumulate
 
@@ -149,12 +149,11 @@ class FineTuning:
             labels: (sequences, length) token ids, -100 for tokens without a loss; absent for
                 ``tokens``.
         """
-        precomputed = self._cell.recipe.reference == "precomputed"
         return TaskBatch(
             tokens,
             tokens if labels is None else labels,
             self.reference,
-            torch.zeros(len(tokens), device=self._device) if precomputed else None,
+            precomputed_log_probs(self._cell.recipe, len(tokens), self._device),
         )
 
     def step(self, batch: torch.Tensor | TaskBatch, *, micro_batches: int = 1) -> float:

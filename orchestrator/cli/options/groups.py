@@ -122,10 +122,10 @@ RECIPE = """
                          cut-cross-entropy, which hold a part of them (default: LOSS)
 --liger-kernels {on,off}
                          RMSNorm, rotary embedding and SwiGLU by liger-kernel (default: off)
---task {sft,dpo}         trainer of TRL whose step runs; an example of dpo is a pair of sequences of
+--task {sft,dpo,kto}     trainer of TRL whose step runs; an example of dpo is a pair of sequences of
                          the full length (default: sft)
 --reference {adapter-off,separate,precomputed}
-                         reference of dpo: the model without its adapters, a second model, or
+                         reference of dpo, kto: the model without its adapters, a second model, or
                          log-probabilities that come with the data (default: adapter-off; full:
                          separate)
 --compile {model,layers}

@@ -33,7 +33,7 @@ from trials.simulation.tracing.watchdog import innermost_module
 from trials.training.finetune import import_libraries, model_tensors
 from trials.training.optimizers import DeviceStepper
 from trials.training.tasks.batch import TaskBatch
-from trials.training.tasks.losses import task_loss
+from trials.training.tasks.losses import precomputed_log_probs, task_loss
 
 Target = Literal["cuda", "cpu"]
 Shares = Callable[[torch.Tensor], int]
@@ -179,8 +179,7 @@ class TraceableCell:
         """Batch of a step; to be made in the step, which holds it."""
         rows = batch_size * self._recipe.sequences
         tokens = torch.zeros(rows, self._cell.seq_len, dtype=torch.int64)
-        precomputed = self._recipe.reference == "precomputed"
-        log_probs = torch.zeros(rows) if precomputed else None
+        log_probs = precomputed_log_probs(self._recipe, rows, tokens.device)
         return TaskBatch(tokens, tokens, self.reference, log_probs)
 
     @property

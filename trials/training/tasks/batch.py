@@ -16,7 +16,8 @@ class TaskBatch:
             first.
         labels: (sequences, length) token ids, -100 for tokens without a loss.
         reference: the separate reference model; absent without one.
-        reference_log_probs: (sequences,) precomputed log-probabilities; absent without any.
+        reference_log_probs: (sequences, passes) precomputed log-probabilities of each pass of a
+            reference; absent without any.
     """
 
     tokens: torch.Tensor

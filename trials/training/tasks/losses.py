@@ -1,6 +1,7 @@
 """Losses of tasks, as TRL 1.16's trainers compute them with their default arguments."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -49,9 +50,29 @@ def task_loss(model: nn.Module, batch: TaskBatch, recipe: Recipe) -> torch.Tenso
 
 def dpo_loss(model: nn.Module, batch: TaskBatch) -> torch.Tensor:
     """Sigmoid loss of DPO (2305.18290, equation 7), mean over the pairs."""
-    log_ratios = sequence_log_probs(model, batch) - reference_log_probs(model, batch)
+    log_probs = sequence_log_probs(model, batch)
+    (of_reference,) = reference_log_probs(model, batch)
+    log_ratios = log_probs - of_reference
     chosen, rejected = log_ratios.chunk(2)
     return -functional.logsigmoid(BETA * (chosen - rejected)).mean()
+
+
+def kto_loss(model: nn.Module, batch: TaskBatch) -> torch.Tensor:
+    """Loss of KTO (2402.01306, equation 7), mean over the examples; the first half is desirable.
+
+    Each example's sequence beside is that of another one, whose log-probabilities estimate how far
+    the model is from its reference. As in TRL, its passes come first.
+    """
+    beside = replace(batch, tokens=batch.tokens.roll(1, 0), labels=batch.labels.roll(1, 0))
+    with torch.no_grad():
+        distance = sequence_log_probs(model, beside)
+    log_ratios = sequence_log_probs(model, batch)
+    of_beside, of_batch = reference_log_probs(model, beside, batch)
+    distance = (distance - of_beside).mean().clamp(min=0)
+    log_ratios = log_ratios - of_batch
+    desirable = (len(log_ratios) + 1) // 2
+    margins = log_ratios[:desirable] - distance, distance - log_ratios[desirable:]
+    return torch.cat([1 - functional.sigmoid(BETA * margin) for margin in margins]).nanmean()
 
 
 def sequence_log_probs(model: nn.Module, batch: TaskBatch) -> torch.Tensor:
@@ -63,15 +84,30 @@ def sequence_log_probs(model: nn.Module, batch: TaskBatch) -> torch.Tensor:
     return sums
 
 
-def reference_log_probs(model: nn.Module, batch: TaskBatch) -> torch.Tensor:
-    """Log-probabilities of each sequence under the reference, (sequences,)."""
-    if batch.reference_log_probs is not None:
-        return batch.reference_log_probs
+def precomputed_log_probs(
+    recipe: Recipe, sequences: int, device: torch.device
+) -> torch.Tensor | None:
+    """Stand-ins for precomputed log-probabilities (sequences, passes); None for another recipe."""
+    if recipe.reference != "precomputed":
+        return None
+    return torch.zeros(sequences, PASSES[recipe.task], device=device)
+
+
+def reference_log_probs(model: nn.Module, *batches: TaskBatch) -> Sequence[torch.Tensor]:
+    """Log-probabilities of each batch's sequences under the reference, (sequences,) each."""
+    first = batches[0]
+    if first.reference_log_probs is not None:
+        return first.reference_log_probs.unbind(1)
     with torch.no_grad():
-        if batch.reference is not None:
-            return sequence_log_probs(batch.reference, batch)
+        if first.reference is not None:
+            return [sequence_log_probs(first.reference, batch) for batch in batches]
         with model.disable_adapter():  # type: ignore[operator]
-            return sequence_log_probs(model, batch)
+            return [sequence_log_probs(model, batch) for batch in batches]
 
 
-TASKS: dict[Task, Callable[[nn.Module, TaskBatch], torch.Tensor]] = {"dpo": dpo_loss}
+TASKS: dict[Task, Callable[[nn.Module, TaskBatch], torch.Tensor]] = {
+    "dpo": dpo_loss,
+    "kto": kto_loss,
+}
+PASSES: dict[Task, int] = {"dpo": 1, "kto": 2}
+"""Forward passes of a reference."""
