@@ -13,6 +13,7 @@ from orchestrator.ranking.job_lengths import padding, unsuited
 from orchestrator.reporting.markdown_report import headline
 from orchestrator.reporting.sections.law_section import LAW_NAMES
 from orchestrator.reporting.sections.recommendation import recommendations
+from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.observation import Basis, Observation, Outcome
 
@@ -170,6 +171,13 @@ def test_a_cell_that_trains_on_texts_does_not_suit_preference_data(kind: Kind) -
     reason = unsuited(JOB.model_copy(update={"lengths": data}), SHORT.all_cells()[0], ())
     assert reason is not None
     assert "made" in reason
+    paired = SHORT.all_cells()[0]
+    dpo = paired.model_copy(update={"recipe": Recipe(method="full", task="dpo")})
+    assert (unsuited(JOB.model_copy(update={"lengths": data}), dpo, ()) is None) == (
+        kind == "pairs"
+    )
+    packed = JOB.model_copy(update={"padding": "packed"})
+    assert unsuited(packed, dpo, ()) is not None
     for suited in ("texts", None):
         texts = data.model_copy(update={"kind": suited})
         assert unsuited(JOB.model_copy(update={"lengths": texts}), SHORT.all_cells()[0], ()) is None

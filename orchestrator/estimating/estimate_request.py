@@ -186,7 +186,8 @@ def checks_of(request: EstimateRequest) -> Checks:
     checks.of(with_overheads, request.overheads, DEFAULT_JOB)
     job = checks.of(_sample_job, request, model)
     if job is not None:
-        checks.of(_check_kind, job)
+        if recipe is not None:
+            checks.of(_check_kind, job, recipe)
         checks.of(_seq_len, request.seq_len, job)
     return checks
 
@@ -206,7 +207,7 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
     constraints = request.offers.constraints(catalog)
     draws = _draws(request.routing_draws, model)
     job = with_overheads(request.overheads, changed_job(DEFAULT_JOB, request.job, [model]))
-    _check_kind(job)
+    _check_kind(job, recipe)
     is_padded = job.lengths is not None and job.padding != "packed"
     has_data = bool(request.job.fields().keys() & set(SOURCES))
     given = {
@@ -262,8 +263,8 @@ def _sample_job(request: EstimateRequest, model: Model | None) -> Job | None:
     return changed_job(DEFAULT_JOB, replace(options, most=most), [model] if model else [])
 
 
-def _check_kind(job: Job) -> None:
-    mistake = wrong_kind(job.lengths)
+def _check_kind(job: Job, recipe: Recipe) -> None:
+    mistake = wrong_kind(job, recipe)
     if mistake is not None:
         raise EstimateError(mistake)
 

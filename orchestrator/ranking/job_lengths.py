@@ -26,7 +26,7 @@ def unsuited(job: Job, cell: Cell, others: Iterable[Cell]) -> str | None:
         cell: cell to check.
         others: cells to suggest instead.
     """
-    return wrong_kind(job.lengths) or _too_long(job, cell, others)
+    return wrong_kind(job, cell.recipe) or _too_long(job, cell, others)
 
 
 def _too_long(job: Job, cell: Cell, others: Iterable[Cell]) -> str | None:
