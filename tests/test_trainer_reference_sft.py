@@ -6,6 +6,7 @@ import pytest
 from trainer_reference.cells import (
     COMPARED,
     COMPARED_ADAPTERS,
+    FOREACH,
     OFFLOADED,
     OTHER_MODELS,
     QUANTISED,
@@ -38,7 +39,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "cell", [*QUICK, *QUANTISED, *OTHER_MODELS, *QUICK_ADAPTERS], ids=lambda cell: cell.key
+    "cell",
+    [*QUICK, *QUANTISED, *FOREACH, *OTHER_MODELS, *QUICK_ADAPTERS],
+    ids=lambda cell: cell.key,
 )
 def test_measured_and_simulated_steps_equal_the_trainers(cell: ReferenceCell, folder: Path) -> None:
     """Same weights, examples, learning rate and optimizer: ten steps of each."""

@@ -40,6 +40,7 @@ class ReferenceCell:
         reference: source of the reference's log-probabilities; absent for a task without one.
         quantisation: format of the weights of ``qlora``.
         kbit_preparation: whether PEFT's ``prepare_model_for_kbit_training`` prepares the model.
+        optimizer: ``adamw``, or ``adamw_foreach``: the Trainer's ``adamw_torch`` on a GPU.
     """
 
     method: str = "full"
@@ -55,6 +56,7 @@ class ReferenceCell:
     reference: str | None = None
     quantisation: str = "nf4"
     kbit_preparation: bool = False
+    optimizer: str = "adamw"
 
     @property
     def key(self) -> str:
@@ -67,6 +69,7 @@ class ReferenceCell:
             self.quantisation if self.quantisation != "nf4" else None,
             "kbit-prepared" if self.kbit_preparation else None,
             self.precision,
+            self.optimizer if self.optimizer != "adamw" else None,
             f"x{self.accumulation}",
             self.loss,
             "checkpointed" if self.checkpointing else None,
@@ -122,6 +125,15 @@ QUANTISED = tuple(
     )
 )
 """Other formats of quantised weights, and prepared ones."""
+FOREACH = tuple(
+    ReferenceCell(method, precision, accumulation, max_grad_norm=norm, optimizer="adamw_foreach")
+    for method, precision, accumulation, norm in (
+        ("full", "bf16", 1, None),
+        ("full", "bf16-mixed", 4, 1.0),
+        ("lora", "bf16-mixed", 1, 1.0),
+    )
+)
+"""Cells whose update takes memory for a group of parameters at once."""
 OTHER_MODELS = tuple(
     ReferenceCell(method=method, model=model)
     for model, method in (("llama-tied", "full"), ("mistral", "full"), ("qwen2", "lora"))

@@ -30,6 +30,7 @@ def project_cell(cell: ReferenceCell, folder: Path) -> Cell:
         **(adapters if has_adapters else {}),
         "quantisation": cell.quantisation if cell.method == "qlora" else None,
         "kbit_preparation": cell.kbit_preparation,
+        "optimizer": cell.optimizer,
         "precision": cell.precision,
         "gradient_checkpointing": cell.checkpointing,
         "gradient_accumulation": cell.accumulation,

@@ -33,6 +33,12 @@ class Observed(Trainer):
     def _send_telemetry(self) -> None:
         """Send nothing."""
 
+    def create_optimizer(self, *args: Any) -> Any:
+        optimizer = super().create_optimizer(*args)
+        for group in optimizer.param_groups:
+            group["foreach"] = not group["fused"]  # PyTorch's own choice on a GPU
+        return optimizer
+
     def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any) -> Any:
         samples, count = super().get_batch_samples(_unseen(epoch_iterator), *args)
         self.counter.note(samples)
@@ -126,6 +132,7 @@ def arguments(cell: ReferenceCell, folder: Path) -> dict[str, Any]:
         "output_dir": str(folder / "output"),
         "max_steps": STEPS,
         "per_device_train_batch_size": BATCH,
+        "optim": "adamw_torch" if cell.optimizer == "adamw_foreach" else "adamw_torch_fused",
         "gradient_accumulation_steps": cell.accumulation,
         "gradient_checkpointing": cell.checkpointing,
         "max_grad_norm": cell.max_grad_norm or 0.0,

@@ -7,11 +7,12 @@ import math
 import os
 import socket
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
 from torch import nn
+from transformers.trainer_pt_utils import get_parameter_names
 
 from trials.models.weight_placement import autocast_to
 from trials.recipes.fields import Optimizer
@@ -24,6 +25,8 @@ LEARNING_RATE = 5e-5  # the paper's, 2408.04693 section III
 # exists after it.
 FIRST_LOSS_SCALE = 1024.0
 DEEPSPEED_BUCKET_ELEMENTS = 500_000_000  # its default reduce_bucket_size
+# Names of parameters without weight decay (get_decay_parameter_names of transformers' Trainer).
+WITHOUT_DECAY = ["bias", "layernorm", "rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
 LossOf = Callable[[nn.Module], torch.Tensor]
 Offloading = contextlib.AbstractContextManager[object]
 NOT_OFFLOADED: Offloading = contextlib.nullcontext()
@@ -99,7 +102,7 @@ def make_stepper(
             f"optimizer {recipe.optimizer} needs a CUDA GPU, bitsandbytes pages nothing on a "
             f"{device.type}: use {recipe.optimizer.removeprefix('paged_').removesuffix('_32bit')}"
         )
-    optimizer = make_optimizer(trainable, recipe, device.type)
+    optimizer = make_optimizer(parameter_groups(model, trainable), recipe, device.type)
     stepper = DeviceStepper(model, optimizer, recipe, device)
     stepper.offloading = offloading
     return stepper
@@ -169,15 +172,21 @@ class DeviceStepper:
         """Clip and update; return the loss scale of a skipped update, None otherwise."""
         if self._recipe.max_grad_norm is not None:
             self._scaler.unscale_(self.optimizer)
-            trained = [p for group in self.optimizer.param_groups for p in group["params"]]
             nn.utils.clip_grad_norm_(
-                trained, self._recipe.max_grad_norm, foreach=self._clips_together
+                self._trained, self._recipe.max_grad_norm, foreach=self._clips_together
             )
         self._scaler.step(self.optimizer)
         scale = self._scaler.get_scale()
         self._scaler.update()
         # GradScaler lowers the scale exactly when it skips an update.
         return scale if self._scaler.get_scale() < scale else None
+
+    @cached_property
+    def _trained(self) -> list[nn.Parameter]:
+        """Trained parameters in the model's order, which determines the last bit of their norm."""
+        order = {id(p): index for index, p in enumerate(self._model.parameters())}
+        members = (p for group in self.optimizer.param_groups for p in group["params"])
+        return sorted(members, key=lambda p: order.get(id(p), len(order)))
 
     def state_dict(self) -> dict[str, Any]:
         """State of the optimizer and of loss scaling, the latter empty except for fp16."""
@@ -275,13 +284,28 @@ def offload_config(recipe: Recipe, trained_parameters: int) -> dict[str, Any]:
     }
 
 
+def parameter_groups(model: nn.Module, trainable: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Groups that transformers' Trainer updates one by one: with weight decay, and without.
+
+    The decay is 0 in both by default. An optimizer that takes memory for all parameters at once
+    takes it for a group.
+    """
+    names = set(get_parameter_names(model, [nn.LayerNorm], WITHOUT_DECAY))
+    decayed = {id(p) for name, p in model.named_parameters() if name in names}
+    groups = (
+        [p for p in trainable if id(p) in decayed],
+        [p for p in trainable if id(p) not in decayed],
+    )
+    return [group for group in groups if group]
+
+
 def make_optimizer(
-    trainable: list[nn.Parameter], recipe: Recipe, device_type: str
+    groups: list[list[nn.Parameter]], recipe: Recipe, device_type: str
 ) -> torch.optim.Optimizer:
     """Make the optimizer of a recipe, without state.
 
     Args:
-        trainable: parameters to update.
+        groups: parameters to update (``parameter_groups``).
         recipe: recipe that names the optimizer.
         device_type: PyTorch updates many tensors at once on a GPU, one by one on a CPU.
     """
@@ -301,12 +325,14 @@ def make_optimizer(
         "paged_adamw_8bit": partial(_bitsandbytes, "PagedAdamW8bit"),
         "paged_adamw_32bit": partial(_bitsandbytes, "PagedAdamW32bit"),
     }
-    return makers[recipe.optimizer](trainable, lr=LEARNING_RATE)
+    return makers[recipe.optimizer]([{"params": group} for group in groups], lr=LEARNING_RATE)
 
 
-def _bitsandbytes(name: str, trainable: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+def _bitsandbytes(
+    name: str, groups: list[dict[str, list[nn.Parameter]]], lr: float
+) -> torch.optim.Optimizer:
     optimizers = importlib.import_module("bitsandbytes.optim")
-    made: torch.optim.Optimizer = getattr(optimizers, name)(trainable, lr=lr, weight_decay=0.0)
+    made: torch.optim.Optimizer = getattr(optimizers, name)(groups, lr=lr, weight_decay=0.0)
     if name.startswith("Paged"):
         _page_again(made, importlib.import_module("bitsandbytes.functional").fill)
     return made

@@ -1,6 +1,5 @@
 """Optimizers of recipes with the state and kernels they have on a GPU, on fake tensors."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -25,19 +24,19 @@ SMALLEST_PAGED = 100_000
 
 
 def simulated_optimizer(
-    trainable: list[nn.Parameter], recipe: Recipe, device_type: str
+    groups: list[list[nn.Parameter]], recipe: Recipe, device_type: str
 ) -> torch.optim.Optimizer:
     """Make the optimizer of a recipe as a device of this type runs it."""
     if "8bit" in recipe.optimizer or recipe.optimizer.startswith("paged"):
-        return _BitsandbytesAdamW(trainable, recipe, on_gpu=device_type == "cuda")
-    return make_optimizer(trainable, recipe, device_type)
+        return _BitsandbytesAdamW(groups, recipe, on_gpu=device_type == "cuda")
+    return make_optimizer(groups, recipe, device_type)
 
 
 class _BitsandbytesAdamW(torch.optim.Optimizer):
     """State and kernels of bitsandbytes' AdamW in 8 or 32 bits: one kernel per tensor."""
 
-    def __init__(self, params: Iterable[nn.Parameter], recipe: Recipe, *, on_gpu: bool) -> None:
-        super().__init__(params, {"lr": LEARNING_RATE})
+    def __init__(self, groups: list[list[nn.Parameter]], recipe: Recipe, *, on_gpu: bool) -> None:
+        super().__init__([{"params": group} for group in groups], {"lr": LEARNING_RATE})
         self._paged = recipe.optimizer.startswith("paged")
         self._bytes = 1 if "8bit" in recipe.optimizer else 4
         self._has_tables = on_gpu

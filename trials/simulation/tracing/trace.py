@@ -31,7 +31,7 @@ from trials.simulation.tracing.layer_repetition import RepeatedLayers, mark_pass
 from trials.simulation.tracing.tracer import Tracer, UntraceableError, fake_like
 from trials.simulation.tracing.watchdog import innermost_module
 from trials.training.finetune import import_libraries, model_tensors
-from trials.training.optimizers import DeviceStepper
+from trials.training.optimizers import DeviceStepper, parameter_groups
 from trials.training.tasks.batch import TaskBatch
 from trials.training.tasks.losses import precomputed_log_probs, task_loss
 
@@ -207,10 +207,10 @@ class TraceableCell:
         """Whether a GPU's kernels are traced."""
         return self._target == "cuda"
 
-    def stepper(self, trainable: list[nn.Parameter]) -> DeviceStepper:
-        """Stepper of the recipe."""
+    def stepper(self, groups: list[list[nn.Parameter]]) -> DeviceStepper:
+        """Stepper of the recipe for groups of parameters."""
         device = torch.device("cpu")
-        optimizer = simulated_optimizer(trainable, self._recipe, self._target)
+        optimizer = simulated_optimizer(groups, self._recipe, self._target)
         stepper = DeviceStepper(self._model, optimizer, self._recipe, device, self._target)
         stepper.offloading = self.offloading
         return stepper
@@ -306,7 +306,8 @@ class _Step:
 
     def _run(self) -> None:
         tracer = self._tracer
-        stepper = self._cell.stepper(self._untraced.among(self._trainable))
+        groups = parameter_groups(self._cell.model, self._trainable)
+        stepper = self._cell.stepper([self._untraced.among(group) for group in groups])
         with tracer:
             batch = [self._cell.batch(self._batch_size)]
             # Detached, as in a step: a loss would keep what the functions of autograd hold.
@@ -357,22 +358,17 @@ class UntracedParameters:
     """
 
     def __init__(self, cell: TraceableCell, layers: list[nn.Module]) -> None:
-        self._after: dict[int, list[nn.Parameter]] = {}  # by id of the parameter before them
         self._pairs: list[tuple[nn.Parameter, nn.Parameter, int]] = []
         turns = cell.repeated_layers
         if turns.copies == 0 or not layers:
             return
         start, end = turns.starts[1:3]
         second = [p for layer in layers[start:end] for p in layer.parameters() if p.requires_grad]
-        if not second:
-            return
-        last = self._after.setdefault(id(second[-1]), [])
         for copy in range(1, turns.copies + 1):
             for parameter in second:
                 # A tensor suffices for an optimizer, and is faster to make than an nn.Parameter.
                 untraced: Any = fake_like(parameter).requires_grad_()
                 untraced.grad = fake_like(parameter)
-                last.append(untraced)
                 self._pairs.append((untraced, parameter, copy))
 
     @property
@@ -381,8 +377,12 @@ class UntracedParameters:
         return [untraced for untraced, _, _ in self._pairs]
 
     def among(self, trainable: list[nn.Parameter]) -> list[nn.Parameter]:
-        """Trainable parameters of the whole model, in its order."""
-        return [q for p in trainable for q in (p, *self._after.get(id(p), ()))]
+        """Trainable parameters of the whole model, given some of the traced one, in its order."""
+        members = {id(p) for p in trainable}
+        copies = [untraced for untraced, p, _ in self._pairs if id(p) in members]
+        second = {id(p) for _, p, _ in self._pairs}
+        end = max((i for i, p in enumerate(trainable, 1) if id(p) in second), default=0)
+        return [*trainable[:end], *copies, *trainable[end:]]
 
     def register_gradients(self, tracer: Tracer) -> None:
         """Register the gradients that the backward passes of their layers would have left."""
