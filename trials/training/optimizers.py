@@ -287,8 +287,7 @@ def offload_config(recipe: Recipe, trained_parameters: int) -> dict[str, Any]:
 def parameter_groups(model: nn.Module, trainable: list[nn.Parameter]) -> list[list[nn.Parameter]]:
     """Groups that transformers' Trainer updates one by one: with weight decay, and without.
 
-    The decay is 0 in both by default. An optimizer that takes memory for all parameters at once
-    takes it for a group.
+    The decay is 0 in both by default. Foreach AdamW takes its temporaries for one group.
     """
     names = set(get_parameter_names(model, [nn.LayerNorm], WITHOUT_DECAY))
     decayed = {id(p) for name, p in model.named_parameters() if name in names}
@@ -328,9 +327,7 @@ def make_optimizer(
     return makers[recipe.optimizer]([{"params": group} for group in groups], lr=LEARNING_RATE)
 
 
-def _bitsandbytes(
-    name: str, groups: list[dict[str, list[nn.Parameter]]], lr: float
-) -> torch.optim.Optimizer:
+def _bitsandbytes(name: str, groups: list[dict[str, Any]], lr: float) -> torch.optim.Optimizer:
     optimizers = importlib.import_module("bitsandbytes.optim")
     made: torch.optim.Optimizer = getattr(optimizers, name)(groups, lr=lr, weight_decay=0.0)
     if name.startswith("Paged"):
