@@ -55,6 +55,14 @@ def test_the_layers_save_less_for_the_backward_pass(method: str) -> None:
     assert peak(liger=True, method=method) < 0.95 * peak(liger=False, method=method)
 
 
+def test_few_layers_stand_for_all() -> None:
+    """The check of the layers holds in a model that is cut to those that repeat, too."""
+    facts = find_model("llama-tiny")
+    facts = facts.model_copy(update={"config": facts.config | {"num_hidden_layers": 6}})
+    cell = tiny_cell("llama-tiny", recipe("lora", liger_kernels=True), seq_len=16)
+    assert TraceableCell(cell, facts).trace(2, no_experts).copies == 3
+
+
 def test_the_layers_go_with_checkpointing() -> None:
     """The check that each layer runs twice holds for them, too."""
     assert peak(liger=True, checkpoints=True) <= peak(liger=False, checkpoints=True)

@@ -7,7 +7,6 @@ from typing import Any
 from torch import nn
 
 from trials.models.fused_head import base_of
-from trials.models.weight_placement import decoder_layers
 
 # Qualified names of liger-kernel's functions, and what each replaces.
 REPLACEMENTS = {
@@ -37,13 +36,12 @@ def apply_liger_layers(model: nn.Module) -> None:
 
 def family_code(model: nn.Module) -> Any:
     """Module of transformers with the code of the model's layers."""
-    return sys.modules[type(decoder_layers(model)[0]).__module__]
+    return sys.modules[type(base_of(model)).__module__]
 
 
 def liger_layers_in_use(model: nn.Module) -> tuple[str, ...]:
     """Layers that are liger-kernel's, sorted: ``rms_norm``, ``rope``, ``swiglu``."""
     replaced = [vars(module).get("forward") for module in model.modules()]
-    if decoder_layers(model):
-        replaced.append(getattr(family_code(model), ROPE, None))
+    replaced.append(getattr(family_code(model), ROPE, None))
     names = {getattr(function, "__qualname__", "") for function in replaced}
     return tuple(sorted(REPLACEMENTS[name] for name in names & REPLACEMENTS.keys()))

@@ -87,7 +87,8 @@ def _matrices(stock: nn.Module) -> Iterator[_Matrices]:
             yield _Matrices(f"{name}.{ROUTER_LINEAR}", inputs, outputs, quantised=False)
         elif isinstance(module, (nn.Embedding, Conv1D)):  # both hold the transposed matrix
             is_outer = isinstance(module, nn.Embedding)
-            yield _Matrices(name, *module.weight.shape, quantised=not is_outer, is_outer=is_outer)
+            inputs, outputs = module.weight.shape
+            yield _Matrices(name, inputs, outputs, quantised=not is_outer, is_outer=is_outer)
         elif isinstance(module, nn.Linear):
             outputs, inputs = module.weight.shape
             is_outer = module is head

@@ -78,7 +78,7 @@ def _fake_module(
     with stands_in:
         stock = stock_model(model, recipe, active_experts)
     none = RepeatedLayers(first=0, period=1, copies=0, traced=0)
-    repeated = none if whole else find_repeated_layers(stock, _shortest_turn(recipe))
+    repeated = none if whole or recipe.activation_offloading else find_repeated_layers(stock)
     cut(stock, repeated)
     implied = implied_parameters(stock, recipe)
     with torch.device("meta"):
@@ -86,15 +86,6 @@ def _fake_module(
     without_dropout(built, recipe)
     _fake_all(built, mode)
     return built, repeated, implied
-
-
-def _shortest_turn(recipe: Recipe) -> int:
-    """Fewest layers of a turn, such that only the turn before and after has its storages.
-
-    TRL's offloading keeps an activation on the GPU until the forward pass has saved five more
-    tensors, and a checkpointed layer saves two.
-    """
-    return 4 if recipe.activation_offloading else 1
 
 
 class TracedCensus(StepCensus):
@@ -156,7 +147,7 @@ def _flash_by_sdpa() -> Iterator[None]:
         setattr(kind, name, own)
 
 
-class Params4bit(nn.Parameter):  # type: ignore[misc] # as nn.Parameter's own base
+class Params4bit(nn.Parameter):
     """Packed weights without values; PEFT recognises 4-bit weights by the name of their class."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Params4bit":
@@ -177,7 +168,7 @@ def _dequantise_fakes() -> None:
         state = getattr(weight, "quant_state", None)
         if state is None or not isinstance(weight, FakeTensor):
             return own(module)  # type: ignore[no-any-return]
-        return dequantize_4bit(weight.data, state)
+        return dequantize_4bit(weight.data, state)  # type: ignore[no-any-return]
 
     dora.dequantize_module_weight = dequantised
 

@@ -43,21 +43,17 @@ class RepeatedLayers:
         return [*range(end), *range(end + self.period * self.copies, layers)]
 
 
-def find_repeated_layers(model: nn.Module, shortest: int = 1) -> RepeatedLayers:
+def find_repeated_layers(model: nn.Module) -> RepeatedLayers:
     """Find the longest stretch of layers that repeats, with its shortest period.
 
     Layers are equal when their modules, shapes, dtypes and settings are.
-
-    Args:
-        model: model of transformers.
-        shortest: fewest layers in a period.
     """
     layers = decoder_layers(model)
     best = RepeatedLayers(first=0, period=1, copies=0, traced=0)
     if not any(_holds(module, layers) for module in model.modules()):
         return best  # nested layers, or several lists of layers: none can be left out
     marks = [_mark(layer) for layer in layers]
-    for period in range(shortest, len(marks) // (TRACED + 1) + 1):
+    for period in range(1, len(marks) // (TRACED + 1) + 1):
         for first, end in _stretches(marks, period):
             copies = (end - first) // period - TRACED
             if copies > 0 and copies * period > best.copies * best.period:
