@@ -97,7 +97,9 @@ class Tracing:
         cell = self._cell(request)
         if cell.repeated_layers.copies == 0:
             if not request.whole and len(decoder_layers(cell.model)) > FEW_LAYERS:
-                self._report_whole(request, "no layer equals the next")
+                offloads = request.cell.recipe.activation_offloading
+                why = "offloading outlasts a layer" if offloads else "no layer equals the next"
+                self._report_whole(request, why)
             return self._traced(cell, request)
         try:
             return self._traced(cell, request)
