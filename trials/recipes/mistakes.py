@@ -106,7 +106,7 @@ def _incompatible_with_compilation(recipe: RecipeFields) -> list[str]:
     return [
         f"compile {recipe.compile} with {name}: its hooks do not reach into compiled code: leave "
         "one of them out"
-        for name in ("offload_optimizer", "activation_offloading", "compile")
+        for name in ("offload_optimizer", "activation_offloading")
         if recipe.compile is not None and getattr(recipe, name)
     ]
 
