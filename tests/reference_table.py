@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fakes.torch_process import small_steps
-from trainer_reference.cells import COMPARED, PREFERENCE, ReferenceCell
+from trainer_reference.cells import COMPARED, PACKED, PREFERENCE, ReferenceCell
 
 PAGE = Path(__file__).parent.parent / "docs" / "explanation" / "trainer-reference.md"
 COLUMNS = ("combinations", "measured peak", "simulated peak", "losses")
@@ -30,6 +30,7 @@ def main() -> None:
     tables: dict[str, tuple[tuple[str, ...], tuple[ReferenceCell, ...]]] = {
         "table": (("method", "precision", "loss"), COMPARED),
         "preference": (("task", "reference", "method", "precision"), PREFERENCE),
+        "packing": (("packing", "attention", "method", "precision"), PACKED),
     }
     for name in sys.argv[1:] or tables:
         write_table(name, *tables[name])

@@ -9,6 +9,8 @@ from trainer_reference.cells import (
     FOREACH,
     OFFLOADED,
     OTHER_MODELS,
+    PACKED,
+    PACKED_QUICK,
     QUANTISED,
     QUICK,
     QUICK_ADAPTERS,
@@ -40,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "cell",
-    [*QUICK, *QUANTISED, *FOREACH, *OTHER_MODELS, *QUICK_ADAPTERS],
+    [*QUICK, *QUANTISED, *FOREACH, *OTHER_MODELS, *QUICK_ADAPTERS, *PACKED_QUICK],
     ids=lambda cell: cell.key,
 )
 def test_measured_and_simulated_steps_equal_the_trainers(cell: ReferenceCell, folder: Path) -> None:
@@ -67,7 +69,11 @@ def test_steps_with_offloaded_activations_equal_the_trainers(
 @pytest.mark.long
 @pytest.mark.parametrize(
     "cell",
-    [cell for cell in (*COMPARED, *COMPARED_ADAPTERS) if cell not in QUICK],
+    [
+        cell
+        for cell in (*COMPARED, *COMPARED_ADAPTERS, *PACKED)
+        if cell not in {*QUICK, *PACKED_QUICK}
+    ],
     ids=lambda cell: cell.key,
 )
 def test_every_combination_of_axes_equals_the_trainers(cell: ReferenceCell, folder: Path) -> None:

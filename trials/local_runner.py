@@ -7,6 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 from trials.listener import TrialListener
+from trials.records.cell import Cell
 from trials.records.observation import Observation
 from trials.simulation.simulated_cell import SimulatedCell
 from trials.simulation.simulated_prober import SimulatedProber
@@ -40,7 +41,7 @@ def simulate_trials(
     listener: TrialListener,
     traces: Traces,
     constants: EfficiencyConstants,
-    lengths: Callable[[int], Sequence[int]] = lambda _: (),
+    lengths: Callable[[Cell], Sequence[int]] = lambda _: (),
 ) -> None:
     """Run trials on simulated GPUs, on all cores.
 
@@ -49,7 +50,7 @@ def simulate_trials(
         listener: receives every start, observation and end.
         traces: traced steps; missing ones are traced first.
         constants: efficiency constants of the stack.
-        lengths: shorter sequence lengths to time too, by the sequence length of a cell.
+        lengths: shorter sequence lengths of a cell to time too.
     """
     groups: dict[str, _SharedSteps] = {}
     requests: dict[str, TraceRequest] = {}
@@ -58,7 +59,7 @@ def simulate_trials(
         # The search starts with a batch of one example.
         first, *others = cell.requests(alone=True)
         if first.key not in groups:
-            groups[first.key] = _SharedSteps([], tuple(lengths(task.cell.seq_len)))
+            groups[first.key] = _SharedSteps([], tuple(lengths(task.cell)))
             shorter = groups[first.key].shorter(task, traces).values()
             others += [r for shorter_cell in shorter for r in shorter_cell.requests(alone=True)]
         groups[first.key].tasks.append(task)

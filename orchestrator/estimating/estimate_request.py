@@ -31,7 +31,7 @@ from orchestrator.request import (
     validation_lines,
 )
 from orchestrator.spec.data_kinds import wrong_kind
-from orchestrator.spec.job import Job
+from orchestrator.spec.job import PACKED, Job
 from orchestrator.spec.job_options import (
     JobOptions,
     OverheadOptions,
@@ -40,9 +40,9 @@ from orchestrator.spec.job_options import (
     with_overheads,
 )
 from orchestrator.spec.job_request import SOURCES
-from orchestrator.spec.job_tokens import longest_example, longest_tokens
+from orchestrator.spec.job_tokens import job_of, longest_example, longest_tokens, rows
 from orchestrator.spec.recipe_options import RecipeOptions, recipe_of, recipe_text
-from trials.recipes.fields import PositiveInt
+from trials.recipes.fields import FEWEST_PACKED, PositiveInt
 from trials.recipes.recipe import Recipe
 from trials.records.model import Model, find_model
 from trials.simulation.trace_cache import Traces
@@ -77,6 +77,10 @@ class EstimateRequest:
     recipe: RecipeOptions
     offers: OfferOptions
     prices: PriceOptions
+
+    def __post_init__(self) -> None:
+        """Leave ``packing`` to the recipe, which has an option of the same name."""
+        object.__setattr__(self, "job", replace(self.job, packing=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +192,7 @@ def checks_of(request: EstimateRequest) -> Checks:
     if job is not None:
         if recipe is not None:
             checks.of(_check_kind, job, recipe)
-        checks.of(_seq_len, request.seq_len, job)
+        checks.of(_seq_len, request.seq_len, job, recipe)
     return checks
 
 
@@ -208,7 +212,13 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
     draws = _draws(request.routing_draws, model)
     job = with_overheads(request.overheads, changed_job(DEFAULT_JOB, request.job, [model]))
     _check_kind(job, recipe)
-    is_padded = job.lengths is not None and job.padding != "packed"
+    seq_len = _seq_len(request.seq_len, job, recipe)
+    job = job_of(job, recipe, seq_len)
+    filled = {}
+    if recipe.packing and request.recipe.examples_per_row is None:
+        filled["examples_per_row"] = max(FEWEST_PACKED, round(job.examples / rows(job)))
+    recipe = recipe.model_copy(update=filled)
+    is_padded = job.lengths is not None and job.padding not in PACKED
     has_data = bool(request.job.fields().keys() & set(SOURCES))
     given = {
         "--examples": has_data or request.job.examples is not None,
@@ -217,12 +227,13 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
     return Question(
         model=model,
         recipe=recipe,
-        fp16_recipe=_fp16_recipe(request, recipe),
+        fp16_recipe=_fp16_recipe(request, recipe).model_copy(update=filled),
         recipe_text=recipe_text(request.recipe, recipe),
         active_experts=request.active_experts,
-        seq_len=_seq_len(request.seq_len, job),
-        # The fastest batch where padding grows with the batch.
-        batch=request.batch_size or ("fastest" if is_padded else "largest"),
+        seq_len=seq_len,
+        # The fastest batch where padding, or the mask, grows faster than the batch.
+        batch=request.batch_size
+        or ("fastest" if is_padded or recipe.has_square_mask else "largest"),
         batch_limit=recipe.batch_limit(BATCH_LIMIT),
         workload=job,
         constraints=constraints,
@@ -298,8 +309,10 @@ def _check_divides(batch_size: BatchOption | None, recipe: Recipe) -> None:
         )
 
 
-def _seq_len(seq_len: int | None, job: Job) -> int:
+def _seq_len(seq_len: int | None, job: Job, recipe: Recipe | None) -> int:
     """Tokens of the longest row, which must fit: as given, or as the data has them."""
+    if recipe is not None and recipe.packing:
+        return _row_length(seq_len, job)
     longest = longest_example(job)
     if longest is None:
         if seq_len is None:
@@ -311,6 +324,16 @@ def _seq_len(seq_len: int | None, job: Job) -> int:
             f"--cutoff {seq_len}, or leave --seq-len out"
         )
     return seq_len or longest_tokens(job, longest)
+
+
+def _row_length(seq_len: int | None, job: Job) -> int:
+    """Tokens of a packed row."""
+    if job.padding == "grouped":
+        raise EstimateError("--packing and --group-by-length exclude each other: give one")
+    row = seq_len or job.cutoff
+    if row is None:
+        raise EstimateError("--packing needs the tokens of a row: add --seq-len")
+    return row
 
 
 def _draws(draws: int | None, model: Model) -> int:

@@ -12,7 +12,8 @@ from gpu_catalog.gpu import Gpu
 from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.ranking.job_lengths import padding, unsuited
 from orchestrator.ranking.priced_job import job_hours, offer_usd
-from orchestrator.spec.job_tokens import rows
+from orchestrator.spec.job import Job
+from orchestrator.spec.job_tokens import job_of, rows
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.batch_ladder import LadderStep, batch_ladder
 from trials.records.cell import Cell
@@ -64,7 +65,7 @@ class CostBeliefs:
         """Whether no observation rules out the job on this cell."""
         largest = self._largest(cell)
         fits = largest is None or largest >= (self._job.batch_size or 1)
-        return fits and unsuited(self._job, cell, ()) is None
+        return fits and unsuited(self._job_of(cell), cell, ()) is None
 
     def options(self, cells: Sequence[Cell]) -> list[RunOption]:
         """Every option to run the job on these cells, which must be comparable."""
@@ -110,14 +111,17 @@ class CostBeliefs:
         return None if largest is None else largest[0]
 
     def _padding(self, cell: Cell) -> PaddedTokens | None:
-        return padding(self._job, cell)
+        return padding(self._job_of(cell), cell)
+
+    def _job_of(self, cell: Cell) -> Job:
+        return job_of(self._job, cell.recipe, cell.seq_len)
 
     def _sizes(self, cell: Cell, largest: int) -> list[int]:
         """Batch sizes to run the job at: its own, or those of the ladder up to its rows."""
         if self._job.batch_size is not None:
             return [self._job.batch_size]
         ladder = sorted({step.batch_size for step in _ladder(cell, largest)})
-        most = rows(self._job)
+        most = rows(self._job_of(cell))
         return [size for size in ladder if size <= most] or ladder[:1]
 
     def _own_options(self, cell: Cell) -> list[RunOption]:
@@ -181,7 +185,8 @@ class CostBeliefs:
         """Option by the simulation of the cell, at the best simulated batch size."""
         wish = self._job.batch_size
         twin = cell.model_copy(update={"simulated": True})
-        steps = self._step_times.at(twin, wish or "fastest", rows(self._job), self._padding(cell))
+        most = rows(self._job_of(cell))
+        steps = self._step_times.at(twin, wish or "fastest", most, self._padding(cell))
         if not steps:
             return None
         option = self._option(cell, next(iter(steps.values())), "simulation")
@@ -221,7 +226,7 @@ class CostBeliefs:
     def _option(
         self, cell: Cell, step: CellStepTime, known_by: str, *, is_measured: bool = False
     ) -> RunOption:
-        hours = np.array([job_hours(self._job, step.batch_size, step.seconds)])
+        hours = np.array([job_hours(self._job_of(cell), step.batch_size, step.seconds)])
         usd = min(offer_usd(self._job, hours, offer) for offer in self._catalog.offers(cell.gpu))
         return RunOption(
             cell=cell,

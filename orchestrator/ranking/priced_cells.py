@@ -15,7 +15,7 @@ from orchestrator.ranking.epochs_needed import LearnedEpochs
 from orchestrator.ranking.job_lengths import padding, unsuited
 from orchestrator.ranking.priced_job import DRAWS, CellJob, PricedOffer
 from orchestrator.spec.job import Job
-from orchestrator.spec.job_tokens import rows
+from orchestrator.spec.job_tokens import job_of, rows
 from trials.records.cell import Cell
 from trials.records.observation import largest_batch
 
@@ -98,7 +98,7 @@ def priced_cells(inputs: RankingInputs) -> Iterator[PricedCell]:
         offers = inputs.catalog.offers(cell.gpu)
         allowed = [offer for offer in offers if inputs.constraints.allows(offer)]
         job, mismatch = _job_of_cell(inputs, cell)
-        mismatch = unsuited(inputs.job, cell, cells) or mismatch
+        mismatch = unsuited(job, cell, cells) or mismatch
         jobs = [] if mismatch is not None else _jobs(inputs, job, cell)
         yield PricedCell(
             cell=cell,
@@ -110,17 +110,18 @@ def priced_cells(inputs: RankingInputs) -> Iterator[PricedCell]:
 
 
 def _job_of_cell(inputs: RankingInputs, cell: Cell) -> tuple[Job, str | None]:
-    """The job with the cell's number of epochs, or why that is unknown."""
+    """The job in the cell's batches, with its number of epochs, or why that is unknown."""
+    job = job_of(inputs.job, cell.recipe, cell.seq_len)
     epochs = None if inputs.epochs is None else inputs.epochs[cell]
     if isinstance(epochs, LearnedEpochs):
-        return inputs.job.model_copy(update={"epochs": epochs.epochs}), None
-    return inputs.job, epochs
+        return job.model_copy(update={"epochs": epochs.epochs}), None
+    return job, epochs
 
 
 def _jobs(inputs: RankingInputs, job: Job, cell: Cell) -> list[CellJob]:
     """The job on each stack and basis that the cell has a step time of."""
     largest = largest_batch(inputs.step_times.observations(cell))
-    steps = inputs.step_times.at(cell, inputs.batch, rows(inputs.job), padding(inputs.job, cell))
+    steps = inputs.step_times.at(cell, inputs.batch, rows(job), padding(job, cell))
     return [
         CellJob(job, cell, stack, basis, step, largest, inputs.seed)
         for (stack, basis), step in steps.items()

@@ -8,7 +8,7 @@ from orchestrator.estimating.question import Question
 from orchestrator.markdown_table import span
 from orchestrator.pricing.offer_constraints import Constraints, nothing_text
 from orchestrator.reporting.sections.recommendation import provider_text, rent_text
-from orchestrator.spec.job import Job
+from orchestrator.spec.job import PACKED, Job
 from orchestrator.spec.job_tokens import padded_tokens
 from trials.records.observation import Outcome
 
@@ -134,7 +134,11 @@ def batch_text(estimates: Sequence[Estimated], question: Question) -> str | None
         )
         if slower[-1] == 0:
             return f"{rule}, which is the largest."
-        why = "Larger batches contain more padding: at" if question.workload.lengths else "At"
+        why = "At"
+        if question.recipe.has_square_mask:
+            why = "The mask grows with the square of the batch: at"
+        elif question.workload.lengths:
+            why = "Larger batches contain more padding: at"
         return (
             f"{rule}. {why} the largest batch size, the job's steps would take "
             f"{span(slower, '.0%')} longer (--batch-size max)."
@@ -153,7 +157,7 @@ def batch_text(estimates: Sequence[Estimated], question: Question) -> str | None
 def padding_text(estimates: Sequence[Estimated], question: Question) -> str | None:
     """Share of the tokens that is padding, and options that reduce it; None where it is small."""
     data = question.workload.lengths
-    if data is None or question.workload.padding == "packed":
+    if data is None or question.workload.padding in PACKED:
         return None
     mean = data.mean_sequence(question.workload.cutoff)
     fitting = [e.estimate for e in estimates if e.step is not None]
@@ -177,8 +181,7 @@ def _remedies(question: Question, sizes: Sequence[int], mean: float, where: str)
         yield f"--group-by-length (batches of similar lengths) leaves {shares}{where}"
     if question.workload.lengths is not None and question.workload.lengths.is_preference:
         return  # not packed
-    cutoff = "" if question.workload.cutoff else " with --cutoff (tokens per row)"
-    yield f"--packing{cutoff} leaves none"
+    yield "--packing with --seq-len (tokens per row) leaves none"
 
 
 def _padding(

@@ -19,6 +19,7 @@ from orchestrator.reporting.estimate_recommendation import (
     verdict,
 )
 from orchestrator.reporting.sections.cost_text import overheads_text
+from orchestrator.spec.job import PACKED
 from orchestrator.spec.job_tokens import rows as rows_of
 from trials.records.observation import Outcome
 from trials.simulation.recording import OperatorClass, Purpose
@@ -49,7 +50,7 @@ def as_table(estimates: Sequence[Estimated], question: Question) -> str:
     workload, wanted = question.workload, question.constraints
     by_default = ", ".join(question.by_default)
     job = (
-        f"The job: {workload.examples:,} examples x {workload.epochs} epochs"
+        f"The job: {workload.examples:,} examples{_packed(question)} x {workload.epochs} epochs"
         f"{f' (the default: {by_default})' if by_default else ''}"
         f"{overheads_text(workload.overheads)}. Nothing was measured: every value is simulated. "
         "Rows are sorted by cost. Brackets after hours and dollars are 90 % intervals. Brackets "
@@ -58,6 +59,19 @@ def as_table(estimates: Sequence[Estimated], question: Question) -> str:
     rows = records_table(_row(e.estimate, wanted) for e in estimates)
     notes = "\n".join(_notes(estimates, question))
     return "\n\n".join(filter(None, (job, verdict(estimates, wanted), rows, notes)))
+
+
+def _packed(question: Question) -> str:
+    """Rows that the examples are packed into; empty where they are not packed."""
+    workload, row = question.workload, question.seq_len
+    if workload.padding not in PACKED:
+        return ""
+    rows, data = rows_of(workload), workload.lengths
+    cut = 0 if data is None else data.cut_off(row)
+    return (
+        f" packed into {rows:,} rows of up to {row:,} tokens ({workload.examples / rows:.3g} "
+        f"examples a row{f'; {cut:,} examples are truncated' if cut else ''})"
+    )
 
 
 def _row(estimate: Estimate, wanted: Constraints) -> dict[str, object]:
@@ -107,8 +121,14 @@ def _notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
     """Lines below the table: recipe, batch size, accuracy, and what is missing."""
     rows = [e.estimate for e in estimates]
     yield f"{question.recipe_text}."
-    yield from _recipe_notes(rows)
+    yield from _recipe_notes(rows, question)
     yield from filter(None, (batch_text(estimates, question), padding_text(estimates, question)))
+    if question.recipe.has_square_mask:
+        yield (
+            "Packing without FlashAttention-2 needs a mask of all pairs of a batch's tokens, and "
+            "computes all of their scores: memory and time grow with the square of the batch. "
+            "--attention flash_attention_2 needs neither."
+        )
     fitting = [row for row in rows if row.outcome is Outcome.FITS]
     if fitting:
         yield _steps_text(fitting, question)
@@ -131,26 +151,27 @@ def _notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
 
 def _steps_text(estimates: Sequence[Estimate], question: Question) -> str:
     """Optimizer steps of an epoch, which decide whether a batch trains well."""
-    examples = {row.batch_size * row.micro_batches for row in estimates}
-    steps = sorted(math.ceil(max(rows_of(question.workload) / size, 1)) for size in examples)
+    sizes = {row.batch_size * row.micro_batches for row in estimates}
+    steps = sorted(math.ceil(max(rows_of(question.workload) / size, 1)) for size in sizes)
+    unit = "packed rows" if question.recipe.packing else "examples"
     if len(steps) == 1:
-        (size,) = examples
+        (size,) = sizes
         assumed = ", which is assumed (--effective-batch)" if question.assumes_batch else ""
-        return f"An epoch has {steps[0]:,} optimizer steps of {size} examples{assumed}."
+        return f"An epoch has {steps[0]:,} optimizer steps of {size} {unit}{assumed}."
     return (
-        f"An epoch has {steps[0]:,} to {steps[-1]:,} optimizer steps of {max(examples)} to "
-        f"{min(examples)} examples: with --effective-batch all GPUs train alike."
+        f"An epoch has {steps[0]:,} to {steps[-1]:,} optimizer steps of {max(sizes)} to "
+        f"{min(sizes)} {unit}: with --effective-batch all GPUs train alike."
     )
 
 
-def _recipe_notes(rows: Sequence[Estimate]) -> Iterator[str]:
+def _recipe_notes(rows: Sequence[Estimate], question: Question) -> Iterator[str]:
     """A line for each recipe that the default comes to: GPUs without bf16 have another."""
     on: dict[str, list[str]] = {}
     for row in rows:
         on.setdefault(row.recipe, []).append(row.gpu)
     for recipe, gpus in on.items():
         where = f" on {', '.join(gpus)}" if len(on) > 1 else ""
-        yield f"{rows[0].model}, {recipe}{where}, {_lengths(rows)}."
+        yield f"{rows[0].model}, {recipe}{where}, {_lengths(rows, question)}."
 
 
 def _accuracy_notes(estimates: Sequence[Estimated]) -> Iterator[str]:
@@ -210,15 +231,15 @@ def _gap_notes(estimates: Sequence[Estimated], question: Question) -> Iterator[s
         yield f"{rows[0].model} supports examples of at most {positions} tokens."
 
 
-def _lengths(rows: Sequence[Estimate]) -> str:
-    """Lengths, in tokens per example, at which memory and times are predicted."""
+def _lengths(rows: Sequence[Estimate], question: Question) -> str:
+    """Lengths, in tokens per example or packed row, at which memory and times are predicted."""
     longest, padded = rows[0].seq_len, sorted(row.tokens_per_example for row in rows)
+    is_packed = question.recipe.packing
+    unit, padding = ("packed row", "") if is_packed else ("example", " including padding")
     if padded[0] == longest:
-        return f"{longest} tokens per example"
+        return f"{longest} tokens per {unit}"
     most = "" if round(padded[-1]) == round(padded[0]) else f" to {padded[-1]:.0f}"
-    return (
-        f"memory at {longest} tokens per example, times at {padded[0]:.0f}{most} including padding"
-    )
+    return f"memory at {longest} tokens per {unit}, times at {padded[0]:.0f}{most}{padding}"
 
 
 def explanation(estimated: Estimated) -> str:

@@ -27,8 +27,8 @@ from orchestrator.reporting.sections.recommendation import (
 from orchestrator.reporting.sections.stability_section import stability_section
 from orchestrator.reporting.sections.trouble_section import faults_section, slow_nodes_section
 from orchestrator.run_folder.run_results import RunResults
-from orchestrator.spec.job import MINUTES_PER_HOUR
-from orchestrator.spec.job_tokens import steps
+from orchestrator.spec.job import MINUTES_PER_HOUR, Job
+from orchestrator.spec.job_tokens import job_of, steps
 from trials.records.cell import Cell
 from trials.records.observation import Basis, Environment, Observation
 
@@ -308,11 +308,17 @@ def _interval_sources(ranking: Ranking) -> str:
     )
 
 
+def _steps(job: Job, row: RankedOffer) -> int:
+    """Optimizer steps of the job on an offer."""
+    recipe = row.cell.recipe
+    batch = row.batch_size * recipe.micro_batches(row.batch_size)
+    return steps(job_of(job, recipe, row.cell.seq_len), batch)
+
+
 def _job_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> Iterator[str]:
     """Warnings of large batches, of short jobs and of a deadline that may be missed."""
     job, deadline = ranking.workload, ranking.constraints.deadline_hours
-    batches = [row.batch_size * row.cell.recipe.micro_batches(row.batch_size) for row in rows]
-    few = sum(steps(job, batch) < FEW_STEPS * job.epochs for batch in batches)
+    few = sum(_steps(job, row) < FEW_STEPS * job.epochs for row in rows)
     if few:
         yield (
             f"Offers with fewer than {FEW_STEPS} optimizer steps per epoch: {few}. "

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpu_catalog.catalog import UnknownGpuError, load_catalog
@@ -77,6 +77,10 @@ def learning_request(options: LearnOptions) -> LearningRequest:
         GpuCheckError: the GPU of this machine is not in the catalog.
     """
     mistakes: list[Mistake] = []
+    if options.recipe.packing:
+        text = "learn trains on padded batches: leave it out"
+        mistakes.append(Mistake("packing", text))
+        options = replace(options, job=replace(options.job, packing=False))
     model, gpu = None, None
     with _noting(mistakes, "model", UnknownModelError):
         model = find_model(options.model)

@@ -7,7 +7,8 @@ from orchestrator.planning.plan import Plan, trial_task
 from orchestrator.run_folder.file_names import PLAN
 from orchestrator.running.recorder import ObservationRecorder
 from orchestrator.running.session import SweepSession
-from orchestrator.spec.job_tokens import shorter_lengths
+from orchestrator.spec.job import Job
+from orchestrator.spec.job_tokens import job_of, shorter_lengths
 from trials.local_runner import simulate_trials
 from trials.records.cell import Cell
 from trials.records.observation import by_cell
@@ -32,7 +33,7 @@ def simulate(session: SweepSession, plan: Plan, constants: EfficiencyConstants) 
             ObservationRecorder(session.writer, progress),
             Traces(report=progress.remark),
             constants,
-            partial(shorter_lengths, session.spec.workload),
+            partial(_shorter, session.spec.workload),
         )
     done = {task.cell for task in _tasks(session, cells) if next_probe(task, task.done) is None}
     plan = plan.model_copy(
@@ -43,6 +44,11 @@ def simulate(session: SweepSession, plan: Plan, constants: EfficiencyConstants) 
     )
     session.writer.write(PLAN, plan)
     return plan
+
+
+def _shorter(workload: Job, cell: Cell) -> tuple[int, ...]:
+    """Tokens per example to simulate beside the full length."""
+    return shorter_lengths(job_of(workload, cell.recipe, cell.seq_len), cell.seq_len)
 
 
 def _tasks(session: SweepSession, cells: list[Cell]) -> list[TrialTask]:

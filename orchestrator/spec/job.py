@@ -55,7 +55,10 @@ NO_OVERHEADS = Overheads(
 
 NOT_PACKED = "does not apply to preference data, which trainers do not pack: leave it out"
 
-Padding = Literal["longest", "grouped", "packed"]
+Padding = Literal["longest", "grouped", "packed", "best-fit"]
+
+PACKED: tuple[Padding, ...] = ("packed", "best-fit")
+"""Paddings whose rows hold several examples."""
 
 Seconds = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 
@@ -69,7 +72,8 @@ class JobTerms(Record):
         batch_size: batch size to price the job at; by default the fastest that was timed.
         overheads: time outside the steps.
         padding: composition of a batch: random examples padded to the longest of them
-            (``longest``), examples of similar length (``grouped``), or full rows (``packed``).
+            (``longest``), examples of similar length (``grouped``), full rows (``packed``), or rows
+            of whole examples (``best-fit``), as recipes with ``packing`` have them anyway.
         cutoff: tokens to which longer examples are truncated, or tokens of a packed row; by
             default no limit.
         pad_to_multiple: multiple to which the length of a batch is rounded up.
@@ -100,8 +104,8 @@ class Job(JobTerms):
 
     @model_validator(mode="after")
     def _rows_can_be_packed(self) -> Self:
-        if self.padding == "packed" and (self.lengths is None or self.cutoff is None):
+        if self.padding in PACKED and (self.lengths is None or self.cutoff is None):
             raise ValueError("packing needs lengths, and a cutoff (the tokens of a row)")
-        if self.padding == "packed" and self.lengths is not None and self.lengths.is_preference:
+        if self.padding in PACKED and self.lengths is not None and self.lengths.is_preference:
             raise ValueError(f"packing {NOT_PACKED}")
         return self

@@ -18,7 +18,7 @@ from orchestrator.datasets.lengths import (
 from orchestrator.datasets.preference import Preference, recognised_preference
 from orchestrator.datasets.rendering import Chat, Rendering, TextFields, parsed_template
 from orchestrator.datasets.source import DataError, DatasetSource, Mistake
-from orchestrator.spec.job import NOT_PACKED, Job, JobTerms
+from orchestrator.spec.job import NOT_PACKED, PACKED, Job, JobTerms
 from orchestrator.spec.validation_messages import shown
 from trials.child_process.token_counter import mention_own_tokenizer
 from trials.recipes.fields import PositiveInt
@@ -139,7 +139,7 @@ def _contradictions(request: JobRequest) -> Iterator[Mistake]:
 
 
 def _padding_problems(request: JobRequest) -> Iterator[Mistake]:
-    if request.padding == "packed" and request.cutoff is None:
+    if request.padding in PACKED and request.cutoff is None:
         yield Mistake("cutoff", "is missing: packing needs the number of tokens per row")
     if request.has_lengths or request.named not in {None, *PUBLISHED}:
         return
@@ -171,7 +171,7 @@ def _rendering(
         return None
     if preference is None:
         return requested_rendering(request, mistakes)
-    if request.padding == "packed":
+    if request.padding in PACKED:
         mistakes.append(Mistake("padding", f"'packed': {NOT_PACKED}"))
     return preference
 

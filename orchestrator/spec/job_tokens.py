@@ -5,17 +5,37 @@ In a job without lengths every example has the full sequence length.
 
 import math
 
-from orchestrator.spec.job import Job
+from fitting.points.packed_rows import rows_per_example
+from orchestrator.datasets.lengths import DataLengths
+from orchestrator.spec.job import PACKED, Job
+from trials.recipes.recipe import Recipe
 
 SIMULATED_PADDED = (1, 2, 3, 4, 8, 16)  # batch sizes whose padded lengths are simulated
+FULL = 0.99  # share of a packed row from which it counts as full
 ALIKE = 0.97  # a length of at least this share of another is not simulated as well
+
+
+def job_of(workload: Job, recipe: Recipe, seq_len: int) -> Job:
+    """Job in batches as a recipe has them: where it packs, in rows of ``seq_len`` tokens.
+
+    A job without lengths then has as many equal examples in a row as the recipe states.
+    """
+    if recipe.examples_per_row is None:
+        return workload
+    tokens = max(1, seq_len // recipe.examples_per_row)
+    lengths = workload.lengths or DataLengths(
+        source="assumed", histogram=((tokens, workload.examples),)
+    )
+    changes = {"padding": "best-fit", "cutoff": seq_len, "lengths": lengths}
+    return workload.model_copy(update=changes)
 
 
 def padded_tokens(workload: Job, batch_size: int, seq_len: int) -> float:
     """Expected tokens of each row of a full batch, padding included.
 
     Random batches padded to their longest (``Lengths.padded``), batches of like lengths
-    (``Lengths.grouped``), or packed rows, which are full. A step has ``batch_size`` times as many.
+    (``Lengths.grouped``), packed rows, which are full, or rows of whole examples, which are not
+    padded: they have fewer tokens. A step has ``batch_size`` times as many.
 
     Args:
         workload: the job.
@@ -27,11 +47,15 @@ def padded_tokens(workload: Job, batch_size: int, seq_len: int) -> float:
         return float(seq_len)
     if workload.padding == "packed":
         return float(_row_length(workload))
+    if workload.padding == "best-fit":
+        row = _row_length(workload)
+        mean = data.lengths.cut(row).mean / rows_per_example(data.histogram, row)
+        return float(row) if mean >= FULL * row else mean
     lengths = data.lengths if workload.cutoff is None else data.lengths.cut(workload.cutoff)
-    rows = min(batch_size, workload.examples)
+    size = min(batch_size, workload.examples)
     if workload.padding == "grouped":
-        return lengths.grouped(rows, workload.examples, workload.pad_to_multiple)
-    return lengths.padded(rows, workload.pad_to_multiple)
+        return lengths.grouped(size, workload.examples, workload.pad_to_multiple)
+    return lengths.padded(size, workload.pad_to_multiple)
 
 
 def shorter_lengths(workload: Job, seq_len: int) -> tuple[int, ...]:
@@ -66,7 +90,7 @@ def longest_tokens(workload: Job, seq_len: int) -> int:
     longest = longest_example(workload)
     if longest is None:
         return seq_len
-    if workload.padding == "packed":
+    if workload.padding in PACKED:
         return longest
     return -(-longest // workload.pad_to_multiple) * workload.pad_to_multiple
 
@@ -76,18 +100,22 @@ def longest_example(workload: Job) -> int | None:
     data = workload.lengths
     if data is None:
         return None
-    if workload.padding == "packed":
+    if workload.padding in PACKED:
         return _row_length(workload)
     return min(data.longest, workload.cutoff or data.longest)
 
 
 def rows(workload: Job) -> int:
-    """Rows of an epoch: its examples, or as many packed ones as their tokens fill.
+    """Rows of an epoch: its examples, or as many packed ones as they fill.
 
-    Examples are packed one after the other and cut where a row is full; no token is lost.
+    With ``packed``, examples follow one another and are cut where a row is full; no token is lost.
+    With ``best-fit``, a row holds whole examples, and examples longer than a row are truncated.
     """
-    if workload.padding != "packed" or workload.lengths is None:
+    if workload.padding not in PACKED or workload.lengths is None:
         return workload.examples
+    if workload.padding == "best-fit":
+        share = rows_per_example(workload.lengths.histogram, _row_length(workload))
+        return math.ceil(round(share * workload.examples, 6))
     tokens = workload.lengths.lengths.mean * workload.examples
     return math.ceil(round(tokens) / _row_length(workload))
 

@@ -43,6 +43,8 @@ def trl_defaults(
         "max_grad_norm": 1.0,
         # trl/trainer/sft_trainer.py:1144, sft_config.py:283; dpo_trainer.py:918
         "loss": TASK_LOSSES.get(task, "chunked"),
+        # trl/trainer/sft_config.py:222
+        "packing": False,
     }
     if method == "qlora":
         # TRL does not call PEFT's prepare_model_for_kbit_training.

@@ -41,6 +41,9 @@ class ReferenceCell:
         quantisation: format of the weights of ``qlora``.
         kbit_preparation: whether PEFT's ``prepare_model_for_kbit_training`` prepares the model.
         optimizer: ``adamw``, or ``adamw_foreach``: the Trainer's ``adamw_torch`` on a GPU.
+        packing: ``packed`` rows of two examples, or batches of twice as many examples that are
+            ``padding-free``; absent for batches as rows.
+        attention: ``sdpa`` or ``eager``.
     """
 
     method: str = "full"
@@ -57,6 +60,8 @@ class ReferenceCell:
     quantisation: str = "nf4"
     kbit_preparation: bool = False
     optimizer: str = "adamw"
+    packing: str | None = None
+    attention: str = "sdpa"
 
     @property
     def key(self) -> str:
@@ -76,6 +81,8 @@ class ReferenceCell:
             "clipped" if self.max_grad_norm is not None else None,
             "offloaded" if self.activation_offloading else None,
             self.adapters if self.adapters != "all-linear" else None,
+            self.packing,
+            "eager" if self.attention == "eager" else None,
         ]
         return "-".join(part for part in parts if part)
 
@@ -199,3 +206,20 @@ QUICK_PREFERENCE = tuple(
     }
 )
 """Cells that every run of the tests compares."""
+PACKED_QUICK = (
+    ReferenceCell("lora", "bf16-mixed", 1, "chunked", packing="packed"),
+    ReferenceCell("full", "fp32", 4, checkpointing=True, max_grad_norm=1.0, packing="padding-free"),
+    ReferenceCell("full", "bf16", 4, "chunked", packing="packed", attention="eager"),
+)
+"""Packed cells that every run of the tests compares."""
+PACKED = tuple(
+    ReferenceCell(method, precision, 4, loss, checkpointing, packing=packing, attention=attention)
+    for method, precision, checkpointing in (
+        ("full", "fp32", False),
+        ("full", "bf16", True),
+        ("lora", "bf16-mixed", False),
+    )
+    for packing, attention in product(("packed", "padding-free"), ("sdpa", "eager"))
+    for loss in LOSSES
+)
+"""Packed cells of the reference."""

@@ -9,7 +9,7 @@ from builders.observations import cpu
 
 from trainer_reference.cells import ADAPTERS, ReferenceCell
 from trainer_reference.counting import PeakCounter
-from trainer_reference.training import BATCH, LENGTH, RANK, SEED, TrainerRun
+from trainer_reference.training import BATCH, RANK, SEED, TrainerRun, tokens_per_row
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import with_defaults
@@ -39,9 +39,13 @@ def project_cell(cell: ReferenceCell, folder: Path) -> Cell:
         "loss": cell.loss,
         "task": cell.task,
         "reference": cell.reference,
+        "attention": cell.attention,
+        "packing": cell.packing is not None,
     }
     recipe = with_defaults(Recipe.model_validate(fields), find_model(name), cpu())
-    return Cell(gpu="cpu", model=name, weights="pretrained", recipe=recipe, seq_len=LENGTH)
+    return Cell(
+        gpu="cpu", model=name, weights="pretrained", recipe=recipe, seq_len=tokens_per_row(cell)
+    )
 
 
 def measure(
@@ -58,7 +62,10 @@ def measure(
     log_probs = run.reference_log_probs or [None] * len(run.batches)
     with PeakCounter(tuning.tensors(), with_origins=with_origins) as counter:
         for micro_batches, references in zip(run.batches, log_probs, strict=True):
-            batch = tuning.batch(torch.cat(micro_batches))
+            tokens = torch.cat(micro_batches)
+            if cell.packing is not None:
+                tokens = tokens.reshape(-1, ours.seq_len)
+            batch = tuning.batch(tokens)
             if references is not None:
                 batch = replace(batch, reference_log_probs=torch.cat(references))
             losses.append(tuning.step(batch, micro_batches=cell.accumulation))

@@ -16,7 +16,16 @@ from trl.trainer import sft_trainer
 from trainer_reference.cells import ADAPTERS, ReferenceCell
 from trainer_reference.counting import PeakCounter
 from trainer_reference.models import VOCABULARY, tokenizer
-from trainer_reference.training import BATCH, LEARNING_RATE, LENGTH, RANK, SEED, STEPS, TrainerRun
+from trainer_reference.training import (
+    BATCH,
+    LEARNING_RATE,
+    LENGTH,
+    RANK,
+    SEED,
+    STEPS,
+    TrainerRun,
+    tokens_per_row,
+)
 from trials.models.reference import set_evaluating
 from trials.training.finetune import model_tensors
 
@@ -91,7 +100,12 @@ def train(cell: ReferenceCell, folder: Path, *, with_origins: bool = False) -> T
     dtypes = {name: p.dtype for name, p in model.named_parameters()}
     trainer = kind(
         model=model,
-        args=SFTConfig(**arguments(cell, folder), max_length=None),
+        args=SFTConfig(
+            **arguments(cell, folder),
+            max_length=tokens_per_row(cell) if cell.packing == "packed" else None,
+            packing=cell.packing == "packed",
+            padding_free=cell.packing == "padding-free",
+        ),
         train_dataset=_examples(cell),
         processing_class=tokenizer(),
     )
@@ -131,7 +145,7 @@ def arguments(cell: ReferenceCell, folder: Path) -> dict[str, Any]:
     return {
         "output_dir": str(folder / "output"),
         "max_steps": STEPS,
-        "per_device_train_batch_size": BATCH,
+        "per_device_train_batch_size": 2 * BATCH if cell.packing == "padding-free" else BATCH,
         "optim": "adamw_torch" if cell.optimizer == "adamw_foreach" else "adamw_torch_fused",
         "gradient_accumulation_steps": cell.accumulation,
         "gradient_checkpointing": cell.checkpointing,
@@ -152,7 +166,8 @@ def arguments(cell: ReferenceCell, folder: Path) -> dict[str, Any]:
 
 def _examples(cell: ReferenceCell) -> Dataset:
     generator = torch.Generator().manual_seed(SEED)
-    shape = (STEPS * BATCH * cell.accumulation, LENGTH)
+    rows = STEPS * BATCH * cell.accumulation
+    shape = (rows * tokens_per_row(cell) // LENGTH, LENGTH)
     return Dataset.from_dict(
         {"input_ids": torch.randint(4, VOCABULARY, shape, generator=generator).tolist()}
     )
@@ -176,6 +191,7 @@ def base_model(cell: ReferenceCell, folder: Path) -> nn.Module:
     model = AutoModelForCausalLM.from_pretrained(
         folder / cell.model,
         dtype=dtype,
+        attn_implementation=cell.attention,
         quantization_config=quantised if cell.method == "qlora" else None,
     )
     set_evaluating(model)

@@ -4,12 +4,19 @@ from dataclasses import dataclass
 
 import torch
 
+from trainer_reference.cells import ReferenceCell
+
 STEPS = 10
 BATCH = 2
 LENGTH = 64
 RANK = 8
 SEED = 0
 LEARNING_RATE = 5e-5
+
+
+def tokens_per_row(cell: ReferenceCell) -> int:
+    """Tokens of a row of a batch: of an example, or of two that are packed."""
+    return LENGTH if cell.packing is None else 2 * LENGTH
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,9 @@ Target = Annotated[str, Field(pattern=r"^(all-linear|[A-Za-z_][A-Za-z0-9_.]*)$")
 TARGET_GROUPS = ("attention", "experts", "router", "all-linear")
 """Groups that ``lora_targets`` may name besides linear layers."""
 
+FEWEST_PACKED = 2
+"""Fewest examples in a packed row; one alone is not packed."""
+
 DTYPES: dict[Precision, tuple[Dtype, Dtype, Dtype | None]] = {
     "bf16": ("bf16", "bf16", None),
     "bf16-mixed": ("bf16", "fp32", "bf16"),
@@ -57,8 +60,13 @@ def _norm(value: float) -> float:
     return value
 
 
+def _with_rows(given: dict[str, Any]) -> dict[str, Any]:
+    is_open = given.get("packing") is True and given.get("examples_per_row") is None
+    return given | ({"examples_per_row": FEWEST_PACKED} if is_open else {})
+
+
 def _with_defaults(given: dict[str, Any]) -> dict[str, Any]:
-    filled = dict(given)
+    filled = _with_rows(given)
     task = filled.get("task")
     if task in TASK_LOSSES and filled.get("loss") is None:
         filled["loss"] = TASK_LOSSES[task]
@@ -135,8 +143,9 @@ class RecipeFields(Record):
         offload_optimizer: whether the host holds the optimizer state, in fp32, with a copy of the
             trained weights, and computes the update (ZeRO-Offload, by DeepSpeed). It needs g++.
         gradient_accumulation: micro-batches per optimizer step.
-        effective_batch: examples per optimizer step; each batch size is then a micro-batch, which
-            as many micro-batches accumulate to. None for a fixed number of micro-batches.
+        effective_batch: examples, or packed rows, per optimizer step; each batch size is then a
+            micro-batch, which as many micro-batches accumulate to. None for a fixed number of
+            micro-batches.
         max_grad_norm: norm that gradients are clipped to; None for no clipping.
         liger_kernels: whether RMSNorm, rotary embedding and SwiGLU are liger-kernel's; its loss is
             ``loss: liger``. It needs a CUDA GPU.
@@ -153,6 +162,12 @@ class RecipeFields(Record):
             ``adapter-off`` is a forward pass of the model without its adapters, ``separate`` one of
             a frozen second model, ``precomputed`` reads them with the batch. By default that of
             TRL: ``separate`` for method full, else ``adapter-off``.
+        packing: whether examples are packed into rows of the sequence length. The rows of a
+            micro-batch form one sequence with position ids that restart at each example, so that
+            attention keeps the examples apart. It is TRL's ``packing`` with its default strategy,
+            best-fit decreasing; batch sizes count rows.
+        examples_per_row: examples in a packed row, of equal length; only for ``packing``, by
+            default 2.
     """
 
     method: Method
@@ -182,6 +197,8 @@ class RecipeFields(Record):
     loss: Loss = "full-logits"
     task: Task = "sft"
     reference: Reference | None = None
+    packing: Switch = False
+    examples_per_row: Annotated[int, Field(strict=True, ge=FEWEST_PACKED)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -209,6 +226,11 @@ class RecipeFields(Record):
     def compute_dtype(self) -> Dtype:
         """Dtype of matrix products."""
         return self.autocast or self.base_dtype
+
+    @property
+    def has_square_mask(self) -> bool:
+        """Whether attention takes a mask with a row and a column for each token of a batch."""
+        return self.packing and self.attention != "flash_attention_2"
 
     @property
     def has_own_adapter_dtype(self) -> bool:

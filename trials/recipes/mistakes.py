@@ -35,6 +35,11 @@ def misplaced(recipe: RecipeFields) -> list[str]:
         wrong.append(
             "double_quantisation does not apply to quantisation int8: remove it, or use nf4 or fp4"
         )
+    if recipe.examples_per_row is not None and not recipe.packing:
+        wrong.append(
+            f"examples_per_row {recipe.examples_per_row} does not apply without packing: remove "
+            "it, or add packing: true"
+        )
     targets = recipe.lora_targets or ()
     wrong += [
         f"{name} {_plain(names)} has a duplicate: remove it"
@@ -78,6 +83,7 @@ def incompatible(recipe: RecipeFields) -> list[str]:
         *wrong,
         *_incompatible_adapters(recipe),
         *_incompatible_with_compilation(recipe),
+        *_incompatible_with_packing(recipe),
         *_incompatible_with_task(recipe),
     ]
 
@@ -169,6 +175,12 @@ def _incompatible_with_offloading(recipe: RecipeFields) -> list[str]:
             f"precision {recipe.precision}: leave adapter_dtype out"
         )
     return wrong
+
+
+def _incompatible_with_packing(recipe: RecipeFields) -> list[str]:
+    if not recipe.packing or recipe.task == "sft":
+        return []
+    return [f"packing does not support task {recipe.task}, whose trainer pads: leave it out"]
 
 
 def _plain(value: object) -> str:

@@ -87,5 +87,6 @@ class Recipe(RecipeFields):
             "liger-kernels" if self.liger_kernels else None,
             f"compiled-{self.compile}" if self.compile else None,
             self.loss if self.loss != TASK_LOSSES.get(self.task, "full-logits") else None,
+            f"packed{self.examples_per_row}" if self.packing else None,
         ]
         return "-".join(part for part in parts if part is not None)

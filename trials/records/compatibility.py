@@ -49,11 +49,16 @@ def impossible_on_model(recipe: Recipe, model: Model) -> str | None:
             f"liger_kernels: not supported for {model.name} ({model.family}), but for "
             f"{', '.join(LIGER_FAMILIES)}: leave liger_kernels out"
         )
-    return _impossible_method(recipe, model)
+    return _impossible_on_mamba(recipe, model) or _impossible_targets(recipe, model)
 
 
-def _impossible_method(recipe: Recipe, model: Model) -> str | None:
+def _impossible_on_mamba(recipe: Recipe, model: Model) -> str | None:
     targets = set(recipe.lora_targets or ())
+    if recipe.packing and (model.has_mamba or not model.has_attention):
+        return (
+            f"packing is not possible with {model.name}: position ids do not reach its layers "
+            "without attention, whose state would run on from example to example: use padding"
+        )
     if model.has_mamba and recipe.method == "qlora":
         return (
             f"method qlora is not possible with {model.name}: Mamba layers use their matrices as "
@@ -68,6 +73,11 @@ def _impossible_method(recipe: Recipe, model: Model) -> str | None:
             "matrices past the adapter: use method full, or lora_targets of attention, experts and "
             "router where it has them"
         )
+    return None
+
+
+def _impossible_targets(recipe: Recipe, model: Model) -> str | None:
+    targets = set(recipe.lora_targets or ())
     if model.experts is not None and "all-linear" in targets and recipe.experts == "grouped":
         return (
             f"lora_targets all-linear: the experts of {model.name} are linear layers only when "

@@ -110,9 +110,7 @@ class ParameterCounts(Record):
 
 
 class Built(Record):
-    """Properties of the built model, read from its modules and from the operators of one step.
-
-    A trial compares them with the recipe before it measures anything.
+    """Properties of the built model, from its modules and one step; a trial checks them first.
 
     Attributes:
         parameters: parameter counts.
@@ -131,6 +129,7 @@ class Built(Record):
         compiled_graphs, graph_breaks: graphs that a step compiled, and its returns to Python.
         sequences: sequences of a forward pass with gradients, in a batch of one example.
         reference: the ``Recipe.reference`` of a pass without gradients; absent without such a pass.
+        separates_examples: whether attention keeps the examples of a packed row apart.
     """
 
     parameters: ParameterCounts
@@ -153,6 +152,7 @@ class Built(Record):
     graph_breaks: int = 0
     sequences: int = 1
     reference: str | None = None
+    separates_examples: bool = False
 
 
 class DeviceReading(Record):

@@ -40,7 +40,7 @@ class TraceRequest(Record):
     """Request to trace one cell; the trace serves any GPU.
 
     Attributes:
-        batch_size: batch size to trace; absent for the two that determine all sizes from
+        batch_size: batch size to trace; absent for the two or three that determine all sizes from
             ``SMALLEST`` on.
         whole: whether to trace every layer.
         with_updates: whether to trace the optimizer's updates, which another trace may provide.
@@ -61,7 +61,8 @@ class TraceRequest(Record):
         experts, active = self.cell.experts or 1, self.cell.active_experts or 1
         unit = experts // math.gcd(self.cell.seq_len * active, experts)
         first = unit * -(-SMALLEST // unit)
-        return (first, 2 * first)
+        number = 3 if self.cell.recipe.has_square_mask else 2
+        return tuple(first * n for n in range(1, number + 1))
 
     @property
     def key(self) -> str:
@@ -121,7 +122,8 @@ def not_simulated(recipe: Recipe, model: Model, gpu: Gpu) -> str | None:
         )
     if recipe.compile is not None:
         return f"compile {recipe.compile} is not simulated: leave it out, or measure"
-    if recipe.attention == "sdpa" and model.has_grouped_queries and not _since(gpu, AMPERE):
+    has_shared_heads = model.has_grouped_queries and not recipe.packing  # a mask repeats them
+    if recipe.attention == "sdpa" and has_shared_heads and not _since(gpu, AMPERE):
         return (
             f"below compute capability {AMPERE} sdpa has no kernel for the grouped "
             f"queries of {model.name}, and its fallback is not simulated: use eager"
@@ -133,14 +135,20 @@ def approximations(cell: Cell, model: Model, gpu: Gpu) -> tuple[str, ...]:
     """Differences between the traced operators of a cell and those its GPU would run."""
     recipe = cell.recipe
     has_scan = recipe.mamba == "mamba-ssm"
-    uses_sdpa = recipe.attention == "sdpa"
+    uses_sdpa = recipe.attention == "sdpa" and not recipe.packing
+    uses_flash = recipe.attention == "flash_attention_2"
     # In fp32 no fused kernel takes shared heads: PyTorch's own steps are traced.
     is_fused = uses_sdpa and not (recipe.compute_dtype == "fp32" and model.has_grouped_queries)
     takes_flash = recipe.compute_dtype != "fp32" and _since(gpu, AMPERE)
     is_windowed = model.window is not None and cell.seq_len > model.window
     stands_in = {
-        "FlashAttention-2 is traced as PyTorch's own FlashAttention-2 kernel": recipe.attention
-        == "flash_attention_2",
+        "FlashAttention-2 is traced as PyTorch's own FlashAttention-2 kernel": uses_flash
+        and not recipe.packing,
+        "FlashAttention-2 is traced by the declared outputs and memory of its varlen kernel": (
+            uses_flash and recipe.packing
+        ),
+        "sdpa is traced as PyTorch's memory-efficient kernel with a mask; its backward pass takes "
+        "declared memory": recipe.attention == "sdpa" and recipe.packing,
         f"the attention window of {model.window} tokens is traced as full attention": is_windowed
         and recipe.attention in {"flash_attention_2", "sdpa"},
         "sdpa is traced by the declared outputs and memory of its FlashAttention-2": is_fused

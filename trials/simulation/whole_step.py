@@ -1,4 +1,6 @@
-"""Steps of the whole model at any batch size, from traces at one or two batch sizes."""
+"""Steps of the whole model at any batch size, from traces at one to three batch sizes."""
+
+import math
 
 import numpy as np
 
@@ -24,10 +26,12 @@ UNIT = 512  # the allocator's smallest block; sizes are multiples of it
 class Steps:
     """Two steps of a whole model: the first, and one like all later ones.
 
-    Sizes and work are affine in the batch size, so two traced batch sizes determine all others.
+    Sizes and work are polynomials of the batch size: of the first degree, or of the second where a
+    mask has a row and a column for each token of the batch. So two or three traced batch sizes
+    determine all others.
 
     Args:
-        trace: traces at one or two batch sizes.
+        trace: traces at one to three batch sizes.
         micro_batches: forward and backward passes per step.
 
     Attributes:
@@ -117,8 +121,11 @@ class Steps:
             return numbers[0]
         if len(numbers) == 1:
             raise StructureError(f"batch size {batch_size} was not traced")
-        part = (batch_size - self._sizes[0]) / (self._sizes[1] - self._sizes[0])
-        return numbers[0] + part * (numbers[1] - numbers[0])
+        total = np.zeros_like(numbers[0])
+        for size, traced in zip(self._sizes, numbers, strict=True):  # Lagrange's formula
+            others = [other for other in self._sizes if other != size]
+            total += traced * math.prod((batch_size - other) / (size - other) for other in others)
+        return total
 
 
 def _in_blocks(sizes: IntArray) -> IntArray:

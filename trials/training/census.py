@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from trials.models.experts import experts_in_use
 from trials.models.fused_head import loss_in_use
@@ -30,6 +31,7 @@ PRODUCTS = (
     *("aten::mm", "aten::addmm", "aten::bmm", "aten::_grouped_mm"),
     *("bitsandbytes::gemm_4bit", "bitsandbytes::int8_mixed_scaled_mm"),
 )
+MASK_DIMENSIONS = 4
 
 
 class StepCensus:
@@ -55,6 +57,7 @@ class StepCensus:
         self._loss = ""
         self._offloaded = 0
         self._liger_layers: tuple[str, ...] = ()
+        self._has_blocks: list[bool] = []  # of each call of a layer
         self._hooks = [
             model.register_forward_pre_hook(self._pass, with_kwargs=True),
             model.register_forward_hook(self._note_loss),
@@ -63,6 +66,7 @@ class StepCensus:
             self._hooks.append(reference.register_forward_pre_hook(self._pass_of_reference))
         for index, layer in enumerate(self._layers):
             recomputed = self._noting_recomputed(index)
+            self._hooks.append(layer.register_forward_pre_hook(self._note_mask, with_kwargs=True))
             self._hooks += [c.register_forward_pre_hook(recomputed) for c in layer.children()]
 
     def note(self, operator: str, result: Any) -> None:
@@ -107,6 +111,8 @@ class StepCensus:
             liger_layers=self._liger_layers,
             sequences=self._sequences,
             reference=self._reference,
+            separates_examples=bool(self._has_blocks and all(self._has_blocks))
+            or any("varlen" in kernel for kernel in self._kernels),
         )
 
     def _pass(self, model: nn.Module, _args: object, kwargs: dict[str, Any]) -> None:
@@ -120,6 +126,10 @@ class StepCensus:
         if not torch.is_grad_enabled():
             self._reference = "separate"
 
+    def _note_mask(self, _layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        masks = [t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor)]
+        self._has_blocks.append(any(_separates(t) for t in masks if t.dim() == MASK_DIMENSIONS))
+
     def _note_loss(self, _model: nn.Module, _inputs: object, output: Any) -> None:
         if torch.is_grad_enabled():
             self._loss = loss_in_use(output.loss)
@@ -131,6 +141,17 @@ class StepCensus:
                 self._recomputed.add(layer)
 
         return note
+
+
+def _separates(mask: torch.Tensor) -> bool:
+    """Whether a mask (batch, heads, queries, keys) hides the first token from the last one.
+
+    A fake tensor has no values: there, a mask as such counts.
+    """
+    if isinstance(mask, FakeTensor):
+        return True
+    score = mask[0, 0, -1, 0].item()
+    return score is False or score < -1
 
 
 def _parameters(model: nn.Module) -> ParameterCounts:

@@ -28,6 +28,7 @@ from trials.training.compilation import (
     forget_graphs,
     uncompiled,
 )
+from trials.training.loss import model_inputs
 from trials.training.optimizers import Stepper, make_stepper
 from trials.training.tasks.batch import TaskBatch
 from trials.training.tasks.losses import LossOf, precomputed_log_probs, step_losses
@@ -186,7 +187,7 @@ class FineTuning:
     def forward(self, tokens: torch.Tensor) -> None:
         """Run a forward pass without gradients, in the precision of a step."""
         with torch.no_grad(), autocast_to(self._cell.recipe.autocast, self._device.type):
-            self.model(input_ids=tokens)
+            self.model(**model_inputs(tokens, self._cell.recipe))
 
     def tensors(self) -> list[torch.Tensor]:
         """Tensors of the model itself and of a separate reference (``model_tensors``)."""

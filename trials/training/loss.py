@@ -1,12 +1,14 @@
 """Losses of a step: one for each micro-batch, as transformers' Trainer computes them."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
 
 from trials.models.fused_head import IGNORED
 from trials.recipes.recipe import Recipe
+from trials.training.tasks.packing import packed_inputs, packed_labels
 
 
 def micro_batch_losses(
@@ -34,6 +36,13 @@ def micro_batch_losses(
         )
 
 
+def model_inputs(tokens: torch.Tensor, recipe: Recipe) -> dict[str, Any]:
+    """Arguments of a model for a micro-batch of token ids, (batch, length)."""
+    if recipe.examples_per_row is None:
+        return {"input_ids": tokens}
+    return packed_inputs(tokens, recipe.examples_per_row)
+
+
 def batch_loss(
     model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor, recipe: Recipe
 ) -> torch.Tensor:
@@ -45,10 +54,13 @@ def batch_loss(
         labels: (batch, length) token ids, -100 for tokens without a loss.
         recipe: with the loss and the precision.
     """
+    inputs = model_inputs(tokens, recipe)
+    if recipe.packing:
+        labels = packed_labels(labels, inputs["position_ids"])
     if recipe.loss != "full-logits":
-        fused: torch.Tensor = model(input_ids=tokens, labels=labels, fused_lm_head=True).loss
+        fused: torch.Tensor = model(**inputs, labels=labels, fused_lm_head=True).loss
         return fused
-    output = model(input_ids=tokens, labels=labels)
+    output = model(**inputs, labels=labels)
     if recipe.autocast is not None:
         # accelerate hands the trainer every output in fp32, as a copy beside the loss's own.
         output.logits = output.logits.float()

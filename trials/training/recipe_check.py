@@ -84,6 +84,8 @@ def _compared_model(recipe: Recipe, built: Built, implied: ParameterCounts) -> I
         ran = any(operator in kernel for kernel in built.kernels)
         if not (attention == recipe.attention == "sdpa"):
             yield f"{operator} operators", recipe.attention == attention, ran
+    if recipe.packing:
+        yield "attention within packed examples", True, built.separates_examples
     yield "experts", recipe.experts, built.experts
     yield "mamba", recipe.mamba, built.mamba
     yield "sequences per example", recipe.sequences, built.sequences

@@ -46,8 +46,10 @@ HISTOGRAM = """
 --length-histogram FILE.csv
                          histogram of lengths instead of a data set: columns tokens and examples
 """
-BATCHING = """
+WRAPPING = """
 --packing                pack examples into full rows of --cutoff tokens, without padding
+"""
+GROUPING = """
 --group-by-length        batch examples of similar length (default: random batches, padded to the
                          longest example)
 """
@@ -150,6 +152,10 @@ RECIPE = """
                          prepare_model_for_kbit_training does (default: off)
 --attention {eager,sdpa,flash_attention_2}
                          attention kernel (default: sdpa)
+--[no-]packing           pack whole examples into rows of the sequence length, with position ids
+                         that keep them apart, as TRL's packing does; batch sizes count rows
+                         (default: off)
+--examples-per-row N     examples in a packed row (default: as the data fill it, else 2)
 --experts {looped,grouped}
                          run experts one after the other or in one grouped kernel (default: looped
                          where adapters or quantised weights need it, else grouped)
@@ -170,6 +176,7 @@ def add_recipe(
     add_table(
         command,
         table,
+        examples_per_row=positive,
         lora_alpha=positive,
         lora_dropout=not_negative,
         lora_rank=positive,
@@ -185,10 +192,10 @@ def add_examples(
     command.add_argument("--queries", dest="examples", type=positive, help=argparse.SUPPRESS)
 
 
-def add_dataset(command: argparse.ArgumentParser) -> None:
+def add_dataset(command: argparse.ArgumentParser, *, batching: str = WRAPPING + GROUPING) -> None:
     """Add the data set of a job, and how batches are made of it."""
     add_table(command, DATASET + RENDERING + HISTOGRAM)
-    add_table(command.add_mutually_exclusive_group(), BATCHING)
+    add_table(command.add_mutually_exclusive_group(), batching)
 
 
 def add_overheads(command: argparse.ArgumentParser) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from orchestrator.cli.options.groups import (
     CONSTRAINTS,
+    GROUPING,
     HISTOGRAM,
     MODEL,
     PRICES,
@@ -105,7 +106,7 @@ def add_estimate(commands: Any) -> None:
     add_table(estimate, STEP, active_experts=positive, seq_len=positive, batch_size=batch_size)
     add_examples(estimate, "number of training examples (default: those of --dataset, or 15000)")
     add_table(estimate, "--epochs EPOCHS  number of epochs (default: 10)", epochs=positive)
-    add_dataset(estimate)
+    add_dataset(estimate, batching=GROUPING)
     add_table(estimate, RESULTS, routing_draws=positive)
     add_overheads(estimate)
     estimate.set_defaults(gpu="all")

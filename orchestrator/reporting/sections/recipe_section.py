@@ -100,6 +100,7 @@ def plainness(recipe: Recipe) -> tuple[object, ...]:
         recipe.compile is not None,
         recipe.experts == "looped",
         recipe.loss != "full-logits",
+        recipe.packing,
     )
     methods = ("full", "lora", "qlora")
     return (methods.index(recipe.method), sum(departures), recipe.attention != "eager", recipe.key)
@@ -246,6 +247,7 @@ def _words(recipe: Recipe) -> tuple[str | None, ...]:
         "not compiled" if recipe.compile is None else f"compiled {recipe.compile}",
         "Liger's layers" if recipe.liger_kernels else "transformers' layers",
         LOSSES[recipe.loss],
+        f"{recipe.examples_per_row} packed examples a row" if recipe.packing else "not packed",
     )
 
 

@@ -8,7 +8,7 @@ from orchestrator.estimating.estimate_records import Price
 from orchestrator.pricing.catalog_file import OWN
 from orchestrator.ranking.ranked_offer import RankedOffer, Ranking, comparable
 from orchestrator.spec.job import Job
-from orchestrator.spec.job_tokens import steps
+from orchestrator.spec.job_tokens import job_of, steps
 from trials.records.cell import Cell
 from trials.records.observation import Basis
 
@@ -54,7 +54,8 @@ class Recommendation:
         """Optimizer steps of an epoch where they are too few to train well, else nothing."""
         row = self.best
         batch = row.batch_size * row.cell.recipe.micro_batches(row.batch_size)
-        per_epoch = steps(self.job, batch) // self.job.epochs
+        job = job_of(self.job, row.cell.recipe, row.cell.seq_len)
+        per_epoch = steps(job, batch) // job.epochs
         return f" ({per_epoch} optimizer steps an epoch)" if per_epoch < FEW_STEPS else ""
 
     def _alternatives(self) -> Iterator[tuple[str, RankedOffer]]:

@@ -101,6 +101,7 @@ class TracedCensus(StepCensus):
         uses_flash = self._fake.recipe.attention == FLASH
         names = {
             "simulated::attention": "flash_attn" if uses_flash else "scaled_dot_product",
+            "simulated::varlen_attention": "flash_attn::_flash_attn_varlen_forward",
             "simulated::convolved": "causal_conv1d",
         }
         name = operator.partition(".")[0]
@@ -113,7 +114,9 @@ class TracedCensus(StepCensus):
             RecipeError: they are not.
         """
         built = self.built(self._facts, optimizer="")
-        stands_in: dict[str, Any] = {"sequences": built.sequences // batch_size}
+        stands_in: dict[str, Any] = {}
+        if not cell.recipe.packing:  # the rows of a packed batch are one sequence
+            stands_in["sequences"] = built.sequences // batch_size
         if cell.recipe.attention == FLASH and built.attention == "sdpa":
             stands_in["attention"] = FLASH
         if built.mamba == "reference" and self._facts.family not in SCANS_WHOLE:

@@ -27,6 +27,7 @@ from trials.simulation.tracing.kernels.fused_heads import give_head
 from trials.simulation.tracing.kernels.fused_kernels import as_on_gpu, scores_capped_within
 from trials.simulation.tracing.kernels.liger_layers import give_liger_layers, liger_rope
 from trials.simulation.tracing.kernels.mamba_kernels import install_simulated_mamba
+from trials.simulation.tracing.kernels.packed_attention import varlen_by_simulation
 from trials.simulation.tracing.layer_repetition import RepeatedLayers, mark_passes
 from trials.simulation.tracing.tracer import Tracer, UntraceableError, fake_like
 from trials.simulation.tracing.watchdog import innermost_module
@@ -151,9 +152,10 @@ class TraceableCell:
         torch.set_autocast_enabled("cuda", autocast is not None)
         torch.set_autocast_dtype("cuda", DTYPES[autocast or "fp16"])
         try:
-            capped = scores_capped_within() if self._recipe.attention == FLASH else nothing
+            flash = varlen_by_simulation if self._recipe.packing else scores_capped_within
+            fused = flash() if self._recipe.attention == FLASH else nothing
             rope = liger_rope(self._model) if self._recipe.liger_kernels else nothing
-            with as_on_gpu(), capped, rope:
+            with as_on_gpu(), fused, rope:
                 yield
         finally:
             torch.set_autocast_enabled("cuda", before[0])
@@ -274,7 +276,9 @@ class _Step:
         held += self._untraced.parameters
         self._pass = -1
         note = None if census is None else census.note
-        self._tracer = Tracer(shares, held, with_workspaces=cell.is_on_gpu, note=note)
+        self._tracer = Tracer(
+            shares, held, with_workspaces=cell.is_on_gpu, is_packed=cell.recipe.packing, note=note
+        )
         cell.link.tracer = self._tracer
         self._trainable = [p for p in cell.model.parameters() if p.requires_grad]
         self._hooks = [

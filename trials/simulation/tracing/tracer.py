@@ -86,6 +86,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         shares: returns the number of set entries of a routing mask; called once per use.
         already_live: tensors made before the step.
         with_workspaces: whether to record the workspaces that kernels of a GPU take.
+        is_packed: whether the batch has several examples in a row.
         note: called with the name and the result of each operator, once for equal arguments.
     """
 
@@ -95,12 +96,14 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         already_live: Sequence[torch.Tensor],
         *,
         with_workspaces: bool,
+        is_packed: bool = False,
         note: Callable[[str, Any], None] | None = None,
     ) -> None:
         super().__init__()
         self.note_operator = note
         self._shares = shares
         self._with_workspaces = with_workspaces
+        self._is_packed = is_packed
         self._names: dict[int, int] = {}
         self._next_name = 0
         self._events: list[tuple[int, int, int, Numbers]] = []
@@ -235,7 +238,8 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         if self.name_of(tensor) not in self._counters:
             self.event(Kind.WAITED, 0, NO_NUMBERS)
         if tensor.dtype == torch.bool:
-            return True  # no padding and no packing
+            # No padding, and one example in each row unless they are packed.
+            return not (self._is_packed and self.segment not in UPDATES)
         overflow = tensor.untyped_storage()._cdata == self._overflows  # noqa: SLF001 - as StorageWatch
         one = 0 if overflow else 1
         return float(one) if tensor.is_floating_point() else one
@@ -291,7 +295,7 @@ def _shaped_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _is_mask_check() -> bool:
-    """Whether transformers reads a number to decide on masks; the answer is: no padding."""
+    """Whether transformers reads a number to decide on masks; of padding or packed examples."""
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - the only way to find the caller
     while frame is not None:
         if frame.f_globals.get("__name__") == "transformers.masking_utils":

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from trials.simulation.recording import OperatorClass, Rate
 from trials.simulation.tracing.kernels.eight_bit_products import eight_bit_products
+from trials.simulation.tracing.kernels.packed_attention import masked_attention
 from trials.simulation.tracing.operator_costs import (
     KERNELS,
     DeclaredKernel,
@@ -235,6 +236,8 @@ def _scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - PyTorch's signatu
         # As autocast does for PyTorch's own function, which this one stands in for.
         dtype = torch.get_autocast_dtype("cpu")
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    if attn_mask is not None:
+        return masked_attention(query, key, value, attn_mask, dropout_p, scale)
     if query.dtype == torch.float32 and enable_gqa and key.shape[1] < query.shape[1]:
         # FlashAttention takes no fp32, and the memory-efficient kernel no grouped queries: PyTorch
         # falls back to plain products, and keeps every score.
