@@ -52,7 +52,10 @@ class Observed(Trainer):
         samples, count = super().get_batch_samples(_unseen(epoch_iterator), *args)
         self.counter.note(samples)
         with _disable_current_modes():  # the copies are on no device
-            copies = [{k: torch.tensor(v.tolist()) for k, v in s.items()} for s in samples]
+            copies = [
+                {k: torch.tensor(v.tolist()) for k, v in s.items() if isinstance(v, torch.Tensor)}
+                for s in samples
+            ]
         self.batches.append(copies)
         return samples, count
 
