@@ -327,7 +327,6 @@ def _seq_len(seq_len: int | None, job: Job, recipe: Recipe | None) -> int:
 
 
 def _row_length(seq_len: int | None, job: Job) -> int:
-    """Tokens of a packed row."""
     if job.padding == "grouped":
         raise EstimateError("--packing and --group-by-length exclude each other: give one")
     row = seq_len or job.cutoff
