@@ -232,10 +232,10 @@ def _gap_notes(estimates: Sequence[Estimated], question: Question) -> Iterator[s
 
 
 def _lengths(rows: Sequence[Estimate], question: Question) -> str:
-    """Lengths, in tokens per example or packed row, at which memory and times are predicted."""
+    """Lengths, in tokens per row of a batch, at which memory and times are predicted."""
     longest, padded = rows[0].seq_len, sorted(row.tokens_per_example for row in rows)
-    is_packed = question.recipe.packing
-    unit, padding = ("packed row", "") if is_packed else ("example", " including padding")
+    unit = question.recipe.row
+    padding = "" if question.recipe.packing else " including padding"
     if padded[0] == longest:
         return f"{longest} tokens per {unit}"
     most = "" if round(padded[-1]) == round(padded[0]) else f" to {padded[-1]:.0f}"

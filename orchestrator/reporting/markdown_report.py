@@ -218,7 +218,7 @@ def _ranking_section(ranking: Ranking) -> str:
         cell = rows[0].cell
         parts.append(
             f"**{model_name(cell)}**, {cell.recipe.key}, experts: {_routing(cell)}, "
-            f"{cell.seq_len} tokens per example"
+            f"{cell.seq_len} tokens per {cell.recipe.row}"
         )
         shown = [row for row in rows if row.rank <= MOST_OFFERS or row.pareto]
         parts.append(records_table({"": _rank_text(row), **_offer(row)} for row in shown))

@@ -38,6 +38,13 @@ class Recipe(RecipeFields):
         return whole if whole is not None and 1 < whole <= limit else None
 
     @property
+    def row(self) -> str:
+        """Name of one row of a batch, whose length is the cell's."""
+        if self.packing:
+            return "packed row"
+        return "example" if self.sequences == 1 else "sequence of a pair"
+
+    @property
     def extras(self) -> tuple[str, ...]:
         """Optional packages that this recipe needs, sorted."""
         needed = {
