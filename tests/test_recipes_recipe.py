@@ -184,8 +184,14 @@ def test_dpo_has_the_reference_and_the_loss_of_its_trainer() -> None:
             "experts grouped cannot be quantised",
         ),
         (
-            {"method": "lora", "lora_rank": 8, "lora_targets": ("experts",), "experts": "grouped"},
-            "adapters on experts",
+            {
+                "method": "lora",
+                "lora_rank": 8,
+                "lora_targets": ("experts",),
+                "experts": "grouped",
+                "lora_dropout": 0.1,
+            },
+            "lora_dropout .* adapters on grouped experts",
         ),
         ({"method": "full", "reference": "separate"}, "reference separate .* sft"),
         ({"method": "full", "task": "dpo", "reference": "adapter-off"}, "needs adapters"),

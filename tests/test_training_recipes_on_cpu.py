@@ -48,6 +48,7 @@ AXES = [
     (LLAMA, recipe("lora", dora=True, lora_targets=("attention", "embed_tokens", "lm_head"))),
     (LLAMA, recipe("lora", dora=True, lora_dropout=0.1, precision="bf16-mixed")),
     (MIXTRAL, recipe("qlora", dora=True, precision="bf16", gradient_checkpointing=True)),
+    *((m, recipe("lora", lora_targets=("experts",), experts="grouped")) for m in MOE),
     (LLAMA, recipe("full", attention="eager")),
     (LLAMA, recipe("full", attention="sdpa", gradient_checkpointing=True)),
     (LLAMA, recipe("full", optimizer="adamw_8bit")),

@@ -15,6 +15,7 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "all-linear": {},
     "saved": {"modules_to_save": ("embed_tokens", "lm_head")},
     "head": {"lora_targets": ("all-linear", "lm_head", "embed_tokens")},
+    "experts": {"lora_targets": ("attention", "experts"), "experts": "grouped"},
     "dora": {"dora": True},
     "dora-dropout": {"dora": True, "lora_dropout": 0.1},
 }
@@ -151,6 +152,8 @@ QUICK_ADAPTERS = (
     ReferenceCell("qlora", "bf16", checkpointing=True, adapters="saved"),
     ReferenceCell("lora", "bf16-mixed", 4, adapters="head"),
     ReferenceCell("qlora", "fp32", checkpointing=True, adapters="head"),
+    ReferenceCell("lora", "bf16-mixed", 4, model="mixtral", adapters="experts"),
+    ReferenceCell("lora", "fp32", checkpointing=True, model="mixtral", adapters="experts"),
     ReferenceCell("lora", "bf16-mixed", 4, max_grad_norm=1.0, adapters="dora"),
     ReferenceCell("qlora", "bf16", 4, checkpointing=True, adapters="dora"),
     ReferenceCell("lora", "fp32", loss="chunked", adapters="dora-dropout"),
@@ -159,7 +162,7 @@ QUICK_ADAPTERS = (
 COMPARED_ADAPTERS = tuple(
     ReferenceCell(method, precision, accumulation, loss, checkpointing, adapters=adapters)
     for adapters, method, precision, accumulation, loss, checkpointing in product(
-        [name for name in ADAPTERS if name != "all-linear"],
+        [name for name in ADAPTERS if name not in {"all-linear", "experts"}],
         ("lora", "qlora"),
         PRECISIONS,
         ACCUMULATIONS,

@@ -24,6 +24,13 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
     "llama-tied": {"model_type": "llama", "tie_word_embeddings": True},
     "mistral": {"model_type": "mistral", "sliding_window": None},
+    "mixtral": {
+        "model_type": "mixtral",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "router_aux_loss_coef": 0.0,  # TRL adds this loss, a step of the project does not
+        "sliding_window": None,
+    },
     "qwen2": {"model_type": "qwen2", "tie_word_embeddings": False},
     "qwen2-tied": {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3", "tie_word_embeddings": True, "head_dim": 48},

@@ -176,6 +176,14 @@ def _examples(cell: ReferenceCell) -> Dataset:
     )
 
 
+def _targets(names: tuple[str, ...]) -> dict[str, Any]:
+    """Targets of PEFT for those of a recipe."""
+    if "experts" in names:
+        parameters = ["experts.gate_up_proj", "experts.down_proj"]
+        return {"target_modules": [*LINEARS[:4]], "target_parameters": parameters}
+    return {"target_modules": [*LINEARS, *names[1:]]}
+
+
 def base_model(cell: ReferenceCell, folder: Path) -> nn.Module:
     """Model as a user of the trainer would load it, without adapters."""
     in_fp32 = cell.precision in ("fp32", "fp32-mixed-load") or (
@@ -210,7 +218,7 @@ def lora_config(cell: ReferenceCell) -> LoraConfig:
         r=RANK,
         lora_alpha=2 * RANK,
         lora_dropout=fields.get("lora_dropout", 0.0),
-        target_modules=[*LINEARS, *fields.get("lora_targets", ())[1:]],
+        **_targets(fields.get("lora_targets", ("all-linear",))),
         use_dora=fields.get("dora", False),
         modules_to_save=fields.get("modules_to_save"),
         task_type="CAUSAL_LM",

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from trials.models.experts import is_fused
 from trials.recipes.fields import TARGET_GROUPS
 from trials.recipes.recipe import Recipe
 
@@ -37,6 +38,7 @@ def lora_targets(model: nn.Module, recipe: Recipe) -> list[str]:
     layers_of_target: dict[str, list[str]] = {
         target: [n for n, is_outer in layers.items() if is_meant(target, n, is_outer=is_outer)]
         for target in recipe.lora_targets or ()
+        if not (target == "experts" and expert_parameters(model, recipe))
     }
     for target, names in layers_of_target.items():
         if not linears:
@@ -55,6 +57,19 @@ def lora_targets(model: nn.Module, recipe: Recipe) -> list[str]:
     last_parts = {name.rpartition(".")[2] for name in targets}
     matches = {name for name, _ in model.named_modules() if name.rpartition(".")[2] in last_parts}
     return sorted(last_parts if matches == targets else targets)
+
+
+def expert_parameters(model: nn.Module, recipe: Recipe) -> list[str]:
+    """Names of the fused parameters of experts that a recipe adapts; none for looped experts."""
+    if "experts" not in (recipe.lora_targets or ()):
+        return []
+    return [
+        f"{name}.{parameter}"
+        for name, module in model.named_modules()
+        if is_fused(module)
+        for parameter, values in module.named_parameters(recurse=False)
+        if values.dim() == 3
+    ]
 
 
 def _adaptable(model: nn.Module) -> Iterator[tuple[str, bool]]:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from trials.models.adapter_targets import check_saved_modules, lora_targets
+from trials.models.adapter_targets import check_saved_modules, expert_parameters, lora_targets
 from trials.models.weight_placement import DTYPES
 from trials.recipes.recipe import Recipe
 
@@ -33,6 +33,7 @@ def adapt(model: nn.Module, recipe: Recipe) -> nn.Module:
         lora_alpha=recipe.lora_alpha,
         lora_dropout=recipe.lora_dropout,
         target_modules=lora_targets(model, recipe),
+        target_parameters=expert_parameters(model, recipe) or None,
         use_dora=recipe.dora,
         modules_to_save=recipe.modules_to_save and list(recipe.modules_to_save),
         # PEFT warns where this does not agree with the class of the layers.

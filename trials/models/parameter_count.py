@@ -58,7 +58,7 @@ def implied_parameters(stock: nn.Module, recipe: Recipe) -> ParameterCounts:
         # Some families freeze parameters of their own, such as the biases that balance experts.
         trainable = sum(p.numel() for p in stock.parameters() if p.requires_grad)
         return ParameterCounts(total=total, trainable=trainable, four_bit=0)
-    matrices = list(_matrices(stock))
+    matrices = list(_matrices(stock, recipe))
     adapters = sum(
         m.adapter_parameters(recipe)
         for m in matrices
@@ -79,7 +79,7 @@ def implied_parameters(stock: nn.Module, recipe: Recipe) -> ParameterCounts:
     )
 
 
-def _matrices(stock: nn.Module) -> Iterator[_Matrices]:
+def _matrices(stock: nn.Module, recipe: Recipe) -> Iterator[_Matrices]:
     head = stock.get_output_embeddings()  # type: ignore[operator]
     for name, module in stock.named_modules():
         if is_router(module):
@@ -94,7 +94,18 @@ def _matrices(stock: nn.Module) -> Iterator[_Matrices]:
             is_outer = module is head
             yield _Matrices(name, inputs, outputs, quantised=not is_outer, is_outer=is_outer)
         elif isinstance(getattr(module, "down_proj", None), nn.Parameter):
-            yield from _expert_matrices(name, module)
+            if recipe.experts == "grouped":
+                yield from _fused_matrices(name, module)
+            else:
+                yield from _expert_matrices(name, module)
+
+
+def _fused_matrices(name: str, experts: nn.Module) -> Iterator[_Matrices]:
+    """Matrices of all experts in two parameters: those before and after the activation."""
+    for parameter in experts.parameters(recurse=False):
+        if parameter.dim() == 3:
+            count, inputs, outputs = parameter.shape
+            yield _Matrices(f"{name}.up_linear", inputs, outputs, count)
 
 
 def _expert_matrices(name: str, experts: nn.Module) -> Iterator[_Matrices]:

@@ -134,7 +134,8 @@ class RecipeFields(Record):
             backward pass, by TRL's context manager. It needs a CUDA GPU.
         attention: attention kernel; by default ``sdpa``. Leave it out for models without attention.
         experts: ``looped`` has one linear layer per expert and projection; ``grouped`` uses
-            transformers' grouped matrix product. By default looped if adapters or 4-bit weights
+            transformers' grouped matrix product, with adapters on experts by PEFT's
+            ``target_parameters``. By default looped if adapters or 4-bit weights
             need it, else grouped. Leave it out for models without experts.
         mamba: kernels of the selective scan: ``mamba-ssm``, the default on CUDA, or ``reference``,
             plain PyTorch. Leave it out for models without Mamba layers.

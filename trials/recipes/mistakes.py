@@ -91,10 +91,12 @@ def incompatible(recipe: RecipeFields) -> list[str]:
 def _incompatible_adapters(recipe: RecipeFields) -> list[str]:
     wrong = []
     if "experts" in (recipe.lora_targets or ()) and recipe.experts == "grouped":
-        wrong.append(
-            "adapters on experts need one linear layer per expert: use experts: looped, or "
-            "other lora_targets"
-        )
+        wrong += [
+            f"{name} does not go with adapters on grouped experts, which PEFT folds into their "
+            "weights: leave it out, or use experts: looped"
+            for name in ("lora_dropout", "dora")
+            if getattr(recipe, name)
+        ]
     if recipe.adapter_dtype == "bf16" and recipe.precision == "fp16":
         wrong.append("adapter_dtype bf16 does not go with precision fp16: use fp32")
     if recipe.dora and recipe.quantisation == "int8":
