@@ -116,6 +116,13 @@ def test_dpo_has_the_reference_and_the_loss_of_its_trainer() -> None:
     assert Recipe(method="full", task="kto").sequences == 1
 
 
+def test_orpo_takes_pairs_and_all_logits_without_a_reference() -> None:
+    """TRL's trainer has neither a reference nor a fused head."""
+    full = Recipe(method="full", task="orpo")
+    assert (full.key, full.loss, full.reference) == ("full-orpo-bf16", "full-logits", None)
+    assert (full.sequences, full.extras) == (2, ("trl",))
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [

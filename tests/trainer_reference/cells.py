@@ -191,12 +191,17 @@ REFERRING = tuple(
     if (axes["method"], reference) != ("full", "adapter-off")
 )
 """Every cell of a task with a reference."""
-PREFERENCE = REFERRING
+UNREFERRING = tuple(
+    ReferenceCell(**axes | {"checkpointing": checkpointing}, task="orpo")
+    for axes, checkpointing in product(STEPS_OF_PREFERENCE, CHECKPOINTING)
+)
+"""Every cell of a preference task without a reference."""
+PREFERENCE = REFERRING + UNREFERRING
 """Every cell of a preference task."""
 QUICK_PREFERENCE = tuple(
     cell
     for cell in PREFERENCE
-    if (cell.precision, cell.accumulation) == ("bf16-mixed", 1)
+    if (cell.precision, cell.accumulation, cell.checkpointing) == ("bf16-mixed", 1, False)
     and (cell.task, cell.method, cell.reference)
     in {
         ("dpo", "full", "separate"),
@@ -206,6 +211,8 @@ QUICK_PREFERENCE = tuple(
         ("kto", "full", "separate"),
         ("kto", "lora", "adapter-off"),
         ("kto", "lora", "precomputed"),
+        ("orpo", "full", None),
+        ("orpo", "lora", None),
     }
 )
 """Cells that every run of the tests compares."""

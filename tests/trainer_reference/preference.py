@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from peft import get_peft_model
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
+from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 from trainer_reference.cells import ReferenceCell
 from trainer_reference.models import VOCABULARY, tokenizer
@@ -36,6 +38,14 @@ class _Kto(Observed, KTOTrainer):
         return dataset
 
 
+class _Orpo(Observed, ORPOTrainer):
+    """ORPOTrainer, observed, on pairs that are token ids already."""
+
+    @staticmethod
+    def tokenize_row(feature: dict[str, Any]) -> dict[str, Any]:
+        return feature
+
+
 TRAINERS: dict[str, tuple[Any, Any]] = {"dpo": (_Dpo, DPOConfig), "kto": (_Kto, KTOConfig)}
 
 
@@ -44,6 +54,8 @@ def train_on_preferences(
 ) -> TrainerRun:
     """Train for ``STEPS`` optimizer steps on preferences, and count."""
     torch.manual_seed(SEED)
+    if cell.task == "orpo":
+        return _train_by_orpo(cell, folder, with_origins=with_origins)
     reference = base_model(cell, folder) if cell.reference == "separate" else None
     kind, config = TRAINERS[cell.task]
     trainer = kind(
@@ -65,6 +77,23 @@ def train_on_preferences(
         return run
     log_probs = [[_log_probs(sample) for sample in step] for step in trainer.batches]
     return replace(run, reference_log_probs=log_probs)
+
+
+def _train_by_orpo(cell: ReferenceCell, folder: Path, *, with_origins: bool) -> TrainerRun:
+    model = base_model(cell, folder)
+    # Given adapters to make, the trainer would also change dtypes of a quantised model.
+    model = model if cell.method == "full" else get_peft_model(model, lora_config(cell))
+    dtypes = {name: p.dtype for name, p in model.named_parameters()}
+    chosen = arguments(cell, folder)
+    del chosen["activation_offloading"]  # the trainer has none
+    trainer = _Orpo(
+        model=model,
+        args=ORPOConfig(**chosen, max_length=LENGTH, remove_unused_columns=False),
+        train_dataset=_whole_pairs(cell),
+        processing_class=tokenizer(),
+    )
+    cast_adapters(trainer.model, cell, dtypes)
+    return trained(trainer, with_origins=with_origins)
 
 
 def _log_probs(sample: dict[str, Any]) -> torch.Tensor:
@@ -101,3 +130,20 @@ def _pairs(cell: ReferenceCell) -> Dataset:
             "rejected_ids": rejected[:, 1:].tolist(),
         }
     )
+
+
+def _whole_pairs(cell: ReferenceCell) -> Dataset:
+    """The pairs as ORPOTrainer makes them of texts, each sequence with its prompt."""
+    columns: dict[str, list[list[int]]] = {}
+    pairs = _pairs(cell)
+    columns["prompt_input_ids"] = pairs["prompt_ids"]
+    for answer in ("chosen", "rejected"):
+        whole = [p + a for p, a in zip(pairs["prompt_ids"], pairs[f"{answer}_ids"], strict=True)]
+        columns[f"{answer}_input_ids"] = whole
+        columns[f"{answer}_labels"] = [[-100, *ids[1:]] for ids in whole]
+    masks = {
+        name.replace("input_ids", "attention_mask"): [[1] * len(ids) for ids in rows]
+        for name, rows in columns.items()
+        if name.endswith("input_ids")
+    }
+    return Dataset.from_dict(columns | masks)

@@ -137,10 +137,16 @@ def trained(
     return TrainerRun(
         peak_bytes=trainer.counter.peak_bytes,
         losses=losses,
-        batches=[[sample["input_ids"] for sample in step] for step in trainer.batches],
+        batches=[[_token_ids(sample) for sample in step] for step in trainer.batches],
         initial=initial,
         at_peak=trainer.counter.at_peak(),
     )
+
+
+def _token_ids(sample: dict[str, torch.Tensor]) -> torch.Tensor:
+    if "input_ids" in sample:
+        return sample["input_ids"]
+    return torch.cat([sample["chosen_input_ids"], sample["rejected_input_ids"]])
 
 
 def arguments(cell: ReferenceCell, folder: Path) -> dict[str, Any]:

@@ -38,6 +38,7 @@ TRAINED_OUTPUTS: dict[Task, tuple[str, ...]] = {
     "sft": ("log_probs", "entropy", "is_top1"),
     "dpo": ("log_probs", "entropy", "mean_logits", "is_top1"),
     "kto": ("log_probs", "entropy", "mean_logits"),
+    "orpo": (),
 }
 REFERENCE_OUTPUTS = ("log_probs",)
 

@@ -25,7 +25,7 @@ Optimizer = Literal[
     "sgd",
 ]
 Loss = Literal["full-logits", "chunked", "liger", "cce"]
-Task = Literal["sft", "dpo", "kto"]
+Task = Literal["sft", "dpo", "kto", "orpo"]
 Reference = Literal["adapter-off", "separate", "precomputed"]
 Compile = Literal["model", "layers"]
 PositiveInt = Annotated[int, Field(strict=True, ge=1)]
@@ -46,11 +46,11 @@ DTYPES: dict[Precision, tuple[Dtype, Dtype, Dtype | None]] = {
     "fp32": ("fp32", "fp32", None),
 }
 """Dtypes of frozen and of trained weights, and of autocast."""
-TASK_LOSSES: dict[Task, Loss] = {"dpo": "chunked", "kto": "chunked"}
-"""The one loss from hidden states that TRL's trainer of a task has."""
+TASK_LOSSES: dict[Task, Loss] = {"dpo": "chunked", "kto": "chunked", "orpo": "full-logits"}
+"""The one way to the loss that TRL's trainer of a task has."""
 REFERRING: tuple[Task, ...] = ("dpo", "kto")
 """Tasks whose loss compares the model with a reference."""
-PAIRED: tuple[Task, ...] = ("dpo",)
+PAIRED: tuple[Task, ...] = ("dpo", "orpo")
 """Tasks whose examples are pairs of sequences, the chosen and the rejected."""
 
 
@@ -156,9 +156,10 @@ class RecipeFields(Record):
             ``chunked`` is TRL's fused head, which computes logits in tiles; ``liger`` is
             liger-kernel's fused linear cross entropy, ``cce`` that of cut-cross-entropy.
         task: the trainer whose step runs: ``sft`` is TRL's SFTTrainer, ``dpo`` its DPOTrainer with
-            the sigmoid loss, ``kto`` its KTOTrainer, whose first half of a batch is desirable. An
-            example of ``dpo`` is a pair, chosen and rejected: a batch of b pairs is 2 b sequences.
-            Each sequence is padded to ``seq_len``, and all of its tokens have a loss.
+            the sigmoid loss, ``kto`` its KTOTrainer, whose first half of a batch is desirable,
+            ``orpo`` its experimental ORPOTrainer. An example of ``dpo`` and ``orpo`` is a pair,
+            chosen and rejected: a batch of b pairs is 2 b sequences. Each sequence is padded to
+            ``seq_len``, and all of its tokens have a loss.
         reference: source of the reference's log-probabilities; only for ``dpo`` and ``kto``.
             ``adapter-off`` is a forward pass of the model without its adapters, ``separate`` one of
             a frozen second model, ``precomputed`` reads them with the batch. By default that of

@@ -52,7 +52,7 @@ class Recipe(RecipeFields):
             "mamba_ssm": self.mamba == "mamba-ssm",
             "causal_conv1d": self.mamba == "mamba-ssm",
             "deepspeed": self.offload_optimizer,
-            "trl": self.loss == "chunked" or self.activation_offloading,
+            "trl": self.task == "orpo" or self.loss == "chunked" or self.activation_offloading,
             "liger_kernel": self.loss == "liger" or self.liger_kernels,
             "cut_cross_entropy": self.loss == "cce",
         }

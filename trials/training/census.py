@@ -132,7 +132,9 @@ class StepCensus:
 
     def _note_loss(self, _model: nn.Module, _inputs: object, output: Any) -> None:
         if torch.is_grad_enabled():
-            self._loss = loss_in_use(output.loss)
+            # The loss of a task may be computed from the model's logits, outside the model.
+            is_own = output.loss is not None or "logits" not in output
+            self._loss = loss_in_use(output.loss) if is_own else "full-logits"
             self._liger_layers = liger_layers_in_use(self._model)
 
     def _noting_recomputed(self, layer: int) -> Callable[..., None]:

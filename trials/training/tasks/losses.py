@@ -1,13 +1,17 @@
 """Losses of tasks, as TRL 1.16's trainers compute them with their default arguments."""
 
+import importlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from trials.models.fused_head import IGNORED
 from trials.recipes.fields import Task
 from trials.recipes.recipe import Recipe
 from trials.training.loss import batch_loss, micro_batch_losses
@@ -75,6 +79,42 @@ def kto_loss(model: nn.Module, batch: TaskBatch) -> torch.Tensor:
     return torch.cat([1 - functional.sigmoid(BETA * margin) for margin in margins]).nanmean()
 
 
+def orpo_loss(model: nn.Module, batch: TaskBatch) -> torch.Tensor:
+    """Loss of ORPO (2403.07691, equation 6), mean over the pairs."""
+    logits = all_logits(model, batch.tokens)
+    pairs, targets = len(logits) // 2, batch.labels[:, 1:]
+    # The slices are TRL's: the backward pass of each allocates a gradient of its source.
+    chosen = logits[:pairs][:, :-1].contiguous()
+    likelihood = functional.cross_entropy(chosen.flatten(0, 1), targets[:pairs].flatten())
+    has_loss = targets != IGNORED
+    log_probs = label_log_probs(logits[:, :-1], targets.where(has_loss, 0))
+    means = (log_probs * has_loss).sum(1) / has_loss.sum(1)
+    for part in (logits[:pairs], logits[pairs:]):
+        part[:, :-1].detach().mean()  # logged
+    of_chosen, of_rejected = means[:pairs].float(), means[pairs:].float()
+    odds = (of_chosen - of_rejected) - (_log1mexp(of_chosen) - _log1mexp(of_rejected))
+    return likelihood - (BETA * functional.logsigmoid(odds)).mean()
+
+
+def all_logits(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    """Logits (sequences, length, vocabulary), in fp32 under autocast as accelerate returns them."""
+    logits: torch.Tensor = model(input_ids=tokens).logits
+    torch.clear_autocast_cache()
+    return logits.float() if torch.is_autocast_enabled(logits.device.type) else logits
+
+
+def label_log_probs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities of labels (sequences, length), by TRL's function."""
+    library: Any = importlib.import_module("trl.trainer.utils")
+    log_probs: torch.Tensor = library.selective_log_softmax(logits, labels)
+    return log_probs
+
+
+def _log1mexp(x: torch.Tensor) -> torch.Tensor:
+    """log(1 - exp(x)) without cancellation."""
+    return torch.where(x < -math.log(2), torch.log1p(-torch.exp(x)), torch.log(-torch.expm1(x)))
+
+
 def sequence_log_probs(model: nn.Module, batch: TaskBatch) -> torch.Tensor:
     """Sum of the log-probabilities of each sequence's labels, (sequences,)."""
     output = model(input_ids=batch.tokens, labels=batch.labels, fused_lm_head=True)
@@ -108,6 +148,7 @@ def reference_log_probs(model: nn.Module, *batches: TaskBatch) -> Sequence[torch
 TASKS: dict[Task, Callable[[nn.Module, TaskBatch], torch.Tensor]] = {
     "dpo": dpo_loss,
     "kto": kto_loss,
+    "orpo": orpo_loss,
 }
 PASSES: dict[Task, int] = {"dpo": 1, "kto": 2}
 """Forward passes of a reference."""

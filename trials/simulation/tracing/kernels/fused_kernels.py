@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from trials.simulation.recording import OperatorClass, Rate
 from trials.simulation.tracing.kernels.eight_bit_products import eight_bit_products
+from trials.simulation.tracing.kernels.label_log_probs import simulated_log_probs
 from trials.simulation.tracing.kernels.packed_attention import masked_attention
 from trials.simulation.tracing.operator_costs import (
     KERNELS,
@@ -27,6 +28,7 @@ from trials.simulation.tracing.operator_costs import (
     rate,
     touched_bytes,
 )
+from trials.training.tasks import losses
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:  # noqa: ARG001, FBT001 - the operator's signature
@@ -169,6 +171,7 @@ def as_on_gpu() -> Iterator[None]:
         (functional, "scaled_dot_product_attention", _scaled_dot_product_attention),
         (functional, "dropout", _dropout),
         *eight_bit_products(),
+        (losses, "label_log_probs", simulated_log_probs),
         *(
             (place, name, _in_fp32(getattr(place, name)))
             for place, names in FP32_UNDER_AUTOCAST.items()
