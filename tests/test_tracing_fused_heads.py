@@ -14,6 +14,7 @@ from trials.records.model import find_model
 from trials.simulation.recording import Column, Kind, TileColumn, tile_bytes
 from trials.simulation.trace_cache import StepTrace, joined
 from trials.simulation.tracing.kernels.fused_heads import _ChunkedLogProbs
+from trials.simulation.tracing.kernels.label_log_probs import simulated_log_probs
 from trials.simulation.tracing.trace import TraceableCell
 from trials.simulation.tracing.tracer import Tracer
 from trials.simulation.whole_step import Steps
@@ -49,6 +50,19 @@ def test_two_batch_sizes_determine_all_others(loss: str, method: str) -> None:
         _, expected = Steps(trace(batch_size)).storages(batch_size)
         _, sizes = steps.storages(batch_size)
         assert np.array_equal(sizes, expected)
+
+
+def test_log_probabilities_of_labels_take_one_gradient_of_the_logits() -> None:
+    """TRL's kernel makes four numbers of each token, and a gradient in the logits' dtype."""
+    with FakeTensorMode():
+        logits = torch.empty(2, 9, 1000, dtype=torch.bfloat16, requires_grad=True)
+        labels = torch.zeros(2, 8, dtype=torch.int64)
+        with LiveTensorCounter([logits, labels], 2**62) as counter:
+            held = counter.current_bytes
+            log_probs = simulated_log_probs(logits[:, :-1], labels)
+            assert counter.peak_bytes - held == 4 * 4 * 2 * 8
+            (gradient,) = torch.autograd.grad(log_probs.sum(), logits)
+    assert (log_probs.dtype, gradient.dtype) == (torch.float32, torch.bfloat16)
 
 
 def test_only_the_loss_of_transformers_holds_all_logits() -> None:
