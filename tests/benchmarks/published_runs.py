@@ -36,10 +36,14 @@ SHAPES: dict[str, dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("published_models.toml").read_text(encoding="utf-8")
 )
 SAME_SHAPE = {"llama-3-8b": "llama-3.1-8b", "mistral-7b-v0.2": "mistral-7b"}
+HEAD = "adapters on lm_head"
 EXPRESSED = {
     "AdamW foreach (not fused)",
     "fp32 adapters beside bf16 weights",
     "time: lengths not stated",
+    "DoRA",
+    HEAD,
+    "modules_to_save (embeddings and head trained beside LoRA)",
 }
 """Options in the data's list of missing ones that recipes have, or that memory does not need."""
 
@@ -106,6 +110,8 @@ def _stated(row: Row) -> dict[str, Any]:
     if row["method"] != "full":
         fields["lora_rank"] = int(row["lora_rank"])
         fields["lora_targets"] = tuple(row["lora_targets"].split("|"))
+    if HEAD in row["missing_options"]:
+        fields["lora_targets"] = ("all-linear", "lm_head")
     return fields
 
 
@@ -113,7 +119,7 @@ def _peft(row: Row) -> Run:
     """Run of PEFT's method comparison: plain AdamW, clipping, adapters in fp32, no autocast."""
     fields = _stated(row) | {"optimizer": "adamw_foreach", "max_grad_norm": 1.0}
     if row["method"] != "full":
-        fields["adapter_dtype"] = "fp32"
+        fields |= {"adapter_dtype": "fp32", "dora": "DoRA" in row["missing_options"]}
     return Run(Recipe(**fields), _model(row), int(row["seq_len"]), "PEFT's loop", varies=True)
 
 
@@ -159,10 +165,28 @@ def _torchtune(row: Row) -> Run:
     return Run(Recipe(**fields), _model(row), int(row["seq_len"]), "torchtune", varies=varies)
 
 
+def _qwen(row: Row) -> Run:
+    """Run of Qwen's own script: autocast of bf16 weights, adapters in bf16, AdamW of that time.
+
+    The layers are those of Qwen2 but for queries, keys and values, which are one product.
+    """
+    fields = _stated(row) | {
+        "lora_targets": ("all-linear",),
+        "lora_dropout": 0.05,
+        "modules_to_save": ("embed_tokens", "lm_head"),
+        "precision": "bf16-mixed",
+        "adapter_dtype": "bf16",
+        "optimizer": "adamw_foreach",
+        "max_grad_norm": 1.0,
+    }
+    return Run(Recipe(**fields), _model(row), int(row["seq_len"]), "Qwen's script")
+
+
 FRAMEWORKS: dict[str, Callable[[Row], Run]] = {
     "plain loop + PEFT": _peft,
     "LitGPT": _litgpt,
     "fms-hf-tuning": _fms,
+    "HF Trainer + DeepSpeed": _qwen,
     "torchtune": _torchtune,
     "torchtune 52d1b838": _torchtune,
 }
