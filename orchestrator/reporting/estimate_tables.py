@@ -182,9 +182,9 @@ def _accuracy_notes(estimates: Sequence[Estimated]) -> Iterator[str]:
     # docs/explanation/evidence.md has the table.
     yield (
         "Memory: 15 of 16 published full and LoRA runs of constant length are within "
-        f"{100 * MEMORY_ERROR:.0f} % (2 % in the median), and one took 25 % less. LoRA with trained "
-        "embeddings and head took up to 24 % more, 4-bit runs with bitsandbytes 0.42 up to 38 % "
-        "more, batches of varying length up to 16 % more."
+        f"{100 * MEMORY_ERROR:.0f} % (2 % in the median), and one took 25 % less. LoRA with "
+        "trained embeddings and head took up to 24 % more, 4-bit runs with bitsandbytes "
+        "0.42 up to 38 % more, batches of varying length up to 16 % more."
     )
     yield f"CUDA's context is assumed to take {CONTEXT_BYTES / GIB:.1f} GiB of the GPU's memory."
     assumed = sorted(e.gpu.key for e in estimates if e.gpu.usable_memory_bytes is None)
