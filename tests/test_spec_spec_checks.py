@@ -165,7 +165,8 @@ def test_a_mistake_has_its_line_place_value_and_remedy(
             ),
             (
                 "5: cells[0].recipes[0]: method qlora is not possible with blackmamba-tiny: Mamba "
-                "layers use their matrices as they are, which 4-bit ones are not: use full or lora"
+                "layers use their matrices as they are, which quantised ones are not: use full or "
+                "lora"
             ),
         ),
         (

@@ -100,10 +100,10 @@ def test_padding_changes_neither_a_test_nor_a_step(folder: Path, model: str) -> 
     frozen = alone._tuning
     for group in frozen.stepper.optimizer.param_groups:
         group["lr"] = 0.0
-    losses = [frozen.step(*padded([example])) for example in train]
+    losses = [frozen.step(frozen.batch(*padded([example]))) for example in train]
     tokens = [example.answer_tokens for example in train]
     mean = sum(loss * n for loss, n in zip(losses, tokens, strict=True)) / sum(tokens)
-    assert frozen.step(*padded(train)) == pytest.approx(mean, rel=1e-4)
+    assert frozen.step(frozen.batch(*padded(train))) == pytest.approx(mean, rel=1e-4)
 
 
 def test_an_answer_is_correct_when_greedy_decoding_gives_it(folder: Path) -> None:

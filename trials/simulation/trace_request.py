@@ -228,7 +228,7 @@ def trace_sources(trials: Path) -> Iterator[Path]:
     ):
         yield from sorted((trials / folder).glob("*.py"))
     yield trials / "records" / "model.py"
-    stepping = ("census.py", "finetune.py", "loss.py", "optimizers.py")
+    stepping = ("census.py", "compilation.py", "finetune.py", "loss.py", "optimizers.py")
     yield from (trials / "training" / name for name in stepping)
     traced = ("recording.py", "layer_expansion.py", "trace_cache.py", "trace_request.py")
     yield from (trials / "simulation" / name for name in traced)

@@ -24,7 +24,7 @@ from trials.simulation.tracing.held_storages import held_storages
 from trials.simulation.tracing.host_copies import HostLink, simulated_offloading
 from trials.simulation.tracing.kernels.eight_bit_products import install_eight_bit_products
 from trials.simulation.tracing.kernels.fused_heads import give_head
-from trials.simulation.tracing.kernels.fused_kernels import as_on_gpu, scores_capped_within
+from trials.simulation.tracing.kernels.fused_kernels import as_on_gpu, flash_by_sdpa
 from trials.simulation.tracing.kernels.liger_layers import give_liger_layers, liger_rope
 from trials.simulation.tracing.kernels.mamba_kernels import install_simulated_mamba
 from trials.simulation.tracing.kernels.packed_attention import varlen_by_simulation
@@ -152,7 +152,7 @@ class TraceableCell:
         torch.set_autocast_enabled("cuda", autocast is not None)
         torch.set_autocast_dtype("cuda", DTYPES[autocast or "fp16"])
         try:
-            flash = varlen_by_simulation if self._recipe.packing else scores_capped_within
+            flash = varlen_by_simulation if self._recipe.packing else flash_by_sdpa
             fused = flash() if self._recipe.attention == FLASH else nothing
             rope = liger_rope(self._model) if self._recipe.liger_kernels else nothing
             with as_on_gpu(), fused, rope:

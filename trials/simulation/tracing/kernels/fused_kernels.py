@@ -192,17 +192,25 @@ def as_on_gpu() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def scores_capped_within() -> Iterator[None]:
-    """Drop the cap on scores: FlashAttention-2 applies it in its kernel, PyTorch's has none."""
+def flash_by_sdpa() -> Iterator[None]:
+    """Drop the cap on scores and the window's mask, which FlashAttention-2 has in its kernel."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: PLC0415 - seconds to import
 
     own = ALL_ATTENTION_FUNCTIONS["sdpa"]
 
-    def capped(*args: Any, softcap: float | None = None, **kwargs: Any) -> Any:
-        del softcap
-        return own(*args, **kwargs)
+    def flash(  # noqa: PLR0913, PLR0917 - the signature of transformers' functions
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        softcap: float | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        del softcap, attention_mask
+        return own(module, query, key, value, None, **kwargs)
 
-    ALL_ATTENTION_FUNCTIONS["sdpa"] = capped
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = flash
     try:
         yield
     finally:
