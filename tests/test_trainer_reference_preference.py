@@ -6,7 +6,6 @@ import pytest
 from trainer_reference.cells import PREFERENCE, QUICK_PREFERENCE, ReferenceCell
 
 PEAK_TOLERANCE = 0.01
-LOSS_TOLERANCE = 1e-5
 
 pytestmark = [
     pytest.mark.usefixtures("made_for_small_steps"),
@@ -42,10 +41,6 @@ def test_every_combination_of_axes_equals_the_trainers(cell: ReferenceCell, fold
 def compare(cell: ReferenceCell, folder: Path) -> None:
     """Compare ten steps from the same weights, on the same pairs."""
     from trainer_reference.preference import train_on_preferences  # noqa: PLC0415 - seconds
-    from trainer_reference.project import measure, simulated_peak  # noqa: PLC0415 - as above
+    from trainer_reference.project import check_equal  # noqa: PLC0415 - as above
 
-    run = train_on_preferences(cell, folder)
-    counter, losses = measure(cell, folder, run)
-    assert counter.peak_bytes == pytest.approx(run.peak_bytes, rel=PEAK_TOLERANCE)
-    assert simulated_peak(cell, folder) == pytest.approx(run.peak_bytes, rel=PEAK_TOLERANCE)
-    assert losses == pytest.approx(run.losses, rel=LOSS_TOLERANCE)
+    check_equal(train_on_preferences(cell, folder), cell, folder, peak_tolerance=PEAK_TOLERANCE)

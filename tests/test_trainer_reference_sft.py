@@ -83,11 +83,7 @@ def test_every_combination_of_axes_equals_the_trainers(cell: ReferenceCell, fold
 
 def compare(cell: ReferenceCell, folder: Path) -> None:
     """Compare ten steps from the same weights, on the same examples."""
-    from trainer_reference.project import measure, simulated_peak  # noqa: PLC0415 - seconds
+    from trainer_reference.project import check_equal  # noqa: PLC0415 - seconds
     from trainer_reference.trainer import train  # noqa: PLC0415 - as above
 
-    run = train(cell, folder)
-    counter, losses = measure(cell, folder, run)
-    assert counter.peak_bytes == pytest.approx(run.peak_bytes, rel=PEAK_TOLERANCE)
-    assert simulated_peak(cell, folder) == pytest.approx(run.peak_bytes, rel=PEAK_TOLERANCE)
-    assert losses == pytest.approx(run.losses, rel=LOSS_TOLERANCE)
+    check_equal(train(cell, folder), cell, folder, peak_tolerance=PEAK_TOLERANCE)

@@ -105,7 +105,7 @@ def check_saved_modules(model: nn.Module, recipe: Recipe) -> None:
     for name in saved:
         if not all(p.is_floating_point() for p in model.get_submodule(name).parameters()):
             raise TargetError(
-                f"modules_to_save: {name} is 4-bit, which cannot be trained: use method lora, or "
+                f"modules_to_save: {name} is quantised, and cannot be trained: use method lora, or "
                 "leave it out"
             )
         inner = next((other for other in saved if other.startswith(f"{name}.")), None)

@@ -41,7 +41,8 @@ def adapt(model: nn.Module, recipe: Recipe) -> nn.Module:
         task_type="CAUSAL_LM",
     )
     # By the model's type PEFT would take some of these names for parameters of fused experts, and
-    # drop them. Here the experts are separate linear layers.
+    # drop them. Here they are final: looped experts are linear layers, and the parameters of fused
+    # ones are named.
     facts: Any = model.config
     facts.model_type = "apart"
     try:

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 from trials.simulation.recording import OperatorClass, Rate
 from trials.simulation.tracing.kernels.eight_bit_products import eight_bit_products
 from trials.simulation.tracing.kernels.label_log_probs import simulated_log_probs
-from trials.simulation.tracing.kernels.packed_attention import masked_attention
+from trials.simulation.tracing.kernels.packed_attention import attention_gradients, masked_attention
 from trials.simulation.tracing.operator_costs import (
     KERNELS,
     DeclaredKernel,
@@ -36,18 +36,6 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> tu
     # The kernel writes tokens before heads in memory.
     out = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
     return out, query.new_empty(batch, heads, length, dtype=torch.float32)
-
-
-def _attention_backward(  # noqa: PLR0913, PLR0917 - the operator's signature
-    grad: Tensor,  # noqa: ARG001 - as above
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,  # noqa: ARG001 - as above
-    logsumexp: Tensor,  # noqa: ARG001 - as above
-    is_causal: bool,  # noqa: ARG001, FBT001 - as above
-) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
 def _attention_flops(query: Tensor, key: Tensor, is_causal: bool) -> float:  # noqa: FBT001 - as above
@@ -93,7 +81,7 @@ declare(
 declare(
     "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, "
     "Tensor logsumexp, bool is_causal) -> (Tensor, Tensor, Tensor)",
-    _attention_backward,
+    attention_gradients,
     DeclaredKernel(_attention_backward_work, _attention_backward_workspace),
 )
 

@@ -93,17 +93,14 @@ def _varlen(
     return out, normalisers, query.new_empty(2, dtype=torch.int64)
 
 
-def _varlen_backward(  # noqa: PLR0913, PLR0917 - the operator's signature
-    grad: Tensor,  # noqa: ARG001 - as above
+def attention_gradients(
+    grad: Tensor,  # noqa: ARG001 - the operator's signature
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    out: Tensor,  # noqa: ARG001 - as above
-    normalisers: Tensor,  # noqa: ARG001 - as above
-    state: Tensor,  # noqa: ARG001 - as above
-    bounds: Tensor,  # noqa: ARG001 - as above
-    is_causal: bool,  # noqa: ARG001, FBT001 - as above
+    *_: object,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries, keys and values, as each fused attention makes them."""
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
@@ -151,7 +148,7 @@ declare(
 declare(
     "varlen_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, "
     "Tensor normalisers, Tensor state, Tensor bounds, bool is_causal) -> (Tensor, Tensor, Tensor)",
-    _varlen_backward,
+    attention_gradients,
     DeclaredKernel(_varlen_backward_work, _varlen_backward_workspace),
 )
 
