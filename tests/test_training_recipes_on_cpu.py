@@ -5,10 +5,10 @@ import torch
 from builders.observations import cpu, recipe, tiny_cell
 
 from trials.recipes.recipe import Recipe
+from trials.records.built import Built
 from trials.records.cell import Cell
 from trials.records.messages import Setup
 from trials.records.model import find_model
-from trials.records.observation import Built
 from trials.training.finetune import FineTuning
 from trials.training.recipe_check import departures
 from trials.training.worker import Worker

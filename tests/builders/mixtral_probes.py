@@ -10,6 +10,7 @@ from fitting.fit import fit_observations
 from fitting.laws.equations import max_batch_eq1
 from fitting.laws.fit_result import Fit, Law
 from trials.recipes.recipe import Recipe
+from trials.records.built import ParameterCounts
 from trials.records.cell import Cell
 from trials.records.observation import (
     Basis,
@@ -18,7 +19,6 @@ from trials.records.observation import (
     MemoryReading,
     Observation,
     Outcome,
-    ParameterCounts,
 )
 
 RECIPE = Recipe(method="qlora", lora_rank=16, precision="bf16", gradient_checkpointing=True)

@@ -4,18 +4,17 @@ from gpu_catalog.catalog import load_catalog
 from gpu_catalog.gpu import Gpu
 from trials.recipes.fields import Method, Precision
 from trials.recipes.recipe import Recipe
+from trials.records.built import Built, ParameterCounts
 from trials.records.cell import Cell
 from trials.records.compatibility import with_defaults
 from trials.records.model import find_model
 from trials.records.observation import (
     Basis,
-    Built,
     Environment,
     Measurement,
     MemoryReading,
     Observation,
     Outcome,
-    ParameterCounts,
 )
 
 MIB = 2**20

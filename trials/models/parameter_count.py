@@ -18,7 +18,7 @@ from trials.models.adapter_targets import (
 )
 from trials.models.experts import is_router
 from trials.recipes.recipe import Recipe
-from trials.records.observation import ParameterCounts
+from trials.records.built import ParameterCounts
 
 
 @dataclass(frozen=True, slots=True)

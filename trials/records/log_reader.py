@@ -8,8 +8,9 @@ from typing import Annotated, TypeVar
 
 from pydantic import BeforeValidator, TypeAdapter, ValidationError, ValidationInfo
 
+from trials.records.built import Built
 from trials.records.cell import Cell
-from trials.records.observation import Built, Environment, Measurement, Observation
+from trials.records.observation import Environment, Measurement, Observation
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ from trials.models.fused_head import loss_in_use
 from trials.models.liger_layers import liger_layers_in_use
 from trials.models.mamba import mamba_in_use
 from trials.models.weight_placement import decoder_layers, format_of
+from trials.records.built import Built, ParameterCounts
 from trials.records.model import Model
-from trials.records.observation import Built, ParameterCounts
 
 # Parts of operator names that identify the kernels that ran.
 IDENTIFYING = (

@@ -18,9 +18,9 @@ from trials.models.parameter_count import implied_parameters
 from trials.models.reference import reference_recipe, set_evaluating, without_dropout
 from trials.models.weight_placement import autocast_to, quantisation_constants
 from trials.recipes.recipe import Recipe
+from trials.records.built import Built, ParameterCounts
 from trials.records.cell import Cell
 from trials.records.model import Model
-from trials.records.observation import Built, ParameterCounts
 from trials.training.census import StepCensus
 from trials.training.compilation import (
     compile_model,

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 
 from trials.recipes.fields import Attention, Dtype, Optimizer
 from trials.recipes.recipe import Recipe
+from trials.records.built import Built, ParameterCounts
 from trials.records.cell import Cell
-from trials.records.observation import Built, ParameterCounts
 
 DTYPE_NAMES: dict[Dtype, str] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 OPTIMIZER_CLASSES: dict[Optimizer, str] = {

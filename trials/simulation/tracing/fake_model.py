@@ -16,9 +16,9 @@ from trials.models.parameter_count import implied_parameters
 from trials.models.reference import reference_recipe, set_evaluating, without_dropout
 from trials.models.weight_placement import format_of, quantise_laid_out
 from trials.recipes.recipe import Recipe
+from trials.records.built import ParameterCounts
 from trials.records.cell import Cell
 from trials.records.model import Model
-from trials.records.observation import ParameterCounts
 from trials.simulation.trace_request import SCANS_WHOLE
 from trials.simulation.tracing.layer_repetition import RepeatedLayers, cut, find_repeated_layers
 from trials.training.census import StepCensus
