@@ -16,8 +16,8 @@ from trials.records.model import find_model
 from trials.simulation.trace_cache import StepTrace
 from trials.simulation.tracing.trace import TraceableCell
 from trials.simulation.whole_step import Steps
-from trials.training import optimizers
 from trials.training.finetune import FineTuning
+from trials.training.optimizers import construction
 
 pytestmark = [
     pytest.mark.usefixtures("made_for_small_steps"),
@@ -32,7 +32,7 @@ LOSS_SCALE_BYTES = 8  # made in the first step and kept; a trace makes it in eac
 @pytest.fixture(autouse=True)
 def weights_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """An update that moves no token to another expert: the second step routes as the first."""
-    monkeypatch.setattr(optimizers, "LEARNING_RATE", 1e-12)
+    monkeypatch.setattr(construction, "LEARNING_RATE", 1e-12)
 
 
 class RoutedTokens(TorchDispatchMode):

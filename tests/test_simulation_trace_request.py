@@ -13,7 +13,7 @@ WORKER = PACKAGE / "simulation/tracing/tracing_worker.py"
 # the start of processes, the comparison of a built model with its recipe.
 NOT_IN_TRACES = {
     *("__init__.py", "child_process/bootstrap.py", "child_process/environment.py"),
-    *("records/cell.py", "records/compatibility.py", "records/observation.py"),
+    *("records/built.py", "records/cell.py", "records/compatibility.py", "records/observation.py"),
     *("recipes/fields.py", "recipes/mistakes.py", "recipes/named_recipes.py", "recipes/recipe.py"),
     "records/optional_packages.py",
     *("simulation/tracing_child.py", "training/recipe_check.py"),

@@ -13,8 +13,10 @@ from torch import nn
 
 from trials.recipes.fields import Optimizer
 from trials.recipes.recipe import Recipe
-from trials.training import optimizers
-from trials.training.optimizers import SkippedStepError, make_stepper, offload_config
+from trials.training.optimizers import construction
+from trials.training.optimizers.construction import make_stepper
+from trials.training.optimizers.offloaded_stepper import offload_config
+from trials.training.optimizers.stepper import DeviceStepper, SkippedStepError
 from trials.training.recipe_check import OPTIMIZER_CLASSES, RecipeError
 
 pytestmark = pytest.mark.usefixtures("made_for_small_steps")
@@ -197,14 +199,14 @@ def test_paged_state_is_taken_once_however_often_training_starts_over() -> None:
     states = []
     for _ in range(3):
         made: Any = PagedOptimizer(pages, parameter)
-        optimizers._page_again(made, lambda buffer, value: buffer.fill_(value))
+        construction._page_again(made, lambda buffer, value: buffer.fill_(value))
         made.take_state()
         one, two = made.state[parameter]["state1"], made.state[parameter]["state2"]
         assert not one.any()
         assert one is not two
         one.fill_(7)
         states.append({id(one), id(two)})
-        optimizers.DeviceStepper(nn.Linear(1, 1), made, recipe("paged_adamw_8bit"), CPU).close()
+        DeviceStepper(nn.Linear(1, 1), made, recipe("paged_adamw_8bit"), CPU).close()
     assert states[0] == states[1] == states[2]
     assert len(pages.paged_tensors) == 2
 
@@ -214,7 +216,7 @@ def test_paged_state_of_another_size_or_in_use_is_not_reused() -> None:
     pages = Pages()
     for side in (512, 512, 640):
         made: Any = PagedOptimizer(pages, torch.zeros(side, side))
-        optimizers._page_again(made, lambda buffer, value: buffer.fill_(value))
+        construction._page_again(made, lambda buffer, value: buffer.fill_(value))
         made.take_state()
     assert len(pages.paged_tensors) == 6
 

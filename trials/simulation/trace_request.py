@@ -222,13 +222,14 @@ def trace_sources(trials: Path) -> Iterator[Path]:
     for folder in (
         "models",
         "devices",
+        "training/optimizers",
         "training/tasks",
         "simulation/tracing",
         "simulation/tracing/kernels",
     ):
         yield from sorted((trials / folder).glob("*.py"))
     yield trials / "records" / "model.py"
-    stepping = ("census.py", "compilation.py", "finetune.py", "loss.py", "optimizers.py")
+    stepping = ("census.py", "compilation.py", "finetune.py", "loss.py")
     yield from (trials / "training" / name for name in stepping)
     traced = ("recording.py", "layer_expansion.py", "trace_cache.py", "trace_request.py")
     yield from (trials / "simulation" / name for name in traced)

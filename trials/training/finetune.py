@@ -29,7 +29,8 @@ from trials.training.compilation import (
     uncompiled,
 )
 from trials.training.loss import model_inputs
-from trials.training.optimizers import Stepper, make_stepper
+from trials.training.optimizers.construction import make_stepper
+from trials.training.optimizers.stepper import Stepper
 from trials.training.tasks.batch import TaskBatch
 from trials.training.tasks.losses import LossOf, precomputed_log_probs, step_losses
 

@@ -23,7 +23,7 @@ from trials.models.fused_head import IGNORED
 from trials.records.learning import EpochReply, Heartbeat, HeldOutScores, LearnSetup
 from trials.training.evaluation import held_out_scores
 from trials.training.learning_batches import padded, read_examples
-from trials.training.optimizers import SkippedStepError
+from trials.training.optimizers.stepper import SkippedStepError
 from trials.training.tokenizer_worker import ExampleTokenizer
 from trials.training.worker import Worker
 

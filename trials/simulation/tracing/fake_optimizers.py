@@ -14,7 +14,8 @@ from trials.simulation.tracing.operator_costs import (
     tensors_in,
     touched_bytes,
 )
-from trials.training.optimizers import LEARNING_RATE, make_optimizer
+from trials.training.optimizers.construction import make_optimizer
+from trials.training.optimizers.stepper import LEARNING_RATE
 
 # bitsandbytes (optim/optimizer.py): elements from which on state is 8-bit, elements per constant,
 # and elements from which on state is paged.

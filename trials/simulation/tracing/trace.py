@@ -32,7 +32,8 @@ from trials.simulation.tracing.layer_repetition import RepeatedLayers, mark_pass
 from trials.simulation.tracing.tracer import Tracer, UntraceableError, fake_like
 from trials.simulation.tracing.watchdog import innermost_module
 from trials.training.finetune import import_libraries, model_tensors
-from trials.training.optimizers import DeviceStepper, parameter_groups
+from trials.training.optimizers.construction import parameter_groups
+from trials.training.optimizers.stepper import DeviceStepper
 from trials.training.tasks.batch import TaskBatch
 from trials.training.tasks.losses import precomputed_log_probs, task_loss
 

@@ -1,0 +1,1 @@
+"""Optimizer steps of recipes: the optimizer, its precision, and state on device or host."""

@@ -1,0 +1,135 @@
+"""Construction of steppers and optimizers of recipes."""
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.trainer_pt_utils import get_parameter_names
+
+from trials.recipes.fields import Optimizer
+from trials.recipes.recipe import Recipe
+from trials.training.optimizers.offloaded_stepper import OffloadedStepper
+from trials.training.optimizers.stepper import (
+    LEARNING_RATE,
+    NOT_OFFLOADED,
+    DeviceStepper,
+    Offloading,
+    Stepper,
+)
+from trials.training.recipe_check import RecipeError
+
+# Names of parameters without weight decay (get_decay_parameter_names of transformers' Trainer).
+WITHOUT_DECAY = ["bias", "layernorm", "rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
+
+
+def make_stepper(
+    model: nn.Module,
+    trainable: list[nn.Parameter],
+    recipe: Recipe,
+    device: torch.device,
+    offloading: Offloading = NOT_OFFLOADED,
+) -> Stepper:
+    """Make the stepper of a recipe, with an optimizer without state.
+
+    Args:
+        model: model to train.
+        trainable: its trained parameters.
+        recipe: recipe of the steps.
+        device: device of the model.
+        offloading: context of the passes (``trials.models.activation_offloading``).
+
+    Raises:
+        ImportError: a package that the recipe needs is not installed.
+        RecipeError: the device does not support the optimizer.
+    """
+    if recipe.offload_optimizer:
+        return OffloadedStepper(model, trainable, recipe)
+    if recipe.optimizer.startswith("paged") and device.type != "cuda":
+        # bitsandbytes only warns and continues unpaged, under the same class name.
+        raise RecipeError(
+            f"optimizer {recipe.optimizer} needs a CUDA GPU, bitsandbytes pages nothing on a "
+            f"{device.type}: use {recipe.optimizer.removeprefix('paged_').removesuffix('_32bit')}"
+        )
+    optimizer = make_optimizer(parameter_groups(model, trainable), recipe, device.type)
+    stepper = DeviceStepper(model, optimizer, recipe, device)
+    stepper.offloading = offloading
+    return stepper
+
+
+def parameter_groups(model: nn.Module, trainable: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Groups that transformers' Trainer updates one by one: with weight decay, and without.
+
+    The decay is 0 in both by default. Foreach AdamW takes its temporaries for one group.
+    """
+    names = set(get_parameter_names(model, [nn.LayerNorm], WITHOUT_DECAY))
+    decayed = {id(p) for name, p in model.named_parameters() if name in names}
+    groups = (
+        [p for p in trainable if id(p) in decayed],
+        [p for p in trainable if id(p) not in decayed],
+    )
+    return [group for group in groups if group]
+
+
+def make_optimizer(
+    groups: list[list[nn.Parameter]], recipe: Recipe, device_type: str
+) -> torch.optim.Optimizer:
+    """Make the optimizer of a recipe, without state.
+
+    Args:
+        groups: parameters to update (``parameter_groups``).
+        recipe: recipe that names the optimizer.
+        device_type: PyTorch updates many tensors at once on a GPU, one by one on a CPU.
+    """
+    # PyTorch's own default for each device, explicit because a simulated GPU's tensors are on the
+    # CPU.
+    together = device_type == "cuda"
+    # transformers' Trainer takes the fused one, without weight decay.
+    adamw = partial(torch.optim.AdamW, weight_decay=0.0)
+    makers: dict[Optimizer, Callable[..., torch.optim.Optimizer]] = {
+        "adamw": partial(adamw, fused=True),
+        # Holds another copy of all trained weights during the update.
+        "adamw_foreach": partial(adamw, foreach=True),
+        "adamw_loop": partial(adamw, foreach=False),
+        "adafactor": torch.optim.Adafactor,
+        "sgd": partial(torch.optim.SGD, foreach=together),
+        "adamw_8bit": partial(_bitsandbytes, "AdamW8bit"),
+        "paged_adamw_8bit": partial(_bitsandbytes, "PagedAdamW8bit"),
+        "paged_adamw_32bit": partial(_bitsandbytes, "PagedAdamW32bit"),
+    }
+    return makers[recipe.optimizer]([{"params": group} for group in groups], lr=LEARNING_RATE)
+
+
+def _bitsandbytes(name: str, groups: list[dict[str, Any]], lr: float) -> torch.optim.Optimizer:
+    optimizers = importlib.import_module("bitsandbytes.optim")
+    made: torch.optim.Optimizer = getattr(optimizers, name)(groups, lr=lr, weight_decay=0.0)
+    if name.startswith("Paged"):
+        _page_again(made, importlib.import_module("bitsandbytes.functional").fill)
+    return made
+
+
+def _page_again(optimizer: Any, fill: Callable[[torch.Tensor, float], object]) -> None:
+    """Let a paged optimizer reuse the managed memory of closed ones.
+
+    bitsandbytes never frees managed memory and keeps a list of all of it, so that each restart of
+    the training would lose two bytes per trained weight. Only state of 100,000 elements or more is
+    paged; that of most adapters is not.
+    """
+    take_new = optimizer.get_state_buffer
+
+    def state_buffer(p: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        for buffer in optimizer.page_mng.paged_tensors:
+            if getattr(buffer, "is_spare", False) and (buffer.shape, buffer.dtype) == (
+                p.shape,
+                dtype,
+            ):
+                buffer.is_spare = False
+                fill(buffer, 0)
+                spare: torch.Tensor = buffer
+                return spare
+        new: torch.Tensor = take_new(p, dtype=dtype)
+        return new
+
+    optimizer.get_state_buffer = state_buffer
