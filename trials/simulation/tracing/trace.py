@@ -40,12 +40,7 @@ from trials.training.tasks.losses import precomputed_log_probs, task_loss
 Target = Literal["cuda", "cpu"]
 Shares = Callable[[torch.Tensor], int]
 POSITION_TABLES = ("wpe", "embed_positions", "position_embeddings")
-BACKWARD_SEGMENTS = (
-    Segment.AFTER,
-    Segment.BACKWARD_1,
-    Segment.BACKWARD_2,
-    Segment.BACKWARD_3,
-)
+BACKWARD_SEGMENTS = (Segment.AFTER, Segment.BACKWARD_1, Segment.BACKWARD_2, Segment.BACKWARD_3)
 
 
 @dataclass(frozen=True, slots=True)
