@@ -15,9 +15,11 @@ from trainer_reference.preparation import sequence_lengths
 
 from orchestrator.datasets.lengths import DataLengths
 from orchestrator.datasets.source import DataError
+from orchestrator.spec.data_kinds import wrong_kind
 from orchestrator.spec.job import Job
 from orchestrator.spec.job_options import JobOptions, changed_job
-from orchestrator.spec.job_tokens import longest_example
+from orchestrator.spec.job_tokens import job_of, longest_example
+from trials.recipes.recipe import Recipe
 
 pytest_plugins = ["builders.dataset_counting"]
 
@@ -78,6 +80,51 @@ def test_lengths_of_preference_data_equal_the_trainers(
     assert lengths.examples == len(rows)
     assert lengths.kind == ("labelled" if task == "kto" else "pairs")
     assert (lengths.sequences is None) == (task == "kto")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pytest.param(PAIRS, id="texts"),
+        pytest.param(IMPLICIT, id="implicit-prompt"),
+        pytest.param(SPOKEN, id="messages"),
+        pytest.param(SPOKEN_IMPLICIT, id="messages-implicit-prompt"),
+    ],
+)
+def test_kto_takes_the_answers_of_pairs_as_its_trainer_does(
+    rows: list[Example], tmp_path: Path, count: Callable[..., Job], tokenizer_folder: Path
+) -> None:
+    """KTOTrainer makes two labelled examples of a pair; to other tasks it stays a pair."""
+    (*sequences,) = sequence_lengths("kto", rows, tokenizer_folder)
+    job = count(write_jsonl(tmp_path / "data.jsonl", rows))
+    kto, dpo = (Recipe(method="full", task=task) for task in ("kto", "dpo"))
+    assert wrong_kind(job, kto) is None
+    unpaired = job_of(job, kto, 1024)
+    histogram = Counter(tokens for (tokens,) in sequences)
+    assert lengths_of(unpaired).histogram == tuple(sorted(histogram.items()))
+    assert unpaired.examples == lengths_of(unpaired).examples == 2 * len(rows)
+    assert lengths_of(unpaired).tokens == lengths_of(job).tokens
+    assert job_of(unpaired, kto, 1024) == unpaired
+    assert job_of(job, dpo, 1024) == job
+
+
+def test_a_reward_model_leaves_out_the_pairs_that_its_trainer_does(
+    tmp_path: Path, count: Callable[..., Job], tokenizer_folder: Path
+) -> None:
+    """RewardTrainer drops pairs with a sequence above its ``max_length``, and truncates none."""
+    path, reward = write_jsonl(tmp_path / "data.jsonl", PAIRS), Recipe(method="full", task="reward")
+    cutoff = int(lengths_of(count(path)).lengths.median)
+    kept = sequence_lengths("reward", PAIRS, tokenizer_folder, max_length=cutoff)
+    job = count(path, cutoff=cutoff)
+    assert wrong_kind(job, reward) is None
+    left = job_of(job, reward, 1024)
+    assert lengths_of(left).histogram == tuple(sorted(Counter(map(max, kept)).items()))
+    assert left.examples == len(kept) < len(PAIRS)
+    assert job_of(left, reward, 1024) == left
+    assert longest_example(left) == max(map(max, kept)) <= cutoff
+    everything = wrong_kind(count(path, cutoff=1), reward)
+    assert everything is not None
+    assert str(path) in everything
 
 
 def test_every_format_of_the_same_pairs_counts_alike(

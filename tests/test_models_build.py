@@ -8,7 +8,7 @@ from builders.observations import cpu, recipe, tiny_cell
 from torch import nn
 
 from trials.devices.live_tensors import LiveTensorCounter
-from trials.models.build import KernelError, build_model
+from trials.models.build import FamilyError, KernelError, build_model
 from trials.models.weight_placement import decoder_layers
 from trials.recipes.fields import Method
 from trials.recipes.recipe import Recipe
@@ -230,3 +230,10 @@ def test_an_unknown_lora_target_is_an_error_with_the_valid_ones() -> None:
         ValueError, match=r"lora_targets wq: .* it has down_proj, embed_tokens, gate_proj, k_pr"
     ):
         FineTuning(cell, find_model("llama-tiny"), device=CPU, seed=0)
+
+
+@pytest.mark.parametrize("name", ["blackmamba-tiny", "olmoe-tiny"])
+def test_a_reward_model_needs_a_sequence_classification_model(name: str) -> None:
+    """A model of which transformers has none is refused by name."""
+    with pytest.raises(FamilyError, match=name):
+        built(find_model(name), recipe("full", task="reward"))

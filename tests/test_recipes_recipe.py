@@ -123,6 +123,16 @@ def test_orpo_takes_pairs_and_all_logits_without_a_reference() -> None:
     assert (full.sequences, full.extras) == (2, ("trl",))
 
 
+def test_a_reward_model_takes_pairs_and_has_no_logits() -> None:
+    """Its score is trained in full beside adapters, like the modules that a recipe names."""
+    full = Recipe(method="full", task="reward")
+    assert (full.key, full.loss, full.sequences) == ("full-reward-bf16", None, 2)
+    assert (full.extras, full.copied_modules) == ((), ())
+    lora = Recipe(method="lora", lora_rank=8, task="reward", modules_to_save=("embed_tokens",))
+    assert lora.copied_modules == ("embed_tokens", "score")
+    assert Recipe.model_validate_json(full.model_dump_json()) == full
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -203,6 +213,23 @@ def test_orpo_takes_pairs_and_all_logits_without_a_reference() -> None:
         ({"method": "full", "reference": "separate"}, "reference separate .* sft"),
         ({"method": "full", "task": "dpo", "reference": "adapter-off"}, "needs adapters"),
         ({"method": "full", "task": "dpo", "loss": "liger"}, "use loss: chunked"),
+        ({"method": "full", "task": "reward", "loss": "full-logits"}, "loss .* task reward"),
+        ({"method": "full", "task": "reward", "reference": "separate"}, "reference .* reward"),
+        ({"method": "full", "task": "reward", "packing": True}, "packing .* task reward"),
+        (
+            {"method": "lora", "lora_rank": 8, "task": "reward", "precision": "fp16"},
+            "task reward .* fp16",
+        ),
+        (
+            {
+                "method": "lora",
+                "lora_rank": 8,
+                "task": "reward",
+                "precision": "fp32",
+                "adapter_dtype": "bf16",
+            },
+            "adapter_dtype bf16 .* task reward",
+        ),
         (
             {"method": "lora", "lora_rank": 8, "task": "dpo", "lora_dropout": 0.1},
             "lora_dropout .* remove it",
@@ -247,7 +274,7 @@ def test_conflicting_fields_are_reported(fields: dict[str, object], reason: str)
 
 def test_all_mistakes_of_a_recipe_are_reported_at_once() -> None:
     """One attempt is enough to see them."""
-    with pytest.raises(ValidationError, match=r"lora_rank 4.*double_quantisation"):
+    with pytest.raises(ValidationError, match=r"lora_rank 4.*\n.*double_quantisation"):
         Recipe(method="full", lora_rank=4, double_quantisation=True)
 
 

@@ -39,6 +39,8 @@ LLAMA, MIXTRAL, QWEN = "llama-tiny", "mixtral-tiny", "qwen3-moe-tiny"
         (QWEN, recipe("full", precision="bf16", gradient_checkpointing=True)),
         (LLAMA, recipe("full", precision="bf16-mixed", task="orpo")),
         (LLAMA, recipe("lora", precision="bf16", task="orpo", gradient_checkpointing=True)),
+        (LLAMA, recipe("full", precision="bf16-mixed", task="reward")),
+        (LLAMA, recipe("qlora", precision="bf16", task="reward", gradient_checkpointing=True)),
     ],
     ids=lambda each: getattr(each, "key", each),
 )

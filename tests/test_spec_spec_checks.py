@@ -115,6 +115,10 @@ MISTAKES: list[tuple[str, str, Sequence[tuple[str, ...]]]] = [
     ("full", "qlor", [("5: cells[0].recipes[0].method: must be ", "'qlor'", "mean 'qlora'")]),
     ("full", "[full]", [("5: cells[0].recipes[0].method: must be ", "not ['full']")]),
     ("full", "full, lora_rank: 8", [("5: cells[0].recipes[0]: lora_rank 8 ", "remove it")]),
+    ("full", "full, lora_rank: 8, kbit_preparation: true", [
+        ("5: cells[0].recipes[0]: lora_rank 8 ", "remove it"),
+        ("5: cells[0].recipes[0]: kbit_preparation ", "remove it"),
+    ]),
     ("full", "lora", [("5: cells[0].recipes[0]: method lora needs lora_rank", "lora_rank: 16")]),
     ("full", "full, gradient_checkpointing: 1", [
         ("5: cells[0].recipes[0].gradient_checkpointing: must be true or false, not 1",),

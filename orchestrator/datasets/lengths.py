@@ -53,7 +53,7 @@ class DataLengths(Record):
         histogram: (tokens, number of examples), ascending. The tokens of a pair are those of its
             longer sequence.
         sequences: (tokens, number of sequences), ascending, of both sequences of every pair; None
-            where an example is one sequence.
+            where an example is one sequence, or where long pairs were left out.
         complete: whether all examples were read.
         empty: number of examples without text, which are skipped.
         empty_at: places of the first of them.
@@ -113,6 +113,24 @@ class DataLengths(Record):
         """Mean tokens of a sequence that is truncated to a cutoff."""
         lengths = Lengths.of(self.sequences or self.histogram)
         return (lengths if cutoff is None else lengths.cut(cutoff)).mean
+
+    def unpaired(self) -> "DataLengths":
+        """Lengths of the answers of pairs, each an example of its own, as KTOTrainer takes them."""
+        made = f"{self.rendering}; each answer is an example"
+        update = {"kind": "labelled", "rendering": made, "sequences": None}
+        return self.model_copy(update=update | {"histogram": self.sequences})
+
+    def without_longer(self, cutoff: int) -> "DataLengths":
+        """Lengths of the pairs up to a cutoff, which RewardTrainer keeps; unchanged without any.
+
+        The shorter sequences of the other pairs are unknown, so ``sequences`` is None.
+        """
+        longer = self.cut_off(cutoff)
+        if longer in (0, self.examples):
+            return self
+        made = f"{self.rendering}; {longer:,} pairs longer than {cutoff:,} tokens are left out"
+        kept = tuple((length, count) for length, count in self.histogram if length <= cutoff)
+        return self.model_copy(update={"rendering": made, "histogram": kept, "sequences": None})
 
     def cut_off(self, cutoff: int | None) -> int:
         """Number of examples that are longer than the cutoff."""

@@ -40,7 +40,7 @@ from orchestrator.spec.job_options import (
     with_overheads,
 )
 from orchestrator.spec.job_request import SOURCES
-from orchestrator.spec.job_tokens import job_of, longest_example, longest_tokens, rows
+from orchestrator.spec.job_tokens import job_of, longest_example, longest_tokens, of_task, rows
 from orchestrator.spec.recipe_options import RecipeOptions, recipe_of, recipe_text
 from trials.recipes.fields import FEWEST_PACKED, PositiveInt
 from trials.recipes.recipe import Recipe
@@ -212,7 +212,7 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
     draws = _draws(request.routing_draws, model)
     job = with_overheads(request.overheads, changed_job(DEFAULT_JOB, request.job, [model]))
     _check_kind(job, recipe)
-    seq_len = _seq_len(request.seq_len, job, recipe)
+    seq_len = _seq_len(request.seq_len, of_task(job, recipe), recipe)
     job = job_of(job, recipe, seq_len)
     filled = {}
     if recipe.packing and request.recipe.examples_per_row is None:

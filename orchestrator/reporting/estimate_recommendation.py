@@ -159,6 +159,8 @@ def padding_text(estimates: Sequence[Estimated], question: Question) -> str | No
     data = question.workload.lengths
     if data is None or question.workload.padding in PACKED:
         return None
+    if data.kind == "pairs" and data.sequences is None:
+        return None  # the lengths of the shorter sequences are unknown
     mean = data.mean_sequence(question.workload.cutoff)
     fitting = [e.estimate for e in estimates if e.step is not None]
     chosen = [row.batch_size for row in fitting]

@@ -121,6 +121,9 @@ def _notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
     """Lines below the table: recipe, batch size, accuracy, and what is missing."""
     rows = [e.estimate for e in estimates]
     yield f"{question.recipe_text}."
+    data = question.workload.lengths
+    if data is not None and data.is_preference:
+        yield f"Data: {data.source} ({data.rendering})."
     yield from _recipe_notes(rows, question)
     yield from filter(None, (batch_text(estimates, question), padding_text(estimates, question)))
     if question.recipe.has_square_mask:

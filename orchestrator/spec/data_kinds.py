@@ -2,19 +2,20 @@
 
 from typing import get_args
 
+from orchestrator.datasets.lengths import DataLengths
 from orchestrator.datasets.preference import Kind
 from orchestrator.spec.job import NOT_PACKED, Job
 from trials.recipes.fields import Task
 from trials.recipes.recipe import Recipe
 
-KINDS: dict[str, Kind] = {
-    "sft": "texts",
-    "dpo": "pairs",
-    "orpo": "pairs",
-    "reward": "pairs",
-    "kto": "labelled",
+KINDS: dict[str, tuple[Kind, ...]] = {
+    "sft": ("texts",),
+    "dpo": ("pairs",),
+    "orpo": ("pairs",),
+    "reward": ("pairs",),
+    "kto": ("labelled", "pairs"),
 }
-"""Kind of data that a task trains on."""
+"""Kinds of data that a task trains on, the usual one first."""
 NAMES: dict[Kind, str] = {"texts": "texts", "pairs": "pairs", "labelled": "labelled answers"}
 REMEDIES: dict[Kind, str] = {
     "texts": "render texts, for example with --text-fields",
@@ -28,15 +29,27 @@ def wrong_kind(job: Job, recipe: Recipe) -> str | None:
 
     The kind of data of which only the lengths are known is not checked.
     """
-    needed = KINDS.get(recipe.task)
-    if job.padding == "packed" and needed != "texts":
+    kinds = KINDS[recipe.task]
+    if job.padding == "packed" and "texts" not in kinds:
         return f"packing {NOT_PACKED}"
     lengths = job.lengths
-    if lengths is None or lengths.kind is None or needed is None or lengths.kind == needed:
+    if lengths is None or lengths.kind is None:
         return None
-    tasks = [task for task in get_args(Task) if KINDS.get(task) == lengths.kind]
-    remedies = [f"use task {' or '.join(tasks)}"] * bool(tasks) + [REMEDIES[needed]]
+    if lengths.kind in kinds:
+        return _all_too_long(job, lengths) if recipe.task == "reward" else None
+    tasks = [task for task in get_args(Task) if lengths.kind in KINDS[task]]
+    remedies = [f"use task {' or '.join(tasks)}"] * bool(tasks) + [REMEDIES[kinds[0]]]
     return (
-        f"task {recipe.task} trains on {NAMES[needed]}, but {lengths.source} holds "
+        f"task {recipe.task} trains on {NAMES[kinds[0]]}, but {lengths.source} holds "
         f"{NAMES[lengths.kind]} ({lengths.rendering}): {', or '.join(remedies)}"
+    )
+
+
+def _all_too_long(job: Job, lengths: DataLengths) -> str | None:
+    shortest = lengths.histogram[0][0]
+    if job.cutoff is None or shortest <= job.cutoff:
+        return None
+    return (
+        f"cutoff {job.cutoff}: task reward leaves out longer pairs, and the shortest pair of "
+        f"{lengths.source} has {shortest} tokens: raise the cutoff, or leave it out"
     )

@@ -16,10 +16,12 @@ ALIKE = 0.97  # a length of at least this share of another is not simulated as w
 
 
 def job_of(workload: Job, recipe: Recipe, seq_len: int) -> Job:
-    """Job in batches as a recipe has them: where it packs, in rows of ``seq_len`` tokens.
+    """Job in batches as a recipe has them, with the examples that its trainer makes of the data.
 
-    A job without lengths then has as many equal examples in a row as the recipe states.
+    Where the recipe packs, a batch has rows of ``seq_len`` tokens. A job without lengths then has
+    as many equal examples in a row as the recipe states.
     """
+    workload = of_task(workload, recipe)
     if recipe.examples_per_row is None:
         return workload
     tokens = max(1, seq_len // recipe.examples_per_row)
@@ -28,6 +30,22 @@ def job_of(workload: Job, recipe: Recipe, seq_len: int) -> Job:
     )
     changes = {"padding": "best-fit", "cutoff": seq_len, "lengths": lengths}
     return workload.model_copy(update=changes)
+
+
+def of_task(workload: Job, recipe: Recipe) -> Job:
+    """Job with the examples that TRL's trainer of the task makes of pairs."""
+    data = workload.lengths
+    if data is None or data.kind != "pairs":
+        return workload
+    if recipe.task == "kto":
+        made, factor = data.unpaired(), 2.0
+    elif recipe.task == "reward" and workload.cutoff is not None:
+        made = data.without_longer(workload.cutoff)
+        factor = made.examples / data.examples
+    else:
+        return workload
+    examples = max(1, round(factor * workload.examples))
+    return workload.model_copy(update={"lengths": made, "examples": examples})
 
 
 def padded_tokens(workload: Job, batch_size: int, seq_len: int) -> float:

@@ -73,7 +73,8 @@ def problems_of(
             continue  # reported at the misspelt key
         if detail["type"] == "too_short" and detail["input"]:
             continue  # the mistake inside is reported by itself
-        problems.append(problem_at(location, _text(detail, model), located))
+        lines = _text(detail, model).split("\n")  # of a recipe, one for each contradiction
+        problems += [problem_at(location, line, located) for line in lines]
     return problems
 
 

@@ -1,6 +1,6 @@
 """Cells of the reference: the axes along which the trainer and the project's step are compared."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -31,7 +31,8 @@ class ReferenceCell:
         precision: ``fp32``; ``bf16``, all of it; ``bf16-mixed``, frozen weights in bf16, trained
             ones in fp32, autocast; ``fp32-mixed-load``, frozen weights in fp32, too.
         accumulation: micro-steps of an optimizer step.
-        loss: ``full-logits`` is ``Trainer.compute_loss``, ``chunked`` ``SFTTrainer.compute_loss``.
+        loss: ``full-logits`` is ``Trainer.compute_loss``, ``chunked`` ``SFTTrainer.compute_loss``;
+            absent for a task without logits.
         checkpointing: whether the backward pass recomputes each layer.
         max_grad_norm: norm that gradients are clipped to; absent for none.
         activation_offloading: whether saved activations are on the host.
@@ -50,7 +51,7 @@ class ReferenceCell:
     method: str = "full"
     precision: str = "fp32"
     accumulation: int = 1
-    loss: str = "full-logits"
+    loss: str | None = "full-logits"
     checkpointing: bool = False
     max_grad_norm: float | None = None
     model: str = "llama"
@@ -195,7 +196,9 @@ UNREFERRING = tuple(
     for axes, checkpointing in product(STEPS_OF_PREFERENCE, CHECKPOINTING)
 )
 """Every cell of a preference task without a reference."""
-PREFERENCE = REFERRING + UNREFERRING
+REWARD = tuple(replace(cell, task="reward", loss=None) for cell in UNREFERRING)
+"""Every cell of a reward model."""
+PREFERENCE = REFERRING + UNREFERRING + REWARD
 """Every cell of a preference task."""
 QUICK_PREFERENCE = tuple(
     cell
@@ -212,6 +215,8 @@ QUICK_PREFERENCE = tuple(
         ("kto", "lora", "precomputed"),
         ("orpo", "full", None),
         ("orpo", "lora", None),
+        ("reward", "full", None),
+        ("reward", "qlora", None),
     }
 )
 """Cells that every run of the tests compares."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import get_peft_model
-from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
+from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, RewardConfig, RewardTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 from trainer_reference.cells import ReferenceCell
@@ -46,6 +46,10 @@ class _Orpo(Observed, ORPOTrainer):
         return feature
 
 
+class _Reward(Observed, RewardTrainer):
+    """RewardTrainer, observed."""
+
+
 TRAINERS: dict[str, tuple[Any, Any]] = {"dpo": (_Dpo, DPOConfig), "kto": (_Kto, KTOConfig)}
 
 
@@ -54,8 +58,8 @@ def train_on_preferences(
 ) -> TrainerRun:
     """Train for ``STEPS`` optimizer steps on preferences, and count."""
     torch.manual_seed(SEED)
-    if cell.task == "orpo":
-        return _train_by_orpo(cell, folder, with_origins=with_origins)
+    if cell.reference is None:
+        return _train_without_reference(cell, folder, with_origins=with_origins)
     reference = base_model(cell, folder) if cell.reference == "separate" else None
     kind, config = TRAINERS[cell.task]
     trainer = kind(
@@ -79,19 +83,32 @@ def train_on_preferences(
     return replace(run, reference_log_probs=log_probs)
 
 
-def _train_by_orpo(cell: ReferenceCell, folder: Path, *, with_origins: bool) -> TrainerRun:
+def _train_without_reference(
+    cell: ReferenceCell, folder: Path, *, with_origins: bool
+) -> TrainerRun:
     model = base_model(cell, folder)
-    # Given adapters to make, the trainer would also change dtypes of a quantised model.
+    # Given adapters to make, ORPOTrainer would also change dtypes of a quantised model.
     model = model if cell.method == "full" else get_peft_model(model, lora_config(cell))
     dtypes = {name: p.dtype for name, p in model.named_parameters()}
     chosen = arguments(cell, folder)
-    del chosen["activation_offloading"]  # the trainer has none
-    trainer = _Orpo(
-        model=model,
-        args=ORPOConfig(**chosen, max_length=LENGTH, remove_unused_columns=False),
-        train_dataset=_whole_pairs(cell),
-        processing_class=tokenizer(),
-    )
+    trainer: Any
+    if cell.task == "orpo":
+        del chosen["activation_offloading"]  # the trainer has none
+        trainer = _Orpo(
+            model=model,
+            args=ORPOConfig(**chosen, max_length=LENGTH, remove_unused_columns=False),
+            train_dataset=_whole_pairs(cell),
+            processing_class=tokenizer(),
+        )
+    else:
+        trainer = _Reward(
+            model=model,
+            args=RewardConfig(**chosen, max_length=None),
+            train_dataset=_whole_pairs(cell).rename_columns(
+                {f"{answer}_input_ids": f"{answer}_ids" for answer in ("chosen", "rejected")}
+            ),
+            processing_class=tokenizer(),
+        )
     cast_adapters(trainer.model, cell, dtypes)
     return trained(trainer, with_origins=with_origins)
 

@@ -13,7 +13,10 @@ from trl.trainer.reward_trainer import RewardTrainer
 
 
 def sequence_lengths(
-    task: str, rows: Sequence[Mapping[str, Any]], tokenizer_folder: Path
+    task: str,
+    rows: Sequence[Mapping[str, Any]],
+    tokenizer_folder: Path,
+    max_length: int | None = None,
 ) -> list[list[int]]:
     """Lengths of the sequences of each example, as TRL's own trainer prepares them."""
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
@@ -22,7 +25,7 @@ def sequence_lengths(
     trainer = SimpleNamespace(
         _tokenizer=tokenizer, calculate_KL=False, desirable_weight=1.0, undesirable_weight=1.0
     )
-    arguments = SimpleNamespace(dataset_num_proc=None, max_length=None, truncation_mode=None)
+    arguments = SimpleNamespace(dataset_num_proc=None, max_length=max_length, truncation_mode=None)
     prepared_by = {"dpo": DPOTrainer, "kto": KTOTrainer, "reward": RewardTrainer}[task]
     data = Dataset.from_list([dict(row) for row in rows])
     prepared = prepared_by._prepare_dataset(trainer, data, tokenizer, arguments, "train")

@@ -9,7 +9,12 @@ from datasets import Dataset
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Trainer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    BitsAndBytesConfig,
+    Trainer,
+)
 from trl import SFTConfig, SFTTrainer
 from trl.trainer import sft_trainer
 
@@ -205,8 +210,11 @@ def base_model(cell: ReferenceCell, folder: Path) -> nn.Module:
     quantised = BitsAndBytesConfig(
         **({"load_in_8bit": True} if cell.quantisation == "int8" else four_bit)
     )
-    model = AutoModelForCausalLM.from_pretrained(
+    is_reward = cell.task == "reward"
+    auto: Any = AutoModelForSequenceClassification if is_reward else AutoModelForCausalLM
+    model: nn.Module = auto.from_pretrained(
         folder / cell.model,
+        **({"num_labels": 1} if is_reward else {}),
         dtype=dtype,
         attn_implementation=cell.attention,
         quantization_config=quantised if cell.method == "qlora" else None,
@@ -227,7 +235,7 @@ def lora_config(cell: ReferenceCell) -> LoraConfig:
         **_targets(fields.get("lora_targets", ("all-linear",))),
         use_dora=fields.get("dora", False),
         modules_to_save=fields.get("modules_to_save"),
-        task_type="CAUSAL_LM",
+        task_type="SEQ_CLS" if cell.task == "reward" else "CAUSAL_LM",
     )
 
 

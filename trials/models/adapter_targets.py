@@ -6,6 +6,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from trials.models.experts import is_fused
+from trials.models.weight_placement import output_layer
 from trials.recipes.fields import TARGET_GROUPS
 from trials.recipes.recipe import Recipe
 
@@ -74,7 +75,7 @@ def expert_parameters(model: nn.Module, recipe: Recipe) -> list[str]:
 
 def _adaptable(model: nn.Module) -> Iterator[tuple[str, bool]]:
     """Names of all linear layers and embeddings, and whether each is the head or an embedding."""
-    head = model.get_output_embeddings()  # type: ignore[operator]
+    head = output_layer(model)
     for name, module in model.named_modules():
         if isinstance(module, (nn.Linear, Conv1D, nn.Embedding)):
             yield name, module is head or isinstance(module, nn.Embedding)
@@ -82,10 +83,7 @@ def _adaptable(model: nn.Module) -> Iterator[tuple[str, bool]]:
 
 def saved_modules(model: nn.Module, recipe: Recipe) -> list[str]:
     """Names of the modules that a recipe trains in full beside adapters, by PEFT's matching."""
-    ends = recipe.modules_to_save
-    return (
-        [] if ends is None else [name for name, _ in model.named_modules() if name.endswith(ends)]
-    )
+    return [name for name, _ in model.named_modules() if name.endswith(recipe.copied_modules)]
 
 
 def check_saved_modules(model: nn.Module, recipe: Recipe) -> None:
@@ -115,7 +113,7 @@ def check_saved_modules(model: nn.Module, recipe: Recipe) -> None:
 
 def excludes(recipe: Recipe, name: str) -> bool:
     """Whether a layer gets no adapter because a recipe trains it, or its parent, in full."""
-    return any(f".{end}." in f".{name}." for end in recipe.modules_to_save or ())
+    return any(f".{end}." in f".{name}." for end in recipe.copied_modules)
 
 
 def is_meant(target: str, name: str, *, is_outer: bool = False) -> bool:

@@ -38,7 +38,8 @@ def adapt(model: nn.Module, recipe: Recipe) -> nn.Module:
         modules_to_save=recipe.modules_to_save and list(recipe.modules_to_save),
         # PEFT warns where this does not agree with the class of the layers.
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
-        task_type="CAUSAL_LM",
+        # For SEQ_CLS, PEFT trains a copy of the score.
+        task_type="SEQ_CLS" if recipe.task == "reward" else "CAUSAL_LM",
     )
     # By the model's type PEFT would take some of these names for parameters of fused experts, and
     # drop them. Here they are final: looped experts are linear layers, and the parameters of fused

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers import __version__ as transformers_version
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
 
 from gpu_catalog.suggestions import did_you_mean
@@ -26,11 +27,13 @@ from trials.models.adapters import adapt
 from trials.models.experts import experts_implementation, linear_routers, loop_experts
 from trials.models.mamba import choose_mamba_kernels
 from trials.models.weight_placement import DTYPES, place
+from trials.recipes.fields import SCORE
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Weights
 from trials.records.model import Model
 
 BLACKMAMBA = "blackmamba"
+NO_PADDING = -1  # no token id: the score of a sequence is then that of its last token
 
 
 class KernelError(ValueError):
@@ -38,7 +41,7 @@ class KernelError(ValueError):
 
 
 class FamilyError(ValueError):
-    """transformers has no causal language model of this family and configuration."""
+    """transformers has no model of this family and configuration for the task."""
 
 
 def stock_model(model: Model, recipe: Recipe, active_experts: int | None) -> nn.Module:
@@ -52,7 +55,7 @@ def stock_model(model: Model, recipe: Recipe, active_experts: int | None) -> nn.
     experts = experts_implementation(recipe.experts)
     dtype = DTYPES[recipe.base_dtype]
     with torch.device("meta"):
-        if model.family == BLACKMAMBA:
+        if model.family == BLACKMAMBA and recipe.task != "reward":
             # Imported late: the Mamba kernels must be chosen before.
             from trials.models.blackmamba import blackmamba  # noqa: PLC0415
 
@@ -61,8 +64,8 @@ def stock_model(model: Model, recipe: Recipe, active_experts: int | None) -> nn.
         return _made(
             model,
             recipe,
-            lambda: AutoModelForCausalLM.from_config(
-                auto_config(model, active_experts),
+            lambda: _auto_class(recipe).from_config(
+                _task_config(model, recipe, active_experts),
                 dtype=dtype,
                 **_implementations(model, recipe, experts),
             ),
@@ -72,7 +75,7 @@ def stock_model(model: Model, recipe: Recipe, active_experts: int | None) -> nn.
 def _made(model: Model, recipe: Recipe, make: Callable[[], nn.Module]) -> nn.Module:
     """Make a model; raise ``KernelError`` where transformers refuses a kernel."""
     try:
-        return make()
+        return _with_score(model, make()) if recipe.task == "reward" else make()
     except ValueError as error:
         if "does not support" not in str(error):
             raise
@@ -85,6 +88,38 @@ def _made(model: Model, recipe: Recipe, make: Callable[[], nn.Module]) -> nn.Mod
             f"attention {recipe.attention}: {model.name} cannot have it in transformers "
             f"({str(error).partition('. ')[0].removesuffix(' yet')}): use {_other_kernels(model)}"
         ) from None
+
+
+def _auto_class(recipe: Recipe) -> Any:
+    is_reward = recipe.task == "reward"
+    return AutoModelForSequenceClassification if is_reward else AutoModelForCausalLM
+
+
+def _task_config(model: Model, recipe: Recipe, active_experts: int | None) -> Any:
+    """Configuration of the class that a task trains, as an object of transformers."""
+    if recipe.task != "reward":
+        return auto_config(model, active_experts)
+    if model.family not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
+        raise _no_score(model, "no sequence classification model")
+    config = auto_config(model, active_experts)
+    config.num_labels = 1
+    return config
+
+
+def _with_score(model: Model, made: Any) -> nn.Module:
+    """Check that the head of a reward model is the layer ``score``, which PEFT copies."""
+    if not isinstance(getattr(made, SCORE, None), nn.Linear):
+        raise _no_score(model, f"no sequence classification model with a layer {SCORE}")
+    # As RewardTrainer does, after the model is made; here no token of a batch is padding.
+    made.config.get_text_config().pad_token_id = NO_PADDING
+    return made  # type: ignore[no-any-return]
+
+
+def _no_score(model: Model, lacking: str) -> FamilyError:
+    return FamilyError(
+        f"task reward: {model.name}: transformers {transformers_version} has {lacking} of "
+        f"{model.family!r}: use another model"
+    )
 
 
 def _other_kernels(model: Model) -> str:
@@ -126,7 +161,9 @@ def build_model(  # noqa: PLR0913 - inputs of a build
     device: torch.device,
     seed: int,
 ) -> nn.Module:
-    """Build a causal language model under a recipe on its device, in training mode.
+    """Build a causal language model, or a reward model, under a recipe on its device.
+
+    It is in training mode.
 
     Args:
         model: configuration of the model.
@@ -213,9 +250,9 @@ def _pretrained(model: Model, recipe: Recipe, active_experts: int | None) -> nn.
     return _made(
         model,
         recipe,
-        lambda: AutoModelForCausalLM.from_pretrained(
+        lambda: _auto_class(recipe).from_pretrained(
             model.weights,
-            config=auto_config(model, active_experts),
+            config=_task_config(model, recipe, active_experts),
             dtype=DTYPES[recipe.base_dtype],
             **_implementations(model, recipe, experts),
         ),

@@ -39,6 +39,7 @@ TRAINED_OUTPUTS: dict[Task, tuple[str, ...]] = {
     "dpo": ("log_probs", "entropy", "mean_logits", "is_top1"),
     "kto": ("log_probs", "entropy", "mean_logits"),
     "orpo": (),
+    "reward": (),
 }
 REFERENCE_OUTPUTS = ("log_probs",)
 
@@ -63,20 +64,20 @@ the logits."""
 
 
 def fuse_head(
-    model: nn.Module, loss: Loss, outputs: tuple[str, ...] = TRAINED_OUTPUTS["sft"]
+    model: nn.Module, loss: Loss | None, outputs: tuple[str, ...] = TRAINED_OUTPUTS["sft"]
 ) -> None:
     """Give a model the fused head of a loss, in place; with ``full-logits`` it keeps its own.
 
     Args:
-        model: causal language model, with or without adapters.
-        loss: loss of the recipe.
+        model: causal language model, with or without adapters; or a reward model.
+        loss: loss of the recipe; None for a reward model.
         outputs: what ``chunked`` computes for each token.
 
     Raises:
         ImportError: the package of the loss is not installed.
         KernelError: the loss does not support the model's head.
     """
-    if loss == "full-logits":
+    if loss is None or loss == "full-logits":
         return
     library: Any = importlib.import_module(MODULES[loss])
     base = base_of(model)

@@ -17,6 +17,7 @@ from trials.models.adapter_targets import (
     saved_modules,
 )
 from trials.models.experts import is_router
+from trials.models.weight_placement import output_layer
 from trials.recipes.recipe import Recipe
 from trials.records.built import ParameterCounts
 
@@ -80,7 +81,7 @@ def implied_parameters(stock: nn.Module, recipe: Recipe) -> ParameterCounts:
 
 
 def _matrices(stock: nn.Module, recipe: Recipe) -> Iterator[_Matrices]:
-    head = stock.get_output_embeddings()  # type: ignore[operator]
+    head = output_layer(stock)
     for name, module in stock.named_modules():
         if is_router(module):
             outputs, inputs = module.weight.shape

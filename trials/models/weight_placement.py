@@ -11,7 +11,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
 from trials.models.experts import is_router, linear_with
-from trials.recipes.fields import Dtype
+from trials.recipes.fields import SCORE, Dtype
 from trials.recipes.recipe import Recipe
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -31,7 +31,7 @@ def autocast_to(dtype: Dtype | None, device_type: str) -> torch.autocast:
 def place(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
     """Place weights on the device, a decoder layer at a time, quantised for a QLoRA recipe."""
     tied = _tied_parameters(model)
-    head = model.get_output_embeddings()  # type: ignore[operator]
+    head = output_layer(model)
     with torch.no_grad():
         for part in _parts(model):
             if any(t.is_meta for t in (*part.parameters(), *part.buffers())):
@@ -55,7 +55,7 @@ def quantise_laid_out(
         quantise: gives a bitsandbytes layer, the first argument, a substitute for the quantised
             weights of the linear layer.
     """
-    head = model.get_output_embeddings()  # type: ignore[operator]
+    head = output_layer(model)
     _quantise_linears(model, recipe, keep=head, quantise=quantise)
     _declare_quantised(model, recipe)
 
@@ -64,6 +64,12 @@ def _declare_quantised(model: nn.Module, recipe: Recipe) -> None:
     # PEFT adds adapters for quantised layers only to models with this attribute.
     bits = 8 if recipe.quantisation == "int8" else 4
     setattr(model, f"is_loaded_in_{bits}bit", True)
+
+
+def output_layer(model: nn.Module) -> nn.Module | None:
+    """Head of a language model, or the layer ``score`` of a reward model."""
+    head: nn.Module | None = model.get_output_embeddings()  # type: ignore[operator]
+    return getattr(model, SCORE, None) if head is None else head
 
 
 def _parts(model: nn.Module) -> Iterator[nn.Module]:
@@ -124,7 +130,7 @@ def _quantise_linears(
     module: nn.Module,
     recipe: Recipe,
     *,
-    keep: nn.Module,
+    keep: nn.Module | None,
     quantise: Callable[[Any, nn.Linear, Recipe], None],
 ) -> None:
     """Replace linear layers by their quantised form.

@@ -1,6 +1,6 @@
 """Axes of a recipe: their values, their defaults, and what each means."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -25,7 +25,7 @@ Optimizer = Literal[
     "sgd",
 ]
 Loss = Literal["full-logits", "chunked", "liger", "cce"]
-Task = Literal["sft", "dpo", "kto", "orpo"]
+Task = Literal["sft", "dpo", "kto", "orpo", "reward"]
 Reference = Literal["adapter-off", "separate", "precomputed"]
 Compile = Literal["model", "layers"]
 PositiveInt = Annotated[int, Field(strict=True, ge=1)]
@@ -46,12 +46,19 @@ DTYPES: dict[Precision, tuple[Dtype, Dtype, Dtype | None]] = {
     "fp32": ("fp32", "fp32", None),
 }
 """Dtypes of frozen and of trained weights, and of autocast."""
-TASK_LOSSES: dict[Task, Loss] = {"dpo": "chunked", "kto": "chunked", "orpo": "full-logits"}
-"""The one way to the loss that TRL's trainer of a task has."""
+TASK_LOSSES: dict[Task, Loss | None] = {
+    "dpo": "chunked",
+    "kto": "chunked",
+    "orpo": "full-logits",
+    "reward": None,
+}
+"""The one way to the loss that TRL's trainer of a task has; None for a model without logits."""
 REFERRING: tuple[Task, ...] = ("dpo", "kto")
 """Tasks whose loss compares the model with a reference."""
-PAIRED: tuple[Task, ...] = ("dpo", "orpo")
+PAIRED: tuple[Task, ...] = ("dpo", "orpo", "reward")
 """Tasks whose examples are pairs of sequences, the chosen and the rejected."""
+SCORE = "score"
+"""Layer of a reward model that maps hidden states to a score."""
 
 
 def _norm(value: float) -> float:
@@ -67,9 +74,9 @@ def _with_rows(given: dict[str, Any]) -> dict[str, Any]:
 
 def _with_defaults(given: dict[str, Any]) -> dict[str, Any]:
     filled = _with_rows(given)
-    task = filled.get("task")
-    if task in TASK_LOSSES and filled.get("loss") is None:
-        filled["loss"] = TASK_LOSSES[task]
+    task: Any = filled.get("task", "sft")
+    if task in get_args(Task) and filled.get("loss") is None:
+        filled["loss"] = TASK_LOSSES.get(task, "full-logits")
     if task in REFERRING and filled.get("reference") is None:
         filled["reference"] = "separate" if filled.get("method") == "full" else "adapter-off"
     if filled.get("method") == "qlora":
@@ -154,12 +161,15 @@ class RecipeFields(Record):
             Trainer does, or each of its ``layers``. It needs a CUDA GPU.
         loss: ``full-logits`` is the loss of transformers, from the logits of all tokens.
             ``chunked`` is TRL's fused head, which computes logits in tiles; ``liger`` is
-            liger-kernel's fused linear cross entropy, ``cce`` that of cut-cross-entropy.
+            liger-kernel's fused linear cross entropy, ``cce`` that of cut-cross-entropy. None for
+            the task ``reward``, whose model has no logits.
         task: the trainer whose step runs: ``sft`` is TRL's SFTTrainer, ``dpo`` its DPOTrainer with
             the sigmoid loss, ``kto`` its KTOTrainer, whose first half of a batch is desirable,
-            ``orpo`` its experimental ORPOTrainer. An example of ``dpo`` and ``orpo`` is a pair,
-            chosen and rejected: a batch of b pairs is 2 b sequences. Each sequence is padded to
-            ``seq_len``, and all of its tokens have a loss.
+            ``orpo`` its experimental ORPOTrainer, ``reward`` its RewardTrainer, which trains a
+            model of sequence classification with one label: PEFT trains a copy of its layer
+            ``score`` in full beside the adapters. An example of ``dpo``, ``orpo`` and ``reward`` is
+            a pair, chosen and rejected: a batch of b pairs is 2 b sequences. Each sequence is
+            padded to ``seq_len``, and all of its tokens have a loss.
         reference: source of the reference's log-probabilities; only for ``dpo`` and ``kto``.
             ``adapter-off`` is a forward pass of the model without its adapters, ``separate`` one of
             a frozen second model, ``precomputed`` reads them with the batch. By default that of
@@ -196,7 +206,7 @@ class RecipeFields(Record):
     max_grad_norm: Annotated[float, AfterValidator(_norm)] | None = None
     liger_kernels: Switch = False
     compile: Compile | None = None
-    loss: Loss = "full-logits"
+    loss: Loss | None = "full-logits"
     task: Task = "sft"
     reference: Reference | None = None
     packing: Switch = False
@@ -212,6 +222,12 @@ class RecipeFields(Record):
     def sequences(self) -> int:
         """Sequences of an example: two of a pair, else one."""
         return 2 if self.task in PAIRED else 1
+
+    @property
+    def copied_modules(self) -> tuple[str, ...]:
+        """Ends of the names of the modules of which PEFT trains a copy in full."""
+        has_score = self.task == "reward" and self.method != "full"
+        return (*(self.modules_to_save or ()), *([SCORE] if has_score else []))
 
     @property
     def base_dtype(self) -> Dtype:

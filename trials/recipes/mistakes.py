@@ -101,11 +101,17 @@ def _incompatible_adapters(recipe: RecipeFields) -> list[str]:
         wrong.append("adapter_dtype bf16 does not go with precision fp16: use fp32")
     if recipe.dora and recipe.quantisation == "int8":
         wrong.append("dora does not support quantisation int8: use quantisation: nf4")
-    if recipe.modules_to_save and recipe.precision == "fp16" and not recipe.kbit_preparation:
+    if recipe.copied_modules and recipe.precision == "fp16" and not recipe.kbit_preparation:
+        name = "modules_to_save" if recipe.modules_to_save else "task reward with adapters"
         wrong.append(
-            "modules_to_save does not go with precision fp16: the copies are fp16, as the frozen "
-            "weights are, and loss scaling does not support fp16 gradients: use bf16-mixed, "
-            "fp32-mixed-load or fp32"
+            f"{name} does not go with precision fp16: the copies of "
+            f"{_plain(recipe.copied_modules)} are fp16, as the frozen weights are, and loss "
+            "scaling does not support fp16 gradients: use bf16-mixed, fp32-mixed-load or fp32"
+        )
+    if recipe.task == "reward" and (recipe.adapter_dtype, recipe.precision) == ("bf16", "fp32"):
+        wrong.append(
+            "adapter_dtype bf16 does not go with task reward in precision fp32: PEFT's copy of the "
+            "score is bf16, and its inputs are fp32: use adapter_dtype: fp32"
         )
     return wrong
 
@@ -134,7 +140,12 @@ def _incompatible_with_task(recipe: RecipeFields) -> list[str]:
             "reference adapter-off needs adapters, method full has none: use reference: separate "
             "or precomputed"
         )
-    if recipe.loss != loss:
+    if loss is None and recipe.loss is not None:
+        wrong.append(
+            f"loss {recipe.loss} does not apply to task {task}, whose model returns a score "
+            "instead of logits: remove it"
+        )
+    elif recipe.loss != loss:
         wrong.append(f"loss {recipe.loss}: TRL's trainer of task {task} has none: use loss: {loss}")
     if recipe.lora_dropout:
         wrong.append(

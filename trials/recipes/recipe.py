@@ -15,7 +15,7 @@ class Recipe(RecipeFields):
     def _fields_belong_together(self) -> Self:
         wrong = [*misplaced(self), *incompatible(self)]
         if wrong:
-            raise ValueError("; ".join(wrong))
+            raise ValueError("\n".join(wrong))
         return self
 
     def micro_batches(self, batch_size: int) -> int:

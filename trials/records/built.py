@@ -26,7 +26,9 @@ class Built(Record):
         product_dtypes: dtypes of the matrix products' results, sorted.
         micro_batches: forward passes in a step.
         kernels: names of operators in a step that identify the recipe's kernels, sorted.
-        loss: function that computed the loss, as ``Recipe.loss`` names it.
+        loss: function that computed the loss, as ``Recipe.loss`` names it; None for a model
+            without logits.
+        scores: numbers that the model returns for a sequence; 0 for a language model.
         offloaded_activations: copies of activations to the host in a step.
         liger_layers: layers that are liger-kernel's: rms_norm, rope, swiglu.
         compiled_graphs, graph_breaks: graphs that a step compiled, and its returns to Python.
@@ -48,7 +50,8 @@ class Built(Record):
     kernels: tuple[str, ...]
     product_dtypes: tuple[str, ...] = ()
     micro_batches: int = 1
-    loss: str = "full-logits"
+    loss: str | None = "full-logits"
+    scores: int = 0
     offloaded_activations: int = 0
     liger_layers: tuple[str, ...] = ()
     compiled_graphs: int = 0

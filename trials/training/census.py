@@ -32,6 +32,7 @@ PRODUCTS = (
     *("bitsandbytes::gemm_4bit", "bitsandbytes::int8_mixed_scaled_mm"),
 )
 MASK_DIMENSIONS = 4
+SCORE_DIMENSIONS = 2  # sequences and scores; logits of a language model also have tokens
 
 
 class StepCensus:
@@ -54,7 +55,8 @@ class StepCensus:
         self._passes = self._sequences = 0
         self._reference: str | None = None
         self._recomputed: set[int] = set()
-        self._loss = ""
+        self._loss: str | None = ""
+        self._scores = 0
         self._offloaded = 0
         self._liger_layers: tuple[str, ...] = ()
         self._has_blocks: list[bool] = []  # of each call of a layer
@@ -107,6 +109,7 @@ class StepCensus:
             product_dtypes=tuple(sorted(self._product_dtypes)),
             micro_batches=self._passes,
             loss=self._loss,
+            scores=self._scores,
             offloaded_activations=self._offloaded,
             liger_layers=self._liger_layers,
             sequences=self._sequences,
@@ -135,6 +138,8 @@ class StepCensus:
             # The loss of a task may be computed from the model's logits, outside the model.
             is_own = output.loss is not None or "logits" not in output
             self._loss = loss_in_use(output.loss) if is_own else "full-logits"
+            if not is_own and output.logits.dim() == SCORE_DIMENSIONS:
+                self._loss, self._scores = None, output.logits.shape[-1]
             self._liger_layers = liger_layers_in_use(self._model)
 
     def _noting_recomputed(self, layer: int) -> Callable[..., None]:

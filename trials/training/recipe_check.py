@@ -89,6 +89,7 @@ def _compared_model(recipe: Recipe, built: Built, implied: ParameterCounts) -> I
     yield "experts", recipe.experts, built.experts
     yield "mamba", recipe.mamba, built.mamba
     yield "sequences per example", recipe.sequences, built.sequences
+    yield "scores per sequence", 1 if recipe.task == "reward" else 0, built.scores
     has_pass = recipe.reference != "precomputed"
     yield "reference", recipe.reference if has_pass else None, built.reference
     checkpointed = built.layers if recipe.gradient_checkpointing else 0

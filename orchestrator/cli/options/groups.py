@@ -124,9 +124,9 @@ RECIPE = """
                          cut-cross-entropy, which hold a part of them (default: LOSS)
 --liger-kernels {on,off}
                          RMSNorm, rotary embedding and SwiGLU by liger-kernel (default: off)
---task {sft,dpo,kto,orpo}
-                         trainer of TRL whose step runs; an example of dpo and orpo is a pair of
-                         sequences of the full length (default: sft)
+--task {sft,dpo,kto,orpo,reward}
+                         trainer of TRL whose step runs; an example of dpo, orpo and reward is a
+                         pair of sequences of the full length (default: sft)
 --reference {adapter-off,separate,precomputed}
                          reference of dpo, kto: the model without its adapters, a second model, or
                          log-probabilities that come with the data (default: adapter-off; full:

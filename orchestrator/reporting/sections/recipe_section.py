@@ -99,7 +99,7 @@ def plainness(recipe: Recipe) -> tuple[object, ...]:
         recipe.liger_kernels,
         recipe.compile is not None,
         recipe.experts == "looped",
-        recipe.loss != "full-logits",
+        recipe.loss not in ("full-logits", None),
         recipe.packing,
     )
     methods = ("full", "lora", "qlora")
@@ -246,7 +246,7 @@ def _words(recipe: Recipe) -> tuple[str | None, ...]:
         "no clipping" if recipe.max_grad_norm is None else f"clipped to {recipe.max_grad_norm:g}",
         "not compiled" if recipe.compile is None else f"compiled {recipe.compile}",
         "Liger's layers" if recipe.liger_kernels else "transformers' layers",
-        LOSSES[recipe.loss],
+        None if recipe.loss is None else LOSSES[recipe.loss],
         f"{recipe.examples_per_row} packed examples a row" if recipe.packing else "not packed",
     )
 

@@ -8,6 +8,7 @@ from torch.profiler import record_function
 
 from trials.models.adapter_targets import ATTENTION_MODULES
 from trials.models.experts import LoopedExperts, is_fused
+from trials.models.weight_placement import output_layer
 from trials.records.profile import Layer, Stage
 from trials.training.profiling.operator_attribution import Part
 
@@ -44,7 +45,8 @@ class Ranges:
                 # always_call: recomputation may end early, in the middle of a module.
                 module.register_forward_hook(self._closer, always_call=True),
             ]
-        head: nn.Module = self._model.get_output_embeddings()  # type: ignore[operator]
+        head = output_layer(self._model)
+        assert head is not None
         self._hooks.append(head.register_forward_hook(lambda *_: self._open_loss()))
         return self
 
@@ -101,7 +103,7 @@ def parts_of(model: nn.Module) -> Iterator[tuple[nn.Module, Layer | None, str]]:
 
     A module inside a distinguished layer has no layer of its own (None).
     """
-    head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
+    head = output_layer(model)
     blocks = {id(parent) for parent, _ in expert_modules(model)}
     layers: dict[str, Layer] = {}
     for path, module in model.named_modules():

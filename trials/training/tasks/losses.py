@@ -43,7 +43,8 @@ def task_loss(model: nn.Module, batch: TaskBatch, recipe: Recipe) -> torch.Tenso
     """Loss of a micro-batch.
 
     Args:
-        model: causal language model, with a fused head where the recipe's loss has one.
+        model: causal language model, with a fused head where the recipe's loss has one; or a
+            reward model.
         batch: micro-batch.
         recipe: with task, loss and precision.
     """
@@ -96,8 +97,18 @@ def orpo_loss(model: nn.Module, batch: TaskBatch) -> torch.Tensor:
     return likelihood - (BETA * functional.logsigmoid(odds)).mean()
 
 
+def reward_loss(model: nn.Module, batch: TaskBatch) -> torch.Tensor:
+    """Loss of a reward model (2203.02155, equation 1), mean over the pairs."""
+    chosen, rejected = all_logits(model, batch.tokens).squeeze(-1).chunk(2)
+    return -functional.logsigmoid(chosen - rejected).mean()
+
+
 def all_logits(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    """Logits (sequences, length, vocabulary), in fp32 under autocast as accelerate returns them."""
+    """Logits, in fp32 under autocast as accelerate returns them.
+
+    Returns:
+        (sequences, length, vocabulary) of a language model, (sequences, 1) of a reward model.
+    """
     logits: torch.Tensor = model(input_ids=tokens).logits
     torch.clear_autocast_cache()
     return logits.float() if torch.is_autocast_enabled(logits.device.type) else logits
@@ -149,6 +160,7 @@ TASKS: dict[Task, Callable[[nn.Module, TaskBatch], torch.Tensor]] = {
     "dpo": dpo_loss,
     "kto": kto_loss,
     "orpo": orpo_loss,
+    "reward": reward_loss,
 }
 PASSES: dict[Task, int] = {"dpo": 1, "kto": 2}
 """Forward passes of a reference."""

@@ -39,13 +39,13 @@ TILE_ROWS, TILE_COLUMNS = 4096, 32_768  # TRL: tokens and vocabulary of a tile o
 
 
 def give_head(
-    model: nn.Module, loss: Loss, target: Literal["cuda", "cpu"], outputs: tuple[str, ...]
+    model: nn.Module, loss: Loss | None, target: Literal["cuda", "cpu"], outputs: tuple[str, ...]
 ) -> None:
     """Give a model the fused head of a loss as the target device runs it, in place.
 
     Args:
-        model: causal language model, with or without adapters.
-        loss: loss of the recipe.
+        model: causal language model, with or without adapters; or a reward model.
+        loss: loss of the recipe; None for a reward model.
         target: device whose kernels run.
         outputs: what ``chunked`` computes for each token; on a GPU always the same few bytes.
 
@@ -56,7 +56,7 @@ def give_head(
     if target == "cpu":
         fuse_head(model, loss, outputs)
         return
-    if loss == "full-logits":
+    if loss is None or loss == "full-logits":
         return
     base = base_of(model)
     check_adapters(base, loss)
