@@ -194,7 +194,7 @@ def test_an_unsupported_attention_kernel_is_an_error_with_alternatives() -> None
     ("method", "saved", "reason"),
     [
         ("lora", "wq", "modules_to_save wq: .* lm_head, "),
-        ("qlora", "q_proj", "q_proj is 4-bit"),
+        ("qlora", "q_proj", "q_proj is quantised"),
         ("lora", "mlp,up_proj", "up_proj is part of .*mlp"),
     ],
 )
