@@ -140,6 +140,10 @@ def test_contradictions_of_a_recipe_are_reported_at_once() -> None:
         recipe_of(options(task="reward", loss="liger", lora_dropout=0.1, packing="on"))
     lines = str(error.value).split("\n")
     assert sorted(line.partition(" ")[0] for line in lines) == ["lora_dropout", "loss", "packing"]
+    with pytest.raises(OptionError) as error:
+        recipe_of(options(method="full", optimizer="adam", lora_rank=4, kbit_preparation="on"))
+    lines = str(error.value).split("\n")
+    assert [line.split()[0] for line in lines] == ["--optimizer:", "lora_rank", "kbit_preparation"]
 
 
 def test_the_text_of_a_recipe_names_its_source_and_what_was_given() -> None:
@@ -203,6 +207,7 @@ def test_recipes_are_compared_after_the_defaults() -> None:
         ("{method: full, adapter_dtype: bf16}", "adapter_dtype bf16"),
         ("{method: nothing}", "method: must be"),
         ("{method: full, precision: [bf16]}", "precision: must be"),
+        ("{method: lora, lora_rank: 8, precision: [bf16]}", "precision: must be"),
     ],
 )
 @pytest.mark.parametrize("defaults", ["", "recipe_defaults: trl\n"])

@@ -119,6 +119,11 @@ MISTAKES: list[tuple[str, str, Sequence[tuple[str, ...]]]] = [
         ("5: cells[0].recipes[0]: lora_rank 8 ", "remove it"),
         ("5: cells[0].recipes[0]: kbit_preparation ", "remove it"),
     ]),
+    ("full, precision: fp32", "lora, precision: fp33, kbit_preparation: true, lora_rank: 0", [
+        ("5: cells[0].recipes[0].lora_rank: must be at least 1",),
+        ("5: cells[0].recipes[0].precision: must be ", "not 'fp33'"),
+        ("5: cells[0].recipes[0]: kbit_preparation ", "remove it"),
+    ]),
     ("full", "lora", [("5: cells[0].recipes[0]: method lora needs lora_rank", "lora_rank: 16")]),
     ("full", "full, gradient_checkpointing: 1", [
         ("5: cells[0].recipes[0].gradient_checkpointing: must be true or false, not 1",),

@@ -10,7 +10,7 @@ from orchestrator.request import OptionError, names_in, validation_lines
 from orchestrator.spec.sweep_spec import written_out
 from orchestrator.spec.trainer_defaults import TRL_VERSION, RecipeDefaults, with_trl_defaults
 from trials.recipes.fields import Loss, Method, Precision
-from trials.recipes.recipe import Recipe
+from trials.recipes.recipe import Recipe, hidden_contradictions
 
 LORA_RANK = 16
 WORDS: Mapping[object, object] = {"on": True, "off": False, "none": None}
@@ -87,7 +87,8 @@ def recipe_of(
     try:
         return Recipe.model_validate(stated)
     except ValidationError as error:
-        raise OptionError(validation_lines(error)) from None
+        lines = [validation_lines(error), *hidden_contradictions(stated)]
+        raise OptionError("\n".join(lines)) from None
 
 
 def recipe_text(options: RecipeOptions, recipe: Recipe) -> str:

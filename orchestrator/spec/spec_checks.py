@@ -10,7 +10,7 @@ from orchestrator.spec.sweep_spec import Models, can_stand_in, written_out
 from orchestrator.spec.trainer_defaults import with_trl_defaults
 from orchestrator.spec.validation_messages import dotted, problem_at, shown
 from orchestrator.spec.yaml_lines import LocatedYaml, Location, Problem
-from trials.recipes.recipe import Recipe
+from trials.recipes.recipe import Recipe, hidden_contradictions
 from trials.records.compatibility import impossible_on_model
 from trials.records.model import Model
 
@@ -75,6 +75,14 @@ def _recipe(raw: object) -> Recipe | None:
         return None  # SweepSpec reports it
 
 
+def _hidden_contradictions(raw: object) -> list[str]:
+    try:
+        fields = written_out(raw)
+    except ValueError:
+        return []  # SweepSpec reports it
+    return hidden_contradictions(fields) if isinstance(fields, dict) else []
+
+
 def as_if_problems(located: LocatedYaml, catalog: Catalog) -> Iterator[Problem]:
     """GPUs that none of the sweep's GPUs can stand in for."""
     keys = {gpu.key: gpu for gpu in catalog.gpus}
@@ -89,7 +97,7 @@ def as_if_problems(located: LocatedYaml, catalog: Catalog) -> Iterator[Problem]:
 
 
 def cell_problems(located: LocatedYaml, models: Models) -> list[Problem]:
-    """Mistakes across fields: too many experts, methods a model does not support, repeated cells.
+    """Mistakes across fields: contradictions, too many experts, repeated cells and the like.
 
     The raw data is checked, so that a mistake elsewhere in the file hides none of these.
     """
@@ -98,6 +106,9 @@ def cell_problems(located: LocatedYaml, models: Models) -> list[Problem]:
     blocks = items(located.data, "cells")
     for index, block in enumerate(blocks):
         where: Location = ("cells", index)
+        for number, raw in enumerate(items(block, "recipes")):
+            lines = _hidden_contradictions(raw)
+            problems += [problem_at((*where, "recipes", number), line, located) for line in lines]
         for model in models_of(block, models):
             problems += _model_problems(located, where, block, model)
             for signature in _signatures(model, block):

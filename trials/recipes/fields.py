@@ -91,7 +91,7 @@ def _with_defaults(given: dict[str, Any]) -> dict[str, Any]:
         if filled.get("lora_dropout") is None:
             filled["lora_dropout"] = 0.0
         precision = filled.get("precision", "bf16")
-        if filled.get("adapter_dtype") is None and precision in DTYPES:
+        if filled.get("adapter_dtype") is None and precision in get_args(Precision):
             filled["adapter_dtype"] = DTYPES[precision][1]
     return filled
 

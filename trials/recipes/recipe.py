@@ -1,8 +1,9 @@
 """A recipe of fine-tuning: its name and its micro-batches."""
 
-from typing import Self
+from collections.abc import Mapping
+from typing import Any, Self
 
-from pydantic import model_validator
+from pydantic import ValidationError, model_validator
 
 from trials.recipes.fields import TASK_LOSSES, RecipeFields
 from trials.recipes.mistakes import incompatible, misplaced
@@ -97,3 +98,25 @@ class Recipe(RecipeFields):
             f"packed{self.examples_per_row}" if self.packing else None,
         ]
         return "-".join(part for part in parts if part is not None)
+
+
+def hidden_contradictions(fields: Mapping[str, Any]) -> list[str]:
+    """Contradictions among the valid fields of a recipe, which its invalid ones hide.
+
+    Empty where every field is valid, since ``Recipe`` then reports them.
+    """
+    invalid = {str(error["loc"][0]) for error in _errors(fields) if error["loc"]}
+    if not invalid or "method" in invalid:
+        return []
+    valid = {name: value for name, value in fields.items() if name not in invalid}
+    raised = [error["ctx"]["error"] for error in _errors(valid) if not error["loc"]]
+    lines = [line for error in raised for line in str(error).split("\n")]
+    return [line for line in lines if not any(name in line for name in invalid)]
+
+
+def _errors(fields: Mapping[str, Any]) -> list[Any]:
+    try:
+        Recipe.model_validate(fields)
+    except ValidationError as error:
+        return list(error.errors())
+    return []
