@@ -6,6 +6,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -213,6 +214,18 @@ def test_fallbacks_of_older_gpus_are_not_simulated() -> None:
     assert not_simulated(eager, mistral, v100) is None
     offloaded = recipe("lora", precision="bf16", offload_optimizer=True)
     assert "measure" in str(not_simulated(offloaded, mistral, a40))
+
+
+def test_offloaded_casts_of_frozen_weights_are_not_simulated() -> None:
+    """Recomputed layers save none, and weights in bf16 have none."""
+    mistral, a40 = find_model("mistral-7b"), load_catalog().gpu("A40")
+
+    def refusal(**fields: Any) -> str | None:
+        return not_simulated(recipe("lora", activation_offloading=True, **fields), mistral, a40)
+
+    assert "bf16-mixed" in str(refusal(precision="fp32-mixed-load"))
+    assert refusal(precision="fp32-mixed-load", gradient_checkpointing=True) is None
+    assert refusal(precision="bf16-mixed") is None
 
 
 def test_a_trace_depends_on_everything_but_the_gpu() -> None:

@@ -57,6 +57,18 @@ def test_offloading_frees_memory_and_takes_time() -> None:
     assert not np.isin(kept.operators(2).names, [4 * OperatorClass.HOST_COPY]).any()
 
 
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_short_sequences_have_one_structure_at_all_traced_batch_sizes(method: str) -> None:
+    """TRL leaves small tensors on the GPU: a few tokens are traced in batches large enough."""
+    settings = recipe(method, precision="bf16-mixed", activation_offloading=True)
+    cell, model = tiny_cell("llama-tiny", settings, seq_len=16), find_model("llama-tiny")
+    small, large = TraceRequest(cell=cell, model=model).batch_sizes
+    traceable = TraceableCell(cell, model, whole=True)
+    first = traceable.trace(small, no_experts).recording
+    second = traceable.trace(large, no_experts, first).recording
+    assert len(second.kinds) == len(first.kinds)
+
+
 class StoredTrace(Traces):
     """Traces with one trace."""
 

@@ -23,6 +23,7 @@ HOPPER = 9.0  # the first compute capability of Hopper
 # Families whose layers call the one function of mamba-ssm that has simulated operators.
 SCANS_WHOLE = frozenset({"blackmamba", "mamba"})
 SMALLEST = 2  # a batch of one example runs other operators in places, so it has its own trace
+SMALLEST_OFFLOADED = 1024  # bytes; TRL leaves smaller activations on the GPU
 
 
 class Routing(Record):
@@ -55,12 +56,20 @@ class TraceRequest(Record):
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """Batch sizes to trace, with whole tokens per expert so that all numbers are affine."""
+        """Batch sizes to trace, with whole tokens per expert so that all numbers are affine.
+
+        With offloading, even a tensor of one byte per predicted token is large enough for it at
+        each of them; a smaller batch has less than ``SMALLEST_OFFLOADED`` more bytes of it on the
+        GPU.
+        """
         if self.batch_size is not None:
             return (self.batch_size,)
         experts, active = self.cell.experts or 1, self.cell.active_experts or 1
         unit = experts // math.gcd(self.cell.seq_len * active, experts)
-        first = unit * -(-SMALLEST // unit)
+        least = SMALLEST
+        if self.cell.recipe.activation_offloading:
+            least = max(least, -(-SMALLEST_OFFLOADED // max(self.cell.seq_len - 1, 1)))
+        first = unit * -(-least // unit)
         number = 3 if self.cell.recipe.has_square_mask else 2
         return tuple(first * n for n in range(1, number + 1))
 
@@ -122,6 +131,14 @@ def not_simulated(recipe: Recipe, model: Model, gpu: Gpu) -> str | None:
         )
     if recipe.compile is not None:
         return f"compile {recipe.compile} is not simulated: leave it out, or measure"
+    casts_frozen = recipe.method == "lora" and recipe.precision == "fp32-mixed-load"
+    if recipe.activation_offloading and casts_frozen and not recipe.gradient_checkpointing:
+        # TRL takes a tensor at the address of a freed cast for that cast, and keeps it on the GPU.
+        return (
+            "activation_offloading of a layer's casts of frozen fp32 weights depends on addresses "
+            "in memory, which are not simulated: use precision bf16-mixed or "
+            "gradient_checkpointing, or measure"
+        )
     has_shared_heads = model.has_grouped_queries and not recipe.packing  # a mask repeats them
     if recipe.attention == "sdpa" and has_shared_heads and not _since(gpu, AMPERE):
         return (

@@ -36,6 +36,14 @@ class HostLink:
         """Stream of the computation."""
         return self._compute
 
+    def address(self, storage: torch.UntypedStorage) -> int:
+        """Stand-in for the address of a storage, which no other storage of the step gets.
+
+        TRL adds offsets to it.
+        """
+        name = None if self.tracer is None else self.tracer.name_of(storage)
+        return (-storage._cdata if name is None else name + 1) << 40  # noqa: SLF001 - as StorageWatch
+
     @contextlib.contextmanager
     def stream(self, stream: "_Stream") -> Iterator[None]:
         """Make storages and run copies on a stream."""
@@ -171,8 +179,7 @@ def _replaced(link: HostLink) -> Iterator[None]:
     library: Any = importlib.import_module(MODULE)
     replacements: list[tuple[Any, str, Callable[..., Any] | _TorchOnGpu]] = [
         (library, "torch", _TorchOnGpu(link)),
-        # Fake storages have no address; this is the one name that all tensors of a storage share.
-        (torch.UntypedStorage, "data_ptr", lambda storage: storage._cdata),  # noqa: SLF001 - as StorageWatch
+        (torch.UntypedStorage, "data_ptr", lambda storage: link.address(storage)),  # noqa: PLW0108 - a bound method would not bind the storage
         # It delays a reuse of the block until the stream has passed.
         (Tensor, "record_stream", lambda _tensor, _stream: None),
     ]

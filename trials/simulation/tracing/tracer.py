@@ -135,9 +135,10 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         if name is not None:
             self.event(Kind.FREED, name, NO_NUMBERS)
 
-    def name_of(self, tensor: torch.Tensor) -> int | None:
-        """Name of a tensor's storage; None for one made before the step."""
-        return self._names.get(tensor.untyped_storage()._cdata)  # noqa: SLF001 - as StorageWatch
+    def name_of(self, held: torch.Tensor | torch.UntypedStorage) -> int | None:
+        """Name of a storage, or of a tensor's; None for one made before the step."""
+        storage = held.untyped_storage() if isinstance(held, torch.Tensor) else held
+        return self._names.get(storage._cdata)  # noqa: SLF001 - as StorageWatch
 
     def accumulated(self, parameter: torch.Tensor) -> None:
         """Record that the backward pass has handed a parameter its gradient."""
