@@ -109,8 +109,20 @@ CELLS = [
     (BLACKMAMBA, recipe("lora", lora_targets=("experts", "router"), gradient_checkpointing=True)),
 ]
 
+# The updates of these are compiled, which takes up to a minute.
+COMPILED = [
+    pytest.param(
+        LLAMA,
+        recipe("full", optimizer=f"torchao_adamw_{bits}bit"),
+        marks=[pytest.mark.long, pytest.mark.filterwarnings("ignore")],
+    )
+    for bits in (8, 4)
+]
 
-@pytest.mark.parametrize(("model", "settings"), CELLS, ids=lambda each: getattr(each, "key", each))
+
+@pytest.mark.parametrize(
+    ("model", "settings"), [*CELLS, *COMPILED], ids=lambda each: getattr(each, "key", each)
+)
 def test_a_simulated_peak_is_the_counted_one_to_the_byte(model: str, settings: Recipe) -> None:
     """This holds for every family and recipe axis at tiny size."""
     cell = tiny_cell(model, settings, seq_len=LENGTH)

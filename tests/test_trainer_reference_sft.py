@@ -14,6 +14,7 @@ from trainer_reference.cells import (
     QUANTISED,
     QUICK,
     QUICK_ADAPTERS,
+    TORCHAO,
     ReferenceCell,
 )
 from trainer_reference.offloading import host_apart
@@ -25,6 +26,8 @@ pytestmark = [
     pytest.mark.usefixtures("made_for_small_steps"),
     pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings:UserWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:OptimState.bit does not implement:UserWarning"),
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
 ]
 
@@ -71,7 +74,7 @@ def test_steps_with_offloaded_activations_equal_the_trainers(
     "cell",
     [
         cell
-        for cell in (*COMPARED, *COMPARED_ADAPTERS, *PACKED)
+        for cell in (*COMPARED, *COMPARED_ADAPTERS, *PACKED, *TORCHAO)
         if cell not in {*QUICK, *PACKED_QUICK}
     ],
     ids=lambda cell: cell.key,

@@ -68,9 +68,19 @@ AXES = [
     (MIXTRAL, recipe("qlora", task="reward", precision="bf16-mixed", adapter_dtype="bf16")),
 ]
 
+# The updates of these are compiled, which takes up to a minute.
+COMPILED = [
+    pytest.param(
+        LLAMA,
+        recipe("full", optimizer=f"torchao_adamw_{bits}bit"),
+        marks=[pytest.mark.long, pytest.mark.filterwarnings("ignore")],
+    )
+    for bits in (8, 4)
+]
+
 
 @pytest.mark.parametrize(
-    ("model", "settings"), AXES, ids=lambda value: getattr(value, "key", value)
+    ("model", "settings"), [*AXES, *COMPILED], ids=lambda value: getattr(value, "key", value)
 )
 def test_a_real_step_confirms_the_recipe(model: str, settings: Recipe) -> None:
     """Counts, dtypes, kernels, recomputed layers and optimizer match it."""

@@ -42,7 +42,8 @@ class ReferenceCell:
         reference: source of the reference's log-probabilities; absent for a task without one.
         quantisation: format of the weights of ``qlora``.
         kbit_preparation: whether PEFT's ``prepare_model_for_kbit_training`` prepares the model.
-        optimizer: ``adamw``, or ``adamw_foreach``: the Trainer's ``adamw_torch`` on a GPU.
+        optimizer: ``adamw``; ``adamw_foreach``, the Trainer's ``adamw_torch`` on a GPU; or one of
+            torchao's.
         packing: ``packed`` rows of two examples, or batches of twice as many examples that are
             ``padding-free``; absent for batches as rows.
         attention: ``sdpa`` or ``eager``.
@@ -143,6 +144,20 @@ FOREACH = tuple(
     )
 )
 """Cells whose update takes memory for a group of parameters at once."""
+TORCHAO = tuple(
+    ReferenceCell(
+        method, precision, accumulation, max_grad_norm=norm, optimizer=f"torchao_adamw_{bits}bit"
+    )
+    for bits, method, precision, accumulation, norm in (
+        (8, "full", "bf16", 1, None),
+        (8, "lora", "bf16-mixed", 4, 1.0),
+        (8, "full", "fp32", 1, None),
+        (4, "full", "bf16-mixed", 4, 1.0),
+        (4, "lora", "fp32", 1, None),
+        (4, "full", "bf16", 1, 1.0),
+    )
+)
+"""Cells whose update torch.compile compiles, which takes up to a minute each."""
 OTHER_MODELS = tuple(
     ReferenceCell(method=method, model=model)
     for model, method in (("llama-tied", "full"), ("mistral", "full"), ("qwen2", "lora"))

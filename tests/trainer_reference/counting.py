@@ -2,9 +2,11 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from trials.devices.live_tensors import LiveTensorCounter
 
@@ -47,6 +49,25 @@ class PeakCounter(LiveTensorCounter):
             sizes[origin] += size
             counts[origin] += 1
         return [(size, counts[origin], origin) for origin, size in sizes.most_common()]
+
+
+def unobserved(optimizer: torch.optim.Optimizer, counter: PeakCounter) -> Callable[..., Any]:
+    """Step of an optimizer that no dispatch mode sees; the counter notes its state afterwards.
+
+    torch.compile refuses to run in a dispatch mode. Buffers of compiled code are not counted.
+    """
+    own_step = optimizer.step
+
+    def step(*args: Any) -> Any:
+        with _disable_current_modes():
+            result = own_step(*args)
+        for state in optimizer.state.values():
+            for value in state.values():
+                names = getattr(value, "tensor_attrs", None)
+                counter.note(value if names is None else [getattr(value, n) for n in names])
+        return result
+
+    return step
 
 
 _SKIPPED = ("storages.py", "live_tensors.py", "counting.py", "_python_dispatch.py", "weakref.py")

@@ -19,7 +19,7 @@ from trl import SFTConfig, SFTTrainer
 from trl.trainer import sft_trainer
 
 from trainer_reference.cells import ADAPTERS, ReferenceCell
-from trainer_reference.counting import PeakCounter
+from trainer_reference.counting import PeakCounter, unobserved
 from trainer_reference.models import VOCABULARY, tokenizer
 from trainer_reference.training import (
     BATCH,
@@ -38,6 +38,15 @@ from trials.training.finetune import model_tensors
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
+OPTIMIZERS = {
+    "adamw": "adamw_torch_fused",
+    "adamw_foreach": "adamw_torch",
+    "torchao_adamw_8bit": "adamw_torch_8bit",
+    "torchao_adamw_4bit": "adamw_torch_4bit",
+}
+"""Optimizers of a recipe as transformers' Trainer names them."""
+
+
 class Observed(Trainer):
     """Trainer that shows its batches to a counter once they would be on a GPU."""
 
@@ -50,7 +59,9 @@ class Observed(Trainer):
     def create_optimizer(self, *args: Any) -> Any:
         optimizer = super().create_optimizer(*args)
         for group in optimizer.param_groups:
-            group["foreach"] = not group["fused"]  # PyTorch's own choice on a GPU
+            group["foreach"] = not group.get("fused")  # PyTorch's own choice on a GPU
+        if type(optimizer).__module__.startswith("torchao."):
+            optimizer.step = unobserved(optimizer, self.counter)
         return optimizer
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any) -> Any:
@@ -160,7 +171,7 @@ def arguments(cell: ReferenceCell, folder: Path) -> dict[str, Any]:
         "output_dir": str(folder / "output"),
         "max_steps": STEPS,
         "per_device_train_batch_size": 2 * BATCH if cell.packing == "padding-free" else BATCH,
-        "optim": "adamw_torch" if cell.optimizer == "adamw_foreach" else "adamw_torch_fused",
+        "optim": OPTIMIZERS[cell.optimizer],
         "gradient_accumulation_steps": cell.accumulation,
         "gradient_checkpointing": cell.checkpointing,
         "max_grad_norm": cell.max_grad_norm or 0.0,

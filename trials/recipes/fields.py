@@ -21,6 +21,8 @@ Optimizer = Literal[
     "adamw_8bit",
     "paged_adamw_8bit",
     "paged_adamw_32bit",
+    "torchao_adamw_8bit",
+    "torchao_adamw_4bit",
     "adafactor",
     "sgd",
 ]
@@ -147,7 +149,9 @@ class RecipeFields(Record):
         mamba: kernels of the selective scan: ``mamba-ssm``, the default on CUDA, or ``reference``,
             plain PyTorch. Leave it out for models without Mamba layers.
         optimizer: ``adamw`` is PyTorch's fused AdamW, ``adamw_foreach`` and ``adamw_loop`` are its
-            other implementations; the 8-bit and paged optimizers are bitsandbytes'.
+            other implementations; ``adamw_8bit`` and the paged ones are bitsandbytes', those of
+            ``torchao`` the Trainer's ``adamw_torch_8bit`` and ``adamw_torch_4bit``, which
+            torch.compile compiles: their first step takes long.
         offload_optimizer: whether the host holds the optimizer state, in fp32, with a copy of the
             trained weights, and computes the update (ZeRO-Offload, by DeepSpeed). It needs g++.
         gradient_accumulation: micro-batches per optimizer step.

@@ -56,6 +56,7 @@ class Recipe(RecipeFields):
             "trl": self.task == "orpo" or self.loss == "chunked" or self.activation_offloading,
             "liger_kernel": self.loss == "liger" or self.liger_kernels,
             "cut_cross_entropy": self.loss == "cce",
+            "torchao": self.optimizer.startswith("torchao"),
         }
         return tuple(sorted(name for name, wanted in needed.items() if wanted))
 

@@ -9,6 +9,7 @@ EXTRAS = {
     "flash_attn": "gpu",
     "liger_kernel": "liger",
     "mamba_ssm": "gpu",
+    "torchao": "torchao",
     "trl": "trl",
 }
 """Packages that ``Recipe.extras`` can name, and the extra that installs each."""

@@ -87,6 +87,7 @@ class TraceRequest(Record):
             self.whole,
             self.with_updates,
             _version("trl") if self.cell.recipe.activation_offloading else None,
+            _version("torchao") if self.cell.recipe.optimizer.startswith("torchao") else None,
         )
         text = repr((content, versions(), _code()))
         digest = hashlib.sha256(text.encode()).hexdigest()[:24]
@@ -180,9 +181,11 @@ def approximations(cell: Cell, model: Model, gpu: Gpu) -> tuple[str, ...]:
         and model.family in SCANS_WHOLE,
         "mamba-ssm is traced as transformers' slower code; memory and time differ": has_scan
         and model.family not in SCANS_WHOLE,
-        f"{recipe.optimizer} is traced as its state and one kernel per tensor": "8bit"
-        in recipe.optimizer
-        or recipe.optimizer.startswith("paged"),
+        f"{recipe.optimizer} is traced as its state and one kernel per tensor": (
+            recipe.optimizer.startswith(("adamw_8bit", "paged"))
+        ),
+        f"{recipe.optimizer} is traced as its state and the temporaries and transfers of the code "
+        "that Inductor generates": recipe.optimizer.startswith("torchao"),
         "activation_offloading is timed at 0.8 of PCIe's rate, which is assumed": (
             recipe.activation_offloading
         ),

@@ -82,7 +82,10 @@ class Learner:
         # DeepSpeed's optimizer is a wrapper, which PyTorch's schedulers refuse.
         optimizer = getattr(optimizer, "optimizer", optimizer)
         for group in optimizer.param_groups:
-            group["lr"] = self._training.learning_rate
+            if isinstance(group["lr"], torch.Tensor):  # torchao's, which allows no other
+                group["lr"].fill_(self._training.learning_rate)
+            else:
+                group["lr"] = self._training.learning_rate
         steps = -(-len(self.examples.train) // self._training.batch_size)
         schedule = self._training.schedule
         self._scheduler = get_scheduler(

@@ -15,6 +15,8 @@ OPTIMIZER_CLASSES: dict[Optimizer, str] = {
     "adamw_8bit": "bitsandbytes.optim.adamw.AdamW8bit",
     "paged_adamw_8bit": "bitsandbytes.optim.adamw.PagedAdamW8bit",
     "paged_adamw_32bit": "bitsandbytes.optim.adamw.PagedAdamW32bit",
+    "torchao_adamw_8bit": "torchao.optim.adam.AdamW8bit",
+    "torchao_adamw_4bit": "torchao.optim.adam.AdamW4bit",
     "adafactor": "torch.optim.Adafactor",
     "sgd": "torch.optim.sgd.SGD",
 }

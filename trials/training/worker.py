@@ -65,6 +65,7 @@ STACK = (
     "mamba-ssm",
     "peft",
     "torch",
+    "torchao",
     "transformers",
     "triton",
     "trl",

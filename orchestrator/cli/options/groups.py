@@ -114,7 +114,8 @@ RECIPE = """
 --effective-batch N      examples per optimizer step: micro-batches of the batch size accumulate to
                          it (estimate assumes 16 unless --gradient-accumulation is given)
 --optimizer NAME         adamw (fused), adamw_foreach, adamw_loop, adamw_8bit, paged_adamw_8bit,
-                         paged_adamw_32bit, adafactor or sgd (default: adamw)
+                         paged_adamw_32bit, torchao_adamw_8bit, torchao_adamw_4bit, adafactor or sgd
+                         (default: adamw)
 --max-grad-norm N|none   norm that gradients are clipped to (default: 1)
 --offload-optimizer {on,off}
                          hold the optimizer's state and compute its update on the host, by DeepSpeed

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from trials.recipes.recipe import Recipe
 from trials.simulation.recording import OperatorClass, Rate
@@ -16,18 +17,27 @@ from trials.simulation.tracing.operator_costs import (
 )
 from trials.training.optimizers.construction import make_optimizer
 from trials.training.optimizers.stepper import LEARNING_RATE
+from trials.training.optimizers.torchao_optimizers import torchao_adamw
 
 # bitsandbytes (optim/optimizer.py): elements from which on state is 8-bit, elements per constant,
 # and elements from which on state is paged.
 SMALLEST_8BIT = 4096
 BLOCK = 256
 SMALLEST_PAGED = 100_000
+# Classes of torchao.optim, and the bytes per element that an update with quantised state takes
+# beside it: new codes of both moments; in 4 bits these are int64 before they are packed, and fp32
+# moments remain, too. They and the kernels are those of the code that Inductor generates for
+# Triton (PyTorch 2.13; torchao 0.18).
+TORCHAO = {"torchao_adamw_8bit": ("AdamW8bit", 2), "torchao_adamw_4bit": ("AdamW4bit", 24)}
+TORCHAO_KERNELS = 5
 
 
 def simulated_optimizer(
     groups: list[list[nn.Parameter]], recipe: Recipe, device_type: str
 ) -> torch.optim.Optimizer:
     """Make the optimizer of a recipe as a device of this type runs it."""
+    if recipe.optimizer in TORCHAO:
+        return _torchao(groups, *TORCHAO[recipe.optimizer])
     if "8bit" in recipe.optimizer or recipe.optimizer.startswith("paged"):
         return _BitsandbytesAdamW(groups, recipe, on_gpu=device_type == "cuda")
     return make_optimizer(groups, recipe, device_type)
@@ -96,4 +106,45 @@ declare(
     " -> ()",
     _adam,
     DeclaredKernel(_adam_work),
+)
+
+
+def _torchao(
+    groups: list[list[nn.Parameter]], name: str, bytes_per_element: int
+) -> torch.optim.Optimizer:
+    """Make torchao's own optimizer, whose update is one operator with the costs of its kernels."""
+
+    def update(p: torch.Tensor, grad: torch.Tensor, _step: Any, *rest: Any) -> None:
+        state = [part for moment in rest[:2] for part in _parts(moment)]
+        taken = bytes_per_element * p.numel() if len(state) > len(rest[:2]) else 0
+        torch.ops.simulated.torchao_adam(grad, p, state, taken)
+
+    made = torchao_adamw(name, [{"params": group} for group in groups], LEARNING_RATE, update)
+    from torchao.optim import subclass_4bit, subclass_8bit  # noqa: PLC0415 - optional
+
+    with unset_fake_temporarily():
+        for states in (subclass_4bit, subclass_8bit):
+            # Values of code tables, which fake tensors do not have; both modules keep them.
+            states.get_qmap_signed()
+            states.get_qmap_unsigned()
+    return made
+
+
+def _parts(moment: torch.Tensor) -> list[torch.Tensor]:
+    names = getattr(moment, "tensor_attrs", None)
+    return [moment] if names is None else [getattr(moment, name) for name in names]
+
+
+def _torchao_work(args: Any, _result: Any) -> list[Described]:
+    grad, parameter, state, temporaries = args
+    kept = sum(map(touched_bytes, (parameter, *state)))
+    moved = float(touched_bytes(grad) + 2 * (kept + temporaries))
+    kernels = TORCHAO_KERNELS if temporaries else 1
+    return [(OperatorClass.UPDATE, Rate.FP32, (moved, 0, 0, 0, 0, 0, kernels))]
+
+
+declare(
+    "torchao_adam(Tensor grad, Tensor(a!) parameter, Tensor(b!)[] state, int temporaries) -> ()",
+    _adam,
+    DeclaredKernel(_torchao_work, workspace_bytes=lambda args: args[3]),
 )

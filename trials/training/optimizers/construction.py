@@ -19,6 +19,7 @@ from trials.training.optimizers.stepper import (
     Offloading,
     Stepper,
 )
+from trials.training.optimizers.torchao_optimizers import torchao_adamw
 from trials.training.recipe_check import RecipeError
 
 # Names of parameters without weight decay (get_decay_parameter_names of transformers' Trainer).
@@ -98,6 +99,8 @@ def make_optimizer(
         "adamw_8bit": partial(_bitsandbytes, "AdamW8bit"),
         "paged_adamw_8bit": partial(_bitsandbytes, "PagedAdamW8bit"),
         "paged_adamw_32bit": partial(_bitsandbytes, "PagedAdamW32bit"),
+        "torchao_adamw_8bit": partial(torchao_adamw, "AdamW8bit"),
+        "torchao_adamw_4bit": partial(torchao_adamw, "AdamW4bit"),
     }
     return makers[recipe.optimizer]([{"params": group} for group in groups], lr=LEARNING_RATE)
 
