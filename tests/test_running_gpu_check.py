@@ -76,6 +76,10 @@ def test_trls_recipes_and_each_further_axis_are_measured_on_the_gpu_itself() -> 
     assert {r.loss for r in every[:3]} == {"chunked"}
     assert any(r.activation_offloading for r in every)
     assert any(r.liger_kernels for r in every)
+    assert any(r.dora for r in every)
+    assert {r.task for r in every} == {"sft", "dpo", "kto", "orpo"}
+    assert {r.quantisation for r in every} == {None, "nf4", "int8", "fp4"}
+    assert {r.optimizer for r in every} > {"torchao_adamw_8bit", "torchao_adamw_4bit"}
     assert {r.compile for r in few} == {None, "model", "layers"}
     assert not any(r.extras for r in few)
 

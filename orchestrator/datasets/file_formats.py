@@ -18,7 +18,7 @@ from orchestrator.datasets.source import (
     Mistake,
     data_format,
 )
-from trials.child_process.token_counter import hub_is_reached
+from trials.records.model import hub_is_reached
 
 FIRST_SPLIT = "train"
 BOM = b"\xef\xbb\xbf"  # some editors begin a text with it

@@ -12,10 +12,10 @@ from typing import IO, Any, Self
 
 from trials.child_process.environment import child_environment
 from trials.records.learning import Conversation
+from trials.records.model import hub_is_reached
 
 CHILD = (sys.executable, "-m", "trials.training.tokenizer_worker")
 TOKENIZER_FILES = ("tokenizer", "vocab", "merges", "tekken")  # prefixes of their names
-HUB_TIMEOUT_SECONDS = 10.0  # for one request to the hub
 
 RenderedExample = str | Conversation
 
@@ -67,19 +67,6 @@ def tokenizer_path(name: str) -> Path | None:
     if name.startswith((".", "/", "~")):
         raise TokenizerError(f"{name!r}: no such folder: give one with a tokenizer.json")
     return None
-
-
-def hub_is_reached() -> bool:
-    """Whether the hub answers. Its own libraries take a minute to report that it does not."""
-    from huggingface_hub import constants, get_session  # noqa: PLC0415 - only this needs them
-
-    if constants.HF_HUB_OFFLINE:
-        return False
-    try:
-        get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT_SECONDS)
-    except Exception:  # noqa: BLE001 - any failure of the network means no hub
-        return False
-    return True
 
 
 def offline_variables(*names: str) -> dict[str, str]:

@@ -24,6 +24,7 @@ ATTENTION_NAMES = ("num_attention_heads", "n_head", "n_heads", "decoder_attentio
 EXPERTS_NAMES = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 ACTIVE_EXPERTS_NAMES = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
 POSITIONS_NAMES = ("max_position_embeddings", "n_positions")
+HUB_TIMEOUT_SECONDS = 5.0  # for one request to the hub
 STATE_SIZE_NAMES = ("state_size", "mamba_d_state", "ssm_state_size")
 
 
@@ -212,14 +213,30 @@ def find_model(name: str) -> Model:
     )
 
 
+def hub_is_reached() -> bool:
+    """Whether the hub answers. Its own libraries take a minute to report that it does not."""
+    from huggingface_hub import constants, get_session  # noqa: PLC0415 - only this needs them
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT_SECONDS)
+    except Exception:  # noqa: BLE001 - any failure of the network means no hub
+        return False
+    return True
+
+
 def _from_hub(name: str) -> Model:
     from huggingface_hub import hf_hub_download  # noqa: PLC0415 - only this needs the network
     from huggingface_hub.errors import HfHubHTTPError  # noqa: PLC0415 - as above
 
+    is_reached = hub_is_reached()
     try:
-        path = hf_hub_download(name, "config.json")
+        path = hf_hub_download(name, "config.json", local_files_only=not is_reached)
     except (HfHubHTTPError, OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
+        if not is_reached:
+            first = "it cannot be reached, and the local cache has none"
         raise UnknownModelError(
             f"model {name!r}: no config.json from the hub ({first}): check the name, the network "
             "and HF_TOKEN, or give a folder with a config.json"
