@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fakes.torch_process import small_steps
-from trainer_reference.cells import COMPARED, PACKED, PREFERENCE, ReferenceCell
+from trainer_reference.cells import (
+    COMPARED,
+    PACKED,
+    PREFERENCE,
+    PREFERENCE_ROUTERS,
+    ROUTERS,
+    ReferenceCell,
+)
 
 PAGE = Path(__file__).parent.parent / "docs" / "explanation" / "trainer-reference.md"
 COLUMNS = ("combinations", "measured peak", "simulated peak", "losses")
@@ -31,6 +38,10 @@ def main() -> None:
         "table": (("method", "precision", "loss"), COMPARED),
         "preference": (("task", "reference", "method", "precision"), PREFERENCE),
         "packing": (("packing", "attention", "method", "precision"), PACKED),
+        "routers": (
+            ("model", "task", "loss", "method", "precision"),
+            ROUTERS + PREFERENCE_ROUTERS,
+        ),
     }
     for name in sys.argv[1:] or tables:
         write_table(name, *tables[name])
@@ -42,7 +53,8 @@ def write_table(name: str, axes: tuple[str, ...], cells: tuple[ReferenceCell, ..
 
     groups: defaultdict[tuple[str, ...], list[Differences]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder, small_steps():
-        write_model("llama", Path(folder))
+        for model in sorted({cell.model for cell in cells}):
+            write_model(model, Path(folder))
         for cell in cells:
             differences = compared(cell, Path(folder))
             groups[tuple(getattr(cell, axis) or "none" for axis in axes)].append(differences)

@@ -6,6 +6,7 @@ from builders.recipes import RECIPES
 from hypothesis import given, settings
 
 from gpu_catalog.catalog import load_catalog
+from trials.recipes.fields import Task
 from trials.recipes.named_recipes import NAMED_RECIPES
 from trials.recipes.recipe import Recipe
 from trials.records.compatibility import impossible_on_model, incompatibility, with_defaults
@@ -92,6 +93,8 @@ def test_targets_and_experts_follow_from_the_model(
             "adapters on Mamba layers are not possible",
         ),
         (LORA | {"lora_targets": ("experts",)}, "llama-2-7b", "A40", "llama-2-7b has no experts"),
+        (LORA | {"router_loss": True}, "llama-2-7b", "A40", "llama-2-7b has no experts"),
+        (LORA | {"router_loss": True}, "blackmamba-2.8b", "A40", r"\(blackmamba\)"),
         (LORA | {"lora_targets": ("attention",)}, "blackmamba-2.8b", "A40", "has none"),
     ],
 )
@@ -124,6 +127,28 @@ def test_a_supported_recipe_is_not_refused(fields: dict[str, object], model: str
     facts, device = find_model(model), load_catalog().gpu(gpu)
     recipe = with_defaults(Recipe.model_validate(fields), facts, device)
     assert incompatibility(recipe, facts, device, EVERYTHING) is None
+
+
+@pytest.mark.parametrize(
+    ("task", "model", "coefficient", "is_added"),
+    [
+        ("sft", "mixtral-tiny", 0.02, True),
+        ("dpo", "mixtral-tiny", None, True),
+        ("sft", "mixtral-tiny", 0.0, False),
+        ("orpo", "mixtral-tiny", 0.02, False),
+        ("sft", "blackmamba-tiny", 0.02, False),
+        ("sft", "llama-tiny", None, False),
+    ],
+)
+def test_a_router_loss_of_auto_is_on_where_the_trainer_adds_it(
+    task: Task, model: str, coefficient: float | None, is_added: bool
+) -> None:
+    """A coefficient of zero turns it off, as in TRL; without one, the family's own counts."""
+    facts = find_model(model)
+    config = facts.config | {"router_aux_loss_coef": coefficient}
+    recipe = Recipe(method="full", task=task, router_loss="auto")
+    facts = facts.model_copy(update={"config": config})
+    assert with_defaults(recipe, facts, cpu()).router_loss is is_added
 
 
 def mamba_beside_attention(**config: int) -> Model:

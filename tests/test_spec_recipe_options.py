@@ -104,6 +104,7 @@ def test_a_given_option_goes_before_any_default() -> None:
         lora_dropout=0.1,
         lora_targets=("attention",),
         modules_to_save=("embed_tokens", "lm_head"),
+        router_loss="auto",
     )
 
 
@@ -162,7 +163,13 @@ def test_a_specification_may_ask_for_the_defaults_of_trl() -> None:
     assert stated == (
         Recipe.model_validate({"method": "lora", "lora_rank": 8} | trl_defaults("lora")),
         NAMED_RECIPES["paper-blackmamba"],
-        Recipe(method="full", precision="fp32", gradient_checkpointing=True, loss="chunked"),
+        Recipe(
+            method="full",
+            precision="fp32",
+            gradient_checkpointing=True,
+            loss="chunked",
+            router_loss="auto",
+        ),
     )
     assert not spec.has_plain_recipes
 

@@ -25,10 +25,10 @@ def test_default_sweep_is_valid_and_holds_three_families_on_the_cpu() -> None:
         )
     )
     assert [cell.key for cell in cells if not cell.simulated] == [
-        "cpu/mixtral-tiny/qlora-r8-experts+router-bf16-adapters-fp32-checkpointed-looped-clip1/2of8/seq32",
-        "cpu/mixtral-tiny/qlora-r8-experts+router-bf16-adapters-fp32-checkpointed-looped-clip1/2of8/seq64",
-        "cpu/mixtral-tiny/qlora-r8-experts+router-bf16-adapters-fp32-checkpointed-looped-clip1/8of8/seq32",
-        "cpu/mixtral-tiny/qlora-r8-experts+router-bf16-adapters-fp32-checkpointed-looped-clip1/8of8/seq64",
+        "cpu/mixtral-tiny/qlora-r8-experts+router-bf16-adapters-fp32-checkpointed-looped-clip1-router-loss/2of8/seq32",
+        "cpu/mixtral-tiny/qlora-r8-experts+router-bf16-adapters-fp32-checkpointed-looped-clip1-router-loss/2of8/seq64",
+        "cpu/mixtral-tiny/qlora-r8-experts+router-bf16-adapters-fp32-checkpointed-looped-clip1-router-loss/8of8/seq32",
+        "cpu/mixtral-tiny/qlora-r8-experts+router-bf16-adapters-fp32-checkpointed-looped-clip1-router-loss/8of8/seq64",
         "cpu/blackmamba-tiny/full-fp32-checkpointed-grouped-clip1/2of8/seq32",
         "cpu/blackmamba-tiny/full-fp32-checkpointed-grouped-clip1/2of8/seq64",
         "cpu/blackmamba-tiny/full-fp32-checkpointed-grouped-clip1/8of8/seq32",

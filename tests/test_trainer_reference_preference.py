@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from trainer_reference.cells import PREFERENCE, QUICK_PREFERENCE, ReferenceCell
+from trainer_reference.cells import PREFERENCE, PREFERENCE_ROUTERS, QUICK_PREFERENCE, ReferenceCell
 
 PEAK_TOLERANCE = 0.01
 
@@ -15,11 +15,12 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of the tiny model."""
+    """Folder of the tiny models."""
     from trainer_reference.models import write_model  # noqa: PLC0415 - seconds
 
     folder = tmp_path_factory.mktemp("models")
-    write_model("llama", folder)
+    for name in ("llama", "mixtral"):
+        write_model(name, folder)
     return folder
 
 
@@ -31,7 +32,9 @@ def test_measured_and_simulated_steps_equal_the_trainers(cell: ReferenceCell, fo
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "cell", [c for c in PREFERENCE if c not in QUICK_PREFERENCE], ids=lambda cell: cell.key
+    "cell",
+    [c for c in (*PREFERENCE, *PREFERENCE_ROUTERS) if c not in QUICK_PREFERENCE],
+    ids=lambda cell: cell.key,
 )
 def test_every_combination_of_axes_equals_the_trainers(cell: ReferenceCell, folder: Path) -> None:
     """The rest of the matrix."""

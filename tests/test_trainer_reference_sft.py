@@ -14,6 +14,8 @@ from trainer_reference.cells import (
     QUANTISED,
     QUICK,
     QUICK_ADAPTERS,
+    QUICK_ROUTERS,
+    ROUTERS,
     TORCHAO,
     ReferenceCell,
 )
@@ -45,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "cell",
-    [*QUICK, *QUANTISED, *FOREACH, *OTHER_MODELS, *QUICK_ADAPTERS, *PACKED_QUICK],
+    [*QUICK, *QUANTISED, *FOREACH, *OTHER_MODELS, *QUICK_ADAPTERS, *QUICK_ROUTERS, *PACKED_QUICK],
     ids=lambda cell: cell.key,
 )
 def test_measured_and_simulated_steps_equal_the_trainers(cell: ReferenceCell, folder: Path) -> None:
@@ -74,7 +76,7 @@ def test_steps_with_offloaded_activations_equal_the_trainers(
     "cell",
     [
         cell
-        for cell in (*COMPARED, *COMPARED_ADAPTERS, *PACKED, *TORCHAO)
+        for cell in (*COMPARED, *COMPARED_ADAPTERS, *PACKED, *ROUTERS, *TORCHAO)
         if cell not in {*QUICK, *PACKED_QUICK}
     ],
     ids=lambda cell: cell.key,

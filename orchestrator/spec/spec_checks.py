@@ -11,7 +11,7 @@ from orchestrator.spec.trainer_defaults import with_trl_defaults
 from orchestrator.spec.validation_messages import dotted, problem_at, shown
 from orchestrator.spec.yaml_lines import LocatedYaml, Location, Problem
 from trials.recipes.recipe import Recipe, hidden_contradictions
-from trials.records.compatibility import impossible_on_model
+from trials.records.compatibility import adds_router_loss, impossible_on_model
 from trials.records.model import Model
 
 
@@ -168,7 +168,10 @@ def _whole_numbers(block: object, key: str) -> list[int]:
 def _signatures(model: Model, block: object) -> Iterator[tuple[object, ...]]:
     """Fields that identify the cells of a block, on any GPU."""
     # Defaults of a recipe depend on the device and model only, so equal recipes stay equal.
-    recipes = [recipe.key for _, recipe in _recipes_of(block)]
+    recipes = [
+        recipe.model_copy(update={"router_loss": adds_router_loss(recipe, model)}).key
+        for _, recipe in _recipes_of(block)
+    ]
     listed = isinstance(block, dict) and block.get("active_experts") is not None
     active: Sequence[int | None] = (
         _whole_numbers(block, "active_experts") if listed else [model.active_experts]

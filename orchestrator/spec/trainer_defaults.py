@@ -45,6 +45,8 @@ def trl_defaults(
         "loss": TASK_LOSSES.get(task, "chunked"),
         # trl/trainer/sft_config.py:222
         "packing": False,
+        # trl/trainer/sft_trainer.py:1199
+        "router_loss": "auto",
     }
     if method == "qlora":
         # TRL does not call PEFT's prepare_model_for_kbit_training.

@@ -42,6 +42,7 @@ def _recipes(draw: st.DrawFn) -> Recipe:
         "activation_offloading": draw(st.booleans()),
         "liger_kernels": draw(st.booleans()),
         "dora": draw(st.booleans()),
+        "router_loss": draw(st.booleans()),
         "loss": draw(st.sampled_from(["full-logits", "chunked", "liger", "cce"])),
     }
     fields |= {name: draw(st.none() | values) for name, values in maybe.items()}

@@ -16,6 +16,7 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "saved": {"modules_to_save": ("embed_tokens", "lm_head")},
     "head": {"lora_targets": ("all-linear", "lm_head", "embed_tokens")},
     "experts": {"lora_targets": ("attention", "experts"), "experts": "grouped"},
+    "attention": {"lora_targets": ("attention",)},
     "dora": {"dora": True},
     "dora-dropout": {"dora": True, "lora_dropout": 0.1},
 }
@@ -177,7 +178,7 @@ QUICK_ADAPTERS = (
 COMPARED_ADAPTERS = tuple(
     ReferenceCell(method, precision, accumulation, loss, checkpointing, adapters=adapters)
     for adapters, method, precision, accumulation, loss, checkpointing in product(
-        [name for name in ADAPTERS if name not in {"all-linear", "experts"}],
+        [name for name in ADAPTERS if name not in {"all-linear", "attention", "experts"}],
         ("lora", "qlora"),
         PRECISIONS,
         ACCUMULATIONS,
@@ -187,6 +188,35 @@ COMPARED_ADAPTERS = tuple(
     if (adapters, loss) != ("head", "chunked")  # TRL refuses it
 )
 """Every cell of other adapters."""
+QUICK_ROUTERS = (
+    ReferenceCell("full", "bf16-mixed", 1, "chunked", checkpointing=True, model="mixtral"),
+    ReferenceCell("lora", "fp32", loss="chunked", model="mixtral", adapters="attention"),
+)
+"""Cells with the load-balancing loss of routers that every run of the tests compares."""
+ROUTERS = tuple(
+    ReferenceCell(
+        method,
+        precision,
+        accumulation,
+        loss,
+        checkpointing=accumulation > 1,
+        model=model,
+        adapters=adapters,
+        packing=packing,
+    )
+    for model, loss, (method, adapters, precision), (accumulation, packing) in product(
+        ("mixtral", "qwen3-moe"),
+        LOSSES,
+        (
+            ("full", "all-linear", "fp32"),
+            ("full", "all-linear", "bf16-mixed"),
+            ("lora", "attention", "bf16-mixed"),
+            ("lora", "experts", "bf16"),
+        ),
+        ((4, None), (1, "packed")),
+    )
+)
+"""Cells with the load-balancing loss of routers."""
 STEPS_OF_PREFERENCE = tuple(
     {
         "method": method,
@@ -215,6 +245,24 @@ REWARD = tuple(replace(cell, task="reward", loss=None) for cell in UNREFERRING)
 """Every cell of a reward model."""
 PREFERENCE = REFERRING + UNREFERRING + REWARD
 """Every cell of a preference task."""
+PREFERENCE_ROUTERS = tuple(
+    ReferenceCell(
+        method,
+        "bf16-mixed",
+        1,
+        "chunked",
+        model="mixtral",
+        adapters=adapters,
+        task=task,
+        reference=reference,
+    )
+    for task in ("dpo", "kto")
+    for method, adapters, reference in (
+        ("full", "all-linear", "separate"),
+        ("lora", "attention", "adapter-off"),
+    )
+)
+"""Cells of preference tasks with the load-balancing loss of routers."""
 QUICK_PREFERENCE = tuple(
     cell
     for cell in PREFERENCE

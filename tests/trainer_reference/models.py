@@ -28,11 +28,19 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "model_type": "mixtral",
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
-        "router_aux_loss_coef": 0.0,  # TRL adds this loss, a step of the project does not
+        "router_aux_loss_coef": 0.02,  # as published
         "sliding_window": None,
     },
     "qwen2": {"model_type": "qwen2", "tie_word_embeddings": False},
     "qwen2-tied": {"model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen3-moe": {
+        "model_type": "qwen3_moe",
+        "head_dim": 32,
+        "moe_intermediate_size": 160,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "router_aux_loss_coef": 0.001,  # as published
+    },
     "qwen3": {"model_type": "qwen3", "tie_word_embeddings": True, "head_dim": 48},
 }
 

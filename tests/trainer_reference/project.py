@@ -40,6 +40,7 @@ def project_cell(cell: ReferenceCell, folder: Path) -> Cell:
         "max_grad_norm": cell.max_grad_norm,
         "activation_offloading": cell.activation_offloading,
         "loss": cell.loss,
+        "router_loss": "auto",
         "task": cell.task,
         "reference": cell.reference,
         "attention": cell.attention,

@@ -200,8 +200,9 @@ def _examples(cell: ReferenceCell) -> Dataset:
 
 def _targets(names: tuple[str, ...]) -> dict[str, Any]:
     """Targets of PEFT for those of a recipe."""
-    if "experts" in names:
-        parameters = ["experts.gate_up_proj", "experts.down_proj"]
+    if "attention" in names:
+        fused = ["experts.gate_up_proj", "experts.down_proj"]
+        parameters = fused if "experts" in names else None
         return {"target_modules": [*LINEARS[:4]], "target_parameters": parameters}
     return {"target_modules": [*LINEARS, *names[1:]]}
 

@@ -221,7 +221,8 @@ def auto_config(model: Model, active_experts: int | None) -> Any:
     """
     _check_family(model)
     config = model.config_with(active_experts)
-    fields = {key: value for key, value in config.items() if key != "model_type"}
+    # A step asks for router logits where its recipe has their loss.
+    fields = {k: v for k, v in config.items() if k not in {"model_type", "output_router_logits"}}
     try:
         return AutoConfig.for_model(config["model_type"], **fields | {"use_cache": False})
     except (StrictDataclassError, TypeError, ValueError, LookupError, AttributeError) as error:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from transformers.utils import ModelOutput
 
 from trials.models.build import KernelError
@@ -52,10 +53,13 @@ class HeadOutput(ModelOutput):  # type: ignore[misc]
         loss: mean loss in nats per token.
         log_probs: log-probabilities of the labels, (batch, length - 1); absent from heads that
             compute the loss alone.
+        aux_loss: load-balancing loss of the routers, if the model was asked for it; ``loss``
+            includes it by the coefficient of the configuration.
     """
 
     loss: torch.Tensor | None = None
     log_probs: torch.Tensor | None = None
+    aux_loss: torch.Tensor | None = None
 
 
 HeadLoss = Callable[[torch.Tensor, nn.Linear, torch.Tensor, float | None], HeadOutput]
@@ -134,10 +138,20 @@ def patch_head(model: Any, head_loss: HeadLoss) -> None:
         if not fused_lm_head:
             return own(*args, **kwargs)
         labels = kwargs.pop("labels")
-        hidden = model.base_model(*args, **kwargs).last_hidden_state
+        outputs = model.base_model(*args, **kwargs)
         softcap = getattr(config, "final_logit_softcapping", None)
         head = model.get_output_embeddings()
-        return head_loss(hidden, head, labels, softcap)
+        result = head_loss(outputs.last_hidden_state, head, labels, softcap)
+        if kwargs.get("output_router_logits"):
+            # Every family has Mixtral's.
+            result.aux_loss = load_balancing_loss_func(
+                outputs.router_logits,
+                config.num_experts,
+                config.num_experts_per_tok,
+                kwargs.get("attention_mask"),
+            )
+            result.loss = result.loss + config.router_aux_loss_coef * result.aux_loss
+        return result
 
     model.forward = forward
 

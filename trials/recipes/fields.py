@@ -167,6 +167,9 @@ class RecipeFields(Record):
             ``chunked`` is TRL's fused head, which computes logits in tiles; ``liger`` is
             liger-kernel's fused linear cross entropy, ``cce`` that of cut-cross-entropy. None for
             the task ``reward``, whose model has no logits.
+        router_loss: whether the loss includes the load-balancing loss of the routers, with the
+            coefficient of the model's configuration. ``auto`` is on for the models whose trainer
+            adds it, and off for all others.
         task: the trainer whose step runs: ``sft`` is TRL's SFTTrainer, ``dpo`` its DPOTrainer with
             the sigmoid loss, ``kto`` its KTOTrainer, whose first half of a batch is desirable,
             ``orpo`` its experimental ORPOTrainer, ``reward`` its RewardTrainer, which trains a
@@ -211,6 +214,7 @@ class RecipeFields(Record):
     liger_kernels: Switch = False
     compile: Compile | None = None
     loss: Loss | None = "full-logits"
+    router_loss: Switch | Literal["auto"] = False
     task: Task = "sft"
     reference: Reference | None = None
     packing: Switch = False

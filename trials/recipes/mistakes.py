@@ -132,6 +132,8 @@ def _incompatible_with_task(recipe: RecipeFields) -> list[str]:
             f"reference {recipe.reference} does not apply to task {task}: remove it, or use task: "
             "dpo or kto"
         )
+    if recipe.router_loss is True and task == "reward":
+        wrong.append("router_loss: TRL's trainer of task reward has none: remove it")
     if task == "sft":
         return wrong
     loss = TASK_LOSSES[task]

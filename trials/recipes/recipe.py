@@ -64,7 +64,8 @@ class Recipe(RecipeFields):
     def key(self) -> str:
         """A stable short name, for example ``qlora-r16-experts+router-bf16-checkpointed-looped``.
 
-        It lists the axes that differ from their first choice, so no two recipes share a key.
+        It lists the axes that differ from their first choice, so no two recipes share a key, once
+        ``router_loss`` is not ``auto``.
         """
         rank = self.lora_rank
         accumulates = self.gradient_accumulation > 1
@@ -96,6 +97,7 @@ class Recipe(RecipeFields):
             "liger-kernels" if self.liger_kernels else None,
             f"compiled-{self.compile}" if self.compile else None,
             self.loss if self.loss != TASK_LOSSES.get(self.task, "full-logits") else None,
+            "router-loss" if self.router_loss is True else None,
             f"packed{self.examples_per_row}" if self.packing else None,
         ]
         return "-".join(part for part in parts if part is not None)

@@ -34,6 +34,8 @@ class Built(Record):
         compiled_graphs, graph_breaks: graphs that a step compiled, and its returns to Python.
         sequences: sequences of a forward pass with gradients, in a batch of one example.
         reference: the ``Recipe.reference`` of a pass without gradients; absent without such a pass.
+        router_loss: whether the model computed a load-balancing loss of its routers in a pass with
+            gradients.
         separates_examples: whether attention keeps the examples of a packed row apart.
     """
 
@@ -58,4 +60,5 @@ class Built(Record):
     graph_breaks: int = 0
     sequences: int = 1
     reference: str | None = None
+    router_loss: bool = False
     separates_examples: bool = False

@@ -9,6 +9,16 @@ from trials.records.optional_packages import EXTRAS
 
 LIGER_FAMILIES = ("granite", "llama", "mistral", "qwen2", "qwen3", "smollm3")
 """Families whose layers liger-kernel replaces by RMSNorm, rotary embedding and SwiGLU alone."""
+ROUTER_LOSS_FAMILIES = (
+    *("ernie4_5_moe", "flex_olmo", "gpt_oss", "jamba", "laguna", "mellum", "minimax"),
+    *("minimax_m2", "minimax_m3_vl_text", "mixtral", "olmoe", "qwen2_moe", "qwen3_5_moe_text"),
+    *("qwen3_moe", "qwen3_next", "qwen4_exp_text"),
+)
+"""Families to whose loss TRL's trainers add transformers' load-balancing loss by default.
+
+Others whose configurations have a coefficient lack a part: TRL's fused head stops at them, they
+return no router logits, or transformers has no such loss for them.
+"""
 AMPERE = 8.0  # the first compute capability with bf16, FlashAttention-2 and the grouped product
 
 
@@ -31,6 +41,7 @@ def with_defaults(recipe: Recipe, model: Model, gpu: Gpu) -> Recipe:
             "attention": (recipe.attention or "sdpa") if model.has_attention else None,
             "experts": experts if model.experts is not None else None,
             "mamba": mamba if model.has_mamba else None,
+            "router_loss": adds_router_loss(recipe, model),
         }
     )
 
@@ -49,7 +60,31 @@ def impossible_on_model(recipe: Recipe, model: Model) -> str | None:
             f"liger_kernels: not supported for {model.name} ({model.family}), but for "
             f"{', '.join(LIGER_FAMILIES)}: leave liger_kernels out"
         )
+    if recipe.router_loss is True and not has_router_loss(model):
+        return f"router_loss: {_without_router_loss(model)}: leave router_loss out"
     return _impossible_on_mamba(recipe, model) or _impossible_targets(recipe, model)
+
+
+def has_router_loss(model: Model) -> bool:
+    """Whether TRL's trainers add the load-balancing loss of a model's routers by default."""
+    is_off = model.config.get("router_aux_loss_coef") == 0
+    return model.experts is not None and model.family in ROUTER_LOSS_FAMILIES and not is_off
+
+
+def adds_router_loss(recipe: Recipe, model: Model) -> bool:
+    """Whether the loss of a model under a recipe includes that of its routers."""
+    if recipe.router_loss == "auto":
+        # ORPOTrainer adds it only where the configuration of the model asks for it.
+        return has_router_loss(model) and recipe.task not in {"orpo", "reward"}
+    return recipe.router_loss
+
+
+def _without_router_loss(model: Model) -> str:
+    if model.experts is None:
+        return f"{model.name} has no experts"
+    if model.family in ROUTER_LOSS_FAMILIES:
+        return f"the configuration of {model.name} has router_aux_loss_coef 0"
+    return f"transformers and TRL do not both compute it for {model.name} ({model.family})"
 
 
 def _impossible_on_mamba(recipe: Recipe, model: Model) -> str | None:

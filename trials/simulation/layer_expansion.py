@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from trials.simulation.recording import (
     BACKWARD,
+    BACKWARD_PASSES,
     FAMILIES,
     FORWARD,
-    HEADS,
+    FORWARD_PASSES,
     TURN,
     UPDATES,
     Column,
@@ -43,7 +44,8 @@ def check_repeats(recording: Recording) -> None:
     Raises:
         RepeatError: they do not, so the second cannot represent others.
     """
-    for family in (*FORWARD, BACKWARD[1:]):
+    forward = (turns for turns, _ in FORWARD_PASSES)
+    for family in (*forward, *(turns[1:] for turns, _ in BACKWARD_PASSES)):
         made = [_made(recording, segment) for segment in family]
         if any(len(one) != len(made[0]) for one in made[1:]):
             raise RepeatError("the layers that repeat do not make the same storages")
@@ -95,13 +97,19 @@ def whole_model(held: Held, copies: int) -> Held:
 
 def _order(recording: Recording, copies: int) -> list[tuple[Segment, int]]:
     """Segments of a micro-batch in order, each with its turn's position among all (from 1)."""
+    segments, first = np.unique(recording.segments, return_index=True)
+    begins = dict(zip(segments.tolist(), first.tolist(), strict=True))
     places = range(1, copies + 4)
-    passes = [turns for turns in FORWARD if np.isin(turns, recording.segments).any()] or FORWARD[:1]
     order = [(Segment.BEFORE, 0)]
-    for turns, head in zip(passes, HEADS, strict=False):
-        order += [*((_turn(turns, place, copies), place) for place in places), (head, 0)]
-    backward = ((_turn(BACKWARD, place, copies), place) for place in reversed(places))
-    return [*order, (Segment.HEAD_BACKWARD, 0), *backward, (Segment.AFTER, 0)]
+    forward = [p for p in FORWARD_PASSES if p[0][0] in begins]
+    for turns, rest in sorted(forward, key=lambda p: begins[p[0][0]]):
+        order += [*((_turn(turns, place, copies), place) for place in places), (rest, 0)]
+    order.append((Segment.HEAD_BACKWARD, 0))
+    for turns, rest in BACKWARD_PASSES:
+        if turns[0] in begins:
+            backward = ((_turn(turns, place, copies), place) for place in reversed(places))
+            order += [*backward, (rest, 0)]
+    return order
 
 
 def _turn(turns: Turns, place: int, copies: int) -> Segment:
@@ -212,7 +220,8 @@ class _Layout:
         self._all_purposes.append(self._purposes[segment])
         is_later = micro_batch[1] > 0
         part = self._parts[is_later][segment]
-        last = 2 if segment is Segment.BACKWARD_2 else self._copies + 2
+        is_backward = segment in {Segment.BACKWARD_2, Segment.ROUTER_BACKWARD_2}
+        last = 2 if is_backward else self._copies + 2
         if TURN.get(segment) == 2 and place != last:
             part = self._before_last(segment, is_later=is_later)
         if keeps_gradients:
@@ -345,12 +354,13 @@ def _purposes(
     recording: Recording, segment: Segment, owner: IntArray, ordinal: IntArray, count: int
 ) -> IntArray:
     """Purpose of each storage that a segment makes, (count,)."""
-    is_forward = segment in TURN and segment not in BACKWARD
     default = {
-        **dict.fromkeys((*HEADS, Segment.HEAD_BACKWARD), Purpose.HEAD),
+        **dict.fromkeys((Segment.BEFORE, *BACKWARD, Segment.AFTER), Purpose.ACTIVATION),
+        **dict.fromkeys((turn for turns in FORWARD for turn in turns), Purpose.CHECKPOINT),
         Segment.FIRST_UPDATE: Purpose.OPTIMIZER,
         Segment.UPDATE: Purpose.OPTIMIZER,
-    }.get(segment, Purpose.CHECKPOINT if is_forward else Purpose.ACTIVATION)
+        Segment.FORGET: Purpose.ACTIVATION,
+    }.get(segment, Purpose.HEAD)
     purposes = np.full(count, int(default), np.int64)
     for names, purpose in (
         (recording.gradients, Purpose.GRADIENT),

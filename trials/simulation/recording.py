@@ -152,28 +152,61 @@ class Segment(IntEnum):
     FOURTH_FORWARD_2 = 14
     FOURTH_FORWARD_3 = 15
     FOURTH_HEAD = 16
-    HEAD_BACKWARD = 17
-    BACKWARD_3 = 18
-    BACKWARD_2 = 19
-    BACKWARD_1 = 20
-    AFTER = 21
+    ROUTER_1 = 17
+    """Load-balancing loss: operators on the router logits of a turn's layers."""
+    ROUTER_2 = 18
+    ROUTER_3 = 19
+    ROUTER_HEAD = 20
+    CAST_1 = 21
+    """Casts of the router logits that the model returns."""
+    CAST_2 = 22
+    CAST_3 = 23
+    CAST_HEAD = 24
+    HEAD_BACKWARD = 25
+    ROUTER_BACKWARD_3 = 26
+    ROUTER_BACKWARD_2 = 27
+    ROUTER_BACKWARD_1 = 28
+    HEAD_BACKWARD_AFTER = 29
+    """Rest of the head's backward pass, after that of the load-balancing loss."""
+    BACKWARD_3 = 30
+    BACKWARD_2 = 31
+    BACKWARD_1 = 32
+    AFTER = 33
     """Backward pass of the layers before the first turn."""
-    FIRST_UPDATE = 22
+    FIRST_UPDATE = 34
     """First update, in which the optimizer makes its state."""
-    UPDATE = 23
-    FORGET = 24
+    UPDATE = 35
+    FORGET = 36
     """Loss and gradients are freed."""
 
 
 Turns = tuple[Segment, Segment, Segment]
 HEADS = (Segment.HEAD, Segment.SECOND_HEAD, Segment.THIRD_HEAD, Segment.FOURTH_HEAD)
 """Segments after the last turn of each forward pass."""
-FORWARD: tuple[Turns, ...] = tuple(
-    (Segment(head - 3), Segment(head - 2), Segment(head - 1)) for head in HEADS
-)
+
+
+def _turns_before(head: Segment) -> Turns:
+    return Segment(head - 3), Segment(head - 2), Segment(head - 1)
+
+
+FORWARD: tuple[Turns, ...] = tuple(_turns_before(head) for head in HEADS)
 """Segments of the three turns of each forward pass."""
+ROUTER_LOOPS = tuple((_turns_before(h), h) for h in (Segment.ROUTER_HEAD, Segment.CAST_HEAD))
+"""Turns of each loop over the router logits of all layers, and the segment after it."""
+FORWARD_PASSES = (*zip(FORWARD, HEADS, strict=True), *ROUTER_LOOPS)
+"""Turns of all that runs from the first layer to the last, and the segment after it."""
 BACKWARD: Turns = (Segment.BACKWARD_1, Segment.BACKWARD_2, Segment.BACKWARD_3)
-FAMILIES = {segment: turns for turns in (*FORWARD, BACKWARD) for segment in turns}
+ROUTER_BACKWARD: Turns = (
+    Segment.ROUTER_BACKWARD_1,
+    Segment.ROUTER_BACKWARD_2,
+    Segment.ROUTER_BACKWARD_3,
+)
+BACKWARD_PASSES = (
+    (ROUTER_BACKWARD, Segment.HEAD_BACKWARD_AFTER),
+    (BACKWARD, Segment.AFTER),
+)
+"""Turns of all that runs from the last layer to the first, and the segment after it."""
+FAMILIES = {segment: turns for turns, _ in (*FORWARD_PASSES, *BACKWARD_PASSES) for segment in turns}
 """The three turns of the pass that a segment belongs to."""
 TURN = {segment: turns.index(segment) + 1 for segment, turns in FAMILIES.items()}
 """Number of the traced turn, from 1, that a segment belongs to."""

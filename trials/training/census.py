@@ -57,6 +57,7 @@ class StepCensus:
         self._recomputed: set[int] = set()
         self._loss: str | None = ""
         self._scores = 0
+        self._router_loss = False
         self._offloaded = 0
         self._liger_layers: tuple[str, ...] = ()
         self._has_blocks: list[bool] = []  # of each call of a layer
@@ -112,6 +113,7 @@ class StepCensus:
             scores=self._scores,
             offloaded_activations=self._offloaded,
             liger_layers=self._liger_layers,
+            router_loss=self._router_loss,
             sequences=self._sequences,
             reference=self._reference,
             separates_examples=bool(self._has_blocks and all(self._has_blocks))
@@ -141,6 +143,8 @@ class StepCensus:
             if not is_own and output.logits.dim() == SCORE_DIMENSIONS:
                 self._loss, self._scores = None, output.logits.shape[-1]
             self._liger_layers = liger_layers_in_use(self._model)
+            router_loss = getattr(output, "aux_loss", None)
+            self._router_loss |= router_loss is not None and router_loss.requires_grad
 
     def _noting_recomputed(self, layer: int) -> Callable[..., None]:
         def note(*_: object) -> None:

@@ -97,6 +97,7 @@ def _compared_model(recipe: Recipe, built: Built, implied: ParameterCounts) -> I
     checkpointed = built.layers if recipe.gradient_checkpointing else 0
     yield "checkpointed layers", checkpointed, built.checkpointed_layers
     layers = LIGER_LAYERS if recipe.liger_kernels else ()
+    yield "load-balancing loss", recipe.router_loss, built.router_loss
     yield "layers of liger-kernel", ", ".join(layers), ", ".join(built.liger_layers)
     offloaded = built.offloaded_activations > 0
     yield "activations on the host", recipe.activation_offloading, offloaded

@@ -123,6 +123,9 @@ RECIPE = """
 --loss {full-logits,chunked,liger,cce}
                          loss from the logits of all tokens, or by TRL, liger-kernel or
                          cut-cross-entropy, which hold a part of them (default: LOSS)
+--router-loss {on,off,auto}
+                         add the load-balancing loss of a mixture of experts; auto: where TRL's
+                         trainer does (default: auto)
 --liger-kernels {on,off}
                          RMSNorm, rotary embedding and SwiGLU by liger-kernel (default: off)
 --task {sft,dpo,kto,orpo,reward}

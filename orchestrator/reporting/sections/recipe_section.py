@@ -247,6 +247,7 @@ def _words(recipe: Recipe) -> tuple[str | None, ...]:
         "not compiled" if recipe.compile is None else f"compiled {recipe.compile}",
         "Liger's layers" if recipe.liger_kernels else "transformers' layers",
         None if recipe.loss is None else LOSSES[recipe.loss],
+        "load-balancing loss" if recipe.router_loss else "no load-balancing loss",
         f"{recipe.examples_per_row} packed examples a row" if recipe.packing else "not packed",
     )
 

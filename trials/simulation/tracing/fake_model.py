@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, masking_utils
 
 from trials.models.build import stock_model, under_recipe
 from trials.models.parameter_count import implied_parameters
@@ -148,6 +148,17 @@ def _flash_by_sdpa() -> Iterator[None]:
         yield
     finally:
         setattr(kind, name, own)
+
+
+@contextlib.contextmanager
+def masks_as_ever() -> Iterator[None]:
+    """Keep transformers from making masks for fake tensors that it would skip for real ones."""
+    own = masking_utils.is_tracing
+    masking_utils.is_tracing = lambda _tensor=None: False
+    try:
+        yield
+    finally:
+        masking_utils.is_tracing = own
 
 
 class Params4bit(nn.Parameter):

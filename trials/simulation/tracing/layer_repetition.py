@@ -1,5 +1,6 @@
 """Repeated layers of a model, and a cut model with the few of them that represent all."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -8,7 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from trials.models.fused_head import base_of
 from trials.models.weight_placement import decoder_layers
+from trials.simulation.recording import ROUTER_BACKWARD, ROUTER_LOOPS, TURN, Segment
+from trials.simulation.tracing.tracer import Tracer
 
 TRACED = 3
 """Turns that are traced: the first, one for all in between, the last."""
@@ -156,3 +160,80 @@ def _report_pass(
         return result
 
     layer.__class__ = type(kind.__name__, (kind,), {"__call__": call})
+
+
+class RouterLoops:
+    """Loops over the router logits of all layers, which a step divides into turns as its passes.
+
+    Args:
+        model: causal language model, with or without adapters.
+        tracer: tracer of its step, whose segments the loops set.
+    """
+
+    def __init__(self, model: nn.Module, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._loops = iter(ROUTER_LOOPS)
+        self._numbers: list[int] = []
+        backbone: Any = base_of(model).base_model
+        self._hook = backbone.register_forward_hook(self._on_output)
+
+    def close(self) -> None:
+        """Leave the model as it was."""
+        self._hook.remove()
+
+    def mark_backward(self, loss: torch.Tensor) -> None:
+        """Set segments when the backward pass of a loss runs through the first loop.
+
+        Autograd runs functions from the last made to the first, so the last one that the forward
+        pass made in a turn is where its backward pass begins.
+        """
+        last: dict[int, Any] = {}
+        waiting: list[Any] = [loss.grad_fn] if self._numbers else []
+        visited = set()
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in visited:
+                continue
+            visited.add(node)
+            turn = bisect_right(self._numbers, node._sequence_nr())  # noqa: SLF001 - no other name
+            last[turn] = max(node, last.get(turn, node), key=lambda n: n._sequence_nr())  # noqa: SLF001 - as above
+            if turn > 0:
+                waiting += [following for following, _ in node.next_functions]
+        segments = (Segment.HEAD_BACKWARD_AFTER, *ROUTER_BACKWARD)
+        for turn, node in last.items():
+            if turn < len(segments):
+                node.register_prehook(lambda _, segment=segments[turn]: self._begin(segment))
+
+    def _begin(self, segment: Segment) -> None:
+        self._tracer.segment = segment
+
+    def _on_output(self, _model: nn.Module, _inputs: object, output: Any) -> None:
+        looped = self._looped
+
+        class RouterLogits(tuple[torch.Tensor, ...]):
+            __slots__ = ()
+
+            def __iter__(self) -> Iterator[torch.Tensor]:
+                return looped(self)
+
+        if output.get("router_logits"):
+            output.router_logits = RouterLogits(output.router_logits)
+
+    def _looped(self, router_logits: tuple[torch.Tensor, ...]) -> Iterator[torch.Tensor]:
+        """Yield router logits, and begin a turn's segment with the first of its layers."""
+        turns, after = next(self._loops)
+        numbers: list[int] = []
+        begun = 0
+        for logits in tuple.__iter__(router_logits):
+            turn = TURN.get(
+                self._tracer.made_in[self._tracer.name_of(logits)], TRACED + 1 if begun else 0
+            )
+            if turn > begun:
+                begun = turn
+                numbers.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined] # noqa: SLF001 - no other name
+                self._begin((*turns, after)[turn - 1])
+            yield logits
+        if 0 < begun <= TRACED:
+            numbers.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined] # noqa: SLF001 - as above
+            self._begin(after)
+        self._numbers = self._numbers or numbers

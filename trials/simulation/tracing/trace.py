@@ -17,8 +17,16 @@ from trials.models.weight_placement import DTYPES, decoder_layers
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.model import Model
-from trials.simulation.recording import FORWARD, HEADS, Held, Recording, Segment, with_updates_of
-from trials.simulation.tracing.fake_model import FLASH, TracedCensus, fake_model
+from trials.simulation.recording import (
+    BACKWARD,
+    FORWARD,
+    HEADS,
+    Held,
+    Recording,
+    Segment,
+    with_updates_of,
+)
+from trials.simulation.tracing.fake_model import FLASH, TracedCensus, fake_model, masks_as_ever
 from trials.simulation.tracing.fake_optimizers import simulated_optimizer
 from trials.simulation.tracing.held_storages import held_storages
 from trials.simulation.tracing.host_copies import HostLink, simulated_offloading
@@ -28,7 +36,7 @@ from trials.simulation.tracing.kernels.fused_kernels import as_on_gpu, flash_by_
 from trials.simulation.tracing.kernels.liger_layers import give_liger_layers, liger_rope
 from trials.simulation.tracing.kernels.mamba_kernels import install_simulated_mamba
 from trials.simulation.tracing.kernels.packed_attention import varlen_by_simulation
-from trials.simulation.tracing.layer_repetition import RepeatedLayers, mark_passes
+from trials.simulation.tracing.layer_repetition import RepeatedLayers, RouterLoops, mark_passes
 from trials.simulation.tracing.tracer import Tracer, UntraceableError, fake_like
 from trials.simulation.tracing.watchdog import innermost_module
 from trials.training.finetune import import_libraries, model_tensors
@@ -40,7 +48,6 @@ from trials.training.tasks.losses import precomputed_log_probs, task_loss
 Target = Literal["cuda", "cpu"]
 Shares = Callable[[torch.Tensor], int]
 POSITION_TABLES = ("wpe", "embed_positions", "position_embeddings")
-BACKWARD_SEGMENTS = (Segment.AFTER, Segment.BACKWARD_1, Segment.BACKWARD_2, Segment.BACKWARD_3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +132,7 @@ class TraceableCell:
             UntraceableError: the step cannot be traced.
         """
         census = None if self._is_checked else TracedCensus(self._fake, self._facts)
-        with warnings.catch_warnings(), _masks_as_ever(), self._on_target(), self._mode:
+        with warnings.catch_warnings(), masks_as_ever(), self._on_target(), self._mode:
             warnings.simplefilter("ignore")  # libraries warn about missing devices
             has_own = with_updates and updates_of is None
             traced = _Step(self, batch_size, shares, census, has_updates=has_own).traced()
@@ -237,19 +244,6 @@ def _check_positions(model: nn.Module, cell: Cell) -> None:
             )
 
 
-@contextlib.contextmanager
-def _masks_as_ever() -> Iterator[None]:
-    """Keep transformers from making masks for fake tensors that it would skip for real ones."""
-    from transformers import masking_utils  # noqa: PLC0415 - seconds to import
-
-    own = masking_utils.is_tracing
-    masking_utils.is_tracing = lambda _tensor=None: False
-    try:
-        yield
-    finally:
-        masking_utils.is_tracing = own
-
-
 class _Step:
     """One step during its trace."""
 
@@ -284,16 +278,18 @@ class _Step:
 
     def traced(self) -> Traced:
         kinds = [(layer, type(layer)) for layers in self._layers_of_each for layer in layers]
+        loops = RouterLoops(self._cell.model, self._tracer)
         for layers in self._layers_of_each:
             mark_passes(layers, self._cell.repeated_layers, self._on_forward, self._on_backward)
         try:
-            self._run()
+            self._run(loops)
         except UntraceableError as error:
             where = innermost_module(error) or "the model"
             raise UntraceableError(f"{error} (in {where})") from None
         finally:
             for layer, kind in kinds:
                 layer.__class__ = kind
+            loops.close()
             for parameter in self._trainable:
                 parameter.grad = None
             for hook in self._hooks:
@@ -304,14 +300,14 @@ class _Step:
             copies=self._cell.repeated_layers.copies,
         )
 
-    def _run(self) -> None:
+    def _run(self, loops: RouterLoops) -> None:
         tracer = self._tracer
         groups = parameter_groups(self._cell.model, self._trainable)
         stepper = self._cell.stepper([self._untraced.among(group) for group in groups])
         with tracer:
             batch = [self._cell.batch(self._batch_size)]
             # Detached, as in a step: a loss would keep what the functions of autograd hold.
-            loss = stepper.backward(lambda model: self._loss(model, batch[0])).detach()
+            loss = stepper.backward(lambda model: self._loss(model, batch[0], loops)).detach()
             self._gradients = np.array(
                 [name for p in self._trainable if (name := self._gradient_name(p)) is not None],
                 np.int64,
@@ -332,9 +328,10 @@ class _Step:
                 pass  # the next micro-batch drops what the last one's left
         stepper.close()
 
-    def _loss(self, model: nn.Module, batch: TaskBatch) -> torch.Tensor:
+    def _loss(self, model: nn.Module, batch: TaskBatch, loops: RouterLoops) -> torch.Tensor:
         loss = task_loss(model, batch, self._cell.recipe)
         self._tracer.segment = Segment.HEAD_BACKWARD
+        loops.mark_backward(loss)
         return loss
 
     def _gradient_name(self, parameter: nn.Parameter) -> int | None:
@@ -347,7 +344,7 @@ class _Step:
         self._tracer.pass_on_to((*FORWARD[self._pass], HEADS[self._pass])[turn - 1])
 
     def _on_backward(self, turn: int) -> None:
-        self._tracer.segment = BACKWARD_SEGMENTS[turn - 1]
+        self._tracer.segment = (Segment.AFTER, *BACKWARD)[turn - 1]
 
 
 class UntracedParameters:

@@ -105,6 +105,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         self._with_workspaces = with_workspaces
         self._is_packed = is_packed
         self._names: dict[int, int] = {}
+        self.made_in: dict[int | None, Segment] = {}  # by name of the storage
         self._next_name = 0
         self._events: list[tuple[int, int, int, Numbers]] = []
         self._workspaces: list[int] = []
@@ -127,6 +128,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         numbers = [float(size), *NO_NUMBERS[1:]]
         numbers[COPY_STREAM] = float(self.on_copy_stream)
         self.event(Kind.MADE, self._next_name, tuple(numbers))
+        self.made_in[self._next_name] = self.segment
         self._next_name += 1
 
     def gone(self, identity: int, size: int) -> None:  # noqa: ARG002 - the base class passes it

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from trials.models.fused_head import IGNORED
+from trials.models.fused_head import IGNORED, base_of
 from trials.recipes.fields import Task
 from trials.recipes.recipe import Recipe
-from trials.training.loss import batch_loss, micro_batch_losses
+from trials.training.loss import as_returned, batch_loss, micro_batch_losses, router_inputs
 from trials.training.tasks.batch import TaskBatch
 
 BETA = 0.1
@@ -50,19 +50,35 @@ def task_loss(model: nn.Module, batch: TaskBatch, recipe: Recipe) -> torch.Tenso
     """
     if recipe.task == "sft":
         return batch_loss(model, batch.tokens, batch.labels, recipe)
-    return TASKS[recipe.task](model, batch)
+    loss, output = TASKS[recipe.task](model, batch, router_inputs(batch.tokens, recipe))
+    if not recipe.router_loss:
+        return loss
+    config: Any = base_of(model).config
+    with_router: torch.Tensor = loss + config.router_aux_loss_coef * output.aux_loss
+    return with_router
 
 
-def dpo_loss(model: nn.Module, batch: TaskBatch) -> torch.Tensor:
-    """Sigmoid loss of DPO (2305.18290, equation 7), mean over the pairs."""
-    log_probs = sequence_log_probs(model, batch)
+def dpo_loss(
+    model: nn.Module, batch: TaskBatch, arguments: dict[str, Any]
+) -> tuple[torch.Tensor, Any]:
+    """Sigmoid loss of DPO (2305.18290, equation 7), mean over the pairs, and the model's output.
+
+    Args:
+        model: model to train.
+        batch: micro-batch.
+        arguments: further arguments of the pass with gradients.
+    """
+    output = scored(model, batch, **arguments)
+    log_probs = output.log_probs.sum(1)
     (of_reference,) = reference_log_probs(model, batch)
     log_ratios = log_probs - of_reference
     chosen, rejected = log_ratios.chunk(2)
-    return -functional.logsigmoid(BETA * (chosen - rejected)).mean()
+    return -functional.logsigmoid(BETA * (chosen - rejected)).mean(), output
 
 
-def kto_loss(model: nn.Module, batch: TaskBatch) -> torch.Tensor:
+def kto_loss(
+    model: nn.Module, batch: TaskBatch, arguments: dict[str, Any]
+) -> tuple[torch.Tensor, Any]:
     """Loss of KTO (2402.01306, equation 7), mean over the examples; the first half is desirable.
 
     Each example's sequence beside is that of another one, whose log-probabilities estimate how far
@@ -71,18 +87,23 @@ def kto_loss(model: nn.Module, batch: TaskBatch) -> torch.Tensor:
     beside = replace(batch, tokens=batch.tokens.roll(1, 0), labels=batch.labels.roll(1, 0))
     with torch.no_grad():
         distance = sequence_log_probs(model, beside)
-    log_ratios = sequence_log_probs(model, batch)
+    output = scored(model, batch, **arguments)
+    log_ratios = output.log_probs.sum(1)
     of_beside, of_batch = reference_log_probs(model, beside, batch)
     distance = (distance - of_beside).mean().clamp(min=0)
     log_ratios = log_ratios - of_batch
     desirable = (len(log_ratios) + 1) // 2
     margins = log_ratios[:desirable] - distance, distance - log_ratios[desirable:]
-    return torch.cat([1 - functional.sigmoid(BETA * margin) for margin in margins]).nanmean()
+    losses = torch.cat([1 - functional.sigmoid(BETA * margin) for margin in margins])
+    return losses.nanmean(), output
 
 
-def orpo_loss(model: nn.Module, batch: TaskBatch) -> torch.Tensor:
+def orpo_loss(
+    model: nn.Module, batch: TaskBatch, arguments: dict[str, Any]
+) -> tuple[torch.Tensor, Any]:
     """Loss of ORPO (2403.07691, equation 6), mean over the pairs."""
-    logits = all_logits(model, batch.tokens)
+    output = all_logits(model, batch.tokens, arguments)
+    logits = output.logits
     pairs, targets = len(logits) // 2, batch.labels[:, 1:]
     # The slices are TRL's: the backward pass of each allocates a gradient of its source.
     chosen = logits[:pairs][:, :-1].contiguous()
@@ -94,24 +115,27 @@ def orpo_loss(model: nn.Module, batch: TaskBatch) -> torch.Tensor:
         part[:, :-1].detach().mean()  # logged
     of_chosen, of_rejected = means[:pairs].float(), means[pairs:].float()
     odds = (of_chosen - of_rejected) - (_log1mexp(of_chosen) - _log1mexp(of_rejected))
-    return likelihood - (BETA * functional.logsigmoid(odds)).mean()
+    return likelihood - (BETA * functional.logsigmoid(odds)).mean(), output
 
 
-def reward_loss(model: nn.Module, batch: TaskBatch) -> torch.Tensor:
+def reward_loss(
+    model: nn.Module, batch: TaskBatch, arguments: dict[str, Any]
+) -> tuple[torch.Tensor, Any]:
     """Loss of a reward model (2203.02155, equation 1), mean over the pairs."""
-    chosen, rejected = all_logits(model, batch.tokens).squeeze(-1).chunk(2)
-    return -functional.logsigmoid(chosen - rejected).mean()
+    output = all_logits(model, batch.tokens, arguments)
+    chosen, rejected = output.logits.squeeze(-1).chunk(2)
+    return -functional.logsigmoid(chosen - rejected).mean(), output
 
 
-def all_logits(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    """Logits, in fp32 under autocast as accelerate returns them.
+def all_logits(model: nn.Module, tokens: torch.Tensor, arguments: dict[str, Any]) -> Any:
+    """Output with logits, as accelerate returns it.
 
-    Returns:
-        (sequences, length, vocabulary) of a language model, (sequences, 1) of a reward model.
+    The logits are (sequences, length, vocabulary) of a language model, (sequences, 1) of a reward
+    model.
     """
-    logits: torch.Tensor = model(input_ids=tokens).logits
+    output = model(input_ids=tokens, **arguments)
     torch.clear_autocast_cache()
-    return logits.float() if torch.is_autocast_enabled(logits.device.type) else logits
+    return as_returned(output, is_autocast=torch.is_autocast_enabled(tokens.device.type))
 
 
 def label_log_probs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -126,12 +150,17 @@ def _log1mexp(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x < -math.log(2), torch.log1p(-torch.exp(x)), torch.log(-torch.expm1(x)))
 
 
-def sequence_log_probs(model: nn.Module, batch: TaskBatch) -> torch.Tensor:
-    """Sum of the log-probabilities of each sequence's labels, (sequences,)."""
-    output = model(input_ids=batch.tokens, labels=batch.labels, fused_lm_head=True)
+def scored(model: nn.Module, batch: TaskBatch, **arguments: Any) -> Any:
+    """Output with the log-probabilities of each sequence's labels, (sequences, length - 1)."""
+    output = model(input_ids=batch.tokens, labels=batch.labels, fused_lm_head=True, **arguments)
     # accelerate gives each forward pass an autocast of its own.
     torch.clear_autocast_cache()
-    sums: torch.Tensor = output.log_probs.sum(1)
+    return output
+
+
+def sequence_log_probs(model: nn.Module, batch: TaskBatch) -> torch.Tensor:
+    """Sum of the log-probabilities of each sequence's labels, (sequences,)."""
+    sums: torch.Tensor = scored(model, batch).log_probs.sum(1)
     return sums
 
 
@@ -156,7 +185,8 @@ def reference_log_probs(model: nn.Module, *batches: TaskBatch) -> Sequence[torch
             return [sequence_log_probs(model, batch) for batch in batches]
 
 
-TASKS: dict[Task, Callable[[nn.Module, TaskBatch], torch.Tensor]] = {
+TaskLoss = Callable[[nn.Module, TaskBatch, dict[str, Any]], tuple[torch.Tensor, Any]]
+TASKS: dict[Task, TaskLoss] = {
     "dpo": dpo_loss,
     "kto": kto_loss,
     "orpo": orpo_loss,
