@@ -141,7 +141,7 @@ def test_a_supported_recipe_is_not_refused(fields: dict[str, object], model: str
     ],
 )
 def test_a_router_loss_of_auto_is_on_where_the_trainer_adds_it(
-    task: Task, model: str, coefficient: float | None, is_added: bool
+    task: Task, model: str, coefficient: float | None, *, is_added: bool
 ) -> None:
     """A coefficient of zero turns it off, as in TRL; without one, the family's own counts."""
     facts = find_model(model)
