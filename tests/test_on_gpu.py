@@ -148,6 +148,11 @@ if find_spec("flash_attn"):
     AXES.append(("llama-tiny", recipe("full", precision="bf16", attention="flash_attention_2")))
 if find_spec("mamba_ssm") and find_spec("causal_conv1d"):
     AXES.append(("blackmamba-tiny", recipe("full", precision="bf16", mamba="mamba-ssm")))
+if find_spec("torchao"):
+    AXES += [
+        ("llama-tiny", recipe("full", precision="bf16", optimizer="torchao_adamw_8bit")),
+        ("llama-tiny", recipe("lora", optimizer="torchao_adamw_4bit")),
+    ]
 if find_spec("deepspeed"):
     AXES.append(("llama-tiny", recipe("full", precision="bf16", offload_optimizer=True)))
 
