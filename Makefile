@@ -34,8 +34,9 @@ browser:  ## Chromium, which the tests open the report in (apt, where there is n
 	  run=; [ "$$(id -u)" = 0 ] || run=sudo; \
 	  $$run apt-get update -qq && $$run env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; }
 
+# One process more than the two cores of a small machine: tests of Ray and of processes mostly wait.
 test: setup  ## all tests, a Ray cluster on this machine among them
-	$(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(RUN) -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test-long: setup  ## drivers killed again and again; nodes killed, cut off, sick, at the moments of five seeds, as root
 	$(RUN) -m pytest -rs -m long

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 LONGEST = (
     *("test_sweep_on_", "test_commands_learn", "test_estimating_", "test_simulation_", "test_api"),
+    *("test_ray_backend_", "test_trainer_reference_", "test_tracing_"),
     *(
         "test_storage_s3",
         "test_child_process_",

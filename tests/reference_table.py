@@ -13,6 +13,10 @@ from typing import NamedTuple
 from fakes.torch_process import small_steps
 from trainer_reference.cells import (
     COMPARED,
+    COMPARED_ADAPTERS,
+    COMPARED_FOREACH,
+    COMPARED_OFFLOADED,
+    COMPARED_QUANTISED,
     PACKED,
     PREFERENCE,
     PREFERENCE_ROUTERS,
@@ -32,19 +36,23 @@ class Differences(NamedTuple):
     loss: float
 
 
+TABLES: dict[str, tuple[tuple[str, ...], tuple[ReferenceCell, ...]]] = {
+    "table": (("method", "precision", "loss"), COMPARED),
+    "quantisation": (("quantisation", "kbit_preparation", "precision"), COMPARED_QUANTISED),
+    "adapters": (("adapters", "method", "precision", "loss"), COMPARED_ADAPTERS),
+    "foreach": (("method", "precision"), COMPARED_FOREACH),
+    "offloading": (("method", "precision", "loss"), COMPARED_OFFLOADED),
+    "preference": (("task", "reference", "method", "precision"), PREFERENCE),
+    "packing": (("packing", "attention", "method", "precision"), PACKED),
+    "routers": (("model", "task", "loss", "method", "precision"), ROUTERS + PREFERENCE_ROUTERS),
+}
+"""Axes and cells of each table by its name."""
+
+
 def main() -> None:
     """Write the tables that the arguments name, or all of them."""
-    tables: dict[str, tuple[tuple[str, ...], tuple[ReferenceCell, ...]]] = {
-        "table": (("method", "precision", "loss"), COMPARED),
-        "preference": (("task", "reference", "method", "precision"), PREFERENCE),
-        "packing": (("packing", "attention", "method", "precision"), PACKED),
-        "routers": (
-            ("model", "task", "loss", "method", "precision"),
-            ROUTERS + PREFERENCE_ROUTERS,
-        ),
-    }
-    for name in sys.argv[1:] or tables:
-        write_table(name, *tables[name])
+    for name in sys.argv[1:] or TABLES:
+        write_table(name, *TABLES[name])
 
 
 def write_table(name: str, axes: tuple[str, ...], cells: tuple[ReferenceCell, ...]) -> None:
@@ -57,7 +65,7 @@ def write_table(name: str, axes: tuple[str, ...], cells: tuple[ReferenceCell, ..
             write_model(model, Path(folder))
         for cell in cells:
             differences = compared(cell, Path(folder))
-            groups[tuple(getattr(cell, axis) or "none" for axis in axes)].append(differences)
+            groups[tuple(_value(cell, axis) for axis in axes)].append(differences)
             print(cell.key, differences, file=sys.stderr, flush=True)  # noqa: T201 - progress
     columns = (*axes, *COLUMNS)
     header = f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n"
@@ -67,16 +75,19 @@ def write_table(name: str, axes: tuple[str, ...], cells: tuple[ReferenceCell, ..
     PAGE.write_text(f"{before}{begin}\n{header}{table}\n{end}{rest.partition(end)[2]}", "utf-8")
 
 
+def _value(cell: ReferenceCell, axis: str) -> str:
+    value = getattr(cell, axis)
+    return ("off", "on")[value] if isinstance(value, bool) else value or "none"
+
+
 def compared(cell: ReferenceCell, folder: Path) -> Differences:
     """Train ten steps by the trainer and by the project, and simulate the step."""
-    from trainer_reference.preference import train_on_preferences  # noqa: PLC0415 - as above
-    from trainer_reference.project import measure, simulated_peak  # noqa: PLC0415 - as above
-    from trainer_reference.trainer import train  # noqa: PLC0415 - as above
+    from trainer_reference.comparison import ten_steps  # noqa: PLC0415 - as above
+    from trainer_reference.project import simulated_peak  # noqa: PLC0415 - as above
 
-    run = train(cell, folder) if cell.task == "sft" else train_on_preferences(cell, folder)
-    counter, losses = measure(cell, folder, run)
+    run, peak_bytes, losses = ten_steps(cell, folder)
     return Differences(
-        measured=counter.peak_bytes / run.peak_bytes - 1,
+        measured=peak_bytes / run.peak_bytes - 1,
         simulated=simulated_peak(cell, folder) / run.peak_bytes - 1,
         loss=max(abs(ours / theirs - 1) for ours, theirs in zip(losses, run.losses, strict=True)),
     )

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from builders.observations import cpu
 
@@ -19,8 +18,6 @@ from trials.simulation.trace_cache import StepTrace
 from trials.simulation.tracing.trace import TraceableCell
 from trials.simulation.whole_step import Steps
 from trials.training.finetune import FineTuning
-
-LOSS_TOLERANCE = 1e-5
 
 
 def project_cell(cell: ReferenceCell, folder: Path) -> Cell:
@@ -91,13 +88,3 @@ def simulated_peak(cell: ReferenceCell, folder: Path) -> int:
 
 def _no_experts(_: torch.Tensor) -> int:
     raise AssertionError
-
-
-def check_equal(
-    run: TrainerRun, cell: ReferenceCell, folder: Path, *, peak_tolerance: float
-) -> None:
-    """Check that the measured and the simulated step have the trainer's peak, and its losses."""
-    counter, losses = measure(cell, folder, run)
-    assert counter.peak_bytes == pytest.approx(run.peak_bytes, rel=peak_tolerance)
-    assert simulated_peak(cell, folder) == pytest.approx(run.peak_bytes, rel=peak_tolerance)
-    assert losses == pytest.approx(run.losses, rel=LOSS_TOLERANCE)
