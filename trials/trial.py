@@ -75,7 +75,11 @@ class TrialTask(Record):
 
     @property
     def memory_guess_bytes(self) -> int:
-        """Device memory in bytes by the catalog, until the device itself reports its limit."""
+        """Memory limit in bytes by the catalog, until the device itself reports it."""
+        return round(self._memory_bytes * (1 - (self.cell.recipe.generation_share or 0.0)))
+
+    @property
+    def _memory_bytes(self) -> int:
         gpu = self.target or self.gpu
         if gpu.usable_memory_bytes is not None:
             return gpu.usable_memory_bytes
@@ -96,7 +100,7 @@ class TrialTask(Record):
             cell=self.cell,
             model=self.model,
             gpu=self.gpu,
-            memory_cap_bytes=None if self.target is None else self.memory_guess_bytes,
+            memory_cap_bytes=None if self.target is None else self._memory_bytes,
             seed=self.seed,
             threads=self.threads,
         )

@@ -53,7 +53,7 @@ def batch_candidates(
     question: Question, gpu: Gpu, cell: SimulatedCell, routed: Sequence[SimulatedCell]
 ) -> BatchCandidates:
     """Find the largest batch of a GPU, and the sizes that may be priced."""
-    largest = cell.largest_batch(gpu, usable_bytes(gpu), question.batch_limit)
+    largest = cell.largest_batch(gpu, usable_bytes(gpu, cell.recipe), question.batch_limit)
     if isinstance(question.batch, int):
         return BatchCandidates(gpu, cell, routed, largest, (question.batch,))
     useful = max(min(largest, rows(question.workload)), 1)
@@ -77,7 +77,7 @@ def _micro_batches(
         return [largest]
     accumulated = largest
     if largest == effective_batch:  # smaller ones may need more memory
-        accumulated = cell.largest_batch(gpu, usable_bytes(gpu), effective_batch - 1)
+        accumulated = cell.largest_batch(gpu, usable_bytes(gpu, cell.recipe), effective_batch - 1)
     sizes = [
         size
         for size in range(1, useful + 1)

@@ -92,7 +92,7 @@ def _estimated(
 ) -> Estimated:
     """Estimate of a batch: memory at the longest rows, time at the mean padded length."""
     gpu, cell = candidates.gpu, candidates.cell
-    limit = usable_bytes(gpu)
+    limit = usable_bytes(gpu, cell.recipe)
     use = cell.memory(batch.size, gpu, limit)
     needed = cell.without_limit(batch.size, gpu)  # whether or not the GPU has as much
     step = None

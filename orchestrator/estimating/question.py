@@ -100,8 +100,10 @@ def possible_gpus(question: Question, gpus: Sequence[Gpu]) -> tuple[list[Gpu], l
             continue
         if gpu.usable_memory_bytes is None and gpu.marketed_memory_gb is None:
             reasons.append(f"{gpu.key}: its memory is unknown: give --memory-gib")
-        elif usable_bytes(gpu) <= 0:
-            context = f"CUDA's context alone takes {CONTEXT_BYTES / GIB:g} GiB"
+        elif usable_bytes(gpu, question.recipe) <= 0:
+            share = question.recipe.generation_share
+            vllm = f" and vLLM {share:.0%} of its memory" if share else ""
+            context = f"CUDA's context alone takes {CONTEXT_BYTES / GIB:g} GiB{vllm}"
             reasons.append(f"{gpu.key}: {context}: give more memory")
         else:
             possible.append(gpu)

@@ -254,7 +254,7 @@ def compare(row: Row, traces: Traces) -> Comparison:
         "torch allocated": peaks.peak_allocated_bytes,
         "torch reserved": peaks.peak_reserved_bytes,
     }.get(row["peak_kind"], peaks.peak_reserved_bytes + CONTEXT_BYTES)
-    outcome = simulated.memory(batch_size, gpu, usable_bytes(gpu)).outcome
+    outcome = simulated.memory(batch_size, gpu, usable_bytes(gpu, simulated.recipe)).outcome
     published = float(row["peak_gib"]) if row["peak_gib"] else None
     return Comparison(row, run, simulated_bytes / GIB, outcome is Outcome.OUT_OF_MEMORY, published)
 

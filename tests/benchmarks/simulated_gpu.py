@@ -260,7 +260,9 @@ workload: {{examples: 1000, epochs: 3}}
 
 def hundred_cells(folder: Path) -> float:
     """Seconds of a sweep of 10 GPUs x 5 lengths x 2 sparsities, with ladders and ranking."""
-    large = [g.key for g in CATALOG.gpus if g.kind == "cuda" and usable_bytes(g) > 32 * 2**30]
+    recipe = NAMED_RECIPES["paper-mixtral"]
+    gpus = [g for g in CATALOG.gpus if g.kind == "cuda"]
+    large = [g.key for g in gpus if usable_bytes(g, recipe) > 32 * 2**30]
     spec = folder / "hundred.yaml"
     spec.write_text(HUNDRED.format(gpus=", ".join(large[:10])), encoding="utf-8")
     started = time.monotonic()

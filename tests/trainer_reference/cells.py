@@ -48,6 +48,8 @@ class ReferenceCell:
         packing: ``packed`` rows of two examples, or batches of twice as many examples that are
             ``padding-free``; absent for batches as rows.
         attention: ``sdpa`` or ``eager``.
+        generation_share: share of vLLM, zero for generation by transformers; absent but for
+            ``grpo``.
     """
 
     method: str = "full"
@@ -66,6 +68,7 @@ class ReferenceCell:
     optimizer: str = "adamw"
     packing: str | None = None
     attention: str = "sdpa"
+    generation_share: float | None = None
 
     @property
     def key(self) -> str:
@@ -87,6 +90,7 @@ class ReferenceCell:
             self.adapters if self.adapters != "all-linear" else None,
             self.packing,
             "eager" if self.attention == "eager" else None,
+            "no-vllm" if self.generation_share == 0 else None,
         ]
         return "-".join(part for part in parts if part)
 
@@ -314,6 +318,26 @@ QUICK_PREFERENCE = tuple(
     }
 )
 """Cells that every run of the tests compares."""
+UPDATES = tuple(
+    ReferenceCell(
+        **axes | {"checkpointing": checkpointing},
+        loss="chunked",
+        task="grpo",
+        reference=reference,
+        generation_share=share,
+    )
+    for axes, checkpointing, share in product(STEPS_OF_PREFERENCE, CHECKPOINTING, (0.3, 0.0))
+    for reference in (None, "separate" if axes["method"] == "full" else "adapter-off")
+)
+"""Every cell of GRPO's update."""
+QUICK_UPDATES = tuple(
+    cell
+    for cell in UPDATES
+    if (cell.precision, cell.accumulation, cell.checkpointing) == ("bf16-mixed", 1, False)
+    and (cell.method, cell.reference, cell.generation_share)
+    in {("full", "separate", 0.0), ("lora", "adapter-off", 0.3), ("lora", None, 0.3)}
+)
+"""Cells of GRPO that every run of the tests compares."""
 PACKED_QUICK = (
     ReferenceCell("lora", "bf16-mixed", 1, "chunked", packing="packed"),
     ReferenceCell("full", "fp32", 2, checkpointing=True, max_grad_norm=1.0, packing="padding-free"),

@@ -42,6 +42,7 @@ def project_cell(cell: ReferenceCell, folder: Path) -> Cell:
         "reference": cell.reference,
         "attention": cell.attention,
         "packing": cell.packing is not None,
+        "generation_share": cell.generation_share,
     }
     recipe = with_defaults(Recipe.model_validate(fields), find_model(name), cpu())
     return Cell(
@@ -60,15 +61,19 @@ def measure(
             if parameter.requires_grad:
                 parameter.copy_(run.initial[name])
     losses = []
-    log_probs = run.reference_log_probs or [None] * len(run.batches)
+    given = {
+        name: column
+        for name in ("reference_log_probs", "advantages", "sampled_log_probs")
+        if (column := getattr(run, name)) is not None
+    }
     with PeakCounter(tuning.tensors(), with_origins=with_origins) as counter:
-        for micro_batches, references in zip(run.batches, log_probs, strict=True):
+        for step, micro_batches in enumerate(run.batches):
             tokens = torch.cat(micro_batches)
             if cell.packing is not None:
                 tokens = tokens.reshape(-1, ours.seq_len)
-            batch = tuning.batch(tokens)
-            if references is not None:
-                batch = replace(batch, reference_log_probs=torch.cat(references))
+            columns = {name: torch.cat(column[step]) for name, column in given.items()}
+            batch = replace(tuning.batch(tokens), **columns)
+            del columns
             losses.append(tuning.step(batch, micro_batches=cell.accumulation))
             del batch
     return counter, losses

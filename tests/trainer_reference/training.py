@@ -32,6 +32,7 @@ class TrainerRun:
         initial: trained weights before the first step.
         reference_log_probs: precomputed log-probabilities of each micro-step's sequences, by
             optimizer step; absent without any.
+        advantages, sampled_log_probs: those of each micro-step's completions, likewise.
         at_peak: storages alive at the peak (``PeakCounter.at_peak``).
     """
 
@@ -41,3 +42,5 @@ class TrainerRun:
     initial: dict[str, torch.Tensor]
     at_peak: list[tuple[int, int, str]]
     reference_log_probs: list[list[torch.Tensor]] | None = None
+    advantages: list[list[torch.Tensor]] | None = None
+    sampled_log_probs: list[list[torch.Tensor]] | None = None

@@ -18,15 +18,24 @@ class CpuDevice:
     Args:
         gpu: catalog row; its usable memory is the budget.
         memory_cap_bytes: a smaller budget, to stand in for a smaller device.
+        held_share: fraction of the budget that others hold.
         threads: CPU threads a step may use.
     """
 
     torch_device = torch.device("cpu")
     allocator: str | None = None
 
-    def __init__(self, gpu: Gpu, *, memory_cap_bytes: int | None = None, threads: int) -> None:
+    def __init__(
+        self,
+        gpu: Gpu,
+        *,
+        memory_cap_bytes: int | None = None,
+        held_share: float = 0.0,
+        threads: int,
+    ) -> None:
         assert gpu.usable_memory_bytes is not None  # the catalog requires it of a cpu
-        self.memory_limit_bytes = memory_cap_bytes or gpu.usable_memory_bytes
+        budget = memory_cap_bytes or gpu.usable_memory_bytes
+        self.memory_limit_bytes = round(budget * (1 - held_share))
         self.name = _processor()
         self.versions: dict[str, str] = {}
         torch.set_num_threads(threads)

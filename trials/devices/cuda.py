@@ -41,13 +41,14 @@ class CudaDevice:
     Args:
         gpu: catalog row that the GPU must match.
         memory_cap_bytes: usable memory of the smaller GPU that this one stands in for.
+        held_share: fraction of the GPU's memory that another part of the training holds.
 
     Raises:
         DeviceError: there is no GPU, or another one.
         GpuTakenError: other processes have filled the GPU.
     """
 
-    def __init__(self, gpu: Gpu, *, memory_cap_bytes: int | None) -> None:
+    def __init__(self, gpu: Gpu, *, memory_cap_bytes: int | None, held_share: float = 0.0) -> None:
         _require_cuda(gpu)
         self.torch_device = torch.device("cuda", 0)
         properties = torch.cuda.get_device_properties(0)
@@ -56,7 +57,7 @@ class CudaDevice:
         self._nvml = Nvml.of(str(properties.uuid))
         self._neighbours = self._open_neighbours()
         self._enter(gpu)
-        self.memory_limit_bytes = self._limit_allocator(memory_cap_bytes)
+        self.memory_limit_bytes = self._limit_allocator(memory_cap_bytes, held_share)
         self.allocator: str | None = allocator_settings(os.environ)
         cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
         versions = {
@@ -144,12 +145,13 @@ class CudaDevice:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
 
-    def _limit_allocator(self, cap_bytes: int | None) -> int:
+    def _limit_allocator(self, cap_bytes: int | None, held_share: float) -> int:
         """Limit the allocator to the memory it may reserve, and return that in bytes."""
         free, total = torch.cuda.mem_get_info(0)
         foreign = 0 if self._neighbours is None else self._neighbours.held_bytes()
         # The limit includes memory that the allocator holds already (cuBLAS's workspace).
         limit = memory_limit(free + torch.cuda.memory_reserved(), total, foreign, cap_bytes)
+        limit = without_share(limit, cap_bytes or total, held_share)
         torch.cuda.set_per_process_memory_fraction(limit / total, 0)
         return limit
 
@@ -209,6 +211,26 @@ def memory_limit(
             f"{cap_bytes / 2**30:.1f} GiB: use a larger one, with nothing else on it"
         )
     return cap_bytes - overhead
+
+
+def without_share(limit_bytes: int, total_bytes: int, held_share: float) -> int:
+    """Bytes of a memory limit without those that another part of the training holds.
+
+    Args:
+        limit_bytes: the limit.
+        total_bytes: memory of the GPU.
+        held_share: fraction of that memory which is held.
+
+    Raises:
+        DeviceError: nothing is left.
+    """
+    left = limit_bytes - round(held_share * total_bytes)
+    if left <= 0:
+        raise DeviceError(
+            f"generation_share {held_share:g} of {total_bytes / 2**30:.1f} GiB leaves nothing of "
+            f"the {limit_bytes / 2**30:.1f} GiB that the update may take: make it smaller"
+        )
+    return left
 
 
 def allocator_settings(environ: Mapping[str, str]) -> str:

@@ -41,6 +41,7 @@ TRAINED_OUTPUTS: dict[Task, tuple[str, ...]] = {
     "kto": ("log_probs", "entropy", "mean_logits"),
     "orpo": (),
     "reward": (),
+    "grpo": ("log_probs", "entropy"),
 }
 REFERENCE_OUTPUTS = ("log_probs",)
 

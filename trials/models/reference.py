@@ -3,6 +3,7 @@
 from torch import nn
 
 from trials.models.weight_placement import format_of
+from trials.recipes.fields import WITH_DROPOUT
 from trials.recipes.recipe import Recipe
 
 
@@ -32,7 +33,7 @@ def set_evaluating(model: nn.Module) -> None:
 
 def without_dropout(model: nn.Module, recipe: Recipe) -> None:
     """Disable a model's layers of dropout, in place, for the tasks whose trainers do so."""
-    if recipe.task == "sft":
+    if recipe.task in WITH_DROPOUT:
         return
     for module in model.modules():
         if isinstance(module, nn.Dropout):

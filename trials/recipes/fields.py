@@ -27,7 +27,7 @@ Optimizer = Literal[
     "sgd",
 ]
 Loss = Literal["full-logits", "chunked", "liger", "cce"]
-Task = Literal["sft", "dpo", "kto", "orpo", "reward"]
+Task = Literal["sft", "dpo", "kto", "orpo", "reward", "grpo"]
 Reference = Literal["adapter-off", "separate", "precomputed"]
 Compile = Literal["model", "layers"]
 PositiveInt = Annotated[int, Field(strict=True, ge=1)]
@@ -53,14 +53,19 @@ TASK_LOSSES: dict[Task, Loss | None] = {
     "kto": "chunked",
     "orpo": "full-logits",
     "reward": None,
+    "grpo": "chunked",
 }
 """The one way to the loss that TRL's trainer of a task has; None for a model without logits."""
 REFERRING: tuple[Task, ...] = ("dpo", "kto")
-"""Tasks whose loss compares the model with a reference."""
+"""Tasks whose loss compares the model with a reference; that of ``grpo`` may do so."""
 PAIRED: tuple[Task, ...] = ("dpo", "orpo", "reward")
 """Tasks whose examples are pairs of sequences, the chosen and the rejected."""
 SCORE = "score"
 """Layer of a reward model that maps hidden states to a score."""
+WITH_DROPOUT: tuple[Task, ...] = ("sft", "grpo")
+"""Tasks whose trainer does not disable dropout."""
+GENERATION_SHARE = 0.3
+"""Default of TRL 1.16's ``vllm_gpu_memory_utilization`` (trl/trainer/grpo_config.py:656)."""
 
 
 def _norm(value: float) -> float:
@@ -74,13 +79,20 @@ def _with_rows(given: dict[str, Any]) -> dict[str, Any]:
     return given | ({"examples_per_row": FEWEST_PACKED} if is_open else {})
 
 
-def _with_defaults(given: dict[str, Any]) -> dict[str, Any]:
-    filled = _with_rows(given)
+def _with_task(given: dict[str, Any]) -> dict[str, Any]:
+    filled = dict(given)
     task: Any = filled.get("task", "sft")
     if task in get_args(Task) and filled.get("loss") is None:
         filled["loss"] = TASK_LOSSES.get(task, "full-logits")
     if task in REFERRING and filled.get("reference") is None:
         filled["reference"] = "separate" if filled.get("method") == "full" else "adapter-off"
+    if task == "grpo" and filled.get("generation_share") is None:
+        filled["generation_share"] = GENERATION_SHARE
+    return filled
+
+
+def _with_defaults(given: dict[str, Any]) -> dict[str, Any]:
+    filled = _with_task(_with_rows(given))
     if filled.get("method") == "qlora":
         if filled.get("quantisation") is None:
             filled["quantisation"] = "nf4"
@@ -174,13 +186,20 @@ class RecipeFields(Record):
             the sigmoid loss, ``kto`` its KTOTrainer, whose first half of a batch is desirable,
             ``orpo`` its experimental ORPOTrainer, ``reward`` its RewardTrainer, which trains a
             model of sequence classification with one label: PEFT trains a copy of its layer
-            ``score`` in full beside the adapters. An example of ``dpo``, ``orpo`` and ``reward`` is
-            a pair, chosen and rejected: a batch of b pairs is 2 b sequences. Each sequence is
-            padded to ``seq_len``, and all of its tokens have a loss.
-        reference: source of the reference's log-probabilities; only for ``dpo`` and ``kto``.
+            ``score`` in full beside the adapters; ``grpo`` the update of its GRPOTrainer, without
+            the generation of completions. An example of ``dpo``, ``orpo`` and ``reward`` is a pair,
+            chosen and rejected: a batch of b pairs is 2 b sequences; one of ``grpo`` is a
+            completion with its prompt. Each sequence is padded to ``seq_len``, and all of its
+            tokens have a loss.
+        reference: source of the reference's log-probabilities; only for ``dpo``, ``kto`` and
+            ``grpo``. For ``grpo``, none is TRL's ``beta: 0``; with one, the loss has a KL term.
             ``adapter-off`` is a forward pass of the model without its adapters, ``separate`` one of
             a frozen second model, ``precomputed`` reads them with the batch. By default that of
-            TRL: ``separate`` for method full, else ``adapter-off``.
+            TRL: ``separate`` for method full, else ``adapter-off``; none for ``grpo``.
+        generation_share: fraction of the GPU's memory that vLLM holds beside the update, colocated
+            (TRL's ``vllm_gpu_memory_utilization``); only for ``grpo``, by default 0.3. The update
+            then also computes the log-probabilities of completions without gradients, to correct
+            those of vLLM. 0 is generation by transformers, which holds and needs neither.
         packing: whether examples are packed into rows of the sequence length. The rows of a
             micro-batch form one sequence with position ids that restart at each example, so that
             attention keeps the examples apart. It is TRL's ``packing`` with its default strategy,
@@ -219,6 +238,7 @@ class RecipeFields(Record):
     reference: Reference | None = None
     packing: Switch = False
     examples_per_row: Annotated[int, Field(strict=True, ge=FEWEST_PACKED)] | None = None
+    generation_share: Annotated[float, Field(ge=0, lt=1)] | None = None
 
     @model_validator(mode="before")
     @classmethod

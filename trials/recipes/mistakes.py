@@ -1,6 +1,12 @@
 """Mistakes of a recipe: fields that do not apply, and fields that exclude each other."""
 
-from trials.recipes.fields import REFERRING, TARGET_GROUPS, TASK_LOSSES, RecipeFields
+from trials.recipes.fields import (
+    REFERRING,
+    TARGET_GROUPS,
+    TASK_LOSSES,
+    WITH_DROPOUT,
+    RecipeFields,
+)
 
 ADAPTER_FIELDS = (
     *("lora_rank", "lora_alpha", "lora_dropout", "lora_targets"),
@@ -127,10 +133,15 @@ def _incompatible_with_compilation(recipe: RecipeFields) -> list[str]:
 
 def _incompatible_with_task(recipe: RecipeFields) -> list[str]:
     task, wrong = recipe.task, []
-    if recipe.reference is not None and task not in REFERRING:
+    if recipe.reference is not None and task not in (*REFERRING, "grpo"):
         wrong.append(
             f"reference {recipe.reference} does not apply to task {task}: remove it, or use task: "
-            "dpo or kto"
+            "dpo, kto or grpo"
+        )
+    if recipe.generation_share is not None and task != "grpo":
+        wrong.append(
+            f"generation_share {recipe.generation_share:g} does not apply to task {task}, which "
+            "generates nothing: remove it, or use task: grpo"
         )
     if recipe.router_loss is True and task == "reward":
         wrong.append("router_loss: TRL's trainer of task reward has none: remove it")
@@ -149,7 +160,14 @@ def _incompatible_with_task(recipe: RecipeFields) -> list[str]:
         )
     elif recipe.loss != loss:
         wrong.append(f"loss {recipe.loss}: TRL's trainer of task {task} has none: use loss: {loss}")
-    if recipe.lora_dropout:
+    if task == "grpo" and recipe.reference is not None:
+        own = "separate" if recipe.method == "full" else "adapter-off"
+        if recipe.reference not in (own, "adapter-off"):
+            wrong.append(
+                f"reference {recipe.reference}: TRL's trainer of task grpo has none with method "
+                f"{recipe.method}: use reference: {own}, or leave it out"
+            )
+    if recipe.lora_dropout and task not in WITH_DROPOUT:
         wrong.append(
             f"lora_dropout {recipe.lora_dropout:g}: TRL's trainer of task {task} disables dropout: "
             "remove it"

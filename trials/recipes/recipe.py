@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from pydantic import ValidationError, model_validator
 
-from trials.recipes.fields import TASK_LOSSES, RecipeFields
+from trials.recipes.fields import GENERATION_SHARE, TASK_LOSSES, RecipeFields
 from trials.recipes.mistakes import incompatible, misplaced
 
 
@@ -69,6 +69,7 @@ class Recipe(RecipeFields):
         """
         rank = self.lora_rank
         accumulates = self.gradient_accumulation > 1
+        vllm = f"vllm{self.generation_share:g}" if self.generation_share else "no-vllm"
         parts: list[str | None] = [
             self.method,
             self.task if self.task != "sft" else None,
@@ -99,6 +100,7 @@ class Recipe(RecipeFields):
             self.loss if self.loss != TASK_LOSSES.get(self.task, "full-logits") else None,
             "router-loss" if self.router_loss is True else None,
             f"packed{self.examples_per_row}" if self.packing else None,
+            None if self.generation_share in (None, GENERATION_SHARE) else vllm,
         ]
         return "-".join(part for part in parts if part is not None)
 

@@ -36,6 +36,7 @@ class Built(Record):
         reference: the ``Recipe.reference`` of a pass without gradients; absent without such a pass.
         router_loss: whether the model computed a load-balancing loss of its routers in a pass with
             gradients.
+        scores_itself: whether the model, with its adapters, also ran without gradients.
         separates_examples: whether attention keeps the examples of a packed row apart.
     """
 
@@ -61,4 +62,5 @@ class Built(Record):
     sequences: int = 1
     reference: str | None = None
     router_loss: bool = False
+    scores_itself: bool = False
     separates_examples: bool = False

@@ -47,6 +47,9 @@ class MemoryUse:
 class SimulatedCell:
     """Simulated steps of a cell at any batch size, on any GPU.
 
+    Attributes:
+        recipe: recipe of the cell.
+
     Args:
         cell: cell to simulate.
         model: the model of its name.
@@ -65,7 +68,7 @@ class SimulatedCell:
         expandable_segments: bool = False,
     ) -> None:
         self._expandable_segments = expandable_segments
-        self._recipe = cell.recipe
+        self.recipe = cell.recipe
         self._request = TraceRequest(cell=cell, model=model, routing=routing or Routing())
         self._traces = traces
         self._steps: dict[tuple[str, int], Steps] = {}
@@ -153,7 +156,7 @@ class SimulatedCell:
         Raises:
             TraceError: the cell cannot be traced.
         """
-        whole = self._recipe.whole_batch(batch_limit)
+        whole = self.recipe.whole_batch(batch_limit)
         if whole is not None:
             if self._fits(whole, gpu, limit_bytes):
                 return whole
@@ -173,7 +176,7 @@ class SimulatedCell:
             batch_limit: largest batch size to try.
             unknown: result where no line is defined.
         """
-        whole = self._recipe.whole_batch(batch_limit)
+        whole = self.recipe.whole_batch(batch_limit)
         if whole is not None and self._fits(whole, gpu, int(limit_bytes)):
             return whole
         return self._replays_of(gpu, SMALLEST).guess(limit_bytes, unknown)
@@ -183,7 +186,7 @@ class SimulatedCell:
 
     def _replays_of(self, gpu: Gpu, batch_size: int) -> Replays:
         """Replays of all batch sizes that accumulate as this one does."""
-        library, accumulates = library_bytes(gpu), self._recipe.micro_batches(batch_size) > 1
+        library, accumulates = library_bytes(gpu), self.recipe.micro_batches(batch_size) > 1
         key = (library, accumulates)
         if key not in self._replays:
             self._replays[key] = Replays(
@@ -211,7 +214,7 @@ class SimulatedCell:
             steps = self._steps_of(batch_size)
             self._step_times[key] = _step_time(
                 lambda count: step_time(steps.operators(batch_size, count), gpu, constants),
-                self._recipe.micro_batches(batch_size),
+                self.recipe.micro_batches(batch_size),
             )
         return self._step_times[key]
 
@@ -221,7 +224,7 @@ class SimulatedCell:
         Raises:
             TraceError: the cell cannot be traced.
         """
-        micro_batches = self._recipe.micro_batches(batch_size)
+        micro_batches = self.recipe.micro_batches(batch_size)
         return self._steps_of(batch_size).operators(batch_size, micro_batches)
 
     def at_peak(self, batch_size: int, gpu: Gpu) -> dict[Purpose, int]:
@@ -230,7 +233,7 @@ class SimulatedCell:
         return self._steps_of(batch_size).at_peak(batch_size) | library
 
     def _steps_of(self, batch_size: int) -> Steps:
-        micro_batches = self._recipe.micro_batches(batch_size)
+        micro_batches = self.recipe.micro_batches(batch_size)
         return self._steps_for(self.request_of(batch_size), micro_batches)
 
     def _steps_for(self, request: TraceRequest, micro_batches: int) -> Steps:

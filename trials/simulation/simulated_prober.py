@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from gpu_catalog.gpu import Gpu
 from trials.child_process.fork_server import ProbeEnd
+from trials.recipes.recipe import Recipe
 from trials.records.messages import ProbeRequest
 from trials.records.observation import Environment, Measurement, MemoryReading, Outcome, Shorter
 from trials.simulation.recording import StructureError
@@ -19,12 +20,15 @@ from trials.simulation.trace_request import simulation_code, versions
 STEPS = 2  # replayed steps: the first, which makes the optimizer's state, and a later one
 
 
-def usable_bytes(gpu: Gpu) -> int:
-    """Bytes that PyTorch's allocator can have of a GPU: usable memory without the context."""
+def usable_bytes(gpu: Gpu, recipe: Recipe) -> int:
+    """Bytes that PyTorch's allocator can have of a GPU for the steps of a recipe.
+
+    These are the usable memory without the context and without the share of vLLM.
+    """
     total = gpu.usable_memory_bytes
     if total is None:
         total = round((gpu.marketed_memory_gb or 0) * 1e9)
-    return total - CONTEXT_BYTES
+    return total - CONTEXT_BYTES - round((recipe.generation_share or 0.0) * total)
 
 
 class SimulatedProber:
@@ -48,7 +52,7 @@ class SimulatedProber:
         self._shorter = shorter or {}
         self._gpu = gpu
         self._constants = constants
-        self._limit = usable_bytes(gpu)
+        self._limit = usable_bytes(gpu, cell.recipe)
 
     def likely_largest(self, batch_limit: int) -> int | None:
         """Largest batch size that fits, for few replays; None when the cell cannot be traced."""

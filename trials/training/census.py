@@ -54,6 +54,7 @@ class StepCensus:
         self._product_dtypes: set[str] = set()
         self._passes = self._sequences = 0
         self._reference: str | None = None
+        self._scores_itself = False
         self._recomputed: set[int] = set()
         self._loss: str | None = ""
         self._scores = 0
@@ -116,6 +117,7 @@ class StepCensus:
             router_loss=self._router_loss,
             sequences=self._sequences,
             reference=self._reference,
+            scores_itself=self._scores_itself,
             separates_examples=bool(self._has_blocks and all(self._has_blocks))
             or any("varlen" in kernel for kernel in self._kernels),
         )
@@ -126,6 +128,8 @@ class StepCensus:
             self._sequences = len(kwargs["input_ids"])
         elif any(getattr(module, "disable_adapters", None) is True for module in model.modules()):
             self._reference = "adapter-off"
+        else:
+            self._scores_itself = True
 
     def _pass_of_reference(self, *_: object) -> None:
         if not torch.is_grad_enabled():

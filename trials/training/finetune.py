@@ -32,6 +32,7 @@ from trials.training.loss import model_inputs
 from trials.training.optimizers.construction import make_stepper
 from trials.training.optimizers.stepper import Stepper
 from trials.training.tasks.batch import TaskBatch
+from trials.training.tasks.grpo import alternating_advantages
 from trials.training.tasks.losses import LossOf, precomputed_log_probs, step_losses
 
 SEVERAL = 2  # micro-batches that show that gradients accumulate
@@ -156,6 +157,7 @@ class FineTuning:
             tokens if labels is None else labels,
             self.reference,
             precomputed_log_probs(self._cell.recipe, len(tokens), self._device),
+            alternating_advantages(self._cell.recipe, len(tokens), self._device),
         )
 
     def step(self, batch: torch.Tensor | TaskBatch, *, micro_batches: int = 1) -> float:

@@ -94,6 +94,8 @@ def _compared_model(recipe: Recipe, built: Built, implied: ParameterCounts) -> I
     yield "scores per sequence", 1 if recipe.task == "reward" else 0, built.scores
     has_pass = recipe.reference != "precomputed"
     yield "reference", recipe.reference if has_pass else None, built.reference
+    scores_itself = recipe.task == "kto" or bool(recipe.generation_share)
+    yield "the model's own log-probabilities", scores_itself, built.scores_itself
     checkpointed = built.layers if recipe.gradient_checkpointing else 0
     yield "checkpointed layers", checkpointed, built.checkpointed_layers
     layers = LIGER_LAYERS if recipe.liger_kernels else ()

@@ -78,12 +78,12 @@ def open_device(setup: Setup) -> Device:
     Raises:
         DeviceError: the device is another one, or cannot be used.
     """
-    cap = setup.memory_cap_bytes
+    cap, held = setup.memory_cap_bytes, setup.cell.recipe.generation_share or 0.0
     if setup.gpu.kind == "cpu":
-        return CpuDevice(setup.gpu, memory_cap_bytes=cap, threads=setup.threads)
+        return CpuDevice(setup.gpu, memory_cap_bytes=cap, held_share=held, threads=setup.threads)
     from trials.devices.cuda import CudaDevice  # noqa: PLC0415 - only where there is one
 
-    return CudaDevice(setup.gpu, memory_cap_bytes=cap)
+    return CudaDevice(setup.gpu, memory_cap_bytes=cap, held_share=held)
 
 
 @dataclass(frozen=True, slots=True)

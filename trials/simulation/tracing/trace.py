@@ -43,6 +43,7 @@ from trials.training.finetune import import_libraries, model_tensors
 from trials.training.optimizers.construction import parameter_groups
 from trials.training.optimizers.stepper import DeviceStepper
 from trials.training.tasks.batch import TaskBatch
+from trials.training.tasks.grpo import alternating_advantages
 from trials.training.tasks.losses import precomputed_log_probs, task_loss
 
 Target = Literal["cuda", "cpu"]
@@ -185,7 +186,8 @@ class TraceableCell:
         rows = batch_size * self._recipe.sequences
         tokens = torch.zeros(rows, self._cell.seq_len, dtype=torch.int64)
         log_probs = precomputed_log_probs(self._recipe, rows, tokens.device)
-        return TaskBatch(tokens, tokens, self.reference, log_probs)
+        advantages = alternating_advantages(self._recipe, rows, tokens.device)
+        return TaskBatch(tokens, tokens, self.reference, log_probs, advantages)
 
     @property
     def models(self) -> list[nn.Module]:

@@ -1,7 +1,7 @@
 """Batch of a step: token ids, and the reference that some tasks compare the model with."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import nn
@@ -18,18 +18,24 @@ class TaskBatch:
         reference: the separate reference model; absent without one.
         reference_log_probs: (sequences, passes) precomputed log-probabilities of each pass of a
             reference; absent without any.
+        advantages: (sequences,) advantages of completions; absent but for ``grpo``.
+        sampled_log_probs: (sequences, length - 1) log-probabilities by the sampler of completions;
+            absent for those of the model itself.
     """
 
     tokens: torch.Tensor
     labels: torch.Tensor
     reference: nn.Module | None = None
     reference_log_probs: torch.Tensor | None = None
+    advantages: torch.Tensor | None = None
+    sampled_log_probs: torch.Tensor | None = None
 
     def parts(self, count: int) -> Iterator["TaskBatch"]:
         """Yield micro-batches, of equal size or with a smaller last one."""
-        columns = (self.tokens, self.labels, self.reference_log_probs)
-        split = [[None] * count if c is None else c.chunk(count) for c in columns]
-        for tokens, labels, log_probs in zip(*split, strict=True):
-            assert tokens is not None
-            assert labels is not None
-            yield replace(self, tokens=tokens, labels=labels, reference_log_probs=log_probs)
+        columns = {
+            field.name: column.chunk(count)
+            for field in fields(self)
+            if isinstance(column := getattr(self, field.name), torch.Tensor)
+        }
+        for part in zip(*columns.values(), strict=True):
+            yield replace(self, **dict(zip(columns, part, strict=True)))

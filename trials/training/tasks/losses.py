@@ -16,6 +16,12 @@ from trials.recipes.fields import Task
 from trials.recipes.recipe import Recipe
 from trials.training.loss import as_returned, batch_loss, micro_batch_losses, router_inputs
 from trials.training.tasks.batch import TaskBatch
+from trials.training.tasks.grpo import grpo_losses
+from trials.training.tasks.log_probs import (
+    output_with_log_probs,
+    reference_token_log_probs,
+    token_log_probs,
+)
 
 BETA = 0.1
 LossOf = Callable[[nn.Module], torch.Tensor]
@@ -31,6 +37,8 @@ def step_losses(batch: TaskBatch, recipe: Recipe, micro_batches: int) -> Iterato
     """
     if recipe.task == "sft":
         return micro_batch_losses(batch.tokens, batch.labels, recipe, micro_batches)
+    if recipe.task == "grpo":
+        return grpo_losses(batch, recipe, micro_batches)
 
     def loss_of(part: TaskBatch, model: nn.Module) -> torch.Tensor:
         # transformers' Trainer divides by the number of micro-batches, even by one.
@@ -50,6 +58,9 @@ def task_loss(model: nn.Module, batch: TaskBatch, recipe: Recipe) -> torch.Tenso
     """
     if recipe.task == "sft":
         return batch_loss(model, batch.tokens, batch.labels, recipe)
+    if recipe.task == "grpo":
+        (loss_of,) = grpo_losses(batch, recipe, 1)
+        return loss_of(model)
     loss, output = TASKS[recipe.task](model, batch, router_inputs(batch.tokens, recipe))
     if not recipe.router_loss:
         return loss
@@ -68,7 +79,7 @@ def dpo_loss(
         batch: micro-batch.
         arguments: further arguments of the pass with gradients.
     """
-    output = scored(model, batch, **arguments)
+    output = output_with_log_probs(model, batch, **arguments)
     log_probs = output.log_probs.sum(1)
     (of_reference,) = reference_log_probs(model, batch)
     log_ratios = log_probs - of_reference
@@ -87,7 +98,7 @@ def kto_loss(
     beside = replace(batch, tokens=batch.tokens.roll(1, 0), labels=batch.labels.roll(1, 0))
     with torch.no_grad():
         distance = sequence_log_probs(model, beside)
-    output = scored(model, batch, **arguments)
+    output = output_with_log_probs(model, batch, **arguments)
     log_ratios = output.log_probs.sum(1)
     of_beside, of_batch = reference_log_probs(model, beside, batch)
     distance = (distance - of_beside).mean().clamp(min=0)
@@ -150,18 +161,9 @@ def _log1mexp(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x < -math.log(2), torch.log1p(-torch.exp(x)), torch.log(-torch.expm1(x)))
 
 
-def scored(model: nn.Module, batch: TaskBatch, **arguments: Any) -> Any:
-    """Output with the log-probabilities of each sequence's labels, (sequences, length - 1)."""
-    output = model(input_ids=batch.tokens, labels=batch.labels, fused_lm_head=True, **arguments)
-    # accelerate gives each forward pass an autocast of its own.
-    torch.clear_autocast_cache()
-    return output
-
-
 def sequence_log_probs(model: nn.Module, batch: TaskBatch) -> torch.Tensor:
     """Sum of the log-probabilities of each sequence's labels, (sequences,)."""
-    sums: torch.Tensor = scored(model, batch).log_probs.sum(1)
-    return sums
+    return token_log_probs(model, batch).sum(1)
 
 
 def precomputed_log_probs(
@@ -178,11 +180,7 @@ def reference_log_probs(model: nn.Module, *batches: TaskBatch) -> Sequence[torch
     first = batches[0]
     if first.reference_log_probs is not None:
         return first.reference_log_probs.unbind(1)
-    with torch.no_grad():
-        if first.reference is not None:
-            return [sequence_log_probs(first.reference, batch) for batch in batches]
-        with model.disable_adapter():  # type: ignore[operator]
-            return [sequence_log_probs(model, batch) for batch in batches]
+    return [reference_token_log_probs(model, batch).sum(1) for batch in batches]
 
 
 TaskLoss = Callable[[nn.Module, TaskBatch, dict[str, Any]], tuple[torch.Tensor, Any]]
