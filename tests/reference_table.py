@@ -21,6 +21,7 @@ from trainer_reference.cells import (
     PREFERENCE,
     PREFERENCE_ROUTERS,
     ROUTERS,
+    UPDATES,
     ReferenceCell,
 )
 
@@ -43,6 +44,7 @@ TABLES: dict[str, tuple[tuple[str, ...], tuple[ReferenceCell, ...]]] = {
     "foreach": (("method", "precision"), COMPARED_FOREACH),
     "offloading": (("method", "precision", "loss"), COMPARED_OFFLOADED),
     "preference": (("task", "reference", "method", "precision"), PREFERENCE),
+    "grpo": (("generation_share", "reference", "method", "precision"), UPDATES),
     "packing": (("packing", "attention", "method", "precision"), PACKED),
     "routers": (("model", "task", "loss", "method", "precision"), ROUTERS + PREFERENCE_ROUTERS),
 }
@@ -77,7 +79,9 @@ def write_table(name: str, axes: tuple[str, ...], cells: tuple[ReferenceCell, ..
 
 def _value(cell: ReferenceCell, axis: str) -> str:
     value = getattr(cell, axis)
-    return ("off", "on")[value] if isinstance(value, bool) else value or "none"
+    if isinstance(value, bool):
+        return ("off", "on")[value]
+    return "none" if value is None else str(value)
 
 
 def compared(cell: ReferenceCell, folder: Path) -> Differences:
@@ -89,7 +93,10 @@ def compared(cell: ReferenceCell, folder: Path) -> Differences:
     return Differences(
         measured=peak_bytes / run.peak_bytes - 1,
         simulated=simulated_peak(cell, folder) / run.peak_bytes - 1,
-        loss=max(abs(ours / theirs - 1) for ours, theirs in zip(losses, run.losses, strict=True)),
+        loss=max(
+            0.0 if ours == theirs else abs(ours / theirs - 1)
+            for ours, theirs in zip(losses, run.losses, strict=True)
+        ),
     )
 
 

@@ -133,9 +133,30 @@ def test_a_reward_model_takes_pairs_and_has_no_logits() -> None:
     assert Recipe.model_validate_json(full.model_dump_json()) == full
 
 
+def test_grpo_leaves_vllm_its_share_and_has_no_reference_unless_one_is_given() -> None:
+    """TRL's defaults are a share of 0.3 and a beta of 0; its trainer keeps dropout."""
+    full = Recipe(method="full", task="grpo")
+    assert (full.key, full.loss, full.reference) == ("full-grpo-bf16", "chunked", None)
+    assert (full.generation_share, full.sequences, full.extras) == (0.3, 1, ("trl",))
+    assert full.left_out is not None
+    assert Recipe(method="full").left_out is None
+    alone = Recipe(method="lora", lora_rank=8, task="grpo", generation_share=0, lora_dropout=0.1)
+    assert alone.key == "lora-grpo-r8-dropout0.1-bf16-no-vllm"
+    half = Recipe(method="full", task="grpo", reference="separate", generation_share=0.5)
+    assert half.key == "full-grpo-separate-reference-bf16-vllm0.5"
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
+        ({"method": "full", "generation_share": 0.3}, "generation_share 0.3 .* sft"),
+        ({"method": "full", "task": "grpo", "generation_share": 1.0}, "less than 1"),
+        (
+            {"method": "lora", "lora_rank": 8, "task": "grpo", "reference": "separate"},
+            "reference separate: .* adapter-off",
+        ),
+        ({"method": "full", "task": "grpo", "reference": "adapter-off"}, "needs adapters"),
+        ({"method": "full", "task": "grpo", "reference": "precomputed"}, "separate"),
         ({"method": "full", "lora_rank": 16}, "lora_rank 16 .* method full"),
         (
             {"method": "full", "lora_targets": ("experts",)},

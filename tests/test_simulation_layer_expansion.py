@@ -68,6 +68,7 @@ def test_an_expanded_trace_equals_a_full_trace(model: str, settings: Recipe) -> 
         ("dpo", "lora", "precomputed"),
         ("kto", "lora", "adapter-off"),
         ("kto", "full", "separate"),
+        ("grpo", "lora", "adapter-off"),
     ],
 )
 def test_passes_without_gradients_expand_alike(

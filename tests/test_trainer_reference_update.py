@@ -42,7 +42,6 @@ def test_every_combination_of_axes_equals_the_trainers(cell: ReferenceCell, fold
 
 def compare(cell: ReferenceCell, folder: Path) -> None:
     """Compare ten steps from the same weights, on the same completions."""
-    from trainer_reference.completions import train_on_completions  # noqa: PLC0415 - seconds
-    from trainer_reference.project import check_equal  # noqa: PLC0415 - as above
+    from trainer_reference import comparison  # noqa: PLC0415 - seconds
 
-    check_equal(train_on_completions(cell, folder), cell, folder, peak_tolerance=PEAK_TOLERANCE)
+    comparison.compare(cell, folder, peak_tolerance=PEAK_TOLERANCE)

@@ -132,6 +132,7 @@ def _estimated(
         fidelity=Fidelity.APPROXIMATE if approximate else Fidelity.REPRODUCED,
         approximations=approximate,
         constants=constants.source,
+        left_out=requested.recipe.left_out,
         **timed,
     )
     return Estimated(estimate, cell, gpu, step, batch.hours, missed)

@@ -61,6 +61,7 @@ class Estimate(Record):
         fidelity: similarity of the traced stack to the one that would run.
         approximations: parts of the stack that others stand in for.
         constants: source of the timing model's constants.
+        left_out: part of the training without which memory, times and price are.
     """
 
     model: str
@@ -96,6 +97,7 @@ class Estimate(Record):
     fidelity: Fidelity
     approximations: tuple[str, ...]
     constants: str
+    left_out: str | None = None
     basis: Basis = Basis.SIMULATED
 
 

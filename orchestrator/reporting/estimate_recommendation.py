@@ -35,7 +35,7 @@ def verdict(estimates: Sequence[Estimated], wanted: Constraints) -> str:
             f"{rent_text(best.gpu, price)}: "
             f"the job costs **${price.usd:.3g}** ({ends_text(price.usd_interval)}) and takes "
             f"**{price.hours:.3g} h** ({ends_text(price.hours_interval)}), simulated, "
-            f"at batch size {best.batch_size}."
+            f"at batch size {best.batch_size}{'; generation comes on top' * bool(best.left_out)}."
             f"{_limits_text(price, wanted)}{safer}"
         )
     misses = [(e.estimate.gpu, e.missed) for e in estimates if e.missed is not None]

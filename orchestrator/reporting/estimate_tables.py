@@ -49,12 +49,14 @@ def as_table(estimates: Sequence[Estimated], question: Question) -> str:
     """Render the job, the recommendation, one row for each GPU, and notes on accuracy and gaps."""
     workload, wanted = question.workload, question.constraints
     by_default = ", ".join(question.by_default)
+    left_out = f" Left out: {text}." if (text := question.recipe.left_out) else ""
     job = (
         f"The job: {workload.examples:,} examples{_packed(question)} x {workload.epochs} epochs"
         f"{f' (the default: {by_default})' if by_default else ''}"
-        f"{overheads_text(workload.overheads)}. Nothing was measured: every value is simulated. "
-        "Rows are sorted by cost. Brackets after hours and dollars are 90 % intervals. Brackets "
-        f"after the batch assume a memory error of {100 * MEMORY_ERROR:.0f} % (see the notes)."
+        f"{overheads_text(workload.overheads)}.{left_out} "
+        "Nothing was measured: every value is simulated. Rows are sorted by cost. Brackets after "
+        "hours and dollars are 90 % intervals. Brackets after the batch assume a memory error of "
+        f"{100 * MEMORY_ERROR:.0f} % (see the notes)."
     )
     rows = records_table(_row(e.estimate, wanted) for e in estimates)
     notes = "\n".join(_notes(estimates, question))

@@ -265,7 +265,9 @@ def _offer(row: RankedOffer) -> dict[str, object]:
 
 def ranking_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> str:
     """Notes on the columns of an offer table and on its doubtful rows, a line each."""
+    left_out = dict.fromkeys(text for row in rows if (text := row.cell.recipe.left_out))
     notes = [
+        *(f"Left out: {text}." for text in left_out),
         *_column_notes(rows, ranking),
         *_job_notes(rows, ranking),
     ]

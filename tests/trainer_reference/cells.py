@@ -320,20 +320,20 @@ QUICK_PREFERENCE = tuple(
 """Cells that every run of the tests compares."""
 UPDATES = tuple(
     ReferenceCell(
-        **axes | {"checkpointing": checkpointing},
+        **axes,
         loss="chunked",
         task="grpo",
         reference=reference,
         generation_share=share,
     )
-    for axes, checkpointing, share in product(STEPS_OF_PREFERENCE, CHECKPOINTING, (0.3, 0.0))
+    for axes, share in product(STEPS_OF_PREFERENCE, (0.3, 0.0))
     for reference in (None, "separate" if axes["method"] == "full" else "adapter-off")
 )
 """Every cell of GRPO's update."""
 QUICK_UPDATES = tuple(
     cell
     for cell in UPDATES
-    if (cell.precision, cell.accumulation, cell.checkpointing) == ("bf16-mixed", 1, False)
+    if (cell.precision, cell.accumulation) == ("bf16-mixed", 1)
     and (cell.method, cell.reference, cell.generation_share)
     in {("full", "separate", 0.0), ("lora", "adapter-off", 0.3), ("lora", None, 0.3)}
 )

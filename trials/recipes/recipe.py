@@ -43,7 +43,25 @@ class Recipe(RecipeFields):
         """Name of one row of a batch, whose length is the cell's."""
         if self.packing:
             return "packed row"
+        if self.task == "grpo":
+            return "completion with its prompt"
         return "example" if self.sequences == 1 else "sequence of a pair"
+
+    @property
+    def left_out(self) -> str | None:
+        """Part of the training that a step leaves out, in words; None for nothing."""
+        if self.task != "grpo":
+            return None
+        vllm = ""
+        if self.generation_share:
+            vllm = (
+                f"; vLLM holds {self.generation_share:.0%} of the GPU's memory, which its own "
+                "copy of the weights has to fit"
+            )
+        return (
+            "generating completions and computing their rewards, which take time and dollars on "
+            f"top of the update{vllm}"
+        )
 
     @property
     def extras(self) -> tuple[str, ...]:

@@ -47,11 +47,8 @@ class MemoryUse:
 class SimulatedCell:
     """Simulated steps of a cell at any batch size, on any GPU.
 
-    Attributes:
-        recipe: recipe of the cell.
-
     Args:
-        cell: cell to simulate.
+        cell: cell to simulate; ``recipe`` is its recipe.
         model: the model of its name.
         traces: source of traces.
         routing: the experts' shares of tokens; absent for equal shares.

@@ -128,13 +128,16 @@ RECIPE = """
                          trainer does (default: auto)
 --liger-kernels {on,off}
                          RMSNorm, rotary embedding and SwiGLU by liger-kernel (default: off)
---task {sft,dpo,kto,orpo,reward}
+--task {sft,dpo,kto,orpo,reward,grpo}
                          trainer of TRL whose step runs; an example of dpo, orpo and reward is a
-                         pair of sequences of the full length (default: sft)
+                         pair of sequences of the full length; grpo is its update alone, without the
+                         generation of completions, which comes on top (default: sft)
 --reference {adapter-off,separate,precomputed}
-                         reference of dpo, kto: the model without its adapters, a second model, or
-                         log-probabilities that come with the data (default: adapter-off; full:
-                         separate)
+                         reference of dpo, kto, grpo: the model without its adapters, a second
+                         model, or log-probabilities that come with the data (default: adapter-off;
+                         full: separate; grpo: none)
+--generation-share N     fraction of the GPU's memory that vLLM holds beside the update of grpo; 0
+                         for generation by transformers (default: 0.3; only for grpo)
 --compile {model,layers}
                          let torch.compile compile the model or each layer (default: neither)
 --lora-rank LORA_RANK    rank of the LoRA adapters (default: 16)
@@ -182,6 +185,7 @@ def add_recipe(
         command,
         table,
         examples_per_row=positive,
+        generation_share=not_negative,
         lora_alpha=positive,
         lora_dropout=not_negative,
         lora_rank=positive,

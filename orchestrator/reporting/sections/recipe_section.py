@@ -253,9 +253,10 @@ def _words(recipe: Recipe) -> tuple[str | None, ...]:
 
 
 def _task(recipe: Recipe) -> str:
-    if recipe.reference is None:
-        return recipe.task
-    return f"{recipe.task} with {REFERENCES[recipe.reference]}"
+    reference = "" if recipe.reference is None else f" with {REFERENCES[recipe.reference]}"
+    share = recipe.generation_share
+    vllm = "" if share is None else f", {share:.3g} of the memory left to vLLM"
+    return f"{recipe.task}{reference}{vllm}"
 
 
 def _method(recipe: Recipe) -> str:

@@ -45,7 +45,8 @@ class Recommendation:
             f"{rent_text(row.cell.gpu, row)}: the job costs "
             f"**${row.usd:.3g}** ({row.usd_low:.3g} to {row.usd_high:.3g}) and takes "
             f"**{row.hours:.3g} h** ({row.hours_low:.3g} to {row.hours_high:.3g}),{simulated} at "
-            f"batch size {batch_text(row)}{self._few_steps()}. "
+            f"batch size {batch_text(row)}{self._few_steps()}"
+            f"{'; generation comes on top' if row.cell.recipe.left_out else ''}. "
             f"It is the cheapest with a probability of **{odds}**"
             f"{', if all examples have the full length' if row.as_if_full else ''}."
         )
@@ -122,4 +123,5 @@ def odds_text(odds: float) -> str:
 
 def price_text(row: RankedOffer) -> str:
     """Cost and duration of the job on an offer."""
-    return f"${row.usd:.3g} in {row.hours:.3g} h"
+    without = " without generation" if row.cell.recipe.left_out else ""
+    return f"${row.usd:.3g} in {row.hours:.3g} h{without}"
