@@ -14,6 +14,7 @@ KINDS: dict[str, tuple[Kind, ...]] = {
     "orpo": ("pairs",),
     "reward": ("pairs",),
     "kto": ("labelled", "pairs"),
+    "grpo": ("texts",),  # a prompt with a completion
 }
 """Kinds of data that a task trains on, the usual one first."""
 NAMES: dict[Kind, str] = {"texts": "texts", "pairs": "pairs", "labelled": "labelled answers"}
@@ -30,7 +31,7 @@ def wrong_kind(job: Job, recipe: Recipe) -> str | None:
     The kind of data of which only the lengths are known is not checked.
     """
     kinds = KINDS[recipe.task]
-    if job.padding == "packed" and "texts" not in kinds:
+    if job.padding == "packed" and recipe.task != "sft":
         return f"packing {NOT_PACKED}"
     lengths = job.lengths
     if lengths is None or lengths.kind is None:
