@@ -131,6 +131,16 @@ def _incompatible_with_compilation(recipe: RecipeFields) -> list[str]:
     ]
 
 
+def _unknown_to_grpo(recipe: RecipeFields) -> list[str]:
+    own = "separate" if recipe.method == "full" else "adapter-off"
+    if recipe.task != "grpo" or recipe.reference in (None, own, "adapter-off"):
+        return []
+    return [
+        f"reference {recipe.reference}: TRL's trainer of task grpo has none with method "
+        f"{recipe.method}: use reference: {own}, or leave it out"
+    ]
+
+
 def _incompatible_with_task(recipe: RecipeFields) -> list[str]:
     task, wrong = recipe.task, []
     if recipe.reference is not None and task not in (*REFERRING, "grpo"):
@@ -160,13 +170,7 @@ def _incompatible_with_task(recipe: RecipeFields) -> list[str]:
         )
     elif recipe.loss != loss:
         wrong.append(f"loss {recipe.loss}: TRL's trainer of task {task} has none: use loss: {loss}")
-    if task == "grpo" and recipe.reference is not None:
-        own = "separate" if recipe.method == "full" else "adapter-off"
-        if recipe.reference not in (own, "adapter-off"):
-            wrong.append(
-                f"reference {recipe.reference}: TRL's trainer of task grpo has none with method "
-                f"{recipe.method}: use reference: {own}, or leave it out"
-            )
+    wrong += _unknown_to_grpo(recipe)
     if recipe.lora_dropout and task not in WITH_DROPOUT:
         wrong.append(
             f"lora_dropout {recipe.lora_dropout:g}: TRL's trainer of task {task} disables dropout: "
