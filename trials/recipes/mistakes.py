@@ -136,8 +136,10 @@ def _unknown_to_grpo(recipe: RecipeFields) -> list[str]:
     if recipe.task != "grpo" or recipe.reference in (None, own, "adapter-off"):
         return []
     return [
-        f"reference {recipe.reference}: TRL's trainer of task grpo has none with method "
-        f"{recipe.method}: use reference: {own}, or leave it out"
+        (
+            f"reference {recipe.reference}: TRL's trainer of task grpo has none with method "
+            f"{recipe.method}: use reference: {own}, or leave it out"
+        )
     ]
 
 
