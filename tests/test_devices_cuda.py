@@ -129,6 +129,8 @@ torch.cuda._is_compiled = lambda: True
 torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = touched
 C._cuda_getDeviceCount = C._cuda_init = touched
 C._cuda_getCurrentRawStream = None  # imported by name where torch seems built for CUDA
+from trials.child_process.bootstrap import HIDDEN, hide
+hide(*HIDDEN)
 import trials.training.worker, trials.devices.cuda
 print("untouched")
 try:

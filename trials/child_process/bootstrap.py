@@ -8,6 +8,23 @@ the import's time.
 import gc
 import runpy
 import sys
+from typing import Any
+
+# transformers imports them where they are installed. torchao initialises CUDA as it loads, which
+# no process may do before a fork, and takes a second.
+HIDDEN = ("torchao",)
+
+
+def hide(*packages: str) -> None:
+    """Make packages seem absent to whatever is imported, until ``reveal``."""
+    modules: Any = sys.modules
+    modules.update(dict.fromkeys(packages))  # importing them raises ImportError
+
+
+def reveal(package: str) -> None:
+    """Let a hidden package be imported; any other stays as it is."""
+    if package in sys.modules and sys.modules[package] is None:
+        del sys.modules[package]
 
 
 def freeze_garbage_collector() -> None:
@@ -18,4 +35,5 @@ def freeze_garbage_collector() -> None:
 
 if __name__ == "__main__":
     gc.disable()
+    hide(*HIDDEN)
     runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)

@@ -3,11 +3,11 @@
 import contextlib
 import ctypes
 import importlib
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
-from typing import Any
+
+from trials.child_process.bootstrap import hide
 
 LIBRARIES = ("libtorch_cpu.so", "libtorch_python.so")
 # Optional to transformers and accelerate; importing them takes half a second.
@@ -18,8 +18,7 @@ def main() -> None:
     """Import the libraries, then answer requests."""
     loading = Thread(target=_load_libraries)
     loading.start()
-    modules: Any = sys.modules
-    modules.update(dict.fromkeys(NEEDLESS))  # importing them raises ImportError
+    hide(*NEEDLESS)
     # Neither imports PyTorch until its parts are used.
     for name in ("transformers", "sympy"):
         importlib.import_module(name)

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes, is_in_torch_dispatch_mode
 
+from trials.child_process.bootstrap import reveal
+
 Update = Callable[..., None]
 """Update of one parameter, with the arguments of torchao's ``single_param_adam``."""
 
@@ -31,6 +33,7 @@ def torchao_adamw(
     Raises:
         ImportError: torchao is not installed.
     """
+    reveal("torchao")
     try:
         adam: Any = importlib.import_module("torchao.optim.adam")
     except ImportError as error:
