@@ -8,9 +8,8 @@ from functools import cache
 
 import pytest
 import torch
-from builders.recorded_segments import replay_at
 
-from trials.simulation.allocator import AllocatorPeaks, replay
+from trials.simulation.memory.allocator import AllocatorPeaks, replay
 
 pytestmark = pytest.mark.gpu
 
@@ -112,7 +111,7 @@ def test_replayed_peaks_of_any_stream_equal_pytorchs(seed: int) -> None:
     """Given CUDA's segment addresses, peaks of 10,000 events of up to 64 MiB match to the byte."""
     names, sizes, addresses, theirs = allocated(seed)
     assert len(names) == 10_000
-    assert replay_at(names, sizes, addresses, capacity_bytes=None) == theirs
+    assert replay(names, sizes, capacity_bytes=None, addresses=addresses) == theirs
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -132,7 +131,7 @@ def test_retries_and_the_failing_event_equal_pytorchs(seed: int) -> None:
     limit = without_limit.peak_reserved_bytes * 9 // 10 // 2**21 * 2**21 + 2**20
     names, sizes, addresses, theirs = allocated(seed, memory_limit=limit)
     assert theirs.retries > 0
-    assert replay_at(names, sizes, addresses, capacity_bytes=limit) == theirs
+    assert replay(names, sizes, capacity_bytes=limit, addresses=addresses) == theirs
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -4,11 +4,10 @@ import random
 
 import pytest
 from builders.plain_allocator import PlainAllocator
-from builders.recorded_segments import replay_at
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trials.simulation.allocator import AllocatorPeaks, replay
+from trials.simulation.memory.allocator import AllocatorPeaks, replay
 
 KIB, MIB = 2**10, 2**20
 
@@ -146,7 +145,7 @@ def test_of_equal_blocks_the_lower_address_is_taken(first: int, reserved: int) -
     sizes = [2 * MIB, 18 * MIB, 2 * MIB, 18 * MIB, -1, -1, -1, 20 * MIB, 18 * MIB]
     assert replay(names, sizes, capacity_bytes=None).peak_reserved_bytes == 40 * MIB
     names, sizes = [0, 1, 2, 3, 1, 3, 4, 0, 5], [*sizes[:6], 18 * MIB, -1, 20 * MIB]
-    peaks = replay_at(names, sizes, addresses, capacity_bytes=None)
+    peaks = replay(names, sizes, capacity_bytes=None, addresses=addresses)
     assert peaks.peak_reserved_bytes == reserved
 
 
@@ -154,7 +153,10 @@ def test_segments_in_a_row_in_memory_are_not_merged() -> None:
     """Two segments of 10 MiB that CUDA placed side by side hold no block of 20."""
     names, sizes = [0, 1, 0, 1, 2], [10 * MIB, 10 * MIB, -1, -1, 20 * MIB]
     addresses = [2**40, 2**40 + 10 * MIB, 2**40 + 20 * MIB]
-    assert replay_at(names, sizes, addresses, capacity_bytes=None).peak_reserved_bytes == 40 * MIB
+    assert (
+        replay(names, sizes, capacity_bytes=None, addresses=addresses).peak_reserved_bytes
+        == 40 * MIB
+    )
 
 
 def test_any_remainder_is_split_off_in_an_expandable_segment() -> None:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from trials.simulation.allocator import AllocatorPeaks
-from trials.simulation.memory_replays import Replays
+from trials.simulation.memory.allocator import AllocatorPeaks
+from trials.simulation.memory.memory_replays import Replays
 
 Law = Callable[[int], int]
 MODEL = 20_000

@@ -1,19 +1,42 @@
 """Batch size that an estimate prices: the requested one, the largest, or the fastest."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpu_catalog.gpu import Gpu
 from orchestrator.estimating.question import Question
+from orchestrator.estimating.varying_memory import sizes_to_try
 from orchestrator.ranking.priced_job import job_hours
 from orchestrator.spec.job_tokens import padded_tokens, rows
-from trials.simulation.simulated_cell import SimulatedCell
+from trials.simulation.simulated_cell import SimulatedCell, like
 from trials.simulation.simulated_prober import usable_bytes
 from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError
 from trials.simulation.trace_cache import Traces
+from trials.simulation.trace_request import TraceRequest
+from trials.simulation.varying_lengths import VaryingLengths
 
 SMALLER = 8  # powers of two to try below the largest; smaller batches underuse a GPU
 AtLengths = Mapping[tuple[SimulatedCell, int], SimulatedCell]
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedCells:
+    """Simulations of a cell, which GPUs share.
+
+    Attributes:
+        own: the cell, with the longest examples.
+        routed: the same with drawn shares of the experts.
+        varying: runs on examples of varying length; None where all batches are of one length.
+    """
+
+    own: SimulatedCell
+    routed: Sequence[SimulatedCell]
+    varying: VaryingLengths | None
+
+    def requests(self, *, alone: bool) -> list[TraceRequest]:
+        """Traces that the simulations need; with ``alone``, also those of one example."""
+        requests = [r for cell in (self.own, *self.routed) for r in cell.requests(alone=alone)]
+        return requests if self.varying is None else requests + self.varying.requests(alone=alone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +44,16 @@ class BatchCandidates:
     """A cell on a GPU with the batch sizes that may be priced.
 
     Attributes:
-        routed: simulated cells with drawn shares of the experts.
         largest: largest batch that fits; 0 when not even one example fits.
+        surviving: largest batch that survives varying lengths, among those tried; None where all
+            batches are of one length.
         sizes: ascending.
     """
 
     gpu: Gpu
-    cell: SimulatedCell
-    routed: Sequence[SimulatedCell]
+    cells: SimulatedCells
     largest: int
+    surviving: int | None
     sizes: tuple[int, ...]
 
 
@@ -49,22 +73,25 @@ class ChosenBatch:
     hours: Mapping[int, float]
 
 
-def batch_candidates(
-    question: Question, gpu: Gpu, cell: SimulatedCell, routed: Sequence[SimulatedCell]
-) -> BatchCandidates:
-    """Find the largest batch of a GPU, and the sizes that may be priced."""
-    largest = cell.largest_batch(gpu, usable_bytes(gpu, cell.recipe), question.batch_limit)
+def batch_candidates(question: Question, gpu: Gpu, cells: SimulatedCells) -> BatchCandidates:
+    """Find the largest batches of a GPU, and the sizes that may be priced."""
+    limit = usable_bytes(gpu, cells.own.recipe)
+    largest = cells.own.largest_batch(gpu, limit, question.batch_limit)
+    surviving = None
+    if cells.varying is not None:
+        surviving = cells.varying.largest(gpu, limit, sizes_to_try(question, largest))
+    most = largest if surviving is None else surviving
     if isinstance(question.batch, int):
-        return BatchCandidates(gpu, cell, routed, largest, (question.batch,))
-    useful = max(min(largest, rows(question.workload)), 1)
+        return BatchCandidates(gpu, cells, largest, surviving, (question.batch,))
+    useful = max(min(most, rows(question.workload)), 1)
     effective_batch = question.recipe.effective_batch
     if effective_batch is not None:
-        sizes = _micro_batches(question, gpu, cell, largest, useful)
-        return BatchCandidates(gpu, cell, routed, largest, tuple(sizes[-SMALLER - 1 :]))
+        sizes = _micro_batches(question, gpu, cells.own, most, useful)
+        return BatchCandidates(gpu, cells, largest, surviving, tuple(sizes[-SMALLER - 1 :]))
     smaller: list[int] = []
     if question.batch == "fastest":
         smaller = [2**power for power in range((useful - 1).bit_length())][-SMALLER:]
-    return BatchCandidates(gpu, cell, routed, largest, (*smaller, useful))
+    return BatchCandidates(gpu, cells, largest, surviving, (*smaller, useful))
 
 
 def _micro_batches(
@@ -93,14 +120,12 @@ def at_lengths(
     cells: dict[tuple[SimulatedCell, int], SimulatedCell] = {}
     requests = {}
     for row in candidates:
+        cell = row.cells.own
         for size in row.sizes if row.largest else ():
             tokens = _length(question, size)
-            key = (row.cell, tokens)
-            if tokens == question.seq_len:
-                cells[key] = row.cell
-            elif key not in cells:
-                shorter = replace(question, seq_len=tokens).cell(row.gpu)
-                cells[key] = SimulatedCell(shorter, question.model, traces)
+            key = (cell, tokens)
+            if key not in cells:
+                cells[key] = cell if tokens == question.seq_len else like(cell, tokens=tokens)
             requests[key, size == 1] = cells[key].request_of(size)
     traces.prepare(list(requests.values()))
     return cells
@@ -117,14 +142,14 @@ def choose_batch(
     if len(candidates.sizes) > 1:
         try:
             for size in candidates.sizes:
-                cell = cells[candidates.cell, _length(question, size)]
+                cell = cells[candidates.cells.own, _length(question, size)]
                 step = cell.step_time(size, candidates.gpu, constants)
                 seconds = step.seconds / question.recipe.micro_batches(size)
                 hours[size] = job_hours(question.workload, size, seconds)
         except NoSpeedError:
             hours = {}
     size = min(hours, key=hours.__getitem__, default=candidates.sizes[-1])
-    timed = cells.get((candidates.cell, _length(question, size)), candidates.cell)
+    timed = cells.get((candidates.cells.own, _length(question, size)), candidates.cells.own)
     return ChosenBatch(size, tokens_of(question, size), timed, hours)
 
 

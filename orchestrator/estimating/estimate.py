@@ -14,24 +14,28 @@ from gpu_catalog.offer import TERMS, Offer
 from orchestrator.estimating.batch_choice import (
     BatchCandidates,
     ChosenBatch,
+    SimulatedCells,
     at_lengths,
     batch_candidates,
     choose_batch,
 )
 from orchestrator.estimating.estimate_records import BatchChoice, Estimate, Estimated, Price
 from orchestrator.estimating.question import Question
+from orchestrator.estimating.varying_memory import varying_lengths
 from orchestrator.pricing.offer_constraints import MissedConstraints
 from orchestrator.pricing.price_drift import widened
 from orchestrator.pricing.rental_cost import charged_hours, rental
 from orchestrator.ranking.priced_job import job_hours
 from orchestrator.spec.job_tokens import rows
 from trials.recipes.recipe import Recipe
+from trials.records.cell import Cell
 from trials.records.observation import Outcome
 from trials.simulation.simulated_cell import GIB, SimulatedCell
 from trials.simulation.simulated_prober import usable_bytes
 from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError
 from trials.simulation.trace_cache import Traces
 from trials.simulation.trace_request import SMALLEST, Fidelity, Routing, approximations
+from trials.simulation.varying_lengths import RunsMemory
 
 # 17 of 18 published runs of constant length are within it, by PyTorch's own count. 18 with trained
 # embeddings and head, and 11 with the 4-bit weights of bitsandbytes 0.42, mostly are not
@@ -53,22 +57,14 @@ def estimates(
     Raises:
         TraceError: the model cannot be traced under the recipe.
     """
-    model, segments = question.model, question.expandable_segments
-    cells: dict[Recipe, tuple[SimulatedCell, list[SimulatedCell]]] = {}
+    shared: dict[Recipe, SimulatedCells] = {}
     for cell in map(question.cell, gpus):
-        if cell.recipe not in cells:  # a trace does not depend on the GPU
-            routings = [
-                Routing(sigma=DRAWN_SIGMA, seed=seed + 1) for seed in range(question.routing_draws)
-            ]
-            cells[cell.recipe] = (
-                SimulatedCell(cell, model, traces, expandable_segments=segments),
-                [SimulatedCell(cell, model, traces, routing) for routing in routings],
-            )
+        if cell.recipe not in shared:  # a trace does not depend on the GPU
+            shared[cell.recipe] = _simulated(question, cell, traces)
     alone = question.batch in {1, "fastest"}
-    everything = [cell for own, routed in cells.values() for cell in (own, *routed)]
-    traces.prepare([request for cell in everything for request in cell.requests(alone=alone)])
+    traces.prepare([r for cells in shared.values() for r in cells.requests(alone=alone)])
     candidates = [
-        batch_candidates(question, gpu, *cells[question.cell(gpu).recipe]) for gpu in gpus
+        batch_candidates(question, gpu, shared[question.cell(gpu).recipe]) for gpu in gpus
     ]
     timed = at_lengths(question, candidates, traces)
     estimated = []
@@ -76,6 +72,15 @@ def estimates(
         batch = choose_batch(question, row, timed, constants)
         estimated.append(_estimated(question, row, catalog, constants, batch))
     return sorted(estimated, key=_worth)
+
+
+def _simulated(question: Question, cell: Cell, traces: Traces) -> SimulatedCells:
+    own = SimulatedCell(
+        cell, question.model, traces, expandable_segments=question.expandable_segments
+    )
+    routings = (Routing(sigma=DRAWN_SIGMA, seed=n + 1) for n in range(question.routing_draws))
+    routed = [SimulatedCell(cell, question.model, traces, routing) for routing in routings]
+    return SimulatedCells(own, routed, varying_lengths(question.workload, own))
 
 
 def _worth(estimated: Estimated) -> tuple[bool, float, float]:
@@ -91,12 +96,16 @@ def _estimated(
     batch: ChosenBatch,
 ) -> Estimated:
     """Estimate of a batch: memory at the longest rows, time at the mean padded length."""
-    gpu, cell = candidates.gpu, candidates.cell
+    gpu, cell, varying = candidates.gpu, candidates.cells.own, candidates.cells.varying
     limit = usable_bytes(gpu, cell.recipe)
-    use = cell.memory(batch.size, gpu, limit)
+    outcome = cell.memory(batch.size, gpu, limit).outcome
+    runs = None if varying is None else varying.memory(batch.size, gpu)
+    if varying is not None and outcome is Outcome.FITS:
+        survives = varying.survives(batch.size, gpu, limit)
+        outcome = Outcome.FITS if survives else Outcome.OUT_OF_MEMORY
     needed = cell.without_limit(batch.size, gpu)  # whether or not the GPU has as much
     step = None
-    if use.outcome is Outcome.FITS:
+    if outcome is Outcome.FITS:
         with contextlib.suppress(NoSpeedError):
             step = batch.timed.step_time(batch.size, gpu, constants)
     requested = question.cell(gpu)
@@ -118,7 +127,7 @@ def _estimated(
         micro_batches=requested.recipe.micro_batches(batch.size),
         batch="asked" if isinstance(question.batch, int) else chosen,
         tokens_per_example=batch.tokens,
-        outcome=use.outcome,
+        outcome=outcome,
         max_batch_size=candidates.largest,
         batch_limit=question.batch_limit,
         max_batch_size_interval=_batches(
@@ -127,15 +136,17 @@ def _estimated(
         peak_gib=peak_gib,
         peak_gib_interval=_around(peak_gib, MEMORY_ERROR),
         reserved_gib=needed.peak_reserved_bytes / GIB,
+        surviving_batch_size=candidates.surviving,
+        varying_reserved_gib=None if runs is None else _of_runs(runs),
         usable_gib=limit / GIB,
-        routed_peak_gib=_spread(candidates.routed, gpu, batch.size),
+        routed_peak_gib=_spread(candidates.cells.routed, gpu, batch.size),
         fidelity=Fidelity.APPROXIMATE if approximate else Fidelity.REPRODUCED,
         approximations=approximate,
         constants=constants.source,
         left_out=requested.recipe.left_out,
         **timed,
     )
-    return Estimated(estimate, cell, gpu, step, batch.hours, missed)
+    return Estimated(estimate, cell, varying, gpu, step, batch.hours, missed)
 
 
 def _speed(
@@ -211,6 +222,10 @@ def _priced(offer: Offer, rented: FloatArray, sigma: float) -> Price:
 
 def _around(value: float, error: float, above: float | None = None) -> Interval:
     return Interval(low=value / (1 + error), high=value * (1 + (above or error)))
+
+
+def _of_runs(runs: RunsMemory) -> Interval:
+    return Interval(low=runs.quantile(0.05) / GIB, high=runs.quantile(0.95) / GIB)
 
 
 def _batches(cell: SimulatedCell, gpu: Gpu, limit: int, largest: int, batch_limit: int) -> Interval:

@@ -12,6 +12,7 @@ from trials.records.observation import Basis, Outcome
 from trials.simulation.simulated_cell import SimulatedCell
 from trials.simulation.timing_model import SimulatedStepTime
 from trials.simulation.trace_request import Fidelity
+from trials.simulation.varying_lengths import VaryingLengths
 
 BatchChoice = Literal["asked", "largest", "fastest"]
 
@@ -48,6 +49,10 @@ class Estimate(Record):
         batch_limit: largest batch size that was tried; a ``max_batch_size`` equal to it is a lower
             bound.
         max_batch_size_interval: interval of it, by that of the memory.
+        surviving_batch_size: largest batch that survives an epoch of examples of varying length, in
+            95 % of simulated runs; None where all batches are of one length.
+        varying_reserved_gib: 5th and 95th percentile, over these runs, of the most memory that the
+            allocator reserves at ``batch_size`` where it is not limited; None as above.
         peak_gib, peak_gib_interval: peak of the memory that PyTorch's allocator has in use.
         reserved_gib: peak of the memory that it reserves.
         usable_gib: memory of the GPU that it may reserve.
@@ -80,6 +85,8 @@ class Estimate(Record):
     max_batch_size: int
     batch_limit: int
     max_batch_size_interval: Interval
+    surviving_batch_size: int | None = None
+    varying_reserved_gib: Interval | None = None
     peak_gib: float
     peak_gib_interval: Interval
     reserved_gib: float
@@ -106,12 +113,14 @@ class Estimated:
     """An estimate with the simulation that it was made from.
 
     Attributes:
+        varying: runs on examples of varying length; None where all batches are of one length.
         hours: hours of the job's steps by candidate batch size; empty for a single candidate.
         missed: best hours and dollars of the GPU's offers where none meets the constraints.
     """
 
     estimate: Estimate
     cell: SimulatedCell
+    varying: VaryingLengths | None
     gpu: Gpu
     step: SimulatedStepTime | None
     hours: Mapping[int, float]

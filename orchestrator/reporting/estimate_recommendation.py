@@ -5,12 +5,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from fitting.laws.fit_result import Interval
 from orchestrator.estimating.estimate_records import Estimated, Price
 from orchestrator.estimating.question import Question
+from orchestrator.estimating.varying_memory import remedies
 from orchestrator.markdown_table import span
 from orchestrator.pricing.offer_constraints import Constraints, nothing_text
 from orchestrator.reporting.sections.recommendation import provider_text, rent_text
 from orchestrator.spec.job import PACKED, Job
 from orchestrator.spec.job_tokens import padded_tokens
 from trials.records.observation import Outcome
+from trials.simulation.varying_lengths import RUNS
 
 MUCH_PADDING = 0.2  # share of the tokens above which a note mentions padding
 
@@ -152,6 +154,28 @@ def batch_text(estimates: Sequence[Estimated], question: Question) -> str | None
             )
         return "Batch size: the largest that fits. --batch-size fastest also tries smaller ones."
     return None
+
+
+def varying_text(estimates: Sequence[Estimated], question: Question) -> str | None:
+    """Memory that varying lengths fragment; None where all batches are of one length."""
+    best = estimates[0]
+    row, interval = best.estimate, best.estimate.varying_reserved_gib
+    if interval is None or best.varying is None:
+        return None
+    text = (
+        f"Batches of varying length fragment memory: in {RUNS} simulated parts of an epoch a "
+        f"micro-batch of {row.batch_size} reserves {interval.low:.1f} to {interval.high:.1f} GiB "
+        f"where it may ({row.gpu}), at a constant length {row.reserved_gib:.1f} GiB."
+    )
+    options = remedies(question.workload, best.varying, best.gpu, row.batch_size)
+    lines = [text, *(f"{name} lowers that to {gib:.1f} GiB." for name, gib in options)]
+    lines += [
+        f"{e.estimate.gpu}: a micro-batch of {e.estimate.max_batch_size} fits at a constant "
+        f"length; the largest that survives an epoch is {e.estimate.surviving_batch_size}."
+        for e in estimates
+        if (e.estimate.surviving_batch_size or 0) < e.estimate.max_batch_size
+    ]
+    return " ".join(lines)
 
 
 def padding_text(estimates: Sequence[Estimated], question: Question) -> str | None:

@@ -16,6 +16,7 @@ from orchestrator.reporting.estimate_recommendation import (
     is_sure,
     missed_text,
     padding_text,
+    varying_text,
     verdict,
 )
 from orchestrator.reporting.sections.cost_text import overheads_text
@@ -127,7 +128,8 @@ def _notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
     if data is not None and data.is_preference:
         yield f"Data: {data.source} ({data.rendering})."
     yield from _recipe_notes(rows, question)
-    yield from filter(None, (batch_text(estimates, question), padding_text(estimates, question)))
+    texts = (batch_text, varying_text, padding_text)
+    yield from filter(None, (text(estimates, question) for text in texts))
     if question.recipe.has_square_mask:
         yield (
             "Packing without FlashAttention-2 needs a mask of all pairs of a batch's tokens, and "
@@ -232,7 +234,7 @@ def _gap_notes(estimates: Sequence[Estimated], question: Question) -> Iterator[s
             "bandwidth. Add bf16_dense_tflops and memory_bandwidth_gb_per_second in a file, and "
             "give the file with --catalog."
         )
-    positions = estimates[0].cell.model.positions
+    positions = estimates[0].cell.request.model.positions
     if positions is not None and rows[0].seq_len > positions:
         yield f"{rows[0].model} supports examples of at most {positions} tokens."
 

@@ -5,6 +5,8 @@ In a job without lengths every example has the full sequence length.
 
 import math
 
+import numpy as np
+
 from fitting.points.packed_rows import rows_per_example
 from orchestrator.datasets.lengths import DataLengths
 from orchestrator.spec.job import PACKED, Job
@@ -96,6 +98,32 @@ def shorter_lengths(workload: Job, seq_len: int) -> tuple[int, ...]:
         if 0 < tokens < ALIKE * (kept[-1] if kept else seq_len):
             kept.append(tokens)
     return tuple(sorted(kept))
+
+
+def drawn_tokens(workload: Job, batch_size: int, batches: int, seed: int) -> tuple[int, ...]:
+    """Padded tokens of the batches of a drawn part of an epoch; empty where all are alike.
+
+    The longest example is in the last batch, since it comes at some time in an epoch; in the first
+    one where batches are grouped, as transformers does.
+
+    Args:
+        workload: the job.
+        batch_size: examples per batch.
+        batches: batches to draw.
+        seed: seed of the draws.
+    """
+    data, longest = workload.lengths, longest_example(workload)
+    if data is None or longest is None or workload.padding in PACKED:
+        return ()
+    random = np.random.default_rng(seed)
+    lengths, multiple = data.lengths.cut(longest), workload.pad_to_multiple
+    last = longest_tokens(workload, longest)
+    if workload.padding == "grouped":
+        drawn = lengths.drawn_grouped(batch_size, batches, workload.examples, random, multiple)
+        tokens = (last, *drawn.tolist())
+    else:
+        tokens = (*lengths.drawn(batch_size, batches, random, multiple).tolist(), last)
+    return tokens if len(set(tokens)) > 1 else ()
 
 
 def longest_tokens(workload: Job, seq_len: int) -> int:

@@ -67,15 +67,13 @@ def whole_step(recording: Recording, copies: int, micro_batches: int = 1) -> Str
     """
     layout = _Layout(recording, copies)
     for step, update in enumerate((Segment.FIRST_UPDATE, Segment.UPDATE)):
-        if step == 1:
-            layout.mark_steady()
         for micro_batch in range(micro_batches):
             if micro_batch > 0:
-                layout.mark_last_micro_batch()
                 layout.add(Segment.FORGET, 0, (step, micro_batch - 1), keeps_gradients=True)
+            layout.begin_part()
             for segment, place in _order(recording, copies):
                 layout.add(segment, place, (step, micro_batch))
-        layout.mark_update()
+        layout.begin_part()
         layout.add(update, 0, (step, micro_batches - 1))
         layout.add(Segment.FORGET, 0, (step, micro_batches - 1))
     return layout.stream()
@@ -181,21 +179,12 @@ class _Layout:
         self._named = 0
         self._all_purposes: list[IntArray] = []
         self._events: list[tuple[IntArray, IntArray, np.ndarray, IntArray]] = []
-        self._steady_from = self._last_from = self._update_from = 0
+        self._parts_from: list[int] = []
         self._first_update = 0
 
-    @property
-    def _length(self) -> int:
-        return sum(len(event[0]) for event in self._events)
-
-    def mark_steady(self) -> None:
-        self._steady_from = self._last_from = self._length
-
-    def mark_last_micro_batch(self) -> None:
-        self._last_from = self._length
-
-    def mark_update(self) -> None:
-        self._update_from = self._length
+    def begin_part(self) -> None:
+        """Begin a micro-batch or an update."""
+        self._parts_from.append(sum(len(event[0]) for event in self._events))
 
     def add(
         self,
@@ -277,9 +266,7 @@ class _Layout:
             numbers=numbers,
             segments=segments,
             purposes=np.concatenate(self._all_purposes),
-            steady_from=self._steady_from,
-            last_from=self._last_from,
-            update_from=self._update_from,
+            parts_from=tuple(self._parts_from),
         )
 
 

@@ -287,10 +287,8 @@ class Stream:
         kinds, names, numbers: as in a recording; every storage has a name of its own.
         segments: (events,) segment of each event.
         purposes: (storages,) purpose of each storage, ``Purpose``.
-        steady_from: index of the first event of the second step; the first step makes the
-            optimizer's state.
-        last_from: index of the first event of that step's last micro-batch.
-        update_from: index of the first event of its update.
+        parts_from: index of the first event of each part: the micro-batches and the update of the
+            first step, which makes the optimizer's state, and those of the second.
     """
 
     kinds: IntArray
@@ -298,9 +296,12 @@ class Stream:
     numbers: FloatArray
     segments: IntArray
     purposes: IntArray
-    steady_from: int
-    last_from: int
-    update_from: int
+    parts_from: tuple[int, ...]
+
+    @property
+    def steady_from(self) -> int:
+        """Index of the first event of the second step."""
+        return self.parts_from[len(self.parts_from) // 2]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,17 @@
 """A cell on a simulated GPU: largest batch, memory and step time. No torch."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
+
+import numpy as np
 
 from gpu_catalog.gpu import Gpu
 from trials.records.cell import Cell
 from trials.records.model import Model
 from trials.records.observation import Outcome
-from trials.simulation.allocator import AllocatorPeaks, replay
-from trials.simulation.memory_replays import Replays
+from trials.simulation.memory.allocator import AllocatorPeaks
+from trials.simulation.memory.memory_replays import Replays
+from trials.simulation.memory.streams import peaks_on_streams
 from trials.simulation.recording import Held, Operators, Purpose
 from trials.simulation.timing_model import EfficiencyConstants, SimulatedStepTime, step_time
 from trials.simulation.trace_cache import Traces
@@ -18,7 +20,7 @@ from trials.simulation.whole_step import Steps
 
 GIB = 2**30
 Replay = Callable[..., AllocatorPeaks]
-"""``trials.simulation.allocator.replay`` of a setting."""
+"""``trials.simulation.memory.allocator.replay`` of a setting."""
 # CUDA's context and the libraries' code on the GPU: 0.5 to 2.1 GiB, constant for a software image
 # and known by measurement alone. This is the figure of an image with PyTorch's own wheels.
 CONTEXT_BYTES = 512 * 2**20
@@ -48,11 +50,16 @@ class SimulatedCell:
     """Simulated steps of a cell at any batch size, on any GPU.
 
     Args:
-        cell: cell to simulate; ``recipe`` is its recipe.
+        cell: cell to simulate.
         model: the model of its name.
         traces: source of traces.
         routing: the experts' shares of tokens; absent for equal shares.
         expandable_segments: setting of PyTorch's allocator.
+
+    Attributes:
+        recipe: recipe of the cell.
+        request: trace of the cell, at two or three batch sizes.
+        traces, expandable_segments: as above.
     """
 
     def __init__(
@@ -64,10 +71,10 @@ class SimulatedCell:
         *,
         expandable_segments: bool = False,
     ) -> None:
-        self._expandable_segments = expandable_segments
+        self.expandable_segments = expandable_segments
         self.recipe = cell.recipe
-        self._request = TraceRequest(cell=cell, model=model, routing=routing or Routing())
-        self._traces = traces
+        self.request = TraceRequest(cell=cell, model=model, routing=routing or Routing())
+        self.traces = traces
         self._steps: dict[tuple[str, int], Steps] = {}
         # By bytes that libraries hold, and whether gradients are accumulated.
         self._replays: dict[tuple[int, bool], Replays] = {}
@@ -76,25 +83,20 @@ class SimulatedCell:
 
     def requests(self, *, alone: bool = False) -> list[TraceRequest]:
         """Traces that the cell needs; with ``alone``, also that of a batch of one example."""
-        one = self._request.model_copy(update={"batch_size": 1})
-        return [self._request, one] if alone else [self._request]
+        one = self.request.model_copy(update={"batch_size": 1})
+        return [self.request, one] if alone else [self.request]
 
     def request_of(self, batch_size: int) -> TraceRequest:
         """Trace that steps of this batch size need."""
-        request = self._request
+        request = self.request
         if batch_size < request.batch_sizes[0] and batch_size == 1:
             return request.model_copy(update={"batch_size": 1})
         return request
 
     @property
-    def model(self) -> Model:
-        """Model of the cell."""
-        return self._request.model
-
-    @property
     def held(self) -> Held:
         """Storages of the model itself, which it holds throughout."""
-        return self._steps_for(self._request, 1).held
+        return self._steps_for(self.request, 1).held
 
     def memory(self, batch_size: int, gpu: Gpu, limit_bytes: int) -> MemoryUse:
         """Memory of steps of a batch size.
@@ -236,13 +238,17 @@ class SimulatedCell:
     def _steps_for(self, request: TraceRequest, micro_batches: int) -> Steps:
         key = (request.key, min(micro_batches, 2))  # a third is like the second
         if key not in self._steps:
-            self._steps[key] = Steps(self._traces.get(request), micro_batches)
+            self._steps[key] = Steps(self.traces.get(request), micro_batches)
         return self._steps[key]
 
     def _replayed(self, batch_size: int, library: int, limit: int | None) -> AllocatorPeaks:
         steps = self._steps_of(batch_size)
-        replayed = partial(replay, expandable_segments=self._expandable_segments)
-        return _replayed(steps, batch_size, library, limit, replayed)
+        return peaks_on_streams(
+            steps.moves(batch_size),
+            np.r_[library // 2, library // 2, steps.held.sizes],
+            limit,
+            expandable_segments=self.expandable_segments,
+        )
 
 
 def _step_time(timed: Callable[[int], SimulatedStepTime], micro_batches: int) -> SimulatedStepTime:
@@ -259,30 +265,18 @@ def _step_time(timed: Callable[[int], SimulatedStepTime], micro_batches: int) ->
     )
 
 
-def _replayed(
-    steps: Steps, batch_size: int, library: int, limit: int | None, replayed: Replay
-) -> AllocatorPeaks:
-    """Peaks of steps, whose blocks the allocator caches for each stream apart.
-
-    Neither stream returns its cached blocks before a retry.
-    """
-    names, sizes = steps.storages(batch_size)
-    held = [library // 2, library // 2, *steps.held.sizes.tolist()]
-    first = int(names.max(initial=-1)) + 1
-    apart = steps.on_copy_stream
-    copies = replayed(names[apart].tolist(), sizes[apart].tolist(), capacity_bytes=None)
-    reserved = copies.peak_reserved_bytes
-    peaks = replayed(
-        [*range(first, first + len(held)), *names[~apart].tolist()],
-        [*held, *sizes[~apart].tolist()],
-        capacity_bytes=None if limit is None else max(limit - reserved, 0),
-    )
-    if not reserved:
-        return peaks
-    return replace(
-        peaks,
-        peak_allocated_bytes=steps.peak_bytes(batch_size) + library,
-        peak_reserved_bytes=peaks.peak_reserved_bytes + reserved,
+def like(
+    cell: SimulatedCell, *, tokens: int | None = None, expandable_segments: bool | None = None
+) -> SimulatedCell:
+    """Simulated cell with examples of another length, or under another setting."""
+    request, setting = cell.request, cell.expandable_segments
+    seq_len = request.cell.seq_len if tokens is None else tokens
+    return SimulatedCell(
+        request.cell.model_copy(update={"seq_len": seq_len}),
+        request.model,
+        cell.traces,
+        request.routing,
+        expandable_segments=setting if expandable_segments is None else expandable_segments,
     )
 
 

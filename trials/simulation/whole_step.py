@@ -1,10 +1,13 @@
 """Steps of the whole model at any batch size, from traces at one to three batch sizes."""
 
 import math
+from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from trials.simulation.layer_expansion import whole_model, whole_step
+from trials.simulation.memory.streams import Moves, in_blocks
 from trials.simulation.recording import (
     COPY_STREAM,
     Column,
@@ -20,8 +23,6 @@ from trials.simulation.recording import (
 )
 from trials.simulation.trace_cache import StepTrace
 
-UNIT = 512  # the allocator's smallest block; sizes are multiples of it
-
 
 class Steps:
     """Two steps of a whole model: the first, and one like all later ones.
@@ -36,7 +37,9 @@ class Steps:
 
     Attributes:
         held: storages of the model itself.
+        names: (events,) names of the storages allocated and freed.
         on_copy_stream: (events,) whether the stream of copies allocates the storage of an event.
+        parts: events of the micro-batches and the update of the first step, then of the second.
     """
 
     def __init__(self, trace: StepTrace, micro_batches: int = 1) -> None:
@@ -51,19 +54,20 @@ class Steps:
         stream = streams[0]
         moves = stream.kinds <= Kind.FREED
         made = stream.kinds == Kind.MADE
-        self._names: IntArray = stream.names[moves]
+        self.names: IntArray = stream.names[moves]
         self._signs = np.where(made[moves], 1, -1)
-        self._segments: IntArray = stream.segments[moves]
+        ends = [*np.searchsorted(np.flatnonzero(moves), stream.parts_from), moves.sum()]
+        self.parts = [slice(*part) for part in pairwise(ends)]
         self._purposes: IntArray = stream.purposes
         self._bytes = [
             _bytes_of_moves(s.names, s.numbers[:, Column.BYTES], made, moves) for s in streams
         ]
         streams_used = np.zeros(len(self._purposes), np.bool_)
         streams_used[stream.names[made]] = stream.numbers[made, COPY_STREAM] > 0
-        self.on_copy_stream = streams_used[self._names]
+        self.on_copy_stream = streams_used[self.names]
         tiled = made & (stream.numbers[:, TileColumn.ROW_BYTES] > 0)
         self._tiles = [s.numbers[tiled] for s in streams]
-        self._tile_moves = [np.flatnonzero(self._names == name) for name in stream.names[tiled]]
+        self._tile_moves = [np.flatnonzero(self.names == name) for name in stream.names[tiled]]
         works = np.flatnonzero(~moves)
         works = works[works >= stream.steady_from]
         self._works = Operators(
@@ -73,15 +77,27 @@ class Steps:
             segments=stream.segments[works],
         )
         self._numbers = [s.numbers[works] for s in streams]
-        self._last = slice(*np.searchsorted(works, (stream.last_from, stream.update_from)))
+        self._last = slice(*np.searchsorted(works, stream.parts_from[-2:]))
 
     def storages(self, batch_size: int) -> tuple[IntArray, IntArray]:
         """Names of the storages allocated and freed, and their bytes, negative where freed."""
-        size = np.maximum(np.rint(self._at(batch_size, self._bytes)), 0).astype(np.int64)
-        tiles = tile_bytes(np.rint(self._at(batch_size, self._tiles))).astype(np.int64)
-        for moves, tile in zip(self._tile_moves, tiles, strict=True):
-            size[moves] += tile
-        return self._names, size * self._signs
+        return self.names, self.sizes(*self.numbers(batch_size))
+
+    def moves(self, batch_size: int) -> Moves:
+        """Allocations and frees of storages."""
+        return Moves(*self.storages(batch_size), self.on_copy_stream)
+
+    def numbers(self, batch_size: int) -> tuple[FloatArray, FloatArray]:
+        """Bytes of each event's storage, (events,), and (tiles, columns) by ``TileColumn``."""
+        return self._at(batch_size, self._bytes), self._at(batch_size, self._tiles)
+
+    def sizes(self, without_tiles: FloatArray, tiles: FloatArray) -> IntArray:
+        """Bytes of each event's storage, (events,), negative where freed, by their numbers."""
+        sizes = np.maximum(np.rint(without_tiles), 0).astype(np.int64)
+        more = tile_bytes(np.rint(tiles)).astype(np.int64)
+        for moves, tile in zip(self._tile_moves, more, strict=True):
+            sizes[moves] += tile
+        return sizes * self._signs
 
     def operators(self, batch_size: int, micro_batches: int | None = None) -> Operators:
         """Operators of a step once the optimizer has its state.
@@ -99,20 +115,18 @@ class Steps:
 
     def peak_bytes(self, batch_size: int) -> int:
         """Most bytes in use at once, with storages rounded up like the allocator's blocks."""
-        _, sizes = self.storages(batch_size)
-        held = _in_blocks(self.held.sizes)
-        return int(held.sum() + np.cumsum(_in_blocks(sizes)).max(initial=0))
+        return int(in_blocks(self.held.sizes).sum()) + self.moves(batch_size).peak_bytes
 
     def at_peak(self, batch_size: int) -> dict[Purpose, int]:
         """Bytes of ``peak_bytes`` by purpose."""
         names, sizes = self.storages(batch_size)
-        sizes = _in_blocks(sizes)
+        sizes = in_blocks(sizes)
         until = int(np.cumsum(sizes).argmax()) + 1
         moved = np.bincount(
             self._purposes[names[:until]], weights=sizes[:until], minlength=len(Purpose)
         )
         held = np.bincount(
-            self.held.purposes, weights=_in_blocks(self.held.sizes), minlength=len(Purpose)
+            self.held.purposes, weights=in_blocks(self.held.sizes), minlength=len(Purpose)
         )
         return {p: round(moved[p] + held[p]) for p in Purpose if round(moved[p] + held[p])}
 
@@ -121,17 +135,16 @@ class Steps:
             return numbers[0]
         if len(numbers) == 1:
             raise StructureError(f"batch size {batch_size} was not traced")
-        total = np.zeros_like(numbers[0])
-        for size, traced in zip(self._sizes, numbers, strict=True):  # Lagrange's formula
-            others = [other for other in self._sizes if other != size]
-            total += traced * math.prod((batch_size - other) / (size - other) for other in others)
-        return total
+        return interpolated(self._sizes, numbers, batch_size)
 
 
-def _in_blocks(sizes: IntArray) -> IntArray:
-    """Sizes rounded up to the allocator's blocks; negative ones by their magnitude."""
-    rounded: IntArray = np.sign(sizes) * (-(-np.abs(sizes) // UNIT) * UNIT)
-    return rounded
+def interpolated(points: Sequence[int], numbers: Sequence[FloatArray], at: int) -> FloatArray:
+    """Value at a point of the polynomials through numbers at other points (Lagrange's formula)."""
+    total = np.zeros_like(numbers[0])
+    for point, value in zip(points, numbers, strict=True):
+        others = [other for other in points if other != point]
+        total += value * math.prod((at - other) / (point - other) for other in others)
+    return total
 
 
 def _bytes_of_moves(

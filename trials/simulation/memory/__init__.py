@@ -1,0 +1,1 @@
+"""Device memory: the caching allocator, and the batch sizes that fit."""
