@@ -57,9 +57,7 @@ class SimulatedCell:
         expandable_segments: setting of PyTorch's allocator.
 
     Attributes:
-        recipe: recipe of the cell.
         request: trace of the cell, at two or three batch sizes.
-        traces, expandable_segments: as above.
     """
 
     def __init__(
@@ -232,8 +230,7 @@ class SimulatedCell:
         return self._steps_of(batch_size).at_peak(batch_size) | library
 
     def _steps_of(self, batch_size: int) -> Steps:
-        micro_batches = self.recipe.micro_batches(batch_size)
-        return self._steps_for(self.request_of(batch_size), micro_batches)
+        return self._steps_for(self.request_of(batch_size), self.recipe.micro_batches(batch_size))
 
     def _steps_for(self, request: TraceRequest, micro_batches: int) -> Steps:
         key = (request.key, min(micro_batches, 2))  # a third is like the second
