@@ -228,6 +228,9 @@ def test_with_padding_the_fastest_batch_size_is_priced(
     estimate = estimate_json(capsys, *options)
     assert (estimate["batch"], estimate["outcome"]) == ("fastest", "FITS")
     assert estimate["batch_size"] < estimate["max_batch_size"]
+    assert estimate["batch_size"] <= estimate["surviving_batch_size"] <= estimate["max_batch_size"]
+    reserved = estimate["varying_reserved_gib"]
+    assert estimate["peak_gib"] < reserved["low"] <= reserved["high"] < estimate["usable_gib"]
     sizes = [2**power for power in range(10) if 2**power < estimate["max_batch_size"]]
     hours = [
         estimate_json(capsys, *options, "--batch-size", str(size))["price"]["hours"]

@@ -25,7 +25,7 @@ def varying_lengths(workload: Job, cell: SimulatedCell) -> VaryingLengths | None
     # hold: they need a third length.
     holds_scores = cell.recipe.attention == "eager" or cell.recipe.compute_dtype == "fp32"
     lengths = (cell.request.cell.seq_len // 2, cell.request.cell.seq_len // 4)[: 1 + holds_scores]
-    if lengths[-1] < SHORTEST or not drawn(1, 0):
+    if lengths[-1] < SHORTEST or len(set(drawn(1, 0))) < 2:
         return None
     return VaryingLengths(cell, lengths, drawn)
 

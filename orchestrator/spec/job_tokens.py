@@ -101,7 +101,7 @@ def shorter_lengths(workload: Job, seq_len: int) -> tuple[int, ...]:
 
 
 def drawn_tokens(workload: Job, batch_size: int, batches: int, seed: int) -> tuple[int, ...]:
-    """Padded tokens of the batches of a drawn part of an epoch; empty where all are alike.
+    """Padded tokens of the batches of a drawn part of an epoch; empty where lengths never vary.
 
     The longest example is in the last batch, since it comes at some time in an epoch; in the first
     one where batches are grouped, as transformers does.
@@ -120,10 +120,8 @@ def drawn_tokens(workload: Job, batch_size: int, batches: int, seed: int) -> tup
     last = longest_tokens(workload, longest)
     if workload.padding == "grouped":
         drawn = lengths.drawn_grouped(batch_size, batches, workload.examples, random, multiple)
-        tokens = (last, *drawn.tolist())
-    else:
-        tokens = (*lengths.drawn(batch_size, batches, random, multiple).tolist(), last)
-    return tokens if len(set(tokens)) > 1 else ()
+        return (last, *drawn.tolist())
+    return (*lengths.drawn(batch_size, batches, random, multiple).tolist(), last)
 
 
 def longest_tokens(workload: Job, seq_len: int) -> int:
