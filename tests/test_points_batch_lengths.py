@@ -161,7 +161,7 @@ def test_drawn_batches_have_the_expected_padding(batch_size: int) -> None:
 
 
 def test_grouped_batches_descend_within_each_sorted_part() -> None:
-    """transformers sorts fifty batches at a time, the longest examples first."""
+    """Transformers sorts fifty batches at a time, the longest examples first."""
     lengths = Lengths(tokens=np.arange(1.0, 200.0), examples=np.ones(199))
     drawn = lengths.drawn_grouped(2, 100, 10_000, np.random.default_rng(0), multiple=1)
     assert (np.diff(drawn[:50]) <= 0).all()
