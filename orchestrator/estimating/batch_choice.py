@@ -44,12 +44,14 @@ class BatchCandidates:
     """A cell on a GPU with the batch sizes that may be priced.
 
     Attributes:
+        question: the job and the recipe.
         largest: largest batch that fits; 0 when not even one example fits.
         surviving: largest batch that survives varying lengths, among those tried; None where all
             batches are of one length.
         sizes: ascending.
     """
 
+    question: Question
     gpu: Gpu
     cells: SimulatedCells
     largest: int
@@ -82,16 +84,18 @@ def batch_candidates(question: Question, gpu: Gpu, cells: SimulatedCells) -> Bat
         surviving = cells.varying.largest(gpu, limit, sizes_to_try(question, largest))
     most = largest if surviving is None else surviving
     if isinstance(question.batch, int):
-        return BatchCandidates(gpu, cells, largest, surviving, (question.batch,))
+        return BatchCandidates(question, gpu, cells, largest, surviving, (question.batch,))
     useful = max(min(most, rows(question.workload)), 1)
     effective_batch = question.recipe.effective_batch
     if effective_batch is not None:
         sizes = _micro_batches(question, gpu, cells.own, most, useful)
-        return BatchCandidates(gpu, cells, largest, surviving, tuple(sizes[-SMALLER - 1 :]))
+        return BatchCandidates(
+            question, gpu, cells, largest, surviving, tuple(sizes[-SMALLER - 1 :])
+        )
     smaller: list[int] = []
     if question.batch == "fastest":
         smaller = [2**power for power in range((useful - 1).bit_length())][-SMALLER:]
-    return BatchCandidates(gpu, cells, largest, surviving, (*smaller, useful))
+    return BatchCandidates(question, gpu, cells, largest, surviving, (*smaller, useful))
 
 
 def _micro_batches(
@@ -113,32 +117,27 @@ def _micro_batches(
     return sizes if question.batch == "fastest" else sizes[-1:]
 
 
-def at_lengths(
-    question: Question, candidates: Sequence[BatchCandidates], traces: Traces
-) -> AtLengths:
+def at_lengths(candidates: Sequence[BatchCandidates], traces: Traces) -> AtLengths:
     """Trace the cells at the mean padded length of each batch size, all at once."""
     cells: dict[tuple[SimulatedCell, int], SimulatedCell] = {}
     requests = {}
     for row in candidates:
         cell = row.cells.own
         for size in row.sizes if row.largest else ():
-            tokens = _length(question, size)
+            tokens = _length(row.question, size)
             key = (cell, tokens)
             if key not in cells:
-                cells[key] = cell if tokens == question.seq_len else like(cell, tokens=tokens)
+                cells[key] = cell if tokens == row.question.seq_len else like(cell, tokens=tokens)
             requests[key, size == 1] = cells[key].request_of(size)
     traces.prepare(list(requests.values()))
     return cells
 
 
 def choose_batch(
-    question: Question,
-    candidates: BatchCandidates,
-    cells: AtLengths,
-    constants: EfficiencyConstants,
+    candidates: BatchCandidates, cells: AtLengths, constants: EfficiencyConstants
 ) -> ChosenBatch:
     """Choose the batch size with the shortest job; the largest where the speed is unknown."""
-    hours = {}
+    question, hours = candidates.question, {}
     if len(candidates.sizes) > 1:
         try:
             for size in candidates.sizes:

@@ -27,7 +27,6 @@ from orchestrator.pricing.price_drift import widened
 from orchestrator.pricing.rental_cost import charged_hours, rental
 from orchestrator.ranking.priced_job import job_hours
 from orchestrator.spec.job_tokens import rows
-from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.observation import Outcome
 from trials.simulation.simulated_cell import GIB, SimulatedCell
@@ -46,32 +45,43 @@ DRAWN_SIGMA = 0.2  # standard deviation of the logarithm of experts' shares, by 
 
 
 def estimates(
-    question: Question,
-    gpus: Sequence[Gpu],
+    jobs: Sequence[tuple[Question, Gpu]],
     catalog: Catalog,
     constants: EfficiencyConstants,
     traces: Traces,
 ) -> list[Estimated]:
-    """Estimate the job on each GPU, the cheapest first, then those without a price by speed.
+    """Estimate each job on its GPU, in their order.
 
     Raises:
-        TraceError: the model cannot be traced under the recipe.
+        TraceError: the model cannot be traced under a recipe.
     """
-    shared: dict[Recipe, SimulatedCells] = {}
-    for cell in map(question.cell, gpus):
-        if cell.recipe not in shared:  # a trace does not depend on the GPU
-            shared[cell.recipe] = _simulated(question, cell, traces)
-    alone = question.batch in {1, "fastest"}
+    shared: dict[Cell, SimulatedCells] = {}  # a trace does not depend on the GPU
+    for question, gpu in jobs:
+        cell = question.cell(gpu)
+        if _anywhere(cell) not in shared:
+            shared[_anywhere(cell)] = _simulated(question, cell, traces)
+    # Several recipes are traced at once, for the tracing processes take longer to start.
+    alone = len(shared) > 2 or any(question.batch in {1, "fastest"} for question, _ in jobs)
     traces.prepare([r for cells in shared.values() for r in cells.requests(alone=alone)])
     candidates = [
-        batch_candidates(question, gpu, shared[question.cell(gpu).recipe]) for gpu in gpus
+        batch_candidates(question, gpu, shared[_anywhere(question.cell(gpu))])
+        for question, gpu in jobs
     ]
-    timed = at_lengths(question, candidates, traces)
-    estimated = []
-    for row in candidates:
-        batch = choose_batch(question, row, timed, constants)
-        estimated.append(_estimated(question, row, catalog, constants, batch))
-    return sorted(estimated, key=_worth)
+    timed = at_lengths(candidates, traces)
+    return [
+        _estimated(row, catalog, constants, choose_batch(row, timed, constants))
+        for row in candidates
+    ]
+
+
+def by_cost(estimated: Estimated) -> tuple[bool, float, float]:
+    """Order of estimates: the cheapest first, then those without a price by speed."""
+    price, speed = estimated.estimate.price, estimated.estimate.examples_per_second or 0.0
+    return (price is None, 0.0 if price is None else price.usd, -speed)
+
+
+def _anywhere(cell: Cell) -> Cell:
+    return cell.model_copy(update={"gpu": "any"})
 
 
 def _simulated(question: Question, cell: Cell, traces: Traces) -> SimulatedCells:
@@ -83,20 +93,15 @@ def _simulated(question: Question, cell: Cell, traces: Traces) -> SimulatedCells
     return SimulatedCells(own, routed, varying_lengths(question.workload, own))
 
 
-def _worth(estimated: Estimated) -> tuple[bool, float, float]:
-    price, speed = estimated.estimate.price, estimated.estimate.examples_per_second or 0.0
-    return (price is None, 0.0 if price is None else price.usd, -speed)
-
-
 def _estimated(
-    question: Question,
     candidates: BatchCandidates,
     catalog: Catalog,
     constants: EfficiencyConstants,
     batch: ChosenBatch,
 ) -> Estimated:
     """Estimate of a batch: memory at the longest rows, time at the mean padded length."""
-    gpu, cell, varying = candidates.gpu, candidates.cells.own, candidates.cells.varying
+    question, gpu = candidates.question, candidates.gpu
+    cell, varying = candidates.cells.own, candidates.cells.varying
     limit = usable_bytes(gpu, cell.recipe)
     outcome = cell.memory(batch.size, gpu, limit).outcome
     runs = None if varying is None else varying.memory(batch.size, gpu)
@@ -146,7 +151,7 @@ def _estimated(
         left_out=requested.recipe.left_out,
         **timed,
     )
-    return Estimated(estimate, cell, varying, gpu, step, batch.hours, missed)
+    return Estimated(estimate, question, cell, varying, gpu, step, batch.hours, missed)
 
 
 def _speed(

@@ -7,6 +7,7 @@ from typing import Literal
 from fitting.laws.fit_result import Interval
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
+from orchestrator.estimating.question import Question
 from orchestrator.pricing.offer_constraints import MissedConstraints
 from trials.records.observation import Basis, Outcome
 from trials.simulation.simulated_cell import SimulatedCell
@@ -113,12 +114,14 @@ class Estimated:
     """An estimate with the simulation that it was made from.
 
     Attributes:
+        question: the job, and the recipe on this GPU.
         varying: runs on examples of varying length; None where all batches are of one length.
         hours: hours of the job's steps by candidate batch size; empty for a single candidate.
         missed: best hours and dollars of the GPU's offers where none meets the constraints.
     """
 
     estimate: Estimate
+    question: Question
     cell: SimulatedCell
     varying: VaryingLengths | None
     gpu: Gpu

@@ -7,18 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from pydantic import ValidationError
-
 from fitting.laws.fit_result import Interval
-from gpu_catalog.catalog import Catalog, UnknownGpuError, load_catalog
+from gpu_catalog.catalog import Catalog, load_catalog
 from gpu_catalog.errors import UserError
-from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
 from orchestrator.datasets.dataset_reader import EXAMPLES_AT_ONCE
 from orchestrator.estimating.calibration_file import known_constants
-from orchestrator.estimating.estimate import estimates
+from orchestrator.estimating.estimate import by_cost, estimates
 from orchestrator.estimating.estimate_records import Estimate, Estimated, Price
 from orchestrator.estimating.question import EstimateError, Question, possible_gpus
+from orchestrator.estimating.requested_gpus import ALL, requested_gpus
 from orchestrator.pricing.offer_options import OfferOptions
 from orchestrator.pricing.price_drift import PriceDrift
 from orchestrator.pricing.prices_in_use import PriceOptions
@@ -28,7 +26,6 @@ from orchestrator.request import (
     Names,
     OptionError,
     PathText,
-    validation_lines,
 )
 from orchestrator.spec.data_kinds import wrong_kind
 from orchestrator.spec.job import PACKED, Job
@@ -55,7 +52,6 @@ DEFAULT_JOB = Job(examples=15_000, epochs=10)
 BATCH_LIMIT = 65_536  # the largest batch to try
 EFFECTIVE_BATCH = 16  # examples per optimizer step, assumed where nothing is stated
 MOST_DRAWS = 100  # seconds each; the 95th percentile needs no more
-ALL = ("all",)
 log = logging.getLogger(__name__)
 
 
@@ -158,7 +154,7 @@ def estimate_job(
     try:
         prices = request.prices.in_use()
         catalog = prices.over(prices.catalog)
-        requested = requested_gpus(request, catalog)
+        requested = requested_gpus(request.gpu, request.memory_gib, catalog)
         constants = known_constants(request.constants)
         question = question_of(request, catalog, today)
     except UserError:
@@ -168,7 +164,8 @@ def estimate_job(
     estimated = []
     if gpus:
         traces = Traces(ahead=ahead, report=log.info)
-        estimated = estimates(question, gpus, catalog, constants, traces)
+        jobs = [(question, gpu) for gpu in gpus]
+        estimated = sorted(estimates(jobs, catalog, constants, traces), key=by_cost)
     return Estimates(tuple(estimated), question, tuple(reasons), prices.age(catalog, today))
 
 
@@ -179,7 +176,7 @@ def checks_of(request: EstimateRequest) -> Checks:
     prices = checks.of(request.prices.in_use)
     catalog = None if prices is None else checks.of(prices.over, prices.catalog)
     catalog = catalog or load_catalog()
-    checks.of(requested_gpus, request, catalog)
+    checks.of(requested_gpus, request.gpu, request.memory_gib, catalog)
     checks.of(request.offers.constraints, catalog)
     checks.of(known_constants, request.constants)
     recipe = checks.of(_recipe, request)
@@ -343,58 +340,3 @@ def _draws(draws: int | None, model: Model) -> int:
     if draws > MOST_DRAWS:
         raise EstimateError(f"--routing-draws {draws}: each is traced: give at most {MOST_DRAWS}")
     return draws
-
-
-def requested_gpus(request: EstimateRequest, catalog: Catalog) -> list[Gpu]:
-    """The GPUs of a request, with the memory that it gives.
-
-    Raises:
-        EstimateError: the GPUs cannot be simulated, or options contradict one another.
-        UnknownGpuError: the catalog lacks one, and its memory was not given.
-    """
-    keys, memory_gib = request.gpu, request.memory_gib
-    if keys == ALL:
-        gpus = [gpu for gpu in catalog.gpus if gpu.kind == "cuda"]
-    else:
-        if "all" in keys:
-            raise EstimateError(f"--gpu {','.join(keys)}: all includes every GPU: give it alone")
-        checks = Checks()
-        gpus_or_none = [checks.of(_gpu, key, catalog, memory_gib) for key in dict.fromkeys(keys)]
-        checks.raise_errors()
-        gpus = [gpu for gpu in gpus_or_none if gpu is not None]
-    if not gpus:
-        raise EstimateError("--gpu names no GPU: give keys of 'catalog gpus', or all")
-    if memory_gib is None:
-        return gpus
-    if len(gpus) > 1:
-        raise EstimateError("--memory-gib is the memory of one GPU: name it with --gpu")
-    (gpu,) = gpus
-    # A catalog's GPU with other memory gets another key, so that no offer is its own.
-    key = f"{gpu.key}-{memory_gib:g}GiB" if gpu in catalog.gpus else gpu.key
-    usable = round(memory_gib * 2**30)
-    return [gpu.model_copy(update={"key": key, "usable_memory_bytes": usable})]
-
-
-def _gpu(key: str, catalog: Catalog, memory_gib: float | None) -> Gpu:
-    try:
-        gpu = catalog.gpu(key)
-    except UnknownGpuError as error:
-        if memory_gib is None:
-            raise UnknownGpuError(
-                f"{error}; or give --memory-gib for a GPU that is not in the catalog"
-            ) from None
-    else:
-        if gpu.kind != "cuda":
-            raise EstimateError(f"--gpu {key}: only CUDA GPUs are simulated; measure it")
-        return gpu
-    try:
-        # A GPU that no catalog has gets memory, and no speed: its times stay absent.
-        return Gpu(
-            key=key,
-            kind="cuda",
-            device_names=(key,),
-            source="asked for",
-            recorded=dt.date.today(),  # noqa: DTZ011 - a note, not a time
-        )
-    except ValidationError as error:
-        raise EstimateError(f"--gpu {key!r}: {validation_lines(error)}") from None
