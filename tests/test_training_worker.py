@@ -63,6 +63,10 @@ class FallsBackToEager(AnotherRecipe):
     instead = {"attention": "eager"}  # noqa: RUF012 - as above
 
 
+class ForgetsToClip(AnotherRecipe):
+    instead = {"max_grad_norm": None}  # noqa: RUF012 - as above
+
+
 class TakesAnotherOptimizer(AnotherRecipe):
     instead = {"optimizer": "sgd"}  # noqa: RUF012 - as above
 
@@ -106,6 +110,11 @@ def setup(method: Method = "full", **fields: object) -> Setup:
             FallsBackToEager,
             setup("full", attention="sdpa"),
             "attention: the recipe implies sdpa, the built model has eager",
+        ),
+        (
+            ForgetsToClip,
+            setup("lora", dora=True, max_grad_norm=1.0),
+            "norm of the gradients: the recipe implies True, the built model has False",
         ),
         (
             TakesAnotherOptimizer,

@@ -22,9 +22,9 @@ IDENTIFYING = (
     "convolution",
     "flash_attn",
     "grouped_mm",
-    "linalg_vector_norm",
     "scaled_dot_product",
 )
+NORM = "aten::linalg_vector_norm"
 HOST_COPY = "simulated::host_copy"
 """Name under which a trace reports an activation's copy to the host."""
 PRODUCTS = (
@@ -76,7 +76,9 @@ class StepCensus:
     def note(self, operator: str, result: Any) -> None:
         """Note an operator that ran, by its full name, and the dtype of a matrix product."""
         name = operator.partition(".")[0]
-        if any(part in name for part in IDENTIFYING):
+        # Clipping ends in the norm of all gradients, a number; DoRA takes norms of columns.
+        clips = name == NORM and not result.dim()
+        if clips or any(part in name for part in IDENTIFYING):
             self._kernels.add(name)
         if name == HOST_COPY or (
             name == "aten::copy_" and self._is_on_gpu and result.device.type == "cpu"
