@@ -16,7 +16,7 @@ REQUEST = ("estimate", "--model", "mixtral-tiny", "--seq-len", "32")
     ("arguments", "message"),
     [
         (("--model", "mixtral-8x7"), "unknown model 'mixtral-8x7': did you mean 'mixtral-8x7b'"),
-        (("--gpu", "A100"), "unknown GPU 'A100'"),
+        (("--gpu", "A101"), "unknown GPU 'A101'"),
         (
             ("--providers", "awss"),
             "--providers: no offer is of provider 'awss': did you mean 'aws'",

@@ -1,6 +1,9 @@
-"""GPUs that a job is estimated on: of the catalog, or described by their memory."""
+"""GPUs that an estimate is asked for, by their keys or by other names that people use."""
 
 import datetime as dt
+import re
+from collections.abc import Sequence
+from itertools import accumulate
 
 from pydantic import ValidationError
 
@@ -10,30 +13,41 @@ from orchestrator.estimating.question import EstimateError
 from orchestrator.request import Checks, validation_lines
 
 ALL = ("all",)
+MAKERS = re.compile(r"^((nvidia|geforce|tesla|quadro)[\s:_-]*)+", re.IGNORECASE)
+COUNTED = re.compile(r"(\d+)\s*x\s*(.+)|(.+?)(?:\s+x\s*|:)(\d{1,2})", re.IGNORECASE)
+OPTIONAL = "rtx"  # part of a key that people leave out
 
 
-def requested_gpus(keys: tuple[str, ...], memory_gib: float | None, catalog: Catalog) -> list[Gpu]:
-    """GPUs of the catalog by key, or all, with the memory that is given for one.
+def requested_gpus(names: Sequence[str], memory_gib: float | None, catalog: Catalog) -> list[Gpu]:
+    """The GPUs of these names.
+
+    Args:
+        names: keys of the catalog, or other names, each of which may stand for several GPUs.
+        memory_gib: memory of the GPU, which need not be in the catalog then.
+        catalog: the catalog.
 
     Raises:
         EstimateError: the GPUs cannot be simulated, or options contradict one another.
         UnknownGpuError: the catalog lacks one, and its memory was not given.
     """
-    if keys == ALL:
+    if tuple(names) == ALL:
         gpus = [gpu for gpu in catalog.gpus if gpu.kind == "cuda"]
     else:
-        if "all" in keys:
-            raise EstimateError(f"--gpu {','.join(keys)}: all includes every GPU: give it alone")
+        if "all" in names:
+            raise EstimateError(f"--gpu {','.join(names)}: all includes every GPU: give it alone")
         checks = Checks()
-        gpus_or_none = [checks.of(_gpu, key, catalog, memory_gib) for key in dict.fromkeys(keys)]
+        groups = [checks.of(_gpus, name, memory_gib, catalog) for name in names]
         checks.raise_errors()
-        gpus = [gpu for gpu in gpus_or_none if gpu is not None]
+        gpus = list({gpu.key: gpu for group in groups for gpu in group or ()}.values())
     if not gpus:
         raise EstimateError("--gpu names no GPU: give keys of 'catalog gpus', or all")
     if memory_gib is None:
         return gpus
     if len(gpus) > 1:
-        raise EstimateError("--memory-gib is the memory of one GPU: name it with --gpu")
+        raise EstimateError(
+            "--memory-gib is the memory of one GPU: name it with --gpu, "
+            f"not {', '.join(gpu.key for gpu in gpus)}"
+        )
     (gpu,) = gpus
     # A catalog's GPU with other memory gets another key, so that no offer is its own.
     key = f"{gpu.key}-{memory_gib:g}GiB" if gpu in catalog.gpus else gpu.key
@@ -41,20 +55,64 @@ def requested_gpus(keys: tuple[str, ...], memory_gib: float | None, catalog: Cat
     return [gpu.model_copy(update={"key": key, "usable_memory_bytes": usable})]
 
 
-def _gpu(key: str, catalog: Catalog, memory_gib: float | None) -> Gpu:
+def gpus_named(name: str, catalog: Catalog) -> list[Gpu]:
+    """CUDA GPUs that a name stands for: a key, the beginning of keys, or CUDA's name of a device.
+
+    Case, spaces, dashes and NVIDIA's brands are ignored: ``a100`` stands for all A100s, ``4090``
+    for the RTX 4090, as in the catalogs of SkyPilot, dstack and gpuhunt.
+
+    Raises:
+        UnknownGpuError: no GPU has such a name.
+    """
+    folded = _folded(MAKERS.sub("", name))
+    gpus = [gpu for gpu in catalog.gpus if gpu.kind == "cuda" and folded in _names(gpu)]
+    exact = [gpu for gpu in gpus if folded == _folded(gpu.key)]
+    return exact or gpus or [catalog.gpu(name)]
+
+
+def _gpus(name: str, memory_gib: float | None, catalog: Catalog) -> list[Gpu]:
+    number, alone = _counted(name)
     try:
-        gpu = catalog.gpu(key)
+        gpus = gpus_named(alone, catalog)
     except UnknownGpuError as error:
-        if memory_gib is None:
-            raise UnknownGpuError(
-                f"{error}; or give --memory-gib for a GPU that is not in the catalog"
-            ) from None
-    else:
-        if gpu.kind != "cuda":
-            raise EstimateError(f"--gpu {key}: only CUDA GPUs are simulated; measure it")
-        return gpu
+        if memory_gib is not None:
+            return [_without_speed(name)]
+        raise UnknownGpuError(
+            f"{error}; or give --memory-gib for a GPU that is not in the catalog"
+        ) from None
+    if number > 1:
+        raise EstimateError(
+            f"--gpu {name}: {number} GPUs are not modelled yet: give {alone} for one"
+        )
+    if any(gpu.kind != "cuda" for gpu in gpus):
+        raise EstimateError(f"--gpu {name}: only CUDA GPUs are simulated; measure it")
+    return gpus
+
+
+def _counted(name: str) -> tuple[int, str]:
+    """Number and name of ``8xH100`` or ``H100:8``; 1 for a name without a number."""
+    counted = COUNTED.fullmatch(name.strip())
+    if counted is None:
+        return 1, name
+    before, after, alone, number = counted.groups()
+    return int(before or number), after or alone
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[\s:_-]", "", name).casefold()
+
+
+def _names(gpu: Gpu) -> set[str]:
+    """Folded names of a GPU: all beginnings of its key, with and without brands, and CUDA's."""
+    parts = gpu.key.casefold().split("-")
+    short = parts[1:] if parts[0] == OPTIONAL else parts
+    devices = (_folded(MAKERS.sub("", device)) for device in gpu.device_names)
+    return {*accumulate(parts), *accumulate(short), *devices}
+
+
+def _without_speed(key: str) -> Gpu:
+    """A GPU that no catalog has: its memory is given, and its times stay absent."""
     try:
-        # A GPU that no catalog has gets memory, and no speed: its times stay absent.
         return Gpu(
             key=key,
             kind="cuda",

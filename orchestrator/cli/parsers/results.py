@@ -21,7 +21,7 @@ from orchestrator.cli.options.value_types import above_zero, batch_size, positiv
 
 GPUS = f"""
 --model MODEL            {MODEL}
---gpu GPU                keys of 'catalog gpus', separated by commas (default: all)
+--gpu GPU                keys of 'catalog gpus' or names as A100, separated by commas (default: all)
 --memory-gib MEMORY_GIB  usable memory of --gpu, instead of the catalog's value; required for a GPU
                          that the catalog lacks
 """

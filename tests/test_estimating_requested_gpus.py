@@ -1,0 +1,59 @@
+"""Names of GPUs that people use, and the keys that they stand for."""
+
+import pytest
+
+from gpu_catalog.catalog import UnknownGpuError, load_catalog
+from orchestrator.estimating.question import EstimateError
+from orchestrator.estimating.requested_gpus import gpus_named, requested_gpus
+
+CATALOG = load_catalog()
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("A100-80GB-SXM", ["A100-80GB-SXM"]),
+        ("a100-80gb-sxm", ["A100-80GB-SXM"]),
+        ("A100:80GB", ["A100-80GB-SXM", "A100-80GB-PCIe"]),
+        ("H100", ["H100-SXM", "H100-PCIe", "H100-NVL"]),
+        ("H100NVL", ["H100-NVL"]),
+        ("A10", ["A10"]),
+        ("4090", ["RTX-4090"]),
+        ("RTX4090", ["RTX-4090"]),
+        ("NVIDIA GeForce RTX 4090", ["RTX-4090"]),
+        ("RTX6000-Ada", ["RTX-6000-Ada"]),
+        ("A6000", ["RTX-A6000"]),
+        ("Tesla T4", ["T4"]),
+        ("1xL4", ["L4"]),
+    ],
+)
+def test_a_name_stands_for_keys(name: str, keys: list[str]) -> None:
+    """Names as in the catalogs of SkyPilot, dstack and gpuhunt, and CUDA's device names."""
+    assert [gpu.key for gpu in requested_gpus([name], None, CATALOG)] == keys
+
+
+@pytest.mark.parametrize("name", ["A1", "10", "100", "", "-"])
+def test_a_part_of_a_name_stands_for_nothing(name: str) -> None:
+    """``A1`` is neither the A10 nor the A100."""
+    with pytest.raises(UnknownGpuError):
+        gpus_named(name, CATALOG)
+
+
+def test_every_key_names_its_gpu_alone() -> None:
+    """L4 is not also the L40S."""
+    for gpu in CATALOG.gpus:
+        if gpu.kind == "cuda":
+            assert gpus_named(gpu.key, CATALOG) == [gpu]
+
+
+@pytest.mark.parametrize("name", ["8xH100", "H100:8", "8 x a100-80gb"])
+def test_several_gpus_are_refused_by_their_number(name: str) -> None:
+    """The message names the GPU, which is known."""
+    with pytest.raises(EstimateError, match="8 GPUs"):
+        requested_gpus([name], None, CATALOG)
+
+
+def test_overlapping_names_give_each_gpu_once() -> None:
+    """In the order of the names."""
+    gpus = requested_gpus(["H100-NVL", "h100"], None, CATALOG)
+    assert [gpu.key for gpu in gpus] == ["H100-NVL", "H100-SXM", "H100-PCIe"]
