@@ -8,10 +8,10 @@ from orchestrator.estimating.question import Question
 from orchestrator.estimating.varying_memory import sizes_to_try
 from orchestrator.ranking.priced_job import job_hours
 from orchestrator.spec.job_tokens import padded_tokens, rows
+from trials.simulation.length_traces import TraceSource
 from trials.simulation.simulated_cell import SimulatedCell, like
 from trials.simulation.simulated_prober import usable_bytes
 from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError
-from trials.simulation.trace_cache import Traces
 from trials.simulation.trace_request import TraceRequest
 from trials.simulation.varying_lengths import VaryingLengths
 
@@ -117,8 +117,8 @@ def _micro_batches(
     return sizes if question.batch == "fastest" else sizes[-1:]
 
 
-def at_lengths(candidates: Sequence[BatchCandidates], traces: Traces) -> AtLengths:
-    """Trace the cells at the mean padded length of each batch size, all at once."""
+def at_lengths(candidates: Sequence[BatchCandidates], traces: TraceSource) -> AtLengths:
+    """Cells at the mean padded length of each batch size, with all traces they need."""
     cells: dict[tuple[SimulatedCell, int], SimulatedCell] = {}
     requests = {}
     for row in candidates:

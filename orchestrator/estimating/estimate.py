@@ -29,10 +29,10 @@ from orchestrator.ranking.priced_job import job_hours
 from orchestrator.spec.job_tokens import rows
 from trials.records.cell import Cell
 from trials.records.observation import Outcome
+from trials.simulation.length_traces import TraceSource
 from trials.simulation.simulated_cell import GIB, SimulatedCell
 from trials.simulation.simulated_prober import usable_bytes
 from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError
-from trials.simulation.trace_cache import Traces
 from trials.simulation.trace_request import SMALLEST, Fidelity, Routing, approximations
 from trials.simulation.varying_lengths import RunsMemory
 
@@ -48,7 +48,7 @@ def estimates(
     jobs: Sequence[tuple[Question, Gpu]],
     catalog: Catalog,
     constants: EfficiencyConstants,
-    traces: Traces,
+    traces: TraceSource,
 ) -> list[Estimated]:
     """Estimate each job on its GPU, in their order.
 
@@ -84,7 +84,7 @@ def _anywhere(cell: Cell) -> Cell:
     return cell.model_copy(update={"gpu": "any"})
 
 
-def _simulated(question: Question, cell: Cell, traces: Traces) -> SimulatedCells:
+def _simulated(question: Question, cell: Cell, traces: TraceSource) -> SimulatedCells:
     own = SimulatedCell(
         cell, question.model, traces, expandable_segments=question.expandable_segments
     )

@@ -17,6 +17,7 @@ from orchestrator.estimating.estimate import by_cost, estimates
 from orchestrator.estimating.estimate_records import Estimate, Estimated, Price
 from orchestrator.estimating.question import EstimateError, Question, possible_gpus
 from orchestrator.estimating.requested_gpus import ALL, requested_gpus
+from orchestrator.estimating.varying_memory import traced_lengths
 from orchestrator.pricing.offer_options import OfferOptions
 from orchestrator.pricing.price_drift import PriceDrift
 from orchestrator.pricing.prices_in_use import PriceOptions
@@ -42,6 +43,7 @@ from orchestrator.spec.recipe_options import RecipeOptions, recipe_of, recipe_te
 from trials.recipes.fields import FEWEST_PACKED, PositiveInt
 from trials.recipes.recipe import Recipe
 from trials.records.model import Model, find_model
+from trials.simulation.length_traces import LengthTraces
 from trials.simulation.trace_cache import Traces
 from trials.simulation.tracing_child import TracingChild
 
@@ -163,7 +165,8 @@ def estimate_job(
     gpus, reasons = possible_gpus(question, requested)
     estimated = []
     if gpus:
-        traces = Traces(ahead=ahead, report=log.info)
+        lengths = traced_lengths(question.workload, question.seq_len)
+        traces = LengthTraces(Traces(ahead=ahead, report=log.info), lengths)
         jobs = [(question, gpu) for gpu in gpus]
         estimated = sorted(estimates(jobs, catalog, constants, traces), key=by_cost)
     return Estimates(tuple(estimated), question, tuple(reasons), prices.age(catalog, today))

@@ -15,6 +15,13 @@ HIGH = 0.95
 WORTH_SAYING = 0.95  # share of the reserved memory below which an option is worth a note
 
 
+def traced_lengths(workload: Job, seq_len: int) -> tuple[int, ...]:
+    """Lengths whose traces determine those of all batches; the full one where none varies."""
+    lengths = (seq_len, seq_len // 2, seq_len // 4)
+    varies = len(set(drawn_tokens(workload, 1, MICRO_BATCHES, 0))) > 1
+    return lengths if varies and lengths[-1] >= SHORTEST else lengths[:1]
+
+
 def varying_lengths(workload: Job, cell: SimulatedCell) -> VaryingLengths | None:
     """Runs of a cell on drawn lengths; None where all batches are of one length."""
 

@@ -9,12 +9,12 @@ from gpu_catalog.gpu import Gpu
 from trials.records.cell import Cell
 from trials.records.model import Model
 from trials.records.observation import Outcome
+from trials.simulation.length_traces import TraceSource
 from trials.simulation.memory.allocator import AllocatorPeaks
 from trials.simulation.memory.memory_replays import Replays
 from trials.simulation.memory.streams import peaks_on_streams
 from trials.simulation.recording import Held, Operators, Purpose
 from trials.simulation.timing_model import EfficiencyConstants, SimulatedStepTime, step_time
-from trials.simulation.trace_cache import Traces
 from trials.simulation.trace_request import HOPPER, SMALLEST, Routing, TraceRequest
 from trials.simulation.whole_step import Steps
 
@@ -64,7 +64,7 @@ class SimulatedCell:
         self,
         cell: Cell,
         model: Model,
-        traces: Traces,
+        traces: TraceSource,
         routing: Routing | None = None,
         *,
         expandable_segments: bool = False,
