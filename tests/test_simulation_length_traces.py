@@ -1,0 +1,86 @@
+"""Traces between traced lengths equal traces at their length."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from builders.observations import recipe, tiny_cell
+
+from gpu_catalog.catalog import load_catalog
+from trials.recipes.recipe import Recipe
+from trials.records.model import find_model
+from trials.simulation.length_traces import LengthTraces
+from trials.simulation.simulated_cell import SimulatedCell
+from trials.simulation.timing_model import EfficiencyConstants
+from trials.simulation.trace_cache import StepTrace
+from trials.simulation.trace_request import TraceRequest
+from trials.simulation.tracing.tracing_worker import Tracing
+
+pytestmark = [
+    pytest.mark.usefixtures("made_for_small_steps"),
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
+GPU = load_catalog().gpu("A40")
+LENGTHS = (1024, 512, 256)
+
+
+class InProcess:
+    """Source of traces that this process makes; it keeps their lengths."""
+
+    def __init__(self) -> None:
+        self._tracing = Tracing(lambda _: None)
+        self._traces: dict[str, StepTrace] = {}
+        self.lengths: set[int] = set()
+
+    def get(self, request: TraceRequest) -> StepTrace:
+        """Trace of a request, made once."""
+        self.lengths.add(request.cell.seq_len)
+        if request.key not in self._traces:
+            self._traces[request.key] = self._tracing.trace(request)
+        return self._traces[request.key]
+
+    def prepare(self, requests: Sequence[TraceRequest]) -> None:
+        """Leave the traces to ``get``."""
+
+
+LLAMA = ("llama-tiny", recipe("lora", precision="bf16", gradient_checkpointing=True), 1)
+FP32 = ("llama-tiny", recipe("full", precision="fp32", attention="eager"), 3)
+MIXTRAL = ("mixtral-tiny", recipe("qlora", precision="bf16-mixed", loss="chunked"), 3)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "batch_size"),
+    [
+        LLAMA,
+        pytest.param(*FP32, marks=pytest.mark.long),
+        pytest.param(*MIXTRAL, marks=pytest.mark.long),
+    ],
+    ids=["llama", "fp32", "mixtral"],
+)
+def test_memory_and_time_between_traced_lengths_are_those_of_a_trace(
+    model: str, settings: Recipe, batch_size: int
+) -> None:
+    """Three lengths are traced. Numbers are equal at multiples of 128, times at any length."""
+    traced, apart = InProcess(), InProcess()
+    between = LengthTraces(traced, LENGTHS)
+    for tokens in (2048, 333):
+        cell = tiny_cell(model, settings, seq_len=tokens)
+        one, other = (SimulatedCell(cell, find_model(model), source) for source in (between, apart))
+        if tokens % 128 == 0:
+            made = (source.get(one.request_of(batch_size)) for source in (between, apart))
+            numbers = [[r.numbers for r in trace.recordings] for trace in made]
+            np.testing.assert_allclose(*numbers, rtol=1e-12, atol=1e-6)
+            assert one.without_limit(batch_size, GPU) == other.without_limit(batch_size, GPU)
+        seconds = [
+            c.step_time(batch_size, GPU, EfficiencyConstants()).seconds for c in (one, other)
+        ]
+        assert seconds[0] == pytest.approx(seconds[1], rel=1e-9)
+    assert traced.lengths == set(LENGTHS)
+
+
+def test_without_three_lengths_each_length_is_traced() -> None:
+    """Operations grow with the square of the length."""
+    traced = InProcess()
+    cell = SimulatedCell(tiny_cell(seq_len=320), find_model("llama-tiny"), traced)
+    LengthTraces(traced, LENGTHS[:2]).get(cell.request_of(1))
+    assert traced.lengths == {320}
