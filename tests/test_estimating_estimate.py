@@ -135,14 +135,17 @@ def test_the_search_limit_is_not_reported_as_a_memory_limit(
 def test_the_interval_of_the_largest_batch_covers_the_memory_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The lower end of the interval still fits if memory is underestimated by 6 %."""
+    """At the lower end, memory still fits if it is at the upper end of its interval."""
     estimate = estimate_json(capsys, *TINY, "--gpu", "A40", "--memory-gib", "8")
     interval = estimate["max_batch_size_interval"]
     assert 1 <= interval["low"] < estimate["max_batch_size"] < interval["high"]
     least = estimate_json(
         capsys, *TINY, "--gpu", "A40", "--memory-gib", "8", "--batch-size", f"{interval['low']:g}"
     )
-    assert least["reserved_gib"] * 1.06 <= estimate["usable_gib"] * 1.005
+    error = estimate["memory_error"]
+    assert least["reserved_gib"] * error["high"] <= estimate["usable_gib"] * 1.005
+    ends = [estimate["peak_gib"] * error[end] for end in ("low", "high")]
+    assert [*estimate["peak_gib_interval"].values()] == pytest.approx(ends)
 
 
 def test_the_priced_offer_is_the_cheapest_that_meets_the_constraints(

@@ -20,6 +20,7 @@ from orchestrator.estimating.batch_choice import (
     choose_batch,
 )
 from orchestrator.estimating.estimate_records import BatchChoice, Estimate, Estimated, Price
+from orchestrator.estimating.memory_error import published_errors
 from orchestrator.estimating.question import Question
 from orchestrator.estimating.varying_memory import varying_lengths
 from orchestrator.pricing.offer_constraints import MissedConstraints
@@ -35,11 +36,6 @@ from trials.simulation.simulated_prober import usable_bytes
 from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError
 from trials.simulation.trace_request import SMALLEST, Fidelity, Routing, approximations
 from trials.simulation.varying_lengths import RunsMemory
-
-# 17 of 18 published runs of constant length are within it, by PyTorch's own count. 18 with trained
-# embeddings and head, and 11 with the 4-bit weights of bitsandbytes 0.42, mostly are not
-# (tests/benchmarks/published_runs.py).
-MEMORY_ERROR = 0.06
 
 DRAWN_SIGMA = 0.2  # standard deviation of the logarithm of experts' shares, by published runs
 
@@ -123,6 +119,9 @@ def _estimated(
         timed, missed = _job(question, catalog.offers(gpu.key), batch.size, step.seconds, seconds)
         timed |= _speed(question, batch, step.seconds, seconds)
     peak_gib = needed.peak_allocated_bytes / GIB
+    memory_error = published_errors().interval(
+        requested.recipe.method, "constant" if varying is None else "varying"
+    )
     estimate = Estimate(
         **requested.model_dump(include={"model", "gpu", "experts", "active_experts", "seq_len"}),
         method=requested.recipe.method,
@@ -136,10 +135,10 @@ def _estimated(
         max_batch_size=candidates.largest,
         batch_limit=question.batch_limit,
         max_batch_size_interval=_batches(
-            cell, gpu, limit, candidates.largest, question.batch_limit
+            cell, gpu, memory_error.limits(limit), candidates.largest, question.batch_limit
         ),
         peak_gib=peak_gib,
-        peak_gib_interval=_around(peak_gib, MEMORY_ERROR),
+        peak_gib_interval=memory_error.around(peak_gib),
         reserved_gib=needed.peak_reserved_bytes / GIB,
         surviving_batch_size=candidates.surviving,
         varying_reserved_gib=None if runs is None else _of_runs(runs),
@@ -149,6 +148,8 @@ def _estimated(
         approximations=approximate,
         constants=constants.source,
         left_out=requested.recipe.left_out,
+        memory_error=memory_error,
+        not_compared=published_errors().not_compared(requested.recipe),
         **timed,
     )
     return Estimated(estimate, question, cell, varying, gpu, step, batch.hours, missed)
@@ -233,13 +234,22 @@ def _of_runs(runs: RunsMemory) -> Interval:
     return Interval(low=runs.quantile(0.05) / GIB, high=runs.quantile(0.95) / GIB)
 
 
-def _batches(cell: SimulatedCell, gpu: Gpu, limit: int, largest: int, batch_limit: int) -> Interval:
-    """Interval of the largest batch, by the error of the memory in either direction.
+def _batches(
+    cell: SimulatedCell, gpu: Gpu, limits: Interval, largest: int, batch_limit: int
+) -> Interval:
+    """Interval of the largest batch, by that of the memory.
 
     Between the smallest batches and the limit, its ends are interpolated between the replays that
     exist, because an interval is not worth further replays.
+
+    Args:
+        cell: cell to simulate.
+        gpu: GPU whose libraries hold memory.
+        limits: bytes that may be predicted where the memory is at either end of its interval.
+        largest: largest batch as predicted.
+        batch_limit: largest batch size to try.
     """
-    least, most = limit / (1 + MEMORY_ERROR), limit * (1 + MEMORY_ERROR)
+    least, most = limits.low, limits.high
     if largest < SMALLEST or largest == batch_limit:
         fewer, more = (cell.largest_batch(gpu, round(at), batch_limit) for at in (least, most))
         return Interval(low=min(fewer, largest), high=max(more, largest))

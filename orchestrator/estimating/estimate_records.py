@@ -7,6 +7,7 @@ from typing import Literal
 from fitting.laws.fit_result import Interval
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
+from orchestrator.estimating.memory_error import MemoryError90
 from orchestrator.estimating.question import Question
 from orchestrator.pricing.offer_constraints import MissedConstraints
 from trials.records.observation import Basis, Outcome
@@ -68,6 +69,8 @@ class Estimate(Record):
         approximations: parts of the stack that others stand in for.
         constants: source of the timing model's constants.
         left_out: part of the training without which memory, times and price are.
+        memory_error: published runs that the intervals of memory and batch size are computed from.
+        not_compared: axes of the recipe with a value that no published run has.
     """
 
     model: str
@@ -106,6 +109,8 @@ class Estimate(Record):
     approximations: tuple[str, ...]
     constants: str
     left_out: str | None = None
+    memory_error: MemoryError90
+    not_compared: tuple[str, ...] = ()
     basis: Basis = Basis.SIMULATED
 
 

@@ -4,8 +4,8 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from orchestrator.estimating.estimate import MEMORY_ERROR
 from orchestrator.estimating.estimate_records import Estimate, Estimated
+from orchestrator.estimating.memory_error import published_errors
 from orchestrator.estimating.question import Question
 from orchestrator.markdown_table import records_table, table
 from orchestrator.pricing.offer_constraints import Constraints
@@ -55,9 +55,8 @@ def as_table(estimates: Sequence[Estimated], question: Question) -> str:
         f"The job: {workload.examples:,} examples{_packed(question)} x {workload.epochs} epochs"
         f"{f' (the default: {by_default})' if by_default else ''}"
         f"{overheads_text(workload.overheads)}.{left_out} "
-        "Nothing was measured: every value is simulated. Rows are sorted by cost. Brackets after "
-        "hours and dollars are 90 % intervals. Brackets after the batch assume a memory error of "
-        f"{100 * MEMORY_ERROR:.0f} % (see the notes)."
+        "Nothing was measured: every value is simulated. Rows are sorted by cost. Brackets are "
+        "90 % intervals."
     )
     rows = records_table(_row(e.estimate, wanted) for e in estimates)
     notes = "\n".join(_notes(estimates, question))
@@ -186,13 +185,7 @@ def _accuracy_notes(estimates: Sequence[Estimated]) -> Iterator[str]:
     rows = [e.estimate for e in estimates]
     yield from _approximations(rows)
     yield f"Constants of the step times: {rows[0].constants}."
-    # docs/explanation/evidence.md has the table.
-    yield (
-        "Memory: 17 of 18 published full and LoRA runs of constant length are within "
-        f"{100 * MEMORY_ERROR:.0f} % (1.4 % in the median), and one took 25 % less. LoRA with "
-        "trained embeddings and head took up to 24 % more, 4-bit runs with bitsandbytes "
-        "0.42 up to 38 % more, batches of varying length up to 16 % more."
-    )
+    yield from _memory_notes(rows)
     yield f"CUDA's context is assumed to take {CONTEXT_BYTES / GIB:.1f} GiB of the GPU's memory."
     assumed = sorted(e.gpu.key for e in estimates if e.gpu.usable_memory_bytes is None)
     if assumed:
@@ -201,6 +194,25 @@ def _accuracy_notes(estimates: Sequence[Estimated]) -> Iterator[str]:
         yield (
             "Timing errors are mostly shared by all GPUs: trust the order more than the hours. "
             "Each row shows the GPU's cheapest offer."
+        )
+
+
+def _memory_notes(rows: Sequence[Estimate]) -> Iterator[str]:
+    """Interval of the memory by published runs, and parts of the recipe that none of them has.
+
+    docs/explanation/evidence.md has the runs.
+    """
+    error, errors = rows[0].memory_error, published_errors()
+    yield (
+        f"Memory: the 90 % interval is {1 - error.low:.0%} below to {error.high - 1:.0%} above the "
+        f"prediction, by {error.runs} published runs of {error.sources} sources ({error.pooled}). "
+        f"Such intervals held {errors.covered:.0%} of {errors.runs} runs whose source was left out."
+    )
+    missing = ", ".join(dict.fromkeys(name for row in rows for name in row.not_compared))
+    if missing:
+        yield (
+            f"Memory was compared with no published run that has: {missing}. "
+            "The interval may be too narrow for it."
         )
 
 

@@ -1,0 +1,276 @@
+"""Published fine-tuning runs as recipes: each framework's step, as its public code takes it."""
+
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fitting.paper.published import dataset_lengths
+from fitting.points.batch_lengths import Lengths
+from trials.recipes.recipe import Recipe
+from trials.records.model import Model, find_model
+from trials.simulation.varying_lengths import MICRO_BATCHES, Drawn
+
+Row = dict[str, str]
+ANY_LENGTH = 512  # of runs whose peak is in the update
+ALPACA = (
+    (42, 5), (50, 30), (60, 200), (70, 420), (80, 560), (90, 500), (100, 420), (110, 340),
+    (120, 300), (140, 270), (160, 230), (180, 160), (200, 100), (220, 70), (240, 45), (260, 25),
+    (300, 15), (350, 7), (400, 3), (500, 1), (600, 0.5), (650, 0.01), (1304, 0.01),
+)  # fmt: skip
+"""Examples of Alpaca by tokens of Llama 2, read off a picture of Lightning-AI/litgpt.
+
+It is tutorials/images/prepare_dataset/alpaca.jpg; values between these are interpolated.
+"""
+ALPACA_LONGEST = 1304
+GB, GIB = 1e9, 2**30
+
+SHAPES: dict[str, dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("published_models.toml").read_text(encoding="utf-8")
+)
+SAME_SHAPE = {"llama-3-8b": "llama-3.1-8b", "mistral-7b-v0.2": "mistral-7b"}
+HEAD = "adapters on lm_head"
+EXPRESSED = {
+    "AdamW foreach (not fused)",
+    "fp32 adapters beside bf16 weights",
+    "time: lengths not stated",
+    "DoRA",
+    HEAD,
+    "modules_to_save (embeddings and head trained beside LoRA)",
+    "activation offloading",
+    "torchao low-bit optimizers",
+}
+"""Options in the data's list of missing ones that recipes have, or that memory does not need."""
+
+REASONS = {
+    "other adapter method (lora)": "a variant of LoRA (block-diagonal or MiCA)",
+    "GPU not in the catalog": "torchao's own script and AdamW, on a GPU not in the catalog",
+    "GPTQ base": "weights in GPTQ's format",
+    "lengths not stated": "the longest examples are not stated, and the peak depends on them",
+    "padding-free": "lengths of the examples in padding-free batches are not stated",
+    "torch.compile": "torch.compile, which is measured but not simulated",
+    "chunked CE": "torchtune's loss on chunks of logits",
+    "DeepSpeed ZeRO on one GPU / fp32 master weights": "ZeRO-3 on one GPU: fp32 master weights",
+    "torchao NF4Tensor": "4-bit weights of torchao",
+    "published number contradicts its recipe": "less memory than weights and AdamW's state take",
+}
+"""Reasons that say more than the data's name of a missing option."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A published run as a recipe on a model.
+
+    Attributes:
+        seq_len: length of its longest examples in tokens.
+        group: name of its row in the table.
+        drawn: draws lengths of batches; None where the figure does not depend on them.
+    """
+
+    recipe: Recipe
+    model: Model
+    seq_len: int
+    group: str
+    drawn: Drawn | None = None
+
+
+class NotExpressedError(ValueError):
+    """No recipe expresses the row; one line on the missing options."""
+
+
+def _model(row: Row, **changes: Any) -> Model:
+    name = row["model"]
+    if name in SHAPES:
+        return Model(name=name, source="as published", config=SHAPES[name] | changes)
+    model = find_model(SAME_SHAPE.get(name, name))
+    return model.model_copy(update={"config": model.config | changes})
+
+
+def _stated(row: Row) -> dict[str, Any]:
+    """Fields of a recipe that the row states."""
+    fields: dict[str, Any] = {
+        "method": row["method"],
+        "gradient_checkpointing": row["gradient_checkpointing"] == "yes",
+        "attention": row["attention"],
+        "gradient_accumulation": int(row["grad_accum"]),
+    }
+    if row["method"] != "full":
+        fields["lora_rank"] = int(row["lora_rank"])
+        fields["lora_targets"] = tuple(row["lora_targets"].split("|"))
+    if HEAD in row["missing_options"]:
+        fields["lora_targets"] = ("all-linear", "lm_head")
+    return fields
+
+
+def _alpaca(longest: int) -> Lengths:
+    tokens = np.arange(ALPACA[0][0], ALPACA_LONGEST + 1, dtype=np.float64)
+    return Lengths(tokens, np.interp(tokens, *np.array(ALPACA).T)).cut(longest)
+
+
+def _random_batches(lengths: Lengths) -> Drawn:
+    """Random batches padded to their longest example, the longest of all in the last one."""
+
+    def drawn(batch_size: int, seed: int) -> list[int]:
+        random = np.random.default_rng(seed)
+        batches = lengths.drawn(batch_size, MICRO_BATCHES, random, multiple=1)
+        return [*batches.tolist(), int(lengths.tokens[-1])]
+
+    return drawn
+
+
+def _sorted_batches(row: Row) -> Drawn:
+    """Batches of PEFT's comparison between two releases of the allocator's cache.
+
+    It sorts 20 batches at a time, the longest first, and releases the cache after 10. A run has the
+    longest example in its first batch. That batch comes twice: the optimizer makes its state in the
+    first step, and the blocks of equal steps serve again, so nothing needs to be released.
+    The lengths of MetaMathQA are not published; those of another data set of mathematics
+    are scaled to its mean.
+    """
+    shape, mean, longest = dataset_lengths()["math_14k"], 210, int(row["seq_len"])
+    lengths = Lengths(np.rint(shape.tokens * mean / shape.mean), shape.examples).cut(longest)
+
+    def drawn(batch_size: int, seed: int) -> list[int]:
+        random = np.random.default_rng(seed)
+        examples = 20 * 4 * batch_size  # as many as are sorted 20 batches at a time
+        batches = lengths.drawn_grouped(batch_size, 20, examples, random, multiple=1).tolist()
+        return [longest, longest, *batches[1:10]]
+
+    return drawn
+
+
+def _peft(row: Row) -> Run:
+    """Run of PEFT's method comparison: plain AdamW, clipping, adapters in fp32, no autocast."""
+    fields = _stated(row) | {"optimizer": "adamw_foreach", "max_grad_norm": 1.0}
+    if row["method"] != "full":
+        fields |= {"adapter_dtype": "fp32", "dora": "DoRA" in row["missing_options"]}
+    drawn = _sorted_batches(row)
+    return Run(Recipe(**fields), _model(row), int(row["seq_len"]), "PEFT's loop", drawn)
+
+
+def _litgpt(row: Row) -> Run:
+    """Run of LitGPT's config hub: bf16-true, torch.optim.AdamW, 8 or more examples a step.
+
+    Its 4-bit runs use bitsandbytes 0.42, which keeps the inputs of 4-bit products, and the paged
+    AdamW. Head and embeddings are separate in all its models. Its own code computes attention with
+    soft-capping (Gemma 2), and GELU in one kernel.
+    """
+    fields = _stated(row)
+    changes: dict[str, Any] = {"tie_word_embeddings": False}
+    if row["model"].startswith("gemma2"):
+        fields["attention"] = "eager"
+    if row["model"] == "phi-2":
+        changes["hidden_act"] = "gelu_pytorch_tanh"
+    effective_batch = 32 if row["method"] == "full" else 8
+    fields["gradient_accumulation"] = effective_batch // int(row["batch_size"])
+    fields["optimizer"] = "adamw_foreach"
+    group = "LitGPT"
+    if row["method"] != "full":
+        fields["lora_dropout"] = 0.05
+    if row["method"] == "qlora":
+        fields |= {"optimizer": "paged_adamw_32bit", "double_quantisation": False}
+        group = OLD_4BIT
+    return Run(Recipe(**fields), _model(row, **changes), 512, group)
+
+
+OLD_4BIT = "LitGPT, 4-bit by bitsandbytes 0.42"
+
+
+def _fms(row: Row) -> Run:
+    """Run of fms-hf-tuning with the Trainer of transformers 4.44, whose AdamW is the foreach one.
+
+    It trains in fp16 without autocast, which takes as many bytes as bf16. A padding-free batch is
+    one sequence of all its examples, as a packed one is.
+    """
+    fields = _stated(row) | {"optimizer": "adamw_foreach", "max_grad_norm": 1.0}
+    fields["packing"] = "padding-free" in row["missing_options"]
+    return Run(Recipe(**fields), _model(row), ANY_LENGTH, "fms-hf-tuning")
+
+
+def _torchao(row: Row) -> Run:
+    """Full fine-tuning by torchtune 52d1b838 under several optimizers: all in bf16, not clipped.
+
+    Its configurations for Llama 2 do not truncate examples.
+    """
+    optimizers = {
+        "AdamW fused": "adamw",
+        "adamw_8bit": "adamw_8bit",
+        "ao 8-bit": "torchao_adamw_8bit",
+        "ao 4-bit": "torchao_adamw_4bit",
+    }
+    fields = _stated(row) | {"optimizer": optimizers[row["optimizer"]]}
+    return Run(Recipe(**fields), _model(row), ALPACA_LONGEST, "torchtune")
+
+
+def _torchtune(row: Row) -> Run:
+    """LoRA run of torchtune's tutorial: all in bf16, AdamW, random batches of at most 512 tokens.
+
+    The tutorial is of April 2024 (torchtune ff594c23), whose ``alpaca_cleaned_dataset`` truncates.
+    """
+    fields = _stated(row) | {"optimizer": "adamw_foreach"}
+    longest = int(row["seq_len"])
+    drawn = _random_batches(_alpaca(longest))
+    return Run(Recipe(**fields), _model(row), longest, "torchtune", drawn)
+
+
+def _qwen(row: Row) -> Run:
+    """Run of Qwen's own script: autocast of bf16 weights, adapters in fp32, AdamW of that time.
+
+    Its script for one GPU has no DeepSpeed. For PyTorch 2.0, which it ran, its README names PEFT
+    0.5, whose adapters are fp32 and whose copies of modules have the dtype of the original. The
+    layers are those of Qwen2 but for queries, keys and values, which are one product.
+    """
+    fields = _stated(row) | {
+        "lora_targets": ("all-linear",),
+        "lora_dropout": 0.05,
+        "modules_to_save": ("embed_tokens", "lm_head"),
+        "precision": "bf16-mixed",
+        "adapter_dtype": "fp32",
+        "optimizer": "adamw_foreach",
+        "max_grad_norm": 1.0,
+    }
+    return Run(Recipe(**fields), _model(row), int(row["seq_len"]), "Qwen's script")
+
+
+FRAMEWORKS: dict[str, Callable[[Row], Run]] = {
+    "plain loop + PEFT": _peft,
+    "LitGPT": _litgpt,
+    "fms-hf-tuning": _fms,
+    "HF Trainer + DeepSpeed": _qwen,
+    "torchtune": lambda row: _torchao(row) if row["method"] == "full" else _torchtune(row),
+    "torchtune 52d1b838": _torchao,
+}
+
+
+def run_of(row: Row) -> Run:
+    """Recipe and model of a row.
+
+    Raises:
+        NotExpressedError: no recipe expresses it.
+    """
+    missing = {option.strip() for option in row["missing_options"].split(",")} - EXPRESSED - {""}
+    in_update = row["method"] == "full" and row["peak_kind"] == "torch allocated"
+    if in_update and row["framework"] == "fms-hf-tuning":
+        missing -= {"lengths not stated", "padding-free"}
+    if row["peak_kind"] == "OOM":
+        missing.discard("published number contradicts its recipe")
+    if not missing and row["framework"] not in FRAMEWORKS:
+        missing = {f"the framework ({row['framework'] or 'not stated'})"}
+    if missing:
+        raise NotExpressedError(", ".join(REASONS.get(name, name) for name in sorted(missing)))
+    return FRAMEWORKS[row["framework"]](row)
+
+
+def published_gib(row: Row) -> float | None:
+    """Published memory in GiB; None where the run was out of memory.
+
+    Until August 2024 torchtune logged memory in units of 1e9 bytes, which its tutorial copied.
+    """
+    if not row["peak_gib"]:
+        return None
+    figure = float(row["peak_gib"])
+    is_tutorial = row["framework"] == "torchtune" and row["peak_kind"] == "torch reserved"
+    return figure * GB / GIB if is_tutorial else figure

@@ -1,0 +1,86 @@
+"""Intervals of the memory, by published runs."""
+
+import itertools
+import math
+from typing import get_args
+
+import numpy as np
+import pytest
+from benchmarks.published_intervals import (
+    FEWEST_SOURCES,
+    PublishedError,
+    coverage,
+    error_interval,
+)
+
+from orchestrator.estimating.memory_error import LengthKind, published_errors
+from trials.recipes.fields import Method
+from trials.recipes.recipe import Recipe
+
+LORA = Recipe(method="lora", lora_rank=8, attention="sdpa")
+
+
+def errors_of(source: str, errors: list[float], method: Method = "lora") -> list[PublishedError]:
+    """Runs of one source, with lengths that do not vary."""
+    return [PublishedError(source, method, "constant", LORA, error) for error in errors]
+
+
+@pytest.mark.parametrize("method", get_args(Method))
+@pytest.mark.parametrize("lengths", get_args(LengthKind))
+def test_every_method_has_an_interval_of_several_sources(
+    method: Method, lengths: LengthKind
+) -> None:
+    """It includes the prediction."""
+    interval = published_errors().interval(method, lengths)
+    assert interval.low <= 1 <= interval.high
+    assert interval.sources >= FEWEST_SOURCES
+    around = interval.around(10)
+    assert (around.low, around.high) == (10 * interval.low, 10 * interval.high)
+    assert interval.limits(around.high).low == pytest.approx(10)
+    assert interval.limits(around.low).high == pytest.approx(10)
+
+
+def test_a_recipe_that_no_published_run_has_is_named() -> None:
+    """A switch by its name alone; switches that are off, and fields that do not apply, never."""
+    assert published_errors().not_compared(LORA.model_copy(update={"optimizer": "adamw"})) == ()
+    other = Recipe(method="full", loss="liger", liger_kernels=True, attention="sdpa")
+    assert published_errors().not_compared(other) == ("loss liger", "liger_kernels")
+
+
+def test_runs_of_few_sources_are_pooled_with_those_of_the_nearest_kind() -> None:
+    """First with those of the other kind of lengths, then of the other adapters, then with all."""
+    errors = [
+        *errors_of("a", [0.0, 0.01]),
+        *errors_of("b", [0.02]),
+        *errors_of("c", [0.01], method="qlora"),
+        *errors_of("d", [0.5], method="full"),
+    ]
+    pooled = error_interval(errors, "lora", "constant")
+    assert (pooled.pooled, pooled.runs, pooled.sources) == ("lora and qlora", 4, 3)
+    assert error_interval(errors, "full", "constant").runs == len(errors)
+    own = [*errors, *errors_of("e", [0.03])]
+    assert error_interval(own, "lora", "constant").runs == 4
+    assert error_interval(own, "lora", "constant").pooled == "lora with constant lengths"
+
+
+def test_nine_of_ten_runs_of_a_further_source_are_within_the_interval() -> None:
+    """Sources differ by 10 %, runs of a source by 5 %."""
+    random = np.random.default_rng(0)
+    within, draws = 0, 1000
+    for _ in range(draws):
+        means = random.normal(0.05, 0.1, 6)
+        runs = [
+            errors_of(str(n), list(random.normal(mean, 0.05, 5))) for n, mean in enumerate(means)
+        ]
+        interval = error_interval([*itertools.chain(*runs)], "lora", "constant")
+        further = math.exp(random.normal(random.normal(0.05, 0.1), 0.05))
+        within += interval.low <= further <= interval.high
+    assert within / draws == pytest.approx(0.9, abs=0.03)
+
+
+def test_coverage_leaves_out_each_source_in_turn() -> None:
+    """A source whose runs are far from all others' is not covered."""
+    near = [run for n in range(4) for run in errors_of(str(n), [0.0, 0.01 * n])]
+    covered = coverage([*near, *errors_of("far", [2.0, 2.1])])
+    assert covered["far"] == (0, 2)
+    assert covered["0"] == (2, 2)
