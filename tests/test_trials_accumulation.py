@@ -11,6 +11,7 @@ from trials.records.messages import ProbeRequest
 from trials.records.model import find_model
 from trials.records.observation import Observation, largest_batch
 from trials.records.timing_rule import TimingRule
+from trials.search import LikelyLargest
 from trials.trial import TrialTask, next_probe, run_trial
 
 # Bytes that an example and the accumulated gradients take, and the largest micro-batch that leaves.
@@ -44,9 +45,11 @@ def accumulating(done: Sequence[Observation] = ()) -> TrialTask:
 
 
 @pytest.mark.parametrize(("example_bytes", "gradient_bytes", "largest"), ACCUMULATED)
-@pytest.mark.parametrize("likely", [None, 8, 16])
+@pytest.mark.parametrize(
+    "likely", [None, LikelyLargest(8), LikelyLargest(16), LikelyLargest(15, 0.2, 0.06)]
+)
 def test_the_effective_batch_may_fit_where_smaller_micro_batches_do_not(
-    example_bytes: int, gradient_bytes: int, largest: int, likely: int | None
+    example_bytes: int, gradient_bytes: int, largest: int, likely: LikelyLargest | None
 ) -> None:
     """It accumulates no gradients; the ladder has what fits, and a resumed trial does the same."""
     prober = LawProber(example_bytes, effective_batch=16, gradient_bytes=gradient_bytes)

@@ -20,6 +20,7 @@ from trials.records.observation import (
     largest_batch,
 )
 from trials.records.timing_rule import TimingRule
+from trials.search import LikelyLargest
 from trials.trial import ATTEMPTS, HANGS, TrialTask, next_probe, run_trial
 
 LIMIT = 64
@@ -153,13 +154,13 @@ def test_a_trial_whose_time_is_up_begins_no_probe() -> None:
 @pytest.mark.parametrize("likely", [1, 2, 27, 28, 29, 40, 64, 1000])
 def test_a_search_starts_at_a_predicted_batch_size(likely: int) -> None:
     """A right prediction closes it in two probes; a wrong one does not change the result."""
-    begun = task().model_copy(update={"likely_largest": likely})
+    begun = task().model_copy(update={"likely_largest": LikelyLargest(likely)})
     observed: list[Observation] = []
     run_trial(begun, LawProber(311), observed.append)
     searched = [o.batch_size for o in observed if o.purpose == "search"]
     assert {28, 29} <= set(searched)
     assert len(searched) == len(set(searched))
-    assert searched[0] == (likely if likely <= LIMIT else 1)
+    assert searched[0] == min(likely, LIMIT)
     if likely == 28:
         assert searched == [28, 29]
     assert ladder_fits(observed) == visits(28)

@@ -17,6 +17,40 @@ little memory, so noise can turn their line anywhere, and a batch far too large 
 run out of memory. A shorter reach adds probes where the line is exact, a longer one adds misses
 where it is noisy: measure a change with tests/benchmarks/search_probes.py."""
 
+RETREAT = 0.3
+"""Second batch size to try, as a share of the first, where an estimate began with a miss. It fits
+for estimates up to three times too high. A larger share comes closer to the largest batch after a
+small error, but a second miss leaves nothing but doubling from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class LikelyLargest:
+    """Estimate of the largest batch from another source. A wrong one costs probes, never exactness.
+
+    Attributes:
+        batch: largest batch size that fits, at least 1.
+        fixed_share: share of the peak at ``batch`` that does not grow with the batch size, from 0
+            (nothing is known) to 1.
+        error: relative error to expect of ``batch``, from 0 (exact) to 1.
+    """
+
+    batch: int
+    fixed_share: float = 0.0
+    error: float = 0.0
+
+    def suggested(self, fit: int, miss: int, limit: int) -> int | None:
+        """Batch size to probe before any peak is known, or to confirm an exact estimate."""
+        if fit == 0 and miss > limit:
+            return min(max(1, round((1 - self.error) * self.batch)), limit)
+        if fit == 0:
+            return max(1, round(RETREAT * miss))
+        return fit + 1 if self.error == 0 and fit == self.batch else None
+
+    def fixed_share_at(self, batch: int) -> float:
+        """Share of the peak at a batch size that does not grow with it."""
+        growing = (1 - self.fixed_share) * batch / self.batch
+        return self.fixed_share / (self.fixed_share + growing)
+
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
@@ -35,15 +69,19 @@ class ProbeResult:
 Search = Generator[int, ProbeResult, int]
 
 
-def search_largest_batch(*, limit: int, memory_limit_bytes: int) -> Search:
+def search_largest_batch(
+    *, limit: int, memory_limit_bytes: int, estimate: LikelyLargest | None = None
+) -> Search:
     """Yield each batch size to probe, receive its result by ``send``, return the largest that fits.
 
     The search returns 0 when one example does not fit and ``limit`` when ``limit`` fits. Otherwise
     it has probed the batch size it returns (a fit) and the next larger one (a miss). It skips every
     probe whose result earlier ones imply.
 
-    Peak memory predicts the largest batch (``_predicted_largest``). The search uses at most
-    ``EXTRA_PROBES`` more probes than ``doubling_and_bisection``, however wrong the predictions are.
+    Peak memory predicts the largest batch (``_predicted_largest``). With an estimate the search
+    begins below it, by its error: a fit has a peak, a miss has none. The search uses at most
+    ``EXTRA_PROBES`` more probes than ``doubling_and_bisection``, however wrong the predictions and
+    the estimate are.
     With ``plain_done`` the number of leading probes of the plain search whose results are implied,
 
         used <= plain_done + EXTRA_PROBES
@@ -55,6 +93,7 @@ def search_largest_batch(*, limit: int, memory_limit_bytes: int) -> Search:
     Args:
         limit: largest batch size to try, at least 1.
         memory_limit_bytes: memory that a fitting batch may take, at least 1.
+        estimate: estimate of the result; None to begin with a batch of 1.
 
     Raises:
         ValueError: an argument is below 1.
@@ -74,7 +113,9 @@ def search_largest_batch(*, limit: int, memory_limit_bytes: int) -> Search:
             plain_done += 1
         batch = plain_batch
         if used + 1 <= plain_done + EXTRA_PROBES:
-            batch = _guided(peaks, fit, miss, limit, memory_limit_bytes) or plain_batch
+            suggested = estimate and estimate.suggested(fit, miss, limit)
+            predicted = _predicted_largest(peaks, memory_limit_bytes, estimate)
+            batch = suggested or _guided(predicted, fit, miss, limit) or plain_batch
         result = yield batch
         used += 1
         fit, miss = (batch, miss) if result.fits else (fit, batch)
@@ -96,11 +137,8 @@ def doubling_and_bisection(*, limit: int) -> Search:
     return fit
 
 
-def _guided(
-    peaks: dict[int, int], fit: int, miss: int, limit: int, memory_limit_bytes: int
-) -> int | None:
-    """Next batch size to probe by the peaks, between ``fit`` and ``miss``; None without a line."""
-    predicted = _predicted_largest(peaks, memory_limit_bytes)
+def _guided(predicted: int | None, fit: int, miss: int, limit: int) -> int | None:
+    """Next batch size to probe by the predicted largest, between ``fit`` and ``miss``."""
     if predicted is None:
         return None
     predicted = min(predicted, REACH * fit)
@@ -119,19 +157,25 @@ def _guided(
     return miss - max(1, (miss - fit) // 4)
 
 
-def _predicted_largest(peaks: dict[int, int], memory_limit_bytes: int) -> int | None:
+def _predicted_largest(
+    peaks: dict[int, int], memory_limit_bytes: int, estimate: LikelyLargest | None
+) -> int | None:
     """Largest batch size within the memory limit by the line ``peak = m + k * batch``.
 
     The line joins the largest fit and the largest one at most half of it. Closer points would turn
     noise into slope. Batch 1 often lies above the line and is used only where no other point is
-    left. A single peak bounds the result from below by proportion (m >= 0); the prediction is twice
-    that bound, since most of a first peak is the model itself. None when no line rises.
+    left. Without such a point, ``m`` is the share of the largest fit's peak that the estimate calls
+    fixed. Without an estimate, a single peak bounds the result from below by proportion (m >= 0);
+    the prediction is twice that bound, since most of a first peak is the model itself. None when no
+    line rises.
     """
     peaks = {batch: peak for batch, peak in peaks.items() if peak > 0}
     if not peaks:
         return None
     upper = max(peaks)
-    if len(peaks) == 1:
+    if estimate is not None:
+        peaks[0] = round(estimate.fixed_share_at(upper) * peaks[upper])
+    elif len(peaks) == 1:
         return 2 * upper * memory_limit_bytes // peaks[upper]
     lower = max((batch for batch in peaks if batch <= upper // 2), default=min(peaks))
     rise = peaks[upper] - peaks[lower]

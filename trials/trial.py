@@ -28,7 +28,7 @@ from trials.records.observation import (
     largest_batch,
 )
 from trials.records.timing_rule import TimingRule
-from trials.search import ProbeResult, search_largest_batch
+from trials.search import LikelyLargest, ProbeResult, search_largest_batch
 
 ATTEMPTS = 3  # attempts at a probe without a verdict on memory, each in a fresh child
 HANGS = 2  # attempts at a probe that hangs: each costs a whole timeout
@@ -49,7 +49,7 @@ class TrialTask(Record):
         probe_timeout_seconds: longest time of one probe.
         threads: CPU threads a step may use.
         done: earlier observations of this cell.
-        likely_largest: estimate of the largest batch from another source; the search starts there.
+        likely_largest: estimate of the largest batch from another source; the search begins by it.
         timed: batch sizes to time; absent for the whole ladder, empty for the largest alone.
         most_seconds: no probe starts later than this after the start of the trial; absent for no
             limit.
@@ -68,7 +68,7 @@ class TrialTask(Record):
     probe_timeout_seconds: float
     threads: int = 1
     done: tuple[Observation, ...] = ()
-    likely_largest: int | None = None
+    likely_largest: LikelyLargest | None = None
     timed: tuple[int, ...] | None = None
     most_seconds: float | None = None
     slow_nodes: tuple[str, ...] = ()
@@ -229,16 +229,11 @@ def _search(
         # Each further step towards a probe without a verdict could cost another timeout.
         return max((batch_size for batch_size in fits if batch_size < silent), default=0)
     largest_fit = max(fits, default=0)
-    if task.likely_largest:
-        end = task.batch_limit + 1
-        unknown = range(largest_fit + 1, min(smallest_miss or end, end))
-        for likely in (task.likely_largest, task.likely_largest + 1):
-            if likely in unknown:
-                return PlannedProbe("search", likely, 0)
     limits = [o.memory_limit_bytes for o in observed if o.environment is not None]
     search = search_largest_batch(
         limit=task.batch_limit,
         memory_limit_bytes=limits[-1] if limits else task.memory_guess_bytes,
+        estimate=task.likely_largest,
     )
     try:
         batch_size = next(search)

@@ -14,6 +14,7 @@ from random import Random
 from typing import TYPE_CHECKING, Literal
 
 from trials.search import (
+    LikelyLargest,
     ProbeResult,
     Search,
     doubling_and_bisection,
@@ -29,6 +30,7 @@ LAWS = 200
 LARGEST_LIMIT = 256
 OUR_LIMIT = 8192  # Lightning's default max_val; the limits end at 256, which ours does not use
 GIB = 2**30
+EXPECTED_ERROR = 0.06  # of the estimates, whatever their error is
 OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 1.00 GiB."  # both libraries recognise it
 
 Kind = Literal["affine", "nearly affine", "convex", "concave", "adversarial"]
@@ -67,6 +69,18 @@ class Law:
         # What was reported cannot exceed the memory there is.
         peak_bytes = min(int(self._peak_bytes(batch)), self.memory_limit_bytes)
         return ProbeResult(fits=True, peak_memory_bytes=peak_bytes)
+
+    def estimate(self, factor: float) -> LikelyLargest:
+        """Estimate whose largest batch is ``factor`` times the law's.
+
+        Its peaks grow with the batch size as an affine law's do, all wrong by the same factor.
+        """
+        growing = (1 - self.fixed_share) * factor
+        return LikelyLargest(
+            batch=max(1, int(self.edge * factor)),
+            fixed_share=self.fixed_share / (self.fixed_share + growing),
+            error=EXPECTED_ERROR,
+        )
 
     def _peak_bytes(self, batch: int) -> float:
         random = Random(f"{self.name}/{batch}")  # every probe of a batch size has the same result
@@ -164,14 +178,19 @@ def drive(search: Search, probe: Callable[[int], ProbeResult]) -> int:
         reading = probe(batch)
 
 
-def our_search(law: Law) -> Search:
+def our_search(law: Law, estimate: LikelyLargest | None = None) -> Search:
     """Search under test, started as a trial starts it."""
-    return search_largest_batch(limit=OUR_LIMIT, memory_limit_bytes=law.memory_limit_bytes)
+    return search_largest_batch(
+        limit=OUR_LIMIT, memory_limit_bytes=law.memory_limit_bytes, estimate=estimate
+    )
 
 
-def ours(tally: Tally) -> int:
-    """Find the limit with the guided search."""
-    return drive(our_search(tally.law), tally.probe)
+def ours(tally: Tally, wrong_by: Callable[[Random], float] | None = None) -> int:
+    """Find the limit with the guided search; with an estimate where the factor of one is drawn."""
+    if wrong_by is None:
+        return drive(our_search(tally.law), tally.probe)
+    factor = wrong_by(Random(f"{tally.law.name}/estimate"))
+    return drive(our_search(tally.law, tally.law.estimate(factor)), tally.probe)
 
 
 def plain(tally: Tally) -> int:
@@ -293,8 +312,35 @@ def kind_rows() -> Iterator[str]:
             )
 
 
+ESTIMATES: dict[str, Callable[[Random], float] | None] = {
+    "none": None,
+    "right": lambda _: 1,
+    "within 6 %": lambda random: random.uniform(0.94, 1.06),
+    "20 % high": lambda _: 1.2,
+    "20 % low": lambda _: 0.8,
+    "50 % high": lambda _: 1.5,
+    "50 % low": lambda _: 0.5,
+    "3 times too high": lambda _: 3,
+    "3 times too low": lambda _: 1 / 3,
+}
+
+
+def estimate_rows() -> Iterator[str]:
+    """Lines of the third table: ours with estimates, on each kind of law."""
+    yield f"| estimate | {' | '.join(KINDS)} | worst, ours - plain |"
+    yield f"|---|{'---:|' * (len(KINDS) + 1)}"
+    drawn = [draw_laws(kind) for kind in KINDS]
+    bisected = [tally.probes for laws in drawn for tally in score(plain, laws).tallies]
+    for name, wrong_by in ESTIMATES.items():
+        scores = [score(partial(ours, wrong_by=wrong_by), laws) for laws in drawn]
+        probes = [tally.probes for result in scores for tally in result.tallies]
+        worst = max(used - plainly for used, plainly in zip(probes, bisected, strict=True))
+        means = " | ".join(f"{result.probes:.1f}" for result in scores)
+        yield f"| {name} | {means} | {worst:+d} |"
+
+
 def main() -> None:
-    """Print both tables as Markdown."""
+    """Print the tables as Markdown."""
     # Both libraries log, and collect garbage before every trial, which is slow over all of torch
     # unless the imported objects are frozen. Neither changes the counts.
     import accelerate  # noqa: F401, PLC0415 - see above
@@ -303,7 +349,7 @@ def main() -> None:
     gc.freeze()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    for row in (*contender_rows(), "", *kind_rows()):
+    for row in (*contender_rows(), "", *kind_rows(), "", *estimate_rows()):
         print(row)  # noqa: T201 - the tables are the output
 
 

@@ -11,6 +11,7 @@ from trials.child_process.fork_server import ProbeEnd
 from trials.recipes.recipe import Recipe
 from trials.records.messages import ProbeRequest
 from trials.records.observation import Environment, Measurement, MemoryReading, Outcome, Shorter
+from trials.search import LikelyLargest
 from trials.simulation.recording import StructureError
 from trials.simulation.simulated_cell import CONTEXT_BYTES, GIB, MemoryUse, SimulatedCell
 from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError
@@ -54,10 +55,11 @@ class SimulatedProber:
         self._constants = constants
         self._limit = usable_bytes(gpu, cell.recipe)
 
-    def likely_largest(self, batch_limit: int) -> int | None:
-        """Largest batch size that fits, for few replays; None when the cell cannot be traced."""
+    def likely_largest(self, batch_limit: int) -> LikelyLargest | None:
+        """Largest batch size that fits, for few replays; None when none does or without a trace."""
         try:
-            return self._cell.largest_batch(self._gpu, self._limit, batch_limit)
+            largest = self._cell.largest_batch(self._gpu, self._limit, batch_limit)
+            return LikelyLargest(largest) if largest else None
         except (TraceError, StructureError):
             return None  # every probe reports the reason
 
