@@ -247,6 +247,7 @@ def test_other_laws_cost_less_than_two_thirds_of_plain(
     [
         ("right", (3.0, 3.7, 3.9, 4.7)),
         ("within 6 %", (3.0, 3.7, 3.7, 4.6)),
+        ("within 6 %, fixed share too", (3.3, 3.8, 3.9, 4.6)),
         ("20 % high", (4.2, 5, 6.3, 6.4)),
         ("20 % low", (3.1, 4, 4.6, 6)),
         ("50 % high", (4.2, 5.1, 6.6, 6.6)),

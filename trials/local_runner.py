@@ -18,7 +18,7 @@ from trials.trial import TrialTask, child_prober, run_trial
 
 
 def run_trials_here(
-    tasks: Sequence[TrialTask], listener: TrialListener, keep_going: Callable[[], bool]
+    tasks: Iterable[TrialTask], listener: TrialListener, keep_going: Callable[[], bool]
 ) -> None:
     """Run trials one after another on this machine.
 

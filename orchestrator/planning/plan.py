@@ -4,6 +4,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from fitting.largest_batch_prediction import likely_largest
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.record import Record
 from orchestrator.planning.cluster_resources import ClusterResources
@@ -60,9 +61,12 @@ def trial_task(
     *,
     threads: int = 1,
 ) -> TrialTask:
-    """Task of a cell's trial, continuing from its observations."""
+    """Task of a cell's trial, continuing from its observations.
+
+    Those of other cells estimate its largest batch, where a search begins.
+    """
     compiling = 0.0 if cell.recipe.compile is None else COMPILING_SECONDS
-    return TrialTask(
+    task = TrialTask(
         cell=cell,
         model=spec.model(cell.model),
         gpu=catalog.gpu(cell.device),
@@ -77,6 +81,8 @@ def trial_task(
         probe_timeout_seconds=spec.probe_timeout_seconds + compiling,
         done=tuple(o for o in observations if o.cell == cell),
     )
+    likely = likely_largest(cell, task.memory_guess_bytes, observations)
+    return task.model_copy(update={"likely_largest": likely})
 
 
 def make_plan(

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from orchestrator.planning.cluster_resources import ClusterResources
@@ -163,7 +164,8 @@ class TrialExecutor:
 
         def task(cell: Cell) -> TrialTask | None:
             request = wanted[cell]
-            trial = self._trial(cell, observations[cell], batch.cluster).model_copy(
+            of_run = list(chain.from_iterable(observations.values()))
+            trial = self._trial(cell, of_run, batch.cluster).model_copy(
                 update={
                     "timed": request.timed,
                     "most_seconds": request.most_seconds,

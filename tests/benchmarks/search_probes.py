@@ -7,7 +7,7 @@ import gc
 import logging
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -34,6 +34,7 @@ EXPECTED_ERROR = 0.06  # of the estimates, whatever their error is
 OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 1.00 GiB."  # both libraries recognise it
 
 Kind = Literal["affine", "nearly affine", "convex", "concave", "adversarial"]
+Factors = Callable[[Random], Sequence[float]]  # see Law.estimate
 KINDS: dict[Kind, str] = {
     "affine": "affine",
     "nearly affine": "nearly affine: noise 0.3 % (standard deviation), batch 1 1.7 % high",
@@ -70,15 +71,17 @@ class Law:
         peak_bytes = min(int(self._peak_bytes(batch)), self.memory_limit_bytes)
         return ProbeResult(fits=True, peak_memory_bytes=peak_bytes)
 
-    def estimate(self, factor: float) -> LikelyLargest:
+    def estimate(self, factor: float, fixed_factor: float = 1.0) -> LikelyLargest:
         """Estimate whose largest batch is ``factor`` times the law's.
 
-        Its peaks grow with the batch size as an affine law's do, all wrong by the same factor.
+        Its peaks are those of an affine law, all wrong by one factor, and the share of the fixed
+        part by another.
         """
         growing = (1 - self.fixed_share) * factor
+        share = fixed_factor * self.fixed_share / (self.fixed_share + growing)
         return LikelyLargest(
             batch=max(1, int(self.edge * factor)),
-            fixed_share=self.fixed_share / (self.fixed_share + growing),
+            fixed_share=min(share, 1.0),
             error=EXPECTED_ERROR,
         )
 
@@ -185,12 +188,12 @@ def our_search(law: Law, estimate: LikelyLargest | None = None) -> Search:
     )
 
 
-def ours(tally: Tally, wrong_by: Callable[[Random], float] | None = None) -> int:
-    """Find the limit with the guided search; with an estimate where the factor of one is drawn."""
+def ours(tally: Tally, wrong_by: Factors | None = None) -> int:
+    """Find the limit with the guided search, with an estimate where its factors are given."""
     if wrong_by is None:
         return drive(our_search(tally.law), tally.probe)
-    factor = wrong_by(Random(f"{tally.law.name}/estimate"))
-    return drive(our_search(tally.law, tally.law.estimate(factor)), tally.probe)
+    factors = wrong_by(Random(f"{tally.law.name}/estimate"))
+    return drive(our_search(tally.law, tally.law.estimate(*factors)), tally.probe)
 
 
 def plain(tally: Tally) -> int:
@@ -312,16 +315,20 @@ def kind_rows() -> Iterator[str]:
             )
 
 
-ESTIMATES: dict[str, Callable[[Random], float] | None] = {
+ESTIMATES: dict[str, Factors | None] = {
     "none": None,
-    "right": lambda _: 1,
-    "within 6 %": lambda random: random.uniform(0.94, 1.06),
-    "20 % high": lambda _: 1.2,
-    "20 % low": lambda _: 0.8,
-    "50 % high": lambda _: 1.5,
-    "50 % low": lambda _: 0.5,
-    "3 times too high": lambda _: 3,
-    "3 times too low": lambda _: 1 / 3,
+    "right": lambda _: (1,),
+    "within 6 %": lambda random: (random.uniform(0.94, 1.06),),
+    "within 6 %, fixed share too": lambda random: (
+        random.uniform(0.94, 1.06),
+        random.uniform(0.94, 1.06),
+    ),
+    "20 % high": lambda _: (1.2,),
+    "20 % low": lambda _: (0.8,),
+    "50 % high": lambda _: (1.5,),
+    "50 % low": lambda _: (0.5,),
+    "3 times too high": lambda _: (3,),
+    "3 times too low": lambda _: (1 / 3,),
 }
 
 

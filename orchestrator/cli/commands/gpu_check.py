@@ -25,7 +25,6 @@ from orchestrator.running.recorder import ObservationRecorder
 from orchestrator.spec.spec_file import parse_spec
 from orchestrator.storage.run_storage import output_path
 from trials.local_runner import run_trials_here
-from trials.records.observation import by_cell
 
 
 def run(options: argparse.Namespace) -> int:
@@ -43,10 +42,16 @@ def run(options: argparse.Namespace) -> int:
         plan = make_plan(spec, catalog, machine, observations)
         folder.write(PLAN, plan)
         cells = in_order_of_value(spec, plan)
-        of_cell, threads = by_cell(observations), machine.threads(gpu)
-        tasks = [trial_task(spec, catalog, cell, of_cell[cell], threads=threads) for cell in cells]
+        threads = machine.threads(gpu)
         with Progress(cells, complete=len(plan.complete), earlier=observations) as progress:
             recorder = ObservationRecorder(writer, progress)
+            # Made one by one, as trials begin: earlier trials help to search.
+            tasks = (
+                trial_task(
+                    spec, catalog, cell, [*observations, *recorder.observations], threads=threads
+                )
+                for cell in cells
+            )
             run_trials_here(tasks, recorder, time_is_left(options.seconds, recorder.observations))
         plan = make_plan(spec, catalog, machine, folder.observations())
         folder.write(PLAN, plan)

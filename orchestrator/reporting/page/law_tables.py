@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fitting.largest_batch_check import held_out_largest_batches
+from fitting.largest_batch_prediction import held_out_largest_batches
 from fitting.laws.fit_result import Fit, Law
 from fitting.memory_prediction import predict_peak
 from orchestrator.reporting.page.run_tables import PageTable
