@@ -3,12 +3,14 @@
 import pytest
 from builders.observations import observation
 from builders.runs import ONE_CELL, TWO_CELLS, spec_of, whole_trial
+from fakes.law_prober import BUDGET_BYTES, LawProber
 
 from gpu_catalog.catalog import load_catalog
 from orchestrator.planning.cluster_resources import ClusterResources, Node
 from orchestrator.planning.plan import Plan, make_plan, trial_task
 from orchestrator.spec.sweep_spec import SweepSpec
-from trials.records.observation import Observation, Outcome
+from trials.records.observation import Observation, Outcome, largest_batch
+from trials.trial import run_trial
 
 ONE_CORE = ClusterResources((Node({"CPU": 1.0}),))
 SMALL = """\
@@ -194,3 +196,25 @@ def test_plan_survives_a_round_trip_through_json(cells: str) -> None:
     assert plan.complete
     assert plan.skipped
     assert Plan.model_validate_json(plan.model_dump_json()) == plan
+
+
+@pytest.mark.parametrize("example_bytes", [100, 180, 311, 900])
+def test_a_search_after_that_of_another_length_takes_three_probes(example_bytes: int) -> None:
+    """It begins where the memory law of the other cell ends, and goes on there when resumed."""
+    text = TWO_CELLS.replace("[cpu]", "[desk]").replace("max_batch_size: 64", "max_batch_size: 999")
+    spec = spec_of(text + OWN_ROWS.replace("1000000", str(BUDGET_BYTES)))
+    catalog = spec.merged_catalog()
+    short, long = spec.all_cells()
+    run: list[Observation] = []
+    run_trial(trial_task(spec, catalog, short, []), LawProber(example_bytes), run.append)
+    task = trial_task(spec, catalog, long, run)
+    assert task.done == ()
+    searched: list[Observation] = []
+    run_trial(task, LawProber(2 * example_bytes), searched.append)
+    assert largest_batch(searched) is not None
+    assert sum(o.purpose == "search" for o in searched) <= 3
+    for length in range(len(searched)):
+        resumed = searched[:length]
+        task = trial_task(spec, catalog, long, [*run, *resumed])
+        run_trial(task, LawProber(2 * example_bytes), resumed.append)
+        assert [o.key for o in resumed] == [o.key for o in searched]

@@ -6,7 +6,6 @@ import pytest
 from builders.observations import cpu, environment, tiny_cell
 from fakes.law_prober import BUDGET_BYTES, Interference, LawProber, miss
 
-from fitting.largest_batch_prediction import likely_largest
 from gpu_catalog.catalog import load_catalog
 from trials.batch_ladder import batch_ladder
 from trials.child_process.fork_server import ProbeEnd, failed
@@ -166,27 +165,6 @@ def test_a_search_starts_at_a_predicted_batch_size(likely: int) -> None:
         assert searched == [28, 29]
     assert ladder_fits(observed) == visits(28)
     assert next_probe(task(), observed) is None  # whoever asks without it has the same answer
-
-
-@pytest.mark.parametrize("example_bytes", [100, 180, 311, 900])
-def test_a_search_with_the_estimate_of_another_cell_takes_three_probes(example_bytes: int) -> None:
-    """The search of one length or GPU begins where those before it have ended."""
-    first: list[Observation] = []
-    limited = task().model_copy(update={"batch_limit": 1000})
-    run_trial(limited, LawProber(2 * example_bytes), first.append)
-    cell = limited.cell.model_copy(update={"seq_len": limited.cell.seq_len // 2})
-    likely = likely_largest(cell, BUDGET_BYTES, first)
-    assert likely is not None
-    observed: list[Observation] = []
-    second = limited.model_copy(update={"cell": cell, "likely_largest": likely})
-    run_trial(second, LawProber(example_bytes), observed.append)
-    assert sum(o.purpose == "search" for o in observed) <= 3
-    assert largest_batch(observed) is not None
-    for length in range(len(observed)):
-        resumed = second.model_copy(update={"done": tuple(observed[:length])})
-        rest = list(observed[:length])
-        run_trial(resumed, LawProber(example_bytes), rest.append)
-        assert [o.key for o in rest] == [o.key for o in observed]
 
 
 @pytest.mark.parametrize("outcome", MISSES)
